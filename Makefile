@@ -1,0 +1,84 @@
+# The two commands of the README are `make run` and `make test`; both set up .venv first.
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+
+PYTHON ?= python3
+# cpu | auto | cu130 ... : which build of torch to install (uv's --torch-backend).
+TORCH_BACKEND ?= cpu
+# A preset's name (params/NAME.yaml), or "laptop" for params.yaml.
+PRESET ?= laptop
+# Where `make data` finds gsm8k_train.jsonl, gsm8k_test.jsonl and math500.jsonl.
+SOURCE ?= ../shared/data
+
+VENV := .venv
+BIN := $(VENV)/bin
+PARAMS := $(if $(filter laptop,$(PRESET)),params.yaml,params/$(PRESET).yaml)
+# Where wheels come from a local folder, torch's CPU build lies there too; elsewhere uv picks its index.
+TORCH_SOURCE := $(if $(PIP_FIND_LINKS),--find-links "$(PIP_FIND_LINKS)",--torch-backend $(TORCH_BACKEND))
+# A certificate bundle given to pip is given to uv as well.
+export SSL_CERT_FILE ?= $(PIP_CERT)
+ifeq ($(SSL_CERT_FILE),)
+unexport SSL_CERT_FILE
+endif
+# Nothing that runs here talks to a hub or phones home.
+export DVC_NO_ANALYTICS := 1
+export GX_ANALYTICS_ENABLED := false
+
+# Packages that only a CUDA build of torch asks for: uv finds them with that build.
+CUDA_PACKAGES := cuda-bindings cuda-pathfinder cuda-toolkit nvidia-cublas nvidia-cuda-cupti \
+  nvidia-cuda-nvrtc nvidia-cuda-runtime nvidia-cudnn-cu13 nvidia-cufft nvidia-cufile nvidia-curand \
+  nvidia-cusolver nvidia-cusparse nvidia-cusparselt-cu13 nvidia-nccl-cu13 nvidia-nvjitlink \
+  nvidia-nvshmem-cu13 nvidia-nvtx triton
+
+.PHONY: help setup data run test test-fast lint format repro compile lock clean distclean
+
+help:  ## Show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+setup: $(VENV)/.ready  ## Install everything into .venv (done by the other targets when needed)
+
+$(VENV)/.ready: requirements.lock pyproject.toml
+	@echo "setting up $(VENV) (a few minutes the first time)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11 ...")'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check "$$(grep -oE '^uv==[0-9.]+' requirements.lock)"
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python $(TORCH_SOURCE) -r requirements.lock
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation -e .
+	@touch $@
+
+data: setup  ## Fetch GSM8K and MATH-500 into data/ (from SOURCE through a local DVC remote)
+	@$(BIN)/grpo-pipeline data --source "$(SOURCE)"
+
+run: setup $(if $(filter gsm8k-math,$(PRESET)),data)  ## Run the whole pipeline on this machine (PRESET=laptop|smoke|gsm8k-math)
+	@$(BIN)/grpo-pipeline run --params $(PARAMS)
+
+test: setup  ## Check style, types and contracts, then run every test
+	@$(MAKE) --no-print-directory lint
+	@$(BIN)/python -m pytest
+
+test-fast: setup  ## Only the tests that take no longer than a breath
+	@$(BIN)/python -m pytest -m "not slow"
+
+lint: setup  ## ruff, mypy (strict), import contracts
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports
+
+format: setup  ## Rewrite the code in the project's style
+	@$(BIN)/ruff check --fix . ; $(BIN)/ruff format .
+
+repro: setup  ## Run the same stages under DVC: only what changed is computed
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/dvc repro
+
+compile: setup  ## Write pipelines/grpo_post_training.yaml, the graph that Kubeflow runs
+	@$(BIN)/grpo-pipeline compile
+
+lock:  ## Resolve pyproject.toml into requirements.lock
+	@$(BIN)/uv pip compile --quiet pyproject.toml --extra dev --universal --python-version 3.11 $(if $(PIP_FIND_LINKS),--find-links "$(PIP_FIND_LINKS)") \
+	  --generate-hashes --no-annotate --no-header $(CUDA_PACKAGES:%=--no-emit-package %) \
+	  | awk '/^torch==/ {print $$1; skip=1; next} /^[a-z]/ {skip=0} !skip' > requirements.lock.new  # torch's build differs by machine: no hash
+	@mv requirements.lock.new requirements.lock
+
+clean:  ## Remove what runs produced (outputs/ and caches), keep .venv
+	@rm -rf outputs .pytest_cache .mypy_cache .ruff_cache .import_linter_cache build *.egg-info
+
+distclean: clean  ## Remove .venv too
+	@rm -rf $(VENV)

@@ -1,0 +1,27 @@
+"""The errors a person is meant to read: one line each, with the exit code that says what to do next."""
+
+
+class PipelineError(Exception):
+    """Bad configuration, data or environment: correct what the message names, then run again."""
+
+    exit_code = 2
+    outputs_stand = False
+    """True where the stage did all its work and this is its verdict: its outputs are kept."""
+
+
+class DataRejectedError(PipelineError):
+    """The data do not pass validation; the validation report says which rows."""
+
+    outputs_stand = True
+
+
+class GateMissedError(PipelineError):
+    """The model did not clear the promotion gate; nothing was registered."""
+
+    exit_code = 3
+
+
+class RetryableError(PipelineError):
+    """Nothing is wrong with the inputs (a lost peer, a preemption, I/O): run the same thing again."""
+
+    exit_code = 75

@@ -1,0 +1,58 @@
+"""The problem: what every stage from data preparation to registration passes on."""
+
+from collections.abc import Iterable
+from enum import StrEnum
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from components.shared import jsonl
+from components.shared.config import validate
+from components.shared.errors import PipelineError
+
+
+class Split(StrEnum):
+    """What a problem may be used for."""
+
+    TRAIN = "train"
+    TEST = "test"
+
+
+class Problem(BaseModel):
+    """One question with a solution that can be learned from and an answer that can be verified."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    id: str = Field(min_length=1)
+    """Unique over all splits and stable between runs, such as `gsm8k/test/00017`."""
+    source: str = Field(min_length=1)
+    """The dataset it comes from, such as `gsm8k`; accuracies are reported by source."""
+    split: Split
+    question: str = Field(min_length=1)
+    solution: str
+    """Worked text that ends in the final answer; what supervised fine-tuning imitates."""
+    answer: str = Field(min_length=1)
+    """The final answer alone; what completions are graded against."""
+    subject: str
+    """Topic within the source; empty where the source has none."""
+    level: int | None
+    """Difficulty from 1 (easy); null where the source has none."""
+
+
+def problems_file(folder: Path, split: Split) -> Path:
+    """Where a folder written by prepare_data keeps one split."""
+    return folder / f"{split}.jsonl"
+
+
+def read_problems(folder: Path, split: Split) -> list[Problem]:
+    """Return the problems of one split; none at all is an error."""
+    path = problems_file(folder, split)
+    problems = [validate(Problem, row, name=f"{path}:{number}") for number, row in jsonl.read_rows(path)]
+    if not problems:
+        raise PipelineError(f"{path}: holds no problem")
+    return problems
+
+
+def write_problems(folder: Path, split: Split, problems: Iterable[Problem]) -> None:
+    """Write one split in the order given."""
+    jsonl.write_rows(problems_file(folder, split), (problem.model_dump(mode="json") for problem in problems))

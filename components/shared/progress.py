@@ -1,0 +1,85 @@
+"""Progress of long work: a live bar on a terminal, one plain line per interval in a log."""
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TextIO
+
+from tqdm import tqdm
+
+TERMINAL_VARIABLE = "GRPO_PIPELINE_TERMINAL"
+"""Names the terminal to draw on when standard output is a pipe, as it is under Kubeflow's local runner."""
+_INTERVAL_S = 5.0
+
+
+class Progress:
+    """Counts steps of a stage and shows the latest figures beside them."""
+
+    def __init__(self, stage: str, total: int, terminal: TextIO | None) -> None:
+        self._stage, self._total, self._done = stage, total, 0
+        self._started = self._last_line = time.monotonic()
+        self._bar = tqdm(total=total, desc=stage, file=terminal, leave=False, dynamic_ncols=True) if terminal else None
+
+    def advance(self, steps: int = 1, **figures: float | str) -> None:
+        """Count `steps` as done and show `figures`: a line in the log when the interval is over or all is done."""
+        self._done += steps
+        text = "  ".join(f"{name.replace('_', ' ')} {_format(value)}" for name, value in figures.items())
+        if self._bar is not None:
+            self._bar.set_postfix_str(text, refresh=False)
+            self._bar.update(steps)
+        now = time.monotonic()
+        # Where the bar is drawn on standard output itself, lines in between would tear it.
+        due = now - self._last_line >= _INTERVAL_S and not sys.stdout.isatty()
+        if due or self._done == self._total:
+            self._last_line = now
+            print(f"{self._stage} {self._done}/{self._total}  {text}  {self._time(now)}", flush=True)
+
+    def _time(self, now: float) -> str:
+        elapsed = now - self._started
+        if self._done >= self._total:
+            return f"done in {_clock(elapsed)}"
+        return f"{_clock(elapsed / self._done * (self._total - self._done))} left"
+
+    def close(self) -> None:
+        """Take the live bar away."""
+        if self._bar is not None:
+            self._bar.close()
+
+
+@contextmanager
+def progress(stage: str, total: int) -> Iterator[Progress]:
+    """Show the progress of `total` steps of `stage` while the block runs."""
+    terminal = _terminal()
+    shown = Progress(stage, total, terminal)
+    try:
+        yield shown
+    finally:
+        shown.close()
+        if terminal not in (None, sys.stdout):
+            terminal.close()
+
+
+def say(stage: str, message: str) -> None:
+    """Print one line of what a stage did."""
+    print(f"{stage}: {message}", flush=True)
+
+
+def _terminal() -> TextIO | None:
+    if sys.stdout.isatty():
+        return sys.stdout
+    name = os.environ.get(TERMINAL_VARIABLE)
+    return Path(name).open("w", encoding="utf-8") if name else None
+
+
+def _format(value: float | str) -> str:
+    if isinstance(value, str):
+        return value
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}:{rest:02d}"

@@ -1,0 +1,150 @@
+"""How a stage is run: one step function behind `python -m components.<stage>`, DVC and Kubeflow.
+
+A step function is `(config, *, <inputs>: In, <outputs>: Out) -> dict[str, float]`: a frozen config, folders to read,
+folders to fill, and the stage's metrics back. Outputs are filled aside and renamed when the stage is done, so a
+killed or failed stage leaves nothing that could be taken for a result.
+"""
+
+import argparse
+import inspect
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+from components.shared import lineage
+from components.shared.config import Config, load_section, validate
+from components.shared.errors import PipelineError
+
+In = Annotated[Path, "input"]
+Out = Annotated[Path, "output"]
+Step = Callable[..., dict[str, float]]
+
+JOURNAL_VARIABLE = "GRPO_PIPELINE_JOURNAL"
+"""Names a file to which each stage appends when it started, finished or failed (see `_record`)."""
+
+
+def main(step: Step, section: str) -> None:
+    """Run `step` from the command line: `--params FILE` and one option per input and output folder."""
+    parser = argparse.ArgumentParser(prog=f"python -m components.{section}", description=_summary(step))
+    parser.add_argument("--params", type=Path, default=Path("params.yaml"), help="params file (default: %(default)s)")
+    for name, kind in _folders(step).items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=Path, required=True, help=f"{kind} folder")
+    options = vars(parser.parse_args())
+    params = options.pop("params")
+    with _errors_in_one_line(section):
+        run(step, section, load_section(params, section, config_type(step)), options)
+
+
+def run_task(step: Step, section: str, config: Mapping[str, Any], **folders: str) -> dict[str, float]:
+    """Run `step` as a Kubeflow task: plain values in, metrics out, the exit code as from the command line."""
+    with _errors_in_one_line(section):
+        paths = {name: Path(folder) for name, folder in folders.items()}
+        return run(step, section, validate(config_type(step), dict(config), name=section), paths)
+
+
+def run(step: Step, section: str, config: Config, folders: Mapping[str, Path]) -> dict[str, float]:
+    """Run `step` with every output aside, then move all outputs into place with their lineage."""
+    kinds = _folders(step)
+    inputs = {name: path for name, path in folders.items() if kinds[name] == "input"}
+    outputs = {name: path for name, path in folders.items() if kinds[name] == "output"}
+    for name, path in inputs.items():
+        if not path.is_dir():
+            raise PipelineError(f"{section}: input `{name}`: {path} is not a folder; run the stage that makes it first")
+    started = time.monotonic()
+    _record(section, "started", outputs=outputs)
+    verdict: PipelineError | None = None
+    metrics: dict[str, float] = {}
+    with _aside(outputs) as aside:
+        try:
+            metrics = step(config, **inputs, **aside)
+        except PipelineError as error:
+            if not error.outputs_stand:
+                raise
+            verdict = error
+        made_by = lineage.describe(section, config.model_dump(mode="json"), inputs)
+        for folder in aside.values():
+            lineage.write(folder, made_by)
+    if verdict:
+        raise verdict
+    _record(section, "finished", seconds=round(time.monotonic() - started, 3), metrics=metrics)
+    return metrics
+
+
+def config_type(step: Step) -> type[Config]:
+    """The type of the config that a step function takes."""
+    hints = get_type_hints(step)
+    config: type[Config] = hints["config"]
+    return config
+
+
+def _folders(step: Step) -> dict[str, str]:
+    """Each folder parameter of a step function with its kind, "input" or "output"."""
+    hints = get_type_hints(step, include_extras=True)
+    names = [name for name in inspect.signature(step).parameters if name != "config"]
+    return {name: hints[name].__metadata__[0] for name in names}
+
+
+def _summary(step: Step) -> str:
+    return (inspect.getdoc(step) or "").split("\n", 1)[0]
+
+
+@contextmanager
+def _aside(outputs: Mapping[str, Path]) -> Iterator[dict[str, Path]]:
+    """Empty folders beside the outputs; renamed into place on success, removed on failure."""
+    aside = {name: path.with_name(f".{path.name}.partial") for name, path in outputs.items()}
+    try:
+        for folder in aside.values():
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
+        yield aside
+        for name, path in outputs.items():
+            _sync(aside[name])
+            if path.exists():
+                shutil.rmtree(path)
+            aside[name].rename(path)
+    finally:
+        for folder in aside.values():
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _sync(folder: Path) -> None:
+    """Have every file on disk before the rename that makes them count."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+
+
+@contextmanager
+def _errors_in_one_line(section: str) -> Iterator[None]:
+    """Turn errors meant for people into one line on standard error and their exit code."""
+    try:
+        yield
+    except PipelineError as error:
+        _fail(section, str(error), error.exit_code)
+    except OSError as error:
+        if error.errno is None or error.strerror is None:
+            raise
+        where = f"{error.filename}: " if error.filename else ""
+        _fail(section, f"{where}{error.strerror.lower()}", PipelineError.exit_code)
+
+
+def _fail(section: str, message: str, exit_code: int) -> None:
+    _record(section, "failed", error=message, exit_code=exit_code)
+    print(f"error: {section}: {message.removeprefix(f'{section}: ')}", file=sys.stderr, flush=True)
+    sys.exit(exit_code)
+
+
+def _record(section: str, event: str, **details: Any) -> None:
+    """Append one JSON line to the journal of the run, if there is one."""
+    journal = os.environ.get(JOURNAL_VARIABLE)
+    if journal:
+        line = {"stage": section, "event": event, **details}
+        with Path(journal).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line, default=str) + "\n")

@@ -1,0 +1,64 @@
+"""Tokenizers without transformers: built from the problems for a model made from scratch, read from disk otherwise."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from components.shared.base_model import ModelConfig
+from components.shared.errors import PipelineError
+from components.shared.problem import Problem
+
+PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
+_PRINTABLE_ASCII = [chr(code) for code in range(32, 127)]
+
+
+def tokenizer_for(model: ModelConfig, problems: Iterable[Problem]) -> Tokenizer:
+    """Return the tokenizer of `model`; one made from scratch learns its vocabulary from `problems`."""
+    if model.scratch is None:
+        return _existing(model.base)
+    texts = [text for problem in problems for text in (model.ask(problem.question), problem.solution)]
+    if model.scratch.vocabulary_size is None:
+        return _characters(texts)
+    return _byte_pairs(texts, model.scratch.vocabulary_size)
+
+
+def _existing(base: str) -> Tokenizer:
+    folder = Path(base)
+    if folder.is_dir():
+        path = folder / "tokenizer.json"
+        if not path.is_file():
+            raise PipelineError(f"{folder}: holds no tokenizer.json; a Hugging Face model folder is expected")
+        return Tokenizer.from_file(str(path))
+    try:
+        return Tokenizer.from_pretrained(base)
+    except Exception as error:  # the hub client raises a wide family of errors, all of them meaning "not available"
+        raise PipelineError(
+            f"{base}: neither a folder nor a model that can be fetched ({type(error).__name__})"
+        ) from None
+
+
+def _characters(texts: list[str]) -> Tokenizer:
+    characters = sorted(set(_PRINTABLE_ASCII) | {"\n"} | {character for text in texts for character in text})
+    vocabulary = {token: index for index, token in enumerate([PAD, EOS, UNKNOWN, *characters])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    return tokenizer
+
+
+def _byte_pairs(texts: list[str], vocabulary_size: int) -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE())
+    # Digits one by one: a small model cannot learn arithmetic on tokens that glue digits together.
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary_size,
+        special_tokens=[PAD, EOS, UNKNOWN],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
