@@ -2,7 +2,7 @@
 
 import difflib
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -62,12 +62,12 @@ def validate(model: type[ConfigT], values: Any, *, name: str, path: Path | None 
 
 
 def _explain(model: type[BaseModel], error: ErrorDetails, *, name: str, path: Path | None) -> str:
-    prefix = (name,) if name else ()
-    keys = prefix + error["loc"]
+    location, fields = _locate(model, error["loc"])
+    keys = ((name,) if name else ()) + location
     where = f"{path}:{_line_of(path, keys)}: " if path else ""
     key = ".".join(str(part) for part in keys)
     if error["type"] == "extra_forbidden":
-        return f"{where}{key}: unknown key; {_accepted(model, error['loc'])}"
+        return f"{where}{key}: unknown key; {_accepted(str(location[-1]), fields)}"
     if error["type"] == "missing":
         return f"{where}{key}: required key is missing"
     message = error["msg"].removeprefix("Value error, ")
@@ -75,20 +75,47 @@ def _explain(model: type[BaseModel], error: ErrorDetails, *, name: str, path: Pa
     return f"{where}{key}: {message[:1].lower()}{message[1:]}{got}"
 
 
-def _accepted(model: type[BaseModel], location: KeyPath) -> str:
-    fields = _fields_at(model, location[:-1])
-    close = difflib.get_close_matches(str(location[-1]), fields, n=1)
+def _accepted(key: str, fields: list[str]) -> str:
+    close = difflib.get_close_matches(key, fields, n=1)
     return f"did you mean `{close[0]}`?" if close else f"accepted: {', '.join(sorted(fields))}"
 
 
-def _fields_at(model: type[BaseModel], location: KeyPath) -> list[str]:
-    """The field names of the model nested at `location`; of the deepest one found on the way, otherwise."""
+def _locate(model: type[BaseModel], location: KeyPath) -> tuple[KeyPath, list[str]]:
+    """The location as it stands in the file, and the field names of the mapping that holds its last key.
+
+    Pydantic puts the tag of a tagged union into the location (`sources.0.gsm8k.train`); no such key is in the file.
+    """
+    keys: list[str | int] = []
+    models, fields = [model], list(model.model_fields)
     for part in location:
-        field = model.model_fields.get(str(part))
-        if field is None or not (isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)):
-            break
-        model = field.annotation
-    return list(model.model_fields)
+        tagged = [each for each in models if len(models) > 1 and part in _tags(each)]
+        if tagged:
+            models = tagged
+            continue
+        keys.append(part)
+        fields = [name for each in models for name in each.model_fields]
+        if isinstance(part, str):
+            models = [inner for each in models if part in each.model_fields for inner in _models(each, part)]
+    return tuple(keys), fields
+
+
+def _tags(model: type[BaseModel]) -> tuple[object, ...]:
+    """The values of a model's Literal fields: one of them tells it from the others of its union."""
+    annotations = (field.annotation for field in model.model_fields.values())
+    return tuple(value for kind in annotations if get_origin(kind) is Literal for value in get_args(kind))
+
+
+def _models(model: type[BaseModel], field: str) -> list[type[BaseModel]]:
+    """The models that a field may hold: itself, in a list, or as members of a union."""
+    found: list[type[BaseModel]] = []
+    waiting: list[Any] = [model.model_fields[field].annotation]
+    while waiting:
+        kind = waiting.pop()
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            found.append(kind)
+        else:
+            waiting += get_args(kind)
+    return found
 
 
 def _line_of(path: Path, keys: KeyPath) -> int:

@@ -20,7 +20,7 @@ class Progress:
 
     def __init__(self, stage: str, total: int, terminal: TextIO | None) -> None:
         self._stage, self._total, self._done = stage, total, 0
-        self._started = self._last_line = time.monotonic()
+        self._started = self._last_line = self._last_rate = time.monotonic()
         self._bar = tqdm(total=total, desc=stage, file=terminal, leave=False, dynamic_ncols=True) if terminal else None
 
     def advance(self, steps: int = 1, **figures: float | str) -> None:
@@ -36,6 +36,12 @@ class Progress:
         if due or self._done == self._total:
             self._last_line = now
             print(f"{self._stage} {self._done}/{self._total}  {text}  {self._time(now)}", flush=True)
+
+    def rate(self, units: float) -> float:
+        """Return units per second where `units` were done since this was last asked."""
+        now = time.monotonic()
+        seconds, self._last_rate = now - self._last_rate, now
+        return units / max(seconds, 1e-9)
 
     def _time(self, now: float) -> str:
         elapsed = now - self._started

@@ -1,0 +1,110 @@
+"""Examination of a model on the test problems: greedy answers, drawn answers, and what they add up to."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from components.evaluate.config import EvaluateConfig
+from components.evaluate.scores import scores
+from components.policy.checkpoint import load
+from components.policy.determinism import make_deterministic
+from components.rollout.completion import Completion, Generate, grade_completion
+from components.rollout.transformers_engine import TransformersEngine
+from components.shared import jsonl
+from components.shared.answer import has_reasoning
+from components.shared.problem import Problem, Split, read_problems
+from components.shared.progress import Progress, progress
+from components.shared.step import In, Out
+
+_STAGE = "evaluate"
+
+
+def evaluate(config: EvaluateConfig, *, model: In, problems: In, evaluation: Out) -> dict[str, float]:
+    """Let a model answer every test problem, greedily and by drawing, and score the answers."""
+    make_deterministic(config.seed)
+    # Half the digits of bfloat16 training are no reason to examine in bfloat16.
+    checkpoint = load(model, dtype=torch.float32)
+    examined = read_problems(problems, Split.TEST)
+    records = _answers(config, TransformersEngine(checkpoint, config.max_batch_size), examined)
+    summary = scores(records, num_samples=config.num_samples, temperature=config.temperature)
+    jsonl.write_rows(evaluation / "records.jsonl", records)
+    jsonl.write_json(evaluation / "scores.json", summary)
+    by_source = summary["greedy"]["by_source"]
+    return {f"{source}_accuracy": score["accuracy"] for source, score in by_source.items()} | {
+        "worked_fraction": summary["worked_fraction"],
+        "mean_length_tokens": summary["mean_length_tokens"],
+    }
+
+
+def _answers(config: EvaluateConfig, generate: Generate, problems: Sequence[Problem]) -> list[dict[str, Any]]:
+    """The records of all problems: for each its greedy answer, then the drawn ones."""
+    with progress(_STAGE, len(problems) * (1 + config.num_samples)) as shown:
+        greedy = _sweep(config, generate, problems, shown, num_samples=1, temperature=0.0)
+        if not config.num_samples:
+            drawn: list[list[dict[str, Any]]] = [[] for _ in problems]
+        else:
+            drawn = _sweep(
+                config, generate, problems, shown, num_samples=config.num_samples, temperature=config.temperature
+            )
+    return [record for first, others in zip(greedy, drawn, strict=True) for record in (*first, *others)]
+
+
+def _sweep(
+    config: EvaluateConfig,
+    generate: Generate,
+    problems: Sequence[Problem],
+    shown: Progress,
+    *,
+    num_samples: int,
+    temperature: float,
+) -> list[list[dict[str, Any]]]:
+    """Answer all problems in one manner, a batch at a time so that progress can be seen."""
+    found: list[list[dict[str, Any]]] = []
+    right = 0
+    for batch in _batches(problems, max(1, config.max_batch_size // num_samples)):
+        groups = generate(
+            [problem.question for problem in batch],
+            num_samples=num_samples,
+            temperature=temperature,
+            max_new_tokens=config.max_new_tokens,
+            seed=config.seed + len(found),
+        )
+        for problem, group in zip(batch, groups, strict=True):
+            first = 0 if temperature == 0 else 1
+            found.append([_record(problem, completion, first + index) for index, completion in enumerate(group)])
+        right += sum(record["verdict"] == "right" for records in found[-len(batch) :] for record in records)
+        num_tokens = sum(len(completion.tokens.completion_ids) for group in groups for completion in group)
+        shown.advance(
+            len(batch) * num_samples,
+            decoding="greedy" if temperature == 0 else f"T={temperature:g}",
+            accuracy=right / (len(found) * num_samples),
+            length=num_tokens / (len(batch) * num_samples),
+            tokens_per_s=shown.rate(num_tokens),
+        )
+    return found
+
+
+def _batches(problems: Sequence[Problem], size: int) -> Iterator[Sequence[Problem]]:
+    for start in range(0, len(problems), size):
+        yield problems[start : start + size]
+
+
+def _record(problem: Problem, completion: Completion, sample: int) -> dict[str, Any]:
+    grade = grade_completion(problem.answer, completion)
+    return {
+        "id": problem.id,
+        "source": problem.source,
+        "subject": problem.subject,
+        "level": problem.level,
+        "question": problem.question,
+        "answer": problem.answer,
+        "sample": sample,
+        "response": completion.text,
+        "extracted": grade.extracted,
+        "verdict": grade.verdict,
+        "reason": grade.reason,
+        "num_tokens": len(completion.tokens.completion_ids),
+        "finished": completion.finished,
+        "worked": has_reasoning(completion.text),
+    }

@@ -1,0 +1,78 @@
+"""What the records of an examination add up to: accuracies with intervals, by source, subject and level."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from components.shared.statistics import mean_interval, wilson_interval
+
+Record = Mapping[str, Any]
+
+
+def scores(records: Sequence[Record], *, num_samples: int, temperature: float) -> dict[str, Any]:
+    """Return the content of scores.json; an unscorable answer counts as not right, and is counted apart too."""
+    greedy = [record for record in records if record["sample"] == 0]
+    drawn = [record for record in records if record["sample"] > 0]
+    by_source = _grouped(greedy, lambda record: record["source"])
+    return {
+        "greedy": {
+            "all": _score(greedy),
+            "by_source": {source: _score(rows) for source, rows in by_source.items()},
+            "by_subject": {source: _scores_by(rows, "subject") for source, rows in by_source.items()},
+            "by_level": {source: _scores_by(rows, "level") for source, rows in by_source.items()},
+        },
+        "sampled": {
+            "num_samples": num_samples,
+            "temperature": temperature,
+            "by_source": {
+                source: _mean_score(rows) for source, rows in _grouped(drawn, lambda record: record["source"]).items()
+            },
+        }
+        if drawn
+        else None,
+        "mean_length_tokens": _mean(record["num_tokens"] for record in greedy),
+        "worked_fraction": _mean(record["worked"] for record in greedy),
+        "truncated_fraction": _mean(not record["finished"] for record in greedy),
+        "unscorable": sum(record["verdict"] == "unscorable" for record in greedy),
+    }
+
+
+def _score(records: Sequence[Record]) -> dict[str, Any]:
+    correct, total = sum(record["verdict"] == "right" for record in records), len(records)
+    return {
+        "correct": correct,
+        "total": total,
+        "accuracy": correct / total,
+        "interval": list(wilson_interval(correct, total)),
+    }
+
+
+def _scores_by(records: Sequence[Record], field: str) -> dict[str, Any]:
+    """Scores for each value of `field` that some record has."""
+    named = [record for record in records if record[field] not in (None, "")]
+    return {name: _score(rows) for name, rows in _grouped(named, lambda record: str(record[field])).items()}
+
+
+def _mean_score(records: Sequence[Record]) -> dict[str, Any]:
+    """The chance that one drawn answer is right; samples of one problem are no independent evidence."""
+    by_problem = _grouped(records, lambda record: record["id"])
+    means = [_mean(record["verdict"] == "right" for record in rows) for rows in by_problem.values()]
+    return {
+        "accuracy": _mean(means),
+        "interval": list(mean_interval(means)),
+        "problems": len(means),
+        "samples": len(records),
+    }
+
+
+def _grouped(records: Iterable[Record], key: Callable[[Record], str]) -> dict[str, list[Record]]:
+    """Records by key, in the order of the sorted keys."""
+    groups: dict[str, list[Record]] = defaultdict(list)
+    for record in records:
+        groups[key(record)].append(record)
+    return dict(sorted(groups.items()))
+
+
+def _mean(values: Iterable[float]) -> float:
+    listed = list(values)
+    return sum(listed) / len(listed)

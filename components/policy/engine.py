@@ -1,0 +1,141 @@
+"""Training through DeepSpeed: gradients of a whole optimizer step, then the step itself.
+
+The loss of a micro-batch is its part of a sum over the whole optimizer step: whoever computes it has divided by counts
+of that step already. DeepSpeed averages over processes, which is undone here, so gradients depend neither on the split
+into micro-batches nor on the number of processes.
+"""
+
+import logging
+import math
+import os
+from typing import Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from components.policy.logprobs import CompletionScorer, TokenScores
+from components.policy.sequences import MicroBatch
+from components.shared.config import Config
+from components.shared.errors import PipelineError
+
+_MAX_BUCKET_SIZE = 500_000_000
+"""Elements that DeepSpeed reduces or gathers at once (its own default)."""
+
+
+class EngineConfig(Config):
+    """How the policy is held and updated."""
+
+    zero_stage: Literal[0, 1, 2, 3]
+    """What DeepSpeed shards over processes: 0 nothing, 1 optimizer, 2 and gradients, 3 and weights."""
+    precision: Literal["fp32", "bf16"]
+    """Type of weights and activations; bf16 keeps fp32 master weights in the optimizer."""
+    micro_batch_tokens: int = Field(gt=0)
+    """Tokens, padding included, that go through the model at once; memory, never the result, depends on it."""
+    weight_decay: float = Field(ge=0)
+    """Decoupled weight decay of AdamW, on matrices only."""
+    max_gradient_norm: float = Field(gt=0)
+    """Norm to which the gradient of an optimizer step is clipped."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The torch type of `precision`."""
+        return torch.bfloat16 if self.precision == "bf16" else torch.float32
+
+
+class NonFiniteLossError(PipelineError):
+    """The loss is not a number; the weights are those of the last good step."""
+
+
+class PolicyEngine:
+    """A model under training."""
+
+    def __init__(self, scorer: CompletionScorer, config: EngineConfig) -> None:
+        _join_processes()
+        import deepspeed
+
+        deepspeed.utils.logger.setLevel(logging.ERROR)
+        # Shared-memory collectives for CPUs are compiled when first used: gloo needs no compiler on the machine.
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+        self.config = config
+        self._loss = 0.0
+        self._clipped_norm = math.nan
+        self._engine, self._optimizer, _, _ = deepspeed.initialize(
+            model=scorer, model_parameters=_parameter_groups(scorer, config.weight_decay), config=_deepspeed(scorer, config)
+        )
+        if config.zero_stage == 0 and config.precision == "fp32":
+            # Without sharding DeepSpeed clips but does not say the norm: the same is done here, keeping it.
+            self._optimizer.register_step_pre_hook(lambda *_: self._clip(scorer))
+
+    def __call__(self, batch: MicroBatch) -> TokenScores:
+        """Return the current policy's scores of a micro-batch, with gradients where they are enabled."""
+        scores: TokenScores = self._engine(batch)
+        return scores
+
+    def accumulate(self, loss: Tensor) -> None:
+        """Add the gradient of a micro-batch's part of the loss."""
+        self._loss += loss.item()
+        self._engine.backward(loss * torch.distributed.get_world_size(), scale_wrt_gas=False)
+
+    def step(self, learning_rate: float) -> dict[str, float]:
+        """Update the weights from what was accumulated; a loss that is not finite stops before anything changes."""
+        loss, self._loss = _sum_over_processes(self._loss), 0.0
+        if not math.isfinite(loss):
+            raise NonFiniteLossError(f"the loss is {loss}; stopped before the optimizer step")
+        for group in self._optimizer.param_groups:
+            group["lr"] = learning_rate
+        self._engine.step()
+        norm = self._engine.get_global_grad_norm()
+        gradient_norm = self._clipped_norm if norm is None else float(norm)
+        return {"loss": loss, "gradient_norm": gradient_norm, "learning_rate": learning_rate}
+
+    def _clip(self, scorer: CompletionScorer) -> None:
+        norm = torch.nn.utils.clip_grad_norm_(scorer.parameters(), self.config.max_gradient_norm)
+        self._clipped_norm = float(norm)
+
+
+def _parameter_groups(scorer: CompletionScorer, weight_decay: float) -> list[dict[str, Any]]:
+    parameters = [parameter for parameter in scorer.parameters() if parameter.requires_grad]
+    return [
+        {"params": [parameter for parameter in parameters if parameter.dim() > 1], "weight_decay": weight_decay},
+        {"params": [parameter for parameter in parameters if parameter.dim() <= 1], "weight_decay": 0.0},
+    ]
+
+
+def _deepspeed(scorer: CompletionScorer, config: EngineConfig) -> dict[str, Any]:
+    num_parameters = sum(parameter.numel() for parameter in scorer.parameters())
+    clips_itself = config.zero_stage > 0 or config.precision == "bf16"
+    return {
+        # DeepSpeed insists on a batch size; micro-batches here are counted in tokens, and `step` ends an optimizer step.
+        "train_micro_batch_size_per_gpu": 1,
+        "managed_gradient_accumulation": False,
+        "gradient_clipping": config.max_gradient_norm if clips_itself else 0.0,
+        # Buffers no larger than the model: by default a gigabyte is set aside for each, whatever its size.
+        "zero_optimization": {
+            "stage": config.zero_stage,
+            "reduce_bucket_size": min(num_parameters, _MAX_BUCKET_SIZE),
+            "allgather_bucket_size": min(num_parameters, _MAX_BUCKET_SIZE),
+        },
+        "bf16": {"enabled": config.precision == "bf16"},
+        "optimizer": {"type": "AdamW", "params": {"lr": 0.0, "betas": [0.9, 0.95], "torch_adam": True}},
+    }
+
+
+def _join_processes() -> None:
+    """Join the processes that torchrun started, or form a group of one."""
+    os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
+    if torch.distributed.is_initialized():
+        return
+    backend = "nccl" if torch.cuda.is_available() else "gloo"
+    if "RANK" in os.environ:
+        torch.distributed.init_process_group(backend)
+    else:
+        # DeepSpeed looks for MPI where these are missing.
+        os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="localhost", MASTER_PORT="0")
+        torch.distributed.init_process_group(backend, store=torch.distributed.HashStore(), rank=0, world_size=1)
+
+
+def _sum_over_processes(value: float) -> float:
+    total = torch.tensor(value, dtype=torch.float64, device="cuda" if torch.cuda.is_available() else "cpu")
+    torch.distributed.all_reduce(total)
+    return float(total)

@@ -1,0 +1,111 @@
+"""The register stage: what passed the gate becomes a version that can be fetched again, with all that it was made from.
+
+Registering the same weights twice gives the same version; a run killed at any point is finished by the next one.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from components.register.card import render_card
+from components.register.config import RegisterConfig
+from components.register.fetch import check, download
+from components.register.registry import POLICY, VERSION_FILE, Registry, open_registry
+from components.register.workspace import Workspace
+from components.shared import jsonl, lineage
+from components.shared.errors import GateMissedError
+from components.shared.progress import say
+from components.shared.step import In, Out
+
+_CARD = "model_card.md"
+_REPORT_FILES = ("report.html", "verdict.json", "summary.json", "provenance.json")
+
+
+def register(config: RegisterConfig, *, policy: In, report: In, registration: Out) -> dict[str, float]:
+    """Enforce the gate's verdict and register the policy as a new version, or find it registered already."""
+    verdict = jsonl.read_json(report / "verdict.json")
+    _enforce(verdict)
+    policy_digest = lineage.digest(policy)
+    with open_registry(config.registry, config.storage) as registry:
+        known = registry.find(config.name, policy_digest)
+        version = known or _register(config, registry, policy, policy_digest, report)
+        card = registry.read(version["tag"], _CARD)
+    say("register", f"{version['tag']} {'was already registered' if known else 'registered'} in {config.registry}")
+    jsonl.write_json(registration / VERSION_FILE, version)
+    (registration / _CARD).write_text(card, encoding="utf-8")
+    return {"registered": float(known is None), "gate_passed": float(verdict["passed"])}
+
+
+def _enforce(verdict: Mapping[str, Any]) -> None:
+    if verdict["passed"]:
+        return
+    reasons = "; ".join(verdict["reasons"])
+    if verdict["enforced"]:
+        raise GateMissedError(f"the gate is missed, nothing was registered: {reasons}")
+    say("register", f"the gate is missed but not enforced: {reasons}")
+
+
+def _register(
+    config: RegisterConfig, registry: Registry, policy: Path, policy_digest: str, report: Path
+) -> dict[str, Any]:
+    number = registry.next_version(config.name)
+    version = {
+        "name": config.name,
+        "version": number,
+        "tag": f"{config.name}@{number}",
+        "policy_digest": policy_digest,
+        "registry": config.registry,
+        "path": POLICY,
+    }
+    registry.store(policy)
+    registry.commit(config.name, _files(version, policy, report), _message(version))
+    _prove(registry, version)
+    registry.publish(config.name, number)
+    return version
+
+
+def _files(version: Mapping[str, Any], policy: Path, report: Path) -> dict[str, str | Path]:
+    """What stands beside the pointer to the weights: everything but the weights."""
+    verdict, summary, provenance = (
+        jsonl.read_json(report / name) for name in ("verdict.json", "summary.json", "provenance.json")
+    )
+    files: dict[str, str | Path] = {name: report / name for name in _REPORT_FILES}
+    if (policy / lineage.FILE_NAME).is_file():
+        files[lineage.FILE_NAME] = policy / lineage.FILE_NAME
+    return {
+        **files,
+        _CARD: render_card(version, verdict, summary, provenance),
+        VERSION_FILE: json.dumps(version, indent=2) + "\n",
+    }
+
+
+def _message(version: Mapping[str, Any]) -> str:
+    return "\n".join(
+        (
+            f"Register {version['tag']}",
+            "",
+            f"Policy-Digest: {version['policy_digest']}",
+            f"Pipeline-Commit: {project_commit() or 'unknown, not run from a git repository'}",
+        )
+    )
+
+
+def project_commit(project: Path = Path(__file__).parents[2]) -> str | None:
+    """Return the git commit that the pipeline's code is from, marked where files differ from it; None outside git."""
+    if not (project / ".git").exists():
+        return None
+    workspace = Workspace(project, project)
+    commit = workspace.try_git("rev-parse", "--verify", "HEAD")
+    if commit is None:
+        return None
+    changed = workspace.try_git("status", "--porcelain", "--", "components", "pipelines")
+    return commit.strip() + (" with uncommitted changes" if changed else "")
+
+
+def _prove(registry: Registry, version: Mapping[str, Any]) -> None:
+    """Fetch the weights as any user will, before anyone is told that they are there."""
+    clone = registry.clone
+    proof = clone.scratch / "proof"
+    download(clone, str(clone.folder), clone.git("rev-parse", "HEAD").strip(), proof)
+    check(proof, version["policy_digest"], version["tag"])

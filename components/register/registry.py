@@ -1,0 +1,259 @@
+"""The registry: a git repository whose tags are versions of models, with the weights in a DVC remote.
+
+A version is made in a clone and becomes one by a single push of its commit and its tag. Whatever is killed before
+leaves a clone that the next run throws away; whatever is killed after finds the version already there.
+"""
+
+import configparser
+import contextlib
+import fcntl
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from components.register.workspace import Workspace
+from components.shared.errors import PipelineError
+from components.shared.progress import say
+
+POLICY = "policy"
+"""Where a version keeps its weights, relative to the registry."""
+VERSION_FILE = "version.json"
+_REMOTE = "storage"
+_VIEW = "grpo-pipeline.view"
+"""Set in the git config of registries made here: their working tree is ours to put back."""
+_README = """# Model registry
+
+Every tag `<name>@v<version>` is a registered version: its weights (`policy.dvc` points to them), model card, report,
+verdict and lineage. List the versions with `gto show`, fetch one with
+`dvc artifacts get <this repository> <name> --rev v<version>`. The working tree is only a view of the newest version.
+"""
+
+
+@dataclass(frozen=True)
+class Registry:
+    """A clone of the registry in which the next version is made."""
+
+    location: str
+    clone: Workspace
+
+    def versions(self, name: str) -> list[tuple[int, int, int]]:
+        """Every version of a model, oldest first, also those withdrawn since: no number is given twice."""
+        tags = self.clone.git("tag", "--list", f"{name}@v*").split()
+        numbers = (re.match(rf"{name}@v(\d+)\.(\d+)\.(\d+)(?![\w.-])", tag) for tag in tags)
+        return sorted({(int(match[1]), int(match[2]), int(match[3])) for match in numbers if match})
+
+    def find(self, name: str, policy_digest: str) -> dict[str, Any] | None:
+        """Return version.json of the registered version with these weights; None where there is none."""
+        for numbers in reversed(self.versions(name)):
+            tag = f"{name}@{_text(numbers)}"
+            if self.clone.git("tag", "--list", f"{tag}!*"):  # withdrawn
+                continue
+            version: dict[str, Any] = json.loads(self.read(tag, VERSION_FILE))
+            if version["policy_digest"] == policy_digest:
+                return version
+        return None
+
+    def next_version(self, name: str) -> str:
+        """The version that comes after all others."""
+        versions = self.versions(name)
+        if not versions:
+            return "v0.0.1"
+        major, minor, patch = versions[-1]
+        return _text((major, minor, patch + 1))
+
+    def read(self, tag: str, path: str) -> str:
+        """Return a text file as it was registered."""
+        return self.clone.git("show", f"refs/tags/{tag}:{path}")
+
+    def store(self, policy: Path) -> None:
+        """Copy the weights into the storage and leave the pointer to them in the clone."""
+        copy, cache = self.clone.folder / POLICY, self.clone.folder / ".dvc" / "cache"
+        shutil.copytree(policy, copy)
+        self.clone.dvc("add", "--quiet", POLICY)
+        self.clone.dvc("push", "--quiet", f"{POLICY}.dvc")
+        # Weights are large, and from here on it must be the storage that gives them back.
+        for folder in (copy, cache):
+            shutil.rmtree(folder)
+
+    def commit(self, name: str, files: Mapping[str, str | Path], message: str) -> None:
+        """Commit the pointer and the files of a version; nothing is visible to anyone yet."""
+        artifacts = {"artifacts": {name: {"path": POLICY, "type": "model", "desc": "policy trained with GRPO"}}}
+        texts = {"README.md": _README, ".gitignore": f"/{POLICY}\n", "dvc.yaml": yaml.safe_dump(artifacts)}
+        for path, content in {**texts, **files}.items():
+            target = self.clone.folder / path
+            if isinstance(content, Path):
+                shutil.copyfile(content, target)
+            else:
+                target.write_text(content, encoding="utf-8")
+        self.clone.git("add", "--all")
+        # The same version may be committed without its tag, if the push was killed between the two.
+        if self.clone.git("status", "--porcelain"):
+            self.clone.git("commit", "--quiet", "--message", message)
+
+    def publish(self, name: str, version: str) -> None:
+        """Tag the commit with GTO and push both at once: from here on the version is registered."""
+        self.clone.gto("register", name, "HEAD", "--version", version)
+        branch = self.clone.git("symbolic-ref", "--short", "HEAD").strip()
+        self.clone.git(
+            "push", "--quiet", "--atomic", "origin", f"HEAD:refs/heads/{branch}", f"refs/tags/{name}@{version}"
+        )
+
+
+@contextmanager
+def open_registry(location: str, storage: str | None) -> Iterator[Registry]:
+    """Open a registry for writing, made on first use; a folder is locked meanwhile and left clean."""
+    if is_url(location):
+        with tempfile.TemporaryDirectory() as scratch:
+            yield _clone(location, location, storage, Workspace(Path(scratch), Path(scratch)))
+        return
+    folder = Path(location).resolve()
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with _lock(folder) as held:
+        scratch_folder = folder.with_name(f".{folder.name}.work")
+        killed = scratch_folder.exists()
+        shutil.rmtree(scratch_folder, ignore_errors=True)
+        scratch_folder.mkdir()
+        outside = Workspace(scratch_folder, scratch_folder, held)
+        try:
+            _ensure_repository(folder, outside)
+            view = Workspace(folder, scratch_folder, held)
+            if killed:
+                _remove_stale_locks(folder)
+            yield _clone(location, str(folder), storage or f"{folder}-storage", outside)
+            _refresh(view)
+        finally:
+            shutil.rmtree(scratch_folder, ignore_errors=True)
+
+
+def is_url(location: str) -> bool:
+    """Whether a location is served by someone, in any of git's and DVC's ways to write that."""
+    return "://" in location or re.match(r"[\w.-]+@[\w.-]+:", location) is not None
+
+
+@contextmanager
+def _lock(folder: Path) -> Iterator[tuple[int, ...]]:
+    """Hold the registry for this process and what it starts; the kernel lets go when the last of them ends."""
+    with folder.with_name(f".{folder.name}.lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say("register", f"{folder} is in use by another registration; waiting for it to end")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield (file.fileno(),)
+
+
+def _ensure_repository(folder: Path, outside: Workspace) -> None:
+    """Make an empty repository aside and move it into place, unless there is one."""
+    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+        made = outside.folder / "new"
+        outside.git("init", "--quiet", "--initial-branch", "main", str(made))
+        for key, value in ((_VIEW, "true"), ("receive.denyCurrentBranch", "ignore")):
+            outside.git("-C", str(made), "config", key, value)
+        if not os.access(folder if folder.exists() else folder.parent, os.W_OK):
+            raise PipelineError(f"{folder}: cannot be written to; give the registry a folder that can")
+        made.rename(folder)
+        return
+    if not _is_repository(folder):
+        raise PipelineError(f"{folder}: holds something else than a registry; name a new or empty folder")
+    if outside.try_git("-C", str(folder), "config", "--get", _VIEW) is None and (folder / ".git").exists():
+        raise PipelineError(
+            f"{folder}: is a git repository with a working tree of its own; "
+            "name a new folder, a bare repository or a URL"
+        )
+    objects = folder / (".git" if (folder / ".git").is_dir() else "") / "objects"
+    if not os.access(objects, os.W_OK):
+        raise PipelineError(f"{folder}: cannot be written to; give the registry a folder that can")
+
+
+def _is_repository(folder: Path) -> bool:
+    # Not asked of git, which would answer for a repository around the folder.
+    return (folder / ".git").is_dir() or ((folder / "HEAD").is_file() and (folder / "objects").is_dir())
+
+
+def _clone(location: str, source: str, storage: str | None, outside: Workspace) -> Registry:
+    clone = Workspace(outside.folder / "clone", outside.scratch, outside.held)
+    outside.git("clone", "--quiet", "--no-local", source, str(clone.folder))
+    registry = Registry(location, clone)
+    configured = clone.folder / ".dvc" / "config"
+    if not configured.is_file():
+        if storage is None:
+            raise PipelineError("register.storage: a registry at a URL needs the folder or URL of its storage")
+        clone.dvc("init", "--quiet")
+        configured.write_text(_dvc_config(source, storage), encoding="utf-8")
+    _prepare_storage(registry, source, storage)
+    return registry
+
+
+def _dvc_config(source: str, storage: str) -> str:
+    """DVC's config of a new registry; the storage relative to it where both are folders, to be moved together."""
+    url = storage
+    if not is_url(storage):
+        url = str(Path(storage).resolve())
+        # DVC finds relative ones only from a working tree.
+        if (Path(source) / ".git").exists():
+            url = os.path.relpath(url, Path(source) / ".dvc")
+    return (
+        f"[core]\n    analytics = false\n    check_update = false\n    remote = {_REMOTE}\n"
+        f"['remote \"{_REMOTE}\"']\n    url = {url}\n"
+    )
+
+
+def _prepare_storage(registry: Registry, source: str, storage: str | None) -> None:
+    """Check that the storage is the registry's own, and tell the clone where it is."""
+    url = _configured_url(registry)
+    known = url if is_url(url) else os.path.normpath(Path(source) / ".dvc" / url)
+    asked = storage if storage is None or is_url(storage) else str(Path(storage).resolve())
+    if asked is not None and asked != known:
+        raise PipelineError(
+            f"register.storage: the versions in {registry.location} are stored in {known}, not in {asked}"
+        )
+    if not is_url(known):
+        _ensure_storage(Path(known), used=bool(registry.clone.git("tag", "--list")))
+    local = registry.clone.folder / ".dvc" / "config.local"  # git ignores it, DVC prefers it
+    # With hard links the cache and the working tree share one copy of the weights.
+    text = f"[cache]\n    type = hardlink\n['remote \"{_REMOTE}\"']\n    url = {known}\n"
+    local.write_text(text, encoding="utf-8")
+
+
+def _configured_url(registry: Registry) -> str:
+    path = registry.clone.folder / ".dvc" / "config"
+    config = configparser.ConfigParser(interpolation=None)
+    config.read_string(path.read_text("utf-8"))
+    try:
+        return config[f"'remote \"{_REMOTE}\"'"]["url"]
+    except KeyError:
+        raise PipelineError(f"{registry.location}: .dvc/config there has no remote named `{_REMOTE}`") from None
+
+
+def _ensure_storage(folder: Path, *, used: bool) -> None:
+    if used and not folder.is_dir():
+        raise PipelineError(f"{folder}: the storage of the registered versions is missing; put it back")
+    folder.mkdir(parents=True, exist_ok=True)
+    if not os.access(folder, os.W_OK):
+        raise PipelineError(f"{folder}: cannot be written to; give the storage a folder that can")
+
+
+def _remove_stale_locks(folder: Path) -> None:
+    """Remove git's lock files: the registration that was killed held them, and nobody else writes meanwhile."""
+    for lock in (folder / ".git").rglob("*.lock"):
+        with contextlib.suppress(FileNotFoundError):
+            lock.unlink()
+
+
+def _refresh(view: Workspace) -> None:
+    """Put the working tree, if there is one, to the newest commit."""
+    if (view.folder / ".git").exists() and view.try_git("rev-parse", "--verify", "--quiet", "HEAD"):
+        view.git("reset", "--quiet", "--hard")
+
+
+def _text(numbers: tuple[int, int, int]) -> str:
+    return "v" + ".".join(str(number) for number in numbers)

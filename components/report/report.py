@@ -1,0 +1,63 @@
+"""The report stage: shows what a run amounts to and decides whether the policy may be registered.
+
+A stage of its own because a missed gate must still leave a report: the verdict is written here, `register` enforces it.
+"""
+
+from pathlib import Path
+
+from components.report.config import ReportConfig
+from components.report.findings import Findings, find
+from components.report.page import render
+from components.shared import jsonl
+from components.shared.progress import say
+from components.shared.step import In, Out
+
+
+def report(
+    config: ReportConfig,
+    *,
+    base_evaluation: In,
+    sft_evaluation: In,
+    grpo_evaluation: In,
+    sft_training: In,
+    grpo_training: In,
+    validation: In,
+    report: Out,
+) -> dict[str, float]:
+    """Compare base, SFT and GRPO on the same problems, decide the promotion gate and write the page."""
+    folders: dict[str, Path] = {
+        "base_evaluation": base_evaluation,
+        "sft_evaluation": sft_evaluation,
+        "grpo_evaluation": grpo_evaluation,
+        "sft_training": sft_training,
+        "grpo_training": grpo_training,
+        "validation": validation,
+    }
+    findings = find(config, folders)
+    (report / "report.html").write_text(render(findings, config, folders), encoding="utf-8")
+    jsonl.write_json(report / "verdict.json", findings.verdict)
+    jsonl.write_json(report / "summary.json", findings.summary())
+    jsonl.write_json(report / "provenance.json", findings.provenance.as_json())
+    _say_verdict(findings)
+    return _metrics(findings)
+
+
+def _say_verdict(findings: Findings) -> None:
+    verdict = findings.verdict
+    parts = [verdict["target"], *verdict["others"]]
+    say("report", f"gate {'passed' if verdict['passed'] else 'MISSED'}: " + "; ".join(part["reason"] for part in parts))
+
+
+def _metrics(findings: Findings) -> dict[str, float]:
+    target = findings.verdict["target"]
+    accuracies = {
+        f"{model}_accuracy_{source}": score["accuracy"]
+        for model, scores in findings.by_source.items()
+        for source, score in scores.items()
+    }
+    return {
+        **accuracies,
+        "gain": target["gain"],
+        "p_value": target["p_value"],
+        "gate_passed": float(findings.verdict["passed"]),
+    }

@@ -1,0 +1,40 @@
+"""Completions of prompts by a policy: the protocol that training and evaluation see."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from components.policy.sequences import TokenSequence
+from components.shared.grading import Grade, Verdict, grade
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One sampled continuation of a prompt."""
+
+    tokens: TokenSequence
+    """The prompt, and the completion up to and including its first end token."""
+    text: str
+    """The completion as text, without its end token."""
+    finished: bool
+    """Whether it ended by itself, rather than at the length limit."""
+
+
+class Generate(Protocol):
+    """What samples completions: groups of the same prompt come back together, in the order of the prompts."""
+
+    def __call__(
+        self, questions: Sequence[str], *, num_samples: int, temperature: float, max_new_tokens: int, seed: int
+    ) -> list[list[Completion]]:
+        """Return `num_samples` completions for each question; temperature 0 is greedy decoding.
+
+        At temperature T the distribution sampled from is exactly softmax(logits / T): no top-p, no top-k.
+        """
+        ...
+
+
+def grade_completion(answer: str, completion: Completion) -> Grade:
+    """Grade a completion against the answer: one that was cut off at the length limit has not answered."""
+    if not completion.finished:
+        return Grade(Verdict.WRONG, extracted=None, reason="cut off at the length limit")
+    return grade(answer, completion.text)

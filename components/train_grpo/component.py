@@ -1,0 +1,45 @@
+"""train_grpo as a Kubeflow component."""
+
+from typing import Any
+
+from kfp import dsl
+
+from components.shared.images import GPU
+
+
+@dsl.component(base_image=GPU, install_kfp_package=False)
+def train_grpo(
+    config: dict[str, Any],
+    problems: dsl.Input[dsl.Dataset],
+    reference: dsl.Input[dsl.Model],
+    policy: dsl.Output[dsl.Model],
+    training: dsl.Output[dsl.Artifact],
+    timings: dsl.Output[dsl.Artifact],
+    metrics: dsl.Output[dsl.Metrics],
+) -> None:
+    """Improve the reference model with Group Relative Policy Optimization.
+
+    Args:
+        config: The train_grpo section of the params file.
+        problems: Problems from prepare_data.
+        reference: The model from train_sft to start from and to stay close to.
+        policy: The improved model.
+        training: Reward, KL and the rest per step, with the completions they came from.
+        timings: Seconds per phase of each step; the one output that differs between equal runs.
+        metrics: Figures of the finished training.
+    """
+    from components.shared.step import run_task
+    from components.train_grpo.train import train
+
+    values = run_task(
+        train,
+        "train_grpo",
+        config,
+        problems=problems.path,
+        reference=reference.path,
+        policy=policy.path,
+        training=training.path,
+        timings=timings.path,
+    )
+    for name, value in values.items():
+        metrics.log_metric(name, value)

@@ -1,0 +1,42 @@
+"""train_sft as a Kubeflow component."""
+
+from typing import Any
+
+from kfp import dsl
+
+from components.shared.images import GPU
+
+
+@dsl.component(base_image=GPU, install_kfp_package=False)
+def train_sft(
+    config: dict[str, Any],
+    problems: dsl.Input[dsl.Dataset],
+    base_model: dsl.Output[dsl.Model],
+    reference: dsl.Output[dsl.Model],
+    training: dsl.Output[dsl.Artifact],
+    metrics: dsl.Output[dsl.Metrics],
+) -> None:
+    """Fine-tune the base model on the worked solutions.
+
+    Args:
+        config: The train_sft section of the params file.
+        problems: Problems from prepare_data.
+        base_model: The model that training started from, for comparison.
+        reference: The fine-tuned model, which GRPO starts from and stays close to.
+        training: Loss and learning rate per step.
+        metrics: Figures of the finished training.
+    """
+    from components.shared.step import run_task
+    from components.train_sft.train import train
+
+    values = run_task(
+        train,
+        "train_sft",
+        config,
+        problems=problems.path,
+        base_model=base_model.path,
+        reference=reference.path,
+        training=training.path,
+    )
+    for name, value in values.items():
+        metrics.log_metric(name, value)

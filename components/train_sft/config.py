@@ -1,0 +1,35 @@
+"""Configuration of supervised fine-tuning."""
+
+from pydantic import Field, model_validator
+
+from components.policy.engine import EngineConfig
+from components.shared.base_model import ModelConfig
+from components.shared.config import Config
+
+
+class TrainSFTConfig(Config):
+    """How the base model becomes the reference checkpoint."""
+
+    model: ModelConfig
+    """The base model and the prompt that every later stage uses."""
+    seed: int
+    """Seed of the weights of a model made from scratch, and of the order of examples."""
+    num_steps: int = Field(gt=0)
+    """Optimizer steps."""
+    examples_per_step: int = Field(gt=0)
+    """Problems with their solutions per optimizer step."""
+    learning_rate: float = Field(gt=0)
+    """Peak of the schedule."""
+    warmup_steps: int = Field(ge=0)
+    """Optimizer steps in which the rate rises to its peak; it then falls in a line."""
+    final_learning_rate_fraction: float = Field(ge=0, le=1)
+    """Share of the peak that is left at the last step."""
+    max_tokens: int = Field(gt=0)
+    """Longest prompt with its solution; longer examples are left out, and counted."""
+    engine: EngineConfig
+
+    @model_validator(mode="after")
+    def _warmup_ends(self) -> "TrainSFTConfig":
+        if self.warmup_steps >= self.num_steps:
+            raise ValueError("warmup_steps must be smaller than num_steps")
+        return self

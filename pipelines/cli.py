@@ -1,0 +1,85 @@
+"""The command `grpo-pipeline`: run the graph here, compile it for Kubeflow, fetch data, fetch a registered version."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from components.shared.errors import PipelineError
+
+# Each command imports what it needs by itself: `--help` and a mistyped option answer at once.
+
+GOLDEN = Path(__file__).with_name("grpo_post_training.yaml")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; errors meant for people are one line, with the exit code that says what to do next."""
+    options = _parser().parse_args(arguments)
+    try:
+        code: int = options.command(options)
+    except PipelineError as error:
+        return _say(str(error), error.exit_code)
+    except OSError as error:
+        if error.strerror is None:
+            raise
+        where = f"{error.filename}: " if error.filename else ""
+        return _say(f"{where}{error.strerror.lower()}", PipelineError.exit_code)
+    return code
+
+
+def _say(message: str, exit_code: int) -> int:
+    print(f"error: {message}", file=sys.stderr)
+    return exit_code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="grpo-pipeline", description="Post-train a language model with GRPO.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    command = commands.add_parser("run", help="run the whole pipeline on this machine")
+    command.add_argument("--params", type=Path, default=Path("params.yaml"), help="params file (default: %(default)s)")
+    command.set_defaults(command=_run)
+
+    command = commands.add_parser("compile", help="write the graph that Kubeflow runs")
+    command.add_argument("--output", type=Path, default=GOLDEN, help="where to write it (default: %(default)s)")
+    command.set_defaults(command=_compile)
+
+    command = commands.add_parser("data", help="fetch GSM8K and MATH-500 into data/")
+    command.add_argument("--source", type=Path, required=True, help="folder that holds the raw files")
+    command.set_defaults(command=_data)
+
+    command = commands.add_parser("fetch", help="get the weights of a registered version back")
+    command.add_argument("version", metavar="VERSION", help="v0.0.1 or grpo-policy@v0.0.1")
+    command.add_argument("destination", metavar="DEST", type=Path, help="new folder for the weights")
+    command.add_argument("--registry", default="outputs/registry", help="folder or URL (default: %(default)s)")
+    command.set_defaults(command=_fetch)
+    return parser
+
+
+def _run(options: argparse.Namespace) -> int:
+    from pipelines.local import run
+
+    return run(options.params)
+
+
+def _compile(options: argparse.Namespace) -> int:
+    from pipelines.compile import write
+
+    write(options.output)
+    print(options.output)
+    return 0
+
+
+def _data(options: argparse.Namespace) -> int:
+    from components.prepare_data.fetch import fetch
+
+    fetch(options.source)
+    return 0
+
+
+def _fetch(options: argparse.Namespace) -> int:
+    from components.register.fetch import fetch
+
+    registered = fetch(options.registry, options.version, options.destination)
+    print(f"{registered['tag']} -> {options.destination}")
+    return 0

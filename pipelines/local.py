@@ -1,0 +1,126 @@
+"""One run of the graph on this machine, under KFP's local runner: progress on the screen, everything else in a log."""
+
+import os
+import shutil
+import sys
+import tempfile
+import time
+from contextlib import closing
+from datetime import UTC, datetime
+from pathlib import Path
+
+from components.shared.progress import TERMINAL_VARIABLE
+from components.shared.step import JOURNAL_VARIABLE
+from pipelines import summary
+from pipelines.followed import Followed, duration
+from pipelines.journal import Journal
+from pipelines.params import load
+from pipelines.process import lines, process
+from pipelines.screen import Screen, Style
+
+OUTPUTS = Path("outputs")
+PARAMS, JOURNAL, LOG, ARTIFACTS = "params.yaml", "journal.jsonl", "kfp.log", "artifacts"
+"""What the folder of a run holds, beside the summary."""
+_LINES_SHOWN = 20
+_KFP_INDENT = " " * 4
+
+
+def run(params_path: Path) -> int:
+    """Run the whole graph under one params file and return the exit code of the stage that stopped it, or 0."""
+    load(params_path)
+    started = time.monotonic()
+    folder = _new_folder(params_path.stem)
+    shutil.copyfile(params_path, folder / PARAMS)
+    screen = Screen(sys.stdout, sys.stderr)
+    screen.show(f"{params_path} -> {folder}/", Style.DIM)
+    with closing(Journal(folder / JOURNAL)) as journal:
+        followed = Followed(screen, journal)
+        try:
+            status = _execute(folder, followed, screen)
+        except SystemExit:
+            screen.error(f"stopped, and no stage is left running; log: {folder / LOG}")
+            raise
+    exit_code = _exit_code(followed, status, folder, screen)
+    _sum_up(folder, followed, exit_code, screen)
+    took = duration(time.monotonic() - started)
+    done = f"{len(followed.finished)} of {len(followed.tasks)} stages in {took}"
+    screen.show(f"{done}; log: {folder / LOG}", Style.DIM)
+    return exit_code
+
+
+def _new_folder(name: str) -> Path:
+    """Make the folder of a run; two runs begun in the same second get folders of their own."""
+    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+    for suffix in ("", *(f"-{number}" for number in range(2, 100))):
+        folder = OUTPUTS / "runs" / f"{stamp}-{name}{suffix}"
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        return folder
+    raise AssertionError("a hundred runs within one second")
+
+
+def _execute(folder: Path, followed: Followed, screen: Screen) -> int:
+    """Run the graph in a process of its own until it ends, and return that process's exit status."""
+    paths = [str(folder.resolve() / name) for name in (PARAMS, ARTIFACTS, JOURNAL)]
+    command = [sys.executable, "-m", "pipelines.local_graph", *paths]
+    with (
+        # KFP leaves temporary folders behind; they go away with this one.
+        tempfile.TemporaryDirectory(prefix="grpo-pipeline-") as scratch,
+        (folder / LOG).open("wb") as log,
+        process(command, _environment(folder, scratch, screen)) as graph,
+    ):
+        for line in lines(graph):
+            if line is None:
+                followed.idle()
+                continue
+            log.write(line + b"\n")
+            log.flush()
+            followed.line(line.decode("utf-8", errors="replace"))
+        status = graph.wait()
+    followed.end()
+    return status
+
+
+def _environment(folder: Path, scratch: str, screen: Screen) -> dict[str, str]:
+    environment = {**os.environ, JOURNAL_VARIABLE: str(folder.resolve() / JOURNAL), "TMPDIR": scratch}
+    terminal = screen.terminal()
+    return {**environment, TERMINAL_VARIABLE: terminal} if terminal else environment
+
+
+def _exit_code(followed: Followed, status: int, folder: Path, screen: Screen) -> int:
+    """Return the exit code of the run, having shown where to look if something went wrong."""
+    task = followed.running
+    if followed.tasks and task is None and status == 0:
+        return 0
+    if task is not None and followed.exit_code is not None:
+        for page in (output / "report.html" for output in task.outputs.values()):
+            if page.is_file():
+                screen.detail(f"see {page.relative_to(Path.cwd())}")
+        return followed.exit_code
+    what = f"{task.title} stopped unexpectedly" if task else "the graph could not be run"
+    screen.error(f"{what}; the last lines of {folder / LOG}:", *_last_lines(folder / LOG, of_stage=status == 0))
+    return 1
+
+
+def _last_lines(log: Path, *, of_stage: bool) -> list[str]:
+    """The end of the log; of what the last stage printed, which KFP indents, rather than of what KFP says about it."""
+    text = [line.rstrip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines()]
+    if of_stage:
+        text = [line.removeprefix(_KFP_INDENT) for line in text if line.startswith(_KFP_INDENT)]
+        # The first that a task prints are its inputs, as a JSON object.
+        text = text[len(text) - text[::-1].index("}") :] if "}" in text else text
+    return [line for line in text if line][-_LINES_SHOWN:]
+
+
+def _sum_up(folder: Path, followed: Followed, exit_code: int, screen: Screen) -> None:
+    """Leave the results of a run that got as far as its report, and have outputs/latest lead to them."""
+    if not any(task.stage == "report" for task in followed.finished):
+        return
+    summary.write(folder, followed.tasks, exit_code)
+    link = OUTPUTS / f".latest-{os.getpid()}"
+    link.unlink(missing_ok=True)
+    link.symlink_to(folder.relative_to(OUTPUTS))
+    link.replace(OUTPUTS / "latest")  # there is no moment without it
+    summary.show(folder, screen)

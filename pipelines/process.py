@@ -1,0 +1,87 @@
+"""A process with all it starts: read while it runs, and gone when the block around it ends."""
+
+import os
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import FrameType
+
+_STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_IDLE_S = 0.2
+_GRACE_S = 3.0
+
+
+@contextmanager
+def process(command: Sequence[str], environment: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a process with all its output in one pipe; it never outlives the block, nor does any process it started.
+
+    That holds for Ctrl-C, SIGTERM and a closed terminal too: they become a SystemExit with the usual exit code.
+    """
+    # Before the process starts, which would otherwise inherit that a background job ignores Ctrl-C.
+    before = {number: signal.signal(number, _stop) for number in _STOPS}
+    try:
+        started = subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            # A session of its own: one signal reaches everything that is started from here.
+            start_new_session=True,
+        )
+        with started:
+            try:
+                yield started
+            finally:
+                _end(started)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def lines(started: subprocess.Popen[bytes]) -> Iterator[bytes | None]:
+    """Yield each line of output until it ends, and None whenever nothing has come for a moment."""
+    assert started.stdout is not None
+    pipe, rest = started.stdout.fileno(), b""
+    while True:
+        if not select.select([pipe], [], [], _IDLE_S)[0]:
+            yield None
+            continue
+        block = os.read(pipe, 1 << 16)
+        if not block:
+            break
+        *complete, rest = (rest + block).split(b"\n")
+        yield from complete
+    if rest:
+        yield rest
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    for each in _STOPS:
+        signal.signal(each, signal.SIG_IGN)
+    raise SystemExit(128 + number)
+
+
+def _end(started: subprocess.Popen[bytes]) -> None:
+    """Stop the process and all it started, if there is anything left of them."""
+    # SIGINT first: a stage then takes away what it has half written.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
+        if not _signal_all(started, number):
+            break
+
+
+def _signal_all(started: subprocess.Popen[bytes], number: int) -> bool:
+    """Send a signal and wait for a moment; False once no process is left."""
+    deadline = time.monotonic() + _GRACE_S
+    try:
+        os.killpg(started.pid, number)
+        while time.monotonic() < deadline:
+            started.poll()
+            os.killpg(started.pid, 0)
+            time.sleep(0.05)
+    except ProcessLookupError:
+        return False
+    return True

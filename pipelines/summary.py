@@ -1,0 +1,83 @@
+"""What a finished run amounts to: its report with version and times, a summary to compute with, a table to read."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from components.report import wording
+from components.report.page import render_report
+from components.shared import jsonl, lineage
+from components.shared.config import read_params
+from components.shared.page import percent
+from components.shared.problem import Split, problems_file
+from pipelines.followed import Task
+from pipelines.params import load
+from pipelines.screen import Screen, Style
+
+PAGE, FIGURES = "report.html", "summary.json"
+_MODELS = {"base": "base", "sft": "SFT", "grpo": "GRPO"}
+_COLUMN = 24
+
+
+def write(folder: Path, tasks: Sequence[Task], exit_code: int) -> None:
+    """Write report.html and summary.json into the folder of a run whose report stage has finished."""
+    params = folder / "params.yaml"
+    outputs = {task.title: task.outputs for task in tasks}
+    seconds = {task.title: task.seconds for task in tasks if task.seconds is not None}
+    version = jsonl.read_json(outputs["register"]["registration"] / "version.json") if exit_code == 0 else None
+    page = render_report(load(params).report, _report_inputs(outputs), version=version, seconds=seconds)
+    (folder / PAGE).write_text(page, encoding="utf-8")
+    figures = jsonl.read_json(outputs["report"]["report"] / "summary.json")
+    problems = outputs["prepare_data"]["problems"]
+    digests = {
+        **figures["digests"],
+        "params_file": lineage.value_digest(read_params(params)),
+        **{split: lineage.file_digest(problems_file(problems, split)) for split in Split},
+    }
+    added = {"digests": digests, "version": version, "seconds": seconds, "exit": exit_code}
+    jsonl.write_json(folder / FIGURES, {**figures, **added})
+
+
+def _report_inputs(outputs: dict[str, dict[str, Path]]) -> dict[str, Path]:
+    """The folders that the report is made from, by the names they have in the graph."""
+    evaluations = {f"{model}_evaluation": outputs[f"evaluate {model}"]["evaluation"] for model in _MODELS}
+    return {
+        **evaluations,
+        "sft_training": outputs["train_sft"]["training"],
+        "grpo_training": outputs["train_grpo"]["training"],
+        "validation": outputs["validate_data"]["validation"],
+    }
+
+
+def show(folder: Path, screen: Screen) -> None:
+    """Print the table of a run from its summary.json."""
+    figures = jsonl.read_json(folder / FIGURES)
+    screen.show()
+    screen.show(_row("on held-out problems", _MODELS.values()), Style.BOLD)
+    for source in figures["verdict"]["target"]["sources"] + [part["source"] for part in figures["verdict"]["others"]]:
+        scores = [figures["models"][model][source] for model in _MODELS]
+        screen.show(_row(f"{source} accuracy", (_score(score) for score in scores)))
+    screen.show(_row("with worked steps", (percent(figures["worked_fraction"][model]) for model in _MODELS)))
+    screen.show(_row("mean tokens", (f"{figures['mean_length_tokens'][model]:.1f}" for model in _MODELS)))
+    screen.show()
+    _show_verdict(figures, screen)
+    screen.show(f"report      {folder / PAGE}")
+
+
+def _show_verdict(figures: dict[str, Any], screen: Screen) -> None:
+    verdict = figures["verdict"]
+    word, style = ("passed", Style.GREEN) if verdict["passed"] else ("MISSED", Style.RED)
+    first, *others = [part["reason"] for part in (verdict["target"], *verdict["others"])]
+    screen.show(f"gate        {screen.styled(word, style)}: {first}")
+    for reason in others:
+        screen.show(f"            {reason}")
+    version = figures["version"]
+    screen.show(f"registered  {version['tag']} in {version['registry']}" if version else "registered  nothing")
+
+
+def _row(label: str, cells: Any) -> str:
+    return f"{label:<{_COLUMN}}" + "".join(f"{cell:<{_COLUMN}}" for cell in cells).rstrip()
+
+
+def _score(score: dict[str, Any]) -> str:
+    return f"{percent(score['accuracy'])} ({wording.interval(score['interval'])})"

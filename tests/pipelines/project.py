@@ -1,0 +1,135 @@
+"""A copy of the project, and what a run in it leaves."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from components.shared.lineage import file_digest
+
+ROOT = Path(__file__).parents[2]
+_COPIED = (
+    "components",
+    "pipelines",
+    "params",
+    "data",
+    ".dvc/config",
+    "params.yaml",
+    "dvc.yaml",
+    ".dvcignore",
+    ".gitignore",
+)
+
+
+@dataclass(frozen=True)
+class Project:
+    """A copy of the project, in which runs leave the checked out one alone."""
+
+    folder: Path
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The copy's code before the installed one, and the commands of this environment."""
+        return {
+            **os.environ,
+            "PYTHONPATH": str(self.folder),
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "DVC_NO_ANALYTICS": "1",
+            "DVC_SITE_CACHE_DIR": str(self.folder / "site_cache"),
+            "GX_ANALYTICS_ENABLED": "false",
+        }
+
+    def run(self, *command: str) -> subprocess.CompletedProcess[str]:
+        """Run a command in the copy and return all it printed, whatever its exit code."""
+        return subprocess.run(
+            command, cwd=self.folder, env=self.environment, capture_output=True, text=True, check=False, timeout=300
+        )
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        """Start `grpo-pipeline` of the copy."""
+        code = "import sys; from pipelines.cli import main; sys.exit(main())"
+        command = [sys.executable, "-c", code, *arguments]
+        return subprocess.Popen(
+            command, cwd=self.folder, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+
+    def processes(self, name: str) -> list[int]:
+        """Python processes with `name` in their command that work in the copy."""
+        listing = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True).stdout
+        rows = [line.split(None, 1) for line in listing.splitlines()]
+        return [
+            int(pid) for pid, args in rows if name in args and "python" in args.split()[0] and self._works_here(pid)
+        ]
+
+    def _works_here(self, pid: str) -> bool:
+        try:
+            return (Path("/proc") / pid / "cwd").readlink() == self.folder
+        except FileNotFoundError:  # it has just ended
+            return False
+
+    def use(self, params: Mapping[str, Any], name: str = "params.yaml") -> None:
+        """Make `params` a params file of the copy."""
+        (self.folder / name).write_text(yaml.safe_dump(dict(params), sort_keys=False))
+
+
+def smoke() -> dict[str, Any]:
+    """The params of the smoke preset."""
+    params: dict[str, Any] = yaml.safe_load((ROOT / "params/smoke.yaml").read_text())
+    return params
+
+
+def copy_project(folder: Path) -> Project:
+    """Copy what a run needs, without what earlier runs left."""
+    for name in _COPIED:
+        source, target = ROOT / name, folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if source.is_dir():
+            shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__", "*.jsonl"))
+        else:
+            shutil.copyfile(source, target)
+    subprocess.run(["git", "init", "--quiet", str(folder)], check=True)
+    return Project(folder)
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """A local run that has ended, with what it printed."""
+
+    project: Project
+    exit_code: int
+    printed: str
+    errors: str
+
+    @classmethod
+    def of(cls, project: Project, process: subprocess.Popen[str]) -> "FinishedRun":
+        """Wait for a run to end."""
+        printed, errors = process.communicate(timeout=400)
+        return cls(project, process.returncode, printed, errors)
+
+    @property
+    def folder(self) -> Path:
+        """Where it left what it made."""
+        return self.project.folder / "outputs/latest"
+
+    @property
+    def outputs(self) -> dict[str, dict[str, Path]]:
+        """The folders that its stages wrote down in the journal, by task and name."""
+        events = [json.loads(line) for line in (self.folder / "journal.jsonl").read_text().splitlines()]
+        titles = [task["title"] for task in events[0]["tasks"]]
+        started = [event["outputs"] for event in events if event["event"] == "started"]
+        return {
+            title: {name: Path(path) for name, path in folders.items()}
+            for title, folders in zip(titles, started, strict=True)
+        }
+
+
+def bytes_in(folder: Path) -> dict[str, str]:
+    """The digest of each file of an artifact, its lineage among them."""
+    return {str(path.relative_to(folder)): file_digest(path) for path in folder.rglob("*") if path.is_file()}

@@ -1,0 +1,108 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipelines.cli import main
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("train_grpo:", "train_gpro:"), "train_gpro: unknown key; did you mean `train_grpo`?"),
+        (("  group_size:", "  groupsize:"), "train_grpo.groupsize: unknown key; did you mean `group_size`?"),
+        (
+            ("  kl_coefficient: ", "  kl_coefficient: -"),
+            "train_grpo.kl_coefficient: input should be greater than or equal",
+        ),
+    ],
+)
+def test_a_wrong_key_or_value_stops_before_anything_runs(
+    change: tuple[str, str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """One line with file, line and key, exit code 2, and no trace of a run."""
+    path = tmp_path / "wrong.yaml"
+    text = (ROOT / "params.yaml").read_text()
+    line = text[: text.index(change[0])].count("\n") + 1
+    path.write_text(text.replace(*change, 1))
+    monkeypatch.chdir(tmp_path)
+    assert main(["run", "--params", str(path)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {path}:{line}: {message}")
+    assert error.count("\n") == 1
+    assert [entry.name for entry in tmp_path.iterdir()] == ["wrong.yaml"]
+
+
+def test_a_model_checked_other_than_the_one_trained_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Lengths that validation measured with another tokenizer would mean nothing."""
+    path = tmp_path / "two_models.yaml"
+    first, second, rest = (ROOT / "params.yaml").read_text().split("scratch:", 2)
+    path.write_text(f"{first}scratch:math #{second}scratch:{rest}")
+    monkeypatch.chdir(tmp_path)
+    assert main(["run", "--params", str(path)]) == 2
+    assert "validate_data.model and train_sft.model must be the same" in capsys.readouterr().err
+
+
+def test_a_missing_file_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    """The commonest mistake of all gets no traceback."""
+    assert main(["run", "--params", "params/nope.yaml"]) == 2
+    assert capsys.readouterr().err == "error: params/nope.yaml: no such params file\n"
+
+
+def test_data_says_which_file_it_misses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`grpo-pipeline data` outside the project says so in one line."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["data", "--source", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.startswith("error: data/raw: holds no DVC pointers")
+
+
+def test_fetch_says_where_it_looked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A registry that is not there is not made by asking for a version."""
+    registry = tmp_path / "registry"
+    assert main(["fetch", "v0.0.1", str(tmp_path / "policy"), "--registry", str(registry)]) == 2
+    assert capsys.readouterr().err == f"error: {registry}: no such registry; nothing has been registered there\n"
+    assert not registry.exists()
+
+
+@pytest.mark.slow
+def test_a_failing_stage_ends_the_run_with_its_own_exit_code(tmp_path: Path) -> None:
+    """The graph stops at the stage, whose error is shown as one line; the log is kept and named."""
+    path = tmp_path / "no_such_data.yaml"
+    text = (ROOT / "params/smoke.yaml").read_text()
+    kind = text.index("- kind: word_problems")
+    section = text.index("max_malformed_fraction")
+    indent = " " * (kind - text.rindex("\n", 0, kind) - 1)
+    path.write_text(
+        f"{text[:kind]}- {{kind: gsm8k, train: nope.jsonl, test: nope.jsonl}}\n{indent[:-2]}{text[section:]}"
+    )
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            f"from pipelines.cli import main; raise SystemExit(main(['run', '--params', {str(path)!r}]))",
+        ],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr.strip().startswith("error: nope.jsonl: no such file")
+    assert done.stderr.count("\n") == 1
+    assert [line for line in done.stdout.splitlines() if line.startswith("[")] == ["[1/9] prepare_data"]
+    (log,) = tmp_path.glob("outputs/runs/*-no_such_data/kfp.log")
+    assert str(log.relative_to(tmp_path)) in done.stdout
+    assert not (tmp_path / "outputs/latest").exists()

@@ -1,0 +1,148 @@
+"""The whole graph on real stages with a tiny model: under KFP's local runner, and when it goes wrong."""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from components.shared.lineage import digest, file_digest
+from tests.pipelines.project import FinishedRun, Project, bytes_in, copy_project
+
+pytestmark = pytest.mark.slow
+
+TITLES = [
+    "prepare_data",
+    "validate_data",
+    "train_sft",
+    "evaluate base",
+    "evaluate sft",
+    "train_grpo",
+    "evaluate grpo",
+    "report",
+    "register",
+]
+
+
+def test_the_smoke_preset_runs_to_the_end(smoke_run: FinishedRun) -> None:
+    """Every stage is announced once with its number, and the exit code is 0."""
+    assert smoke_run.exit_code == 0, smoke_run.printed + smoke_run.errors
+    headers = [line for line in smoke_run.printed.splitlines() if line.startswith("[")]
+    assert headers == [f"[{number}/9] {title}" for number, title in enumerate(TITLES, start=1)]
+
+
+def test_the_screen_is_for_people(smoke_run: FinishedRun) -> None:
+    """No line of KFP, no warning and no colour code reaches a pipe; all of it is in the log."""
+    for noise in ("INFO", "Warning", "KFP", "\x1b", "Artifact("):
+        assert noise not in smoke_run.printed
+    assert smoke_run.errors == ""
+    assert "KFP Executor" in (smoke_run.folder / "kfp.log").read_text()
+
+
+def test_the_summary_holds_what_the_table_shows(smoke_run: FinishedRun) -> None:
+    """summary.json has scores, verdict, version, times, digests and the exit code of the run."""
+    summary = json.loads((smoke_run.folder / "summary.json").read_text())
+    assert set(summary["models"]) == {"base", "sft", "grpo"}
+    assert summary["exit"] == 0
+    assert list(summary["seconds"]) == TITLES
+    assert summary["version"]["version"] == "v0.0.1"
+    problems = smoke_run.outputs["prepare_data"]["problems"]
+    assert summary["digests"]["test"] == file_digest(problems / "test.jsonl")
+    assert summary["version"]["policy_digest"] == digest(smoke_run.outputs["train_grpo"]["policy"])
+    assert summary["version"]["tag"] in smoke_run.printed
+    for scores in summary["models"].values():
+        for score in scores.values():
+            assert f"{100 * score['accuracy']:.1f} %" in smoke_run.printed
+
+
+def test_the_report_of_the_run_has_version_and_times(smoke_run: FinishedRun) -> None:
+    """The page in the run's folder says more than the stage's, which is written before registration."""
+    page = (smoke_run.folder / "report.html").read_text()
+    stage_page = (smoke_run.outputs["report"]["report"] / "report.html").read_text()
+    assert "grpo-policy@v0.0.1" in page
+    assert "grpo-policy@v0.0.1" not in stage_page
+
+
+def test_the_run_keeps_the_params_it_ran_with(smoke_run: FinishedRun) -> None:
+    """A run's folder is complete: the params file is in it, byte for byte."""
+    preset = smoke_run.project.folder / "params/smoke.yaml"
+    assert (smoke_run.folder / "params.yaml").read_bytes() == preset.read_bytes()
+
+
+def test_every_artifact_says_what_it_was_made_from(smoke_run: FinishedRun) -> None:
+    """From the policy's folder alone one reaches the data it was trained on."""
+    lineage = json.loads((smoke_run.outputs["train_grpo"]["policy"] / "lineage.json").read_text())
+    problems = smoke_run.outputs["prepare_data"]["problems"]
+    assert lineage["inputs"]["problems"]["digest"] == digest(problems)
+    assert lineage["inputs"]["reference"]["lineage"]["inputs"]["problems"]["digest"] == digest(problems)
+
+
+def test_a_registered_version_comes_back(smoke_run: FinishedRun, tmp_path: Path) -> None:
+    """What `grpo-pipeline fetch` brings is the policy that was trained."""
+    fetched = FinishedRun.of(smoke_run.project, smoke_run.project.start("fetch", "v0.0.1", str(tmp_path / "policy")))
+    assert fetched.exit_code == 0, fetched.errors
+    assert digest(tmp_path / "policy") == digest(smoke_run.outputs["train_grpo"]["policy"])
+
+
+def test_a_missed_gate_registers_nothing_but_leaves_the_report(missed_run: FinishedRun) -> None:
+    """Exit code 3, the verdict on the screen, summary and report in place, and no version in the registry."""
+    assert missed_run.exit_code == 3, missed_run.printed + missed_run.errors
+    assert missed_run.errors.count("\n") == 1
+    assert "gate        MISSED" in missed_run.printed
+    assert "registered  nothing" in missed_run.printed
+    summary = json.loads((missed_run.folder / "summary.json").read_text())
+    assert (summary["exit"], summary["version"], summary["verdict"]["passed"]) == (3, None, False)
+    assert (missed_run.folder / "report.html").is_file()
+    assert "registration" not in [path.name for path in missed_run.folder.rglob("*")]
+    registry = missed_run.project.folder / "outputs/registry"
+    assert not registry.exists() or not list(registry.rglob("version.json"))
+
+
+def test_equal_inputs_give_equal_artifacts(smoke_run: FinishedRun, missed_run: FinishedRun) -> None:
+    """Two runs that differ in the gate alone agree in every byte of all that comes before it."""
+    one, other = smoke_run.outputs, missed_run.outputs
+    for title in TITLES[: TITLES.index("report")]:
+        for name in set(one[title]) - {"timings"}:
+            assert bytes_in(one[title][name]) == bytes_in(other[title][name]), f"{title}: {name}"
+
+
+def test_a_killed_stage_is_reported_and_leaves_nothing_half_done(tmp_path: Path) -> None:
+    """SIGKILL from outside, as by the kernel when memory runs out: exit code 1, the log's end, no output in place."""
+    project = copy_project(tmp_path)
+    run = project.start("run", "--params", "params/smoke.yaml")
+    _wait_for(project, "Got executor_input", times=2)
+    (stage,) = project.processes("ephemeral_component.py")
+    os.kill(stage, signal.SIGKILL)
+    ended = FinishedRun.of(project, run)
+    assert ended.exit_code == 1
+    assert ended.errors.strip().startswith("error: validate_data stopped unexpectedly; the last lines of outputs/runs/")
+    assert ended.errors.rstrip().endswith("Killed")
+    assert "1 of 9 stages" in ended.printed
+    assert not list(project.folder.rglob("validation"))
+    assert not (project.folder / "outputs/latest").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stopped_run_leaves_no_process_behind(number: signal.Signals, tmp_path: Path) -> None:
+    """Ctrl-C or a plain kill of the command ends the stage too, which takes away what it has half written."""
+    project = copy_project(tmp_path)
+    run = project.start("run", "--params", "params/smoke.yaml")
+    _wait_for(project, "Got executor_input", times=2)
+    run.send_signal(number)
+    stopped = FinishedRun.of(project, run)
+    assert stopped.exit_code == 128 + number
+    assert "stopped, and no stage is left running" in stopped.errors
+    assert project.processes("") == []
+    assert not list(project.folder.rglob("*.partial"))
+
+
+def _wait_for(project: Project, text: str, *, times: int) -> None:
+    """Wait until the log of the only run holds `text` so many times."""
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        if any(log.read_text().count(text) >= times for log in project.folder.glob("outputs/runs/*/kfp.log")):
+            return
+        time.sleep(0.05)
+    pytest.fail(f"`{text}` has not appeared in the log")

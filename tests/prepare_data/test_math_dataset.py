@@ -1,0 +1,140 @@
+"""MATH rows: the gold answer on every known oddity, levels, and which rows are refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from components.prepare_data.math_dataset import boxed_answer, math500_fields, math_fields
+from components.prepare_data.raw_rows import MalformedRowError
+
+_MATH500 = Path("../shared/data/math500.jsonl")
+_ROW: dict[str, Any] = {
+    "problem": "What is $1+1$?",
+    "solution": r"It is $\boxed{2}$.",
+    "level": "Level 1",
+    "type": "Algebra",
+}
+
+
+@pytest.mark.parametrize(
+    ("solution", "answer"),
+    [
+        (r"Thus $x = \boxed{2}$.", "2"),
+        (r"Thus $x = \boxed{\frac{1}{\sqrt{2}}}$.", r"\frac{1}{\sqrt{2}}"),
+        (r"Our answer is $\boxed 2$.", "2"),
+        (r"Our answer is $\fbox{2}$.", "2"),
+        (r"It is $\boxed{10}$." + "\n\n- OR -\n\n" + r"It must be $\boxed{10}$.", "10"),
+        (r"It is $\boxed{\frac{11}{2}}$. Alternatively, $\frac{8+3}{2} = \boxed{5.5}$.", "5.5"),
+        (r"It is $\boxed{15\frac{39}{40}},$ or $\boxed{\frac{639}{40}}$.", r"\frac{639}{40}"),
+    ],
+)
+def test_one_answer_is_read_from_its_last_form(solution: str, answer: str) -> None:
+    r"""Missing braces, \fbox and several ways to the same answer all give that one answer."""
+    assert boxed_answer(solution) == answer
+
+
+@pytest.mark.parametrize(
+    ("solution", "answer"),
+    [
+        (r"The roots are $\boxed{-2}$ and $\boxed{3}$.", "-2, 3"),
+        (r"$\boxed{1}, \boxed{2},$ and $\boxed{4}$", "1, 2, 4"),
+        (r"So $x = \boxed{4}$." + "\n\n" + r"Then $y = \boxed{-1}$.", "4, -1"),
+        (
+            r"They are $\boxed{(1,2)}$ and $\boxed{(3,4)}$, so again $\boxed{(1,2)}$ and $\boxed{(3,4)}$.",
+            "(1,2), (3,4)",
+        ),
+    ],
+)
+def test_boxes_that_together_are_the_answer_are_joined(solution: str, answer: str) -> None:
+    """No part of the answer is lost, and none is said twice."""
+    assert boxed_answer(solution) == answer
+
+
+@pytest.mark.parametrize(
+    "remark",
+    [
+        "\n\n" + r"Note: $\boxed{7}$ is also accepted as an answer.",
+        r" (Also accepted: $\boxed{7}$.)",
+        r" We accept $\boxed{7}$ as well.",
+        r" $\boxed{7}$ would be acceptable.",
+    ],
+)
+def test_a_box_that_is_merely_accepted_too_is_not_the_answer(remark: str) -> None:
+    """What counts is what the solution found, not what graders were told to let pass."""
+    assert boxed_answer(r"Solving, we find $d = \boxed{-7}$." + remark) == "-7"
+
+
+def test_a_story_about_accepting_does_not_hide_its_answer() -> None:
+    """The first box is never a remark, and a remark does not reach into another paragraph."""
+    assert boxed_answer(r"The number of accepted students is $\boxed{5}$.") == "5"
+    assert boxed_answer("All are accepted.\n\n$a = \\boxed{5}$\n\n$b = \\boxed{6}$") == "5, 6"
+
+
+@pytest.mark.parametrize(
+    ("solution", "reason"),
+    [
+        ("It is 2.", r"the solution has no closed \boxed"),
+        (r"It is $\boxed{}$.", r"the solution has an empty \boxed{}"),
+        (r"It is $\boxed{1}$ or $\boxed{}$.", r"the solution has an empty \boxed{}"),
+        (r"It is $\boxed{1}$ or $\boxed{2", "the last box of the solution is never closed"),
+        (r"It is $\boxed{\frac{1}{2}", r"the solution has no closed \boxed"),
+    ],
+)
+def test_a_solution_without_a_readable_answer_is_refused(solution: str, reason: str) -> None:
+    """An answer is never guessed."""
+    with pytest.raises(MalformedRowError) as refused:
+        boxed_answer(solution)
+    assert reason in str(refused.value)
+
+
+@pytest.mark.parametrize(("level", "expected"), [("Level 5", 5), (3, 3), (3.0, 3), ("4", 4), ("Level ?", None)])
+def test_levels_are_numbers_or_unknown(level: object, expected: int | None) -> None:
+    """Text, whole numbers as parquet may give them, and the question mark of two published rows."""
+    assert math_fields(_ROW | {"level": level}).level == expected
+
+
+def test_an_answer_column_stands_before_the_boxes() -> None:
+    """Where a dataset gives its answers apart, they are taken as they are."""
+    assert math_fields(_ROW | {"answer": r" \frac{4}{2} "}).answer == r"\frac{4}{2}"
+
+
+def test_the_subject_is_called_subject_or_type() -> None:
+    """Both published layouts are read."""
+    assert math_fields(_ROW).subject == "Algebra"
+    renamed = {name: value for name, value in _ROW.items() if name != "type"}
+    assert math_fields(renamed | {"subject": "Geometry"}).subject == "Geometry"
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"problem": None}, "column `problem` is missing"),
+        ({"solution": None}, "column `solution` is missing"),
+        ({"level": None}, "column `level` is missing"),
+        ({"type": None}, "column `subject` or `type` is missing"),
+        ({"level": "hard"}, 'column `level` is "hard", expected a number'),
+        ({"level": True}, "column `level` is true, expected a number"),
+        ({"answer": " "}, "column `answer` is empty"),
+    ],
+)
+def test_unusable_rows_say_what_is_wrong(change: dict[str, Any], reason: str) -> None:
+    """Each reason names the column and what was found."""
+    with pytest.raises(MalformedRowError) as refused:
+        math_fields(_ROW | change)
+    assert reason in str(refused.value)
+
+
+def test_math500_needs_its_answer_column() -> None:
+    """Its answers were cleaned by its authors; the boxes are no substitute."""
+    with pytest.raises(MalformedRowError, match="column `answer` is missing"):
+        math500_fields(_ROW)
+
+
+@pytest.mark.skipif(not _MATH500.is_file(), reason="the published MATH-500 file is not at hand")
+def test_boxes_agree_with_the_published_answers_of_math500() -> None:
+    """On all 500 rows, reading the solution's boxes gives the answer that its authors wrote down."""
+    rows = [json.loads(line) for line in _MATH500.read_text(encoding="utf-8").splitlines()]
+    assert len(rows) == 500
+    assert [row["unique_id"] for row in rows if boxed_answer(row["solution"]) != math500_fields(row).answer] == []

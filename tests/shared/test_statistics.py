@@ -1,0 +1,127 @@
+"""Intervals and tests against published numbers, and the properties that a gate leans on."""
+
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from components.shared.statistics import mcnemar_exact_p, mean_interval, paired_difference_interval, wilson_interval
+
+
+@pytest.mark.parametrize(
+    ("correct", "total", "published"),
+    [(81, 263, (0.2553, 0.3662)), (15, 148, (0.0624, 0.1605)), (0, 20, (0.0, 0.1611)), (1, 29, (0.0061, 0.1718))],
+)
+def test_wilson_interval_gives_newcombes_published_limits(
+    correct: int, total: int, published: tuple[float, float]
+) -> None:
+    """Statistics in Medicine 17 (1998), p. 857, table I, method 3."""
+    assert wilson_interval(correct, total) == pytest.approx(published, abs=5e-5)
+
+
+@given(st.integers(1, 500).flatmap(lambda total: st.tuples(st.integers(0, total), st.just(total))))
+def test_wilson_interval_holds_the_estimate_inside_the_unit_interval(counts: tuple[int, int]) -> None:
+    """The interval never leaves [0, 1] and never excludes the observed proportion."""
+    correct, total = counts
+    low, high = wilson_interval(correct, total)
+    assert 0 <= low <= correct / total <= high <= 1
+    assert high > low
+
+
+@pytest.mark.parametrize("counts", [(0, 0), (3, 2), (-1, 5)])
+def test_wilson_interval_refuses_counts_that_are_no_proportion(counts: tuple[int, int]) -> None:
+    """No problems, or more right than there are, is an error instead of a number."""
+    with pytest.raises(ValueError, match="no proportion"):
+        wilson_interval(*counts)
+
+
+@pytest.mark.parametrize(
+    ("only_first", "only_second", "p_value"),
+    [(0, 5, 2 / 32), (1, 7, 2 * (1 + 8) / 2**8), (4, 4, 1.0), (0, 0, 1.0), (6, 16, 0.0524788)],
+)
+def test_mcnemar_is_a_fair_coin_on_the_problems_that_only_one_gets_right(
+    only_first: int, only_second: int, p_value: float
+) -> None:
+    """Two-sided binomial tail, summed by hand; the last is 6 against 16 of Cavo et al. (2012)."""
+    assert mcnemar_exact_p(only_first, only_second) == pytest.approx(p_value, abs=1e-6)
+    assert mcnemar_exact_p(only_second, only_first) == pytest.approx(p_value, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("both", "only_first", "only_second", "neither", "published"),
+    [
+        # Fagerland, Lydersen, Laake: Statistical Analysis of Contingency Tables (2017), chapter 8, sign turned.
+        (59, 6, 16, 80, (0.0046, 0.1186)),
+        # Altman et al.: Statistics with Confidence (2000), p. 52, with its sign turned; three decimals there.
+        (14, 5, 0, 22, (-0.226, -0.011)),
+    ],
+)
+def test_paired_interval_gives_the_published_limits(
+    both: int, only_first: int, only_second: int, neither: int, published: tuple[float, float]
+) -> None:
+    """Newcombe's method 10, with a correlation that the continuity correction leaves positive."""
+    interval = paired_difference_interval(both=both, only_first=only_first, only_second=only_second, neither=neither)
+    assert interval == pytest.approx(published, abs=6e-4)
+
+
+def test_paired_interval_without_correlation_is_square_and_add() -> None:
+    """Worked by hand: 5 of 10 against 5 of 10 right, independent, so each limit is sqrt(2) Wilson half-widths away."""
+    low, high = wilson_interval(5, 10)
+    interval = paired_difference_interval(both=2, only_first=3, only_second=3, neither=2)
+    # The determinant 2 * 2 - 3 * 3 = -5 over sqrt(5 ** 4) is a correlation of -0.2: wider than independent answers.
+    spread = (2 * (1 + 0.2)) ** 0.5 * (high - low) / 2
+    assert interval == pytest.approx((-spread, spread))
+
+
+COUNTS = st.tuples(*[st.integers(0, 60)] * 4).filter(any)
+
+
+@given(COUNTS)
+def test_paired_interval_turns_with_its_models(counts: tuple[int, int, int, int]) -> None:
+    """Swapping the models mirrors the interval, which holds the observed difference and stays in [-1, 1]."""
+    both, first, second, neither = counts
+    low, high = paired_difference_interval(both=both, only_first=first, only_second=second, neither=neither)
+    mirrored = paired_difference_interval(both=both, only_first=second, only_second=first, neither=neither)
+    assert (-high, -low) == pytest.approx(mirrored, abs=1e-12)
+    assert -1 - 1e-9 <= low <= (second - first) / sum(counts) + 1e-12
+    assert (second - first) / sum(counts) - 1e-12 <= high <= 1 + 1e-9
+
+
+def test_paired_interval_is_narrower_where_the_models_agree() -> None:
+    """Pairing is what makes the comparison sharp: the same accuracies with agreeing answers leave less doubt."""
+    agreeing = paired_difference_interval(both=50, only_first=0, only_second=10, neither=40)
+    opposed = paired_difference_interval(both=10, only_first=40, only_second=50, neither=0)
+    assert agreeing[1] - agreeing[0] < opposed[1] - opposed[0]
+    assert agreeing[0] > 0 > opposed[0]
+
+
+@given(st.lists(st.integers(0, 1), min_size=1, max_size=200))
+def test_one_sample_per_problem_gives_wilson(answers: list[int]) -> None:
+    """With nothing to cluster the interval of means is the interval of the proportion."""
+    assert mean_interval(answers) == pytest.approx(wilson_interval(sum(answers), len(answers)), abs=1e-9)
+
+
+def test_samples_of_one_problem_count_less_than_problems() -> None:
+    """Four samples that always agree are one answer; four that differ like coins are nearly four."""
+    agreeing, mixed = mean_interval([0.0, 1.0] * 10), mean_interval([0.25, 0.75] * 10)
+    assert agreeing == pytest.approx(wilson_interval(10, 20))
+    assert mixed == pytest.approx(wilson_interval(40, 80))
+
+
+def test_means_that_do_not_vary_still_leave_doubt() -> None:
+    """All problems always right is not certainty: each problem counts as one answer."""
+    assert mean_interval([1.0] * 20) == pytest.approx(wilson_interval(20, 20))
+    assert mean_interval([0.5] * 20) == pytest.approx(wilson_interval(10, 20))
+
+
+def test_intervals_do_not_load_scipy() -> None:
+    """Evaluation draws intervals in images without scipy; only the McNemar test needs it."""
+    code = (
+        "import sys; from components.shared import statistics; "
+        "statistics.mean_interval([0.5, 1.0]); statistics.wilson_interval(1, 2); "
+        "statistics.paired_difference_interval(both=1, only_first=1, only_second=1, neither=1); "
+        "sys.exit('scipy' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

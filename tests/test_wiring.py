@@ -1,0 +1,265 @@
+"""One name per stage, in every place that has one; and imports that stay where they may be."""
+
+import ast
+import importlib
+import inspect
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pipelines.params import Params, load
+from pipelines.sections import sections
+
+ROOT = Path(__file__).parents[1]
+STAGES = list(Params.model_fields)
+PARAMS_FILES = [ROOT / "params.yaml", *sorted((ROOT / "params").glob("*.yaml"))]
+SHOWN = {"metrics", "page"}
+"""Outputs of a component that are there for Kubeflow's pages alone."""
+LIGHT = [
+    "components.prepare_data.prepare",
+    "components.validate_data.validate",
+    "components.report.report",
+    "components.register.register",
+    "pipelines.cli",
+    "pipelines.grpo_post_training",
+    *(f"components.shared.{path.stem}" for path in sorted((ROOT / "components/shared").glob("[!_]*.py"))),
+]
+
+
+def test_every_folder_with_a_config_is_a_stage_and_the_other_way_round() -> None:
+    """No stage is missing from the params model, and none is there without a folder."""
+    assert {path.parent.name for path in ROOT.glob("components/*/component.py")} == set(STAGES)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_every_stage_has_the_same_files(stage: str) -> None:
+    """Who knows one stage knows where to look in all of them."""
+    for name in ("__init__.py", "__main__.py", "component.py", "config.py"):
+        assert (ROOT / "components" / stage / name).is_file(), name
+    assert sorted((ROOT / "tests" / stage).glob("test_*.py")), f"tests/{stage} holds no test"
+
+
+def test_the_graph_runs_every_stage_with_its_own_section() -> None:
+    """Each task of the graph takes the parameter that is named after its stage, and no stage is left out."""
+    spec = _graph()
+    taken = {
+        _stage_of(task): task["inputs"]["parameters"]["config"]["componentInputParameter"] for task in _tasks(spec)
+    }
+    assert taken == {stage: f"{stage}_config" for stage in STAGES}
+    assert set(spec["root"]["inputDefinitions"]["parameters"]) == {f"{stage}_config" for stage in STAGES}
+
+
+def test_dvc_has_the_same_stages_and_params_sections() -> None:
+    """dvc.yaml names every stage, with the section of the params file that it depends on."""
+    stages = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
+    assert {name: stage.get("do", stage)["params"] for name, stage in stages.items()} == {
+        name: [name] for name in STAGES
+    }
+
+
+def test_dvc_and_kubeflow_draw_the_same_edges() -> None:
+    """What runs after what is the same under both."""
+    assert _dvc_edges() == _kubeflow_edges()
+
+
+def test_nothing_is_trained_measured_or_registered_before_validation() -> None:
+    """Every stage but the first two has validation somewhere upstream."""
+    edges = _kubeflow_edges()
+    for task in edges:
+        if task not in {"prepare_data", "validate_data"}:
+            assert "validate_data" in _upstream(task, edges), task
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_step_component_and_command_agree_on_the_folders(stage: str) -> None:
+    """The step function, its Kubeflow component and its DVC command take the same inputs and outputs."""
+    folders = _step_folders(stage)
+    component = importlib.import_module(f"components.{stage}.component").__dict__[stage].component_spec
+    assert {name: "input" for name in component.inputs if name != "config"} | {
+        name: "output" for name in component.outputs if name not in SHOWN
+    } == folders
+    for _, command in _dvc_commands(stage):
+        options = re.findall(r"--([a-z-]+)", command)
+        assert [option.replace("-", "_") for option in options] == list(folders)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_dvc_reruns_a_stage_when_its_code_changes(stage: str) -> None:
+    """A stage depends on its own folder and on each shared folder that it imports from."""
+    used = {f"components/{name}" for name in _component_folders_used_by(stage)} | {f"components/{stage}"}
+    stages = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
+    deps = stages[stage].get("do", stages[stage])["deps"]
+    assert {dep for dep in deps if dep.startswith("components/")} == used
+
+
+def test_dvc_reruns_the_first_stage_when_its_data_change() -> None:
+    """The raw files that params.yaml names are dependencies: DVC would not notice new content under an old name."""
+    sources = yaml.safe_load((ROOT / "params.yaml").read_text())["prepare_data"]["sources"]
+    files = {source[split] for source in sources for split in ("train", "test") if source.get(split)}
+    assert files <= set(yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]["prepare_data"]["deps"])
+
+
+@pytest.mark.parametrize("path", PARAMS_FILES, ids=lambda path: path.stem)
+def test_every_params_file_is_complete(path: Path) -> None:
+    """Each file that is shipped passes validation as a whole and has the keys of params.yaml."""
+    load(path)
+    assert _keys(yaml.safe_load(path.read_text())) == _keys(yaml.safe_load(PARAMS_FILES[0].read_text()))
+
+
+@pytest.mark.parametrize("path", PARAMS_FILES, ids=lambda path: path.stem)
+def test_null_means_left_out(path: Path) -> None:
+    """KFP has no null: what is null in a params file is what a stage assumes when it is not told."""
+    assert Params.model_validate(sections(path)) == load(path)
+
+
+def test_the_makefile_offers_the_presets_that_exist() -> None:
+    """Each preset in the Makefile's help is a params file, and each params file is offered."""
+    offered = re.search(r"PRESET=([a-z0-9.|-]+)\)", (ROOT / "Makefile").read_text())
+    assert offered is not None
+    assert set(offered[1].split("|")) == {"laptop", *(path.stem for path in PARAMS_FILES[1:])}
+
+
+def test_kfp_is_only_in_components_and_pipelines() -> None:
+    """A stage's logic knows nothing of the runner: only component.py files and pipelines/ import kfp."""
+    importing = {
+        path for path in ROOT.glob("components/**/*.py") if "kfp" in {name.split(".")[0] for name in _imports(path)}
+    }
+    assert importing == set(ROOT.glob("components/*/component.py"))
+
+
+def test_pipelines_reach_only_for_wrappers_configs_and_vocabulary() -> None:
+    """Beside those, each module of pipelines/ may use what the command or summary it implements is made of."""
+    also = {"summary": r"components\.report\.\w+", "cli": r"components\.(prepare_data|register)\.fetch"}
+    for path in ROOT.glob("pipelines/*.py"):
+        allowed = rf"components\.\w+\.(component|config)|components\.shared\.\w+|{also.get(path.stem, '$.')}"
+        for name in _imports(path):
+            if name.startswith("components"):
+                assert re.fullmatch(allowed, name), f"{path.name} imports {name}"
+
+
+def test_light_code_imports_no_heavy_library() -> None:
+    """What runs in the light image, and the command line, starts without torch, DeepSpeed, vLLM or transformers."""
+    code = "import importlib, sys; [importlib.import_module(name) for name in sys.argv[1:]]; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code, *LIGHT], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert not {"torch", "deepspeed", "vllm", "transformers"} & set(loaded.stdout.split())
+
+
+def test_help_answers_at_once() -> None:
+    """Neither kfp nor any other library of weight is imported before a command is chosen."""
+    code = "import sys, pipelines.cli; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert not {"kfp", "pydantic", "yaml"} & set(loaded.stdout.split())
+
+
+def test_the_readme_names_only_what_exists() -> None:
+    """Every path in the README's code, tables and inline code is there."""
+    readme = ROOT / "README.md"
+    text = readme.read_text() if readme.exists() else ""
+    missing = [
+        path for path in _paths_in(text) if not any((ROOT / base / path).exists() for base in ("", "components"))
+    ]
+    assert not missing
+
+
+def _graph() -> dict[str, Any]:
+    """The committed graph, of which tests/pipelines/test_graph.py sees that it is the code's."""
+    spec: dict[str, Any] = yaml.safe_load((ROOT / "pipelines/grpo_post_training.yaml").read_text())
+    return spec
+
+
+def _tasks(spec: dict[str, Any]) -> list[dict[str, Any]]:
+    return list(spec["root"]["dag"]["tasks"].values())
+
+
+def _stage_of(task: dict[str, Any]) -> str:
+    name: str = task["componentRef"]["name"]
+    return re.sub(r"-\d+$", "", name).removeprefix("comp-").replace("-", "_")
+
+
+def _title_of(task: dict[str, Any]) -> str:
+    """`evaluate sft` of Kubeflow, which is `evaluate@sft` of DVC."""
+    title: str = task["taskInfo"]["name"]
+    return title.replace("-", "_").replace(" ", "@")
+
+
+def _kubeflow_edges() -> dict[str, set[str]]:
+    tasks = _graph()["root"]["dag"]["tasks"]
+    titles = {name: _title_of(task) for name, task in tasks.items()}
+    return {titles[name]: {titles[before] for before in task.get("dependentTasks", [])} for name, task in tasks.items()}
+
+
+def _dvc_edges() -> dict[str, set[str]]:
+    stages = dict(_resolved_dvc_stages())
+    made_by = {out: name for name, stage in stages.items() for out in stage["outs"]}
+    return {name: {made_by[dep] for dep in stage["deps"] if dep in made_by} for name, stage in stages.items()}
+
+
+def _resolved_dvc_stages() -> Iterator[tuple[str, dict[str, Any]]]:
+    for name, stage in yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"].items():
+        if "foreach" not in stage:
+            yield name, stage
+            continue
+        for key, item in stage["foreach"].items():
+            text = yaml.safe_dump(stage["do"]).replace("${key}", key).replace("${item}", item)
+            yield f"{name}@{key}", yaml.safe_load(text)
+
+
+def _dvc_commands(stage: str) -> list[tuple[str, str]]:
+    return [(name, found["cmd"]) for name, found in _resolved_dvc_stages() if name.split("@")[0] == stage]
+
+
+def _upstream(task: str, edges: dict[str, set[str]]) -> set[str]:
+    return edges[task].union(*(_upstream(before, edges) for before in edges[task]))
+
+
+def _step_folders(stage: str) -> dict[str, str]:
+    """Name and kind of each folder that the step function of a stage takes, in order."""
+    entry = importlib.import_module(f"components.{stage}.__main__")
+    step = next(value for name, value in vars(entry).items() if inspect.isfunction(value) and name != "main")
+    hints = inspect.get_annotations(step)
+    return {name: hint.__metadata__[0] for name, hint in hints.items() if name not in {"config", "return"}}
+
+
+def _component_folders_used_by(stage: str) -> set[str]:
+    """The folders of components/ that a stage imports from, directly or through another one of them."""
+    found: set[str] = set()
+    waiting = {stage}
+    while waiting:
+        folder = waiting.pop()
+        found.add(folder)
+        names = {name for path in ROOT.glob(f"components/{folder}/*.py") for name in _imports(path)}
+        waiting |= {name.split(".")[1] for name in names if name.startswith("components.")} - found
+    return found
+
+
+def _imports(path: Path) -> set[str]:
+    """Every module named in the import statements of a file, at any depth."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            module = str(node.module)
+            modules = {f"{module}.{alias.name}" for alias in node.names}
+            names |= {name if (ROOT / f"{name.replace('.', '/')}.py").exists() else module for name in modules}
+    return names
+
+
+def _keys(section: Any) -> Any:
+    """The keys of nested mappings; lists differ between presets as values do."""
+    return {key: _keys(value) for key, value in section.items()} if isinstance(section, dict) else None
+
+
+def _paths_in(markdown: str) -> set[str]:
+    """What looks like a path of the project in code of a Markdown text: it has a slash or a well-known ending."""
+    code = re.findall(r"^```.*?^```|`[^`\n]+`", markdown, flags=re.MULTILINE | re.DOTALL)
+    words = {word.strip("`,;:()\"'") for block in code for word in block.split()}
+    paths = {word for word in words if re.fullmatch(r"\.?[\w-][\w./-]*(/|/[\w.-]+|\.(py|ya?ml|toml|md|lock))", word)}
+    made_by_runs = ("outputs/", "dvc_plots/", ".venv/")
+    return {path for path in paths if not path.startswith(made_by_runs) and "//" not in path}
