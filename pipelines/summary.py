@@ -66,7 +66,8 @@ def show(folder: Path, screen: Screen) -> None:
 
 def _show_verdict(figures: dict[str, Any], screen: Screen) -> None:
     verdict = figures["verdict"]
-    word, style = ("passed", Style.GREEN) if verdict["passed"] else ("MISSED", Style.RED)
+    missed = "MISSED" if verdict["enforced"] else "MISSED (not enforced)"
+    word, style = ("passed", Style.GREEN) if verdict["passed"] else (missed, Style.RED)
     first, *others = [part["reason"] for part in (verdict["target"], *verdict["others"])]
     screen.show(f"gate        {screen.styled(word, style)}: {first}")
     for reason in others:

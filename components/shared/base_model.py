@@ -17,7 +17,7 @@ class ScratchModel:
     num_layers: int
     num_heads: int
     vocabulary_size: int | None
-    """Entries of a byte-level BPE vocabulary; None reads text character by character."""
+    """Entries of a byte-level BPE vocabulary; None reads whole words and whole numbers."""
     max_tokens: int
     """Longest prompt with its completion."""
 

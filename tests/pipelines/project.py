@@ -43,6 +43,8 @@ class Project:
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
             "DVC_NO_ANALYTICS": "1",
             "DVC_SITE_CACHE_DIR": str(self.folder / "site_cache"),
+            # Several runs share the cores.
+            "OMP_NUM_THREADS": "1",
             "GX_ANALYTICS_ENABLED": "false",
         }
 
@@ -51,6 +53,10 @@ class Project:
         return subprocess.run(
             command, cwd=self.folder, env=self.environment, capture_output=True, text=True, check=False, timeout=300
         )
+
+    def pipeline(self, *arguments: str) -> "FinishedRun":
+        """Run `grpo-pipeline` of the copy to its end."""
+        return FinishedRun.of(self, self.start(*arguments))
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         """Start `grpo-pipeline` of the copy."""
@@ -62,7 +68,7 @@ class Project:
 
     def processes(self, name: str) -> list[int]:
         """Python processes with `name` in their command that work in the copy."""
-        listing = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True).stdout
+        listing = subprocess.run(["ps", "-ww", "-eo", "pid,args"], capture_output=True, text=True, check=True).stdout
         rows = [line.split(None, 1) for line in listing.splitlines()]
         return [
             int(pid) for pid, args in rows if name in args and "python" in args.split()[0] and self._works_here(pid)

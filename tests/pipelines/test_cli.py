@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from pipelines.cli import main
 
@@ -46,8 +47,9 @@ def test_a_model_checked_other_than_the_one_trained_is_refused(
 ) -> None:
     """Lengths that validation measured with another tokenizer would mean nothing."""
     path = tmp_path / "two_models.yaml"
-    first, second, rest = (ROOT / "params.yaml").read_text().split("scratch:", 2)
-    path.write_text(f"{first}scratch:math #{second}scratch:{rest}")
+    params = yaml.safe_load((ROOT / "params.yaml").read_text())
+    params["validate_data"]["model"] = {**params["train_sft"]["model"], "base": "scratch:math"}
+    path.write_text(yaml.safe_dump(params))
     monkeypatch.chdir(tmp_path)
     assert main(["run", "--params", str(path)]) == 2
     assert "validate_data.model and train_sft.model must be the same" in capsys.readouterr().err
@@ -80,13 +82,9 @@ def test_fetch_says_where_it_looked(tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_a_failing_stage_ends_the_run_with_its_own_exit_code(tmp_path: Path) -> None:
     """The graph stops at the stage, whose error is shown as one line; the log is kept and named."""
     path = tmp_path / "no_such_data.yaml"
-    text = (ROOT / "params/smoke.yaml").read_text()
-    kind = text.index("- kind: word_problems")
-    section = text.index("max_malformed_fraction")
-    indent = " " * (kind - text.rindex("\n", 0, kind) - 1)
-    path.write_text(
-        f"{text[:kind]}- {{kind: gsm8k, train: nope.jsonl, test: nope.jsonl}}\n{indent[:-2]}{text[section:]}"
-    )
+    params = yaml.safe_load((ROOT / "params/smoke.yaml").read_text())
+    params["prepare_data"]["sources"] = [{"kind": "gsm8k", "train": "nope.jsonl", "test": "nope.jsonl"}]
+    path.write_text(yaml.safe_dump(params))
     done = subprocess.run(
         [
             sys.executable,

@@ -77,7 +77,7 @@ def test_the_target_needs_both_the_gain_and_the_certainty(
 
 def test_a_certain_loss_never_passes_however_little_is_asked() -> None:
     """With no gain asked for, a significant difference must still be one for the better."""
-    gate = GATE.model_copy(update={"min_gain": 0.0})
+    gate = GATE.model_copy(update={"min_gain": 0.0, "max_p_value": 1.0})
     assert not decide(make_pairs("words", both=0, only_sft=0, only_grpo=0, neither=9), gate)["passed"]
     assert not decide(make_pairs("words", both=0, only_sft=20, only_grpo=0, neither=9), gate)["passed"]
     assert decide(make_pairs("words", both=0, only_sft=0, only_grpo=20, neither=9), gate)["passed"]
