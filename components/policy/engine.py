@@ -8,39 +8,23 @@ into micro-batches nor on the number of processes.
 import logging
 import math
 import os
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
+from components.policy.config import EngineConfig
 from components.policy.logprobs import CompletionScorer, TokenScores
 from components.policy.sequences import MicroBatch
-from components.shared.config import Config
 from components.shared.errors import PipelineError
 
 _MAX_BUCKET_SIZE = 500_000_000
 """Elements that DeepSpeed reduces or gathers at once (its own default)."""
 
 
-class EngineConfig(Config):
-    """How the policy is held and updated."""
-
-    zero_stage: Literal[0, 1, 2, 3]
-    """What DeepSpeed shards over processes: 0 nothing, 1 optimizer, 2 and gradients, 3 and weights."""
-    precision: Literal["fp32", "bf16"]
-    """Type of weights and activations; bf16 keeps fp32 master weights in the optimizer."""
-    micro_batch_tokens: int = Field(gt=0)
-    """Tokens, padding included, that go through the model at once; memory, never the result, depends on it."""
-    weight_decay: float = Field(ge=0)
-    """Decoupled weight decay of AdamW, on matrices only."""
-    max_gradient_norm: float = Field(gt=0)
-    """Norm to which the gradient of an optimizer step is clipped."""
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The torch type of `precision`."""
-        return torch.bfloat16 if self.precision == "bf16" else torch.float32
+def dtype_of(config: EngineConfig) -> torch.dtype:
+    """Return the torch type of weights and activations."""
+    return torch.bfloat16 if config.precision == "bf16" else torch.float32
 
 
 class NonFiniteLossError(PipelineError):
@@ -61,7 +45,9 @@ class PolicyEngine:
         self._loss = 0.0
         self._clipped_norm = math.nan
         self._engine, self._optimizer, _, _ = deepspeed.initialize(
-            model=scorer, model_parameters=_parameter_groups(scorer, config.weight_decay), config=_deepspeed(scorer, config)
+            model=scorer,
+            model_parameters=_parameter_groups(scorer, config.weight_decay),
+            config=_deepspeed(scorer, config),
         )
         if config.zero_stage == 0 and config.precision == "fp32":
             # Without sharding DeepSpeed clips but does not say the norm: the same is done here, keeping it.

@@ -62,9 +62,7 @@ def micro_batches(
     return [_collate(sequences, group, pad_id=pad_id, device=device) for group in groups]
 
 
-def _collate(
-    sequences: Sequence[TokenSequence], group: list[int], *, pad_id: int, device: torch.device
-) -> MicroBatch:
+def _collate(sequences: Sequence[TokenSequence], group: list[int], *, pad_id: int, device: torch.device) -> MicroBatch:
     rows = [sequences[index] for index in group]
     longest = max(len(row) for row in rows)
     ids = [[*row.prompt_ids, *row.completion_ids, *[pad_id] * (longest - len(row))] for row in rows]

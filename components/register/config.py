@@ -10,7 +10,7 @@ class RegisterConfig(Config):
 
     registry: str = Field(min_length=1)
     """Folder of the registry (made on first use), or URL of a git repository."""
-    storage: str | None
+    storage: str | None = None
     """Folder or URL of the DVC remote that holds the weights; null puts it beside a registry folder."""
     name: str = Field(pattern=r"^[a-z0-9](?:[a-z0-9-]*[a-z0-9])?$")
     """Name of the model in the registry, such as `grpo-policy`; its versions are tagged `<name>@v0.0.1`."""

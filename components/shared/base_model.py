@@ -11,7 +11,7 @@ _SCRATCH_PREFIX = "scratch:"
 
 @dataclass(frozen=True)
 class ScratchModel:
-    """The size of a small Qwen2 made on the spot, with a tokenizer built from the training problems."""
+    """The size of a small Qwen3 made on the spot, with a tokenizer built from the training problems."""
 
     hidden_size: int
     num_layers: int
@@ -24,7 +24,7 @@ class ScratchModel:
 
 SCRATCH_MODELS = {
     "tiny": ScratchModel(hidden_size=64, num_layers=2, num_heads=4, vocabulary_size=None, max_tokens=512),
-    "words": ScratchModel(hidden_size=96, num_layers=4, num_heads=4, vocabulary_size=None, max_tokens=512),
+    "words": ScratchModel(hidden_size=96, num_layers=3, num_heads=4, vocabulary_size=None, max_tokens=512),
     "math": ScratchModel(hidden_size=128, num_layers=3, num_heads=4, vocabulary_size=2048, max_tokens=1024),
 }
 

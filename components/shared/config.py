@@ -58,7 +58,9 @@ def validate(model: type[ConfigT], values: Any, *, name: str, path: Path | None 
     try:
         return model.model_validate(values)
     except ValidationError as error:
-        raise PipelineError(_explain(model, error.errors()[0], name=name, path=path)) from None
+        # A misspelt key is both unknown and missing: the misspelling is what helps.
+        first = min(error.errors(), key=lambda each: each["type"] != "extra_forbidden")
+        raise PipelineError(_explain(model, first, name=name, path=path)) from None
 
 
 def _explain(model: type[BaseModel], error: ErrorDetails, *, name: str, path: Path | None) -> str:

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from components.rollout.completion import Completion, Generate, grade_completion
-from components.shared.grading import Grade
 from components.shared.answer import has_reasoning
+from components.shared.grading import Grade
 from components.shared.problem import Problem
 from components.train_grpo.advantages import group_advantages, has_spread
 from components.train_grpo.config import TrainGRPOConfig
@@ -85,7 +85,9 @@ def figures(rollout: Rollout) -> dict[str, float]:
 
 def records(rollout: Rollout, *, step: int, count: int) -> Iterator[dict[str, Any]]:
     """Yield the first `count` completions of a rollout with their rewards, to be read by people."""
-    for index, (completion, grade) in enumerate(list(zip(rollout.completions_B, rollout.grades_B, strict=True))[:count]):
+    for index, (completion, grade) in enumerate(
+        list(zip(rollout.completions_B, rollout.grades_B, strict=True))[:count]
+    ):
         problem = rollout.problems_P[index // len(rollout.completions_PG[0])]
         yield {
             "step": step,

@@ -10,7 +10,7 @@ import torch
 from components.policy.checkpoint import Checkpoint, load, save
 from components.policy.curves import write_curves
 from components.policy.determinism import make_deterministic
-from components.policy.engine import PolicyEngine
+from components.policy.engine import PolicyEngine, dtype_of
 from components.policy.logprobs import CompletionScorer, disable_dropout
 from components.policy.schedule import learning_rate
 from components.policy.sequences import micro_batches
@@ -46,7 +46,7 @@ def train(
         raise PipelineError(
             f"prompts_per_step is {config.prompts_per_step}, but there are only {len(training_problems)} problems"
         )
-    checkpoint = load(reference, dtype=config.engine.dtype)
+    checkpoint = load(reference, dtype=dtype_of(config.engine))
     history = _train(config, checkpoint, training_problems)
     save(checkpoint, policy)
     write_curves(training, history.curves)

@@ -4,7 +4,7 @@ Shape suffixes:
     N  completion tokens of a micro-batch, B  sequences of the rollout
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor

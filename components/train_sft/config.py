@@ -2,7 +2,7 @@
 
 from pydantic import Field, model_validator
 
-from components.policy.engine import EngineConfig
+from components.policy.config import EngineConfig
 from components.shared.base_model import ModelConfig
 from components.shared.config import Config
 

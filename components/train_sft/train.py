@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from components.policy.checkpoint import Checkpoint, create, save, save_base
 from components.policy.curves import write_curves
 from components.policy.determinism import make_deterministic
-from components.policy.engine import PolicyEngine
+from components.policy.engine import PolicyEngine, dtype_of
 from components.policy.logprobs import CompletionScorer, disable_dropout
 from components.policy.schedule import learning_rate
 from components.policy.sequences import TokenSequence, micro_batches
@@ -23,7 +23,7 @@ def train(config: TrainSFTConfig, *, problems: In, base_model: Out, reference: O
     """Fine-tune the base model on the training problems' solutions."""
     make_deterministic(config.seed)
     training_problems = read_problems(problems, Split.TRAIN)
-    checkpoint = create(config.model, training_problems, seed=config.seed, dtype=config.engine.dtype)
+    checkpoint = create(config.model, training_problems, seed=config.seed, dtype=dtype_of(config.engine))
     save_base(checkpoint, base_model)
     examples = _examples(config, checkpoint, training_problems)
     disable_dropout(checkpoint.model)

@@ -1,0 +1,22 @@
+"""Configuration of training, shared by SFT and GRPO; no torch here, so that params can be checked in an instant."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from components.shared.config import Config
+
+
+class EngineConfig(Config):
+    """How the policy is held and updated."""
+
+    zero_stage: Literal[0, 1, 2, 3]
+    """What DeepSpeed shards over processes: 0 nothing, 1 optimizer, 2 and gradients, 3 and weights."""
+    precision: Literal["fp32", "bf16"]
+    """Type of weights and activations; bf16 keeps fp32 master weights in the optimizer."""
+    micro_batch_tokens: int = Field(gt=0)
+    """Tokens, padding included, that go through the model at once; memory, never the result, depends on it."""
+    weight_decay: float = Field(ge=0)
+    """Decoupled weight decay of AdamW, on matrices only."""
+    max_gradient_norm: float = Field(gt=0)
+    """Norm to which the gradient of an optimizer step is clipped."""
