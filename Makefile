@@ -77,8 +77,8 @@ lock:  ## Resolve pyproject.toml into requirements.lock
 	  | awk '/^torch==/ {print $$1; skip=1; next} /^[a-z]/ {skip=0} !skip' > requirements.lock.new  # torch's build differs by machine: no hash
 	@mv requirements.lock.new requirements.lock
 
-clean:  ## Remove what runs produced (outputs/ and caches), keep .venv
-	@rm -rf outputs .pytest_cache .mypy_cache .ruff_cache .import_linter_cache build *.egg-info
+clean:  ## Remove runs, stages and caches; .venv and the registry with its weights stay
+	@rm -rf outputs/runs outputs/stages outputs/latest .pytest_cache .mypy_cache .ruff_cache .import_linter_cache build *.egg-info
 
 distclean: clean  ## Remove .venv too
 	@rm -rf $(VENV)

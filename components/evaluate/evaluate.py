@@ -59,10 +59,14 @@ def _sweep(
     num_samples: int,
     temperature: float,
 ) -> list[list[dict[str, Any]]]:
-    """Answer all problems in one manner, a batch at a time so that progress can be seen."""
+    """Answer all problems in one manner, a batch at a time so that progress can be seen.
+
+    Short questions go first: a batch is as slow as its longest one.
+    """
+    order = sorted(range(len(problems)), key=lambda index: (len(problems[index].question), index))
     found: list[list[dict[str, Any]]] = []
     right = 0
-    for batch in _batches(problems, max(1, config.max_batch_size // num_samples)):
+    for batch in _batches([problems[index] for index in order], max(1, config.max_batch_size // num_samples)):
         groups = generate(
             [problem.question for problem in batch],
             num_samples=num_samples,
@@ -82,7 +86,7 @@ def _sweep(
             length=num_tokens / (len(batch) * num_samples),
             tokens_per_s=shown.rate(num_tokens),
         )
-    return found
+    return [records for _, records in sorted(zip(order, found, strict=True), key=lambda pair: pair[0])]
 
 
 def _batches(problems: Sequence[Problem], size: int) -> Iterator[Sequence[Problem]]:

@@ -52,7 +52,8 @@ class Checkpoint:
     @property
     def device(self) -> torch.device:
         """Where the weights are."""
-        return self.model.device
+        device: torch.device = self.model.device
+        return device
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Return the tokens of a piece of text, with no special token added."""
@@ -85,14 +86,12 @@ def create(config: ModelConfig, problems: Sequence[Problem], *, seed: int, dtype
         unk_token=tokenizer.UNKNOWN,
         clean_up_tokenization_spaces=False,
     )
-    model = Qwen3ForCausalLM(
-        _qwen3(config.scratch, built.get_vocab_size(), eos=fast.eos_token_id, pad=fast.pad_token_id)
-    )
-    return Checkpoint(_on_device(model.to(dtype)), fast, config)
+    size = _qwen3(config.scratch, built.get_vocab_size(), eos=fast.eos_token_id, pad=fast.pad_token_id)
+    return Checkpoint(_on_device(Qwen3ForCausalLM(size).to(dtype)), fast, config)
 
 
 def _qwen3(size: ScratchModel, vocabulary_size: int, *, eos: int, pad: int) -> Qwen3Config:
-    # Qwen3 and not Qwen2: for Qwen2 transformers' AutoTokenizer puts its own splitting rules in place of the saved ones.
+    # Qwen3 and not Qwen2, for which transformers' AutoTokenizer replaces the saved splitting rules by its own.
     return Qwen3Config(
         vocab_size=vocabulary_size,
         hidden_size=size.hidden_size,
@@ -155,7 +154,7 @@ def save(checkpoint: Checkpoint, folder: Path) -> None:
 
 
 def save_base(checkpoint: Checkpoint, folder: Path) -> None:
-    """Write a base model: in full where it was made from scratch, else by reference, since it lies somewhere already."""
+    """Write a base model: in full where it was made from scratch, else by reference to where it lies."""
     if checkpoint.config.scratch:
         save(checkpoint, folder)
         return

@@ -11,7 +11,7 @@ def make_deterministic(seed: int) -> None:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what cuBLAS needs for determinism
     torch.manual_seed(seed)
     torch.use_deterministic_algorithms(True)
-    # Filling every new buffer guards against reading it unwritten; it doubles the time of a step and hides nothing here.
-    torch.utils.deterministic.fill_uninitialized_memory = False
+    # Filling every new buffer guards against reading it unwritten; it would double the time of a step.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # no stub
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()

@@ -8,10 +8,14 @@ into micro-batches nor on the number of processes.
 import logging
 import math
 import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._distributed_c10d import HashStore
 
 from components.policy.config import EngineConfig
 from components.policy.logprobs import CompletionScorer, TokenScores
@@ -39,6 +43,8 @@ class PolicyEngine:
         import deepspeed
 
         deepspeed.utils.logger.setLevel(logging.ERROR)
+        # DeepSpeed calls collectives by names that torch has renamed; nothing for the reader of a training log.
+        warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
         # Shared-memory collectives for CPUs are compiled when first used: gloo needs no compiler on the machine.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         self.config = config
@@ -75,6 +81,14 @@ class PolicyEngine:
         gradient_norm = self._clipped_norm if norm is None else float(norm)
         return {"loss": loss, "gradient_norm": gradient_norm, "learning_rate": learning_rate}
 
+    @contextmanager
+    def whole_weights(self) -> Iterator[None]:
+        """Have every weight whole in this process while the block runs, as for saving: ZeRO 3 keeps only shards."""
+        from deepspeed.runtime.zero import GatheredParameters
+
+        with GatheredParameters(list(self._engine.module.parameters()), enabled=self.config.zero_stage == 3):
+            yield
+
     def _clip(self, scorer: CompletionScorer) -> None:
         norm = torch.nn.utils.clip_grad_norm_(scorer.parameters(), self.config.max_gradient_norm)
         self._clipped_norm = float(norm)
@@ -92,7 +106,7 @@ def _deepspeed(scorer: CompletionScorer, config: EngineConfig) -> dict[str, Any]
     num_parameters = sum(parameter.numel() for parameter in scorer.parameters())
     clips_itself = config.zero_stage > 0 or config.precision == "bf16"
     return {
-        # DeepSpeed insists on a batch size; micro-batches here are counted in tokens, and `step` ends an optimizer step.
+        # DeepSpeed insists on a batch size; micro-batches here are counted in tokens.
         "train_micro_batch_size_per_gpu": 1,
         "managed_gradient_accumulation": False,
         "gradient_clipping": config.max_gradient_norm if clips_itself else 0.0,
@@ -109,6 +123,7 @@ def _deepspeed(scorer: CompletionScorer, config: EngineConfig) -> dict[str, Any]
 
 def _join_processes() -> None:
     """Join the processes that torchrun started, or form a group of one."""
+    os.environ.setdefault("LOCAL_RANK", "0")
     os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
     if torch.distributed.is_initialized():
         return
@@ -116,9 +131,7 @@ def _join_processes() -> None:
     if "RANK" in os.environ:
         torch.distributed.init_process_group(backend)
     else:
-        # DeepSpeed looks for MPI where these are missing.
-        os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="localhost", MASTER_PORT="0")
-        torch.distributed.init_process_group(backend, store=torch.distributed.HashStore(), rank=0, world_size=1)
+        torch.distributed.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
 
 
 def _sum_over_processes(value: float) -> float:

@@ -4,6 +4,7 @@ Shape suffixes as in sequences.py, and D for the hidden size.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -53,5 +54,6 @@ def disable_dropout(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
-        if isinstance(getattr(module, "attention_dropout", None), float):
-            module.attention_dropout = 0.0
+        if hasattr(module, "attention_dropout"):
+            attention: Any = module
+            attention.attention_dropout = 0.0

@@ -17,28 +17,54 @@ KeyPath = tuple[str | int, ...]
 class Config(BaseModel):
     """What every section of a params file derives from. Values live in params files, never here."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    # Infinity is within many a bound, and no JSON: lineage could not carry it.
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
 
 ConfigT = TypeVar("ConfigT", bound=BaseModel)
 
 
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that is named twice, of which YAML would silently keep the last."""
+
+    def compose_mapping_node(self, anchor: dict[Any, yaml.Node]) -> yaml.MappingNode:
+        """Return the mapping as it is written, if its keys differ."""
+        node: yaml.MappingNode = super().compose_mapping_node(anchor)
+        found: set[tuple[str, str]] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if (key.tag, key.value) in found:
+                    raise yaml.MarkedYAMLError(problem=f"key `{key.value}` is there twice", problem_mark=key.start_mark)
+                found.add((key.tag, key.value))
+        return node
+
+
 def read_params(path: Path) -> Params:
     """Return the sections of a params file, or say which line of it is not YAML or not a section."""
     try:
-        sections = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
     except FileNotFoundError:
         raise PipelineError(f"{path}: no such params file") from None
     except OSError as error:
         raise PipelineError(f"{path}: cannot be read ({error.strerror})") from None
     except UnicodeDecodeError as error:
         raise PipelineError(f"{path}: is not UTF-8 text (byte {error.start})") from None
-    except yaml.YAMLError as error:
-        line = error.problem_mark.line + 1 if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark else 1
-        raise PipelineError(f"{path}:{line}: is not valid YAML") from None
-    if not isinstance(sections, dict) or not all(isinstance(section, dict) for section in sections.values()):
-        raise PipelineError(f"{path}: expected one mapping per stage, such as `train_grpo:` with its keys below it")
-    return sections
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        raise PipelineError(f"{path}:{line}: is not valid YAML ({error.problem})") from None
+    except yaml.YAMLError:
+        raise PipelineError(f"{path}: is not valid YAML (it holds a control character)") from None
+    return _sections(content, path)
+
+
+def _sections(content: Any, path: Path) -> Params:
+    expected = "expected one mapping per stage, such as `train_grpo:` with its keys below it"
+    if not isinstance(content, dict) or not content:
+        raise PipelineError(f"{path}: {expected}")
+    for name, section in content.items():
+        if not isinstance(name, str) or not isinstance(section, dict):
+            raise PipelineError(f"{path}:{_line_of(path, (name,))}: {name}: {expected}")
+    return content
 
 
 def load_section(path: Path, section: str, model: type[ConfigT]) -> ConfigT:
@@ -74,7 +100,8 @@ def _explain(model: type[BaseModel], error: ErrorDetails, *, name: str, path: Pa
         return f"{where}{key}: required key is missing"
     message = error["msg"].removeprefix("Value error, ")
     got = "" if isinstance(error["input"], dict | list) else f", got {error['input']!r}"
-    return f"{where}{key}: {message[:1].lower()}{message[1:]}{got}"
+    subject = f"{key}: " if key else ""
+    return f"{where}{subject}{message[:1].lower()}{message[1:]}{got}"
 
 
 def _accepted(key: str, fields: list[str]) -> str:
@@ -128,7 +155,7 @@ def _line_of(path: Path, keys: KeyPath) -> int:
         child = None
         if isinstance(node, yaml.MappingNode):
             for key_node, value_node in node.value:
-                if key_node.value == key:
+                if key_node.value == str(key):
                     line, child = key_node.start_mark.line + 1, value_node
         elif isinstance(node, yaml.SequenceNode) and isinstance(key, int):
             child = node.value[key]

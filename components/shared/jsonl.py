@@ -34,6 +34,8 @@ def parse_object(line: bytes, *, where: str) -> dict[str, Any]:
         raise PipelineError(f"{where}: not UTF-8 text (byte {error.start} of the line)") from None
     except ValueError as error:
         raise PipelineError(f"{where}: not valid JSON ({error}); is the file truncated?") from None
+    except RecursionError:
+        raise PipelineError(f"{where}: not valid JSON (nested too deeply)") from None
     if not isinstance(row, dict):
         raise PipelineError(f"{where}: expected a JSON object, got {type(row).__name__}")
     return row
@@ -52,7 +54,7 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise PipelineError(f"{path}: no such file") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise PipelineError(f"{path}: not valid JSON; is the file truncated?") from None
 
 

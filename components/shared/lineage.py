@@ -5,6 +5,8 @@ Digests are over content only: equal bytes have equal digests wherever they lie.
 
 import hashlib
 import json
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -52,8 +54,15 @@ def describe(stage: str, config: dict[str, Any], inputs: dict[str, Path]) -> dic
         "config": config,
         "inputs": {name: {"digest": digest(path), "lineage": read(path)} for name, path in sorted(inputs.items())},
         "code": code_digest(),
-        "packages": {name: metadata.version(name) for name in _PACKAGES},
+        "packages": dict(_installed(_PACKAGES)),
     }
+
+
+def _installed(packages: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Each package that is here with its version: the light image goes without some."""
+    for name in packages:
+        with suppress(metadata.PackageNotFoundError):
+            yield name, metadata.version(name)
 
 
 def read(folder: Path) -> dict[str, Any] | None:

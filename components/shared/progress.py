@@ -35,6 +35,8 @@ class Progress:
         due = now - self._last_line >= _INTERVAL_S and not sys.stdout.isatty()
         if due or self._done == self._total:
             self._last_line = now
+            if self._done == self._total:
+                self.close()  # the last line takes the place of the bar
             print(f"{self._stage} {self._done}/{self._total}  {text}  {self._time(now)}", flush=True)
 
     def rate(self, units: float) -> float:

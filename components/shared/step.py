@@ -9,11 +9,12 @@ import argparse
 import inspect
 import json
 import os
+import re
 import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
@@ -27,6 +28,7 @@ Step = Callable[..., dict[str, float]]
 
 JOURNAL_VARIABLE = "GRPO_PIPELINE_JOURNAL"
 """Names a file to which each stage appends when it started, finished or failed (see `_record`)."""
+_RUST_OS_ERROR = re.compile(r"\(os error (\d+)\)")
 
 
 def main(step: Step, section: str) -> None:
@@ -53,9 +55,8 @@ def run(step: Step, section: str, config: Config, folders: Mapping[str, Path]) -
     kinds = _folders(step)
     inputs = {name: path for name, path in folders.items() if kinds[name] == "input"}
     outputs = {name: path for name, path in folders.items() if kinds[name] == "output"}
-    for name, path in inputs.items():
-        if not path.is_dir():
-            raise PipelineError(f"{section}: input `{name}`: {path} is not a folder; run the stage that makes it first")
+    _check_inputs(section, inputs)
+    _check_outputs(section, inputs, outputs)
     started = time.monotonic()
     _record(section, "started", outputs=outputs)
     verdict: PipelineError | None = None
@@ -74,6 +75,29 @@ def run(step: Step, section: str, config: Config, folders: Mapping[str, Path]) -
         raise verdict
     _record(section, "finished", seconds=round(time.monotonic() - started, 3), metrics=metrics)
     return metrics
+
+
+def _check_inputs(section: str, inputs: Mapping[str, Path]) -> None:
+    for name, path in inputs.items():
+        if not path.is_dir():
+            raise PipelineError(f"{section}: input `{name}`: {path} is not a folder; run the stage that makes it first")
+
+
+def _check_outputs(section: str, inputs: Mapping[str, Path], outputs: Mapping[str, Path]) -> None:
+    """Refuse what could not be replaced once the work is done, or would cost somebody what a mistyped path names."""
+    for name, path in outputs.items():
+        where = f"{section}: output `{name}`: {path}"
+        if path.is_symlink() or (path.exists() and not path.is_dir()):
+            raise PipelineError(f"{where} is not a folder; name a new one")
+        if path.is_dir() and any(path.iterdir()) and not (path / lineage.FILE_NAME).is_file():
+            raise PipelineError(f"{where} holds something else than a stage's output; name a new folder")
+        for other in inputs.values():
+            if _overlap(path.resolve(), other.resolve()):
+                raise PipelineError(f"{where} overlaps with the input {other}; name another folder")
+
+
+def _overlap(one: Path, other: Path) -> bool:
+    return one.is_relative_to(other) or other.is_relative_to(one)
 
 
 def config_type(step: Step) -> type[Config]:
@@ -103,8 +127,9 @@ def _aside(outputs: Mapping[str, Path]) -> Iterator[dict[str, Path]]:
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True)
         yield aside
+        for folder in aside.values():
+            _sync(folder)
         for name, path in outputs.items():
-            _sync(aside[name])
             if path.exists():
                 shutil.rmtree(path)
             aside[name].rename(path)
@@ -128,16 +153,27 @@ def _errors_in_one_line(section: str) -> Iterator[None]:
         yield
     except PipelineError as error:
         _fail(section, str(error), error.exit_code)
-    except OSError as error:
-        if error.errno is None or error.strerror is None:
+    except Exception as error:
+        refused = _refused_by_system(error)
+        if refused is None:
             raise
+        _fail(section, refused, PipelineError.exit_code)
+
+
+def _refused_by_system(error: Exception) -> str | None:
+    """What the operating system refused, such as space on a disk; None for any other error, which is a bug."""
+    if isinstance(error, OSError) and error.errno is not None:
         where = f"{error.filename}: " if error.filename else ""
-        _fail(section, f"{where}{error.strerror.lower()}", PipelineError.exit_code)
+        return f"{where}{os.strerror(error.errno).lower()}"
+    # Libraries in Rust (safetensors, tokenizers) raise exceptions of their own that carry the error as text.
+    wrapped = _RUST_OS_ERROR.search(str(error))
+    return os.strerror(int(wrapped[1])).lower() if wrapped else None
 
 
 def _fail(section: str, message: str, exit_code: int) -> None:
-    _record(section, "failed", error=message, exit_code=exit_code)
     print(f"error: {section}: {message.removeprefix(f'{section}: ')}", file=sys.stderr, flush=True)
+    with suppress(OSError):  # the journal may lie on the disk that is full
+        _record(section, "failed", error=message, exit_code=exit_code)
     sys.exit(exit_code)
 
 

@@ -29,7 +29,10 @@ def _existing(base: str) -> Tokenizer:
         path = folder / "tokenizer.json"
         if not path.is_file():
             raise PipelineError(f"{folder}: holds no tokenizer.json; a Hugging Face model folder is expected")
-        return Tokenizer.from_file(str(path))
+        try:
+            return Tokenizer.from_file(str(path))
+        except Exception as error:  # tokenizers raises nothing narrower
+            raise PipelineError(f"{path}: cannot be read as a tokenizer ({error}); is the file truncated?") from None
     try:
         return Tokenizer.from_pretrained(base)
     except Exception as error:  # the hub client raises a wide family of errors, all of them meaning "not available"

@@ -47,8 +47,10 @@ def train(
             f"prompts_per_step is {config.prompts_per_step}, but there are only {len(training_problems)} problems"
         )
     checkpoint = load(reference, dtype=dtype_of(config.engine))
-    history = _train(config, checkpoint, training_problems)
-    save(checkpoint, policy)
+    frozen, trained = _models(config, checkpoint)
+    history = _train(config, checkpoint, trained, frozen, training_problems)
+    with trained.whole_weights():
+        save(checkpoint, policy)
     write_curves(training, history.curves)
     jsonl.write_rows(training / "completions.jsonl", history.completions)
     jsonl.write_rows(timings / "timings.jsonl", history.timings)
@@ -56,11 +58,21 @@ def train(
     return {name: last[name] for name in ("reward", "accuracy", "worked_fraction", "completion_length_tokens", "kl")}
 
 
-def _train(config: TrainGRPOConfig, checkpoint: Checkpoint, problems: list[Problem]) -> _History:
+def _models(config: TrainGRPOConfig, checkpoint: Checkpoint) -> tuple[CompletionScorer, PolicyEngine]:
+    """The frozen reference and the policy under training, equal at this moment."""
     disable_dropout(checkpoint.model)
     temperature = config.sampling.temperature
     frozen = CompletionScorer(copy.deepcopy(checkpoint.model), temperature=temperature).requires_grad_(False)
-    trained = PolicyEngine(CompletionScorer(checkpoint.model, temperature=temperature), config.engine)
+    return frozen, PolicyEngine(CompletionScorer(checkpoint.model, temperature=temperature), config.engine)
+
+
+def _train(
+    config: TrainGRPOConfig,
+    checkpoint: Checkpoint,
+    trained: PolicyEngine,
+    frozen: CompletionScorer,
+    problems: list[Problem],
+) -> _History:
     generate = TransformersEngine(checkpoint, config.sampling.max_batch_size)
     prompts = prompt_batches(problems, config.prompts_per_step, seed=config.seed)
     history = _History()

@@ -29,7 +29,8 @@ def train(config: TrainSFTConfig, *, problems: In, base_model: Out, reference: O
     disable_dropout(checkpoint.model)
     engine = PolicyEngine(CompletionScorer(checkpoint.model, temperature=1.0), config.engine)
     curves = _train(config, checkpoint, engine, examples)
-    save(checkpoint, reference)
+    with engine.whole_weights():
+        save(checkpoint, reference)
     write_curves(training, curves)
     return {"loss": curves[-1]["loss"], "examples": len(examples), "left_out": len(training_problems) - len(examples)}
 

@@ -1,0 +1,98 @@
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from components.policy.checkpoint import create, load, save, save_base
+from components.shared.base_model import ModelConfig
+from components.shared.errors import PipelineError
+from tests import tiny
+
+
+@pytest.mark.parametrize("base", ["scratch:tiny", "scratch:math"])
+def test_a_saved_checkpoint_is_the_same_model_for_hugging_face(tmp_path: Path, base: str) -> None:
+    """AutoModelForCausalLM and AutoTokenizer load a folder that gives the same tokens, text and logits."""
+    saved = create(ModelConfig(base=base, prompt="{question}\n"), tiny.PROBLEMS, seed=1, dtype=torch.float32)
+    save(saved, tmp_path)
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    for problem in tiny.PROBLEMS:
+        text = saved.config.ask(problem.question) + problem.solution
+        ids = list(saved.encode(text))
+        assert tokenizer.encode(text, add_special_tokens=False) == ids
+        assert tokenizer.decode(ids) == text
+    logits = model(torch.tensor([ids])).logits
+    assert torch.equal(logits, saved.model(torch.tensor([ids])).logits)
+    assert tokenizer.eos_token_id == model.generation_config.eos_token_id == saved.end_ids[0]
+
+
+def test_a_loaded_checkpoint_asks_as_the_saved_one_did(tmp_path: Path) -> None:
+    """The prompt, the end token and the example tokens come back."""
+    saved = create(
+        ModelConfig(base="scratch:tiny", prompt="Q: {question}\nA: "), tiny.PROBLEMS, seed=1, dtype=torch.float32
+    )
+    save(saved, tmp_path)
+    loaded = load(tmp_path, dtype=torch.float32)
+    assert loaded.config.ask("1?") == "Q: 1?\nA: "
+    assert loaded.example(tiny.PROBLEMS[4]) == saved.example(tiny.PROBLEMS[4])
+    assert (loaded.end_ids, loaded.pad_id) == (saved.end_ids, saved.pad_id)
+
+
+def test_examples_end_with_the_end_token_and_split_after_the_prompt() -> None:
+    """An example is the prompt's own tokens, then the solution's, then one end token."""
+    checkpoint = tiny.checkpoint()
+    example = checkpoint.example(tiny.PROBLEMS[4])
+    assert example.prompt_ids == checkpoint.prompt_ids(tiny.PROBLEMS[4].question)
+    assert example.completion_ids[-1:] == checkpoint.end_ids
+    assert checkpoint.decode(example.completion_ids) == tiny.PROBLEMS[4].solution
+
+
+def test_a_base_model_that_exists_is_passed_on_by_reference(tmp_path: Path) -> None:
+    """Its weights are not copied, and loading the reference gives the same model with the new prompt."""
+    save(tiny.checkpoint(), tmp_path / "existing")
+    config = ModelConfig(base=str(tmp_path / "existing"), prompt="{question}!")
+    base = create(config, tiny.PROBLEMS, seed=5, dtype=torch.float32)
+    (tmp_path / "base").mkdir()
+    save_base(base, tmp_path / "base")
+    assert [path.name for path in (tmp_path / "base").iterdir()] == ["pipeline.json"]
+    loaded = load(tmp_path / "base", dtype=torch.float32)
+    assert loaded.config.prompt == "{question}!"
+    for name, weight in tiny.checkpoint().model.named_parameters():
+        assert torch.equal(weight, loaded.model.get_parameter(name))
+
+
+def test_sampling_defaults_of_a_base_model_do_not_leak(tmp_path: Path) -> None:
+    """A checkpoint that asks for top-p, top-k or a repetition penalty is sampled as it is all the same."""
+    save(tiny.checkpoint(), tmp_path)
+    settings = json.loads((tmp_path / "generation_config.json").read_text())
+    (tmp_path / "generation_config.json").write_text(
+        json.dumps({**settings, "do_sample": True, "top_p": 0.1, "top_k": 1, "repetition_penalty": 5.0})
+    )
+    generation = load(tmp_path, dtype=torch.float32).model.generation_config
+    assert (generation.top_p, generation.top_k, generation.repetition_penalty) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("removed", "message"), [("model.safetensors", "holds no weights"), ("config.json", "holds no config.json")]
+)
+def test_an_incomplete_base_model_is_named(tmp_path: Path, removed: str, message: str) -> None:
+    """A folder without weights or configuration is an error that names it and what is expected."""
+    save(tiny.checkpoint(), tmp_path)
+    (tmp_path / removed).unlink()
+    with pytest.raises(PipelineError, match=message):
+        create(ModelConfig(base=str(tmp_path), prompt="{question}"), tiny.PROBLEMS, seed=1, dtype=torch.float32)
+
+
+def test_a_base_model_that_cannot_be_fetched_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An id that no hub answers for is an error that names it, not a traceback."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(PipelineError, match=r"nobody/nothing.*cannot be loaded"):
+        create(ModelConfig(base="nobody/nothing", prompt="{question}"), tiny.PROBLEMS, seed=1, dtype=torch.float32)
+
+
+def test_models_from_scratch_depend_on_the_seed_alone() -> None:
+    """The same seed gives the same weights, another seed others."""
+    first, again, other = (tiny.checkpoint(seed=seed).model.get_output_embeddings().weight for seed in (1, 1, 2))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)

@@ -1,0 +1,215 @@
+"""Params files and typed sections: what is accepted, and the one line that says where something is wrong."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import pytest
+from pydantic import Field, ValidationError
+
+from components.shared.config import Config, load_section, read_params, validate
+from components.shared.errors import PipelineError
+
+
+class _Files(Config):
+    kind: Literal["files"]
+    train: Path
+    limit: int | None = Field(default=None, ge=1)
+
+
+class _Sums(Config):
+    kind: Literal["sums"]
+    num_train: int = Field(ge=0)
+
+
+class _Engine(Config):
+    precision: Literal["fp32", "bf16"]
+    stages: list[int]
+
+
+class _Section(Config):
+    seed: int
+    rate: float = Field(gt=0)
+    engine: _Engine
+    sources: list[Annotated[_Files | _Sums, Field(discriminator="kind")]] = Field(min_length=1)
+
+
+_TEXT = """# the first line
+other: {}
+train:
+  seed: 1
+  rate: 2.0e-3
+  engine:
+    precision: fp32
+    stages: [1, 2]
+  sources:
+    - kind: sums
+      num_train: 4
+    - kind: files
+      train: data/train.jsonl
+"""
+
+
+def _file(folder: Path, change: str = "") -> Path:
+    """The params above, with `old -> new` applied."""
+    old, _, new = change.partition(" -> ")
+    assert not change or _TEXT.count(old) == 1
+    path = folder / "params.yaml"
+    path.write_text(_TEXT.replace(old, new) if change else _TEXT, encoding="utf-8")
+    return path
+
+
+def _refusal(path: Path) -> str:
+    with pytest.raises(PipelineError) as refused:
+        load_section(path, "train", _Section)
+    message = str(refused.value)
+    assert "\n" not in message
+    return message.removeprefix(f"{path}:")
+
+
+def test_a_section_becomes_a_frozen_typed_object(tmp_path: Path) -> None:
+    """Values arrive in their types, and nothing changes them afterwards."""
+    section = load_section(_file(tmp_path), "train", _Section)
+    assert (section.seed, section.rate, section.engine.stages) == (1, 0.002, [1, 2])
+    assert section.sources == [
+        _Sums(kind="sums", num_train=4),
+        _Files(kind="files", train=Path("data/train.jsonl")),
+    ]
+    with pytest.raises(ValidationError, match="frozen"):
+        section.seed = 2  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("seed: 1 -> sede: 1", "4: train.sede: unknown key; did you mean `seed`?"),
+        ("seed: 1 -> zzz: 1", "4: train.zzz: unknown key; accepted: engine, rate, seed, sources"),
+        ("precision: fp32 -> precison: fp32", "7: train.engine.precison: unknown key; did you mean `precision`?"),
+        ("num_train: 4 -> numtrain: 4", "11: train.sources.0.numtrain: unknown key; did you mean `num_train`?"),
+        ("train: data -> file: data", "13: train.sources.1.file: unknown key; accepted: kind, limit, train"),
+    ],
+)
+def test_an_unknown_key_is_named_with_its_line_and_the_nearest_one(tmp_path: Path, change: str, message: str) -> None:
+    """At any depth, also below a list and in one member of a union; a misspelling is told from what it leaves out."""
+    assert _refusal(_file(tmp_path, change)) == message
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("seed: 1 -> seed: one", "4: train.seed: input should be a valid integer, unable to parse string as an "),
+        ("seed: 1 -> seed: 1.5", "4: train.seed: input should be a valid integer, got a number with a fractional"),
+        ("seed: 1 -> seed: [1]", "4: train.seed: input should be a valid integer"),
+        ("rate: 2.0e-3 -> rate: 0", "5: train.rate: input should be greater than 0, got 0"),
+        ("rate: 2.0e-3 -> rate: .inf", "5: train.rate: input should be a finite number, got inf"),
+        ("rate: 2.0e-3 -> rate: .nan", "5: train.rate: input should be a finite number, got nan"),
+        ("fp32 -> fp64", "7: train.engine.precision: input should be 'fp32' or 'bf16', got 'fp64'"),
+        ("[1, 2] -> [1, x]", "8: train.engine.stages.1: input should be a valid integer"),
+        ("[1, 2] -> 3", "8: train.engine.stages: input should be a valid list, got 3"),
+        ("num_train: 4 -> num_train: -4", "11: train.sources.0.num_train: input should be greater than or equal to 0"),
+        ("data/train.jsonl -> 5", "13: train.sources.1.train: input is not a valid path"),
+        ("kind: files -> kind: flies", "12: train.sources.1: input tag 'flies' found using 'kind' does not match any"),
+    ],
+)
+def test_a_wrong_value_is_named_with_its_line_and_what_is_accepted(tmp_path: Path, change: str, message: str) -> None:
+    """Wrong type, out of bounds, not one of the choices: the key's own line, not that of its section."""
+    assert _refusal(_file(tmp_path, change)).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("  seed: 1\n -> ", "3: train.seed: required key is missing"),
+        ("    precision: fp32\n -> ", "6: train.engine.precision: required key is missing"),
+        ("      num_train: 4\n -> ", "10: train.sources.0.num_train: required key is missing"),
+    ],
+)
+def test_a_missing_key_is_named_with_the_line_of_what_should_hold_it(tmp_path: Path, change: str, message: str) -> None:
+    """There is no line of its own to name."""
+    assert _refusal(_file(tmp_path, change)) == message
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("rate: 2.0e-3 -> seed: 2", "5: is not valid YAML (key `seed` is there twice)"),
+        ("other: {} -> train: {}", "3: is not valid YAML (key `train` is there twice)"),
+        ("stages: [1, 2] -> precision: bf16", "8: is not valid YAML (key `precision` is there twice)"),
+        ("num_train: 4 -> kind: sums", "11: is not valid YAML (key `kind` is there twice)"),
+        ("other: {} -> other: {a: 1, a: 1}", "2: is not valid YAML (key `a` is there twice)"),
+    ],
+)
+def test_a_key_that_is_there_twice_is_an_error(tmp_path: Path, change: str, message: str) -> None:
+    """YAML itself would keep the last one without a word; the second one's line is named, equal value or not."""
+    assert _refusal(_file(tmp_path, change)) == message
+
+
+def test_what_an_alias_or_a_merge_repeats_is_no_key_twice(tmp_path: Path) -> None:
+    """A key that overrides a merged one is what merging is for."""
+    path = tmp_path / "params.yaml"
+    path.write_text("a: &a\n  x: 1\n  y: 2\nb: *a\nc: &c\n  <<: *a\n  x: 3\nd:\n  <<: *c\n  y: 4\n")
+    params = read_params(path)
+    assert (params["b"], params["c"]) == (params["a"], {"x": 3, "y": 2})
+    assert params["d"] == {"x": 3, "y": 4}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a:\n  b: [1\nc: 2\n", "3: is not valid YAML (expected ',' or ']', but got ':')"),
+        ("a:\n\tb: 1\n", "2: is not valid YAML (found character '\\t' that cannot start any token)"),
+        ("a: {b: *nope}\n", "1: is not valid YAML (found undefined alias 'nope')"),
+        ("a: !!python/object:os.system {}\n", "1: is not valid YAML (could not determine a constructor"),
+        ("a: {}\n# \x01\n", " is not valid YAML (it holds a control character)"),
+        ("", " expected one mapping per stage"),
+        ("{}", " expected one mapping per stage"),
+        ("- a\n", " expected one mapping per stage"),
+        ("a: {}\nb: 3\n", "2: b: expected one mapping per stage"),
+        ("a: {}\n1: {}\n", "2: 1: expected one mapping per stage"),
+        ("a: {}\n\nb:\n", "3: b: expected one mapping per stage"),
+    ],
+)
+def test_a_file_that_is_no_params_file_is_refused_with_its_line(tmp_path: Path, text: str, message: str) -> None:
+    """Broken YAML says what is broken, and a section that is none is named."""
+    path = tmp_path / "params.yaml"
+    path.write_text(text)
+    assert _refusal(path).startswith(message)
+
+
+def test_bytes_that_are_no_text_are_named(tmp_path: Path) -> None:
+    """Latin-1 is the usual mistake: its place is told."""
+    path = tmp_path / "params.yaml"
+    path.write_bytes(b"a:\n  b: caf\xe9\n")
+    assert _refusal(path) == " is not UTF-8 text (byte 11)"
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    """Neither a missing file nor a folder gets a traceback."""
+    assert _refusal(tmp_path / "nope.yaml") == " no such params file"
+    assert _refusal(tmp_path) == " cannot be read (Is a directory)"
+
+
+def test_a_missing_section_is_named_with_those_that_are_there(tmp_path: Path) -> None:
+    """A misspelt section shows itself in the list."""
+    path = _file(tmp_path, "train:\n -> trian:\n")
+    assert _refusal(path) == " section `train` is missing; it has other, trian"
+
+
+def test_values_from_elsewhere_are_named_without_a_line() -> None:
+    """Kubeflow hands over plain values; whole floats among them are whole numbers."""
+    engine = {"precision": "bf16", "stages": [1.0, 2.0]}
+    assert validate(_Engine, engine, name="train.engine").stages == [1, 2]
+    with pytest.raises(PipelineError) as refused:
+        validate(_Engine, {"precision": "bf16", "stages": [1.5]}, name="train.engine")
+    assert str(refused.value).startswith("train.engine.stages.0: input should be a valid integer, got a number")
+
+
+def test_a_rule_over_the_whole_file_is_told_without_a_key(tmp_path: Path) -> None:
+    """With neither section nor key to name, the file and the message are enough."""
+    from pipelines.params import load
+
+    path = tmp_path / "params.yaml"
+    text = (Path(__file__).parents[2] / "params/smoke.yaml").read_text()
+    path.write_text(text.replace("model: *model", "model: {base: scratch:math, prompt: '{question}'}"))
+    with pytest.raises(PipelineError) as refused:
+        load(path)
+    assert str(refused.value) == f"{path}:1: validate_data.model and train_sft.model must be the same"

@@ -1,0 +1,94 @@
+"""JSON lines: what is written comes back, and a bad line is named."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from components.shared.errors import PipelineError
+from components.shared.jsonl import parse_object, read_json, read_rows, write_json, write_rows
+
+# Half a surrogate pair is no text and cannot be written.
+_TEXTS = st.text(st.characters(exclude_categories=["Cs"]))
+_NUMBERS = st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+_VALUES = st.recursive(
+    st.none() | st.booleans() | _NUMBERS | _TEXTS,
+    lambda inner: st.lists(inner) | st.dictionaries(_TEXTS, inner),
+    max_leaves=8,
+)
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(rows=st.lists(st.dictionaries(_TEXTS, _VALUES)))
+def test_rows_come_back_as_they_were_written(tmp_path: Path, rows: list[dict[str, Any]]) -> None:
+    """Any JSON object is one line, whatever line ends or separators its texts hold."""
+    path = tmp_path / "rows.jsonl"
+    write_rows(path, rows)
+    assert [row for _, row in read_rows(path)] == rows
+    assert path.read_bytes().count(b"\n") == len(rows)
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(value=_VALUES)
+def test_equal_values_give_equal_bytes(tmp_path: Path, value: Any) -> None:
+    """A JSON file read and written again is the same file."""
+    first, second = tmp_path / "first.json", tmp_path / "second.json"
+    write_json(first, value)
+    write_json(second, read_json(first))
+    assert second.read_bytes() == first.read_bytes()
+
+
+def test_empty_lines_are_passed_over_and_still_counted(tmp_path: Path) -> None:
+    """Numbers are those an editor shows; a last line needs no end, and a carriage return does no harm."""
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b'{"a": 1}\r\n\n   \n{"a": 2}')
+    assert list(read_rows(path)) == [(1, {"a": 1}), (4, {"a": 2})]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b'{"a": 1', "not valid JSON (Expecting ',' delimiter: line 1 column 8 (char 7)); is the file truncated?"),
+        (b'{"a": "caf\xe9"}', "not UTF-8 text (byte 10 of the line)"),
+        (b"[1]", "expected a JSON object, got list"),
+        (b"3", "expected a JSON object, got int"),
+        (b'{"a": ' * 100_000, "not valid JSON (nested too deeply)"),
+    ],
+)
+def test_a_bad_line_is_named_after_the_good_ones_before_it(tmp_path: Path, line: bytes, message: str) -> None:
+    """File and line, and what is wrong with it."""
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b'{"a": 1}\n' + line)
+    rows = read_rows(path)
+    assert next(rows) == (1, {"a": 1})
+    with pytest.raises(PipelineError) as refused:
+        next(rows)
+    assert str(refused.value) == f"{path}:2: {message}"
+
+
+def test_one_line_can_be_read_alone() -> None:
+    """The place in the message is the caller's."""
+    assert parse_object('{"a": "é"}'.encode(), where="x") == {"a": "é"}
+    with pytest.raises(PipelineError, match=r"^row 7 of x\.parquet: expected a JSON object, got str$"):
+        parse_object(b'"a"', where="row 7 of x.parquet")
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    """Lines and whole files alike; a folder is no file of lines."""
+    path = tmp_path / "nope"
+    for read in (lambda: list(read_rows(path)), lambda: read_json(path)):
+        with pytest.raises(PipelineError, match=f"^{path}: no such file$"):
+            read()
+    with pytest.raises(PipelineError, match=f"^{tmp_path}: is a folder, expected a JSON lines file$"):
+        list(read_rows(tmp_path))
+
+
+@pytest.mark.parametrize("content", [b'{"a": 1', b"", b'"caf\xe9"', b"[" * 100_000])
+def test_a_broken_json_file_is_named(tmp_path: Path, content: bytes) -> None:
+    """Truncated, empty, of another encoding, or made to break the reader."""
+    path = tmp_path / "value.json"
+    path.write_bytes(content)
+    with pytest.raises(PipelineError, match=f"^{path}: not valid JSON; is the file truncated"):
+        read_json(path)

@@ -1,0 +1,90 @@
+"""Problems: written and read without loss, and refused by line and field."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from components.shared.errors import PipelineError
+from components.shared.problem import Problem, Split, problems_file, read_problems, write_problems
+
+_VALUES: dict[str, Any] = {
+    "id": "gsm8k/train/00001",
+    "source": "gsm8k",
+    "split": "train",
+    "question": "What is 2 + 2?\u2028Mind the line separator, é and \\boxed{}.",
+    "solution": "2 + 2 = 4\n#### 4",
+    "answer": "4",
+    "subject": "",
+    "level": None,
+}
+
+
+def _write(folder: Path, *rows: dict[str, Any]) -> Path:
+    path = problems_file(folder, Split.TRAIN)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def test_problems_come_back_in_their_order(tmp_path: Path) -> None:
+    """Each split in a file of its own, with every field as it was."""
+    problems = [Problem.model_validate(_VALUES | {"id": str(number), "level": number}) for number in (3, 1, 2)]
+    write_problems(tmp_path, Split.TRAIN, problems)
+    write_problems(tmp_path, Split.TEST, problems[:1])
+    assert read_problems(tmp_path, Split.TRAIN) == problems
+    assert read_problems(tmp_path, Split.TEST) == problems[:1]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["test.jsonl", "train.jsonl"]
+
+
+def test_equal_problems_give_equal_bytes(tmp_path: Path) -> None:
+    """One compact line per problem, readable in any language."""
+    write_problems(tmp_path, Split.TRAIN, [Problem.model_validate(_VALUES)])
+    line = (tmp_path / "train.jsonl").read_text(encoding="utf-8")
+    assert line == json.dumps(_VALUES, ensure_ascii=False) + "\n"
+
+
+def test_a_problem_does_not_change() -> None:
+    """What a stage was given is what the next one sees."""
+    with pytest.raises(ValidationError, match="frozen"):
+        Problem.model_validate(_VALUES).answer = "5"  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"answer": ""}, "answer: string should have at least 1 character, got ''"),
+        ({"question": None}, "question: input should be a valid string, got None"),
+        ({"id": 7}, "id: input should be a valid string, got 7"),
+        ({"level": "hard"}, "level: input should be a valid integer"),
+        ({"split": "dev"}, "split: input should be 'train' or 'test', got 'dev'"),
+        ({"anwser": "4"}, "anwser: unknown key; did you mean `answer`?"),
+    ],
+)
+def test_a_row_that_is_no_problem_is_named_by_line_and_field(
+    tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    """The file, the line, the field, and what it should be."""
+    path = _write(tmp_path, _VALUES, _VALUES | change)
+    with pytest.raises(PipelineError) as refused:
+        read_problems(tmp_path, Split.TRAIN)
+    assert str(refused.value).startswith(f"{path}:2.{message}")
+
+
+@pytest.mark.parametrize("field", sorted(_VALUES))
+def test_no_field_may_be_left_out(tmp_path: Path, field: str) -> None:
+    """Not even one that may be null: a writer that forgot it is found."""
+    path = _write(tmp_path, {name: value for name, value in _VALUES.items() if name != field})
+    with pytest.raises(PipelineError) as refused:
+        read_problems(tmp_path, Split.TRAIN)
+    assert str(refused.value) == f"{path}:1.{field}: required key is missing"
+
+
+def test_a_split_without_problems_is_an_error(tmp_path: Path) -> None:
+    """Training on nothing would succeed at nothing; a file that is not there is another matter."""
+    path = _write(tmp_path)
+    with pytest.raises(PipelineError, match=f"^{path}: holds no problem$"):
+        read_problems(tmp_path, Split.TRAIN)
+    with pytest.raises(PipelineError, match=r"test\.jsonl: no such file$"):
+        read_problems(tmp_path, Split.TEST)
