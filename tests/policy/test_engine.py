@@ -8,7 +8,9 @@ from components.policy.logprobs import CompletionScorer
 from tests import tiny
 
 
-def _trained(*, steps: int = 3, max_tokens: int = 100, **settings: object) -> tuple[dict[str, torch.Tensor], list[float]]:
+def _trained(
+    *, steps: int = 3, max_tokens: int = 100, **settings: object
+) -> tuple[dict[str, torch.Tensor], list[float]]:
     """The weights after some optimizer steps on the same examples, and the gradient norms on the way."""
     checkpoint = tiny.checkpoint()
     engine = PolicyEngine(CompletionScorer(checkpoint.model, temperature=1.0), tiny.engine_config(**settings))

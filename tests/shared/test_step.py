@@ -1,0 +1,440 @@
+"""Running a stage: outputs all or none, one line for what went wrong, and the exit code that says what to do."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from components.shared import lineage, step
+from components.shared.config import Config
+from components.shared.errors import DataRejectedError, GateMissedError, PipelineError, RetryableError
+from components.shared.step import In, Out
+
+_ROOT = Path(__file__).parents[2]
+_STAGE = '''
+"""A stage of its own."""
+import time
+from pathlib import Path
+
+from components.shared import errors
+from components.shared.config import Config
+from components.shared.step import In, Out, main
+
+
+class CopyConfig(Config):
+    """The section `copy`."""
+
+    times: int
+    failure: str = ""
+    pause_s: float = 0
+
+
+def copy(config: CopyConfig, *, raw_texts: In, copies: Out, notes: Out) -> dict[str, float]:
+    """Copy the texts, with notes on it.
+
+    More about it.
+    """
+    for number in range(config.times):
+        (copies / f"{number}.txt").write_text((raw_texts / "text.txt").read_text())
+    (notes / "deep").mkdir()
+    (notes / "deep/notes.txt").write_text("copied")
+    time.sleep(config.pause_s)
+    if config.failure:
+        raise FAILURES[config.failure]
+    return {"copies": float(config.times)}
+
+
+main(copy, "copy")
+'''
+_FAILURES = """{
+    "data": errors.PipelineError("copy: text.txt:3: is upside down"),
+    "rejected": errors.DataRejectedError("too few texts"),
+    "gate": errors.GateMissedError("the gate is missed"),
+    "retry": errors.RetryableError("a peer was lost"),
+    "disk": OSError(28, "No space left on device"),
+    "file": FileNotFoundError(2, "No such file or directory", "/a/text.txt"),
+    "rust": ValueError("Error while serializing: I/O error: No space left on device (os error 28)"),
+    "bug": ValueError("unexpected"),
+    "silent": OSError("a bug that looks like it came from the system"),
+}"""
+
+
+class _NoConfig(Config):
+    seed: int = 0
+
+
+def _write(config: _NoConfig, *, first: Out, second: Out) -> dict[str, float]:
+    """Fill two folders."""
+    (first / "a.txt").write_text("new")
+    (second / "b.txt").write_text("new")
+    return {"files": 2.0}
+
+
+def _write_and_fail(config: _NoConfig, *, first: Out, second: Out) -> dict[str, float]:
+    """Fill two folders, then fail."""
+    _write(config, first=first, second=second)
+    raise PipelineError("out of ink")
+
+
+def _write_and_reject(config: _NoConfig, *, first: Out, second: Out) -> dict[str, float]:
+    """Fill two folders, then refuse what they say."""
+    _write(config, first=first, second=second)
+    raise DataRejectedError("all of it is wrong")
+
+
+def _interrupted(config: _NoConfig, *, first: Out, second: Out) -> dict[str, float]:
+    """Fill two folders until somebody presses Ctrl-C."""
+    _write(config, first=first, second=second)
+    raise KeyboardInterrupt
+
+
+def _remember_input(config: _NoConfig, *, source: In, first: Out) -> dict[str, float]:
+    """Fill one folder from another."""
+    (first / "a.txt").write_text((source / "a.txt").read_text())
+    return {}
+
+
+def _files(folder: Path) -> dict[str, str]:
+    """Every file below a folder, hidden ones too, with its text; lineage only by name."""
+    return {
+        path.relative_to(folder).as_posix(): "" if path.name == lineage.FILE_NAME else path.read_text()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+def _run(function: step.Step, folder: Path, seed: int = 0) -> dict[str, float]:
+    return step.run(
+        function, "write", _NoConfig(seed=seed), {"first": folder / "out/first", "second": folder / "second"}
+    )
+
+
+_NEW = {"out/first/a.txt": "new", "out/first/lineage.json": "", "second/b.txt": "new", "second/lineage.json": ""}
+
+
+@pytest.fixture
+def earlier(tmp_path: Path) -> dict[str, str]:
+    """The outputs of an earlier run are there, with a file that a later one does not make."""
+    for name in ("out/first", "second"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "a.txt").write_text("old")
+        (tmp_path / name / "old.txt").write_text("old")
+        lineage.write(tmp_path / name, {})
+    return _files(tmp_path)
+
+
+def test_outputs_are_there_when_the_stage_is_done(tmp_path: Path) -> None:
+    """With their lineage and nothing beside them; the metrics are the step's."""
+    assert _run(_write, tmp_path) == {"files": 2.0}
+    assert _files(tmp_path) == _NEW
+
+
+def test_outputs_are_not_there_before_the_stage_is_done(tmp_path: Path) -> None:
+    """Nobody can take half a folder for a whole one: the step is given other folders to fill."""
+    seen: list[bool] = []
+
+    def look(config: _NoConfig, *, first: Out, second: Out) -> dict[str, float]:
+        seen.extend((first != tmp_path / "out/first", not (tmp_path / "out/first").exists()))
+        return _write(config, first=first, second=second)
+
+    _run(look, tmp_path)
+    assert seen == [True, True]
+
+
+def test_outputs_are_replaced_as_a_whole(tmp_path: Path, earlier: dict[str, str]) -> None:
+    """No file of an earlier run stays among the new ones."""
+    assert "second/old.txt" in earlier
+    _run(_write, tmp_path)
+    assert _files(tmp_path) == _NEW
+
+
+@pytest.mark.parametrize(
+    ("function", "error"),
+    [(_write_and_fail, PipelineError), (_interrupted, KeyboardInterrupt)],
+    ids=["error", "Ctrl-C"],
+)
+def test_a_stage_that_fails_leaves_nothing(tmp_path: Path, function: step.Step, error: type[BaseException]) -> None:
+    """Neither outputs nor the folders it was filling."""
+    with pytest.raises(error):
+        _run(function, tmp_path)
+    assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")] == ["out"]
+
+
+def test_a_stage_that_fails_leaves_earlier_outputs_as_they_were(tmp_path: Path, earlier: dict[str, str]) -> None:
+    """A good result is not lost to a bad run."""
+    with pytest.raises(PipelineError, match="out of ink"):
+        _run(_write_and_fail, tmp_path)
+    assert _files(tmp_path) == earlier
+
+
+def test_a_verdict_keeps_its_outputs_and_is_still_an_error(tmp_path: Path, earlier: dict[str, str]) -> None:
+    """Whoever is refused can read why."""
+    assert earlier
+    with pytest.raises(DataRejectedError, match="all of it is wrong"):
+        _run(_write_and_reject, tmp_path)
+    assert _files(tmp_path) == _NEW
+
+
+def test_what_a_killed_run_left_does_not_get_into_the_next(tmp_path: Path) -> None:
+    """The half-filled folder beside the output is thrown away."""
+    left = tmp_path / ".second.partial"
+    left.mkdir()
+    (left / "half.txt").write_text("half")
+    _run(_write, tmp_path)
+    assert _files(tmp_path) == _NEW
+
+
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [
+        ("a_file", "a_file is not a folder; name a new one"),
+        ("a_link", "a_link is not a folder; name a new one"),
+        ("mine", "mine holds something else than a stage's output; name a new folder"),
+        ("source", "source overlaps with the input "),
+        ("source/inside", "source/inside overlaps with the input "),
+        ("x/../source", "x/../source overlaps with the input "),
+    ],
+)
+def test_an_output_that_would_cost_something_is_refused_before_any_work(
+    tmp_path: Path, output: str, message: str
+) -> None:
+    """What stands at a mistyped path stays there, inputs above all."""
+    for name in ("source", "mine", "x"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.txt").write_text("mine")
+    lineage.write(tmp_path / "source", {})
+    (tmp_path / "a_file").write_text("mine")
+    (tmp_path / "a_link").symlink_to(tmp_path / "mine")
+    before = _files(tmp_path)
+
+    def never(config: _NoConfig, *, source: In, first: Out) -> dict[str, float]:
+        pytest.fail("it was run")
+
+    with pytest.raises(PipelineError) as refused:
+        step.run(never, "write", _NoConfig(), {"source": tmp_path / "source", "first": tmp_path / output})
+    assert str(refused.value).startswith(f"write: output `first`: {tmp_path}/{message}")
+    assert _files(tmp_path) == before
+
+
+def test_an_empty_folder_may_become_an_output(tmp_path: Path) -> None:
+    """Some runners make it beforehand."""
+    (tmp_path / "second").mkdir()
+    _run(_write, tmp_path)
+    assert _files(tmp_path) == _NEW
+
+
+@pytest.mark.parametrize("kind", ["missing", "file"])
+def test_an_input_that_is_no_folder_is_named(tmp_path: Path, kind: str) -> None:
+    """By its name and path, with what to do, before anything is made."""
+    source = tmp_path / "source"
+    if kind == "file":
+        source.write_text("")
+    with pytest.raises(PipelineError) as refused:
+        step.run(_remember_input, "write", _NoConfig(), {"source": source, "first": tmp_path / "out/first"})
+    assert str(refused.value) == (f"write: input `source`: {source} is not a folder; run the stage that makes it first")
+    assert not (tmp_path / "out").exists()
+
+
+def test_equal_inputs_give_equal_lineage(tmp_path: Path) -> None:
+    """Every output has it, and neither place nor time is in it; another config or input shows."""
+    for place in ("here", "there"):
+        _run(_write, tmp_path / place)
+    _run(_write, tmp_path / "seeded", seed=1)
+    here, there, seeded = (
+        (tmp_path / place / "second" / lineage.FILE_NAME).read_bytes() for place in ("here", "there", "seeded")
+    )
+    assert here == there != seeded
+    assert (tmp_path / "here/out/first" / lineage.FILE_NAME).read_bytes() == here
+    made = json.loads(seeded)
+    assert (made["stage"], made["config"], made["inputs"]) == ("write", {"seed": 1}, {})
+
+
+def test_lineage_holds_what_went_in(tmp_path: Path) -> None:
+    """The digest of each input folder and the lineage it came with."""
+    _run(_write, tmp_path)
+    source = tmp_path / "out/first"
+    step.run(_remember_input, "next", _NoConfig(), {"source": source, "first": tmp_path / "third"})
+    made = lineage.read(tmp_path / "third")
+    assert made
+    assert made["inputs"] == {"source": {"digest": lineage.digest(source), "lineage": lineage.read(source)}}
+
+
+def test_the_journal_tells_when_a_stage_started_and_what_came_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One line per event, with the folders to come, and the seconds and metrics at the end."""
+    monkeypatch.setenv(step.JOURNAL_VARIABLE, str(tmp_path / "journal.jsonl"))
+    _run(_write, tmp_path)
+    started, finished = map(json.loads, (tmp_path / "journal.jsonl").read_text().splitlines())
+    folders = {"first": str(tmp_path / "out/first"), "second": str(tmp_path / "second")}
+    assert started == {"stage": "write", "event": "started", "outputs": folders}
+    assert finished.pop("seconds") >= 0
+    assert finished == {"stage": "write", "event": "finished", "metrics": {"files": 2.0}}
+
+
+def test_a_task_takes_plain_values_and_folders(tmp_path: Path) -> None:
+    """As Kubeflow hands them over: a whole float for an integer, paths as text."""
+    folders = {"first": str(tmp_path / "out/first"), "second": str(tmp_path / "second")}
+    assert step.run_task(_write, "write", {"seed": 3.0}, **folders) == {"files": 2.0}
+    made = lineage.read(tmp_path / "second")
+    assert made
+    assert made["config"] == {"seed": 3}
+
+
+def test_a_task_ends_like_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One line and the exit code, also for a config that does not hold."""
+    folders = {"first": str(tmp_path / "out/first"), "second": str(tmp_path / "second")}
+    with pytest.raises(SystemExit) as ended:
+        step.run_task(_write, "write", {"sed": 3.0}, **folders)
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == "error: write: write.sed: unknown key; did you mean `seed`?\n"
+
+
+class _Stage:
+    """The stage above as a command, with its input and params."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (folder / "stage.py").write_text(_STAGE.replace("FAILURES", _FAILURES))
+        (folder / "raw").mkdir()
+        (folder / "raw/text.txt").write_text("text")
+
+    @property
+    def command(self) -> list[str]:
+        """What a person types."""
+        options = ["--params", "params.yaml", "--raw-texts", "raw", "--copies", "out/copies", "--notes", "out/notes"]
+        return [sys.executable, "stage.py", *options]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The project's code, and a journal."""
+        return {**os.environ, "PYTHONPATH": str(_ROOT), step.JOURNAL_VARIABLE: "journal.jsonl"}
+
+    def use(self, **config: Any) -> None:
+        """Write the params."""
+        (self.folder / "params.yaml").write_text(json.dumps({"copy": {"times": 2, **config}}))
+
+    def run(self, *command: str, **config: Any) -> subprocess.CompletedProcess[str]:
+        """Run the command to its end."""
+        self.use(**config)
+        return subprocess.run(
+            command or self.command,
+            cwd=self.folder,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+
+    def outputs(self) -> dict[str, bytes]:
+        """Every file that it has made, byte for byte."""
+        folder = self.folder / "out"
+        return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+    def journal(self) -> list[dict[str, Any]]:
+        """What it has written down."""
+        return [json.loads(line) for line in (self.folder / "journal.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> _Stage:
+    """A command that has not been run."""
+    return _Stage(tmp_path)
+
+
+def test_a_step_is_a_command_with_an_option_per_folder(stage: _Stage) -> None:
+    """The options are the function's parameters, the description its first line."""
+    shown = stage.run(sys.executable, "stage.py", "--help")
+    assert shown.returncode == 0
+    for text in ("python -m components.copy", "--params", "--raw-texts", "--copies", "--notes", "input folder"):
+        assert text in shown.stdout
+    assert "Copy the texts, with notes on it." in shown.stdout
+    assert "More about it." not in shown.stdout
+    done = stage.run()
+    assert (done.returncode, done.stderr) == (0, "")
+    assert set(stage.outputs()) == {
+        *("copies/0.txt", "copies/1.txt", "copies/lineage.json"),
+        *("notes/deep/notes.txt", "notes/lineage.json"),
+    }
+
+
+def test_an_option_left_out_is_named(stage: _Stage) -> None:
+    """All folders must be given; the params file is params.yaml unless another one is."""
+    done = stage.run(*stage.command[:-2])
+    assert done.returncode == 2
+    assert "the following arguments are required: --notes" in done.stderr
+    without_params = [*stage.command[:2], *stage.command[4:]]
+    assert stage.run(*without_params).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("failure", "exit_code", "line"),
+    [
+        ("data", 2, "copy: text.txt:3: is upside down"),
+        ("rejected", 2, "copy: too few texts"),
+        ("gate", GateMissedError.exit_code, "copy: the gate is missed"),
+        ("retry", RetryableError.exit_code, "copy: a peer was lost"),
+        ("disk", 2, "copy: no space left on device"),
+        ("file", 2, "copy: /a/text.txt: no such file or directory"),
+        ("rust", 2, "copy: no space left on device"),
+    ],
+)
+def test_an_error_is_one_line_and_an_exit_code(stage: _Stage, failure: str, exit_code: int, line: str) -> None:
+    """2 is for correcting something, 3 for a missed gate, 75 for another try; the journal has both."""
+    assert (GateMissedError.exit_code, RetryableError.exit_code) == (3, 75)
+    done = stage.run(failure=failure)
+    assert (done.returncode, done.stderr, done.stdout) == (exit_code, f"error: {line}\n", "")
+    failed = stage.journal()[-1]
+    assert (failed["event"], failed["exit_code"]) == ("failed", exit_code)
+    assert failed["error"].removeprefix("copy: ") == line.removeprefix("copy: ")
+    assert bool(stage.outputs()) == (failure == "rejected")
+
+
+@pytest.mark.parametrize("failure", ["bug", "silent"])
+def test_a_bug_keeps_its_traceback(stage: _Stage, failure: str) -> None:
+    """What nobody foresaw is not dressed up as a mistake of the user's; it leaves nothing either."""
+    done = stage.run(failure=failure)
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr
+    assert stage.outputs() == {}
+
+
+def test_a_journal_that_cannot_be_written_does_not_hide_the_error(stage: _Stage) -> None:
+    """It may lie on the very disk that is full."""
+    code = "import os; from pathlib import Path\n"
+    script = stage.folder / "stage.py"
+    # The journal's place is taken from it while the stage runs.
+    spoil = "    Path('journal.jsonl').unlink(); Path('journal.jsonl').mkdir()\n    if config.failure:"
+    script.write_text(code + script.read_text().replace("    if config.failure:", spoil))
+    done = stage.run(failure="data")
+    assert (done.returncode, done.stderr) == (2, "error: copy: text.txt:3: is upside down\n")
+
+
+def test_a_run_after_a_kill_gives_what_an_undisturbed_run_gives(stage: _Stage) -> None:
+    """SIGKILL in the middle leaves no output; the next run leaves the same bytes, and nothing of the first."""
+    stage.run()
+    undisturbed = stage.outputs()
+    for name in ("copies", "notes"):
+        (stage.folder / "out" / name).rename(stage.folder / f"kept_{name}")
+    stage.use(times=3, pause_s=60)
+    with subprocess.Popen(stage.command, cwd=stage.folder, env=stage.environment) as process:
+        _wait_for(stage.folder / "out/.notes.partial/deep/notes.txt")
+        os.kill(process.pid, signal.SIGKILL)
+    assert process.returncode == -signal.SIGKILL
+    assert [path.name for path in (stage.folder / "out").iterdir() if not path.name.startswith(".")] == []
+    assert stage.run().returncode == 0
+    assert stage.outputs() == undisturbed
+
+
+def _wait_for(path: Path) -> None:
+    deadline = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < deadline, f"{path} has not been made"
+        time.sleep(0.02)

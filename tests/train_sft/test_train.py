@@ -1,0 +1,106 @@
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from components.policy.engine import PolicyEngine
+from components.policy.logprobs import CompletionScorer
+from components.shared import jsonl
+from components.shared.errors import PipelineError
+from components.shared.problem import Split, write_problems
+from components.train_sft.config import TrainSFTConfig
+from components.train_sft.train import _batches, _step, train
+from tests import tiny
+
+
+def _config(**changes: Any) -> TrainSFTConfig:
+    fields = {
+        "model": tiny.MODEL.model_dump(),
+        "seed": 1,
+        "num_steps": 3,
+        "examples_per_step": 6,
+        "learning_rate": 1e-2,
+        "warmup_steps": 1,
+        "final_learning_rate_fraction": 0.1,
+        "max_tokens": 64,
+        "engine": tiny.engine_config().model_dump(),
+    }
+    return TrainSFTConfig.model_validate({**fields, **changes})
+
+
+def _run(folder: Path, config: TrainSFTConfig) -> dict[str, float]:
+    """Run the step function over the tiny problems, its outputs in `folder`."""
+    for name in ("problems", "base_model", "reference", "training"):
+        (folder / name).mkdir(parents=True)
+    write_problems(folder / "problems", Split.TRAIN, tiny.PROBLEMS)
+    outputs = {name: folder / name for name in ("base_model", "reference", "training")}
+    return train(config, problems=folder / "problems", **outputs)
+
+
+def test_the_loss_is_the_mean_over_completion_tokens_alone() -> None:
+    """It equals the mean negative log-likelihood of solutions and end tokens; prompts carry no loss."""
+    checkpoint = tiny.checkpoint()
+    examples = [checkpoint.example(problem) for problem in tiny.PROBLEMS[:6]]
+    nlls = []
+    for example in examples:
+        logits_TV = checkpoint.model(torch.tensor([[*example.prompt_ids, *example.completion_ids]])).logits[0].double()
+        predicted = torch.log_softmax(logits_TV, dim=-1)[len(example.prompt_ids) - 1 : -1]
+        nlls.append(-predicted.gather(1, torch.tensor(example.completion_ids)[:, None]))
+    expected = float(torch.cat(nlls).mean())
+    engine = PolicyEngine(CompletionScorer(checkpoint.model, temperature=1.0), tiny.engine_config())
+    assert _step(_config(), checkpoint, engine, examples, 1e-3)["loss"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_every_pass_over_the_examples_takes_each_once() -> None:
+    """Batches run on over the end of a pass, and each pass has its own order."""
+    examples = [tiny.checkpoint().example(problem) for problem in tiny.PROBLEMS[:6]]
+    drawn = [example for batch in islice(_batches(examples, 4, seed=1), 3) for example in batch]
+    assert set(drawn[:6]) == set(drawn[6:]) == set(examples)
+    assert drawn[:6] != drawn[6:]
+
+
+def test_it_writes_the_base_model_the_reference_and_the_curves(tmp_path: Path) -> None:
+    """The base is the untrained model, the reference differs from it, and there is a row per step."""
+    metrics = _run(tmp_path, _config())
+    base, reference = (AutoModelForCausalLM.from_pretrained(tmp_path / name) for name in ("base_model", "reference"))
+    untrained = dict(tiny.checkpoint().model.named_parameters())
+    assert all(torch.equal(weight, untrained[name]) for name, weight in base.named_parameters())
+    assert not any(torch.equal(weight, untrained[name]) for name, weight in reference.named_parameters())
+    rows = [row for _, row in jsonl.read_rows(tmp_path / "training" / "steps.jsonl")]
+    assert [row["step"] for row in rows] == [1, 2, 3]
+    assert rows[-1]["loss"] == metrics["loss"] < rows[0]["loss"]
+    assert (tmp_path / "training" / "curves.csv").read_text().splitlines()[0] == ",".join(rows[0])
+
+
+@pytest.mark.parametrize("zero_stage", [0, 3])
+def test_the_checkpoint_does_not_depend_on_sharding(tmp_path: Path, zero_stage: int) -> None:
+    """ZeRO 0 and 3 write whole weights, equal to those of stage 2 up to rounding."""
+    _run(tmp_path / "two", _config())
+    _run(tmp_path / "other", _config(engine=tiny.engine_config(zero_stage=zero_stage).model_dump()))
+    two, other = (AutoModelForCausalLM.from_pretrained(tmp_path / name / "reference") for name in ("two", "other"))
+    for (name, weight), expected in zip(other.named_parameters(), two.parameters(), strict=True):
+        torch.testing.assert_close(weight, expected, rtol=1e-3, atol=1e-4, msg=name)
+
+
+def test_examples_that_are_too_long_are_left_out_and_counted(tmp_path: Path) -> None:
+    """The count is in the metrics."""
+    lengths = [len(tiny.checkpoint().example(problem)) for problem in tiny.PROBLEMS]
+    limit = sorted(lengths)[len(lengths) // 2]
+    assert _run(tmp_path, _config(max_tokens=limit))["left_out"] == sum(length > limit for length in lengths)
+
+
+def test_when_nothing_fits_the_limit_is_named(tmp_path: Path) -> None:
+    """The error says the limit and the shortest example."""
+    shortest = min(len(tiny.checkpoint().example(problem)) for problem in tiny.PROBLEMS)
+    with pytest.raises(PipelineError, match=rf"max_tokens=4: the shortest has {shortest} tokens"):
+        _run(tmp_path, _config(max_tokens=4))
+
+
+@pytest.mark.slow
+def test_it_learns_the_solutions_by_heart(tmp_path: Path) -> None:
+    """A few hundred steps on a handful of problems take the loss to almost nothing."""
+    metrics = _run(tmp_path, _config(num_steps=150, examples_per_step=24, learning_rate=5e-3))
+    assert metrics["loss"] < 0.1
