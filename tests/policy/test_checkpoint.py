@@ -84,9 +84,8 @@ def test_an_incomplete_base_model_is_named(tmp_path: Path, removed: str, message
         create(ModelConfig(base=str(tmp_path), prompt="{question}"), tiny.PROBLEMS, seed=1, dtype=torch.float32)
 
 
-def test_a_base_model_that_cannot_be_fetched_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_base_model_that_cannot_be_fetched_is_named() -> None:
     """An id that no hub answers for is an error that names it, not a traceback."""
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(PipelineError, match=r"nobody/nothing.*cannot be loaded"):
         create(ModelConfig(base="nobody/nothing", prompt="{question}"), tiny.PROBLEMS, seed=1, dtype=torch.float32)
 

@@ -1,17 +1,19 @@
 import pytest
 import torch
+from torch import Tensor
 
 from components.policy.logprobs import CompletionScorer, disable_dropout
+from components.policy.sequences import TokenSequence
 from tests import tiny
 
 
-def _reference(model: torch.nn.Module, sequence: object, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+def _reference(model: torch.nn.Module, sequence: TokenSequence, temperature: float) -> tuple[Tensor, Tensor]:
     """Log-probabilities and entropies of one sequence's completion from the model's own full logits."""
-    prompt, completion = sequence.prompt_ids, sequence.completion_ids  # type: ignore[attr-defined]
+    prompt, completion = sequence.prompt_ids, sequence.completion_ids
     logits_TV = model(torch.tensor([[*prompt, *completion]])).logits[0].double() / temperature
     logprobs_TV = torch.log_softmax(logits_TV, dim=-1)[len(prompt) - 1 : -1]
     chosen = logprobs_TV.gather(1, torch.tensor(completion)[:, None]).squeeze(1)
-    return chosen, torch.distributions.Categorical(logits=logprobs_TV).entropy()
+    return chosen, torch.special.entr(logprobs_TV.exp()).sum(dim=-1)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])

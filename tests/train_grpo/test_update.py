@@ -119,7 +119,7 @@ def test_later_updates_are_measured_against_the_policy_that_sampled() -> None:
         )
         for batch in batches
     ]
-    ratio_N = torch.cat(ratios)
+    ratio_N = torch.cat(ratios).detach()
     assert figures["ratio_min"] == pytest.approx(float(ratio_N.min()), rel=1e-4)
     assert figures["ratio_max"] == pytest.approx(float(ratio_N.max()), rel=1e-4)
     assert 0 < figures["clip_fraction"] < 1

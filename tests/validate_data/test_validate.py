@@ -101,7 +101,7 @@ CRITICAL: list[tuple[str, Spoil, str]] = [
     (
         "prompt_length",
         lambda train, test: [row.update(question=row["question"] + "?" * 60) for row in train[:7]],
-        "sums/train/0 (75 tokens), sums/train/1, sums/train/2 and 4 more",
+        "sums/train/0 (70 tokens), sums/train/1, sums/train/2 and 4 more",
     ),
     ("train_rows", lambda train, test: train.pop(), "19 rows"),
     ("test_rows", lambda train, test: test.clear(), "0 rows"),
@@ -123,7 +123,7 @@ def test_bad_problems_are_rejected_by_name(problems: Path, tmp_path: Path, name:
 
 
 NOT_CRITICAL: list[tuple[str, Spoil, int]] = [
-    ("solution_length", lambda train, test: [row.update(solution="1" * 60 + row["solution"]) for row in train[:3]], 3),
+    ("solution_length", lambda train, test: [row.update(solution="+" * 60 + row["solution"]) for row in train[:3]], 3),
     ("solutions", lambda train, test: train[3].update(solution=""), 1),
     ("distinct_questions", lambda train, test: train[3].update(question=train[4]["question"]), 2),
     (
