@@ -196,7 +196,7 @@ def test_what_a_killed_run_left_does_not_get_into_the_next(tmp_path: Path) -> No
         ("a_file", "a_file is not a folder; name a new one"),
         ("a_link", "a_link is not a folder; name a new one"),
         ("mine", "mine holds something else than a stage's output; name a new folder"),
-        ("source", "source overlaps with the input "),
+        ("source", "source overlaps with the input "),  # which is a folder in it
         ("source/inside", "source/inside overlaps with the input "),
         ("x/../source", "x/../source overlaps with the input "),
     ],
@@ -216,8 +216,10 @@ def test_an_output_that_would_cost_something_is_refused_before_any_work(
     def never(config: _NoConfig, *, source: In, first: Out) -> dict[str, float]:
         pytest.fail("it was run")
 
+    source = tmp_path / "source/deep" if output == "source" else tmp_path / "source"
+    source.mkdir(exist_ok=True)
     with pytest.raises(PipelineError) as refused:
-        step.run(never, "write", _NoConfig(), {"source": tmp_path / "source", "first": tmp_path / output})
+        step.run(never, "write", _NoConfig(), {"source": source, "first": tmp_path / output})
     assert str(refused.value).startswith(f"write: output `first`: {tmp_path}/{message}")
     assert _files(tmp_path) == before
 
@@ -397,12 +399,16 @@ def test_an_error_is_one_line_and_an_exit_code(stage: _Stage, failure: str, exit
     assert bool(stage.outputs()) == (failure == "rejected")
 
 
-@pytest.mark.parametrize("failure", ["bug", "silent"])
-def test_a_bug_keeps_its_traceback(stage: _Stage, failure: str) -> None:
+@pytest.mark.parametrize(
+    ("failure", "error"),
+    [("bug", "ValueError: unexpected"), ("silent", "OSError: a bug that looks like it came from the system")],
+)
+def test_a_bug_keeps_its_traceback(stage: _Stage, failure: str, error: str) -> None:
     """What nobody foresaw is not dressed up as a mistake of the user's; it leaves nothing either."""
     done = stage.run(failure=failure)
     assert done.returncode == 1
-    assert "Traceback" in done.stderr
+    assert done.stderr.startswith("Traceback")
+    assert done.stderr.endswith(f"\n{error}\n")
     assert stage.outputs() == {}
 
 
