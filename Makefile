@@ -20,7 +20,7 @@ export SSL_CERT_FILE ?= $(PIP_CERT)
 ifeq ($(SSL_CERT_FILE),)
 unexport SSL_CERT_FILE
 endif
-# Nothing that runs here talks to a hub or phones home.
+# Nothing that runs here phones home.
 export DVC_NO_ANALYTICS := 1
 export GX_ANALYTICS_ENABLED := false
 
@@ -33,14 +33,14 @@ CUDA_PACKAGES := cuda-bindings cuda-pathfinder cuda-toolkit nvidia-cublas nvidia
 .PHONY: help setup data run test test-fast lint format repro compile lock clean distclean
 
 help:  ## Show this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-12s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(VENV)/.ready  ## Install everything into .venv (done by the other targets when needed)
 
 $(VENV)/.ready: requirements.lock pyproject.toml
 	@echo "setting up $(VENV) (a few minutes the first time)"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11 ...")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11 ...")'
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check "$$(grep -oE '^uv==[0-9.]+' requirements.lock)"
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python $(TORCH_SOURCE) -r requirements.lock
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation -e .

@@ -97,7 +97,7 @@ def _exit_code(followed: Followed, status: int, folder: Path, screen: Screen) ->
     if task is not None and followed.exit_code is not None:
         for page in (output / "report.html" for output in task.outputs.values()):
             if page.is_file():
-                screen.detail(f"see {page.relative_to(Path.cwd())}")
+                screen.detail(f"see {os.path.relpath(page)}")
         return followed.exit_code
     what = f"{task.title} stopped unexpectedly" if task else "the graph could not be run"
     screen.error(f"{what}; the last lines of {folder / LOG}:", *_last_lines(folder / LOG, of_stage=status == 0))

@@ -82,6 +82,6 @@ def _signal_all(started: subprocess.Popen[bytes], number: int) -> bool:
             started.poll()
             os.killpg(started.pid, 0)
             time.sleep(0.05)
-    except ProcessLookupError:
+    except (ProcessLookupError, PermissionError):  # the latter is how macOS says that only zombies are left
         return False
     return True

@@ -159,8 +159,7 @@ def test_help_answers_at_once() -> None:
 
 def test_the_readme_names_only_what_exists() -> None:
     """Every path in the README's code, tables and inline code is there."""
-    readme = ROOT / "README.md"
-    text = readme.read_text() if readme.exists() else ""
+    text = (ROOT / "README.md").read_text()
     missing = [
         path for path in _paths_in(text) if not any((ROOT / base / path).exists() for base in ("", "components"))
     ]

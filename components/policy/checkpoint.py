@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -16,14 +17,15 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from components.policy.logprobs import refuse_other_logits
 from components.policy.sequences import TokenSequence
-from components.shared import jsonl, tokenizer
+from components.shared import jsonl, lineage, tokenizer
 from components.shared.base_model import ModelConfig, ScratchModel
 from components.shared.errors import PipelineError
 from components.shared.problem import Problem
 
 PIPELINE_FILE = "pipeline.json"
-"""Beside the weights: {"prompt": how a question is put to the model, "weights": where they lie if not here}."""
+"""Beside the weights: how a question is put to the model ("prompt") and, if they are elsewhere, where ("weights")."""
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 
 
@@ -60,8 +62,9 @@ class Checkpoint:
         return tuple(self.tokenizer.encode(text, add_special_tokens=False))
 
     def prompt_ids(self, question: str) -> tuple[int, ...]:
-        """Return the tokens of the prompt that asks `question`."""
-        return self.encode(self.config.ask(question))
+        """Return the tokens of the prompt that asks `question`, after the begin token of a model that has one."""
+        begin = [token for token in self.tokenizer.encode("") if token == self.tokenizer.bos_token_id]
+        return (*begin, *self.encode(self.config.ask(question)))
 
     def example(self, problem: Problem) -> TokenSequence:
         """Return a problem with its solution and an end token: what fine-tuning imitates."""
@@ -115,19 +118,26 @@ def load(folder: Path, *, dtype: torch.dtype) -> Checkpoint:
     """Return the checkpoint that a stage saved in `folder`."""
     described = jsonl.read_json(folder / PIPELINE_FILE)
     weights = described.get("weights", str(folder))
-    return _read(weights, ModelConfig(base=weights, prompt=described["prompt"]), dtype)
+    config = ModelConfig(base=weights, prompt=described["prompt"])
+    return _read(weights, config, dtype, revision=described.get("revision"))
 
 
-def _read(base: str, config: ModelConfig, dtype: torch.dtype) -> Checkpoint:
+def _read(base: str, config: ModelConfig, dtype: torch.dtype, *, revision: str | None = None) -> Checkpoint:
     folder = Path(base)
     if folder.is_dir():
         _refuse_incomplete(folder)
     try:
-        model = AutoModelForCausalLM.from_pretrained(base, dtype=dtype)
-        text = AutoTokenizer.from_pretrained(base)
-    except (OSError, ValueError) as error:
+        model, loading = AutoModelForCausalLM.from_pretrained(
+            base, dtype=dtype, revision=revision, output_loading_info=True
+        )
+        text = AutoTokenizer.from_pretrained(base, revision=revision)
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         reason = str(error).strip().split("\n", 1)[0]
         raise PipelineError(f"model {base}: cannot be loaded ({reason})") from None
+    if loading["missing_keys"]:
+        missing = sorted(loading["missing_keys"])
+        raise PipelineError(f"model {base}: lacks {len(missing)} of its weights, such as {missing[0]}")
+    refuse_other_logits(model, tuple(text.encode("1 + 1 = 2")))
     # A checkpoint's own sampling defaults (top-p, repetition penalty ...) would silently change what is sampled.
     end = model.generation_config.eos_token_id
     model.generation_config = GenerationConfig(eos_token_id=end)
@@ -160,4 +170,12 @@ def save_base(checkpoint: Checkpoint, folder: Path) -> None:
         return
     base = checkpoint.config.base
     weights = str(Path(base).resolve()) if Path(base).is_dir() else base
-    jsonl.write_json(folder / PIPELINE_FILE, {"prompt": checkpoint.config.prompt, "weights": weights})
+    # A hub's branch moves, a folder's content may: what exactly was used is written down.
+    exact = {"digest": lineage.digest(Path(base))} if Path(base).is_dir() else {"revision": _revision(checkpoint)}
+    jsonl.write_json(folder / PIPELINE_FILE, {"prompt": checkpoint.config.prompt, "weights": weights, **exact})
+
+
+def _revision(checkpoint: Checkpoint) -> str | None:
+    """The commit of the hub repository that the model was read from."""
+    commit: str | None = getattr(checkpoint.model.config, "_commit_hash", None)
+    return commit

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from components.shared.config import Config
 
@@ -20,3 +20,10 @@ class EngineConfig(Config):
     """Decoupled weight decay of AdamW, on matrices only."""
     max_gradient_norm: float = Field(gt=0)
     """Norm to which the gradient of an optimizer step is clipped."""
+
+    @model_validator(mode="after")
+    def _micro_batches_add_up(self) -> "EngineConfig":
+        # Below stage 2 DeepSpeed sums the micro-batches of a bf16 model in bf16, where many small ones are lost.
+        if self.precision == "bf16" and self.zero_stage < 2:
+            raise ValueError("precision bf16 needs zero_stage 2 or 3")
+        return self

@@ -1,8 +1,7 @@
 """Training through DeepSpeed: gradients of a whole optimizer step, then the step itself.
 
 The loss of a micro-batch is its part of a sum over the whole optimizer step: whoever computes it has divided by counts
-of that step already. DeepSpeed averages over processes, which is undone here, so gradients depend neither on the split
-into micro-batches nor on the number of processes.
+of that step already, so gradients do not depend on the split into micro-batches.
 """
 
 import logging
@@ -31,8 +30,8 @@ def dtype_of(config: EngineConfig) -> torch.dtype:
     return torch.bfloat16 if config.precision == "bf16" else torch.float32
 
 
-class NonFiniteLossError(PipelineError):
-    """The loss is not a number; the weights are those of the last good step."""
+class NonFiniteError(PipelineError):
+    """The loss or its gradient is not a number."""
 
 
 class PolicyEngine:
@@ -55,7 +54,7 @@ class PolicyEngine:
             model_parameters=_parameter_groups(scorer, config.weight_decay),
             config=_deepspeed(scorer, config),
         )
-        if config.zero_stage == 0 and config.precision == "fp32":
+        if config.zero_stage == 0:
             # Without sharding DeepSpeed clips but does not say the norm: the same is done here, keeping it.
             self._optimizer.register_step_pre_hook(lambda *_: self._clip(scorer))
 
@@ -67,18 +66,24 @@ class PolicyEngine:
     def accumulate(self, loss: Tensor) -> None:
         """Add the gradient of a micro-batch's part of the loss."""
         self._loss += loss.item()
-        self._engine.backward(loss * torch.distributed.get_world_size(), scale_wrt_gas=False)
+        self._engine.backward(loss, scale_wrt_gas=False)
 
     def step(self, learning_rate: float) -> dict[str, float]:
-        """Update the weights from what was accumulated; a loss that is not finite stops before anything changes."""
-        loss, self._loss = _sum_over_processes(self._loss), 0.0
+        """Update the weights from what was accumulated; a loss that is not finite stops before anything changes.
+
+        The norm of the gradient is known only with the step: where that is not finite, the run stops right after it,
+        and nothing of it is saved.
+        """
+        loss, self._loss = self._loss, 0.0
         if not math.isfinite(loss):
-            raise NonFiniteLossError(f"the loss is {loss}; stopped before the optimizer step")
+            raise NonFiniteError(f"the loss is {loss}; stopped before the optimizer step")
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
         self._engine.step()
         norm = self._engine.get_global_grad_norm()
         gradient_norm = self._clipped_norm if norm is None else float(norm)
+        if not math.isfinite(gradient_norm):
+            raise NonFiniteError(f"the norm of the gradient is {gradient_norm}, though the loss is {loss:.4g}")
         return {"loss": loss, "gradient_norm": gradient_norm, "learning_rate": learning_rate}
 
     @contextmanager
@@ -104,12 +109,11 @@ def _parameter_groups(scorer: CompletionScorer, weight_decay: float) -> list[dic
 
 def _deepspeed(scorer: CompletionScorer, config: EngineConfig) -> dict[str, Any]:
     num_parameters = sum(parameter.numel() for parameter in scorer.parameters())
-    clips_itself = config.zero_stage > 0 or config.precision == "bf16"
     return {
         # DeepSpeed insists on a batch size; micro-batches here are counted in tokens.
         "train_micro_batch_size_per_gpu": 1,
         "managed_gradient_accumulation": False,
-        "gradient_clipping": config.max_gradient_norm if clips_itself else 0.0,
+        "gradient_clipping": config.max_gradient_norm if config.zero_stage else 0.0,
         # Buffers no larger than the model: by default a gigabyte is set aside for each, whatever its size.
         "zero_optimization": {
             "stage": config.zero_stage,
@@ -117,24 +121,18 @@ def _deepspeed(scorer: CompletionScorer, config: EngineConfig) -> dict[str, Any]
             "allgather_bucket_size": min(num_parameters, _MAX_BUCKET_SIZE),
         },
         "bf16": {"enabled": config.precision == "bf16"},
+        # Micro-batches are summed in fp32 whatever the weights are, or many small ones would be lost in rounding.
+        "data_types": {"grad_accum_dtype": "fp32"},
         "optimizer": {"type": "AdamW", "params": {"lr": 0.0, "betas": [0.9, 0.95], "torch_adam": True}},
     }
 
 
 def _join_processes() -> None:
-    """Join the processes that torchrun started, or form a group of one."""
+    """Form the group of one process that DeepSpeed wants; data are not split over several yet."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise PipelineError(f"training runs in one process, but WORLD_SIZE is {os.environ['WORLD_SIZE']}")
     os.environ.setdefault("LOCAL_RANK", "0")
     os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
-    if torch.distributed.is_initialized():
-        return
-    backend = "nccl" if torch.cuda.is_available() else "gloo"
-    if "RANK" in os.environ:
-        torch.distributed.init_process_group(backend)
-    else:
+    if not torch.distributed.is_initialized():
+        backend = "nccl" if torch.cuda.is_available() else "gloo"
         torch.distributed.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
-
-
-def _sum_over_processes(value: float) -> float:
-    total = torch.tensor(value, dtype=torch.float64, device="cuda" if torch.cuda.is_available() else "cpu")
-    torch.distributed.all_reduce(total)
-    return float(total)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from components.policy.sequences import MicroBatch
+from components.shared.errors import PipelineError
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,22 @@ class CompletionScorer(nn.Module):
         with torch.no_grad():
             entropy_N = -(logprobs_NV.exp() * logprobs_NV).sum(dim=-1)
         return TokenScores(logprobs_NV.gather(1, batch.target_N[:, None]).squeeze(1), entropy_N)
+
+
+@torch.no_grad()
+def refuse_other_logits(model: PreTrainedModel, ids: tuple[int, ...]) -> None:
+    """Stop if the model's own logits are not those that are trained on.
+
+    Some families rescale or cap their logits after the output layer (Gemma, Cohere, Granite): what they sample would
+    not be what is scored here.
+    """
+    input_ids_BS = torch.tensor([ids], device=model.device)
+    hidden_BSD = model.get_decoder()(input_ids=input_ids_BS, use_cache=False).last_hidden_state
+    scored_BSV = model.get_output_embeddings()(hidden_BSD).float()
+    sampled_BSV = model(input_ids=input_ids_BS, use_cache=False).logits.float()
+    if not torch.allclose(scored_BSV, sampled_BSV, rtol=1e-2, atol=1e-2):
+        name = type(model).__name__
+        raise PipelineError(f"{name} changes its logits after the output layer, which training here does not follow")
 
 
 def disable_dropout(model: nn.Module) -> None:

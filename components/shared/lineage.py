@@ -5,6 +5,7 @@ Digests are over content only: equal bytes have equal digests wherever they lie.
 
 import hashlib
 import json
+import platform
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import cache
@@ -54,7 +55,7 @@ def describe(stage: str, config: dict[str, Any], inputs: dict[str, Path]) -> dic
         "config": config,
         "inputs": {name: {"digest": digest(path), "lineage": read(path)} for name, path in sorted(inputs.items())},
         "code": code_digest(),
-        "packages": dict(_installed(_PACKAGES)),
+        "packages": {"python": platform.python_version(), **dict(_installed(_PACKAGES))},
     }
 
 

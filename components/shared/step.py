@@ -6,6 +6,7 @@ killed or failed stage leaves nothing that could be taken for a result.
 """
 
 import argparse
+import errno
 import inspect
 import json
 import os
@@ -20,11 +21,22 @@ from typing import Annotated, Any, get_type_hints
 
 from components.shared import lineage
 from components.shared.config import Config, load_section, validate
-from components.shared.errors import PipelineError
+from components.shared.errors import PipelineError, RetryableError
 
 In = Annotated[Path, "input"]
 Out = Annotated[Path, "output"]
 Step = Callable[..., dict[str, float]]
+
+_PASSING_FAULTS = {
+    errno.EIO,
+    errno.ESTALE,
+    errno.ECONNRESET,
+    errno.ECONNREFUSED,
+    errno.ETIMEDOUT,
+    errno.EHOSTUNREACH,
+    errno.ENETUNREACH,
+}
+"""What a network or a shared file system answers when it may well work the next time."""
 
 JOURNAL_VARIABLE = "GRPO_PIPELINE_JOURNAL"
 """Names a file to which each stage appends when it started, finished or failed (see `_record`)."""
@@ -130,12 +142,20 @@ def _aside(outputs: Mapping[str, Path]) -> Iterator[dict[str, Path]]:
         for folder in aside.values():
             _sync(folder)
         for name, path in outputs.items():
-            if path.exists():
-                shutil.rmtree(path)
-            aside[name].rename(path)
+            _replace(path, aside[name])
     finally:
         for folder in aside.values():
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _replace(path: Path, new: Path) -> None:
+    """Put `new` in the place of `path`; whenever this is interrupted, what stands there is whole or nothing."""
+    old = path.with_name(f".{path.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    if path.exists():
+        path.rename(old)
+    new.rename(path)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def _sync(folder: Path) -> None:
@@ -157,7 +177,8 @@ def _errors_in_one_line(section: str) -> Iterator[None]:
         refused = _refused_by_system(error)
         if refused is None:
             raise
-        _fail(section, refused, PipelineError.exit_code)
+        passing = isinstance(error, OSError) and error.errno in _PASSING_FAULTS
+        _fail(section, refused, RetryableError.exit_code if passing else PipelineError.exit_code)
 
 
 def _refused_by_system(error: Exception) -> str | None:

@@ -24,8 +24,8 @@ def kl_to_reference(logprobs_N: Tensor, reference_logprobs_N: Tensor) -> Tensor:
 def sequence_mean_weights(num_tokens_B: Tensor) -> Tensor:
     """Return 1 / (B * |o_i|) for each sequence: the weight of its tokens in the objective's double mean.
 
-    B counts every sequence of the optimizer step, over all micro-batches and processes, so that the sum of weighted
-    token losses is the objective however the step is split.
+    B counts every sequence of the optimizer step, over all micro-batches, so that the sum of weighted token losses is
+    the objective however the step is split.
     """
     return 1.0 / (num_tokens_B * num_tokens_B.numel())
 

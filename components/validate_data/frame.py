@@ -100,8 +100,7 @@ def _lengths(problems: Sequence[Problem], config: ValidateConfig) -> tuple[list[
         return [], []
     train = [problem for problem in problems if problem.split == Split.TRAIN]
     tokenizer = tokenizer_for(config.model, train or problems)
-    prompts = tokenizer.encode_batch(
-        [config.model.ask(problem.question) for problem in problems], add_special_tokens=False
-    )
+    # With special tokens: a model that begins its texts with one begins its prompts with it, too.
+    prompts = tokenizer.encode_batch([config.model.ask(problem.question) for problem in problems])
     solutions = tokenizer.encode_batch([problem.solution for problem in problems], add_special_tokens=False)
     return [len(encoding.ids) for encoding in prompts], [len(encoding.ids) for encoding in solutions]

@@ -3,7 +3,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from safetensors.torch import load_file, save_file
+from tokenizers.processors import TemplateProcessing
+from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma2Config, Gemma2ForCausalLM
 
 from components.policy.checkpoint import create, load, save, save_base
 from components.shared.base_model import ModelConfig
@@ -95,3 +97,49 @@ def test_models_from_scratch_depend_on_the_seed_alone() -> None:
     first, again, other = (tiny.checkpoint(seed=seed).model.get_output_embeddings().weight for seed in (1, 1, 2))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
+
+
+def test_weights_that_were_cut_off_are_named(tmp_path: Path) -> None:
+    """An interrupted download is one line, not a traceback."""
+    save(tiny.checkpoint(), tmp_path)
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[: weights.stat().st_size // 2])
+    with pytest.raises(PipelineError, match="cannot be loaded"):
+        create(ModelConfig(base=str(tmp_path), prompt="{question}"), tiny.PROBLEMS, seed=1, dtype=torch.float32)
+
+
+def test_weights_that_are_missing_are_not_made_up(tmp_path: Path) -> None:
+    """A checkpoint that lacks one tensor is refused by its name instead of starting that layer at random."""
+    save(tiny.checkpoint(), tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    removed = next(name for name in tensors if "mlp" in name)
+    save_file({name: tensor for name, tensor in tensors.items() if name != removed}, tmp_path / "model.safetensors")
+    with pytest.raises(PipelineError, match=f"lacks 1 of its weights, such as {removed}"):
+        create(ModelConfig(base=str(tmp_path), prompt="{question}"), tiny.PROBLEMS, seed=1, dtype=torch.float32)
+
+
+def test_a_model_that_changes_its_logits_is_refused(tmp_path: Path) -> None:
+    """Gemma caps its logits after the output layer: what it samples is not what would be scored."""
+    save(tiny.checkpoint(), tmp_path)
+    size = {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "num_key_value_heads": 2}
+    config = Gemma2Config(
+        vocab_size=300, head_dim=8, intermediate_size=16, final_logit_softcapping=0.01, eos_token_id=1, **size
+    )
+    Gemma2ForCausalLM(config).save_pretrained(tmp_path)
+    with pytest.raises(PipelineError, match="Gemma2ForCausalLM changes its logits"):
+        create(ModelConfig(base=str(tmp_path), prompt="{question}"), tiny.PROBLEMS, seed=1, dtype=torch.float32)
+
+
+def test_a_prompt_begins_as_the_models_texts_do() -> None:
+    """Where the tokenizer puts a begin token before a text, it stands before the prompt, once, and nowhere else."""
+    checkpoint = tiny.checkpoint()
+    plain = checkpoint.prompt_ids("Tom has 3?")
+    checkpoint.tokenizer.bos_token = "<unk>"
+    checkpoint.tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<unk> $A <eos>", special_tokens=[("<unk>", 2), ("<eos>", 1)]
+    )
+    assert checkpoint.prompt_ids("Tom has 3?") == (2, *plain)
+    assert (
+        checkpoint.example(tiny.PROBLEMS[0]).completion_ids
+        == tiny.checkpoint().example(tiny.PROBLEMS[0]).completion_ids
+    )

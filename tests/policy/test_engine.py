@@ -3,8 +3,9 @@ import math
 import pytest
 import torch
 
-from components.policy.engine import NonFiniteLossError, PolicyEngine
+from components.policy.engine import NonFiniteError, PolicyEngine
 from components.policy.logprobs import CompletionScorer
+from components.shared.errors import PipelineError
 from tests import tiny
 
 
@@ -56,7 +57,7 @@ def test_bf16_trains_and_keeps_its_type() -> None:
     """In bf16 the loss falls, and the weights stay bf16."""
     checkpoint = tiny.checkpoint(dtype=torch.bfloat16)
     engine = PolicyEngine(
-        CompletionScorer(checkpoint.model, temperature=1.0), tiny.engine_config(precision="bf16", zero_stage=1)
+        CompletionScorer(checkpoint.model, temperature=1.0), tiny.engine_config(precision="bf16", zero_stage=2)
     )
     (batch,) = tiny.batches([checkpoint.example(problem) for problem in tiny.PROBLEMS[:8]], 100_000)
     losses = []
@@ -76,7 +77,46 @@ def test_a_loss_that_is_not_finite_stops_before_the_step(bad: float) -> None:
     first, second, *_ = tiny.batches([checkpoint.example(problem) for problem in tiny.PROBLEMS[:8]], 100)
     engine.accumulate(-engine(first).logprobs_N.mean())
     engine.accumulate(-engine(second).logprobs_N.mean() * bad)
-    with pytest.raises(NonFiniteLossError, match="stopped before the optimizer step"):
+    with pytest.raises(NonFiniteError, match="stopped before the optimizer step"):
         engine.step(1e-2)
     for weight, kept in zip(checkpoint.model.parameters(), before, strict=True):
         assert torch.equal(weight, kept)
+
+
+@pytest.mark.parametrize("zero_stage", [2, 3])
+def test_bf16_sums_micro_batches_without_rounding_them(zero_stage: int) -> None:
+    """In bf16 the norm of the summed gradient is within bf16's own precision of that of one batch."""
+    norms = []
+    for max_tokens in (1, 100_000):
+        checkpoint = tiny.checkpoint(dtype=torch.bfloat16)
+        engine = PolicyEngine(
+            CompletionScorer(checkpoint.model, temperature=1.0),
+            tiny.engine_config(precision="bf16", zero_stage=zero_stage),
+        )
+        examples = [checkpoint.example(problem) for problem in tiny.PROBLEMS]
+        num_tokens = sum(len(example.completion_ids) for example in examples)
+        for batch in tiny.batches(examples, max_tokens):
+            engine.accumulate(-engine(batch).logprobs_N.sum() / num_tokens)
+        norms.append(engine.step(1e-3)["gradient_norm"])
+    assert norms[0] == pytest.approx(norms[1], rel=0.01)
+
+
+@pytest.mark.parametrize("zero_stage", [0, 2, 3])
+def test_a_gradient_that_is_not_finite_ends_the_run(zero_stage: int) -> None:
+    """A finite loss with an infinite slope (the root of zero) is an error, not a step."""
+    checkpoint = tiny.checkpoint()
+    engine = PolicyEngine(
+        CompletionScorer(checkpoint.model, temperature=1.0), tiny.engine_config(zero_stage=zero_stage)
+    )
+    (batch,) = tiny.batches([checkpoint.example(tiny.PROBLEMS[0])], 1000)
+    logprobs_N = engine(batch).logprobs_N
+    engine.accumulate((logprobs_N - logprobs_N.detach()).clamp(min=0).sum().sqrt())
+    with pytest.raises(NonFiniteError, match="norm of the gradient"):
+        engine.step(1e-3)
+
+
+def test_more_processes_than_one_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every process would train on the same data: better an error than a silent waste."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(PipelineError, match="WORLD_SIZE is 2"):
+        PolicyEngine(CompletionScorer(tiny.checkpoint().model, temperature=1.0), tiny.engine_config())

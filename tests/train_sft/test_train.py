@@ -49,7 +49,7 @@ def test_the_loss_is_the_mean_over_completion_tokens_alone() -> None:
         logits_TV = checkpoint.model(torch.tensor([[*example.prompt_ids, *example.completion_ids]])).logits[0].double()
         predicted = torch.log_softmax(logits_TV, dim=-1)[len(example.prompt_ids) - 1 : -1]
         nlls.append(-predicted.gather(1, torch.tensor(example.completion_ids)[:, None]))
-    expected = float(torch.cat(nlls).mean())
+    expected = float(torch.cat(nlls).detach().mean())
     engine = PolicyEngine(CompletionScorer(checkpoint.model, temperature=1.0), tiny.engine_config())
     assert _step(_config(), checkpoint, engine, examples, 1e-3)["loss"] == pytest.approx(expected, rel=1e-5)
 
