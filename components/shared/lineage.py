@@ -55,7 +55,8 @@ def describe(stage: str, config: dict[str, Any], inputs: dict[str, Path]) -> dic
         "config": config,
         "inputs": {name: {"digest": digest(path), "lineage": read(path)} for name, path in sorted(inputs.items())},
         "code": code_digest(),
-        "packages": {"python": platform.python_version(), **dict(_installed(_PACKAGES))},
+        "python": platform.python_version(),
+        "packages": dict(_installed(_PACKAGES)),
     }
 
 

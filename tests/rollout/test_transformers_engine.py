@@ -39,7 +39,7 @@ def test_what_is_sampled_is_the_softmax_at_the_temperature() -> None:
     """First tokens of 4,000 completions follow softmax(logits / T), so nothing is cut off or reweighted."""
     checkpoint, temperature = tiny.checkpoint(), 0.5
     with torch.no_grad():  # sharpen the model: an untrained one is almost uniform at any temperature
-        checkpoint.model.get_output_embeddings().weight.mul_(12)
+        checkpoint.model.get_output_embeddings().weight.mul_(3)
     (group,) = TransformersEngine(checkpoint, 4000)(
         QUESTIONS[:1], num_samples=4000, temperature=temperature, max_new_tokens=1, seed=1
     )
@@ -47,8 +47,10 @@ def test_what_is_sampled_is_the_softmax_at_the_temperature() -> None:
     logits_V = checkpoint.model(torch.tensor([checkpoint.prompt_ids(QUESTIONS[0])])).logits[0, -1]
     expected_V = torch.softmax(logits_V.detach().double() / temperature, dim=-1)
     drawn_V = torch.tensor([counts[token] for token in range(len(expected_V))]) / 4000
-    assert expected_V.max() < 0.9, "the test wants a distribution with something in it"
-    assert float((drawn_V - expected_V).abs().sum()) / 2 < 0.04  # total variation; its mean here is about 0.02
+    assert expected_V.topk(10).values.sum() < 0.9, "the test wants a distribution whose tail shows when it is cut off"
+    # The expected total variation of 4,000 draws, with room for twice that.
+    noise = float((expected_V * (1 - expected_V) / 4000).sqrt().sum()) * (2 / torch.pi) ** 0.5 / 2
+    assert float((drawn_V - expected_V).abs().sum()) / 2 < 2 * noise < 0.2
 
 
 def test_a_completion_ends_with_its_first_end_token() -> None:
