@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from components.shared.statistics import mean_interval, wilson_interval
+from components.shared.statistics import mean_interval, score
 
 Record = Mapping[str, Any]
 
@@ -38,13 +38,7 @@ def scores(records: Sequence[Record], *, num_samples: int, temperature: float) -
 
 
 def _score(records: Sequence[Record]) -> dict[str, Any]:
-    correct, total = sum(record["verdict"] == "right" for record in records), len(records)
-    return {
-        "correct": correct,
-        "total": total,
-        "accuracy": correct / total,
-        "interval": list(wilson_interval(correct, total)),
-    }
+    return score(sum(record["verdict"] == "right" for record in records), len(records))
 
 
 def _scores_by(records: Sequence[Record], field: str) -> dict[str, Any]:

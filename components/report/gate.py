@@ -12,7 +12,7 @@ from components.report import wording
 from components.report.config import GateConfig
 from components.report.evaluation import Pair
 from components.shared.errors import PipelineError
-from components.shared.statistics import mcnemar_exact_p, paired_difference_interval, wilson_interval
+from components.shared.statistics import mcnemar_exact_p, paired_difference_interval, score
 
 _ROUNDING = 1e-12
 """A gain of exactly the asked fraction passes although neither is exact in binary."""
@@ -70,16 +70,6 @@ def count(pairs: Sequence[Pair]) -> Counts:
         only_grpo=outcomes.count((False, True)),
         neither=outcomes.count((False, False)),
     )
-
-
-def score(correct: int, total: int) -> dict[str, Any]:
-    """Return an accuracy with its counts and 95 % interval."""
-    return {
-        "correct": correct,
-        "total": total,
-        "accuracy": correct / total,
-        "interval": list(wilson_interval(correct, total)),
-    }
 
 
 def _judge_target(pairs: Sequence[Pair], gate: GateConfig) -> dict[str, Any]:

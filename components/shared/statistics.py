@@ -7,6 +7,7 @@ coverage near 0 and 1, where small test sets and good models live.
 import math
 from collections.abc import Sequence
 from statistics import NormalDist, fmean, pvariance
+from typing import Any
 
 Interval = tuple[float, float]
 
@@ -27,6 +28,16 @@ def wilson_interval(correct: float, total: float, confidence: float = 0.95) -> I
     low = 0.0 if correct == 0 else max(0.0, center - half_width)
     high = 1.0 if correct == total else min(1.0, center + half_width)
     return low, high
+
+
+def score(correct: int, total: int) -> dict[str, Any]:
+    """Return an accuracy with its counts and 95 % interval."""
+    return {
+        "correct": correct,
+        "total": total,
+        "accuracy": correct / total,
+        "interval": list(wilson_interval(correct, total)),
+    }
 
 
 def mean_interval(means: Sequence[float], confidence: float = 0.95) -> Interval:

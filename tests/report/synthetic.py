@@ -6,9 +6,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from components.report.gate import score
 from components.shared import jsonl, lineage
-from components.shared.statistics import mean_interval
+from components.shared.statistics import mean_interval, score
 
 SKILL = {
     "base": {"words": 0.02, "gsm8k": 0.01},
