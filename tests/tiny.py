@@ -51,5 +51,5 @@ def engine_config(**changes: Any) -> EngineConfig:
 
 
 def batches(sequences: Sequence[TokenSequence], max_tokens: int) -> list[MicroBatch]:
-    """Return micro-batches on the CPU, padded with token 0."""
-    return micro_batches(sequences, max_tokens=max_tokens, pad_id=0, device=torch.device("cpu"))
+    """Return micro-batches on the CPU."""
+    return micro_batches(sequences, max_tokens=max_tokens, device=torch.device("cpu"))

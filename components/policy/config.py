@@ -15,7 +15,8 @@ class EngineConfig(Config):
     precision: Literal["fp32", "bf16"]
     """Type of weights and activations; bf16 keeps fp32 master weights in the optimizer."""
     micro_batch_tokens: int = Field(gt=0)
-    """Tokens, padding included, that go through the model at once; memory, never the result, depends on it."""
+    """Tokens that go through the model at once, a group's prompt counted once; memory, never the result, depends on
+    it. A group that does not fit is split, and its prompt computed once per part."""
     weight_decay: float = Field(ge=0)
     """Decoupled weight decay of AdamW, on matrices only."""
     max_gradient_norm: float = Field(gt=0)

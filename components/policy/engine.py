@@ -39,6 +39,7 @@ class PolicyEngine:
 
     def __init__(self, scorer: CompletionScorer, config: EngineConfig) -> None:
         _join_processes()
+        self._num_processes = torch.distributed.get_world_size()
         import deepspeed
 
         deepspeed.utils.logger.setLevel(logging.ERROR)
@@ -64,9 +65,10 @@ class PolicyEngine:
         return scores
 
     def accumulate(self, loss: Tensor) -> None:
-        """Add the gradient of a micro-batch's part of the loss."""
+        """Add the gradient of a micro-batch's part of the loss, which is summed over micro-batches and processes."""
         self._loss += loss.item()
-        self._engine.backward(loss, scale_wrt_gas=False)
+        # DeepSpeed averages over processes.
+        self._engine.backward(loss * self._num_processes, scale_wrt_gas=False)
 
     def step(self, learning_rate: float) -> dict[str, float]:
         """Update the weights from what was accumulated; a loss that is not finite stops before anything changes.
@@ -74,7 +76,7 @@ class PolicyEngine:
         The norm of the gradient is known only with the step: where that is not finite, the run stops right after it,
         and nothing of it is saved.
         """
-        loss, self._loss = self._loss, 0.0
+        loss, self._loss = self._summed(self._loss), 0.0
         if not math.isfinite(loss):
             raise NonFiniteError(f"the loss is {loss}; stopped before the optimizer step")
         for group in self._optimizer.param_groups:
@@ -93,6 +95,14 @@ class PolicyEngine:
 
         with GatheredParameters(list(self._engine.module.parameters()), enabled=self.config.zero_stage == 3):
             yield
+
+    def _summed(self, value: float) -> float:
+        """The sum over all processes, so that they stop together or not at all."""
+        if self._num_processes == 1:
+            return value
+        total = torch.tensor(value, dtype=torch.float64, device=self._engine.device)
+        torch.distributed.all_reduce(total)
+        return float(total)
 
     def _clip(self, scorer: CompletionScorer) -> None:
         norm = torch.nn.utils.clip_grad_norm_(scorer.parameters(), self.config.max_gradient_norm)
@@ -127,12 +137,20 @@ def _deepspeed(scorer: CompletionScorer, config: EngineConfig) -> dict[str, Any]
     }
 
 
-def _join_processes() -> None:
-    """Form the group of one process that DeepSpeed wants; data are not split over several yet."""
+def refuse_several_processes() -> None:
+    """Stop a stage that was launched on several processes: it would do all of its work in each of them."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise PipelineError(f"training runs in one process, but WORLD_SIZE is {os.environ['WORLD_SIZE']}")
+
+
+def _join_processes() -> None:
+    """Join the processes that were launched together, or form the group of one that DeepSpeed wants."""
     os.environ.setdefault("LOCAL_RANK", "0")
     os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
-    if not torch.distributed.is_initialized():
-        backend = "nccl" if torch.cuda.is_available() else "gloo"
+    if torch.distributed.is_initialized():
+        return
+    backend = "nccl" if torch.cuda.is_available() else "gloo"
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        torch.distributed.init_process_group(backend)
+    else:
         torch.distributed.init_process_group(backend, store=HashStore(), rank=0, world_size=1)

@@ -3,6 +3,7 @@
 Shape suffixes as in sequences.py, and D for the hidden size.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,9 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from components.policy.sequences import MicroBatch
+from components.policy.sequences import MicroBatch, TokenSequence, micro_batches
+from components.policy.shared_prefix import attend_by_layout
+from components.policy.token_head import TokenHead
 from components.shared.errors import PipelineError
 
 
@@ -21,49 +24,57 @@ class TokenScores:
     logprobs_N: Tensor
     """Natural log of the probability of the token, at the sampling temperature."""
     entropy_N: Tensor
-    """Entropy in nats of the distribution the token was drawn from; carries no gradient."""
+    """Entropy in nats of the distribution the token was drawn from."""
 
 
 class CompletionScorer(nn.Module):
-    """Scores completion tokens: the module that is trained, so that sharding sees one forward.
-
-    Logits are made for completion tokens only, never for prompts or padding, in float32 at least (a bfloat16
-    softmax is where samplers and trainers disagree most).
-    """
+    """Scores completion tokens: the module that is trained, so that sharding sees one forward."""
 
     def __init__(self, model: PreTrainedModel, *, temperature: float) -> None:
         super().__init__()
-        self.model = model
-        self.temperature = temperature
+        self.model = attend_by_layout(model)
+        self.head = TokenHead(model.get_output_embeddings(), temperature=temperature)
 
     def forward(self, batch: MicroBatch) -> TokenScores:
         """Return the scores of the N completion tokens of `batch`."""
-        hidden_BSD = self.model.get_decoder()(
-            input_ids=batch.input_ids_BS, attention_mask=batch.attention_mask_BS, use_cache=False
+        hidden_1TD = self.model.get_decoder()(
+            input_ids=batch.input_ids_T[None],
+            position_ids=batch.position_ids_T[None],
+            layout=batch.layout,
+            use_cache=False,
         ).last_hidden_state
-        hidden_ND = hidden_BSD[batch.row_N, batch.position_N]
-        logits_NV = self.model.get_output_embeddings()(hidden_ND)
-        logits_NV = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32)) / self.temperature
-        logprobs_NV = torch.log_softmax(logits_NV, dim=-1)
-        with torch.no_grad():
-            entropy_N = -(logprobs_NV.exp() * logprobs_NV).sum(dim=-1)
-        return TokenScores(logprobs_NV.gather(1, batch.target_N[:, None]).squeeze(1), entropy_N)
+        return TokenScores(*self.head(hidden_1TD[0, batch.source_N], batch.target_N))
+
+
+@torch.no_grad()
+def completion_logprobs(
+    scorer: Callable[[MicroBatch], TokenScores], batches: Sequence[MicroBatch], num_tokens: int
+) -> Tensor:
+    """Return the log-probability of every completion token that is in `batches`, at its place of M; NaN elsewhere."""
+    logprobs_M = torch.full((num_tokens,), torch.nan, dtype=torch.float64, device=batches[0].target_N.device)
+    for batch in batches:
+        logprobs_M[batch.token_N] = scorer(batch).logprobs_N.double()
+    return logprobs_M
 
 
 @torch.no_grad()
 def refuse_other_logits(model: PreTrainedModel, ids: tuple[int, ...]) -> None:
-    """Stop if the model's own logits are not those that are trained on.
+    """Stop if the model's own log-probabilities are not those that are trained on.
 
-    Some families rescale or cap their logits after the output layer (Gemma, Cohere, Granite): what they sample would
-    not be what is scored here.
+    Some families rescale or cap their logits after the output layer (Gemma, Cohere, Granite), or attend by rules of
+    their own: what they sample would not be what is scored here.
     """
-    input_ids_BS = torch.tensor([ids], device=model.device)
-    hidden_BSD = model.get_decoder()(input_ids=input_ids_BS, use_cache=False).last_hidden_state
-    scored_BSV = model.get_output_embeddings()(hidden_BSD).float()
-    sampled_BSV = model(input_ids=input_ids_BS, use_cache=False).logits.float()
-    if not torch.allclose(scored_BSV, sampled_BSV, rtol=1e-2, atol=1e-2):
+    sequences = [TokenSequence(ids, (*ids, ids[0])), TokenSequence(ids, ids)]
+    logprobs = []
+    for sequence in sequences:
+        whole = torch.tensor([(*sequence.prompt_ids, *sequence.completion_ids)], device=model.device)
+        logits_SV = model(input_ids=whole, use_cache=False).logits[0, len(ids) - 1 : -1].float()
+        logprobs.append(logits_SV.log_softmax(-1).gather(1, whole[0, len(ids) :, None]).squeeze(1))
+    (batch,) = micro_batches(sequences, max_tokens=10**9, device=model.device)
+    scored_N = CompletionScorer(model, temperature=1.0)(batch).logprobs_N
+    if not torch.allclose(scored_N, torch.cat(logprobs), rtol=1e-2, atol=1e-2):
         name = type(model).__name__
-        raise PipelineError(f"{name} changes its logits after the output layer, which training here does not follow")
+        raise PipelineError(f"{name} does not follow the usual attention and output layer, which training here needs")
 
 
 def disable_dropout(model: nn.Module) -> None:

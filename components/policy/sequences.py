@@ -1,16 +1,20 @@
-"""Prompts with their completions as tokens, and micro-batches of them.
+"""Prompts with their completions as tokens, and micro-batches of them without padding.
 
 Shape suffixes (a capital per axis, valid in this package):
-    B  sequences of a micro-batch      N  completion tokens of a micro-batch, all sequences end to end
-    S  tokens of the longest sequence  V  vocabulary
-Only completion tokens carry a loss, so everything after the model itself is N long: there is no padding to mask.
+    T  tokens of a micro-batch, end to end     N  completion tokens of a micro-batch, all sequences end to end
+    B  sequences given, M their completion tokens, end to end
+Only completion tokens carry a loss, so everything after the model itself is N long.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, groupby
 
 import torch
 from torch import Tensor
+
+from components.policy.shared_prefix import PackedLayout
+from components.policy.varlen_attention import Segments
 
 
 @dataclass(frozen=True)
@@ -26,55 +30,148 @@ class TokenSequence:
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Sequences padded on the right, and where in them the completion tokens are."""
+    """Sequences laid end to end, each prompt once, and where the completion tokens are predicted."""
 
-    sequences: tuple[int, ...]
-    """For each row, which sequence of the optimizer step it is."""
-    input_ids_BS: Tensor
-    attention_mask_BS: Tensor
-    row_N: Tensor
-    """The row of each completion token."""
-    position_N: Tensor
-    """The position in its row whose output predicts each completion token: the one before it."""
+    input_ids_T: Tensor
+    position_ids_T: Tensor
+    """The place of each token in its own sequence."""
+    layout: PackedLayout
+    source_N: Tensor
+    """The place in the row whose output predicts each completion token: that of the token before it."""
     target_N: Tensor
     """The completion tokens themselves."""
+    sequence_N: Tensor
+    """The sequence that each completion token belongs to."""
+    token_N: Tensor
+    """The place of each completion token among those of all sequences, laid end to end in their own order (M)."""
 
-    @property
-    def sequence_N(self) -> Tensor:
-        """The sequence of the optimizer step that each completion token belongs to."""
-        return torch.tensor(self.sequences, device=self.row_N.device)[self.row_N]
+
+@dataclass(frozen=True)
+class _Group:
+    """Sequences that share a prompt, by their number in the optimizer step."""
+
+    prompt_ids: tuple[int, ...]
+    members: tuple[int, ...]
 
 
 def micro_batches(
-    sequences: Sequence[TokenSequence], *, max_tokens: int, pad_id: int, device: torch.device
+    sequences: Sequence[TokenSequence],
+    *,
+    max_tokens: int,
+    device: torch.device,
+    chosen: Sequence[int] | None = None,
 ) -> list[MicroBatch]:
-    """Split the sequences of one optimizer step into micro-batches of at most `max_tokens` tokens with padding.
+    """Split sequences, or those of them with the `chosen` numbers, into micro-batches of at most `max_tokens` tokens.
 
-    Sequences of like length go together. One that alone is longer gets a micro-batch of its own.
+    Neighbours with the same prompt are a group, and share it. A group that alone is longer is split, and pays its
+    prompt once per part; a sequence that alone is longer gets a micro-batch of its own.
     """
-    order = sorted(range(len(sequences)), key=lambda index: len(sequences[index]))
-    groups: list[list[int]] = []
-    for index in order:
-        if groups and len(sequences[index]) * (len(groups[-1]) + 1) <= max_tokens:
-            groups[-1].append(index)
-        else:
-            groups.append([index])
-    return [_collate(sequences, group, pad_id=pad_id, device=device) for group in groups]
+    numbers = range(len(sequences)) if chosen is None else chosen
+    parts = [part for group in _groups(sequences, numbers) for part in _split(group, sequences, max_tokens)]
+    bins = _first_fit([_num_tokens(part, sequences) for part in parts], max_tokens)
+    return [_pack([parts[index] for index in bin_], sequences, device) for bin_ in bins]
 
 
-def _collate(sequences: Sequence[TokenSequence], group: list[int], *, pad_id: int, device: torch.device) -> MicroBatch:
-    rows = [sequences[index] for index in group]
-    longest = max(len(row) for row in rows)
-    ids = [[*row.prompt_ids, *row.completion_ids, *[pad_id] * (longest - len(row))] for row in rows]
-    mask = [[1] * len(row) + [0] * (longest - len(row)) for row in rows]
-    row_N = [r for r, row in enumerate(rows) for _ in row.completion_ids]
-    position_N = [len(row.prompt_ids) + t - 1 for row in rows for t in range(len(row.completion_ids))]
-    target_N = [token for row in rows for token in row.completion_ids]
+def _groups(sequences: Sequence[TokenSequence], numbers: Sequence[int]) -> list[_Group]:
+    by_prompt = groupby(numbers, key=lambda number: sequences[number].prompt_ids)
+    return [_Group(prompt_ids, tuple(members)) for prompt_ids, members in by_prompt]
+
+
+def _split(group: _Group, sequences: Sequence[TokenSequence], max_tokens: int) -> list[_Group]:
+    """The group in parts of at most `max_tokens` tokens, its longest completions spread over them."""
+    room = max_tokens - len(group.prompt_ids)
+    lengths = [len(sequences[number].completion_ids) for number in group.members]
+    return [
+        _Group(group.prompt_ids, tuple(group.members[index] for index in sorted(bin_)))
+        for bin_ in _first_fit(lengths, room)
+    ]
+
+
+def _first_fit(sizes: Sequence[int], room: int) -> list[list[int]]:
+    """Put items into as few bins of `room` as first-fit decreasing finds; one too large gets a bin of its own."""
+    bins: list[list[int]] = []
+    left: list[int] = []
+    for index in sorted(range(len(sizes)), key=lambda index: -sizes[index]):
+        place = next((number for number, free in enumerate(left) if sizes[index] <= free), None)
+        if place is None:
+            bins.append([])
+            left.append(room)
+            place = -1
+        bins[place].append(index)
+        left[place] -= sizes[index]
+    return bins
+
+
+def _num_tokens(group: _Group, sequences: Sequence[TokenSequence]) -> int:
+    return len(group.prompt_ids) + sum(len(sequences[number].completion_ids) for number in group.members)
+
+
+class _Row:
+    """A micro-batch being laid out."""
+
+    def __init__(self) -> None:
+        self.ids: list[int] = []
+        self.positions: list[int] = []
+        self.bounds = [0]
+        self.members: list[int] = []
+        self.sources: list[int] = []
+
+    def lay(self, ids: Sequence[int], *, position: int) -> int:
+        """Lay tokens at the end of the row, of which the first has this position; return where they begin."""
+        self.ids += ids
+        self.positions += range(position, position + len(ids))
+        self.bounds.append(len(self.ids))
+        return self.bounds[-2]
+
+    def predict(self, number: int, sources: Sequence[int]) -> None:
+        """Note from where in the row the completion tokens of a sequence are predicted."""
+        self.members.append(number)
+        self.sources += sources
+
+
+def _pack(groups: Sequence[_Group], sequences: Sequence[TokenSequence], device: torch.device) -> MicroBatch:
+    """Lay out the prompts that are shared, their completions, and then the sequences that share theirs with none."""
+    shared = [group for group in groups if len(group.members) > 1]
+    row = _Row()
+    for group in shared:
+        row.lay(group.prompt_ids, position=0)
+    prompt_bounds = tuple(row.bounds)
+    branch_bounds = [len(row.ids)]
+    for group, prompt_stop in zip(shared, prompt_bounds[1:], strict=True):
+        for number in group.members:
+            completion = sequences[number].completion_ids
+            start = row.lay(completion, position=len(group.prompt_ids))
+            # The first token is predicted by the prompt's last, each other by the one before it.
+            row.predict(number, [prompt_stop - 1, *range(start, start + len(completion) - 1)])
+        branch_bounds.append(len(row.ids))
+    for group in groups:
+        if len(group.members) == 1:
+            number = group.members[0]
+            sequence = sequences[number]
+            start = row.lay((*sequence.prompt_ids, *sequence.completion_ids), position=0)
+            row.predict(number, range(start + len(sequence.prompt_ids) - 1, start + len(sequence) - 1))
+    bounds = tuple(row.bounds)
+    layout = PackedLayout(
+        own=Segments(bounds, bounds, causal=True),
+        shared=Segments(tuple(bound - branch_bounds[0] for bound in branch_bounds), prompt_bounds, causal=False),
+        longest=max(row.positions) + 1,
+    )
+    return _finish(row, layout, sequences, device)
+
+
+def _finish(row: _Row, layout: PackedLayout, sequences: Sequence[TokenSequence], device: torch.device) -> MicroBatch:
+    offsets = list(accumulate((len(sequence.completion_ids) for sequence in sequences), initial=0))
+    completions = [(number, sequences[number].completion_ids) for number in row.members]
+
+    def on_device(values: Iterable[int]) -> Tensor:
+        return torch.tensor(list(values), device=device)
+
     return MicroBatch(
-        sequences=tuple(group),
-        input_ids_BS=torch.tensor(ids, device=device),
-        attention_mask_BS=torch.tensor(mask, device=device),
-        row_N=torch.tensor(row_N, device=device),
-        position_N=torch.tensor(position_N, device=device),
-        target_N=torch.tensor(target_N, device=device),
+        input_ids_T=on_device(row.ids),
+        position_ids_T=on_device(row.positions),
+        layout=layout,
+        source_N=on_device(row.sources),
+        target_N=on_device(token for _, completion in completions for token in completion),
+        sequence_N=on_device(number for number, completion in completions for _ in completion),
+        token_N=on_device(offsets[number] + t for number, completion in completions for t in range(len(completion))),
     )

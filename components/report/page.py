@@ -21,7 +21,11 @@ _CURVES: tuple[tuple[str, dict[str, str], dict[str, bool]], ...] = (
     ("Response length (tokens)", {"completion_length_tokens": "tokens"}, {"from_zero": True}),
     ("KL from the reference (nats per token)", {"kl": "KL"}, {"from_zero": True}),
     ("Entropy (nats per token)", {"entropy": "entropy"}, {"from_zero": True}),
-    ("Clip fraction of the tokens", {"clip_fraction": "clipped"}, {"from_zero": True}),
+    (
+        "Clip fraction of the tokens",
+        {"clip_high_fraction": "ratio too high", "clip_low_fraction": "ratio too low"},
+        {"from_zero": True},
+    ),
     ("Gradient norm", {"gradient_norm": "norm"}, {"from_zero": True}),
     (
         "Groups without spread and truncation",

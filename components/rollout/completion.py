@@ -14,6 +14,8 @@ class Completion:
 
     tokens: TokenSequence
     """The prompt, and the completion up to and including its first end token."""
+    logprobs: tuple[float, ...]
+    """Natural log of the probability with which the sampler drew each completion token."""
     text: str
     """The completion as text, without its end token."""
     finished: bool

@@ -1,15 +1,19 @@
-"""Sampling with transformers in this process: no second copy of the weights, so nothing to keep in sync."""
+"""Sampling with transformers in this process: no second copy of the weights, so nothing to keep in sync.
+
+Shape suffixes as in group_cache.py, and V for the vocabulary.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig
 
 from components.policy.checkpoint import Checkpoint
 from components.policy.sequences import TokenSequence
+from components.policy.shared_prefix import attend_by_layout
 from components.rollout.completion import Completion
+from components.rollout.group_cache import GroupCache
 
 
 @dataclass(frozen=True)
@@ -18,56 +22,123 @@ class TransformersEngine:
 
     checkpoint: Checkpoint
     max_batch_size: int
-    """Sequences generated at once; bounds memory."""
+    """Completions generated at once; bounds memory."""
 
     @torch.no_grad()
     def __call__(
         self, questions: Sequence[str], *, num_samples: int, temperature: float, max_new_tokens: int, seed: int
     ) -> list[list[Completion]]:
         """See `Generate`."""
-        torch.manual_seed(seed)
-        # Generation advances in step over a batch: prompts of like length waste the least padding.
+        attend_by_layout(self.checkpoint.model)
+        # A number per completion and place, drawn ahead: what is sampled does not depend on how it is batched.
+        generator = torch.Generator().manual_seed(seed)
+        chance_PGT = torch.rand(
+            len(questions), num_samples, max_new_tokens, dtype=torch.float64, generator=generator
+        ).to(self.checkpoint.device)
         prompts = [self.checkpoint.prompt_ids(question) for question in questions]
+        # Prompts of like length waste the least padding in their cache.
         order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
         size = max(1, self.max_batch_size // num_samples)
         groups: dict[int, list[Completion]] = {}
         for start in range(0, len(order), size):
             chosen = order[start : start + size]
-            batch = [prompts[index] for index in chosen]
-            found = self._generate(batch, num_samples, temperature=temperature, max_new_tokens=max_new_tokens)
-            groups.update(zip(chosen, found, strict=True))
+            batch = Decoding(self.checkpoint, [prompts[index] for index in chosen], num_samples, temperature)
+            groups.update(zip(chosen, batch.run(chance_PGT[chosen].flatten(0, 1)), strict=True))
         return [groups[index] for index in range(len(prompts))]
 
-    def _generate(
-        self, prompts: list[tuple[int, ...]], num_samples: int, *, temperature: float, max_new_tokens: int
-    ) -> list[list[Completion]]:
-        checkpoint = self.checkpoint
-        longest = max(len(prompt) for prompt in prompts)
-        ids = [[checkpoint.pad_id] * (longest - len(prompt)) + list(prompt) for prompt in prompts]
-        mask = [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts]
-        output: Tensor = checkpoint.model.generate(
-            input_ids=torch.tensor(ids, device=checkpoint.device),
-            attention_mask=torch.tensor(mask, device=checkpoint.device),
-            generation_config=self._settings(num_samples, temperature, max_new_tokens),
-        )
-        rows = output[:, longest:].tolist()
-        return [
-            [self._completion(prompt, row) for row in rows[number * num_samples : (number + 1) * num_samples]]
-            for number, prompt in enumerate(prompts)
-        ]
 
-    def _settings(self, num_samples: int, temperature: float, max_new_tokens: int) -> GenerationConfig:
-        sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature else {}
-        return GenerationConfig(
-            max_new_tokens=max_new_tokens,
-            num_return_sequences=num_samples,
-            eos_token_id=list(self.checkpoint.end_ids),
-            pad_token_id=self.checkpoint.pad_id,
-            **sampling,
-        )
+class Decoding:
+    """One batch of completions from its prompts to the end of the last."""
 
-    def _completion(self, prompt: tuple[int, ...], row: list[int]) -> Completion:
-        end = next((index for index, token in enumerate(row) if token in self.checkpoint.end_ids), None)
-        kept = row if end is None else row[: end + 1]
-        text = self.checkpoint.decode(kept if end is None else kept[:-1])
-        return Completion(TokenSequence(prompt, tuple(kept)), text, finished=end is not None)
+    def __init__(
+        self, checkpoint: Checkpoint, prompts: Sequence[tuple[int, ...]], group_size: int, temperature: float
+    ) -> None:
+        self.checkpoint = checkpoint
+        self.prompts = prompts
+        self.temperature = temperature
+        self.cache = GroupCache([len(prompt) for prompt in prompts], group_size, checkpoint.device)
+        self._end_ids = torch.tensor(checkpoint.end_ids, device=checkpoint.device)
+
+    def run(self, chance_RT: Tensor) -> list[list[Completion]]:
+        """Return the groups of completions; `chance` holds a number in [0, 1) for each token that may be drawn."""
+        length_R = torch.full_like(chance_RT[:, 0], chance_RT.shape[1], dtype=torch.long)
+        ids_RT = torch.zeros_like(chance_RT, dtype=torch.long)
+        logprobs_RT = torch.zeros_like(chance_RT, dtype=torch.float32)
+        finished_R = torch.zeros_like(length_R, dtype=torch.bool)
+        logits_RV = self._read_prompts()
+        for t in range(chance_RT.shape[1]):
+            row_R = self.cache.row_R
+            token_R, logprob_R = self._draw(logits_RV, chance_RT[row_R, t])
+            ids_RT[row_R, t], logprobs_RT[row_R, t] = token_R, logprob_R
+            ended_R = self.ends(token_R, t)
+            if ended_R.any():
+                length_R[row_R[ended_R]] = t + 1
+                finished_R[row_R[ended_R]] = True
+                token_R = self._drop(ended_R, token_R)
+            if not len(token_R) or t + 1 == chance_RT.shape[1]:
+                break
+            logits_RV = self._read_tokens(token_R)
+        rows = zip(length_R.tolist(), ids_RT.tolist(), logprobs_RT.tolist(), finished_R.tolist(), strict=True)
+        found = [self._completion(number, *row) for number, row in enumerate(rows)]
+        size = self.cache.group_size
+        return [found[start : start + size] for start in range(0, len(found), size)]
+
+    def ends(self, token_R: Tensor, t: int) -> Tensor:
+        """Return which rows end with this token, the one of place `t`."""
+        del t
+        return torch.isin(token_R, self._end_ids)
+
+    def _drop(self, ended_R: Tensor, token_R: Tensor) -> Tensor:
+        """Drop rows, and return the tokens of the others in their new order."""
+        token_by_row = torch.zeros(len(self.prompts) * self.cache.group_size, dtype=torch.long, device=token_R.device)
+        token_by_row[self.cache.row_R] = token_R
+        self.cache.drop(ended_R)
+        return token_by_row[self.cache.row_R]
+
+    def _read_prompts(self) -> Tensor:
+        """Compute each prompt once; return the logits that all its completions start from."""
+        device = self.checkpoint.device
+        ids_X = torch.tensor([token for prompt in self.prompts for token in prompt], device=device)
+        position_X = torch.tensor([place for prompt in self.prompts for place in range(len(prompt))], device=device)
+        last_P = torch.tensor([len(prompt) for prompt in self.prompts], device=device).cumsum(0) - 1
+        logits_PV = self._logits(ids_X, position_X, last_P)
+        self.cache.start_decoding()
+        return logits_PV.repeat_interleave(self.cache.group_size, dim=0)
+
+    def _read_tokens(self, token_R: Tensor) -> Tensor:
+        length_P = torch.tensor(self.cache.prompt_lengths, device=token_R.device)
+        position_R = length_P[self.cache.row_R // self.cache.group_size] + self.cache.num_decoded
+        logits_RV = self._logits(token_R, position_R, torch.arange(len(token_R), device=token_R.device))
+        self.cache.num_decoded += 1
+        return logits_RV
+
+    def _logits(self, ids: Tensor, positions: Tensor, wanted: Tensor) -> Tensor:
+        model = self.checkpoint.model
+        hidden_1TD = model.get_decoder()(
+            input_ids=ids[None], position_ids=positions[None], layout=self.cache, use_cache=False
+        ).last_hidden_state
+        logits_RV: Tensor = model.get_output_embeddings()(hidden_1TD[0, wanted])
+        return logits_RV.to(torch.promote_types(logits_RV.dtype, torch.float32))
+
+    def _draw(self, logits_RV: Tensor, chance_R: Tensor) -> tuple[Tensor, Tensor]:
+        """Return a token per row with its log-probability: the likeliest at temperature 0, else drawn.
+
+        A token is drawn where its share of the cumulated probabilities holds `chance`.
+        """
+        if self.temperature == 0:
+            token_R = logits_RV.argmax(-1)
+            logprobs_RV = logits_RV.log_softmax(-1)
+        else:
+            logprobs_RV = (logits_RV / self.temperature).log_softmax(-1)
+            cumulated_RV = logprobs_RV.exp().cumsum(-1, dtype=torch.float64)
+            threshold_R1 = chance_R[:, None] * cumulated_RV[:, -1:]
+            token_R = torch.searchsorted(cumulated_RV, threshold_R1, right=True).squeeze(1)
+        return token_R, logprobs_RV.gather(1, token_R[:, None]).squeeze(1)
+
+    def _completion(
+        self, number: int, length: int, ids: list[int], logprobs: list[float], finished: bool
+    ) -> Completion:
+        kept = tuple(ids[:length])
+        prompt = self.prompts[number // self.cache.group_size]
+        text = self.checkpoint.decode(kept[:-1] if finished else kept)
+        return Completion(TokenSequence(prompt, kept), tuple(logprobs[:length]), text, finished=finished)

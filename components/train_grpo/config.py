@@ -1,9 +1,105 @@
-"""Configuration of Group Relative Policy Optimization."""
+"""Configuration of Group Relative Policy Optimization.
+
+The enums name the variants of each formula; the functions they choose are in the module each enum names.
+"""
+
+from enum import StrEnum
 
 from pydantic import Field, model_validator
 
 from components.policy.config import EngineConfig
 from components.shared.config import Config
+
+
+class AdvantageEstimator(StrEnum):
+    """What a reward is compared with, and what the difference is divided by (advantages.py)."""
+
+    Z_SCORE = "z_score"
+    """Group mean and biased standard deviation (divided by G)."""
+    Z_SCORE_BESSEL = "z_score_bessel"
+    """Group mean and unbiased standard deviation (divided by G - 1): sqrt((G - 1) / G) of `z_score`."""
+    MEAN_ONLY = "mean_only"
+    """Group mean, divided by nothing (Dr. GRPO)."""
+    LEAVE_ONE_OUT = "leave_one_out"
+    """Mean of the group's other rewards, divided by nothing (RLOO)."""
+    BATCH_STD = "batch_std"
+    """Group mean, and the standard deviation of all rewards of the rollout."""
+
+
+class Supervision(StrEnum):
+    """What is rewarded (section 4.1.2 or 4.1.3 of the paper)."""
+
+    OUTCOME = "outcome"
+    PROCESS = "process"
+
+
+class RewardName(StrEnum):
+    """What a completion, or each of its steps, can be rewarded for (rewards.py)."""
+
+    ACCURACY = "accuracy"
+    """1 for a right final answer, else 0."""
+    FORMAT = "format"
+    """1 for a final answer in the designated place after some reasoning, else 0."""
+    OVERLONG = "overlong"
+    """0, falling to -1 as a completion nears the length limit."""
+    STEPS = "steps"
+    """For each worked step, whether its arithmetic holds; for the last, whether the answer is right."""
+    REWARD_MODEL = "reward_model"
+    """The learned model's probability that the completion, or each step, is right."""
+
+
+class Combination(StrEnum):
+    """Where several rewards become one (rewards.py)."""
+
+    BEFORE_NORMALISATION = "before_normalisation"
+    """Their weighted sum is what a group is normalised by."""
+    AFTER_NORMALISATION = "after_normalisation"
+    """Each is normalised by itself, and the weighted sum over the rollout once more (GDPO)."""
+
+
+class Aggregation(StrEnum):
+    """How the tokens of an optimizer step are averaged (aggregation.py)."""
+
+    SEQUENCE_MEAN = "sequence_mean"
+    """Over the tokens of each completion, then over completions (the paper)."""
+    TOKEN_MEAN = "token_mean"
+    """Over all tokens of the step (DAPO)."""
+    CONSTANT = "constant"
+    """Sum over tokens, divided by completions times the length limit (Dr. GRPO)."""
+
+
+class RatioLevel(StrEnum):
+    """What the probability ratio to the sampling policy is taken over (ratio.py)."""
+
+    TOKEN = "token"
+    SEQUENCE = "sequence"
+    """The geometric mean over a completion, the same for each of its tokens (GSPO)."""
+
+
+class KLEstimator(StrEnum):
+    """Per-token estimators of the KL divergence from the reference (kl.py)."""
+
+    K1 = "k1"
+    K2 = "k2"
+    K3 = "k3"
+    K3_CORRECTED = "k3_corrected"
+    """k3 times the ratio to the sampling policy, whose expected gradient is that of the divergence itself."""
+
+
+class KLPlacement(StrEnum):
+    """Where the KL term stands."""
+
+    LOSS = "loss"
+    REWARD = "reward"
+
+
+class Truncated(StrEnum):
+    """What becomes of a completion cut off at the length limit (rollout.py)."""
+
+    SCORE = "score"
+    """Its reward stands: an unfinished answer is a wrong one."""
+    MASK = "mask"
+    """It has no reward: out of its group's statistics, of the loss and of what the loss is divided by."""
 
 
 class SamplingConfig(Config):
@@ -12,9 +108,124 @@ class SamplingConfig(Config):
     temperature: float = Field(gt=0)
     """Divides the logits, when sampling and when training alike."""
     max_new_tokens: int = Field(gt=0)
-    """Tokens after which a completion is cut off; it then counts as wrong."""
+    """Tokens after which a completion is cut off."""
     max_batch_size: int = Field(gt=0)
     """Completions generated at once."""
+    truncated: Truncated
+    """What becomes of completions cut off."""
+
+
+class CurriculumConfig(Config):
+    """Prompts whose completions disagree are drawn more often: they are the ones there is something to learn from."""
+
+    memory: float = Field(ge=0, lt=1)
+    """Share of a prompt's running pass rate that is kept when it is sampled again."""
+    floor: float = Field(gt=0, le=1)
+    """Least weight of a prompt, as a share of that of one solved half the time: none is ever left out for good."""
+
+
+class PromptsConfig(Config):
+    """Which problems are sampled."""
+
+    source_weights: dict[str, float]
+    """Share of each data source among the prompts; empty for shares by size."""
+    curriculum: CurriculumConfig | None = None
+    """Preference by difficulty; null for a fresh shuffle of all problems in every pass."""
+    max_resampling_rounds: int = Field(ge=0)
+    """Times that groups without spread are replaced by groups of further prompts (DAPO; 0 keeps them)."""
+
+
+class RewardModelConfig(Config):
+    """A learned reward model, retrained on the rollouts of every iteration (Algorithm 1)."""
+
+    base: str
+    """Sequence-classification checkpoint with one label: a folder, a hub id, or `reference` for a copy of the
+    reference checkpoint with a new head, first trained on rollouts of the reference."""
+    initial_rollouts: int = Field(ge=0)
+    """Rollouts of the reference that it is trained on before the first iteration."""
+    learning_rate: float = Field(gt=0)
+    epochs: int = Field(gt=0)
+    """Passes over the rollouts of an iteration."""
+    replay_fraction: float = Field(ge=0, lt=1)
+    """Share of earlier iterations' completions in what it is trained on (0.1 in the paper)."""
+
+
+class RewardConfig(Config):
+    """What a completion is worth."""
+
+    weights: dict[RewardName, float] = Field(min_length=1)
+    """Weight of each reward that counts."""
+    supervision: Supervision
+    combination: Combination
+    overlong_buffer_tokens: int = Field(ge=0)
+    """Tokens before the length limit over which `overlong` falls from 0 to -1; 0 without that reward."""
+    model: RewardModelConfig | None = None
+    """The model behind `reward_model`; null without that reward."""
+
+    @model_validator(mode="after")
+    def _parts_are_there(self) -> "RewardConfig":
+        for name, there in ((RewardName.OVERLONG, self.overlong_buffer_tokens), (RewardName.REWARD_MODEL, self.model)):
+            if (name in self.weights) != bool(there):
+                key = "overlong_buffer_tokens" if name is RewardName.OVERLONG else "model"
+                raise ValueError(f"weights.{name} and {key} go together: set both or neither")
+        return self
+
+    @model_validator(mode="after")
+    def _supervision_fits(self) -> "RewardConfig":
+        process = self.supervision is Supervision.PROCESS
+        if RewardName.STEPS in self.weights and not process:
+            raise ValueError("weights.steps needs supervision: process")
+        if process and not {RewardName.STEPS, RewardName.REWARD_MODEL} & set(self.weights):
+            raise ValueError("supervision: process needs weights.steps or weights.reward_model, which reward steps")
+        if process and self.combination is Combination.AFTER_NORMALISATION:
+            raise ValueError("combination: after_normalisation needs supervision: outcome")
+        return self
+
+
+class AdvantageConfig(Config):
+    """From rewards to advantages."""
+
+    estimator: AdvantageEstimator
+
+
+class ClipConfig(Config):
+    """How far the ratio to the sampling policy may move a token's gradient."""
+
+    low: float = Field(gt=0, lt=1)
+    """The ratio is held above 1 - low (epsilon in the paper)."""
+    high: float = Field(gt=0)
+    """The ratio is held below 1 + high; the same as low in the paper, larger in DAPO."""
+    dual: float | None = Field(default=None, gt=1)
+    """Bound on the ratio where the advantage is negative (dual clip); null for none."""
+
+
+class KLConfig(Config):
+    """The tether to the reference."""
+
+    coefficient: float = Field(ge=0)
+    """Weight of the KL term (beta; 0.04 in the paper, 0 for no reference model at all)."""
+    estimator: KLEstimator
+    placement: KLPlacement
+
+
+class LossConfig(Config):
+    """The objective."""
+
+    aggregation: Aggregation
+    ratio: RatioLevel
+    clip: ClipConfig
+    kl: KLConfig
+    entropy_coefficient: float = Field(ge=0)
+    """Weight of the policy's entropy, which is maximised."""
+
+
+class SamplerConfig(Config):
+    """What is done about a sampler whose probabilities are not exactly the trainer's."""
+
+    max_importance_weight: float | None = Field(default=None, ge=1)
+    """Bound of the per-token weight pi_old / pi_sampler that corrects for the difference; null for no correction."""
+    max_mismatch: float = Field(gt=0)
+    """Mean absolute difference in nats per token between the two above which the run stops."""
 
 
 class TrainGRPOConfig(Config):
@@ -22,31 +233,49 @@ class TrainGRPOConfig(Config):
 
     seed: int
     """Seed of the order of prompts and of sampling."""
+    num_iterations: int = Field(gt=0)
+    """Outer iterations (I in Algorithm 1): each begins by making the policy the reference."""
     num_steps: int = Field(gt=0)
-    """Rollouts: each samples completions once and updates the policy `updates_per_rollout` times."""
+    """Rollouts of the whole run (I times M in Algorithm 1)."""
     prompts_per_step: int = Field(gt=0)
     """Groups per rollout."""
     group_size: int = Field(gt=1)
     """Completions sampled per prompt (G); they are each other's baseline."""
+    minibatches_per_rollout: int = Field(gt=0)
+    """Parts of a rollout, each with an optimizer step of its own."""
     updates_per_rollout: int = Field(gt=0)
-    """Optimizer steps on each rollout (mu in the paper, which uses 1)."""
+    """Passes over each rollout (mu in the paper, which uses 1)."""
     learning_rate: float = Field(gt=0)
     """Peak of the schedule."""
     warmup_steps: int = Field(ge=0)
     """Rollouts in which the rate rises to its peak; it then falls in a line."""
     final_learning_rate_fraction: float = Field(ge=0, le=1)
     """Share of the peak that is left at the last rollout."""
-    clip_range: float = Field(gt=0, lt=1)
-    """How far from one the ratio to the sampling policy may move a token's gradient (epsilon in the paper)."""
-    kl_coefficient: float = Field(ge=0)
-    """Weight of the KL term that tethers the policy to the reference (beta; 0.04 in the paper)."""
     completions_kept_per_step: int = Field(ge=0)
     """Completions per rollout that are written down to be read later."""
+    prompts: PromptsConfig
     sampling: SamplingConfig
+    reward: RewardConfig
+    advantage: AdvantageConfig
+    loss: LossConfig
+    sampler: SamplerConfig
     engine: EngineConfig
 
     @model_validator(mode="after")
-    def _warmup_ends(self) -> "TrainGRPOConfig":
+    def _steps_add_up(self) -> "TrainGRPOConfig":
         if self.warmup_steps >= self.num_steps:
             raise ValueError("warmup_steps must be smaller than num_steps")
+        if self.num_steps % self.num_iterations:
+            raise ValueError("num_steps must be a multiple of num_iterations")
+        if self.prompts_per_step % self.minibatches_per_rollout:
+            raise ValueError("prompts_per_step must be a multiple of minibatches_per_rollout")
+        return self
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> "TrainGRPOConfig":
+        if self.reward.overlong_buffer_tokens >= self.sampling.max_new_tokens:
+            raise ValueError("reward.overlong_buffer_tokens must be smaller than sampling.max_new_tokens")
+        in_reward = self.loss.kl.placement is KLPlacement.REWARD
+        if in_reward and self.reward.combination is Combination.AFTER_NORMALISATION:
+            raise ValueError("loss.kl.placement: reward needs reward.combination: before_normalisation")
         return self

@@ -1,37 +1,36 @@
-"""The GRPO objective (arXiv 2402.03300, equations 3 and 4) in three pure functions.
+"""The clipped surrogate of the GRPO objective (arXiv 2402.03300, equation 3).
 
 Shape suffixes:
-    N  completion tokens, the sequences of an optimizer step end to end
-    B  sequences of the optimizer step
+    N  completion tokens
 """
 
 import torch
 from torch import Tensor
 
-
-def clipped_surrogate(ratio_N: Tensor, advantages_N: Tensor, *, clip_range: float) -> Tensor:
-    """Return min(ratio * A, clip(ratio, 1 - epsilon, 1 + epsilon) * A) per token, to be maximised (equation 3)."""
-    clipped_N = ratio_N.clamp(1 - clip_range, 1 + clip_range)
-    return torch.minimum(ratio_N * advantages_N, clipped_N * advantages_N)
+from components.train_grpo.config import ClipConfig
 
 
-def kl_to_reference(logprobs_N: Tensor, reference_logprobs_N: Tensor) -> Tensor:
-    """Return pi_ref / pi - log(pi_ref / pi) - 1 per token, the estimator called k3 (equation 4); never negative."""
-    log_ratio_N = reference_logprobs_N - logprobs_N
-    return torch.expm1(log_ratio_N) - log_ratio_N
+def clipped_surrogate(ratio_N: Tensor, advantages_N: Tensor, clip: ClipConfig) -> Tensor:
+    """Return min(ratio * A, clip(ratio, 1 - low, 1 + high) * A) per token, to be maximised (equation 3).
 
-
-def sequence_mean_weights(num_tokens_B: Tensor) -> Tensor:
-    """Return 1 / (B * |o_i|) for each sequence: the weight of its tokens in the objective's double mean.
-
-    B counts every sequence of the optimizer step, over all micro-batches, so that the sum of weighted token losses is
-    the objective however the step is split.
+    The paper's epsilon is both `low` and `high`; DAPO's clip-higher (arXiv 2503.14476, section 3.1) raises `high`.
+    With a dual clip (arXiv 1912.09729, equation 5) a negative advantage is never multiplied by more than `dual`.
     """
-    return 1.0 / (num_tokens_B * num_tokens_B.numel())
+    clipped_N = ratio_N.clamp(1 - clip.low, 1 + clip.high)
+    surrogate_N = torch.minimum(ratio_N * advantages_N, clipped_N * advantages_N)
+    if clip.dual is None:
+        return surrogate_N
+    return torch.where(advantages_N < 0, torch.maximum(surrogate_N, clip.dual * advantages_N), surrogate_N)
 
 
-def is_clipped(ratio_N: Tensor, advantages_N: Tensor, *, clip_range: float) -> Tensor:
-    """Return which tokens' gradient the clip stops: above where the advantage is positive, below where negative."""
-    above_N = (ratio_N > 1 + clip_range) & (advantages_N > 0)
-    below_N = (ratio_N < 1 - clip_range) & (advantages_N < 0)
-    return above_N | below_N
+def clipped_high(ratio_N: Tensor, advantages_N: Tensor, clip: ClipConfig) -> Tensor:
+    """Return which tokens have a positive advantage and a ratio so high that the clip stops their gradient."""
+    return (ratio_N > 1 + clip.high) & (advantages_N > 0)
+
+
+def clipped_low(ratio_N: Tensor, advantages_N: Tensor, clip: ClipConfig) -> Tensor:
+    """Return which tokens have a negative advantage and a ratio that stops their gradient: too low, or above `dual`."""
+    stopped_N = ratio_N < 1 - clip.low
+    if clip.dual is not None:
+        stopped_N = stopped_N | (ratio_N > clip.dual)
+    return stopped_N & (advantages_N < 0)

@@ -1,108 +1,113 @@
-"""One rollout: prompts, a group of completions for each, their rewards and advantages.
+"""One rollout: prompts, and for each a group of completions with their rewards.
 
 Shape suffixes:
-    P  prompts, G  completions per prompt, B = P * G sequences, group after group
+    P  prompts, G  completions per prompt, K  steps of all completions of a prompt, padded with NaN
 """
 
-import random
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from components.rollout.completion import Completion, Generate, grade_completion
-from components.shared.answer import has_reasoning
-from components.shared.grading import Grade
+from components.rollout.completion import Completion, Generate
 from components.shared.problem import Problem
-from components.train_grpo.advantages import group_advantages, has_spread
-from components.train_grpo.config import TrainGRPOConfig
-from components.train_grpo.reward import accuracy_reward
+from components.train_grpo.advantages import has_spread
+from components.train_grpo.config import Combination, TrainGRPOConfig
+from components.train_grpo.prompts import Prompts
+from components.train_grpo.rewards import Scored
+
+Score = Callable[[Problem, Sequence[Completion]], list[Scored]]
+
+
+@dataclass(frozen=True)
+class Group:
+    """A problem with the completions that are each other's baseline."""
+
+    problem: Problem
+    scored_G: list[Scored]
+
+    @property
+    def num_right(self) -> int:
+        """Completions with the right answer."""
+        return sum(scored.grade.verdict == "right" for scored in self.scored_G)
+
+    @property
+    def num_scorable(self) -> int:
+        """Completions whose answer could be graded."""
+        return sum(scored.grade.verdict != "unscorable" for scored in self.scored_G)
 
 
 @dataclass(frozen=True)
 class Rollout:
-    """What the policy said to each prompt, and how much better than its siblings each completion did."""
+    """What the policy said to each prompt."""
 
-    problems_P: list[Problem]
-    completions_PG: list[list[Completion]]
-    grades_PG: list[list[Grade]]
-    rewards_PG: Tensor
-    advantages_PG: Tensor
-
-    @property
-    def completions_B(self) -> list[Completion]:
-        """All completions, group after group."""
-        return [completion for group in self.completions_PG for completion in group]
-
-    @property
-    def grades_B(self) -> list[Grade]:
-        """The grade of each completion, group after group."""
-        return [grade for group in self.grades_PG for grade in group]
+    sampled: list[Group]
+    """All groups, in the order they were sampled."""
+    trained: list[Group]
+    """Those that the policy is updated on."""
+    sampling_s: float
+    scoring_s: float
 
 
-def roll_out(config: TrainGRPOConfig, generate: Generate, problems_P: list[Problem], *, seed: int) -> Rollout:
-    """Sample a group of completions for each problem and score them."""
-    completions_PG = generate(
+def roll_out(config: TrainGRPOConfig, prompts: Prompts, generate: Generate, score: Score, *, seed: int) -> Rollout:
+    """Sample a group of completions for each of a batch of problems and score them.
+
+    Groups without spread teach nothing: with dynamic sampling (DAPO, section 3.2) they are replaced by groups of
+    further problems, for a bounded number of rounds. What is then missing stays missing, and the loss is divided by
+    what is there.
+    """
+    sampled: list[Group] = []
+    trained: list[Group] = []
+    sampling_s = scoring_s = 0.0
+    for round_ in range(config.prompts.max_resampling_rounds + 1):
+        missing = config.prompts_per_step - len(trained)
+        if not missing:
+            break
+        problems_P = prompts.draw(missing)
+        started = time.monotonic()
+        completions_PG = _sample(config, generate, problems_P, seed=seed * 1_000 + round_)
+        drawn = time.monotonic()
+        pairs = zip(problems_P, completions_PG, strict=True)
+        groups_P = [Group(problem, score(problem, completions_G)) for problem, completions_G in pairs]
+        sampling_s, scoring_s = sampling_s + drawn - started, scoring_s + time.monotonic() - drawn
+        for group in groups_P:
+            prompts.record(group.problem.id, num_right=group.num_right, num_scored=group.num_scorable)
+        sampled += groups_P
+        keep_all = config.prompts.max_resampling_rounds == 0
+        trained += groups_P if keep_all else [group for group in groups_P if differs(config, group)]
+    return Rollout(sampled, trained, sampling_s, scoring_s)
+
+
+def _sample(
+    config: TrainGRPOConfig, generate: Generate, problems_P: Sequence[Problem], *, seed: int
+) -> list[list[Completion]]:
+    return generate(
         [problem.question for problem in problems_P],
         num_samples=config.group_size,
         temperature=config.sampling.temperature,
         max_new_tokens=config.sampling.max_new_tokens,
         seed=seed,
     )
-    grades_PG = [
-        [grade_completion(problem.answer, completion) for completion in group]
-        for problem, group in zip(problems_P, completions_PG, strict=True)
-    ]
-    rewards_PG = torch.tensor([[accuracy_reward(grade) for grade in group] for group in grades_PG], dtype=torch.float64)
-    return Rollout(problems_P, completions_PG, grades_PG, rewards_PG, group_advantages(rewards_PG))
 
 
-def prompt_batches(problems: Sequence[Problem], size: int, *, seed: int) -> Iterator[list[Problem]]:
-    """Yield batches for ever; every pass over the problems has its own order, and no batch holds a problem twice."""
-    order = random.Random(seed)
-    while True:
-        shuffled = order.sample(list(problems), len(problems))
-        for start in range(0, len(shuffled) - size + 1, size):
-            yield shuffled[start : start + size]
+def differs(config: TrainGRPOConfig, group: Group) -> bool:
+    """Tell whether a group's rewards differ, so that there is something to learn from it."""
+    return any(bool(has_spread(rewards_PK).item()) for rewards_PK in reward_sets(config, [group]).values())
 
 
-def figures(rollout: Rollout) -> dict[str, float]:
-    """Return the metrics of a rollout; rewards and accuracy are means over what could be scored."""
-    completions, grades = rollout.completions_B, rollout.grades_B
-    scored = [grade for grade in grades if grade.verdict != "unscorable"]
+def reward_sets(config: TrainGRPOConfig, groups: Sequence[Group]) -> dict[str, Tensor]:
+    """Return what is normalised, each (P, K): the weighted sum of all rewards, or each of them by itself."""
+    weights = config.reward.weights
+    if config.reward.combination is Combination.BEFORE_NORMALISATION:
+        return {"combined": _padded([[scored.combined(weights) for scored in group.scored_G] for group in groups])}
     return {
-        "reward": float(rollout.rewards_PG.nanmean()),
-        "accuracy": _mean([grade.verdict == "right" for grade in scored]),
-        "worked_fraction": _mean([has_reasoning(completion.text) for completion in completions]),
-        "completion_length_tokens": _mean([len(completion.tokens.completion_ids) for completion in completions]),
-        "truncated_fraction": _mean([not completion.finished for completion in completions]),
-        "groups_without_spread_fraction": 1 - float(has_spread(rollout.rewards_PG).double().mean()),
-        "unscorable_fraction": 1 - len(scored) / len(grades),
+        name: _padded([[scored.rewards[name] for scored in group.scored_G] for group in groups]) for name in weights
     }
 
 
-def records(rollout: Rollout, *, step: int, count: int) -> Iterator[dict[str, Any]]:
-    """Yield the first `count` completions of a rollout with their rewards, to be read by people."""
-    for index, (completion, grade) in enumerate(
-        list(zip(rollout.completions_B, rollout.grades_B, strict=True))[:count]
-    ):
-        problem = rollout.problems_P[index // len(rollout.completions_PG[0])]
-        yield {
-            "step": step,
-            "id": problem.id,
-            "sample": index % len(rollout.completions_PG[0]),
-            "question": problem.question,
-            "answer": problem.answer,
-            "completion": completion.text,
-            "reward": None if grade.verdict == "unscorable" else float(rollout.rewards_PG.flatten()[index]),
-            "verdict": grade.verdict,
-            "advantage": float(rollout.advantages_PG.flatten()[index]),
-            "num_tokens": len(completion.tokens.completion_ids),
-            "finished": completion.finished,
-        }
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else float("nan")
+def _padded(rewards_PGK: Sequence[Sequence[Sequence[float]]]) -> Tensor:
+    """Lay the steps of each group's completions end to end."""
+    rows = [torch.tensor([x for steps in group for x in steps], dtype=torch.float64) for group in rewards_PGK]
+    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=torch.nan)

@@ -1,87 +1,163 @@
-"""The optimizer steps on one rollout.
+"""The optimizer steps on one rollout (arXiv 2402.03300, equation 3 and algorithm 1, lines 10 and 11).
 
 Shape suffixes:
-    N  completion tokens of a micro-batch, B  sequences of the rollout
+    N  completion tokens of a micro-batch
+    B  completions of the rollout, M  all their completion tokens, end to end
 """
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from components.policy.engine import PolicyEngine
-from components.policy.logprobs import CompletionScorer, TokenScores
-from components.policy.sequences import MicroBatch
-from components.train_grpo.config import TrainGRPOConfig
-from components.train_grpo.loss import clipped_surrogate, is_clipped, kl_to_reference, sequence_mean_weights
+from components.policy.logprobs import TokenScores
+from components.policy.sequences import MicroBatch, micro_batches
+from components.train_grpo.aggregation import token_weights
+from components.train_grpo.config import KLPlacement, TrainGRPOConfig
+from components.train_grpo.experience import Experience
+from components.train_grpo.kl import kl_to_reference
+from components.train_grpo.loss import clipped_surrogate
+from components.train_grpo.ratio import policy_ratio, token_ratio
+from components.train_grpo.sampler_correction import importance_weights, refuse_mismatch
+from components.train_grpo.tally import Tally
 
-Figures = dict[str, float]
+
+@dataclass(frozen=True)
+class TokenData:
+    """What the loss of each completion token is computed from, beside the policy's scores of it."""
+
+    advantages_M: Tensor
+    old_logprobs_M: Tensor
+    """Of the policy that sampled, computed as in training."""
+    sampler_logprobs_M: Tensor
+    """Of the policy that sampled, as the sampler computed them."""
+    reference_logprobs_M: Tensor | None
+    num_tokens_B: Tensor
 
 
-class _Tally:
-    """Sums over the completion tokens of an optimizer step, for its metrics."""
+@dataclass(frozen=True)
+class Minibatch:
+    """The micro-batches of one optimizer step, and the weight of each completion's tokens in its loss."""
 
-    def __init__(self) -> None:
-        self.num_tokens, self.kl, self.entropy, self.clipped = 0, 0.0, 0.0, 0
-        self.ratio_min, self.ratio_max = float("inf"), float("-inf")
+    batches: list[MicroBatch]
+    weights_B: Tensor
 
-    def add(self, scores: TokenScores, ratio_N: Tensor, kl_N: Tensor, clipped_N: Tensor) -> None:
-        self.num_tokens += ratio_N.numel()
-        self.kl += float(kl_N.sum())
-        self.entropy += float(scores.entropy_N.sum())
-        self.clipped += int(clipped_N.sum())
-        self.ratio_min = min(self.ratio_min, float(ratio_N.min()))
-        self.ratio_max = max(self.ratio_max, float(ratio_N.max()))
 
-    def figures(self) -> Figures:
-        return {
-            "kl": self.kl / self.num_tokens,
-            "entropy": self.entropy / self.num_tokens,
-            "clip_fraction": self.clipped / self.num_tokens,
-            "ratio_min": self.ratio_min,
-            "ratio_max": self.ratio_max,
-        }
+def minibatches(config: TrainGRPOConfig, given: Experience, device: torch.device) -> list[Minibatch]:
+    """Split a rollout into optimizer steps, without the completions of which nothing is in the loss.
+
+    Left out they still count in what the loss is divided by, unless they are masked.
+    """
+    num_tokens_B = given.num_tokens_B * given.counted_B
+    lost_B = ~given.counted_B
+    if not everything_counts(config):
+        lost_B = lost_B | ~_any_per_completion(given.advantages_M != 0, given.num_tokens_B)
+    parts = []
+    for numbers in given.minibatches(config.minibatches_per_rollout):
+        own = slice(numbers.start, numbers.stop)
+        weights_B = torch.zeros(len(num_tokens_B), dtype=torch.float64)
+        weights_B[own] = token_weights(
+            num_tokens_B[own].double(), config.loss.aggregation, max_new_tokens=config.sampling.max_new_tokens
+        )
+        batches = micro_batches(
+            given.sequences_B,
+            max_tokens=config.engine.micro_batch_tokens,
+            device=device,
+            chosen=[number for number in numbers if not lost_B[number]],
+        )
+        parts.append(Minibatch(batches, weights_B.to(device)))
+    return [part for part in parts if part.batches]
+
+
+def everything_counts(config: TrainGRPOConfig) -> bool:
+    """Tell whether a token adds to the loss even where its advantage is zero."""
+    kl_in_loss = config.loss.kl.coefficient > 0 and config.loss.kl.placement is KLPlacement.LOSS
+    return kl_in_loss or config.loss.entropy_coefficient > 0
+
+
+def _any_per_completion(flags_M: Tensor, num_tokens_B: Tensor) -> Tensor:
+    return torch.stack([part.any() for part in flags_M.split(num_tokens_B.tolist())])
 
 
 def update(
-    config: TrainGRPOConfig,
-    policy: PolicyEngine,
-    reference: CompletionScorer,
-    batches: Sequence[MicroBatch],
-    advantages_B: Tensor,
-    learning_rate: float,
-) -> Figures:
-    """Take `updates_per_rollout` optimizer steps on a rollout; return the metrics of the last.
+    config: TrainGRPOConfig, policy: PolicyEngine, parts: list[Minibatch], data: TokenData, learning_rate: float
+) -> dict[str, float]:
+    """Take an optimizer step on each minibatch, `updates_per_rollout` times over; return the metrics of the last pass.
 
-    The log-probabilities of the policy that sampled are those of the first step, before it changed anything: they
-    cost no forward of their own, and the ratio of that step is exactly one.
+    Log-probabilities of the policy that sampled are those of the first step, before it changed anything: they cost no
+    forward of their own, and the ratio of that step is exactly one. Only for the minibatches that come after it is
+    there one more forward, before the policy changes.
     """
-    with torch.no_grad():
-        reference_logprobs = [reference(batch).logprobs_N for batch in batches]
-    sampling_logprobs: list[Tensor] = []
-    weights_B = sequence_mean_weights(_num_tokens(batches, advantages_B))
-    figures: Figures = {}
-    for _ in range(config.updates_per_rollout):
-        tally = _Tally()
-        for index, batch in enumerate(batches):
-            scores = policy(batch)
-            if len(sampling_logprobs) == index:
-                sampling_logprobs.append(scores.logprobs_N.detach())
-            ratio_N = torch.exp(scores.logprobs_N - sampling_logprobs[index])
-            advantages_N = advantages_B[batch.sequence_N]
-            kl_N = kl_to_reference(scores.logprobs_N, reference_logprobs[index])
-            surrogate_N = clipped_surrogate(ratio_N, advantages_N, clip_range=config.clip_range)
-            objective_N = surrogate_N - config.kl_coefficient * kl_N
-            policy.accumulate(-(weights_B[batch.sequence_N] * objective_N).sum())
-            with torch.no_grad():
-                tally.add(scores, ratio_N, kl_N, is_clipped(ratio_N, advantages_N, clip_range=config.clip_range))
-        figures = {**tally.figures(), **policy.step(learning_rate)}
+    if not parts:
+        return Tally.of_nothing(learning_rate)
+    _fill_old_logprobs(policy, parts[1:], data)
+    figures: dict[str, float] = {}
+    for epoch in range(config.updates_per_rollout):
+        tally = Tally()
+        for number, part in enumerate(parts):
+            for batch in part.batches:
+                scores = policy(batch)
+                if epoch == number == 0:
+                    _keep(data.old_logprobs_M, batch, scores.logprobs_N)
+                policy.accumulate(_loss(config, scores, batch, part.weights_B, data, tally))
+            refuse_mismatch(tally.mean_mismatch, maximum=config.sampler.max_mismatch)
+            tally.add_step(policy.step(learning_rate))
+        figures = tally.figures()
     return figures
 
 
-def _num_tokens(batches: Sequence[MicroBatch], like_B: Tensor) -> Tensor:
-    """Completion tokens of each sequence of the rollout."""
-    num_tokens_B = torch.zeros_like(like_B)
-    for batch in batches:
-        num_tokens_B.index_add_(0, batch.sequence_N, torch.ones_like(batch.sequence_N, dtype=like_B.dtype))
-    return num_tokens_B
+def _fill_old_logprobs(policy: PolicyEngine, parts: list[Minibatch], data: TokenData) -> None:
+    """Score what comes after the first optimizer step before it changes the policy, unless it is known already."""
+    for part in parts:
+        for batch in part.batches:
+            if data.old_logprobs_M[batch.token_N].isnan().any():
+                with torch.no_grad():
+                    _keep(data.old_logprobs_M, batch, policy(batch).logprobs_N)
+
+
+def _keep(kept_M: Tensor, batch: MicroBatch, values_N: Tensor) -> None:
+    kept_M[batch.token_N] = values_N.detach().to(kept_M.dtype)
+
+
+def _loss(
+    config: TrainGRPOConfig,
+    scores: TokenScores,
+    batch: MicroBatch,
+    weights_B: Tensor,
+    data: TokenData,
+    tally: Tally,
+) -> Tensor:
+    """Return a micro-batch's part of the loss: minus the weighted sum of its tokens' objectives (equation 3)."""
+    logprobs_N, token_N = scores.logprobs_N, batch.token_N
+    advantages_N, old_N, sampler_N = (
+        x_M[token_N].to(logprobs_N.dtype) for x_M in (data.advantages_M, data.old_logprobs_M, data.sampler_logprobs_M)
+    )
+    ratio_N = policy_ratio(logprobs_N, old_N, batch.sequence_N, data.num_tokens_B, config.loss.ratio)
+    objective_N = clipped_surrogate(ratio_N, advantages_N, config.loss.clip)
+    if config.sampler.max_importance_weight is not None:
+        objective_N = objective_N * importance_weights(old_N, sampler_N, maximum=config.sampler.max_importance_weight)
+    kl_N = None
+    if data.reference_logprobs_M is not None:
+        reference_N = data.reference_logprobs_M[token_N].to(logprobs_N.dtype)
+        kl_N = kl_to_reference(logprobs_N, reference_N, token_ratio(logprobs_N - old_N), config.loss.kl.estimator)
+        if config.loss.kl.placement is KLPlacement.LOSS:
+            objective_N = objective_N - config.loss.kl.coefficient * kl_N
+    if config.loss.entropy_coefficient:
+        objective_N = objective_N + config.loss.entropy_coefficient * scores.entropy_N
+    tally.add(config.loss.clip, ratio_N, advantages_N, kl_N, scores.entropy_N, old_N, sampler_N)
+    return -(weights_B[batch.sequence_N].to(objective_N.dtype) * objective_N).sum()
+
+
+def token_data(
+    given: Experience, *, old_logprobs_M: Tensor | None, reference_logprobs_M: Tensor | None, device: torch.device
+) -> TokenData:
+    """Put what the loss needs where the policy is; log-probabilities not known yet are NaN."""
+    unknown_M = torch.full_like(given.advantages_M, torch.nan)
+    return TokenData(
+        advantages_M=given.advantages_M.to(device),
+        old_logprobs_M=(unknown_M if old_logprobs_M is None else old_logprobs_M).to(device),
+        sampler_logprobs_M=given.sampler_logprobs_M.to(device),
+        reference_logprobs_M=reference_logprobs_M,
+        num_tokens_B=given.num_tokens_B.to(device),
+    )

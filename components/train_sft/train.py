@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from components.policy.checkpoint import Checkpoint, create, save, save_base
 from components.policy.curves import write_curves
 from components.policy.determinism import make_deterministic
-from components.policy.engine import PolicyEngine, dtype_of
+from components.policy.engine import PolicyEngine, dtype_of, refuse_several_processes
 from components.policy.logprobs import CompletionScorer, disable_dropout
 from components.policy.schedule import learning_rate
 from components.policy.sequences import TokenSequence, micro_batches
@@ -21,6 +21,7 @@ _STAGE = "train_sft"
 
 def train(config: TrainSFTConfig, *, problems: In, base_model: Out, reference: Out, training: Out) -> dict[str, float]:
     """Fine-tune the base model on the training problems' solutions."""
+    refuse_several_processes()
     make_deterministic(config.seed)
     training_problems = read_problems(problems, Split.TRAIN)
     checkpoint = create(config.model, training_problems, seed=config.seed, dtype=dtype_of(config.engine))
@@ -80,9 +81,7 @@ def _step(
 ) -> dict[str, float]:
     """One optimizer step on the mean negative log-likelihood of the completion tokens of all `examples`."""
     num_tokens = sum(len(example.completion_ids) for example in examples)
-    for batch in micro_batches(
-        examples, max_tokens=config.engine.micro_batch_tokens, pad_id=checkpoint.pad_id, device=checkpoint.device
-    ):
+    for batch in micro_batches(examples, max_tokens=config.engine.micro_batch_tokens, device=checkpoint.device):
         engine.accumulate(-engine(batch).logprobs_N.sum() / num_tokens)
     return engine.step(rate)
 

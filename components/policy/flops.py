@@ -1,0 +1,58 @@
+"""The arithmetic a model cannot do without, and the rate at which this machine could do it.
+
+A product of an (a x b) and a (b x c) matrix is 2abc operations. Each prompt token counts once per group, each
+completion token once; embeddings are looked up, not multiplied.
+"""
+
+import time
+from collections.abc import Sequence
+
+import torch
+from transformers import PreTrainedModel
+
+from components.policy.sequences import MicroBatch
+from components.policy.varlen_attention import Segments
+
+
+class Arithmetic:
+    """Counts the operations of a model; made before its weights are sharded."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        config = model.config
+        head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        matrices = sum(weight.numel() for weight in model.get_decoder().parameters() if weight.dim() > 1)
+        self._layer_weights = matrices - model.get_input_embeddings().weight.numel()
+        self._head_weights = model.get_output_embeddings().weight.numel()
+        self._attention_size: int = head_size * config.num_attention_heads * config.num_hidden_layers
+
+    def forward_operations(self, batches: Sequence[MicroBatch]) -> float:
+        """Return the operations of one forward pass; with the backward pass they are three times as many."""
+        num_tokens = sum(len(batch.input_ids_T) for batch in batches)
+        num_scored = sum(len(batch.target_N) for batch in batches)
+        num_pairs = sum(_pairs(batch.layout.own) + _pairs(batch.layout.shared) for batch in batches)
+        products = self._layer_weights * num_tokens + self._head_weights * num_scored
+        return 2.0 * products + 4.0 * self._attention_size * num_pairs
+
+
+def _pairs(segments: Segments) -> float:
+    """Queries times the keys each of them sees."""
+    return sum(q * (q + 1) / 2 if segments.causal else q * k for q, k in segments.lengths)
+
+
+def matrix_rate(device: torch.device, dtype: torch.dtype) -> float:
+    """Return the operations per second of a large matrix product here, measured: the limit that is compared with."""
+    size = 8192 if device.type == "cuda" else 1536
+    left = torch.ones(size, size, device=device, dtype=dtype)
+    fastest = float("inf")
+    for _ in range(4):  # the first is not warm
+        _finish_pending(device)
+        started = time.perf_counter()
+        torch.mm(left, left)
+        _finish_pending(device)
+        fastest = min(fastest, time.perf_counter() - started)
+    return 2.0 * size**3 / fastest
+
+
+def _finish_pending(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()

@@ -1,0 +1,119 @@
+"""Log-probability and entropy of given tokens straight from hidden states: the N x V logits are never held at once.
+
+Shape suffixes:
+    N  completion tokens, C  tokens of a chunk, D  hidden size, V  vocabulary
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_CHUNK_ELEMENTS = 4_194_304
+"""Logits that exist at once: enough for the matrix product to run at its full rate, little enough for the cache."""
+
+
+class TokenHead(nn.Module):
+    """The model's output layer, asked only for what is needed of it.
+
+    The layer's weight is a parameter of this module too, so that sharding gathers it when this module runs.
+    """
+
+    def __init__(self, output_layer: nn.Linear, *, temperature: float) -> None:
+        super().__init__()
+        self.weight = output_layer.weight
+        self.bias = output_layer.bias
+        self.temperature = temperature
+
+    def forward(self, hidden_ND: Tensor, target_N: Tensor) -> tuple[Tensor, Tensor]:
+        """Return log pi(target) and the entropy of pi in nats, each (N,), for pi = softmax(logits / temperature).
+
+        Both are differentiable. They are computed in float32 at least: a bfloat16 softmax is where samplers and
+        trainers disagree most.
+        """
+        arguments = (hidden_ND, self.weight, self.bias, target_N, self.temperature)
+        found: tuple[Tensor, Tensor] = _TokenScores.apply(*arguments)  # type: ignore[no-untyped-call]
+        return found
+
+
+class _TokenScores(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, target_N: Tensor, temperature: float
+    ) -> tuple[Tensor, Tensor]:
+        precise = torch.promote_types(hidden_ND.dtype, torch.float32)
+        logprobs_N, entropy_N, lse_N = hidden_ND.new_empty(3, len(target_N), dtype=precise)
+        for rows in _chunks(len(target_N), len(weight_VD)):
+            logits_CV = _logits(hidden_ND[rows], weight_VD, bias_V, temperature)
+            lse_C = logits_CV.logsumexp(-1)
+            logprobs_N[rows] = logits_CV.gather(1, target_N[rows, None]).squeeze(1) - lse_C
+            probs_CV = (logits_CV - lse_C[:, None]).exp_()
+            entropy_N[rows] = lse_C - torch.linalg.vecdot(probs_CV, logits_CV)
+            lse_N[rows] = lse_C
+        ctx.save_for_backward(hidden_ND, weight_VD, bias_V, target_N, lse_N, entropy_N)
+        ctx.temperature = temperature
+        ctx.set_materialize_grads(False)
+        return logprobs_N, entropy_N
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        hidden_ND, weight_VD, bias_V, target_N, lse_N, entropy_N = ctx.saved_tensors
+        grad_logprobs_N, grad_entropy_N = grads
+        grad_hidden_ND = torch.empty_like(hidden_ND)
+        precise = lse_N.dtype
+        grad_weight_VD = torch.zeros_like(weight_VD, dtype=precise)
+        grad_bias_V = None if bias_V is None else torch.zeros_like(bias_V, dtype=precise)
+        for rows in _chunks(len(target_N), len(weight_VD)):
+            logits_CV = _logits(hidden_ND[rows], weight_VD, bias_V, ctx.temperature)
+            grad_CV = logits_CV.sub_(lse_N[rows, None])  # log pi, then in place what it becomes
+            if grad_entropy_N is None:
+                grad_CV = grad_CV.exp_()
+                grad_CV.mul_(-_or_zeros(grad_logprobs_N, lse_N)[rows, None])
+            else:
+                # dH/dlogit_v = -pi_v (log pi_v + H);  dlog pi(target)/dlogit_v = [v = target] - pi_v
+                inner_CV = grad_CV + entropy_N[rows, None]
+                inner_CV.mul_(grad_entropy_N[rows, None]).add_(_or_zeros(grad_logprobs_N, lse_N)[rows, None])
+                grad_CV = grad_CV.exp_().mul_(inner_CV).neg_()
+            if grad_logprobs_N is not None:
+                grad_CV.scatter_add_(1, target_N[rows, None], grad_logprobs_N[rows, None])
+            grad_CV = grad_CV.div_(ctx.temperature)
+            if grad_bias_V is not None:
+                grad_bias_V += grad_CV.sum(0)
+            grad_hidden_ND[rows] = _product(grad_CV, weight_VD)
+            _add_product(grad_weight_VD, grad_CV.T, hidden_ND[rows])
+        return grad_hidden_ND, grad_weight_VD, grad_bias_V, None, None
+
+
+def _chunks(num_tokens: int, vocabulary_size: int) -> list[slice]:
+    """Parts of equal size as far as possible, of at most `_CHUNK_ELEMENTS` logits."""
+    most = max(1, _CHUNK_ELEMENTS // vocabulary_size)
+    count = -(-num_tokens // most)
+    size = -(-num_tokens // max(1, count))
+    return [slice(start, min(start + size, num_tokens)) for start in range(0, num_tokens, size)] if num_tokens else []
+
+
+def _logits(hidden_CD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, temperature: float) -> Tensor:
+    """Return the logits over the temperature, in float32 at least."""
+    logits_CV = _product(hidden_CD, weight_VD.T)
+    if bias_V is not None:
+        logits_CV += bias_V
+    return logits_CV.div_(temperature) if temperature != 1 else logits_CV
+
+
+def _product(left: Tensor, right: Tensor) -> Tensor:
+    """Return the matrix product in float32 at least, whatever the types of the factors."""
+    if right.is_cuda and right.dtype != torch.float32:
+        return torch.mm(left.to(right.dtype), right, out_dtype=torch.float32)
+    precise = torch.promote_types(right.dtype, torch.float32)
+    return left.to(precise) @ right.to(precise)
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    if left.dtype == right.dtype:
+        total.addmm_(left, right)
+    else:
+        total.add_(_product(left, right))
+
+
+def _or_zeros(grad_N: Tensor | None, like_N: Tensor) -> Tensor:
+    return torch.zeros_like(like_N) if grad_N is None else grad_N

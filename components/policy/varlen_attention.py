@@ -1,0 +1,158 @@
+"""Attention over sequences of different lengths laid end to end, with the log-sum-exp that lets parts be joined.
+
+`attend` and `attend_backward` are one interface over two kernels: PyTorch's flash attention for CPUs (any float type),
+and its flash attention for GPUs (bfloat16 and float16). What neither takes goes through plain matrix products. The
+backward pass is given the output and log-sum-exp of the *whole* softmax, of which these keys may be only a part: the
+gradients are then those of that part.
+
+Shape suffixes:
+    T  queries, S  keys, all sequences end to end      H  heads
+    B  sequences of equal length in a row              D  size of a head
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+_cpu_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_cpu_flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+_cuda_flash = torch.ops.aten._flash_attention_forward
+_cuda_flash_backward = torch.ops.aten._flash_attention_backward
+
+
+@dataclass(frozen=True)
+class Segments:
+    """Which queries see which keys: sequence n of the queries sees sequence n of the keys, and no other."""
+
+    query_bounds: tuple[int, ...]
+    """Where each sequence of queries begins, and at last where all end."""
+    key_bounds: tuple[int, ...]
+    causal: bool
+    """Whether a query sees only the keys up to its own place; both sequences are then of one length."""
+
+    @property
+    def lengths(self) -> list[tuple[int, int]]:
+        """The numbers of queries and keys of each sequence."""
+        return [
+            (query_stop - query_start, key_stop - key_start)
+            for (query_start, query_stop), (key_start, key_stop) in zip(
+                pairwise(self.query_bounds), pairwise(self.key_bounds), strict=True
+            )
+        ]
+
+    def runs(self) -> Iterator[tuple[int, slice, slice]]:
+        """Yield neighbours of equal lengths together: how many they are, their queries and their keys."""
+        lengths = self.lengths
+        start = 0
+        for stop in range(1, len(lengths) + 1):
+            if stop == len(lengths) or lengths[stop] != lengths[start]:
+                queries = slice(self.query_bounds[start], self.query_bounds[stop])
+                yield stop - start, queries, slice(self.key_bounds[start], self.key_bounds[stop])
+                start = stop
+
+
+def attend(q_THD: Tensor, k_SHD: Tensor, v_SHD: Tensor, segments: Segments, scale: float) -> tuple[Tensor, Tensor]:
+    """Return softmax(scale * q k') v per sequence, (T, H, D), and the log of the softmax's denominator, (T, H)."""
+    if _for_cuda_flash(q_THD):
+        arguments = _cuda_bounds(segments, q_THD.device)
+        out_THD, lse_HT, *_ = _cuda_flash(q_THD, k_SHD, v_SHD, *arguments, 0.0, segments.causal, False, scale=scale)
+        return out_THD, lse_HT.T
+    out_THD = torch.empty_like(q_THD)
+    lse_TH = q_THD.new_empty(q_THD.shape[:2], dtype=torch.promote_types(q_THD.dtype, torch.float32))
+    for count, queries, keys in segments.runs():
+        q_BHTD, k_BHSD, v_BHSD = (_split(x, count) for x in (q_THD[queries], k_SHD[keys], v_SHD[keys]))
+        if q_THD.is_cuda:
+            out_BHTD, lse_BHT = _plain(q_BHTD, k_BHSD, v_BHSD, segments.causal, scale)
+        else:
+            out_BHTD, lse_BHT = _cpu_flash(q_BHTD, k_BHSD, v_BHSD, 0.0, segments.causal, scale=scale)
+        out_THD[queries] = _join(out_BHTD)
+        lse_TH[queries] = lse_BHT.transpose(1, 2).flatten(0, 1)
+    return out_THD, lse_TH
+
+
+def attend_backward(
+    grad_THD: Tensor,
+    qkv: tuple[Tensor, Tensor, Tensor],
+    out_THD: Tensor,
+    lse_TH: Tensor,
+    segments: Segments,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of q, k and v from these keys, given the output and log-sum-exp over all keys."""
+    q_THD, k_SHD, v_SHD = qkv
+    if _for_cuda_flash(q_THD):
+        arguments = _cuda_bounds(segments, q_THD.device)
+        unused = torch.empty(0, dtype=torch.uint64, device=q_THD.device)
+        rng = torch.empty(2, dtype=torch.uint64, device=q_THD.device)
+        found: tuple[Tensor, Tensor, Tensor] = _cuda_flash_backward(
+            grad_THD.contiguous(), *qkv, out_THD, lse_TH.T.contiguous(),
+            *arguments, 0.0, segments.causal, rng, unused, scale=scale,
+        )  # fmt: skip
+        return found
+    grads = (torch.empty_like(q_THD), torch.empty_like(k_SHD), torch.empty_like(v_SHD))
+    backward = _plain_backward if q_THD.is_cuda else _cpu_backward
+    for count, queries, keys in segments.runs():
+        grad, q, k, v, out = (
+            _split(x, count) for x in (grad_THD[queries], q_THD[queries], k_SHD[keys], v_SHD[keys], out_THD[queries])
+        )
+        lse_BHT = lse_TH[queries].unflatten(0, (count, -1)).transpose(1, 2)
+        parts = backward(grad, q, k, v, out, lse_BHT, segments.causal, scale)
+        for total, part, rows in zip(grads, parts, (queries, keys, keys), strict=True):
+            total[rows] = _join(part)
+    return grads
+
+
+def _split(x_THD: Tensor, count: int) -> Tensor:
+    """(count * T, H, D) -> (count, H, T, D), as a view."""
+    x_BHTD: Tensor = x_THD.unflatten(0, (count, -1)).transpose(1, 2)
+    return x_BHTD
+
+
+def _join(x_BHTD: Tensor) -> Tensor:
+    return x_BHTD.transpose(1, 2).flatten(0, 1)
+
+
+def _cpu_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    found: tuple[Tensor, Tensor, Tensor] = _cpu_flash_backward(
+        grad, q, k, v, out, lse.contiguous(), 0.0, causal, scale=scale
+    )
+    return found
+
+
+def _scores(q_BHTD: Tensor, k_BHSD: Tensor, causal: bool, scale: float) -> Tensor:
+    scores_BHTS = (q_BHTD @ k_BHSD.mT) * scale
+    if causal:
+        future_TS = torch.ones(scores_BHTS.shape[-2:], dtype=torch.bool, device=q_BHTD.device).triu(1)
+        scores_BHTS = scores_BHTS.masked_fill(future_TS, -torch.inf)
+    return scores_BHTS.to(torch.promote_types(q_BHTD.dtype, torch.float32))
+
+
+def _plain(q_BHTD: Tensor, k_BHSD: Tensor, v_BHSD: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+    scores_BHTS = _scores(q_BHTD, k_BHSD, causal, scale)
+    lse_BHT = scores_BHTS.logsumexp(-1)
+    return torch.exp(scores_BHTS - lse_BHT[..., None]).to(v_BHSD.dtype) @ v_BHSD, lse_BHT
+
+
+def _plain_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    share_BHTS = torch.exp(_scores(q, k, causal, scale) - lse[..., None]).to(q.dtype)
+    grad_share_BHTS = grad @ v.mT
+    grad_scores_BHTS = share_BHTS * (grad_share_BHTS - (grad * out).sum(-1, keepdim=True)) * scale
+    return grad_scores_BHTS @ k, grad_scores_BHTS.mT @ q, share_BHTS.mT @ grad
+
+
+def _for_cuda_flash(q_THD: Tensor) -> bool:
+    return q_THD.is_cuda and q_THD.dtype in (torch.bfloat16, torch.float16)
+
+
+def _cuda_bounds(segments: Segments, device: torch.device) -> tuple[Tensor, Tensor, int, int]:
+    bounds = (segments.query_bounds, segments.key_bounds)
+    cumulative = [torch.tensor(each, dtype=torch.int32, device=device) for each in bounds]
+    longest = [max(lengths) for lengths in zip(*segments.lengths, strict=True)]
+    return cumulative[0], cumulative[1], longest[0], longest[1]

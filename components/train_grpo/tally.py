@@ -1,0 +1,79 @@
+"""The metrics of an update, summed over the tokens that are in its loss.
+
+Shape suffixes:
+    N  completion tokens of a micro-batch
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from components.train_grpo.config import ClipConfig
+from components.train_grpo.loss import clipped_high, clipped_low
+from components.train_grpo.sampler_correction import mismatch
+
+
+class Tally:
+    """Sums over one pass through a rollout."""
+
+    def __init__(self) -> None:
+        self._num_tokens = 0
+        self._sums = dict.fromkeys(
+            ("kl", "entropy", "clip_high_fraction", "clip_low_fraction", "sampler_mismatch"), 0.0
+        )
+        self._ratio_min, self._ratio_max, self._mismatch_max = math.inf, -math.inf, 0.0
+        self._steps: list[dict[str, float]] = []
+
+    @property
+    def mean_mismatch(self) -> float:
+        """Mean absolute difference of the sampler's log-probabilities from the trainer's so far, in nats."""
+        return self._sums["sampler_mismatch"] / self._num_tokens
+
+    @torch.no_grad()
+    def add(
+        self,
+        clip: ClipConfig,
+        ratio_N: Tensor,
+        advantages_N: Tensor,
+        kl_N: Tensor | None,
+        entropy_N: Tensor,
+        old_N: Tensor,
+        sampler_N: Tensor,
+    ) -> None:
+        """Add the tokens of a micro-batch."""
+        mismatch_N = mismatch(old_N, sampler_N)
+        added = {
+            "kl": torch.zeros_like(ratio_N) if kl_N is None else kl_N,
+            "entropy": entropy_N,
+            "clip_high_fraction": clipped_high(ratio_N, advantages_N, clip),
+            "clip_low_fraction": clipped_low(ratio_N, advantages_N, clip),
+            "sampler_mismatch": mismatch_N,
+        }
+        self._num_tokens += ratio_N.numel()
+        for name, values_N in added.items():
+            self._sums[name] += float(values_N.sum())
+        self._ratio_min = min(self._ratio_min, float(ratio_N.min()))
+        self._ratio_max = max(self._ratio_max, float(ratio_N.max()))
+        self._mismatch_max = max(self._mismatch_max, float(mismatch_N.max()))
+
+    def add_step(self, figures: dict[str, float]) -> None:
+        """Add what an optimizer step says of itself."""
+        self._steps.append(figures)
+
+    @staticmethod
+    def of_nothing(learning_rate: float) -> dict[str, float]:
+        """Return the figures of an update that had nothing to learn from and changed nothing."""
+        zeros = ("kl", "entropy", "clip_high_fraction", "clip_low_fraction", "sampler_mismatch", "sampler_mismatch_max")
+        steps = {"loss": 0.0, "gradient_norm": 0.0, "learning_rate": learning_rate}
+        return {**dict.fromkeys(zeros, 0.0), "ratio_min": 1.0, "ratio_max": 1.0, **steps}
+
+    def figures(self) -> dict[str, float]:
+        """Return means over tokens, extremes, and the means over the optimizer steps."""
+        return {
+            **{name: total / self._num_tokens for name, total in self._sums.items()},
+            "sampler_mismatch_max": self._mismatch_max,
+            "ratio_min": self._ratio_min,
+            "ratio_max": self._ratio_max,
+            **{name: sum(step[name] for step in self._steps) / len(self._steps) for name in self._steps[0]},
+        }

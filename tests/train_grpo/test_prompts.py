@@ -1,0 +1,318 @@
+import json
+from collections import Counter
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from components.shared.errors import PipelineError
+from components.shared.problem import Problem
+from components.train_grpo.config import PromptsConfig
+from components.train_grpo.prompts import Prompts, learning_signal
+from tests import tiny
+
+
+def _config(*, memory: float | None = None, floor: float = 0.05, **weights: float) -> PromptsConfig:
+    """Settings with these source weights, and with a curriculum if there is a memory."""
+    curriculum = None if memory is None else {"memory": memory, "floor": floor}
+    return PromptsConfig.model_validate(
+        {"source_weights": weights, "curriculum": curriculum, "max_resampling_rounds": 0}
+    )
+
+
+def _problems(**sizes: int) -> list[Problem]:
+    """Problems called `a0`, `a1` ... of source `a`, and so on."""
+    return [
+        tiny.problem(number, id=f"{source}{number}", source=source)
+        for source, size in sizes.items()
+        for number in range(size)
+    ]
+
+
+def _ids(prompts: Prompts, *counts: int) -> list[str]:
+    """What is drawn in batches of these sizes, one after another."""
+    return [problem.id for count in counts for problem in prompts.draw(count)]
+
+
+def _assert_passes(ids: Sequence[str], problems: Sequence[Problem]) -> None:
+    """Each stretch of as many draws as there are problems holds each once; the last one may be cut short."""
+    size = len(problems)
+    for start in range(0, len(ids), size):
+        stretch = ids[start : start + size]
+        assert len(set(stretch)) == len(stretch)
+        assert set(stretch) <= {problem.id for problem in problems}
+
+
+@pytest.mark.parametrize(("pass_rate", "signal"), [(0, 0), (0.25, 0.75), (0.5, 1), (0.75, 0.75), (1, 0)])
+def test_the_learning_signal_by_hand(pass_rate: float, signal: float) -> None:
+    """It is the variance p (1 - p) divided by 1/4: nothing at the ends, one half-way."""
+    assert learning_signal(pass_rate) == signal
+
+
+@given(data=st.data(), size=st.integers(1, 12), seed=st.integers())
+def test_every_pass_takes_each_problem_once(data: st.DataObject, size: int, seed: int) -> None:
+    """Whatever the batches, no problem is skipped, none comes twice in a pass, and none twice in a batch."""
+    problems = _problems(a=size)
+    prompts = Prompts(problems, _config(), seed=seed)
+    batches = [_ids(prompts, count) for count in data.draw(st.lists(st.integers(0, size), max_size=12))]
+    assert all(len(set(batch)) == len(batch) for batch in batches)
+    _assert_passes([problem_id for batch in batches for problem_id in batch], problems)
+
+
+def test_a_problem_that_would_be_twice_in_a_batch_opens_the_next() -> None:
+    """The order is that of draws one by one, but for the problem that has to wait for a batch."""
+    deferred = 0
+    for seed in range(20):
+        first = Prompts(_problems(a=4), _config(), seed=seed)
+        order = _ids(first, *[1] * 8)
+        if order[4] == order[3]:
+            order[4], order[5] = order[5], order[4]
+            deferred += 1
+        assert _ids(Prompts(_problems(a=4), _config(), seed=seed), 3, 2, 3) == order
+    assert 0 < deferred < 20
+
+
+def test_every_pass_and_every_seed_has_its_own_order() -> None:
+    """Five passes over ten problems have five orders, another seed has others, and the same seed the same."""
+    drawn = _ids(Prompts(_problems(a=10), _config(), seed=1), *[5] * 10)
+    passes = [tuple(drawn[start : start + 10]) for start in range(0, 50, 10)]
+    assert len(set(passes)) == 5
+    assert _ids(Prompts(_problems(a=10), _config(), seed=1), *[5] * 10) == drawn
+    other = _ids(Prompts(_problems(a=10), _config(), seed=2), *[5] * 10)
+    assert all(tuple(other[start : start + 10]) not in passes for start in range(0, 50, 10))
+
+
+def test_a_batch_follows_the_shuffle_and_not_the_file() -> None:
+    """The first problem of a pass is any of them, about equally often."""
+    firsts = Counter(_ids(Prompts(_problems(a=4), _config(), seed=seed), 1)[0] for seed in range(400))
+    assert min(firsts.values()) > 70  # 100 expected, standard deviation 8.7
+    assert len(firsts) == 4
+
+
+@given(
+    weights=st.tuples(st.integers(0, 5), st.integers(0, 5), st.integers(1, 5)),
+    counts=st.lists(st.integers(1, 8), min_size=1, max_size=20),
+)
+def test_shares_of_sources_are_exact_over_time(weights: tuple[int, int, int], counts: list[int]) -> None:
+    """No source is ever a whole problem ahead, and all are even after as many draws as the weights add up to."""
+    config = _config(a=weights[0], b=weights[1], c=weights[2])
+    drawn = _ids(Prompts(_problems(a=12, b=12, c=12), config, seed=1), *counts)
+    for total in range(1, len(drawn) + 1):
+        found = Counter(problem_id[0] for problem_id in drawn[:total])
+        for source, weight in zip("abc", weights, strict=True):
+            assert found[source] * sum(weights) < weight * total + sum(weights)
+            assert total % sum(weights) or found[source] * sum(weights) == weight * total
+
+
+def test_sources_are_mixed_within_a_batch() -> None:
+    """Three of four come from the heavier source, spread out and not one source after the other."""
+    drawn = _ids(Prompts(_problems(gsm=9, math=9), _config(gsm=3, math=1), seed=1), 8)
+    assert [problem_id[0] for problem_id in drawn] == ["g", "g", "m", "g"] * 2
+
+
+def test_a_source_has_passes_of_its_own() -> None:
+    """Every source goes round at its own pace, each of its problems once in a pass."""
+    problems = _problems(a=3, b=5)
+    drawn = _ids(Prompts(problems, _config(a=1, b=1), seed=1), *[4] * 15)
+    for source in "ab":
+        own = [problem_id for problem_id in drawn if problem_id[0] == source]
+        assert len(own) == 30
+        _assert_passes(own, [problem for problem in problems if problem.source == source])
+
+
+def test_a_weight_of_zero_leaves_a_source_out() -> None:
+    """Nothing of it is drawn, and its problems do not count among those that can be."""
+    prompts = Prompts(_problems(a=2, b=5), _config(a=1, b=0), seed=1)
+    assert {problem_id[0] for problem_id in _ids(prompts, *[2] * 9)} == {"a"}
+    with pytest.raises(PipelineError, match="prompts_per_step is 3, but there are only 2 problems to draw"):
+        prompts.draw(3)
+
+
+def test_a_source_can_give_all_it_has() -> None:
+    """Weights are the decimals that the params file holds: 0.1 of ten is one, and no rounding makes it more."""
+    prompts = Prompts(_problems(a=1, b=2, c=7), _config(a=0.1, b=0.2, c=0.7), seed=1)
+    for _ in range(5):
+        assert Counter(problem.source for problem in prompts.draw(10)) == {"a": 1, "b": 2, "c": 7}
+
+
+def test_a_source_that_is_used_up_catches_up_in_the_next_batch() -> None:
+    """Its share of a batch of four is 20/7, so four are due now and then; it has three, and is even in the end."""
+    prompts = Prompts(_problems(a=3, b=3, c=3), _config(a=1, b=1, c=5), seed=1)
+    batches = [_ids(prompts, 4) for _ in range(21)]
+    assert all(len(set(batch)) == 4 for batch in batches)
+    assert Counter(problem_id[0] for batch in batches for problem_id in batch) == {"a": 12, "b": 12, "c": 60}
+
+
+@pytest.mark.parametrize(
+    ("weights", "named"),
+    [
+        ({"gsm8k": 1.0, "maths": 1.0}, "weights for gsm8k, maths, but problems from gsm8k, math"),
+        ({"gsm8k": 1.0}, "weights for gsm8k, but problems from gsm8k, math"),
+        ({"gsm8k": 1.0, "math": 1.0, "aime": 0.0}, "weights for aime, gsm8k, math, but problems from gsm8k, math"),
+        ({"gsm8k": 2.0, "math": -1.0}, "none may be below 0"),
+        ({"gsm8k": 0.0, "math": 0.0}, "one must be above"),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused(weights: dict[str, float], named: str) -> None:
+    """Weights and problems name the same sources, and the weights make shares."""
+    with pytest.raises(PipelineError, match=named) as caught:
+        Prompts(_problems(gsm8k=2, math=2), _config(**weights), seed=1)
+    assert "train_grpo.prompts.source_weights" in str(caught.value)
+
+
+@pytest.mark.parametrize("memory", [None, 0.5])
+def test_a_batch_larger_than_the_problems_is_refused(memory: float | None) -> None:
+    """All can be drawn at once; one more is an error that names the key and both numbers."""
+    prompts = Prompts(_problems(a=3), _config(memory=memory), seed=1)
+    assert sorted(_ids(prompts, 3)) == ["a0", "a1", "a2"]
+    with pytest.raises(PipelineError, match="prompts_per_step is 4, but there are only 3 problems to draw"):
+        prompts.draw(4)
+
+
+def test_a_share_larger_than_its_source_is_refused() -> None:
+    """No batch could keep the weights, so it is said before the first one."""
+    prompts = Prompts(_problems(a=2, b=90), _config(a=3, b=1), seed=1)
+    with pytest.raises(PipelineError, match="6 of prompts_per_step = 8 are to be from `a`, but there are only 2"):
+        prompts.draw(8)
+
+
+def _share_of_first_draws(prompts: Prompts, num_draws: int = 2000) -> dict[str, float]:
+    drawn = Counter(_ids(prompts, *[1] * num_draws))
+    return {problem_id: drawn[problem_id] / num_draws for problem_id in sorted(drawn)}
+
+
+def test_a_curriculum_draws_by_learning_signal() -> None:
+    """Untried, 1 of 4, all and none right, and half right weigh 1, 3/4, twice the floor of 1/8, and 1."""
+    prompts = Prompts(_problems(a=5), _config(memory=0.9, floor=0.125), seed=1)
+    for problem_id, num_right in (("a1", 1), ("a2", 4), ("a3", 0), ("a4", 2)):
+        prompts.record(problem_id, num_right=num_right, num_scored=4)
+    weights = {"a0": 1, "a1": 0.75, "a2": 0.125, "a3": 0.125, "a4": 1}
+    # Five standard deviations of a share of 1/3 are 0.053.
+    assert _share_of_first_draws(prompts) == pytest.approx(
+        {name: weight / 3 for name, weight in weights.items()}, abs=0.05
+    )
+
+
+def test_a_curriculum_draws_a_batch_one_by_one_from_what_is_left() -> None:
+    """Of weights 1, 1 and 1/2 the light one comes first in 1 of 5 batches of two, and not at all in 8 of 15."""
+    prompts = Prompts(_problems(a=3), _config(memory=0, floor=0.5), seed=1)
+    prompts.record("a2", num_right=0, num_scored=4)
+    batches = [_ids(prompts, 2) for _ in range(4000)]
+    assert all(len(set(batch)) == 2 for batch in batches)
+    # Either heavy one first, in 2 of 5; then the other one, of which the weight is 1 of the 3/2 that are left.
+    assert sum("a2" not in batch for batch in batches) / 4000 == pytest.approx(2 * (2 / 5) * (2 / 3), abs=0.04)
+    assert sum(batch[0] == "a2" for batch in batches) / 4000 == pytest.approx(1 / 5, abs=0.03)
+
+
+def test_the_running_pass_rate_by_hand() -> None:
+    """The first measurement stands; later ones move it by 1 - memory; without scores nothing does."""
+    prompts = Prompts(_problems(a=2), _config(memory=0.75), seed=1)
+    rates = []
+    for num_right, num_scored in ((4, 4), (0, 4), (0, 0), (1, 2)):
+        prompts.record("a0", num_right=num_right, num_scored=num_scored)
+        rates.append(prompts.state()["pools"]["all"]["pass_rates"])
+    assert rates == [{"a0": 1}, {"a0": 0.75}, {"a0": 0.75}, {"a0": 0.6875}]
+
+
+def test_a_curriculum_keeps_to_the_shares_of_sources() -> None:
+    """Weights are compared within a source: one that is solved altogether still gives its share."""
+    prompts = Prompts(_problems(a=4, b=4), _config(memory=0, floor=0.001, a=1, b=1), seed=1)
+    for number in range(3):
+        prompts.record(f"a{number}", num_right=4, num_scored=4)
+    drawn = _ids(prompts, *[2] * 200)
+    found = Counter(drawn)
+    assert sum(problem_id[0] == "a" for problem_id in drawn) == 200
+    assert found["a3"] > 190
+    assert min(found[f"b{number}"] for number in range(4)) > 20
+
+
+def test_records_change_nothing_without_a_curriculum() -> None:
+    """Passes go on as they would have."""
+    recorded, other = (Prompts(_problems(a=6), _config(), seed=1) for _ in range(2))
+    for problem in recorded.draw(4):
+        recorded.record(problem.id, num_right=0, num_scored=4)
+    other.draw(4)
+    assert recorded.state() == other.state()
+    assert _ids(recorded, 5, 5) == _ids(other, 5, 5)
+
+
+_CONFIGS = [_config(), _config(a=3, b=1), _config(memory=0.5), _config(memory=0.5, a=3, b=1)]
+
+
+def _train(prompts: Prompts, counts: Sequence[int]) -> list[str]:
+    """Draw batches, and record for each of their problems an outcome that differs from problem to problem."""
+    drawn = []
+    for count in counts:
+        for problem in prompts.draw(count):
+            drawn.append(problem.id)
+            prompts.record(problem.id, num_right=len(drawn) * int(problem.id[1]) % 5, num_scored=4 + len(drawn) % 2)
+    return drawn
+
+
+@settings(deadline=None)
+@given(
+    config=st.sampled_from(_CONFIGS),
+    before=st.lists(st.integers(0, 6), max_size=8),
+    elsewhere=st.lists(st.integers(0, 6), max_size=3),
+    after=st.lists(st.integers(0, 6), max_size=8),
+    seed=st.integers(),
+)
+def test_a_run_resumes_exactly(
+    config: PromptsConfig, before: list[int], elsewhere: list[int], after: list[int], seed: int
+) -> None:
+    """Restored at any point, through JSON, over whatever was drawn there, the draws and the state go on alike."""
+    problems = _problems(a=7, b=3)
+    unbroken = Prompts(problems, config, seed=seed)
+    _train(unbroken, before)
+    saved = unbroken.state()
+    text = json.dumps(saved)
+    given = json.loads(text)
+    resumed = Prompts(problems, config, seed=seed + 1)
+    _train(resumed, elsewhere)
+    resumed.restore(given)
+    assert resumed.state() == saved
+    assert _train(resumed, after) == _train(unbroken, after)
+    assert resumed.state() == unbroken.state()
+    assert saved == given == json.loads(text)  # snapshots: neither run has written to them
+
+
+def test_the_state_stays_small() -> None:
+    """Of passes it holds counters and the few problems that wait, however many there are."""
+    prompts = Prompts(_problems(a=3000), _config(), seed=1)
+    _ids(prompts, *[64] * 50)
+    assert len(json.dumps(prompts.state())) < 1000
+
+
+@pytest.mark.parametrize(
+    ("problems", "config"),
+    [
+        (_problems(a=7, c=3), _CONFIGS[0]),
+        (_problems(a=7, b=2), _CONFIGS[0]),
+        (_problems(a=7, b=3)[::-1], _CONFIGS[0]),
+        (_problems(a=7, b=3), _CONFIGS[1]),
+        (_problems(a=7, b=3), _CONFIGS[2]),
+    ],
+)
+def test_a_state_of_something_else_is_refused(problems: list[Problem], config: PromptsConfig) -> None:
+    """Other ids, fewer, another order, or draws of another kind: the counters would mean nothing."""
+    state = Prompts(_problems(a=7, b=3), _CONFIGS[0], seed=1).state()
+    with pytest.raises(PipelineError, match=r"checkpoint: .* other problems"):
+        Prompts(problems, config, seed=1).restore(state)
+
+
+def test_the_order_is_the_same_in_every_process() -> None:
+    """The seed alone says what is drawn, in whichever order a params file has the weights."""
+    expected = ["a3", "b2", "a1", "b0", "a4", "b1", "a2", "b3"]
+    for weights in ({"a": 1.0, "b": 1.0}, {"b": 1.0, "a": 1.0}):
+        assert _ids(Prompts(_problems(b=5, a=5), _config(**weights), seed=3), 4, 4) == expected
+    assert _ids(Prompts(_problems(a=5), _config(memory=0.5), seed=3), 4, 4) == [
+        "a4",
+        "a3",
+        "a1",
+        "a2",
+        "a0",
+        "a2",
+        "a3",
+        "a4",
+    ]
