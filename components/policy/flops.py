@@ -30,7 +30,7 @@ class Arithmetic:
         num_tokens = sum(len(batch.input_ids_T) for batch in batches)
         num_scored = sum(len(batch.target_N) for batch in batches)
         num_pairs = sum(_pairs(batch.layout.own) + _pairs(batch.layout.shared) for batch in batches)
-        products = self._layer_weights * num_tokens + self._head_weights * num_scored
+        products: float = self._layer_weights * num_tokens + self._head_weights * num_scored
         return 2.0 * products + 4.0 * self._attention_size * num_pairs
 
 

@@ -130,26 +130,28 @@ class _Row:
 
 
 def _pack(groups: Sequence[_Group], sequences: Sequence[TokenSequence], device: torch.device) -> MicroBatch:
-    """Lay out the prompts that are shared, their completions, and then the sequences that share theirs with none."""
+    """Lay out the prompts that are shared, their completions, and then the sequences that share theirs with none.
+
+    Completions and sequences of one length go side by side: attention takes them together.
+    """
     shared = [group for group in groups if len(group.members) > 1]
+    alone = [group.members[0] for group in groups if len(group.members) == 1]
     row = _Row()
     for group in shared:
         row.lay(group.prompt_ids, position=0)
     prompt_bounds = tuple(row.bounds)
     branch_bounds = [len(row.ids)]
     for group, prompt_stop in zip(shared, prompt_bounds[1:], strict=True):
-        for number in group.members:
+        for number in sorted(group.members, key=lambda number: len(sequences[number])):
             completion = sequences[number].completion_ids
             start = row.lay(completion, position=len(group.prompt_ids))
             # The first token is predicted by the prompt's last, each other by the one before it.
             row.predict(number, [prompt_stop - 1, *range(start, start + len(completion) - 1)])
         branch_bounds.append(len(row.ids))
-    for group in groups:
-        if len(group.members) == 1:
-            number = group.members[0]
-            sequence = sequences[number]
-            start = row.lay((*sequence.prompt_ids, *sequence.completion_ids), position=0)
-            row.predict(number, range(start + len(sequence.prompt_ids) - 1, start + len(sequence) - 1))
+    for number in sorted(alone, key=lambda number: len(sequences[number])):
+        sequence = sequences[number]
+        start = row.lay((*sequence.prompt_ids, *sequence.completion_ids), position=0)
+        row.predict(number, range(start + len(sequence.prompt_ids) - 1, start + len(sequence) - 1))
     bounds = tuple(row.bounds)
     layout = PackedLayout(
         own=Segments(bounds, bounds, causal=True),

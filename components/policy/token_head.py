@@ -4,6 +4,7 @@ Shape suffixes:
     N  completion tokens, C  tokens of a chunk, D  hidden size, V  vocabulary
 """
 
+from types import MethodType
 from typing import Any
 
 import torch
@@ -36,6 +37,15 @@ class TokenHead(nn.Module):
         return found
 
 
+def make_precise(output_layer: nn.Linear) -> None:
+    """Have the layer itself return logits in float32 at least, so that a sampler's are those of the trainer."""
+    setattr(output_layer, "forward", MethodType(_precise_forward, output_layer))  # noqa: B010  # a method, to mypy
+
+
+def _precise_forward(layer: nn.Linear, hidden_RD: Tensor) -> Tensor:
+    return _logits(hidden_RD, layer.weight, layer.bias, temperature=1.0)
+
+
 class _TokenScores(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -45,10 +55,12 @@ class _TokenScores(torch.autograd.Function):
         logprobs_N, entropy_N, lse_N = hidden_ND.new_empty(3, len(target_N), dtype=precise)
         for rows in _chunks(len(target_N), len(weight_VD)):
             logits_CV = _logits(hidden_ND[rows], weight_VD, bias_V, temperature)
-            lse_C = logits_CV.logsumexp(-1)
+            highest_C1 = logits_CV.amax(-1, keepdim=True)
+            weights_CV = (logits_CV - highest_C1).exp_()
+            total_C = weights_CV.sum(-1)
+            lse_C = highest_C1.squeeze(1) + total_C.log()
             logprobs_N[rows] = logits_CV.gather(1, target_N[rows, None]).squeeze(1) - lse_C
-            probs_CV = (logits_CV - lse_C[:, None]).exp_()
-            entropy_N[rows] = lse_C - torch.linalg.vecdot(probs_CV, logits_CV)
+            entropy_N[rows] = lse_C - torch.linalg.vecdot(weights_CV, logits_CV) / total_C
             lse_N[rows] = lse_C
         ctx.save_for_backward(hidden_ND, weight_VD, bias_V, target_N, lse_N, entropy_N)
         ctx.temperature = temperature

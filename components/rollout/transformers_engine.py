@@ -3,6 +3,7 @@
 Shape suffixes as in group_cache.py, and V for the vocabulary.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ from torch import Tensor
 from components.policy.checkpoint import Checkpoint
 from components.policy.sequences import TokenSequence
 from components.policy.shared_prefix import attend_by_layout
+from components.policy.token_head import make_precise
 from components.rollout.completion import Completion
 from components.rollout.group_cache import GroupCache
 
@@ -30,6 +32,7 @@ class TransformersEngine:
     ) -> list[list[Completion]]:
         """See `Generate`."""
         attend_by_layout(self.checkpoint.model)
+        make_precise(self.checkpoint.model.get_output_embeddings())
         # A number per completion and place, drawn ahead: what is sampled does not depend on how it is batched.
         generator = torch.Generator().manual_seed(seed)
         chance_PGT = torch.rand(
@@ -118,22 +121,20 @@ class Decoding:
             input_ids=ids[None], position_ids=positions[None], layout=self.cache, use_cache=False
         ).last_hidden_state
         logits_RV: Tensor = model.get_output_embeddings()(hidden_1TD[0, wanted])
-        return logits_RV.to(torch.promote_types(logits_RV.dtype, torch.float32))
+        return logits_RV
 
     def _draw(self, logits_RV: Tensor, chance_R: Tensor) -> tuple[Tensor, Tensor]:
-        """Return a token per row with its log-probability: the likeliest at temperature 0, else drawn.
-
-        A token is drawn where its share of the cumulated probabilities holds `chance`.
-        """
+        """Return a token per row with its log-probability: the likeliest at temperature 0, else drawn."""
         if self.temperature == 0:
             token_R = logits_RV.argmax(-1)
-            logprobs_RV = logits_RV.log_softmax(-1)
         else:
-            logprobs_RV = (logits_RV / self.temperature).log_softmax(-1)
-            cumulated_RV = logprobs_RV.exp().cumsum(-1, dtype=torch.float64)
-            threshold_R1 = chance_R[:, None] * cumulated_RV[:, -1:]
-            token_R = torch.searchsorted(cumulated_RV, threshold_R1, right=True).squeeze(1)
-        return token_R, logprobs_RV.gather(1, token_R[:, None]).squeeze(1)
+            logits_RV = logits_RV / self.temperature
+        highest_R1 = logits_RV.amax(-1, keepdim=True)
+        weights_RV = (logits_RV - highest_R1).exp_()
+        if self.temperature:
+            token_R = inverse_cdf(weights_RV, chance_R)
+        lse_R = highest_R1.squeeze(1) + weights_RV.sum(-1).log()
+        return token_R, logits_RV.gather(1, token_R[:, None]).squeeze(1) - lse_R
 
     def _completion(
         self, number: int, length: int, ids: list[int], logprobs: list[float], finished: bool
@@ -142,3 +143,21 @@ class Decoding:
         prompt = self.prompts[number // self.cache.group_size]
         text = self.checkpoint.decode(kept[:-1] if finished else kept)
         return Completion(TokenSequence(prompt, kept), tuple(logprobs[:length]), text, finished=finished)
+
+
+def inverse_cdf(weights_RV: Tensor, chance_R: Tensor) -> Tensor:
+    """Return for each row the index whose share of the cumulated weights holds `chance`, a number in [0, 1).
+
+    Weights are cumulated in float64, so that rounding takes no token's share, and by blocks first, so that only one
+    block per row is cumulated weight by weight.
+    """
+    size = math.isqrt(weights_RV.shape[1]) + 1
+    weights_RBC = torch.nn.functional.pad(weights_RV, (0, -weights_RV.shape[1] % size)).unflatten(1, (-1, size))
+    blocks_RB = weights_RBC.sum(-1).cumsum(-1, dtype=torch.float64)
+    threshold_R1 = chance_R[:, None] * blocks_RB[:, -1:]
+    block_R1 = torch.searchsorted(blocks_RB, threshold_R1, right=True)
+    before_R1 = torch.where(block_R1 > 0, blocks_RB.gather(1, (block_R1 - 1).clamp(min=0)), 0.0)
+    chosen_RC = weights_RBC.gather(1, block_R1[:, :, None].expand(-1, -1, size)).squeeze(1)
+    cumulated_RC = chosen_RC.cumsum(-1, dtype=torch.float64) + before_R1
+    place_R1 = torch.searchsorted(cumulated_RC, threshold_R1, right=True)
+    return (block_R1 * size + place_R1.clamp(max=size - 1)).squeeze(1)

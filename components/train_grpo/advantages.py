@@ -27,7 +27,7 @@ def advantages(rewards_PK: Tensor, estimator: AdvantageEstimator) -> Tensor:
 def z_score(rewards_PK: Tensor) -> Tensor:
     """Return (r - mean(r)) / std(r), with the biased standard deviation: the paper does not say which."""
     centered_PK, num_scored_P1 = _centered(rewards_PK)
-    return centered_PK / _or_one((centered_PK.square().sum(1, keepdim=True) / num_scored_P1).sqrt())
+    return centered_PK / _or_one(_biased_std(centered_PK, num_scored_P1))
 
 
 def z_score_bessel(rewards_PK: Tensor) -> Tensor:
@@ -54,8 +54,7 @@ def leave_one_out(rewards_PK: Tensor) -> Tensor:
 def batch_std(rewards_PK: Tensor) -> Tensor:
     """Return r - mean(r) over the biased standard deviation of all rewards of the rollout (arXiv 2508.08221)."""
     centered_PK, _ = _centered(rewards_PK)
-    scored = rewards_PK[~rewards_PK.isnan()]
-    return centered_PK / _or_one(scored.std(correction=0))
+    return centered_PK / _or_one(_biased_std(*_centered(rewards_PK.reshape(1, -1))))
 
 
 _ESTIMATORS: dict[AdvantageEstimator, Callable[[Tensor], Tensor]] = {
@@ -82,6 +81,10 @@ def _centered(rewards_PK: Tensor) -> tuple[Tensor, Tensor]:
     mean_P1 = rewards_PK.nansum(dim=1, keepdim=True) / num_scored_P1
     counted_PK = scored_PK & has_spread(rewards_PK)[:, None]
     return torch.where(counted_PK, rewards_PK - mean_P1, 0.0), num_scored_P1
+
+
+def _biased_std(centered_PK: Tensor, num_scored_P1: Tensor) -> Tensor:
+    return (centered_PK.square().sum(1, keepdim=True) / num_scored_P1).sqrt()
 
 
 def _or_one(std: Tensor) -> Tensor:

@@ -40,7 +40,7 @@ def constant(num_tokens_B: Tensor, max_new_tokens: int) -> Tensor:
 
 
 def _num_completions(num_tokens_B: Tensor) -> Tensor:
-    return (num_tokens_B > 0).sum().clamp(min=1)
+    return (num_tokens_B > 0).sum(dtype=num_tokens_B.dtype).clamp(min=1)
 
 
 _AGGREGATIONS: dict[Aggregation, Callable[[Tensor, int], Tensor]] = {

@@ -1,7 +1,8 @@
 r"""The equations that a line of running text states between numbers, and whether they hold.
 
-A line means more than its numbers say: it has units, remainders, unknowns, words that calculate. What cannot be read
-for certain is therefore no equation, and one that does not hold is wrong only where nothing beside it could be why.
+A line means more than its numbers say: it has units, remainders, unknowns, words that calculate. An equation that
+cannot be read for certain is therefore left out, and so is one whose neighbours could give it another meaning, even
+where it holds: a policy that is rewarded for what holds would learn to write what cannot be called wrong.
 """
 
 import re
@@ -17,8 +18,8 @@ from components.train_grpo.arithmetic import Expression, evaluate, is_arithmetic
 class Equation:
     """Two or more expressions that a line calls equal."""
 
-    numbers: tuple[Fraction, ...]
-    """The operands of its sides: the same for 3+5=8, 8=5+3+0 and 8-5=3, which are one fact said three times."""
+    sides: frozenset[tuple[tuple[Fraction, ...], Fraction | None]]
+    """The operands of each and what they come to: the same for 3+5=8, 8=5+3 and 3*1+5+0=8.0, one fact said thrice."""
     holds: bool
 
 
@@ -50,20 +51,26 @@ _REWRITES = [
     ]
 ]
 # A name takes the bracket behind it along: what a function is applied to is no expression of its own.
-_TOKEN = re.compile(r"(?:\d++(?:[.,:]\d++)*+|\.\d++)\w*+|\w+\(?|\\[A-Za-z]+|\.{2,}|[<>!:=~]=|=[=<>~]|\S")
+_TOKEN = re.compile(
+    r"(?:\d++(?:[.,:]\d++)*+|\.\d++)\w*+|\w+(?:['\u2019]\w+)?\(?|\\[A-Za-z]+|\.{2,}|[<>!:=~]=|=[=<>~]|\S"
+)
 
-_PLAIN = re.compile(r"[A-Za-z]{2,}\(?|[,;:.?()\"']")
-_CALCULATING_WORDS = re.compile(
-    r"(?:plus|minus|times|over|by|of|divided|multiplied|squared|cubed|half|double|twice|triple|percent|not|mod"
-    r"|hundred|thousand|million|billion|trillion|dozens?|cents?)\b",
+_PLAIN = re.compile(r"a|[A-Za-z]{2,}(?:['\u2019][A-Za-z]+)?\(?|[,;:.?()\"']")
+_UNCLEAR_BEFORE = re.compile(
+    r"(?:plus|minus|times|over|(?:divided|multiplied) by|(?:half|thirds?|quarters?|fifths?|percent|\d) of"
+    r"|half|double|twice|triple|not|mod|\d (?:and|,))$",
     re.IGNORECASE,
 )
-_GOES_BEFORE = re.compile(r"\d (?:and|,)$")
-"""1 and 1/4; 14, 400."""
-_GOES_ON = re.compile(r"[a-z]+ (?:and )?\d+ [a-z]|and \(? ?\d+ /|, \d{3}(?!\d)|\. \\", re.IGNORECASE)
-r"""1 hour 30 minutes; 16 and 2/3; 14, 400; 0.\overline{3}."""
+"""Half of 10 + 4; 1 and 1/4; 14, 400."""
+_UNCLEAR_AFTER = re.compile(
+    r"(?:plus|minus|times \d|over|divided|multiplied|squared|cubed|percent|cents?)\b"
+    r"|(?:dozens?|hundred|thousand|(?:m|b|tr)illion)\b|of \d|, \d{3}(?!\d)|and \(? ?\d+ /|\. \\"
+    r"|(?:hours?|minutes?|days?|weeks?|months?|years?|feet|foot|yards?|pounds?|dollars?) (?:and )?\d",
+    re.IGNORECASE,
+)
+r"""4 million; 1/2 of 20; 14, 400; 16 and 2/3; 0.\overline{3}; 1 hour and 30 minutes."""
 _REMAINDERS = re.compile(r"mod(?:ulo)?(?![a-z])|remainder|\u2261|\\equiv", re.IGNORECASE)
-_AMBIGUOUS = re.compile(r"/ \S+ /|[-+].*%")
+_AMBIGUOUS = re.compile(r"/ \S+ /|(?=.*[-+])(?=.*%).*\d(?: [^%]|$)")
 """25 / 1/3 may mean 75, and 80 - 20% may mean 64."""
 
 
@@ -75,10 +82,10 @@ def equations(line: str) -> list[Equation]:
     equals nothing. What needs no calculation (5 = 5, 5 + 0 = 5, 2 * 3 = 3 * 2) is no equation here. Takes time in
     proportion to the length of the line.
     """
-    clear = not _REMAINDERS.search(line)
-    texts = [_MARK.sub(" ", line), *(_calculation(line, mark) for mark in _MARK.finditer(line))]
-    found = [_judged(chain, clear) for text in texts for chain in _chains(text)]
-    return [equation for equation in found if equation]
+    bare = [] if _REMAINDERS.search(line) else list(_chains(_MARK.sub(" ", line)))
+    clear = [chain for chain in bare if all(side.clear for side in chain)]
+    marked = [chain for mark in _MARK.finditer(line) for chain in _chains(_calculation(line, mark))]
+    return [equation for chain in [*clear, *marked] if (equation := _judged(chain))]
 
 
 def _calculation(line: str, mark: re.Match[str]) -> str:
@@ -97,19 +104,16 @@ class _Side:
     """Whether nothing in it or beside it gives it another meaning."""
 
 
-def _judged(chain: Sequence[_Side], clear: bool) -> Equation | None:
-    """The equation that a chain of sides makes; None where it says nothing, or nothing clear."""
+def _judged(chain: Sequence[_Side]) -> Equation | None:
+    """The equation that a chain of sides makes; None where it calculates nothing or depends on how it is read."""
     expressions = [side.expression for side in chain]
-    if not any(expression.calculates for expression in expressions):
-        return None
-    distinct = {expression.operands for expression in expressions}
-    numbers = tuple(sorted(number for operands in distinct for number in operands))
     holds = _all_agree(expressions)
-    if holds:
-        return Equation(numbers, holds=True) if len(distinct) > 1 else None
-    if holds is None or not clear or not all(side.clear for side in chain) or _holds_in_percent(chain):
+    trivial = holds and len({expression.operands for expression in expressions}) == 1
+    if holds is None or trivial or not any(expression.calculates for expression in expressions):
         return None
-    return Equation(numbers, holds=False)
+    if not holds and _holds_in_percent(chain):
+        return None
+    return Equation(frozenset((expression.operands, expression.value) for expression in expressions), holds)
 
 
 def _all_agree(expressions: Sequence[Expression]) -> bool | None:
@@ -174,30 +178,26 @@ def _side(tokens: Sequence[str], *, clear: bool = True) -> _Side | None:
 
 
 def _side_at_start(segment: Sequence[str]) -> _Side | None:
-    """The right side of an equation after which other text goes on; a bracket may open or close behind it."""
+    """The right side of an equation after which other text goes on; a bracket may open or close there."""
     run = list(takewhile(is_arithmetic, segment))
     depths = list(accumulate((token == "(") - (token == ")") for token in run))
     side = run[: depths.index(-1)] if -1 in depths else run
     while side and side[-1] == "(":
         side.pop()
     after = segment[len(side) : len(side) + 4]
-    clear = not after or (_is_plain(after[0]) and not _GOES_ON.match(" ".join(after)))
-    return _side(side, clear=clear)
+    plain = not after or bool(_PLAIN.fullmatch(after[0]))
+    return _side(side, clear=plain and not _UNCLEAR_AFTER.match(" ".join(after)))
 
 
 def _side_at_end(segment: Sequence[str]) -> _Side | None:
-    """The left side of an equation before which other text stands; a bracket may open before it."""
+    """The left side of an equation before which other text stands, or a bracket around all of it opens."""
     run = list(takewhile(is_arithmetic, reversed(segment)))
-    depths = list(accumulate((token == ")") - (token == "(") for token in run))
-    side = (run[: depths.index(-1)] if -1 in depths else run)[::-1]
+    opens = run[-1:] == ["("] and run.count("(") > run.count(")")
+    side = (run[:-1] if opens else run)[::-1]
     before = segment[max(0, len(segment) - len(side) - 2) : len(segment) - len(side)]
-    clear = not before or (_is_plain(before[-1]) and not _GOES_BEFORE.search(" ".join(before)))
-    found = _side(side, clear=clear)
+    plain = not before or bool(_PLAIN.fullmatch(before[-1]))
+    found = _side(side, clear=plain and not _UNCLEAR_BEFORE.search(" ".join(before)))
     # `Week 2 = 35 + 35` names what is calculated, and `apples - 5 = 3` begins before its minus.
     named = found and not found.expression.calculates
     cut = before and before[-1] not in ",;:.?(" and side[:1] == ["-"]
     return None if named or cut else found
-
-
-def _is_plain(token: str) -> bool:
-    return bool(_PLAIN.fullmatch(token)) and not _CALCULATING_WORDS.match(token)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from components.policy.sequences import TokenSequence
-from components.train_grpo.advantages import advantages
+from components.train_grpo.advantages import advantages, has_spread
 from components.train_grpo.config import Combination, TrainGRPOConfig, Truncated
 from components.train_grpo.rewards import Scored
 from components.train_grpo.rollout import Group, reward_sets
@@ -89,9 +89,11 @@ def _decoupled(config: TrainGRPOConfig, rewards: dict[str, Tensor]) -> Tensor:
     )
     assert isinstance(summed_PG, Tensor)
     unscored_PG = torch.stack([reward_PG.isnan() for reward_PG in rewards.values()]).any(0)
-    summed_PG = summed_PG.masked_fill(unscored_PG, 0.0)
-    deviation = summed_PG[~unscored_PG].std(correction=0)
-    return summed_PG / deviation if deviation > 0 else summed_PG
+    summed_PG = summed_PG.masked_fill(unscored_PG, torch.nan)
+    # Rewards that cancel out leave rounding errors, which are no advantages.
+    if not has_spread(summed_PG.reshape(1, -1)).item():
+        return torch.zeros_like(summed_PG)
+    return (summed_PG / summed_PG[~unscored_PG].std(correction=0)).nan_to_num(0.0)
 
 
 def _subtract(penalties_B: Tensor, groups: Sequence[Group], rewards_PK: Tensor) -> None:

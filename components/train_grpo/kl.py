@@ -17,7 +17,7 @@ from torch import Tensor
 from components.train_grpo.config import KLEstimator
 
 _MAX_LOG_RATIO = 20.0
-"""Bound on x before it is exponentiated: one token that the reference all but excludes is not infinitely far."""
+"""Bound on x before it is exponentiated: one token that the policy all but excludes is not infinitely far."""
 
 
 def kl_to_reference(
@@ -39,8 +39,8 @@ def k2(log_ratio_N: Tensor) -> Tensor:
 
 def k3(log_ratio_N: Tensor) -> Tensor:
     """Return exp(x) - x - 1 (equation 4): never negative and unbiased."""
-    bounded_N = log_ratio_N.clamp(max=_MAX_LOG_RATIO)
-    return torch.expm1(bounded_N) - log_ratio_N
+    bounded_N = log_ratio_N.clamp(max=_MAX_LOG_RATIO)  # in both places, or the gradient above it has the wrong sign
+    return torch.expm1(bounded_N) - bounded_N
 
 
 _ESTIMATORS: dict[KLEstimator, Callable[[Tensor, Tensor], Tensor]] = {

@@ -55,7 +55,8 @@ def scorable(examples: Sequence[Judged]) -> list[Judged]:
 class RewardModel:
     """A Hugging Face sequence classifier with one label, and its optimizer, which goes on from one fit to the next.
 
-    Weights are float32 whatever the policy's are: at the rates of fine-tuning, most bfloat16 updates round to nothing.
+    Weights and scores are float32 whatever the policy's are: at the rates of fine-tuning, most updates of bfloat16
+    weights round to nothing.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class RewardModel:
         micro_batch_tokens: int,
     ) -> None:
         # Never in training mode: that would only switch dropout on.
-        self.model = model.float().eval().requires_grad_(True)
+        self.model = model.eval()
         self.tokenizer = tokenizer
         self.config = config
         self.micro_batch_tokens = micro_batch_tokens

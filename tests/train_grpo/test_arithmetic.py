@@ -54,10 +54,10 @@ def test_a_quotient_by_zero_has_no_value(text: str) -> None:
     assert _value(text) is None
 
 
-@pytest.mark.parametrize(
-    "text",
-    "|+|5+|*5|+5|5 6|(5|5)|()|5(6)|5//6|5**6|5%%|%|x|5+x|1,00|12,34|007|1.2.3|3:4|2^0.5|2^-1|5 5%|=".split("|"),
-)
+NO_EXPRESSIONS = "|+|5+|*5|+5|5 6|(5|5)|()|5(6)|5//6|5**6|5%%|%|x|5+x|1,00|12,34|007|1.2.3|3:4|2^0.5|2^-1|5 5%|="
+
+
+@pytest.mark.parametrize("text", NO_EXPRESSIONS.split("|"))
 def test_what_is_no_expression_has_no_reading(text: str) -> None:
     """Anything that is not read to its last token is refused as a whole."""
     assert evaluate(_tokens(text)) is None
@@ -85,7 +85,7 @@ def test_operands_are_the_numbers_that_matter() -> None:
     """Sorted, without their signs, and without zeros and ones."""
     found = evaluate(_tokens("1*5+0-2/-3+5*50%"))
     assert found is not None
-    assert found.operands == (2, 3, 5, 5, 50)
+    assert found.operands == tuple(map(Fraction, (2, 3, 5, 5, 50)))
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.train_grpo.equations import Equation, equations
+from components.train_grpo.equations import equations
 
 DATA = Path("../shared/data")
 
@@ -34,6 +34,7 @@ RIGHT = [
     "8 = 3+5",
     "(5 + 3 = 8)",
     "8 apples (5 + 3 = 8 in all)",
+    "half as many, ((5 + 3) / 2 = 4) * 2 in all",
     "x = 5 + 3 = 8",
     "Total: 2(3+4) = 14",
     "-5 + 3 = -2",
@@ -113,6 +114,7 @@ def test_a_false_equation_does_not_hold(line: str) -> None:
         "f(2) + 3 = 9",
         "gcd(12, 8) + 1 = 4",
         "5 apples + 3 = 9",
+        "a total of 100 + (100 * (10/100) = 110",
         "apples - 5 = 3",
         "5 cm = 0.05 m",
         "3:4 = 6/2:8/2",
@@ -174,10 +176,20 @@ def test_what_cannot_be_read_for_certain_is_no_equation(line: str) -> None:
         ("", ", 400"),
     ],
 )
-def test_a_false_equation_is_left_out_where_its_neighbours_may_be_why(before: str, after: str) -> None:
-    """What holds in spite of its neighbours still holds."""
-    assert _verdicts(f"{before}5 + 3 = 9{after}") == []
+def test_an_equation_is_left_out_where_its_neighbours_may_change_its_meaning(before: str, after: str) -> None:
+    """Whether or not it holds: or else there would be a way to state things that are never called wrong."""
+    assert equations(f"{before}5 + 3 = 9{after}") == []
+    assert equations(f"{before}5 + 3 = 8{after}") == []
+
+
+@pytest.mark.parametrize("before", ["", "a total of ", "so that's ", "it grew by ", "each (", "a ", "Now, ", "Day 2: "])
+@pytest.mark.parametrize(
+    "after", ["", ".", " apples", ", and 2 more", " a day", " times", " and so on", ")", " of them"]
+)
+def test_ordinary_neighbours_change_nothing(before: str, after: str) -> None:
+    """Words and punctuation."""
     assert _verdicts(f"{before}5 + 3 = 8{after}") == [True]
+    assert _verdicts(f"{before}5 + 3 = 9{after}") == [False]
 
 
 @pytest.mark.parametrize(
@@ -219,26 +231,23 @@ def test_what_needs_no_calculation_is_no_equation(line: str) -> None:
     assert equations(line) == []
 
 
-@pytest.mark.parametrize("other", ["5+3=8", "8 = 3 + 5", "3+5+0=8", "3*1+5 = 8.0", "8-5=3", "3+5=<<3+5=8>>8"])
+@pytest.mark.parametrize("other", ["5+3=8", "8 = 3 + 5", "3+5+0=8", "3*1+5 = 8.0", "3+5=<<3+5=8>>8", "3+5=5+3=8"])
 def test_one_fact_is_one_equation(other: str) -> None:
     """Turning it around or padding it with zeros and ones adds nothing."""
     assert set(equations(other)) == set(equations("3+5=8"))
 
 
-def test_a_false_variant_is_another_equation() -> None:
-    """That 2 + 2 = 4 was said does not excuse 2 / 2 = 4."""
-    (right,), (wrong,) = equations("2+2=4"), equations("2/2=4")
-    assert right.numbers == wrong.numbers
-    assert right != wrong
+@pytest.mark.parametrize(
+    ("one", "other"), [("3+5=8", "8-5=3"), ("4+1=5", "5-1=4"), ("3+5=8", "3*5=15"), ("2+2=4", "2/2=4")]
+)
+def test_different_calculations_are_different_equations(one: str, other: str) -> None:
+    """What is gained and then lost again takes two steps."""
+    assert not set(equations(one)) & set(equations(other))
 
 
 def test_a_line_may_state_several_equations() -> None:
     """Each is judged by itself, in the order written."""
-    assert equations("3+5=8, then 8*2=17 and so 17-7=10") == [
-        Equation((Fraction(3), Fraction(5), Fraction(8)), holds=True),
-        Equation((Fraction(2), Fraction(8), Fraction(17)), holds=False),
-        Equation((Fraction(7), Fraction(10), Fraction(17)), holds=True),
-    ]
+    assert _verdicts("3+5=8, then 8*2=17 and so 17-7=10") == [True, False, True]
 
 
 @pytest.mark.parametrize(
@@ -259,10 +268,12 @@ def test_a_line_may_state_several_equations() -> None:
         ("8 kids * 6 = <<8*6=48>>480", {False}),
         ("48/2 = <<48/2=24>>25 clips", {False}),
         ("6*2.5 = <<6*3=18>>18", {True, False}),
+        ("the remainder is <<7-5=2>>2", {True}),
+        ("<<360/20/1=18>>18", {True}),
         ("<<x=48>>48", set()),
         ("<<48=48>>48", set()),
         ("<<48*1=48>>48", set()),
-        ("48 <<48/2=25 clips", {False}),
+        ("48 <<48/2=25 clips", set()),
         ("48/2<<>>24", set()),
     ],
 )
@@ -322,9 +333,9 @@ def test_real_solutions_with_calculator_marks(name: str, num_rows: int, num_fals
     lines = [line for row in rows for line in row["answer"].split("\n")]
     marks = [mark.partition(">>")[0] for line in lines for mark in line.split("<<")[1:]]
     right = [mark for mark in marks if _verdicts(f"<<{mark}>>") == [True]]
-    changed = [mark for mark in right if False in _verdicts(f"<<{mark}>>1{mark.rpartition('=')[2]}")]
+    changed = [mark for mark in right if _verdicts(f"<<{'=1'.join(mark.rsplit('=', 1))}>>") == [False]]
     assert len(right) > 0.96 * len(marks)
-    assert len(changed) > 0.999 * len(right)
+    assert len(changed) == len(right)
     assert not any(False in _verdicts(f"<<{mark}>>") for mark in marks)
     verdicts = Counter(verdict for line in lines for verdict in _verdicts(line))
     assert verdicts[False] <= num_false < 0.001 * verdicts[True]

@@ -1,72 +1,128 @@
-import math
+import itertools
 
 import pytest
 import torch
+from torch import Tensor
 
-from components.train_grpo.loss import clipped_surrogate, is_clipped, kl_to_reference, sequence_mean_weights
+from components.train_grpo.config import ClipConfig
+from components.train_grpo.kl import k3
+from components.train_grpo.loss import clipped_high, clipped_low, clipped_surrogate
+
+PAPER = ClipConfig(low=0.2, high=0.2)
+HIGHER = ClipConfig(low=0.2, high=0.5)
+LOWER = ClipConfig(low=0.4, high=0.1)
+DUAL = ClipConfig(low=0.2, high=0.3, dual=3.0)
+DUAL_WITHIN = ClipConfig(low=0.2, high=2.0, dual=1.5)
+CONFIGS = [PAPER, HIGHER, LOWER, DUAL, DUAL_WITHIN]
 
 
-def _tensor(*values: float) -> torch.Tensor:
+def _tensor(*values: float) -> Tensor:
     return torch.tensor(values, dtype=torch.float64)
 
 
-def test_the_clip_limits_gains_and_never_losses() -> None:
-    """By hand, epsilon 0.2: min(ratio * A, clip(ratio) * A)."""
-    ratio, advantages = _tensor(1.0, 1.5, 0.5, 1.5, 0.5), _tensor(2.0, 2.0, 2.0, -2.0, -2.0)
-    assert clipped_surrogate(ratio, advantages, clip_range=0.2).tolist() == pytest.approx([2.0, 2.4, 1.0, -3.0, -1.6])
+@pytest.mark.parametrize(
+    ("clip", "ratio", "advantage", "value", "stopped"),
+    [
+        (PAPER, 1.0, 2.0, 2.0, ""),
+        (PAPER, 1.1, 2.0, 2.2, ""),
+        (PAPER, 1.5, 2.0, 2.4, "high"),
+        (PAPER, 0.5, 2.0, 1.0, ""),
+        (PAPER, 1.0, -2.0, -2.0, ""),
+        (PAPER, 1.5, -2.0, -3.0, ""),
+        (PAPER, 0.9, -2.0, -1.8, ""),
+        (PAPER, 0.5, -2.0, -1.6, "low"),
+        (PAPER, 50.0, -2.0, -100.0, ""),
+        (PAPER, 1.5, 0.0, 0.0, ""),
+        (PAPER, 0.5, 0.0, 0.0, ""),
+        (HIGHER, 1.4, 2.0, 2.8, ""),
+        (HIGHER, 1.6, 2.0, 3.0, "high"),
+        (HIGHER, 0.7, -2.0, -1.6, "low"),
+        (LOWER, 1.2, 2.0, 2.2, "high"),
+        (LOWER, 0.7, -2.0, -1.4, ""),
+        (LOWER, 0.5, -2.0, -1.2, "low"),
+        (DUAL, 2.9, -2.0, -5.8, ""),
+        (DUAL, 3.1, -2.0, -6.0, "low"),
+        (DUAL, 50.0, -2.0, -6.0, "low"),
+        (DUAL, 0.5, -2.0, -1.6, "low"),
+        (DUAL, 50.0, 2.0, 2.6, "high"),
+        (DUAL, 0.1, 2.0, 0.2, ""),
+        (DUAL_WITHIN, 1.4, -2.0, -2.8, ""),
+        (DUAL_WITHIN, 2.5, -2.0, -3.0, "low"),
+        (DUAL_WITHIN, 2.5, 2.0, 5.0, ""),
+    ],
+)
+def test_the_clip_limits_gains_and_with_a_dual_clip_losses(
+    clip: ClipConfig, ratio: float, advantage: float, value: float, stopped: str
+) -> None:
+    """The truth table of the surrogate by hand, and on which side its gradient is stopped."""
+    arguments = (_tensor(ratio), _tensor(advantage), clip)
+    assert clipped_surrogate(*arguments).tolist() == pytest.approx([value], rel=1e-12)
+    assert clipped_high(*arguments).tolist() == [stopped == "high"]
+    assert clipped_low(*arguments).tolist() == [stopped == "low"]
 
 
-def test_a_token_is_clipped_only_where_its_gradient_stops() -> None:
-    """The tokens said to be clipped are those whose surrogate does not move with the ratio."""
-    ratio = _tensor(1.0, 1.5, 0.5, 1.5, 0.5, 1.1).requires_grad_()
-    advantages = _tensor(2.0, 2.0, 2.0, -2.0, -2.0, 2.0)
-    (gradient,) = torch.autograd.grad(clipped_surrogate(ratio, advantages, clip_range=0.2).sum(), ratio)
-    assert is_clipped(ratio, advantages, clip_range=0.2).tolist() == (gradient == 0).tolist()
-    assert is_clipped(ratio, advantages, clip_range=0.2).tolist() == [False, True, False, False, True, False]
+@pytest.mark.parametrize("clip", CONFIGS)
+def test_the_gradient_is_zero_exactly_where_a_token_is_said_to_be_clipped(clip: ClipConfig) -> None:
+    """Over a grid of ratios and advantages it is the advantage itself everywhere else; never both sides at once."""
+    ratios = torch.linspace(0.013, 4.0, 400, dtype=torch.float64).tolist()
+    pairs = list(itertools.product(ratios, [-2.0, -0.3, 0.3, 2.0]))
+    ratio_N = _tensor(*(ratio for ratio, _ in pairs)).requires_grad_()
+    advantages_N = _tensor(*(advantage for _, advantage in pairs))
+    (gradient_N,) = torch.autograd.grad(clipped_surrogate(ratio_N, advantages_N, clip).sum(), ratio_N)
+    high_N, low_N = clipped_high(ratio_N, advantages_N, clip), clipped_low(ratio_N, advantages_N, clip)
+    assert (gradient_N == 0).tolist() == (high_N | low_N).tolist()
+    assert gradient_N.tolist() == torch.where(high_N | low_N, 0.0, advantages_N).tolist()
+    assert not bool((high_N & low_N).any())
+    assert bool(high_N.any())
+    assert bool(low_N.any())
 
 
-def test_the_on_policy_gradient_is_the_advantage_times_that_of_the_log_probability() -> None:
-    """At ratio one the clipped surrogate is REINFORCE with the advantage as its weight."""
+@pytest.mark.parametrize("clip", [PAPER, HIGHER, LOWER])
+def test_the_bounds_themselves_are_not_clipped(clip: ClipConfig) -> None:
+    """At a ratio of exactly 1 - low or 1 + high the gradient is still the advantage, in float32 as well."""
+    for dtype in (torch.float32, torch.float64):
+        ratio_N = torch.tensor([1 - clip.low, 1 + clip.high], dtype=dtype).requires_grad_()
+        advantages_N = torch.tensor([-1.0, 1.0], dtype=dtype)
+        (gradient_N,) = torch.autograd.grad(clipped_surrogate(ratio_N, advantages_N, clip).sum(), ratio_N)
+        assert gradient_N.tolist() == advantages_N.tolist()
+        assert clipped_high(ratio_N, advantages_N, clip).tolist() == [False, False]
+        assert clipped_low(ratio_N, advantages_N, clip).tolist() == [False, False]
+
+
+def test_an_advantage_of_zero_teaches_nothing_and_is_not_called_clipped() -> None:
+    """Its gradient is zero at every ratio, but not because of the clip."""
+    ratio_N = _tensor(0.1, 1.0, 1.3, 9.0).requires_grad_()
+    nothing_N = torch.zeros(4, dtype=torch.float64)
+    (gradient_N,) = torch.autograd.grad(clipped_surrogate(ratio_N, nothing_N, DUAL).sum(), ratio_N)
+    assert gradient_N.tolist() == [0.0] * 4
+    assert not bool((clipped_high(ratio_N, nothing_N, DUAL) | clipped_low(ratio_N, nothing_N, DUAL)).any())
+
+
+def _toy_policy() -> tuple[Tensor, Tensor, Tensor]:
+    """The logits of five softmaxes, the log-probabilities of a token of each, and advantages of every sign."""
     logits = torch.randn(5, 7, dtype=torch.float64, generator=torch.manual_seed(1)).requires_grad_()
-    tokens, advantages = torch.tensor([0, 3, 6, 2, 2]), _tensor(0.5, -1.0, 2.0, 0.0, -0.3)
+    tokens = torch.tensor([0, 3, 6, 2, 2])
     logprobs = torch.log_softmax(logits, dim=1).gather(1, tokens[:, None]).squeeze(1)
-    surrogate = clipped_surrogate(torch.exp(logprobs - logprobs.detach()), advantages, clip_range=0.2)
+    return logits, logprobs, _tensor(0.5, -1.0, 2.0, 0.0, -0.3)
+
+
+@pytest.mark.parametrize("clip", CONFIGS)
+def test_on_policy_the_surrogate_is_the_advantage_and_its_gradient_that_of_reinforce(clip: ClipConfig) -> None:
+    """At ratio one its value is A and its gradient A * grad log pi, whatever the clip."""
+    logits, logprobs, advantages = _toy_policy()
+    surrogate = clipped_surrogate(torch.exp(logprobs - logprobs.detach()), advantages, clip)
+    assert surrogate.tolist() == advantages.tolist()
     (found,) = torch.autograd.grad(surrogate.sum(), logits, retain_graph=True)
     (expected,) = torch.autograd.grad((advantages * logprobs).sum(), logits)
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
-def test_kl_by_hand() -> None:
-    """Pi = 1/4 and pi_ref = 1/2 give 2 - log 2 - 1; equal probabilities give exactly zero."""
-    logprobs, reference = _tensor(math.log(0.25), -3.0), _tensor(math.log(0.5), -3.0)
-    assert kl_to_reference(logprobs, reference).tolist() == pytest.approx([1 - math.log(2), 0.0])
-    assert kl_to_reference(logprobs, reference)[1] == 0.0
-
-
-def test_kl_is_never_negative_and_its_mean_is_the_divergence() -> None:
-    """Summed over a whole vocabulary under pi, the estimator is KL(pi || pi_ref) exactly."""
-    generator = torch.manual_seed(2)
-    logprobs, reference = (
-        torch.log_softmax(2 * torch.randn(50, dtype=torch.float64, generator=generator), dim=0) for _ in range(2)
-    )
-    estimates = kl_to_reference(logprobs, reference)
-    assert bool((estimates >= 0).all())
-    exact = (logprobs.exp() * (logprobs - reference)).sum()
-    assert float((logprobs.exp() * estimates).sum()) == pytest.approx(float(exact), rel=1e-12)
-
-
-def test_the_gradient_of_kl_is_the_papers_coefficient() -> None:
-    """d/dlogpi of the estimator is 1 - pi_ref / pi: as a penalty it adds beta * (pi_ref / pi - 1) to the weight."""
-    logprobs = _tensor(-1.0, -2.0, -0.5).requires_grad_()
-    reference = _tensor(-1.5, -1.0, -0.5)
-    (gradient,) = torch.autograd.grad(kl_to_reference(logprobs, reference).sum(), logprobs)
-    torch.testing.assert_close(gradient, 1 - torch.exp(reference - logprobs.detach()), rtol=1e-12, atol=1e-12)
-
-
-def test_weights_make_the_mean_of_the_sequences_means() -> None:
-    """Short and long completions count alike: 1/B * sum over sequences of 1/|o| * sum over tokens."""
-    weights = sequence_mean_weights(_tensor(1, 4))
-    assert weights.tolist() == [0.5, 0.125]
-    losses = [[3.0], [1.0, 2.0, 3.0, 6.0]]
-    total = sum(float(weight) * sum(tokens) for weight, tokens in zip(weights, losses, strict=True))
-    assert total == pytest.approx((3.0 + 3.0) / 2)
+def test_the_gradient_coefficient_is_the_papers() -> None:
+    """With the k3 penalty each token's grad log pi has the factor A + beta * (pi_ref / pi - 1) (appendix A.1.6)."""
+    logits, logprobs, advantages = _toy_policy()
+    reference, beta = _tensor(-1.0, -3.0, -0.1, -2.0, -1.5), 0.3
+    surrogate = clipped_surrogate(torch.exp(logprobs - logprobs.detach()), advantages, PAPER)
+    (found,) = torch.autograd.grad((surrogate - beta * k3(reference - logprobs)).sum(), logits, retain_graph=True)
+    coefficient = (advantages + beta * (torch.exp(reference - logprobs) - 1)).detach()
+    (expected,) = torch.autograd.grad((coefficient * logprobs).sum(), logits)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)

@@ -13,7 +13,7 @@ from transformers import (
     XGLMForCausalLM,
 )
 
-from components.policy.checkpoint import Checkpoint, save
+from components.policy.checkpoint import Checkpoint, load, save
 from components.policy.logprobs import CompletionScorer
 from components.shared.errors import PipelineError
 from components.train_grpo.reward_checkpoint import load_classifier
@@ -70,12 +70,14 @@ def test_a_copy_attends_as_the_model_does_by_itself() -> None:
     torch.testing.assert_close(actual, expected)
 
 
-def test_a_copy_is_float32() -> None:
+def test_a_copy_is_float32(tmp_path: Path) -> None:
     """A bfloat16 reference gives the same numbers in the wider type."""
-    reference = tiny.checkpoint(dtype=torch.bfloat16)
+    save(tiny.checkpoint(), tmp_path)
+    reference = load(tmp_path, dtype=torch.bfloat16)
     made = load_classifier("reference", reference)
     assert {weight.dtype for weight in made.parameters()} == {torch.float32}
     weight = reference.model.get_input_embeddings().weight
+    assert weight.dtype == torch.bfloat16
     assert torch.equal(made.get_input_embeddings().weight, weight.float())
 
 

@@ -170,12 +170,21 @@ def test_the_gradient_is_that_of_the_mean_loss_over_labels(tmp_path: Path, micro
         torch.testing.assert_close(gradient, library.get_parameter(name).grad, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize(("num_examples", "epochs", "num_steps"), [(64, 1, 1), (65, 1, 2), (65, 3, 6)])
-def test_a_step_takes_at_most_64_examples(tmp_path: Path, num_examples: int, epochs: int, num_steps: int) -> None:
-    """65 examples make two steps, in each pass."""
+@pytest.mark.parametrize(
+    ("num_examples", "epochs", "sizes"), [(64, 1, [64]), (65, 1, [33, 32]), (130, 2, [44, 43, 43] * 2)]
+)
+def test_a_step_takes_at_most_64_examples(tmp_path: Path, num_examples: int, epochs: int, sizes: list[int]) -> None:
+    """Every pass takes all examples, in as few steps as can be, of equal size."""
     model = _model(tmp_path, micro_batch_tokens=10_000, epochs=epochs)
-    model.fit(_toy(range(num_examples)), num_new=0, seed=1)
-    assert {int(state["step"]) for state in model.optimizer.state.values()} == {num_steps}
+    read: list[list[int]] = []
+    model.model.base_model.register_forward_pre_hook(
+        lambda _module, _arguments, named: read.append(named["input_ids"][:, 1].tolist()), with_kwargs=True
+    )
+    examples = [Judged(TokenSequence((5, number), (6,)), (1,), (1.0,)) for number in range(num_examples)]
+    model.fit(examples, num_new=0, seed=1)
+    assert [len(numbers) for numbers in read] == sizes
+    assert sorted(sum(read, [])) == sorted([*range(num_examples)] * epochs)  # noqa: RUF017
+    assert {int(state["step"]) for state in model.optimizer.state.values()} == {len(sizes)}
 
 
 def test_the_optimizer_goes_on_from_one_fit_to_the_next(tmp_path: Path) -> None:

@@ -3,14 +3,16 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from components.policy.checkpoint import save
 from components.policy.engine import PolicyEngine
 from components.policy.logprobs import CompletionScorer
+from components.rollout.transformers_engine import Decoding
 from components.shared import jsonl, lineage
 from components.shared.errors import PipelineError
 from components.shared.problem import Problem, Split, write_problems
+from components.train_grpo.sampler_correction import SamplerMismatchError
 from components.train_grpo.train import train
 from tests import tiny
 from tests.train_grpo.settings import grpo_config
@@ -63,14 +65,124 @@ def test_it_learns_to_give_the_right_answer(tmp_path: Path, reference: Path, zer
         num_steps=20,
         prompts_per_step=1,
         group_size=16,
-        engine=tiny.engine_config(zero_stage=zero_stage, micro_batch_tokens=10_000).model_dump(),
-        learning_rate=3e-3,
+        engine__zero_stage=zero_stage,
+        engine__micro_batch_tokens=10_000,
+        learning_rate=1e-3,
     )
     assert 0.2 < rows[0]["accuracy"] < 0.8
     assert sum(row["accuracy"] for row in rows[-3:]) / 3 > 0.9
     first = rows[0]
     assert (first["kl"], first["ratio_min"], first["ratio_max"]) == (0.0, 1.0, 1.0)
     assert rows[-1]["kl"] > 0
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "dr_grpo": {
+        "advantage__estimator": "mean_only",
+        "loss__aggregation": "constant",
+        "loss__kl__coefficient": 0.0,
+    },
+    "dapo": {
+        "advantage__estimator": "z_score_bessel",
+        "loss__aggregation": "token_mean",
+        "loss__clip": {"low": 0.2, "high": 0.28, "dual": 3.0},
+        "loss__kl__coefficient": 0.0,
+        "prompts__max_resampling_rounds": 2,
+        "sampling__truncated": "mask",
+    },
+    "gspo": {"loss__ratio": "sequence", "minibatches_per_rollout": 2, "prompts_per_step": 2, "group_size": 8},
+    "kl_in_reward": {"loss__kl": {"coefficient": 0.04, "estimator": "k1", "placement": "reward"}},
+    "gdpo": {
+        "reward__weights": {"accuracy": 1.0, "format": 0.1},
+        "reward__combination": "after_normalisation",
+        "advantage__estimator": "leave_one_out",
+    },
+    "process": {"reward__weights": {"steps": 1.0}, "reward__supervision": "process"},
+    "corrected": {
+        "sampler__max_importance_weight": 2.0,
+        "loss__kl": {"coefficient": 0.04, "estimator": "k3_corrected", "placement": "loss"},
+        "loss__entropy_coefficient": 0.001,
+        "updates_per_rollout": 2,
+        "advantage__estimator": "batch_std",
+    },
+}
+
+
+@pytest.mark.parametrize("variant", list(VARIANTS))
+def test_every_variant_learns_to_give_the_right_answer(tmp_path: Path, reference: Path, variant: str) -> None:
+    """What is chosen by an enum reaches the update, and improves the policy all the way."""
+    settings = {
+        "num_steps": 20,
+        "prompts_per_step": 1,
+        "group_size": 16,
+        "learning_rate": 1e-3,
+        "engine__micro_batch_tokens": 10_000,
+        **VARIANTS[variant],
+    }
+    questions = [tiny.problem(3), tiny.problem(3, id="again")]
+    rows = _run(tmp_path, questions, reference, **settings)
+    assert sum(row["accuracy"] for row in rows[:2]) / 2 < 0.8
+    assert sum(row["accuracy"] for row in rows[-3:]) / 3 > 0.9
+
+
+def test_a_new_iteration_begins_with_the_policy_as_its_reference(tmp_path: Path, reference: Path) -> None:
+    """The KL divergence from the reference is exactly zero at the start of each outer iteration, and at no other step."""
+    rows = _run(
+        tmp_path, [tiny.problem(3)], reference, num_iterations=2, num_steps=6, prompts_per_step=1, group_size=16
+    )
+    assert [row["kl"] == 0.0 for row in rows] == [True, False, False, True, False, False]
+
+
+def test_the_reward_model_is_retrained_on_every_iteration_with_replay(tmp_path: Path, reference: Path) -> None:
+    """It first learns from rollouts of the reference, then from each iteration but the last; a tenth of it is old."""
+    model = {
+        "base": "reference",
+        "initial_rollouts": 4,
+        "learning_rate": 1e-3,
+        "epochs": 8,
+        "replay_fraction": 0.1,
+    }
+    rows = _run(
+        tmp_path,
+        [tiny.problem(3)],
+        reference,
+        num_iterations=2,
+        num_steps=8,
+        prompts_per_step=1,
+        group_size=18,
+        learning_rate=1e-3,
+        reward__weights={"reward_model": 1.0},
+        reward__model=model,
+    )
+    trained = [row for _, row in jsonl.read_rows(tmp_path / "training" / "reward_model.jsonl")]
+    assert [row["iteration"] for row in trained] == [0, 1]
+    assert [row["reward_model_examples"] for row in trained] == [4 * 18, 4 * 18 + 8]
+    assert trained[1]["reward_model_accuracy"] > 0.8
+    assert sum(row["accuracy"] for row in rows[-2:]) / 2 > 0.9
+    assert AutoModelForSequenceClassification.from_pretrained(tmp_path / "training" / "reward_model").num_labels == 1
+
+
+def test_a_run_whose_every_group_is_dropped_changes_nothing(tmp_path: Path, reference: Path) -> None:
+    """With dynamic sampling, rollouts without spread leave the weights as they are; the figures say so."""
+    impossible = tiny.problem(3, answer="12345")
+    rows = _run(tmp_path, [impossible], reference, prompts_per_step=1, prompts__max_resampling_rounds=2)
+    assert [(row["groups_sampled"], row["groups_trained"], row["gradient_norm"]) for row in rows] == [(3, 0, 0.0)] * 3
+    before, after = (AutoModelForCausalLM.from_pretrained(path) for path in (reference, tmp_path / "policy"))
+    assert all(torch.equal(one, other) for one, other in zip(before.parameters(), after.parameters(), strict=True))
+
+
+def test_a_sampler_that_draws_from_something_else_stops_the_run(
+    tmp_path: Path, reference: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Log-probabilities that are not the trainer's end the run before the first update."""
+    drawn = Decoding._draw
+
+    def skewed(self: Decoding, logits_RV: torch.Tensor, chance_R: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return drawn(self, logits_RV * 1.5, chance_R)
+
+    monkeypatch.setattr(Decoding, "_draw", skewed)
+    with pytest.raises(SamplerMismatchError, match=r"sampler\.max_mismatch"):
+        _run(tmp_path, tiny.PROBLEMS, reference)
 
 
 def test_equal_runs_are_equal_to_the_byte(tmp_path: Path, reference: Path) -> None:
@@ -88,12 +200,15 @@ def test_it_writes_a_policy_a_row_per_step_and_completions(tmp_path: Path, refer
     kept = [row for _, row in jsonl.read_rows(tmp_path / "training" / "completions.jsonl")]
     assert [row["step"] for row in kept] == [1, 1, 2, 2, 3, 3]
     timings = [row for _, row in jsonl.read_rows(tmp_path / "timings" / "timings.jsonl")]
-    assert all(row["sampling_s"] > 0 and row["update_s"] > 0 for row in timings)
+    phases = ("sampling_s", "scoring_s", "reference_s", "update_s")
+    assert all(row[phase] > 0 for row in timings for phase in phases)
+    assert all(sum(row[phase] for phase in phases) <= row["step_s"] + 1e-3 for row in timings)
+    assert all(0 < row["update_flop_utilisation"] < 1 for row in timings)
     before, after = (AutoModelForCausalLM.from_pretrained(path) for path in (reference, tmp_path / "policy"))
     assert any(not torch.equal(one, other) for one, other in zip(before.parameters(), after.parameters(), strict=True))
 
 
 def test_too_few_problems_for_a_step_is_an_error(tmp_path: Path, reference: Path) -> None:
     """It says how many were asked for and how many there are."""
-    with pytest.raises(PipelineError, match="prompts_per_step is 3, but there are only 2 problems"):
+    with pytest.raises(PipelineError, match="prompts_per_step"):
         _run(tmp_path, tiny.PROBLEMS[:2], reference)

@@ -1,0 +1,169 @@
+"""Small models, prompts with random completions, and what each sequence gets alone: what packing is compared with."""
+
+import copy
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from components.policy.logprobs import CompletionScorer
+from components.policy.sequences import TokenSequence
+from tests import tiny
+
+VOCABULARY_SIZE = 50
+GROUPS = ((9, 3), (5, 1), (7, 4), (1, 2), (6, 1))
+"""Tokens of each prompt, and its completions: groups of one and of many."""
+_SIZE = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+_ENDS = {"bos_token_id": None, "eos_token_id": 0, "vocab_size": VOCABULARY_SIZE}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a model said of each sequence, and the gradient of a weighted sum of it all."""
+
+    logprobs: list[Tensor]
+    entropies: list[Tensor]
+    gradients: dict[str, Tensor]
+
+
+def gpt2() -> PreTrainedModel:
+    """Return a GPT-2 that computes in float64 throughout; norms of the other families pass through float32."""
+    torch.manual_seed(0)
+    no_dropout = {"attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0}
+    # Weights ten times the usual: attention that hardly looks anywhere in particular would hide mistakes.
+    size = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "initializer_range": 0.2}
+    model: PreTrainedModel = GPT2LMHeadModel(GPT2Config(**size, **no_dropout, **_ENDS)).double().eval()
+    return model
+
+
+def qwen2() -> PreTrainedModel:
+    """Return a Qwen2, of which two heads of queries share one of keys."""
+    torch.manual_seed(0)
+    config = Qwen2Config(num_key_value_heads=2, initializer_range=0.2, tie_word_embeddings=False, **_SIZE, **_ENDS)
+    model: PreTrainedModel = Qwen2ForCausalLM(config).eval()
+    return model
+
+
+def qwen3() -> PreTrainedModel:
+    """Return a Qwen3 whose output layer is its embedding, with heads larger than their share of the hidden size."""
+    torch.manual_seed(0)
+    heads = {"num_key_value_heads": 2, "head_dim": 16}
+    config = Qwen3Config(initializer_range=0.2, tie_word_embeddings=True, **heads, **_SIZE, **_ENDS)
+    model: PreTrainedModel = Qwen3ForCausalLM(config).eval()
+    return model
+
+
+def sequences(groups: Sequence[tuple[int, int]] = GROUPS, *, seed: int = 1) -> list[TokenSequence]:
+    """Return random sequences, group after group; the first completion has one token, the others up to eight."""
+    draw = random.Random(seed)
+    found = []
+    for prompt_length, num_completions in groups:
+        prompt = tuple(draw.choices(range(VOCABULARY_SIZE), k=prompt_length))
+        for _ in range(num_completions):
+            length = draw.randrange(1, 9) if found else 1
+            found.append(TokenSequence(prompt, tuple(draw.choices(range(VOCABULARY_SIZE), k=length))))
+    return found
+
+
+def weights(each: TokenSequence) -> Tensor:
+    """Return a random weight for the log-probability and the entropy of each completion token, (tokens, 2).
+
+    They depend on the sequence alone, not on its place among others.
+    """
+    generator = torch.Generator().manual_seed(hash((each.prompt_ids, each.completion_ids)) % 2**31)
+    return torch.randn(len(each.completion_ids), 2, dtype=torch.float64, generator=generator)
+
+
+def alone(model: PreTrainedModel, given: Sequence[TokenSequence], *, temperature: float) -> Measured:
+    """Measure a model by a forward for each sequence, with the attention and the logits it came with."""
+    return padded(model, given, temperature=temperature, padding=None)
+
+
+def padded(
+    model: PreTrainedModel, given: Sequence[TokenSequence], *, temperature: float, padding: int | None
+) -> Measured:
+    """Measure it on one batch, each row filled up with `padding` tokens more than it needs; None is a row at a time."""
+    model = copy.deepcopy(model)
+    batches = [[each] for each in given] if padding is None else [list(given)]
+    scores_NV = [
+        scores for batch in batches for scores in _full_scores(model, batch, temperature, padding=padding or 0)
+    ]
+    logprobs = [
+        scores.gather(1, torch.tensor(each.completion_ids)[:, None]).squeeze(1)
+        for scores, each in zip(scores_NV, given, strict=True)
+    ]
+    entropies = [-(scores.exp() * scores).sum(-1) for scores in scores_NV]
+    return _measured(model, given, logprobs, entropies)
+
+
+def packed(model: PreTrainedModel, given: Sequence[TokenSequence], *, temperature: float, max_tokens: int) -> Measured:
+    """Measure it as training does; the gradient is summed over micro-batches."""
+    model = copy.deepcopy(model)
+    scorer = CompletionScorer(model, temperature=temperature)
+    batches = tiny.batches(given, max_tokens)
+    scores = [scorer(batch) for batch in batches]
+    order_M = torch.cat([batch.token_N for batch in batches]).argsort()
+    lengths = [len(each.completion_ids) for each in given]
+    logprobs = torch.cat([each.logprobs_N for each in scores])[order_M].split(lengths)
+    entropies = torch.cat([each.entropy_N for each in scores])[order_M].split(lengths)
+    return _measured(model, given, list(logprobs), list(entropies))
+
+
+def _full_scores(
+    model: PreTrainedModel, batch: Sequence[TokenSequence], temperature: float, *, padding: int
+) -> list[Tensor]:
+    """Log-probabilities of the whole vocabulary at each completion token of a right-padded batch."""
+    length = max(len(each) for each in batch) + padding
+    ids_BT = torch.full((len(batch), length), 3)
+    mask_BT = torch.zeros(len(batch), length, dtype=torch.long)
+    for row, each in enumerate(batch):
+        ids_BT[row, : len(each)] = torch.tensor((*each.prompt_ids, *each.completion_ids))
+        mask_BT[row, : len(each)] = 1
+    logits_BTV = model(input_ids=ids_BT, attention_mask=mask_BT, use_cache=False).logits / temperature
+    return [logits_BTV[row, len(each.prompt_ids) - 1 : len(each) - 1].log_softmax(-1) for row, each in enumerate(batch)]
+
+
+def _measured(
+    model: PreTrainedModel, given: Sequence[TokenSequence], logprobs: list[Tensor], entropies: list[Tensor]
+) -> Measured:
+    loss: Any = sum(
+        (weights(each) * torch.stack([logprob, entropy], dim=1)).sum()
+        for each, logprob, entropy in zip(given, logprobs, entropies, strict=True)
+    )
+    loss.backward()
+    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+    return Measured([x.detach() for x in logprobs], [x.detach() for x in entropies], gradients)
+
+
+def reordered(measured: Measured, order: Sequence[int]) -> Measured:
+    """Return what was measured with the sequences in another order."""
+    logprobs, entropies = ([given[index] for index in order] for given in (measured.logprobs, measured.entropies))
+    return Measured(logprobs, entropies, measured.gradients)
+
+
+def assert_equal(found: Measured, expected: Measured, *, relative: float) -> None:
+    """Fail unless each value is as expected, up to this share of the largest of its tensor."""
+    assert_near(torch.cat(found.logprobs), torch.cat(expected.logprobs), relative, "log-probabilities")
+    assert_near(torch.cat(found.entropies), torch.cat(expected.entropies), relative, "entropies")
+    assert found.gradients.keys() == expected.gradients.keys()
+    for name, gradient in expected.gradients.items():
+        assert_near(found.gradients[name], gradient, relative, name)
+
+
+def assert_near(found: Tensor, expected: Tensor, relative: float, name: str) -> None:
+    """Fail unless all values are as expected, up to this share of the largest."""
+    assert found.shape == expected.shape
+    error = float((found - expected).abs().max() / expected.abs().max())
+    assert error <= relative, f"{name}: off by {error:.1e} of the largest"

@@ -1,0 +1,51 @@
+"""Completions with the rewards and steps that a test wants."""
+
+from collections.abc import Mapping, Sequence
+
+from components.policy.sequences import TokenSequence
+from components.rollout.completion import Completion
+from components.shared.grading import Grade, Verdict
+from components.train_grpo.config import RewardName
+from components.train_grpo.rewards import Scored
+from components.train_grpo.rollout import Group
+from components.train_grpo.steps import Step
+from tests import tiny
+
+
+def completion(num_tokens: int = 3, *, text: str = "#### 0", finished: bool = True) -> Completion:
+    """Return a completion of that many tokens, each of which the sampler drew with log-probability -1."""
+    return Completion(TokenSequence((1, 2), tuple(range(3, 3 + num_tokens))), (-1.0,) * num_tokens, text, finished)
+
+
+def grade(verdict: Verdict) -> Grade:
+    """Return a grade with nothing but a verdict."""
+    return Grade(verdict, extracted=None, reason="")
+
+
+def scored(
+    rewards: Mapping[str, Sequence[float]],
+    *,
+    ends: Sequence[int] | None = None,
+    num_tokens: int = 3,
+    verdict: Verdict = Verdict.RIGHT,
+    finished: bool = True,
+) -> Scored:
+    """Return a completion with these rewards; its steps end at `ends`, by default the one with the completion."""
+    return Scored(
+        completion(num_tokens, finished=finished),
+        grade(verdict),
+        tuple(Step(end, 0.0) for end in ends or (num_tokens,)),
+        {RewardName(name): tuple(values) for name, values in rewards.items()},
+    )
+
+
+def group(*scored_g: Scored) -> Group:
+    """Return a group of completions of some problem."""
+    return Group(tiny.PROBLEMS[0], list(scored_g))
+
+
+def rewarded(*rewards: float, lengths: Sequence[int] | None = None) -> Group:
+    """Return a group of completions with one accuracy reward each."""
+    lengths = lengths or [3] * len(rewards)
+    each = zip(rewards, lengths, strict=True)
+    return group(*(scored({"accuracy": [reward]}, num_tokens=length) for reward, length in each))
