@@ -65,7 +65,11 @@ class PolicyEngine:
         return scores
 
     def accumulate(self, loss: Tensor) -> None:
-        """Add the gradient of a micro-batch's part of the loss, which is summed over micro-batches and processes."""
+        """Add the gradient of a micro-batch's part of the loss, which is summed over micro-batches and processes.
+
+        Where gradients are sharded (ZeRO 2 and 3) processes wait for one another here: all have to accumulate equally
+        often.
+        """
         self._loss += loss.item()
         # DeepSpeed averages over processes.
         self._engine.backward(loss * self._num_processes, scale_wrt_gas=False)

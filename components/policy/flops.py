@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
 from components.policy.sequences import MicroBatch
@@ -20,8 +21,10 @@ class Arithmetic:
     def __init__(self, model: PreTrainedModel) -> None:
         config = model.config
         head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        matrices = sum(weight.numel() for weight in model.get_decoder().parameters() if weight.dim() > 1)
-        self._layer_weights = matrices - model.get_input_embeddings().weight.numel()
+        decoder = model.get_decoder()
+        matrices = sum(weight.numel() for weight in decoder.parameters() if weight.dim() > 1)
+        tables = (module for module in decoder.modules() if isinstance(module, nn.Embedding))
+        self._layer_weights = matrices - sum(table.weight.numel() for table in tables)
         self._head_weights = model.get_output_embeddings().weight.numel()
         self._attention_size: int = head_size * config.num_attention_heads * config.num_hidden_layers
 

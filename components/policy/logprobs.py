@@ -70,9 +70,10 @@ def refuse_other_logits(model: PreTrainedModel, ids: tuple[int, ...]) -> None:
         whole = torch.tensor([(*sequence.prompt_ids, *sequence.completion_ids)], device=model.device)
         logits_SV = model(input_ids=whole, use_cache=False).logits[0, len(ids) - 1 : -1].float()
         logprobs.append(logits_SV.log_softmax(-1).gather(1, whole[0, len(ids) :, None]).squeeze(1))
-    (batch,) = micro_batches(sequences, max_tokens=10**9, device=model.device)
-    scored_N = CompletionScorer(model, temperature=1.0)(batch).logprobs_N
-    if not torch.allclose(scored_N, torch.cat(logprobs), rtol=1e-2, atol=1e-2):
+    batches = micro_batches(sequences, max_tokens=10**9, device=model.device)
+    logprobs_M = torch.cat(logprobs).double()
+    scored_M = completion_logprobs(CompletionScorer(model, temperature=1.0), batches, len(logprobs_M))
+    if not torch.allclose(scored_M, logprobs_M, rtol=1e-2, atol=1e-2):
         name = type(model).__name__
         raise PipelineError(f"{name} does not follow the usual attention and output layer, which training here needs")
 

@@ -107,10 +107,12 @@ def _attention(
     v_1KTD: Tensor,
     attention_mask: None,
     *,
-    layout: Any,
+    layout: Any = None,
     scaling: float | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
+    if layout is None:
+        raise PipelineError(f"{type(module).__name__} was given no layout of the sequences, which training here needs")
     special = others.get("softcap") is not None or others.get("s_aux") is not None
     if special or (others.get("sliding_window") or layout.longest) < layout.longest:
         raise PipelineError(

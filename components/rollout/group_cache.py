@@ -42,8 +42,8 @@ class GroupCache:
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest sequence so far."""
-        return max(self.prompt_lengths) + self.num_decoded
+        """Tokens of the longest sequence so far, with the token that is being read."""
+        return max(self.prompt_lengths) + self.num_decoded + self._prefilled
 
     def start_decoding(self) -> None:
         """Say that the prompts are in."""

@@ -153,11 +153,13 @@ def inverse_cdf(weights_RV: Tensor, chance_R: Tensor) -> Tensor:
     """
     size = math.isqrt(weights_RV.shape[1]) + 1
     weights_RBC = torch.nn.functional.pad(weights_RV, (0, -weights_RV.shape[1] % size)).unflatten(1, (-1, size))
-    blocks_RB = weights_RBC.sum(-1).cumsum(-1, dtype=torch.float64)
-    threshold_R1 = chance_R[:, None] * blocks_RB[:, -1:]
-    block_R1 = torch.searchsorted(blocks_RB, threshold_R1, right=True)
-    before_R1 = torch.where(block_R1 > 0, blocks_RB.gather(1, (block_R1 - 1).clamp(min=0)), 0.0)
+    stops_RB = weights_RBC.sum(-1).cumsum(-1, dtype=torch.float64)
+    threshold_R1 = chance_R[:, None] * stops_RB[:, -1:]
+    block_R1 = torch.searchsorted(stops_RB, threshold_R1, right=True)
+    start_R1, stop_R1 = (torch.nn.functional.pad(stops_RB, (1, 0)).gather(1, block_R1 + more) for more in (0, 1))
+    # Below one whatever was rounded: an index beyond the last that has a weight is never returned.
+    chance_R1 = ((threshold_R1 - start_R1) / (stop_R1 - start_R1)).clamp(max=1 - 2**-53)
     chosen_RC = weights_RBC.gather(1, block_R1[:, :, None].expand(-1, -1, size)).squeeze(1)
-    cumulated_RC = chosen_RC.cumsum(-1, dtype=torch.float64) + before_R1
-    place_R1 = torch.searchsorted(cumulated_RC, threshold_R1, right=True)
-    return (block_R1 * size + place_R1.clamp(max=size - 1)).squeeze(1)
+    cumulated_RC = chosen_RC.cumsum(-1, dtype=torch.float64)
+    place_R1 = torch.searchsorted(cumulated_RC, chance_R1 * cumulated_RC[:, -1:], right=True)
+    return (block_R1 * size + place_R1).squeeze(1)

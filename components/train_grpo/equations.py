@@ -24,7 +24,7 @@ class Equation:
 
 
 _MARK = re.compile(r"<<([^<>]*)>>")
-_RESULT = re.compile(r" ?\$? ?((?:\d++(?:,\d++)*+(?:\.\d++)?+|\.\d++))(?![\d/:%]| \d)")
+_RESULT = re.compile(r" ?\$? ?((?:\d++(?:,\d++)*+(?:\.\d++)?+|\.\d++))(?![/:%])")
 _FRACTION = (r"\\[dt]?frac\{([^{}]*)\}\{([^{}]*)\}", r" ((\1)/(\2))")
 _REWRITES = [
     (re.compile(pattern), replacement)
@@ -57,8 +57,8 @@ _TOKEN = re.compile(
 
 _PLAIN = re.compile(r"a|[A-Za-z]{2,}(?:['\u2019][A-Za-z]+)?\(?|[,;:.?()\"']")
 _UNCLEAR_BEFORE = re.compile(
-    r"(?:plus|minus|times|over|(?:divided|multiplied) by|(?:half|thirds?|quarters?|fifths?|percent|\d) of"
-    r"|half|double|twice|triple|not|mod|\d (?:and|,))$",
+    r"(?:\b(?:plus|minus|times|over|(?:divided|multiplied) by|(?:half|thirds?|quarters?|fifths?|percent) of)"
+    r"|\b(?:half|double|twice|triple|not|mod)|\d of|\d and) \S+$|\d , \d{3}$",
     re.IGNORECASE,
 )
 """Half of 10 + 4; 1 and 1/4; 14, 400."""
@@ -196,7 +196,7 @@ def _side_at_end(segment: Sequence[str]) -> _Side | None:
     side = (run[:-1] if opens else run)[::-1]
     before = segment[max(0, len(segment) - len(side) - 2) : len(segment) - len(side)]
     plain = not before or bool(_PLAIN.fullmatch(before[-1]))
-    found = _side(side, clear=plain and not _UNCLEAR_BEFORE.search(" ".join(before)))
+    found = _side(side, clear=plain and not _UNCLEAR_BEFORE.search(" ".join([*before, *side[:1]])))
     # `Week 2 = 35 + 35` names what is calculated, and `apples - 5 = 3` begins before its minus.
     named = found and not found.expression.calculates
     cut = before and before[-1] not in ",;:.?(" and side[:1] == ["-"]

@@ -49,7 +49,7 @@ def worked_steps(text: str) -> list[TextStep]:
     A line without a newline is none: it is the answer, or was cut off at the length limit.
     """
     answer = max(text.rfind(marker) for marker in _ANSWER_MARKERS)
-    reasoning = text if answer < 0 else text[: text.rfind("\n", 0, answer) + 1]
+    reasoning = text if answer < 0 else text[:answer]
     steps: list[TextStep] = []
     stated: set[Equation] = set()
     end = 0

@@ -68,7 +68,7 @@ def qwen3() -> PreTrainedModel:
 def sequences(groups: Sequence[tuple[int, int]] = GROUPS, *, seed: int = 1) -> list[TokenSequence]:
     """Return random sequences, group after group; the first completion has one token, the others up to eight."""
     draw = random.Random(seed)
-    found = []
+    found: list[TokenSequence] = []
     for prompt_length, num_completions in groups:
         prompt = tuple(draw.choices(range(VOCABULARY_SIZE), k=prompt_length))
         for _ in range(num_completions):

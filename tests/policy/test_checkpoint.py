@@ -1,5 +1,6 @@
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -118,15 +119,20 @@ def test_weights_that_are_missing_are_not_made_up(tmp_path: Path) -> None:
         create(ModelConfig(base=str(tmp_path), prompt="{question}"), tiny.PROBLEMS, seed=1, dtype=torch.float32)
 
 
-def test_a_model_that_changes_its_logits_is_refused(tmp_path: Path) -> None:
-    """Gemma caps its logits after the output layer: what it samples is not what would be scored."""
+@pytest.mark.parametrize(
+    ("caps", "message"),
+    [
+        ({"final_logit_softcapping": 0.01, "attn_logit_softcapping": None}, "Gemma2ForCausalLM does not follow"),
+        ({"final_logit_softcapping": None, "attn_logit_softcapping": 50.0}, "Gemma2Attention attends with a soft cap"),
+    ],
+)
+def test_a_model_that_changes_its_logits_is_refused(tmp_path: Path, caps: dict[str, Any], message: str) -> None:
+    """Gemma 2 caps scores and logits: what it samples is not what would be scored."""
     save(tiny.checkpoint(), tmp_path)
     size = {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "num_key_value_heads": 2}
-    config = Gemma2Config(
-        vocab_size=300, head_dim=8, intermediate_size=16, final_logit_softcapping=0.01, eos_token_id=1, **size
-    )
+    config = Gemma2Config(vocab_size=300, head_dim=8, intermediate_size=16, eos_token_id=1, **caps, **size)
     Gemma2ForCausalLM(config).save_pretrained(tmp_path)
-    with pytest.raises(PipelineError, match="Gemma2ForCausalLM changes its logits"):
+    with pytest.raises(PipelineError, match=message):
         create(ModelConfig(base=str(tmp_path), prompt="{question}"), tiny.PROBLEMS, seed=1, dtype=torch.float32)
 
 

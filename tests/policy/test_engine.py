@@ -1,12 +1,18 @@
 import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from components.policy.engine import NonFiniteError, PolicyEngine
+from components.policy.engine import NonFiniteError, PolicyEngine, refuse_several_processes
 from components.policy.logprobs import CompletionScorer
 from components.shared.errors import PipelineError
 from tests import tiny
+from tests.policy import plain, processes
 
 
 def _trained(
@@ -115,8 +121,73 @@ def test_a_gradient_that_is_not_finite_ends_the_run(zero_stage: int) -> None:
         engine.step(1e-3)
 
 
-def test_more_processes_than_one_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every process would train on the same data: better an error than a silent waste."""
+def test_stages_refuse_more_processes_than_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every process would do all of a stage's work: better an error than a silent waste."""
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(PipelineError, match="WORLD_SIZE is 2"):
-        PolicyEngine(CompletionScorer(tiny.checkpoint().model, temperature=1.0), tiny.engine_config())
+        refuse_several_processes()
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    refuse_several_processes()
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What one process measured that has all groups, and each of two that have half of them."""
+    folder = tmp_path_factory.mktemp("two_processes")
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    root = Path(__file__).parents[2]
+    launched = [*launch, "-m", "tests.policy.processes", str(folder)]
+    done = subprocess.run(launched, cwd=root, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    return [processes.measure(), *(torch.load(folder / f"{rank}.pt") for rank in range(2))]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("zero_stage", "relative"), [(0, 1e-10), (2, 1e-6), (3, 1e-6)])
+def test_gradients_depend_on_neither_processes_nor_sharding(
+    measured: list[dict[str, Any]], zero_stage: int, relative: float
+) -> None:
+    """Each process ends up with the gradient that autograd gives of the whole sum, computed in float64.
+
+    To 1e-10 as it leaves the backward pass, summed over micro-batches and processes, and unsharded also as DeepSpeed
+    hands it to the optimizer. Sharded, DeepSpeed keeps it in float32, and there it is right to that precision.
+    """
+    expected = plain.alone(plain.gpt2(), processes.SEQUENCES, temperature=0.7).gradients
+    for process in measured:
+        found = process[f"zero_{zero_stage}"]
+        for key, error in (("gradients", 1e-10), ("held", relative)):
+            assert found[key].keys() == {f"model.{name}" for name in expected}
+            for name, gradient in expected.items():
+                plain.assert_near(found[key][f"model.{name}"], gradient, error, f"{key} of {name}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("zero_stage", [0, 2, 3])
+def test_figures_and_weights_are_those_of_all_processes(measured: list[dict[str, Any]], zero_stage: int) -> None:
+    """Loss and norm are those of the whole step in every process, and so are the weights that come of it."""
+    expected = plain.alone(plain.gpt2(), processes.SEQUENCES, temperature=0.7)
+    scores = zip(processes.SEQUENCES, expected.logprobs, expected.entropies, strict=True)
+    loss = sum(float((plain.weights(each) * torch.stack(of_each, dim=1)).sum()) for each, *of_each in scores)
+    norm = float(torch.cat([gradient.flatten() for gradient in expected.gradients.values()]).norm())
+    alone = measured[0][f"zero_{zero_stage}"]
+    for process in measured:
+        found = process[f"zero_{zero_stage}"]
+        assert found["figures"]["loss"] == pytest.approx(loss, rel=1e-10)
+        assert found["figures"]["gradient_norm"] == pytest.approx(norm, rel=1e-6)
+        for name, weight in alone["weights"].items():
+            torch.testing.assert_close(found["weights"][name], weight, rtol=0, atol=1e-6)
+    before = dict(CompletionScorer(plain.gpt2(), temperature=1.0).named_parameters())
+    moved = max(float((weight - before[name].detach()).abs().max()) for name, weight in alone["weights"].items())
+    assert moved == pytest.approx(processes.LEARNING_RATE, rel=0.01)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("zero_stage", [0, 2, 3])
+def test_a_bad_loss_in_one_process_stops_all(measured: list[dict[str, Any]], zero_stage: int) -> None:
+    """Where one process has a loss that is not a number, each of them says so, and no weight has changed."""
+    for process in measured:
+        assert process["bad"][zero_stage] == {
+            "error": "the loss is nan; stopped before the optimizer step",
+            "changed": False,
+        }

@@ -4,7 +4,7 @@ from components.shared.grading import Verdict
 
 
 def _completion(text: str, *, finished: bool) -> Completion:
-    return Completion(TokenSequence((1,), (2,)), text, finished)
+    return Completion(TokenSequence((1,), (2,)), (-0.5,), text, finished)
 
 
 def test_a_finished_completion_is_graded_by_its_final_answer() -> None:

@@ -2,79 +2,87 @@ from collections import Counter
 
 import pytest
 import torch
+from scipy.stats import chisquare
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import GPT2Config, GPT2LMHeadModel, MistralConfig, MistralForCausalLM, PreTrainedTokenizerFast
 
 from components.policy.checkpoint import Checkpoint
-from components.policy.logprobs import CompletionScorer
-from components.rollout.transformers_engine import TransformersEngine
+from components.policy.logprobs import CompletionScorer, completion_logprobs
+from components.policy.shared_prefix import attend_by_layout
+from components.rollout.completion import Completion
+from components.rollout.transformers_engine import Decoding, TransformersEngine, inverse_cdf
+from components.shared.base_model import ModelConfig
+from components.shared.errors import PipelineError
 from tests import tiny
 
-QUESTIONS = [problem.question for problem in tiny.PROBLEMS[:5]]
+QUESTIONS = [*(problem.question for problem in tiny.PROBLEMS[:5]), "Tom has 3?"]
 
 
-def _greedy(checkpoint: Checkpoint, question: str, max_new_tokens: int) -> tuple[int, ...]:
-    """Greedy decoding of one prompt with full forwards and nothing else."""
-    ids = list(checkpoint.prompt_ids(question))
-    start = len(ids)
-    while len(ids) - start < max_new_tokens:
-        ids.append(int(checkpoint.model(torch.tensor([ids])).logits[0, -1].argmax()))
-        if ids[-1] in checkpoint.end_ids:
-            break
-    return tuple(ids[start:])
+def _flat(groups: list[list[Completion]]) -> list[Completion]:
+    return [completion for group in groups for completion in group]
+
+
+def _sharp(checkpoint: Checkpoint, factor: float = 2.0, *, end_every: int | None = None) -> Checkpoint:
+    """Make an untrained model less uniform; with `end_every`, each so manieth token ends a completion."""
+    with torch.no_grad():
+        for weight in checkpoint.model.parameters():
+            weight.mul_(factor)
+    if end_every:
+        checkpoint.model.generation_config.eos_token_id = list(range(1, checkpoint.model.config.vocab_size, end_every))
+    return checkpoint
+
+
+def _greedily_by_transformers(checkpoint: Checkpoint, question: str, max_new_tokens: int) -> tuple[int, ...]:
+    ids = torch.tensor([checkpoint.prompt_ids(question)])
+    found = checkpoint.model.generate(
+        ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=max_new_tokens, pad_token_id=0
+    )
+    return tuple(found[0, ids.shape[1] :].tolist())
 
 
 @pytest.mark.parametrize("max_batch_size", [1, 2, 64])
-def test_greedy_decoding_of_a_batch_is_that_of_each_prompt_alone(max_batch_size: int) -> None:
-    """Padding, batching and order change nothing; completions come back in the order of the questions."""
-    checkpoint = tiny.checkpoint()
-    questions = [*QUESTIONS, "Tom has 3?"]
+def test_greedy_decoding_is_that_of_transformers(max_batch_size: int) -> None:
+    """Token for token what `generate` says of each prompt alone, past the cache's first capacity; in order."""
+    checkpoint, plain = _sharp(tiny.checkpoint(), end_every=50), _sharp(tiny.checkpoint(), end_every=50)
     groups = TransformersEngine(checkpoint, max_batch_size)(
-        questions, num_samples=1, temperature=0.0, max_new_tokens=12, seed=1
+        QUESTIONS, num_samples=1, temperature=0.0, max_new_tokens=80, seed=1
     )
-    for question, (completion,) in zip(questions, groups, strict=True):
+    lengths = []
+    for question, (completion,) in zip(QUESTIONS, groups, strict=True):
         assert completion.tokens.prompt_ids == checkpoint.prompt_ids(question)
-        assert completion.tokens.completion_ids == _greedy(checkpoint, question, 12)
+        assert completion.tokens.completion_ids == _greedily_by_transformers(plain, question, 80)
+        lengths.append(len(completion.tokens.completion_ids))
+    assert min(lengths) < 64 < max(lengths), "the test wants a completion that outgrows the first capacity"
 
 
-def test_what_is_sampled_is_the_softmax_at_the_temperature() -> None:
-    """First tokens of 4,000 completions follow softmax(logits / T), so nothing is cut off or reweighted."""
-    checkpoint, temperature = tiny.checkpoint(), 0.5
-    with torch.no_grad():  # sharpen the model: an untrained one is almost uniform at any temperature
-        checkpoint.model.get_output_embeddings().weight.mul_(3)
-    (group,) = TransformersEngine(checkpoint, 4000)(
-        QUESTIONS[:1], num_samples=4000, temperature=temperature, max_new_tokens=1, seed=1
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+@pytest.mark.parametrize(("dtype", "largest"), [(torch.float32, 1e-5), (torch.bfloat16, 0.3)])
+def test_what_the_sampler_says_of_its_tokens_is_what_the_trainer_says(
+    temperature: float, dtype: torch.dtype, largest: float
+) -> None:
+    """The recorded log-probabilities are those that the scorer gives the same tokens, at the same temperature."""
+    checkpoint = _sharp(tiny.checkpoint(dtype=dtype), 1.5, end_every=30)
+    completions = _flat(
+        TransformersEngine(checkpoint, 64)(QUESTIONS, num_samples=4, temperature=temperature, max_new_tokens=80, seed=1)
     )
-    counts = Counter(completion.tokens.completion_ids[0] for completion in group)
-    logits_V = checkpoint.model(torch.tensor([checkpoint.prompt_ids(QUESTIONS[0])])).logits[0, -1]
-    expected_V = torch.softmax(logits_V.detach().double() / temperature, dim=-1)
-    drawn_V = torch.tensor([counts[token] for token in range(len(expected_V))]) / 4000
-    assert expected_V.topk(10).values.sum() < 0.9, "the test wants a distribution whose tail shows when it is cut off"
-    # The expected total variation of 4,000 draws, with room for twice that.
-    noise = float((expected_V * (1 - expected_V) / 4000).sqrt().sum()) * (2 / torch.pi) ** 0.5 / 2
-    assert float((drawn_V - expected_V).abs().sum()) / 2 < 2 * noise < 0.2
+    lengths = [len(completion.tokens.completion_ids) for completion in completions]
+    assert lengths == [len(completion.logprobs) for completion in completions]
+    assert len(set(lengths)) > 5
+    scorer = CompletionScorer(checkpoint.model, temperature=temperature)
+    batches = tiny.batches([completion.tokens for completion in completions], 500)
+    scored_M = completion_logprobs(scorer, batches, sum(lengths))
+    recorded_M = torch.tensor([logprob for completion in completions for logprob in completion.logprobs]).double()
+    error_M = (scored_M - recorded_M).abs()
+    assert float(error_M.max()) < largest
 
 
-def test_a_completion_ends_with_its_first_end_token() -> None:
-    """The end token is part of the completion, nothing follows it, and without one the completion is unfinished."""
-    checkpoint = tiny.checkpoint()
-    groups = TransformersEngine(checkpoint, 64)(QUESTIONS, num_samples=16, temperature=3.0, max_new_tokens=60, seed=3)
-    completions = [completion for group in groups for completion in group]
-    assert {completion.finished for completion in completions} == {True, False}
-    for completion in completions:
-        ids, end = completion.tokens.completion_ids, checkpoint.end_ids[0]
-        assert end not in ids[:-1]
-        assert completion.finished == (ids[-1] == end)
-        assert completion.finished or len(ids) == 60
-
-
-def test_the_end_token_counts_even_where_it_is_also_the_padding() -> None:
-    """A tokenizer whose padding is its end token still gets its end token into the completion."""
-    checkpoint = tiny.checkpoint()
-    checkpoint.tokenizer.pad_token = checkpoint.tokenizer.eos_token
-    assert checkpoint.pad_id in checkpoint.end_ids
-    groups = TransformersEngine(checkpoint, 64)(QUESTIONS, num_samples=8, temperature=3.0, max_new_tokens=60, seed=3)
-    finished = [completion for group in groups for completion in group if completion.finished]
-    assert finished
-    assert all(completion.tokens.completion_ids[-1] == checkpoint.pad_id for completion in finished)
+def test_how_completions_are_batched_changes_none_of_them() -> None:
+    """The same seed draws the same tokens for any batch size."""
+    generate = [TransformersEngine(_sharp(tiny.checkpoint(), end_every=20), size) for size in (1, 7, 1000)]
+    drawn = [each(QUESTIONS, num_samples=3, temperature=1.0, max_new_tokens=40, seed=5) for each in generate]
+    tokens = [[completion.tokens for completion in _flat(groups)] for groups in drawn]
+    assert tokens[0] == tokens[1] == tokens[2]
+    assert len({len(each.completion_ids) for each in tokens[0]}) > 5
 
 
 def test_sampling_depends_on_the_seed_alone() -> None:
@@ -83,15 +91,170 @@ def test_sampling_depends_on_the_seed_alone() -> None:
     drawn = [generate(QUESTIONS, num_samples=2, temperature=1.0, max_new_tokens=8, seed=seed) for seed in (1, 2, 1)]
     assert drawn[0] == drawn[2]
     assert drawn[0] != drawn[1]
+    assert drawn[0][0][0] != drawn[0][0][1]
 
 
-def test_the_sampled_policy_is_the_scored_policy() -> None:
-    """Greedy completions have the highest log-probability the scorer sees at every token: both are one model."""
+@pytest.mark.parametrize("max_new_tokens", [1, 2, 70])
+def test_every_token_is_computed_once(max_new_tokens: int) -> None:
+    """Each prompt goes through the model once, each completion token but the last once: ended rows cost nothing."""
+    checkpoint = _sharp(tiny.checkpoint(), end_every=40)
+    seen: list[int] = []
+    checkpoint.model.get_input_embeddings().register_forward_hook(lambda _, given, out: seen.append(given[0].numel()))
+    groups = TransformersEngine(checkpoint, 1000)(
+        QUESTIONS, num_samples=6, temperature=1.0, max_new_tokens=max_new_tokens, seed=1
+    )
+    prompts = [len(checkpoint.prompt_ids(question)) for question in QUESTIONS]
+    lengths = [len(completion.tokens.completion_ids) for completion in _flat(groups)]
+    assert len(set(prompts)) > 1
+    assert max(lengths) == max_new_tokens
+    assert seen == [sum(prompts), *(sum(length > place for length in lengths) for place in range(1, max_new_tokens))]
+    assert sum(seen) == sum(prompts) + sum(length - 1 for length in lengths)
+
+
+def test_a_completion_ends_with_its_first_end_token() -> None:
+    """The end token is part of the completion, nothing follows it, and without one the completion is unfinished."""
     checkpoint = tiny.checkpoint()
-    groups = TransformersEngine(checkpoint, 64)(QUESTIONS, num_samples=1, temperature=0.0, max_new_tokens=8, seed=1)
-    (batch,) = tiny.batches([completion.tokens for (completion,) in groups], 10_000)
-    scorer = CompletionScorer(checkpoint.model, temperature=1.0)
-    greedy_N = scorer(batch).logprobs_N
-    for token in range(0, checkpoint.model.config.vocab_size, 7):
-        batch.target_N.fill_(token)
-        assert bool((scorer(batch).logprobs_N <= greedy_N + 1e-6).all())
+    groups = TransformersEngine(checkpoint, 64)(QUESTIONS, num_samples=16, temperature=3.0, max_new_tokens=60, seed=3)
+    completions = _flat(groups)
+    assert {completion.finished for completion in completions} == {True, False}
+    for completion in completions:
+        ids, end = completion.tokens.completion_ids, checkpoint.end_ids[0]
+        assert end not in ids[:-1]
+        assert completion.finished == (ids[-1] == end)
+        assert completion.finished or len(ids) == 60
+        assert completion.text == checkpoint.decode([token for token in ids if token != end])
+
+
+def test_any_of_several_end_tokens_ends_a_completion() -> None:
+    """A model with a list of end tokens stops at each of them, and the token that ended it is not in the text."""
+    checkpoint = _sharp(tiny.checkpoint(), end_every=10)
+    completions = _flat(
+        TransformersEngine(checkpoint, 64)(QUESTIONS, num_samples=8, temperature=1.0, max_new_tokens=40, seed=3)
+    )
+    finished = [completion for completion in completions if completion.finished]
+    last = {completion.tokens.completion_ids[-1] for completion in finished}
+    assert len(last) > 3
+    assert last <= set(checkpoint.end_ids)
+    for completion in finished:
+        assert not set(completion.tokens.completion_ids[:-1]) & set(checkpoint.end_ids)
+        assert completion.text == checkpoint.decode(completion.tokens.completion_ids[:-1])
+
+
+def test_the_end_token_counts_even_where_it_is_also_the_padding() -> None:
+    """A tokenizer whose padding is its end token still gets its end token into the completion."""
+    checkpoint = tiny.checkpoint()
+    checkpoint.tokenizer.pad_token = checkpoint.tokenizer.eos_token
+    assert checkpoint.pad_id in checkpoint.end_ids
+    groups = TransformersEngine(checkpoint, 64)(QUESTIONS, num_samples=8, temperature=3.0, max_new_tokens=60, seed=3)
+    finished = [completion for completion in _flat(groups) if completion.finished]
+    assert finished
+    assert all(completion.tokens.completion_ids[-1] == checkpoint.pad_id for completion in finished)
+
+
+def test_a_group_that_has_ended_leaves_the_others_alone() -> None:
+    """Where the completions of three prompts out of four end with their first token, the fourth goes on as alone."""
+    checkpoint = _sharp(tiny.checkpoint())
+    attend_by_layout(checkpoint.model)
+    prompts = [checkpoint.prompt_ids(question) for question in QUESTIONS[-4:]]
+    chance_RT = torch.rand(8, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+    class EndsEarly(Decoding):
+        def ends(self, token_R: torch.Tensor, t: int) -> torch.Tensor:
+            return self.cache.row_R // 2 != 2 if t == 0 else super().ends(token_R, t)
+
+    groups = EndsEarly(checkpoint, prompts, 2, 1.0).run(chance_RT)
+    (alone,) = Decoding(checkpoint, prompts[2:3], 2, 1.0).run(chance_RT[4:6])
+    assert [len(completion.tokens.completion_ids) for completion in _flat(groups)] == [1, 1, 1, 1, 12, 12, 1, 1]
+    assert [completion.tokens for completion in groups[2]] == [completion.tokens for completion in alone]
+
+
+def test_a_window_that_a_completion_outgrows_is_refused() -> None:
+    """A model that sees 8 tokens may answer a prompt of 6 with 3: the third is drawn from all 8; but not with 4."""
+    checkpoint = _eight_words()
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1}
+    config = MistralConfig(
+        vocab_size=8, num_hidden_layers=1, sliding_window=8, eos_token_id=None, bos_token_id=None, **sizes
+    )
+    mistral = Checkpoint(MistralForCausalLM(config).eval(), checkpoint.tokenizer, checkpoint.config)
+    mistral.model.generation_config.eos_token_id = 7
+    question = "a a b b c c"
+
+    def generate(max_new_tokens: int) -> list[list[Completion]]:
+        return TransformersEngine(mistral, 4)(
+            [question], num_samples=1, temperature=0.0, max_new_tokens=max_new_tokens, seed=1
+        )
+
+    assert len(generate(3)[0][0].tokens.completion_ids) == 3
+    with pytest.raises(PipelineError, match="a window shorter than the sequences"):
+        generate(4)
+
+
+def _eight_words() -> Checkpoint:
+    """A model over the words a to g and an end, some of which it hardly ever says."""
+    torch.manual_seed(3)
+    sizes = {"n_embd": 8, "n_layer": 1, "n_head": 2, "n_positions": 16, "initializer_range": 0.6}
+    config = GPT2Config(vocab_size=8, tie_word_embeddings=False, eos_token_id=7, bos_token_id=None, **sizes)
+    words = Tokenizer(models.WordLevel({word: number for number, word in enumerate("abcdefg.")}, unk_token="."))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, eos_token=".", unk_token=".")
+    return Checkpoint(GPT2LMHeadModel(config).eval(), tokenizer, ModelConfig(base="eight", prompt="{question}"))
+
+
+def _next_word(checkpoint: Checkpoint, ids: tuple[int, ...], temperature: float) -> torch.Tensor:
+    """The exact distribution of the next word, in float64."""
+    with torch.no_grad():
+        logits_V: torch.Tensor = checkpoint.model(torch.tensor([ids])).logits[0, -1].double()
+    return (logits_V / temperature).softmax(-1)
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0, 2.0])
+def test_chances_spread_evenly_hit_each_word_by_its_probability(temperature: float) -> None:
+    """Thirty thousand even chances give each word its share, to one chance; words of one in thousands too."""
+    plain, checkpoint = _eight_words(), _eight_words()
+    expected_V = _next_word(plain, checkpoint.prompt_ids("a b"), temperature)
+    attend_by_layout(checkpoint.model)
+    count = 30_000
+    chance_R1 = (torch.arange(count, dtype=torch.float64)[:, None] + 0.5) / count
+    (group,) = Decoding(checkpoint, [checkpoint.prompt_ids("a b")], count, temperature).run(chance_R1)
+    found = Counter(completion.tokens.completion_ids[0] for completion in group)
+    for word, share in enumerate((expected_V * count).tolist()):
+        assert found[word] == pytest.approx(share, abs=1.5)
+    assert 2 < min(found.values()) < 1000, "the test wants words that are rare, but not too rare to come up"
+
+
+def test_two_words_follow_their_exact_joint_distribution() -> None:
+    """Of 30,000 completions the pairs of first and second word pass a chi-square test against the exact softmax."""
+    plain, checkpoint, count = _eight_words(), _eight_words(), 30_000
+    prompt = checkpoint.prompt_ids("c d")
+    (group,) = TransformersEngine(checkpoint, count)(
+        ["c d"], num_samples=count, temperature=0.8, max_new_tokens=2, seed=1
+    )
+    found = Counter(completion.tokens.completion_ids for completion in group)
+    first_V = _next_word(plain, prompt, 0.8)
+    expected: dict[tuple[int, ...], float] = {(7,): float(first_V[7])}
+    for word in range(7):
+        second_V = _next_word(plain, (*prompt, word), 0.8)
+        expected |= {(word, other): float(first_V[word] * second_V[other]) for other in range(8)}
+    assert found.keys() <= expected.keys()
+    common = [pair for pair, share in expected.items() if share * count >= 5]
+    rest = count - sum(found[pair] for pair in common)
+    rest_share = 1 - sum(expected[pair] for pair in common)
+    counts, shares = [*(found[pair] for pair in common), rest], [*(expected[pair] for pair in common), rest_share]
+    assert chisquare(counts, [share * count for share in shares]).pvalue > 0.001
+    assert found.keys() - set(common), "the test wants rare pairs too"
+
+
+@pytest.mark.parametrize("size", [1, 2, 8, 97, 151, 5000])
+def test_the_inverse_of_the_cumulated_weights_at_any_size(size: int) -> None:
+    """It is the first index whose cumulated weight exceeds the chance's share, and never one that has no weight."""
+    generator = torch.Generator().manual_seed(1)
+    weights_RV = torch.rand(300, size, generator=generator) * (torch.rand(300, size, generator=generator) < 0.7)
+    weights_RV[:, size // 2] += 0.1
+    cumulated_RV = weights_RV.double().cumsum(-1)
+    chance_R = torch.rand(300, dtype=torch.float64, generator=generator)
+    expected_R = torch.searchsorted(cumulated_RV, chance_R[:, None] * cumulated_RV[:, -1:], right=True).squeeze(1)
+    assert torch.equal(inverse_cdf(weights_RV, chance_R), expected_R)
+    for chance in (0.0, 1 - 1e-9, 1 - 2**-53):
+        token_R = inverse_cdf(weights_RV, torch.full((300,), chance, dtype=torch.float64))
+        assert bool((weights_RV.gather(1, token_R[:, None]) > 0).all())

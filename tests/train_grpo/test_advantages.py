@@ -175,6 +175,6 @@ def test_groups_do_not_see_each_other(estimator: AdvantageEstimator) -> None:
 
 def test_spread_is_decided_by_the_rewards_themselves() -> None:
     """Differences below a millionth are rounding; missing rewards are no difference, nor is nothing at all."""
-    groups = [[1, 1 + 5e-7, 1], [1, 1 + 2e-6, 1], [0, 1, NAN], [1, NAN, 1], [NAN, NAN, NAN], [NAN, 1, NAN]]
+    groups = [[1, 1 + 5e-7, 1], [1, 1 + 2e-6, 1], [0, 1, NAN], [1, NAN, 1], [-1, NAN, -1], [NAN] * 3, [NAN, 1, NAN]]
     found = has_spread(torch.tensor(groups, dtype=torch.float64))
-    assert found.tolist() == [False, True, True, False, False, False]
+    assert found.tolist() == [False, True, True, False, False, False, False]

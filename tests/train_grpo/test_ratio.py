@@ -51,7 +51,7 @@ def test_the_ratio_of_a_sequence_is_equation_7_of_gspo() -> None:
 def test_the_gradient_of_a_sequences_ratio_is_spread_over_its_tokens() -> None:
     """Each token's log-probability moves the ratio of every token of its sequence by ratio / |o|, and no other's."""
     log_ratio = _tensor(0.3, -0.2, 0.5, -0.4, 0.1).requires_grad_()
-    ratio_N = sequence_ratio(log_ratio, SEQUENCE_N, NUM_TOKENS_B)
+    ratio_N = policy_ratio(log_ratio - 1, torch.full_like(log_ratio, -1), SEQUENCE_N, NUM_TOKENS_B, RatioLevel.SEQUENCE)
     for token in range(5):
         (gradient,) = torch.autograd.grad(ratio_N[token], log_ratio, retain_graph=True)
         own = SEQUENCE_N.eq(SEQUENCE_N[token]).double()

@@ -93,6 +93,7 @@ def test_nothing_from_the_last_answer_marker_on_is_worked(text: str) -> None:
 def test_a_line_that_is_cut_off_is_not_judged(cut: str) -> None:
     """Nobody knows what it would have said; it belongs to the step of the missing answer."""
     text = f"3+5=8\n{cut}"
+    assert worked_steps(text) == [TextStep(6, right=True)]
     assert _by_character(text, WRONG, end_tokens=0) == [Step(6, 1.0), Step(len(text), 0.0)]
 
 
@@ -106,9 +107,11 @@ def test_where_the_completion_is_cut_off_behind_a_step_its_end_is_the_answer() -
 )
 def test_padding_is_no_step(pad: str) -> None:
     """What was said before in any order, and what needs no calculation, earns nothing."""
-    assert worked_steps(f"3+5=8\n{pad}\n{pad}\n2+2=4\n#### 4") == [
+    text = f"3+5=8\n2*6=12\n{pad}\n{pad}\n2+2=4\n#### 4"
+    assert worked_steps(text) == [
         TextStep(6, right=True),
-        TextStep(6 + 2 * len(pad) + 2 + 6, right=True),
+        TextStep(13, right=True),
+        TextStep(text.index("####"), right=True),
     ]
 
 
@@ -174,9 +177,15 @@ def test_a_decoder_that_strips_spaces() -> None:
     assert found == [Step(7, 1.0), Step(15, 0.0), Step(21, 1.0)]
 
 
+def test_a_decoder_that_loses_text() -> None:
+    """Steps that the tokens never reach end with the completion: they are the answer."""
+    ids = [ord(character) for character in WORKED]
+    assert verified_steps(_completion(ids, WORKED), RIGHT, lambda _: "") == [Step(len(ids), 1.0)]
+
+
 def test_steps_that_end_in_one_token_are_one() -> None:
     """It is right if all are."""
-    pieces = ["3+5=8\n10+9=18\n", "2+2=4\n3+3=6\n", "#### 18"]
+    pieces = ["10+9=18\n3+5=8\n", "2+2=4\n3+3=6\n", "#### 18"]
     steps = verified_steps(
         _completion(range(3), "".join(pieces)), RIGHT, lambda some: "".join(pieces[token] for token in some)
     )

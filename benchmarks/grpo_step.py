@@ -1,0 +1,195 @@
+"""One whole GRPO optimizer step, sampling included: TRL's GRPOTrainer and this project's, in turns.
+
+`python benchmarks/grpo_step.py` measures the three rows of the README on this machine's processor. Both trainers are
+given the same model, prompts, completion lengths, rewards and settings (case.py). Each lives in a process of its own,
+of which only one works at a time (side.py). limit.py says how the arithmetic limit is counted.
+"""
+
+import argparse
+import json
+import platform
+import statistics
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from case import MODELS, Row, save_model, write_case
+from limit import forward_operations, matrix_rate, step_operations, update_operations
+from side import Reply, Side, take_turns
+from trl_environment import trl_python
+
+_HERE = Path(__file__).parent
+_ROWS = ("4x8:117/64", "2x16:464/64", "4x8:117/16-256")
+_MAX_IDLE = 0.05
+"""Share of a core that a waiting trainer may use: it would be taken from the one that is measured."""
+_MALLOC = {
+    "default": {},
+    # glibc keeps memory that is freed; else every large tensor is new pages, which can cost as much as its arithmetic.
+    "keep": {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)},
+}
+
+Result = dict[str, Any]
+
+
+def main() -> None:
+    """Measure the rows asked for, print them, and write them as JSON."""
+    options = _options()
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    pythons = _pythons(options)
+    machine = _machine(options)
+    print(f"{machine['processor']}, {machine['threads']} threads, torch {torch.__version__}")
+    results = []
+    for row in options.rows:
+        with tempfile.TemporaryDirectory() as folder:
+            results.append(_measure(options, pythons, row, Path(folder)))
+        print("\n".join(["", *_lines(results[-1])]), flush=True)
+    given = {key: getattr(options, key) for key in ("model", "malloc", "trl_batch_size", "micro_batch_tokens")}
+    report = {"machine": machine, "settings": given, "rows": results}
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    print(f"\nwritten to {options.out}")
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("rows", nargs="*", default=_ROWS, help="PROMPTSxGROUP:PROMPT/COMPLETION tokens")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="fp32 on cpu, bf16 on cuda")
+    parser.add_argument("--model", choices=MODELS, default="13m", help="its shape; weights are random")
+    parser.add_argument("--rounds", type=int, default=3, help="measured steps of each trainer, after one to warm up")
+    parser.add_argument("--only", choices=("trl", "own"), help="measure one trainer alone")
+    parser.add_argument("--trl-python", type=Path, help="the Python of an environment with TRL; needed on cuda")
+    parser.add_argument("--trl-batch-size", type=int, default=4, help="completions per forward pass of TRL's update")
+    parser.add_argument("--micro-batch-tokens", type=int, default=4096, help="tokens per forward pass of our update")
+    parser.add_argument("--malloc", choices=tuple(_MALLOC), default="keep", help="glibc's settings, for both trainers")
+    parser.add_argument("--out", type=Path, default=_HERE / "results" / "grpo_step.json")
+    options = parser.parse_args()
+    try:
+        options.rows = [Row.parse(text) for text in options.rows]
+    except ValueError as error:
+        parser.error(str(error))
+    if any(row.num_prompts * row.group_size % options.trl_batch_size for row in options.rows):
+        parser.error(f"--trl-batch-size {options.trl_batch_size} must divide the completions of every row")
+    return options
+
+
+def _pythons(options: argparse.Namespace) -> dict[str, Path]:
+    """Return the Python that each trainer runs in; on a GPU there is TRL only where its environment is given."""
+    pythons = {}
+    if options.only != "own" and (options.device == "cpu" or options.trl_python):
+        pythons["trl"] = options.trl_python or trl_python()
+    if options.only != "trl":
+        pythons["own"] = Path(sys.executable)
+    return pythons
+
+
+def _machine(options: argparse.Namespace) -> dict[str, Any]:
+    models = (line for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines() if "model name" in line)
+    return {
+        "processor": next(models, platform.machine()).partition(": ")[2],
+        "threads": torch.get_num_threads(),
+        "gpu": torch.cuda.get_device_name() if options.device == "cuda" else None,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
+
+
+def _measure(options: argparse.Namespace, pythons: Mapping[str, Path], row: Row, folder: Path) -> Result:
+    """Return what a row costs: each trainer's steps in turns, and what the arithmetic alone would cost."""
+    dtype = torch.bfloat16 if options.device == "cuda" else torch.float32
+    model, num_parameters = save_model(folder / "model", size=options.model, dtype=dtype)
+    case = folder / "case.json"
+    write_case(
+        case,
+        row,
+        model=folder / "model",
+        vocabulary_size=model.vocab_size,
+        num_steps=1 + options.rounds,
+        device=options.device,
+        dtype=str(dtype).removeprefix("torch."),
+        learning_rate=1e-6,
+        kl_coefficient=0.04,
+        trl_batch_size=options.trl_batch_size,
+        micro_batch_tokens=options.micro_batch_tokens,
+    )
+    device = torch.device(options.device)
+    before = matrix_rate(device)
+    measured = _steps(pythons, case, row, _environment(options), rounds=options.rounds)
+    rate = max(before, matrix_rate(device))
+    forward = forward_operations(model, row, num_parameters=num_parameters)
+    limit = {"operations": step_operations(forward), "rate": rate, "seconds": step_operations(forward) / rate}
+    sides = {
+        name: about | _figures(steps, update_operations(forward) / rate) for name, (about, steps) in measured.items()
+    }
+    return {"row": str(row), "num_parameters": num_parameters, "limit": limit, **sides, "ratios": _ratios(sides, limit)}
+
+
+def _environment(options: argparse.Namespace) -> dict[str, str]:
+    hidden = {"CUDA_VISIBLE_DEVICES": ""} if options.device == "cpu" else {}
+    return {"HF_HUB_OFFLINE": "1", **hidden, **_MALLOC[options.malloc]}
+
+
+def _steps(
+    pythons: Mapping[str, Path], case: Path, row: Row, environment: Mapping[str, str], *, rounds: int
+) -> dict[str, tuple[Reply, list[Reply]]]:
+    """Return each trainer's account of itself and its measured steps; all completions must have their lengths."""
+    sides = {name: Side(_HERE / f"{name}_step.py", python, case, environment) for name, python in pythons.items()}
+    try:
+        take_turns(sides, 1)
+        steps, idle = take_turns(sides, rounds)
+    finally:
+        for side in sides.values():
+            side.close()
+    assert all(step["lengths"] == sorted(row.lengths_B()) for taken in steps.values() for step in taken)
+    if idle > _MAX_IDLE:
+        raise SystemExit(f"{row}: a waiting trainer used {idle:.0%} of a core; the measurement is worth nothing")
+    return {name: (side.about, steps[name]) for name, side in sides.items()}
+
+
+def _figures(steps: list[Reply], update_limit_s: float) -> Result:
+    update_s = statistics.median(step["seconds"] - step["sampling_s"] for step in steps)
+    return {
+        "seconds": statistics.median(step["seconds"] for step in steps),
+        "sampling_s": statistics.median(step["sampling_s"] for step in steps),
+        "peak_bytes": steps[-1]["peak_bytes"],
+        "update_utilisation": update_limit_s / update_s,
+        "steps_s": [step["seconds"] for step in steps],
+    }
+
+
+def _ratios(sides: Mapping[str, Result], limit: Result) -> dict[str, float]:
+    ratios = {f"{name}_to_limit": side["seconds"] / limit["seconds"] for name, side in sides.items()}
+    if len(sides) == 2:
+        trl, own = sides["trl"], sides["own"]
+        ratios["trl_to_own_seconds"] = trl["seconds"] / own["seconds"]
+        ratios["trl_to_own_memory"] = trl["peak_bytes"] / own["peak_bytes"]
+    return ratios
+
+
+def _lines(result: Result) -> list[str]:
+    limit, ratios = result["limit"], result["ratios"]
+    lines = [
+        f"{result['row']}: the arithmetic alone {limit['seconds']:.3g} s ({limit['operations'] / 1e9:.0f} Gop "
+        f"at {limit['rate'] / 1e9:.0f} Gop/s)"
+    ]
+    for name in sorted(set(result) & {"trl", "own"}, reverse=True):
+        side = result[name]
+        lines.append(
+            f"  {name}  {side['seconds']:8.3f} s/step ({side['sampling_s']:.3f} s of it sampling), "
+            f"peak {side['peak_bytes'] / 1e9:.2f} GB, {ratios[f'{name}_to_limit']:.2f} x the limit, "
+            f"{side['update_utilisation']:.0%} of the matrix rate in the update"
+        )
+    if "trl_to_own_seconds" in ratios:
+        lines.append(
+            f"  TRL takes {ratios['trl_to_own_seconds']:.2f} x the time and {ratios['trl_to_own_memory']:.2f} x "
+            "the memory"
+        )
+    return lines
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""The least time a GRPO step can take on a machine: its arithmetic at the rate of a large matrix product.
+
+With W parameters, P prompts of p tokens and completions of c_1 ... c_B tokens, each prompt token counts once per group
+and each completion token once, T = P p + sum c_i tokens in all. A token costs 2 W operations (a multiplication and an
+addition per parameter) in each of sampling, reference and policy forward, and 4 W in the backward pass: 10 W T. To
+attend, a token multiplies its query with the keys before it and its own, and their values with the weights: 4 L d
+operations for each of them, with L layers and a width d of all heads together; the k-th token of a sequence sees k.
+The backward pass costs twice the forward pass here too.
+
+A tied embedding is counted once, as the output layer; it is counted for prompt tokens too, of which only the last is
+needed, and the optimizer, the softmax and everything else that is no product of matrices are not counted at all.
+"""
+
+import time
+
+import torch
+from case import Row
+from transformers import PretrainedConfig
+
+_REFERENCE_AND_TRAINING = 4
+"""Forward passes that reference, policy forward and backward together cost."""
+_REPEATS = 20
+
+
+def forward_operations(config: PretrainedConfig, row: Row, *, num_parameters: int) -> float:
+    """Return the operations of one pass over all prompts and completions of a step."""
+    lengths_B = row.lengths_B()
+    num_tokens = row.num_prompts * row.prompt_tokens + sum(lengths_B)
+    in_prompts = row.num_prompts * _seen(0, row.prompt_tokens)
+    in_completions = sum(_seen(row.prompt_tokens, length) for length in lengths_B)
+    attention: float = 4.0 * config.num_hidden_layers * config.hidden_size * (in_prompts + in_completions)
+    return 2.0 * num_parameters * num_tokens + attention
+
+
+def _seen(before: int, count: int) -> int:
+    """Keys that `count` tokens see together, of which the first follows `before` others."""
+    return count * before + count * (count + 1) // 2
+
+
+def update_operations(forward: float) -> float:
+    """Return the operations of reference, policy forward and backward."""
+    return _REFERENCE_AND_TRAINING * forward
+
+
+def step_operations(forward: float) -> float:
+    """Return the operations of a whole step: sampling is one more forward pass."""
+    return forward + update_operations(forward)
+
+
+def matrix_rate(device: torch.device) -> float:
+    """Return operations per second of a large product: 2048^3 in float32 on a CPU, 8192^3 in bfloat16 on a GPU.
+
+    The best of several: what the machine can do when nothing else is in the way.
+    """
+    size, dtype = (8192, torch.bfloat16) if device.type == "cuda" else (2048, torch.float32)
+    left, right = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
+    fastest = float("inf")
+    for _ in range(_REPEATS):
+        _finish(device)
+        started = time.perf_counter()
+        torch.mm(left, right)
+        _finish(device)
+        fastest = min(fastest, time.perf_counter() - started)
+    return 2.0 * size**3 / fastest
+
+
+def _finish(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,181 @@
+"""This project's GRPO trainer as a worker of grpo_step.py.
+
+The trainer is the one that `train_grpo` builds and runs its own loop: it asks for the problems of its next step, and
+there takes its turns. Two of its parts are replaced: the sampler ends each completion at the length that the case
+gives it, and the rewards are the case's.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+from worker import Channel, Step, peak_bytes, read_case, synchronize
+
+from components.policy.checkpoint import Checkpoint
+from components.policy.determinism import make_deterministic
+from components.rollout import transformers_engine
+from components.rollout.completion import Completion
+from components.shared.base_model import ModelConfig
+from components.shared.problem import Problem, Split
+from components.train_grpo.config import RewardName, TrainGRPOConfig
+from components.train_grpo.prompts import Prompts
+from components.train_grpo.rewards import Scored
+from components.train_grpo.rollout import Score
+from components.train_grpo.train import _trainer
+from components.train_grpo.trainer import Trainer
+
+Case = dict[str, Any]
+
+
+@dataclass
+class TakeTurns:
+    """The problems of each step; handing them out begins a step, and ends the one before."""
+
+    prompts: Prompts
+    trainer: Trainer
+    channel: Channel
+    started: float | None = None
+
+    def draw(self, count: int) -> list[Problem]:
+        """Answer the request before, wait for the next one, and return the next problems."""
+        self.answer()
+        if not self.channel.wanted():
+            raise SystemExit
+        self.started = time.perf_counter()
+        return self.prompts.draw(count)
+
+    def record(self, problem_id: str, *, num_right: int, num_scored: int) -> None:
+        """See `Prompts`."""
+        self.prompts.record(problem_id, num_right=num_right, num_scored=num_scored)
+
+    def state(self) -> Mapping[str, Any]:
+        """See `Prompts`."""
+        return self.prompts.state()
+
+    def answer(self) -> None:
+        """Say how long the step took that has just ended, if there was one."""
+        if self.started is None:
+            return
+        synchronize()
+        seconds = time.perf_counter() - self.started
+        sampling_s = self.trainer.history.timings[-1]["sampling_s"]
+        self.channel.done(Step(seconds, sampling_s, _Lengths.sampled, peak_bytes()))
+
+
+class _Lengths(transformers_engine.Decoding):
+    """Ends each completion at its length, and at no token before it."""
+
+    wanted_B: Tensor
+    sampled: list[int]
+
+    def ends(self, token_R: Tensor, t: int) -> Tensor:
+        """See `Decoding`."""
+        del token_R
+        return self.wanted_B[self.cache.row_R] == t + 1
+
+    def run(self, chance_RT: Tensor) -> list[list[Completion]]:
+        """See `Decoding`; also note what came of it."""
+        found = super().run(chance_RT)
+        _Lengths.sampled = sorted(len(each.tokens.completion_ids) for group in found for each in group)
+        return found
+
+
+def settings(case: Case) -> TrainGRPOConfig:
+    """Return the settings under which the trainer does what TRL's does."""
+    bf16 = case["dtype"] == "bfloat16"
+    return TrainGRPOConfig.model_validate(
+        {
+            "seed": 1,
+            "num_iterations": 1,
+            "num_steps": len(case["prompts"]),
+            "prompts_per_step": len(case["prompts"][0]),
+            "group_size": case["group_size"],
+            "minibatches_per_rollout": 1,
+            "updates_per_rollout": 1,
+            "learning_rate": case["learning_rate"],
+            "warmup_steps": 0,
+            "final_learning_rate_fraction": 1.0,
+            "completions_kept_per_step": 0,
+            "prompts": {"source_weights": {}, "curriculum": None, "max_resampling_rounds": 0},
+            "sampling": {
+                "temperature": 1.0,
+                "max_new_tokens": max(case["lengths_B"]),
+                "max_batch_size": len(case["lengths_B"]),
+                "truncated": "score",
+            },
+            "reward": {
+                "weights": {"accuracy": 1.0},
+                "supervision": "outcome",
+                "combination": "before_normalisation",
+                "overlong_buffer_tokens": 0,
+                "model": None,
+            },
+            "advantage": {"estimator": "z_score"},
+            "loss": {
+                "aggregation": "token_mean",
+                "ratio": "token",
+                "clip": {"low": 0.2, "high": 0.2, "dual": None},
+                "kl": {"coefficient": case["kl_coefficient"], "estimator": "k3_corrected", "placement": "loss"},
+                "entropy_coefficient": 0.0,
+            },
+            "sampler": {"max_importance_weight": None, "max_mismatch": 0.1 if bf16 else 1e-3},
+            "engine": {
+                "zero_stage": 2,
+                "precision": "bf16" if bf16 else "fp32",
+                "micro_batch_tokens": case["micro_batch_tokens"],
+                "weight_decay": 0.0,
+                "max_gradient_norm": 1.0,
+            },
+        }
+    )
+
+
+def checkpoint(case: Case) -> Checkpoint:
+    """Return the case's model; read here, as AutoTokenizer puts Qwen2's own splitting rules in place of those saved."""
+    model = AutoModelForCausalLM.from_pretrained(case["model"], dtype=getattr(torch, case["dtype"])).to(case["device"])
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(case["model"])
+    return Checkpoint(model, tokenizer, ModelConfig(base=case["model"], prompt="{question}"))
+
+
+def problems(case: Case) -> list[Problem]:
+    """Return a problem for each prompt of each step."""
+    prompts = [prompt for prompts in case["prompts"] for prompt in prompts]
+    fixed = {"source": "case", "split": Split.TRAIN, "solution": "", "answer": "1", "subject": "", "level": None}
+    return [Problem(id=f"{number:04d}", question=prompt, **fixed) for number, prompt in enumerate(prompts)]
+
+
+def rewarding(case: Case, score: Score) -> Score:
+    """Return the trainer's own scoring with the case's rewards in place of what it finds."""
+    waiting: list[float] = []
+
+    def rewarded(problem: Problem, completions_G: Sequence[Completion]) -> list[Scored]:
+        waiting.extend([] if waiting else case["rewards_B"])
+        scored_G = score(problem, completions_G)
+        return [replace(scored, rewards={RewardName.ACCURACY: (waiting.pop(0),)}) for scored in scored_G]
+
+    return rewarded
+
+
+def build(case: Case, channel: Channel) -> TakeTurns:
+    """Return the trainer of the case, ready to run."""
+    make_deterministic(1)
+    given = checkpoint(case)
+    trainer = _trainer(settings(case), given, problems(case))
+    _Lengths.wanted_B = torch.tensor(case["lengths_B"], device=given.device)
+    transformers_engine.Decoding = _Lengths  # type: ignore[misc]
+    trainer._score = rewarding(case, trainer._score)  # type: ignore[assignment]
+    turns = TakeTurns(trainer.prompts, trainer, channel)
+    trainer.prompts = turns  # type: ignore[assignment]
+    return turns
+
+
+if __name__ == "__main__":
+    channel = Channel()
+    turns = build(read_case(), channel)
+    channel.ready()
+    turns.trainer.run()
+    turns.answer()

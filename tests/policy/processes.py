@@ -1,0 +1,141 @@
+"""Gradients and steps of PolicyEngine in as many processes as were launched, each with its share of the groups.
+
+Run by torchrun as `-m tests.policy.processes FOLDER`; each process leaves what it measured in FOLDER/RANK.pt.
+"""
+
+import math
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed import all_reduce, get_rank, get_world_size
+
+from components.policy.engine import NonFiniteError, PolicyEngine
+from components.policy.logprobs import CompletionScorer, TokenScores
+from components.policy.sequences import MicroBatch, micro_batches
+from tests import tiny
+from tests.policy import plain
+
+SEQUENCES = plain.sequences(((9, 3), (5, 1), (6, 2), (7, 4), (3, 1), (4, 2)))
+SHARES = {1: [range(13)], 2: [range(6), range(6, 13)]}
+"""The sequences of each process: all groups, or three each."""
+MAX_TOKENS = {0: 25, 2: 30, 3: 30}
+"""For each stage of ZeRO. Three micro-batches and two where nothing is sharded; else every backward pass waits for
+that of the others, so there must be as many everywhere: two."""
+LEARNING_RATE = 1e-3
+
+
+def measure() -> dict[str, Any]:
+    """Return what this process finds for each stage of ZeRO, and what becomes of a bad loss in the last process."""
+    found: dict[str, Any] = {f"zero_{stage}": _one_step(stage) for stage in (0, 2, 3)}
+    return {**found, "bad": {stage: _bad_loss(stage) for stage in (0, 2, 3)}}
+
+
+def _scorer() -> CompletionScorer:
+    return CompletionScorer(plain.gpt2(), temperature=0.7)
+
+
+def _engine(scorer: CompletionScorer, stage: int) -> PolicyEngine:
+    return PolicyEngine(scorer, tiny.engine_config(zero_stage=stage, max_gradient_norm=1e6))
+
+
+def _batches(stage: int) -> list[MicroBatch]:
+    """The micro-batches of this process."""
+    share = SHARES[get_world_size()][get_rank()]
+    return micro_batches(SEQUENCES, max_tokens=MAX_TOKENS[stage], device=torch.device("cpu"), chosen=share)
+
+
+def _loss(scores: TokenScores, batch: MicroBatch) -> Tensor:
+    """A micro-batch's part of a sum over all completion tokens of the step."""
+    weights_M2 = torch.cat([plain.weights(each) for each in SEQUENCES])
+    return (weights_M2[batch.token_N] * torch.stack([scores.logprobs_N, scores.entropy_N], dim=1)).sum()
+
+
+def _one_step(stage: int) -> dict[str, Any]:
+    """Take a step; return its figures, the gradient in float64, the one that DeepSpeed holds, and the new weights."""
+    scorer = _scorer()
+    gradients = _summed_gradients(scorer)  # hooked before weights are sharded
+    with _reducing_in_float64(stage):
+        engine = _engine(scorer, stage)
+        held: dict[str, Tensor] = {}
+        if stage == 0:
+            engine._engine.communication_data_type = torch.float64
+            engine._optimizer.register_step_pre_hook(lambda *_: held.update(_kept_gradients(scorer)))
+        for batch in _batches(stage):
+            engine.accumulate(_loss(engine(batch), batch))
+        for gradient in gradients.values():
+            # The engine asks each process for a loss that is larger by their number, and averages.
+            all_reduce(gradient.div_(get_world_size()))
+        if stage:
+            held.update(_gradients_of_deepspeed(scorer))
+        figures = engine.step(LEARNING_RATE)
+        return {"gradients": gradients, "held": held, "figures": figures, "weights": _weights(engine, scorer)}
+
+
+@contextmanager
+def _reducing_in_float64(stage: int) -> Iterator[None]:
+    """Let DeepSpeed reduce gradients as they are: it refuses float64, which it does not expect to meet."""
+    from deepspeed.accelerator import get_accelerator
+
+    accelerator = get_accelerator()
+    known = accelerator.supported_dtypes
+    if stage == 0:
+        accelerator.supported_dtypes = lambda: [torch.float64]
+    try:
+        yield
+    finally:
+        accelerator.supported_dtypes = known
+
+
+def _summed_gradients(scorer: CompletionScorer) -> dict[str, Tensor]:
+    """Return where the gradients of this process will be summed, as they leave the backward pass."""
+    sums = {name: torch.zeros_like(parameter) for name, parameter in scorer.named_parameters()}
+    for name, parameter in scorer.named_parameters():
+        parameter.register_hook(partial(_add, sums[name]))
+    return sums
+
+
+def _add(total: Tensor, gradient: Tensor) -> None:
+    total.add_(gradient)
+
+
+def _kept_gradients(scorer: CompletionScorer) -> dict[str, Tensor]:
+    return {name: parameter.grad.clone() for name, parameter in scorer.named_parameters() if parameter.grad is not None}
+
+
+def _gradients_of_deepspeed(scorer: CompletionScorer) -> dict[str, Tensor]:
+    from deepspeed.utils import safe_get_full_grad
+
+    return {name: safe_get_full_grad(parameter) for name, parameter in scorer.named_parameters()}
+
+
+def _weights(engine: PolicyEngine, scorer: CompletionScorer) -> dict[str, Tensor]:
+    with engine.whole_weights():
+        return {name: parameter.detach().clone() for name, parameter in scorer.named_parameters()}
+
+
+def _bad_loss(stage: int) -> dict[str, Any]:
+    """Give the last process alone a loss that is not a number; return the error and whether weights have changed."""
+    scorer = _scorer()
+    engine = _engine(scorer, stage)
+    before = _weights(engine, scorer)
+    for batch in _batches(stage):
+        bad = math.nan if get_rank() == get_world_size() - 1 else 1.0
+        engine.accumulate(_loss(engine(batch), batch) * bad)
+    error = ""
+    try:
+        engine.step(LEARNING_RATE)
+    except NonFiniteError as raised:
+        error = str(raised)
+    after = _weights(engine, scorer)
+    return {"error": error, "changed": any(not torch.equal(after[name], before[name]) for name in before)}
+
+
+if __name__ == "__main__":
+    results = measure()
+    torch.save(results, Path(sys.argv[1]) / f"{get_rank()}.pt")

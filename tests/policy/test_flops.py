@@ -1,0 +1,65 @@
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from components.policy.flops import Arithmetic, matrix_rate
+from components.policy.logprobs import CompletionScorer
+from components.policy.sequences import TokenSequence
+from tests import tiny
+from tests.policy import plain
+
+SEQUENCES = [TokenSequence((1, 2, 3), (4, 5)), TokenSequence((1, 2, 3), (6,)), TokenSequence((7, 8), (9, 1))]
+"""A group of two, and a sequence alone: 10 tokens of which 5 are scored, if the prompt is computed once."""
+NUM_PAIRS = 6 + 3 + 1 + 3 * 3 + 10
+"""The prompt, each completion with itself, both with the prompt, and the sequence alone."""
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_operations_by_hand(tied: bool) -> None:
+    """Two layers of 576 weights on 10 tokens, an output layer of 80 on 5, and 29 pairs for 2 heads of 6."""
+    config = Qwen3Config(
+        vocab_size=10,
+        hidden_size=8,
+        intermediate_size=12,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=6,
+        tie_word_embeddings=tied,
+    )
+    layer = 8 * 12 + 8 * 6 + 8 * 6 + 12 * 8 + 3 * 8 * 12
+    products = 2 * layer * 10 + 8 * 10 * 5
+    attention = 2 * (6 + 6) * 2 * 2 * NUM_PAIRS  # both products, over both heads and both layers
+    assert (layer, NUM_PAIRS, 2 * products + attention) == (576, 29, 26_624)
+    assert Arithmetic(Qwen3ForCausalLM(config)).forward_operations(tiny.batches(SEQUENCES, 100)) == 26_624
+
+
+def test_a_prompt_computed_in_two_parts_counts_twice() -> None:
+    """Two completions of one prompt in micro-batches of their own cost the prompt and its attention once more."""
+    arithmetic = Arithmetic(plain.gpt2())
+    together, apart = (arithmetic.forward_operations(tiny.batches(SEQUENCES[:2], limit)) for limit in (100, 1))
+    layer_weights = 2 * (32 * 96 + 32 * 32 + 2 * 32 * 128)
+    assert apart - together == 2 * layer_weights * 3 + 4 * (2 * 32) * 6
+
+
+def test_products_are_those_that_torch_counts() -> None:
+    """All matrix products of a forward are counted, and with the backward pass they are three times as many."""
+    model = plain.gpt2()
+    arithmetic = Arithmetic(model)
+    (batch,) = tiny.batches(SEQUENCES, 100)
+    products = arithmetic.forward_operations([batch]) - 4 * (2 * 32) * NUM_PAIRS
+    scorer = CompletionScorer(model, temperature=1.0)
+    with FlopCounterMode(display=False) as forward:
+        scorer(batch)
+    assert forward.get_total_flops() == products
+    ids_1T, position_1T = batch.input_ids_T[None], batch.position_ids_T[None]
+    with FlopCounterMode(display=False) as both:
+        output = model.get_decoder()(input_ids=ids_1T, position_ids=position_1T, layout=batch.layout, use_cache=False)
+        output.last_hidden_state.sum().backward()
+    assert both.get_total_flops() == 3 * (products - 2 * 32 * plain.VOCABULARY_SIZE * 5)
+
+
+def test_the_rate_is_that_of_a_real_machine() -> None:
+    """A measured rate is between a hundred million and an exaflop."""
+    assert 1e8 < matrix_rate(torch.device("cpu"), torch.float32) < 1e18

@@ -1,0 +1,124 @@
+import pytest
+import torch
+from torch import Tensor
+
+from components.rollout import group_cache
+from components.rollout.group_cache import GroupCache
+
+NUM_LAYERS, KEY_HEADS, QUERY_HEADS, SIZE, SCALE = 2, 2, 6, 4, 0.3
+CPU = torch.device("cpu")
+
+
+class _Conversation:
+    """Feeds a cache with random keys and values, and remembers those of each completion to attend to them plainly."""
+
+    def __init__(self, prompt_lengths: list[int], group_size: int) -> None:
+        self.generator = torch.Generator().manual_seed(1)
+        self.cache = GroupCache(prompt_lengths, group_size, CPU)
+        num_rows = len(prompt_lengths) * group_size
+        self.keys = [[torch.empty(0, KEY_HEADS, SIZE)] * num_rows for _ in range(NUM_LAYERS)]
+        self.values = [[torch.empty(0, KEY_HEADS, SIZE)] * num_rows for _ in range(NUM_LAYERS)]
+
+    def _random(self, rows: int, heads: int) -> Tensor:
+        return torch.randn(rows, heads, SIZE, dtype=torch.float64, generator=self.generator)
+
+    def read_prompts(self) -> float:
+        """Give the cache all prompts; return the largest error."""
+        lengths, error = self.cache.prompt_lengths, 0.0
+        for layer in range(NUM_LAYERS):
+            q, k, v = (self._random(sum(lengths), heads) for heads in (QUERY_HEADS, KEY_HEADS, KEY_HEADS))
+            found = self.cache.attend(layer, q, k, v, SCALE)
+            expected = [
+                _plain_attention(q_T[None, place], k_T[: place + 1], v_T[: place + 1])
+                for q_T, k_T, v_T in zip(q.split(lengths), k.split(lengths), v.split(lengths), strict=True)
+                for place in range(len(q_T))
+            ]
+            error = max(error, float((found - torch.cat(expected)).abs().max()))
+            for prompt, (k_T, v_T) in enumerate(zip(k.split(lengths), v.split(lengths), strict=True)):
+                for row in range(prompt * self.cache.group_size, (prompt + 1) * self.cache.group_size):
+                    self.keys[layer][row], self.values[layer][row] = k_T, v_T
+        self.cache.start_decoding()
+        return error
+
+    def read_tokens(self) -> float:
+        """Give the cache one token for each completion under way; return the largest error."""
+        rows, error = self.cache.row_R.tolist(), 0.0
+        for layer in range(NUM_LAYERS):
+            q, k, v = (self._random(len(rows), heads) for heads in (QUERY_HEADS, KEY_HEADS, KEY_HEADS))
+            for place, row in enumerate(rows):
+                self.keys[layer][row] = torch.cat([self.keys[layer][row], k[place, None]])
+                self.values[layer][row] = torch.cat([self.values[layer][row], v[place, None]])
+            found = self.cache.attend(layer, q, k, v, SCALE)
+            expected = [
+                _plain_attention(q[place, None], self.keys[layer][row], self.values[layer][row])
+                for place, row in enumerate(rows)
+            ]
+            error = max(error, float((found - torch.cat(expected)).abs().max()))
+        self.cache.num_decoded += 1
+        return error
+
+    def drop(self, rows: set[int]) -> None:
+        """End these completions."""
+        self.cache.drop(torch.tensor([row in rows for row in self.cache.row_R.tolist()]))
+
+
+def _plain_attention(q_1HD: Tensor, k_SKD: Tensor, v_SKD: Tensor) -> Tensor:
+    k_SHD, v_SHD = (x.repeat_interleave(QUERY_HEADS // KEY_HEADS, dim=1) for x in (k_SKD, v_SKD))
+    weights_HS = (torch.einsum("thd,shd->hs", q_1HD, k_SHD) * SCALE).softmax(-1)
+    return torch.einsum("hs,shd->hd", weights_HS, v_SHD)[None]
+
+
+def test_each_completion_attends_to_its_prompt_and_to_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is one softmax over both, in float64, while completions end in any order and the room grows from two."""
+    monkeypatch.setattr(group_cache, "_FIRST_CAPACITY", 2)
+    conversation = _Conversation([3, 1, 5, 2], group_size=3)
+    errors = [conversation.read_prompts()]
+    ending: list[set[int]] = [set(), {4}, set(), {0, 11, 2}, {1, 3, 5}, set(), {9, 10}, set(), {7}]
+    for rows in ending:
+        errors.append(conversation.read_tokens())
+        if rows:
+            conversation.drop(rows)
+    errors.append(conversation.read_tokens())
+    assert sorted(conversation.cache.row_R.tolist()) == [6, 8]
+    assert max(errors) < 1e-13
+
+
+def test_completions_that_end_with_their_first_token_leave_the_others_in_place() -> None:
+    """Rows may be dropped before anything was decoded."""
+    conversation = _Conversation([2, 4], group_size=2)
+    conversation.read_prompts()
+    conversation.drop({0, 3})
+    assert sorted(conversation.cache.row_R.tolist()) == [1, 2]
+    assert max(conversation.read_tokens(), conversation.read_tokens()) < 1e-13
+
+
+def test_when_all_have_ended_nothing_is_left() -> None:
+    """The last rows can be dropped too."""
+    conversation = _Conversation([2, 4], group_size=1)
+    conversation.read_prompts()
+    conversation.read_tokens()
+    conversation.drop({0, 1})
+    assert len(conversation.cache.row_R) == 0
+
+
+def test_prompts_are_forgotten_once_half_of_them_are_needed() -> None:
+    """The memory of prompts whose completions have all ended is given back, and the rest attends as before."""
+    conversation = _Conversation([3, 1, 5, 2], group_size=2)
+    conversation.read_prompts()
+    conversation.read_tokens()
+    conversation.drop({2, 3})
+    assert len(conversation.cache._prompt_keys[1]) == 4
+    assert conversation.read_tokens() < 1e-13
+    conversation.drop({0, 1})
+    assert {len(kept) for kept in (*conversation.cache._prompt_keys, *conversation.cache._prompt_values)} == {2}
+    assert conversation.read_tokens() < 1e-13
+
+
+def test_the_longest_sequence_includes_the_token_being_read() -> None:
+    """After a prompt of five, the first decoded token makes six: a window of five would hide one from it."""
+    conversation = _Conversation([3, 5], group_size=1)
+    assert conversation.cache.longest == 5
+    conversation.read_prompts()
+    assert conversation.cache.longest == 6
+    conversation.read_tokens()
+    assert conversation.cache.longest == 7
