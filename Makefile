@@ -49,7 +49,7 @@ $(VENV)/.ready: requirements.lock pyproject.toml
 data: setup  ## Fetch GSM8K and MATH-500 into data/ (from SOURCE through a local DVC remote)
 	@$(BIN)/grpo-pipeline data --source "$(SOURCE)"
 
-run: setup $(if $(filter gsm8k-math,$(PRESET)),data)  ## Run the whole pipeline on this machine (PRESET=laptop|smoke|gsm8k-math)
+run: setup $(if $(filter laptop smoke,$(PRESET)),,data)  ## Run the whole pipeline on this machine (PRESET=laptop|smoke|gsm8k-math|deepseekmath-7b|dr-grpo|dapo)
 	@$(BIN)/grpo-pipeline run --params $(PARAMS)
 
 test: setup  ## Check style, types and contracts, then run every test

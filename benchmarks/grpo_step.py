@@ -26,11 +26,9 @@ _HERE = Path(__file__).parent
 _ROWS = ("4x8:117/64", "2x16:464/64", "4x8:117/16-256")
 _MAX_IDLE = 0.05
 """Share of a core that a waiting trainer may use: it would be taken from the one that is measured."""
-_MALLOC = {
-    "default": {},
-    # glibc keeps memory that is freed; else every large tensor is new pages, which can cost as much as its arithmetic.
-    "keep": {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)},
-}
+_KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
+"""Has glibc keep what is freed; else every large tensor is new pages, which can cost as much as its arithmetic."""
+_NAMES = {"trl": "TRL as it comes", "trl_tuned": "TRL tuned here", "own": "this project"}
 
 Result = dict[str, Any]
 
@@ -48,7 +46,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             results.append(_measure(options, pythons, row, Path(folder)))
         print("\n".join(["", *_lines(results[-1])]), flush=True)
-    given = {key: getattr(options, key) for key in ("model", "malloc", "trl_batch_size", "micro_batch_tokens")}
+    given = {key: getattr(options, key) for key in ("model", "trl_batch_size", "micro_batch_tokens")}
     report = {"machine": machine, "settings": given, "rows": results}
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
@@ -63,9 +61,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3, help="measured steps of each trainer, after one to warm up")
     parser.add_argument("--only", choices=("trl", "own"), help="measure one trainer alone")
     parser.add_argument("--trl-python", type=Path, help="the Python of an environment with TRL; needed on cuda")
-    parser.add_argument("--trl-batch-size", type=int, default=4, help="completions per forward pass of TRL's update")
-    parser.add_argument("--micro-batch-tokens", type=int, default=4096, help="tokens per forward pass of our update")
-    parser.add_argument("--malloc", choices=tuple(_MALLOC), default="keep", help="glibc's settings, for both trainers")
+    parser.add_argument("--trl-batch-size", type=int, default=4, help="completions per forward pass of TRL, tuned")
+    parser.add_argument("--micro-batch-tokens", type=int, default=2048, help="tokens per forward pass of our update")
     parser.add_argument("--out", type=Path, default=_HERE / "results" / "grpo_step.json")
     options = parser.parse_args()
     try:
@@ -81,7 +78,7 @@ def _pythons(options: argparse.Namespace) -> dict[str, Path]:
     """Return the Python that each trainer runs in; on a GPU there is TRL only where its environment is given."""
     pythons = {}
     if options.only != "own" and (options.device == "cpu" or options.trl_python):
-        pythons["trl"] = options.trl_python or trl_python()
+        pythons["trl"] = pythons["trl_tuned"] = options.trl_python or trl_python()
     if options.only != "trl":
         pythons["own"] = Path(sys.executable)
     return pythons
@@ -102,23 +99,23 @@ def _measure(options: argparse.Namespace, pythons: Mapping[str, Path], row: Row,
     """Return what a row costs: each trainer's steps in turns, and what the arithmetic alone would cost."""
     dtype = torch.bfloat16 if options.device == "cuda" else torch.float32
     model, num_parameters = save_model(folder / "model", size=options.model, dtype=dtype)
-    case = folder / "case.json"
-    write_case(
-        case,
-        row,
-        model=folder / "model",
-        vocabulary_size=model.vocab_size,
-        num_steps=1 + options.rounds,
-        device=options.device,
-        dtype=str(dtype).removeprefix("torch."),
-        learning_rate=1e-6,
-        kl_coefficient=0.04,
-        trl_batch_size=options.trl_batch_size,
-        micro_batch_tokens=options.micro_batch_tokens,
-    )
+    for name in pythons:
+        write_case(
+            folder / f"{name}.json",
+            row,
+            model=folder / "model",
+            vocabulary_size=model.vocab_size,
+            num_steps=1 + options.rounds,
+            device=options.device,
+            dtype=str(dtype).removeprefix("torch."),
+            learning_rate=1e-6,
+            kl_coefficient=0.04,
+            trl_batch_size=options.trl_batch_size if name == "trl_tuned" else row.num_prompts * row.group_size,
+            micro_batch_tokens=options.micro_batch_tokens,
+        )
     device = torch.device(options.device)
     before = matrix_rate(device)
-    measured = _steps(pythons, case, row, _environment(options), rounds=options.rounds)
+    measured = _steps(pythons, folder, row, _environment(options), rounds=options.rounds)
     rate = max(before, matrix_rate(device))
     forward = forward_operations(model, row, num_parameters=num_parameters)
     limit = {"operations": step_operations(forward), "rate": rate, "seconds": step_operations(forward) / rate}
@@ -130,14 +127,22 @@ def _measure(options: argparse.Namespace, pythons: Mapping[str, Path], row: Row,
 
 def _environment(options: argparse.Namespace) -> dict[str, str]:
     hidden = {"CUDA_VISIBLE_DEVICES": ""} if options.device == "cpu" else {}
-    return {"HF_HUB_OFFLINE": "1", **hidden, **_MALLOC[options.malloc]}
+    return {"HF_HUB_OFFLINE": "1", **hidden}
 
 
 def _steps(
-    pythons: Mapping[str, Path], case: Path, row: Row, environment: Mapping[str, str], *, rounds: int
+    pythons: Mapping[str, Path], folder: Path, row: Row, environment: Mapping[str, str], *, rounds: int
 ) -> dict[str, tuple[Reply, list[Reply]]]:
     """Return each trainer's account of itself and its measured steps; all completions must have their lengths."""
-    sides = {name: Side(_HERE / f"{name}_step.py", python, case, environment) for name, python in pythons.items()}
+    sides = {
+        name: Side(
+            _HERE / ("own_step.py" if name == "own" else "trl_step.py"),
+            python,
+            folder / f"{name}.json",
+            {**environment, **(_KEEP_MEMORY if name == "trl_tuned" else {})},
+        )
+        for name, python in pythons.items()
+    }
     try:
         take_turns(sides, 1)
         steps, idle = take_turns(sides, rounds)
@@ -163,10 +168,10 @@ def _figures(steps: list[Reply], update_limit_s: float) -> Result:
 
 def _ratios(sides: Mapping[str, Result], limit: Result) -> dict[str, float]:
     ratios = {f"{name}_to_limit": side["seconds"] / limit["seconds"] for name, side in sides.items()}
-    if len(sides) == 2:
-        trl, own = sides["trl"], sides["own"]
-        ratios["trl_to_own_seconds"] = trl["seconds"] / own["seconds"]
-        ratios["trl_to_own_memory"] = trl["peak_bytes"] / own["peak_bytes"]
+    for name in sides.keys() - {"own"}:
+        if own := sides.get("own"):
+            ratios[f"{name}_to_own_seconds"] = sides[name]["seconds"] / own["seconds"]
+            ratios[f"{name}_to_own_memory"] = sides[name]["peak_bytes"] / own["peak_bytes"]
     return ratios
 
 
@@ -176,18 +181,19 @@ def _lines(result: Result) -> list[str]:
         f"{result['row']}: the arithmetic alone {limit['seconds']:.3g} s ({limit['operations'] / 1e9:.0f} Gop "
         f"at {limit['rate'] / 1e9:.0f} Gop/s)"
     ]
-    for name in sorted(set(result) & {"trl", "own"}, reverse=True):
-        side = result[name]
-        lines.append(
-            f"  {name}  {side['seconds']:8.3f} s/step ({side['sampling_s']:.3f} s of it sampling), "
-            f"peak {side['peak_bytes'] / 1e9:.2f} GB, {ratios[f'{name}_to_limit']:.2f} x the limit, "
-            f"{side['update_utilisation']:.0%} of the matrix rate in the update"
-        )
-    if "trl_to_own_seconds" in ratios:
-        lines.append(
-            f"  TRL takes {ratios['trl_to_own_seconds']:.2f} x the time and {ratios['trl_to_own_memory']:.2f} x "
-            "the memory"
-        )
+    for name, called in _NAMES.items():
+        if side := result.get(name):
+            lines.append(
+                f"  {called:<16}{side['seconds']:8.3f} s/step ({side['sampling_s']:.3f} s of it sampling), "
+                f"peak {side['peak_bytes'] / 1e9:.2f} GB, {ratios[f'{name}_to_limit']:.2f} x the limit, "
+                f"{side['update_utilisation']:.0%} of the matrix rate in the update"
+            )
+    for name in ("trl", "trl_tuned"):
+        if f"{name}_to_own_seconds" in ratios:
+            lines.append(
+                f"  {_NAMES[name]} takes {ratios[f'{name}_to_own_seconds']:.2f} x the time and "
+                f"{ratios[f'{name}_to_own_memory']:.2f} x the memory"
+            )
     return lines
 
 

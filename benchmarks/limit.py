@@ -1,14 +1,13 @@
 """The least time a GRPO step can take on a machine: its arithmetic at the rate of a large matrix product.
 
-With W parameters, P prompts of p tokens and completions of c_1 ... c_B tokens, each prompt token counts once per group
-and each completion token once, T = P p + sum c_i tokens in all. A token costs 2 W operations (a multiplication and an
-addition per parameter) in each of sampling, reference and policy forward, and 4 W in the backward pass: 10 W T. To
-attend, a token multiplies its query with the keys before it and its own, and their values with the weights: 4 L d
-operations for each of them, with L layers and a width d of all heads together; the k-th token of a sequence sees k.
-The backward pass costs twice the forward pass here too.
+Each prompt token counts once per group and each completion token once. A token costs 2 operations, a multiplication
+and an addition, for each parameter of the layers in each of sampling, reference and policy forward, and 4 in the
+backward pass. The output layer (a tied embedding, counted once) costs the same, but only for completion tokens: nothing
+is asked of it at the others. To attend, a token multiplies its query with the keys before it and its own, and their
+values with the weights: 4 L d operations for each of them, with L layers and a width d of all heads together; the k-th
+token of a sequence sees k. The backward pass costs twice the forward pass here too.
 
-A tied embedding is counted once, as the output layer; it is counted for prompt tokens too, of which only the last is
-needed, and the optimizer, the softmax and everything else that is no product of matrices are not counted at all.
+The optimizer, the softmax and everything else that is no product of matrices are not counted at all.
 """
 
 import time
@@ -25,11 +24,13 @@ _REPEATS = 20
 def forward_operations(config: PretrainedConfig, row: Row, *, num_parameters: int) -> float:
     """Return the operations of one pass over all prompts and completions of a step."""
     lengths_B = row.lengths_B()
-    num_tokens = row.num_prompts * row.prompt_tokens + sum(lengths_B)
+    head_parameters = config.vocab_size * config.hidden_size
+    num_prompt_tokens = row.num_prompts * row.prompt_tokens
     in_prompts = row.num_prompts * _seen(0, row.prompt_tokens)
     in_completions = sum(_seen(row.prompt_tokens, length) for length in lengths_B)
     attention: float = 4.0 * config.num_hidden_layers * config.hidden_size * (in_prompts + in_completions)
-    return 2.0 * num_parameters * num_tokens + attention
+    layers = 2.0 * (num_parameters - head_parameters) * (num_prompt_tokens + sum(lengths_B))
+    return layers + 2.0 * head_parameters * sum(lengths_B) + attention
 
 
 def _seen(before: int, count: int) -> int:

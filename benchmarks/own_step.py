@@ -25,7 +25,7 @@ from components.train_grpo.config import RewardName, TrainGRPOConfig
 from components.train_grpo.prompts import Prompts
 from components.train_grpo.rewards import Scored
 from components.train_grpo.rollout import Score
-from components.train_grpo.train import _trainer
+from components.train_grpo.train import build_trainer
 from components.train_grpo.trainer import Trainer
 
 Case = dict[str, Any]
@@ -164,7 +164,7 @@ def build(case: Case, channel: Channel) -> TakeTurns:
     """Return the trainer of the case, ready to run."""
     make_deterministic(1)
     given = checkpoint(case)
-    trainer = _trainer(settings(case), given, problems(case))
+    trainer = build_trainer(settings(case), given, problems(case))
     _Lengths.wanted_B = torch.tensor(case["lengths_B"], device=given.device)
     transformers_engine.Decoding = _Lengths  # type: ignore[misc]
     trainer._score = rewarding(case, trainer._score)  # type: ignore[assignment]

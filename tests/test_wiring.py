@@ -251,8 +251,10 @@ def _imports(path: Path) -> set[str]:
 
 
 def _keys(section: Any) -> Any:
-    """The keys of nested mappings; lists differ between presets as values do."""
-    return {key: _keys(value) for key, value in section.items()} if isinstance(section, dict) else None
+    """The keys of nested mappings; lists, and what is weighed, differ between presets as values do."""
+    if not isinstance(section, dict):
+        return None
+    return {key: None if key.endswith("weights") else _keys(value) for key, value in section.items()}
 
 
 def _paths_in(markdown: str) -> set[str]:

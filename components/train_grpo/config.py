@@ -4,6 +4,7 @@ The enums name the variants of each formula; the functions they choose are in th
 """
 
 from enum import StrEnum
+from typing import Annotated
 
 from pydantic import Field, model_validator
 
@@ -127,7 +128,7 @@ class CurriculumConfig(Config):
 class PromptsConfig(Config):
     """Which problems are sampled."""
 
-    source_weights: dict[str, float]
+    source_weights: dict[str, Annotated[float, Field(ge=0)]]
     """Share of each data source among the prompts; empty for shares by size."""
     curriculum: CurriculumConfig | None = None
     """Preference by difficulty; null for a fresh shuffle of all problems in every pass."""

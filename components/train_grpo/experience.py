@@ -82,7 +82,7 @@ def _spread_over_tokens(groups: Sequence[Group], advantages_PK: Tensor) -> Tenso
 def _decoupled(config: TrainGRPOConfig, rewards: dict[str, Tensor]) -> Tensor:
     """Normalise each reward by itself, sum, and divide by the sum's deviation over the rollout (GDPO, 2601.05242).
 
-    The groups' means are zero, so there is no mean of the rollout to take off.
+    Where all is scored the groups' means are zero, and there is no mean of the rollout to take off.
     """
     summed_PG = sum(
         weight * advantages(rewards[name], config.advantage.estimator) for name, weight in config.reward.weights.items()

@@ -28,7 +28,7 @@ def train(
     make_deterministic(config.seed)
     training_problems = read_problems(problems, Split.TRAIN)
     checkpoint = load(reference, dtype=dtype_of(config.engine))
-    trainer = _trainer(config, checkpoint, training_problems)
+    trainer = build_trainer(config, checkpoint, training_problems)
     history = trainer.run()
     with trainer.policy.whole_weights():
         save(checkpoint, policy)
@@ -39,7 +39,7 @@ def train(
     return {name: last[name] for name in _FIGURES}
 
 
-def _trainer(config: TrainGRPOConfig, checkpoint: Checkpoint, problems: list[Problem]) -> Trainer:
+def build_trainer(config: TrainGRPOConfig, checkpoint: Checkpoint, problems: list[Problem]) -> Trainer:
     """Everything a run needs; policy and reference are equal at this moment."""
     disable_dropout(checkpoint.model)
     temperature = config.sampling.temperature

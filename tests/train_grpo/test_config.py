@@ -1,10 +1,15 @@
+from itertools import takewhile
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
+from components.shared.config import load_section
+from components.train_grpo.config import TrainGRPOConfig
 from tests.train_grpo.settings import grpo_config
 
+ROOT = Path(__file__).parents[2]
 MODEL = {"base": "reference", "initial_rollouts": 0, "learning_rate": 1e-3, "epochs": 1, "replay_fraction": 0.1}
 STEPS = {"reward__weights": {"steps": 1.0}, "reward__supervision": "process"}
 
@@ -71,3 +76,41 @@ def test_settings_that_contradict_each_other_are_refused(changes: dict[str, Any]
 def test_settings_at_the_bounds_are_accepted(changes: dict[str, Any]) -> None:
     """What is just allowed, and what goes together, is."""
     grpo_config(**changes)
+
+
+def test_the_preset_of_the_paper_has_its_settings() -> None:
+    """DeepSeekMath, section 4.2: G 64, batch 1,024, rate 1e-6, beta 0.04, 1,024 tokens, a single update per rollout."""
+    config = load_section(ROOT / "params/deepseekmath-7b.yaml", "train_grpo", TrainGRPOConfig)
+    assert (config.group_size, config.prompts_per_step * config.group_size) == (64, 1024)
+    assert (config.learning_rate, config.final_learning_rate_fraction, config.warmup_steps) == (1e-6, 1.0, 0)
+    assert (config.loss.kl.coefficient, config.loss.kl.estimator, config.loss.kl.placement) == (0.04, "k3", "loss")
+    assert (config.sampling.max_new_tokens, config.sampling.temperature) == (1024, 1.0)
+    assert (config.updates_per_rollout, config.minibatches_per_rollout) == (1, 1)
+    assert (config.advantage.estimator, config.loss.aggregation) == ("z_score", "sequence_mean")
+
+
+def test_the_preset_of_dr_grpo_divides_by_no_statistic() -> None:
+    """Neither the deviation of a group nor the length of a completion changes a token's weight."""
+    config = load_section(ROOT / "params/dr-grpo.yaml", "train_grpo", TrainGRPOConfig)
+    assert (config.advantage.estimator, config.loss.aggregation) == ("mean_only", "constant")
+    assert config.loss.kl.coefficient == 0
+
+
+def test_the_preset_of_dapo_makes_its_four_changes() -> None:
+    """Clip higher, dynamic sampling, token-level loss and overlong shaping, without a KL term."""
+    config = load_section(ROOT / "params/dapo.yaml", "train_grpo", TrainGRPOConfig)
+    assert (config.loss.clip.low, config.loss.clip.high) == (0.2, 0.28)
+    assert config.prompts.max_resampling_rounds > 0
+    assert config.loss.aggregation == "token_mean"
+    assert (config.sampling.max_new_tokens, config.reward.overlong_buffer_tokens) == (20480, 4096)
+    assert config.loss.kl.coefficient == 0
+    # Rewards of 1 and -1 are as far apart as the penalty of a completion at the limit is from none, twice over.
+    assert config.reward.weights == {"accuracy": 2.0, "overlong": 1.0}
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "params").glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_preset_explains_itself(path: Path) -> None:
+    """It begins with what it is for and the command that runs it."""
+    comment = "".join(takewhile(lambda line: line.startswith("#"), path.read_text(encoding="utf-8").splitlines(True)))
+    assert len(comment.splitlines()) >= 2
+    assert f"make run PRESET={path.stem}\n" in comment

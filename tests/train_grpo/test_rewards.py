@@ -194,6 +194,7 @@ def test_an_answer_that_cannot_be_graded_has_no_reward(checkpoint: Checkpoint) -
     (said,) = _said(checkpoint, WORKED)
     (found,) = Scorer(grpo_config(), checkpoint, None)(unreadable, [said])
     assert math.isnan(found.rewards[RewardName.ACCURACY][0])
+    assert list(found.rewards) == ["accuracy"]
     process = grpo_config(reward__weights={"steps": 1.0}, reward__supervision="process")
     (found,) = Scorer(process, checkpoint, None)(unreadable, [said])
     assert found.rewards[RewardName.STEPS][:2] == (1.0, 0.0)

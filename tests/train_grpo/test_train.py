@@ -126,7 +126,7 @@ def test_every_variant_learns_to_give_the_right_answer(tmp_path: Path, reference
 
 
 def test_a_new_iteration_begins_with_the_policy_as_its_reference(tmp_path: Path, reference: Path) -> None:
-    """The KL divergence from the reference is exactly zero at the start of each outer iteration, and at no other step."""
+    """The KL divergence from the reference is exactly zero where an outer iteration starts, and at no other step."""
     rows = _run(
         tmp_path, [tiny.problem(3)], reference, num_iterations=2, num_steps=6, prompts_per_step=1, group_size=16
     )
