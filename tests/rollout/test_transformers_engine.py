@@ -258,3 +258,11 @@ def test_the_inverse_of_the_cumulated_weights_at_any_size(size: int) -> None:
     for chance in (0.0, 1 - 1e-9, 1 - 2**-53):
         token_R = inverse_cdf(weights_RV, torch.full((300,), chance, dtype=torch.float64))
         assert bool((weights_RV.gather(1, token_R[:, None]) > 0).all())
+
+
+def test_the_ends_of_the_cumulated_weights_by_hand() -> None:
+    """A chance of 0 takes the first weight that is not zero, and the last below 1 the last one, whatever is rounded."""
+    weights_RV = torch.tensor([[0.0, 0.0, 0.0, 0.0, 2.0], [1.5 * 2**-53, 0.0, 0.0, 0.75, 0.0]])
+    assert inverse_cdf(weights_RV, torch.zeros(2, dtype=torch.float64)).tolist() == [4, 0]
+    # In float64 the second row's 0.75 less the weight before it is the same number as the threshold less that weight.
+    assert inverse_cdf(weights_RV, torch.full((2,), 1 - 2**-53, dtype=torch.float64)).tolist() == [4, 3]
