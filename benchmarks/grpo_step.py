@@ -18,9 +18,11 @@ from typing import Any
 import torch
 import transformers
 from case import MODELS, Row, save_model, write_case
-from limit import forward_operations, matrix_rate, step_operations, update_operations
+from limit import forward_operations, step_operations, update_operations
 from side import Reply, Side, take_turns
 from trl_environment import trl_python
+
+from components.policy.flops import matrix_rate
 
 _HERE = Path(__file__).parent
 _ROWS = ("4x8:117/64", "2x16:464/64", "4x8:117/16-256")
@@ -28,6 +30,8 @@ _MAX_IDLE = 0.05
 """Share of a core that a waiting trainer may use: it would be taken from the one that is measured."""
 _KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
 """Has glibc keep what is freed; else every large tensor is new pages, which can cost as much as its arithmetic."""
+_WARM_UP = 2
+"""Steps of each trainer that are not measured: it takes two for the allocator to have what a step needs."""
 _NAMES = {"trl": "TRL as it comes", "trl_tuned": "TRL tuned here", "own": "this project"}
 
 Result = dict[str, Any]
@@ -58,7 +62,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("rows", nargs="*", default=_ROWS, help="PROMPTSxGROUP:PROMPT/COMPLETION tokens")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="fp32 on cpu, bf16 on cuda")
     parser.add_argument("--model", choices=MODELS, default="13m", help="its shape; weights are random")
-    parser.add_argument("--rounds", type=int, default=3, help="measured steps of each trainer, after one to warm up")
+    parser.add_argument("--rounds", type=int, default=3, help="measured steps of each trainer")
     parser.add_argument("--only", choices=("trl", "own"), help="measure one trainer alone")
     parser.add_argument("--trl-python", type=Path, help="the Python of an environment with TRL; needed on cuda")
     parser.add_argument("--trl-batch-size", type=int, default=4, help="completions per forward pass of TRL, tuned")
@@ -105,7 +109,7 @@ def _measure(options: argparse.Namespace, pythons: Mapping[str, Path], row: Row,
             row,
             model=folder / "model",
             vocabulary_size=model.vocab_size,
-            num_steps=1 + options.rounds,
+            num_steps=_WARM_UP + options.rounds,
             device=options.device,
             dtype=str(dtype).removeprefix("torch."),
             learning_rate=1e-6,
@@ -114,9 +118,9 @@ def _measure(options: argparse.Namespace, pythons: Mapping[str, Path], row: Row,
             micro_batch_tokens=options.micro_batch_tokens,
         )
     device = torch.device(options.device)
-    before = matrix_rate(device)
+    before = matrix_rate(device, dtype)
     measured = _steps(pythons, folder, row, _environment(options), rounds=options.rounds)
-    rate = max(before, matrix_rate(device))
+    rate = max(before, matrix_rate(device, dtype))
     forward = forward_operations(model, row, num_parameters=num_parameters)
     limit = {"operations": step_operations(forward), "rate": rate, "seconds": step_operations(forward) / rate}
     sides = {
@@ -134,17 +138,13 @@ def _steps(
     pythons: Mapping[str, Path], folder: Path, row: Row, environment: Mapping[str, str], *, rounds: int
 ) -> dict[str, tuple[Reply, list[Reply]]]:
     """Return each trainer's account of itself and its measured steps; all completions must have their lengths."""
-    sides = {
-        name: Side(
-            _HERE / ("own_step.py" if name == "own" else "trl_step.py"),
-            python,
-            folder / f"{name}.json",
-            {**environment, **(_KEEP_MEMORY if name == "trl_tuned" else {})},
-        )
-        for name, python in pythons.items()
-    }
+    sides: dict[str, Side] = {}
     try:
-        take_turns(sides, 1)
+        for name, python in pythons.items():
+            script = _HERE / ("own_step.py" if name == "own" else "trl_step.py")
+            kept = _KEEP_MEMORY if name == "trl_tuned" else {}
+            sides[name] = Side(script, python, folder / f"{name}.json", {**environment, **kept})
+        take_turns(sides, _WARM_UP)
         steps, idle = take_turns(sides, rounds)
     finally:
         for side in sides.values():

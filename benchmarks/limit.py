@@ -10,15 +10,11 @@ token of a sequence sees k. The backward pass costs twice the forward pass here 
 The optimizer, the softmax and everything else that is no product of matrices are not counted at all.
 """
 
-import time
-
-import torch
 from case import Row
 from transformers import PretrainedConfig
 
 _REFERENCE_AND_TRAINING = 4
 """Forward passes that reference, policy forward and backward together cost."""
-_REPEATS = 20
 
 
 def forward_operations(config: PretrainedConfig, row: Row, *, num_parameters: int) -> float:
@@ -46,25 +42,3 @@ def update_operations(forward: float) -> float:
 def step_operations(forward: float) -> float:
     """Return the operations of a whole step: sampling is one more forward pass."""
     return forward + update_operations(forward)
-
-
-def matrix_rate(device: torch.device) -> float:
-    """Return operations per second of a large product: 2048^3 in float32 on a CPU, 8192^3 in bfloat16 on a GPU.
-
-    The best of several: what the machine can do when nothing else is in the way.
-    """
-    size, dtype = (8192, torch.bfloat16) if device.type == "cuda" else (2048, torch.float32)
-    left, right = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
-    fastest = float("inf")
-    for _ in range(_REPEATS):
-        _finish(device)
-        started = time.perf_counter()
-        torch.mm(left, right)
-        _finish(device)
-        fastest = min(fastest, time.perf_counter() - started)
-    return 2.0 * size**3 / fastest
-
-
-def _finish(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

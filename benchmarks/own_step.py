@@ -126,6 +126,7 @@ def settings(case: Case) -> TrainGRPOConfig:
             "engine": {
                 "zero_stage": 2,
                 "precision": "bf16" if bf16 else "fp32",
+                "gradient_checkpointing": False,
                 "micro_batch_tokens": case["micro_batch_tokens"],
                 "weight_decay": 0.0,
                 "max_gradient_norm": 1.0,

@@ -15,7 +15,7 @@ class Side:
     """A trainer in a process of its own, so that its peak memory is its own."""
 
     def __init__(self, script: Path, python: Path, case: Path, environment: Mapping[str, str]) -> None:
-        self._log = case.parent / f"{script.stem}.log"
+        self._log = case.parent / f"{case.stem}.log"
         with self._log.open("w", encoding="utf-8") as log:
             self._process = subprocess.Popen(
                 [python, script, case],

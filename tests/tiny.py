@@ -43,6 +43,7 @@ def engine_config(**changes: Any) -> EngineConfig:
     fields = {
         "zero_stage": 2,
         "precision": "fp32",
+        "gradient_checkpointing": False,
         "micro_batch_tokens": 100,
         "weight_decay": 0.0,
         "max_gradient_norm": 1.0,

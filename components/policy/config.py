@@ -14,6 +14,8 @@ class EngineConfig(Config):
     """What DeepSpeed shards over processes: 0 nothing, 1 optimizer, 2 and gradients, 3 and weights."""
     precision: Literal["fp32", "bf16"]
     """Type of weights and activations; bf16 keeps fp32 master weights in the optimizer."""
+    gradient_checkpointing: bool
+    """Whether activations are computed again in the backward pass: a third more time, and memory for few of them."""
     micro_batch_tokens: int = Field(gt=0)
     """Tokens that go through the model at once, a group's prompt counted once; memory, never the result, depends on
     it. A group that does not fit is split, and its prompt computed once per part."""

@@ -7,8 +7,8 @@ from pathlib import Path
 from components.shared import jsonl
 
 
-def write_curves(folder: Path, rows: Sequence[Mapping[str, float]]) -> None:
-    """Write steps.jsonl and curves.csv; all rows have the same columns."""
+def write_curves(folder: Path, rows: Sequence[Mapping[str, float | None]]) -> None:
+    """Write steps.jsonl and curves.csv; all rows have the same columns, None where nothing was measured."""
     jsonl.write_rows(folder / "steps.jsonl", (dict(row) for row in rows))
     with (folder / "curves.csv").open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, fieldnames=list(rows[0]), lineterminator="\n")

@@ -38,6 +38,9 @@ class PolicyEngine:
     """A model under training."""
 
     def __init__(self, scorer: CompletionScorer, config: EngineConfig) -> None:
+        if config.gradient_checkpointing:
+            scorer.model.gradient_checkpointing_enable({"use_reentrant": False})
+            scorer.train()  # models checkpoint in training mode only; of dropout there is none
         _join_processes()
         self._num_processes = torch.distributed.get_world_size()
         import deepspeed

@@ -44,10 +44,10 @@ def _pairs(segments: Segments) -> float:
 
 def matrix_rate(device: torch.device, dtype: torch.dtype) -> float:
     """Return the operations per second of a large matrix product here, measured: the limit that is compared with."""
-    size = 8192 if device.type == "cuda" else 1536
+    size = 8192 if device.type == "cuda" else 2048
     left = torch.ones(size, size, device=device, dtype=dtype)
     fastest = float("inf")
-    for _ in range(4):  # the first is not warm
+    for _ in range(8):  # the first is not warm
         _finish_pending(device)
         started = time.perf_counter()
         torch.mm(left, left)

@@ -78,7 +78,7 @@ def _groups(sequences: Sequence[TokenSequence], numbers: Sequence[int]) -> list[
 
 
 def _split(group: _Group, sequences: Sequence[TokenSequence], max_tokens: int) -> list[_Group]:
-    """The group in parts of at most `max_tokens` tokens, its longest completions spread over them."""
+    """The group in parts of at most `max_tokens` tokens."""
     room = max_tokens - len(group.prompt_ids)
     lengths = [len(sequences[number].completion_ids) for number in group.members]
     return [

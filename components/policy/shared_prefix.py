@@ -30,7 +30,7 @@ class PackedLayout:
     own: Segments
     """Every token with the tokens before it in its prompt, completion or unshared sequence."""
     shared: Segments
-    """The completions of each group with the group's prompt; queries count from `first_completion`."""
+    """The completions of each group with the group's prompt; queries count from the first completion."""
     longest: int
     """Tokens of the longest prompt with its completion."""
 
@@ -112,7 +112,9 @@ def _attention(
     **others: Any,
 ) -> tuple[Tensor, None]:
     if layout is None:
-        raise PipelineError(f"{type(module).__name__} was given no layout of the sequences, which training here needs")
+        raise PipelineError(
+            f"{type(module).__name__} does not hand on the layout of the sequences, which training here needs"
+        )
     special = others.get("softcap") is not None or others.get("s_aux") is not None
     if special or (others.get("sliding_window") or layout.longest) < layout.longest:
         raise PipelineError(

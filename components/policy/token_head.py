@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 _CHUNK_ELEMENTS = 4_194_304
 """Logits that exist at once: enough for the matrix product to run at its full rate, little enough for the cache."""
+_MIN_ROWS = 64
+"""Tokens of a chunk even so: each chunk reads the whole weight, which is then the larger of the two."""
 
 
 class TokenHead(nn.Module):
@@ -97,8 +99,8 @@ class _TokenScores(torch.autograd.Function):
 
 
 def _chunks(num_tokens: int, vocabulary_size: int) -> list[slice]:
-    """Parts of equal size as far as possible, of at most `_CHUNK_ELEMENTS` logits."""
-    most = max(1, _CHUNK_ELEMENTS // vocabulary_size)
+    """Parts of equal size as far as possible, of at most `_CHUNK_ELEMENTS` logits or `_MIN_ROWS` tokens."""
+    most = max(_MIN_ROWS, _CHUNK_ELEMENTS // vocabulary_size)
     count = -(-num_tokens // most)
     size = -(-num_tokens // max(1, count))
     return [slice(start, min(start + size, num_tokens)) for start in range(0, num_tokens, size)] if num_tokens else []
@@ -114,7 +116,7 @@ def _logits(hidden_CD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, tempera
 
 def _product(left: Tensor, right: Tensor) -> Tensor:
     """Return the matrix product in float32 at least, whatever the types of the factors."""
-    if right.is_cuda and right.dtype != torch.float32:
+    if right.is_cuda and right.dtype in (torch.bfloat16, torch.float16):
         return torch.mm(left.to(right.dtype), right, out_dtype=torch.float32)
     precise = torch.promote_types(right.dtype, torch.float32)
     return left.to(precise) @ right.to(precise)

@@ -12,6 +12,7 @@ Shape suffixes:
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 
 import torch
@@ -148,9 +149,13 @@ def _plain_backward(
 
 
 def _for_cuda_flash(q_THD: Tensor) -> bool:
-    return q_THD.is_cuda and q_THD.dtype in (torch.bfloat16, torch.float16)
+    """Tell whether the kernel takes this: half precision, heads of up to 256 by eights, Ampere or later."""
+    size = q_THD.shape[-1]
+    fits = q_THD.dtype in (torch.bfloat16, torch.float16) and size <= 256 and size % 8 == 0
+    return q_THD.is_cuda and fits and torch.cuda.get_device_capability(q_THD.device) >= (8, 0)
 
 
+@lru_cache(maxsize=16)
 def _cuda_bounds(segments: Segments, device: torch.device) -> tuple[Tensor, Tensor, int, int]:
     bounds = (segments.query_bounds, segments.key_bounds)
     cumulative = [torch.tensor(each, dtype=torch.int32, device=device) for each in bounds]

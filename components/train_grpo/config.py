@@ -50,7 +50,7 @@ class RewardName(StrEnum):
 
 
 class Combination(StrEnum):
-    """Where several rewards become one (rewards.py)."""
+    """Where several rewards become one (rollout.py, experience.py)."""
 
     BEFORE_NORMALISATION = "before_normalisation"
     """Their weighted sum is what a group is normalised by."""
@@ -95,7 +95,7 @@ class KLPlacement(StrEnum):
 
 
 class Truncated(StrEnum):
-    """What becomes of a completion cut off at the length limit (rollout.py)."""
+    """What becomes of a completion cut off at the length limit (rewards.py)."""
 
     SCORE = "score"
     """Its reward stands: an unfinished answer is a wrong one."""
@@ -149,6 +149,12 @@ class RewardModelConfig(Config):
     """Passes over the rollouts of an iteration."""
     replay_fraction: float = Field(ge=0, lt=1)
     """Share of earlier iterations' completions in what it is trained on (0.1 in the paper)."""
+
+    @model_validator(mode="after")
+    def _head_is_trained(self) -> "RewardModelConfig":
+        if self.base == "reference" and not self.initial_rollouts:
+            raise ValueError("base: reference has a new head, which needs initial_rollouts to learn from")
+        return self
 
 
 class RewardConfig(Config):
@@ -276,6 +282,10 @@ class TrainGRPOConfig(Config):
     def _parts_fit(self) -> "TrainGRPOConfig":
         if self.reward.overlong_buffer_tokens >= self.sampling.max_new_tokens:
             raise ValueError("reward.overlong_buffer_tokens must be smaller than sampling.max_new_tokens")
+        if self.sampling.max_batch_size < self.group_size:
+            raise ValueError("sampling.max_batch_size must hold a group: group_size or more")
+        if self.num_iterations > 1 and not self.loss.kl.coefficient and not self.reward.model:
+            raise ValueError("num_iterations above 1 needs a KL term or a reward model, which a new iteration renews")
         in_reward = self.loss.kl.placement is KLPlacement.REWARD
         if in_reward and self.reward.combination is Combination.AFTER_NORMALISATION:
             raise ValueError("loss.kl.placement: reward needs reward.combination: before_normalisation")

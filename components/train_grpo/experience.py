@@ -15,8 +15,8 @@ from torch import Tensor
 
 from components.policy.sequences import TokenSequence
 from components.train_grpo.advantages import advantages, has_spread
-from components.train_grpo.config import Combination, TrainGRPOConfig, Truncated
-from components.train_grpo.rewards import Scored
+from components.train_grpo.config import Combination, TrainGRPOConfig
+from components.train_grpo.rewards import is_masked
 from components.train_grpo.rollout import Group, reward_sets
 from components.train_grpo.supervision import token_advantages
 
@@ -52,15 +52,10 @@ def experience(config: TrainGRPOConfig, groups: Sequence[Group], penalties_B: Te
     return Experience(
         sequences_B=[completion.tokens for completion in completions_B],
         group_size=config.group_size,
-        counted_B=torch.tensor([not is_masked(config, scored) for scored in scored_B]),
+        counted_B=torch.tensor([not is_masked(config, completion) for completion in completions_B]),
         advantages_M=rollout_advantages(config, groups, penalties_B),
         sampler_logprobs_M=torch.tensor([x for completion in completions_B for x in completion.logprobs]).double(),
     )
-
-
-def is_masked(config: TrainGRPOConfig, scored: Scored) -> bool:
-    """Tell whether a completion is left out of the loss because it was cut off."""
-    return config.sampling.truncated is Truncated.MASK and not scored.completion.finished
 
 
 def rollout_advantages(config: TrainGRPOConfig, groups: Sequence[Group], penalties_B: Tensor | None = None) -> Tensor:
@@ -82,14 +77,15 @@ def _spread_over_tokens(groups: Sequence[Group], advantages_PK: Tensor) -> Tenso
 def _decoupled(config: TrainGRPOConfig, rewards: dict[str, Tensor]) -> Tensor:
     """Normalise each reward by itself, sum, and divide by the sum's deviation over the rollout (GDPO, 2601.05242).
 
-    Where all is scored the groups' means are zero, and there is no mean of the rollout to take off.
+    A completion that lacks one of the rewards is in the statistics of none. The groups' means are zero then, and there
+    is no mean of the rollout to take off.
     """
-    summed_PG = sum(
-        weight * advantages(rewards[name], config.advantage.estimator) for name, weight in config.reward.weights.items()
-    )
-    assert isinstance(summed_PG, Tensor)
-    unscored_PG = torch.stack([reward_PG.isnan() for reward_PG in rewards.values()]).any(0)
-    summed_PG = summed_PG.masked_fill(unscored_PG, torch.nan)
+    unscored_PG = torch.stack([rewards_PG.isnan() for rewards_PG in rewards.values()]).any(0)
+    weighted = [
+        weight * advantages(rewards[name].masked_fill(unscored_PG, torch.nan), config.advantage.estimator)
+        for name, weight in config.reward.weights.items()
+    ]
+    summed_PG = torch.stack(weighted).sum(0).masked_fill(unscored_PG, torch.nan)
     # Rewards that cancel out leave rounding errors, which are no advantages.
     if not has_spread(summed_PG.reshape(1, -1)).item():
         return torch.zeros_like(summed_PG)

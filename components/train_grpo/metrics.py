@@ -23,7 +23,7 @@ def rollout_figures(config: TrainGRPOConfig, rollout: Rollout) -> dict[str, floa
     return {
         "reward": mean([sum(each.combined(weights)) for each in scored]),
         **{f"reward_{name}": mean([x for each in scored for x in each.rewards[name]]) for name in weights},
-        "accuracy": sum(group.num_right for group in rollout.sampled) / scorable if scorable else 0.0,
+        "accuracy": sum(group.num_right for group in rollout.sampled) / scorable if scorable else math.nan,
         "worked_fraction": mean([has_reasoning(each.completion.text) for each in scored]),
         "completion_length_tokens": mean(lengths),
         "completion_length_max_tokens": max(lengths),
@@ -49,9 +49,9 @@ def _spread(config: TrainGRPOConfig, rollout: Rollout) -> dict[str, float]:
 
 
 def mean(values: Sequence[float]) -> float:
-    """Return the mean of the values that are numbers; 0 where there is none."""
+    """Return the mean of the values that are numbers; NaN where there is none."""
     known = [value for value in values if not math.isnan(value)]
-    return sum(known) / len(known) if known else 0.0
+    return sum(known) / len(known) if known else math.nan
 
 
 def completion_records(

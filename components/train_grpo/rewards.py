@@ -65,8 +65,7 @@ class Scorer:
                 for name in self.config.reward.weights
             }
             scored = Scored(completion, grade, steps, rewards)
-            masked = self.config.sampling.truncated is Truncated.MASK and not completion.finished
-            scored_G.append(scored.without_reward() if masked else scored)
+            scored_G.append(scored.without_reward() if is_masked(self.config, completion) else scored)
         return scored_G
 
     def _steps(self, completion: Completion, grade: Grade) -> tuple[Step, ...]:
@@ -82,6 +81,11 @@ class Scorer:
         ends_G = [tuple(step.end for step in steps) for steps in steps_G]
         found = self.reward_model.score([completion.tokens for completion in completions_G], ends_G)
         return [tuple(rewards) for rewards in found]
+
+
+def is_masked(config: TrainGRPOConfig, completion: Completion) -> bool:
+    """Tell whether a completion is without reward and out of the loss because it was cut off."""
+    return config.sampling.truncated is Truncated.MASK and not completion.finished
 
 
 def accuracy(config: TrainGRPOConfig, completion: Completion, grade: Grade) -> float:

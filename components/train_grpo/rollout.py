@@ -4,6 +4,7 @@ Shape suffixes:
     P  prompts, G  completions per prompt, K  steps of all completions of a prompt, padded with NaN
 """
 
+import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -51,12 +52,12 @@ class Rollout:
     scoring_s: float
 
 
-def roll_out(config: TrainGRPOConfig, prompts: Prompts, generate: Generate, score: Score, *, seed: int) -> Rollout:
+def roll_out(config: TrainGRPOConfig, prompts: Prompts, generate: Generate, score: Score, *, seed: str) -> Rollout:
     """Sample a group of completions for each of a batch of problems and score them.
 
     Groups without spread teach nothing: with dynamic sampling (DAPO, section 3.2) they are replaced by groups of
-    further problems, for a bounded number of rounds. What is then missing stays missing, and the loss is divided by
-    what is there.
+    further draws, for a bounded number of rounds. What is then missing stays missing, and the loss is divided by
+    what is there. Rounds, and runs whose `seed` differs, have no random numbers in common.
     """
     sampled: list[Group] = []
     trained: list[Group] = []
@@ -67,7 +68,7 @@ def roll_out(config: TrainGRPOConfig, prompts: Prompts, generate: Generate, scor
             break
         problems_P = prompts.draw(missing)
         started = time.monotonic()
-        completions_PG = _sample(config, generate, problems_P, seed=seed * 1_000 + round_)
+        completions_PG = _sample(config, generate, problems_P, seed=random.Random(f"{seed}/{round_}").getrandbits(48))
         drawn = time.monotonic()
         pairs = zip(problems_P, completions_PG, strict=True)
         groups_P = [Group(problem, score(problem, completions_G)) for problem, completions_G in pairs]

@@ -13,15 +13,15 @@ from components.train_grpo.config import ClipConfig
 from components.train_grpo.loss import clipped_high, clipped_low
 from components.train_grpo.sampler_correction import mismatch
 
+_MEANS = ("kl", "entropy", "clip_high_fraction", "clip_low_fraction", "sampler_mismatch")
+
 
 class Tally:
     """Sums over one pass through a rollout."""
 
     def __init__(self) -> None:
         self._num_tokens = 0
-        self._sums = dict.fromkeys(
-            ("kl", "entropy", "clip_high_fraction", "clip_low_fraction", "sampler_mismatch"), 0.0
-        )
+        self._sums = dict.fromkeys(_MEANS, 0.0)
         self._ratio_min, self._ratio_max, self._mismatch_max = math.inf, -math.inf, 0.0
         self._steps: list[dict[str, float]] = []
 
@@ -44,7 +44,7 @@ class Tally:
         """Add the tokens of a micro-batch."""
         mismatch_N = mismatch(old_N, sampler_N)
         added = {
-            "kl": torch.zeros_like(ratio_N) if kl_N is None else kl_N,
+            "kl": torch.full_like(ratio_N, torch.nan) if kl_N is None else kl_N,
             "entropy": entropy_N,
             "clip_high_fraction": clipped_high(ratio_N, advantages_N, clip),
             "clip_low_fraction": clipped_low(ratio_N, advantages_N, clip),
@@ -63,10 +63,9 @@ class Tally:
 
     @staticmethod
     def of_nothing(learning_rate: float) -> dict[str, float]:
-        """Return the figures of an update that had nothing to learn from and changed nothing."""
-        zeros = ("kl", "entropy", "clip_high_fraction", "clip_low_fraction", "sampler_mismatch", "sampler_mismatch_max")
-        steps = {"loss": 0.0, "gradient_norm": 0.0, "learning_rate": learning_rate}
-        return {**dict.fromkeys(zeros, 0.0), "ratio_min": 1.0, "ratio_max": 1.0, **steps}
+        """Return the figures of an update that had nothing to learn from: it changed nothing, and measured nothing."""
+        unknown = dict.fromkeys((*_MEANS, "sampler_mismatch_max", "ratio_min", "ratio_max"), math.nan)
+        return {**unknown, "loss": 0.0, "gradient_norm": 0.0, "learning_rate": learning_rate}
 
     def figures(self) -> dict[str, float]:
         """Return means over tokens, extremes, and the means over the optimizer steps."""

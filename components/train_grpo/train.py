@@ -10,6 +10,7 @@ from components.policy.engine import PolicyEngine, dtype_of, refuse_several_proc
 from components.policy.flops import Arithmetic
 from components.policy.logprobs import CompletionScorer, disable_dropout
 from components.shared import jsonl
+from components.shared.errors import PipelineError
 from components.shared.problem import Problem, Split, read_problems
 from components.shared.step import In, Out
 from components.train_grpo.config import TrainGRPOConfig
@@ -30,13 +31,18 @@ def train(
     checkpoint = load(reference, dtype=dtype_of(config.engine))
     trainer = build_trainer(config, checkpoint, training_problems)
     history = trainer.run()
+    if all(row["ratio_max"] is None for row in history.curves):
+        raise PipelineError(
+            "no rollout of the run had anything to learn from: the rewards of each group were all equal; "
+            "the reference has to be right now and then, and wrong now and then"
+        )
     with trainer.policy.whole_weights():
         save(checkpoint, policy)
     if trainer.reward_model is not None:
         trainer.reward_model.save(training / "reward_model")
     _write(history, training, timings)
-    last = history.curves[-1]
-    return {name: last[name] for name in _FIGURES}
+    figures = {name: history.curves[-1][name] for name in _FIGURES}
+    return {name: value for name, value in figures.items() if value is not None}
 
 
 def build_trainer(config: TrainGRPOConfig, checkpoint: Checkpoint, problems: list[Problem]) -> Trainer:

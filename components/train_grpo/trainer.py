@@ -4,8 +4,9 @@ Shape suffixes:
     B  completions of the rollout, M  all their completion tokens, end to end
 """
 
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,17 +33,17 @@ from components.train_grpo.rollout import Group, Rollout, roll_out
 from components.train_grpo.tally import Tally
 from components.train_grpo.update import minibatches, token_data, update
 
-STAGE = "train_grpo"
+_STAGE = "train_grpo"
 
 
 @dataclass
 class History:
     """What a run leaves behind beside the policy."""
 
-    curves: list[dict[str, float]] = field(default_factory=list)
+    curves: list[dict[str, float | None]] = field(default_factory=list)
     completions: list[dict[str, Any]] = field(default_factory=list)
     timings: list[dict[str, float]] = field(default_factory=list)
-    reward_model: list[dict[str, float]] = field(default_factory=list)
+    reward_model: list[dict[str, float | None]] = field(default_factory=list)
 
 
 class Trainer:
@@ -77,25 +78,33 @@ class Trainer:
         """Run all outer iterations."""
         steps_per_iteration = self.config.num_steps // self.config.num_iterations
         self._start_reward_model()
-        with progress(STAGE, self.config.num_steps) as shown:
+        with progress(_STAGE, self.config.num_steps) as shown:
             for iteration in range(self.config.num_iterations):
                 if iteration:
                     self._reset_reference()
+                retrained = self.reward_model is not None and iteration + 1 < self.config.num_iterations
                 for step in range(steps_per_iteration):
-                    self._step(iteration * steps_per_iteration + step + 1, shown)
-                if iteration + 1 < self.config.num_iterations:
+                    self._step(iteration * steps_per_iteration + step + 1, shown, retrained=retrained)
+                if retrained:
                     self._retrain_reward_model(iteration + 1)
         return self.history
 
-    def _step(self, step: int, shown: Progress) -> None:
-        """Lines 5 to 11: sample and score groups, compute advantages, update the policy."""
+    def _roll_out(self, name: str) -> Rollout:
+        seed = f"{self.config.seed}/{name}"
+        return roll_out(self.config, self.prompts, self._generate, self._score, seed=seed)
+
+    def _step(self, step: int, shown: Progress, *, retrained: bool) -> None:
+        """Lines 5 to 11: sample and score groups, compute advantages, update the policy.
+
+        What is sampled is kept where the reward model is `retrained` after this iteration.
+        """
         started = time.monotonic()
-        rollout = roll_out(self.config, self.prompts, self._generate, self._score, seed=self.config.seed + step)
-        if self.reward_model is not None:
-            self._judged += _judged(rollout.sampled)
+        rollout = self._roll_out(f"step {step}")
+        if retrained:
+            self._judged += _verdicts(rollout.sampled)
         updated, timing = self._learn(rollout, step) if rollout.trained else self._learn_nothing(step)
         row = {"step": step, **rollout_figures(self.config, rollout), **updated}
-        self.history.curves.append(row)
+        self.history.curves.append(_known(row))
         self.history.timings.append(self._timing(step, rollout, timing, time.monotonic() - started))
         shown.advance(
             reward=row["reward"],
@@ -168,16 +177,14 @@ class Trainer:
         if self.reference is not None:
             with self.policy.whole_weights():
                 self.reference.model.load_state_dict(self.checkpoint.model.state_dict())
-        say(STAGE, "a new iteration begins: the policy is the reference now")
+            say(_STAGE, "a new iteration begins: the policy is the reference now")
 
     def _start_reward_model(self) -> None:
         """Fit a new reward model to rollouts of the reference before anything is learned from its rewards."""
         if self.reward_model is None:
             return
-        for rollout_ in range(self.reward_model.config.initial_rollouts):
-            seed = self.config.seed - 1 - rollout_
-            rollout = roll_out(self.config, self.prompts, self._generate, self._score, seed=seed)
-            self._judged += _judged(rollout.sampled)
+        for number in range(self.reward_model.config.initial_rollouts):
+            self._judged += _verdicts(self._roll_out(f"initial {number}").sampled)
         if self._judged:
             self._retrain_reward_model(0)
 
@@ -190,8 +197,8 @@ class Trainer:
         mixed = self._replay.mix(new, fraction=self.reward_model.config.replay_fraction, seed=seed)
         figures = self.reward_model.fit(mixed, num_new=len(new), seed=seed)
         self._replay.add(new)
-        self.history.reward_model.append({"iteration": iteration, **figures})
-        say(STAGE, "reward model trained: " + ", ".join(f"{name} {value:.4g}" for name, value in figures.items()))
+        self.history.reward_model.append({"iteration": iteration, **_known(figures)})
+        say(_STAGE, "reward model trained: " + ", ".join(f"{name} {value:.4g}" for name, value in figures.items()))
 
     def _timing(self, step: int, rollout: Rollout, timing: dict[str, float], step_s: float) -> dict[str, float]:
         lengths = [
@@ -205,7 +212,12 @@ class Trainer:
         }
 
 
-def _judged(groups: Sequence[Group]) -> list[Judged]:
+def _known(figures: Mapping[str, float]) -> dict[str, float | None]:
+    """The figures with None for what could not be measured, as JSON has no NaN."""
+    return {name: None if math.isnan(value) else value for name, value in figures.items()}
+
+
+def _verdicts(groups: Sequence[Group]) -> list[Judged]:
     """What a reward model learns from a rollout: what the verifier said of each step."""
     return [
         Judged(

@@ -194,7 +194,7 @@ ATTENTION, LOGITS = "attends with a soft cap, sinks or a window", "does not foll
         (GraniteConfig(logits_scaling=8.0, **_SIZE), LOGITS),
         (GptOssConfig(head_dim=8, num_local_experts=2, num_experts_per_tok=1, **_SIZE), ATTENTION),
         (MistralConfig(sliding_window=2 * len(IDS), **_SIZE), ATTENTION),
-        (StableLmConfig(**_SIZE), "was given no layout"),
+        (StableLmConfig(**_SIZE), "does not hand on the layout"),
     ],
     ids=["attention-cap", "logit-cap", "logit-scale", "logits-scaling", "sinks", "window", "keeps-to-itself"],
 )

@@ -48,6 +48,7 @@ def test_it_is_a_softmax_over_all_logits(
 ) -> None:
     """Log-probabilities, entropies and all gradients equal those of full logits, wherever chunks begin and end."""
     monkeypatch.setattr(token_head, "_CHUNK_ELEMENTS", int(rows_at_once * VOCABULARY_SIZE))
+    monkeypatch.setattr(token_head, "_MIN_ROWS", 1)
     layer, (hidden_ND, target_N) = _layer(bias=bias), _given()
     wanted = [hidden_ND, *layer.parameters()]
     expected = _plainly(layer, hidden_ND, target_N, temperature)
@@ -156,6 +157,7 @@ def test_the_logits_of_all_tokens_are_never_there_at_once(monkeypatch: pytest.Mo
     """Forward and backward hold no tensor larger than a chunk, the weight or the hidden states."""
     chunk, num_tokens, hidden_size, vocabulary_size = 40_000, 1500, 20, 3000
     monkeypatch.setattr(token_head, "_CHUNK_ELEMENTS", chunk)
+    monkeypatch.setattr(token_head, "_MIN_ROWS", 1)
     layer = _layer(bias=True, hidden_size=hidden_size, vocabulary_size=vocabulary_size)
     hidden_ND = torch.randn(num_tokens, hidden_size, dtype=torch.float64, requires_grad=True)
     target_N = torch.randint(vocabulary_size, (num_tokens,))

@@ -10,7 +10,7 @@ from components.train_grpo.config import TrainGRPOConfig
 from tests.train_grpo.settings import grpo_config
 
 ROOT = Path(__file__).parents[2]
-MODEL = {"base": "reference", "initial_rollouts": 0, "learning_rate": 1e-3, "epochs": 1, "replay_fraction": 0.1}
+MODEL = {"base": "reference", "initial_rollouts": 1, "learning_rate": 1e-3, "epochs": 1, "replay_fraction": 0.1}
 STEPS = {"reward__weights": {"steps": 1.0}, "reward__supervision": "process"}
 
 

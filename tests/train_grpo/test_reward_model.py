@@ -49,7 +49,7 @@ _STEPS = [(2, 4), (1, 2, 3), (2,), (1,), (3, 7, 9, 10)]
 def _config(**changes: Any) -> RewardModelConfig:
     fields = {
         "base": "reference",
-        "initial_rollouts": 0,
+        "initial_rollouts": 1,
         "learning_rate": 1e-2,
         "epochs": 1,
         "replay_fraction": 0.1,

@@ -147,7 +147,7 @@ def test_process_supervision_rewards_each_worked_line_and_the_answer(checkpoint:
 def test_a_reward_model_is_read_at_the_end_of_each_step(checkpoint: Checkpoint, supervision: str) -> None:
     """The reward of each step is what the model itself says there, completion by completion."""
     model_config = RewardModelConfig(
-        base="reference", initial_rollouts=0, learning_rate=1e-3, epochs=1, replay_fraction=0.1
+        base="reference", initial_rollouts=1, learning_rate=1e-3, epochs=1, replay_fraction=0.1
     )
     model = RewardModel.load(model_config, checkpoint, micro_batch_tokens=100)
     torch.manual_seed(1)

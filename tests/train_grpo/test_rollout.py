@@ -75,7 +75,7 @@ def _number(group: Group) -> int:
 def test_a_rollout_asks_each_problem_and_scores_its_group() -> None:
     """Groups stand where their problems were drawn, and hold that problem's own completions."""
     config, policy = grpo_config(sampling__temperature=0.7, group_size=6), _Policy(lambda number: number % 5)
-    rollout = roll_out(config, _prompts(config), policy, _score, seed=7)
+    rollout = roll_out(config, _prompts(config), policy, _score, seed="7")
     drawn = _prompts(config).draw(3)
     assert [group.problem for group in rollout.sampled] == drawn
     assert [group.num_right for group in rollout.sampled] == [int(problem.id[-3:]) % 5 for problem in drawn]
@@ -96,7 +96,7 @@ def test_a_rollout_asks_each_problem_and_scores_its_group() -> None:
 def test_without_resampling_all_groups_are_kept(num_right: int) -> None:
     """Zero rounds: all right or all wrong, one round of groups is sampled and trained on."""
     config, policy = grpo_config(), _Policy(lambda _: num_right)
-    rollout = roll_out(config, _prompts(config), policy, _score, seed=1)
+    rollout = roll_out(config, _prompts(config), policy, _score, seed="1")
     assert len(policy.calls) == 1
     assert rollout.trained == rollout.sampled
     assert len(rollout.trained) == 3
@@ -108,7 +108,7 @@ def test_groups_without_spread_are_replaced_for_a_bounded_number_of_rounds(round
     """Each round asks for just what is missing; only groups that disagree are trained on, and never too many."""
     config = grpo_config(seed=seed, prompts__max_resampling_rounds=rounds)
     policy = _Policy(_sometimes)
-    rollout = roll_out(config, _prompts(config), policy, _score, seed=1)
+    rollout = roll_out(config, _prompts(config), policy, _score, seed="1")
     assert rollout.trained == [group for group in rollout.sampled if _number(group) in MIXED]
     assert len(rollout.trained) <= 3
     assert 1 <= len(policy.calls) <= rounds + 1
@@ -130,18 +130,18 @@ def test_the_rounds_have_seeds_of_their_own() -> None:
     seeds = []
     for step in (1, 2, 3):
         policy = _Policy(lambda _: 0)
-        roll_out(config, _prompts(config), policy, _score, seed=step)
+        roll_out(config, _prompts(config), policy, _score, seed=f"{step}")
         seeds += [call["seed"] for call in policy.calls]
     assert len(seeds) == len(set(seeds)) == 15
     again = _Policy(lambda _: 0)
-    roll_out(config, _prompts(config), again, _score, seed=1)
+    roll_out(config, _prompts(config), again, _score, seed="1")
     assert [call["seed"] for call in again.calls] == seeds[:5]
 
 
 def test_a_policy_that_always_agrees_with_itself_has_nothing_to_train_on() -> None:
     """The rounds end, everything sampled is kept for the metrics, and they say which way it agreed."""
     config = grpo_config(prompts__max_resampling_rounds=2)
-    rollout = roll_out(config, _prompts(config), _Policy(lambda number: 4 * (number % 2)), _score, seed=1)
+    rollout = roll_out(config, _prompts(config), _Policy(lambda number: 4 * (number % 2)), _score, seed="1")
     assert rollout.trained == []
     assert len(rollout.sampled) == 9
     figures = rollout_figures(config, rollout)
@@ -157,7 +157,7 @@ def test_what_is_missing_is_not_divided_by() -> None:
     """A step that got one group of three is averaged over the completions of that group alone."""
     config = grpo_config(prompts__max_resampling_rounds=1)
     prompts = Prompts(tiny.PROBLEMS[:5], config.prompts, seed=1)
-    rollout = roll_out(config, prompts, _Policy(lambda number: 2 * (number == 0)), _score, seed=1)
+    rollout = roll_out(config, prompts, _Policy(lambda number: 2 * (number == 0)), _score, seed="1")
     assert [_number(group) for group in rollout.trained] == [0]
     given = experience(config, rollout.trained)
     assert given.num_tokens_B.tolist() == [1, 2, 3, 4]
@@ -178,7 +178,7 @@ def test_a_curriculum_hears_of_every_group() -> None:
         nothing = scored({"accuracy": [math.nan]}, verdict=Verdict.UNSCORABLE)
         return [*others, nothing if last.grade.verdict is Verdict.WRONG else last]
 
-    rollout = roll_out(config, prompts, _Policy(_sometimes), score, seed=1)
+    rollout = roll_out(config, prompts, _Policy(_sometimes), score, seed="1")
     assert len(rollout.sampled) > len(rollout.trained) > 0
     rates = {4: 1.0, 2: 2 / 3, 0: 0.0}
     expected = {group.problem.id: rates[_sometimes(_number(group))] for group in rollout.sampled}

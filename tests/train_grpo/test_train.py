@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -5,15 +6,17 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from components.policy.checkpoint import save
+from components.policy.checkpoint import load, save
 from components.policy.engine import PolicyEngine
 from components.policy.logprobs import CompletionScorer
 from components.rollout.transformers_engine import Decoding
 from components.shared import jsonl, lineage
 from components.shared.errors import PipelineError
 from components.shared.problem import Problem, Split, write_problems
+from components.train_grpo.config import RewardName
+from components.train_grpo.rollout import Group
 from components.train_grpo.sampler_correction import SamplerMismatchError
-from components.train_grpo.train import train
+from components.train_grpo.train import build_trainer, train
 from tests import tiny
 from tests.train_grpo.settings import grpo_config
 
@@ -55,9 +58,11 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("zero_stage", [0, 2, 3])
-def test_it_learns_to_give_the_right_answer(tmp_path: Path, reference: Path, zero_stage: int) -> None:
-    """From one right answer in two to nearly all, by reward alone, under any ZeRO stage."""
+@pytest.mark.parametrize(("zero_stage", "gradient_checkpointing"), [(0, False), (2, True), (3, False), (3, True)])
+def test_it_learns_to_give_the_right_answer(
+    tmp_path: Path, reference: Path, zero_stage: int, gradient_checkpointing: bool
+) -> None:
+    """From one right answer in two to nearly all, by reward alone, under any ZeRO stage and with checkpointing."""
     rows = _run(
         tmp_path,
         [tiny.problem(3)],
@@ -66,6 +71,7 @@ def test_it_learns_to_give_the_right_answer(tmp_path: Path, reference: Path, zer
         prompts_per_step=1,
         group_size=16,
         engine__zero_stage=zero_stage,
+        engine__gradient_checkpointing=gradient_checkpointing,
         engine__micro_batch_tokens=10_000,
         learning_rate=1e-3,
     )
@@ -110,7 +116,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("variant", list(VARIANTS))
 def test_every_variant_learns_to_give_the_right_answer(tmp_path: Path, reference: Path, variant: str) -> None:
-    """What is chosen by an enum reaches the update, and improves the policy all the way."""
+    """Each variant runs from the params to the saved policy, and improves it on the way."""
     settings = {
         "num_steps": 20,
         "prompts_per_step": 1,
@@ -123,6 +129,28 @@ def test_every_variant_learns_to_give_the_right_answer(tmp_path: Path, reference
     rows = _run(tmp_path, questions, reference, **settings)
     assert sum(row["accuracy"] for row in rows[:2]) / 2 < 0.8
     assert sum(row["accuracy"] for row in rows[-3:]) / 3 > 0.9
+
+
+def test_the_kl_term_in_the_reward_is_taken_off_it(tmp_path: Path, reference: Path) -> None:
+    """A completion that the policy finds likelier than the reference does loses by it: beta times the sum of k1."""
+    config = grpo_config(
+        prompts_per_step=1,
+        advantage__estimator="mean_only",
+        loss__kl={"coefficient": 0.5, "estimator": "k1", "placement": "reward"},
+    )
+    trainer = build_trainer(config, load(reference, dtype=torch.float32), [tiny.problem(3)])
+    with torch.no_grad():
+        trainer.checkpoint.model.get_output_embeddings().weight.mul_(1.1)
+    group = trainer._roll_out("test").sampled[0]
+    level = [replace(scored, rewards={RewardName.ACCURACY: (1.0,)}) for scored in group.scored_G]
+    given, old_M, reference_M = trainer._experience([Group(group.problem, level)])
+    assert old_M is not None
+    assert reference_M is not None
+    num_tokens = given.num_tokens_B.tolist()
+    penalties_G = [0.5 * float(part.sum()) for part in (old_M - reference_M).split(num_tokens)]
+    expected_G = [sum(penalties_G) / len(penalties_G) - penalty for penalty in penalties_G]
+    assert max(expected_G) - min(expected_G) > 1e-3
+    assert [float(part[0]) for part in given.advantages_M.split(num_tokens)] == pytest.approx(expected_G, abs=1e-5)
 
 
 def test_a_new_iteration_begins_with_the_policy_as_its_reference(tmp_path: Path, reference: Path) -> None:
@@ -139,7 +167,7 @@ def test_the_reward_model_is_retrained_on_every_iteration_with_replay(tmp_path: 
         "base": "reference",
         "initial_rollouts": 4,
         "learning_rate": 1e-3,
-        "epochs": 8,
+        "epochs": 30,
         "replay_fraction": 0.1,
     }
     rows = _run(
@@ -147,7 +175,7 @@ def test_the_reward_model_is_retrained_on_every_iteration_with_replay(tmp_path: 
         [tiny.problem(3)],
         reference,
         num_iterations=2,
-        num_steps=8,
+        num_steps=20,
         prompts_per_step=1,
         group_size=18,
         learning_rate=1e-3,
@@ -156,19 +184,29 @@ def test_the_reward_model_is_retrained_on_every_iteration_with_replay(tmp_path: 
     )
     trained = [row for _, row in jsonl.read_rows(tmp_path / "training" / "reward_model.jsonl")]
     assert [row["iteration"] for row in trained] == [0, 1]
-    assert [row["reward_model_examples"] for row in trained] == [4 * 18, 4 * 18 + 8]
+    assert [row["reward_model_examples"] for row in trained] == [4 * 18, 10 * 18 + 20]
     assert trained[1]["reward_model_accuracy"] > 0.8
     assert sum(row["accuracy"] for row in rows[-2:]) / 2 > 0.9
     assert AutoModelForSequenceClassification.from_pretrained(tmp_path / "training" / "reward_model").num_labels == 1
 
 
-def test_a_run_whose_every_group_is_dropped_changes_nothing(tmp_path: Path, reference: Path) -> None:
-    """With dynamic sampling, rollouts without spread leave the weights as they are; the figures say so."""
+def test_a_run_that_changes_nothing_fails(tmp_path: Path, reference: Path) -> None:
+    """Where no group of the whole run has spread, the policy would be the reference under another name."""
     impossible = tiny.problem(3, answer="12345")
-    rows = _run(tmp_path, [impossible], reference, prompts_per_step=1, prompts__max_resampling_rounds=2)
-    assert [(row["groups_sampled"], row["groups_trained"], row["gradient_norm"]) for row in rows] == [(3, 0, 0.0)] * 3
-    before, after = (AutoModelForCausalLM.from_pretrained(path) for path in (reference, tmp_path / "policy"))
-    assert all(torch.equal(one, other) for one, other in zip(before.parameters(), after.parameters(), strict=True))
+    with pytest.raises(PipelineError, match="no rollout of the run had anything to learn from"):
+        _run(tmp_path, [impossible], reference, prompts_per_step=1, prompts__max_resampling_rounds=2)
+
+
+def test_a_step_whose_every_group_is_dropped_changes_nothing(tmp_path: Path, reference: Path) -> None:
+    """With dynamic sampling a rollout without spread takes no optimizer step, and the curves say what is not known."""
+    problems = [tiny.problem(3), *(tiny.problem(3, id=f"hopeless/{n}", answer="12345") for n in range(5))]
+    rows = _run(
+        tmp_path, problems, reference, num_steps=6, prompts_per_step=1, group_size=16, prompts__max_resampling_rounds=1
+    )
+    dropped = [row for row in rows if row["groups_trained"] == 0]
+    assert 0 < len(dropped) < len(rows)
+    assert all((row["groups_sampled"], row["gradient_norm"], row["kl"]) == (2, 0.0, None) for row in dropped)
+    assert all(row["gradient_norm"] > 0 for row in rows if row["groups_trained"])
 
 
 def test_a_sampler_that_draws_from_something_else_stops_the_run(
@@ -195,7 +233,7 @@ def test_equal_runs_are_equal_to_the_byte(tmp_path: Path, reference: Path) -> No
 
 def test_it_writes_a_policy_a_row_per_step_and_completions(tmp_path: Path, reference: Path) -> None:
     """The policy loads, differs from the reference, and every step left its figures and completions."""
-    rows = _run(tmp_path, tiny.PROBLEMS, reference, learning_rate=1e-2)
+    rows = _run(tmp_path, [tiny.problem(3)], reference, prompts_per_step=1, group_size=16)
     assert [row["step"] for row in rows] == [1, 2, 3]
     kept = [row for _, row in jsonl.read_rows(tmp_path / "training" / "completions.jsonl")]
     assert [row["step"] for row in kept] == [1, 1, 2, 2, 3, 3]
