@@ -17,8 +17,8 @@ ROOT = Path(__file__).parents[2]
         (("train_grpo:", "train_gpro:"), "train_gpro: unknown key; did you mean `train_grpo`?"),
         (("  group_size:", "  groupsize:"), "train_grpo.groupsize: unknown key; did you mean `group_size`?"),
         (
-            ("  kl_coefficient: ", "  kl_coefficient: -"),
-            "train_grpo.kl_coefficient: input should be greater than or equal",
+            ("kl: {coefficient: ", "kl: {coefficient: -"),
+            "train_grpo.loss.kl.coefficient: input should be greater than or equal",
         ),
     ],
 )
