@@ -15,7 +15,7 @@ class EngineConfig(Config):
     precision: Literal["fp32", "bf16"]
     """Type of weights and activations; bf16 keeps fp32 master weights in the optimizer."""
     gradient_checkpointing: bool
-    """Whether activations are computed again in the backward pass: a third more time, and memory for few of them."""
+    """Whether activations are computed again in the backward pass: one more forward pass, and memory for few."""
     micro_batch_tokens: int = Field(gt=0)
     """Tokens that go through the model at once, a group's prompt counted once; memory, never the result, depends on
     it. A group that does not fit is split, and its prompt computed once per part."""

@@ -225,10 +225,7 @@ def _shares(weights: Mapping[str, float], sources: Iterable[str]) -> dict[str, F
             f"train_grpo.prompts.source_weights: there are weights for {', '.join(sorted(weights))}, but problems from "
             f"{', '.join(sorted(there))}; each source of problems needs one (0 leaves it out), and nothing else has one"
         )
-    if min(weights.values()) < 0 or not any(weights.values()):
-        raise PipelineError(
-            f"train_grpo.prompts.source_weights: {dict(weights)} are no shares; none may be below 0, "
-            "and one must be above"
-        )
+    if not any(weights.values()):
+        raise PipelineError(f"train_grpo.prompts.source_weights: {dict(weights)} are no shares; one must be above 0")
     exact = {source: Fraction(str(weights[source])) for source in sorted(weights) if weights[source]}
     return {source: weight / sum(exact.values()) for source, weight in exact.items()}
