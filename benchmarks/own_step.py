@@ -20,6 +20,7 @@ from components.policy.determinism import make_deterministic
 from components.rollout import transformers_engine
 from components.rollout.completion import Completion
 from components.shared.base_model import ModelConfig
+from components.shared.grading.answer import AnswerPolicy
 from components.shared.problem import Problem, Split
 from components.train_grpo.config import RewardName, TrainGRPOConfig
 from components.train_grpo.prompts import Prompts
@@ -139,7 +140,9 @@ def checkpoint(case: Case) -> Checkpoint:
     """Return the case's model; read here, as AutoTokenizer puts Qwen2's own splitting rules in place of those saved."""
     model = AutoModelForCausalLM.from_pretrained(case["model"], dtype=getattr(torch, case["dtype"])).to(case["device"])
     tokenizer = PreTrainedTokenizerFast.from_pretrained(case["model"])
-    return Checkpoint(model, tokenizer, ModelConfig(base=case["model"], prompt="{question}"))
+    return Checkpoint(
+        model, tokenizer, ModelConfig(base=case["model"], prompt="{question}", answer=AnswerPolicy.DECLARED)
+    )
 
 
 def problems(case: Case) -> list[Problem]:

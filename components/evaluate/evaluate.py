@@ -12,7 +12,7 @@ from components.policy.determinism import make_deterministic
 from components.rollout.completion import Completion, Generate, grade_completion
 from components.rollout.transformers_engine import TransformersEngine
 from components.shared import jsonl
-from components.shared.answer import has_reasoning
+from components.shared.grading.answer import has_reasoning
 from components.shared.problem import Problem, Split, read_problems
 from components.shared.progress import Progress, progress
 from components.shared.step import In, Out

@@ -25,7 +25,8 @@ from components.shared.errors import PipelineError
 from components.shared.problem import Problem
 
 PIPELINE_FILE = "pipeline.json"
-"""Beside the weights: how a question is put to the model ("prompt") and, if they are elsewhere, where ("weights")."""
+"""Beside the weights: how a question is put to the model ("prompt"), where its responses state their answer ("answer")
+and, if the weights are elsewhere, where ("weights")."""
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 
 
@@ -118,7 +119,7 @@ def load(folder: Path, *, dtype: torch.dtype) -> Checkpoint:
     """Return the checkpoint that a stage saved in `folder`."""
     described = jsonl.read_json(folder / PIPELINE_FILE)
     weights = described.get("weights", str(folder))
-    config = ModelConfig(base=weights, prompt=described["prompt"])
+    config = ModelConfig(base=weights, prompt=described["prompt"], answer=described["answer"])
     return _read(weights, config, dtype, revision=described.get("revision"))
 
 
@@ -160,7 +161,7 @@ def save(checkpoint: Checkpoint, folder: Path) -> None:
     """Write a Hugging Face folder that `AutoModelForCausalLM.from_pretrained` loads."""
     checkpoint.model.save_pretrained(folder)
     checkpoint.tokenizer.save_pretrained(folder)
-    jsonl.write_json(folder / PIPELINE_FILE, {"prompt": checkpoint.config.prompt})
+    jsonl.write_json(folder / PIPELINE_FILE, _asking(checkpoint.config))
 
 
 def save_base(checkpoint: Checkpoint, folder: Path) -> None:
@@ -172,7 +173,11 @@ def save_base(checkpoint: Checkpoint, folder: Path) -> None:
     weights = str(Path(base).resolve()) if Path(base).is_dir() else base
     # A hub's branch moves, a folder's content may: what exactly was used is written down.
     exact = {"digest": lineage.digest(Path(base))} if Path(base).is_dir() else {"revision": _revision(checkpoint)}
-    jsonl.write_json(folder / PIPELINE_FILE, {"prompt": checkpoint.config.prompt, "weights": weights, **exact})
+    jsonl.write_json(folder / PIPELINE_FILE, {**_asking(checkpoint.config), "weights": weights, **exact})
+
+
+def _asking(config: ModelConfig) -> dict[str, str]:
+    return {"prompt": config.prompt, "answer": config.answer}
 
 
 def _revision(checkpoint: Checkpoint) -> str | None:

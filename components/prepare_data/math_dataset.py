@@ -5,8 +5,9 @@ from typing import Any
 
 from components.prepare_data.fields import Fields
 from components.prepare_data.raw_rows import MalformedRowError, shown, text
-from components.shared.boxes import Box, find_boxes, last_boxed
-from components.shared.grading import Verdict, grade
+from components.shared.grading.boxes import Box, find_boxes, last_boxed
+from components.shared.grading.grade import grade
+from components.shared.grading.verdict import Verdict
 
 _LEVEL = re.compile(r"(?:Level )?([1-9])(?:\.0)?")
 _UNKNOWN_LEVEL = "Level ?"

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from components.policy.sequences import TokenSequence
-from components.shared.grading import Grade, Verdict, grade
+from components.shared.grading.grade import grade
+from components.shared.grading.verdict import Grade, Verdict
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pydantic import Field, field_validator
 
 from components.shared.config import Config
+from components.shared.grading.answer import AnswerPolicy
 
 _SCRATCH_PREFIX = "scratch:"
 
@@ -35,7 +36,9 @@ class ModelConfig(Config):
     base: str = Field(min_length=1)
     """Hugging Face id or folder, or `scratch:<preset>` for a small model that needs no download."""
     prompt: str
-    """Text put to the model; `{question}` stands for the question."""
+    """Text put to the model; `{question}` stands for the question. One that holds `<think>` asks for thoughts."""
+    answer: AnswerPolicy
+    """Where a response to this prompt has to state its final answer."""
 
     @field_validator("base")
     @classmethod
@@ -60,6 +63,11 @@ class ModelConfig(Config):
         return (
             SCRATCH_MODELS[self.base.removeprefix(_SCRATCH_PREFIX)] if self.base.startswith(_SCRATCH_PREFIX) else None
         )
+
+    @property
+    def asks_for_thoughts(self) -> bool:
+        """Whether a response is to think between `<think>` and `</think>` before it answers."""
+        return "<think>" in self.prompt
 
     def ask(self, question: str) -> str:
         """Return the prompt for a question: the one place where it is made."""

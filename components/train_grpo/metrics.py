@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from components.shared.answer import has_reasoning
+from components.shared.grading.answer import has_reasoning
 from components.train_grpo.config import TrainGRPOConfig
 from components.train_grpo.experience import Experience
 from components.train_grpo.rewards import Scored

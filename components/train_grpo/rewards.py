@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from components.policy.checkpoint import Checkpoint
 from components.rollout.completion import Completion, grade_completion
-from components.shared.answer import final_answer, has_reasoning
-from components.shared.grading import Grade
+from components.shared.grading.answer import final_answer, has_reasoning
+from components.shared.grading.verdict import Grade
 from components.shared.problem import Problem
 from components.train_grpo.config import RewardName, Supervision, TrainGRPOConfig, Truncated
 from components.train_grpo.reward_model import RewardModel

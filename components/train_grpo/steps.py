@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from components.rollout.completion import Completion
-from components.shared.grading import Grade, Verdict
+from components.shared.grading.verdict import Grade, Verdict
 from components.train_grpo.equations import Equation, equations
 
 _ANSWER_MARKERS = ("####", r"\boxed", r"\fbox")

@@ -11,8 +11,8 @@ from typing import Any
 
 import pandas as pd
 
-from components.shared.answer import has_reasoning
-from components.shared.grading import grade
+from components.shared.grading.answer import has_reasoning
+from components.shared.grading.grade import grade
 from components.shared.problem import Problem, Split
 from components.shared.tokenizer import tokenizer_for
 from components.validate_data.config import ValidateConfig

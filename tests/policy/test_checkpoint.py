@@ -11,13 +11,19 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma2Config, Gemm
 from components.policy.checkpoint import create, load, save, save_base
 from components.shared.base_model import ModelConfig
 from components.shared.errors import PipelineError
+from components.shared.grading.answer import AnswerPolicy
 from tests import tiny
 
 
 @pytest.mark.parametrize("base", ["scratch:tiny", "scratch:math"])
 def test_a_saved_checkpoint_is_the_same_model_for_hugging_face(tmp_path: Path, base: str) -> None:
     """AutoModelForCausalLM and AutoTokenizer load a folder that gives the same tokens, text and logits."""
-    saved = create(ModelConfig(base=base, prompt="{question}\n"), tiny.PROBLEMS, seed=1, dtype=torch.float32)
+    saved = create(
+        ModelConfig(base=base, prompt="{question}\n", answer=AnswerPolicy.DECLARED),
+        tiny.PROBLEMS,
+        seed=1,
+        dtype=torch.float32,
+    )
     save(saved, tmp_path)
     model, tokenizer = AutoModelForCausalLM.from_pretrained(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
     for problem in tiny.PROBLEMS:
@@ -33,7 +39,10 @@ def test_a_saved_checkpoint_is_the_same_model_for_hugging_face(tmp_path: Path, b
 def test_a_loaded_checkpoint_asks_as_the_saved_one_did(tmp_path: Path) -> None:
     """The prompt, the end token and the example tokens come back."""
     saved = create(
-        ModelConfig(base="scratch:tiny", prompt="Q: {question}\nA: "), tiny.PROBLEMS, seed=1, dtype=torch.float32
+        ModelConfig(base="scratch:tiny", prompt="Q: {question}\nA: ", answer=AnswerPolicy.DECLARED),
+        tiny.PROBLEMS,
+        seed=1,
+        dtype=torch.float32,
     )
     save(saved, tmp_path)
     loaded = load(tmp_path, dtype=torch.float32)
@@ -54,7 +63,7 @@ def test_examples_end_with_the_end_token_and_split_after_the_prompt() -> None:
 def test_a_base_model_that_exists_is_passed_on_by_reference(tmp_path: Path) -> None:
     """Its weights are not copied, and loading the reference gives the same model with the new prompt."""
     save(tiny.checkpoint(), tmp_path / "existing")
-    config = ModelConfig(base=str(tmp_path / "existing"), prompt="{question}!")
+    config = ModelConfig(base=str(tmp_path / "existing"), prompt="{question}!", answer=AnswerPolicy.DECLARED)
     base = create(config, tiny.PROBLEMS, seed=5, dtype=torch.float32)
     (tmp_path / "base").mkdir()
     save_base(base, tmp_path / "base")
@@ -84,13 +93,23 @@ def test_an_incomplete_base_model_is_named(tmp_path: Path, removed: str, message
     save(tiny.checkpoint(), tmp_path)
     (tmp_path / removed).unlink()
     with pytest.raises(PipelineError, match=message):
-        create(ModelConfig(base=str(tmp_path), prompt="{question}"), tiny.PROBLEMS, seed=1, dtype=torch.float32)
+        create(
+            ModelConfig(base=str(tmp_path), prompt="{question}", answer=AnswerPolicy.DECLARED),
+            tiny.PROBLEMS,
+            seed=1,
+            dtype=torch.float32,
+        )
 
 
 def test_a_base_model_that_cannot_be_fetched_is_named() -> None:
     """An id that no hub answers for is an error that names it, not a traceback."""
     with pytest.raises(PipelineError, match=r"nobody/nothing.*cannot be loaded"):
-        create(ModelConfig(base="nobody/nothing", prompt="{question}"), tiny.PROBLEMS, seed=1, dtype=torch.float32)
+        create(
+            ModelConfig(base="nobody/nothing", prompt="{question}", answer=AnswerPolicy.DECLARED),
+            tiny.PROBLEMS,
+            seed=1,
+            dtype=torch.float32,
+        )
 
 
 def test_models_from_scratch_depend_on_the_seed_alone() -> None:
@@ -106,7 +125,12 @@ def test_weights_that_were_cut_off_are_named(tmp_path: Path) -> None:
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[: weights.stat().st_size // 2])
     with pytest.raises(PipelineError, match="cannot be loaded"):
-        create(ModelConfig(base=str(tmp_path), prompt="{question}"), tiny.PROBLEMS, seed=1, dtype=torch.float32)
+        create(
+            ModelConfig(base=str(tmp_path), prompt="{question}", answer=AnswerPolicy.DECLARED),
+            tiny.PROBLEMS,
+            seed=1,
+            dtype=torch.float32,
+        )
 
 
 def test_weights_that_are_missing_are_not_made_up(tmp_path: Path) -> None:
@@ -116,7 +140,12 @@ def test_weights_that_are_missing_are_not_made_up(tmp_path: Path) -> None:
     removed = next(name for name in tensors if "mlp" in name)
     save_file({name: tensor for name, tensor in tensors.items() if name != removed}, tmp_path / "model.safetensors")
     with pytest.raises(PipelineError, match=f"lacks 1 of its weights, such as {removed}"):
-        create(ModelConfig(base=str(tmp_path), prompt="{question}"), tiny.PROBLEMS, seed=1, dtype=torch.float32)
+        create(
+            ModelConfig(base=str(tmp_path), prompt="{question}", answer=AnswerPolicy.DECLARED),
+            tiny.PROBLEMS,
+            seed=1,
+            dtype=torch.float32,
+        )
 
 
 @pytest.mark.parametrize(
@@ -133,7 +162,12 @@ def test_a_model_that_changes_its_logits_is_refused(tmp_path: Path, caps: dict[s
     config = Gemma2Config(vocab_size=300, head_dim=8, intermediate_size=16, eos_token_id=1, **caps, **size)
     Gemma2ForCausalLM(config).save_pretrained(tmp_path)
     with pytest.raises(PipelineError, match=message):
-        create(ModelConfig(base=str(tmp_path), prompt="{question}"), tiny.PROBLEMS, seed=1, dtype=torch.float32)
+        create(
+            ModelConfig(base=str(tmp_path), prompt="{question}", answer=AnswerPolicy.DECLARED),
+            tiny.PROBLEMS,
+            seed=1,
+            dtype=torch.float32,
+        )
 
 
 def test_a_prompt_begins_as_the_models_texts_do() -> None:

@@ -217,7 +217,7 @@ def write_validation(folder: Path, problems: int) -> None:
 
 def _write_lineage(folders: Mapping[str, Path]) -> None:
     problems = _made_by("prepare_data", {"num_train": 4000, "seed": 1}, {})
-    model = {"base": "scratch:words", "prompt": "{question}\n"}
+    model = {"base": "scratch:words", "prompt": "{question}\n", "answer": "declared"}
     sft = _made_by("train_sft", {"model": model, "epochs": 2, "learning_rate": 1e-3}, {"problems": problems})
     grpo = _made_by(
         "train_grpo",

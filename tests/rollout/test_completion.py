@@ -1,6 +1,6 @@
 from components.policy.sequences import TokenSequence
 from components.rollout.completion import Completion, grade_completion
-from components.shared.grading import Verdict
+from components.shared.grading.verdict import Verdict
 
 
 def _completion(text: str, *, finished: bool) -> Completion:

@@ -13,6 +13,7 @@ from components.rollout.completion import Completion
 from components.rollout.transformers_engine import Decoding, TransformersEngine, inverse_cdf
 from components.shared.base_model import ModelConfig
 from components.shared.errors import PipelineError
+from components.shared.grading.answer import AnswerPolicy
 from tests import tiny
 
 QUESTIONS = [*(problem.question for problem in tiny.PROBLEMS[:5]), "Tom has 3?"]
@@ -198,7 +199,11 @@ def _eight_words() -> Checkpoint:
     words = Tokenizer(models.WordLevel({word: number for number, word in enumerate("abcdefg.")}, unk_token="."))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, eos_token=".", unk_token=".")
-    return Checkpoint(GPT2LMHeadModel(config).eval(), tokenizer, ModelConfig(base="eight", prompt="{question}"))
+    return Checkpoint(
+        GPT2LMHeadModel(config).eval(),
+        tokenizer,
+        ModelConfig(base="eight", prompt="{question}", answer=AnswerPolicy.DECLARED),
+    )
 
 
 def _next_word(checkpoint: Checkpoint, ids: tuple[int, ...], temperature: float) -> torch.Tensor:

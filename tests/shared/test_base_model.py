@@ -5,12 +5,13 @@ import pytest
 from components.shared.base_model import SCRATCH_MODELS, ModelConfig
 from components.shared.config import validate
 from components.shared.errors import PipelineError
+from components.shared.grading.answer import AnswerPolicy
 
 
 @pytest.mark.parametrize("preset", sorted(SCRATCH_MODELS))
 def test_a_preset_is_a_model_that_can_be_made(preset: str) -> None:
     """Its width divides into heads, whose halves rotate."""
-    size = ModelConfig(base=f"scratch:{preset}", prompt="{question}").scratch
+    size = ModelConfig(base=f"scratch:{preset}", prompt="{question}", answer=AnswerPolicy.DECLARED).scratch
     assert size == SCRATCH_MODELS[preset]
     assert size.hidden_size % size.num_heads == 0
     assert size.hidden_size // size.num_heads % 2 == 0
@@ -19,7 +20,7 @@ def test_a_preset_is_a_model_that_can_be_made(preset: str) -> None:
 @pytest.mark.parametrize("base", ["models/qwen", "Qwen/Qwen2.5-0.5B", "scratch", "my/scratch:tiny"])
 def test_any_other_name_is_an_existing_model(base: str) -> None:
     """A folder or a hub id, of which nothing is made."""
-    assert ModelConfig(base=base, prompt="{question}").scratch is None
+    assert ModelConfig(base=base, prompt="{question}", answer=AnswerPolicy.DECLARED).scratch is None
 
 
 @pytest.mark.parametrize(
@@ -38,12 +39,16 @@ def test_any_other_name_is_an_existing_model(base: str) -> None:
 def test_what_cannot_be_is_refused_with_what_can(values: dict[str, str], message: str) -> None:
     """Before anything is fetched or trained."""
     with pytest.raises(PipelineError) as refused:
-        validate(ModelConfig, {"base": "scratch:tiny", "prompt": "{question}"} | values, name="model")
+        validate(
+            ModelConfig, {"base": "scratch:tiny", "prompt": "{question}", "answer": "declared"} | values, name="model"
+        )
     assert str(refused.value).startswith(message)
 
 
 @pytest.mark.parametrize("question", ["What is {x} in {question}?", "{}", "{0}", r"\frac{1}{2} % \1 $", ""])
 def test_a_question_is_put_word_for_word(question: str) -> None:
     """Braces in a question are LaTeX and no places to fill, nor are other braces in the prompt."""
-    model = ModelConfig(base="scratch:tiny", prompt="{system} Q: {question}\nA: \\boxed{}")
+    model = ModelConfig(
+        base="scratch:tiny", prompt="{system} Q: {question}\nA: \\boxed{}", answer=AnswerPolicy.DECLARED
+    )
     assert model.ask(question) == "{system} Q: " + question + "\nA: \\boxed{}"

@@ -209,7 +209,7 @@ def test_a_rule_over_the_whole_file_is_told_without_a_key(tmp_path: Path) -> Non
 
     path = tmp_path / "params.yaml"
     text = (Path(__file__).parents[2] / "params/smoke.yaml").read_text()
-    path.write_text(text.replace("model: *model", "model: {base: scratch:math, prompt: '{question}'}"))
+    path.write_text(text.replace("model: *model", "model: {base: scratch:math, prompt: '{question}', answer: boxed}"))
     with pytest.raises(PipelineError) as refused:
         load(path)
     assert str(refused.value) == f"{path}:1: validate_data.model and train_sft.model must be the same"

@@ -13,11 +13,12 @@ from tokenizers import Tokenizer
 
 from components.shared.base_model import ModelConfig
 from components.shared.errors import PipelineError
+from components.shared.grading.answer import AnswerPolicy
 from components.shared.problem import Problem, Split, write_problems
 from components.shared.tokenizer import EOS, PAD, UNKNOWN, tokenizer_for
 
-_WORDS = ModelConfig(base="scratch:tiny", prompt="Solve:\n{question}\n")
-_BYTE_PAIRS = ModelConfig(base="scratch:math", prompt="Solve:\n{question}\n")
+_WORDS = ModelConfig(base="scratch:tiny", prompt="Solve:\n{question}\n", answer=AnswerPolicy.DECLARED)
+_BYTE_PAIRS = ModelConfig(base="scratch:math", prompt="Solve:\n{question}\n", answer=AnswerPolicy.DECLARED)
 # As in any tokenizer, text that spells a special token is that token.
 _PRINTABLE = st.text(st.characters(exclude_categories=["C"])).filter(
     lambda text: not any(token in text for token in (PAD, EOS, UNKNOWN))
@@ -152,7 +153,7 @@ def _printed_elsewhere(model: ModelConfig, folder: Path, hash_seed: str) -> str:
 def test_the_prompt_is_part_of_what_is_learned() -> None:
     """A prompt's words are known, though no problem holds them."""
     assert UNKNOWN not in _WORD_TOKENIZER.encode("Solve").tokens
-    bare = tokenizer_for(ModelConfig(base="scratch:tiny", prompt="{question}"), _PROBLEMS)
+    bare = tokenizer_for(ModelConfig(base="scratch:tiny", prompt="{question}", answer=AnswerPolicy.DECLARED), _PROBLEMS)
     assert UNKNOWN in bare.encode("Solve").tokens
 
 
@@ -160,7 +161,7 @@ def test_the_prompt_is_part_of_what_is_learned() -> None:
 def test_a_saved_tokenizer_gives_the_same_ids(tmp_path: Path, tokenizer: Tokenizer) -> None:
     """The folder stands for itself as a base model, whatever the problems are then."""
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    read = tokenizer_for(ModelConfig(base=str(tmp_path), prompt="{question}"), [])
+    read = tokenizer_for(ModelConfig(base=str(tmp_path), prompt="{question}", answer=AnswerPolicy.DECLARED), [])
     text = "Ada has 12 apples, zebras and 345 more.\n#### 7"
     assert read.encode(text).ids == tokenizer.encode(text).ids
     assert read.to_str() == tokenizer.to_str()
@@ -177,7 +178,7 @@ def test_the_tokenizer_that_training_saves_gives_the_same_ids(tmp_path: Path, mo
     checkpoint = create(model, _PROBLEMS, seed=1, dtype=torch.float32)
     save(checkpoint, tmp_path)
     validated, trained = tokenizer_for(model, _PROBLEMS), load(tmp_path, dtype=torch.float32)
-    saved = tokenizer_for(ModelConfig(base=str(tmp_path), prompt=model.prompt), [])
+    saved = tokenizer_for(ModelConfig(base=str(tmp_path), prompt=model.prompt, answer=AnswerPolicy.DECLARED), [])
     known = [text for problem in _PROBLEMS for text in (model.ask(problem.question), problem.solution)]
     for text in (*known, "zebras  and\n\n345,  é"):
         ids = validated.encode(text).ids
@@ -189,7 +190,7 @@ def test_the_tokenizer_that_training_saves_gives_the_same_ids(tmp_path: Path, mo
 def test_a_folder_without_a_tokenizer_is_named(tmp_path: Path) -> None:
     """The weights alone do not say what their rows mean."""
     with pytest.raises(PipelineError, match=f"^{tmp_path}: holds no tokenizer.json; a Hugging Face model folder is"):
-        tokenizer_for(ModelConfig(base=str(tmp_path), prompt="{question}"), [])
+        tokenizer_for(ModelConfig(base=str(tmp_path), prompt="{question}", answer=AnswerPolicy.DECLARED), [])
 
 
 @pytest.mark.parametrize("content", ['{"version": "1.0", "trunc', "", "{}", "\0"])
@@ -198,4 +199,4 @@ def test_a_broken_tokenizer_is_named(tmp_path: Path, content: str) -> None:
     path = tmp_path / "tokenizer.json"
     path.write_text(content)
     with pytest.raises(PipelineError, match=f"^{path}: cannot be read as a tokenizer .*is the file truncated"):
-        tokenizer_for(ModelConfig(base=str(tmp_path), prompt="{question}"), [])
+        tokenizer_for(ModelConfig(base=str(tmp_path), prompt="{question}", answer=AnswerPolicy.DECLARED), [])

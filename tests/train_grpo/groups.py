@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from components.policy.sequences import TokenSequence
 from components.rollout.completion import Completion
-from components.shared.grading import Grade, Verdict
+from components.shared.grading.verdict import Grade, Verdict
 from components.train_grpo.config import RewardName
 from components.train_grpo.rewards import Scored
 from components.train_grpo.rollout import Group

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from components.policy.checkpoint import Checkpoint
 from components.policy.sequences import TokenSequence
 from components.rollout.completion import Completion
-from components.shared.grading import Verdict
+from components.shared.grading.verdict import Verdict
 from components.train_grpo.config import RewardModelConfig, RewardName
 from components.train_grpo.reward_model import RewardModel
 from components.train_grpo.rewards import Scored, Scorer, accuracy, answer_format, overlong

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from components.rollout.completion import Completion, grade_completion
-from components.shared.grading import Verdict
+from components.shared.grading.verdict import Verdict
 from components.shared.problem import Problem
 from components.train_grpo.config import RewardName, TrainGRPOConfig
 from components.train_grpo.experience import experience

@@ -13,7 +13,8 @@ from components.policy.checkpoint import Checkpoint
 from components.policy.sequences import TokenSequence
 from components.rollout.completion import Completion
 from components.shared.base_model import ModelConfig
-from components.shared.grading import Grade, Verdict
+from components.shared.grading.answer import AnswerPolicy
+from components.shared.grading.verdict import Grade, Verdict
 from components.shared.tokenizer import tokenizer_for
 from components.train_grpo.steps import Step, TextStep, outcome, verified_steps, worked_steps
 from tests import tiny
@@ -32,7 +33,9 @@ def checkpoint() -> Checkpoint:
 @pytest.fixture(scope="module")
 def byte_pairs() -> Tokenizer:
     """A byte-level BPE; it knows none but the tokens of `tiny.PROBLEMS`, and all bytes."""
-    return tokenizer_for(ModelConfig(base="scratch:math", prompt="{question}\n"), tiny.PROBLEMS)
+    return tokenizer_for(
+        ModelConfig(base="scratch:math", prompt="{question}\n", answer=AnswerPolicy.DECLARED), tiny.PROBLEMS
+    )
 
 
 def _completion(ids: Sequence[int], text: str) -> Completion:

@@ -5,7 +5,7 @@ from typing import Any
 from components.shared.problem import Problem, Split
 
 PARAMS: dict[str, Any] = {
-    "model": {"base": "scratch:tiny", "prompt": "{question}\n"},
+    "model": {"base": "scratch:tiny", "prompt": "{question}\n", "answer": "declared"},
     "max_prompt_tokens": 60,
     "max_solution_tokens": 60,
     "min_within_limit_fraction": 0.9,

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies
 
-from components.shared.grading import Grade, Verdict, grade
+from components.shared.grading.grade import grade
+from components.shared.grading.verdict import Grade, Verdict
 
 SHARED = Path("../shared")
 NOT_CORE = ("contested:", "policy:", "not-math:", "language:", "upstream-label-wrong", "source-escape-bug")
@@ -161,7 +162,7 @@ def test_outside_the_main_thread_only_algebra_is_refused() -> None:
 def test_numbers_need_no_math_verify() -> None:
     """Grading word problems imports neither math-verify nor sympy."""
     code = (
-        "import sys; from components.shared.grading import grade; "
+        "import sys; from components.shared.grading.grade import grade; "
         "assert grade('72', 'so\\n#### 72').verdict == 'right' and grade('72', '#### 71').verdict == 'wrong'; "
         "assert not {'math_verify', 'sympy', 'torch'} & set(sys.modules)"
     )

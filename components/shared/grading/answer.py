@@ -1,8 +1,23 @@
 r"""The final answer of a text: what stands after `####`, as in GSM8K, or in the last `\boxed{}`, as in MATH."""
 
 import re
+from enum import StrEnum
 
-from components.shared.boxes import last_boxed
+from components.shared.grading.boxes import last_boxed
+
+
+class AnswerPolicy(StrEnum):
+    """Where a response states its final answer; whatever else it says is not graded."""
+
+    BOXED = "boxed"
+    r"""In its last `\boxed{}`, as in MATH."""
+    MARKED = "marked"
+    """After its last `####`, as in GSM8K."""
+    DECLARED = "declared"
+    """In the later of the two."""
+    STATED = "stated"
+    """In the later of the two or, without either, in a last sentence that says so ("The answer is 42.")."""
+
 
 _MARK = "####"
 _MARKERS = (_MARK, r"\boxed", r"\fbox")

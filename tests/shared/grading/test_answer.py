@@ -3,7 +3,7 @@ import time
 import pytest
 from hypothesis import given, strategies
 
-from components.shared.answer import final_answer, has_reasoning
+from components.shared.grading.answer import final_answer, has_reasoning
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.shared.boxes import all_boxed, find_boxes, last_boxed
+from components.shared.grading.boxes import all_boxed, find_boxes, last_boxed
 
 
 @pytest.mark.parametrize(

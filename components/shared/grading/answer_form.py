@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 
-from components.shared.boxes import find_boxes
+from components.shared.grading.boxes import find_boxes
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,31 +8,11 @@ and hence need the main thread; elsewhere such a comparison is unscorable, since
 import re
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
-from enum import StrEnum
 from itertools import pairwise
 
-from components.shared.answer import final_answer
-from components.shared.answer_form import AnswerForm, read_form
-
-
-class Verdict(StrEnum):
-    """What the grader says of a response."""
-
-    RIGHT = "right"
-    WRONG = "wrong"
-    UNSCORABLE = "unscorable"
-    """Nothing can be said: the expected answer cannot be read, or the comparison did not end."""
-
-
-@dataclass(frozen=True, slots=True)
-class Grade:
-    """A verdict, the answer that was compared, and why."""
-
-    verdict: Verdict
-    extracted: str | None
-    reason: str
-
+from components.shared.grading.answer import final_answer
+from components.shared.grading.answer_form import AnswerForm, read_form
+from components.shared.grading.verdict import Grade, Verdict
 
 _MAX_ANSWER_CHARACTERS = 300
 _TIMEOUT_S = 3  # a whole number: math-verify takes a fraction for an error and calls everything wrong
