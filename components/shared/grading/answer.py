@@ -26,7 +26,7 @@ _THOUGHT_END = "</think>"
 _NOT_REASONING = re.compile(r"</?think>|\\[(\[]|[\s#$*]")
 
 
-def final_answer(text: str) -> str | None:
+def final_answer(text: str, policy: AnswerPolicy = AnswerPolicy.DECLARED) -> str | None:
     """Return what the text declares to be its answer; None where it declares nothing.
 
     The later of the two markers counts, so a heading such as `#### Step 1` does not hide a box below it. Text inside
@@ -39,9 +39,9 @@ def final_answer(text: str) -> str | None:
     return (line.strip() or None) if answer is None and mark else answer or None
 
 
-def has_reasoning(text: str) -> bool:
+def has_reasoning(text: str, policy: AnswerPolicy = AnswerPolicy.DECLARED) -> bool:
     """Tell whether anything is written before the final answer; thoughts count, and a bare answer has none."""
-    if final_answer(text) is None:
+    if final_answer(text, policy) is None:
         return False
     before = text[: max(text.rfind(marker) for marker in _MARKERS)]
     return bool(_NOT_REASONING.sub("", before))

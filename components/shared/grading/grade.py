@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator
 from itertools import pairwise
 
-from components.shared.grading.answer import final_answer
+from components.shared.grading.answer import AnswerPolicy, final_answer
 from components.shared.grading.answer_form import AnswerForm, read_form
 from components.shared.grading.verdict import Grade, Verdict
 
@@ -30,9 +30,9 @@ _RATIO = re.compile(r"[0-9]+(?::[0-9]+)+")
 _BASED = re.compile(r"[0-9A-F]_\{?[0-9]")
 
 
-def grade(gold: str, response: str) -> Grade:
+def grade(gold: str, response: str, policy: AnswerPolicy = AnswerPolicy.DECLARED) -> Grade:
     """Return whether the final answer of `response` is `gold`; never raises, whatever the response is."""
-    extracted = final_answer(response)
+    extracted = final_answer(response, policy)
     if extracted is None:
         return Grade(Verdict.WRONG, None, "no final answer")
     verdict, reason = _compare(gold.strip(), extracted)
