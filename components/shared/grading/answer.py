@@ -4,6 +4,7 @@ import re
 from enum import StrEnum
 
 from components.shared.grading.boxes import last_boxed
+from components.shared.grading.statement import stated_answer
 
 
 class AnswerPolicy(StrEnum):
@@ -16,7 +17,7 @@ class AnswerPolicy(StrEnum):
     DECLARED = "declared"
     """In the later of the two."""
     STATED = "stated"
-    """In the later of the two or, without either, in a last sentence that says so ("The answer is 42.")."""
+    """In the later of the two or, without either, in a sentence that says so ("The answer is 42.") or concludes."""
 
 
 _MARK = "####"
@@ -26,32 +27,43 @@ _THOUGHT_END = "</think>"
 _NOT_REASONING = re.compile(r"</?think>|\\[(\[]|[\s#$*]")
 
 
-def final_answer(text: str, policy: AnswerPolicy = AnswerPolicy.DECLARED) -> str | None:
-    """Return what the text declares to be its answer; None where it declares nothing.
+def final_answer(text: str, policy: AnswerPolicy) -> str | None:
+    """Return what the text gives as its answer; None where it gives none in the place that the policy names.
 
-    The later of the two markers counts, so a heading such as `#### Step 1` does not hide a box below it. Text inside
-    `<think>` does not count, and no number is ever picked from the prose: an undeclared answer is no answer.
+    Of the two markers the later one counts, so a heading such as `#### Step 1` does not hide a box below it. Text
+    inside `<think>` does not count. A text that stops in the middle has no answer, whatever numbers it holds.
     """
-    declared = _outside_thoughts(text)
-    _, mark, after = declared.rpartition(_MARK)
-    line, _, rest = after.partition("\n")
-    answer = _boxed(rest if mark else declared)
-    return (line.strip() or None) if answer is None and mark else answer or None
+    said = _outside_thoughts(text)
+    if policy is AnswerPolicy.BOXED:
+        return _boxed(said)
+    if policy is AnswerPolicy.MARKED:
+        return _marked(said)
+    if _MARK in said or "box" in said:
+        _, mark, after = said.rpartition(_MARK)
+        _, _, rest = after.partition("\n")
+        declared = _boxed(rest if mark else said) or _marked(said)
+        if declared or policy is AnswerPolicy.DECLARED:
+            return declared
+    return stated_answer(said) if policy is AnswerPolicy.STATED else None
 
 
-def has_reasoning(text: str, policy: AnswerPolicy = AnswerPolicy.DECLARED) -> bool:
+def has_reasoning(text: str, policy: AnswerPolicy) -> bool:
     """Tell whether anything is written before the final answer; thoughts count, and a bare answer has none."""
-    if final_answer(text, policy) is None:
+    answer = final_answer(text, policy)
+    if answer is None:
         return False
-    before = text[: max(text.rfind(marker) for marker in _MARKERS)]
+    place = max(text.rfind(marker) for marker in _MARKERS)
+    before = text[: place if place >= 0 else text.rfind(answer)]
     return bool(_NOT_REASONING.sub("", before))
 
 
 def _boxed(text: str) -> str | None:
-    try:
-        return last_boxed(text) if "box" in text else None
-    except RecursionError:  # hundreds of boxes inside one another declare nothing
-        return None
+    return (last_boxed(text) if "box" in text else None) or None
+
+
+def _marked(text: str) -> str | None:
+    _, mark, after = text.rpartition(_MARK)
+    return (after.partition("\n")[0].strip() or None) if mark else None
 
 
 def _outside_thoughts(text: str) -> str:

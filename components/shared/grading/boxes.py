@@ -7,6 +7,9 @@ _COMMAND = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])\s*")
 _UNBRACED = re.compile(r"[^\s${}]+(?:\{[^\s${}]*\})*")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _MAX_NESTED = 4
+_MAX_JOIN_CHARACTERS = 60
+_DELIMITERS = re.compile(r"[\s$]*(?:\\[()\[\]][\s$]*)*")
+_JOIN = re.compile(r"(?=.*(?:[,;]|\b(?:and|or)\b))(?:[^.!?]|\\[!.])*", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,14 +22,23 @@ class Box:
 
 
 def last_boxed(text: str) -> str | None:
-    """Return what stands in the last box; None without a box, or where the last one is never closed."""
+    r"""Return what stands in the last box; None without a box, or where the last one is never closed.
+
+    Boxes that follow one another within a sentence, as in `\boxed{1} and \boxed{2}`, are one answer: a list.
+    """
     boxes, all_closed = _read(text)
-    return boxes[-1].content if boxes and all_closed else None
+    if not boxes or not all_closed:
+        return None
+    first = len(boxes) - 1
+    while first and _goes_on(text, boxes[first - 1], boxes[first]):
+        first -= 1
+    return ", ".join(dict.fromkeys(box.content for box in boxes[first:]))
 
 
-def all_boxed(text: str) -> list[str]:
-    """Return what stands in each closed box, in order; a box inside another one belongs to the outer one."""
-    return [box.content for box in find_boxes(text)]
+def _goes_on(text: str, box: Box, other: Box) -> bool:
+    """Whether nothing but "and", commas and a few words stands between two boxes."""
+    between = text[box.end : other.start] if other.start - box.end <= _MAX_JOIN_CHARACTERS else "."
+    return bool(_DELIMITERS.fullmatch(between) or _JOIN.fullmatch(between))
 
 
 def find_boxes(text: str) -> list[Box]:

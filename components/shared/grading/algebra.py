@@ -1,0 +1,214 @@
+"""Whether two expressions are equal, with sympy behind math-verify's reader of LaTeX.
+
+Nothing here has a time limit: whoever compares what a model wrote does so in a process that can be killed.
+"""
+
+import logging
+import random
+import re
+from fractions import Fraction
+from functools import lru_cache
+from typing import Any
+
+from components.shared.grading.number import Number
+
+_DEGREE = re.compile(r"\\degree\s*")
+_DIGITS = 400
+_POINTS = 8
+_MIN_POINTS = 3
+
+
+# It warns, at every call, that nobody limits its time: the pool does.
+logging.getLogger("math_verify").setLevel(logging.ERROR)
+
+
+class UnreadableError(Exception):
+    """A text is no mathematical expression."""
+
+
+def is_readable(latex: str) -> bool:
+    """Tell whether a text is a mathematical expression."""
+    try:
+        _read(latex)
+    except UnreadableError:
+        return False
+    return True
+
+
+def value_of(latex: str) -> Fraction | None:
+    """Return the value of an expression without variables, if it is rational."""
+    import sympy
+
+    expression = _read(latex)
+    if not isinstance(expression, sympy.Expr) or expression.free_symbols:
+        return None
+    simple = sympy.nsimplify(expression.doit(), rational=True) if expression.has(sympy.Float) else expression.doit()
+    return Fraction(int(simple.p), int(simple.q)) if isinstance(simple, sympy.Rational) else None
+
+
+def rounds_to(latex: str, decimal: Number) -> bool:
+    """Tell whether a constant expression, rounded to the places of a decimal, is that decimal."""
+    import sympy
+
+    expression = _read(latex)
+    if not isinstance(expression, sympy.Expr) or expression.free_symbols:
+        return False
+    value = decimal.value
+    difference = sympy.N(expression - sympy.Rational(value.numerator, value.denominator), 15)
+    return bool(difference.is_real) and 2 * abs(difference) * 10 ** (decimal.places or 0) <= 1
+
+
+def same_value(latex: str, other: str) -> bool:
+    """Tell whether two expressions have the same value, whatever their variables are.
+
+    Raises UnreadableError for an expression that cannot be read; the second one is read first.
+    """
+    import sympy
+
+    second, first = _read(other), _read(latex)
+    if first == second:
+        return not _has(first, sympy.nan, sympy.zoo)
+    if isinstance(first, sympy.Expr) and isinstance(second, sympy.Expr):
+        return _equal(first, second)
+    return _verified(first, second)
+
+
+def same_relation(sides: tuple[str, str], others: tuple[str, str]) -> bool:
+    """Tell whether two equations say the same: their differences of sides are multiples of one another."""
+    import sympy
+
+    first, second = (_read(f"({left})-({right})") if right != "0" else _read(left) for left, right in (sides, others))
+    if not isinstance(first, sympy.Expr) or not isinstance(second, sympy.Expr):
+        return False
+    if first.free_symbols != second.free_symbols or not first.free_symbols:
+        return False
+    if _unknown_functions(first) or _unknown_functions(second):
+        return first in {second, -second}
+    ratios = [_evaluate(first / second, point) for point in _points(first.free_symbols)]
+    known = [ratio for ratio in ratios if ratio is not None]
+    return len(known) >= _MIN_POINTS and known[0] != 0 and all(_is_zero(ratio - known[0], known[0]) for ratio in known)
+
+
+def verified(latex: str, other: str) -> bool:
+    """Tell whether math-verify finds two sets, relations or other objects equal, whichever is put first."""
+    return _verified(_read(latex), _read(other))
+
+
+def _verified(first: Any, second: Any) -> bool:
+    from math_verify import verify
+
+    return any(
+        verify([gold], [answer], timeout_seconds=None, raise_on_error=True)
+        for gold, answer in ((first, second), (second, first))
+    )
+
+
+@lru_cache(maxsize=2048)
+def _read(latex: str) -> Any:
+    from latex2sympy2_extended import NormalizationConfig, latex2sympy
+    from latex2sympy2_extended.latex2sympy2 import ConversionConfig
+
+    try:
+        found = latex2sympy(
+            _DEGREE.sub(r"\\cdot\\frac{\\pi}{180} ", latex),
+            # Without its own idea of units, boxes and equations: it would drop whatever looks like one.
+            normalization_config=NormalizationConfig(malformed_operators=True, nits=True, boxed="none"),
+            conversion_config=ConversionConfig(lowercase_symbols=False),
+        )
+    except (MemoryError, RecursionError):
+        raise
+    except Exception as error:  # a reader of whatever a model wrote may fail in any way
+        raise UnreadableError from error
+    if found is None or isinstance(found, str):
+        raise UnreadableError
+    return _with_constants(found)
+
+
+def _with_constants(expression: Any) -> Any:
+    """The letters `i` and `e` as the numbers they nearly always are."""
+    import sympy
+
+    if not isinstance(expression, sympy.Basic):
+        return expression
+    letters = {symbol: {"i": sympy.I, "e": sympy.E}.get(symbol.name) for symbol in expression.free_symbols}
+    known = {symbol: value for symbol, value in letters.items() if value is not None}
+    return expression.subs(known) if known else expression
+
+
+def _has(expression: Any, *kinds: Any) -> bool:
+    import sympy
+
+    return isinstance(expression, sympy.Basic) and expression.has(*kinds)
+
+
+def _unknown_functions(expression: Any) -> bool:
+    from sympy.core.function import AppliedUndef
+
+    return bool(expression.atoms(AppliedUndef))
+
+
+def _equal(first: Any, second: Any) -> bool:
+    """Equality of two expressions: at several points with many digits, which no rounding passes off as equal."""
+    import sympy
+
+    if any(_has(each, sympy.nan, sympy.zoo, sympy.oo) for each in (first, second)):
+        return False
+    if _unknown_functions(first) or _unknown_functions(second):
+        return bool(sympy.expand(first - second) == 0)
+    symbols = first.free_symbols | second.free_symbols
+    if not symbols:
+        return _agree(first, second, {}) is True
+    complex_ = first.has(sympy.I) or second.has(sympy.I)
+    found = [_agree(first, second, point, real=not complex_) for point in _points(symbols)]
+    known = [agrees for agrees in found if agrees is not None]
+    return len(known) >= _MIN_POINTS and all(known)
+
+
+def _points(symbols: Any) -> list[dict[Any, Any]]:
+    """Values to put for the variables: the same at every call, some positive and some negative throughout."""
+    import sympy
+
+    draw = random.Random(7)
+    ordered = sorted(symbols, key=str)
+    return [
+        {
+            symbol: sympy.Rational(draw.randint(101, 499), 200) * (1, -1, 1, draw.choice((1, -1)))[index % 4]
+            for symbol in ordered
+        }
+        for index in range(_POINTS)
+    ]
+
+
+def _agree(first: Any, second: Any, point: dict[Any, Any], *, real: bool = False) -> bool | None:
+    """Whether two expressions are equal at a point; None where they have no (real) value."""
+    left, right = _evaluate(first, point), _evaluate(second, point)
+    if left is None or right is None:
+        return None
+    if real and not (left.is_real and right.is_real):
+        return None
+    difference = _evaluate(first - second, point)
+    return difference is not None and _is_zero(difference, left)
+
+
+def _evaluate(expression: Any, point: dict[Any, Any]) -> Any:
+
+    value = _rational(expression.subs(point)).doit().evalf(15, maxn=_DIGITS)
+    return value if value.is_number and value.is_finite and not value.free_symbols else None
+
+
+def _rational(expression: Any) -> Any:
+    """The expression with decimals as the exact numbers that they write."""
+    import sympy
+
+    decimals = expression.atoms(sympy.Float)
+    return (
+        expression.xreplace({decimal: sympy.Rational(str(decimal)) for decimal in decimals}) if decimals else expression
+    )
+
+
+def _is_zero(difference: Any, scale: Any) -> bool:
+    """Whether hundreds of digits show no difference."""
+    import sympy
+
+    bound = sympy.Float(10) ** -30 * max(1, abs(scale))
+    return all(part == 0 or (part._prec == 1 and abs(part) < bound) for part in difference.as_real_imag())

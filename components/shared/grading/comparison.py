@@ -1,0 +1,157 @@
+r"""Comparison of two answers: part by part where they have parts, exactly where they are numbers, else by algebra.
+
+The rules are the same whichever answer comes first, but that only the given one is refused:
+
+- Values of a list or set may come in any order, those of a tuple, an interval or a matrix may not; brackets count.
+- A unit may be missing; two units are converted, and must be of the same kind. `25\%` is 25 and 0.25.
+- A decimal equals a fraction that no decimal can write out if it rounds it, with three significant digits or more;
+  five for what is not rational. Two decimals are equal if they are the same number.
+- `x = 5` is 5, and a chain `x = 2 + 3 = 5` is worth its last side; different numbers in one chain are no answer.
+- Words are compared as words, never as products of letters.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from components.shared.grading import algebra
+from components.shared.grading.decision import Decision, UnreadableGoldError
+from components.shared.grading.number import Number
+from components.shared.grading.parts import same_elements, same_values
+from components.shared.grading.refusal import refuse
+from components.shared.grading.relations import same_equations, same_inequalities
+from components.shared.grading.spelling import Spelling, read
+from components.shared.grading.structure import Kind, Structure, structure
+from components.shared.grading.units import DEGREE, PERCENT, Unit
+from components.shared.grading.wording import decide_by_wording
+
+_ORDERED = {Kind.TUPLE, Kind.MATRIX}
+_UNORDERED = {Kind.LIST, Kind.SET, Kind.UNION}
+_IRRATIONAL_DIGITS = 5
+
+
+def compare(gold: str, answer: str) -> Decision:
+    """Return whether an answer is the expected one.
+
+    Raises RefusedError, and UnreadableGoldError where the expected answer says nothing.
+    """
+    expected, given = read(gold), read(answer)
+    if not expected.text:
+        raise UnreadableGoldError("the expected answer is empty")
+    if expected == given:
+        return Decision(True, "same text but for its spelling")
+    refuse(expected, given)
+    return _same(expected, given)
+
+
+def _equal(one: str, other: str) -> bool:
+    return _same(read(one), read(other)).equal
+
+
+def _same(expected: Spelling, given: Spelling) -> Decision:
+    if expected.unit and given.unit and expected.unit != given.unit:
+        return _same_in_other_units(expected, given)
+    if _is_radian_to_degree(expected, given):
+        equal = any(_same_plain(*pair).equal for pair in _conversions(expected, given))
+        return Decision.between(equal, "angle")
+    if expected.text == given.text:
+        return Decision(True, "same text but for its spelling")
+    if expected.number and given.number and expected.number.equals(given.number):
+        return Decision(True, "same number")
+    if any(_same_plain(*pair).equal for pair in _conversions(expected, given)):
+        return Decision(True, "same value without its unit")
+    return _same_plain(expected, given)
+
+
+def _is_radian_to_degree(expected: Spelling, given: Spelling) -> bool:
+    """Whether one is an angle in degrees, and the other has no unit but a pi in it."""
+    return (expected.unit == DEGREE) != (given.unit == DEGREE) and r"\pi" in expected.latex + given.latex
+
+
+def _conversions(expected: Spelling, given: Spelling) -> list[tuple[Spelling, Spelling]]:
+    """The two answers as plain numbers, where one is in percent or degrees and the other has no unit."""
+    return [
+        (_converted(one), other)
+        for one, other in ((expected, given), (given, expected))
+        if one.unit in {PERCENT, DEGREE} and not other.unit
+    ]
+
+
+def _converted(measured: Spelling) -> Spelling:
+    """The plain number that a percentage or an angle in degrees is."""
+    if measured.unit == PERCENT and measured.number:
+        return replace(measured, number=Number(measured.number.value / 100, None), text="", unit=None)
+    return read(rf"({measured.latex})\cdot" + (r"\frac{\pi}{180}" if measured.unit == DEGREE else r"\frac{1}{100}"))
+
+
+def _same_in_other_units(expected: Spelling, given: Spelling) -> Decision:
+    units = [unit for unit in (expected.unit, given.unit) if unit]
+    if {unit.kind for unit in units} == {"degree", "radian"}:
+        return _same_plain(*(_converted(each) if each.unit == DEGREE else each for each in (expected, given)))
+    if units[0].kind != units[1].kind:
+        return Decision(False, f"unit is {units[1].kind}, expected {units[0].kind}")
+    return _same_plain(*(_scaled(each, unit) for each, unit in zip((expected, given), units, strict=True)))
+
+
+def _scaled(measured: Spelling, unit: Unit) -> Spelling:
+    if measured.number:
+        return replace(measured, number=Number(measured.number.value * unit.factor, None), text="", unit=None)
+    return read(rf"({measured.latex})\cdot\frac{{{unit.factor.numerator}}}{{{unit.factor.denominator}}}")
+
+
+def _same_plain(expected: Spelling, given: Spelling) -> Decision:
+    """Compare two answers whatever their units are."""
+    if expected.number and given.number:
+        return Decision.between(expected.number.equals(given.number), "number")
+    if decision := decide_by_wording(expected, given):
+        return decision
+    first, second = structure(expected.latex), structure(given.latex)
+    if first.kind is Kind.EXPRESSION and second.kind is Kind.EXPRESSION:
+        return _same_value(expected, given)
+    if Kind.EQUATION in (first.kind, second.kind):
+        return same_equations(expected, given, _same)
+    if Kind.INEQUALITY in (first.kind, second.kind) and (decision := same_inequalities(first, second, _same)):
+        return decision
+    return _same_parts(expected, given, first, second)
+
+
+def _same_parts(expected: Spelling, given: Spelling, first: Structure, second: Structure) -> Decision:
+    kinds = {first.kind, second.kind}
+    if kinds <= _UNORDERED:
+        return same_values(first.parts, second.parts, _equal)
+    if kinds <= _ORDERED or kinds == {Kind.LIST, Kind.TUPLE}:
+        return same_elements(first, second, _equal)
+    if Kind.EXPRESSION in kinds and kinds & {Kind.LIST, Kind.SET} and r"\emptyset" not in (expected.text, given.text):
+        return same_values(_members(first), _members(second), _equal)
+    if kinds == {Kind.SET, Kind.TUPLE} or expected.number or given.number:
+        return Decision(False, f"{second.kind} where {first.kind} is expected")
+    return _by_algebra(lambda: algebra.verified(expected.latex, given.latex), expected)
+
+
+def _members(given: Structure) -> tuple[str, ...]:
+    """The parts of an answer; `100,200`, read as one number, is a list where the other answer is one."""
+    return tuple(given.parts[0].split(",")) if given.kind is Kind.EXPRESSION else given.parts
+
+
+def _same_value(expected: Spelling, given: Spelling) -> Decision:
+    decimal, other = (given, expected) if given.number else (expected, given)
+    if number := decimal.number if decimal.number and decimal.number.places else None:
+        return _by_algebra(lambda: _is_written_out(other, number), expected)
+    return _by_algebra(lambda: algebra.same_value(given.latex, expected.latex), expected)
+
+
+def _is_written_out(expression: Spelling, decimal: Number) -> bool:
+    """Whether a decimal is the value of an expression, or rounds it."""
+    value = algebra.value_of(expression.latex)
+    if value is not None:
+        return Number(value, None).equals(decimal)
+    return decimal.shows(_IRRATIONAL_DIGITS) and algebra.rounds_to(expression.latex, decimal)
+
+
+def _by_algebra(decide: Callable[[], bool], expected: Spelling) -> Decision:
+    try:
+        equal = decide()
+    except algebra.UnreadableError:
+        if not algebra.is_readable(expected.latex):
+            raise UnreadableGoldError("the expected answer cannot be read") from None
+        return Decision(False, "the answer is no mathematical expression")
+    return Decision(equal, "equal by algebra" if equal else "not equal by algebra")

@@ -1,0 +1,31 @@
+"""What is no answer, though it may be equal to the expected one."""
+
+import re
+
+from components.shared.grading.decision import RefusedError
+from components.shared.grading.spelling import Spelling
+
+_HIDES = re.compile(r"\\(?:[hv]?phantom|not|b?cancel|sout|def|newcommand|renewcommand|let)(?![a-z])|%|!!")
+_ASKS = re.compile(
+    r"\\(?:sum|prod|int|oint|iint|lim|gcd|lcm|det|operatorname|bmod|max|min)(?![a-z])"
+    r"|\\frac\{(?:d|\\partial)\}|[vV]matrix|lcm|gcd"
+)
+_ACCENTS = re.compile(
+    r"'|\\prime|\^\s*\{?\s*(?:T|\\top|\\intercal)\b|\\(?:bar|hat|tilde|overline|vec|overrightarrow)(?![a-z])"
+)
+
+
+def refuse(expected: Spelling, given: Spelling) -> None:
+    """Raise RefusedError for an answer that hides something, or leaves the work to the grader.
+
+    "gcd(12, 18)" is the question again, not its answer; the reader of LaTeX passes over accents and struck-out text.
+    """
+    if r"\boxed" in given.latex:
+        raise RefusedError("several boxes in one answer")
+    if _HIDES.search(given.latex) and not _HIDES.search(expected.latex):
+        raise RefusedError("an answer with parts that are not printed or not meant")
+    if _ASKS.search(given.latex) and not _ASKS.search(expected.latex):
+        raise RefusedError("an expression that is still to be evaluated")
+    both_numbers = expected.number and given.number
+    if not both_numbers and sorted(_ACCENTS.findall(expected.text)) != sorted(_ACCENTS.findall(given.text)):
+        raise RefusedError("other primes, bars or arrows")
