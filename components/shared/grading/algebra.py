@@ -1,5 +1,6 @@
 """Whether two expressions are equal, with sympy behind math-verify's reader of LaTeX.
 
+Imported where it is needed: most verdicts need no algebra, and these libraries take a quarter of a second to import.
 Nothing here has a time limit: whoever compares what a model wrote does so in a process that can be killed.
 """
 
@@ -10,6 +11,13 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
+import sympy
+from latex2sympy2_extended import NormalizationConfig, latex2sympy
+from latex2sympy2_extended.latex2sympy2 import ConversionConfig
+from math_verify import verify
+from sympy.core.function import AppliedUndef
+
+from components.shared.grading.decision import UnreadableError
 from components.shared.grading.number import Number
 
 _DEGREE = re.compile(r"\\degree\s*")
@@ -17,13 +25,8 @@ _DIGITS = 400
 _POINTS = 8
 _MIN_POINTS = 3
 
-
 # It warns, at every call, that nobody limits its time: the pool does.
 logging.getLogger("math_verify").setLevel(logging.ERROR)
-
-
-class UnreadableError(Exception):
-    """A text is no mathematical expression."""
 
 
 def is_readable(latex: str) -> bool:
@@ -37,8 +40,6 @@ def is_readable(latex: str) -> bool:
 
 def value_of(latex: str) -> Fraction | None:
     """Return the value of an expression without variables, if it is rational."""
-    import sympy
-
     expression = _read(latex)
     if not isinstance(expression, sympy.Expr) or expression.free_symbols:
         return None
@@ -48,8 +49,6 @@ def value_of(latex: str) -> Fraction | None:
 
 def rounds_to(latex: str, decimal: Number) -> bool:
     """Tell whether a constant expression, rounded to the places of a decimal, is that decimal."""
-    import sympy
-
     expression = _read(latex)
     if not isinstance(expression, sympy.Expr) or expression.free_symbols:
         return False
@@ -63,11 +62,9 @@ def same_value(latex: str, other: str) -> bool:
 
     Raises UnreadableError for an expression that cannot be read; the second one is read first.
     """
-    import sympy
-
     second, first = _read(other), _read(latex)
     if first == second:
-        return not _has(first, sympy.nan, sympy.zoo)
+        return not _is_undefined(first)
     if isinstance(first, sympy.Expr) and isinstance(second, sympy.Expr):
         return _equal(first, second)
     return _verified(first, second)
@@ -75,8 +72,6 @@ def same_value(latex: str, other: str) -> bool:
 
 def same_relation(sides: tuple[str, str], others: tuple[str, str]) -> bool:
     """Tell whether two equations say the same: their differences of sides are multiples of one another."""
-    import sympy
-
     first, second = (_read(f"({left})-({right})") if right != "0" else _read(left) for left, right in (sides, others))
     if not isinstance(first, sympy.Expr) or not isinstance(second, sympy.Expr):
         return False
@@ -91,12 +86,11 @@ def same_relation(sides: tuple[str, str], others: tuple[str, str]) -> bool:
 
 def verified(latex: str, other: str) -> bool:
     """Tell whether math-verify finds two sets, relations or other objects equal, whichever is put first."""
-    return _verified(_read(latex), _read(other))
+    first, second = _read(latex), _read(other)
+    return not _is_undefined(first) and not _is_undefined(second) and _verified(first, second)
 
 
 def _verified(first: Any, second: Any) -> bool:
-    from math_verify import verify
-
     return any(
         verify([gold], [answer], timeout_seconds=None, raise_on_error=True)
         for gold, answer in ((first, second), (second, first))
@@ -105,9 +99,6 @@ def _verified(first: Any, second: Any) -> bool:
 
 @lru_cache(maxsize=2048)
 def _read(latex: str) -> Any:
-    from latex2sympy2_extended import NormalizationConfig, latex2sympy
-    from latex2sympy2_extended.latex2sympy2 import ConversionConfig
-
     try:
         found = latex2sympy(
             _DEGREE.sub(r"\\cdot\\frac{\\pi}{180} ", latex),
@@ -126,8 +117,6 @@ def _read(latex: str) -> Any:
 
 def _with_constants(expression: Any) -> Any:
     """The letters `i` and `e` as the numbers they nearly always are."""
-    import sympy
-
     if not isinstance(expression, sympy.Basic):
         return expression
     letters = {symbol: {"i": sympy.I, "e": sympy.E}.get(symbol.name) for symbol in expression.free_symbols}
@@ -135,22 +124,20 @@ def _with_constants(expression: Any) -> Any:
     return expression.subs(known) if known else expression
 
 
-def _has(expression: Any, *kinds: Any) -> bool:
-    import sympy
+def _is_undefined(expression: Any) -> bool:
+    return _has(expression, sympy.nan, sympy.zoo)
 
+
+def _has(expression: Any, *kinds: Any) -> bool:
     return isinstance(expression, sympy.Basic) and expression.has(*kinds)
 
 
 def _unknown_functions(expression: Any) -> bool:
-    from sympy.core.function import AppliedUndef
-
     return bool(expression.atoms(AppliedUndef))
 
 
 def _equal(first: Any, second: Any) -> bool:
     """Equality of two expressions: at several points with many digits, which no rounding passes off as equal."""
-    import sympy
-
     if any(_has(each, sympy.nan, sympy.zoo, sympy.oo) for each in (first, second)):
         return False
     if _unknown_functions(first) or _unknown_functions(second):
@@ -166,8 +153,6 @@ def _equal(first: Any, second: Any) -> bool:
 
 def _points(symbols: Any) -> list[dict[Any, Any]]:
     """Values to put for the variables: the same at every call, some positive and some negative throughout."""
-    import sympy
-
     draw = random.Random(7)
     ordered = sorted(symbols, key=str)
     return [
@@ -191,15 +176,13 @@ def _agree(first: Any, second: Any, point: dict[Any, Any], *, real: bool = False
 
 
 def _evaluate(expression: Any, point: dict[Any, Any]) -> Any:
-
+    """The value at a point to hundreds of digits where it takes them; None where there is none."""
     value = _rational(expression.subs(point)).doit().evalf(15, maxn=_DIGITS)
     return value if value.is_number and value.is_finite and not value.free_symbols else None
 
 
 def _rational(expression: Any) -> Any:
     """The expression with decimals as the exact numbers that they write."""
-    import sympy
-
     decimals = expression.atoms(sympy.Float)
     return (
         expression.xreplace({decimal: sympy.Rational(str(decimal)) for decimal in decimals}) if decimals else expression
@@ -208,7 +191,5 @@ def _rational(expression: Any) -> Any:
 
 def _is_zero(difference: Any, scale: Any) -> bool:
     """Whether hundreds of digits show no difference."""
-    import sympy
-
     bound = sympy.Float(10) ** -30 * max(1, abs(scale))
     return all(part == 0 or (part._prec == 1 and abs(part) < bound) for part in difference.as_real_imag())

@@ -13,8 +13,7 @@ The rules are the same whichever answer comes first, but that only the given one
 from collections.abc import Callable
 from dataclasses import replace
 
-from components.shared.grading import algebra
-from components.shared.grading.decision import Decision, UnreadableGoldError
+from components.shared.grading.decision import Decision, UnreadableError, UnreadableGoldError
 from components.shared.grading.number import Number
 from components.shared.grading.parts import same_elements, same_values
 from components.shared.grading.refusal import refuse
@@ -22,7 +21,7 @@ from components.shared.grading.relations import same_equations, same_inequalitie
 from components.shared.grading.spelling import Spelling, read
 from components.shared.grading.structure import Kind, Structure, structure
 from components.shared.grading.units import DEGREE, PERCENT, Unit
-from components.shared.grading.wording import decide_by_wording
+from components.shared.grading.wording import decide_by_wording, is_wording
 
 _ORDERED = {Kind.TUPLE, Kind.MATRIX}
 _UNORDERED = {Kind.LIST, Kind.SET, Kind.UNION}
@@ -40,7 +39,22 @@ def compare(gold: str, answer: str) -> Decision:
     if expected == given:
         return Decision(True, "same text but for its spelling")
     refuse(expected, given)
-    return _same(expected, given)
+    decision = _same(expected, given)
+    if not decision.equal and not _is_readable(expected):
+        raise UnreadableGoldError("the expected answer cannot be read")
+    return decision
+
+
+def _is_readable(expected: Spelling) -> bool:
+    """Whether an answer says something in all of its parts."""
+    if expected.number or is_wording(expected):
+        return True
+    found = structure(expected.latex)
+    if found.kind is Kind.EXPRESSION:
+        from components.shared.grading.algebra import is_readable
+
+        return is_readable(expected.latex)
+    return found.kind is Kind.MATRIX or all(_is_readable(read(part)) for part in found.parts)
 
 
 def _equal(one: str, other: str) -> bool:
@@ -124,7 +138,7 @@ def _same_parts(expected: Spelling, given: Spelling, first: Structure, second: S
         return same_values(_members(first), _members(second), _equal)
     if kinds == {Kind.SET, Kind.TUPLE} or expected.number or given.number:
         return Decision(False, f"{second.kind} where {first.kind} is expected")
-    return _by_algebra(lambda: algebra.verified(expected.latex, given.latex), expected)
+    return _verified(expected, given)
 
 
 def _members(given: Structure) -> tuple[str, ...]:
@@ -133,25 +147,33 @@ def _members(given: Structure) -> tuple[str, ...]:
 
 
 def _same_value(expected: Spelling, given: Spelling) -> Decision:
-    decimal, other = (given, expected) if given.number else (expected, given)
-    if number := decimal.number if decimal.number and decimal.number.places else None:
-        return _by_algebra(lambda: _is_written_out(other, number), expected)
-    return _by_algebra(lambda: algebra.same_value(given.latex, expected.latex), expected)
+    from components.shared.grading import algebra
+
+    decimal, other = (given.number, expected) if given.number else (expected.number, given)
+    if decimal and decimal.places:
+        return _decided(lambda: _is_written_out(other.latex, decimal))
+    return _decided(lambda: algebra.same_value(given.latex, expected.latex))
 
 
-def _is_written_out(expression: Spelling, decimal: Number) -> bool:
+def _verified(expected: Spelling, given: Spelling) -> Decision:
+    from components.shared.grading import algebra
+
+    return _decided(lambda: algebra.verified(expected.latex, given.latex))
+
+
+def _is_written_out(latex: str, decimal: Number) -> bool:
     """Whether a decimal is the value of an expression, or rounds it."""
-    value = algebra.value_of(expression.latex)
+    from components.shared.grading import algebra
+
+    value = algebra.value_of(latex)
     if value is not None:
         return Number(value, None).equals(decimal)
-    return decimal.shows(_IRRATIONAL_DIGITS) and algebra.rounds_to(expression.latex, decimal)
+    return decimal.shows(_IRRATIONAL_DIGITS) and algebra.rounds_to(latex, decimal)
 
 
-def _by_algebra(decide: Callable[[], bool], expected: Spelling) -> Decision:
+def _decided(decide: Callable[[], bool]) -> Decision:
     try:
         equal = decide()
-    except algebra.UnreadableError:
-        if not algebra.is_readable(expected.latex):
-            raise UnreadableGoldError("the expected answer cannot be read") from None
+    except UnreadableError:
         return Decision(False, "the answer is no mathematical expression")
     return Decision(equal, "equal by algebra" if equal else "not equal by algebra")

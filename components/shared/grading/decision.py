@@ -21,3 +21,7 @@ class RefusedError(Exception):
 
 class UnreadableGoldError(Exception):
     """The expected answer cannot be read."""
+
+
+class UnreadableError(Exception):
+    """A text is no mathematical expression."""

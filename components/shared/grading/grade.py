@@ -44,6 +44,6 @@ def _verdict(gold: str, answer: str) -> tuple[Verdict, str]:
 
 def _expected(gold: str) -> str:
     """The answer itself, where a worked solution is given for it."""
-    if "box" in gold or "####" in gold or len(gold) > _MAX_ANSWER_CHARACTERS:
+    if "box" in gold or "####" in gold or "answer" in gold or len(gold) > _MAX_ANSWER_CHARACTERS:
         return final_answer(_UNCLOSED.sub("", gold), AnswerPolicy.STATED) or gold
     return gold

@@ -55,8 +55,8 @@ def read_number(text: str) -> Number | None:
         return _fraction(*(found.groups()[:4] if found[4] else found.groups()[4:]))
     if (found := _SCIENTIFIC.fullmatch(text)) and (mantissa := _decimal_or_none(found[1])):
         return Number(mantissa.value * Fraction(10) ** int(found[2] or found[3]), None)
-    word = _WORDS.get(text.casefold())
-    return None if word is None else Number(Fraction(word), None)
+    words = [_WORDS.get(word) for word in text.casefold().split("-")]
+    return None if None in words or len(words) > 2 else Number(Fraction(sum(word or 0 for word in words)), None)
 
 
 def _decimal_or_none(text: str) -> Number | None:

@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from components.shared.grading import algebra
 from components.shared.grading.decision import Decision, RefusedError
 from components.shared.grading.parts import letter_of, same_elements
 from components.shared.grading.spelling import Spelling, read
@@ -31,12 +30,18 @@ def same_equations(expected: Spelling, given: Spelling, same: Same) -> Decision:
         _refuse_guesses(second.parts[: _end(second)])
     theirs = _value(second, same) if second.kind is Kind.EQUATION else None
     if first.kind is second.kind:
-        if ours is not None and theirs is not None and letter_of(first.parts[0]) == letter_of(second.parts[0]):
+        if ours is not None and theirs is not None and _same_name(first.parts[0], second.parts[0]):
             return same(read(ours), read(theirs))
         return _same_relation(first, second)
     if ours is None and theirs is None:
         return Decision(False, "an equation and a value")
     return same(_with_unit(ours, expected), _with_unit(theirs, given))
+
+
+def _same_name(name: str, other: str) -> bool:
+    """Whether two names mean the same: `f(x)` is also called `y`."""
+    letters = {letter_of(name), letter_of(other)}
+    return len(letters) == 1 or ("y" in letters and ("(x)" in name or "(x)" in other))
 
 
 def _with_unit(value: str | None, whole: Spelling) -> Spelling:
@@ -52,7 +57,9 @@ def _same_relation(first: Structure, second: Structure) -> Decision:
         return Decision(False, "another equation")
     if any(_UNKNOWN.fullmatch(each.parts[0]) and _is_constant(each.parts[1]) for each in (first, second)):
         return Decision(False, "an equation that is still to be solved")
-    equal = algebra.same_relation((first.parts[0], first.parts[1]), (second.parts[0], second.parts[1]))
+    from components.shared.grading.algebra import same_relation
+
+    equal = same_relation((first.parts[0], first.parts[1]), (second.parts[0], second.parts[1]))
     return Decision.between(equal, "equation")
 
 

@@ -74,6 +74,9 @@ _REWRITES = [
         (rf"!=|\\neq{_END}", r"\\ne "),
         (rf"\\varnothing{_END}|\\\{{\s*\\\}}", r"\\emptyset "),
         (rf"\^\s*\{{?\s*\\circ\s*\}}?|\\degrees?{_END}", r"\\degree "),
+        (r"^(?:\\text\s*\{\s*)?(?:\\approx|approximately|about|roughly|around)(?![a-zA-Z])(?:\s*\})?", ""),
+        (r"(?i)^(?:\\text\s*\{)?all real(?: numbers|s)\}?$|^\\mathbb\{?\s*R\}?$", r"(-\\infty,\\infty)"),
+        (r"(?i)^(?:\\text\s*\{)?no (?:real )?solutions?\}?$", r"\\emptyset"),
         # Numbers: separators, bases, ratios; 3(4) is a product, not a mixed number.
         (r"(?<=[0-9])\{,\}(?=[0-9]{3})", ""),
         (r"\{,\}", ","),

@@ -3,12 +3,15 @@ r"""The answer that a text states in words, for texts that mark none: "The answe
 import re
 from itertools import pairwise
 
+from components.shared.grading.units import split_unit
+
 _SPECIAL_TOKENS = re.compile(r"<\|[a-z_]+\|>")
 _HOPE = re.compile(r"\s*I hope (?:it|this) is correct\.?\s*$")
 _STATES = re.compile(
     r"\b(?:final answer|answer|answer to [^.\n:]{1,60})\W{0,3}"
     r"(?P<verb>is|:|=|would be|must be)"
-    r"(?:\s+(?:therefore|thus|then|exactly|simply|just|now|clearly))?[\s:*]*|^A:\s*",
+    r"(?:\s+(?:therefore|thus|then|exactly|simply|just|now|clearly))?[\s:*]*|^A:\s*|^[#*\s]*(?:final )?answer[*:]*\n\s*"
+    r"|\u7b54\u6848(?:\u662f|\u4e3a)?[\s:\uff1a*]*",
     re.IGNORECASE | re.MULTILINE,
 )
 _CONDITION = re.compile(
@@ -21,7 +24,11 @@ _INTRODUCES = re.compile(
     r"[:=\u2248]|\b(?:is|are|equals?|was|were|be|about|approximately|roughly)\b|'s\b", re.IGNORECASE
 )
 _NAMES_IT = re.compile(r"^(?:the|a|an|that)\b|\b(?:is|are|equals)\b|=", re.IGNORECASE)
-_BLOCK = re.compile(r"\s*(?:\$\$(.+?)\$\$|\\\[(.+?)\\\]|\\\((.+?)\\\)|\$(?![?!.])((?:[^$\\]|\\.)+)\$)", re.DOTALL)
+_BLOCK = re.compile(
+    r"\s*(?:\$\$(.+?)\$\$|\\\[(.+?)\\\]|\\\((.+?)\\\)|\$(?![?!.])((?:[^$\\]|\\.)+)\$"
+    r"|(?<![\\\w])\[ ([^\[\]\n]+) \])",  # what is left of \[ 5 \] where backslashes got lost
+    re.DOTALL,
+)
 _DISPLAY_END = re.compile(r"(?:\$\$|\\\])(?=\s+[A-Z])")
 _COPULA = re.compile(r"\b(?:is|are|equals?|gives?|was|were|be|by)\b|'s\b|[=\u2248]", re.IGNORECASE)
 _GOVERNED = re.compile(
@@ -29,20 +36,22 @@ _GOVERNED = re.compile(
     r"|minus|divided by|root of|squared?|power of))(?:\s+(?:be|equal|equal to|of|the))*\s*[($]*$",
     re.IGNORECASE,
 )
-_SENTENCE_BEGIN = re.compile(r"[.!?\n]")
-_SENTENCE_END = re.compile(r"(?:[.!?]['\")*\]]*(?=\s)|\n)")
+_SENTENCE_BEGIN = re.compile(r"[.!?\u3002\n]")
+_SENTENCE_END = re.compile(r"(?:[.!?]['\")*\]]*(?=\s)|\u3002(?=.)|\n)")
 _CONCLUDES = re.compile(
     r"(?:therefore|thus|hence|so|consequently|in conclusion|in total|altogether|finally|final answer|"
-    r"we (?:find|get|have))\b",
+    r"we (?:find|get|have))\b|\u6240\u4ee5|\u56e0\u6b64|\u6545",
     re.IGNORECASE,
 )
-_FINISHED = re.compile(r"(?:[.!]|\$|\\\]|\\\))[*\s]*$")
+_FINISHED = re.compile(r"(?:[.!\u3002]|\$|\\\]|\\\))[*\s]*$")
 _NUMBER = (
-    r"(?<![\w.,/^{(])[-+\u2212]?(?:[$€£]\s?)?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.?\d+)(?:/\d+)?"
-    r"(?:\s?(?:%|€|£|\$|percent\b|°|[a-zA-Z]{1,2}[²³](?!\w)))?"
+    r"(?<![a-zA-Z0-9_.,/^{(])[-+\u2212]?(?:\\?[$€£]\s?)?"
+    r"(?:(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.?\d+)(?:/\d+)?|\\[dt]?frac\{-?\d+\}\{\d+\})"
+    r"(?:\s?(?:\\?%|€|£|\$|percent\b|°|[a-zA-Z]{1,2}[²³](?!\w)))?"
 )
-_NUMBERS = re.compile(_NUMBER + r"(?:\s*(?:,|,?\s*(?:and|or)\s)\s*" + _NUMBER + r")*(?![\w^]|[.,]\d)")
-_SAYS_WORDS = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]{2,}(?:'[a-z]+)?\s+(?:[^\W\d]{2,})")
+_NUMBERS = re.compile(_NUMBER + r"(?:\s*(?:,|,?\s*(?:and|or)\s)\s*" + _NUMBER + r")*(?![a-zA-Z0-9_^]|[.,]\d)")
+_CALCULATION = re.compile(r"<<[^<>]*>>")  # GSM8K's calculator marks
+_SAYS_WORDS = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]{2,}(?:'[a-z]+)?\s+(?:[^\W\d]{2,})|[\u3040-\u30ff\u4e00-\u9fff]{2,}")
 _MAX_CHARACTERS = 4000
 _MAX_BARE_CHARACTERS = 300
 _MAX_LINE_CHARACTERS = 100
@@ -56,7 +65,7 @@ def stated_answer(text: str) -> str | None:
     """
     # An answer stands at the end, and what a model wrote may be long and built to be slow to search.
     end = _SPECIAL_TOKENS.split(text)[0].strip()[-_MAX_CHARACTERS:]
-    said = _HOPE.sub("", end).strip()
+    said = _HOPE.sub("", _CALCULATION.sub("", end)).strip()
     phrases = list(_STATES.finditer(said))
     return _after_phrase(said, phrases[-1]) if phrases else _bare(said) or _concluded(said)
 
@@ -80,15 +89,15 @@ def _until_end(said: str, start: int) -> str:
     if (block := _BLOCK.match(said, start)) and not re.match(r"\s*[^\W\d_]|\s*[$\\]", said[block.end() :].lstrip(".,")):
         return next(group for group in block.groups() if group is not None).strip()
     end = _SENTENCE_END.search(said, start)
-    return said[start : end.start() if end else len(said)].strip().rstrip(".!").strip("\"' ")
+    return said[start : end.start() if end else len(said)].strip().rstrip(".!\u3002").strip("\"' ")
 
 
 def _bare(said: str) -> str | None:
     """The whole text, where it has no words beyond those of an answer."""
-    is_short = len(said) <= _MAX_BARE_CHARACTERS and "\n\n" not in said
-    return (
-        said if said and is_short and not _SAYS_WORDS.search(_BLOCK.sub(" ", said)) and not _has_label(said) else None
-    )
+    if not said or len(said) > _MAX_BARE_CHARACTERS or "\n\n" in said or _has_label(said):
+        return None
+    has_words = _SAYS_WORDS.search(_BLOCK.sub(" ", said))
+    return said if not has_words or (said[0].isdigit() and split_unit(said)[1]) else None
 
 
 def _has_label(said: str) -> bool:

@@ -57,6 +57,8 @@ _MATRIX = re.compile(
     r"(?:[\[(]\s*)?\\begin\{(?:[pb]matrix|matrix|array|smallmatrix)\}(?:\s*\{[clr|\s]*\})?(.*?)\\end\{(?:[pb]matrix|matrix|array|smallmatrix)\}(?:\s*[\])])?",
     re.DOTALL,
 )
+_NESTED = re.compile(r"\[\s*\[([^()\[\]{}]+(?:\]\s*,\s*\[[^()\[\]{}]+)+)\]\s*\]")
+_ROW_END = re.compile(r"\]\s*,\s*\[")
 _SUCH_THAT = re.compile(
     r"\s*[a-zA-Z]\s*(?:\\in\s*(?:\\mathbb\{R\}|\\mathbb R|\\R)\s*)?(?:\\mid|\\vert|[|:])(.+)", re.DOTALL
 )
@@ -80,6 +82,8 @@ def _without_braces(latex: str) -> str:
 
 
 def _matrix(latex: str) -> Structure | None:
+    if nested := _NESTED.fullmatch(latex):
+        return Structure(Kind.MATRIX, tuple(row.strip().replace(",", "&") for row in _ROW_END.split(nested[1])))
     found = _MATRIX.fullmatch(latex)
     if not found or r"\begin" in found[1]:
         return None

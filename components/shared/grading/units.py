@@ -24,6 +24,7 @@ _STYLED_UNIT = re.compile(r"(.*?[0-9}a-zA-Z)])\s*" + _STYLES + r"\{([a-zA-Z/. ]+
 _PLAIN_UNIT = re.compile(r"(.*?[0-9})])(\s*)([a-zA-Z][a-zA-Z/. ]*)" + _POWER)
 _PERCENT = re.compile(r"(.+?)\s*(?:\\?%|(?:" + _STYLES + r"\{)?\s*(?:percent|pct|percentage)\s*(?:points?)?\s*\}?)")
 _DEGREES = re.compile(r"(.+?)\s*(?:\\degree|(?:" + _STYLES + r"\{)?\s*\bdegrees?\s*\}?)\s*")
+_TEMPERATURE = re.compile(r"(.+?)\s*\\degree\s*(?:" + _STYLES + r"\{)?\s*([CF])\s*\}?")
 _ANGLE_INSIDE = re.compile(r"degree|\\(?:arc)?(?:sin|cos|tan|cot|sec|csc)(?![a-z])")
 _CURRENCY = re.compile(
     r"(?P<sign>[-+]?)\s*(?P<before>\\\$|\\pounds?(?![a-zA-Z])|[€£]|US\\?\$)\s*(?P<value>.+)"
@@ -77,6 +78,8 @@ def _signed(latex: str) -> tuple[str, Unit] | None:
     """Percent, degrees and money."""
     if found := _PERCENT.fullmatch(latex):
         return found[1], PERCENT
+    if found := _TEMPERATURE.fullmatch(latex):
+        return found[1], Unit(f"degree {found[2]}", Fraction(1))
     if (found := _DEGREES.fullmatch(latex)) and not _ANGLE_INSIDE.search(found[1]):
         return found[1], DEGREE
     if found := _CURRENCY.fullmatch(latex):

@@ -16,7 +16,7 @@ _LONG_WORD = re.compile(r"[^\W\d_]{3,}")
 _LETTERS = re.compile(r"[^\W\d_]{2,}")
 _ARTICLE = re.compile(r"^(?:a|an|the)\s+")
 _ALTERNATIVE = re.compile(r"(?<![a-zA-Z\\])or(?![a-zA-Z])", re.IGNORECASE)
-_CHOICE = re.compile(r"\(?([A-H])[).:](?!\s*(?:(?:or|and)\b|[(,;]))\s*(.+)", re.DOTALL)
+_CHOICE = re.compile(r"\(?([A-H])[).:](?!(?:or|and)(?![a-z])|[(,;]).+", re.DOTALL)
 _BASED = re.compile(r"[0-9A-F]_\{?[0-9]")
 _RATIO = re.compile(r"([0-9]+):([0-9]+)(:[0-9]+)*")
 _WITH_PARTS = {Kind.EQUATION, Kind.LIST, Kind.SET, Kind.UNION}
@@ -30,10 +30,20 @@ def decide_by_wording(expected: Spelling, given: Spelling) -> Decision | None:
     return _choices(expected, given) or _words(expected, given) or _bases(expected, given) or _ratios(expected, given)
 
 
+def is_wording(spelling: Spelling) -> bool:
+    """Tell whether an answer is not to be read as mathematics."""
+    others = (_LETTERS, _RATIO)
+    return (
+        _has_words(spelling)
+        or bool(_BASED.search(spelling.text))
+        or any(each.fullmatch(spelling.text) for each in others)
+    )
+
+
 def _choices(expected: Spelling, given: Spelling) -> Decision | None:
     """`(D) Alina` is choice D."""
     for one, other in ((expected, given), (given, expected)):
-        if re.fullmatch("[A-H]", one.text) and (found := _CHOICE.fullmatch(other.latex)):
+        if re.fullmatch("[A-H]", one.text) and (found := _CHOICE.fullmatch(other.text)):
             return Decision.between(found[1] == one.text, "choice")
     return None
 
