@@ -43,7 +43,7 @@ def value_of(latex: str) -> Fraction | None:
     expression = _read(latex)
     if not isinstance(expression, sympy.Expr) or expression.free_symbols:
         return None
-    simple = sympy.nsimplify(expression.doit(), rational=True) if expression.has(sympy.Float) else expression.doit()
+    simple = expression.doit()
     return Fraction(int(simple.p), int(simple.q)) if isinstance(simple, sympy.Rational) else None
 
 
@@ -54,7 +54,7 @@ def rounds_to(latex: str, decimal: Number) -> bool:
         return False
     value = decimal.value
     difference = sympy.N(expression - sympy.Rational(value.numerator, value.denominator), 15)
-    return bool(difference.is_real) and 2 * abs(difference) * 10 ** (decimal.places or 0) <= 1
+    return bool(difference.is_real and 2 * abs(difference) * 10 ** (decimal.places or 0) <= 1)
 
 
 def same_value(latex: str, other: str) -> bool:
@@ -78,10 +78,14 @@ def same_relation(sides: tuple[str, str], others: tuple[str, str]) -> bool:
     if first.free_symbols != second.free_symbols or not first.free_symbols:
         return False
     if _unknown_functions(first) or _unknown_functions(second):
-        return first in {second, -second}
-    ratios = [_evaluate(first / second, point) for point in _points(first.free_symbols)]
-    known = [ratio for ratio in ratios if ratio is not None]
-    return len(known) >= _MIN_POINTS and known[0] != 0 and all(_is_zero(ratio - known[0], known[0]) for ratio in known)
+        return 0 in {sympy.expand(first - second), sympy.expand(first + second)}
+    start, *others = _points(first.free_symbols)
+    ours, theirs = first.subs(start), second.subs(start)
+    if 0 in {_evaluate(ours, {}), _evaluate(theirs, {})}:
+        return False
+    found = [_agree(first * theirs, second * ours, point) for point in others]
+    known = [agrees for agrees in found if agrees is not None]
+    return len(known) >= _MIN_POINTS and all(known)
 
 
 def verified(latex: str, other: str) -> bool:
@@ -116,12 +120,13 @@ def _read(latex: str) -> Any:
 
 
 def _with_constants(expression: Any) -> Any:
-    """The letters `i` and `e` as the numbers they nearly always are."""
+    """The expression with decimals as the exact numbers they write, and `i` and `e` as what they nearly always are."""
     if not isinstance(expression, sympy.Basic):
         return expression
+    exact = {decimal: sympy.Rational(str(decimal)) for decimal in expression.atoms(sympy.Float)}
     letters = {symbol: {"i": sympy.I, "e": sympy.E}.get(symbol.name) for symbol in expression.free_symbols}
     known = {symbol: value for symbol, value in letters.items() if value is not None}
-    return expression.subs(known) if known else expression
+    return expression.xreplace(exact).subs(known) if exact or known else expression
 
 
 def _is_undefined(expression: Any) -> bool:
@@ -152,16 +157,16 @@ def _equal(first: Any, second: Any) -> bool:
 
 
 def _points(symbols: Any) -> list[dict[Any, Any]]:
-    """Values to put for the variables: the same at every call, some positive and some negative throughout."""
+    """Values to put for the variables, the same at every call: fractions, negative ones, and whole numbers."""
     draw = random.Random(7)
     ordered = sorted(symbols, key=str)
-    return [
-        {
-            symbol: sympy.Rational(draw.randint(101, 499), 200) * (1, -1, 1, draw.choice((1, -1)))[index % 4]
-            for symbol in ordered
-        }
-        for index in range(_POINTS)
-    ]
+
+    def value(index: int) -> Any:
+        if index % 2:
+            return sympy.Integer(draw.randint(2, 9))
+        return sympy.Rational(draw.randint(101, 499), 200) * (1, draw.choice((1, -1)), -1, 1)[index // 2]
+
+    return [{symbol: value(index) for symbol in ordered} for index in range(_POINTS)]
 
 
 def _agree(first: Any, second: Any, point: dict[Any, Any], *, real: bool = False) -> bool | None:
@@ -169,24 +174,23 @@ def _agree(first: Any, second: Any, point: dict[Any, Any], *, real: bool = False
     left, right = _evaluate(first, point), _evaluate(second, point)
     if left is None or right is None:
         return None
-    if real and not (left.is_real and right.is_real):
+    if real and not (_is_real(first, point) and _is_real(second, point)):
         return None
     difference = _evaluate(first - second, point)
     return difference is not None and _is_zero(difference, left)
 
 
+def _is_real(expression: Any, point: dict[Any, Any]) -> bool:
+    """Whether an expression is real at a point, and so are the roots and logarithms in it."""
+    roots = [power for power in expression.atoms(sympy.Pow) if not power.exp.is_integer]
+    parts = [expression, *roots, *expression.atoms(sympy.log)]
+    return all(_value.is_real for part in parts if (_value := part.subs(point).evalf()).is_number)
+
+
 def _evaluate(expression: Any, point: dict[Any, Any]) -> Any:
     """The value at a point to hundreds of digits where it takes them; None where there is none."""
-    value = _rational(expression.subs(point)).doit().evalf(15, maxn=_DIGITS)
+    value = expression.subs(point).doit().evalf(15, maxn=_DIGITS)
     return value if value.is_number and value.is_finite and not value.free_symbols else None
-
-
-def _rational(expression: Any) -> Any:
-    """The expression with decimals as the exact numbers that they write."""
-    decimals = expression.atoms(sympy.Float)
-    return (
-        expression.xreplace({decimal: sympy.Rational(str(decimal)) for decimal in decimals}) if decimals else expression
-    )
 
 
 def _is_zero(difference: Any, scale: Any) -> bool:

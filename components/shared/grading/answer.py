@@ -33,7 +33,7 @@ def final_answer(text: str, policy: AnswerPolicy) -> str | None:
     Of the two markers the later one counts, so a heading such as `#### Step 1` does not hide a box below it. Text
     inside `<think>` does not count. A text that stops in the middle has no answer, whatever numbers it holds.
     """
-    said = _outside_thoughts(text)
+    said = outside_thoughts(text)
     if policy is AnswerPolicy.BOXED:
         return _boxed(said)
     if policy is AnswerPolicy.MARKED:
@@ -66,7 +66,8 @@ def _marked(text: str) -> str | None:
     return (after.partition("\n")[0].strip() or None) if mark else None
 
 
-def _outside_thoughts(text: str) -> str:
+def outside_thoughts(text: str) -> str:
+    """Return a response without what stands between `<think>` and `</think>`."""
     if "think>" not in text:
         return text
     # Where the prompt itself opened the thought, only its end is in the text.

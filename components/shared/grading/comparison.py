@@ -12,6 +12,7 @@ The rules are the same whichever answer comes first, but that only the given one
 
 from collections.abc import Callable
 from dataclasses import replace
+from fractions import Fraction
 
 from components.shared.grading.decision import Decision, UnreadableError, UnreadableGoldError
 from components.shared.grading.number import Number
@@ -20,7 +21,7 @@ from components.shared.grading.refusal import refuse
 from components.shared.grading.relations import same_equations, same_inequalities
 from components.shared.grading.spelling import Spelling, read
 from components.shared.grading.structure import Kind, Structure, structure
-from components.shared.grading.units import DEGREE, PERCENT, Unit
+from components.shared.grading.units import DEGREE, PERCENT
 from components.shared.grading.wording import decide_by_wording, is_wording
 
 _ORDERED = {Kind.TUPLE, Kind.MATRIX}
@@ -92,24 +93,31 @@ def _conversions(expected: Spelling, given: Spelling) -> list[tuple[Spelling, Sp
 
 def _converted(measured: Spelling) -> Spelling:
     """The plain number that a percentage or an angle in degrees is."""
-    if measured.unit == PERCENT and measured.number:
-        return replace(measured, number=Number(measured.number.value / 100, None), text="", unit=None)
-    return read(rf"({measured.latex})\cdot" + (r"\frac{\pi}{180}" if measured.unit == DEGREE else r"\frac{1}{100}"))
+    if measured.unit == PERCENT:
+        return _times(measured, Fraction(1, 100), places=2)
+    return read(rf"({measured.latex})\cdot\frac{{\pi}}{{180}}")
 
 
 def _same_in_other_units(expected: Spelling, given: Spelling) -> Decision:
+    if Kind.EQUATION in {structure(each.latex).kind for each in (expected, given)}:
+        return same_equations(expected, given, _same)
     units = [unit for unit in (expected.unit, given.unit) if unit]
     if {unit.kind for unit in units} == {"degree", "radian"}:
         return _same_plain(*(_converted(each) if each.unit == DEGREE else each for each in (expected, given)))
     if units[0].kind != units[1].kind:
         return Decision(False, f"unit is {units[1].kind}, expected {units[0].kind}")
-    return _same_plain(*(_scaled(each, unit) for each, unit in zip((expected, given), units, strict=True)))
+    return _same_plain(*(_times(each, unit.factor) for each, unit in zip((expected, given), units, strict=True)))
 
 
-def _scaled(measured: Spelling, unit: Unit) -> Spelling:
-    if measured.number:
-        return replace(measured, number=Number(measured.number.value * unit.factor, None), text="", unit=None)
-    return read(rf"({measured.latex})\cdot\frac{{{unit.factor.numerator}}}{{{unit.factor.denominator}}}")
+def _times(measured: Spelling, factor: Fraction, *, places: int = 0) -> Spelling:
+    """A value in another unit; `places` more digits stand behind the point of a decimal then."""
+    number = measured.number
+    if not number:
+        return read(rf"({measured.latex})\cdot\frac{{{factor.numerator}}}{{{factor.denominator}}}")
+    value = number.value * factor
+    sign = "-" if value < 0 else ""
+    exact = read(rf"{sign}\frac{{{abs(value.numerator)}}}{{{value.denominator}}}")
+    return replace(exact, number=Number(value, number.places + places if number.places and places else None))
 
 
 def _same_plain(expected: Spelling, given: Spelling) -> Decision:
@@ -135,15 +143,10 @@ def _same_parts(expected: Spelling, given: Spelling, first: Structure, second: S
     if kinds <= _ORDERED or kinds == {Kind.LIST, Kind.TUPLE}:
         return same_elements(first, second, _equal)
     if Kind.EXPRESSION in kinds and kinds & {Kind.LIST, Kind.SET} and r"\emptyset" not in (expected.text, given.text):
-        return same_values(_members(first), _members(second), _equal)
+        return same_values(first.parts, second.parts, _equal)
     if kinds == {Kind.SET, Kind.TUPLE} or expected.number or given.number:
         return Decision(False, f"{second.kind} where {first.kind} is expected")
     return _verified(expected, given)
-
-
-def _members(given: Structure) -> tuple[str, ...]:
-    """The parts of an answer; `100,200`, read as one number, is a list where the other answer is one."""
-    return tuple(given.parts[0].split(",")) if given.kind is Kind.EXPRESSION else given.parts
 
 
 def _same_value(expected: Spelling, given: Spelling) -> Decision:

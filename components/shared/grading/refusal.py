@@ -8,7 +8,7 @@ from components.shared.grading.spelling import Spelling
 _HIDES = re.compile(r"\\(?:[hv]?phantom|not|b?cancel|sout|def|newcommand|renewcommand|let)(?![a-z])|%|!!")
 _ASKS = re.compile(
     r"\\(?:sum|prod|int|oint|iint|lim|gcd|lcm|det|operatorname|bmod|max|min)(?![a-z])"
-    r"|\\frac\{(?:d|\\partial)\}|[vV]matrix|lcm|gcd"
+    r"|\\frac\{(?:d|\\partial)\s?\w?\}\{(?:d|\\partial)|[vV]matrix|lcm|gcd"
 )
 _ACCENTS = re.compile(
     r"'|\\prime|\^\s*\{?\s*(?:T|\\top|\\intercal)\b|\\(?:bar|hat|tilde|overline|vec|overrightarrow)(?![a-z])"

@@ -62,6 +62,7 @@ _REWRITES = [
         # What only looks different.
         (rf"\\\\(?=(?:left|right|frac|sqrt|boxed|text|pi|cdot){_END})", r"\\"),  # escaped once too often
         (rf"\\!\s*|\\(?:left|right|[bB]igg?[lr]?|limits){_END}\.?|\\displaystyle{_END}", ""),
+        (r"US\s*\\?\$", r"\\$"),
         (r"\\(?:text)?color\s*\{[a-zA-Z]+\}\s*", ""),
         (rf"\\q?quad{_END}|(?<!\\)\\[,;:> ]|~|\s", " "),
         (rf"\\[dtc]frac{_END}", r"\\frac"),
@@ -82,7 +83,7 @@ _REWRITES = [
         (r"\{,\}", ","),
         (r"(?<![_0-9])([0-9]+)\(([0-9]+)\)", r"\1\\cdot(\2)"),
         (r"\(([0-9A-F]+)\)\s*_", r"\1_"),
-        (r"(?<=[0-9A-F])\s*(?:\\text\s*\{)?\s*(?:in )?base[\s-]*([0-9]+)\s*\}?", r"_\1"),
+        (r"(?<=[0-9A-F])\s*(?:\\text\s*\{)?\s*(?:in )?base[\s-]*\}?\s*([0-9]+)\s*\}?", r"_\1"),
         *((rf"_\s*\{{?\s*(?:\\text\s*\{{)?\s*{word}\s*\}}{{0,2}}", f"_{base}") for base, word in enumerate(_BASES, 2)),
         (r"(?<=[0-9])\s*(?:\\text\s*\{\s*to\s*\}|\bto\b)\s*(?=[0-9])", ":"),
         # Mathematics typed without LaTeX.
@@ -123,7 +124,9 @@ def read(written: str) -> Spelling:
 
 
 def _spelling(latex: str, unit: Unit | None) -> Spelling:
-    text = _STYLED.sub(r"\1", latex)
+    text = latex
+    while (plain := _STYLED.sub(r"\1", text)) != text:
+        text = plain
     for pattern, replacement in _CANONICAL:
         text = pattern.sub(replacement, text)
     return Spelling(text=text, number=read_number(text), unit=unit, latex=latex)
@@ -142,4 +145,5 @@ def _unwrapped(written: str) -> str:
     while styled := _STYLED.fullmatch(text):
         text = _EDGES.sub("", styled[1])
     text = _PRODUCT.sub(r"\1\\cdot(", _DOLLARS.sub(" ", text)).strip()
-    return text if text[:1] in "([" or text[:2] == r"\{" else _GROUPS.sub(lambda found: found[0].replace(",", ""), text)
+    has_elements = text[:1] in {"(", "["} or text[:2] == r"\{"
+    return text if has_elements else _GROUPS.sub(lambda found: found[0].replace(",", ""), text)

@@ -6,12 +6,12 @@ from itertools import pairwise
 from components.shared.grading.units import split_unit
 
 _SPECIAL_TOKENS = re.compile(r"<\|[a-z_]+\|>")
-_HOPE = re.compile(r"\s*I hope (?:it|this) is correct\.?\s*$")
+_HOPE = re.compile(r"I hope (?:it|this) is correct\.?$")
 _STATES = re.compile(
     r"\b(?:final answer|answer|answer to [^.\n:]{1,60})\W{0,3}"
     r"(?P<verb>is|:|=|would be|must be)"
-    r"(?:\s+(?:therefore|thus|then|exactly|simply|just|now|clearly))?[\s:*]*|^A:\s*|^[#*\s]*(?:final )?answer[*:]*\n\s*"
-    r"|\u7b54\u6848(?:\u662f|\u4e3a)?[\s:\uff1a*]*",
+    r"(?:\s+(?:therefore|thus|then|exactly|simply|just|now|clearly))?[\s:*]*"
+    r"|^A:\s*|^[#* \t]{0,10}(?:final )?answer[*:]*\n\s*|\u7b54\u6848(?:\u662f|\u4e3a)?[\s:\uff1a*]*",
     re.IGNORECASE | re.MULTILINE,
 )
 _CONDITION = re.compile(
@@ -51,7 +51,9 @@ _NUMBER = (
 )
 _NUMBERS = re.compile(_NUMBER + r"(?:\s*(?:,|,?\s*(?:and|or)\s)\s*" + _NUMBER + r")*(?![a-zA-Z0-9_^]|[.,]\d)")
 _CALCULATION = re.compile(r"<<[^<>]*>>")  # GSM8K's calculator marks
-_SAYS_WORDS = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]{2,}(?:'[a-z]+)?\s+(?:[^\W\d]{2,})|[\u3040-\u30ff\u4e00-\u9fff]{2,}")
+_SAYS_WORDS = re.compile(
+    r"(?<![\\a-zA-Z])[a-zA-Z]{2,}(?:'[a-z]+)?\s+(?:[^\W\d]{2,})|\b(?:is|are|equals)\b|[\u3040-\u30ff\u4e00-\u9fff]{2,}"
+)
 _MAX_CHARACTERS = 4000
 _MAX_BARE_CHARACTERS = 300
 _MAX_LINE_CHARACTERS = 100
@@ -72,8 +74,8 @@ def stated_answer(text: str) -> str | None:
 
 def _after_phrase(said: str, phrase: re.Match[str]) -> str | None:
     answer = _until_end(said, phrase.end())
-    is_question = said[phrase.end() + len(answer) :].lstrip("*\"' ").startswith("?")
     after = said[phrase.end() + len(answer) :]
+    is_question = answer.endswith("?") or after.lstrip("*\"' ").startswith("?")
     before = _SENTENCE_BEGIN.split(said[: phrase.start()])[-1]
     is_denied = _CONDITION.search(before) or _DENIAL.match(answer) or _RETRACTION.search(after[:80])
     if is_question or is_denied:

@@ -27,7 +27,7 @@ _DEGREES = re.compile(r"(.+?)\s*(?:\\degree|(?:" + _STYLES + r"\{)?\s*\bdegrees?
 _TEMPERATURE = re.compile(r"(.+?)\s*\\degree\s*(?:" + _STYLES + r"\{)?\s*([CF])\s*\}?")
 _ANGLE_INSIDE = re.compile(r"degree|\\(?:arc)?(?:sin|cos|tan|cot|sec|csc)(?![a-z])")
 _CURRENCY = re.compile(
-    r"(?P<sign>[-+]?)\s*(?P<before>\\\$|\\pounds?(?![a-zA-Z])|[€£]|US\\?\$)\s*(?P<value>.+)"
+    r"(?P<sign>[-+]?)\s*(?P<before>\\\$|\\pounds?(?![a-zA-Z])|[€£])\s*(?P<value>.+)"
     r"|(?P<amount>.+?)\s*(?P<after>\\\$|[€£])"
 )
 _RADIANS = re.compile(r"(.+?)\s*(?:" + _STYLES + r"\{)?\s*(?:radians|rad)\s*\}?")
@@ -69,26 +69,32 @@ _NAMED = _named()
 
 def split_unit(latex: str) -> tuple[str, Unit | None]:
     """Return a value and the unit behind it (or the currency before it); no unit where the words are none."""
-    if not (found := _signed(latex)):
-        found = _worded(latex)
-    return found or (latex, None)
+    return _signed(latex) or _paid(latex) or _worded(latex) or (latex, None)
 
 
 def _signed(latex: str) -> tuple[str, Unit] | None:
-    """Percent, degrees and money."""
+    """Percent and angles."""
     if found := _PERCENT.fullmatch(latex):
         return found[1], PERCENT
     if found := _TEMPERATURE.fullmatch(latex):
         return found[1], Unit(f"degree {found[2]}", Fraction(1))
     if (found := _DEGREES.fullmatch(latex)) and not _ANGLE_INSIDE.search(found[1]):
         return found[1], DEGREE
-    if found := _CURRENCY.fullmatch(latex):
-        value, unit = split_unit(found["amount"] or found["sign"] + found["value"])
-        sign = found["before"] or found["after"]
-        return value, unit or _NAMED["dollar" if "$" in sign else "euro" if sign == "€" else "sterling"]
     if found := _RADIANS.fullmatch(latex):
         return found[1], Unit("radian", Fraction(1))
     return None
+
+
+def _paid(latex: str) -> tuple[str, Unit] | None:
+    """An amount of money, and what it is paid for."""
+    if not (found := _CURRENCY.fullmatch(latex)):
+        return None
+    value, unit = split_unit(found["amount"] or found["sign"] + found["value"])
+    sign = found["before"] or found["after"]
+    money = _NAMED["dollar" if "$" in sign else "euro" if sign == "€" else "sterling"]
+    if unit and unit.kind.startswith("per "):
+        return value, Unit(f"{money.kind} {unit.kind}", money.factor * unit.factor)
+    return value, unit or money
 
 
 def _worded(latex: str) -> tuple[str, Unit] | None:
@@ -118,7 +124,8 @@ def _unit(written: str, power: str | None, *, attached: bool) -> Unit | None:
     if len(words) == 1 and known:
         unit = _NAMED[words[0]]
         return Unit(unit.kind + dimension, unit.factor ** int(dimension[1:] or 1))
-    if len(words) == 3 and words[1] == "per":
-        over, under = (_NAMED.get(word, Unit(word.removesuffix("s"), Fraction(1))) for word in words[::2])
-        return Unit(f"{over.kind} per {under.kind}", over.factor / under.factor)
+    if len(words) in {2, 3} and words[-2] == "per":
+        *over, under = (_NAMED.get(word, Unit(word.removesuffix("s"), Fraction(1))) for word in words if word != "per")
+        kind = " ".join([*(unit.kind for unit in over), "per", under.kind])
+        return Unit(kind, (over[0].factor if over else 1) / under.factor)
     return Unit(" ".join(word.removesuffix("s") for word in words) + dimension, Fraction(1))
