@@ -79,11 +79,11 @@ def same_relation(sides: tuple[str, str], others: tuple[str, str]) -> bool:
         return False
     if _unknown_functions(first) or _unknown_functions(second):
         return 0 in {sympy.expand(first - second), sympy.expand(first + second)}
-    start, *others = _points(first.free_symbols)
+    start, *points = _points(first.free_symbols)
     ours, theirs = first.subs(start), second.subs(start)
     if 0 in {_evaluate(ours, {}), _evaluate(theirs, {})}:
         return False
-    found = [_agree(first * theirs, second * ours, point) for point in others]
+    found = [_agree(first * theirs, second * ours, point) for point in points]
     known = [agrees for agrees in found if agrees is not None]
     return len(known) >= _MIN_POINTS and all(known)
 
