@@ -25,8 +25,9 @@ _INTRODUCES = re.compile(
 )
 _NAMES_IT = re.compile(r"^(?:the|a|an|that)\b|\b(?:is|are|equals)\b|=", re.IGNORECASE)
 _BLOCK = re.compile(
-    r"\s*(?:\$\$(.+?)\$\$|\\\[(.+?)\\\]|\\\((.+?)\\\)|\$(?![?!.])((?:[^$\\]|\\.)+)\$"
-    r"|(?<![\\\w])\[ ([^\[\]\n]+) \])",  # what is left of \[ 5 \] where backslashes got lost
+    # What is longer is no answer, and looking for its end in vain at every place would take long.
+    r"(?:\$\$(.{1,300}?)\$\$|\\\[(.{1,300}?)\\\]|\\\((.{1,300}?)\\\)|\$(?![?!.])((?:[^$\\]|\\.){1,300})\$"
+    r"|(?<![\\\w])\[ ([^\[\]\n]{1,300}) \])",  # what is left of \[ 5 \] where backslashes got lost
     re.DOTALL,
 )
 _DISPLAY_END = re.compile(r"(?:\$\$|\\\])(?=\s+[A-Z])")
@@ -36,7 +37,7 @@ _GOVERNED = re.compile(
     r"|minus|divided by|root of|squared?|power of))(?:\s+(?:be|equal|equal to|of|the))*\s*[($]*$",
     re.IGNORECASE,
 )
-_SENTENCE_BEGIN = re.compile(r"[.!?\u3002\n]")
+_SENTENCE_BEGIN = re.compile(r"[.!?;\u3002\n]")
 _SENTENCE_END = re.compile(r"(?:[.!?]['\")*\]]*(?=\s)|\u3002(?=.)|\n)")
 _CONCLUDES = re.compile(
     r"(?:therefore|thus|hence|so|consequently|in conclusion|in total|altogether|finally|final answer|"
@@ -144,4 +145,4 @@ def _last_value(sentence: str) -> str | None:
     if not values:
         return None
     place, value = after[0] if after else max(values)
-    return None if _GOVERNED.search(hidden[:place]) else value.strip()
+    return None if _GOVERNED.search(hidden[max(0, place - 80) : place]) else value.strip() or None
