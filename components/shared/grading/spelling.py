@@ -109,6 +109,7 @@ _CANONICAL = [
     ]
 ]
 _EDGES = re.compile(r"^(?:\\[(\[,;:! ]|\*\*|\$|\s)+|(?:\\[)\],;:! ]|\*\*|(?<!\\)\$|[.,;:]|\\\\|\\$|\s)+$")
+_DOTS = re.compile(r"\.{2,}|\u2026")
 _DOLLARS = re.compile(r"(?<!\\)\$")
 _GROUPS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
 _PRODUCT = re.compile(r"(?<![a-zA-Z\\_])([ie])\(")
@@ -123,10 +124,15 @@ def read(written: str) -> Spelling:
     return _spelling(value, unit)
 
 
+def unstyled(latex: str) -> str:
+    r"""Return the text without commands such as `\text{}`, but with what they hold."""
+    while (plain := _STYLED.sub(r"\1", latex)) != latex:
+        latex = plain
+    return latex
+
+
 def _spelling(latex: str, unit: Unit | None) -> Spelling:
-    text = latex
-    while (plain := _STYLED.sub(r"\1", text)) != text:
-        text = plain
+    text = unstyled(latex)
     for pattern, replacement in _CANONICAL:
         text = pattern.sub(replacement, text)
     return Spelling(text=text, number=read_number(text), unit=unit, latex=latex)
@@ -134,7 +140,7 @@ def _spelling(latex: str, unit: Unit | None) -> Spelling:
 
 def _unwrapped(written: str) -> str:
     """The answer without delimiters and styles around it, and with one sign for each meaning."""
-    text = _EDGES.sub("", written)
+    text = _EDGES.sub("", _DOTS.sub(r"\\ldots ", written))
     boxes = find_boxes(text)
     if len(boxes) == 1 and (boxes[0].start, boxes[0].end) == (0, len(text)):
         text = boxes[0].content

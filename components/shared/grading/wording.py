@@ -4,7 +4,7 @@ import re
 from fractions import Fraction
 
 from components.shared.grading.decision import Decision, RefusedError
-from components.shared.grading.spelling import Spelling
+from components.shared.grading.spelling import Spelling, unstyled
 from components.shared.grading.structure import Kind, structure
 
 _FUNCTIONS = frozenset(
@@ -16,7 +16,9 @@ _LONG_WORD = re.compile(r"[^\W\d_]{3,}")
 _LETTERS = re.compile(r"[^\W\d_]{2,}")
 _ARTICLE = re.compile(r"^(?:a|an|the)\s+")
 _ALTERNATIVE = re.compile(r"(?<![a-zA-Z\\])or(?![a-zA-Z])", re.IGNORECASE)
-_CHOICE = re.compile(r"\(?([A-H])[).:](?!(?:or|and)(?![a-z])|[(,;]).+", re.DOTALL)
+_CHOICE = re.compile(r"\(?([A-H])[).:](?P<meaning>.+)", re.DOTALL)
+_OTHER_CHOICE = re.compile(r"(?<![a-zA-Z])[A-H](?![a-zA-Z])|\b(?:or|not|no|wrong|incorrect|false)\b")
+_BETWEEN_WORDS = re.compile(r"[\s.,;:!?'\"{}()$~\u2019-]")
 _BASED = re.compile(r"[0-9A-F]_\{?[0-9]")
 _RATIO = re.compile(r"([0-9]+):([0-9]+)(:[0-9]+)*")
 _WITH_PARTS = {Kind.EQUATION, Kind.LIST, Kind.SET, Kind.UNION}
@@ -43,8 +45,9 @@ def is_wording(spelling: Spelling) -> bool:
 def _choices(expected: Spelling, given: Spelling) -> Decision | None:
     """`(D) Alina` is choice D."""
     for one, other in ((expected, given), (given, expected)):
-        if re.fullmatch("[A-H]", one.text) and (found := _CHOICE.fullmatch(other.text)):
-            return Decision.between(found[1] == one.text, "choice")
+        if re.fullmatch("[A-H]", one.text) and (found := _CHOICE.fullmatch(unstyled(other.latex))):
+            is_one = not _OTHER_CHOICE.search(found["meaning"])
+            return Decision.between(is_one and found[1] == one.text, "choice")
     return None
 
 
@@ -68,9 +71,8 @@ def _has_words(spelling: Spelling) -> bool:
 
 
 def _letters(spelling: Spelling) -> str:
-    """The letters and digits of a text, without its spaces, capitals and article."""
-    words = _ARTICLE.sub("", _COMMAND.sub(" ", spelling.latex).casefold().strip(" {"))
-    return "".join(character for character in words if character.isalnum())
+    """A text without its article, its capitals, and what stands between words."""
+    return _BETWEEN_WORDS.sub("", _ARTICLE.sub("", unstyled(spelling.latex).casefold().strip(" {")))
 
 
 def _bases(expected: Spelling, given: Spelling) -> Decision | None:
