@@ -21,11 +21,12 @@ from components.rollout import transformers_engine
 from components.rollout.completion import Completion
 from components.shared.base_model import ModelConfig
 from components.shared.grading.answer import AnswerPolicy
+from components.shared.grading.verifier import Verifier
 from components.shared.problem import Problem, Split
 from components.train_grpo.config import RewardName, TrainGRPOConfig
 from components.train_grpo.prompts import Prompts
-from components.train_grpo.rewards import Scored
 from components.train_grpo.rollout import Score
+from components.train_grpo.scoring import Scored
 from components.train_grpo.train import build_trainer
 from components.train_grpo.trainer import Trainer
 
@@ -112,7 +113,9 @@ def settings(case: Case) -> TrainGRPOConfig:
                 "weights": {"accuracy": 1.0},
                 "supervision": "outcome",
                 "combination": "before_normalisation",
+                "max_unscorable_fraction": 1.0,
                 "overlong_buffer_tokens": 0,
+                "repetition_ngram_tokens": 0,
                 "model": None,
             },
             "advantage": {"estimator": "z_score"},
@@ -156,10 +159,13 @@ def rewarding(case: Case, score: Score) -> Score:
     """Return the trainer's own scoring with the case's rewards in place of what it finds."""
     waiting: list[float] = []
 
-    def rewarded(problem: Problem, completions_G: Sequence[Completion]) -> list[Scored]:
-        waiting.extend([] if waiting else case["rewards_B"])
-        scored_G = score(problem, completions_G)
-        return [replace(scored, rewards={RewardName.ACCURACY: (waiting.pop(0),)}) for scored in scored_G]
+    def rewarded(problems_P: Sequence[Problem], completions_PG: Sequence[Sequence[Completion]]) -> list[list[Scored]]:
+        waiting.extend(case["rewards_B"])
+        scored_PG = score(problems_P, completions_PG)
+        return [
+            [replace(scored, rewards={RewardName.ACCURACY: (waiting.pop(0),)}) for scored in scored_G]
+            for scored_G in scored_PG
+        ]
 
     return rewarded
 
@@ -168,7 +174,7 @@ def build(case: Case, channel: Channel) -> TakeTurns:
     """Return the trainer of the case, ready to run."""
     make_deterministic(1)
     given = checkpoint(case)
-    trainer = build_trainer(settings(case), given, problems(case))
+    trainer = build_trainer(settings(case), given, problems(case), Verifier())
     _Lengths.wanted_B = torch.tensor(case["lengths_B"], device=given.device)
     transformers_engine.Decoding = _Lengths  # type: ignore[misc]
     trainer._score = rewarding(case, trainer._score)  # type: ignore[assignment]

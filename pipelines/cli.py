@@ -1,4 +1,4 @@
-"""The command `grpo-pipeline`: run the graph here, compile it for Kubeflow, fetch data, fetch a registered version."""
+"""The command `grpo-pipeline`: run the graph here, compile it, fetch data or a registered version, grade responses."""
 
 import argparse
 import sys
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from components.shared.errors import PipelineError
+from components.shared.grading.answer import AnswerPolicy
 
 # Each command imports what it needs by itself: `--help` and a mistyped option answer at once.
 
@@ -53,6 +54,13 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("destination", metavar="DEST", type=Path, help="new folder for the weights")
     command.add_argument("--registry", default="outputs/registry", help="folder or URL (default: %(default)s)")
     command.set_defaults(command=_fetch)
+
+    command = commands.add_parser("grade", help="judge responses of any model, without running anything")
+    command.add_argument("file", metavar="FILE", help="JSON lines with `gold` and `response`; - for standard input")
+    policies = [str(policy) for policy in AnswerPolicy]
+    where = "where a response has to state its answer (default: %(default)s)"
+    command.add_argument("--answer", choices=policies, default=str(AnswerPolicy.STATED), help=where)
+    command.set_defaults(command=_grade)
     return parser
 
 
@@ -82,4 +90,11 @@ def _fetch(options: argparse.Namespace) -> int:
 
     registered = fetch(options.registry, options.version, options.destination)
     print(f"{registered['tag']} -> {options.destination}")
+    return 0
+
+
+def _grade(options: argparse.Namespace) -> int:
+    from pipelines.grade import grade
+
+    grade(options.file, AnswerPolicy(options.answer))
     return 0

@@ -137,7 +137,7 @@ def test_pipelines_reach_only_for_wrappers_configs_and_vocabulary() -> None:
     """Beside those, each module of pipelines/ may use what the command or summary it implements is made of."""
     also = {"summary": r"components\.report\.\w+", "cli": r"components\.(prepare_data|register)\.fetch"}
     for path in ROOT.glob("pipelines/*.py"):
-        allowed = rf"components\.\w+\.(component|config)|components\.shared\.\w+|{also.get(path.stem, '$.')}"
+        allowed = rf"components\.\w+\.(component|config)|components\.shared(\.\w+)+|{also.get(path.stem, '$.')}"
         for name in _imports(path):
             if name.startswith("components"):
                 assert re.fullmatch(allowed, name), f"{path.name} imports {name}"

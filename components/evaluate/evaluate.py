@@ -1,6 +1,7 @@
 """Examination of a model on the test problems: greedy answers, drawn answers, and what they add up to."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -9,15 +10,27 @@ from components.evaluate.config import EvaluateConfig
 from components.evaluate.scores import scores
 from components.policy.checkpoint import load
 from components.policy.determinism import make_deterministic
-from components.rollout.completion import Completion, Generate, grade_completion
+from components.rollout.completion import Completion, Generate, grade_completions
 from components.rollout.transformers_engine import TransformersEngine
 from components.shared import jsonl
-from components.shared.grading.answer import has_reasoning
+from components.shared.grading.answer import AnswerPolicy, has_reasoning
+from components.shared.grading.verdict import Grade
+from components.shared.grading.verifier import Verifier
 from components.shared.problem import Problem, Split, read_problems
 from components.shared.progress import Progress, progress
 from components.shared.step import In, Out
 
 _STAGE = "evaluate"
+
+
+@dataclass(frozen=True)
+class _Examination:
+    """What answers questions, and what judges the answers."""
+
+    config: EvaluateConfig
+    generate: Generate
+    verify: Verifier
+    policy: AnswerPolicy
 
 
 def evaluate(config: EvaluateConfig, *, model: In, problems: In, evaluation: Out) -> dict[str, float]:
@@ -26,7 +39,9 @@ def evaluate(config: EvaluateConfig, *, model: In, problems: In, evaluation: Out
     # Half the digits of bfloat16 training are no reason to examine in bfloat16.
     checkpoint = load(model, dtype=torch.float32)
     examined = read_problems(problems, Split.TEST)
-    records = _answers(config, TransformersEngine(checkpoint, config.max_batch_size), examined)
+    with Verifier() as verify:
+        engine = TransformersEngine(checkpoint, config.max_batch_size)
+        records = _answers(_Examination(config, engine, verify, checkpoint.config.answer), examined)
     summary = scores(records, num_samples=config.num_samples, temperature=config.temperature)
     jsonl.write_rows(evaluation / "records.jsonl", records)
     jsonl.write_json(evaluation / "scores.json", summary)
@@ -37,46 +52,37 @@ def evaluate(config: EvaluateConfig, *, model: In, problems: In, evaluation: Out
     }
 
 
-def _answers(config: EvaluateConfig, generate: Generate, problems: Sequence[Problem]) -> list[dict[str, Any]]:
+def _answers(examination: _Examination, problems: Sequence[Problem]) -> list[dict[str, Any]]:
     """The records of all problems: for each its greedy answer, then the drawn ones."""
-    with progress(_STAGE, len(problems) * (1 + config.num_samples)) as shown:
-        greedy = _sweep(config, generate, problems, shown, num_samples=1, temperature=0.0)
-        if not config.num_samples:
-            drawn: list[list[dict[str, Any]]] = [[] for _ in problems]
-        else:
-            drawn = _sweep(
-                config, generate, problems, shown, num_samples=config.num_samples, temperature=config.temperature
-            )
+    num_samples, temperature = examination.config.num_samples, examination.config.temperature
+    with progress(_STAGE, len(problems) * (1 + num_samples)) as shown:
+        greedy = _sweep(examination, problems, shown, num_samples=1, temperature=0.0)
+        drawn: list[list[dict[str, Any]]] = [[] for _ in problems]
+        if num_samples:
+            drawn = _sweep(examination, problems, shown, num_samples=num_samples, temperature=temperature)
     return [record for first, others in zip(greedy, drawn, strict=True) for record in (*first, *others)]
 
 
 def _sweep(
-    config: EvaluateConfig,
-    generate: Generate,
-    problems: Sequence[Problem],
-    shown: Progress,
-    *,
-    num_samples: int,
-    temperature: float,
+    examination: _Examination, problems: Sequence[Problem], shown: Progress, *, num_samples: int, temperature: float
 ) -> list[list[dict[str, Any]]]:
     """Answer all problems in one manner, a batch at a time so that progress can be seen.
 
     Short questions go first: a batch is as slow as its longest one.
     """
+    config = examination.config
     order = sorted(range(len(problems)), key=lambda index: (len(problems[index].question), index))
     found: list[list[dict[str, Any]]] = []
     right = 0
     for batch in _batches([problems[index] for index in order], max(1, config.max_batch_size // num_samples)):
-        groups = generate(
+        groups = examination.generate(
             [problem.question for problem in batch],
             num_samples=num_samples,
             temperature=temperature,
             max_new_tokens=config.max_new_tokens,
             seed=config.seed + len(found),
         )
-        for problem, group in zip(batch, groups, strict=True):
-            first = 0 if temperature == 0 else 1
-            found.append([_record(problem, completion, first + index) for index, completion in enumerate(group)])
+        found += _graded(examination, batch, groups, first=0 if temperature == 0 else 1)
         right += sum(record["verdict"] == "right" for records in found[-len(batch) :] for record in records)
         num_tokens = sum(len(completion.tokens.completion_ids) for group in groups for completion in group)
         shown.advance(
@@ -94,8 +100,23 @@ def _batches(problems: Sequence[Problem], size: int) -> Iterator[Sequence[Proble
         yield problems[start : start + size]
 
 
-def _record(problem: Problem, completion: Completion, sample: int) -> dict[str, Any]:
-    grade = grade_completion(problem.answer, completion)
+def _graded(
+    examination: _Examination, problems: Sequence[Problem], groups: Sequence[Sequence[Completion]], *, first: int
+) -> list[list[dict[str, Any]]]:
+    """The records of the completions of some problems, whose samples are counted from `first`."""
+    policy = examination.policy
+    golds = [problem.answer for problem, group in zip(problems, groups, strict=True) for _ in group]
+    completions = [completion for group in groups for completion in group]
+    grades = iter(grade_completions(examination.verify, golds, completions, policy))
+    return [
+        [_record(problem, first + index, each, next(grades), policy) for index, each in enumerate(group)]
+        for problem, group in zip(problems, groups, strict=True)
+    ]
+
+
+def _record(
+    problem: Problem, sample: int, completion: Completion, grade: Grade, policy: AnswerPolicy
+) -> dict[str, Any]:
     return {
         "id": problem.id,
         "source": problem.source,
@@ -110,5 +131,5 @@ def _record(problem: Problem, completion: Completion, sample: int) -> dict[str, 
         "reason": grade.reason,
         "num_tokens": len(completion.tokens.completion_ids),
         "finished": completion.finished,
-        "worked": has_reasoning(completion.text),
+        "worked": has_reasoning(completion.text, policy),
     }

@@ -87,7 +87,15 @@ class MATH500Config(FileSource):
     kind: Literal["math500"]
 
 
-Source = Annotated[GSM8KConfig | MATHConfig | MATH500Config | WordProblemsConfig, Field(discriminator="kind")]
+class MBPPConfig(FileSource):
+    """MBPP, whole or sanitized: programming tasks with `text` or `prompt`, `code` and `test_list`."""
+
+    kind: Literal["mbpp"]
+
+
+Source = Annotated[
+    GSM8KConfig | MATHConfig | MATH500Config | MBPPConfig | WordProblemsConfig, Field(discriminator="kind")
+]
 
 
 class ContaminationConfig(Config):

@@ -2,24 +2,39 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from components.prepare_data.config import FileSource, GSM8KConfig, MATH500Config, MATHConfig, PrepareConfig
+from components.prepare_data.config import (
+    FileSource,
+    GSM8KConfig,
+    MATH500Config,
+    MATHConfig,
+    MBPPConfig,
+    PrepareConfig,
+)
 from components.prepare_data.fields import Fields
 from components.prepare_data.gsm8k import gsm8k_fields
 from components.prepare_data.math_dataset import math500_fields, math_fields
+from components.prepare_data.mbpp import mbpp_fields
 from components.prepare_data.raw_rows import MalformedRowError, raw_rows
 from components.prepare_data.word_problems import word_problems
 from components.shared import lineage
 from components.shared.errors import PipelineError
+from components.shared.grading.verifier import Verifier
 from components.shared.problem import Problem, Split
 
-_READERS: dict[str, Callable[[dict[str, Any]], Fields]] = {
-    "gsm8k": gsm8k_fields,
-    "math": math_fields,
-    "math500": math500_fields,
-}
+_Reader = Callable[[dict[str, Any]], Fields]
+
+
+def _readers(verify: Verifier) -> dict[str, _Reader]:
+    return {
+        "gsm8k": gsm8k_fields,
+        "math": partial(math_fields, verify=verify),
+        "math500": partial(math500_fields, verify=verify),
+        "mbpp": mbpp_fields,
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,17 +80,23 @@ class Intake:
 def read_sources(config: PrepareConfig) -> Intake:
     """Read every source of the config in its order, the train split of each before its test split."""
     intake = Intake()
-    for source in config.sources:
-        if isinstance(source, FileSource):
-            for split in Split:
-                _read_split(source, split, config.max_malformed_fraction, intake)
-        else:
-            intake.problems += word_problems(source, config.seed)
+    with Verifier() as verify:
+        readers = _readers(verify)
+        for source in config.sources:
+            if isinstance(source, FileSource):
+                for split in Split:
+                    _read_split(source, split, readers[source.kind], config.max_malformed_fraction, intake)
+            else:
+                intake.problems += word_problems(source, config.seed)
     return intake
 
 
 def _read_split(
-    source: GSM8KConfig | MATHConfig | MATH500Config, split: Split, max_malformed_fraction: float, intake: Intake
+    source: GSM8KConfig | MATHConfig | MATH500Config | MBPPConfig,
+    split: Split,
+    read: _Reader,
+    max_malformed_fraction: float,
+    intake: Intake,
 ) -> None:
     path = source.path(split)
     if path is None:
@@ -86,7 +107,7 @@ def _read_split(
         )
     problems: list[Problem] = []
     quarantine: list[Quarantined] = []
-    for problem in _problems(source, split, path):
+    for problem in _problems(source, split, path, read):
         if isinstance(problem, Problem):
             problems.append(problem)
         else:
@@ -101,11 +122,11 @@ def _read_split(
 
 
 def _problems(
-    source: GSM8KConfig | MATHConfig | MATH500Config, split: Split, path: Path
+    source: GSM8KConfig | MATHConfig | MATH500Config | MBPPConfig, split: Split, path: Path, read: _Reader
 ) -> Iterator[Problem | Quarantined]:
     for row in raw_rows(path):
         try:
-            fields = _READERS[source.kind](row.columns())
+            fields = read(row.columns())
         except MalformedRowError as error:
             yield Quarantined(row.path.as_posix(), row.line, str(error))
         else:

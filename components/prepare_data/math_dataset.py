@@ -5,9 +5,11 @@ from typing import Any
 
 from components.prepare_data.fields import Fields
 from components.prepare_data.raw_rows import MalformedRowError, shown, text
+from components.shared.grading.answer import AnswerPolicy
 from components.shared.grading.boxes import Box, find_boxes, last_boxed
-from components.shared.grading.grade import grade
+from components.shared.grading.submission import Submission
 from components.shared.grading.verdict import Verdict
+from components.shared.grading.verifier import Verifier
 
 _LEVEL = re.compile(r"(?:Level )?([1-9])(?:\.0)?")
 _UNKNOWN_LEVEL = "Level ?"
@@ -15,25 +17,25 @@ _PARAGRAPH = re.compile(r"\n\s*\n")
 _REMARK = re.compile(r"\baccept(?:ed|able)?\b", re.IGNORECASE)
 
 
-def math_fields(columns: dict[str, Any]) -> Fields:
+def math_fields(columns: dict[str, Any], verify: Verifier) -> Fields:
     """Read one row of MATH; the answer is its own column where there is one, and the solution's boxes otherwise."""
     solution = text(columns, "solution")
     return Fields(
         question=text(columns, "problem"),
         solution=solution,
-        answer=text(columns, "answer").strip() if columns.get("answer") is not None else boxed_answer(solution),
+        answer=text(columns, "answer").strip() if columns.get("answer") is not None else boxed_answer(solution, verify),
         subject=text(columns, "subject", "type"),
         level=_level(columns),
     )
 
 
-def math500_fields(columns: dict[str, Any]) -> Fields:
+def math500_fields(columns: dict[str, Any], verify: Verifier) -> Fields:
     """Read one row of MATH-500, which has its answers in a column of their own."""
     text(columns, "answer")
-    return math_fields(columns)
+    return math_fields(columns, verify)
 
 
-def boxed_answer(solution: str) -> str:
+def boxed_answer(solution: str, verify: Verifier) -> str:
     r"""Return the answer that a solution boxes.
 
     Nearly every solution has one box, or one for each of several ways to the same answer. Boxes with different
@@ -48,7 +50,7 @@ def boxed_answer(solution: str) -> str:
     answers = [box.content for index, box in enumerate(boxes) if index == 0 or not _is_remark(solution, boxes, index)]
     if not all(answers):
         raise MalformedRowError(r"the solution has an empty \boxed{}")
-    return ", ".join(_distinct(answers))
+    return ", ".join(_distinct(answers, verify))
 
 
 def _is_remark(solution: str, boxes: list[Box], index: int) -> bool:
@@ -60,17 +62,20 @@ def _is_remark(solution: str, boxes: list[Box], index: int) -> bool:
     return bool(_REMARK.search(before + after))
 
 
-def _distinct(answers: list[str]) -> list[str]:
+def _distinct(answers: list[str], verify: Verifier) -> list[str]:
     """The answers without those that a later one says again, maybe in another form."""
     return [
         answer
         for index, answer in enumerate(answers)
-        if not any(_same(answer, later) for later in answers[index + 1 :])
+        if not any(_same(answer, later, verify) for later in answers[index + 1 :])
     ]
 
 
-def _same(answer: str, other: str) -> bool:
-    return answer == other or grade(other, rf"\boxed{{{answer}}}").verdict == Verdict.RIGHT
+def _same(answer: str, other: str, verify: Verifier) -> bool:
+    if answer == other:
+        return True
+    (grade,) = verify([Submission(other, rf"\boxed{{{answer}}}", AnswerPolicy.BOXED)])
+    return grade.verdict == Verdict.RIGHT
 
 
 def _level(columns: dict[str, Any]) -> int | None:

@@ -28,8 +28,12 @@ _CURVES: tuple[tuple[str, dict[str, str], dict[str, bool]], ...] = (
     ),
     ("Gradient norm", {"gradient_norm": "norm"}, {"from_zero": True}),
     (
-        "Groups without spread and truncation",
-        {"groups_without_spread_fraction": "without spread", "truncated_fraction": "truncated"},
+        "Groups without spread; samples cut off or unscorable",
+        {
+            "groups_without_spread_fraction": "without spread",
+            "truncated_fraction": "cut off",
+            "unscorable_fraction": "unscorable",
+        },
         {"fraction": True},
     ),
 )

@@ -5,8 +5,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from components.policy.sequences import TokenSequence
-from components.shared.grading.grade import grade
+from components.shared.grading.answer import AnswerPolicy
+from components.shared.grading.submission import Submission
 from components.shared.grading.verdict import Grade, Verdict
+from components.shared.grading.verifier import Verifier
+
+_CUT_OFF = Grade(Verdict.WRONG, extracted=None, reason="cut off at the length limit")
 
 
 @dataclass(frozen=True)
@@ -36,8 +40,10 @@ class Generate(Protocol):
         ...
 
 
-def grade_completion(answer: str, completion: Completion) -> Grade:
-    """Grade a completion against the answer: one that was cut off at the length limit has not answered."""
-    if not completion.finished:
-        return Grade(Verdict.WRONG, extracted=None, reason="cut off at the length limit")
-    return grade(answer, completion.text)
+def grade_completions(
+    verify: Verifier, golds: Sequence[str], completions: Sequence[Completion], policy: AnswerPolicy
+) -> list[Grade]:
+    """Grade each completion against its gold: one that was cut off at the length limit has not answered."""
+    pairs = zip(golds, completions, strict=True)
+    grades = iter(verify([Submission(gold, each.text, policy) for gold, each in pairs if each.finished]))
+    return [next(grades) if each.finished else _CUT_OFF for each in completions]

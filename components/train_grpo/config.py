@@ -3,10 +3,12 @@
 The enums name the variants of each formula; the functions they choose are in the module each enum names.
 """
 
+import re
+from collections import Counter
 from enum import StrEnum
 from typing import Annotated
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from components.policy.config import EngineConfig
 from components.shared.config import Config
@@ -39,14 +41,33 @@ class RewardName(StrEnum):
 
     ACCURACY = "accuracy"
     """1 for a right final answer, else 0."""
+    CODE_TESTS = "code_tests"
+    """The share of the problem's unit tests that the answer passes."""
     FORMAT = "format"
-    """1 for a final answer in the designated place after some reasoning, else 0."""
+    """1 for a final answer in the designated place after some reasoning, and after a thought if one is asked for."""
+    LENGTH = "length"
+    """From 0.5 for the shortest of the group to -0.5 for the longest; never above 0 for a wrong answer."""
     OVERLONG = "overlong"
     """0, falling to -1 as a completion nears the length limit."""
+    REPETITION = "repetition"
+    """0, falling to -1 with the share of n-grams of tokens that were there before."""
     STEPS = "steps"
     """For each worked step, whether its arithmetic holds; for the last, whether the answer is right."""
     REWARD_MODEL = "reward_model"
     """The learned model's probability that the completion, or each step, is right."""
+
+
+_OWN_REWARD = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", re.ASCII)
+
+
+def is_own(reward: str) -> bool:
+    """Tell whether a reward is the user's own, `package.module:function` (own_reward.py)."""
+    return _OWN_REWARD.fullmatch(reward) is not None
+
+
+def reward_column(reward: str) -> str:
+    """Return what the mean of a reward is called in the curves."""
+    return "reward_" + re.sub(r"[.:]", "_", reward)
 
 
 class Combination(StrEnum):
@@ -157,23 +178,48 @@ class RewardModelConfig(Config):
         return self
 
 
+_KEY_OF = {
+    RewardName.OVERLONG: "overlong_buffer_tokens",
+    RewardName.REPETITION: "repetition_ngram_tokens",
+    RewardName.REWARD_MODEL: "model",
+}
+"""The key that a reward needs, and that means nothing without it."""
+
+
 class RewardConfig(Config):
     """What a completion is worth."""
 
-    weights: dict[RewardName, float] = Field(min_length=1)
-    """Weight of each reward that counts."""
+    weights: dict[str, float] = Field(min_length=1)
+    """Weight of each reward that counts: by its name, or `package.module:function` for one of your own."""
     supervision: Supervision
     combination: Combination
+    max_unscorable_fraction: float = Field(ge=0, le=1)
+    """Share of a rollout's completions that may be without a verdict or have a reward fail; the run stops above it."""
     overlong_buffer_tokens: int = Field(ge=0)
     """Tokens before the length limit over which `overlong` falls from 0 to -1; 0 without that reward."""
+    repetition_ngram_tokens: int = Field(ge=0)
+    """Tokens of the n-grams that `repetition` counts; 0 without that reward."""
     model: RewardModelConfig | None = None
     """The model behind `reward_model`; null without that reward."""
 
+    @field_validator("weights")
+    @classmethod
+    def _rewards_exist(cls, weights: dict[str, float]) -> dict[str, float]:
+        for name in weights:
+            if name not in set(RewardName) and not is_own(name):
+                accepted = ", ".join(RewardName)
+                raise ValueError(
+                    f"there is no reward `{name}`; accepted: {accepted}, or package.module:function for one of your own"
+                )
+        column, count = Counter(map(reward_column, weights)).most_common(1)[0]
+        if count > 1:
+            raise ValueError(f"{count} rewards would share the column `{column}` of the curves; rename one of your own")
+        return weights
+
     @model_validator(mode="after")
     def _parts_are_there(self) -> "RewardConfig":
-        for name, there in ((RewardName.OVERLONG, self.overlong_buffer_tokens), (RewardName.REWARD_MODEL, self.model)):
-            if (name in self.weights) != bool(there):
-                key = "overlong_buffer_tokens" if name is RewardName.OVERLONG else "model"
+        for name, key in _KEY_OF.items():
+            if (name in self.weights) != bool(getattr(self, key)):
                 raise ValueError(f"weights.{name} and {key} go together: set both or neither")
         return self
 

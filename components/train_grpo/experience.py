@@ -16,8 +16,8 @@ from torch import Tensor
 from components.policy.sequences import TokenSequence
 from components.train_grpo.advantages import advantages, has_spread
 from components.train_grpo.config import Combination, TrainGRPOConfig
-from components.train_grpo.rewards import is_masked
 from components.train_grpo.rollout import Group, reward_sets
+from components.train_grpo.scoring import is_masked
 from components.train_grpo.supervision import token_advantages
 
 

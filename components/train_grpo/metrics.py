@@ -4,17 +4,17 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from components.shared.grading.answer import has_reasoning
-from components.train_grpo.config import TrainGRPOConfig
+from components.shared.grading.answer import AnswerPolicy, has_reasoning
+from components.train_grpo.config import TrainGRPOConfig, reward_column
 from components.train_grpo.experience import Experience
-from components.train_grpo.rewards import Scored
 from components.train_grpo.rollout import Group, Rollout, differs
+from components.train_grpo.scoring import Scored
 
 
-def rollout_figures(config: TrainGRPOConfig, rollout: Rollout) -> dict[str, float]:
+def rollout_figures(config: TrainGRPOConfig, rollout: Rollout, policy: AnswerPolicy) -> dict[str, float]:
     """Return the metrics of everything that was sampled, also of what is not trained on.
 
-    Rewards and accuracy are means over what could be scored.
+    Rewards and accuracy are means over what could be scored; `policy` says where an answer counts.
     """
     scored = [scored for group in rollout.sampled for scored in group.scored_G]
     weights = config.reward.weights
@@ -22,13 +22,14 @@ def rollout_figures(config: TrainGRPOConfig, rollout: Rollout) -> dict[str, floa
     scorable = sum(group.num_scorable for group in rollout.sampled)
     return {
         "reward": mean([sum(each.combined(weights)) for each in scored]),
-        **{f"reward_{name}": mean([x for each in scored for x in each.rewards[name]]) for name in weights},
+        **{reward_column(name): mean([x for each in scored for x in each.rewards[name]]) for name in weights},
         "accuracy": sum(group.num_right for group in rollout.sampled) / scorable if scorable else math.nan,
-        "worked_fraction": mean([has_reasoning(each.completion.text) for each in scored]),
+        "worked_fraction": mean([has_reasoning(each.completion.text, policy) for each in scored]),
         "completion_length_tokens": mean(lengths),
         "completion_length_max_tokens": max(lengths),
         "truncated_fraction": mean([not each.completion.finished for each in scored]),
-        "unscorable_fraction": 1 - scorable / len(scored),
+        "unscorable_fraction": mean([each.unscorable is not None for each in scored]),
+        "reward_failures": sum(each.failure is not None for each in scored),
         **_spread(config, rollout),
     }
 
@@ -69,10 +70,13 @@ def completion_records(
             "question": group.problem.question,
             "answer": group.problem.answer,
             "completion": scored.completion.text,
+            "extracted": scored.grade.extracted,
             "verdict": scored.grade.verdict,
+            "reason": scored.grade.reason,
             "num_tokens": len(scored.completion.tokens.completion_ids),
             "finished": scored.completion.finished,
             **_rewards(config, scored),
+            "reward_failure": scored.failure.message if scored.failure else None,
             # That of the first token, which every step of the completion adds to.
             "advantage": float(advantages[0]),
         }

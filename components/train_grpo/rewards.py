@@ -1,116 +1,130 @@
 """What completions are worth: each reward a small function, chosen by name and weight in the params.
 
-A reward is given for steps: for outcome supervision a completion is one step. NaN is no reward at all, for what could
-not be scored. `accuracy`, `format` and `overlong` judge a whole completion, and stand with its last step.
+A reward is of one completion as a whole: a function of the problem, the completion and its grade. Three more are not,
+and are in scoring.py with what they need: `length`, which compares a group, and `steps` and `reward_model`, which are
+given for each step. NaN is no reward at all, for what could not be scored.
+
+Shape suffixes:
+    G  completions of a prompt
 """
 
 import math
+import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from functools import partial
 
-from components.policy.checkpoint import Checkpoint
-from components.rollout.completion import Completion, grade_completion
-from components.shared.grading.answer import final_answer, has_reasoning
-from components.shared.grading.verdict import Grade
+from components.rollout.completion import Completion
+from components.shared.base_model import ModelConfig
+from components.shared.errors import PipelineError
+from components.shared.grading.answer import has_reasoning
+from components.shared.grading.code_tests import is_tests
+from components.shared.grading.sandbox.run import require_sandbox
+from components.shared.grading.verdict import Grade, Verdict
 from components.shared.problem import Problem
-from components.train_grpo.config import RewardName, Supervision, TrainGRPOConfig, Truncated
-from components.train_grpo.reward_model import RewardModel
-from components.train_grpo.steps import Step, outcome, verified_steps
+from components.train_grpo import own_reward
+from components.train_grpo.config import RewardName, TrainGRPOConfig, is_own
+from components.train_grpo.steps import outcome
+
+Reward = Callable[[Problem, Completion, Grade], float]
+
+_THOUGHT_FIRST = re.compile(r"\s*<think>(?P<thought>.*?)</think>(?P<answer>.*)", re.DOTALL)
 
 
-@dataclass(frozen=True)
-class Scored:
-    """A completion with its grade and rewards."""
-
-    completion: Completion
-    grade: Grade
-    steps: tuple[Step, ...]
-    """Where its steps end and what the verifier says of them; one step for outcome supervision."""
-    rewards: dict[RewardName, tuple[float, ...]]
-    """For each reward that counts, one number per step, or one that stands with the last step."""
-
-    def combined(self, weights: dict[RewardName, float]) -> tuple[float, ...]:
-        """Return the weighted sum of the rewards for each step; one that has no reward for it makes it NaN."""
-        total = [0.0] * len(self.steps)
-        for name, weight in weights.items():
-            values = self.rewards[name]
-            for place, value in enumerate(values, start=len(total) - len(values)):
-                total[place] += weight * value
-        return tuple(total)
-
-    def without_reward(self) -> "Scored":
-        """Return the completion with no reward for any step."""
-        nothing = {name: (math.nan,) * len(values) for name, values in self.rewards.items()}
-        return Scored(self.completion, self.grade, self.steps, nothing)
+def chosen_rewards(config: TrainGRPOConfig, model: ModelConfig) -> dict[str, Reward]:
+    """Return the rewards with a weight that are of one completion as a whole."""
+    ours: dict[str, Reward] = {
+        RewardName.ACCURACY: accuracy,
+        RewardName.CODE_TESTS: code_tests,
+        RewardName.FORMAT: partial(answer_format, model=model),
+        RewardName.OVERLONG: partial(
+            overlong, buffer=config.reward.overlong_buffer_tokens, limit=config.sampling.max_new_tokens
+        ),
+        RewardName.REPETITION: partial(repetition, n=config.reward.repetition_ngram_tokens),
+    }
+    own = {name: own_reward.load(name) for name in config.reward.weights if is_own(name)}
+    return {name: reward for name, reward in {**ours, **own}.items() if name in config.reward.weights}
 
 
-class Scorer:
-    """Grades and rewards completions."""
-
-    def __init__(self, config: TrainGRPOConfig, checkpoint: Checkpoint, reward_model: RewardModel | None) -> None:
-        self.config = config
-        self.checkpoint = checkpoint
-        self.reward_model = reward_model
-
-    def __call__(self, problem: Problem, completions_G: Sequence[Completion]) -> list[Scored]:
-        """Return the completions of a problem with their rewards, as the config weighs and masks them."""
-        grades_G = [grade_completion(problem.answer, completion) for completion in completions_G]
-        steps_G = [self._steps(*pair) for pair in zip(completions_G, grades_G, strict=True)]
-        learned_G = self._learned(completions_G, steps_G)
-        scored_G = []
-        for completion, grade, steps, learned in zip(completions_G, grades_G, steps_G, learned_G, strict=True):
-            known = {RewardName.STEPS: tuple(step.reward for step in steps), RewardName.REWARD_MODEL: learned}
-            rewards = {
-                name: known[name] if name in known else (_REWARDS[name](self.config, completion, grade),)
-                for name in self.config.reward.weights
-            }
-            scored = Scored(completion, grade, steps, rewards)
-            scored_G.append(scored.without_reward() if is_masked(self.config, completion) else scored)
-        return scored_G
-
-    def _steps(self, completion: Completion, grade: Grade) -> tuple[Step, ...]:
-        if self.config.reward.supervision is Supervision.PROCESS:
-            return tuple(verified_steps(completion, grade, self.checkpoint.decode))
-        return (Step(len(completion.tokens.completion_ids), outcome(grade)),)
-
-    def _learned(
-        self, completions_G: Sequence[Completion], steps_G: Sequence[tuple[Step, ...]]
-    ) -> list[tuple[float, ...]]:
-        if self.reward_model is None:
-            return [() for _ in completions_G]
-        ends_G = [tuple(step.end for step in steps) for steps in steps_G]
-        found = self.reward_model.score([completion.tokens for completion in completions_G], ends_G)
-        return [tuple(rewards) for rewards in found]
+def require_rewards(config: TrainGRPOConfig, problems: Sequence[Problem]) -> None:
+    """Raise PipelineError where a reward with a weight cannot be given to the completions of `problems`."""
+    for name in filter(is_own, config.reward.weights):
+        own_reward.load(name)
+    without_tests = [problem.id for problem in problems if not is_tests(problem.answer)]
+    if RewardName.CODE_TESTS in config.reward.weights and without_tests:
+        raise PipelineError(
+            f"train_grpo.reward.weights.code_tests: {len(without_tests)} of {len(problems)} training problems have no "
+            f"unit tests, such as {without_tests[0]}; leave it out, `accuracy` judges both kinds"
+        )
+    if len(without_tests) < len(problems):
+        require_sandbox()
 
 
-def is_masked(config: TrainGRPOConfig, completion: Completion) -> bool:
-    """Tell whether a completion is without reward and out of the loss because it was cut off."""
-    return config.sampling.truncated is Truncated.MASK and not completion.finished
-
-
-def accuracy(config: TrainGRPOConfig, completion: Completion, grade: Grade) -> float:
+def accuracy(problem: Problem, completion: Completion, grade: Grade) -> float:
     """Return 1 for a right answer, 0 for a wrong one, and NaN (no reward at all) for one that cannot be scored."""
-    del config, completion
+    del problem, completion
     return outcome(grade)
 
 
-def answer_format(config: TrainGRPOConfig, completion: Completion, grade: Grade) -> float:
-    """Return 1 where some reasoning leads to an answer in the designated place, else 0, whatever the answer is."""
-    del config, grade
-    worked = has_reasoning(completion.text) and final_answer(completion.text) is not None
-    return float(completion.finished and worked)
+def code_tests(problem: Problem, completion: Completion, grade: Grade) -> float:
+    """Return the share of the unit tests passed; 0 for what was cut off, and NaN where there are no tests."""
+    del problem
+    if grade.verdict is Verdict.UNSCORABLE:
+        return math.nan
+    if not completion.finished:
+        return 0.0
+    return math.nan if grade.tests_passed is None else grade.tests_passed
 
 
-def overlong(config: TrainGRPOConfig, completion: Completion, grade: Grade) -> float:
+def answer_format(problem: Problem, completion: Completion, grade: Grade, *, model: ModelConfig) -> float:
+    """Return 1 where some reasoning leads to an answer in the designated place, else 0, whatever the answer is.
+
+    Where the prompt asks for thoughts, the completion has to be one thought and, after it, the answer. The place of
+    code is a fenced block, and it needs no words before it.
+    """
+    text = completion.text
+    if not completion.finished or (model.asks_for_thoughts and not _thinks_first(text, model.prompt)):
+        return 0.0
+    if is_tests(problem.answer):
+        return float(grade.extracted is not None)
+    return float(has_reasoning(text, model.answer))
+
+
+def _thinks_first(text: str, prompt: str) -> bool:
+    """Tell whether a response is a single thought with something in it, and then what is no thought."""
+    opened = prompt.rstrip().endswith("<think>")
+    found = _THOUGHT_FIRST.fullmatch("<think>" + text if opened else text)
+    return found is not None and bool(found["thought"].strip()) and "think>" not in found["thought"] + found["answer"]
+
+
+def overlong(problem: Problem, completion: Completion, grade: Grade, *, buffer: int, limit: int) -> float:
     """Return 0 up to the buffer, then a line down to -1 at the length limit (DAPO, arXiv 2503.14476, equation 13)."""
-    del grade
-    buffer = config.reward.overlong_buffer_tokens
-    over = len(completion.tokens.completion_ids) - (config.sampling.max_new_tokens - buffer)
+    del problem, grade
+    over = len(completion.tokens.completion_ids) - (limit - buffer)
     return -max(0, over) / buffer
 
 
-_REWARDS: dict[RewardName, Callable[[TrainGRPOConfig, Completion, Grade], float]] = {
-    RewardName.ACCURACY: accuracy,
-    RewardName.FORMAT: answer_format,
-    RewardName.OVERLONG: overlong,
-}
+def repetition(problem: Problem, completion: Completion, grade: Grade, *, n: int) -> float:
+    """Return minus the share of n-grams of tokens that are repetitions: 0 where all differ or there is none."""
+    del problem, grade
+    ids = completion.tokens.completion_ids
+    ngrams = [ids[start : start + n] for start in range(len(ids) - n + 1)]
+    return len(set(ngrams)) / len(ngrams) - 1 if ngrams else 0.0
+
+
+def length(num_tokens_G: Sequence[int], outcomes_G: Sequence[float]) -> list[float]:
+    """Return the length reward of Kimi k1.5 (arXiv 2501.12599, section 2.3.3) for a group.
+
+    0.5 for the shortest, falling in a line to -0.5 for the longest; of wrong answers only what is negative. An outcome
+    of NaN, which is neither right nor wrong, has no reward, and its length counts for nothing.
+    """
+    counted = [count for count, outcome in zip(num_tokens_G, outcomes_G, strict=True) if not math.isnan(outcome)]
+    shortest, longest = min(counted, default=0), max(counted, default=0)
+    spread = longest - shortest
+
+    def reward(count: int, outcome: float) -> float:
+        if math.isnan(outcome):
+            return math.nan
+        value = 0.5 - (count - shortest) / spread if spread else 0.0
+        return value if outcome else min(0.0, value)
+
+    return [reward(count, outcome) for count, outcome in zip(num_tokens_G, outcomes_G, strict=True)]

@@ -17,9 +17,10 @@ from components.shared.problem import Problem
 from components.train_grpo.advantages import has_spread
 from components.train_grpo.config import Combination, TrainGRPOConfig
 from components.train_grpo.prompts import Prompts
-from components.train_grpo.rewards import Scored
+from components.train_grpo.scoring import Scored
 
-Score = Callable[[Problem, Sequence[Completion]], list[Scored]]
+Score = Callable[[Sequence[Problem], Sequence[Sequence[Completion]]], list[list[Scored]]]
+"""Problems (P,) and the completions of each (P, G) to those completions with their rewards (P, G)."""
 
 
 @dataclass(frozen=True)
@@ -70,8 +71,8 @@ def roll_out(config: TrainGRPOConfig, prompts: Prompts, generate: Generate, scor
         started = time.monotonic()
         completions_PG = _sample(config, generate, problems_P, seed=random.Random(f"{seed}/{round_}").getrandbits(48))
         drawn = time.monotonic()
-        pairs = zip(problems_P, completions_PG, strict=True)
-        groups_P = [Group(problem, score(problem, completions_G)) for problem, completions_G in pairs]
+        scored_PG = score(problems_P, completions_PG)  # all at once, which keeps every worker of the grader busy
+        groups_P = [Group(*pair) for pair in zip(problems_P, scored_PG, strict=True)]
         sampling_s, scoring_s = sampling_s + drawn - started, scoring_s + time.monotonic() - drawn
         for group in groups_P:
             prompts.record(group.problem.id, num_right=group.num_right, num_scored=group.num_scorable)

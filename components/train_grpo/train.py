@@ -11,11 +11,14 @@ from components.policy.flops import Arithmetic
 from components.policy.logprobs import CompletionScorer, disable_dropout
 from components.shared import jsonl
 from components.shared.errors import PipelineError
+from components.shared.grading.verifier import Verifier
 from components.shared.problem import Problem, Split, read_problems
 from components.shared.step import In, Out
 from components.train_grpo.config import TrainGRPOConfig
 from components.train_grpo.prompts import Prompts
 from components.train_grpo.reward_model import RewardModel
+from components.train_grpo.rewards import require_rewards
+from components.train_grpo.scoring import Scorer
 from components.train_grpo.trainer import History, Trainer
 
 _FIGURES = ("reward", "accuracy", "worked_fraction", "completion_length_tokens", "kl")
@@ -28,9 +31,11 @@ def train(
     refuse_several_processes()
     make_deterministic(config.seed)
     training_problems = read_problems(problems, Split.TRAIN)
+    require_rewards(config, training_problems)
     checkpoint = load(reference, dtype=dtype_of(config.engine))
-    trainer = build_trainer(config, checkpoint, training_problems)
-    history = trainer.run()
+    with Verifier() as verify:
+        trainer = build_trainer(config, checkpoint, training_problems, verify)
+        history = trainer.run()
     if all(row["ratio_max"] is None for row in history.curves):
         raise PipelineError(
             "no rollout of the run had anything to learn from: the rewards of each group were all equal; "
@@ -45,7 +50,9 @@ def train(
     return {name: value for name, value in figures.items() if value is not None}
 
 
-def build_trainer(config: TrainGRPOConfig, checkpoint: Checkpoint, problems: list[Problem]) -> Trainer:
+def build_trainer(
+    config: TrainGRPOConfig, checkpoint: Checkpoint, problems: list[Problem], verify: Verifier
+) -> Trainer:
     """Everything a run needs; policy and reference are equal at this moment."""
     disable_dropout(checkpoint.model)
     temperature = config.sampling.temperature
@@ -60,7 +67,7 @@ def build_trainer(config: TrainGRPOConfig, checkpoint: Checkpoint, problems: lis
         config,
         checkpoint,
         reference=reference,
-        reward_model=reward_model,
+        scorer=Scorer(config, checkpoint, verify, reward_model),
         prompts=Prompts(problems, config.prompts, seed=config.seed),
         arithmetic=Arithmetic(checkpoint.model),  # counted before weights are sharded
         policy=PolicyEngine(CompletionScorer(checkpoint.model, temperature=temperature), config.engine),

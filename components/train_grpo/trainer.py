@@ -19,6 +19,7 @@ from components.policy.flops import Arithmetic, matrix_rate
 from components.policy.logprobs import CompletionScorer, completion_logprobs
 from components.policy.schedule import learning_rate
 from components.policy.sequences import MicroBatch, micro_batches
+from components.rollout.completion import Generate
 from components.rollout.transformers_engine import TransformersEngine
 from components.shared.progress import Progress, progress, say
 from components.train_grpo.config import KLPlacement, TrainGRPOConfig
@@ -27,10 +28,11 @@ from components.train_grpo.kl import kl_to_reference
 from components.train_grpo.metrics import completion_records, rollout_figures
 from components.train_grpo.prompts import Prompts
 from components.train_grpo.replay import Replay
-from components.train_grpo.reward_model import Judged, RewardModel
-from components.train_grpo.rewards import Scorer
-from components.train_grpo.rollout import Group, Rollout, roll_out
+from components.train_grpo.reward_model import Judged
+from components.train_grpo.rollout import Group, Rollout, Score, roll_out
+from components.train_grpo.scoring import Scorer
 from components.train_grpo.tally import Tally
+from components.train_grpo.unscorable import refuse_unscorable
 from components.train_grpo.update import minibatches, token_data, update
 
 _STAGE = "train_grpo"
@@ -56,7 +58,7 @@ class Trainer:
         *,
         policy: PolicyEngine,
         reference: CompletionScorer | None,
-        reward_model: RewardModel | None,
+        scorer: Scorer,
         prompts: Prompts,
         arithmetic: Arithmetic,
     ) -> None:
@@ -64,11 +66,11 @@ class Trainer:
         self.checkpoint = checkpoint
         self.policy = policy
         self.reference = reference
-        self.reward_model = reward_model
+        self.reward_model = scorer.reward_model
         self.prompts = prompts
         self.history = History()
-        self._generate = TransformersEngine(checkpoint, config.sampling.max_batch_size)
-        self._score = Scorer(config, checkpoint, reward_model)
+        self.generate: Generate = TransformersEngine(checkpoint, config.sampling.max_batch_size)
+        self._score: Score = scorer
         self._replay = Replay()
         self._judged: list[Judged] = []
         self._arithmetic = arithmetic
@@ -91,7 +93,9 @@ class Trainer:
 
     def _roll_out(self, name: str) -> Rollout:
         seed = f"{self.config.seed}/{name}"
-        return roll_out(self.config, self.prompts, self._generate, self._score, seed=seed)
+        rollout = roll_out(self.config, self.prompts, self.generate, self._score, seed=seed)
+        refuse_unscorable(self.config, rollout.sampled)
+        return rollout
 
     def _step(self, step: int, shown: Progress, *, retrained: bool) -> None:
         """Lines 5 to 11: sample and score groups, compute advantages, update the policy.
@@ -103,7 +107,7 @@ class Trainer:
         if retrained:
             self._judged += _verdicts(rollout.sampled)
         updated, timing = self._learn(rollout, step) if rollout.trained else self._learn_nothing(step)
-        row = {"step": step, **rollout_figures(self.config, rollout), **updated}
+        row = {"step": step, **rollout_figures(self.config, rollout, self.checkpoint.config.answer), **updated}
         self.history.curves.append(_known(row))
         self.history.timings.append(self._timing(step, rollout, timing, time.monotonic() - started))
         shown.advance(

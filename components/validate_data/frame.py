@@ -11,8 +11,9 @@ from typing import Any
 
 import pandas as pd
 
-from components.shared.grading.answer import has_reasoning
-from components.shared.grading.grade import grade
+from components.shared.grading.answer import AnswerPolicy, has_reasoning
+from components.shared.grading.submission import Submission
+from components.shared.grading.verifier import Verifier
 from components.shared.problem import Problem, Split
 from components.shared.tokenizer import tokenizer_for
 from components.validate_data.config import ValidateConfig
@@ -63,11 +64,12 @@ def _about_problems(problems: Sequence[Problem], config: ValidateConfig) -> list
     answers = Counter((problem.split, problem.answer) for problem in problems)
     sizes = Counter(problem.split for problem in problems)
     prompt_tokens, solution_tokens = _lengths(problems, config)
+    verdicts = _graded_against_themselves(problems, config.model.answer)
     return [
         {
             "source": problem.source,
             "answer": problem.answer,
-            "grade": _graded_against_itself(problem),
+            "grade": verdicts[index],
             "copies": len(asked[problem.split, question]),
             "twin": next((twin for twin in asked[problem.split, question] if twin != problem.id), None),
             "answer_share": answers[problem.split, problem.answer] / sizes[problem.split],
@@ -78,7 +80,7 @@ def _about_problems(problems: Sequence[Problem], config: ValidateConfig) -> list
                 "copies_in_test": len(asked[Split.TEST, question]),
                 "test_twin": next(iter(asked[Split.TEST, question]), None),
                 "has_solution": int(bool(problem.solution.strip())),
-                "worked": int(has_reasoning(problem.solution)),
+                "worked": int(has_reasoning(problem.solution, config.model.answer)),
                 "solution_tokens": solution_tokens[index],
             }
             if problem.split == Split.TRAIN
@@ -88,10 +90,16 @@ def _about_problems(problems: Sequence[Problem], config: ValidateConfig) -> list
     ]
 
 
-def _graded_against_itself(problem: Problem) -> str:
-    """What the grader says of the problem's own solution, or of its boxed answer where it has none."""
-    result = grade(problem.answer, problem.solution if problem.solution.strip() else rf"\boxed{{{problem.answer}}}")
-    return str(result.verdict)
+def _graded_against_themselves(problems: Sequence[Problem], policy: AnswerPolicy) -> list[str]:
+    """What the grader says of each problem's own solution, or of its boxed answer where it has none."""
+    submissions = [
+        Submission(problem.answer, problem.solution, policy)
+        if problem.solution.strip()
+        else Submission(problem.answer, rf"\boxed{{{problem.answer}}}", AnswerPolicy.BOXED)
+        for problem in problems
+    ]
+    with Verifier() as verify:
+        return [str(grade.verdict) for grade in verify(submissions)]
 
 
 def _lengths(problems: Sequence[Problem], config: ValidateConfig) -> tuple[list[int], list[int]]:

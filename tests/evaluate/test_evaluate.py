@@ -1,11 +1,16 @@
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from components.evaluate.config import EvaluateConfig
-from components.evaluate.evaluate import evaluate
+from components.evaluate.evaluate import _answers, _Examination, evaluate
 from components.policy.checkpoint import save
+from components.policy.sequences import TokenSequence
+from components.rollout.completion import Completion
 from components.shared import jsonl, lineage
+from components.shared.grading.answer import AnswerPolicy
+from components.shared.grading.verifier import Verifier
 from components.shared.problem import Problem, Split, write_problems
 from tests import tiny
 
@@ -33,6 +38,35 @@ def test_there_is_a_record_for_every_problem_and_sample(tmp_path: Path) -> None:
     expected = [(problem.id, sample, problem.question) for problem in TESTED for sample in (0, 1, 2)]
     assert [(row["id"], row["sample"], row["question"]) for row in rows] == expected
     assert all(row["num_tokens"] <= 6 for row in rows)
+
+
+@pytest.mark.parametrize("policy", [AnswerPolicy.MARKED, AnswerPolicy.BOXED])
+def test_each_completion_is_graded_against_its_own_problem(policy: AnswerPolicy) -> None:
+    """Where the model's prompt asks for the answer, and not at all where it was cut off."""
+
+    def generate(questions: Sequence[str], *, num_samples: int, **_: object) -> list[list[Completion]]:
+        answers = {problem.question: problem.answer for problem in TESTED}
+        texts = ("so\n#### {}", r"\boxed{{{}}}", "#### {}", r"so \boxed{{{}1}} or #### {}1")
+        return [
+            [
+                Completion(TokenSequence((1,), (2,)), (-1.0,), texts[n].format(*[answers[question]] * 2), n != 2)
+                for n in range(num_samples)
+            ]
+            for question in questions
+        ]
+
+    config = EvaluateConfig(seed=1, num_samples=4, temperature=1.0, max_new_tokens=6, max_batch_size=8)
+    with Verifier() as verify:
+        records = _answers(_Examination(config, generate, verify, policy), TESTED)
+    for problem in TESTED:
+        greedy, *drawn = (record for record in records if record["id"] == problem.id)
+        marked, boxed, cut_off, wrong = (record["verdict"] == "right" for record in drawn)
+        assert (greedy["verdict"] == "right") is marked is (policy is AnswerPolicy.MARKED)
+        assert boxed is (policy is AnswerPolicy.BOXED)
+        assert not cut_off
+        assert not wrong
+        assert drawn[2]["reason"] == "cut off at the length limit"
+        assert drawn[0]["worked"] is marked
 
 
 def test_greedy_answers_do_not_depend_on_batches(tmp_path: Path) -> None:

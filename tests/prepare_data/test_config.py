@@ -35,7 +35,7 @@ def test_numbers_may_come_as_kubeflow_sends_them() -> None:
     ("change", "message"),
     [
         ({"sources": []}, "prepare_data.sources: list should have at least 1 item"),
-        ({"sources": [{"kind": "gsm9k"}]}, "expected tags: 'gsm8k', 'math', 'math500', 'word_problems'"),
+        ({"sources": [{"kind": "gsm9k"}]}, "expected tags: 'gsm8k', 'math', 'math500', 'mbpp', 'word_problems'"),
         ({"sources": [{"kind": "gsm8k"}]}, "names neither a `train` nor a `test` path"),
         ({"sources": [{"kind": "gsm8k", "train": "a", "train_limit": 0}]}, "greater than or equal to 1, got 0"),
         ({"sources": [_WORDS, _WORDS]}, "prepare_data.sources: `word_problems` is named twice"),

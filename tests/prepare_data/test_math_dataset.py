@@ -1,6 +1,7 @@
 """MATH rows: the gold answer on every known oddity, levels, and which rows are refused."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 
 from components.prepare_data.math_dataset import boxed_answer, math500_fields, math_fields
 from components.prepare_data.raw_rows import MalformedRowError
+from components.shared.grading.verifier import Verifier
 
 _MATH500 = Path("../shared/data/math500.jsonl")
 _ROW: dict[str, Any] = {
@@ -16,6 +18,13 @@ _ROW: dict[str, Any] = {
     "level": "Level 1",
     "type": "Algebra",
 }
+
+
+@pytest.fixture(scope="module")
+def verify() -> Iterator[Verifier]:
+    """What tells whether two boxes say the same."""
+    with Verifier() as verify:
+        yield verify
 
 
 @pytest.mark.parametrize(
@@ -30,9 +39,9 @@ _ROW: dict[str, Any] = {
         (r"It is $\boxed{15\frac{39}{40}},$ or $\boxed{\frac{639}{40}}$.", r"\frac{639}{40}"),
     ],
 )
-def test_one_answer_is_read_from_its_last_form(solution: str, answer: str) -> None:
+def test_one_answer_is_read_from_its_last_form(verify: Verifier, solution: str, answer: str) -> None:
     r"""Missing braces, \fbox and several ways to the same answer all give that one answer."""
-    assert boxed_answer(solution) == answer
+    assert boxed_answer(solution, verify) == answer
 
 
 @pytest.mark.parametrize(
@@ -47,9 +56,9 @@ def test_one_answer_is_read_from_its_last_form(solution: str, answer: str) -> No
         ),
     ],
 )
-def test_boxes_that_together_are_the_answer_are_joined(solution: str, answer: str) -> None:
+def test_boxes_that_together_are_the_answer_are_joined(verify: Verifier, solution: str, answer: str) -> None:
     """No part of the answer is lost, and none is said twice."""
-    assert boxed_answer(solution) == answer
+    assert boxed_answer(solution, verify) == answer
 
 
 @pytest.mark.parametrize(
@@ -61,15 +70,15 @@ def test_boxes_that_together_are_the_answer_are_joined(solution: str, answer: st
         r" $\boxed{7}$ would be acceptable.",
     ],
 )
-def test_a_box_that_is_merely_accepted_too_is_not_the_answer(remark: str) -> None:
+def test_a_box_that_is_merely_accepted_too_is_not_the_answer(verify: Verifier, remark: str) -> None:
     """What counts is what the solution found, not what graders were told to let pass."""
-    assert boxed_answer(r"Solving, we find $d = \boxed{-7}$." + remark) == "-7"
+    assert boxed_answer(r"Solving, we find $d = \boxed{-7}$." + remark, verify) == "-7"
 
 
-def test_a_story_about_accepting_does_not_hide_its_answer() -> None:
+def test_a_story_about_accepting_does_not_hide_its_answer(verify: Verifier) -> None:
     """The first box is never a remark, and a remark does not reach into another paragraph."""
-    assert boxed_answer(r"The number of accepted students is $\boxed{5}$.") == "5"
-    assert boxed_answer("All are accepted.\n\n$a = \\boxed{5}$\n\n$b = \\boxed{6}$") == "5, 6"
+    assert boxed_answer(r"The number of accepted students is $\boxed{5}$.", verify) == "5"
+    assert boxed_answer("All are accepted.\n\n$a = \\boxed{5}$\n\n$b = \\boxed{6}$", verify) == "5, 6"
 
 
 @pytest.mark.parametrize(
@@ -82,29 +91,29 @@ def test_a_story_about_accepting_does_not_hide_its_answer() -> None:
         (r"It is $\boxed{\frac{1}{2}", r"the solution has no closed \boxed"),
     ],
 )
-def test_a_solution_without_a_readable_answer_is_refused(solution: str, reason: str) -> None:
+def test_a_solution_without_a_readable_answer_is_refused(verify: Verifier, solution: str, reason: str) -> None:
     """An answer is never guessed."""
     with pytest.raises(MalformedRowError) as refused:
-        boxed_answer(solution)
+        boxed_answer(solution, verify)
     assert reason in str(refused.value)
 
 
 @pytest.mark.parametrize(("level", "expected"), [("Level 5", 5), (3, 3), (3.0, 3), ("4", 4), ("Level ?", None)])
-def test_levels_are_numbers_or_unknown(level: object, expected: int | None) -> None:
+def test_levels_are_numbers_or_unknown(verify: Verifier, level: object, expected: int | None) -> None:
     """Text, whole numbers as parquet may give them, and the question mark of two published rows."""
-    assert math_fields(_ROW | {"level": level}).level == expected
+    assert math_fields(_ROW | {"level": level}, verify).level == expected
 
 
-def test_an_answer_column_stands_before_the_boxes() -> None:
+def test_an_answer_column_stands_before_the_boxes(verify: Verifier) -> None:
     """Where a dataset gives its answers apart, they are taken as they are."""
-    assert math_fields(_ROW | {"answer": r" \frac{4}{2} "}).answer == r"\frac{4}{2}"
+    assert math_fields(_ROW | {"answer": r" \frac{4}{2} "}, verify).answer == r"\frac{4}{2}"
 
 
-def test_the_subject_is_called_subject_or_type() -> None:
+def test_the_subject_is_called_subject_or_type(verify: Verifier) -> None:
     """Both published layouts are read."""
-    assert math_fields(_ROW).subject == "Algebra"
+    assert math_fields(_ROW, verify).subject == "Algebra"
     renamed = {name: value for name, value in _ROW.items() if name != "type"}
-    assert math_fields(renamed | {"subject": "Geometry"}).subject == "Geometry"
+    assert math_fields(renamed | {"subject": "Geometry"}, verify).subject == "Geometry"
 
 
 @pytest.mark.parametrize(
@@ -119,22 +128,24 @@ def test_the_subject_is_called_subject_or_type() -> None:
         ({"answer": " "}, "column `answer` is empty"),
     ],
 )
-def test_unusable_rows_say_what_is_wrong(change: dict[str, Any], reason: str) -> None:
+def test_unusable_rows_say_what_is_wrong(verify: Verifier, change: dict[str, Any], reason: str) -> None:
     """Each reason names the column and what was found."""
     with pytest.raises(MalformedRowError) as refused:
-        math_fields(_ROW | change)
+        math_fields(_ROW | change, verify)
     assert reason in str(refused.value)
 
 
-def test_math500_needs_its_answer_column() -> None:
+def test_math500_needs_its_answer_column(verify: Verifier) -> None:
     """Its answers were cleaned by its authors; the boxes are no substitute."""
     with pytest.raises(MalformedRowError, match="column `answer` is missing"):
-        math500_fields(_ROW)
+        math500_fields(_ROW, verify)
 
 
 @pytest.mark.skipif(not _MATH500.is_file(), reason="the published MATH-500 file is not at hand")
-def test_boxes_agree_with_the_published_answers_of_math500() -> None:
+def test_boxes_agree_with_the_published_answers_of_math500(verify: Verifier) -> None:
     """On all 500 rows, reading the solution's boxes gives the answer that its authors wrote down."""
     rows = [json.loads(line) for line in _MATH500.read_text(encoding="utf-8").splitlines()]
     assert len(rows) == 500
-    assert [row["unique_id"] for row in rows if boxed_answer(row["solution"]) != math500_fields(row).answer] == []
+    assert [
+        row["unique_id"] for row in rows if boxed_answer(row["solution"], verify) != math500_fields(row, verify).answer
+    ] == []

@@ -4,11 +4,12 @@ from collections.abc import Mapping, Sequence
 
 from components.policy.sequences import TokenSequence
 from components.rollout.completion import Completion
+from components.shared.grading.answer import AnswerPolicy
+from components.shared.grading.grade import grade as grade_text
 from components.shared.grading.verdict import Grade, Verdict
-from components.train_grpo.config import RewardName
-from components.train_grpo.rewards import Scored
 from components.train_grpo.rollout import Group
-from components.train_grpo.steps import Step
+from components.train_grpo.scoring import Scored
+from components.train_grpo.steps import Step, outcome
 from tests import tiny
 
 
@@ -35,8 +36,15 @@ def scored(
         completion(num_tokens, finished=finished),
         grade(verdict),
         tuple(Step(end, 0.0) for end in ends or (num_tokens,)),
-        {RewardName(name): tuple(values) for name, values in rewards.items()},
+        {name: tuple(values) for name, values in rewards.items()},
     )
+
+
+def graded(answer: str, said: Completion) -> Scored:
+    """Return a completion with its grade, rewarded for being right."""
+    found = grade_text(answer, said.text, AnswerPolicy.DECLARED) if said.finished else grade(Verdict.WRONG)
+    step = Step(len(said.tokens.completion_ids), outcome(found))
+    return Scored(said, found, (step,), {"accuracy": (outcome(found),)})
 
 
 def group(*scored_g: Scored) -> Group:

@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from components.shared.config import load_section
-from components.train_grpo.config import TrainGRPOConfig
+from components.train_grpo.config import TrainGRPOConfig, reward_column
 from tests.train_grpo.settings import grpo_config
 
 ROOT = Path(__file__).parents[2]
@@ -22,6 +22,11 @@ STEPS = {"reward__weights": {"steps": 1.0}, "reward__supervision": "process"}
             r"weights\.overlong and overlong_buffer_tokens go together",
         ),
         ({"reward__overlong_buffer_tokens": 4}, r"weights\.overlong and overlong_buffer_tokens go together"),
+        (
+            {"reward__weights": {"accuracy": 1, "repetition": 1}},
+            r"weights\.repetition and repetition_ngram_tokens go together",
+        ),
+        ({"reward__repetition_ngram_tokens": 4}, r"weights\.repetition and repetition_ngram_tokens go together"),
         ({"reward__weights": {"reward_model": 1}}, r"weights\.reward_model and model go together"),
         ({"reward__model": MODEL}, r"weights\.reward_model and model go together"),
         ({"reward__weights": {"steps": 1}}, r"weights\.steps needs supervision: process"),
@@ -45,7 +50,13 @@ STEPS = {"reward__weights": {"steps": 1.0}, "reward__supervision": "process"}
             r"loss\.kl\.placement: reward needs reward\.combination: before_normalisation",
         ),
         ({"reward__weights": {}}, "weights"),
-        ({"reward__weights": {"tidiness": 1}}, "tidiness"),
+        ({"reward__weights": {"tidiness": 1}}, r"no reward `tidiness`; accepted: accuracy, .*package\.module:function"),
+        ({"reward__weights": {"mine.tidiness": 1}}, r"no reward `mine\.tidiness`"),
+        ({"reward__weights": {":tidiness": 1}}, r"no reward `:tidiness`"),
+        ({"reward__weights": {"mine:tidiness()": 1}}, r"no reward `mine:tidiness\(\)`"),
+        ({"reward__weights": {"mine/rewards.py:tidiness": 1}}, r"no reward `mine/rewards\.py:tidiness`"),
+        ({"reward__weights": {"a.b:c": 1, "a:b_c": 1}}, r"2 rewards would share the column `reward_a_b_c`"),
+        ({"reward__max_unscorable_fraction": 1.1}, "max_unscorable_fraction"),
         ({"group_size": 1}, "group_size"),
         ({"loss__clip__low": 1.0}, "low"),
         ({"loss__clip__dual": 1.0}, "dual"),
@@ -64,6 +75,9 @@ def test_settings_that_contradict_each_other_are_refused(changes: dict[str, Any]
     [
         {},
         {"reward__weights": {"accuracy": 1, "overlong": 1}, "reward__overlong_buffer_tokens": 15},
+        {"reward__weights": {"accuracy": 1, "repetition": 1}, "reward__repetition_ngram_tokens": 1},
+        {"reward__weights": {"mine:tidiness": -1, "my.own_rewards:tidiness_2": 1, "length": 1, "code_tests": 1}},
+        {"reward__max_unscorable_fraction": 0},
         STEPS,
         {"reward__weights": {"reward_model": 1}, "reward__model": MODEL},
         {"reward__weights": {"reward_model": 1}, "reward__model": MODEL, "reward__supervision": "process"},
@@ -76,6 +90,16 @@ def test_settings_that_contradict_each_other_are_refused(changes: dict[str, Any]
 def test_settings_at_the_bounds_are_accepted(changes: dict[str, Any]) -> None:
     """What is just allowed, and what goes together, is."""
     grpo_config(**changes)
+
+
+def test_the_name_of_a_reward_becomes_the_name_of_a_column() -> None:
+    """What parts a module from its function would need quoting in a query of a table."""
+    names = ["accuracy", "my_rewards:brevity", "my.rewards:brevity"]
+    assert [reward_column(name) for name in names] == [
+        "reward_accuracy",
+        "reward_my_rewards_brevity",
+        "reward_my_rewards_brevity",
+    ]
 
 
 def test_the_preset_of_the_paper_has_its_settings() -> None:

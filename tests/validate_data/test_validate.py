@@ -72,6 +72,20 @@ def test_good_problems_pass(problems: Path, tmp_path: Path) -> None:
     assert result["statistics"]["worked_fraction"] == 1
 
 
+def test_solutions_have_to_answer_where_the_prompt_asks_them_to(problems: Path, tmp_path: Path) -> None:
+    """A model that is to box its answers cannot learn it from solutions that mark theirs."""
+    with pytest.raises(DataRejectedError, match="`gradable_answers` is not met"):
+        run(problems, tmp_path / "validation", model=PARAMS["model"] | {"answer": "boxed"})
+    assert missed(tmp_path / "validation") == {"gradable_answers", "worked_solutions"}
+
+
+def test_a_problem_without_a_solution_is_graded_by_its_answer(problems: Path, tmp_path: Path) -> None:
+    """An answer that the grader can read is enough in the test split, wherever the prompt asks for it."""
+    spoil(problems, lambda train, test: test[3].update(solution=""))
+    run(problems, tmp_path / "validation", model=PARAMS["model"] | {"answer": "marked"})
+    assert "gradable_answers" not in missed(tmp_path / "validation")
+
+
 CRITICAL: list[tuple[str, Spoil, str]] = [
     ("columns", lambda train, test: train[3].update(hint="x"), "sums/train/3 (has hint)"),
     ("columns", lambda train, test: train[3].pop("source"), "sums/train/3 (lacks source)"),

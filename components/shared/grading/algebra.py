@@ -110,7 +110,7 @@ def _read(latex: str) -> Any:
             normalization_config=NormalizationConfig(malformed_operators=True, nits=True, boxed="none"),
             conversion_config=ConversionConfig(lowercase_symbols=False),
         )
-    except (MemoryError, RecursionError):
+    except MemoryError:
         raise
     except Exception as error:  # a reader of whatever a model wrote may fail in any way
         raise UnreadableError from error

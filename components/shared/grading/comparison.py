@@ -10,11 +10,11 @@ The rules are the same whichever answer comes first, but that only the given one
 - Words are compared as words, never as products of letters.
 """
 
-from collections.abc import Callable
+import re
 from dataclasses import replace
 from fractions import Fraction
 
-from components.shared.grading.decision import Decision, UnreadableError, UnreadableGoldError
+from components.shared.grading.decision import Decision, UnreadableGoldError, decided_by_algebra
 from components.shared.grading.number import Number
 from components.shared.grading.parts import same_elements, same_values
 from components.shared.grading.refusal import refuse
@@ -138,6 +138,8 @@ def _same_plain(expected: Spelling, given: Spelling) -> Decision:
 
 def _same_parts(expected: Spelling, given: Spelling, first: Structure, second: Structure) -> Decision:
     kinds = {first.kind, second.kind}
+    if kinds == {Kind.LIST} and _is_any_of(expected) != _is_any_of(given) and "<" in expected.text + given.text:
+        return Decision(False, "one of several and all of them")
     if kinds <= _UNORDERED:
         return same_values(first.parts, second.parts, _equal)
     if kinds <= _ORDERED or kinds == {Kind.LIST, Kind.TUPLE}:
@@ -149,19 +151,24 @@ def _same_parts(expected: Spelling, given: Spelling, first: Structure, second: S
     return _verified(expected, given)
 
 
+def _is_any_of(listed: Spelling) -> bool:
+    """Whether inequalities are said to hold one "or" the other; for values it makes no difference."""
+    return bool(re.search(r"(?<![a-zA-Z])or(?![a-z])|\\lor|\\vee", listed.latex))
+
+
 def _same_value(expected: Spelling, given: Spelling) -> Decision:
     from components.shared.grading import algebra
 
     decimal, other = (given.number, expected) if given.number else (expected.number, given)
     if decimal and decimal.places:
-        return _decided(lambda: _is_written_out(other.latex, decimal))
-    return _decided(lambda: algebra.same_value(given.latex, expected.latex))
+        return decided_by_algebra(lambda: _is_written_out(other.latex, decimal), "value")
+    return decided_by_algebra(lambda: algebra.same_value(given.latex, expected.latex), "value, by algebra")
 
 
 def _verified(expected: Spelling, given: Spelling) -> Decision:
     from components.shared.grading import algebra
 
-    return _decided(lambda: algebra.verified(expected.latex, given.latex))
+    return decided_by_algebra(lambda: algebra.verified(expected.latex, given.latex), "value, by algebra")
 
 
 def _is_written_out(latex: str, decimal: Number) -> bool:
@@ -172,11 +179,3 @@ def _is_written_out(latex: str, decimal: Number) -> bool:
     if value is not None:
         return Number(value, None).equals(decimal)
     return decimal.shows(_IRRATIONAL_DIGITS) and algebra.rounds_to(latex, decimal)
-
-
-def _decided(decide: Callable[[], bool]) -> Decision:
-    try:
-        equal = decide()
-    except UnreadableError:
-        return Decision(False, "the answer is no mathematical expression")
-    return Decision(equal, "equal by algebra" if equal else "not equal by algebra")

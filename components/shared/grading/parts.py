@@ -9,12 +9,14 @@ from components.shared.grading.structure import Kind, Structure, is_name, struct
 Equal = Callable[[str, str], bool]
 """Whether two parts, as they are written, are equal."""
 
-_INDEX = re.compile(r"_(?:\{[^{}]*\}|.)")
+_TWO_SIGNS = re.compile(r"^\s*\\(?:pm|mp)(?![a-z])")
+_ROOT = re.compile(r"\b([xyz])_(?:\{[^{}]*\}|.)")
 _COMMAND = re.compile(r"\\[a-z]+\s*\{([^{}]*)\}")
 
 
 def same_values(first: Sequence[str], second: Sequence[str], equal: Equal) -> Decision:
     """Compare values in any order; where only one side names several, in the order of the names."""
+    first, second = _members(first), _members(second)
     ours, theirs = ([assignment(part) for part in parts] for parts in (first, second))
     num_names = [len({name for name, _ in side if name}) for side in (ours, theirs)]
     values, other_values = ([value for _, value in side] for side in (ours, theirs))
@@ -31,6 +33,8 @@ def same_elements(first: Structure, second: Structure, equal: Equal) -> Decision
     """Compare tuples, intervals, vectors and matrices: element by element, within the same brackets."""
     if first.kind is second.kind and (first.signs != second.signs or _shape(first) != _shape(second)):
         return Decision(False, "other brackets or another size")
+    if first.kind is not second.kind and not (_is_vector(first) and _is_vector(second)):
+        return Decision(False, f"{second.kind} where {first.kind} is expected")
     ours, theirs = ([assignment(element)[1] for element in _elements(each)] for each in (first, second))
     same = _same_in_order(ours, theirs, equal)
     return Decision(same, "same elements" if same else "other elements")
@@ -45,9 +49,10 @@ def assignment(part: str) -> tuple[str, str]:
 
 
 def letter_of(name: str) -> str:
-    """Return a name without its index and its argument: the roots x_1 and x_2 are both x, and f(x) is f."""
-    bare = _INDEX.sub("", _COMMAND.sub(r"\1", name))
-    return "".join((bare if bare.startswith("(") else bare.partition("(")[0]).split())
+    """Return a name without its argument, f for f(x), and without the index of a root: x_1 and x_2 are both x."""
+    named = _COMMAND.sub(r"\1", name)
+    bare = "".join((named if named.startswith("(") else named.partition("(")[0]).split())
+    return _ROOT.sub(r"\1", bare)
 
 
 def _same_in_order(first: Sequence[str], second: Sequence[str], equal: Equal) -> bool:
@@ -78,6 +83,18 @@ def _distinct(values: Sequence[str], equal: Equal) -> list[str]:
 
 def _first_equal(value: str, others: Sequence[str], equal: Equal) -> str | None:
     return next((other for other in others if equal(value, other)), None)
+
+
+def _members(parts: Sequence[str]) -> list[str]:
+    r"""The values of a list, of which `\pm 2` is two."""
+    return [value for part in parts for value in (structure(part).parts if _TWO_SIGNS.search(part) else [part])]
+
+
+def _is_vector(given: Structure) -> bool:
+    """Whether elements stand in one row or column, in round brackets if in any."""
+    if given.kind is Kind.MATRIX:
+        return len(given.parts) == 1 or all("&" not in row for row in given.parts)
+    return given.signs in {(), ("(", ")")}
 
 
 def _shape(given: Structure) -> int:

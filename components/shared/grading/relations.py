@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from components.shared.grading.decision import Decision, RefusedError
+from components.shared.grading.decision import Decision, RefusedError, decided_by_algebra
 from components.shared.grading.parts import letter_of, same_elements
 from components.shared.grading.spelling import Spelling, read
 from components.shared.grading.structure import Kind, Structure, as_interval, is_name, structure
@@ -59,8 +59,8 @@ def _same_relation(first: Structure, second: Structure) -> Decision:
         return Decision(False, "an equation that is still to be solved")
     from components.shared.grading.algebra import same_relation
 
-    equal = same_relation((first.parts[0], first.parts[1]), (second.parts[0], second.parts[1]))
-    return Decision.between(equal, "equation")
+    sides, others = ((each.parts[0], each.parts[1]) for each in (first, second))
+    return decided_by_algebra(lambda: same_relation(sides, others), "equation")
 
 
 def _value(equation: Structure, same: Same) -> str | None:

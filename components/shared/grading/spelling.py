@@ -7,6 +7,7 @@ from functools import lru_cache
 
 from components.shared.grading.boxes import find_boxes
 from components.shared.grading.number import Number, read_number
+from components.shared.grading.structure import Kind, structure
 from components.shared.grading.units import Unit, split_unit
 
 
@@ -110,6 +111,8 @@ _CANONICAL = [
 ]
 _EDGES = re.compile(r"^(?:\\[(\[,;:! ]|\*\*|\$|\s)+|(?:\\[)\],;:! ]|\*\*|(?<!\\)\$|[.,;:]|\\\\|\\$|\s)+$")
 _DOTS = re.compile(r"\.{2,}|\u2026")
+_LISTED = re.compile(r",\s+[0-9]")  # `1, 234` are two numbers
+_MAY_BE_LIST = re.compile(r"[,;]|and|or|\\pm")
 _DOLLARS = re.compile(r"(?<!\\)\$")
 _GROUPS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
 _PRODUCT = re.compile(r"(?<![a-zA-Z\\_])([ie])\(")
@@ -120,8 +123,10 @@ def read(written: str) -> Spelling:
     """Return what `written` says; any text can be read."""
     if _PLAIN.fullmatch(written):
         return Spelling(text=written, number=Number(Fraction(written), None), unit=None, latex=written)
-    value, unit = split_unit(_unwrapped(written))
-    return _spelling(value, unit)
+    text = _unwrapped(written)
+    # The members of a list have units of their own.
+    is_list = _MAY_BE_LIST.search(text) and structure(text).kind is Kind.LIST
+    return _spelling(text, None) if is_list else _spelling(*split_unit(text))
 
 
 def unstyled(latex: str) -> str:
@@ -135,7 +140,8 @@ def _spelling(latex: str, unit: Unit | None) -> Spelling:
     text = unstyled(latex)
     for pattern, replacement in _CANONICAL:
         text = pattern.sub(replacement, text)
-    return Spelling(text=text, number=read_number(text), unit=unit, latex=latex)
+    number = None if _LISTED.search(latex) else read_number(text)
+    return Spelling(text=text, number=number, unit=unit, latex=latex)
 
 
 def _unwrapped(written: str) -> str:

@@ -8,9 +8,9 @@ from components.shared.grading.units import split_unit
 _SPECIAL_TOKENS = re.compile(r"<\|[a-z_]+\|>")
 _HOPE = re.compile(r"I hope (?:it|this) is correct\.?$")
 _STATES = re.compile(
-    r"\b(?:final answer|answer|answer to [^.\n:]{1,60})\W{0,3}"
+    r"(?<![a-zA-Z])(?:final answer|answer|answer to [^.\n:]{1,60})[\W_]{0,3}"
     r"(?P<verb>is|:|=|would be|must be)"
-    r"(?:\s+(?:therefore|thus|then|exactly|simply|just|now|clearly))?[\s:*]*"
+    r"(?:\s+(?:therefore|thus|then|exactly|simply|just|now|clearly|indeed))?[\s:*]*"
     r"|^A:\s*|^[#* \t]{0,10}(?:final )?answer[*:]*\n\s*|\u7b54\u6848(?:\u662f|\u4e3a)?[\s:\uff1a*]*",
     re.IGNORECASE | re.MULTILINE,
 )
@@ -19,7 +19,11 @@ _CONDITION = re.compile(
     re.IGNORECASE,
 )
 _DENIAL = re.compile(r"(?:not|never|neither|unknown|unclear|wrong|incorrect|either)\b", re.IGNORECASE)
-_RETRACTION = re.compile(r"\b(?:actually|wait|no|wrong|instead|mistake|sorry|correction|oops|however)\b", re.IGNORECASE)
+_DENIES = re.compile(r"\b(?:is not|isn't|cannot be|can't be) the (?:final |right |correct )?answer\b", re.IGNORECASE)
+_RETRACTION = re.compile(
+    r"\b(?:actually|wait|no|wrong|instead|mistake|sorry|correction|oops|however|hmm|scratch|second thought)\b",
+    re.IGNORECASE,
+)
 _INTRODUCES = re.compile(
     r"[:=\u2248]|\b(?:is|are|equals?|was|were|be|about|approximately|roughly)\b|'s\b", re.IGNORECASE
 )
@@ -34,7 +38,8 @@ _DISPLAY_END = re.compile(r"(?:\$\$|\\\])(?=\s+[A-Z])")
 _COPULA = re.compile(r"\b(?:is|are|equals?|gives?|was|were|be|by)\b|'s\b|[=\u2248]", re.IGNORECASE)
 _GOVERNED = re.compile(
     r"(?:n't|cannot|\b(?:not|never|less|more|greater|than|below|above|under|over|least|most|twice|half|between|times|plus"
-    r"|minus|divided by|root of|squared?|power of))(?:\s+(?:be|equal|equal to|of|the))*\s*[($]*$",
+    r"|minus|divided by|root of|squared?|power of|exclude|except|different from|other than))"
+    r"(?:\s+(?:be|equal|equal to|of|the))*\s*[($]*$",
     re.IGNORECASE,
 )
 _SENTENCE_BEGIN = re.compile(r"[.!?;\u3002\n]")
@@ -51,6 +56,7 @@ _NUMBER = (
     r"(?:\s?(?:\\?%|€|£|\$|percent\b|°|[a-zA-Z]{1,2}[²³](?!\w)))?"
 )
 _NUMBERS = re.compile(_NUMBER + r"(?:\s*(?:,|,?\s*(?:and|or)\s)\s*" + _NUMBER + r")*(?![a-zA-Z0-9_^]|[.,]\d)")
+_ASIDE = re.compile(r",\s+(?:as|which|since|because|so)\b")
 _CALCULATION = re.compile(r"<<[^<>]*>>")  # GSM8K's calculator marks
 _SAYS_WORDS = re.compile(
     r"(?<![\\a-zA-Z])[a-zA-Z]{2,}(?:'[a-z]+)?\s+(?:[^\W\d]{2,})|\b(?:is|are|equals)\b|[\u3040-\u30ff\u4e00-\u9fff]{2,}"
@@ -92,7 +98,8 @@ def _until_end(said: str, start: int) -> str:
     if (block := _BLOCK.match(said, start)) and not re.match(r"\s*[^\W\d_]|\s*[$\\]", said[block.end() :].lstrip(".,")):
         return next(group for group in block.groups() if group is not None).strip()
     end = _SENTENCE_END.search(said, start)
-    return said[start : end.start() if end else len(said)].strip().rstrip(".!\u3002").strip("\"' ")
+    sentence = _ASIDE.split(said[start : end.start() if end else len(said)])[0]
+    return sentence.strip().rstrip(".!\u3002").strip("\"' ")
 
 
 def _bare(said: str) -> str | None:
@@ -115,8 +122,10 @@ def _concluded(said: str) -> str | None:
     if not sentences or "?" in sentences[-1]:
         return None
     last = sentences[-1].strip()
+    if len(sentences) > 1 and _BLOCK.fullmatch(last):  # a formula on a line of its own ends the sentence before it
+        last = f"{sentences[-2].strip()} {last}"
     value = _last_value(last)
-    if value is None or not (_FINISHED.search(last) or last.endswith(value)):
+    if value is None or _DENIES.search(last) or not (_FINISHED.search(last) or last.endswith(value)):
         return None
     is_only = len(sentences) == 1 or _is_line(said)
     return value if _CONCLUDES.search(last) or (is_only and (_BLOCK.search(last) or _INTRODUCES.search(last))) else None

@@ -20,3 +20,5 @@ class Grade:
     verdict: Verdict
     extracted: str | None
     reason: str
+    tests_passed: float | None = None
+    """Share of the unit tests that passed; None where the gold is no unit tests."""

@@ -19,6 +19,7 @@ _ALTERNATIVE = re.compile(r"(?<![a-zA-Z\\])or(?![a-zA-Z])", re.IGNORECASE)
 _CHOICE = re.compile(r"\(?([A-H])[).:](?P<meaning>.+)", re.DOTALL)
 _OTHER_CHOICE = re.compile(r"(?<![a-zA-Z])[A-H](?![a-zA-Z])|\b(?:or|not|no|wrong|incorrect|false)\b")
 _BETWEEN_WORDS = re.compile(r"[\s.,;:!?'\"{}()$~\u2019-]")
+_NUMBER = re.compile(r"-?[0-9](?:[0-9.,]*[0-9])?")
 _BASED = re.compile(r"[0-9A-F]_\{?[0-9]")
 _RATIO = re.compile(r"([0-9]+):([0-9]+)(:[0-9]+)*")
 _WITH_PARTS = {Kind.EQUATION, Kind.LIST, Kind.SET, Kind.UNION}
@@ -58,7 +59,7 @@ def _words(expected: Spelling, given: Spelling) -> Decision | None:
     wordy = [_has_words(each) for each in (expected, given)]
     # Letters alone are a word, not a product: otherwise "on" would be "no".
     if all(wordy) or all(_LETTERS.fullmatch(each.text) for each in (expected, given)):
-        same = _letters(expected) == _letters(given)
+        same = _letters(expected) == _letters(given) and _numbers(expected) == _numbers(given)
         return Decision.between(same, "words") if same or set(kinds) == {Kind.EXPRESSION} else None
     if any(wordy) and not _WITH_PARTS & set(kinds):
         return Decision(False, "words where an expression is expected" if wordy[1] else "an expression, not the words")
@@ -73,6 +74,11 @@ def _has_words(spelling: Spelling) -> bool:
 def _letters(spelling: Spelling) -> str:
     """A text without its article, its capitals, and what stands between words."""
     return _BETWEEN_WORDS.sub("", _ARTICLE.sub("", unstyled(spelling.latex).casefold().strip(" {")))
+
+
+def _numbers(spelling: Spelling) -> list[str]:
+    found: list[str] = _NUMBER.findall(spelling.latex)
+    return found
 
 
 def _bases(expected: Spelling, given: Spelling) -> Decision | None:

@@ -1,0 +1,171 @@
+import json
+import os
+import pty
+import subprocess
+import sys
+import termios
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelines.cli import main
+
+COMMAND = [sys.executable, "-c", "from pipelines.cli import main; raise SystemExit(main())", "grade"]
+RIGHT = {"verdict": "right", "extracted": "5", "reason": "same text"}
+
+
+def line(gold: str, response: str, **others: Any) -> str:
+    """One line as people have it."""
+    return json.dumps({"gold": gold, "response": response} | others) + "\n"
+
+
+def written(folder: Path, *lines: str) -> str:
+    """A file of those lines."""
+    path = folder / "responses.jsonl"
+    path.write_text("".join(lines), encoding="utf-8")
+    return str(path)
+
+
+def grades(out: str) -> list[Any]:
+    """What was printed."""
+    return [json.loads(printed) for printed in out.splitlines()]
+
+
+def start(*arguments: str, stderr: int = subprocess.PIPE) -> "subprocess.Popen[str]":
+    """Start the command in a process of its own."""
+    pipe = subprocess.PIPE
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    return subprocess.Popen([*COMMAND, *arguments], text=True, stdin=pipe, stdout=pipe, stderr=stderr, env=environment)
+
+
+def test_each_line_has_its_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In order, with nothing else on standard output, and the sums on the other."""
+    lines = [
+        line("5", "#### 5", id=7),
+        line("5", r"It is \boxed{6}."),
+        "\n",
+        line("5", "No idea"),
+        line("", "#### 5"),
+        line("5", "#### 5").rstrip("\n"),
+    ]
+    assert main(["grade", written(tmp_path, *lines)]) == 0
+    out, err = capsys.readouterr()
+    found = grades(out)
+    assert [each["verdict"] for each in found] == ["right", "wrong", "wrong", "unscorable", "right"]
+    assert [each["extracted"] for each in found] == ["5", "6", None, "5", "5"]
+    assert found[0] == RIGHT
+    assert all(each["reason"] for each in found)
+    assert err == "2 right, 2 wrong, 1 unscorable\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "verdicts"),
+    [
+        ([], ["right", "right", "right"]),
+        (["--answer", "stated"], ["right", "right", "right"]),
+        (["--answer", "declared"], ["wrong", "right", "right"]),
+        (["--answer", "boxed"], ["wrong", "right", "wrong"]),
+        (["--answer", "marked"], ["wrong", "wrong", "right"]),
+    ],
+)
+def test_where_the_answer_stands_can_be_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], verdicts: list[str]
+) -> None:
+    """By default wherever people state one."""
+    path = written(tmp_path, line("5", "The answer is 5."), line("5", r"\boxed{5}"), line("5", "#### 5"))
+    assert main(["grade", path, *arguments]) == 0
+    assert [each["verdict"] for each in grades(capsys.readouterr().out)] == verdicts
+
+
+@pytest.mark.parametrize(
+    ("bad", "problem"),
+    [
+        ("5", "expected a JSON object, got int"),
+        ('{"gold": "5", "resp', "not valid JSON"),
+        ('{"gold": "5"}', "has no `response`"),
+        ('{"response": "5"}', "has no `gold`"),
+        ('{"gold": 5, "response": "5"}', "`gold` is no string but 5"),
+        ('{"gold": "5", "response": null}', "`response` is no string but null"),
+    ],
+)
+def test_a_bad_line_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str], bad: str, problem: str) -> None:
+    """With its file, its number and what is accepted; verdicts on the lines before it are out."""
+    path = written(tmp_path, line("5", "#### 5"), "\n", bad + "\n", line("5", "#### 5"))
+    assert main(["grade", path]) == 2
+    out, err = capsys.readouterr()
+    assert grades(out) == [RIGHT]
+    assert err.startswith(f"error: {path}:3: {problem}")
+    assert err.endswith("; expected one JSON object per line, with the strings `gold` and `response`\n")
+    assert err.count("\n") == 1
+
+
+def test_a_missing_file_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    """In one line."""
+    assert main(["grade", "nope.jsonl"]) == 2
+    assert capsys.readouterr() == ("", "error: nope.jsonl: no such file or directory\n")
+
+
+def test_lines_may_be_of_any_length(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whatever is read at once, a line is a line: short ones, megabytes, and many."""
+    lengths = [3_000_000, 10, 1 << 20, (1 << 20) - 60, *[700] * 3000]
+    lines = [line(str(number), f"{'x' * length}\n#### {number}") for number, length in enumerate(lengths)]
+    assert main(["grade", written(tmp_path, *lines)]) == 0
+    assert [each["extracted"] for each in grades(capsys.readouterr().out)] == [str(n) for n in range(len(lengths))]
+
+
+def test_verdicts_do_not_wait_for_the_end_of_the_input() -> None:
+    """Each response that arrives is graded then and there."""
+    with start("-") as running:
+        assert running.stdin is not None
+        assert running.stdout is not None
+        for _ in range(2):
+            running.stdin.write(line("5", "#### 5"))
+            running.stdin.flush()
+            assert json.loads(running.stdout.readline()) == RIGHT
+        out, err = running.communicate("5\n")
+    assert (out, running.returncode) == ("", 2)
+    assert err.startswith("error: standard input:3: expected a JSON object")
+
+
+def test_half_a_character_is_printed() -> None:
+    """What no terminal can show is written as JSON escapes it."""
+    with start("-") as running:
+        out, err = running.communicate('{"gold": "\\ud800", "response": "#### \\ud800"}\n')
+    assert out == json.dumps({"verdict": "right", "extracted": "\ud800", "reason": "same text"}) + "\n"
+    assert (err, running.returncode) == ("1 right, 0 wrong, 0 unscorable\n", 0)
+
+
+def test_a_reader_may_stop_reading(tmp_path: Path) -> None:
+    """As `| head` does: without a word."""
+    path = written(tmp_path, *[line("5", "#### 5" + " " * 500)] * 20_000)
+    with start(path) as running:
+        assert running.stdout is not None
+        assert running.stderr is not None
+        assert json.loads(running.stdout.readline()) == RIGHT
+        running.stdout.close()
+        assert running.stderr.read() == ""
+    assert running.returncode == 0
+
+
+def test_a_reader_may_be_gone_before_anything_is_read() -> None:
+    """Also where the little that was to be printed had not even been sent."""
+    with start("-") as running:
+        assert running.stdout is not None
+        running.stdout.close()
+        _, err = running.communicate(line("5", "#### 5"))
+    assert (err, running.returncode) == ("", 0)
+
+
+def test_progress_is_drawn_on_a_terminal(tmp_path: Path) -> None:
+    """And only there: standard output holds the verdicts alone."""
+    shown, terminal = pty.openpty()
+    termios.tcsetwinsize(shown, (24, 80))
+    with start(written(tmp_path, line("5", "#### 5")), stderr=terminal) as running:
+        out, _ = running.communicate()
+    os.close(terminal)
+    assert grades(out) == [RIGHT]
+    text = os.read(shown, 10_000).decode()
+    assert "1 responses" in text
+    assert text.endswith("1 right, 0 wrong, 0 unscorable\r\n")
+    os.close(shown)
