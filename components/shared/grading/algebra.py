@@ -71,7 +71,7 @@ def same_value(latex: str, other: str) -> bool:
 
 
 def same_relation(sides: tuple[str, str], others: tuple[str, str]) -> bool:
-    """Tell whether two equations say the same: their differences of sides are multiples of one another."""
+    """Tell whether two equations say the same: their differences of sides are multiples, or one solves the other."""
     first, second = (_read(f"({left})-({right})") if right != "0" else _read(left) for left, right in (sides, others))
     if not isinstance(first, sympy.Expr) or not isinstance(second, sympy.Expr):
         return False
@@ -79,6 +79,12 @@ def same_relation(sides: tuple[str, str], others: tuple[str, str]) -> bool:
         return False
     if _unknown_functions(first) or _unknown_functions(second):
         return 0 in {sympy.expand(first - second), sympy.expand(first + second)}
+    if any(_equal(each, sympy.Integer(0)) for each in (first, second)):  # it says nothing
+        return False
+    return _are_multiples(first, second) or _describes(first, second) or _describes(second, first)
+
+
+def _are_multiples(first: Any, second: Any) -> bool:
     start, *points = _points(first.free_symbols)
     ours, theirs = first.subs(start), second.subs(start)
     if 0 in {_evaluate(ours, {}), _evaluate(theirs, {})}:
@@ -86,6 +92,18 @@ def same_relation(sides: tuple[str, str], others: tuple[str, str]) -> bool:
     found = [_agree(first * theirs, second * ours, point) for point in points]
     known = [agrees for agrees in found if agrees is not None]
     return len(known) >= _MIN_POINTS and all(known)
+
+
+def _describes(solved: Any, other: Any) -> bool:
+    """Whether `y - f(x)` is zero where another difference is, which is linear in y: `y = 6/x` and `xy = 6`."""
+    for symbol in solved.free_symbols:
+        rest = sympy.expand(symbol - solved)
+        if symbol in rest.free_symbols or sympy.diff(other, symbol, 2) != 0:
+            continue
+        zero, nothing = other.subs(symbol, rest), sympy.Integer(0)
+        if symbol in other.free_symbols and _equal(zero, nothing):
+            return True
+    return False
 
 
 def verified(latex: str, other: str) -> bool:

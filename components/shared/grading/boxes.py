@@ -5,9 +5,10 @@ from dataclasses import dataclass
 
 _COMMAND = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])\s*")
 _UNBRACED = re.compile(r"[^\s${}]+(?:\{[^\s${}]*\})*")
-_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
+_BRACE = re.compile(r"\\[\\{}]|[{}]")
 _MAX_NESTED = 4
 _MAX_JOIN_CHARACTERS = 60
+_MAX_CHARACTERS = 1000  # longer ones are no answer, whatever is in them
 _DELIMITERS = re.compile(r"[\s$]*(?:\\[()\[\]][\s$]*)*")
 _JOIN = re.compile(r"(?=.*(?:[,;]|\b(?:and|or)\b))(?:[^.!?]|\\[!.])*", re.DOTALL)
 
@@ -80,7 +81,7 @@ def _closing_brace(text: str, start: int) -> int | None:
 
 def _innermost(content: str) -> str:
     """What counts of a box that holds nothing but another box: the content of the inner one."""
-    for _ in range(_MAX_NESTED):
+    for _ in range(_MAX_NESTED if len(content) <= _MAX_CHARACTERS else 0):
         command = _COMMAND.match(content)
         inner, end = _content(content, command.end()) if command else (None, 0)
         if inner is None or end < len(content):

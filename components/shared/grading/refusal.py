@@ -17,6 +17,8 @@ _COSTLY = re.compile(
     r"[0-9]{5,}\s*\}?\)?\s*!|\^\s*\{?\s*-?[0-9]{5,}|\^\s*\{?\s*-?[0-9]+\s*\^|\\binom\s*\{[^{}]*[0-9]{5,}|\\binom\s*\{[^{}]*\^"
 )
 _MAX_DEPTH = 8
+_MAX_BARS = 8
+_ROW = re.compile(r"(?:[0-9/]+\s+){12}|(?:[-+]\s*){6}|(?:(?<![\\a-zA-Z])[a-zA-Z]{2,}\s+){12}")
 
 
 def refuse(expected: Spelling, given: Spelling) -> None:
@@ -26,8 +28,10 @@ def refuse(expected: Spelling, given: Spelling) -> None:
     """
     if r"\boxed" in given.latex:
         raise RefusedError("several boxes in one answer")
-    if _depth(given.latex) > _MAX_DEPTH:
+    if _depth(given.latex) > _MAX_DEPTH or given.latex.count("|") > _MAX_BARS:
         raise RefusedError("brackets nested too deeply")
+    if _ROW.search(given.latex) and not _ROW.search(expected.latex):
+        raise RefusedError("a row of numbers, signs or words")
     if _COSTLY.search(given.latex) and not _COSTLY.search(expected.latex):
         raise RefusedError("a number too large to be worked out")
     if _HIDES.search(given.latex) and not _HIDES.search(expected.latex):

@@ -175,6 +175,7 @@ def test_other_expressions_have_no_rational_value(latex: str) -> None:
         (r"\pi", "3.1416", True),
         (r"\pi", "3.14159", True),
         (r"\pi", "3.1415", False),
+        ("e", "2.7183", True),
         (r"-\sqrt{2}", "-1.4142", True),
         (r"\sqrt{2}", "-1.4142", False),
         (r"\sqrt{2}", "1.4143", False),

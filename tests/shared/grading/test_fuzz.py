@@ -158,7 +158,7 @@ def test_the_time_to_find_an_answer_grows_with_the_length_alone(unit: str, polic
     for opening in ("", r"\boxed{5} ", r"\boxed{", "#### ", "The answer is ", "<think>"):
         times = (_seconds_to_find(opening, unit, policy) for _ in range(5))
         # What takes no time is no concern, and one measurement in five that nothing disturbed is enough.
-        assert any(long_s < max(0.02, 9 * short_s) for short_s, long_s in times), opening
+        assert any(long_s < max(0.1, 9 * short_s) for short_s, long_s in times), opening
 
 
 def _seconds_to_find(opening: str, unit: str, policy: AnswerPolicy) -> list[float]:

@@ -47,7 +47,7 @@ def core_cases() -> list[dict[str, Any]]:
         ("The answer is 5.", STATED, Grade(Verdict.RIGHT, "5", "same text")),
         (r"\boxed{5.0}", BOXED, Grade(Verdict.RIGHT, "5.0", "same number")),
         (r"\boxed{6}", BOXED, Grade(Verdict.WRONG, "6", "another number")),
-        (r"\boxed{2+3}", BOXED, Grade(Verdict.RIGHT, "2+3", "equal by algebra")),
+        (r"\boxed{2+3}", BOXED, Grade(Verdict.RIGHT, "2+3", "same value, by algebra")),
         (r"\boxed{4=5}", BOXED, Grade(Verdict.WRONG, "4=5", "an equation between different numbers")),
         (r"\boxed{\frac{}", DECLARED, Grade(Verdict.WRONG, None, "no final answer")),
         ("I think it is 5", DECLARED, Grade(Verdict.WRONG, None, "no final answer")),

@@ -39,6 +39,8 @@ def values(one: str, other: str) -> bool:
         ("x=1,y=2", "2,1", False),
         ("x=1,y=2", "1,2,3", False),
         ("x=1,y=2", "a=1,b=2", False),
+        (r"\pm2, 3", "2, -2, 3", True),
+        (r"\pm2, 3", "2, 3", False),
     ],
 )
 def test_values_come_in_any_order_unless_they_are_named(one: str, other: str, same: bool) -> None:
@@ -60,6 +62,9 @@ def test_values_come_in_any_order_unless_they_are_named(one: str, other: str, sa
         (r"\langle 1,2\rangle", "(1,2)", True),
         (r"\begin{pmatrix}1\\2\end{pmatrix}", "(1,2)", True),
         (r"\begin{pmatrix}1\\2\end{pmatrix}", "(2,1)", False),
+        (r"\begin{pmatrix}1\\2\end{pmatrix}", "[1,2)", False),
+        (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", "(1,2,3,4)", False),
+        ("(1,2]", "1,2", False),
         (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\begin{bmatrix}1&2\\3&4\end{bmatrix}", True),
         (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\begin{pmatrix}1&3\\2&4\end{pmatrix}", False),
         (r"\begin{pmatrix}1&2\end{pmatrix}", r"\begin{pmatrix}1\\2\end{pmatrix}", False),
@@ -110,6 +115,7 @@ def test_a_part_may_give_a_name_its_value(part: str, found: tuple[str, str]) -> 
         ("x", "x"),
         ("x_1", "x"),
         ("x_{12}", "x"),
+        ("a_1", "a_1"),
         ("f(x)", "f"),
         ("P (A)", "P"),
         ("(x, y)", "(x,y)"),

@@ -40,7 +40,10 @@ from components.shared.grading.statement import stated_answer
         ("The answer is [ 5 ].", "5"),
         ("The answer is $x=5$ or $x=6$.", "$x=5$ or $x=6$"),
         ("Final answer: The area is 12", "12"),
-        ("The answer is the area, which is 12.", "12"),
+        ("Answer: total cost 12", "12"),
+        ("The answer is the area, that is 12.", "12"),
+        ("The answer is 12, which is even.", "12"),
+        ("The answer is indeed 12, so we stop here.", "12"),
         ("The final answer is $5$. I hope it is correct.", "5"),
         ("Final Answer: The final answer is $18$. I hope this is correct.", "18"),
         ("The answer is 5<|im_end|>The answer is 6", "5"),
@@ -60,10 +63,13 @@ from components.shared.grading.statement import stated_answer
         ("We add. Therefore the roots are 2 and 3.", "2 and 3"),
         ("We add. So the total is $18$ dollars.", "18"),
         ("We add. In total 3 + 4 = 7.", "7"),
+        ("We add. So the first is 7 of the 12.", "7"),
         ("We add. Hence the sum of 3 and 4 is 7.", "7"),
         ("It is $12$ dollars.", "12"),
+        ("Answer $12$", "12"),
         ("So x is 5", "5"),
         ("所以是 5。", "5"),
+        ("We add. Therefore the sum is\n$$12$$", "12"),
     ],
 )
 def test_what_is_stated_is_the_answer(text: str, answer: str) -> None:
@@ -79,6 +85,7 @@ def test_what_is_stated_is_the_answer(text: str, answer: str) -> None:
         "I like Evelyn",
         "I don't know.",
         "She has 3 apples. She has 5 apples.",
+        "We add.\nIt is $12$ dollars.",
         "We add 2 and 3.",
         # denied, asked, conditional, taken back
         "The answer is not 5.",
@@ -98,6 +105,9 @@ def test_what_is_stated_is_the_answer(text: str, answer: str) -> None:
         "No answer is 5.",
         "The answer is 5. Actually, it is 6.",
         "The answer is 5. No, that is wrong.",
+        "The answer is 5. Hmm, let me see.",
+        "Thus we see that 5 is not the answer.",
+        "Therefore it is different from 5.",
         "The answer is in chapter 12.",
         "The answer is given in step 5.",
         # no conclusion, or of something else

@@ -15,6 +15,7 @@ ROUND, SQUARE = ("(", ")"), ("[", "]")
         ("5", Kind.EXPRESSION, ("5",)),
         ("(1+2)", Kind.EXPRESSION, ("1+2",)),
         ("[5]", Kind.EXPRESSION, ("5",)),
+        ("(5]", Kind.EXPRESSION, ("(5]",)),
         ("{{x}}", Kind.EXPRESSION, ("x",)),
         ("(1)+(2)", Kind.EXPRESSION, ("(1)+(2)",)),
         ("(1,2)+(3,4)", Kind.EXPRESSION, ("(1,2)+(3,4)",)),

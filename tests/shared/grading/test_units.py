@@ -3,6 +3,8 @@
 from fractions import Fraction
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from components.shared.grading.units import DEGREE, PERCENT, Unit, split_unit
 
@@ -170,3 +172,15 @@ def test_percent_and_degrees_are_known_by_name() -> None:
     assert unit_of("5 percent") == PERCENT
     assert unit_of("5 degrees") == DEGREE
     assert PERCENT.factor == Fraction(1, 100)
+
+
+WORDS = (
+    "5 x cm per / square sq cubic cents apples of to mph . ^2 \\% \\$ € \\degree degrees radians percent \\text{ cm}"
+)
+
+
+@given(st.lists(st.sampled_from(WORDS.split(" "))).map(" ".join))
+def test_any_words_are_a_unit_or_none(latex: str) -> None:
+    """No mixture of units raises, and what is left is a part of what was there."""
+    value, _ = split_unit(latex)
+    assert value.strip(" -") in latex

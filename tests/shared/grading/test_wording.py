@@ -33,6 +33,8 @@ def decided(one: str, other: str) -> bool | None:
         ("circle", "semicircle", False),
         ("thecircle", "circle", False),
         ("over 9", "over 8", False),
+        ("route 1.5", "Route 15", False),
+        ("D", "(D) or (C)", False),
         ("Evelyn", "x^2", False),
         ("5", "five million", False),
         ("AB", "BA", False),
@@ -49,6 +51,7 @@ def decided(one: str, other: str) -> bool | None:
         ("3:4", "6:8", False),
         ("12:00", "1:00", False),
         ("1:2:3", "6", False),
+        ("1:2:3", "1/2", False),
         ("1:2:3", "1:3:2", False),
     ],
 )
