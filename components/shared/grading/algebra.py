@@ -95,13 +95,15 @@ def _are_multiples(first: Any, second: Any) -> bool:
 
 
 def _describes(solved: Any, other: Any) -> bool:
-    """Whether `y - f(x)` is zero where another difference is, which is linear in y: `y = 6/x` and `xy = 6`."""
+    """Whether `y - f(x)` is zero just where another difference is, which is linear in y: `y = 6/x` and `xy = 6`."""
     for symbol in solved.free_symbols:
-        rest = sympy.expand(symbol - solved)
-        if symbol in rest.free_symbols or sympy.diff(other, symbol, 2) != 0:
+        value = sympy.expand(symbol - solved)
+        if symbol in value.free_symbols or sympy.diff(other, symbol, 2) != 0:
             continue
-        zero, nothing = other.subs(symbol, rest), sympy.Integer(0)
-        if symbol in other.free_symbols and _equal(zero, nothing):
+        slope = sympy.expand(sympy.diff(other, symbol))
+        # `xy = x^2` holds for y = x, but also wherever x is zero.
+        shared = sympy.gcd(slope, sympy.expand(other.subs(symbol, 0)))
+        if slope != 0 and shared.is_number and _equal(other.subs(symbol, value), sympy.Integer(0)):
             return True
     return False
 

@@ -56,7 +56,7 @@ _NUMBER = (
     r"(?:\s?(?:\\?%|€|£|\$|percent\b|°|[a-zA-Z]{1,2}[²³](?!\w)))?"
 )
 _NUMBERS = re.compile(_NUMBER + r"(?:\s*(?:,|,?\s*(?:and|or)\s)\s*" + _NUMBER + r")*(?![a-zA-Z0-9_^]|[.,]\d)")
-_ASIDE = re.compile(r",\s+(?:as|which|since|because|so)\b")
+_ASIDE = re.compile(r"(?<=[0-9$)}]),\s+(?:as|which|since|because|so)\b")
 _CALCULATION = re.compile(r"<<[^<>]*>>")  # GSM8K's calculator marks
 _SAYS_WORDS = re.compile(
     r"(?<![\\a-zA-Z])[a-zA-Z]{2,}(?:'[a-z]+)?\s+(?:[^\W\d]{2,})|\b(?:is|are|equals)\b|[\u3040-\u30ff\u4e00-\u9fff]{2,}"

@@ -119,6 +119,8 @@ def _unit(written: str, power: str | None, *, attached: bool) -> Unit | None:
     known = all(word in _NAMED or word == "per" for word in words)
     if not words or (attached and not known) or any(word in _NO_UNITS for word in words):
         return None
+    if words.count("per") > 1 or words[-1] == "per":
+        return None
     if not known and any(len(word) < 3 for word in words if word != "of"):
         return None
     if len(words) == 1 and known:

@@ -46,6 +46,7 @@ def test_each_policy_reads_its_own_place(
         (r"<think>it is \boxed{3}</think> I do not know", None),
         (r"<think>it is \boxed{3}", None),
         ("maybe\n#### 3\n</think>\n#### 4", "4"),
+        ("maybe\n#### 3\n</think>\nI do not know", None),
         ("<think>a</think><think>#### 3</think>", None),
         ("<think>The answer is 3.</think> The answer is 4.", "4"),
         ("<think>The answer is 3.</think>", None),

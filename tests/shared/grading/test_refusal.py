@@ -26,6 +26,10 @@ from components.shared.grading.spelling import read
         ("5", "9^{9^9}"),
         ("5", r"\binom{100000}{5}"),
         ("5", "(" * 9 + "5" + ")" * 9),
+        # rows that are none
+        ("5", "1 2 3 4 5 6 7 8 9 10 11 12 13"),
+        ("5", "------5"),
+        ("5", "||||5||||" + "|"),
         # a question left open
         ("5050", r"\sum_{k=1}^{100} k"),
         ("120", r"\prod_{k=1}^5 k"),
@@ -65,6 +69,7 @@ def test_what_hides_or_asks_is_refused(gold: str, answer: str) -> None:
         (r"35\%", "35"),
         ("35", r"35\%"),
         ("120", "5!"),
+        ("n!!", "n!!+0"),
         ("120", "9999!"),
         ("5", "2^{9999}"),
         ("2^{100000}", "2^{100000}+0"),

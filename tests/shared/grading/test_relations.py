@@ -49,6 +49,8 @@ def same(one: str, other: str) -> bool:
         ("y=2x+1", "y-1=2x", True),
         ("y=2x+1", "x=2y+1", False),
         ("y=2x+1", "y=2x-1", False),
+        ("xy=6", r"y=\frac{6}{x}", True),
+        ("xy=6", r"y=\frac{x}{6}", False),
         ("x=3", "2x=6", False),
         ("x=3", "x-3=1", False),
         ("x=y=1", "y=x=2", False),

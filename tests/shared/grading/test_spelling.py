@@ -174,6 +174,7 @@ def test_a_tuple_keeps_its_commas_and_a_number_drops_them() -> None:
     """`(1,234)` is a point, `1,234` a number."""
     assert read("(1,234)").latex == "(1,234)"
     assert read("1,234").latex == "1234"
+    assert read("1,23,456").latex == "1,23,456"
 
 
 @given(st.lists(st.sampled_from(_SYMBOLS.split()), max_size=12).map("".join) | st.text())

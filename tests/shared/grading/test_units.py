@@ -87,6 +87,10 @@ def test_a_value_comes_apart_from_its_unit(latex: str, value: str, kind: str) ->
         "3ab",
         "apples",
         "x cm",
+        "(x) cm",
+        r"x\text{ cm}",
+        "5 per",
+        "5 per per",
         "cm",
         r"\sin 30\degree",
         r"\tan 45\degree",
@@ -174,9 +178,7 @@ def test_percent_and_degrees_are_known_by_name() -> None:
     assert PERCENT.factor == Fraction(1, 100)
 
 
-WORDS = (
-    "5 x cm per / square sq cubic cents apples of to mph . ^2 \\% \\$ € \\degree degrees radians percent \\text{ cm}"
-)
+WORDS = "5 x cm per / square sq cubic cents apples of to mph . ^2 \\% \\$ € \\degree degrees radians \\text{ cm}"
 
 
 @given(st.lists(st.sampled_from(WORDS.split(" "))).map(" ".join))

@@ -70,6 +70,8 @@ def test_words_decide(one: str, other: str, equal: bool) -> None:
         ("xy", "2y"),
         ("x", "AB"),
         ("3:0", "3"),
+        ("eleven", "y"),
+        ("sin x", "y"),
         (r"\begin{pmatrix}1\end{pmatrix}", "1"),
         ("red, blue", "blue, red"),
     ],
