@@ -32,6 +32,16 @@ from components.train_grpo.trainer import Trainer
 
 Case = dict[str, Any]
 
+_REWARD = {
+    "weights": {"accuracy": 1.0},
+    "supervision": "outcome",
+    "combination": "before_normalisation",
+    "max_unscorable_fraction": 1.0,
+    "overlong_buffer_tokens": 0,
+    "repetition_ngram_tokens": 0,
+    "model": None,
+}
+
 
 @dataclass
 class TakeTurns:
@@ -109,15 +119,7 @@ def settings(case: Case) -> TrainGRPOConfig:
                 "max_batch_size": len(case["lengths_B"]),
                 "truncated": "score",
             },
-            "reward": {
-                "weights": {"accuracy": 1.0},
-                "supervision": "outcome",
-                "combination": "before_normalisation",
-                "max_unscorable_fraction": 1.0,
-                "overlong_buffer_tokens": 0,
-                "repetition_ngram_tokens": 0,
-                "model": None,
-            },
+            "reward": _REWARD,
             "advantage": {"estimator": "z_score"},
             "loss": {
                 "aggregation": "token_mean",

@@ -140,13 +140,12 @@ def _read(latex: str) -> Any:
 
 
 def _with_constants(expression: Any) -> Any:
-    """The expression with decimals as the exact numbers they write, and `i` and `e` as what they nearly always are."""
+    """The expression with decimals as the exact numbers they write, and `i` as what it nearly always is."""
     if not isinstance(expression, sympy.Basic):
         return expression
     exact = {decimal: sympy.Rational(str(decimal)) for decimal in expression.atoms(sympy.Float)}
-    letters = {symbol: {"i": sympy.I, "e": sympy.E}.get(symbol.name) for symbol in expression.free_symbols}
-    known = {symbol: value for symbol, value in letters.items() if value is not None}
-    return expression.xreplace(exact).subs(known) if exact or known else expression
+    exact |= {symbol: sympy.I for symbol in expression.free_symbols if symbol.name == "i"}
+    return expression.xreplace(exact) if exact else expression
 
 
 def _is_undefined(expression: Any) -> bool:
