@@ -167,7 +167,7 @@ def test_progress_is_drawn_on_a_terminal(tmp_path: Path) -> None:
     os.close(terminal)
     assert grades(out) == [RIGHT]
     text = read_all(shown)
-    assert "1 responses" in text
+    assert "grade: 0 responses" in text
     assert text.endswith("1 right, 0 wrong, 0 unscorable\r\n")
 
 

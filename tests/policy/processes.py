@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -41,7 +42,12 @@ def _scorer() -> CompletionScorer:
 
 
 def _engine(scorer: CompletionScorer, stage: int) -> PolicyEngine:
-    return PolicyEngine(scorer, tiny.engine_config(zero_stage=stage, max_gradient_norm=1e6))
+    from deepspeed.accelerator import get_accelerator
+
+    # Where the processor computes in fp16, ZeRO 3 looks at the model's type, and refuses float64.
+    accelerator = get_accelerator()
+    with patch.object(accelerator, "is_fp16_supported", return_value=False):
+        return PolicyEngine(scorer, tiny.engine_config(zero_stage=stage, max_gradient_norm=1e6))
 
 
 def _batches(stage: int) -> list[MicroBatch]:
@@ -82,14 +88,11 @@ def _reducing_in_float64(stage: int) -> Iterator[None]:
     """Let DeepSpeed reduce gradients as they are: it refuses float64, which it does not expect to meet."""
     from deepspeed.accelerator import get_accelerator
 
-    accelerator = get_accelerator()
-    known = accelerator.supported_dtypes
-    if stage == 0:
-        accelerator.supported_dtypes = lambda: [torch.float64]
-    try:
+    if stage:
         yield
-    finally:
-        accelerator.supported_dtypes = known
+        return
+    with patch.object(get_accelerator(), "supported_dtypes", return_value=[torch.float64]):
+        yield
 
 
 def _summed_gradients(scorer: CompletionScorer) -> dict[str, Tensor]:
