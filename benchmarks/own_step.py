@@ -128,8 +128,13 @@ def settings(case: Case) -> TrainGRPOConfig:
                 "kl": {"coefficient": case["kl_coefficient"], "estimator": "k3_corrected", "placement": "loss"},
                 "entropy_coefficient": 0.0,
             },
-            "sampler": {"max_importance_weight": None, "max_mismatch": 0.1 if bf16 else 1e-3},
+            "sampler": {"overlap": False, "max_importance_weight": None, "max_mismatch": 0.1 if bf16 else 1e-3},
+            "reference": "whole",
+            "checkpoint": {"every_steps": 1_000_000, "keep_last": 1, "keep_best": False, "grace_s": 10},
             "engine": {
+                "num_processes": 1,
+                "deadline_s": 600,
+                "offload": "none",
                 "zero_stage": 2,
                 "precision": "bf16" if bf16 else "fp32",
                 "gradient_checkpointing": False,
@@ -176,7 +181,8 @@ def build(case: Case, channel: Channel) -> TakeTurns:
     """Return the trainer of the case, ready to run."""
     make_deterministic(1)
     given = checkpoint(case)
-    trainer = build_trainer(settings(case), given, problems(case), Verifier())
+    sampler = transformers_engine.TransformersEngine(given, len(case["lengths_B"]))
+    trainer = build_trainer(settings(case), given, problems(case), Verifier(), sampler)
     _Lengths.wanted_B = torch.tensor(case["lengths_B"], device=given.device)
     transformers_engine.Decoding = _Lengths  # type: ignore[misc]
     trainer._score = rewarding(case, trainer._score)  # type: ignore[assignment]
@@ -189,5 +195,5 @@ if __name__ == "__main__":
     channel = Channel()
     turns = build(read_case(), channel)
     channel.ready()
-    turns.trainer.run()
+    turns.trainer.run(steps_done=0, after_step=lambda _: None)
     turns.answer()

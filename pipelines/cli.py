@@ -1,4 +1,4 @@
-"""The command `grpo-pipeline`: run the graph here, compile it, fetch data or a registered version, grade responses."""
+"""The command `grpo-pipeline`: plan a run, run the graph, compile it, fetch data or a version, grade responses."""
 
 import argparse
 import sys
@@ -61,6 +61,15 @@ def _parser() -> argparse.ArgumentParser:
     where = "where a response has to state its answer (default: %(default)s)"
     command.add_argument("--answer", choices=policies, default=str(AnswerPolicy.STATED), help=where)
     command.set_defaults(command=_grade)
+
+    command = commands.add_parser("plan", help="predict memory and time of training on given GPUs")
+    command.add_argument("--params", type=Path, default=Path("params.yaml"), help="params file (default: %(default)s)")
+    command.add_argument("--gpus", type=int, required=True, metavar="N", help="how many")
+    command.add_argument("--gpu", required=True, metavar="NAME", help="h200, h100, a100 ...")
+    command.add_argument("--completion-tokens", type=float, metavar="N", help="mean length of a completion, if known")
+    command.add_argument("--json", action="store_true", help="print JSON")
+    command.add_argument("--plot", type=Path, metavar="FILE", help="draw how it scales into FILE.svg or FILE.png")
+    command.set_defaults(command=_plan)
     return parser
 
 
@@ -97,4 +106,14 @@ def _grade(options: argparse.Namespace) -> int:
     from pipelines.grade import grade
 
     grade(options.file, AnswerPolicy(options.answer))
+    return 0
+
+
+def _plan(options: argparse.Namespace) -> int:
+    from pipelines.plan import plan, show
+
+    planned = plan(
+        options.params, num_gpus=options.gpus, gpu_name=options.gpu, completion_tokens=options.completion_tokens
+    )
+    show(planned, as_json=options.json, plot=options.plot)
     return 0

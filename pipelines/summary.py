@@ -25,7 +25,13 @@ def write(folder: Path, tasks: Sequence[Task], exit_code: int) -> None:
     outputs = {task.title: task.outputs for task in tasks}
     seconds = {task.title: task.seconds for task in tasks if task.seconds is not None}
     version = jsonl.read_json(outputs["register"]["registration"] / "version.json") if exit_code == 0 else None
-    page = render_report(load(params).report, _report_inputs(outputs), version=version, seconds=seconds)
+    page = render_report(
+        load(params).report,
+        _report_inputs(outputs),
+        version=version,
+        seconds=seconds,
+        timings=outputs["train_grpo"]["timings"],
+    )
     (folder / PAGE).write_text(page, encoding="utf-8")
     figures = jsonl.read_json(outputs["report"]["report"] / "summary.json")
     problems = outputs["prepare_data"]["problems"]

@@ -19,6 +19,8 @@ from pipelines.sections import sections
 ROOT = Path(__file__).parents[1]
 STAGES = list(Params.model_fields)
 PARAMS_FILES = [ROOT / "params.yaml", *sorted((ROOT / "params").glob("*.yaml"))]
+OPTIONAL = {"vllm", "servers", "lora"}
+"""Sections of a params file that may be null."""
 SHOWN = {"metrics", "page"}
 """Outputs of a component that are there for Kubeflow's pages alone."""
 LIGHT = [
@@ -222,7 +224,8 @@ def _step_folders(stage: str) -> dict[str, str]:
     entry = importlib.import_module(f"components.{stage}.__main__")
     step = next(value for name, value in vars(entry).items() if inspect.isfunction(value) and name != "main")
     hints = inspect.get_annotations(step)
-    return {name: hint.__metadata__[0] for name, hint in hints.items() if name not in {"config", "return"}}
+    kinds = {name: hint.__metadata__[0] for name, hint in hints.items() if name not in {"config", "return"}}
+    return {name: kind for name, kind in kinds.items() if kind != "work"}
 
 
 def _component_folders_used_by(stage: str) -> set[str]:
@@ -251,10 +254,10 @@ def _imports(path: Path) -> set[str]:
 
 
 def _keys(section: Any) -> Any:
-    """The keys of nested mappings; lists, and what is weighed, differ between presets as values do."""
+    """The keys of nested mappings; lists, what is weighed, and parts one can do without differ as values do."""
     if not isinstance(section, dict):
         return None
-    return {key: None if key.endswith("weights") else _keys(value) for key, value in section.items()}
+    return {key: None if key.endswith("weights") or key in OPTIONAL else _keys(section[key]) for key in section}
 
 
 def _paths_in(markdown: str) -> set[str]:

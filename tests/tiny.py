@@ -14,6 +14,9 @@ from components.shared.problem import Problem, Split
 
 MODEL = ModelConfig(base="scratch:tiny", prompt="{question}\n", answer=AnswerPolicy.DECLARED)
 
+CHECKPOINT = {"every_steps": 1000, "keep_last": 1, "keep_best": False, "grace_s": 30}
+"""Settings of what is kept of an unfinished run: nothing but its end."""
+
 
 def problem(number: int, *, split: Split = Split.TRAIN, **changes: Any) -> Problem:
     """Return an addition with a worked solution; solutions of larger numbers are longer."""
@@ -42,7 +45,11 @@ def checkpoint(*, seed: int = 1, dtype: torch.dtype = torch.float32) -> Checkpoi
 def engine_config(**changes: Any) -> EngineConfig:
     """Return the settings of an engine; small micro-batches, so that there are several."""
     fields = {
+        "num_processes": 1,
+        "deadline_s": 60,
         "zero_stage": 2,
+        "offload": "none",
+        "lora": None,
         "precision": "fp32",
         "gradient_checkpointing": False,
         "micro_batch_tokens": 100,

@@ -18,6 +18,7 @@ from transformers import (
 )
 
 from components.policy.logprobs import refuse_other_logits
+from components.policy.lora import plain_state_dict
 from components.policy.sequences import TokenSequence
 from components.shared import jsonl, lineage, tokenizer
 from components.shared.base_model import ModelConfig, ScratchModel
@@ -158,8 +159,8 @@ def _on_device(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def save(checkpoint: Checkpoint, folder: Path) -> None:
-    """Write a Hugging Face folder that `AutoModelForCausalLM.from_pretrained` loads."""
-    checkpoint.model.save_pretrained(folder)
+    """Write a Hugging Face folder that `AutoModelForCausalLM.from_pretrained` loads, adapters added to the weights."""
+    checkpoint.model.save_pretrained(folder, state_dict=plain_state_dict(checkpoint.model))
     checkpoint.tokenizer.save_pretrained(folder)
     jsonl.write_json(folder / PIPELINE_FILE, _asking(checkpoint.config))
 

@@ -6,18 +6,18 @@ of that step already, so gradients do not depend on the split into micro-batches
 
 import logging
 import math
-import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._distributed_c10d import HashStore
 
 from components.policy.config import EngineConfig
 from components.policy.logprobs import CompletionScorer, TokenScores
+from components.policy.optimizer_state import restore, whole_state
+from components.policy.ranks import join
 from components.policy.sequences import MicroBatch
 from components.shared.errors import PipelineError
 
@@ -34,6 +34,18 @@ class NonFiniteError(PipelineError):
     """The loss or its gradient is not a number."""
 
 
+def quiet_deepspeed() -> Any:
+    """Return DeepSpeed, which neither compiles anything nor says what no reader of a training log needs."""
+    import deepspeed
+
+    deepspeed.utils.logger.setLevel(logging.ERROR)
+    # DeepSpeed calls collectives by names that torch has renamed.
+    warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
+    # Shared-memory collectives for CPUs are compiled when first used: gloo needs no compiler on the machine.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    return deepspeed
+
+
 class PolicyEngine:
     """A model under training."""
 
@@ -41,15 +53,8 @@ class PolicyEngine:
         if config.gradient_checkpointing:
             scorer.model.gradient_checkpointing_enable({"use_reentrant": False})
             scorer.train()  # models checkpoint in training mode only; of dropout there is none
-        _join_processes()
-        self._num_processes = torch.distributed.get_world_size()
-        import deepspeed
-
-        deepspeed.utils.logger.setLevel(logging.ERROR)
-        # DeepSpeed calls collectives by names that torch has renamed; nothing for the reader of a training log.
-        warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
-        # Shared-memory collectives for CPUs are compiled when first used: gloo needs no compiler on the machine.
-        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+        self.ranks = join(config)
+        deepspeed = quiet_deepspeed()
         self.config = config
         self._loss = 0.0
         self._clipped_norm = math.nan
@@ -75,7 +80,7 @@ class PolicyEngine:
         """
         self._loss += loss.item()
         # DeepSpeed averages over processes.
-        self._engine.backward(loss * self._num_processes, scale_wrt_gas=False)
+        self._engine.backward(loss * self.ranks.size, scale_wrt_gas=False)
 
     def step(self, learning_rate: float) -> dict[str, float]:
         """Update the weights from what was accumulated; a loss that is not finite stops before anything changes.
@@ -83,7 +88,8 @@ class PolicyEngine:
         The norm of the gradient is known only with the step: where that is not finite, the run stops right after it,
         and nothing of it is saved.
         """
-        loss, self._loss = self._summed(self._loss), 0.0
+        # The sum over all processes, so that they stop together or not at all.
+        loss, self._loss = sum(self.ranks.gather(self._loss, "the end of the backward pass")), 0.0
         if not math.isfinite(loss):
             raise NonFiniteError(f"the loss is {loss}; stopped before the optimizer step")
         for group in self._optimizer.param_groups:
@@ -95,6 +101,18 @@ class PolicyEngine:
             raise NonFiniteError(f"the norm of the gradient is {gradient_norm}, though the loss is {loss:.4g}")
         return {"loss": loss, "gradient_norm": gradient_norm, "learning_rate": learning_rate}
 
+    def state(self) -> dict[str, Tensor]:
+        """Return all that further steps depend on, as whole tensors on the CPU; nothing but in the first process.
+
+        Called by all processes together (see optimizer_state.py).
+        """
+        stage = self.config.zero_stage
+        return whole_state(self._engine.module, self._optimizer, zero_stage=stage, kept=self.ranks.first)
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from `state`, which may be of another number of processes; the model has its weights already."""
+        restore(self._engine.module, self._optimizer, state, zero_stage=self.config.zero_stage)
+
     @contextmanager
     def whole_weights(self) -> Iterator[None]:
         """Have every weight whole in this process while the block runs, as for saving: ZeRO 3 keeps only shards."""
@@ -102,14 +120,6 @@ class PolicyEngine:
 
         with GatheredParameters(list(self._engine.module.parameters()), enabled=self.config.zero_stage == 3):
             yield
-
-    def _summed(self, value: float) -> float:
-        """The sum over all processes, so that they stop together or not at all."""
-        if self._num_processes == 1:
-            return value
-        total = torch.tensor(value, dtype=torch.float64, device=self._engine.device)
-        torch.distributed.all_reduce(total)
-        return float(total)
 
     def _clip(self, scorer: CompletionScorer) -> None:
         norm = torch.nn.utils.clip_grad_norm_(scorer.parameters(), self.config.max_gradient_norm)
@@ -124,6 +134,12 @@ def _parameter_groups(scorer: CompletionScorer, weight_decay: float) -> list[dic
     ]
 
 
+def _offload(config: EngineConfig) -> dict[str, Any]:
+    """What is kept in the memory of the host."""
+    parts = {"none": (), "optimizer": ("offload_optimizer",), "all": ("offload_optimizer", "offload_param")}
+    return {part: {"device": "cpu"} for part in parts[config.offload]}
+
+
 def _deepspeed(scorer: CompletionScorer, config: EngineConfig) -> dict[str, Any]:
     num_parameters = sum(parameter.numel() for parameter in scorer.parameters())
     return {
@@ -136,28 +152,11 @@ def _deepspeed(scorer: CompletionScorer, config: EngineConfig) -> dict[str, Any]
             "stage": config.zero_stage,
             "reduce_bucket_size": min(num_parameters, _MAX_BUCKET_SIZE),
             "allgather_bucket_size": min(num_parameters, _MAX_BUCKET_SIZE),
+            **_offload(config),
         },
+        "zero_force_ds_cpu_optimizer": False,  # its own optimizer for the host has to be compiled there
         "bf16": {"enabled": config.precision == "bf16"},
         # Micro-batches are summed in fp32 whatever the weights are, or many small ones would be lost in rounding.
         "data_types": {"grad_accum_dtype": "fp32"},
         "optimizer": {"type": "AdamW", "params": {"lr": 0.0, "betas": [0.9, 0.95], "torch_adam": True}},
     }
-
-
-def refuse_several_processes() -> None:
-    """Stop a stage that was launched on several processes: it would do all of its work in each of them."""
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise PipelineError(f"training runs in one process, but WORLD_SIZE is {os.environ['WORLD_SIZE']}")
-
-
-def _join_processes() -> None:
-    """Join the processes that were launched together, or form the group of one that DeepSpeed wants."""
-    os.environ.setdefault("LOCAL_RANK", "0")
-    os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
-    if torch.distributed.is_initialized():
-        return
-    backend = "nccl" if torch.cuda.is_available() else "gloo"
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        torch.distributed.init_process_group(backend)
-    else:
-        torch.distributed.init_process_group(backend, store=HashStore(), rank=0, world_size=1)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 MODEL_COLORS = {"base": "#8b93a1", "sft": "#4a8fd4", "grpo": "#e0803a"}
 _SERIES_COLORS = ("#e0803a", "#4a8fd4", "#4aa36c")
+PHASE_COLORS = ("#e0803a", "#4a8fd4", "#b56bc4", "#8b93a1", "#4aa36c", "#d9d9d9")
 _TEXT = "#010203"
 """Stands for the color of the page's text while matplotlib draws; becomes `currentColor`."""
 _STYLE = {
@@ -88,6 +89,19 @@ def line_chart(curves: Sequence[Curve], *, title: str, fraction: bool = False, f
         axes.set_xlabel("step", fontsize=8)
         axes.grid(axis="y")
         return _svg(figure, title)
+
+
+def phase_chart(curves: Sequence[Curve]) -> str:
+    """Draw the seconds of each phase over the steps, one upon the other."""
+    with _figure(width=7.6, height=2.2) as (figure, axes):
+        smoothed = [line.smoothed or line.values for line in curves]
+        axes.stackplot(curves[0].steps, smoothed, colors=PHASE_COLORS[: len(curves)], alpha=0.85, linewidth=0)
+        axes.set_ylim(bottom=0)
+        axes.locator_params(axis="x", integer=True, nbins=10)
+        axes.set_xlabel("step", fontsize=8)
+        axes.set_ylabel("seconds", fontsize=8)
+        axes.margins(x=0)
+        return _svg(figure, "Seconds of each phase of a GRPO step")
 
 
 def series_color(index: int) -> str:

@@ -12,6 +12,7 @@ from components.report import charts, examples, wording
 from components.report.config import ReportConfig
 from components.report.curves import curve, read_steps
 from components.report.findings import MODELS, Findings, find
+from components.report.phases import phases
 from components.shared import page
 from components.shared.errors import PipelineError
 
@@ -24,6 +25,11 @@ _CURVES: tuple[tuple[str, dict[str, str], dict[str, bool]], ...] = (
     (
         "Clip fraction of the tokens",
         {"clip_high_fraction": "ratio too high", "clip_low_fraction": "ratio too low"},
+        {"from_zero": True},
+    ),
+    (
+        "Sampler against trainer (nats per token)",
+        {"sampler_mismatch": "mean difference", "sampler_mismatch_max": "largest"},
         {"from_zero": True},
     ),
     ("Gradient norm", {"gradient_norm": "norm"}, {"from_zero": True}),
@@ -48,12 +54,14 @@ def render_report(
     *,
     version: Mapping[str, Any] | None = None,
     seconds: Mapping[str, float] | None = None,
+    timings: Path | None = None,
 ) -> str:
     """Return the page over the report stage's input folders, by their names in the graph.
 
-    `version` (a registration's version.json) and `seconds` per stage are known only after the run.
+    `version` (a registration's version.json), `seconds` per stage and `timings` of train_grpo are of one run, and no
+    part of what equal runs have in common.
     """
-    return render(find(config, folders), config, folders, version=version, seconds=seconds)
+    return render(find(config, folders), config, folders, version=version, seconds=seconds, timings=timings)
 
 
 def render(
@@ -63,15 +71,15 @@ def render(
     *,
     version: Mapping[str, Any] | None = None,
     seconds: Mapping[str, float] | None = None,
+    timings: Path | None = None,
 ) -> str:
     """Return the page of findings that were already read."""
     here = Path(__file__).parent
     values = _context(findings, config, folders)
+    of_run = {"version": version, "seconds": seconds, "phases": phases(timings) if timings else None}
     style = Markup((here / "report.css").read_text("utf-8"))
     try:
-        return page.render(
-            here / "report.html.jinja", **values, say=wording, style=style, version=version, seconds=seconds
-        )
+        return page.render(here / "report.html.jinja", **values, **of_run, say=wording, style=style)
     except UndefinedError as error:
         raise PipelineError(f"the inputs lack what the report shows ({error}); run their stages again") from None
 

@@ -25,7 +25,7 @@ class ScratchModel:
 
 SCRATCH_MODELS = {
     "tiny": ScratchModel(hidden_size=64, num_layers=2, num_heads=4, vocabulary_size=None, max_tokens=512),
-    "words": ScratchModel(hidden_size=96, num_layers=3, num_heads=4, vocabulary_size=None, max_tokens=512),
+    "words": ScratchModel(hidden_size=96, num_layers=3, num_heads=3, vocabulary_size=None, max_tokens=512),
     "math": ScratchModel(hidden_size=128, num_layers=3, num_heads=4, vocabulary_size=2048, max_tokens=1024),
 }
 

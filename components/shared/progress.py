@@ -19,9 +19,15 @@ class Progress:
     """Counts steps of a stage and shows the latest figures beside them."""
 
     def __init__(self, stage: str, total: int, terminal: TextIO | None) -> None:
-        self._stage, self._total, self._done = stage, total, 0
+        self._stage, self._total, self._done, self._skipped = stage, total, 0, 0
         self._started = self._last_line = self._last_rate = time.monotonic()
         self._bar = tqdm(total=total, desc=stage, file=terminal, leave=False, dynamic_ncols=True) if terminal else None
+
+    def skip(self, steps: int) -> None:
+        """Count `steps` as done by an earlier run: no time was spent on them now."""
+        self._done = self._skipped = steps
+        if self._bar is not None:
+            self._bar.update(steps)
 
     def advance(self, steps: int = 1, **figures: float | str) -> None:
         """Count `steps` as done and show `figures`: a line in the log when the interval is over or all is done."""
@@ -49,7 +55,7 @@ class Progress:
         elapsed = now - self._started
         if self._done >= self._total:
             return f"done in {_clock(elapsed)}"
-        return f"{_clock(elapsed / self._done * (self._total - self._done))} left"
+        return f"{_clock(elapsed / (self._done - self._skipped) * (self._total - self._done))} left"
 
     def close(self) -> None:
         """Take the live bar away."""

@@ -2,7 +2,8 @@
 
 A step function is `(config, *, <inputs>: In, <outputs>: Out) -> dict[str, float]`: a frozen config, folders to read,
 folders to fill, and the stage's metrics back. Outputs are filled aside and renamed when the stage is done, so a
-killed or failed stage leaves nothing that could be taken for a result.
+killed or failed stage leaves nothing that could be taken for a result. A stage of hours may take a `Work` folder too,
+for checkpoints: the next run of the same thing finds there what an unfinished one has left.
 """
 
 import argparse
@@ -10,7 +11,6 @@ import errno
 import inspect
 import json
 import os
-import re
 import shutil
 import sys
 import time
@@ -19,12 +19,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
-from components.shared import lineage
+from components.shared import durable, lineage
 from components.shared.config import Config, load_section, validate
 from components.shared.errors import PipelineError, RetryableError
+from components.shared.operational import without_operational
 
 In = Annotated[Path, "input"]
 Out = Annotated[Path, "output"]
+Work = Annotated[Path, "work"]
+"""A folder that outlives a failed or killed run, and goes away when the stage has finished; `run` supplies it."""
 Step = Callable[..., dict[str, float]]
 
 _PASSING_FAULTS = {
@@ -40,7 +43,9 @@ _PASSING_FAULTS = {
 
 JOURNAL_VARIABLE = "GRPO_PIPELINE_JOURNAL"
 """Names a file to which each stage appends when it started, finished or failed (see `_record`)."""
-_RUST_OS_ERROR = re.compile(r"\(os error (\d+)\)")
+WORK_VARIABLE = "GRPO_PIPELINE_WORK"
+"""Names the folder for unfinished work, where that is not outputs/work."""
+_WORK_LOCK = "run.lock"
 
 
 def main(step: Step, section: str) -> None:
@@ -48,7 +53,8 @@ def main(step: Step, section: str) -> None:
     parser = argparse.ArgumentParser(prog=f"python -m components.{section}", description=_summary(step))
     parser.add_argument("--params", type=Path, default=Path("params.yaml"), help="params file (default: %(default)s)")
     for name, kind in _folders(step).items():
-        parser.add_argument(f"--{name.replace('_', '-')}", type=Path, required=True, help=f"{kind} folder")
+        if kind != "work":
+            parser.add_argument(f"--{name.replace('_', '-')}", type=Path, required=True, help=f"{kind} folder")
     options = vars(parser.parse_args())
     params = options.pop("params")
     with _errors_in_one_line(section):
@@ -71,16 +77,16 @@ def run(step: Step, section: str, config: Config, folders: Mapping[str, Path]) -
     _check_outputs(section, inputs, outputs)
     started = time.monotonic()
     _record(section, "started", outputs=outputs)
+    made_by = lineage.describe(section, config.model_dump(mode="json"), inputs)
     verdict: PipelineError | None = None
     metrics: dict[str, float] = {}
-    with _aside(outputs) as aside:
+    with _work(step, config, made_by) as work, _aside(outputs) as aside:
         try:
-            metrics = step(config, **inputs, **aside)
+            metrics = step(config, **inputs, **aside, **work)
         except PipelineError as error:
             if not error.outputs_stand:
                 raise
             verdict = error
-        made_by = lineage.describe(section, config.model_dump(mode="json"), inputs)
         for folder in aside.values():
             lineage.write(folder, made_by)
     if verdict:
@@ -131,6 +137,29 @@ def _summary(step: Step) -> str:
 
 
 @contextmanager
+def _work(step: Step, config: Config, made_by: Mapping[str, Any]) -> Iterator[dict[str, Path]]:
+    """The folder of unfinished work for a step that takes one; kept unless the block ends well."""
+    names = [name for name, kind in _folders(step).items() if kind == "work"]
+    if not names:
+        yield {}
+        return
+    stage = Path(os.environ.get(WORK_VARIABLE) or "outputs/work") / made_by["stage"]
+    for left in stage.glob(".*.removed"):
+        shutil.rmtree(left, ignore_errors=True)
+    folder = stage / _work_key(config, made_by)
+    with durable.hold(folder / _WORK_LOCK):
+        yield dict.fromkeys(names, folder)
+        durable.discard(folder)
+
+
+def _work_key(config: Config, made_by: Mapping[str, Any]) -> str:
+    """What decides whether one run can go on from where another stopped: the same code on the same inputs."""
+    inputs = {name: made["digest"] for name, made in made_by["inputs"].items()}
+    key = {"config": without_operational(config), "inputs": inputs, "code": made_by["code"]}
+    return lineage.value_digest(key)[:16]
+
+
+@contextmanager
 def _aside(outputs: Mapping[str, Path]) -> Iterator[dict[str, Path]]:
     """Empty folders beside the outputs; renamed into place on success, removed on failure."""
     aside = {name: path.with_name(f".{path.name}.partial") for name, path in outputs.items()}
@@ -140,7 +169,7 @@ def _aside(outputs: Mapping[str, Path]) -> Iterator[dict[str, Path]]:
             folder.mkdir(parents=True)
         yield aside
         for folder in aside.values():
-            _sync(folder)
+            durable.sync_tree(folder)
         for name, path in outputs.items():
             _replace(path, aside[name])
     finally:
@@ -155,15 +184,8 @@ def _replace(path: Path, new: Path) -> None:
     if path.exists():
         path.rename(old)
     new.rename(path)
+    durable.sync(path.parent)  # before anything is removed that it could be made from again
     shutil.rmtree(old, ignore_errors=True)
-
-
-def _sync(folder: Path) -> None:
-    """Have every file on disk before the rename that makes them count."""
-    for path in folder.rglob("*"):
-        if path.is_file():
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
 
 
 @contextmanager
@@ -183,12 +205,11 @@ def _errors_in_one_line(section: str) -> Iterator[None]:
 
 def _refused_by_system(error: Exception) -> str | None:
     """What the operating system refused, such as space on a disk; None for any other error, which is a bug."""
-    if isinstance(error, OSError) and error.errno is not None:
-        where = f"{error.filename}: " if error.filename else ""
-        return f"{where}{os.strerror(error.errno).lower()}"
-    # Libraries in Rust (safetensors, tokenizers) raise exceptions of their own that carry the error as text.
-    wrapped = _RUST_OS_ERROR.search(str(error))
-    return os.strerror(int(wrapped[1])).lower() if wrapped else None
+    number = durable.errno_of(error)
+    if number is None:
+        return None
+    where = f"{error.filename}: " if isinstance(error, OSError) and error.filename else ""
+    return f"{where}{os.strerror(number).lower()}"
 
 
 def _fail(section: str, message: str, exit_code: int) -> None:

@@ -10,8 +10,10 @@ from typing import Annotated
 
 from pydantic import Field, field_validator, model_validator
 
-from components.policy.config import EngineConfig
+from components.policy.config import CheckpointConfig, EngineConfig
+from components.rollout.vllm_config import ServersConfig, VllmConfig
 from components.shared.config import Config
+from components.shared.operational import Operational
 
 
 class AdvantageEstimator(StrEnum):
@@ -124,6 +126,17 @@ class Truncated(StrEnum):
     """It has no reward: out of its group's statistics, of the loss and of what the loss is divided by."""
 
 
+class ReferencePlacement(StrEnum):
+    """Where the weights of the reference are (reference.py)."""
+
+    WHOLE = "whole"
+    """Whole, beside the policy in every process."""
+    SHARDED = "sharded"
+    """Cut up among the processes, and gathered layer by layer when they are used."""
+    OFFLOADED = "offloaded"
+    """In the memory of the host, and brought to the GPU when they are used."""
+
+
 class SamplingConfig(Config):
     """How completions are drawn from the policy: exactly its distribution at one temperature."""
 
@@ -131,7 +144,7 @@ class SamplingConfig(Config):
     """Divides the logits, when sampling and when training alike."""
     max_new_tokens: int = Field(gt=0)
     """Tokens after which a completion is cut off."""
-    max_batch_size: int = Field(gt=0)
+    max_batch_size: Annotated[int, Operational] = Field(gt=0)
     """Completions generated at once."""
     truncated: Truncated
     """What becomes of completions cut off."""
@@ -273,12 +286,34 @@ class LossConfig(Config):
 
 
 class SamplerConfig(Config):
-    """What is done about a sampler whose probabilities are not exactly the trainer's."""
+    """What samples, and what is done about probabilities that are not exactly the trainer's."""
 
+    vllm: Annotated[VllmConfig | None, Operational] = None
+    """vLLM beside the trainer, an engine for each process; null for none."""
+    servers: Annotated[ServersConfig | None, Operational] = None
+    """vLLM in servers of its own, which all processes share; null for none. Without either, transformers samples from
+    the very weights that are trained."""
+    overlap: bool
+    """Whether servers sample the next rollout while the policy learns from the last: what is learned from is then one
+    update old."""
     max_importance_weight: float | None = Field(default=None, ge=1)
     """Bound of the per-token weight pi_old / pi_sampler that corrects for the difference; null for no correction."""
     max_mismatch: float = Field(gt=0)
     """Mean absolute difference in nats per token between the two above which the run stops."""
+
+    @model_validator(mode="after")
+    def _one_engine(self) -> "SamplerConfig":
+        if self.vllm and self.servers:
+            raise ValueError("vllm and servers exclude one another: set one of them to null")
+        return self
+
+    @model_validator(mode="after")
+    def _overlap_is_corrected(self) -> "SamplerConfig":
+        if self.overlap and not self.servers:
+            raise ValueError("overlap needs servers, which sample by themselves")
+        if self.overlap and self.max_importance_weight is None:
+            raise ValueError("overlap needs max_importance_weight: what is sampled is one update old")
+        return self
 
 
 class TrainGRPOConfig(Config):
@@ -312,6 +347,9 @@ class TrainGRPOConfig(Config):
     advantage: AdvantageConfig
     loss: LossConfig
     sampler: SamplerConfig
+    reference: Annotated[ReferencePlacement, Operational]
+    """Where the weights of the reference are; of no use without a KL term."""
+    checkpoint: Annotated[CheckpointConfig, Operational]
     engine: EngineConfig
 
     @model_validator(mode="after")
@@ -322,6 +360,8 @@ class TrainGRPOConfig(Config):
             raise ValueError("num_steps must be a multiple of num_iterations")
         if self.prompts_per_step % self.minibatches_per_rollout:
             raise ValueError("prompts_per_step must be a multiple of minibatches_per_rollout")
+        if self.prompts_per_step < self.engine.num_processes:
+            raise ValueError("prompts_per_step must be engine.num_processes or more: each process samples whole groups")
         return self
 
     @model_validator(mode="after")
@@ -332,6 +372,8 @@ class TrainGRPOConfig(Config):
             raise ValueError("sampling.max_batch_size must hold a group: group_size or more")
         if self.num_iterations > 1 and not self.loss.kl.coefficient and not self.reward.model:
             raise ValueError("num_iterations above 1 needs a KL term or a reward model, which a new iteration renews")
+        if self.sampler.overlap and (self.prompts.max_resampling_rounds or self.reward.model):
+            raise ValueError("sampler.overlap needs prompts.max_resampling_rounds: 0 and reward.model: null")
         in_reward = self.loss.kl.placement is KLPlacement.REWARD
         if in_reward and self.reward.combination is Combination.AFTER_NORMALISATION:
             raise ValueError("loss.kl.placement: reward needs reward.combination: before_normalisation")

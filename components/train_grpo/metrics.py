@@ -71,7 +71,7 @@ def completion_records(
             "answer": group.problem.answer,
             "completion": scored.completion.text,
             "extracted": scored.grade.extracted,
-            "verdict": scored.grade.verdict,
+            "verdict": scored.grade.verdict.value,
             "reason": scored.grade.reason,
             "num_tokens": len(scored.completion.tokens.completion_ids),
             "finished": scored.completion.finished,

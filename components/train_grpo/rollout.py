@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from components.policy.ranks import Ranks
 from components.rollout.completion import Completion, Generate
 from components.shared.problem import Problem
 from components.train_grpo.advantages import has_spread
@@ -50,11 +51,43 @@ class Rollout:
     trained: list[Group]
     """Those that the policy is updated on."""
     sampling_s: float
+    """Time that this process took, without the wait for others."""
     scoring_s: float
 
 
-def roll_out(config: TrainGRPOConfig, prompts: Prompts, generate: Generate, score: Score, *, seed: str) -> Rollout:
+@dataclass(frozen=True)
+class Drawn:
+    """What one process has sampled and scored, of the problems that are its share."""
+
+    groups: list[Group]
+    sampling_s: float
+    scoring_s: float
+
+
+Sample = Callable[[Sequence[Problem], str], Drawn]
+"""Problems, and the name of a stream of random numbers, to groups of completions."""
+
+
+def draw(config: TrainGRPOConfig, generate: Generate, score: Score, problems_P: Sequence[Problem], seed: str) -> Drawn:
+    """Sample a group of completions for each problem and score them; `seed` names a stream of random numbers."""
+    started = time.monotonic()
+    completions_PG = generate(
+        [problem.question for problem in problems_P],
+        num_samples=config.group_size,
+        temperature=config.sampling.temperature,
+        max_new_tokens=config.sampling.max_new_tokens,
+        seed=random.Random(seed).getrandbits(48),
+    )
+    drawn = time.monotonic()
+    scored_PG = score(problems_P, completions_PG)  # all at once, which keeps every worker of the grader busy
+    groups_P = [Group(*pair) for pair in zip(problems_P, scored_PG, strict=True)]
+    return Drawn(groups_P, drawn - started, time.monotonic() - drawn)
+
+
+def roll_out(config: TrainGRPOConfig, prompts: Prompts, sample: Sample, *, seed: str, ranks: Ranks) -> Rollout:
     """Sample a group of completions for each of a batch of problems and score them.
+
+    Every process draws the same problems, samples and scores its share of them, and gets all groups.
 
     Groups without spread teach nothing: with dynamic sampling (DAPO, section 3.2) they are replaced by groups of
     further draws, for a bounded number of rounds. What is then missing stays missing, and the loss is divided by
@@ -67,31 +100,26 @@ def roll_out(config: TrainGRPOConfig, prompts: Prompts, generate: Generate, scor
         missing = config.prompts_per_step - len(trained)
         if not missing:
             break
-        problems_P = prompts.draw(missing)
-        started = time.monotonic()
-        completions_PG = _sample(config, generate, problems_P, seed=random.Random(f"{seed}/{round_}").getrandbits(48))
-        drawn = time.monotonic()
-        scored_PG = score(problems_P, completions_PG)  # all at once, which keeps every worker of the grader busy
-        groups_P = [Group(*pair) for pair in zip(problems_P, scored_PG, strict=True)]
-        sampling_s, scoring_s = sampling_s + drawn - started, scoring_s + time.monotonic() - drawn
-        for group in groups_P:
-            prompts.record(group.problem.id, num_right=group.num_right, num_scored=group.num_scorable)
+        drawn = sample(ranks.share(prompts.draw(missing)), stream(seed, round_, ranks))
+        sampling_s, scoring_s = sampling_s + drawn.sampling_s, scoring_s + drawn.scoring_s
+        groups_P = gathered(drawn, prompts, ranks)
         sampled += groups_P
         keep_all = config.prompts.max_resampling_rounds == 0
         trained += groups_P if keep_all else [group for group in groups_P if differs(config, group)]
     return Rollout(sampled, trained, sampling_s, scoring_s)
 
 
-def _sample(
-    config: TrainGRPOConfig, generate: Generate, problems_P: Sequence[Problem], *, seed: int
-) -> list[list[Completion]]:
-    return generate(
-        [problem.question for problem in problems_P],
-        num_samples=config.group_size,
-        temperature=config.sampling.temperature,
-        max_new_tokens=config.sampling.max_new_tokens,
-        seed=seed,
-    )
+def stream(seed: str, round_: int, ranks: Ranks) -> str:
+    """Return the name of the random numbers of a round, of which each process has its own."""
+    return f"{seed}/{round_}" + (f"/{ranks.rank}" if ranks.rank else "")
+
+
+def gathered(drawn: Drawn, prompts: Prompts, ranks: Ranks) -> list[Group]:
+    """Return the groups of all processes, taken note of for the choice of problems."""
+    groups_P = [group for share in ranks.gather(drawn.groups, "the end of sampling") for group in share]
+    for group in groups_P:
+        prompts.record(group.problem.id, num_right=group.num_right, num_scored=group.num_scorable)
+    return groups_P
 
 
 def differs(config: TrainGRPOConfig, group: Group) -> bool:

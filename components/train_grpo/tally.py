@@ -5,6 +5,7 @@ Shape suffixes:
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -56,6 +57,17 @@ class Tally:
         self._ratio_min = min(self._ratio_min, float(ratio_N.min()))
         self._ratio_max = max(self._ratio_max, float(ratio_N.max()))
         self._mismatch_max = max(self._mismatch_max, float(mismatch_N.max()))
+
+    @staticmethod
+    def whole(tallies: "Sequence[Tally]") -> "Tally":
+        """Return the tally of all processes: the tokens of each, and no optimizer step yet."""
+        whole = Tally()
+        whole._num_tokens = sum(each._num_tokens for each in tallies)
+        whole._sums = {name: sum(each._sums[name] for each in tallies) for name in _MEANS}
+        whole._ratio_min = min(each._ratio_min for each in tallies)
+        whole._ratio_max = max(each._ratio_max for each in tallies)
+        whole._mismatch_max = max(each._mismatch_max for each in tallies)
+        return whole
 
     def add_step(self, figures: dict[str, float]) -> None:
         """Add what an optimizer step says of itself."""

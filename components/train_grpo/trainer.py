@@ -5,31 +5,36 @@ Shape suffixes:
 """
 
 import math
+import statistics
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from components.policy.checkpoint import Checkpoint
+from components.policy.dealing import deal
 from components.policy.engine import PolicyEngine
 from components.policy.flops import Arithmetic, matrix_rate
-from components.policy.logprobs import CompletionScorer, completion_logprobs
+from components.policy.logprobs import completion_logprobs
 from components.policy.schedule import learning_rate
-from components.policy.sequences import MicroBatch, micro_batches
-from components.rollout.completion import Generate
-from components.rollout.transformers_engine import TransformersEngine
+from components.policy.sequences import TokenSequence
+from components.shared.problem import Problem
 from components.shared.progress import Progress, progress, say
+from components.train_grpo.ahead import Ahead
 from components.train_grpo.config import KLPlacement, TrainGRPOConfig
 from components.train_grpo.experience import Experience, experience
 from components.train_grpo.kl import kl_to_reference
 from components.train_grpo.metrics import completion_records, rollout_figures
+from components.train_grpo.plain_groups import from_plain, to_plain
 from components.train_grpo.prompts import Prompts
+from components.train_grpo.reference import Reference
 from components.train_grpo.replay import Replay
 from components.train_grpo.reward_model import Judged
-from components.train_grpo.rollout import Group, Rollout, Score, roll_out
+from components.train_grpo.rollout import Drawn, Group, Rollout, Score, draw, gathered, roll_out, stream
+from components.train_grpo.sampling import Sampling
 from components.train_grpo.scoring import Scorer
 from components.train_grpo.tally import Tally
 from components.train_grpo.unscorable import refuse_unscorable
@@ -57,45 +62,113 @@ class Trainer:
         checkpoint: Checkpoint,
         *,
         policy: PolicyEngine,
-        reference: CompletionScorer | None,
+        reference: Reference | None,
+        sampling: Sampling,
         scorer: Scorer,
         prompts: Prompts,
         arithmetic: Arithmetic,
     ) -> None:
         self.config = config
         self.checkpoint = checkpoint
+        self.ranks = policy.ranks
         self.policy = policy
         self.reference = reference
         self.reward_model = scorer.reward_model
         self.prompts = prompts
         self.history = History()
-        self.generate: Generate = TransformersEngine(checkpoint, config.sampling.max_batch_size)
+        self.generate = sampling.generate
+        self._sync = sampling.sync
         self._score: Score = scorer
+        self._ahead = Ahead(self._draw) if config.sampler.overlap else None
+        self._reference_is_reset = False
         self._replay = Replay()
         self._judged: list[Judged] = []
         self._arithmetic = arithmetic
         self._matrix_rate = matrix_rate(checkpoint.device, checkpoint.model.dtype)
 
-    def run(self) -> History:
-        """Run all outer iterations."""
+    def run(self, *, steps_done: int, after_step: Callable[[int], None]) -> History:
+        """Run all outer iterations, without the steps that were done and restored."""
         steps_per_iteration = self.config.num_steps // self.config.num_iterations
-        self._start_reward_model()
+        if not steps_done:
+            self._start_reward_model()
         with progress(_STAGE, self.config.num_steps) as shown:
-            for iteration in range(self.config.num_iterations):
-                if iteration:
-                    self._reset_reference()
-                retrained = self.reward_model is not None and iteration + 1 < self.config.num_iterations
-                for step in range(steps_per_iteration):
-                    self._step(iteration * steps_per_iteration + step + 1, shown, retrained=retrained)
-                if retrained:
-                    self._retrain_reward_model(iteration + 1)
+            shown.skip(steps_done)
+            for step in range(steps_done + 1, self.config.num_steps + 1):
+                iteration, place = divmod(step - 1, steps_per_iteration)
+                if iteration and not place:
+                    self._begin_iteration(iteration)
+                last = iteration + 1 == self.config.num_iterations
+                self._step(step, shown, retrained=self.reward_model is not None and not last)
+                after_step(step)
         return self.history
+
+    def _begin_iteration(self, iteration: int) -> None:
+        """Retrain the reward model on what the last iteration has sampled, and reset the reference."""
+        self._retrain_reward_model(iteration)
+        self._reset_reference()
+
+    def values(self) -> dict[str, Any]:
+        """All that further steps depend on beside the policy and random numbers, as plain values."""
+        return {
+            "history": asdict(self.history),
+            "prompts": self.prompts.state(),
+            "replay": self._replay.state(),
+            "judged": [asdict(judged) for judged in self._judged],
+            "ahead": self._groups_ahead(),
+            "reference": self.reference.state() if self.reference and self._reference_is_reset else None,
+            "reward_model": None if self.reward_model is None else self.reward_model.state_dict(),
+        }
+
+    def restore(self, values: Mapping[str, Any]) -> None:
+        """Go on from where `values` were taken."""
+        self.history = History(**values["history"])
+        self.prompts.restore(values["prompts"])
+        self._replay.restore(values["replay"])
+        self._judged = [Judged(**{**each, "tokens": TokenSequence(**each["tokens"])}) for each in values["judged"]]
+        if self._ahead and values["ahead"] is not None:
+            self._ahead.put_back(Drawn([from_plain(each) for each in self.ranks.share(values["ahead"])], 0.0, 0.0))
+        if self.reference is not None and values["reference"] is not None:
+            self.reference.load(values["reference"])
+            self._reference_is_reset = True
+        if self.reward_model is not None:
+            self.reward_model.load_state_dict(values["reward_model"])
+
+    def _groups_ahead(self) -> list[dict[str, Any]] | None:
+        """The rollout that is sampled ahead, of all processes; None where there is none."""
+        if self._ahead is None or not self._ahead.under_way:
+            return None
+        shares = self.ranks.gather(self._ahead.look().groups, "the end of sampling ahead")
+        return [to_plain(group) for share in shares for group in share]
+
+    def _draw(self, problems_P: Sequence[Problem], seed: str) -> Drawn:
+        return draw(self.config, self.generate, self._score, problems_P, seed)
 
     def _roll_out(self, name: str) -> Rollout:
         seed = f"{self.config.seed}/{name}"
-        rollout = roll_out(self.config, self.prompts, self.generate, self._score, seed=seed)
+        rollout = roll_out(self.config, self.prompts, self._draw, seed=seed, ranks=self.ranks)
         refuse_unscorable(self.config, rollout.sampled)
         return rollout
+
+    def _rollout_of_step(self, step: int) -> tuple[Rollout, float]:
+        """Return the rollout to learn from, and how long the sampler's weights took to be brought up to date."""
+        if self._ahead is None:
+            sync_s = self._sync(step - 1)
+            return self._roll_out(f"step {step}"), sync_s
+        if not self._ahead.under_way:
+            self._sync(step - 1)
+            self._begin_ahead(self._ahead, step)
+        drawn = self._ahead.take()
+        sync_s = self._sync(step - 1)
+        if step < self.config.num_steps:
+            self._begin_ahead(self._ahead, step + 1)
+        groups = gathered(drawn, self.prompts, self.ranks)
+        refuse_unscorable(self.config, groups)
+        return Rollout(groups, groups, drawn.sampling_s, drawn.scoring_s), sync_s
+
+    def _begin_ahead(self, ahead: Ahead, step: int) -> None:
+        """Begin the rollout of a step with the weights that the sampler has."""
+        problems_P = self.ranks.share(self.prompts.draw(self.config.prompts_per_step))
+        ahead.begin(problems_P, stream(f"{self.config.seed}/step {step}", 0, self.ranks))
 
     def _step(self, step: int, shown: Progress, *, retrained: bool) -> None:
         """Lines 5 to 11: sample and score groups, compute advantages, update the policy.
@@ -103,13 +176,15 @@ class Trainer:
         What is sampled is kept where the reward model is `retrained` after this iteration.
         """
         started = time.monotonic()
-        rollout = self._roll_out(f"step {step}")
+        rollout, sync_s = self._rollout_of_step(step)
         if retrained:
             self._judged += _verdicts(rollout.sampled)
         updated, timing = self._learn(rollout, step) if rollout.trained else self._learn_nothing(step)
         row = {"step": step, **rollout_figures(self.config, rollout, self.checkpoint.config.answer), **updated}
         self.history.curves.append(_known(row))
-        self.history.timings.append(self._timing(step, rollout, timing, time.monotonic() - started))
+        self.history.timings.append(
+            self._timing(step, rollout, {"sync_s": sync_s, **timing}, time.monotonic() - started)
+        )
         shown.advance(
             reward=row["reward"],
             accuracy=row["accuracy"],
@@ -124,10 +199,12 @@ class Trainer:
         given, old_logprobs_M, reference_logprobs_M = self._experience(rollout.trained)
         kept = completion_records(self.config, rollout.trained, given, step=step)
         self.history.completions.extend(kept)
-        parts = minibatches(self.config, given, device)
+        parts = minibatches(self.config, given, device, ranks=self.ranks)
         batches = [batch for part in parts for batch in part.batches]
-        if self.reference is not None and reference_logprobs_M is None and batches:
-            reference_logprobs_M = completion_logprobs(self.reference, batches, len(given.advantages_M))
+        if self.reference is not None and reference_logprobs_M is None and parts:
+            passes = [batch for part in parts for batch in part.share.passes]
+            with self.reference.at_hand() as reference:
+                reference_logprobs_M = completion_logprobs(reference, passes, len(given.advantages_M))
         data = token_data(
             given, old_logprobs_M=old_logprobs_M, reference_logprobs_M=reference_logprobs_M, device=device
         )
@@ -154,18 +231,25 @@ class Trainer:
         kl = self.config.loss.kl
         if self.reference is None or kl.placement is KLPlacement.LOSS:
             return given, None, None
-        batches = self._micro_batches(given)
-        old_M, reference_M = (
-            completion_logprobs(scorer, batches, len(given.advantages_M)) for scorer in (self.policy, self.reference)
-        )
+        with self.reference.at_hand() as reference:
+            old_M, reference_M = (self._logprobs(scorer, given) for scorer in (self.policy, reference))
         kl_M = kl_to_reference(old_M, reference_M, torch.ones_like(old_M), kl.estimator)
         kl_B = torch.stack([part.sum() for part in kl_M.cpu().split(given.num_tokens_B.tolist())])
         return experience(self.config, groups, kl.coefficient * kl_B), old_M, reference_M
 
-    def _micro_batches(self, given: Experience) -> list[MicroBatch]:
-        return micro_batches(
-            given.sequences_B, max_tokens=self.config.engine.micro_batch_tokens, device=self.checkpoint.device
+    def _logprobs(self, scorer: PolicyEngine | Reference, given: Experience) -> Tensor:
+        """Return the log-probability of every completion token (M,): each process computes its share of them."""
+        share = deal(
+            self.ranks,
+            given.sequences_B,
+            max_tokens=self.config.engine.micro_batch_tokens,
+            device=self.checkpoint.device,
+            chosen=range(len(given.sequences_B)),
         )
+        own_M = completion_logprobs(scorer, share.passes, len(given.advantages_M))
+        shares = self.ranks.gather(own_M.cpu(), "the log-probabilities of a rollout")
+        # What several have computed, to keep the others company, is the same.
+        return torch.stack(shares).nanmean(0).to(self.checkpoint.device)
 
     def _learning_rate(self, step: int) -> float:
         return learning_rate(
@@ -180,13 +264,15 @@ class Trainer:
         """Line 3: the policy becomes the reference."""
         if self.reference is not None:
             with self.policy.whole_weights():
-                self.reference.model.load_state_dict(self.checkpoint.model.state_dict())
+                self.reference.load(self.checkpoint.model.state_dict())
+            self._reference_is_reset = True
             say(_STAGE, "a new iteration begins: the policy is the reference now")
 
     def _start_reward_model(self) -> None:
         """Fit a new reward model to rollouts of the reference before anything is learned from its rewards."""
         if self.reward_model is None:
             return
+        self._sync(0)
         for number in range(self.reward_model.config.initial_rollouts):
             self._judged += _verdicts(self._roll_out(f"initial {number}").sampled)
         if self._judged:
@@ -212,7 +298,19 @@ class Trainer:
         return {
             "step": step,
             **{name: round(value, 4) for name, value in phases.items()},
+            **self._slowest(rollout),
             "tokens_per_s": round(sum(lengths) / step_s, 1),
+        }
+
+    def _slowest(self, rollout: Rollout) -> dict[str, float]:
+        """Return which process the others waited for at the end of sampling and scoring, and how long."""
+        if self.ranks.size == 1:
+            return {}
+        own_s_R = self.ranks.gather(rollout.sampling_s + rollout.scoring_s, "the timing of a rollout")
+        slowest = max(own_s_R)
+        return {
+            "slowest_rank": own_s_R.index(slowest),
+            "slowest_rank_behind_median_s": round(slowest - statistics.median_low(own_s_R), 4),
         }
 
 

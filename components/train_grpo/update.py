@@ -10,9 +10,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from components.policy.dealing import Share, deal
 from components.policy.engine import PolicyEngine
 from components.policy.logprobs import TokenScores
-from components.policy.sequences import MicroBatch, micro_batches
+from components.policy.ranks import Ranks
+from components.policy.sequences import MicroBatch
 from components.train_grpo.aggregation import token_weights
 from components.train_grpo.config import KLPlacement, TrainGRPOConfig
 from components.train_grpo.experience import Experience
@@ -38,13 +40,18 @@ class TokenData:
 
 @dataclass(frozen=True)
 class Minibatch:
-    """The micro-batches of one optimizer step, and the weight of each completion's tokens in its loss."""
+    """What this process computes of one optimizer step, and the weight of each completion's tokens in its loss."""
 
-    batches: list[MicroBatch]
+    share: Share
     weights_B: Tensor
 
+    @property
+    def batches(self) -> list[MicroBatch]:
+        """The micro-batches that count."""
+        return self.share.batches
 
-def minibatches(config: TrainGRPOConfig, given: Experience, device: torch.device) -> list[Minibatch]:
+
+def minibatches(config: TrainGRPOConfig, given: Experience, device: torch.device, *, ranks: Ranks) -> list[Minibatch]:
     """Split a rollout into optimizer steps, without the completions of which nothing is in the loss.
 
     Left out they still count in what the loss is divided by, unless they are masked.
@@ -60,14 +67,12 @@ def minibatches(config: TrainGRPOConfig, given: Experience, device: torch.device
         weights_B[own] = token_weights(
             num_tokens_B[own].double(), config.loss.aggregation, max_new_tokens=config.sampling.max_new_tokens
         )
-        batches = micro_batches(
-            given.sequences_B,
-            max_tokens=config.engine.micro_batch_tokens,
-            device=device,
-            chosen=[number for number in numbers if not lost_B[number]],
-        )
-        parts.append(Minibatch(batches, weights_B.to(device)))
-    return [part for part in parts if part.batches]
+        chosen = [number for number in numbers if not lost_B[number]]
+        if chosen:
+            tokens = config.engine.micro_batch_tokens
+            share = deal(ranks, given.sequences_B, max_tokens=tokens, device=device, chosen=chosen)
+            parts.append(Minibatch(share, weights_B.to(device)))
+    return parts
 
 
 def everything_counts(config: TrainGRPOConfig) -> bool:
@@ -81,7 +86,11 @@ def _any_per_completion(flags_M: Tensor, num_tokens_B: Tensor) -> Tensor:
 
 
 def update(
-    config: TrainGRPOConfig, policy: PolicyEngine, parts: list[Minibatch], data: TokenData, learning_rate: float
+    config: TrainGRPOConfig,
+    policy: PolicyEngine,
+    parts: list[Minibatch],
+    data: TokenData,
+    learning_rate: float,
 ) -> dict[str, float]:
     """Take an optimizer step on each minibatch, `updates_per_rollout` times over; return the metrics of the last pass.
 
@@ -92,28 +101,40 @@ def update(
     if not parts:
         return Tally.of_nothing(learning_rate)
     _fill_old_logprobs(policy, parts[1:], data)
-    figures: dict[str, float] = {}
+    whole = Tally()
     for epoch in range(config.updates_per_rollout):
-        tally = Tally()
+        own, steps = Tally(), []
         for number, part in enumerate(parts):
-            for batch in part.batches:
-                scores = policy(batch)
-                if epoch == number == 0:
-                    _keep(data.old_logprobs_M, batch, scores.logprobs_N)
-                policy.accumulate(_loss(config, scores, batch, part.weights_B, data, tally))
-            refuse_mismatch(tally.mean_mismatch, maximum=config.sampler.max_mismatch)
-            tally.add_step(policy.step(learning_rate))
-        figures = tally.figures()
-    return figures
+            _accumulate(config, policy, part, data, own, first=epoch == number == 0)
+            whole = Tally.whole(policy.ranks.gather(own, "the metrics of an update"))
+            refuse_mismatch(whole.mean_mismatch, maximum=config.sampler.max_mismatch)
+            steps.append(policy.step(learning_rate))
+    for step in steps:
+        whole.add_step(step)
+    return whole.figures()
+
+
+def _accumulate(
+    config: TrainGRPOConfig, policy: PolicyEngine, part: Minibatch, data: TokenData, tally: Tally, *, first: bool
+) -> None:
+    """Add up the gradient of this process's share of an optimizer step; the `first` one gives the old policy."""
+    for batch in part.batches:
+        scores = policy(batch)
+        if first:
+            _keep(data.old_logprobs_M, batch, scores.logprobs_N)
+        policy.accumulate(_loss(config, scores, batch, part.weights_B, data, tally))
+    for batch in part.share.idle:
+        policy.accumulate(0.0 * policy(batch).logprobs_N.sum())
 
 
 def _fill_old_logprobs(policy: PolicyEngine, parts: list[Minibatch], data: TokenData) -> None:
     """Score what comes after the first optimizer step before it changes the policy, unless it is known already."""
+    if not data.old_logprobs_M.isnan().any():
+        return
     for part in parts:
-        for batch in part.batches:
-            if data.old_logprobs_M[batch.token_N].isnan().any():
-                with torch.no_grad():
-                    _keep(data.old_logprobs_M, batch, policy(batch).logprobs_N)
+        for batch in part.share.passes:
+            with torch.no_grad():
+                _keep(data.old_logprobs_M, batch, policy(batch).logprobs_N)
 
 
 def _keep(kept_M: Tensor, batch: MicroBatch, values_N: Tensor) -> None:

@@ -1,10 +1,13 @@
 """Configuration of supervised fine-tuning."""
 
+from typing import Annotated
+
 from pydantic import Field, model_validator
 
-from components.policy.config import EngineConfig
+from components.policy.config import CheckpointConfig, EngineConfig
 from components.shared.base_model import ModelConfig
 from components.shared.config import Config
+from components.shared.operational import Operational
 
 
 class TrainSFTConfig(Config):
@@ -26,6 +29,7 @@ class TrainSFTConfig(Config):
     """Share of the peak that is left at the last step."""
     max_tokens: int = Field(gt=0)
     """Longest prompt with its solution; longer examples are left out, and counted."""
+    checkpoint: Annotated[CheckpointConfig, Operational]
     engine: EngineConfig
 
     @model_validator(mode="after")

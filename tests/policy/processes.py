@@ -4,6 +4,7 @@ Run by torchrun as `-m tests.policy.processes FOLDER`; each process leaves what 
 """
 
 import math
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -46,8 +47,10 @@ def _engine(scorer: CompletionScorer, stage: int) -> PolicyEngine:
 
     # Where the processor computes in fp16, ZeRO 3 looks at the model's type, and refuses float64.
     accelerator = get_accelerator()
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    config = tiny.engine_config(num_processes=processes, zero_stage=stage, max_gradient_norm=1e6)
     with patch.object(accelerator, "is_fp16_supported", return_value=False):
-        return PolicyEngine(scorer, tiny.engine_config(zero_stage=stage, max_gradient_norm=1e6))
+        return PolicyEngine(scorer, config)
 
 
 def _batches(stage: int) -> list[MicroBatch]:

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from components.policy.engine import NonFiniteError, PolicyEngine, refuse_several_processes
+from components.policy.engine import NonFiniteError, PolicyEngine
 from components.policy.logprobs import CompletionScorer
+from components.policy.ranks import join
 from components.shared.errors import PipelineError
 from tests import tiny
 from tests.policy import plain, processes
@@ -121,13 +122,14 @@ def test_a_gradient_that_is_not_finite_ends_the_run(zero_stage: int) -> None:
         engine.step(1e-3)
 
 
-def test_stages_refuse_more_processes_than_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every process would do all of a stage's work: better an error than a silent waste."""
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(PipelineError, match="WORLD_SIZE is 2"):
-        refuse_several_processes()
-    monkeypatch.setenv("WORLD_SIZE", "1")
-    refuse_several_processes()
+@pytest.mark.parametrize(("asked", "launched"), [(1, 2), (2, 1)])
+def test_another_number_of_processes_than_asked_for_is_refused(
+    monkeypatch: pytest.MonkeyPatch, asked: int, launched: int
+) -> None:
+    """A process that finds itself alone would do all of the work, and each of too many as well."""
+    monkeypatch.setenv("WORLD_SIZE", str(launched))
+    with pytest.raises(PipelineError, match=f"num_processes is {asked}, but {launched} w"):
+        join(tiny.engine_config(num_processes=asked))
 
 
 @pytest.fixture(scope="module")

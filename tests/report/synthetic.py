@@ -177,6 +177,8 @@ def _grpo_step(step: int, steps: int, rng: random.Random) -> Row:
         "truncated_fraction": max(0.0, rng.gauss(0.01, 0.01)),
         "kl": 0.06 * done + abs(rng.gauss(0, 0.004)),
         "entropy": 0.5 - 0.3 * done + rng.gauss(0, 0.02),
+        "sampler_mismatch": 3e-7,
+        "sampler_mismatch_max": 2e-6,
         "clip_high_fraction": max(0.0, rng.gauss(0.01, 0.005)),
         "clip_low_fraction": max(0.0, rng.gauss(0.005, 0.002)),
         "ratio_min": 0.8,

@@ -151,6 +151,25 @@ def test_the_runner_can_add_the_version_and_the_times(shared_run: dict[str, Path
     assert "2 min 30 s" in text
 
 
+def test_the_phases_of_a_step_are_drawn_where_they_are_known(shared_run: dict[str, Path], tmp_path: Path) -> None:
+    """With the share of each in the time of all steps, by hand, and what no phase accounts for."""
+    rows = [
+        {"step": 1, "sampling_s": 2.0, "sync_s": 0.5, "update_s": 1.0, "step_s": 4.0},
+        {"step": 2, "sampling_s": 4.0, "sync_s": 0.5, "update_s": 1.0, "step_s": 6.0},
+    ]
+    jsonl.write_rows(tmp_path / "timings.jsonl", rows)
+    text = render_report(CONFIG, shared_run, timings=tmp_path)
+    assert "took longer than 5 s" in text
+    shown = re.findall(r"</i>([a-z ]+) (\d+)\u202f%", text[text.index("Where the time went") :])
+    assert shown[:4] == [
+        ("sampling", "60"),
+        ("weights to the sampler", "10"),
+        ("update", "20"),
+        ("waiting and the rest", "10"),
+    ]
+    assert "Where the time went" not in render_report(CONFIG, shared_run)
+
+
 def test_hostile_answers_stay_text(own_run: dict[str, Path]) -> None:
     """What a model writes cannot become part of the page."""
     _edit_records(own_run["grpo_evaluation"], lambda row: {**row, "response": "<script>alert(1)</script><b>"})
@@ -217,7 +236,7 @@ def test_a_quantity_that_no_step_recorded_leaves_its_place(own_run: dict[str, Pa
     jsonl.write_rows(own_run["grpo_training"] / "steps.jsonl", ({**row, "kl": None} for row in rows))
     text = render_report(CONFIG, own_run)
     assert text.count("No step recorded it.") == 1
-    assert text.count("<svg") == 9
+    assert text.count("<svg") == 10
 
 
 def test_a_long_run_still_fits_the_page(own_run: dict[str, Path]) -> None:

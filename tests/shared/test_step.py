@@ -2,19 +2,22 @@
 
 import json
 import os
+import platform
+import re
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 
 from components.shared import lineage, step
 from components.shared.config import Config
 from components.shared.errors import DataRejectedError, GateMissedError, PipelineError, RetryableError
-from components.shared.step import In, Out
+from components.shared.operational import Operational
+from components.shared.step import In, Out, Work
 
 _ROOT = Path(__file__).parents[2]
 _STAGE = '''
@@ -297,6 +300,233 @@ def test_a_task_ends_like_the_command(tmp_path: Path, capsys: pytest.CaptureFixt
         step.run_task(_write, "write", {"sed": 3.0}, **folders)
     assert ended.value.code == 2
     assert capsys.readouterr().err == "error: write: write.sed: unknown key; did you mean `seed`?\n"
+
+
+class _LongConfig(Config):
+    num_steps: int = 3
+    seed: int = 0
+    num_processes: Annotated[int, Operational] = 1
+
+
+def _long(failure: BaseException | None, seen: list[Path]) -> step.Step:
+    """A step that writes down how far it has come, and goes on from there."""
+
+    def train(config: _LongConfig, *, source: In, model: Out, checkpoints: Work) -> dict[str, float]:
+        seen.append(checkpoints)
+        begun = len(list(checkpoints.glob("*.txt")))
+        for number in range(begun, config.num_steps):
+            (checkpoints / f"{number}.txt").write_text("reached")
+        (model / "weights.txt").write_text("trained")
+        if failure is not None:
+            raise failure
+        return {"begun": float(begun)}
+
+    return train
+
+
+@pytest.fixture
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where unfinished work is kept; the input of the long step is there."""
+    monkeypatch.setenv(step.WORK_VARIABLE, str(tmp_path / "work"))
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source/text.txt").write_text("text")
+    return tmp_path / "work"
+
+
+def _train(folder: Path, failure: BaseException | None = None, *, stage: str = "train", **config: int) -> Path:
+    """Run the long step and return its folder of unfinished work."""
+    seen: list[Path] = []
+    folders = {"source": folder / "source", "model": folder / "out/model"}
+    step.run(_long(failure, seen), stage, _LongConfig(**config), folders)
+    return seen[0]
+
+
+def _begun(folder: Path, *, stage: str = "train", **config: int) -> float:
+    """How many steps an unfinished run had left for one with this config."""
+    folders = {"source": folder / "source", "model": folder / "out/model"}
+    return step.run(_long(None, []), stage, _LongConfig(**config), folders)["begun"]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        PipelineError("out of ink"),
+        RetryableError("a peer was lost"),
+        KeyboardInterrupt(),
+        SystemExit(75),
+        OSError(28, "No space left on device"),
+    ],
+    ids=["error", "retryable", "Ctrl-C", "exit", "disk"],
+)
+def test_unfinished_work_is_kept_until_the_stage_has_finished(tmp_path: Path, work: Path, error: BaseException) -> None:
+    """However it failed, the next run finds it; once the outputs stand it is gone, and so is the lock."""
+    with pytest.raises(type(error)):
+        _train(tmp_path, error)
+    assert not (tmp_path / "out/model").exists()
+    assert _begun(tmp_path) == 3
+    assert _files(tmp_path / "out") == {"model/weights.txt": "trained", "model/lineage.json": ""}
+    assert _files(work) == {}
+    assert _begun(tmp_path) == 0
+
+
+def test_a_verdict_finishes_the_work(tmp_path: Path, work: Path) -> None:
+    """Its outputs stand: there is nothing to go on with."""
+    with pytest.raises(DataRejectedError):
+        _train(tmp_path, DataRejectedError("all of it is wrong"))
+    assert (tmp_path / "out/model/weights.txt").exists()
+    assert _files(work) == {}
+
+
+def test_work_is_kept_where_the_outputs_cannot_be_put_in_place(tmp_path: Path, work: Path) -> None:
+    """Hours of work do not go for a file that is in the way."""
+    _train(tmp_path)
+    in_the_way = tmp_path / "out/.model.old"
+    in_the_way.touch()
+    with pytest.raises(OSError, match=r"\.model\.old"):
+        _train(tmp_path)
+    assert len(_files(work)) > 1
+    in_the_way.unlink()
+    assert _begun(tmp_path) == 3
+
+
+def test_the_place_of_unfinished_work(tmp_path: Path, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By stage and key, below the folder that the environment names, else outputs/work."""
+    named = _train(tmp_path)
+    assert named.parent == work / "train"
+    assert re.fullmatch("[0-9a-f]{16}", named.name)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(step.WORK_VARIABLE, "")
+    assert _train(tmp_path) == Path("outputs/work/train") / named.name
+    monkeypatch.delenv(step.WORK_VARIABLE)
+    assert _train(tmp_path) == Path("outputs/work/train") / named.name
+
+
+def test_who_may_go_on_from_unfinished_work(tmp_path: Path, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same stage with the same config, inputs and code; with how many processes, and where, does not matter."""
+    with pytest.raises(PipelineError):
+        _train(tmp_path, PipelineError("out of ink"))
+    assert _begun(tmp_path, seed=1) == 0
+    assert _begun(tmp_path, stage="tune") == 0
+    (tmp_path / "source/text.txt").write_text("TEXT")
+    assert _begun(tmp_path) == 0
+    (tmp_path / "source/text.txt").write_text("text")
+    with monkeypatch.context() as changed:
+        changed.setattr(lineage, "code_digest", lambda: "another loss")
+        assert _begun(tmp_path) == 0
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "source").rename(tmp_path / "elsewhere/source")
+    lineage.write(tmp_path / "elsewhere/source", {"stage": "made again by another version"})
+    assert len(_files(work)) > 1
+    assert _begun(tmp_path / "elsewhere", num_processes=8) == 3
+
+
+def test_inputs_are_read_once_for_key_and_lineage(tmp_path: Path, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They may be hundreds of gigabytes of weights."""
+    digest, digested = lineage.digest, list[Path]()
+
+    def record(path: Path) -> str:
+        digested.append(path)
+        return digest(path)
+
+    monkeypatch.setattr(lineage, "digest", record)
+    assert _train(tmp_path).is_relative_to(work)
+    assert digested == [tmp_path / "source"]
+
+
+def test_what_a_run_killed_at_its_very_end_left_is_removed(tmp_path: Path, work: Path) -> None:
+    """Work that was being taken away is no work, and does not stay."""
+    left = work / "train/.0123456789abcdef.removed"
+    left.mkdir(parents=True)
+    (left / "0.txt").write_text("reached")
+    assert _begun(tmp_path) == 0
+    assert _files(work) == {}
+
+
+def test_a_step_without_work_leaves_no_trace_of_it(tmp_path: Path, work: Path) -> None:
+    """Most stages take seconds."""
+    _run(_write, tmp_path)
+    assert not work.exists()
+
+
+_LONG_STAGE = '''
+import time
+from components.shared.config import Config
+from components.shared.step import In, Out, Work, main
+
+
+class TrainConfig(Config):
+    """How long it takes."""
+
+
+def train(config: TrainConfig, *, source: In, model: Out, checkpoints: Work) -> dict[str, float]:
+    """Train until the input says that it is enough."""
+    (model / "weights.txt").write_text(f"{len(list(checkpoints.glob('*.txt')))} found")
+    (checkpoints / "0.txt").write_text("reached")
+    deadline = time.monotonic() + 30
+    while not (source.parent / "enough").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return {}
+
+
+main(train, "train")
+'''
+
+
+class _LongStage:
+    """A stage with unfinished work, as a command that runs until there is a file `enough`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (folder / "stage.py").write_text(_LONG_STAGE)
+        (folder / "params.yaml").write_text("train: {}")
+        (folder / "source").mkdir()
+
+    def start(self, *options: str) -> subprocess.Popen[str]:
+        """Start the command."""
+        command = [sys.executable, "stage.py", "--source", "source", *options]
+        environment = {name: value for name, value in os.environ.items() if name != step.WORK_VARIABLE}
+        return subprocess.Popen(
+            command,
+            cwd=self.folder,
+            env={**environment, "PYTHONPATH": str(_ROOT)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def work(self) -> Path:
+        """The folder of unfinished work, relative to the project's."""
+        (found,) = self.folder.glob("outputs/work/train/*")
+        return found.relative_to(self.folder)
+
+
+def test_a_work_folder_is_no_option(tmp_path: Path) -> None:
+    """Nobody has to name it, and nobody can."""
+    with _LongStage(tmp_path).start("--help") as shown:
+        text, _ = shown.communicate(timeout=60)
+    assert "--source" in text
+    assert "checkpoints" not in text
+
+
+def test_one_run_at_a_time_and_a_killed_one_does_not_count(tmp_path: Path) -> None:
+    """A second run of the same thing is refused and disturbs nothing; after a SIGKILL the next goes on from there."""
+    stage = _LongStage(tmp_path)
+    with stage.start("--model", "model") as first:
+        _wait_for(tmp_path / ".model.partial/weights.txt")
+        with stage.start("--model", "another") as second:
+            output, error = second.communicate(timeout=60)
+        assert (second.returncode, output) == (RetryableError.exit_code, "")
+        holder = f"process {first.pid} on {platform.node()}"
+        assert error == f"error: train: {stage.work()}: is in use by {holder}; wait until that has ended, or end it\n"
+        assert not list(tmp_path.glob("*another*"))
+        first.kill()
+    assert (tmp_path / stage.work() / "0.txt").exists()
+    (tmp_path / "enough").touch()
+    with stage.start("--model", "model") as third:
+        assert third.communicate(timeout=60) == ("", "")
+    assert third.returncode == 0
+    assert (tmp_path / "model/weights.txt").read_text() == "1 found"
+    assert list(tmp_path.glob("outputs/work/train/*")) == []
 
 
 class _Stage:

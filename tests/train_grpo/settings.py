@@ -39,7 +39,15 @@ def grpo_config(**changes: Any) -> TrainGRPOConfig:
             "kl": {"coefficient": 0.04, "estimator": "k3", "placement": "loss"},
             "entropy_coefficient": 0.0,
         },
-        "sampler": {"max_importance_weight": None, "max_mismatch": 1e-3},
+        "sampler": {
+            "vllm": None,
+            "servers": None,
+            "overlap": False,
+            "max_importance_weight": None,
+            "max_mismatch": 1e-3,
+        },
+        "reference": "whole",
+        "checkpoint": tiny.CHECKPOINT,
         "engine": tiny.engine_config().model_dump(),
     }
     for path, value in changes.items():

@@ -14,6 +14,7 @@ from components.policy.checkpoint import Checkpoint, create
 from components.policy.logprobs import CompletionScorer, completion_logprobs
 from components.policy.sequences import TokenSequence
 from components.rollout.completion import Completion
+from components.rollout.transformers_engine import TransformersEngine
 from components.shared.base_model import ModelConfig
 from components.shared.grading.answer import AnswerPolicy
 from components.shared.grading.verifier import Verifier
@@ -78,7 +79,7 @@ def _trainer(said: Said, verify: Verifier, **changes: Any) -> Trainer:
         "engine__micro_batch_tokens": 4000,
         **changes,
     }
-    trainer = build_trainer(grpo_config(**settings), checkpoint, problems, verify)
+    trainer = build_trainer(grpo_config(**settings), checkpoint, problems, verify, TransformersEngine(checkpoint, 64))
     trainer.generate = generate
     return trainer
 
@@ -98,7 +99,7 @@ def test_no_attack_earns_anything(verify: Verifier) -> None:
     """Among honest wrong answers all rewards are zero or missing, all advantages zero, and no weight moves."""
     trainer = _trainer(_among(WRONG, [*ATTACKS[::20], UNREADABLE]), verify)
     before = list(_weights(trainer))
-    history = trainer.run()
+    history = trainer.run(steps_done=0, after_step=lambda _: None)
     assert not _paid(history)
     assert [(row["reward"], row["accuracy"]) for row in history.curves] == [(0.0, 0.0)] * 2
     assert any(row["verdict"] == "unscorable" for row in history.completions)
@@ -113,7 +114,7 @@ def test_an_attack_earns_no_more_than_its_format(verify: Verifier) -> None:
     trainer = _trainer(
         _among([WRONG[0], BARE], ATTACKS[1::40]), verify, reward__weights={"accuracy": 1.0, "format": 0.1}
     )
-    history = trainer.run()
+    history = trainer.run(steps_done=0, after_step=lambda _: None)
     assert not _paid(history)
     assert all(row["reward_accuracy"] == 0.0 for row in history.curves)
     honest: dict[str, list[float]] = {row["id"]: [] for row in history.completions}
@@ -140,7 +141,7 @@ def test_beside_right_answers_attacks_are_unlearned(verify: Verifier) -> None:
         for honest in (False, True)
     )
     before = [_logprob(trainer.checkpoint, sequences) for sequences in (attacks, right)]
-    history = trainer.run()
+    history = trainer.run(steps_done=0, after_step=lambda _: None)
     after = [_logprob(trainer.checkpoint, sequences) for sequences in (attacks, right)]
     for row in history.completions:
         expected = {"right": 1, "wrong": -1, "unscorable": 0}[row["verdict"]]

@@ -1,12 +1,14 @@
 import math
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
-from components.rollout.completion import Completion
+from components.policy.ranks import ALONE
+from components.rollout.completion import Completion, Generate
 from components.shared.grading.answer import AnswerPolicy
 from components.shared.grading.verdict import Verdict
 from components.shared.problem import Problem
@@ -14,7 +16,7 @@ from components.train_grpo.config import TrainGRPOConfig
 from components.train_grpo.experience import experience
 from components.train_grpo.metrics import rollout_figures
 from components.train_grpo.prompts import Prompts
-from components.train_grpo.rollout import Group, differs, reward_sets, roll_out
+from components.train_grpo.rollout import Group, Rollout, Score, differs, draw, reward_sets, roll_out
 from components.train_grpo.scoring import Scored
 from components.train_grpo.update import minibatches
 from tests import tiny
@@ -29,6 +31,12 @@ MIXED = [number for number in range(24) if number % 4 == 0]
 def _sometimes(number: int) -> int:
     """Of every four problems one is solved half the time, two never and one always."""
     return {0: 2, 3: 4}.get(number % 4, 0)
+
+
+def _roll_out(
+    config: TrainGRPOConfig, generate: Generate, score: Score, *, seed: str, prompts: Prompts | None = None
+) -> Rollout:
+    return roll_out(config, prompts or _prompts(config), partial(draw, config, generate, score), seed=seed, ranks=ALONE)
 
 
 class _Policy:
@@ -67,7 +75,7 @@ def _number(group: Group) -> int:
 def test_a_rollout_asks_each_problem_and_scores_its_group() -> None:
     """Groups stand where their problems were drawn, and hold that problem's own completions."""
     config, policy = grpo_config(sampling__temperature=0.7, group_size=6), _Policy(lambda number: number % 5)
-    rollout = roll_out(config, _prompts(config), policy, _score, seed="7")
+    rollout = _roll_out(config, policy, _score, seed="7")
     drawn = _prompts(config).draw(3)
     assert [group.problem for group in rollout.sampled] == drawn
     assert [group.num_right for group in rollout.sampled] == [int(problem.id[-3:]) % 5 for problem in drawn]
@@ -94,7 +102,7 @@ def test_a_round_is_scored_at_once(rounds: int) -> None:
         calls.append([problem.id for problem in problems_P])
         return _score(problems_P, completions_PG)
 
-    rollout = roll_out(config, _prompts(config), _Policy(lambda _: 0), score, seed="1")
+    rollout = _roll_out(config, _Policy(lambda _: 0), score, seed="1")
     assert [len(ids) for ids in calls] == [3] * (rounds + 1)
     assert [problem for ids in calls for problem in ids] == [group.problem.id for group in rollout.sampled]
 
@@ -103,7 +111,7 @@ def test_a_round_is_scored_at_once(rounds: int) -> None:
 def test_without_resampling_all_groups_are_kept(num_right: int) -> None:
     """Zero rounds: all right or all wrong, one round of groups is sampled and trained on."""
     config, policy = grpo_config(), _Policy(lambda _: num_right)
-    rollout = roll_out(config, _prompts(config), policy, _score, seed="1")
+    rollout = _roll_out(config, policy, _score, seed="1")
     assert len(policy.calls) == 1
     assert rollout.trained == rollout.sampled
     assert len(rollout.trained) == 3
@@ -115,7 +123,7 @@ def test_groups_without_spread_are_replaced_for_a_bounded_number_of_rounds(round
     """Each round asks for just what is missing; only groups that disagree are trained on, and never too many."""
     config = grpo_config(seed=seed, prompts__max_resampling_rounds=rounds)
     policy = _Policy(_sometimes)
-    rollout = roll_out(config, _prompts(config), policy, _score, seed="1")
+    rollout = _roll_out(config, policy, _score, seed="1")
     assert rollout.trained == [group for group in rollout.sampled if _number(group) in MIXED]
     assert len(rollout.trained) <= 3
     assert 1 <= len(policy.calls) <= rounds + 1
@@ -137,18 +145,18 @@ def test_the_rounds_have_seeds_of_their_own() -> None:
     seeds = []
     for step in (1, 2, 3):
         policy = _Policy(lambda _: 0)
-        roll_out(config, _prompts(config), policy, _score, seed=f"{step}")
+        _roll_out(config, policy, _score, seed=f"{step}")
         seeds += [call["seed"] for call in policy.calls]
     assert len(seeds) == len(set(seeds)) == 15
     again = _Policy(lambda _: 0)
-    roll_out(config, _prompts(config), again, _score, seed="1")
+    _roll_out(config, again, _score, seed="1")
     assert [call["seed"] for call in again.calls] == seeds[:5]
 
 
 def test_a_policy_that_always_agrees_with_itself_has_nothing_to_train_on() -> None:
     """The rounds end, everything sampled is kept for the metrics, and they say which way it agreed."""
     config = grpo_config(prompts__max_resampling_rounds=2)
-    rollout = roll_out(config, _prompts(config), _Policy(lambda number: 4 * (number % 2)), _score, seed="1")
+    rollout = _roll_out(config, _Policy(lambda number: 4 * (number % 2)), _score, seed="1")
     assert rollout.trained == []
     assert len(rollout.sampled) == 9
     figures = rollout_figures(config, rollout, AnswerPolicy.DECLARED)
@@ -164,12 +172,12 @@ def test_what_is_missing_is_not_divided_by() -> None:
     """A step that got one group of three is averaged over the completions of that group alone."""
     config = grpo_config(prompts__max_resampling_rounds=1)
     prompts = Prompts(tiny.PROBLEMS[:5], config.prompts, seed=1)
-    rollout = roll_out(config, prompts, _Policy(lambda number: 2 * (number == 0)), _score, seed="1")
+    rollout = _roll_out(config, _Policy(lambda number: 2 * (number == 0)), _score, seed="1", prompts=prompts)
     assert [_number(group) for group in rollout.trained] == [0]
     given = experience(config, rollout.trained)
     assert given.num_tokens_B.tolist() == [1, 2, 3, 4]
     assert given.advantages_M.tolist() == [1] * 3 + [-1] * 7
-    (part,) = minibatches(config, given, torch.device("cpu"))
+    (part,) = minibatches(config, given, torch.device("cpu"), ranks=ALONE)
     assert part.weights_B.tolist() == pytest.approx([1 / 4, 1 / 8, 1 / 12, 1 / 16], rel=1e-12)
 
 
@@ -187,7 +195,7 @@ def test_a_curriculum_hears_of_every_group() -> None:
             for *others, last in _score(problems_P, completions_PG)
         ]
 
-    rollout = roll_out(config, prompts, _Policy(_sometimes), score, seed="1")
+    rollout = _roll_out(config, _Policy(_sometimes), score, seed="1", prompts=prompts)
     assert len(rollout.sampled) > len(rollout.trained) > 0
     rates = {4: 1.0, 2: 2 / 3, 0: 0.0}
     expected = {group.problem.id: rates[_sometimes(_number(group))] for group in rollout.sampled}

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from components.policy.checkpoint import load, save
 from components.policy.engine import PolicyEngine
 from components.policy.logprobs import CompletionScorer
-from components.rollout.transformers_engine import Decoding
+from components.rollout.transformers_engine import Decoding, TransformersEngine
 from components.shared import jsonl, lineage
 from components.shared.errors import PipelineError
 from components.shared.grading.verifier import Verifier
@@ -51,7 +51,7 @@ def _run(folder: Path, problems: list[Problem], reference: Path, **changes: Any)
     for path in (folder / "problems", *outputs.values()):
         path.mkdir(parents=True)
     write_problems(folder / "problems", Split.TRAIN, problems)
-    train(grpo_config(**changes), problems=folder / "problems", reference=reference, **outputs)
+    train(grpo_config(**changes), problems=folder / "problems", reference=reference, **outputs, work=folder / "work")
     return [row for _, row in jsonl.read_rows(folder / "training" / "steps.jsonl")]
 
 
@@ -143,7 +143,8 @@ def test_the_kl_term_in_the_reward_is_taken_off_it(reference: Path, verify: Veri
         advantage__estimator="mean_only",
         loss__kl={"coefficient": 0.5, "estimator": "k1", "placement": "reward"},
     )
-    trainer = build_trainer(config, load(reference, dtype=torch.float32), [tiny.problem(3)], verify)
+    checkpoint = load(reference, dtype=torch.float32)
+    trainer = build_trainer(config, checkpoint, [tiny.problem(3)], verify, TransformersEngine(checkpoint, 64))
     with torch.no_grad():
         trainer.checkpoint.model.get_output_embeddings().weight.mul_(1.1)
     group = trainer._roll_out("test").sampled[0]

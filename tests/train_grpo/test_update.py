@@ -11,8 +11,10 @@ from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
 from components.policy.checkpoint import Checkpoint
+from components.policy.dealing import Share
 from components.policy.engine import NonFiniteError, PolicyEngine
 from components.policy.logprobs import CompletionScorer, completion_logprobs
+from components.policy.ranks import ALONE
 from components.policy.sequences import TokenSequence
 from components.train_grpo.config import TrainGRPOConfig
 from components.train_grpo.experience import Experience
@@ -124,7 +126,7 @@ def _of_all_parts(
     if config.loss.kl.coefficient == 0:
         tensors = dataclasses.replace(tensors, reference_logprobs_M=None)
     tally = Tally()
-    (part,) = minibatches(config, given, CPU)
+    (part,) = minibatches(config, given, CPU, ranks=ALONE)
     losses = [_loss(config, scorer(batch), batch, part.weights_B, tensors, tally) for batch in part.batches]
     tally.add_step({})
     return torch.stack(losses).sum(), tally.figures()
@@ -244,7 +246,7 @@ def _run(config: TrainGRPOConfig, *, name: str = "the paper's", drift: float = 0
         "advantages": given.advantages_M,
     }
     before = {name: weight.detach().clone() for name, weight in checkpoint.model.named_parameters()}
-    return _Run(config, given, _Engine(checkpoint, config), before, data, minibatches(config, given, CPU))
+    return _Run(config, given, _Engine(checkpoint, config), before, data, minibatches(config, given, CPU, ranks=ALONE))
 
 
 def _expected(run: _Run) -> tuple[float, dict[str, Tensor]]:
@@ -427,7 +429,7 @@ def test_completions_that_teach_nothing_are_left_out_and_still_divided_by(aggreg
     lengths = [len(run.given.sequences_B[number]) for number in (1, 2, 3, 5)]
     assert sorted(run.engine.tokens_seen) == sorted(lengths)
     (part,) = whole.parts
-    everything = whole([Minibatch(tiny.batches(whole.given.sequences_B, 1), part.weights_B)])
+    everything = whole([Minibatch(Share(tiny.batches(whole.given.sequences_B, 1), []), part.weights_B)])
     assert len(whole.engine.tokens_seen) == 6
     assert figures["loss"] == pytest.approx(everything["loss"], rel=1e-6)
     loss, gradients = _expected(run)
@@ -475,7 +477,7 @@ def test_what_teaches_nothing_changes_nothing(
     """No spread without a tether, or everything masked: no forward, no step, and figures that say so."""
     run = _run(_config(**changes))
     run.given = emptied(run.given)
-    figures = run(minibatches(run.config, run.given, CPU))
+    figures = run(minibatches(run.config, run.given, CPU, ranks=ALONE))
     assert not run.changed
     assert run.engine.tokens_seen == []
     assert run.engine.gradients == []
@@ -499,7 +501,7 @@ def test_groups_without_spread_move_the_policy_by_the_tether_alone() -> None:
     run = _run(_config())
     run.given = _all_level(run.given)
     run.data["advantages"] = run.given.advantages_M
-    figures = run(minibatches(run.config, run.given, CPU))
+    figures = run(minibatches(run.config, run.given, CPU, ranks=ALONE))
     assert figures["loss"] == pytest.approx(run.config.loss.kl.coefficient * _mean_kl(run), rel=1e-3)
     _assert_same(run.engine.gradients[0], _expected(run)[1])
 

@@ -26,6 +26,7 @@ def _config(**changes: Any) -> TrainSFTConfig:
         "warmup_steps": 1,
         "final_learning_rate_fraction": 0.1,
         "max_tokens": 64,
+        "checkpoint": tiny.CHECKPOINT,
         "engine": tiny.engine_config().model_dump(),
     }
     return TrainSFTConfig.model_validate({**fields, **changes})
@@ -37,7 +38,7 @@ def _run(folder: Path, config: TrainSFTConfig) -> dict[str, float]:
         (folder / name).mkdir(parents=True)
     write_problems(folder / "problems", Split.TRAIN, tiny.PROBLEMS)
     outputs = {name: folder / name for name in ("base_model", "reference", "training")}
-    return train(config, problems=folder / "problems", **outputs)
+    return train(config, problems=folder / "problems", **outputs, work=folder / "work")
 
 
 def test_the_loss_is_the_mean_over_completion_tokens_alone() -> None:

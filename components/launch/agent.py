@@ -1,0 +1,52 @@
+"""torchrun's own launcher, on this machine: `python -m components.launch.agent FOLDER PARENT` starts the ranks.
+
+It ends when they have, and ends them all when one of them fails, or the process with the number PARENT ends.
+"""
+
+import logging
+import math
+import os
+import sys
+from pathlib import Path
+
+from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from components.launch.job import Job
+from components.launch.tether import die_with_parent
+from components.shared.errors import RetryableError
+
+
+def start_ranks(job: Job) -> int:
+    """Start the ranks and wait for their end; return the exit code of the launch."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // job.num_processes)))
+    # Whatever ends a rank is told by `run_together`, in a line.
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    config = LaunchConfig(
+        run_id="ranks",
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=job.num_processes,
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        max_restarts=0,
+        monitor_interval=0.1,
+        shutdown_timeout=math.ceil(job.grace_s) + 1,
+        # Beside what else the job leaves: by default a folder among the temporary files, which nobody removes.
+        logs_specs=DefaultLogsSpecs(log_dir=str(job.folder / "torchrun")),
+    )
+    try:
+        elastic_launch(config, sys.executable)("-u", "-m", "components.launch.rank", str(job.folder), str(os.getpid()))
+    except ChildFailedError as error:
+        job.write_ended({rank: failure.exitcode for rank, failure in error.failures.items()})
+        return 1
+    except SignalException:
+        return RetryableError.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    die_with_parent(int(sys.argv[2]))
+    sys.exit(start_ranks(Job.read(Path(sys.argv[1]))))

@@ -1,0 +1,119 @@
+"""How a stage is run in several processes: on this machine through torchrun's launcher."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from components.launch.job import Job, path_of
+from components.shared.config import Config
+from components.shared.errors import PipelineError, RetryableError
+
+_MARGIN_S = 5.0
+"""Time that the launcher has beyond the ranks' own to end them."""
+_LINES_SHOWN = 20
+
+
+def run_together(
+    function: Callable[..., dict[str, float]],
+    config: Config,
+    folders: Mapping[str, Path],
+    *,
+    num_processes: int,
+    work: Path,
+    grace_s: float,
+) -> dict[str, float]:
+    """Call `function(config, **folders)` in that many processes, and return what the first of them returns.
+
+    A single one is this process itself. What ends one of them ends all: the error is the one that was the cause.
+    """
+    if num_processes == 1:
+        return function(config, **folders)
+    folder = work / "launch"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    job = Job(
+        folder=folder.resolve(),
+        function=path_of(function),
+        config=config.model_dump(mode="json"),
+        folders={name: str(path.resolve()) for name, path in folders.items()},
+        num_processes=num_processes,
+        grace_s=grace_s,
+    )
+    job.write()
+    exit_code = _launch(job)
+    outcomes = [job.outcome(rank) for rank in range(num_processes)]
+    if exit_code or any(outcome is None or "result" not in outcome for outcome in outcomes):
+        raise _cause(job)
+    assert outcomes[0] is not None
+    result: dict[str, float] = outcomes[0]["result"]
+    return result
+
+
+def _launch(job: Job) -> int:
+    """Run the launcher until it ends; a request to stop is passed on to it, and given the time it needs."""
+    command = [sys.executable, "-m", "components.launch.agent", str(job.folder), str(os.getpid())]
+    with subprocess.Popen(command) as agent, _passing_on(agent) as told:
+        while True:
+            try:
+                return agent.wait(job.grace_s + 2 * _MARGIN_S if told else 1.0)
+            except subprocess.TimeoutExpired:
+                if told:
+                    agent.kill()  # and with it the ranks
+
+
+@contextmanager
+def _passing_on(agent: "subprocess.Popen[bytes]") -> Iterator[list[int]]:
+    """Pass requests to stop on to the launcher; what was requested is in the list."""
+    told: list[int] = []
+
+    def pass_on(number: int, _: FrameType | None) -> None:
+        if not told:
+            told.append(number)
+            agent.terminate()
+
+    before = {number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    try:
+        yield told
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _cause(job: Job) -> Exception:
+    """The error that ended the job: of what several ranks say, that which is not about the loss of another."""
+    outcomes = {rank: job.outcome(rank) for rank in range(job.num_processes)}
+    said = {rank: outcome for rank, outcome in outcomes.items() if outcome is not None and "error" in outcome}
+    for rank, outcome in said.items():
+        if outcome["exit_code"] != RetryableError.exit_code:
+            return _as_error(job, rank, outcome)
+    for rank, code in list(job.ended().items())[:1]:
+        if rank not in said:
+            return RetryableError(f"{_ending(rank, code)}; run the same again to go on from the last checkpoint")
+        return RetryableError(said[rank]["error"])
+    for outcome in said.values():
+        return RetryableError(outcome["error"])
+    return RetryableError("the launcher of the processes was killed; run the same again to go on")
+
+
+def _as_error(job: Job, rank: int, outcome: Mapping[str, str | int]) -> Exception:
+    message = str(outcome["error"])
+    if "errno" in outcome:
+        return OSError(outcome["errno"], os.strerror(int(outcome["errno"])), outcome["file"])
+    if outcome["exit_code"] == PipelineError.exit_code:
+        return PipelineError(message)
+    if rank == 0:
+        return RuntimeError(f"rank 0: {message}")
+    lines = job.log(rank).read_text(encoding="utf-8", errors="replace").splitlines()[-_LINES_SHOWN:]
+    return RuntimeError("\n".join([f"rank {rank}: {message}", *lines]))
+
+
+def _ending(rank: int, code: int) -> str:
+    if code < 0:
+        return f"rank {rank} was killed by {signal.Signals(-code).name}"
+    return f"rank {rank} ended with exit code {code} and no word"

@@ -1,0 +1,192 @@
+"""The processes that train one model together: who they are, what they exchange, and how long they wait.
+
+Every exchange begins with a meeting at a store that all of them reach: whoever does not come in time is known by name,
+which no collective of torch tells. Between meetings only DeepSpeed's collectives wait, with the same deadline.
+"""
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+from torch import distributed
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store
+from torch.distributed import DistError
+from torch.distributed.rendezvous import rendezvous
+
+from components.policy.config import EngineConfig
+from components.shared.errors import PipelineError, RetryableError
+
+_JOIN_S = 300.0
+"""Time for all processes to start: images are pulled and libraries imported at different speeds."""
+_BEAT_S = 0.5
+_Value = TypeVar("_Value")
+
+
+class MissingRankError(RetryableError):
+    """A process has not come to where the others wait for it."""
+
+
+@dataclass
+class Ranks:
+    """The processes of a run as one of them sees them."""
+
+    rank: int
+    size: int
+    deadline_s: float = 0.0
+    """How long to wait for the others."""
+    store: Store | None = None
+    _meetings: int = field(default=0, init=False)
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the one that writes files and talks."""
+        return self.rank == 0
+
+    def share(self, items: Sequence[_Value]) -> Sequence[_Value]:
+        """Return this process's part of what is divided among all: as even as can be, and in order."""
+        start, stop = (len(items) * number // self.size for number in (self.rank, self.rank + 1))
+        return items[start:stop]
+
+    def gather(self, value: _Value, what: str) -> list[_Value]:
+        """Return the values of all processes in their order; `what` says in an error where they meet for it."""
+        if self.size == 1:
+            return [value]
+        self.meet(what)
+        values: list[Any] = [None] * self.size
+        distributed.all_gather_object(values, value)
+        return values
+
+    def meet(self, what: str) -> None:
+        """Wait until every process has come here; MissingRankError with the names of those that have not in time."""
+        if self.store is None:
+            return
+        self._meetings += 1
+        keys = [_at(self._meetings, number) for number in range(self.size)]
+        try:
+            self.store.set(keys[self.rank], what)
+            self.store.wait(keys, timedelta(seconds=self.deadline_s))
+        except RuntimeError as error:
+            missing = self._missing(keys)
+            if not missing:
+                raise RetryableError(f"the store of the processes is lost at {what}: {_first_line(error)}") from error
+            raise MissingRankError(
+                f"{', '.join(missing)} of {self.size} did not come to {what} within {self.deadline_s:g} s"
+            ) from None
+        # Whoever is here has left the meeting before the last: nobody waits for its key any more.
+        if self._meetings > 2:
+            self.store.delete_key(_at(self._meetings - 2, self.rank))
+
+    @contextmanager
+    def naming_the_lost(self) -> Iterator[None]:
+        """Have an error of a collective of torch name the processes that gave no sign of life when it came."""
+        try:
+            yield
+        except RuntimeError as error:
+            if not isinstance(error, DistError) and "gloo" not in str(error):
+                raise
+            silent = self._silent()
+            if silent:
+                raise MissingRankError(f"{', '.join(silent)} of {self.size} gives no sign of life") from error
+            raise RetryableError(f"the processes lost one another: {_first_line(error)}") from error
+
+    def beat(self, store: Store) -> None:
+        """Give a sign of life now and then, from a thread of its own."""
+
+        def go_on() -> None:
+            with suppress(RuntimeError):  # the store goes with the first process that ends
+                while True:
+                    store.add(f"beat/{self.rank}", 1)
+                    time.sleep(_BEAT_S)
+
+        threading.Thread(target=go_on, daemon=True).start()
+
+    def _silent(self) -> list[str]:
+        """The names of the processes that give no sign of life for some beats."""
+        assert self.store is not None
+        others = [number for number in range(self.size) if number != self.rank]
+        try:
+            before = [self.store.add(f"beat/{number}", 0) for number in others]
+            time.sleep(6 * _BEAT_S)
+            after = [self.store.add(f"beat/{number}", 0) for number in others]
+            silent = [number for number, old, new in zip(others, before, after, strict=True) if old == new]
+            return [self._name(number) for number in silent]
+        except RuntimeError:
+            return []
+
+    def _name(self, number: int) -> str:
+        assert self.store is not None
+        return f"rank {number} ({self.store.get(f'name/{number}').decode()})"
+
+    def _missing(self, keys: Sequence[str]) -> list[str]:
+        """The names of the processes that have not set their key."""
+        assert self.store is not None
+        try:
+            absent = [number for number, key in enumerate(keys) if not self.store.check([key])]
+            return [self._name(number) for number in absent]
+        except RuntimeError:
+            return []
+
+
+ALONE = Ranks(0, 1)
+"""A process by itself."""
+
+
+def _at(meeting: int, rank: int) -> str:
+    return f"meeting/{meeting}/{rank}"
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().split("\n", 1)[0]
+
+
+def join(config: EngineConfig) -> Ranks:
+    """Join the processes that were launched together, or stop unless there are as many as the config asks for.
+
+    A process that was launched by itself forms the group of one that DeepSpeed wants.
+    """
+    global _joined  # noqa: PLW0603  # torch's group of processes is one for each process, too
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    if size != config.num_processes:
+        raise PipelineError(
+            f"engine.num_processes is {config.num_processes}, but {size} {'was' if size == 1 else 'were'} launched "
+            "(WORLD_SIZE)"
+        )
+    if _joined is None:
+        _joined = _join(size, config.deadline_s)
+    return _joined
+
+
+_joined: Ranks | None = None
+
+
+def _join(size: int, deadline_s: float) -> Ranks:
+    os.environ.setdefault("LOCAL_RANK", "0")
+    os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
+    # Objects are exchanged over the network of the hosts, tensors over that of the accelerators.
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    if size == 1:
+        distributed.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
+        return ALONE
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    try:
+        store, rank, size = next(rendezvous("env://", timeout=timedelta(seconds=_JOIN_S)))
+        own, beats = PrefixStore("ranks", store), PrefixStore("ranks", store.clone())
+        own.set(f"name/{rank}", f"{socket.gethostname()}, process {os.getpid()}")
+        ranks = Ranks(rank, size, max(deadline_s, _JOIN_S), own)
+        ranks.beat(beats)
+        ranks.meet("the start")
+    except (RuntimeError, ValueError) as error:
+        raise RetryableError(f"the processes did not find one another: {_first_line(error)}") from error
+    distributed.init_process_group(
+        backend, store=PrefixStore("group", store), rank=rank, world_size=size, timeout=timedelta(seconds=deadline_s)
+    )
+    ranks.deadline_s = deadline_s
+    return ranks

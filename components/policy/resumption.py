@@ -1,0 +1,127 @@
+"""Checkpoints of a run in training: the policy with its optimizer, random numbers, and what the stage adds.
+
+Written by the first process and read by all, whatever their number. Beside weights in safetensors there are plain
+values (numbers, text, tensors in lists and dicts), never objects.
+"""
+
+import io
+import random
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from components.policy.config import CheckpointConfig
+from components.policy.engine import PolicyEngine
+from components.policy.ranks import Ranks
+from components.policy.stopping import Stop, StoppedError
+from components.shared import checkpoints
+from components.shared.progress import say
+
+_FOLDER, _POLICY, _VALUES = "checkpoints", "policy.safetensors", "values.pt"
+
+
+class WholeTensors(Mapping[str, Tensor]):
+    """The tensors of a file by name, read one by one: all at once may be more than there is room for."""
+
+    def __init__(self, path: Path) -> None:
+        self._file: Any = safe_open(path, framework="pt")
+
+    def __getitem__(self, name: str) -> Tensor:
+        tensor: Tensor = self._file.get_tensor(name)
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._file.keys())
+
+    def __len__(self) -> int:
+        return len(self._file.keys())
+
+
+class Saved:
+    """A checkpoint to go on from."""
+
+    def __init__(self, folder: Path, step: int) -> None:
+        self.folder = folder
+        self.step = step
+        """Steps done."""
+        self.policy = WholeTensors(folder / _POLICY)
+        self.values: dict[str, Any] = torch.load(folder / _VALUES, weights_only=True)
+        """What the stage added."""
+
+
+class Resumption:
+    """The checkpoints of one run: where it goes on, and what it leaves to go on from."""
+
+    def __init__(self, ranks: Ranks, work: Path, config: CheckpointConfig, *, stage: str, num_steps: int) -> None:
+        self._ranks, self._stage, self._num_steps = ranks, stage, num_steps
+        self._every_steps = config.every_steps
+        folder = work / _FOLDER
+        self._writer = None
+        newest = None
+        if ranks.first:
+            self._writer = checkpoints.Writer(folder, keep_last=config.keep_last, keep_best=config.keep_best)
+            newest = checkpoints.latest(folder, stage=stage)
+        # Only the first process reads all of it to see that it is whole.
+        found = ranks.gather(newest, "the choice of a checkpoint")[0]
+        self.saved = Saved(found.folder, found.step) if found else None
+        if found and ranks.first:
+            left = num_steps - found.step
+            say(stage, f"going on after step {found.step}" + ("" if left else ": nothing is left to do"))
+
+    @property
+    def steps_done(self) -> int:
+        """Steps of the checkpoint that is gone on from; 0 for a new run."""
+        return self.saved.step if self.saved else 0
+
+    def restore_random_numbers(self) -> None:
+        """Set every generator of this process to where it was, if there are as many processes as there were."""
+        if self.saved and len(self.saved.values["random"]) == self._ranks.size:
+            _restore_generators(self.saved.values["random"][self._ranks.rank])
+
+    def after_step(
+        self,
+        step: int,
+        engine: PolicyEngine,
+        values: Callable[[], dict[str, Any]],
+        *,
+        stop: Stop,
+        score: float | None,
+    ) -> None:
+        """Write a checkpoint if one is due after a step; StoppedError, with one, if any process was told to stop."""
+        stopped = any(self._ranks.gather(stop.requested, f"the end of step {step}"))
+        due = step % self._every_steps == 0 or step == self._num_steps
+        if not stopped and not due:
+            return
+        state, added = engine.state(), values()
+        generators = self._ranks.gather(_generators(), "the writing of a checkpoint")
+
+        def write(folder: Path) -> None:
+            save_file(state, folder / _POLICY)
+            # By way of memory: torch.save does not say what the system refused, such as room on a disk.
+            buffer = io.BytesIO()
+            torch.save({**added, "random": generators}, buffer)
+            (folder / _VALUES).write_bytes(buffer.getbuffer())
+
+        if self._writer:
+            self._writer.save(step, write, score=score)
+        self._ranks.meet("the end of writing a checkpoint")
+        if stopped:
+            raise StoppedError(
+                f"told to stop: step {step} of {self._num_steps} is done and kept; run the same again to go on"
+            )
+
+
+def _generators() -> dict[str, Any]:
+    return {"python": random.getstate(), "torch": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state_all()}
+
+
+def _restore_generators(state: Mapping[str, Any]) -> None:
+    version, numbers, gauss = state["python"]
+    random.setstate((version, tuple(numbers), gauss))
+    torch.set_rng_state(state["torch"])
+    torch.cuda.set_rng_state_all(state["cuda"])

@@ -1,0 +1,93 @@
+"""Settings of vLLM, and what it is told besides."""
+
+import os
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from components.shared.config import Config
+
+Dtype = Literal["float32", "bfloat16"]
+_ROOT = Path(__file__).parents[2]
+_OF_THE_RANK = ("RANK", "LOCAL_", "WORLD_SIZE", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_")
+"""Variables that make torch join the processes of a training run."""
+
+
+_MAX_SEQUENCES = 256
+"""That are computed together, and so the largest group; more wait."""
+OWNER_VARIABLE = "GRPO_PIPELINE_VLLM_OWNER"
+"""The process with which vLLM's are to end, where nothing else sees to it."""
+
+
+class VllmConfig(Config):
+    """How vLLM holds the policy and samples from it."""
+
+    max_tokens: int = Field(gt=0)
+    """Tokens of the longest sequence, prompt and completion."""
+    cache_gib: float = Field(gt=0)
+    """GiB of memory for keys and values: what is sampled at once has to fit, the rest waits."""
+    compile: bool
+    """Whether the model is compiled at the start: a minute or more, for faster sampling; of use on GPUs."""
+    start_deadline_s: float = Field(gt=0)
+    """Time to start, load the model and compile it."""
+    request_deadline_s: float = Field(gt=0)
+    """Time for the completions of one rollout, and for loading weights; an engine that takes longer counts as hung."""
+
+
+class ServersConfig(VllmConfig):
+    """How vLLM samples in servers of its own."""
+
+    num_servers: int = Field(gt=0)
+    """Servers that are started; each holds the whole policy."""
+    devices: list[str] | None = None
+    """The GPUs of each server, such as "4,5": over several the model is split. Null on a machine without."""
+    lost_deadline_s: float = Field(gt=0)
+    """Time without any server before the run stops; long enough for one to start again."""
+
+    @model_validator(mode="after")
+    def _each_server_has_devices(self) -> "ServersConfig":
+        if self.devices is not None and len(self.devices) != self.num_servers:
+            raise ValueError("devices must have as many entries as num_servers says")
+        return self
+
+
+def engine_arguments(config: VllmConfig, dtype: Dtype) -> dict[str, Any]:
+    """Return the arguments of vLLM's engine, by which it samples from exactly softmax(logits / T) and says so."""
+    return {
+        "dtype": dtype,
+        "max_model_len": config.max_tokens,
+        "kv_cache_memory_bytes": int(config.cache_gib * 2**30),
+        "enforce_eager": not config.compile,
+        "max_num_seqs": _MAX_SEQUENCES,
+        "logprobs_mode": "processed_logprobs",
+        # A model's generation_config.json would bring its own top-p, top-k and penalties.
+        "generation_config": "vllm",
+        # Tokens in, tokens out: text is never tokenised again.
+        "skip_tokenizer_init": True,
+        "enable_prefix_caching": True,
+        # A prompt that is computed in parts stops vLLM on CPUs where its completions have seeds.
+        "enable_chunked_prefill": False,
+        "worker_extension_cls": "components.rollout.vllm_worker.WeightLoading",
+        "disable_log_stats": True,
+    }
+
+
+def environment(config: VllmConfig, folder: str) -> dict[str, str]:
+    """Return the environment of a process that runs vLLM; its sockets lie in the folder, whose path has to be short."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith(_OF_THE_RANK)}
+    path = os.pathsep.join([str(_ROOT), *filter(None, [own.get("PYTHONPATH")])])
+    return {
+        "OMP_NUM_THREADS": str(os.cpu_count()),
+        **own,
+        "PYTHONPATH": path,
+        "TMPDIR": folder,
+        "VLLM_RPC_BASE_PATH": folder,
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        # As many threads as OMP_NUM_THREADS says, wherever there is room: engines may share a machine.
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        # vLLM compiles some functions of its own, whatever it is told of the model.
+        "TORCHDYNAMO_DISABLE": "0" if config.compile else "1",
+    }

@@ -1,0 +1,98 @@
+"""One vLLM server, as its client sees it: every call has a deadline and either answers or says why not."""
+
+from typing import Any
+
+import urllib3
+
+from components.policy.sequences import TokenSequence
+from components.rollout.vllm_sampling import Drawn, scoring_requests
+from components.shared.errors import PipelineError
+
+_CONNECT_S = 5.0
+_CONTROL_S = 30.0
+"""For calls that compute nothing."""
+_MAX_CONNECTIONS = 256
+INITIAL_VERSION = "default"
+"""What vLLM calls the weights that it started with."""
+
+
+class ServerGoneError(Exception):
+    """The server does not answer, or cannot be trusted with the next request."""
+
+
+class Connection:
+    """The calls of one server."""
+
+    def __init__(self, url: str, request_deadline_s: float) -> None:
+        self.url = url
+        self._request_deadline_s = request_deadline_s
+        self._pool = urllib3.PoolManager(maxsize=_MAX_CONNECTIONS, retries=False)
+
+    def generate(self, token_ids: tuple[int, ...], sampling_params: dict[str, Any], version: str) -> list[Drawn]:
+        """Return the completions of a prompt, all drawn from the weights of that version."""
+        choices = self._answer(token_ids, sampling_params, version)["choices"]
+        ordered = sorted(choices, key=lambda choice: int(choice["index"]))
+        return [
+            Drawn(tuple(choice["token_ids"]), tuple(each["logprob"] for each in choice["logprobs"]["content"]))
+            for choice in ordered
+        ]
+
+    def score(self, sequence: TokenSequence, temperature: float, version: str) -> list[float]:
+        """Return the log-probability of each completion token under the weights of that version."""
+        start = len(sequence.prompt_ids)
+        told: list[float] = []
+        for request in scoring_requests(sequence, temperature):
+            answer = self._answer(request.prompt, request.sampling_params, version)
+            if answer["prompt_logprobs"]:
+                own = zip(answer["prompt_logprobs"][start:], request.prompt[start:], strict=True)
+                told += [place[str(token)]["logprob"] for place, token in own]
+            tops = answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
+            told.append(next(top["logprob"] for top in tops if top["token_id"] == request.token))
+        return told
+
+    def version(self) -> str:
+        """Return the version of the weights it samples from."""
+        return str(self._call("GET", "/weight_info", None, _CONTROL_S)["weight_version"])
+
+    def load(self, folder: str, version: str) -> None:
+        """Replace the weights when what is under way is done; what is asked for meanwhile waits for the new ones."""
+        self._call("POST", "/pause?mode=wait&clear_cache=true", {}, self._request_deadline_s)
+        arguments = {"method": "load_folder", "kwargs": {"folder": folder, "version": version}}
+        self._call("POST", "/collective_rpc", arguments, self._request_deadline_s)
+        self._call("POST", "/update_weight_version", {"new_version": version}, _CONTROL_S)
+        self._call("POST", "/resume", {}, _CONTROL_S)
+
+    def close(self) -> None:
+        """Close what is open."""
+        self._pool.clear()
+
+    def _answer(self, token_ids: tuple[int, ...], sampling_params: dict[str, Any], version: str) -> Any:
+        body = {"token_ids": token_ids, "sampling_params": sampling_params}
+        answer = self._call("POST", "/inference/v1/generate", body, self._request_deadline_s)
+        drawn_from = {span["version"] for choice in answer["choices"] for span in choice["weight_versions"]}
+        if drawn_from != {version}:
+            raise ServerGoneError(f"it sampled from weights {', '.join(sorted(drawn_from))}, not {version}")
+        return answer
+
+    def _call(self, method: str, path: str, body: Any, deadline_s: float) -> Any:
+        timeout = urllib3.Timeout(connect=min(_CONNECT_S, deadline_s), total=deadline_s)
+        try:
+            answer = self._pool.request(method, self.url + path, json=body, timeout=timeout)
+            content = answer.json() if answer.data else None
+        except urllib3.exceptions.ReadTimeoutError:
+            raise ServerGoneError(f"no answer to {path} within {deadline_s:g} s") from None
+        except (urllib3.exceptions.HTTPError, ValueError) as error:
+            raise ServerGoneError(str(error)) from None
+        if 400 <= answer.status < 500:
+            raise PipelineError(f"vLLM server {self.url} refuses {path}: {_message(content)}")
+        if answer.status != 200:
+            raise ServerGoneError(f"{path} failed ({answer.status}): {_message(content)}")
+        return content
+
+
+def _message(content: Any) -> str:
+    """The first line of what a server says of an error, in whichever of its forms."""
+    if isinstance(content, dict):
+        content = content.get("error", content)
+        content = content.get("message", content) if isinstance(content, dict) else content
+    return str(content).strip().split("\n", 1)[0][:500]

@@ -1,0 +1,234 @@
+"""Sampling with vLLM beside the trainer: its engine runs in a process of its own that this one starts and ends."""
+
+import logging
+import multiprocessing
+import os
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from components.policy.sequences import TokenSequence
+from components.rollout.completion import Completion
+from components.rollout.vllm_config import (
+    OWNER_VARIABLE,
+    Dtype,
+    VllmConfig,
+    engine_arguments,
+    environment,
+)
+from components.rollout.vllm_sampling import (
+    Drawn,
+    ScoringRequest,
+    Tokens,
+    completion,
+    group_seeds,
+    sampling_params,
+    scoring_requests,
+)
+from components.shared.errors import PipelineError, RetryableError
+
+_NAME = "vLLM in this process"
+_LOOK_S = 0.2
+"""Between looks at whether the engine is still there."""
+
+
+class VllmEngine:
+    """Samples from vLLM, as `Generate` says; its weights are those of `checkpoint` until others are loaded.
+
+    RetryableError where it ends, or takes longer than its deadlines.
+    """
+
+    def __init__(self, tokens: Tokens, checkpoint: Path, config: VllmConfig, *, dtype: Dtype, log: Path) -> None:
+        self._tokens = tokens
+        self._deadline_s, self._log = config.request_deadline_s, log
+        self._asleep = False
+        self._folder = tempfile.TemporaryDirectory(prefix="vllm-", ignore_cleanup_errors=True)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        own = {OWNER_VARIABLE: str(os.getpid()), **_device_of_this_rank()}
+        variables = {**environment(config, self._folder.name), **own}
+        with _within(config.start_deadline_s, log), _environment(variables), _output_to(log):
+            from vllm import LLM
+
+            arguments = engine_arguments(config, dtype)
+            self._llm: Any = LLM(str(checkpoint), **arguments, enable_sleep_mode=torch.cuda.is_available())
+            _log_to(log)  # what this process logs from here on; starting the engine sets logging anew
+
+    def __call__(
+        self, questions: Sequence[str], *, num_samples: int, temperature: float, max_new_tokens: int, seed: int
+    ) -> list[list[Completion]]:
+        """See `Generate`."""
+        prompts = [self._tokens.prompt_ids(question) for question in questions]
+        params = [
+            sampling_params(
+                self._tokens,
+                num_samples=num_samples,
+                temperature=temperature,
+                max_new_tokens=max_new_tokens,
+                seed=group_seed,
+            )
+            for group_seed in group_seeds(seed, len(prompts))
+        ]
+        return [
+            [completion(self._tokens, prompt, _drawn(output)) for output in answer.outputs]
+            for prompt, answer in zip(prompts, self._generate(prompts, params), strict=True)
+        ]
+
+    def load_weights(self, folder: Path, version: int) -> None:
+        """See `Sampler`."""
+        with _within(self._deadline_s, self._log, self._llm):
+            self._wake_up()
+            self._llm.reset_prefix_cache()
+            self._llm.collective_rpc("load_folder", args=(str(folder.resolve()), str(version)))
+
+    def prompt_logprobs(self, sequences: Sequence[TokenSequence], temperature: float) -> dict[str, list[list[float]]]:
+        """See `Sampler`: there is one copy of the weights."""
+        requests = [scoring_requests(sequence, temperature) for sequence in sequences]
+        flat = [request for each in requests for request in each]
+        answers = iter(self._generate([each.prompt for each in flat], [each.sampling_params for each in flat]))
+        told = [
+            [logprob for request in each for logprob in _told(request, next(answers), len(sequence.prompt_ids))]
+            for sequence, each in zip(sequences, requests, strict=True)
+        ]
+        return {_NAME: told}
+
+    def sleep(self) -> None:
+        """Free the GPU's memory until the engine is next used; on CPUs there is nothing to free."""
+        if torch.cuda.is_available():
+            self._llm.sleep(level=1)
+            self._asleep = True
+
+    def close(self) -> None:
+        """End the engine's process."""
+        with suppress(Exception):  # whatever it says of its own end, it is ended
+            self._llm.llm_engine.engine_core.shutdown()
+        _kill_engines()
+        self._folder.cleanup()
+
+    def _wake_up(self) -> None:
+        if self._asleep:
+            self._llm.wake_up()
+            self._asleep = False
+
+    def _generate(self, prompts: Sequence[tuple[int, ...]], params: Sequence[dict[str, Any]]) -> list[Any]:
+        from vllm import SamplingParams
+
+        with _within(self._deadline_s, self._log, self._llm):
+            self._wake_up()
+            answers: list[Any] = self._llm.generate(
+                [{"prompt_token_ids": list(prompt)} for prompt in prompts],
+                [SamplingParams(**each) for each in params],
+                use_tqdm=False,
+            )
+            return answers
+
+
+def _device_of_this_rank() -> dict[str, str]:
+    """What has vLLM use the GPU of this rank, and not the machine's first."""
+    if not torch.cuda.is_available():
+        return {}
+    number = torch.cuda.current_device()
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return {"CUDA_VISIBLE_DEVICES": visible.split(",")[number] if visible else str(number)}
+
+
+def _drawn(output: Any) -> Drawn:
+    told = [place[token].logprob for place, token in zip(output.logprobs, output.token_ids, strict=True)]
+    return Drawn(tuple(output.token_ids), tuple(told))
+
+
+def _told(request: ScoringRequest, answer: Any, start: int) -> list[float]:
+    """The log-probabilities in an answer: those of its prompt from `start` on, if it has them, and the next token's."""
+    own = zip(answer.prompt_logprobs[start:], request.prompt[start:], strict=True) if answer.prompt_logprobs else ()
+    return [place[token].logprob for place, token in (*own, (answer.outputs[0].logprobs[0], request.token))]
+
+
+@contextmanager
+def _within(deadline_s: float, log: Path, llm: Any = None) -> Iterator[None]:
+    """Give the block up, with RetryableError, where it takes longer or the engine's process ends meanwhile."""
+    done, overdue = threading.Event(), threading.Event()
+
+    def watch() -> None:
+        deadline = time.monotonic() + deadline_s
+        while not done.wait(_LOOK_S):
+            if time.monotonic() > deadline:
+                overdue.set()
+                _kill_engines()
+            if llm is not None and not _engines():
+                _wake(llm.llm_engine.engine_core)
+            if overdue.is_set():
+                return
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield
+    except Exception as error:  # vLLM raises whatever its engine's process died of
+        if isinstance(error, ValueError) and not overdue.is_set():
+            raise PipelineError(f"vLLM refuses what it is asked for: {error}") from error
+        reason = f"did not finish within {deadline_s:g} s" if overdue.is_set() else f"has ended ({error})"
+        raise RetryableError(f"vLLM {reason}; what it printed is in {log}") from error
+    finally:
+        done.set()
+        watcher.join()
+
+
+def _wake(client: Any) -> None:
+    """Fail the calls that wait for an engine that was killed: vLLM lets them wait for ever."""
+    error = RuntimeError("its process was ended")
+    client.outputs_queue.put_nowait(error)
+    for waiting in list(client.utility_results.values()):
+        if not waiting.done():
+            waiting.set_exception(error)
+
+
+def _engines() -> list[Any]:
+    return [process for process in multiprocessing.active_children() if process.name.startswith("EngineCore")]
+
+
+def _kill_engines() -> None:
+    for process in _engines():
+        process.kill()
+        process.join()
+
+
+@contextmanager
+def _environment(variables: dict[str, str]) -> Iterator[None]:
+    """Start processes with this environment."""
+    before = dict(os.environ)
+    os.environ.clear()
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+@contextmanager
+def _output_to(log: Path) -> Iterator[None]:
+    """Send what this process prints meanwhile to a file; processes started in the block keep printing there."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    kept = [os.dup(number) for number in (1, 2)]
+    with log.open("ab") as file:
+        for number in (1, 2):
+            os.dup2(file.fileno(), number)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for number, original in zip((1, 2), kept, strict=True):
+            os.dup2(original, number)
+            os.close(original)
+
+
+def _log_to(log: Path) -> None:
+    logging.getLogger("vllm").handlers = [logging.FileHandler(log)]

@@ -1,0 +1,49 @@
+"""What is added to vLLM's worker; it runs in vLLM's own processes."""
+
+import multiprocessing
+import os
+import select
+import shutil
+import signal
+import threading
+from contextlib import suppress
+from typing import Any
+
+from components.rollout.vllm_config import OWNER_VARIABLE
+
+
+class WeightLoading:
+    """Mixed into vLLM's worker, which calls its methods by name (`collective_rpc`)."""
+
+    weights_version = ""
+
+    def load_folder(self, folder: str, version: str) -> None:
+        """Load the weights of a Hugging Face folder, unless that version is loaded: several may ask for it."""
+        if self.weights_version == version:
+            return
+        worker: Any = self
+        self.weights_version = ""
+        worker.reload_weights(weights_path=folder)
+        model = worker.model_runner.get_model()
+        if model.config.tie_word_embeddings:
+            # On CPUs the head keeps a repacked copy of the embeddings, which is not made again by itself.
+            model.lm_head.quant_method.process_weights_after_loading(model.lm_head)
+        self.weights_version = version
+
+
+def _end_with_owner(owner: int) -> None:
+    """End vLLM's processes once the one they work for has ended, however that was: by themselves they would go on."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "vLLM starts its workers by multiprocessing"
+    with suppress(ProcessLookupError):  # it had ended before
+        waiting = select.poll()
+        waiting.register(os.pidfd_open(owner), select.POLLIN)
+        waiting.poll()
+    if parent.pid is not None and parent.pid != owner and parent.is_alive():
+        os.kill(parent.pid, signal.SIGKILL)  # vLLM's engine, between the owner and this worker
+    shutil.rmtree(os.environ["TMPDIR"], ignore_errors=True)
+    os._exit(1)
+
+
+if OWNER_VARIABLE in os.environ:
+    threading.Thread(target=_end_with_owner, args=(int(os.environ[OWNER_VARIABLE]),), daemon=True).start()

@@ -1,0 +1,116 @@
+"""What samples in a run: transformers on the weights under training, or vLLM on a copy of them."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from components.launch.memory_folder import memory_folder
+from components.launch.servers import vllm_servers
+from components.policy.checkpoint import Checkpoint
+from components.policy.engine import PolicyEngine
+from components.policy.sequences import TokenSequence
+from components.rollout.completion import Generate
+from components.rollout.sampler import Sampler
+from components.rollout.sharded_engine import ShardedEngine
+from components.rollout.transformers_engine import TransformersEngine
+from components.rollout.vllm_config import Dtype
+from components.rollout.vllm_engine import VllmEngine
+from components.rollout.vllm_server import VllmServers
+from components.rollout.weight_sync import WeightSync
+from components.train_grpo.config import TrainGRPOConfig
+
+SERVERS_VARIABLE = "GRPO_PIPELINE_SAMPLERS"
+"""Names the addresses of vLLM servers that run already, with commas between them."""
+WEIGHTS_VARIABLE = "GRPO_PIPELINE_WEIGHTS"
+"""Names the folder by which weights reach the sampler."""
+AnySampler = Sampler | ShardedEngine | TransformersEngine
+
+
+@contextmanager
+def samplers_running(config: TrainGRPOConfig, reference: Path, work: Path) -> Iterator[None]:
+    """Have what processes share for sampling while the block runs: servers, and the way of the weights to them.
+
+    Servers that run already, elsewhere, are taken as they are.
+    """
+    servers = config.sampler.servers
+    if servers is None and config.sampler.vllm is None:
+        yield
+        return
+    with memory_folder(reference, work / "weights") as folder:
+        os.environ.setdefault(WEIGHTS_VARIABLE, str(folder))
+        if servers is None or SERVERS_VARIABLE in os.environ:
+            yield
+            return
+        with vllm_servers(reference, servers, dtype=_dtype(config), logs=work / "launch") as urls:
+            os.environ[SERVERS_VARIABLE] = ",".join(urls)
+            try:
+                yield
+            finally:
+                del os.environ[SERVERS_VARIABLE]
+
+
+@dataclass
+class Sampling:
+    """What a process samples with, and how its weights are brought up to date."""
+
+    generate: Generate
+    sync: Callable[[int], float]
+    """Takes the number of steps done; returns the seconds it took."""
+
+
+@contextmanager
+def sampler_of_rank(
+    config: TrainGRPOConfig, checkpoint: Checkpoint, reference: Path, log: Path
+) -> Iterator[AnySampler]:
+    """Give what this process samples with, made before the weights of `checkpoint` are cut up."""
+    sampler = config.sampler
+    if sampler.servers:
+        urls = os.environ[SERVERS_VARIABLE].split(",")
+        deadlines = {
+            "request_deadline_s": sampler.servers.request_deadline_s,
+            "lost_deadline_s": sampler.servers.lost_deadline_s,
+        }
+        with closing(VllmServers(checkpoint, urls, **deadlines)) as servers:
+            yield servers
+    elif sampler.vllm:
+        with closing(VllmEngine(checkpoint, reference, sampler.vllm, dtype=_dtype(config), log=log)) as engine:
+            yield engine
+    elif config.engine.zero_stage == 3:
+        yield ShardedEngine(checkpoint, config.sampling.max_batch_size)
+    else:
+        yield TransformersEngine(checkpoint, config.sampling.max_batch_size)
+
+
+def attached(
+    config: TrainGRPOConfig,
+    sampler: AnySampler,
+    policy: PolicyEngine,
+    checkpoint: Checkpoint,
+    probes: list[TokenSequence],
+) -> Sampling:
+    """Tie what samples to the policy that is trained."""
+    if isinstance(sampler, TransformersEngine):
+        return Sampling(sampler, _nothing_to_do)
+    if isinstance(sampler, ShardedEngine):
+        sampler.whole_weights = policy.whole_weights
+        return Sampling(sampler, _nothing_to_do)
+    sync = WeightSync(
+        sampler,
+        policy,
+        checkpoint,
+        probes,
+        temperature=config.sampling.temperature,
+        max_mismatch=config.sampler.max_mismatch,
+        folder=Path(os.environ[WEIGHTS_VARIABLE]),
+    )
+    return Sampling(sampler, sync)
+
+
+def _nothing_to_do(_: int) -> float:
+    return 0.0
+
+
+def _dtype(config: TrainGRPOConfig) -> Dtype:
+    return "bfloat16" if config.engine.precision == "bf16" else "float32"

@@ -1,0 +1,138 @@
+"""`grpo-pipeline plan`: what a params file needs on given GPUs, before anything is rented."""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from components.shared.errors import PipelineError
+from pipelines import params
+from pipelines.planning import scaling_table, tables
+from pipelines.planning.fit import fits, smallest_change
+from pipelines.planning.hardware import Gpu, gpu, usable_bytes
+from pipelines.planning.memory import Memory, at_stage, memory_of
+from pipelines.planning.ppo import Comparison, with_critic
+from pipelines.planning.run import Run, run_of
+from pipelines.planning.scaling import Point, limit_of, simulate
+from pipelines.planning.step_time import PHASES, StepTime, step_time
+
+_MOST_GPUS = 16_384
+_PLOTS = {".png", ".svg", ".pdf"}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that is said of a run."""
+
+    path: Path
+    run: Run
+    gpu: Gpu
+    memory: dict[int, Memory]
+    """For each stage of ZeRO."""
+    fits: bool
+    change: str | None
+    """The smallest one that makes it fit, where it does not."""
+    time: StepTime
+    ppo: Comparison
+    strong: list[Point]
+    weak: list[Point]
+
+
+def plan(path: Path, *, num_gpus: int, gpu_name: str, completion_tokens: float | None) -> Plan:
+    """Return the plan of a params file."""
+    if not 1 <= num_gpus <= _MOST_GPUS:
+        raise PipelineError(f"--gpus {num_gpus}: from 1 to {_MOST_GPUS:,} is accepted")
+    device = gpu(gpu_name)
+    run = run_of(params.load(path), num_gpus, completion_tokens)
+    enough = fits(run, device)
+    return Plan(
+        path=path,
+        run=run,
+        gpu=device,
+        memory={stage: memory_of(at_stage(run, stage)) for stage in range(4)},
+        fits=enough,
+        change=None if enough else smallest_change(run, device),
+        time=step_time(run, device),
+        ppo=with_critic(run, device),
+        strong=simulate(run, device, "strong"),
+        weak=simulate(run, device, "weak"),
+    )
+
+
+def show(planned: Plan, *, as_json: bool, plot: Path | None) -> None:
+    """Print a plan for people, or for machines; draw how it scales where a file is given."""
+    if plot is not None and plot.suffix not in _PLOTS:
+        raise PipelineError(f"--plot {plot}: the name of a file that ends in {', '.join(sorted(_PLOTS))} is accepted")
+    if as_json:
+        print(json.dumps(_figures(planned), indent=1))
+    else:
+        print(_text(planned))
+    if plot is not None:
+        from pipelines.planning.plot import draw
+
+        draw({"fixed batch": planned.strong, "batch grows with the GPUs": planned.weak}, plot)
+
+
+def _text(planned: Plan) -> str:
+    parts = [
+        tables.heading(planned.path, planned.run, planned.gpu),
+        tables.memory(planned.memory, planned.run, planned.gpu),
+        _verdict(planned),
+        tables.time(planned.time, planned.run),
+        tables.ppo(planned.ppo),
+        scaling_table.scaling("Strong scaling: the same step on more GPUs", planned.strong),
+        scaling_table.scaling("Weak scaling: prompts grow with the GPUs", planned.weak),
+        tables.assumptions(planned.run),
+    ]
+    return "\n\n".join(parts)
+
+
+def _verdict(planned: Plan) -> str:
+    needed, usable = planned.memory[planned.run.engine.zero_stage].peak, usable_bytes(planned.gpu)
+    figures = f"{tables.gib(needed)} of {tables.gib(usable)} GiB that can be counted on"
+    if planned.fits:
+        return f"Fits: {figures}."
+    remedy = "no change of its settings makes it fit"
+    if planned.change:
+        remedy = f"the smallest change that makes it fit: {planned.change}"
+    return f"Does not fit: {figures}; {remedy}."
+
+
+def _figures(planned: Plan) -> dict[str, Any]:
+    run = planned.run
+    return {
+        "params": str(planned.path),
+        "gpu": planned.gpu.name,
+        "num_gpus": run.num_gpus,
+        "num_parameters": run.shape.num_parameters,
+        "zero_stage": run.engine.zero_stage,
+        "usable_bytes": usable_bytes(planned.gpu),
+        "memory_bytes": {f"zero_{stage}": _bytes(memory) for stage, memory in planned.memory.items()},
+        "fits": planned.fits,
+        "smallest_change": planned.change,
+        "step_s": planned.time.total,
+        "phases_s": {name: planned.time.phase(name) for name in PHASES},
+        "ppo": asdict(planned.ppo),
+        "scaling": {name: _points(points) for name, points in (("strong", planned.strong), ("weak", planned.weak))},
+    }
+
+
+def _bytes(memory: Memory) -> dict[str, float]:
+    parts = {name: value for name, value in asdict(memory).items() if not isinstance(value, bool)}
+    return {**parts, "update_peak": memory.update_peak, "sampling_peak": memory.sampling_peak}
+
+
+def _points(points: list[Point]) -> dict[str, Any]:
+    limit = limit_of(points)
+    rows = [
+        {
+            "num_gpus": point.num_gpus,
+            "prompts": point.prompts,
+            "step_s": point.time.total,
+            "efficiency": point.efficiency,
+            "fits": point.fits,
+            "phases_s": dict(zip(PHASES, point.phases(), strict=True)),
+        }
+        for point in points
+    ]
+    return {"points": rows, "limit": None if limit is None else {**asdict(limit), "reason": limit.reason}}

@@ -1,0 +1,113 @@
+"""The shape of the model that a params file names, without loading it.
+
+A folder, or a model in the local Hugging Face cache, is read from its config.json. For others there is a table of the
+published configs of well-known models; instruction-tuned and mathematical variants have the shape of their base.
+"""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from components.shared import jsonl
+from components.shared.base_model import ModelConfig
+from components.shared.errors import PipelineError
+from pipelines.planning.model_shape import ModelShape
+
+WORD_VOCABULARY = 234
+"""Words and numbers in the problems of `params.yaml`: a vocabulary of whole words is made from the data."""
+_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+_VARIANTS = {"base", "chat", "instruct", "math", "coder", "meta", "llm", "rl"}
+
+
+_llama = partial(ModelShape, tied=False)
+_qwen2 = partial(ModelShape, tied=False, qkv_bias=True)
+_qwen3 = partial(ModelShape, tied=False, qk_norm=True)
+_LLAMA_8B = _llama(4096, 14336, 32, 32, 8, 128, 128256)
+_LLAMA_70B = _llama(8192, 28672, 80, 64, 8, 128, 128256)
+KNOWN_MODELS = {
+    # hidden size, intermediate size, layers, heads, heads of keys, size of a head, vocabulary
+    "qwen2.5-0.5b": _qwen2(896, 4864, 24, 14, 2, 64, 151936, tied=True),
+    "qwen2.5-1.5b": _qwen2(1536, 8960, 28, 12, 2, 128, 151936, tied=True),
+    "qwen2.5-3b": _qwen2(2048, 11008, 36, 16, 2, 128, 151936, tied=True),
+    "qwen2.5-7b": _qwen2(3584, 18944, 28, 28, 4, 128, 152064),
+    "qwen2.5-14b": _qwen2(5120, 13824, 48, 40, 8, 128, 152064),
+    "qwen2.5-32b": _qwen2(5120, 27648, 64, 40, 8, 128, 152064),
+    "qwen2.5-72b": _qwen2(8192, 29568, 80, 64, 8, 128, 152064),
+    "llama-3-8b": _LLAMA_8B,
+    "llama-3-70b": _LLAMA_70B,
+    "llama-3.1-8b": _LLAMA_8B,
+    "llama-3.1-70b": _LLAMA_70B,
+    "llama-3.2-1b": _llama(2048, 8192, 16, 32, 8, 64, 128256, tied=True),
+    "llama-3.2-3b": _llama(3072, 8192, 28, 24, 8, 128, 128256, tied=True),
+    "llama-3.3-70b": _LLAMA_70B,
+    "deepseek-7b": _llama(4096, 11008, 30, 32, 32, 128, 102400),
+    "qwen3-0.6b": _qwen3(1024, 3072, 28, 16, 8, 128, 151936, tied=True),
+    "qwen3-1.7b": _qwen3(2048, 6144, 28, 16, 8, 128, 151936, tied=True),
+    "qwen3-4b": _qwen3(2560, 9728, 36, 32, 8, 128, 151936, tied=True),
+    "qwen3-8b": _qwen3(4096, 12288, 36, 32, 8, 128, 151936),
+    "qwen3-14b": _qwen3(5120, 17408, 40, 40, 8, 128, 151936),
+    "qwen3-32b": _qwen3(5120, 25600, 64, 64, 8, 128, 151936),
+}
+
+
+def shape_of(model: ModelConfig) -> ModelShape:
+    """Return the shape of a params file's base model."""
+    if model.scratch is not None:
+        size = model.scratch
+        heads, head_size = size.num_heads, size.hidden_size // size.num_heads
+        vocabulary = size.vocabulary_size or WORD_VOCABULARY
+        # Four times as wide inside, every head with its own keys, and untied (components/policy/checkpoint.py).
+        return _qwen3(size.hidden_size, 4 * size.hidden_size, size.num_layers, heads, heads, head_size, vocabulary)
+    file = _config_file(model.base)
+    if file is not None:
+        return _from_config(jsonl.read_json(file), file)
+    known = KNOWN_MODELS.get(_key(model.base))
+    if known is None:
+        raise PipelineError(
+            f"model {model.base}: its shape is not known here; give a folder with its config.json, or one of "
+            f"{', '.join(KNOWN_MODELS)}"
+        )
+    return known
+
+
+def _config_file(base: str) -> Path | None:
+    if Path(base).is_dir():
+        if not (Path(base) / "config.json").is_file():
+            raise PipelineError(f"model {base}: holds no config.json; a Hugging Face model folder is expected")
+        return Path(base) / "config.json"
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        found = try_to_load_from_cache(base, "config.json")
+    except HFValidationError:  # a path, and no id
+        return None
+    return Path(found) if isinstance(found, str) else None
+
+
+def _key(base: str) -> str:
+    """The name in the table: the last part of an id, in small letters, without what does not change the shape."""
+    words = base.lower().rsplit("/", 1)[-1].split("-")
+    return "-".join(word for word in words if word not in _VARIANTS)
+
+
+def _from_config(config: dict[str, Any], file: Path) -> ModelShape:
+    family = config.get("model_type")
+    if family not in _FAMILIES:
+        raise PipelineError(f"{file}: model_type {family} cannot be planned; accepted: {', '.join(_FAMILIES)}")
+    try:
+        heads = config["num_attention_heads"]
+        return ModelShape(
+            hidden_size=config["hidden_size"],
+            intermediate_size=config["intermediate_size"],
+            num_layers=config["num_hidden_layers"],
+            num_heads=heads,
+            num_kv_heads=config.get("num_key_value_heads") or heads,
+            head_size=config.get("head_dim") or config["hidden_size"] // heads,
+            vocabulary_size=config["vocab_size"],
+            tied=config.get("tie_word_embeddings", False),
+            qkv_bias=family == "qwen2",
+            qk_norm=family == "qwen3",
+        )
+    except KeyError as error:
+        raise PipelineError(f"{file}: has no {error}; the config.json of a model is expected") from None

@@ -1,0 +1,108 @@
+"""The same run on more and more GPUs: where it stops scaling, and which term is to blame."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from pipelines.planning.fit import fits
+from pipelines.planning.hardware import Gpu
+from pipelines.planning.run import Run
+from pipelines.planning.step_time import PHASES, StepTime, step_time
+
+NUMBERS_OF_GPUS = (8, 16, 32, 64, 128, 256, 512, 1024)
+_WORTH_IT = 0.5
+"""Efficiency below which more GPUs are not worth their while."""
+
+Scaling = Literal["strong", "weak"]
+
+_REASONS = {
+    ("sampling", "reading weights"): "decoding reads all weights for each token of the longest completion, however few "
+    "completions a GPU has",
+    (
+        "sampling",
+        "starting operations",
+    ): "decoding starts every operation anew for each token of the longest completion, "
+    "however few completions a GPU has",
+    ("sampling", "reading caches"): "groups stay whole: a GPU has at least one, and reads its caches",
+    ("sampling", "arithmetic"): "groups stay whole: no GPU samples less than one",
+    ("sampling", "prompts"): "groups stay whole: no GPU reads less than one prompt",
+    ("reference", "arithmetic"): "groups stay whole: no GPU scores less than one for each optimizer step",
+    ("reference", "gathering weights"): "ZeRO 3 gathers all weights for each micro-batch, however many GPUs there are",
+    ("update", "arithmetic"): "groups stay whole: no GPU trains on less than one for each optimizer step",
+    ("update", "gathering weights"): "ZeRO 3 gathers all weights for each micro-batch, however many GPUs there are",
+    ("update", "reducing gradients"): "gradients of all weights are summed over all GPUs after each micro-batch",
+    ("update", "gathering new weights"): "all new weights go to all GPUs after each optimizer step",
+    ("weight sync", "weights"): "all new weights go to the samplers",
+    ("other", "the rest"): "what is done once per step, whatever the number of GPUs",
+    ("other", "gathering completions"): "every process is sent the completions of all others",
+}
+
+
+@dataclass(frozen=True)
+class Point:
+    """One number of GPUs."""
+
+    num_gpus: int
+    prompts: int
+    time: StepTime
+    efficiency: float
+    """Of the first point's completions per second and GPU."""
+    fits: bool
+
+    def phases(self) -> list[float]:
+        """Return the seconds of each phase."""
+        return [self.time.phase(name) for name in PHASES]
+
+
+@dataclass(frozen=True)
+class Loss:
+    """What a number of GPUs loses against perfect scaling."""
+
+    num_gpus: int
+    phase: str
+    term: str
+    """The one that loses the most."""
+    share: float
+    """Of all that is lost."""
+
+    @property
+    def reason(self) -> str:
+        """Why."""
+        return _REASONS.get((self.phase, self.term), f"{self.term} does not get shorter with more GPUs")
+
+
+def simulate(run: Run, gpu: Gpu, scaling: Scaling, numbers: Sequence[int] = NUMBERS_OF_GPUS) -> list[Point]:
+    """Return a point for each number of GPUs; with `weak` scaling the prompts of a step grow with them."""
+    numbers = [number for number in numbers if number > run.sampler.num_servers]
+    base = _scaled(run, numbers[0], scaling, numbers[0])
+    unit_s = step_time(base, gpu).total * numbers[0] / base.work.prompts
+    points = []
+    for number in numbers:
+        scaled = _scaled(run, number, scaling, numbers[0])
+        time = step_time(scaled, gpu)
+        efficiency = unit_s / (time.total * number / scaled.work.prompts)
+        points.append(Point(number, scaled.work.prompts, time, efficiency, fits(scaled, gpu)))
+    return points
+
+
+def _scaled(run: Run, number: int, scaling: Scaling, first: int) -> Run:
+    """The run on so many GPUs; servers keep their share of them."""
+    servers = round(run.sampler.num_servers * number / run.num_gpus)
+    sampler = replace(run.sampler, num_servers=max(servers, 1) if run.sampler.num_servers else 0)
+    prompts = run.work.prompts * (number // first if scaling == "weak" else 1)
+    return replace(run, num_gpus=number, work=replace(run.work, prompts=prompts), sampler=sampler)
+
+
+def limit_of(points: Sequence[Point]) -> Loss | None:
+    """Return what is lost where efficiency falls below a half; None where it does not."""
+    below = next((point for point in points if point.efficiency < _WORTH_IT), None)
+    return None if below is None else loss_at(points[0], below)
+
+
+def loss_at(first: Point, point: Point) -> Loss:
+    """Return what a point loses against the first."""
+    ideal = first.num_gpus * point.prompts / (point.num_gpus * first.prompts)
+    lost = {key: seconds - ideal * first.time.terms.get(key, 0.0) for key, seconds in point.time.terms.items()}
+    phase, term = max(lost, key=lambda key: lost[key])
+    total = sum(seconds for seconds in lost.values() if seconds > 0)
+    return Loss(point.num_gpus, phase, term, lost[phase, term] / total if total else 0.0)

@@ -1,0 +1,239 @@
+"""Time of a step by phase, from operations, bytes and stated shares of what the hardware could do.
+
+Seconds are those of the busiest GPU: it has the most groups, and the others wait for it. Each phase is a sum of terms
+with names of their own, so that a plan can say which of them does not shrink.
+"""
+
+import math
+from dataclasses import dataclass
+
+from pipelines.planning.collectives import Network
+from pipelines.planning.hardware import HOST_RATE, Gpu
+from pipelines.planning.model_shape import ModelShape
+from pipelines.planning.run import Run, Work
+
+_UTILISATION = 0.40
+"""Of the rate of matrix products: forward and backward passes, prompts read by the sampler (assumed; published runs of
+dense models report 0.3 to 0.5)."""
+_MEMORY_FRACTION = 0.6
+"""Of the rate of the memory: decoding, and the optimizer (assumed)."""
+_LAYER_S = {"transformers": 400e-6, "vllm": 40e-6, "vllm_server": 40e-6}
+"""Time per layer and decoded token that is neither arithmetic nor memory: starting small operations one by one, or,
+under vLLM, captured graphs, sampling and scheduling (assumed)."""
+_OPTIMIZER_BYTES = 28
+"""Bytes read and written per parameter by AdamW: gradient, master copy and moments in, master copy and moments out."""
+_HOST_ADAM_RATE = 1e9
+"""Parameters per second that a process's share of the host's processors updates (assumed)."""
+_VERDICTS_PER_S = 90.0
+"""Of one worker on the slowest kind, MATH (benchmarks/results/verifier.json, half of what two workers reach)."""
+_WORKERS_PER_GPU = 4
+"""Workers that grade, for each GPU (assumed)."""
+_STEP_S = 1.0
+"""What is left of a step: tokenizing, packing, metrics (assumed)."""
+_COMPLETION_TOKEN_S = 150e-9
+"""For each token of all completions, which every process is sent: 13 bytes, and Python's time to unpack them,
+which it took here."""
+_GATHERS_PER_LAYER = 7
+"""Collectives with which ZeRO 3 gathers a layer: one for each matrix."""
+
+SAMPLING, SCORING, REFERENCE, UPDATE, SYNC, OTHER = "sampling", "scoring", "reference", "update", "weight sync", "other"
+PHASES = (SAMPLING, SCORING, REFERENCE, UPDATE, SYNC, OTHER)
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Seconds of a step."""
+
+    terms: dict[tuple[str, str], float]
+    """By phase and name of the term."""
+    overlap: bool
+
+    def phase(self, name: str) -> float:
+        """Return the seconds of one phase."""
+        return sum(seconds for (phase, _), seconds in self.terms.items() if phase == name)
+
+    @property
+    def total(self) -> float:
+        """The seconds of the step."""
+        sampled = self.phase(SAMPLING) + self.phase(SCORING)
+        trained = self.phase(REFERENCE) + self.phase(UPDATE)
+        rest = self.phase(SYNC) + self.phase(OTHER)
+        return rest + (max(sampled, trained) if self.overlap else sampled + trained)
+
+
+def step_time(run: Run, gpu: Gpu) -> StepTime:
+    """Return the predicted time of a step."""
+    terms: dict[tuple[str, str], float] = {}
+    phases = {
+        SAMPLING: _sampling(run, gpu),
+        SCORING: {"verifier": run.work.completions / _num_samplers(run) / (_VERDICTS_PER_S * _WORKERS_PER_GPU)},
+        REFERENCE: _reference(run, gpu),
+        UPDATE: _update(run, gpu),
+        SYNC: {"weights": _sync_s(run, gpu)},
+        OTHER: {"the rest": _STEP_S, "gathering completions": _gathering_s(run)},
+    }
+    for phase, parts in phases.items():
+        terms |= {(phase, name): seconds for name, seconds in parts.items()}
+    return StepTime(terms, run.sampler.overlap)
+
+
+def critic_time(run: Run, gpu: Gpu) -> float:
+    """Return the seconds that a critic of the same shape adds under PPO: its values, and its own update."""
+    values = sum(_passes(run, gpu, passes=1.0, gathers=1).values())
+    return values + sum(_update(run, gpu).values())
+
+
+def _gathering_s(run: Run) -> float:
+    tokens = run.work.completions * run.work.mean_completion_tokens
+    return tokens * _COMPLETION_TOKEN_S if run.num_trainers > 1 else 0.0
+
+
+def _rate(run: Run, gpu: Gpu) -> float:
+    return _UTILISATION * (gpu.bf16_rate if run.engine.element_bytes == 2 else gpu.fp32_rate)
+
+
+def _num_samplers(run: Run) -> float:
+    """Copies of the weights that sample."""
+    return (run.sampler.num_servers or run.num_gpus) / run.sampler.tensor_parallel
+
+
+def _share(work: Work, num_parts: float, prompts: int) -> float:
+    """Completions of the busiest of `num_parts`, of so many prompts: groups stay together, and are whole."""
+    if work.shared_prompts:
+        return math.ceil(prompts / num_parts) * work.group_size
+    return math.ceil(prompts * work.group_size / num_parts)
+
+
+def _sampling(run: Run, gpu: Gpu) -> dict[str, float]:
+    """Decoding reads all weights, and the caches of the completions under way, once for each token."""
+    work, shape, size = run.work, run.shape, run.engine.element_bytes
+    rows = _share(work, _num_samplers(run), work.prompts)
+    steps = _decoding_steps(run, rows)
+    parallel = run.sampler.tensor_parallel
+    memory_rate = _MEMORY_FRACTION * gpu.memory_rate * parallel
+    tokens = rows * work.mean_completion_tokens
+    before = work.mean_prompt_tokens / (work.group_size if work.shared_prompts else 1)
+    # Half of a completion is behind the average token; long ones count more.
+    cached = before + (work.mean_completion_tokens + work.completion_tokens) / 4
+    prompts = rows / work.group_size * work.mean_prompt_tokens
+    rate = _rate(run, gpu) * parallel
+    operations = 2.0 * (shape.layer_weights + shape.head_weights)
+    return {
+        "reading weights": steps * (shape.layer_weights + shape.head_weights) * size / memory_rate,
+        "reading caches": tokens * cached * shape.kv_bytes_per_token(size) / memory_rate,
+        "starting operations": steps * shape.num_layers * _LAYER_S[run.sampler.engine],
+        "arithmetic": operations * tokens / rate,
+        "prompts": 2.0 * shape.layer_weights * prompts / rate,
+    }
+
+
+def _decoding_steps(run: Run, rows: float) -> float:
+    """Tokens decoded one after the other: the longest completion of each batch, or vLLM's batches without a gap."""
+    work = run.work
+    if run.sampler.engine == "transformers":
+        groups_at_once = max(1, run.sampler.max_batch_size // work.group_size)
+        return math.ceil(rows / work.group_size / groups_at_once) * work.completion_tokens
+    at_once = _completions_at_once(run)
+    if rows <= at_once:
+        return work.completion_tokens
+    full = rows * work.mean_completion_tokens / at_once
+    return full + work.completion_tokens - work.mean_completion_tokens
+
+
+def _completions_at_once(run: Run) -> float:
+    if not run.sampler.cache_bytes:
+        return run.sampler.max_batch_size
+    tokens = run.sampler.cache_bytes / run.shape.kv_bytes_per_token(run.engine.element_bytes)
+    return max(1.0, tokens / (run.work.mean_prompt_tokens / run.work.group_size + run.work.mean_completion_tokens))
+
+
+def forward_operations(shape: ModelShape, work: Work, completions: float) -> float:
+    """Return the operations of one forward pass over completions and their prompts.
+
+    As components/policy/flops.py counts them: prompts once per group, the output layer for completions alone.
+    """
+    prompts = completions / (work.group_size if work.shared_prompts else 1)
+    prompt, completion = work.mean_prompt_tokens, work.mean_completion_tokens
+    products = shape.layer_weights * (prompts * prompt + completions * completion)
+    products += shape.head_weights * completions * completion
+    pairs = prompts * prompt**2 / 2 + completions * completion * (prompt + completion / 2)
+    return 2.0 * products + 4.0 * shape.query_size * shape.num_layers * pairs
+
+
+def _passes(run: Run, gpu: Gpu, *, passes: float, gathers: int) -> dict[str, float]:
+    """Passes over the rollout by the busiest GPU, for each of which ZeRO 3 gathers the weights so many times."""
+    work, engine = run.work, run.engine
+    completions = work.minibatches * _share(work, run.num_trainers, work.prompts // work.minibatches)
+    arithmetic = passes * forward_operations(run.shape, work, completions) / _rate(run, gpu)
+    if engine.zero_stage < 3:
+        return {"arithmetic": arithmetic}
+    network = Network(gpu, run.num_trainers)
+    calls = run.shape.num_layers * _GATHERS_PER_LAYER
+    gather_s = network.gather_s(run.shape.num_parameters * engine.element_bytes, calls)
+    if engine.offload == "all":
+        gather_s += run.shape.num_parameters * engine.element_bytes / run.num_trainers / HOST_RATE
+    gathering = gathers * _num_micro_batches(run) * gather_s
+    # Weights are gathered ahead, while the layers before them compute: only what takes longer is waited for.
+    return {"arithmetic": arithmetic, "gathering weights": max(0.0, gathering - arithmetic)}
+
+
+def _num_micro_batches(run: Run) -> int:
+    """Micro-batches of the busiest GPU in one pass over the rollout."""
+    work = run.work
+    completions = _share(work, run.num_trainers, work.prompts // work.minibatches)
+    prompts = completions / (work.group_size if work.shared_prompts else 1)
+    tokens = completions * work.mean_completion_tokens + prompts * work.mean_prompt_tokens
+    return work.minibatches * math.ceil(tokens / run.engine.micro_batch_tokens)
+
+
+def _reference(run: Run, gpu: Gpu) -> dict[str, float]:
+    """The reference's forward pass, and the old policy's for the minibatches after the first."""
+    work = run.work
+    passes = (work.minibatches - 1) / work.minibatches if work.updates * work.minibatches > 1 else 0.0
+    passes += run.reference != "none"
+    if not passes:
+        return {}
+    parts = _passes(run, gpu, passes=passes, gathers=math.ceil(passes))
+    if run.reference == "offloaded":
+        parts["copying from the host"] = run.shape.num_parameters * run.engine.element_bytes / HOST_RATE
+    return parts
+
+
+def _update(run: Run, gpu: Gpu) -> dict[str, float]:
+    """Forward and backward passes, the reduction of gradients, and the optimizer's steps."""
+    work, engine, shape = run.work, run.engine, run.shape
+    # A backward pass is two forward passes; logits are computed again, and with checkpointing everything is.
+    head = shape.head_weights / (shape.layer_weights + shape.head_weights)
+    passes = work.updates * (4.0 if engine.gradient_checkpointing else 3.0 + head)
+    parts = _passes(run, gpu, passes=passes, gathers=2 * work.updates)
+    network = Network(gpu, run.num_trainers)
+    steps = work.updates * work.minibatches
+    if engine.zero_stage >= 2:  # after each micro-batch
+        reduced = work.updates * _num_micro_batches(run) * network.gather_s(engine.element_bytes * run.num_trained)
+    else:
+        reduced = steps * network.reduce_s(4.0 * run.num_trained)
+    parts["reducing gradients"] = reduced
+    parts["optimizer"] = steps * _optimizer_s(run, gpu)
+    if engine.zero_stage in (1, 2):
+        parts["gathering new weights"] = steps * network.gather_s(engine.element_bytes * run.num_trained)
+    return parts
+
+
+def _optimizer_s(run: Run, gpu: Gpu) -> float:
+    held = run.num_trained / (run.num_trainers if run.engine.zero_stage else 1)
+    if run.engine.offload == "none":
+        return held * _OPTIMIZER_BYTES / (_MEMORY_FRACTION * gpu.memory_rate)
+    return held / _HOST_ADAM_RATE + held * (4 + run.engine.element_bytes) / HOST_RATE
+
+
+def _sync_s(run: Run, gpu: Gpu) -> float:
+    """New weights to the sampler: gathered under ZeRO 3, and sent where it runs on GPUs of its own."""
+    whole = float(run.shape.num_parameters * run.engine.element_bytes)
+    seconds = 0.0
+    if run.engine.zero_stage == 3:
+        seconds += Network(gpu, run.num_trainers).gather_s(whole, run.shape.num_layers * _GATHERS_PER_LAYER)
+    if run.sampler.engine == "vllm":
+        seconds += 2 * whole / (_MEMORY_FRACTION * gpu.memory_rate)
+    if run.sampler.num_servers:
+        seconds += whole / gpu.network_rate
+    return seconds

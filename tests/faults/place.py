@@ -1,0 +1,182 @@
+"""A stage run as a person runs it, from the command line and as often as it takes, and what there is of it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from components.shared import checkpoints
+from components.shared.config import Config
+from components.shared.step import JOURNAL_VARIABLE, WORK_VARIABLE
+
+ROOT = Path(__file__).parents[2]
+PATIENCE_S = 300
+"""How long to wait for what takes some ten seconds on a machine that does nothing else."""
+OUTPUTS = {
+    "train_grpo": ("policy", "training", "timings"),
+    "train_sft": ("base_model", "reference", "training"),
+}
+_RESULTS = {
+    "train_grpo": ("policy/model.safetensors", "training/steps.jsonl"),
+    "train_sft": ("reference/model.safetensors", "training/steps.jsonl"),
+}
+_KINDS = {"components.shared.grading.worker": "grader", "components.launch.agent": "launcher"}
+
+
+@dataclass(frozen=True)
+class Running:
+    """A process of a run that is alive."""
+
+    pid: int
+    kind: str
+    """`command`, `launcher`, `rank 0`, `rank 1` ..., `grader`, or `other` for what libraries ask the system."""
+
+
+@dataclass
+class Place:
+    """Where one run is made: its outputs, its unfinished work, its journal and its temporary files."""
+
+    folder: Path
+    stage: str
+    inputs: dict[str, Path]
+    starts: int = 0
+
+    def start(self, config: Config, **variables: str) -> "subprocess.Popen[bytes]":
+        """Start the stage; what it prints is in `out` and `err` afterwards."""
+        self.starts += 1
+        (self.folder / "tmp").mkdir(parents=True, exist_ok=True)
+        params = self.folder / "params.yaml"
+        params.write_text(yaml.safe_dump({self.stage: config.model_dump(mode="json")}))
+        folders = self.inputs | {name: self.folder / name for name in OUTPUTS[self.stage]}
+        options = [word for name, path in folders.items() for word in (f"--{name.replace('_', '-')}", str(path))]
+        variables = {
+            "OMP_NUM_THREADS": "1",
+            JOURNAL_VARIABLE: str(self.folder / "journal.jsonl"),
+            WORK_VARIABLE: str(self.folder / "work"),
+            "TMPDIR": str(self.folder / "tmp"),
+            # Inherited even by graders, which get no other variable: by it all processes of the run are found.
+            "PYTHONPATH": str(self.folder),
+            **variables,
+        }
+        with self._printed("out").open("wb") as out, self._printed("err").open("wb") as err:
+            return subprocess.Popen(
+                [sys.executable, "-m", f"components.{self.stage}", "--params", str(params), *options],
+                cwd=ROOT,
+                env=os.environ | variables,
+                stdout=out,
+                stderr=err,
+            )
+
+    def run(self, config: Config, *, within_s: float = PATIENCE_S, **variables: str) -> int:
+        """Start the stage and wait for its end; return the exit code."""
+        return self.start(config, **variables).wait(within_s)
+
+    @property
+    def out(self) -> str:
+        """What the last start has printed."""
+        return self._printed("out").read_text()
+
+    @property
+    def err(self) -> str:
+        """What the last start has printed as errors."""
+        return self._printed("err").read_text()
+
+    @property
+    def error_line(self) -> str:
+        """The only line that begins as the errors do that are for people."""
+        lines = [line for line in self.err.splitlines() if line.startswith("error: ")]
+        assert len(lines) == 1, self.err
+        return lines[0]
+
+    def _printed(self, name: str) -> Path:
+        return self.folder / f"{name}-{self.starts}.txt"
+
+    def processes(self) -> list[Running]:
+        """Every process of the run that is alive."""
+        found = []
+        for path in Path("/proc").glob("[0-9]*"):
+            try:
+                variables = (path / "environ").read_bytes().split(b"\0")
+                words = (path / "cmdline").read_text().split("\0")
+            except (FileNotFoundError, ProcessLookupError, PermissionError):
+                continue
+            if any(b"PYTHONPATH=" in each and os.fsencode(self.folder) in each for each in variables):
+                found.append(Running(int(path.name), _kind(words, variables)))
+        return found
+
+    def checkpoints(self) -> list[int]:
+        """The steps of which there are checkpoints."""
+        found = (self.folder / "work").glob(f"{self.stage}/*/checkpoints/step-*")
+        return sorted(int(path.name.removeprefix("step-")) for path in found)
+
+    def wait_for_checkpoint(self, step: int, command: "subprocess.Popen[bytes]") -> None:
+        """Wait until the checkpoint of a step, or of a later one, is there."""
+        assert within(PATIENCE_S, lambda: self.checkpoints()[-1:] >= [step] or command.poll() is not None)
+        assert command.poll() is None, self.err
+
+    def assert_whole(self, step: int) -> None:
+        """The checkpoint of a step is the newest, whole, and beside it is nothing half written."""
+        (folder,) = (self.folder / "work").glob(f"{self.stage}/*/checkpoints")
+        found = checkpoints.latest(folder, stage=self.stage)
+        assert found is not None
+        assert found.step == step
+        assert not list(folder.glob(".step-*"))
+
+    def journal(self) -> list[dict[str, Any]]:
+        """What the run says of itself, start after start."""
+        return [json.loads(line) for line in (self.folder / "journal.jsonl").read_text().splitlines()]
+
+    def rows(self, name: str) -> list[dict[str, Any]]:
+        """The rows of an output in JSON lines."""
+        return [json.loads(line) for line in (self.folder / name).read_text().splitlines()]
+
+    def results(self) -> dict[str, bytes]:
+        """The bytes that have to be the same whatever happened on the way."""
+        return {name: (self.folder / name).read_bytes() for name in _RESULTS[self.stage]}
+
+    def end(self) -> None:
+        """End whatever runs."""
+        for each in self.processes():
+            with suppress(ProcessLookupError):
+                os.kill(each.pid, signal.SIGKILL)
+
+    def assert_nothing_runs(self) -> None:
+        """Every process of the run is gone, or goes in a moment."""
+        assert within(5, lambda: not self.processes()), self.processes()
+
+    def assert_nothing_left(self) -> None:
+        """Neither processes of the run nor its temporary files nor unfinished work are left."""
+        self.assert_nothing_runs()
+        assert not list((self.folder / "tmp").iterdir())
+        assert not list((self.folder / "work").glob("*/*"))
+
+
+NewPlace = Callable[..., Place]
+"""From a name, and the stage where it is not GRPO."""
+
+
+def _kind(words: list[str], variables: list[bytes]) -> str:
+    modules = [word for word in words if word.startswith("components.")]
+    if modules[:1] == ["components.launch.rank"]:
+        rank = next(each for each in variables if each.startswith(b"RANK="))
+        return f"rank {rank.removeprefix(b'RANK=').decode()}"
+    return _KINDS.get(modules[0], "command") if modules else "other"
+
+
+def within(seconds: float, happened: Callable[[], bool]) -> bool:
+    """Tell whether something happens in that time."""
+    deadline = time.monotonic() + seconds
+    while not happened():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True

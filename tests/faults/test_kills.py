@@ -1,0 +1,116 @@
+import os
+import random
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from components.shared.errors import RetryableError
+from components.train_grpo.config import TrainGRPOConfig
+from tests.faults.place import PATIENCE_S, NewPlace, Place, within
+from tests.train_grpo.settings import grpo_config
+
+pytestmark = pytest.mark.slow
+
+SEED = 3
+NUM_KILLS, NUM_ENDINGS = 54, 6
+"""How many processes are killed on the way of one run, and how many of these end it: raise both for a campaign."""
+NUM_STEPS = 80
+MOST_BETWEEN_KILLS_S = 0.3
+ENDING = ("rank 0", "command", "rank 1", "launcher")
+"""Whose end is that of all others."""
+MEMORY = Path("/dev/shm")
+
+
+def _config() -> TrainGRPOConfig:
+    return grpo_config(
+        num_steps=NUM_STEPS,
+        prompts_per_step=4,
+        reward__weights={"accuracy": 1.0, "tests.faults.rewards:shortness": 1.0},
+        checkpoint={"every_steps": 1, "keep_last": 2, "keep_best": False, "grace_s": 2},
+        engine__num_processes=2,
+        engine__deadline_s=20,
+    )
+
+
+def _victims(chance: random.Random) -> list[str]:
+    endings = [ENDING[number % len(ENDING)] for number in range(NUM_ENDINGS)]
+    victims = endings + ["grader"] * (NUM_KILLS - NUM_ENDINGS)
+    chance.shuffle(victims)
+    return victims
+
+
+def _kill_one(kind: str, place: Place, command: "subprocess.Popen[bytes]", chance: random.Random) -> bool:
+    """Kill a process of that kind at a random moment; return whether the run was there for it."""
+    deadline = time.monotonic() + PATIENCE_S
+    while command.poll() is None:
+        time.sleep(chance.uniform(0, MOST_BETWEEN_KILLS_S))
+        there = [each for each in place.processes() if each.kind == kind]
+        if there:
+            with suppress(ProcessLookupError):
+                os.kill(chance.choice(there).pid, signal.SIGKILL)
+                return True
+        assert time.monotonic() < deadline, f"there is no {kind}"
+    return False
+
+
+def _disturbed(place: Place) -> list[str]:
+    """Make the run, with as many starts as the kills make necessary; return what was killed before each start."""
+    chance = random.Random(SEED)
+    victims: Iterator[str] = iter(_victims(chance))
+    ended_by = []
+    command = place.start(_config())
+    for victim in victims:
+        assert _kill_one(victim, place, command, chance), f"the run ended before a {victim} could be killed"
+        if victim in ENDING:
+            exit_code = command.wait(60)
+            assert exit_code == (-signal.SIGKILL if victim == "command" else RetryableError.exit_code), place.err
+            place.assert_nothing_runs()
+            ended_by.append(victim)
+            command = place.start(_config())
+    assert command.wait(PATIENCE_S) == 0, place.err
+    return ended_by
+
+
+def test_kills_change_nothing_but_the_time_it_takes(new_place: NewPlace) -> None:
+    """Of graders, ranks, launcher and command, at random moments: the results are those of an undisturbed run.
+
+    Each end but that of a killed command is told in a line that names who was killed, and leaves no process behind.
+    """
+    straight, disturbed = new_place("straight"), new_place("disturbed")
+    in_memory = set(MEMORY.iterdir())
+    assert straight.run(_config()) == 0, straight.err
+    ended_by = _disturbed(disturbed)
+    assert disturbed.results() == straight.results()
+    assert [row["step"] for row in disturbed.rows("training/steps.jsonl")] == list(range(1, NUM_STEPS + 1))
+    for place in (straight, disturbed):
+        place.assert_nothing_left()
+    assert set(MEMORY.iterdir()) <= in_memory
+    _assert_told(disturbed, ended_by)
+
+
+def _assert_told(place: Place, ended_by: list[str]) -> None:
+    """The journal has every start, and every end that could be told."""
+    events = [line["event"] for line in place.journal()]
+    expected = [event for by in ended_by for event in (("started",) if by == "command" else ("started", "failed"))]
+    assert events == [*expected, "started", "finished"]
+    told = [line["error"] for line in place.journal() if line["event"] == "failed"]
+    names = {"launcher": "the launcher of the processes was killed"}
+    for by, error in zip([by for by in ended_by if by != "command"], told, strict=True):
+        assert names.get(by, f"{by} was killed by SIGKILL") in error
+
+
+def test_nothing_outlives_a_command_that_is_killed_while_it_starts(place: Place) -> None:
+    """Not even a launcher that had only begun to import what it needs."""
+    config = _config()
+    for delay_s in (0.0, 0.5):
+        command = place.start(config)
+        assert within(PATIENCE_S, lambda: "launcher" in {each.kind for each in place.processes()})
+        time.sleep(delay_s)
+        command.kill()
+        command.wait()
+        place.assert_nothing_runs()

@@ -1,0 +1,86 @@
+import os
+import re
+import signal
+import statistics
+import time
+from typing import Any
+
+import pytest
+
+from components.shared.errors import PipelineError, RetryableError
+from components.train_grpo.config import TrainGRPOConfig
+from tests.faults.place import Place
+from tests.faults.rewards import CALLS_BEFORE, CHOSEN_RANK, SLOW_S
+from tests.train_grpo.settings import grpo_config
+
+pytestmark = pytest.mark.slow
+NUM_STEPS = 24
+DEADLINE_S, GRACE_S = 6, 1
+TORCHRUN_S = 30
+"""Time that torchrun leaves ranks to end once another has failed."""
+CALLS_PER_STEP = 2
+"""Of a reward in each of two processes."""
+
+
+def _config(reward: str, **changes: Any) -> TrainGRPOConfig:
+    return grpo_config(
+        num_steps=NUM_STEPS,
+        prompts_per_step=2,
+        group_size=CALLS_PER_STEP,
+        reward__weights={"accuracy": 1.0, f"tests.faults.rewards:{reward}": 1.0},
+        checkpoint={"every_steps": 1, "keep_last": 2, "keep_best": False, "grace_s": GRACE_S},
+        engine__deadline_s=DEADLINE_S,
+        **changes,
+    )
+
+
+def test_nan_in_the_loss_of_one_rank_stops_all_before_the_step(place: Place) -> None:
+    """With an error that says so; the step before is the last that is kept."""
+    assert place.run(_config("nan_in_one", engine__num_processes=2)) == PipelineError.exit_code
+    assert place.error_line == "error: train_grpo: the loss is nan; stopped before the optimizer step"
+    steps_done = CALLS_BEFORE // CALLS_PER_STEP
+    assert place.checkpoints()[-1] == steps_done
+    place.assert_whole(steps_done)
+    place.assert_nothing_runs()
+
+
+def test_a_slow_rank_is_told_and_one_that_stands_still_is_not_waited_for(place: Place) -> None:
+    """What is left of the run goes on in one process, and then in two again."""
+    two, one = (_config("slow_in_one", engine__num_processes=number) for number in (2, 1))
+    stopped_at = _stand_still(place, two)
+    gone_on_to = _go_on_for_a_while(place, one, stopped_at)
+    assert place.run(two) == 0, place.err
+    assert f"going on after step {gone_on_to}\n" in place.out
+    place.assert_nothing_left()
+    rows = place.rows("timings/timings.jsonl")
+    assert [row["step"] for row in rows] == list(range(1, NUM_STEPS + 1))
+    together = [row for row in rows if "slowest_rank" in row]
+    assert [row["step"] for row in rows if row not in together] == list(range(stopped_at + 1, gone_on_to + 1))
+    assert {row["slowest_rank"] for row in together[1:]} == {CHOSEN_RANK}
+    behind_s = statistics.median(row["slowest_rank_behind_median_s"] for row in together)
+    assert behind_s == pytest.approx(CALLS_PER_STEP * SLOW_S, rel=0.3)
+
+
+def _stand_still(place: Place, config: TrainGRPOConfig) -> int:
+    """Let a rank stand still, and see it named in time; return the last step that is kept."""
+    command = place.start(config)
+    place.wait_for_checkpoint(2, command)
+    rank = next(each for each in place.processes() if each.kind == f"rank {CHOSEN_RANK}")
+    os.kill(rank.pid, signal.SIGSTOP)
+    stopped = time.monotonic()
+    assert command.wait(60) == RetryableError.exit_code
+    assert time.monotonic() - stopped < DEADLINE_S + TORCHRUN_S + 15
+    assert re.search(rf"rank {CHOSEN_RANK} \(.*, process {rank.pid}\) of 2 (did not come|gives no sign)", place.err)
+    assert place.error_line.startswith(f"error: train_grpo: rank {CHOSEN_RANK} (")
+    place.assert_nothing_runs()
+    return place.checkpoints()[-1]
+
+
+def _go_on_for_a_while(place: Place, config: TrainGRPOConfig, stopped_at: int) -> int:
+    """Go on after that step until some more are done; return the last one."""
+    command = place.start(config)
+    place.wait_for_checkpoint(NUM_STEPS // 2, command)
+    command.terminate()
+    assert command.wait(20) == RetryableError.exit_code
+    assert f"going on after step {stopped_at}\n" in place.out
+    return place.checkpoints()[-1]

@@ -1,0 +1,97 @@
+import time
+
+import pytest
+
+from components.shared.errors import PipelineError, RetryableError
+from components.train_grpo.config import TrainGRPOConfig
+from components.train_sft.config import TrainSFTConfig
+from tests import tiny
+from tests.faults.place import PATIENCE_S, NewPlace, Place, within
+from tests.train_grpo.settings import grpo_config
+
+pytestmark = pytest.mark.slow
+SFT = TrainSFTConfig.model_validate(
+    {
+        "model": tiny.MODEL.model_dump(),
+        "seed": 1,
+        "num_steps": 60,
+        "examples_per_step": 4,
+        "learning_rate": 1e-2,
+        "warmup_steps": 1,
+        "final_learning_rate_fraction": 0.1,
+        "max_tokens": 64,
+        "checkpoint": {"every_steps": 1, "keep_last": 1, "keep_best": True, "grace_s": 20},
+        "engine": tiny.engine_config(num_processes=2),
+    }
+)
+
+
+def _assert_stopped_and_gone_on_with(place: Place, config: TrainGRPOConfig | TrainSFTConfig, other: Place) -> None:
+    """A run ends in time when it is told to, says what is kept, and goes on from there to where the other run went."""
+    command = place.start(config)
+    place.wait_for_checkpoint(3, command)
+    command.terminate()
+    assert command.wait(config.checkpoint.grace_s) == RetryableError.exit_code
+    step = place.checkpoints()[-1]
+    assert place.error_line == (
+        f"error: {place.stage}: told to stop: step {step} of {config.num_steps} is done and kept; "
+        "run the same again to go on"
+    )
+    place.assert_nothing_runs()
+    assert place.run(config) == 0, place.err
+    assert f"{place.stage}: going on after step {step}\n" in place.out
+    assert place.results() == other.results()
+    place.assert_nothing_left()
+    assert [line["event"] for line in place.journal()] == ["started", "failed", "started", "finished"]
+
+
+def test_grpo_goes_on_after_the_step_at_which_it_was_stopped(
+    place: Place, config: TrainGRPOConfig, undisturbed: Place
+) -> None:
+    """In one process, which has no launcher."""
+    _assert_stopped_and_gone_on_with(place, config, undisturbed)
+
+
+def test_sft_goes_on_after_the_step_at_which_it_was_stopped(new_place: NewPlace) -> None:
+    """In two processes."""
+    straight, stopped = new_place("straight", "train_sft"), new_place("stopped", "train_sft")
+    assert straight.run(SFT) == 0, straight.err
+    _assert_stopped_and_gone_on_with(stopped, SFT, straight)
+
+
+def test_a_step_that_takes_too_long_is_not_waited_for(place: Place) -> None:
+    """The run ends with its grace, and what was kept before stands."""
+    config = grpo_config(
+        num_steps=9,
+        reward__weights={"accuracy": 1.0, "tests.faults.rewards:endless": 1.0},
+        prompts_per_step=2,
+        group_size=2,
+        checkpoint={"every_steps": 1, "keep_last": 2, "keep_best": False, "grace_s": 1},
+    )
+    command = place.start(config)
+    place.wait_for_checkpoint(2, command)
+    command.terminate()
+    told = time.monotonic()
+    assert command.wait(10) == RetryableError.exit_code
+    assert 0.9 < time.monotonic() - told < 5
+    assert place.error_line == "error: told to stop, but the step at hand took longer than 1 s"
+    assert place.checkpoints() == [1, 2]
+    place.assert_whole(2)
+    place.assert_nothing_runs()
+
+
+def test_a_run_whose_steps_are_all_done_only_writes_its_outputs(
+    place: Place, config: TrainGRPOConfig, undisturbed: Place
+) -> None:
+    """As where they could not be written; the next start says that there is nothing else to do."""
+    command = place.start(config)
+    aside = place.folder / ".policy.partial"
+    assert within(PATIENCE_S, aside.is_dir)
+    (aside / "model.safetensors").mkdir()
+    assert command.wait(60) == PipelineError.exit_code
+    assert place.error_line.endswith("is a directory")
+    assert place.checkpoints()[-1] == config.num_steps
+    assert place.run(config) == 0, place.err
+    assert f"train_grpo: going on after step {config.num_steps}: nothing is left to do\n" in place.out
+    assert place.results() == undisturbed.results()
+    place.assert_nothing_left()

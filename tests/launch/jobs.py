@@ -1,0 +1,78 @@
+"""What ranks are made to do in tests of the launcher."""
+
+import errno
+import os
+import signal
+import time
+from pathlib import Path
+
+from components.shared.config import Config
+from components.shared.errors import PipelineError, RetryableError
+
+
+class JobConfig(Config):
+    """What becomes of a rank."""
+
+    ending: str
+    """Name of a function below."""
+    rank: int
+    """The one that it is about."""
+    seconds: float
+
+
+def act(config: JobConfig, *, folder: Path) -> dict[str, float]:
+    """Leave this process's number in the folder; then end in the way the config says, if it is this rank's turn."""
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    (folder / f"{rank}.pid").write_text(str(os.getpid()))
+    print(f"hello from rank {rank}", flush=True)
+    while len(list(folder.glob("*.pid"))) < size:
+        time.sleep(0.01)
+    if rank == config.rank:
+        globals()[config.ending]()
+    else:
+        time.sleep(config.seconds)
+    return {"rank": rank, "size": size, "pid": os.getpid()}
+
+
+def go_on() -> None:
+    """Do nothing."""
+
+
+def be_refused() -> None:
+    """Stop with an error for people."""
+    raise PipelineError("the data are no data")
+
+
+def lose_another() -> None:
+    """Stop because another one is gone."""
+    raise RetryableError("rank 7 did not come")
+
+
+def fill_the_disk() -> None:
+    """Meet a full disk."""
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/far/away")
+
+
+def have_a_bug() -> None:
+    """Crash."""
+    raise ZeroDivisionError("there is nothing to divide by")
+
+
+def be_killed() -> None:
+    """Be killed, as by the kernel when memory runs out."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def stop_when_told() -> None:
+    """Wait to be told to stop, and stop."""
+    told: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: told.append(number))
+    while not told:
+        time.sleep(0.01)
+    raise RetryableError("told to stop: all is kept")
+
+
+def stay() -> None:
+    """Go on for longer than anybody waits, whatever one is told."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    time.sleep(120)

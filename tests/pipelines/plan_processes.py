@@ -1,0 +1,168 @@
+"""Memory of a step of PolicyEngine by part, counted from tensors in as many processes as were launched.
+
+Run by torchrun as `-m tests.pipelines.plan_processes FOLDER`; each process leaves what it counted in FOLDER/RANK.json.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed import get_rank
+from torch.profiler import ProfilerActivity, profile
+from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+
+from components.policy.engine import PolicyEngine
+from components.policy.logprobs import CompletionScorer, TokenScores
+from components.policy.sequences import MicroBatch, TokenSequence, micro_batches
+from tests import tiny
+
+SIZE = {
+    "hidden_size": 320,
+    "intermediate_size": 960,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 5,
+    "num_key_value_heads": 1,
+    "head_dim": 64,
+    "vocab_size": 2048,
+}
+GROUP_SIZE, PROMPT_TOKENS, COMPLETION_TOKENS = 4, 64, 64
+MICRO_BATCH_TOKENS = PROMPT_TOKENS + GROUP_SIZE * COMPLETION_TOKENS
+CASES: dict[str, dict[str, Any]] = {
+    "ZeRO 0": {"zero_stage": 0},
+    "ZeRO 2": {"zero_stage": 2},
+    "ZeRO 3": {"zero_stage": 3},
+    "ZeRO 3, bf16": {"zero_stage": 3, "precision": "bf16"},
+    "ZeRO 3, bf16, checkpointing": {"zero_stage": 3, "precision": "bf16", "gradient_checkpointing": True},
+}
+
+
+def measure(num_processes: int) -> dict[str, dict[str, float]]:
+    """Return the bytes of each part for each case."""
+    return {name: _one(changes | {"num_processes": num_processes}) for name, changes in CASES.items()}
+
+
+def _model(dtype: torch.dtype) -> PreTrainedModel:
+    torch.manual_seed(0)
+    config = Qwen3Config(**SIZE, tie_word_embeddings=False, bos_token_id=None, eos_token_id=0)
+    model: PreTrainedModel = Qwen3ForCausalLM(config).to(dtype)
+    return model
+
+
+def _one(changes: dict[str, Any]) -> dict[str, float]:
+    config = tiny.engine_config(micro_batch_tokens=MICRO_BATCH_TOKENS, **changes)
+    scorer = CompletionScorer(_model(torch.bfloat16 if config.precision == "bf16" else torch.float32), temperature=1.0)
+    policy = PolicyEngine(scorer, config)
+    first, second = _batches()
+    activations = _saved(policy, scorer, first)
+    policy.step(1e-4)  # the optimizer's state comes with its first step
+    _accumulate(policy, first)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        _accumulate(policy, second)
+    return {
+        "weights": _bytes(_weights(scorer)),
+        "gradients": _bytes(_gradients(policy, scorer)),
+        "optimizer": _bytes(_state(policy)),
+        "activations": activations,
+        "update": _most(profiled) + _bytes(_buckets(policy)),
+    }
+
+
+def _batches() -> list[MicroBatch]:
+    """Two micro-batches of a group each, full to the last token."""
+    generator = torch.Generator().manual_seed(get_rank())
+    sequences = []
+    for _ in range(2):
+        prompt, *completions = (
+            tuple(torch.randint(1, SIZE["vocab_size"], (length,), generator=generator).tolist())
+            for length in (PROMPT_TOKENS, *[COMPLETION_TOKENS] * GROUP_SIZE)
+        )
+        sequences += [TokenSequence(prompt, completion) for completion in completions]
+    return micro_batches(sequences, max_tokens=MICRO_BATCH_TOKENS, device=torch.device("cpu"))
+
+
+def _loss(scores: TokenScores) -> Tensor:
+    return -scores.logprobs_N.mean()
+
+
+def _accumulate(policy: PolicyEngine, batch: MicroBatch) -> None:
+    policy.accumulate(_loss(policy(batch)))
+
+
+def _saved(policy: PolicyEngine, scorer: CompletionScorer, batch: MicroBatch) -> float:
+    """Bytes that a forward pass saves for the backward pass; weights are there anyway."""
+    saved: list[Tensor] = []
+
+    def keep(tensor: Tensor) -> Tensor:
+        saved.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        loss = _loss(policy(batch))
+    weights = {parameter.untyped_storage().data_ptr() for parameter in scorer.parameters()}
+    found = _bytes(tensor for tensor in saved if tensor.untyped_storage().data_ptr() not in weights)
+    saved.clear()
+    policy.accumulate(loss)
+    return found
+
+
+def _bytes(tensors: Iterable[Tensor]) -> float:
+    """Bytes of all storages that tensors lie in, each once."""
+    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
+    return float(sum(storages.values()))
+
+
+def _weights(scorer: CompletionScorer) -> Iterator[Tensor]:
+    for parameter in scorer.parameters():
+        if hasattr(parameter, "ds_tensor"):
+            yield parameter.ds_tensor
+        if parameter.data.numel():
+            yield parameter.data
+
+
+def _state(policy: PolicyEngine) -> Iterator[Tensor]:
+    """Moments, and the master copy of what DeepSpeed shards."""
+    optimizer = policy._optimizer
+    for name in ("single_partition_of_fp32_groups", "fp32_partitioned_groups_flat"):
+        yield from getattr(optimizer, name, [])
+    for state in optimizer.state.values():
+        yield from (value for value in state.values() if isinstance(value, Tensor) and value.numel() > 1)
+
+
+def _gradients(policy: PolicyEngine, scorer: CompletionScorer) -> Iterator[Tensor]:
+    optimizer = policy._optimizer
+    if policy.config.zero_stage == 3:
+        yield optimizer.grad_partitions_flat_buffer
+    if policy.config.zero_stage == 2:
+        for held in (optimizer.all_grad_tensors, optimizer.averaged_gradients):
+            for tensors in held.values():
+                yield from tensors or []
+    for parameter in scorer.parameters():
+        if parameter.grad is not None:
+            yield parameter.grad
+
+
+def _buckets(policy: PolicyEngine) -> Iterator[Tensor]:
+    """What ZeRO 3 reduces gradients in, which is there before anything is measured."""
+    if policy.config.zero_stage == 3:
+        yield from (bucket.buffer for bucket in policy._optimizer.ipg_buckets.values())
+
+
+def _most(profiled: profile) -> float:
+    """The most memory allocated beyond what there was at the start."""
+    found: Any = profiled.profiler
+    events = [event for event in found.kineto_results.events() if event.name() == "[memory]"]
+    now = most = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        now += event.nbytes()
+        most = max(most, now)
+    return float(most)
+
+
+if __name__ == "__main__":
+    results = measure(int(os.environ["WORLD_SIZE"]))
+    (Path(sys.argv[1]) / f"{get_rank()}.json").write_text(json.dumps(results))

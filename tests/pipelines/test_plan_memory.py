@@ -1,0 +1,337 @@
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipelines.planning.fit import fits, smallest_change
+from pipelines.planning.hardware import gpu, usable_bytes
+from pipelines.planning.known_models import KNOWN_MODELS
+from pipelines.planning.memory import at_stage, memory_of
+from pipelines.planning.model_shape import ModelShape
+from pipelines.planning.ppo import num_critic_parameters, with_critic
+from pipelines.planning.run import Engine, Run, Sampler, Work
+from pipelines.planning.step_time import REFERENCE, UPDATE, step_time
+from tests.pipelines.planned import NUM_PARAMETERS, SEVEN_B, run
+
+
+def near(value: float) -> object:
+    """The value to within rounding."""
+    return pytest.approx(value, rel=1e-9)
+
+
+def test_seven_billion_parameters_by_hand() -> None:
+    """Under ZeRO 2 on 8 GPUs: weights whole, 4 bytes of gradient and 12 of optimizer per parameter shared."""
+    found = memory_of(run())
+    assert found.weights == near(13_820_731_392)
+    assert found.reference == near(13_820_731_392)
+    assert found.gradients == near(27_641_462_784 / 8)
+    assert found.optimizer == near(82_924_388_352 / 8)
+    # 2 groups of 64 on a GPU: 2 prompts of 1,024 and 128 completions of 1,024, each token 2 x 30 x 4,096 elements.
+    assert found.kv_cache == near((2 * 1024 + 128 * 1024) * 2 * 30 * 4096 * 2)
+    # With checkpointing the inputs of 30 layers, of 16,384 tokens, and what is saved around them.
+    end = 32 + 2 * 128 * 2 + 4096 * (4 + 2) + 4096 * 2 + 12
+    assert found.activations == near(16384 * (30 * 4096 * 2 + end))
+    # Later a layer of 4,096 and 11,008 is computed again: norms, matrices, attention, MLP. Gradients of three tensors
+    # of its MLP and two of its hidden size are there with it, and a bucket of 500 million gradients.
+    layer = 2 * 4096 * (4 + 2) + 2 * 4096 * 2 + 4 * 4096 * 2 + 4 * 32 + 4 * 11008 * 2
+    assert found.buffers == near(16384 * (layer + 2 * (3 * 11008 + 2 * 4096)) + 2 * 500_000_000)
+
+
+@pytest.mark.parametrize(
+    ("stage", "weights", "gradients", "optimizer"),
+    [(0, 2.0, 4.0, 12.0), (1, 2.0, 4.0, 12 / 8), (2, 2.0, 4 / 8, 12 / 8), (3, 2 / 8, 4 / 8, 12 / 8)],
+)
+def test_each_stage_of_zero_shards_one_part_more(
+    stage: int, weights: float, gradients: float, optimizer: float
+) -> None:
+    """Bytes per parameter in bf16 on 8 GPUs; tensors too small to be sharded add little."""
+    found = memory_of(run(zero_stage=stage))
+    assert found.weights == pytest.approx(weights * NUM_PARAMETERS, rel=0.001)
+    assert found.gradients == near(gradients * NUM_PARAMETERS)
+    assert found.optimizer == near(optimizer * NUM_PARAMETERS)
+
+
+def test_weights_in_fp32_are_their_own_master_copy() -> None:
+    """Unless they are sharded: then there is one more."""
+    found = {stage: memory_of(run(zero_stage=stage, element_bytes=4)) for stage in (0, 1)}
+    assert found[0].weights == near(4 * NUM_PARAMETERS)
+    assert found[0].optimizer == near(8 * NUM_PARAMETERS)
+    assert found[1].optimizer == near(12 * NUM_PARAMETERS / 8)
+
+
+def test_what_lies_in_the_host_is_not_on_the_gpu() -> None:
+    """Optimizer and gradients, or the weights too but for small tensors."""
+    found = {held: memory_of(run(zero_stage=3, offload=held)) for held in ("none", "optimizer", "all")}
+    assert found["none"].optimizer > 0
+    assert found["optimizer"].optimizer == found["optimizer"].gradients == 0
+    assert found["optimizer"].weights == found["none"].weights
+    assert found["all"].weights < 0.001 * NUM_PARAMETERS
+
+
+@pytest.mark.parametrize(
+    ("held", "per_parameter"), [("none", 0.0), ("whole", 2.0), ("sharded", 2 / 8), ("offloaded", 0.0)]
+)
+def test_where_the_reference_is(held: str, per_parameter: float) -> None:
+    """Whole on each GPU, sharded, or not there at all."""
+    found = memory_of(run(reference=held)).reference
+    assert found == pytest.approx(per_parameter * NUM_PARAMETERS, rel=0.001)
+
+
+def test_only_what_lora_trains_has_gradients_and_optimizer_state() -> None:
+    """Rank 8 on queries and keys of 30 layers: 2 x 30 x 8 x 8,192 parameters."""
+    found = memory_of(run(lora_rank=8, lora_targets=("q_proj", "k_proj")))
+    trained = 2 * 30 * 8 * (4096 + 4096)
+    assert found.optimizer == near(12 * trained / 8)
+    assert found.gradients == near(4 * trained / 8)
+    assert found.weights == near(2 * NUM_PARAMETERS + 2 * trained)
+
+
+def test_the_sampler_has_its_copy_of_the_weights() -> None:
+    """Under ZeRO 3 a whole one all the time; vLLM's only while it is awake; servers' elsewhere."""
+    whole = 2 * NUM_PARAMETERS
+    sharded, vllm, apart = (
+        memory_of(run(zero_stage=3, engine=engine, num_servers=servers))
+        for engine, servers in (("transformers", 0), ("vllm", 0), ("vllm_server", 2))
+    )
+    assert memory_of(run()).sampler_weights == 0
+    assert sharded.sampler_weights == vllm.sampler_weights == near(whole)
+    assert sharded.update_peak - vllm.update_peak == near(whole)
+    assert apart.sampler_weights == apart.kv_cache == apart.sampling == 0
+
+
+def test_a_new_copy_for_the_sampler_is_made_of_whole_weights() -> None:
+    """Where completions are short that is the most of ZeRO 3's sampling."""
+    found = memory_of(run(zero_stage=3, prompt_tokens=8, completion_tokens=8, max_batch_size=64, prompts=1))
+    whole = 2 * NUM_PARAMETERS
+    assert found.kv_cache + found.sampling < whole
+    assert found.sampling_peak == near(found.weights + found.optimizer + found.reference + 2 * whole)
+
+
+def test_drawing_a_token_takes_three_sets_of_logits() -> None:
+    """In fp32, of the 128 completions under way; they stand beside the cache."""
+    found = memory_of(run())
+    assert found.sampling == near(3 * 4 * 128 * 102400)
+    held = found.weights + found.optimizer + found.reference
+    assert found.sampling_peak == near(held + found.kv_cache + found.sampling)
+
+
+def test_the_output_layer_can_be_what_the_update_needs_most() -> None:
+    """512 tokens of a small model without sharding: gradients, 64 rows of logits twice, hidden states."""
+    shape = KNOWN_MODELS["qwen2.5-0.5b"]
+    lengths = {"prompt_tokens": 256, "completion_tokens": 256, "micro_batch_tokens": 512}
+    found = memory_of(run(zero_stage=0, shape=shape, **lengths))
+    assert found.buffers == near(4 * 151936 * 896 + 2 * 4 * 64 * 151936 + 512 * 896 * 2)
+    # All of a model from scratch is gathered, in the bucket, and gathered ahead.
+    scratch = ModelShape(320, 960, 6, 5, 1, 64, 2048, tied=False)
+    assert memory_of(run(zero_stage=3, shape=scratch, **lengths)).buffers == near(3 * 2 * scratch.num_parameters)
+
+
+def test_a_micro_batch_holds_what_there_is() -> None:
+    """At most its tokens, unless one completion is longer, and never more than a GPU has."""
+    assert run().tokens_at_once == 16384
+    assert run(micro_batch_tokens=100).tokens_at_once == 2048
+    assert run(micro_batch_tokens=10**6).tokens_at_once == 2 * (1024 + 64 * 1024)
+    assert run(micro_batch_tokens=10**6, minibatches=2).tokens_at_once == 1024 + 64 * 1024
+
+
+def test_servers_train_nothing() -> None:
+    """What is sharded is shared by the GPUs that are left."""
+    apart = memory_of(run(num_gpus=8, engine="vllm_server", num_servers=2))
+    assert apart.optimizer == memory_of(run(num_gpus=6)).optimizer
+
+
+def test_the_cache_grows_by_doubling() -> None:
+    """600 tokens need room for 1,024; vLLM takes blocks as they are needed, and what it is given."""
+    token = 2 * 30 * 4096 * 2
+    assert memory_of(run(completion_tokens=600)).kv_cache == near((2 * 1024 + 128 * 1024) * token)
+    assert memory_of(run(engine="vllm")).kv_cache == near((2 * 1024 + 128 * 512) * token)
+    assert memory_of(run(engine="vllm", cache_bytes=5e9)).kv_cache == 5e9
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    stage=st.integers(0, 3),
+    size=st.sampled_from([2, 4]),
+    checkpointing=st.booleans(),
+    tokens=st.integers(512, 65536),
+    engine=st.sampled_from(["transformers", "vllm"]),
+    held=st.sampled_from(["none", "whole", "sharded", "offloaded"]),
+    prompts=st.integers(1, 600),
+    num_gpus=st.integers(1, 600),
+)
+def test_more_gpus_never_need_more_memory_each(
+    stage: int, size: int, checkpointing: bool, tokens: int, engine: str, held: str, prompts: int, num_gpus: int
+) -> None:
+    """Nor does a higher stage of ZeRO hold more of the model."""
+    changes = {"zero_stage": stage, "element_bytes": size, "gradient_checkpointing": checkpointing, "prompts": prompts}
+    few, more = (
+        memory_of(run(number, micro_batch_tokens=tokens, engine=engine, reference=held, **changes))
+        for number in (num_gpus, num_gpus + 1)
+    )
+    assert more.peak <= few.peak
+    assert more.states <= few.states
+    if stage and num_gpus > 1:
+        assert few.states <= memory_of(run(num_gpus, **(changes | {"zero_stage": stage - 1}))).states
+
+
+def test_checkpointing_saves_most_activations() -> None:
+    """But for the inputs of layers, of whatever number."""
+    full, little = (memory_of(run(gradient_checkpointing=on)).activations for on in (False, True))
+    assert little < 0.15 * full
+
+
+def test_a_critic_holds_what_a_policy_does_but_its_output_layer() -> None:
+    """Without sharding 16 N' of 16 N' + 18 N bytes: policy and critic with their optimizers, and the reference."""
+    critic = num_critic_parameters(SEVEN_B)
+    assert critic == NUM_PARAMETERS - 102400 * 4096 + 4096
+    found = with_critic(run(zero_stage=0), gpu("h200"))
+    assert found.critic_bytes == pytest.approx(18 * critic, rel=1e-6)
+    assert found.states_share == pytest.approx(18 * critic / (18 * critic + 20 * NUM_PARAMETERS), rel=1e-6)
+    assert 0.25 < found.states_share < 0.5
+    assert found.peak_share < found.states_share
+    times = step_time(run(zero_stage=0), gpu("h200"))
+    # It scores what the reference scores, and is updated as the policy is.
+    assert found.critic_s == near(times.phase(REFERENCE) + times.phase(UPDATE))
+    assert found.time_share == near(found.critic_s / (found.critic_s + times.total))
+    assert found.peak_share == near(found.critic_bytes / (found.critic_bytes + memory_of(run(zero_stage=0)).peak))
+
+
+def test_what_does_not_fit_is_told_what_would() -> None:
+    """The change that is named makes it fit, and it is the cheapest."""
+    device = gpu("h100")
+    assert fits(run(8, zero_stage=3, max_batch_size=64), device)
+    # Two groups at once are 61 GiB of keys and values.
+    assert not fits(run(8, zero_stage=3), device)
+    assert smallest_change(run(8, zero_stage=3), device) == "sampling.max_batch_size: 64"
+    assert smallest_change(run(8, zero_stage=0, max_batch_size=64), device) == "engine.zero_stage: 1"
+    # Offloading alone would do, too, and so would ZeRO 2.
+    tight = run(6, zero_stage=1, max_batch_size=64)
+    assert smallest_change(tight, device) == "engine.micro_batch_tokens: 8192"
+
+
+def test_a_change_is_one_that_the_config_accepts() -> None:
+    """What is offloaded has to be sharded, though by itself it would do."""
+    alone = run(1, zero_stage=0, prompts=1, max_batch_size=64)
+    assert smallest_change(alone, gpu("h100")) == "engine.zero_stage: 1, engine.offload: optimizer"
+
+
+def test_more_gpus_are_asked_for_when_nothing_else_helps() -> None:
+    """Twice as many as often as it takes, while there are prompts for them."""
+    large = {"zero_stage": 3, "offload": "optimizer", "reference": "none", "max_batch_size": 64, "engine": "vllm"}
+    large |= {"micro_batch_tokens": 2048, "shape": KNOWN_MODELS["qwen2.5-32b"]}
+    # The sampler's copy and the gathered weights are 61 GiB each: of the policy a sixteenth has room beside them.
+    assert smallest_change(run(8, **large), gpu("h200")) == "--gpus 16"
+    assert smallest_change(run(8, prompts=8, **large), gpu("h200")) is None
+
+
+def test_servers_have_to_hold_the_weights() -> None:
+    """And one completion: 61 GiB, and 10 or 13 GiB for 41,024 or 51,024 tokens."""
+    apart = run(64, shape=KNOWN_MODELS["qwen2.5-32b"], zero_stage=3, reference="none", offload="all")
+    apart = replace(apart, sampler=Sampler("vllm_server", 512, num_servers=32))
+    shorter, longer = (replace(apart, work=replace(apart.work, completion_tokens=n)) for n in (40_000, 50_000))
+    assert memory_of(longer).peak < usable_bytes(gpu("a100"))
+    assert fits(shorter, gpu("a100"))
+    assert not fits(longer, gpu("a100"))
+    # Over two GPUs there is room; unless vLLM is told to set more aside.
+    split = replace(longer, sampler=replace(longer.sampler, tensor_parallel=2))
+    assert fits(split, gpu("a100"))
+    assert not fits(replace(split, sampler=replace(split.sampler, cache_bytes=100e9)), gpu("a100"))
+
+
+def test_a_model_far_too_large_has_no_remedy() -> None:
+    """72 billion parameters on one GPU of 44 GiB."""
+    assert smallest_change(run(1, shape=KNOWN_MODELS["qwen2.5-72b"], prompts=1), gpu("l40s")) is None
+
+
+# Counted in real processes.
+
+TOLERANCE = 0.10
+
+
+@pytest.fixture(scope="module")
+def counted(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[str, float]]]:
+    """What each of two processes counted, by case and part."""
+    folder = tmp_path_factory.mktemp("counted")
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [*launch, "-m", "tests.pipelines.plan_processes", str(folder)]
+    root = Path(__file__).parents[2]
+    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
+
+
+def as_planned(case: str) -> Run:
+    """The plan's view of a case of plan_processes.py."""
+    from tests.pipelines import plan_processes as measured
+
+    size, changes = measured.SIZE, {"precision": "fp32", "gradient_checkpointing": False, **measured.CASES[case]}
+    shape = ModelShape(
+        size["hidden_size"],
+        size["intermediate_size"],
+        size["num_hidden_layers"],
+        size["num_attention_heads"],
+        size["num_key_value_heads"],
+        size["head_dim"],
+        size["vocab_size"],
+        tied=False,
+        qk_norm=True,
+    )
+    prompt, completion = measured.PROMPT_TOKENS, measured.COMPLETION_TOKENS
+    engine = Engine(
+        zero_stage=changes["zero_stage"],
+        element_bytes=2 if changes["precision"] == "bf16" else 4,
+        gradient_checkpointing=changes["gradient_checkpointing"],
+        micro_batch_tokens=measured.MICRO_BATCH_TOKENS,
+    )
+    work = Work(4, measured.GROUP_SIZE, prompt, completion, prompt, completion)
+    return Run(shape, 2, work, engine, Sampler("transformers", 256), "none")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", ["weights", "gradients", "optimizer", "activations"])
+@pytest.mark.parametrize("case", ["ZeRO 0", "ZeRO 2", "ZeRO 3", "ZeRO 3, bf16", "ZeRO 3, bf16, checkpointing"])
+def test_parts_are_as_counted(counted: list[dict[str, dict[str, float]]], case: str, part: str) -> None:
+    """Within a tenth, in each of two processes."""
+    found = memory_of(as_planned(case))
+    for each in counted:
+        assert getattr(found, part) == pytest.approx(each[case][part], rel=TOLERANCE)
+        assert found.activations + found.buffers == pytest.approx(each[case]["update"], rel=TOLERANCE)
+
+
+@pytest.mark.slow
+def test_the_cache_is_as_counted() -> None:
+    """Two groups of four whose completions all reach their limit."""
+    import torch
+
+    from components.policy.shared_prefix import attend_by_layout
+    from components.rollout.transformers_engine import Decoding
+    from tests import tiny
+
+    class Endless(Decoding):
+        def ends(self, token_R: torch.Tensor, t: int) -> torch.Tensor:
+            return torch.zeros_like(token_R, dtype=torch.bool)
+
+    checkpoint = tiny.checkpoint()
+    attend_by_layout(checkpoint.model)
+    batch = Endless(checkpoint, [(1,) * 40, (2,) * 40], 4, 1.0)
+    with torch.no_grad():
+        batch.run(torch.rand(8, 100, dtype=torch.float64))
+    cache = batch.cache
+    tensors = [*cache._prompt_keys, *cache._prompt_values, *cache._keys, *cache._values]
+    shape = ModelShape(64, 256, 2, 4, 4, 16, checkpoint.model.config.vocab_size, tied=False, qk_norm=True)
+    work = Work(2, 4, 40, 100, 40, 100)
+    engine = Engine(0, 4, gradient_checkpointing=False, micro_batch_tokens=1000)
+    found = memory_of(Run(shape, 1, work, engine, Sampler("transformers", 8), "none"))
+    assert found.kv_cache == pytest.approx(sum(each.untyped_storage().nbytes() for each in tensors), rel=TOLERANCE)
+
+
+def test_stages_are_compared_on_the_same_run() -> None:
+    """Only the stage differs."""
+    assert at_stage(run(), 3) == run(zero_stage=3)

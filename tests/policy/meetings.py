@@ -1,0 +1,49 @@
+"""What ranks do in tests of their meetings."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import torch
+from torch import distributed
+
+from components.policy.config import EngineConfig
+from components.policy.ranks import join
+
+
+def exchange(config: EngineConfig, *, folder: Path) -> dict[str, float]:
+    """Exchange values often, of different kinds, and tell whether all was in order."""
+    del folder
+    ranks = join(config)
+    assert join(config) is ranks
+    for number in range(200):
+        found = ranks.gather((ranks.rank, "x" * number * ranks.rank), f"exchange {number}")
+        assert [rank for rank, _ in found] == list(range(ranks.size))
+        assert [len(text) for _, text in found] == [number * rank for rank in range(ranks.size)]
+    shares = ranks.gather(list(ranks.share(range(7))), "shares")
+    assert [item for share in shares for item in share] == list(range(7))
+    assert ranks.store is not None
+    left = sum(ranks.store.check([f"meeting/{number}/{ranks.rank}"]) for number in range(1, 203))
+    return {"left": left}
+
+
+def come_late(config: EngineConfig, *, folder: Path) -> dict[str, float]:
+    """Let the last rank be late by more than the deadline."""
+    ranks = join(config)
+    (folder / f"{ranks.rank}.pid").write_text(str(os.getpid()))
+    if ranks.rank == ranks.size - 1:
+        time.sleep(60)
+    ranks.gather(0, "the end of sampling")
+    return {}
+
+
+def stall(config: EngineConfig, *, folder: Path) -> dict[str, float]:
+    """Let the last rank stand still where DeepSpeed alone would wait for it."""
+    ranks = join(config)
+    (folder / f"{ranks.rank}.pid").write_text(str(os.getpid()))
+    if ranks.rank == ranks.size - 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    with ranks.naming_the_lost():
+        distributed.all_reduce(torch.ones(1))
+    return {}

@@ -1,0 +1,128 @@
+"""A server that speaks as vLLM does, strictly: it refuses whatever vLLM was not seen to be asked for."""
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from components.rollout.vllm_connection import INITIAL_VERSION
+
+_PARAMS = {
+    "n",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "max_tokens",
+    "seed",
+    "stop_token_ids",
+    "ignore_eos",
+    "logprobs",
+    "detokenize",
+}
+
+
+class FakeVllm(ThreadingHTTPServer):
+    """Draws the token that is the version of its weights, and ends with token 1."""
+
+    daemon_threads = True
+
+    def __init__(self, port: int = 0, *, delay_s: float = 0.0) -> None:
+        super().__init__(("127.0.0.1", port), _Handler)
+        self.url = f"http://127.0.0.1:{self.server_port}"
+        self.delay_s = delay_s
+        self.calls: list[tuple[str, Any]] = []
+        self.version = self.loaded = INITIAL_VERSION
+        self.paused = self.dead = False
+        self.at_once = self.most_at_once = 0
+        self.before_answer: Callable[[], None] = lambda: None
+        self.lock = threading.Lock()
+        threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True).start()
+
+    def die(self) -> None:
+        """Stop answering, as a killed server does: on connections that are open, too."""
+        self.dead = True
+        self.shutdown()
+        self.server_close()
+
+    def generated(self) -> list[Any]:
+        """The requests for completions so far."""
+        return [body for path, body in self.calls if path == "/inference/v1/generate"]
+
+    def answer(self, method: str, path: str, body: Any) -> tuple[int, Any]:
+        """Return the status and the content of the answer to a call."""
+        if path == "/inference/v1/generate":
+            return self._generate(body)
+        match method, path:
+            case "GET", "/weight_info":
+                return 200, {"weight_version": self.version}
+            case "POST", "/pause?mode=wait&clear_cache=true":
+                self.paused = True
+            case "POST", "/collective_rpc" if self.paused and body["method"] == "load_folder":
+                self.loaded = body["kwargs"]["version"]
+            case "POST", "/update_weight_version" if self.paused and body["new_version"] == self.loaded:
+                self.version = body["new_version"]
+            case "POST", "/resume":
+                self.paused = False
+            case _:
+                return 404, {"detail": f"{method} {path} out of turn"}
+        return 200, {}
+
+    def _generate(self, body: Any) -> tuple[int, Any]:
+        params = body["sampling_params"]
+        if set(params) != _PARAMS or self.paused:
+            return 400, {"error": {"message": f"unexpected: {set(params) ^ _PARAMS}"}}
+        if len(body["token_ids"]) > 400:
+            return 400, {"error": {"message": "the prompt is too long"}}
+        with self.lock:
+            self.at_once += 1
+            self.most_at_once = max(self.most_at_once, self.at_once)
+        version = self.version
+        time.sleep(self.delay_s)
+        self.before_answer()
+        with self.lock:
+            self.at_once -= 1
+        number = 2 if version == INITIAL_VERSION else 2 + int(version)
+        choice = {
+            "token_ids": [number, 1],
+            "logprobs": {"content": [{"logprob": -0.5}, {"logprob": -0.25}]},
+            "weight_versions": [{"version": version, "start": 0, "end": 2}],
+        }
+        return 200, {"choices": [{"index": index, **choice} for index in range(params["n"])]}
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: FakeVllm
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        """Answer a question."""
+        self._answer("GET", None)
+
+    def do_POST(self) -> None:
+        """Do as told."""
+        self._answer("POST", json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+
+    def _answer(self, method: str, body: Any) -> None:
+        if self.server.dead:
+            self.close_connection = True
+            return
+        self.server.calls.append((self.path, body))
+        try:
+            status, content = self.server.answer(method, self.path, body)
+        except ConnectionError:  # what `before_answer` raises for a server that dies over a request
+            self.close_connection = True
+            return
+        data = json.dumps(content).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, format: str, *arguments: Any) -> None:
+        """Print nothing."""

@@ -1,0 +1,26 @@
+"""Runs vLLM servers of a checkpoint until it is killed: what a run does, for a test to kill it.
+
+`python -m tests.rollout.launch_servers CHECKPOINT LOGS`
+"""
+
+import sys
+import time
+from pathlib import Path
+
+from components.launch.servers import vllm_servers
+from components.rollout.vllm_config import ServersConfig
+
+CONFIG = ServersConfig(
+    num_servers=1,
+    max_tokens=512,
+    cache_gib=0.25,
+    compile=False,
+    start_deadline_s=240,
+    request_deadline_s=60,
+    lost_deadline_s=120,
+)
+
+if __name__ == "__main__":
+    with vllm_servers(Path(sys.argv[1]), CONFIG, dtype="float32", logs=Path(sys.argv[2])) as urls:
+        print("urls", *urls, flush=True)
+        time.sleep(600)

@@ -1,0 +1,347 @@
+"""A real vLLM server and real engines beside two ranks, started once: the tests follow their lives, in their order."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from scipy.stats import chisquare
+
+from components.policy import checkpoint as checkpoints
+from components.policy.checkpoint import Checkpoint
+from components.policy.sequences import TokenSequence
+from components.rollout.completion import Completion
+from components.rollout.transformers_engine import TransformersEngine
+from components.rollout.vllm_server import VllmServers
+from components.shared.errors import PipelineError
+from tests.rollout.launch_servers import CONFIG
+from tests.rollout.vllm_policies import QUESTIONS, largest_difference, policy, trainer_logprobs
+
+pytestmark = pytest.mark.slow
+
+_ROOT = Path(__file__).parents[2]
+
+
+@dataclass
+class Run:
+    """A launcher with its server, and the policies that go through it."""
+
+    launcher: "subprocess.Popen[str]"
+    url: str
+    client: VllmServers
+    policies: list[Checkpoint]
+    folders: list[Path]
+    temporary: Path
+
+    def server(self) -> int:
+        """The process that answers requests."""
+        commands = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in _processes(self.temporary)}
+        (found,) = [pid for pid, command in commands.items() if b"api_server" in command and b"guard" not in command]
+        return found
+
+
+@dataclass
+class Ranks:
+    """Two ranks that sample with vLLM beside them, under torchrun."""
+
+    agent: "subprocess.Popen[bytes]"
+    folder: Path
+    temporary: Path
+
+    def found(self) -> list[dict[str, Any]]:
+        """What each rank found, once it has."""
+        paths = [self.folder / f"found-{rank}.json" for rank in range(2)]
+        _wait_until(lambda: all(path.exists() for path in paths) or self.agent.poll() is not None, 300)
+        assert self.agent.poll() is None, (self.folder / "output.log").read_text()[-3000:]
+        return [json.loads(path.read_text()) for path in paths]
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    """The ranks, as they start: that takes a while, and goes on beside the tests of the server."""
+    folder = tmp_path_factory.mktemp("ranks")
+    for seed, name in enumerate(("old", "new")):
+        checkpoints.save(policy(seed, tied=True), folder / name)
+    temporary = _temporary_folder("ranks")
+    command = ["torch.distributed.run", "--nproc-per-node=2", "-m", "tests.rollout.colocated_rank", str(folder)]
+    with (folder / "output.log").open("wb") as log:
+        agent = subprocess.Popen(
+            [sys.executable, "-m", *command], cwd=_ROOT, env=_environment(temporary), stdout=log, stderr=log
+        )
+    try:
+        yield Ranks(agent, folder, temporary)
+    finally:
+        agent.terminate()
+        agent.wait()
+        shutil.rmtree(temporary)
+
+
+def _temporary_folder(name: str) -> Path:
+    """A folder with a short name, as the sockets in it need."""
+    return Path(tempfile.mkdtemp(prefix=f"vllm-{name}-", dir="/tmp"))
+
+
+def _environment(temporary: Path) -> dict[str, str]:
+    return {**os.environ, "TMPDIR": str(temporary)}
+
+
+def _wait_until(condition: Callable[[], bool], seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.1)
+
+
+def _processes(temporary: Path) -> list[int]:
+    """The processes that are alive and were started with this folder for their files, or one in it."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            alive = (folder / "stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+            if alive and f"TMPDIR={temporary}".encode() in (folder / "environ").read_bytes():
+                found.append(int(folder.name))
+    return found
+
+
+@pytest.fixture(scope="module")
+def run(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    """A launcher in a process of its own, whose server is ready; the ranks start meanwhile."""
+    del ranks
+    folder = tmp_path_factory.mktemp("vllm")
+    policies = [policy(seed) for seed in (1, 2)]
+    folders = [folder / name for name in ("old", "new")]
+    for made, where in zip(policies, folders, strict=True):
+        checkpoints.save(made, where)
+    temporary = _temporary_folder("server")
+    command = [sys.executable, "-m", "tests.rollout.launch_servers", str(folders[0]), str(folder / "logs")]
+    launcher = subprocess.Popen(command, cwd=_ROOT, env=_environment(temporary), stdout=subprocess.PIPE, text=True)
+    assert launcher.stdout is not None
+    try:
+        url = next(line.split()[1] for line in launcher.stdout if line.startswith("urls"))
+        deadlines = {"request_deadline_s": CONFIG.request_deadline_s, "lost_deadline_s": CONFIG.lost_deadline_s}
+        yield Run(launcher, url, VllmServers(policies[0], [url], **deadlines), policies, folders, temporary)
+    finally:
+        launcher.kill()
+        launcher.wait()
+        launcher.stdout.close()
+        shutil.rmtree(temporary)
+
+
+def _flat(groups: list[list[Completion]]) -> list[Completion]:
+    return [completion for group in groups for completion in group]
+
+
+def _drawn(run: Run, temperature: float = 1.0, seed: int = 1) -> list[Completion]:
+    return _flat(run.client(QUESTIONS, num_samples=6, temperature=temperature, max_new_tokens=25, seed=seed))
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_logprobs_are_those_of_the_trainer(run: Run, temperature: float) -> None:
+    """What the server says of the tokens it drew is what the trainer says of them, at the same temperature."""
+    completions = _drawn(run, temperature)
+    sequences = [completion.tokens for completion in completions]
+    assert [sequence.prompt_ids for sequence in sequences[::6]] == [run.policies[0].prompt_ids(q) for q in QUESTIONS]
+    recorded = [list(completion.logprobs) for completion in completions]
+    assert largest_difference(recorded, trainer_logprobs(run.policies[0], sequences, temperature)) < 1e-4
+    assert len({len(sequence) for sequence in sequences}) > 5
+
+
+def test_a_completion_ends_with_its_first_end_token(run: Run) -> None:
+    """Any of the policy's end tokens ends it and is part of it, not of its text; without one it is unfinished."""
+    completions = _drawn(run)
+    ends = set(run.policies[0].end_ids)
+    assert {completion.finished for completion in completions} == {True, False}
+    assert len({each.tokens.completion_ids[-1] for each in completions if each.finished}) > 2
+    for completion in completions:
+        ids = completion.tokens.completion_ids
+        assert not ends & set(ids[:-1])
+        assert completion.finished == (ids[-1] in ends)
+        assert completion.finished or len(ids) == 25
+        assert completion.text == run.policies[0].decode(ids[:-1] if completion.finished else ids)
+
+
+def test_sampling_depends_on_the_seed_alone(run: Run) -> None:
+    """The same seed draws the same tokens, another seed others, and no two of a group are drawn alike."""
+    drawn = [[each.tokens.completion_ids for each in _drawn(run, seed=seed)] for seed in (1, 2, 1)]
+    assert drawn[0] == drawn[2]
+    assert drawn[0] != drawn[1]
+    assert len(set(drawn[0])) > len(drawn[0]) / 2
+
+
+def test_greedy_decoding_is_that_of_the_engine_in_process(run: Run) -> None:
+    """At temperature 0 both engines give the same tokens."""
+    engine = TransformersEngine(run.policies[0], 64)
+    greedy = [
+        generate(QUESTIONS, num_samples=1, temperature=0.0, max_new_tokens=30, seed=1)
+        for generate in (run.client, engine)
+    ]
+    assert [each.tokens for each in _flat(greedy[0])] == [each.tokens for each in _flat(greedy[1])]
+    told = [[list(each.logprobs) for each in _flat(groups)] for groups in greedy]
+    assert largest_difference(*told) < 1e-4
+
+
+@pytest.mark.parametrize("temperature", [0.7, 2.0])
+def test_tokens_follow_the_distribution_at_the_temperature(run: Run, temperature: float) -> None:
+    """Of 3,000 first tokens the frequencies pass a chi-square test against the exact softmax(logits / T)."""
+    made, count = run.policies[0], 3000
+    group = _flat(run.client(QUESTIONS[:1] * 15, num_samples=200, temperature=temperature, max_new_tokens=1, seed=3))
+    vocabulary = made.model.config.vocab_size
+    prompt = made.prompt_ids(QUESTIONS[0])
+    told = trainer_logprobs(made, [TokenSequence(prompt, (token,)) for token in range(vocabulary)], temperature)
+    expected_V = torch.tensor(told).squeeze(1).exp() * count
+    found_V = torch.bincount(torch.tensor([each.tokens.completion_ids[0] for each in group]), minlength=vocabulary)
+    common = expected_V >= 5
+    found = [*found_V[common].tolist(), int(found_V[~common].sum())]
+    expected = [*expected_V[common].tolist(), float(expected_V[~common].sum())]
+    assert len(found) > 5
+    scale = count / sum(expected)
+    assert chisquare(found, [each * scale for each in expected]).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_given_tokens_are_scored_as_the_trainer_scores_them(run: Run, temperature: float) -> None:
+    """Whoever drew the tokens, the server tells their log-probabilities at the temperature that is asked for."""
+    completions = _flat(
+        TransformersEngine(run.policies[1], 64)(QUESTIONS, num_samples=2, temperature=3.0, max_new_tokens=12, seed=1)
+    )
+    sequences = [completion.tokens for completion in completions]
+    told = run.client.prompt_logprobs(sequences, temperature)
+    assert list(told) == [run.url]
+    assert largest_difference(told[run.url], trainer_logprobs(run.policies[0], sequences, temperature)) < 1e-4
+
+
+def test_stale_weights_show(run: Run) -> None:
+    """A server that still has the old weights says something else of the same tokens than the new policy."""
+    sequences = [completion.tokens for completion in _drawn(run)]
+    told = run.client.prompt_logprobs(sequences, 1.0)
+    assert largest_difference(told[run.url], trainer_logprobs(run.policies[1], sequences, 1.0)) > 0.1
+
+
+def test_what_does_not_fit_is_refused_by_name(run: Run) -> None:
+    """A prompt longer than the server takes is an error that says so, and the server goes on."""
+    with pytest.raises(PipelineError, match=r"513|512"):
+        run.client(["apples " * 600], num_samples=1, temperature=1.0, max_new_tokens=5, seed=1)
+    assert len(_drawn(run)) == 24
+
+
+def test_new_weights_arrive_while_others_sample(run: Run) -> None:
+    """Each completion is drawn from the old or from the new weights as a whole; nothing kept of the old is used."""
+    other = VllmServers(run.policies[0], [run.url], request_deadline_s=60, lost_deadline_s=60)
+    found: list[Completion] = []
+    sampling = threading.Thread(
+        target=lambda: found.extend(
+            _flat(other(QUESTIONS * 8, num_samples=8, temperature=1.0, max_new_tokens=200, seed=5))
+        )
+    )
+    sampling.start()
+    time.sleep(0.3)
+    started = time.monotonic()
+    run.client.load_weights(run.folders[1], 1)
+    print(f"weights loaded in {time.monotonic() - started:.2f} s, with requests under way")
+    other._folder, other._version = run.folders[1], "1"
+    sampling.join()
+    sequences = [completion.tokens for completion in [*found, *_drawn(run)]]
+    recorded = [list(completion.logprobs) for completion in found]
+    told = [trainer_logprobs(made, sequences, 1.0) for made in run.policies]
+    differences = [
+        [largest_difference([each], [told[number][index]]) for number in (0, 1)] for index, each in enumerate(recorded)
+    ]
+    assert all(min(each) < 1e-4 < max(each) for each in differences)
+    proof = run.client.prompt_logprobs(sequences, 1.0)[run.url]
+    assert largest_difference(proof, told[1]) < 1e-4
+    after = _drawn(run)
+    again = trainer_logprobs(run.policies[1], [completion.tokens for completion in after], 1.0)
+    assert largest_difference([list(completion.logprobs) for completion in after], again) < 1e-4
+
+
+def test_a_killed_server_comes_back_with_the_current_weights(run: Run) -> None:
+    """The launcher starts it again; the client waits for it, and samples from it only after it has the new weights."""
+    before = _processes(run.temporary)
+    os.kill(run.server(), signal.SIGKILL)
+    started = time.monotonic()
+    completions = _drawn(run)
+    print(f"sampled again after {time.monotonic() - started:.1f} s")
+    sequences = [completion.tokens for completion in completions]
+    recorded = [list(completion.logprobs) for completion in completions]
+    assert largest_difference(recorded, trainer_logprobs(run.policies[1], sequences, 1.0)) < 1e-4
+    assert set(before) & set(_processes(run.temporary)) == {run.launcher.pid}
+
+
+def test_nothing_is_left_of_a_launcher_that_is_killed(run: Run) -> None:
+    """Server and engine end, the port is free, and neither folders nor shared memory stay behind."""
+    shared = set(Path("/dev/shm").iterdir())
+    assert len(_processes(run.temporary)) > 2
+    run.launcher.kill()
+    run.launcher.wait()
+    _wait_until(lambda: not _processes(run.temporary))
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections that have ended linger
+        probe.bind(("127.0.0.1", int(run.url.rsplit(":", 1)[1])))
+        probe.listen()
+    assert not list(run.temporary.iterdir())
+    assert set(Path("/dev/shm").iterdir()) <= shared
+
+
+def test_each_rank_samples_from_an_engine_of_its_own(ranks: Ranks) -> None:
+    """In two ranks with gloo, engines say of their tokens what the trainer says, repeat themselves, and differ."""
+    for found in ranks.found():
+        assert found["old"]["drawn"] < 1e-4
+        assert found["old"]["other"] > 0.1
+        assert found["old"]["repeats"]
+        assert found["old"]["ends"]
+        assert max(found["old"]["scored"]) < 1e-4
+        assert found["differ"]
+
+
+def test_a_tied_model_is_loaded_with_its_output_layer(ranks: Ranks) -> None:
+    """Embeddings that serve as the output layer too are new in both places."""
+    for found in ranks.found():
+        assert found["new"]["drawn"] < 1e-4
+        assert found["new"]["other"] > 0.1
+        assert max(found["new"]["scored"]) < 1e-4
+
+
+def test_a_rank_prints_nothing_of_its_engine(ranks: Ranks) -> None:
+    """What vLLM prints is in a file of its own, for each rank."""
+    ranks.found()
+    assert "EngineCore" not in (ranks.folder / "output.log").read_text()
+    for rank in range(2):
+        assert "EngineCore" in (ranks.folder / f"vllm-{rank}.log").read_text()
+
+
+def test_the_engine_of_a_rank_that_is_killed_ends(ranks: Ranks) -> None:
+    """SIGKILL of one rank leaves no process of its engine; the other's lives on until torchrun ends it."""
+    engine = ranks.found()[0]["engine"]
+    os.kill(ranks.agent.pid, signal.SIGSTOP)  # torchrun would end the other rank in good order
+    os.kill(ranks.found()[0]["rank"], signal.SIGKILL)
+    _wait_until(lambda: not _is_alive(engine))
+    other = ranks.found()[1]
+    assert _is_alive(other["engine"])
+    (ranks.folder / "lose").touch()
+    lost = ranks.folder / "lost-1.txt"
+    _wait_until(lost.exists, 60)
+    assert str(ranks.folder / "vllm-1.log") in lost.read_text()
+    _wait_until(lambda: not _is_alive(other["rank"]))
+    os.kill(ranks.agent.pid, signal.SIGCONT)
+    ranks.agent.wait(30)
+    _wait_until(lambda: not _processes(ranks.temporary))
+    assert not list(ranks.temporary.glob("vllm-*"))
+
+
+def _is_alive(pid: int) -> bool:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    return False

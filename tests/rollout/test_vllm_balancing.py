@@ -1,0 +1,201 @@
+import itertools
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from components.rollout.vllm_server import VllmServers
+from components.shared.errors import PipelineError, RetryableError
+from tests.rollout.fake_vllm import FakeVllm
+
+QUESTIONS = [f"Question {number}?" for number in range(12)]
+
+
+class _Words:
+    """A policy whose tokens are the letters of the prompt."""
+
+    end_ids = (1,)
+
+    def prompt_ids(self, question: str) -> tuple[int, ...]:
+        return tuple(question.encode())
+
+    def decode(self, ids: object) -> str:
+        return str(ids)
+
+
+@pytest.fixture
+def fakes() -> Iterator[list[FakeVllm]]:
+    """Two servers."""
+    servers = [FakeVllm(), FakeVllm()]
+    yield servers
+    for server in servers:
+        server.die()
+
+
+def _client(*urls: str, request_s: float = 10, lost_s: float = 10) -> VllmServers:
+    return VllmServers(_Words(), urls, request_deadline_s=request_s, lost_deadline_s=lost_s)
+
+
+def _drawn(client: VllmServers, questions: list[str] = QUESTIONS, seed: int = 1) -> list[tuple[int, ...]]:
+    """The completions' tokens, one group after the other."""
+    groups = client(questions, num_samples=3, temperature=0.7, max_new_tokens=5, seed=seed)
+    assert [len(group) for group in groups] == [3] * len(questions)
+    for question, group in zip(questions, groups, strict=True):
+        assert all(each.tokens.prompt_ids == tuple(question.encode()) for each in group)
+    return [each.tokens.completion_ids for group in groups for each in group]
+
+
+def test_a_group_is_one_request_for_an_untouched_distribution(fakes: list[FakeVllm]) -> None:
+    """Each group is asked for at once, by its tokens, with nothing that would change the distribution."""
+    client = _client(fakes[0].url)
+    assert set(_drawn(client)) == {(2, 1)}
+    bodies = fakes[0].generated()
+    assert sorted(tuple(body["token_ids"]) for body in bodies) == sorted(tuple(each.encode()) for each in QUESTIONS)
+    for body in bodies:
+        params = body["sampling_params"]
+        assert (params["n"], params["temperature"], params["max_tokens"]) == (3, 0.7, 5)
+        assert (params["top_p"], params["top_k"], params["min_p"], params["repetition_penalty"]) == (1, 0, 0, 1)
+        assert (params["stop_token_ids"], params["ignore_eos"]) == ([1], True)
+
+
+def test_seeds_differ_between_groups_and_follow_from_the_seed(fakes: list[FakeVllm]) -> None:
+    """The completions of two groups share no seed, though vLLM counts on from each; the same call asks the same."""
+
+    def asked(seed: int) -> dict[tuple[int, ...], int]:
+        fakes[0].calls.clear()
+        _drawn(_client(fakes[0].url), seed=seed)
+        return {tuple(body["token_ids"]): body["sampling_params"]["seed"] for body in fakes[0].generated()}
+
+    first, again, other = asked(1), asked(1), asked(2)
+    assert first == again
+    assert not set(first.values()) & set(other.values())
+    ordered = sorted(first.values())
+    assert all(following - seed >= 3 for seed, following in itertools.pairwise(ordered))
+
+
+def test_requests_go_to_the_server_that_has_the_least_to_do(fakes: list[FakeVllm]) -> None:
+    """At once, equal servers get equal parts; one that is busy with another's requests still gets no more."""
+    for fake in fakes:
+        fake.delay_s = 0.3
+    _drawn(_client(*(fake.url for fake in fakes)))
+    assert [len(fake.generated()) for fake in fakes] == [6, 6]
+    assert [fake.most_at_once for fake in fakes] == [6, 6]
+
+
+def test_the_requests_of_a_server_that_dies_go_to_the_other(
+    fakes: list[FakeVllm], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing is lost, and the loss is said once."""
+
+    def die() -> None:
+        raise ConnectionResetError
+
+    fakes[0].before_answer = die
+    started = time.monotonic()
+    assert _drawn(_client(*(fake.url for fake in fakes))) == [(2, 1)] * 36
+    assert time.monotonic() - started < 5
+    assert len(fakes[0].generated()) >= 1
+    assert capsys.readouterr().out.count("is lost") == 1
+
+
+def test_a_server_that_comes_back_gets_the_current_weights_first(fakes: list[FakeVllm], tmp_path: Path) -> None:
+    """It is asked for nothing before it has loaded them, with nothing under way; then it is used again."""
+    port = fakes[0].server_port
+    client = _client(*(fake.url for fake in fakes))
+    client.load_weights(tmp_path, 1)
+    client.load_weights(tmp_path, 2)
+    fakes[0].die()
+    assert set(_drawn(client)) == {(4, 1)}
+    fakes[0] = FakeVllm(port)
+    time.sleep(1.1)
+    assert set(_drawn(client)) == {(4, 1)}
+    paths = [path for path, _ in fakes[0].calls]
+    steps = [
+        "/weight_info",
+        "/pause?mode=wait&clear_cache=true",
+        "/collective_rpc",
+        "/update_weight_version",
+        "/resume",
+    ]
+    assert paths[:5] == steps
+    assert fakes[0].calls[2][1] == {"method": "load_folder", "kwargs": {"folder": str(tmp_path), "version": "2"}}
+    assert "/inference/v1/generate" in paths[5:]
+
+
+def test_a_server_that_was_restarted_unnoticed_is_not_believed(fakes: list[FakeVllm], tmp_path: Path) -> None:
+    """What it drew from the weights it started with is drawn again, and it gets the current ones."""
+    client = _client(*(fake.url for fake in fakes))
+    client.load_weights(tmp_path, 1)
+    fakes[0].version = fakes[0].loaded = "default"
+    assert set(_drawn(client)) == {(3, 1)}
+    assert _drawn(client) == [(3, 1)] * 36
+
+
+def test_weights_are_loaded_by_every_server_and_only_once(fakes: list[FakeVllm], tmp_path: Path) -> None:
+    """Both sample from the new weights at once; a second client that asks for the same version loads nothing."""
+    clients = [_client(*(fake.url for fake in fakes)) for _ in range(2)]
+    for client in clients:
+        client.load_weights(tmp_path, 7)
+    assert [_drawn(client) for client in clients] == [[(9, 1)] * 36] * 2
+    for fake in fakes:
+        assert [path for path, _ in fake.calls].count("/collective_rpc") == 1
+
+
+def test_weights_reach_the_servers_that_are_there(fakes: list[FakeVllm], tmp_path: Path) -> None:
+    """A server that is down does not keep the other from the new weights, nor does it sample from old ones later."""
+    port = fakes[0].server_port
+    client = _client(*(fake.url for fake in fakes))
+    fakes[0].die()
+    client.load_weights(tmp_path, 1)
+    assert fakes[1].version == "1"
+    fakes[0] = FakeVllm(port)
+    client.load_weights(tmp_path, 2)
+    assert [fake.version for fake in fakes] == ["2", "2"]
+
+
+def test_without_any_server_the_deadline_ends_it_with_their_names() -> None:
+    """Whatever is asked for, the error comes in time, can be tried again, and names each server with its reason."""
+    urls = ["http://127.0.0.1:9", "http://127.0.0.1:19"]
+    client = _client(*urls, lost_s=1)
+    started = time.monotonic()
+    with pytest.raises(RetryableError, match=r"no vLLM server for 1 s .*:9: .*refused.*:19: .*refused"):
+        _drawn(client)
+    with pytest.raises(RetryableError, match=r":9: .*:19: "):
+        client.load_weights(Path("/"), 1)
+    assert time.monotonic() - started < 6
+
+
+def test_a_server_that_hangs_is_lost_after_the_deadline(fakes: list[FakeVllm]) -> None:
+    """Its requests are answered by the other."""
+    release = threading.Event()
+
+    def hang() -> None:
+        release.wait()
+
+    fakes[0].before_answer = hang
+    started = time.monotonic()
+    assert _drawn(_client(*(fake.url for fake in fakes), request_s=1)) == [(2, 1)] * 36
+    assert 1 <= time.monotonic() - started < 5
+    release.set()
+
+
+def test_a_request_that_ends_every_server_is_given_up(fakes: list[FakeVllm]) -> None:
+    """It is not tried for ever, although each server comes back at once."""
+
+    def die() -> None:
+        raise ConnectionResetError
+
+    for fake in fakes:
+        fake.before_answer = die
+    with pytest.raises(RetryableError, match="lost over the same request 4 times"):
+        _drawn(_client(*(fake.url for fake in fakes)), QUESTIONS[:1])
+
+
+def test_what_a_server_refuses_is_told_and_not_tried_again(fakes: list[FakeVllm]) -> None:
+    """A prompt that is too long for vLLM is the person's to correct."""
+    with pytest.raises(PipelineError, match="the prompt is too long") as raised:
+        _drawn(_client(*(fake.url for fake in fakes)), ["long" * 200])
+    assert not isinstance(raised.value, RetryableError)
+    assert sum(len(fake.generated()) for fake in fakes) == 1

@@ -1,0 +1,42 @@
+"""Policies for vLLM, and what the trainer says of their tokens."""
+
+import torch
+
+from components.policy.checkpoint import Checkpoint, create
+from components.policy.logprobs import CompletionScorer, completion_logprobs
+from components.policy.sequences import TokenSequence
+from components.shared.base_model import ModelConfig
+from components.shared.grading.answer import AnswerPolicy
+from tests import tiny
+
+QUESTIONS = [*(problem.question for problem in tiny.PROBLEMS[:3]), "Tom has 3 apples. " * 60]
+"""The last is long enough for vLLM to keep its prefix: on CPUs it keeps blocks of 128 tokens."""
+
+
+def policy(seed: int, *, tied: bool = False) -> Checkpoint:
+    """Return a model that is far from uniform, with many end tokens; `tied` shares embeddings and output layer."""
+    # Heads of 32: vLLM has no attention for smaller ones on CPUs.
+    model = ModelConfig(base="scratch:math", prompt="{question}\n", answer=AnswerPolicy.DECLARED)
+    made = create(model, tiny.PROBLEMS, seed=seed, dtype=torch.float32)
+    if tied:
+        made.model.config.tie_word_embeddings = True
+        made.model.tie_weights()
+    with torch.no_grad():
+        for weight in made.model.parameters():
+            weight.mul_(1.5)
+    made.model.generation_config.eos_token_id = list(range(1, made.model.config.vocab_size, 30))
+    return made
+
+
+def trainer_logprobs(made: Checkpoint, sequences: list[TokenSequence], temperature: float) -> list[list[float]]:
+    """What the trainer says of each completion token."""
+    lengths = [len(sequence.completion_ids) for sequence in sequences]
+    batches = tiny.batches(sequences, 2000)
+    scores_M = completion_logprobs(CompletionScorer(made.model, temperature=temperature), batches, sum(lengths))
+    return [part.tolist() for part in scores_M.split(lengths)]
+
+
+def largest_difference(one: list[list[float]], other: list[list[float]]) -> float:
+    """Return the largest difference of log-probabilities of the same tokens."""
+    pairs = [pair for left, right in zip(one, other, strict=True) for pair in zip(left, right, strict=True)]
+    return max(abs(left - right) for left, right in pairs)

@@ -1,0 +1,493 @@
+"""Checkpoints: whatever becomes of the process that writes them, what is found afterwards is whole."""
+
+import errno
+import json
+import multiprocessing
+import os
+import random
+import re
+import resource
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from components.shared import lineage
+from components.shared.checkpoints import Found, Writer, latest
+from components.shared.errors import PipelineError, RetryableError
+
+_ROOT = Path(__file__).parents[2]
+_FORK = multiprocessing.get_context("fork")
+_FILES = ("weights/part.bin", "optimizer.bin", "state.json")
+_NAMESPACE = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--user", "--map-root-user", "--mount"]
+
+
+def _content(step: int, name: str) -> bytes:
+    return random.Random(f"{step} {name}").randbytes(2000)
+
+
+def _fill(step: int) -> Callable[[Path], None]:
+    """What writes the checkpoint of a step, in several files, one of them in a folder."""
+
+    def write(folder: Path) -> None:
+        for name in _FILES:
+            path = folder / name
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(_content(step, name))
+
+    return write
+
+
+def _save(folder: Path, *steps: int, keep_last: int = 9, keep_best: bool = False, **scores: float) -> None:
+    writer = Writer(folder, keep_last=keep_last, keep_best=keep_best)
+    for step in steps:
+        writer.save(step, _fill(step), score=scores.get(f"score_{step}"))
+
+
+def _latest_step(folder: Path) -> int:
+    """The step of the newest checkpoint, all of which is seen to be there; 0 for none."""
+    found = latest(folder, stage="train")
+    if found is None:
+        return 0
+    assert {name: (found.folder / name).read_bytes() for name in _FILES} == {
+        name: _content(found.step, name) for name in _FILES
+    }
+    return found.step
+
+
+def _names(folder: Path) -> set[str]:
+    """What is in the folder but the lock."""
+    return {path.name for path in folder.iterdir() if path.suffix != ".lock"}
+
+
+def _killed(target: Callable[..., None], *arguments: Any) -> bool:
+    """Run `target` in a process of its own, and tell whether it was killed rather than done."""
+    process = _FORK.Process(target=target, args=arguments)
+    process.start()
+    process.join()
+    assert process.exitcode in (0, -signal.SIGKILL), process.exitcode
+    return process.exitcode != 0
+
+
+def test_a_checkpoint_is_found_with_what_was_written(tmp_path: Path) -> None:
+    """Step, score and every file; the newest of several."""
+    _save(tmp_path / "new/folder", 3, 12, score_12=0.5)
+    found = latest(tmp_path / "new/folder", stage="train")
+    assert found == Found(12, tmp_path / "new/folder/step-000012", 0.5)
+    assert _latest_step(tmp_path / "new/folder") == 12
+
+
+def test_steps_are_in_order_of_number(tmp_path: Path) -> None:
+    """A million is after 999,999, although its name sorts before."""
+    _save(tmp_path, 999_999, 1_000_000)
+    assert _latest_step(tmp_path) == 1_000_000
+
+
+def test_no_checkpoint_at_all_is_no_error(tmp_path: Path) -> None:
+    """Neither in an empty folder, nor in one that a writer has opened, nor where there is none."""
+    Writer(tmp_path / "opened", keep_last=1, keep_best=False)
+    for name in (".", "opened", "nowhere"):
+        assert latest(tmp_path / name, stage="train") is None
+
+
+def _cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-10])
+
+
+def _flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 0x10
+    path.write_bytes(content)
+
+
+def _sealed_otherwise(**changes: Any) -> Callable[[Path], None]:
+    """Change the manifest, and its digest with it."""
+
+    def change(path: Path) -> None:
+        content = {**json.loads(path.read_text())["content"], **changes}
+        path.write_text(json.dumps({"content": content, "digest": lineage.value_digest(content)}))
+
+    return change
+
+
+def _another_score(path: Path) -> None:
+    path.write_text(path.read_text().replace("0.25", "0.75"))
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "message"),
+    [
+        ("optimizer.bin", _cut, "/optimizer.bin: has 1,990 of 2,000 bytes;"),
+        ("weights/part.bin", _flip, "/weights/part.bin: is damaged: its SHA-256 is not that of what was written;"),
+        ("state.json", Path.unlink, "/state.json: no such file or directory;"),
+        ("weights", shutil.rmtree, "/weights/part.bin: no such file or directory;"),
+        ("stray.bin", Path.touch, "/stray.bin: is no file of this checkpoint;"),
+        ("weights/manifest.json", Path.touch, "/weights/manifest.json: is no file of this checkpoint;"),
+        ("manifest.json", Path.unlink, "/manifest.json: no such file;"),
+        ("manifest.json", _cut, "/manifest.json: not valid JSON; is the file truncated?;"),
+        ("manifest.json", lambda path: path.write_text("7"), "/manifest.json: is damaged:"),
+        ("manifest.json", lambda path: path.write_text("{}"), "/manifest.json: is damaged:"),
+        ("manifest.json", _another_score, "/manifest.json: is damaged: its digest is not that of its content;"),
+        ("manifest.json", _sealed_otherwise(format=2), ": is in format 2, where 1 is read;"),
+        ("manifest.json", _sealed_otherwise(step=7), ": is the checkpoint of step 7 under another name;"),
+    ],
+)
+def test_one_that_is_not_whole_is_passed_over(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, damage: Callable[[Path], None], message: str
+) -> None:
+    """The one before it is taken, and one line names the file and what is wrong with it."""
+    _save(tmp_path, 1, 2, score_2=0.25)
+    damage(tmp_path / "step-000002" / name)
+    assert _latest_step(tmp_path) == 1
+    said = capsys.readouterr().out
+    assert said.startswith(f"train: {tmp_path}/step-000002{message}")
+    assert said.endswith("; this checkpoint is passed over\n")
+    assert said.count("\n") == 1
+
+
+def test_no_flipped_bit_is_missed(tmp_path: Path) -> None:
+    """What is found is the one before or, for a bit between words of the manifest, exactly what was written."""
+    _save(tmp_path, 1, 2)
+    whole = latest(tmp_path, stage="train")
+    chance = random.Random(5)
+    for path in sorted(path for path in (tmp_path / "step-000002").rglob("*") if path.is_file()):
+        content = path.read_bytes()
+        for position in chance.sample(range(len(content)), 40):
+            flipped = bytearray(content)
+            flipped[position] ^= 1 << chance.randrange(8)
+            path.write_bytes(flipped)
+            found = latest(tmp_path, stage="train")
+            assert found is not None
+            assert found.step == 1 or (found == whole and path.name == "manifest.json")
+        path.write_bytes(content)
+
+
+def test_where_none_is_whole_nothing_is_begun_again_unasked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The error says where and what to do, after a line for each."""
+    _save(tmp_path, 1, 2)
+    for step in (1, 2):
+        _cut(tmp_path / f"step-00000{step}/state.json")
+    with pytest.raises(
+        PipelineError, match=r"none of the checkpoints is whole.*remove them all to begin again"
+    ) as none:
+        latest(tmp_path, stage="train")
+    assert str(none.value).startswith(f"{tmp_path}: ")
+    assert capsys.readouterr().out.count("passed over\n") == 2
+
+
+@pytest.mark.parametrize(
+    ("keep_last", "scores", "kept"),
+    [
+        (1, [None, None, None], {3}),
+        (2, [None, None, None], {2, 3}),
+        (1, [0.1, 0.9, 0.3], {2, 3}),
+        (1, [0.9, 0.9, 0.3], {2, 3}),  # of equals the later
+        (2, [0.1, 0.2, 0.3], {2, 3}),
+        (1, [-0.5, None, None], {1, 3}),
+        (1, [0.0, -1.0, -2.0], {1, 3}),
+        (3, [0.9, 0.1, 0.1, 0.1, 0.1], {1, 3, 4, 5}),
+    ],
+)
+def test_which_are_kept(tmp_path: Path, keep_last: int, scores: list[float | None], kept: set[int]) -> None:
+    """The last ones and the best, also where each is written by a run of its own."""
+    for step, score in enumerate(scores, start=1):
+        Writer(tmp_path, keep_last=keep_last, keep_best=True).save(step, _fill(step), score=score)
+    assert _names(tmp_path) == {f"step-{step:06d}" for step in kept}
+
+
+def test_the_best_is_not_kept_unasked(tmp_path: Path) -> None:
+    """It takes room."""
+    _save(tmp_path, 1, 2, keep_last=1, score_1=0.9, score_2=0.1)
+    assert _names(tmp_path) == {"step-000002"}
+
+
+def test_one_without_a_readable_score_is_not_the_best(tmp_path: Path) -> None:
+    """The best of the others is kept."""
+    _save(tmp_path, 1, 2, score_1=0.5, score_2=0.9)
+    _cut(tmp_path / "step-000002/manifest.json")
+    _save(tmp_path, 3, keep_last=1, keep_best=True, score_3=0.1)
+    assert _names(tmp_path) == {"step-000001", "step-000003"}
+
+
+def test_a_run_that_goes_on_replaces_what_it_did_not_go_on_from(tmp_path: Path) -> None:
+    """Damaged later ones count neither as the last nor as the best once there is a new one."""
+    _save(tmp_path, 1, 2, 3, score_3=1.0)
+    for step in (2, 3):
+        _cut(tmp_path / f"step-00000{step}/state.json")
+    _save(tmp_path, 2, keep_last=2, keep_best=True)
+    assert _names(tmp_path) == {"step-000001", "step-000002"}
+    assert _latest_step(tmp_path) == 2
+
+
+def test_a_whole_checkpoint_is_not_written_again(tmp_path: Path) -> None:
+    """A run that is told to stop just after it has saved does not put its newest checkpoint at risk."""
+    _save(tmp_path, 1, 2)
+    writer = Writer(tmp_path, keep_last=1, keep_best=False)
+    writer.save(2, lambda folder: pytest.fail("it was written"), score=None)
+    assert _names(tmp_path) == {"step-000002"}
+    assert _latest_step(tmp_path) == 2
+
+
+def test_what_a_killed_run_left_half_done_is_cleared(tmp_path: Path) -> None:
+    """It is no checkpoint, and is gone when the next writer opens the folder."""
+    _save(tmp_path, 1)
+    for name in (".step-000002.partial", ".step-000003.removed"):
+        shutil.copytree(tmp_path / "step-000001", tmp_path / name)
+    assert _latest_step(tmp_path) == 1
+    Writer(tmp_path, keep_last=1, keep_best=False)
+    assert _names(tmp_path) == {"step-000001"}
+
+
+@pytest.mark.parametrize("error", [ValueError("a bug"), KeyboardInterrupt()], ids=["error", "Ctrl-C"])
+def test_a_write_that_fails_leaves_nothing(tmp_path: Path, error: BaseException) -> None:
+    """The error is its own, and the earlier checkpoint is as it was."""
+    writer = Writer(tmp_path, keep_last=1, keep_best=False)
+    writer.save(1, _fill(1), score=None)
+
+    def fail(folder: Path) -> None:
+        _fill(2)(folder)
+        raise error
+
+    with pytest.raises(type(error)) as raised:
+        writer.save(2, fail, score=None)
+    assert raised.value is error
+    assert _names(tmp_path) == {"step-000001"}
+    assert _latest_step(tmp_path) == 1
+
+
+def test_everything_is_on_disk_before_it_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each file and folder is synced, then renamed, then the name synced; only then is anything removed."""
+    writer = Writer(tmp_path, keep_last=1, keep_best=False)
+    writer.save(1, _fill(1), score=None)
+    done: list[str] = []
+    sync, rename = os.fsync, os.rename
+
+    def record_sync(descriptor: int) -> None:
+        done.append("sync " + os.path.relpath(Path(f"/proc/self/fd/{descriptor}").readlink(), tmp_path))
+        sync(descriptor)
+
+    def record_rename(old: Path, new: Path) -> None:
+        done.append(f"rename {new.name}")
+        rename(old, new)
+
+    monkeypatch.setattr(os, "fsync", record_sync)
+    monkeypatch.setattr(os, "rename", record_rename)
+    writer.save(2, _fill(2), score=None)
+    partial = ".step-000002.partial"
+    *before, renamed, synced, removed = done
+    assert set(before) == {
+        f"sync {partial}",
+        f"sync {partial}/weights",
+        *(f"sync {partial}/{name}" for name in (*_FILES, "manifest.json")),
+    }
+    assert (renamed, synced, removed) == ("rename step-000002", "sync .", "rename .step-000001.removed")
+
+
+def _die_at(event: int, folder: Path) -> None:
+    """Save two steps, and be killed just before the given operation on a file."""
+    left = event
+
+    def count(name: str, _: tuple[Any, ...]) -> None:
+        nonlocal left
+        if name == "open" or name.startswith(("os.", "shutil.", "fcntl.")):
+            left -= 1
+            if left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(count)
+    _save(folder, 2, 3, keep_last=1, keep_best=True)
+
+
+@pytest.fixture
+def unsynced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To wait for the disk would take most of the time, and a killed process loses nothing that it has written."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("unsynced")
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(tmp_path: Path, damaged: bool) -> None:
+    """Tried before every single operation on a file: nothing is lost, and the next run gets to the same end."""
+    event, seen = 0, set()
+    killed = True
+    while killed:
+        event += 1
+        folder = tmp_path / str(event)
+        _save(folder, *((1, 2) if damaged else (1,)), score_1=0.5)
+        if damaged:
+            _cut(folder / "step-000002/state.json")
+        killed = _killed(_die_at, event, folder)
+        seen.add(_latest_step(folder))
+        _save(folder, 2, 3, keep_last=1, keep_best=True)
+        assert _names(folder) == {"step-000001", "step-000003"}
+        assert _latest_step(folder) == 3
+    assert event > 60
+    assert seen == {1, 2, 3}
+
+
+def _save_for_ever(folder: Path, acknowledged: int) -> None:
+    """Go on from the newest checkpoint; each that stands is said into the pipe."""
+    step = _latest_step(folder)
+    writer = Writer(folder, keep_last=2, keep_best=True)
+    while True:
+        step += 1
+        writer.save(step, _fill(step), score=float(step % 7))
+        os.write(acknowledged, f"{step}\n".encode())
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("unsynced")
+def test_no_checkpoint_is_lost_to_a_kill(tmp_path: Path) -> None:
+    """A run that is killed a hundred times goes on each time from the last checkpoint that it knew to be there."""
+    chance = random.Random(11)
+    last = 0
+    for _ in range(100):
+        read, write = os.pipe()
+        process = _FORK.Process(target=_save_for_ever, args=(tmp_path, write))
+        process.start()
+        os.close(write)
+        with os.fdopen(read) as pipe:
+            acknowledged = [int(pipe.readline()) for _ in range(chance.randrange(1, 4))]
+            time.sleep(chance.uniform(0, 0.005))
+            process.kill()
+            acknowledged += map(int, pipe)
+        process.join()
+        assert acknowledged == list(range(last + 1, acknowledged[-1] + 1))
+        last = _latest_step(tmp_path)
+        assert last in {acknowledged[-1], acknowledged[-1] + 1}
+
+
+_WRITER = """
+import sys, time
+from pathlib import Path
+from components.shared.checkpoints import Writer
+from components.shared.step import _errors_in_one_line
+def fill(folder):
+    (folder / "weights.bin").write_bytes(bytes(int(sys.argv[2])))
+with _errors_in_one_line("train"):
+    writer = Writer(Path(sys.argv[1]), keep_last=1, keep_best=False)
+    writer.save(int(sys.argv[3]), fill, score=None)
+    print("saved", flush=True)
+    time.sleep(float(sys.argv[4]))
+"""
+
+
+def _writer(folder: Path, size: int, *, step: int = 1, pause_s: float = 0) -> list[str]:
+    """A command that saves one checkpoint of `size` bytes and then holds its folder for a while."""
+    return [sys.executable, "-c", _WRITER, str(folder), str(size), str(step), str(pause_s)]
+
+
+def _run(*command: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, cwd=_ROOT, **options)
+
+
+def test_a_second_writer_is_refused_until_the_first_is_gone(tmp_path: Path) -> None:
+    """It is told by whom, and clears nothing away; one that has ended or was killed is no hindrance."""
+    _save(tmp_path, 1)
+    with subprocess.Popen(_writer(tmp_path, 10, pause_s=60), cwd=_ROOT, stdout=subprocess.PIPE, text=True) as first:
+        assert first.stdout is not None
+        assert first.stdout.readline() == "saved\n"
+        (tmp_path / ".step-000002.partial").mkdir()
+        with pytest.raises(RetryableError, match=rf"{tmp_path}: is in use by process {first.pid} on .*; wait"):
+            _save(tmp_path, 2)
+        assert (tmp_path / ".step-000002.partial").exists()
+        assert latest(tmp_path, stage="train") is not None
+        first.kill()
+    _save(tmp_path, 2)
+    assert _latest_step(tmp_path) == 2
+
+
+def test_a_child_that_outlives_the_writer_holds_nothing(tmp_path: Path) -> None:
+    """Workers forked by a run may linger for a moment after it was killed."""
+    read, write = os.pipe()
+
+    def fork_and_die() -> None:
+        writer = Writer(tmp_path, keep_last=1, keep_best=False)
+        child = os.fork()
+        if child == 0:
+            signal.pause()
+        os.write(write, str(child).encode())
+        assert writer
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    assert _killed(fork_and_die)
+    child = int(os.read(read, 20))
+    try:
+        os.kill(child, 0)
+        Writer(tmp_path, keep_last=1, keep_best=False)
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Where a file system may be mounted that no other process sees."""
+    done = _run(*_NAMESPACE, "mount", "-t", "tmpfs", "tmpfs", str(tmp_path))
+    if done.returncode:
+        pytest.skip(f"mounting in a namespace of its own is not permitted here: {done.stderr.strip()}")
+    return tmp_path
+
+
+def test_a_full_disk_costs_the_new_checkpoint_alone(folder: Path) -> None:
+    """One line says where, what it takes and what is free; the partial one makes room again."""
+    # 400 KiB have room for the first, and not for the second beside it.
+    first, second = (shlex.join(_writer(folder, size, step=step)) for step, size in ((1, 300_000), (2, 250_000)))
+    script = f"mount -t tmpfs -o size=400k tmpfs {folder} && {first} && {second}; echo $?; ls -A {folder}"
+    done = _run(*_NAMESPACE, "sh", "-c", script)
+    assert done.stdout.split() == ["saved", "2", "step-000001", "writer.lock"]
+    line = done.stderr
+    assert line.startswith(f"error: train: {folder}/step-000002: no space left on device: the checkpoint takes ")
+    assert line.endswith("the earlier checkpoints are whole: make room and run again\n")
+    figures = re.search(r"takes ([0-9,]+) bytes or more, ([0-9,]+) are free", line)
+    assert figures is not None
+    needed, free = (int(figure.replace(",", "")) for figure in figures.groups())
+    assert 300_000 < needed < 301_000
+    assert 80_000 < free < 100_000
+
+
+def test_a_limit_on_files_is_a_full_disk(tmp_path: Path) -> None:
+    """The size of the checkpoint is not known before: what was written of it is what it takes at least."""
+    writer = Writer(tmp_path, keep_last=1, keep_best=False)
+    writer.save(1, _fill(1), score=None)
+
+    def write(folder: Path) -> None:
+        (folder / "weights.bin").write_bytes(bytes(80_000))
+
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, before[1]))
+    try:
+        with pytest.raises(PipelineError, match=r"step-000002: file too large: the checkpoint takes 50,000 bytes"):
+            writer.save(2, write, score=None)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert _names(tmp_path) == {"step-000001"}
+    assert _latest_step(tmp_path) == 1
+
+
+def test_a_library_in_rust_on_a_full_disk_is_heard_too(tmp_path: Path) -> None:
+    """Its errors carry the number in their text."""
+    writer = Writer(tmp_path, keep_last=1, keep_best=False)
+
+    def write(folder: Path) -> None:
+        raise ValueError(f"I/O error: No space left on device (os error {errno.ENOSPC})")
+
+    with pytest.raises(PipelineError, match=r"step-000001: no space left on device: the checkpoint takes 0 bytes"):
+        writer.save(1, write, score=None)
+
+
+def test_a_folder_that_is_read_only(folder: Path) -> None:
+    """It is named in one line, and read nevertheless."""
+    _save(folder, 1)
+    writer = shlex.join(_writer(folder, 10, step=2))
+    script = f"mount --bind -o ro {folder} {folder}; mount -o remount,bind,ro {folder}; {writer}; echo $?"
+    done = _run(*_NAMESPACE, "sh", "-c", script)
+    assert (done.stdout, done.stderr) == ("2\n", f"error: train: {folder}/writer.lock: read-only file system\n")
+    assert _latest_step(folder) == 1

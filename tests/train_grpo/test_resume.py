@@ -1,0 +1,106 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from components.launch.together import run_together
+from components.policy.checkpoint import save
+from components.shared import jsonl
+from components.shared.problem import Split, write_problems
+from components.train_grpo.config import TrainGRPOConfig
+from tests import tiny
+from tests.train_grpo.interrupted import RESUMED, STRAIGHT, run_both
+from tests.train_grpo.settings import grpo_config
+
+SETTINGS = {"num_steps": 4, "prompts_per_step": 4, "learning_rate": 1e-2, "engine__micro_batch_tokens": 60}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "a curriculum, and groups that are drawn again": {
+        "prompts": {
+            "source_weights": {},
+            "curriculum": {"memory": 0.5, "floor": 0.1},
+            "max_resampling_rounds": 1,
+        },
+        "updates_per_rollout": 2,
+        "minibatches_per_rollout": 2,
+    },
+    "a reference that was reset, and a reward model": {
+        "num_iterations": 4,
+        "reward__weights": {"accuracy": 1.0, "reward_model": 0.5},
+        "reward__model": {
+            "base": "reference",
+            "initial_rollouts": 1,
+            "learning_rate": 1e-3,
+            "epochs": 1,
+            "replay_fraction": 0.3,
+        },
+    },
+    "adapters": {
+        "engine__lora": {"rank": 2, "alpha": 4.0, "targets": ["q_proj", "up_proj"]},
+    },
+}
+
+
+def _undecided(folder: Path) -> dict[str, Path]:
+    """Problems, and a reference that guesses; length is rewarded, so that every group has something to teach."""
+    for name in ("problems", "reference"):
+        (folder / name).mkdir()
+    write_problems(folder / "problems", Split.TRAIN, tiny.PROBLEMS)
+    save(tiny.checkpoint(), folder / "reference")
+    return {name: folder / name for name in ("problems", "reference")}
+
+
+def _config(**changes: Any) -> TrainGRPOConfig:
+    weights = {"accuracy": 1.0, "tests.train_grpo.test_resume:shortness": 1.0}
+    return grpo_config(**{**SETTINGS, "reward__weights": weights, **changes})
+
+
+def shortness(problem: Any, completion: Any, grade: Any) -> float:
+    """A reward that differs between almost any two completions."""
+    del problem, grade
+    return -len(completion.text) / 10
+
+
+def _rows(folder: Path) -> list[dict[str, Any]]:
+    return [row for _, row in jsonl.read_rows(folder / "training" / "steps.jsonl")]
+
+
+def _assert_equal(folder: Path, *, num_steps: int) -> None:
+    """The two runs have the same weights, curves and completions to the last bit, and learned something."""
+    straight, resumed = folder / STRAIGHT, folder / RESUMED
+    for name in ("policy/model.safetensors", "training/steps.jsonl", "training/completions.jsonl"):
+        assert (straight / name).read_bytes() == (resumed / name).read_bytes(), name
+    rows = _rows(resumed)
+    assert [row["step"] for row in rows] == list(range(1, num_steps + 1))
+    assert all(row["gradient_norm"] > 0 for row in rows)
+    timings = [row["step"] for _, row in jsonl.read_rows(resumed / "timings" / "timings.jsonl")]
+    assert timings == list(range(1, num_steps + 1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", list(VARIANTS))
+def test_a_run_that_was_stopped_ends_where_one_that_was_not_does(tmp_path: Path, variant: str) -> None:
+    """In one process: whatever a run carries from step to step is in its checkpoint."""
+    (tmp_path / "zero_2").mkdir()
+    run_both(_config(**VARIANTS[variant]), **_undecided(tmp_path), folder=tmp_path)
+    _assert_equal(tmp_path / "zero_2", num_steps=4)
+
+
+@pytest.mark.slow
+def test_two_processes_go_on_where_they_were_stopped(tmp_path: Path) -> None:
+    """Under ZeRO 0, 2 and 3, though only one of them was told to stop; what they learn does not depend on the stage."""
+    for stage in (0, 2, 3):
+        (tmp_path / f"zero_{stage}").mkdir()
+    config = _config(engine__num_processes=2)
+    folders = {**_undecided(tmp_path), "folder": tmp_path}
+    run_together(run_both, config, folders, num_processes=2, work=tmp_path / "work", grace_s=30)
+    policies = []
+    for stage in (0, 2, 3):
+        _assert_equal(tmp_path / f"zero_{stage}", num_steps=4)
+        policies.append(load_file(tmp_path / f"zero_{stage}" / STRAIGHT / "policy" / "model.safetensors"))
+        rows = [row for _, row in jsonl.read_rows(tmp_path / f"zero_{stage}" / STRAIGHT / "timings" / "timings.jsonl")]
+        assert {row["slowest_rank"] for row in rows} <= {0, 1}
+    for policy in policies[1:]:
+        for name, weight in policies[0].items():
+            torch.testing.assert_close(policy[name], weight, rtol=0, atol=1e-3)
