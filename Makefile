@@ -33,7 +33,7 @@ CUDA_PACKAGES := cuda-bindings cuda-pathfinder cuda-toolkit nvidia-cublas nvidia
   nvidia-cusolver nvidia-cusparse nvidia-cusparselt-cu13 nvidia-nccl-cu13 nvidia-nvjitlink \
   nvidia-nvshmem-cu13 nvidia-nvtx triton
 
-.PHONY: help setup data run test test-fast lint format repro compile lock clean distclean
+.PHONY: help setup data run test test-fast test-long lint format repro compile lock clean distclean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-12s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -57,12 +57,15 @@ data: setup  ## Fetch GSM8K and MATH-500 into data/ (from SOURCE through a local
 run: setup $(if $(filter laptop smoke distributed,$(PRESET)),,data)  ## Run the whole pipeline on this machine (PRESET=laptop|smoke|distributed|gsm8k-math|deepseekmath-7b|dr-grpo|dapo)
 	@$(BIN)/grpo-pipeline run --params $(PARAMS)
 
-test: setup  ## Check style, types and contracts, then run every test
+test: setup  ## Check style, types and contracts, then run the tests
 	@$(MAKE) --no-print-directory lint
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -m "not long"
+
+test-long: setup  ## The tests that take minutes each: campaigns of kills, several vLLM engines, long runs
+	@$(BIN)/python -m pytest -m long
 
 test-fast: setup  ## Only the tests that take no longer than a breath
-	@$(BIN)/python -m pytest -m "not slow"
+	@$(BIN)/python -m pytest -m "not slow and not long"
 
 lint: setup  ## ruff, mypy (strict), import contracts
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports

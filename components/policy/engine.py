@@ -141,7 +141,7 @@ def _offload(config: EngineConfig) -> dict[str, Any]:
 
 
 def _deepspeed(scorer: CompletionScorer, config: EngineConfig) -> dict[str, Any]:
-    num_parameters = sum(parameter.numel() for parameter in scorer.parameters())
+    num_trained = sum(parameter.numel() for parameter in scorer.parameters() if parameter.requires_grad)
     return {
         # DeepSpeed insists on a batch size; micro-batches here are counted in tokens.
         "train_micro_batch_size_per_gpu": 1,
@@ -150,8 +150,8 @@ def _deepspeed(scorer: CompletionScorer, config: EngineConfig) -> dict[str, Any]
         # Buffers no larger than the model: by default a gigabyte is set aside for each, whatever its size.
         "zero_optimization": {
             "stage": config.zero_stage,
-            "reduce_bucket_size": min(num_parameters, _MAX_BUCKET_SIZE),
-            "allgather_bucket_size": min(num_parameters, _MAX_BUCKET_SIZE),
+            "reduce_bucket_size": min(num_trained, _MAX_BUCKET_SIZE),
+            "allgather_bucket_size": min(num_trained, _MAX_BUCKET_SIZE),
             **_offload(config),
         },
         "zero_force_ds_cpu_optimizer": False,  # its own optimizer for the host has to be compiled there

@@ -27,9 +27,9 @@ def adapt(model: PreTrainedModel, config: LoraConfig | None, *, seed: int) -> No
     """
     if config is None:
         return
-    layers = _chosen_layers(model, config.targets)
-    import peft
+    import peft  # takes half a second
 
+    layers = _chosen_layers(model, config.targets)
     settings = peft.LoraConfig(r=config.rank, lora_alpha=config.alpha, target_modules=layers, lora_dropout=0.0)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # they are drawn on the CPU, wherever the model is

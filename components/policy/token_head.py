@@ -75,7 +75,8 @@ class _TokenScores(torch.autograd.Function):
         grad_logprobs_N, grad_entropy_N = grads
         grad_hidden_ND = torch.empty_like(hidden_ND)
         precise = lse_N.dtype
-        grad_weight_VD = torch.zeros_like(weight_VD, dtype=precise)
+        # Beside adapters the layer is frozen.
+        grad_weight_VD = torch.zeros_like(weight_VD, dtype=precise) if ctx.needs_input_grad[1] else None
         grad_bias_V = None if bias_V is None else torch.zeros_like(bias_V, dtype=precise)
         for rows in _chunks(len(target_N), len(weight_VD)):
             logits_CV = _logits(hidden_ND[rows], weight_VD, bias_V, ctx.temperature)
@@ -94,7 +95,8 @@ class _TokenScores(torch.autograd.Function):
             if grad_bias_V is not None:
                 grad_bias_V += grad_CV.sum(0)
             grad_hidden_ND[rows] = _product(grad_CV, weight_VD)
-            _add_product(grad_weight_VD, grad_CV.T, hidden_ND[rows])
+            if grad_weight_VD is not None:
+                _add_product(grad_weight_VD, grad_CV.T, hidden_ND[rows])
         return grad_hidden_ND, grad_weight_VD, grad_bias_V, None, None
 
 

@@ -19,6 +19,7 @@ from components.policy.dealing import deal
 from components.policy.engine import PolicyEngine
 from components.policy.flops import Arithmetic, matrix_rate
 from components.policy.logprobs import completion_logprobs
+from components.policy.lora import plain_state_dict
 from components.policy.schedule import learning_rate
 from components.policy.sequences import TokenSequence
 from components.shared.problem import Problem
@@ -211,8 +212,9 @@ class Trainer:
         referred = time.monotonic()
         figures = update(self.config, self.policy, parts, data, self._learning_rate(step))
         update_s = time.monotonic() - referred
-        # A backward pass is two products for each one of the forward pass.
-        operations = 3 * self.config.updates_per_rollout * self._arithmetic.forward_operations(batches)
+        # A backward pass is two products for each one of the forward pass; frozen weights have no gradient.
+        products = 2 if self.config.engine.lora else 3
+        operations = products * self.config.updates_per_rollout * self._arithmetic.forward_operations(batches)
         utilisation = operations / update_s / self._matrix_rate
         timing = {"reference_s": referred - started, "update_s": update_s, "update_flop_utilisation": utilisation}
         return figures, timing
@@ -264,7 +266,7 @@ class Trainer:
         """Line 3: the policy becomes the reference."""
         if self.reference is not None:
             with self.policy.whole_weights():
-                self.reference.load(self.checkpoint.model.state_dict())
+                self.reference.load(plain_state_dict(self.checkpoint.model))
             self._reference_is_reset = True
             say(_STAGE, "a new iteration begins: the policy is the reference now")
 

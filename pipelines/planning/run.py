@@ -1,9 +1,9 @@
 """What is planned, in plain numbers: a model, the work of a step, and how it is spread over GPUs."""
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-from components.policy.config import EngineConfig
+from components.policy.config import ALL_LINEAR, EngineConfig
 from components.shared.errors import PipelineError
 from components.train_grpo.config import SamplerConfig
 from pipelines.params import Params
@@ -111,7 +111,8 @@ class Run:
         if not rank:
             return self.shape.num_parameters
         sizes = self.shape.projections
-        return layers * rank * sum(sum(sizes[target]) for target in self.engine.lora_targets)
+        targets = sizes if ALL_LINEAR in self.engine.lora_targets else self.engine.lora_targets
+        return layers * rank * sum(sum(sizes[target]) for target in targets if target in sizes)
 
 
 def run_of(params: Params, num_gpus: int, mean_completion_tokens: float | None) -> Run:
@@ -132,33 +133,31 @@ def run_of(params: Params, num_gpus: int, mean_completion_tokens: float | None) 
         minibatches=config.minibatches_per_rollout,
         updates=config.updates_per_rollout,
     )
-    overlap = bool(getattr(config.sampler, "overlap", False))
+    overlap = config.sampler.overlap
     sampler = _sampler(config.sampler, config.sampling.max_batch_size, overlap=overlap)
     if sampler.num_servers >= num_gpus:
         raise PipelineError(
             f"--gpus {num_gpus}: sampler.servers takes {sampler.num_servers} of them and leaves none to train on"
         )
-    held: Any = getattr(config, "reference", "whole")
     return Run(
         shape=shape_of(params.train_sft.model),
         num_gpus=num_gpus,
         work=work,
         engine=_engine(config.engine),
         sampler=sampler,
-        reference=held if config.loss.kl.coefficient else "none",
+        reference=config.reference.value if config.loss.kl.coefficient else "none",
     )
 
 
 def _engine(config: EngineConfig) -> Engine:
-    lora = getattr(config, "lora", None)
     return Engine(
         zero_stage=config.zero_stage,
         element_bytes=2 if config.precision == "bf16" else 4,
         gradient_checkpointing=config.gradient_checkpointing,
         micro_batch_tokens=config.micro_batch_tokens,
-        offload=getattr(config, "offload", "none"),
-        lora_rank=lora.rank if lora else 0,
-        lora_targets=tuple(lora.targets) if lora else (),
+        offload=config.offload,
+        lora_rank=config.lora.rank if config.lora else 0,
+        lora_targets=tuple(config.lora.targets) if config.lora else (),
     )
 
 

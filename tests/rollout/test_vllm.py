@@ -71,7 +71,7 @@ class Ranks:
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
-    """The ranks, as they start: that takes a while, and goes on beside the tests of the server."""
+    """The ranks, as they start: that takes a while."""
     folder = tmp_path_factory.mktemp("ranks")
     for seed, name in enumerate(("old", "new")):
         checkpoints.save(policy(seed, tied=True), folder / name)
@@ -117,9 +117,8 @@ def _processes(temporary: Path) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def run(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    """A launcher in a process of its own, whose server is ready; the ranks start meanwhile."""
-    del ranks
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    """A launcher in a process of its own, whose server is ready."""
     folder = tmp_path_factory.mktemp("vllm")
     policies = [policy(seed) for seed in (1, 2)]
     folders = [folder / name for name in ("old", "new")]
@@ -243,11 +242,11 @@ def test_new_weights_arrive_while_others_sample(run: Run) -> None:
     found: list[Completion] = []
     sampling = threading.Thread(
         target=lambda: found.extend(
-            _flat(other(QUESTIONS * 8, num_samples=8, temperature=1.0, max_new_tokens=200, seed=5))
+            _flat(other(QUESTIONS * 2, num_samples=4, temperature=1.0, max_new_tokens=120, seed=5))
         )
     )
     sampling.start()
-    time.sleep(0.3)
+    time.sleep(0.1)
     started = time.monotonic()
     run.client.load_weights(run.folders[1], 1)
     print(f"weights loaded in {time.monotonic() - started:.2f} s, with requests under way")
@@ -267,6 +266,7 @@ def test_new_weights_arrive_while_others_sample(run: Run) -> None:
     assert largest_difference([list(completion.logprobs) for completion in after], again) < 1e-4
 
 
+@pytest.mark.long
 def test_a_killed_server_comes_back_with_the_current_weights(run: Run) -> None:
     """The launcher starts it again; the client waits for it, and samples from it only after it has the new weights."""
     before = _processes(run.temporary)
@@ -295,6 +295,7 @@ def test_nothing_is_left_of_a_launcher_that_is_killed(run: Run) -> None:
     assert set(Path("/dev/shm").iterdir()) <= shared
 
 
+@pytest.mark.long
 def test_each_rank_samples_from_an_engine_of_its_own(ranks: Ranks) -> None:
     """In two ranks with gloo, engines say of their tokens what the trainer says, repeat themselves, and differ."""
     for found in ranks.found():
@@ -306,6 +307,7 @@ def test_each_rank_samples_from_an_engine_of_its_own(ranks: Ranks) -> None:
         assert found["differ"]
 
 
+@pytest.mark.long
 def test_a_tied_model_is_loaded_with_its_output_layer(ranks: Ranks) -> None:
     """Embeddings that serve as the output layer too are new in both places."""
     for found in ranks.found():
@@ -314,6 +316,7 @@ def test_a_tied_model_is_loaded_with_its_output_layer(ranks: Ranks) -> None:
         assert max(found["new"]["scored"]) < 1e-4
 
 
+@pytest.mark.long
 def test_a_rank_prints_nothing_of_its_engine(ranks: Ranks) -> None:
     """What vLLM prints is in a file of its own, for each rank."""
     ranks.found()
@@ -322,6 +325,7 @@ def test_a_rank_prints_nothing_of_its_engine(ranks: Ranks) -> None:
         assert "EngineCore" in (ranks.folder / f"vllm-{rank}.log").read_text()
 
 
+@pytest.mark.long
 def test_the_engine_of_a_rank_that_is_killed_ends(ranks: Ranks) -> None:
     """SIGKILL of one rank leaves no process of its engine; the other's lives on until torchrun ends it."""
     engine = ranks.found()[0]["engine"]

@@ -37,6 +37,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         },
     },
     "adapters": {
+        "num_iterations": 2,
         "engine__lora": {"rank": 2, "alpha": 4.0, "targets": ["q_proj", "up_proj"]},
     },
 }
