@@ -9,7 +9,7 @@ import os
 import sys
 from pathlib import Path
 
-from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, SignalException
+from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, PContext, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -23,7 +23,11 @@ def start_ranks(job: Job) -> int:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // job.num_processes)))
     # Whatever ends a rank is told by `run_together`, in a line.
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    for part in ("multiprocessing.api", "agent.server.api"):
+        logging.getLogger(f"torch.distributed.elastic.{part}").setLevel(logging.CRITICAL)
+    grace_s = math.ceil(job.grace_s) + 1
+    # Where a rank has failed torchrun gives the others half a minute, whatever is configured.
+    PContext.close.__defaults__ = (None, grace_s)
     config = LaunchConfig(
         run_id="ranks",
         min_nodes=1,
@@ -33,7 +37,7 @@ def start_ranks(job: Job) -> int:
         rdzv_endpoint="localhost:0",
         max_restarts=0,
         monitor_interval=0.1,
-        shutdown_timeout=math.ceil(job.grace_s) + 1,
+        shutdown_timeout=grace_s,
         # Beside what else the job leaves: by default a folder among the temporary files, which nobody removes.
         logs_specs=DefaultLogsSpecs(log_dir=str(job.folder / "torchrun")),
     )

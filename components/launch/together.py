@@ -49,7 +49,7 @@ def run_together(
     exit_code = _launch(job)
     outcomes = [job.outcome(rank) for rank in range(num_processes)]
     if exit_code or any(outcome is None or "result" not in outcome for outcome in outcomes):
-        raise _cause(job)
+        raise _cause(job, exit_code)
     assert outcomes[0] is not None
     result: dict[str, float] = outcomes[0]["result"]
     return result
@@ -85,7 +85,7 @@ def _passing_on(agent: "subprocess.Popen[bytes]") -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-def _cause(job: Job) -> Exception:
+def _cause(job: Job, exit_code: int) -> Exception:
     """The error that ended the job: of what several ranks say, that which is not about the loss of another."""
     outcomes = {rank: job.outcome(rank) for rank in range(job.num_processes)}
     said = {rank: outcome for rank, outcome in outcomes.items() if outcome is not None and "error" in outcome}
@@ -98,6 +98,9 @@ def _cause(job: Job) -> Exception:
         return RetryableError(said[rank]["error"])
     for outcome in said.values():
         return RetryableError(outcome["error"])
+    if exit_code == RetryableError.exit_code:
+        took = f"told to stop, but the step at hand took longer than {job.grace_s:g} s"
+        return RetryableError(f"{took}; run the same again to go on from the last checkpoint")
     return RetryableError("the launcher of the processes was killed; run the same again to go on")
 
 

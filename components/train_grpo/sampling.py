@@ -38,17 +38,26 @@ def samplers_running(config: TrainGRPOConfig, reference: Path, work: Path) -> It
     if servers is None and config.sampler.vllm is None:
         yield
         return
-    with memory_folder(reference, work / "weights") as folder:
-        os.environ.setdefault(WEIGHTS_VARIABLE, str(folder))
+    with memory_folder(reference, work / "weights") as folder, _told(WEIGHTS_VARIABLE, str(folder)):
         if servers is None or SERVERS_VARIABLE in os.environ:
             yield
             return
-        with vllm_servers(reference, servers, dtype=_dtype(config), logs=work / "launch") as urls:
-            os.environ[SERVERS_VARIABLE] = ",".join(urls)
-            try:
-                yield
-            finally:
-                del os.environ[SERVERS_VARIABLE]
+        with (
+            vllm_servers(reference, servers, dtype=_dtype(config), logs=work / "launch") as urls,
+            _told(SERVERS_VARIABLE, ",".join(urls)),
+        ):
+            yield
+
+
+@contextmanager
+def _told(variable: str, value: str) -> Iterator[None]:
+    """Tell the processes that are started in the block, unless somebody else has told them."""
+    told = os.environ.setdefault(variable, value) is value
+    try:
+        yield
+    finally:
+        if told:
+            del os.environ[variable]
 
 
 @dataclass

@@ -13,10 +13,10 @@ from tests.faults.place import Place
 from tests.faults.rewards import CALLS_BEFORE, CHOSEN_RANK, SLOW_S
 from tests.train_grpo.settings import grpo_config
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 NUM_STEPS = 24
 DEADLINE_S, GRACE_S = 6, 1
-TORCHRUN_S = 30
+TORCHRUN_S = 5
 """Time that torchrun leaves ranks to end once another has failed."""
 CALLS_PER_STEP = 2
 """Of a reward in each of two processes."""

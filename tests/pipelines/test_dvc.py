@@ -54,6 +54,7 @@ def test_metrics_and_plots_are_there_for_dvc(dvc_project: Project) -> None:
         assert next(iter(title)) in page
 
 
+@pytest.mark.long
 def test_a_new_learning_rate_reruns_what_depends_on_it(dvc_project: Project) -> None:
     """train_grpo and what follows from it, and nothing before."""
     params = smoke()

@@ -294,6 +294,7 @@ def as_planned(case: str) -> Run:
     return Run(shape, 2, work, engine, Sampler("transformers", 256), "none")
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("part", ["weights", "gradients", "optimizer", "activations"])
 @pytest.mark.parametrize("case", ["ZeRO 0", "ZeRO 2", "ZeRO 3", "ZeRO 3, bf16", "ZeRO 3, bf16, checkpointing"])

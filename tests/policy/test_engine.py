@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
+from components.policy.config import EngineConfig
 from components.policy.engine import NonFiniteError, PolicyEngine
 from components.policy.logprobs import CompletionScorer
+from components.policy.optimizer_state import load_weights
 from components.policy.ranks import join
 from components.shared.errors import PipelineError
 from tests import tiny
@@ -120,6 +123,54 @@ def test_a_gradient_that_is_not_finite_ends_the_run(zero_stage: int) -> None:
     engine.accumulate((logprobs_N - logprobs_N.detach()).clamp(min=0).sum().sqrt())
     with pytest.raises(NonFiniteError, match="norm of the gradient"):
         engine.step(1e-3)
+
+
+@pytest.mark.parametrize(
+    ("zero_stage", "offload"), [(0, "none"), (1, "optimizer"), (2, "none"), (2, "optimizer"), (3, "none"), (3, "all")]
+)
+def test_an_engine_goes_on_from_the_state_of_another(zero_stage: int, offload: str) -> None:
+    """Two steps, and one with the second in another engine, end in the same bits, wherever the optimizer is kept."""
+    config = tiny.engine_config(zero_stage=zero_stage, offload=offload)
+    straight = _stepped(CompletionScorer(tiny.checkpoint().model, temperature=1.0), config, 2)
+    state = _stepped(CompletionScorer(tiny.checkpoint().model, temperature=1.0), config, 1)
+    scorer = CompletionScorer(tiny.checkpoint(seed=2).model, temperature=1.0)
+    load_weights(scorer, state)
+    resumed = _stepped(scorer, config, 1, state)
+    assert float(resumed["num_steps"]) == 2
+    assert resumed.keys() == straight.keys()
+    assert all(torch.equal(resumed[name], straight[name]) for name in straight)
+    assert any(not torch.equal(resumed[name], state[name]) for name in state if name.endswith("weight"))
+
+
+def test_where_the_optimizer_is_does_not_change_what_it_does() -> None:
+    """In host memory or not, cut up or not, two steps move the weights alike, up to rounding."""
+    expected, *others = (
+        _stepped(CompletionScorer(tiny.checkpoint().model, temperature=1.0), tiny.engine_config(**settings), 2)
+        for settings in (
+            {"zero_stage": 0},
+            {"zero_stage": 2, "offload": "optimizer"},
+            {"zero_stage": 3, "offload": "all"},
+        )
+    )
+    for each in others:
+        for name, value in expected.items():
+            torch.testing.assert_close(each[name], value, rtol=1e-4, atol=1e-6)
+
+
+def _stepped(
+    scorer: CompletionScorer, config: EngineConfig, steps: int, state: dict[str, Tensor] | None = None
+) -> dict[str, Tensor]:
+    """The state after some steps, from that of another engine if there is one."""
+    engine = PolicyEngine(scorer, config)
+    if state is not None:
+        engine.restore(state)
+    checkpoint = tiny.checkpoint()
+    done = 0 if state is None else 1
+    for number in range(done, done + steps):
+        for batch in tiny.batches([checkpoint.example(problem) for problem in tiny.PROBLEMS[number : number + 4]], 60):
+            engine.accumulate(-engine(batch).logprobs_N.sum() / 100)
+        engine.step(1e-3)
+    return engine.state()
 
 
 @pytest.mark.parametrize(("asked", "launched"), [(1, 2), (2, 1)])

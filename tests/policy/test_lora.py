@@ -325,6 +325,7 @@ def _fine_tuning(num_processes: int) -> TrainSFTConfig:
     return TrainSFTConfig.model_validate(fields)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_fine_tuning_does_not_depend_on_processes_or_sharding(tmp_path: Path) -> None:
     """One process, or two under ZeRO 0, 2 and 3: the same plain reference, which is better than its base."""

@@ -246,6 +246,7 @@ def _command(config: RegisterConfig, policy: Path, report_folder: Path, folder: 
     return [sys.executable, "-m", "components.register", *(f"--{name}={value}" for name, value in options.items())]
 
 
+@pytest.mark.long
 def test_killed_at_any_moment_a_rerun_ends_with_one_version(reports: dict[str, Path], tmp_path: Path) -> None:
     """SIGKILL at moments over the whole run; then one version, a clean registry, weights that come back."""
     policy, config = make_policy(tmp_path / "policy"), make_config(tmp_path)

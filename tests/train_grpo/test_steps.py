@@ -222,6 +222,7 @@ def test_many_lines_take_time_in_proportion(line: str) -> None:
     assert len(worked_steps(f"{line}\n" * 10_000)) <= 1
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_real_solutions_have_a_right_step_for_nearly_every_line() -> None:
     """GSM8K's own solutions: at most one row in two hundred has a line that looks false."""

@@ -167,6 +167,7 @@ def test_a_new_iteration_begins_with_the_policy_as_its_reference(tmp_path: Path,
     assert [row["kl"] == 0.0 for row in rows] == [True, False, False, True, False, False]
 
 
+@pytest.mark.long
 def test_the_reward_model_is_retrained_on_every_iteration_with_replay(tmp_path: Path, reference: Path) -> None:
     """It first learns from rollouts of the reference, then from each iteration but the last; a tenth of it is old."""
     model = {

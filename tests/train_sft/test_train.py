@@ -100,6 +100,7 @@ def test_when_nothing_fits_the_limit_is_named(tmp_path: Path) -> None:
         _run(tmp_path, _config(max_tokens=4))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_it_learns_the_solutions_by_heart(tmp_path: Path) -> None:
     """A few hundred steps on a handful of problems take the loss to almost nothing."""
