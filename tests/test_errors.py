@@ -338,6 +338,7 @@ def test_something_else_where_the_output_goes(project: Project, stage: str, occu
     assert [path.read_text() for path in kept] == ["mine"]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_something_else_where_the_last_of_several_outputs_goes(project: Project) -> None:
     """No output is made where one of them cannot be, and nothing is trained in vain."""

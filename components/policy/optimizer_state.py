@@ -17,17 +17,20 @@ _NUM_STEPS = "num_steps"
 def whole_state(module: nn.Module, optimizer: Any, *, zero_stage: int, kept: bool) -> dict[str, Tensor]:
     """Return `NAME/weight` (fp32, as the optimizer keeps it), `NAME/exp_avg` and `NAME/exp_avg_sq`, and `num_steps`.
 
+    Before the first step there are no moments.
     A process for which it is not `kept` gives its part, and gets nothing: there is room for the whole in one.
     """
     state: dict[str, Tensor] = {}
-    _link(optimizer, zero_stage)
+    steps = {float(each["step"]) for each in _base(optimizer).state.values()} or {0.0}
+    assert len(steps) == 1, f"parameters differ in their number of steps: {steps}"
+    started = steps != {0.0}
+    if started:
+        _link(optimizer, zero_stage)
     for name, parameter in _trained(module):
-        for key in ("weight", *_MOMENTS):
+        for key in ("weight", *_MOMENTS) if started else ("weight",):
             whole = _whole(parameter, optimizer, key, zero_stage)
             if kept:
                 state[f"{name}/{key}"] = whole.detach().to("cpu", torch.float32, copy=True)
-    steps = {float(each["step"]) for each in _base(optimizer).state.values()}
-    assert len(steps) == 1, f"parameters differ in their number of steps: {steps}"
     return {**state, _NUM_STEPS: torch.tensor(steps.pop())}
 
 
@@ -40,12 +43,14 @@ def load_weights(module: nn.Module, state: Mapping[str, Tensor]) -> None:
 
 def restore(module: nn.Module, optimizer: Any, state: Mapping[str, Tensor], *, zero_stage: int) -> None:
     """Go on from what `whole_state` returned; the module's weights are set by whoever made it."""
-    for kept in _optimised(optimizer, zero_stage):
-        moments = {key: torch.zeros_like(kept) for key in _MOMENTS}
-        _base(optimizer).state[kept] = {"step": state[_NUM_STEPS].clone(), **moments}
-    _link(optimizer, zero_stage)
+    started = bool(state[_NUM_STEPS])
+    if started:
+        for kept in _optimised(optimizer, zero_stage):
+            moments = {key: torch.zeros_like(kept) for key in _MOMENTS}
+            _base(optimizer).state[kept] = {"step": state[_NUM_STEPS].clone(), **moments}
+        _link(optimizer, zero_stage)
     for name, parameter in _trained(module):
-        for key in ("weight", *_MOMENTS):
+        for key in ("weight", *_MOMENTS) if started else ("weight",):
             _set(parameter, optimizer, key, state[f"{name}/{key}"], zero_stage)
 
 

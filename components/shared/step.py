@@ -148,8 +148,21 @@ def _work(step: Step, config: Config, made_by: Mapping[str, Any]) -> Iterator[di
         shutil.rmtree(left, ignore_errors=True)
     folder = stage / _work_key(config, made_by)
     with durable.hold(folder / _WORK_LOCK):
-        yield dict.fromkeys(names, folder)
-        durable.discard(folder)
+        try:
+            yield dict.fromkeys(names, folder)
+        except BaseException:
+            if all(path.is_dir() or path.suffix == ".lock" for path in folder.rglob("*")):
+                _discard_work(folder)  # nothing was done yet
+            raise
+        _discard_work(folder)
+
+
+def _discard_work(folder: Path) -> None:
+    """Remove a folder of work, and what it was in where that is empty now."""
+    durable.discard(folder)
+    with suppress(OSError):
+        for parent in list(folder.parents)[: 1 if WORK_VARIABLE in os.environ else 3]:
+            parent.rmdir()
 
 
 def _work_key(config: Config, made_by: Mapping[str, Any]) -> str:

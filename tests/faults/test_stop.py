@@ -9,7 +9,7 @@ from tests import tiny
 from tests.faults.place import PATIENCE_S, NewPlace, Place, within
 from tests.train_grpo.settings import grpo_config
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 SFT = TrainSFTConfig.model_validate(
     {
         "model": tiny.MODEL.model_dump(),
@@ -52,7 +52,6 @@ def test_grpo_goes_on_after_the_step_at_which_it_was_stopped(
     _assert_stopped_and_gone_on_with(place, config, undisturbed)
 
 
-@pytest.mark.long
 def test_sft_goes_on_after_the_step_at_which_it_was_stopped(new_place: NewPlace) -> None:
     """In two processes."""
     straight, stopped = new_place("straight", "train_sft"), new_place("stopped", "train_sft")
@@ -60,7 +59,6 @@ def test_sft_goes_on_after_the_step_at_which_it_was_stopped(new_place: NewPlace)
     _assert_stopped_and_gone_on_with(stopped, SFT, straight)
 
 
-@pytest.mark.long
 def test_a_step_that_takes_too_long_is_not_waited_for(place: Place) -> None:
     """The run ends with its grace, and what was kept before stands."""
     config = grpo_config(

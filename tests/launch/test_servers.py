@@ -121,6 +121,7 @@ def test_a_server_that_is_killed_is_started_again_at_its_address(tmp_path: Path,
     assert not any(_is_alive(pid) for pids in _pids(tmp_path / "0.log") for pid in pids)
 
 
+@pytest.mark.long
 def test_a_server_that_keeps_ending_is_left_alone_in_the_end(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

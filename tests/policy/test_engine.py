@@ -142,6 +142,20 @@ def test_an_engine_goes_on_from_the_state_of_another(zero_stage: int, offload: s
     assert any(not torch.equal(resumed[name], state[name]) for name in state if name.endswith("weight"))
 
 
+@pytest.mark.parametrize("zero_stage", [0, 2, 3])
+def test_a_state_from_before_the_first_step_is_one(zero_stage: int) -> None:
+    """A run may have had nothing to learn from so far: it goes on as if it had not been stopped."""
+    config = tiny.engine_config(zero_stage=zero_stage)
+    straight = _stepped(CompletionScorer(tiny.checkpoint().model, temperature=1.0), config, 1)
+    state = PolicyEngine(CompletionScorer(tiny.checkpoint().model, temperature=1.0), config).state()
+    assert float(state["num_steps"]) == 0
+    scorer = CompletionScorer(tiny.checkpoint(seed=2).model, temperature=1.0)
+    load_weights(scorer, state)
+    resumed = _stepped(scorer, config, 1, state)
+    assert resumed.keys() == straight.keys()
+    assert all(torch.equal(resumed[name], straight[name]) for name in straight)
+
+
 def test_where_the_optimizer_is_does_not_change_what_it_does() -> None:
     """In host memory or not, cut up or not, two steps move the weights alike, up to rounding."""
     expected, *others = (
@@ -165,7 +179,7 @@ def _stepped(
     if state is not None:
         engine.restore(state)
     checkpoint = tiny.checkpoint()
-    done = 0 if state is None else 1
+    done = 0 if state is None else int(state["num_steps"])
     for number in range(done, done + steps):
         for batch in tiny.batches([checkpoint.example(problem) for problem in tiny.PROBLEMS[number : number + 4]], 60):
             engine.accumulate(-engine(batch).logprobs_N.sum() / 100)

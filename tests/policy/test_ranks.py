@@ -52,6 +52,7 @@ def test_a_process_that_does_not_come_is_named(tmp_path: Path) -> None:
     assert message.endswith(f", process {missing}) of 2 did not come to the end of sampling within 2 s")
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_collective_of_torch_has_the_deadline_too(tmp_path: Path) -> None:
     """A rank that stands still in the middle of it is named, and the run ends, which can be tried again."""

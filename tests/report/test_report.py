@@ -67,7 +67,7 @@ def test_the_page_stands_alone(written: Path) -> None:
     text = (written / "report.html").read_text(encoding="utf-8")
     assert len(text.encode()) < 1_000_000
     assert not re.search(r"https?:|<script|<link|src=|@import", text)
-    assert text.count("<svg") == text.count("</svg>") == 10
+    assert text.count("<svg") == text.count("</svg>") == 11
     assert _unbalanced_tags(text) == []
 
 

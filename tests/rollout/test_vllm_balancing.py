@@ -78,7 +78,7 @@ def test_seeds_differ_between_groups_and_follow_from_the_seed(fakes: list[FakeVl
 def test_requests_go_to_the_server_that_has_the_least_to_do(fakes: list[FakeVllm]) -> None:
     """At once, equal servers get equal parts; one that is busy with another's requests still gets no more."""
     for fake in fakes:
-        fake.delay_s = 0.3
+        fake.delay_s = 1.5  # all requests are there before the first is answered
     _drawn(_client(*(fake.url for fake in fakes)))
     assert [len(fake.generated()) for fake in fakes] == [6, 6]
     assert [fake.most_at_once for fake in fakes] == [6, 6]

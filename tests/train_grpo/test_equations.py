@@ -332,6 +332,7 @@ def _rows(name: str) -> list[dict[str, str]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "num_rows", "num_false"), [("gsm8k_train", 7473, 30), ("gsm8k_test", 1319, 5)])
 def test_real_solutions_with_calculator_marks(name: str, num_rows: int, num_false: int) -> None:
