@@ -243,7 +243,7 @@ def test_a_dataset_that_cannot_be_used(project: Project, content: bytes, message
     [(b"", "problems/train.jsonl: holds no problem"), (b'{"id": "caf', "problems/train.jsonl:1: not valid JSON")],
     ids=["empty", "truncated"],
 )
-@pytest.mark.slow
+@pytest.mark.long
 def test_problems_that_cannot_be_trained_on(project: Project, content: bytes, message: str) -> None:
     """Training finds out before it makes anything."""
     (project.folder / "problems/train.jsonl").write_bytes(content)

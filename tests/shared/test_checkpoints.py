@@ -313,7 +313,7 @@ def unsynced(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("unsynced")
-@pytest.mark.parametrize("damaged", [False, True])
+@pytest.mark.parametrize("damaged", [pytest.param(False, marks=pytest.mark.long), True])
 def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(tmp_path: Path, damaged: bool) -> None:
     """Tried before every single operation on a file: nothing is lost, and the next run gets to the same end."""
     event, seen = 0, set()
