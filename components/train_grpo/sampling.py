@@ -52,12 +52,14 @@ def samplers_running(config: TrainGRPOConfig, reference: Path, work: Path) -> It
 @contextmanager
 def _told(variable: str, value: str) -> Iterator[None]:
     """Tell the processes that are started in the block, unless somebody else has told them."""
-    told = os.environ.setdefault(variable, value) is value
+    if variable in os.environ:
+        yield
+        return
+    os.environ[variable] = value
     try:
         yield
     finally:
-        if told:
-            del os.environ[variable]
+        del os.environ[variable]
 
 
 @dataclass
