@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -54,8 +54,11 @@ def unscorable(reason: str) -> Grade:
 
 def processes(parent: int) -> set[int]:
     """The child processes of a process, zombies among them."""
-    tasks = Path(f"/proc/{parent}/task").iterdir()
-    return {int(child) for task in tasks for child in (task / "children").read_text(encoding="ascii").split()}
+    found: set[int] = set()
+    for task in Path(f"/proc/{parent}/task").iterdir():
+        with suppress(FileNotFoundError, ProcessLookupError):  # a thread may end while its process is looked at
+            found.update(map(int, (task / "children").read_text(encoding="ascii").split()))
+    return found
 
 
 def wait_for(condition: Callable[[], object], within_s: float = 20.0) -> None:
