@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from components.register.registry import POLICY, VERSION_FILE, is_url
-from components.register.workspace import Workspace
 from components.shared import lineage
 from components.shared.errors import PipelineError
+from components.shared.workspace import Workspace
 
 
 def fetch(registry: str, version: str, destination: Path) -> dict[str, Any]:

@@ -12,11 +12,11 @@ from components.register.card import render_card
 from components.register.config import RegisterConfig
 from components.register.fetch import check, download
 from components.register.registry import POLICY, VERSION_FILE, Registry, open_registry
-from components.register.workspace import Workspace
 from components.shared import jsonl, lineage
 from components.shared.errors import GateMissedError
 from components.shared.progress import say
 from components.shared.step import In, Out
+from components.shared.workspace import Workspace
 
 _CARD = "model_card.md"
 _REPORT_FILES = ("report.html", "verdict.json", "summary.json", "provenance.json")

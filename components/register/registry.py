@@ -20,9 +20,9 @@ from typing import Any
 
 import yaml
 
-from components.register.workspace import Workspace
 from components.shared.errors import PipelineError
 from components.shared.progress import say
+from components.shared.workspace import Workspace
 
 POLICY = "policy"
 """Where a version keeps its weights, relative to the registry."""

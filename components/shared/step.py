@@ -57,13 +57,13 @@ def main(step: Step, section: str) -> None:
             parser.add_argument(f"--{name.replace('_', '-')}", type=Path, required=True, help=f"{kind} folder")
     options = vars(parser.parse_args())
     params = options.pop("params")
-    with _errors_in_one_line(section):
+    with errors_in_one_line(section):
         run(step, section, load_section(params, section, config_type(step)), options)
 
 
 def run_task(step: Step, section: str, config: Mapping[str, Any], **folders: str) -> dict[str, float]:
     """Run `step` as a Kubeflow task: plain values in, metrics out, the exit code as from the command line."""
-    with _errors_in_one_line(section):
+    with errors_in_one_line(section):
         paths = {name: Path(folder) for name, folder in folders.items()}
         return run(step, section, validate(config_type(step), dict(config), name=section), paths)
 
@@ -202,7 +202,7 @@ def _replace(path: Path, new: Path) -> None:
 
 
 @contextmanager
-def _errors_in_one_line(section: str) -> Iterator[None]:
+def errors_in_one_line(section: str) -> Iterator[None]:
     """Turn errors meant for people into one line on standard error and their exit code."""
     try:
         yield

@@ -369,10 +369,10 @@ _WRITER = """
 import sys, time
 from pathlib import Path
 from components.shared.checkpoints import Writer
-from components.shared.step import _errors_in_one_line
+from components.shared.step import errors_in_one_line
 def fill(folder):
     (folder / "weights.bin").write_bytes(bytes(int(sys.argv[2])))
-with _errors_in_one_line("train"):
+with errors_in_one_line("train"):
     writer = Writer(Path(sys.argv[1]), keep_last=1, keep_best=False)
     writer.save(int(sys.argv[3]), fill, score=None)
     print("saved", flush=True)

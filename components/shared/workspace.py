@@ -64,7 +64,7 @@ class Workspace:
                 check=False,
             )
         except FileNotFoundError:
-            raise PipelineError(f"{tool}: no such program; it is needed to register a version") from None
+            raise PipelineError(f"{tool}: no such program; it is needed to work with versions") from None
         if done.returncode != 0:
             raise PipelineError(f"{tool}: {_reason(done.stderr or done.stdout)}")
         return done.stdout
