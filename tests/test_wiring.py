@@ -19,7 +19,7 @@ from pipelines.sections import sections
 ROOT = Path(__file__).parents[1]
 STAGES = list(Params.model_fields)
 PARAMS_FILES = [ROOT / "params.yaml", *sorted((ROOT / "params").glob("*.yaml"))]
-OPTIONAL = {"vllm", "servers", "lora"}
+OPTIONAL = {"vllm", "servers", "lora", "repository"}
 """Sections of a params file that may be null."""
 SHOWN = {"metrics", "page"}
 """Outputs of a component that are there for Kubeflow's pages alone."""

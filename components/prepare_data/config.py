@@ -98,6 +98,15 @@ Source = Annotated[
 ]
 
 
+class DataRepository(Config):
+    """A git repository whose files, or DVC's pointers to them, are read at one commit."""
+
+    url: str = Field(min_length=1)
+    """URL or folder of the repository."""
+    commit: str = Field(pattern=r"^[0-9a-f]{40}$")
+    """The whole hash: what a branch or a tag means may be another thing tomorrow."""
+
+
 class ContaminationConfig(Config):
     """When a train problem is too close to a test problem to be kept."""
 
@@ -112,6 +121,8 @@ class PrepareConfig(Config):
 
     seed: int
     """Seed of everything that is generated; files are read in their own order."""
+    repository: DataRepository | None = None
+    """Where the files of the sources are read from; null for this machine."""
     sources: list[Source] = Field(min_length=1)
     """Datasets, joined in this order."""
     max_malformed_fraction: float = Field(ge=0, lt=1)
@@ -126,3 +137,16 @@ class PrepareConfig(Config):
         if twice:
             raise ValueError(f"`{twice}` is named twice; give both splits in one entry")
         return sources
+
+    @model_validator(mode="after")
+    def _files_are_in_the_repository(self) -> "PrepareConfig":
+        outside = [path for path in self.files if path.is_absolute() or ".." in path.parts]
+        if self.repository and outside:
+            raise ValueError(f"sources: {outside[0]} is not in the repository; name a path relative to its top folder")
+        return self
+
+    @property
+    def files(self) -> list[Path]:
+        """The files and folders that the sources name, in their order."""
+        named = [source for source in self.sources if isinstance(source, FileSource)]
+        return [path for source in named for split in Split if (path := source.path(split)) is not None]

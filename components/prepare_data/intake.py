@@ -19,6 +19,7 @@ from components.prepare_data.gsm8k import gsm8k_fields
 from components.prepare_data.math_dataset import math500_fields, math_fields
 from components.prepare_data.mbpp import mbpp_fields
 from components.prepare_data.raw_rows import MalformedRowError, raw_rows
+from components.prepare_data.repository import raw_files
 from components.prepare_data.word_problems import word_problems
 from components.shared import lineage
 from components.shared.errors import PipelineError
@@ -80,12 +81,12 @@ class Intake:
 def read_sources(config: PrepareConfig) -> Intake:
     """Read every source of the config in its order, the train split of each before its test split."""
     intake = Intake()
-    with Verifier() as verify:
+    with raw_files(config) as root, Verifier() as verify:
         readers = _readers(verify)
         for source in config.sources:
             if isinstance(source, FileSource):
                 for split in Split:
-                    _read_split(source, split, readers[source.kind], config.max_malformed_fraction, intake)
+                    _read_split(source, split, readers[source.kind], config.max_malformed_fraction, root, intake)
             else:
                 intake.problems += word_problems(source, config.seed)
     return intake
@@ -96,18 +97,19 @@ def _read_split(
     split: Split,
     read: _Reader,
     max_malformed_fraction: float,
+    root: Path,
     intake: Intake,
 ) -> None:
     path = source.path(split)
     if path is None:
         return
-    if not path.exists():
+    if not (root / path).exists():
         raise PipelineError(
             f"{path}: no such file; `make data` fetches GSM8K and MATH-500, data/README.md tells of the others"
         )
     problems: list[Problem] = []
     quarantine: list[Quarantined] = []
-    for problem in _problems(source, split, path, read):
+    for problem in _problems(source, split, root, read):
         if isinstance(problem, Problem):
             problems.append(problem)
         else:
@@ -118,17 +120,21 @@ def _read_split(
     intake.problems += problems
     intake.quarantine += quarantine
     rows = len(problems) + len(quarantine)
-    intake.files.append(RawFile(path.as_posix(), source.kind, split, lineage.digest(path), rows))
+    intake.files.append(RawFile(path.as_posix(), source.kind, split, lineage.digest(root / path), rows))
 
 
 def _problems(
-    source: GSM8KConfig | MATHConfig | MATH500Config | MBPPConfig, split: Split, path: Path, read: _Reader
+    source: GSM8KConfig | MATHConfig | MATH500Config | MBPPConfig, split: Split, root: Path, read: _Reader
 ) -> Iterator[Problem | Quarantined]:
-    for row in raw_rows(path):
+    path = source.path(split)
+    assert path is not None
+    for row in raw_rows(root / path):
         try:
             fields = read(row.columns())
         except MalformedRowError as error:
-            yield Quarantined(row.path.as_posix(), row.line, str(error))
+            # Named as in the config: where a repository's files happen to lie is nobody's business.
+            name = path / row.path.relative_to(root / path)
+            yield Quarantined(name.as_posix(), row.line, str(error))
         else:
             yield Problem(id=f"{source.kind}/{split}/{row.name}", source=source.kind, split=split, **fields._asdict())
 

@@ -84,9 +84,25 @@ def validate(model: type[ConfigT], values: Any, *, name: str, path: Path | None 
     try:
         return model.model_validate(values)
     except ValidationError as error:
-        # A misspelt key is both unknown and missing: the misspelling is what helps.
-        first = min(error.errors(), key=lambda each: each["type"] != "extra_forbidden")
-        raise PipelineError(_explain(model, first, name=name, path=path)) from None
+        raise PipelineError(_explained(model, error, name=name, path=path)[0]) from None
+
+
+def problems(model: type[BaseModel], values: Any, *, name: str) -> list[str]:
+    """Return a line for each thing that is wrong with `values` as a `model`, the most helpful first; none if they fit.
+
+    `name` is what the values are called in the lines, as in `validate`.
+    """
+    try:
+        model.model_validate(values)
+    except ValidationError as error:
+        return _explained(model, error, name=name, path=None)
+    return []
+
+
+def _explained(model: type[BaseModel], error: ValidationError, *, name: str, path: Path | None) -> list[str]:
+    # A misspelt key is both unknown and missing: the misspelling is what helps.
+    errors = sorted(error.errors(), key=lambda each: each["type"] != "extra_forbidden")
+    return [_explain(model, each, name=name, path=path) for each in errors]
 
 
 def _explain(model: type[BaseModel], error: ErrorDetails, *, name: str, path: Path | None) -> str:
