@@ -80,7 +80,7 @@ compile: setup  ## Write pipelines/grpo_post_training.yaml, the graph that Kubef
 	@$(BIN)/grpo-pipeline compile
 
 lock:  ## Resolve pyproject.toml into requirements.lock
-	@$(BIN)/uv pip compile --quiet pyproject.toml --extra dev --universal --python-version 3.11 $(if $(PIP_FIND_LINKS),--find-links "$(PIP_FIND_LINKS)") \
+	@$(BIN)/uv pip compile --quiet pyproject.toml --extra models --extra dev --universal --python-version 3.11 $(if $(PIP_FIND_LINKS),--find-links "$(PIP_FIND_LINKS)") \
 	  --generate-hashes --no-annotate --no-header $(CUDA_PACKAGES:%=--no-emit-package %) \
 	  | awk '/^torch==/ {print $$1; skip=1; next} /^[a-z]/ {skip=0} !skip' > requirements.lock.new  # torch's build differs by machine: no hash
 	@mv requirements.lock.new requirements.lock
