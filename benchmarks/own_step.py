@@ -27,7 +27,7 @@ from components.train_grpo.config import RewardName, TrainGRPOConfig
 from components.train_grpo.prompts import Prompts
 from components.train_grpo.rollout import Score
 from components.train_grpo.scoring import Scored
-from components.train_grpo.train import build_trainer
+from components.train_grpo.train_rank import build_trainer
 from components.train_grpo.trainer import Trainer
 
 Case = dict[str, Any]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from components.shared import jsonl
-from components.shared.config import validate
+from components.shared.config import Config, validate
 from components.shared.step import config_type
 
 _JOB, _ENDED = "job.json", "ended.json"
@@ -42,11 +42,8 @@ class Job:
 
     def call(self) -> dict[str, float]:
         """Make the call, in this process."""
-        module, name = self.function.split(":")
-        function = getattr(importlib.import_module(module), name)
-        config = validate(config_type(function), self.config, name="")
-        result: dict[str, float] = function(config, **{name: Path(path) for name, path in self.folders.items()})
-        return result
+        config = validate(config_type(_imported(self.function)), self.config, name="")
+        return called(self.function, config, {name: Path(path) for name, path in self.folders.items()})
 
     def write_outcome(self, rank: int, outcome: Mapping[str, Any]) -> None:
         """Keep what became of a rank: its `result`, or its `error` and `exit_code`."""
@@ -72,6 +69,13 @@ class Job:
         return self.folder / f"rank-{rank}.log"
 
 
-def path_of(function: Callable[..., Any]) -> str:
-    """Return how a job names a function."""
-    return f"{function.__module__}:{function.__qualname__}"
+def called(function: str, config: Config, folders: Mapping[str, Path]) -> dict[str, float]:
+    """Return what `package.module:function` returns for a config and folders, in this process."""
+    result: dict[str, float] = _imported(function)(config, **folders)
+    return result
+
+
+def _imported(function: str) -> Callable[..., dict[str, float]]:
+    module, name = function.split(":")
+    imported: Callable[..., dict[str, float]] = getattr(importlib.import_module(module), name)
+    return imported

@@ -5,12 +5,12 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
+from types import FrameType, MappingProxyType
 
-from components.launch.job import Job, path_of
+from components.launch.job import Job, called
 from components.shared.config import Config
 from components.shared.errors import PipelineError, RetryableError
 
@@ -20,28 +20,30 @@ _LINES_SHOWN = 20
 
 
 def run_together(
-    function: Callable[..., dict[str, float]],
+    function: str,
     config: Config,
     folders: Mapping[str, Path],
+    outputs: Mapping[str, Path] = MappingProxyType({}),
     *,
     num_processes: int,
     work: Path,
     grace_s: float,
 ) -> dict[str, float]:
-    """Call `function(config, **folders)` in that many processes, and return what the first of them returns.
+    """Call `package.module:function` with config, folders and outputs in that many processes.
 
-    A single one is this process itself. What ends one of them ends all: the error is the one that was the cause.
+    Returns what the first of them returns. A single one is this process itself. What ends one of them ends all: the
+    error is the one that was the cause. This process imports nothing of the function where others call it.
     """
     if num_processes == 1:
-        return function(config, **folders)
+        return called(function, config, {**folders, **outputs})
     folder = work / "launch"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     job = Job(
         folder=folder.resolve(),
-        function=path_of(function),
+        function=function,
         config=config.model_dump(mode="json"),
-        folders={name: str(path.resolve()) for name, path in folders.items()},
+        folders={name: str(path.resolve()) for name, path in {**folders, **outputs}.items()},
         num_processes=num_processes,
         grace_s=grace_s,
     )

@@ -6,8 +6,6 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from components.launch.memory_folder import memory_folder
-from components.launch.servers import vllm_servers
 from components.policy.checkpoint import Checkpoint
 from components.policy.engine import PolicyEngine
 from components.policy.sequences import TokenSequence
@@ -15,51 +13,13 @@ from components.rollout.completion import Generate
 from components.rollout.sampler import Sampler
 from components.rollout.sharded_engine import ShardedEngine
 from components.rollout.transformers_engine import TransformersEngine
-from components.rollout.vllm_config import Dtype
 from components.rollout.vllm_engine import VllmEngine
 from components.rollout.vllm_server import VllmServers
 from components.rollout.weight_sync import WeightSync
 from components.train_grpo.config import TrainGRPOConfig
+from components.train_grpo.samplers import SERVERS_VARIABLE, WEIGHTS_VARIABLE, dtype_of
 
-SERVERS_VARIABLE = "GRPO_PIPELINE_SAMPLERS"
-"""Names the addresses of vLLM servers that run already, with commas between them."""
-WEIGHTS_VARIABLE = "GRPO_PIPELINE_WEIGHTS"
-"""Names the folder by which weights reach the sampler."""
 AnySampler = Sampler | ShardedEngine | TransformersEngine
-
-
-@contextmanager
-def samplers_running(config: TrainGRPOConfig, reference: Path, work: Path) -> Iterator[None]:
-    """Have what processes share for sampling while the block runs: servers, and the way of the weights to them.
-
-    Servers that run already, elsewhere, are taken as they are.
-    """
-    servers = config.sampler.servers
-    if servers is None and config.sampler.vllm is None:
-        yield
-        return
-    with memory_folder(reference, work / "weights") as folder, _told(WEIGHTS_VARIABLE, str(folder)):
-        if servers is None or SERVERS_VARIABLE in os.environ:
-            yield
-            return
-        with (
-            vllm_servers(reference, servers, dtype=_dtype(config), logs=work / "launch") as urls,
-            _told(SERVERS_VARIABLE, ",".join(urls)),
-        ):
-            yield
-
-
-@contextmanager
-def _told(variable: str, value: str) -> Iterator[None]:
-    """Tell the processes that are started in the block, unless somebody else has told them."""
-    if variable in os.environ:
-        yield
-        return
-    os.environ[variable] = value
-    try:
-        yield
-    finally:
-        del os.environ[variable]
 
 
 @dataclass
@@ -86,7 +46,7 @@ def sampler_of_rank(
         with closing(VllmServers(checkpoint, urls, **deadlines)) as servers:
             yield servers
     elif sampler.vllm:
-        with closing(VllmEngine(checkpoint, reference, sampler.vllm, dtype=_dtype(config), log=log)) as engine:
+        with closing(VllmEngine(checkpoint, reference, sampler.vllm, dtype=dtype_of(config), log=log)) as engine:
             yield engine
     elif config.engine.zero_stage == 3:
         yield ShardedEngine(checkpoint, config.sampling.max_batch_size)
@@ -121,7 +81,3 @@ def attached(
 
 def _nothing_to_do(_: int) -> float:
     return 0.0
-
-
-def _dtype(config: TrainGRPOConfig) -> Dtype:
-    return "bfloat16" if config.engine.precision == "bf16" else "float32"

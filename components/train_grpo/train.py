@@ -1,148 +1,24 @@
 """Group Relative Policy Optimization: from the reference checkpoint to the policy."""
 
-from contextlib import ExitStack
-from pathlib import Path
-
 from components.launch.together import run_together
-from components.policy.checkpoint import Checkpoint, load, save
-from components.policy.curves import write_curves
-from components.policy.determinism import make_deterministic
-from components.policy.engine import PolicyEngine, dtype_of
-from components.policy.flops import Arithmetic
-from components.policy.logprobs import CompletionScorer, disable_dropout
-from components.policy.lora import adapt
-from components.policy.optimizer_state import load_weights
-from components.policy.ranks import join
-from components.policy.resumption import Resumption, Saved
-from components.policy.stopping import heeded
-from components.shared import jsonl
-from components.shared.errors import PipelineError
-from components.shared.grading.verifier import Verifier
-from components.shared.problem import Problem, Split, read_problems
 from components.shared.step import In, Out, Work
 from components.train_grpo.config import TrainGRPOConfig
-from components.train_grpo.prompts import Prompts
-from components.train_grpo.reference import Reference
-from components.train_grpo.reward_model import RewardModel
-from components.train_grpo.rewards import require_rewards
-from components.train_grpo.sampling import AnySampler, attached, sampler_of_rank, samplers_running
-from components.train_grpo.scoring import Scorer
-from components.train_grpo.trainer import History, Trainer
+from components.train_grpo.samplers import samplers_running
 
-_NUM_PROBES = 8
-"""Training problems by whose solutions a sampler's weights are compared with the trainer's."""
-_FIGURES = ("reward", "accuracy", "worked_fraction", "completion_length_tokens", "kl")
+_RANK = "components.train_grpo.train_rank:train_rank"
 
 
 def train(
     config: TrainGRPOConfig, *, problems: In, reference: In, policy: Out, training: Out, timings: Out, work: Work
 ) -> dict[str, float]:
     """Optimise the reference checkpoint with GRPO on the training problems."""
-    require_rewards(config, read_problems(problems, Split.TRAIN))
-    inputs = {"problems": problems, "reference": reference}
-    outputs = {"policy": policy, "training": training, "timings": timings}
     with samplers_running(config, reference, work):
         return run_together(
-            train_rank,
+            _RANK,
             config,
-            {**inputs, **outputs, "work": work},
+            {"problems": problems, "reference": reference, "work": work},
+            {"policy": policy, "training": training, "timings": timings},
             num_processes=config.engine.num_processes,
             work=work,
             grace_s=config.checkpoint.grace_s,
         )
-
-
-def train_rank(
-    config: TrainGRPOConfig, *, problems: Path, reference: Path, policy: Path, training: Path, timings: Path, work: Path
-) -> dict[str, float]:
-    """Take this process's part in the training; the first process writes what comes of it."""
-    make_deterministic(config.seed)
-    training_problems = read_problems(problems, Split.TRAIN)
-    ranks = join(config.engine)
-    with (
-        ranks.naming_the_lost(),
-        ExitStack() as ending,
-        Verifier() as verify,
-        heeded(config.checkpoint.grace_s) as stop,
-    ):
-        resumption = Resumption(ranks, work, config.checkpoint, stage="train_grpo", num_steps=config.num_steps)
-        checkpoint = load(reference, dtype=dtype_of(config.engine))
-        log = work / "launch" / f"vllm-rank-{ranks.rank}.log"
-        sampler = ending.enter_context(sampler_of_rank(config, checkpoint, reference, log))
-        trainer = build_trainer(config, checkpoint, training_problems, verify, sampler, resumption.saved)
-        resumption.restore_random_numbers()
-
-        def keep(step: int) -> None:
-            accuracy = trainer.history.curves[-1]["accuracy"]
-            resumption.after_step(step, trainer.policy, trainer.values, stop=stop, score=accuracy)
-
-        history = trainer.run(steps_done=resumption.steps_done, after_step=keep)
-        _refuse_nothing_learned(history)
-        with trainer.policy.whole_weights():
-            if ranks.first:
-                save(checkpoint, policy)
-        if ranks.first:
-            _write(trainer, training, timings)
-        ranks.meet("the end")
-    figures = {name: history.curves[-1][name] for name in _FIGURES}
-    return {name: value for name, value in figures.items() if value is not None}
-
-
-def _refuse_nothing_learned(history: History) -> None:
-    if all(row["ratio_max"] is None for row in history.curves):
-        raise PipelineError(
-            "no rollout of the run had anything to learn from: the rewards of each group were all equal; "
-            "the reference has to be right now and then, and wrong now and then"
-        )
-
-
-def build_trainer(
-    config: TrainGRPOConfig,
-    checkpoint: Checkpoint,
-    problems: list[Problem],
-    verify: Verifier,
-    sampler: AnySampler,
-    saved: Saved | None = None,
-) -> Trainer:
-    """Everything a run needs: policy and reference are equal at first, or as they were `saved`."""
-    disable_dropout(checkpoint.model)
-    temperature = config.sampling.temperature
-    reference = reward_model = None
-    if config.loss.kl.coefficient > 0:
-        reference = Reference(checkpoint.model, config.reference, temperature=temperature)
-    if config.reward.model is not None:
-        reward_model = RewardModel.load(
-            config.reward.model, checkpoint, micro_batch_tokens=config.engine.micro_batch_tokens
-        )
-    arithmetic = Arithmetic(checkpoint.model)  # counted before weights are sharded
-    adapt(checkpoint.model, config.engine.lora, seed=config.seed)
-    scorer = CompletionScorer(checkpoint.model, temperature=temperature)
-    if saved:
-        load_weights(scorer, saved.policy)
-    engine = PolicyEngine(scorer, config.engine)
-    probes = [checkpoint.example(problem) for problem in problems[:_NUM_PROBES]]
-    trainer = Trainer(
-        config,
-        checkpoint,
-        reference=reference,
-        sampling=attached(config, sampler, engine, checkpoint, probes),
-        scorer=Scorer(config, checkpoint, verify, reward_model),
-        prompts=Prompts(problems, config.prompts, seed=config.seed),
-        arithmetic=arithmetic,
-        policy=engine,
-    )
-    if saved:
-        engine.restore(saved.policy)
-        trainer.restore(saved.values)
-    return trainer
-
-
-def _write(trainer: Trainer, training: Path, timings: Path) -> None:
-    history = trainer.history
-    write_curves(training, history.curves)
-    jsonl.write_rows(training / "completions.jsonl", history.completions)
-    if trainer.reward_model is not None:
-        trainer.reward_model.save(training / "reward_model")
-    if history.reward_model:
-        jsonl.write_rows(training / "reward_model.jsonl", history.reward_model)
-    jsonl.write_rows(timings / "timings.jsonl", history.timings)

@@ -10,7 +10,7 @@ import pytest
 
 from components.launch.together import run_together
 from components.shared.errors import PipelineError, RetryableError
-from tests.launch.jobs import JobConfig, act
+from tests.launch.jobs import JobConfig
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
@@ -19,11 +19,12 @@ import sys
 from pathlib import Path
 from components.launch.together import run_together
 from components.shared.errors import PipelineError
-from tests.launch.jobs import JobConfig, act
+from tests.launch.jobs import JobConfig
 config = JobConfig(ending=sys.argv[1], rank=0, seconds=120)
 folder = Path(sys.argv[2])
+options = {"num_processes": 2, "work": folder / "work", "grace_s": float(sys.argv[3])}
 try:
-    run_together(act, config, {"folder": folder}, num_processes=2, work=folder / "work", grace_s=float(sys.argv[3]))
+    run_together("tests.launch.jobs:act", config, {"folder": folder}, **options)
 except PipelineError as error:
     print(error)
     sys.exit(error.exit_code)
@@ -32,7 +33,14 @@ except PipelineError as error:
 
 def _run(folder: Path, ending: str, *, rank: int = 1, seconds: float = 120, num_processes: int = 2) -> dict[str, float]:
     config = JobConfig(ending=ending, rank=rank, seconds=seconds)
-    return run_together(act, config, {"folder": folder}, num_processes=num_processes, work=folder / "work", grace_s=1)
+    return run_together(
+        "tests.launch.jobs:act",
+        config,
+        {"folder": folder},
+        num_processes=num_processes,
+        work=folder / "work",
+        grace_s=1,
+    )
 
 
 def _pids(folder: Path) -> list[int]:

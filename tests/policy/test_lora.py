@@ -25,7 +25,7 @@ from components.shared.problem import Split, write_problems
 from components.train_sft.config import TrainSFTConfig
 from tests import tiny
 from tests.policy import plain
-from tests.policy.adapters import STAGES, fine_tune
+from tests.policy.adapters import STAGES
 
 LORA = {"rank": 2, "alpha": 6.0, "targets": ["q_proj", "down_proj"]}
 
@@ -334,7 +334,12 @@ def test_fine_tuning_does_not_depend_on_processes_or_sharding(tmp_path: Path) ->
     folders = {"problems": tmp_path / "problems", "folder": tmp_path}
     for number in STAGES:
         found = run_together(
-            fine_tune, _fine_tuning(number), folders, num_processes=number, work=tmp_path / "work", grace_s=1
+            "tests.policy.adapters:fine_tune",
+            _fine_tuning(number),
+            folders,
+            num_processes=number,
+            work=tmp_path / "work",
+            grace_s=1,
         )
         assert found == {"processes": number}
     runs = [tmp_path / f"zero_{stage}-{number}" for number, stages in STAGES.items() for stage in stages]

@@ -7,7 +7,6 @@ from components.launch.together import run_together
 from components.policy.ranks import ALONE, Ranks
 from components.shared.errors import RetryableError
 from tests import tiny
-from tests.policy import meetings
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 8])
@@ -31,7 +30,12 @@ def test_every_process_gets_what_the_others_give(tmp_path: Path) -> None:
     """In the order of the ranks, however large and however often; the store does not grow with it."""
     config = tiny.engine_config(num_processes=3)
     found = run_together(
-        meetings.exchange, config, {"folder": tmp_path}, num_processes=3, work=tmp_path / "work", grace_s=1
+        "tests.policy.meetings:exchange",
+        config,
+        {"folder": tmp_path},
+        num_processes=3,
+        work=tmp_path / "work",
+        grace_s=1,
     )
     assert found["left"] <= 3
 
@@ -43,7 +47,12 @@ def test_a_process_that_does_not_come_is_named(tmp_path: Path) -> None:
     started = time.monotonic()
     with pytest.raises(RetryableError) as raised:
         run_together(
-            meetings.come_late, config, {"folder": tmp_path}, num_processes=2, work=tmp_path / "work", grace_s=1
+            "tests.policy.meetings:come_late",
+            config,
+            {"folder": tmp_path},
+            num_processes=2,
+            work=tmp_path / "work",
+            grace_s=1,
         )
     assert time.monotonic() - started < 45
     missing = (tmp_path / "1.pid").read_text()
@@ -58,6 +67,13 @@ def test_a_collective_of_torch_has_the_deadline_too(tmp_path: Path) -> None:
     """A rank that stands still in the middle of it is named, and the run ends, which can be tried again."""
     config = tiny.engine_config(num_processes=2, deadline_s=3)
     with pytest.raises(RetryableError) as raised:
-        run_together(meetings.stall, config, {"folder": tmp_path}, num_processes=2, work=tmp_path / "work", grace_s=1)
+        run_together(
+            "tests.policy.meetings:stall",
+            config,
+            {"folder": tmp_path},
+            num_processes=2,
+            work=tmp_path / "work",
+            grace_s=1,
+        )
     missing = (tmp_path / "1.pid").read_text()
     assert str(raised.value).endswith(f", process {missing}) of 2 gives no sign of life")

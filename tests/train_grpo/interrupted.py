@@ -13,7 +13,7 @@ from torch.distributed import get_rank, get_world_size
 
 from components.policy.stopping import StoppedError
 from components.train_grpo.config import TrainGRPOConfig
-from components.train_grpo.train import train_rank
+from components.train_grpo.train_rank import train_rank
 from components.train_grpo.trainer import Trainer
 
 STRAIGHT, RESUMED = "straight", "resumed"

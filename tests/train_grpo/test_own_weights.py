@@ -9,9 +9,9 @@ from pydantic import ValidationError
 from components.policy.checkpoint import load, save
 from components.rollout.staleness import StaleWeightsError
 from components.shared.grading.verifier import Verifier
-from components.train_grpo import sampling
+from components.train_grpo import samplers
 from components.train_grpo.plain_groups import from_plain, to_plain
-from components.train_grpo.train import build_trainer
+from components.train_grpo.train_rank import build_trainer
 from components.train_grpo.trainer import Trainer
 from tests import tiny
 from tests.train_grpo.own_weights import OwnWeights
@@ -37,7 +37,7 @@ def make(tmp_path: Path, verify: Verifier, monkeypatch: pytest.MonkeyPatch) -> M
     """A function that makes a trainer whose sampler has weights of its own."""
     (tmp_path / "reference").mkdir()
     save(tiny.checkpoint(), tmp_path / "reference")
-    monkeypatch.setenv(sampling.WEIGHTS_VARIABLE, str(tmp_path / "weights"))
+    monkeypatch.setenv(samplers.WEIGHTS_VARIABLE, str(tmp_path / "weights"))
 
     def trainer(*, stale: bool = False, saved: Any = None, **changes: Any) -> tuple[Trainer, OwnWeights]:
         config = grpo_config(**{"reward__weights": SHORTNESS, "num_steps": 4, **changes})

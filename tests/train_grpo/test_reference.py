@@ -3,7 +3,6 @@ from pathlib import Path
 import pytest
 
 from components.launch.together import run_together
-from tests.train_grpo.references import compare
 from tests.train_grpo.settings import grpo_config
 
 
@@ -13,7 +12,12 @@ def test_where_the_reference_is_does_not_change_what_it_says(tmp_path: Path, num
     """Whole, sharded or offloaded, and also once it has taken the policy's weights."""
     config = grpo_config(engine__num_processes=num_processes)
     found = run_together(
-        compare, config, {"folder": tmp_path}, num_processes=num_processes, work=tmp_path / "work", grace_s=1
+        "tests.train_grpo.references:compare",
+        config,
+        {"folder": tmp_path},
+        num_processes=num_processes,
+        work=tmp_path / "work",
+        grace_s=1,
     )
     assert found["first"] < 1e-5
     assert found["other"] < 1e-5

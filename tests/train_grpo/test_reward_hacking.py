@@ -19,7 +19,7 @@ from components.shared.base_model import ModelConfig
 from components.shared.grading.answer import AnswerPolicy
 from components.shared.grading.verifier import Verifier
 from components.shared.problem import Problem
-from components.train_grpo.train import build_trainer
+from components.train_grpo.train_rank import build_trainer
 from components.train_grpo.trainer import History, Trainer
 from tests import tiny
 from tests.shared.grading.attacks import ATTACKS, Attack

@@ -19,7 +19,8 @@ from components.shared.grading.verifier import Verifier
 from components.shared.problem import Problem, Split, write_problems
 from components.train_grpo.rollout import Group
 from components.train_grpo.sampler_correction import SamplerMismatchError
-from components.train_grpo.train import build_trainer, train
+from components.train_grpo.train import train
+from components.train_grpo.train_rank import build_trainer
 from tests import tiny
 from tests.train_grpo.settings import grpo_config
 
