@@ -1,0 +1,104 @@
+"""What becomes of a training job, as small data that reads like its history.
+
+A script is a tuple of steps, one after another. `seconds=None` lasts for ever. A job without a script of its own runs
+`GOES_WELL`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+UNSCHEDULABLE = "0/4 nodes are available: 4 Insufficient nvidia.com/gpu. preemption: 0/4 nodes are available."
+NCCL_TIMEOUT = (
+    "[rank0]:[E ProcessGroupNCCL.cpp:632] [Rank 0] Watchdog caught collective operation timeout: "
+    "WorkNCCL(SeqNum=412, OpType=ALLREDUCE, NumelIn=1048576, NumelOut=1048576, Timeout(ms)=600000) "
+    "ran for 600024 milliseconds before timing out.",
+    "[rank0]:[E ProcessGroupNCCL.cpp:2271] [PG ID 0 PG GUID 0(default_pg) Rank 0] Process group watchdog thread "
+    "terminated with exception: [Rank 0] Watchdog caught collective operation timeout",
+)
+
+
+@dataclass(frozen=True)
+class Queued:
+    """Kueue keeps the job suspended; at the end it is admitted."""
+
+    seconds: float | None = 30
+
+
+@dataclass(frozen=True)
+class Unschedulable:
+    """The pods are Pending, and the scheduler says why."""
+
+    seconds: float | None = 60
+    message: str = UNSCHEDULABLE
+
+
+@dataclass(frozen=True)
+class PullBackOff:
+    """The pods have nodes, but their image cannot be pulled."""
+
+    seconds: float | None = 60
+    message: str = "rpc error: code = NotFound desc = failed to pull and unpack image: not found"
+
+
+@dataclass(frozen=True)
+class Running:
+    """All containers run; the first pod of `node` prints the lines, evenly over the time."""
+
+    seconds: float | None = 60
+    lines: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Preempted:
+    """Kueue suspends the running job: its pods and their logs are gone. At the end it is admitted again."""
+
+    seconds: float | None = 60
+
+
+@dataclass(frozen=True)
+class NodeLost:
+    """The node of one pod is lost, and JobSet starts all pods anew; fails where the runtime allows no restart."""
+
+    rank: int = 0
+
+
+@dataclass(frozen=True)
+class Restarted:
+    """A container ends with this exit code, and JobSet starts all pods anew; fails where no restart is allowed."""
+
+    exit_code: int = 1
+    lines: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A container ends with this exit code, and the job has failed."""
+
+    exit_code: int = 1
+    reason: str = "Error"
+    """`OOMKilled` for exit code 137, as the kubelet reports it."""
+    lines: tuple[str, ...] = ()
+    """What the container prints last."""
+    rank: int = 0
+
+
+@dataclass(frozen=True)
+class Complete:
+    """Every container ends with exit code 0."""
+
+    lines: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Do:
+    """The test does something at this moment, such as writing what the ranks would have written."""
+
+    action: Callable[[], None]
+
+
+Step = Queued | Unschedulable | PullBackOff | Running | Preempted | NodeLost | Restarted | Failed | Complete | Do
+Script = tuple[Step, ...]
+
+OUT_OF_MEMORY = Failed(exit_code=137, reason="OOMKilled")
+NCCL_HANGS = Failed(exit_code=134, lines=NCCL_TIMEOUT)
+GOES_WELL: Script = (Running(10, ("step 1", "step 2", "step 3")), Complete())

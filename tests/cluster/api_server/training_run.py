@@ -1,0 +1,297 @@
+"""One TrainJob's life in the scripted cluster: the controllers of Trainer, JobSet and Kueue, step by step."""
+
+from collections.abc import Callable
+from functools import partial
+
+from tests.cluster.api_server.errors import Json
+from tests.cluster.api_server.kinds import JOB_SETS, JOBS, TRAIN_JOBS
+from tests.cluster.api_server.pod_templates import pod_templates
+from tests.cluster.api_server.pods import Pods, reference_to
+from tests.cluster.api_server.script import (
+    Complete,
+    Do,
+    Failed,
+    NodeLost,
+    Preempted,
+    PullBackOff,
+    Queued,
+    Restarted,
+    Running,
+    Script,
+    Step,
+    Unschedulable,
+)
+from tests.cluster.api_server.store import Store, rfc3339
+from tests.cluster.api_server.train_job_rules import QUEUE_LABEL, is_finished, runtime_of
+
+CONTROLLERS_S = 0.5
+"""How long the controllers take until there are pods."""
+STARTS_S = 2.0
+"""How long a pod with a node takes until its containers run."""
+
+
+class TrainingRun:
+    """Follows a script for one TrainJob, until that ends or is deleted."""
+
+    def __init__(self, store: Store, pods: Pods, job: Json, script: Script) -> None:
+        self._store, self._pods = store, pods
+        self._namespace, self._name = job["metadata"]["namespace"], job["metadata"]["name"]
+        self._uid = job["metadata"]["uid"]
+        self._script: list[Step] = list(script)
+        self._attempt = 0
+        self._epoch = 0
+        self._is_up = False
+        """Whether the containers run."""
+        runtime = runtime_of(store, job)
+        assert runtime is not None, "the webhook admits no TrainJob without its runtime"
+        self._runtime = runtime
+
+    def begin(self, job: Json) -> None:
+        """The controllers see the new TrainJob."""
+        if job["spec"]["suspend"]:
+            self._suspended(job)
+        else:
+            self._start_deadline(job)
+        self._later(CONTROLLERS_S, self._next)
+
+    def changed(self, before: Json, after: Json) -> None:
+        """Somebody has changed the TrainJob: suspending and resuming take effect."""
+        was, is_ = before["spec"].get("suspend"), after["spec"].get("suspend")
+        if is_finished(after) or was == is_:
+            return
+        if is_:
+            self._suspend(after)
+        else:
+            self._resumed(after)
+
+    def gone(self) -> None:
+        """The TrainJob is deleted: nothing of the script happens any more."""
+        self._epoch += 1
+
+    def _job(self) -> Json | None:
+        job = self._store.get(TRAIN_JOBS, self._namespace, self._name)
+        return job if job is not None and job["metadata"]["uid"] == self._uid else None
+
+    def _later(self, seconds: float | None, action: Callable[[], None]) -> None:
+        """Do something then, unless the job has been suspended, restarted or ended by then."""
+        epoch = self._epoch
+
+        def act() -> None:
+            if epoch == self._epoch and self._job() is not None:
+                action()
+
+        if seconds is not None:
+            self._store.clock.call_in(seconds, act)
+
+    def _next(self) -> None:
+        job = self._job()
+        if job is None or not self._script:
+            return
+        step = self._script[0]
+        if job["spec"]["suspend"] and not isinstance(step, Queued):
+            # Nobody has queued it by script: whoever suspended it will resume it.
+            return
+        if isinstance(step, Running | Failed | Complete | NodeLost | Restarted | Preempted) and not self._is_up:
+            self._bring_up(job)
+            return
+        self._script.pop(0)
+        self._play(step, job)
+
+    def _play(self, step: Step, job: Json) -> None:
+        match step:
+            case Queued(seconds):
+                self._later(seconds, self._admit)
+            case Unschedulable(seconds, message):
+                self._each(self._with_pods(job), partial(self._pods.unschedulable, message=message), seconds)
+            case PullBackOff(seconds, message):
+                pods = self._with_pods(job)
+                self._each(pods, self._pods.assign, 0)
+                self._each(self._pods.of(job), partial(self._pods.pull_fails, message=message), seconds)
+            case Running(seconds, lines):
+                self._run(job, seconds, lines)
+            case Preempted(seconds):
+                self._preempt(job, seconds)
+            case NodeLost(rank):
+                self._lose_node(job, rank)
+            case Restarted(exit_code, lines):
+                self._end_container(job, Failed(exit_code, lines=lines))
+                self._restart(job)
+            case Failed():
+                self._end_container(job, step)
+                self._later(CONTROLLERS_S, partial(self._fail, "FailedJobs", _jobs_failed(self._name)))
+            case Complete(lines):
+                self._complete(job, lines)
+            case Do(action):
+                action()
+                self._next()
+
+    def _each(self, pods: list[Json], action: Callable[[Json], None], seconds: float | None) -> None:
+        for pod in pods:
+            action(pod)
+        if seconds:
+            self._later(seconds, self._next)
+
+    def _with_pods(self, job: Json) -> list[Json]:
+        """The job's pods, made if there are none."""
+        if not self._pods.of(job):
+            job_set = self._job_set(job)
+            owners: dict[str, Json] = {}
+            for template in pod_templates(job, self._runtime):
+                if template.job not in owners:
+                    owners[template.job] = self._child_job(job, job_set, template.job)
+                self._pods.create(job, template, owners[template.job], self._attempt)
+            self._report(active=1)
+        return self._pods.of(job)
+
+    def _bring_up(self, job: Json) -> None:
+        for pod in self._with_pods(job):
+            self._pods.assign(pod)
+        self._later(STARTS_S, self._up)
+
+    def _up(self) -> None:
+        job = self._job()
+        assert job is not None
+        for pod in self._pods.of(job):
+            self._pods.start(pod)
+        self._is_up = True
+        self._report(active=1, ready=1)
+        self._next()
+
+    def _run(self, job: Json, seconds: float | None, lines: tuple[str, ...]) -> None:
+        first = self._pods.of(job, "node")[0]
+        every = (seconds if seconds is not None else len(lines)) / (len(lines) or 1)
+        for number, line in enumerate(lines):
+            self._later(every * number, partial(self._pods.say, first, line))
+        self._later(seconds, self._next)
+
+    def _end_container(self, job: Json, step: Failed) -> None:
+        pods = self._pods.of(job, "node")
+        failing = pods[min(step.rank, len(pods) - 1)]
+        self._pods.say(failing, *step.lines)
+        self._pods.stop(failing, step.exit_code, step.reason)
+
+    def _lose_node(self, job: Json, rank: int) -> None:
+        pods = self._pods.of(job, "node")
+        lost = pods[min(rank, len(pods) - 1)]
+        self._pods.event(lost, "Warning", "NodeNotReady", "Node is not ready", "node-controller")
+        self._pods.remove(lost)
+        self._restart(job)
+
+    def _restart(self, job: Json) -> None:
+        template = self._runtime["spec"]["template"]["spec"]
+        most = template.get("failurePolicy", {}).get("maxRestarts", 0)
+        self._epoch += 1
+        if self._attempt >= most:
+            reason = "ReachedMaxRestarts" if most else "FailedJobs"
+            said = _no_restarts_left(self._name) if most else _jobs_failed(self._name)
+            self._later(CONTROLLERS_S, partial(self._fail, reason, said))
+            return
+        self._attempt += 1
+        self._take_down(job)
+        self._later(CONTROLLERS_S, self._next)
+
+    def _take_down(self, job: Json) -> None:
+        for pod in self._pods.of(job):
+            self._pods.remove(pod)
+        self._is_up = False
+
+    def _admit(self) -> None:
+        job = self._job()
+        if job is not None:
+            self._pods.event(job, "Normal", "Admitted", "Admitted by clusterQueue cluster-queue", "kueue-admission")
+            self._store.replace({**job, "spec": {**job["spec"], "suspend": False}})
+
+    def _preempt(self, job: Json, seconds: float | None) -> None:
+        self._script.insert(0, Queued(seconds))
+        self._pods.event(job, "Normal", "Preempted", "Preempted to accommodate a workload", "kueue-admission")
+        self._store.replace({**job, "spec": {**job["spec"], "suspend": True}})
+
+    def _suspend(self, job: Json) -> None:
+        self._epoch += 1
+        self._take_down(job)
+        self._suspended(job)
+        self._later(CONTROLLERS_S, self._next)
+
+    def _suspended(self, job: Json) -> None:
+        self._condition("Suspended", "True", "Suspended", "TrainJob is suspended")
+        self._report(suspended=1)
+        if QUEUE_LABEL in job["metadata"].get("labels", {}):
+            self._pods.event(job, "Normal", "CreatedWorkload", "Created Workload", "kubeflow.org/trainjob-kueue")
+
+    def _resumed(self, job: Json) -> None:
+        self._epoch += 1
+        self._condition("Suspended", "False", "Resumed", "TrainJob is resumed")
+        self._start_deadline(job)
+        if self._script and isinstance(self._script[0], Queued):
+            self._script.pop(0)
+        self._later(CONTROLLERS_S, self._next)
+
+    def _start_deadline(self, job: Json) -> None:
+        self._later(job["spec"].get("activeDeadlineSeconds"), self._exceed_deadline)
+
+    def _exceed_deadline(self) -> None:
+        job = self._job()
+        assert job is not None
+        self._take_down(job)
+        self._fail("DeadlineExceeded", "TrainJob exceeded its active deadline")
+
+    def _complete(self, job: Json, lines: tuple[str, ...]) -> None:
+        self._pods.say(self._pods.of(job, "node")[0], *lines)
+        for pod in self._pods.of(job):
+            self._pods.stop(pod, 0, "Completed")
+        self._later(CONTROLLERS_S, self._completed)
+
+    def _completed(self) -> None:
+        self._epoch += 1
+        self._report(succeeded=1)
+        self._condition("Complete", "True", "AllJobsCompleted", "jobset completed successfully")
+
+    def _fail(self, reason: str, message: str) -> None:
+        self._epoch += 1
+        job = self._job()
+        for pod in self._pods.of(job) if job else []:
+            if pod["status"]["phase"] == "Running":
+                # JobSet deletes the jobs that still run.
+                self._pods.remove(pod)
+        self._report(failed=1)
+        self._condition("Failed", "True", reason, message)
+
+    def _condition(self, type_: str, status: str, reason: str, message: str) -> None:
+        job = self._job()
+        assert job is not None
+        kept = [each for each in job.get("status", {}).get("conditions", []) if each["type"] != type_]
+        moment = rfc3339(self._store.clock.now())
+        made = {"type": type_, "status": status, "reason": reason, "message": message, "lastTransitionTime": moment}
+        status_ = {**job.get("status", {}), "conditions": [*kept, made]}
+        self._store.patch(TRAIN_JOBS, self._namespace, self._name, status=status_)
+
+    def _report(self, **counts: int) -> None:
+        """Write how the child jobs are, into the JobSet's status and the TrainJob's."""
+        job = self._job()
+        assert job is not None
+        names = [each["name"] for each in self._runtime["spec"]["template"]["spec"]["replicatedJobs"]]
+        zero = dict.fromkeys(("ready", "succeeded", "failed", "active", "suspended"), 0)
+        jobs = [{"name": name, **zero, **counts} for name in names]
+        job_status = {**job.get("status", {}), "jobsStatus": jobs}
+        self._store.patch(JOB_SETS, self._namespace, self._name, status={"replicatedJobsStatus": jobs})
+        self._store.patch(TRAIN_JOBS, self._namespace, self._name, status=job_status)
+
+    def _job_set(self, job: Json) -> Json:
+        existing = self._store.get(JOB_SETS, self._namespace, self._name)
+        return existing or self._child(JOB_SETS.api_version, "JobSet", self._name, job)
+
+    def _child_job(self, job: Json, job_set: Json, replicated: str) -> Json:
+        name = f"{self._name}-{replicated}-0"
+        return self._store.get(JOBS, self._namespace, name) or self._child("batch/v1", "Job", name, job_set)
+
+    def _child(self, api_version: str, kind: str, name: str, owner: Json) -> Json:
+        metadata = {"name": name, "namespace": self._namespace, "ownerReferences": [reference_to(owner)]}
+        return self._store.create({"apiVersion": api_version, "kind": kind, "metadata": metadata, "spec": {}})
+
+
+def _jobs_failed(name: str) -> str:
+    return f"jobset failed due to one or more job failures (first failed job: {name}-node-0)"
+
+
+def _no_restarts_left(name: str) -> str:
+    return f"jobset failed due to reaching max number of restarts (first failed job: {name}-node-0)"
