@@ -1,6 +1,7 @@
 """vLLM servers of a run: started together, started again when they end, and gone when the run is."""
 
 import functools
+import json
 import os
 import signal
 import socket
@@ -14,6 +15,7 @@ import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from components.rollout.vllm_config import Dtype, ServersConfig, engine_arguments, environment
 from components.rollout.vllm_connection import INITIAL_VERSION, Connection, ServerGoneError
@@ -166,11 +168,14 @@ def _command(checkpoint: Path, config: ServersConfig, dtype: Dtype, devices: str
         "enable_scale_out": True,  # the endpoint that takes and gives tokens
     }
     flags = {name.replace("_", "-"): value for name, value in arguments.items()}
-    spelt = [
-        (f"--{name}" if value else f"--no-{name}") if isinstance(value, bool) else f"--{name}={value}"
-        for name, value in flags.items()
-    ]
+    spelt = [_flag(name, value) for name, value in flags.items()]
     return [sys.executable, "-P", "-W", "ignore", "-m", "vllm.entrypoints.openai.api_server", *spelt]
+
+
+def _flag(name: str, value: Any) -> str:
+    if isinstance(value, bool):
+        return f"--{name}" if value else f"--no-{name}"
+    return f"--{name}={json.dumps(value) if isinstance(value, dict) else value}"
 
 
 def _await(servers: Sequence[ServerProcess], deadline_s: float) -> None:

@@ -4,11 +4,12 @@ import os
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from components.shared.config import Config
 
 Dtype = Literal["float32", "bfloat16"]
+WeightsBy = Literal["folder", "nccl", "ipc", "gloo"]
 _ROOT = Path(__file__).parents[2]
 _OF_THE_RANK = ("RANK", "LOCAL_", "WORLD_SIZE", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_")
 """Variables that make torch join the processes of a training run."""
@@ -33,6 +34,10 @@ class VllmConfig(Config):
     """Time to start, load the model and compile it."""
     request_deadline_s: float = Field(gt=0)
     """Time for the completions of one rollout, and for loading weights; an engine that takes longer counts as hung."""
+    weights_by: WeightsBy
+    """How new weights come from the trainer. `folder`: files, in memory where it is on the same host; everywhere.
+    Without files: `nccl` from GPU to the GPUs of a server, `ipc` within a GPU, for an engine beside a rank, `gloo` over
+    the network between processes without GPUs."""
 
 
 class ServersConfig(VllmConfig):
@@ -44,6 +49,13 @@ class ServersConfig(VllmConfig):
     """The GPUs of each server, such as "4,5": over several the model is split. Null on a machine without."""
     lost_deadline_s: float = Field(gt=0)
     """Time without any server before the run stops; long enough for one to start again."""
+
+    @field_validator("weights_by")
+    @classmethod
+    def _reaches_a_server(cls, value: WeightsBy) -> WeightsBy:
+        if value == "ipc":
+            raise ValueError("ipc is for an engine beside each process (sampler.vllm); accepted: folder, nccl, gloo")
+        return value
 
     @model_validator(mode="after")
     def _each_server_has_devices(self) -> "ServersConfig":
@@ -70,6 +82,7 @@ def engine_arguments(config: VllmConfig, dtype: Dtype) -> dict[str, Any]:
         "enable_chunked_prefill": False,
         "worker_extension_cls": "components.rollout.vllm_worker.WeightLoading",
         "disable_log_stats": True,
+        **({} if config.weights_by == "folder" else {"weight_transfer_config": {"backend": config.weights_by}}),
     }
 
 

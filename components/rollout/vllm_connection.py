@@ -1,5 +1,7 @@
 """One vLLM server, as its client sees it: every call has a deadline and either answers or says why not."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import urllib3
@@ -56,11 +58,38 @@ class Connection:
 
     def load(self, folder: str, version: str) -> None:
         """Replace the weights when what is under way is done; what is asked for meanwhile waits for the new ones."""
+        with self.changing_weights(version):
+            arguments = {"method": "load_folder", "kwargs": {"folder": folder, "version": version}}
+            self._call("POST", "/collective_rpc", arguments, self._request_deadline_s)
+
+    @contextmanager
+    def changing_weights(self, version: str) -> Iterator[None]:
+        """Let the block replace the weights while nothing is computed, and call them `version` from then on."""
         self._call("POST", "/pause?mode=wait&clear_cache=true", {}, self._request_deadline_s)
-        arguments = {"method": "load_folder", "kwargs": {"folder": folder, "version": version}}
-        self._call("POST", "/collective_rpc", arguments, self._request_deadline_s)
+        yield
         self._call("POST", "/update_weight_version", {"new_version": version}, _CONTROL_S)
         self._call("POST", "/resume", {}, _CONTROL_S)
+
+    def num_workers(self) -> int:
+        """Return how many processes hold the weights, or a part of them."""
+        return int(self._call("GET", "/get_world_size", None, _CONTROL_S)["world_size"])
+
+    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+        """See `Receiver`."""
+        self._call("POST", "/init_weight_transfer_engine", {"init_info": init_info}, self._request_deadline_s)
+
+    def start_weight_update(self) -> None:
+        """See `Receiver`."""
+        self._call("POST", "/start_weight_update", {}, self._request_deadline_s)
+
+    def update_weights(self, update_info: Any) -> None:
+        """See `Receiver`."""
+        self._call("POST", "/update_weights", {"update_info": update_info}, self._request_deadline_s)
+
+    def finish_weight_update(self, weight_version: str | None = None) -> None:
+        """See `Receiver`; the version is given by `changing_weights`."""
+        assert weight_version is None
+        self._call("POST", "/finish_weight_update", {}, self._request_deadline_s)
 
     def close(self) -> None:
         """Close what is open."""

@@ -7,12 +7,13 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from components.policy.sequences import TokenSequence
 from components.rollout.completion import Completion
@@ -32,9 +33,11 @@ from components.rollout.vllm_sampling import (
     sampling_params,
     scoring_requests,
 )
+from components.rollout.weight_transfer import Transfer
 from components.shared.errors import PipelineError, RetryableError
 
 _NAME = "vLLM in this process"
+_LOCAL = "127.0.0.1"
 _LOOK_S = 0.2
 """Between looks at whether the engine is still there."""
 
@@ -45,13 +48,19 @@ class VllmEngine:
     RetryableError where it ends, or takes longer than its deadlines.
     """
 
+    shared = False
+
     def __init__(self, tokens: Tokens, checkpoint: Path, config: VllmConfig, *, dtype: Dtype, log: Path) -> None:
         self._tokens = tokens
+        self.weights_by = config.weights_by
         self._deadline_s, self._log = config.request_deadline_s, log
         self._asleep = False
         self._folder = tempfile.TemporaryDirectory(prefix="vllm-", ignore_cleanup_errors=True)
         log.parent.mkdir(parents=True, exist_ok=True)
         own = {OWNER_VARIABLE: str(os.getpid()), **_device_of_this_rank()}
+        if config.weights_by == "ipc":
+            # Handles of memory are no plain data; they come from this process alone, over a pipe.
+            os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = own["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
         variables = {**environment(config, self._folder.name), **own}
         with _within(config.start_deadline_s, log), _environment(variables), _output_to(log):
             from vllm import LLM
@@ -59,6 +68,7 @@ class VllmEngine:
             arguments = engine_arguments(config, dtype)
             self._llm: Any = LLM(str(checkpoint), **arguments, enable_sleep_mode=torch.cuda.is_available())
             _log_to(log)  # what this process logs from here on; starting the engine sets logging anew
+        self._transfer = Transfer(self.weights_by, _Receiver(self._llm), deadline_s=self._deadline_s)
 
     def __call__(
         self, questions: Sequence[str], *, num_samples: int, temperature: float, max_new_tokens: int, seed: int
@@ -86,6 +96,17 @@ class VllmEngine:
             self._wake_up()
             self._llm.reset_prefix_cache()
             self._llm.collective_rpc("load_folder", args=(str(folder.resolve()), str(version)))
+
+    def take_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
+        """See `Sampler`."""
+        with _within(self._deadline_s, self._log, self._llm):
+            self._wake_up()
+            self._llm.reset_prefix_cache()
+            self._transfer.send(weights, trainer_address=_LOCAL, num_receivers=1)
+
+    def expect_weights(self, version: int) -> None:
+        """See `Sampler`: nobody else sends to the engine of this process."""
+        raise AssertionError("each process has an engine of its own")
 
     def prompt_logprobs(self, sequences: Sequence[TokenSequence], temperature: float) -> dict[str, list[list[float]]]:
         """See `Sampler`: there is one copy of the weights."""
@@ -127,6 +148,25 @@ class VllmEngine:
                 use_tqdm=False,
             )
             return answers
+
+
+class _Receiver:
+    """The engine as the end of a transfer of weights: see `Receiver`."""
+
+    def __init__(self, llm: Any) -> None:
+        self._llm = llm
+
+    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+        self._llm.init_weight_transfer_engine({"init_info": init_info})
+
+    def start_weight_update(self) -> None:
+        self._llm.start_weight_update()
+
+    def update_weights(self, update_info: Any) -> None:
+        self._llm.update_weights({"update_info": update_info})
+
+    def finish_weight_update(self, weight_version: str | None = None) -> None:
+        self._llm.finish_weight_update(weight_version)
 
 
 def _device_of_this_rank() -> dict[str, str]:

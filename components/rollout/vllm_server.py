@@ -2,16 +2,20 @@
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from torch import Tensor
+
 from components.policy.sequences import TokenSequence
 from components.rollout.completion import Completion
+from components.rollout.vllm_config import WeightsBy
 from components.rollout.vllm_connection import INITIAL_VERSION, Connection, ServerGoneError
 from components.rollout.vllm_sampling import Drawn, Tokens, completion, group_seeds, sampling_params
+from components.rollout.weight_transfer import Transfer, TransferError, address_towards
 from components.shared.errors import RetryableError
 from components.shared.progress import say
 
@@ -32,6 +36,8 @@ class _Server:
     gone: str | None = None
     """Why it is not asked, where it is not."""
     try_again_at: float = 0.0
+    transfer: Transfer | None = None
+    """The way by which it has got weights from this process."""
 
 
 class VllmServers:
@@ -40,15 +46,24 @@ class VllmServers:
     RetryableError where no server has answered for `lost_deadline_s`.
     """
 
+    shared = True
+
     def __init__(
-        self, tokens: Tokens, urls: Sequence[str], *, request_deadline_s: float, lost_deadline_s: float
+        self,
+        tokens: Tokens,
+        urls: Sequence[str],
+        *,
+        request_deadline_s: float,
+        lost_deadline_s: float,
+        weights_by: WeightsBy,
     ) -> None:
         self._tokens = tokens
         self._servers = [_Server(Connection(url, request_deadline_s)) for url in urls]
-        self._lost_deadline_s = lost_deadline_s
+        self._lost_deadline_s, self._request_deadline_s = lost_deadline_s, request_deadline_s
+        self.weights_by = weights_by
         self._lock = threading.Lock()
         self._folder: Path | None = None
-        """Where the current weights lie; None for those that the servers started with."""
+        """Where the current weights lie; None for those that the servers started with, and for what was sent."""
         self._version = INITIAL_VERSION
 
     def __call__(
@@ -79,10 +94,22 @@ class VllmServers:
         self._folder, self._version = folder.resolve(), str(version)
         self._on_each(self._bring_up_to_date)
 
+    def take_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
+        """See `Sampler`. A server that is lost meanwhile is asked again when it has got the next ones."""
+        self._folder, self._version = None, str(version)
+        self._on_each(lambda server: self._send(server, weights))
+
+    def expect_weights(self, version: int) -> None:
+        """See `Sampler`."""
+        self._folder, self._version = None, str(version)
+        self._on_each(self._bring_up_to_date)
+
     def prompt_logprobs(self, sequences: Sequence[TokenSequence], temperature: float) -> dict[str, list[list[float]]]:
         """See `Sampler`: what each server says that answers, by its address."""
 
         def score(server: _Server) -> list[list[float]]:
+            if server.gone is not None:
+                self._bring_up_to_date(server)
             with ThreadPoolExecutor(_MAX_REQUESTS) as threads:
                 return list(
                     threads.map(
@@ -146,8 +173,25 @@ class VllmServers:
         found = server.connection.version()
         if found != self._version:
             if self._folder is None:
-                raise ServerGoneError(f"it holds weights {found}, and is to have those it started with")
+                raise ServerGoneError(f"it holds weights {found}, and is to have {self._version}")
             server.connection.load(str(self._folder), self._version)
+        self._take_back(server)
+
+    def _send(self, server: _Server, weights: Mapping[str, Tensor]) -> None:
+        """Send a server the weights; one that was started again is connected anew."""
+        assert self.weights_by != "folder"
+        connection = server.connection
+        if server.transfer is None or connection.version() == INITIAL_VERSION:
+            server.transfer = Transfer(self.weights_by, connection, deadline_s=self._request_deadline_s)
+        with connection.changing_weights(self._version):
+            address = address_towards(connection.url)
+            try:
+                server.transfer.send(weights, trainer_address=address, num_receivers=connection.num_workers())
+            except TransferError as error:
+                raise ServerGoneError(str(error)) from None
+        self._take_back(server)
+
+    def _take_back(self, server: _Server) -> None:
         if server.gone is not None:
             say("vllm", f"{server.connection.url} answers again, with the current weights")
             server.gone = None
@@ -157,6 +201,7 @@ class VllmServers:
             if server.gone is None:
                 say("vllm", f"{server.connection.url} is lost: {error}")
             server.gone = str(error)
+            server.transfer = None
             server.try_again_at = time.monotonic() + _TRY_AGAIN_S
 
     def _on_each(self, work: Callable[[_Server], _T]) -> dict[str, _T]:
@@ -176,8 +221,6 @@ class VllmServers:
 
     def _try(self, server: _Server, work: Callable[[_Server], _T]) -> tuple[_T] | None:
         try:
-            if server.gone is not None:
-                self._bring_up_to_date(server)
             return (work(server),)
         except ServerGoneError as error:
             self._give_up(server, error)

@@ -9,7 +9,9 @@ import threading
 from contextlib import suppress
 from typing import Any
 
+import components.rollout.gloo_transfer  # noqa: F401  # makes it known to vLLM
 from components.rollout.vllm_config import OWNER_VARIABLE
+from components.rollout.vllm_head import renew_head
 
 
 class WeightLoading:
@@ -24,10 +26,7 @@ class WeightLoading:
         worker: Any = self
         self.weights_version = ""
         worker.reload_weights(weights_path=folder)
-        model = worker.model_runner.get_model()
-        if model.config.tie_word_embeddings:
-            # On CPUs the head keeps a repacked copy of the embeddings, which is not made again by itself.
-            model.lm_head.quant_method.process_weights_after_loading(model.lm_head)
+        renew_head(worker.model_runner.get_model())
         self.weights_version = version
 
 

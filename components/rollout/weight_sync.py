@@ -1,6 +1,6 @@
 """Keeping a sampler's own copy of the weights in step with the policy, and proving it each time.
 
-Weights go by way of a folder, in the memory of the host where the sampler is on it.
+Weights go by way of a folder, in the memory of the host where the sampler is on it, or straight to vLLM's processes.
 """
 
 import shutil
@@ -14,6 +14,7 @@ from torch import Tensor
 from components.policy.checkpoint import Checkpoint, save
 from components.policy.engine import PolicyEngine
 from components.policy.logprobs import completion_logprobs
+from components.policy.lora import plain_state_dict
 from components.policy.sequences import TokenSequence, micro_batches
 from components.rollout.sampler import Sampler
 from components.rollout.staleness import refuse_stale
@@ -51,13 +52,26 @@ class WeightSync:
         started = time.monotonic()
         if version != self._version:
             before, self._version = self._version, version
-            self._write(version)
-            self._sampler.load_weights(self._folder / str(version), version)
+            if self._sampler.weights_by == "folder":
+                self._write(version)
+                self._sampler.load_weights(self._folder / str(version), version)
+            else:
+                self._send(version)
             self._prove()
             self._policy.ranks.meet("the end of loading weights")
             if before is not None and self._policy.ranks.first:
                 shutil.rmtree(self._folder / str(before), ignore_errors=True)
         return time.monotonic() - started
+
+    def _send(self, version: int) -> None:
+        ranks, sampler = self._policy.ranks, self._sampler
+        sender = ranks.first or not sampler.shared
+        with self._policy.whole_weights():
+            if sender:
+                sampler.take_weights(plain_state_dict(self._checkpoint.model), version)
+        ranks.meet("the sending of weights")
+        if not sender:
+            sampler.expect_weights(version)
 
     def _write(self, version: int) -> None:
         with self._policy.whole_weights():

@@ -168,7 +168,14 @@ def test_the_change_that_is_named_works(tmp_path: Path, capsys: pytest.CaptureFi
     assert "\nFits: " in capsys.readouterr().out
 
 
-VLLM = {"max_tokens": 2048, "cache_gib": 20.0, "compile": True, "start_deadline_s": 600, "request_deadline_s": 600}
+VLLM = {
+    "max_tokens": 2048,
+    "cache_gib": 20.0,
+    "compile": True,
+    "start_deadline_s": 600,
+    "request_deadline_s": 600,
+    "weights_by": "folder",
+}
 
 
 @pytest.mark.parametrize(

@@ -14,30 +14,43 @@ import torch
 from torch import distributed
 
 from components.policy import checkpoint as checkpoints
+from components.policy.lora import plain_state_dict
 from components.rollout.vllm_config import VllmConfig
 from components.rollout.vllm_engine import VllmEngine
 from components.shared.errors import RetryableError
 from tests.rollout.vllm_policies import QUESTIONS, largest_difference, trainer_logprobs
 
-CONFIG = VllmConfig(max_tokens=512, cache_gib=0.25, compile=False, start_deadline_s=300, request_deadline_s=120)
+CONFIG = VllmConfig(
+    max_tokens=512,
+    cache_gib=0.25,
+    compile=False,
+    start_deadline_s=300,
+    request_deadline_s=120,
+    weights_by="gloo",
+)
+STEPS = ("start", "load", "send")
+"""The policies are those of the folders `old`, `new` and `old` again."""
 
 
 def main(folder: Path) -> None:
-    """Sample, load other weights, sample again; write what was found, and wait for the end."""
+    """Sample from one policy, from another, and from the first again; write what was found, and wait for the end."""
     distributed.init_process_group("gloo")
     rank = distributed.get_rank()
     policies = [checkpoints.load(folder / name, dtype=torch.float32) for name in ("old", "new")]
     engine = VllmEngine(policies[0], folder / "old", CONFIG, dtype="float32", log=folder / f"vllm-{rank}.log")
     found: dict[str, object] = {}
-    for number, name in enumerate(("old", "new")):
-        if number:
-            engine.load_weights(folder / name, number)
+    for version, step in enumerate(STEPS):
+        number = version % 2
+        if step == "load":
+            engine.load_weights(folder / "new", version)
+        if step == "send":
+            engine.take_weights(plain_state_dict(policies[0].model), version)
         groups = engine(QUESTIONS, num_samples=4, temperature=0.7, max_new_tokens=40, seed=rank)
         again = engine(QUESTIONS, num_samples=4, temperature=0.7, max_new_tokens=40, seed=rank)
         completions = [completion for group in groups for completion in group]
         sequences = [completion.tokens for completion in completions]
         exact = trainer_logprobs(policies[number], sequences, 0.7)
-        found[name] = {
+        found[step] = {
             "drawn": largest_difference([list(completion.logprobs) for completion in completions], exact),
             "other": largest_difference(exact, trainer_logprobs(policies[1 - number], sequences, 0.7)),
             "repeats": groups == again,

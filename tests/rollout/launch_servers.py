@@ -18,6 +18,7 @@ CONFIG = ServersConfig(
     start_deadline_s=240,
     request_deadline_s=60,
     lost_deadline_s=120,
+    weights_by="gloo",
 )
 
 if __name__ == "__main__":

@@ -22,11 +22,12 @@ from scipy.stats import chisquare
 
 from components.policy import checkpoint as checkpoints
 from components.policy.checkpoint import Checkpoint
+from components.policy.lora import plain_state_dict
 from components.policy.sequences import TokenSequence
 from components.rollout.completion import Completion
 from components.rollout.transformers_engine import TransformersEngine
 from components.rollout.vllm_server import VllmServers
-from components.shared.errors import PipelineError
+from components.shared.errors import PipelineError, RetryableError
 from tests.rollout.launch_servers import CONFIG
 from tests.rollout.vllm_policies import QUESTIONS, largest_difference, policy, trainer_logprobs
 
@@ -131,7 +132,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     try:
         url = next(line.split()[1] for line in launcher.stdout if line.startswith("urls"))
         deadlines = {"request_deadline_s": CONFIG.request_deadline_s, "lost_deadline_s": CONFIG.lost_deadline_s}
-        yield Run(launcher, url, VllmServers(policies[0], [url], **deadlines), policies, folders, temporary)
+        client = VllmServers(policies[0], [url], **deadlines, weights_by="folder")
+        yield Run(launcher, url, client, policies, folders, temporary)
     finally:
         launcher.kill()
         launcher.wait()
@@ -238,7 +240,7 @@ def test_what_does_not_fit_is_refused_by_name(run: Run) -> None:
 
 def test_new_weights_arrive_while_others_sample(run: Run) -> None:
     """Each completion is drawn from the old or from the new weights as a whole; nothing kept of the old is used."""
-    other = VllmServers(run.policies[0], [run.url], request_deadline_s=60, lost_deadline_s=60)
+    other = VllmServers(run.policies[0], [run.url], request_deadline_s=60, lost_deadline_s=60, weights_by="folder")
     found: list[Completion] = []
     sampling = threading.Thread(
         target=lambda: found.extend(
@@ -264,6 +266,28 @@ def test_new_weights_arrive_while_others_sample(run: Run) -> None:
     after = _drawn(run)
     again = trainer_logprobs(run.policies[1], [completion.tokens for completion in after], 1.0)
     assert largest_difference([list(completion.logprobs) for completion in after], again) < 1e-4
+
+
+def test_weights_arrive_without_a_file(run: Run) -> None:
+    """They go from memory to memory, again and again; a process that sent nothing knows what has come."""
+    deadlines = {"request_deadline_s": 60, "lost_deadline_s": 60}
+    sender, other = (VllmServers(run.policies[0], [run.url], **deadlines, weights_by="gloo") for _ in range(2))
+    for version, made in ((2, run.policies[0]), (3, run.policies[1])):
+        started = time.monotonic()
+        sender.take_weights(plain_state_dict(made.model), version)
+        print(f"weights sent in {time.monotonic() - started:.2f} s")
+        other.expect_weights(version)
+        (groups,) = [other(QUESTIONS, num_samples=4, temperature=1.0, max_new_tokens=40, seed=version)]
+        sequences = [completion.tokens for completion in _flat(groups)]
+        recorded = [list(completion.logprobs) for completion in _flat(groups)]
+        assert largest_difference(recorded, trainer_logprobs(made, sequences, 1.0)) < 1e-4
+        proof = sender.prompt_logprobs(sequences, 1.0)[run.url]
+        assert largest_difference(proof, trainer_logprobs(made, sequences, 1.0)) < 1e-4
+    with pytest.raises(RetryableError, match="holds weights 3, and is to have 4"):
+        VllmServers(
+            run.policies[0], [run.url], request_deadline_s=60, lost_deadline_s=1, weights_by="gloo"
+        ).expect_weights(4)
+    run.client.load_weights(run.folders[1], 5)
 
 
 @pytest.mark.long
@@ -299,21 +323,22 @@ def test_nothing_is_left_of_a_launcher_that_is_killed(run: Run) -> None:
 def test_each_rank_samples_from_an_engine_of_its_own(ranks: Ranks) -> None:
     """In two ranks with gloo, engines say of their tokens what the trainer says, repeat themselves, and differ."""
     for found in ranks.found():
-        assert found["old"]["drawn"] < 1e-4
-        assert found["old"]["other"] > 0.1
-        assert found["old"]["repeats"]
-        assert found["old"]["ends"]
-        assert max(found["old"]["scored"]) < 1e-4
+        assert found["start"]["drawn"] < 1e-4
+        assert found["start"]["other"] > 0.1
+        assert found["start"]["repeats"]
+        assert found["start"]["ends"]
+        assert max(found["start"]["scored"]) < 1e-4
         assert found["differ"]
 
 
 @pytest.mark.long
 def test_a_tied_model_is_loaded_with_its_output_layer(ranks: Ranks) -> None:
-    """Embeddings that serve as the output layer too are new in both places."""
+    """Embeddings that serve as the output layer too are new in both places, by whichever way they came."""
     for found in ranks.found():
-        assert found["new"]["drawn"] < 1e-4
-        assert found["new"]["other"] > 0.1
-        assert max(found["new"]["scored"]) < 1e-4
+        for step in ("load", "send"):
+            assert found[step]["drawn"] < 1e-4
+            assert found[step]["other"] > 0.1
+            assert max(found[step]["scored"]) < 1e-4
 
 
 @pytest.mark.long

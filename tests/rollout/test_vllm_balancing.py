@@ -35,7 +35,7 @@ def fakes() -> Iterator[list[FakeVllm]]:
 
 
 def _client(*urls: str, request_s: float = 10, lost_s: float = 10) -> VllmServers:
-    return VllmServers(_Words(), urls, request_deadline_s=request_s, lost_deadline_s=lost_s)
+    return VllmServers(_Words(), urls, request_deadline_s=request_s, lost_deadline_s=lost_s, weights_by="folder")
 
 
 def _drawn(client: VllmServers, questions: list[str] = QUESTIONS, seed: int = 1) -> list[tuple[int, ...]]:

@@ -1,24 +1,30 @@
 """A sampler with weights of its own that needs no vLLM: transformers on a copy, which is loaded from folders."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from components.policy.checkpoint import Checkpoint, load
 from components.policy.logprobs import CompletionScorer, completion_logprobs
 from components.policy.sequences import TokenSequence
 from components.rollout.completion import Completion
 from components.rollout.transformers_engine import TransformersEngine
+from components.rollout.vllm_config import WeightsBy
 from tests import tiny
 
 
 class OwnWeights:
     """Keeps the weights of a version; one that is `stale` stays with the first that it was given."""
 
-    def __init__(self, checkpoint: Checkpoint, folder: Path, *, stale: bool = False) -> None:
-        self._tokens, self._stale = checkpoint, stale
+    shared = True
+
+    def __init__(
+        self, checkpoint: Checkpoint, folder: Path, *, stale: bool = False, weights_by: WeightsBy = "folder"
+    ) -> None:
+        self._tokens, self._stale, self.weights_by = checkpoint, stale, weights_by
         self._model = load(folder, dtype=torch.float32).model
         self.versions: list[int] = []
         self.sampled_from: list[int] = []
@@ -35,8 +41,21 @@ class OwnWeights:
 
     def load_weights(self, folder: Path, version: int) -> None:
         """See `Sampler`."""
+        assert self.weights_by == "folder"
+        self._take(load(folder, dtype=torch.float32).model.state_dict(), version)
+
+    def take_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
+        """See `Sampler`."""
+        assert self.weights_by != "folder"
+        self._take(weights, version)
+
+    def expect_weights(self, version: int) -> None:
+        """See `Sampler`."""
+        assert self.versions[-1] == version
+
+    def _take(self, weights: Mapping[str, Tensor], version: int) -> None:
         if not self._stale or not self.versions:
-            self._model.load_state_dict(load(folder, dtype=torch.float32).model.state_dict())
+            self._model.load_state_dict(weights)
         self.versions.append(version)
 
     def prompt_logprobs(self, sequences: Sequence[TokenSequence], temperature: float) -> dict[str, list[list[float]]]:

@@ -8,6 +8,7 @@ from pydantic import ValidationError
 
 from components.policy.checkpoint import load, save
 from components.rollout.staleness import StaleWeightsError
+from components.rollout.vllm_config import WeightsBy
 from components.shared.grading.verifier import Verifier
 from components.train_grpo import samplers
 from components.train_grpo.plain_groups import from_plain, to_plain
@@ -26,6 +27,7 @@ SERVERS = {
     "start_deadline_s": 1,
     "request_deadline_s": 1,
     "lost_deadline_s": 1,
+    "weights_by": "folder",
 }
 SHORTNESS = {"accuracy": 1.0, "tests.train_grpo.test_resume:shortness": 1.0}
 AHEAD = {"sampler__servers": SERVERS, "sampler__overlap": True, "sampler__max_importance_weight": 2.0}
@@ -39,10 +41,12 @@ def make(tmp_path: Path, verify: Verifier, monkeypatch: pytest.MonkeyPatch) -> M
     save(tiny.checkpoint(), tmp_path / "reference")
     monkeypatch.setenv(samplers.WEIGHTS_VARIABLE, str(tmp_path / "weights"))
 
-    def trainer(*, stale: bool = False, saved: Any = None, **changes: Any) -> tuple[Trainer, OwnWeights]:
+    def trainer(
+        *, stale: bool = False, saved: Any = None, weights_by: WeightsBy = "folder", **changes: Any
+    ) -> tuple[Trainer, OwnWeights]:
         config = grpo_config(**{"reward__weights": SHORTNESS, "num_steps": 4, **changes})
         checkpoint = load(tmp_path / "reference", dtype=torch.float32)
-        sampler = OwnWeights(checkpoint, tmp_path / "reference", stale=stale)
+        sampler = OwnWeights(checkpoint, tmp_path / "reference", stale=stale, weights_by=weights_by)
         return build_trainer(config, checkpoint, tiny.PROBLEMS, verify, sampler, saved), sampler
 
     return trainer
@@ -61,12 +65,24 @@ def test_the_sampler_gets_the_weights_of_every_update(make: Make, tmp_path: Path
     assert [path.name for path in (tmp_path / "weights").iterdir()] == ["3"]
 
 
-@pytest.mark.parametrize("learning_rate", [1e-3, 1e-5])
+def test_weights_that_are_sent_leave_no_file(make: Make, tmp_path: Path) -> None:
+    """Adapters are added to what is sent, and the run is as good as one whose weights go by files."""
+    lora = {"rank": 4, "alpha": 8.0, "targets": ["all-linear"]}
+    trainer, sampler = make(weights_by="nccl", engine__lora=lora)
+    _run(trainer)
+    assert sampler.versions == sampler.sampled_from == [0, 1, 2, 3]
+    assert all((row["sampler_mismatch"] or 0.0) < 1e-5 for row in trainer.history.curves)
+    assert not (tmp_path / "weights").exists()
+
+
+@pytest.mark.parametrize(("learning_rate", "weights_by"), [(1e-3, "folder"), (1e-5, "folder"), (1e-5, "nccl")])
 def test_a_sampler_that_keeps_stale_weights_stops_the_run_after_the_first_step(
-    make: Make, learning_rate: float
+    make: Make, learning_rate: float, weights_by: WeightsBy
 ) -> None:
     """Before anything is sampled from them, also where a step is too small for the bound on the mismatch."""
-    trainer, sampler = make(stale=True, learning_rate=learning_rate, sampler__max_mismatch=0.1)
+    trainer, sampler = make(
+        stale=True, weights_by=weights_by, learning_rate=learning_rate, sampler__max_mismatch=0.1
+    )
     with pytest.raises(StaleWeightsError, match=r"a copy (still samples from|was given the trainer)"):
         _run(trainer)
     assert len(trainer.history.curves) == 1

@@ -1,0 +1,106 @@
+"""vLLM's transfer of weights by broadcast, over gloo: what `nccl` does between GPUs, between processes without.
+
+Handshake, lists of what is sent and reloading are those of vLLM's `nccl` backend; only the group is another.
+"""
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore
+from vllm.distributed.weight_transfer import WeightTransferEngineFactory, WeightTransferTrainerFactory
+from vllm.distributed.weight_transfer.nccl_common import NCCLWeightTransferInitInfo, worker_init_payload
+from vllm.distributed.weight_transfer.nccl_engine import (
+    NCCLTrainerInitInfo,
+    NCCLTrainerWeightTransferEngine,
+    NCCLWeightTransferEngine,
+)
+
+from components.rollout.vllm_head import renew_head
+
+_TIMEOUT = timedelta(seconds=60)
+
+
+class GlooGroup:
+    """A group of the trainer's process, the first, and vLLM's."""
+
+    def __init__(self, address: str, port: int, rank: int, world_size: int) -> None:
+        store = TCPStore(address, port, world_size, is_master=rank == 0, timeout=_TIMEOUT, use_libuv=False)
+        self._group = ProcessGroupGloo(PrefixStore("weights", store), rank, world_size, _TIMEOUT)
+        self._store = store  # the first holds it for the others
+
+    def broadcast(self, tensor: Tensor) -> None:
+        """Give every process the first one's tensor."""
+        self._group.broadcast(tensor, 0).wait()
+
+    def destroy(self) -> None:
+        """Leave the group."""
+        del self._group, self._store
+
+
+@dataclass
+class GlooTrainerInitInfo(NCCLTrainerInitInfo):  # type: ignore[misc]  # vLLM's classes have no types here
+    """How the trainer introduces itself."""
+
+    backend: ClassVar[str] = "gloo"
+    packed: bool = False
+
+
+class GlooWorkerEngine(NCCLWeightTransferEngine):  # type: ignore[misc]
+    """vLLM's end."""
+
+    def init_transfer_engine(self, init_info: NCCLWeightTransferInitInfo) -> None:
+        """Join the trainer's group."""
+        parallel = self.parallel_config
+        rank = init_info.rank_offset + parallel.data_parallel_index * parallel.world_size + parallel.rank
+        assert init_info.master_address is not None
+        assert init_info.master_port is not None
+        self.model_update_group = GlooGroup(init_info.master_address, init_info.master_port, rank, init_info.world_size)
+
+    def receive_weights(self, update_info: Any) -> None:
+        """Load one tensor after the other as it comes."""
+        for name, dtype, shape in zip(update_info.names, update_info.dtype_names, update_info.shapes, strict=True):
+            weight = torch.empty(shape, dtype=getattr(torch, dtype))
+            self.model_update_group.broadcast(weight)
+            self.model.load_weights([(name, weight)])
+
+    def finish_weight_update(self) -> None:
+        """Compute with the weights that have come, the output layer too."""
+        super().finish_weight_update()
+        renew_head(self.model)
+
+
+class GlooTrainerEngine(NCCLTrainerWeightTransferEngine):  # type: ignore[misc]
+    """The trainer's end."""
+
+    @classmethod
+    def trainer_init(cls, init_info: Any, *, client: Any, source: Any = None) -> "GlooTrainerEngine":
+        """Open the group while vLLM joins it."""
+        engine = cls(client=client, source=source, packed=False)
+        worker_info = NCCLWeightTransferInitInfo(
+            master_address=init_info.master_address,
+            master_port=init_info.master_port,
+            rank_offset=1,
+            world_size=init_info.world_size,
+        )
+        with ThreadPoolExecutor(1) as thread:
+            joining = thread.submit(client.init_weight_transfer_engine, worker_init_payload(worker_info))
+            engine.model_update_group = GlooGroup(
+                init_info.master_address, init_info.master_port, 0, init_info.world_size
+            )
+            joining.result()
+        return engine
+
+    def _broadcast(self, source: Any, meta: Any) -> None:
+        for _, tensor in self._checked_iter(source, meta):
+            self.model_update_group.broadcast(tensor.contiguous())
+
+    def _post_send_sync(self) -> None:
+        """Nothing is left to wait for: gloo's broadcast has waited."""
+
+
+WeightTransferEngineFactory.register_engine("gloo", GlooWorkerEngine)
+WeightTransferTrainerFactory.register_engine("gloo", GlooTrainerEngine)
