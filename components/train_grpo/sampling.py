@@ -43,7 +43,8 @@ def sampler_of_rank(
             "request_deadline_s": sampler.servers.request_deadline_s,
             "lost_deadline_s": sampler.servers.lost_deadline_s,
         }
-        with closing(VllmServers(checkpoint, urls, **deadlines)) as servers:
+        weights_by = sampler.servers.weights_by
+        with closing(VllmServers(checkpoint, urls, **deadlines, weights_by=weights_by)) as servers:
             yield servers
     elif sampler.vllm:
         with closing(VllmEngine(checkpoint, reference, sampler.vllm, dtype=dtype_of(config), log=log)) as engine:

@@ -80,9 +80,7 @@ def test_a_sampler_that_keeps_stale_weights_stops_the_run_after_the_first_step(
     make: Make, learning_rate: float, weights_by: WeightsBy
 ) -> None:
     """Before anything is sampled from them, also where a step is too small for the bound on the mismatch."""
-    trainer, sampler = make(
-        stale=True, weights_by=weights_by, learning_rate=learning_rate, sampler__max_mismatch=0.1
-    )
+    trainer, sampler = make(stale=True, weights_by=weights_by, learning_rate=learning_rate, sampler__max_mismatch=0.1)
     with pytest.raises(StaleWeightsError, match=r"a copy (still samples from|was given the trainer)"):
         _run(trainer)
     assert len(trainer.history.curves) == 1
