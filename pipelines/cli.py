@@ -1,4 +1,4 @@
-"""The command `grpo-pipeline`: plan a run, run the graph, compile it, fetch data or a version, grade responses."""
+"""The command `grpo-pipeline`: run the graph here or on a cluster, plan a run, fetch data or a version, grade."""
 
 import argparse
 import sys
@@ -7,6 +7,7 @@ from pathlib import Path
 
 from components.shared.errors import PipelineError
 from components.shared.grading.answer import AnswerPolicy
+from pipelines.cluster.commands import add_commands
 
 # Each command imports what it needs by itself: `--help` and a mistyped option answer at once.
 
@@ -70,6 +71,8 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--json", action="store_true", help="print JSON")
     command.add_argument("--plot", type=Path, metavar="FILE", help="draw how it scales into FILE.svg or FILE.png")
     command.set_defaults(command=_plan)
+
+    add_commands(commands)
     return parser
 
 

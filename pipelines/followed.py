@@ -114,8 +114,8 @@ class Followed:
 
 
 def duration(seconds: float) -> str:
-    """Return a time as a person would say it: `3.2 s`, `4 min 05 s`."""
+    """Return a time as a person would say it: `3.2 s`, `4 min 05 s`, `7 h 30 min`."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest:02d} s"
+    return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"

@@ -1,0 +1,57 @@
+"""The compiled graph that a run is submitted with, and the parameters it takes."""
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from components.shared import lineage
+from components.shared.errors import PipelineError
+
+
+@dataclass(frozen=True)
+class Package:
+    """A compiled pipeline in a file."""
+
+    path: Path
+    name: str
+    types: dict[str, str]
+    """Of each parameter, in Kubeflow's words: STRING, NUMBER_INTEGER, NUMBER_DOUBLE, BOOLEAN, STRUCT or LIST."""
+    defaults: dict[str, Any]
+    digest: str
+    """Of all that the file says."""
+
+
+@contextmanager
+def package(path: Path | None) -> Iterator[Package]:
+    """Yield the pipeline in a file, or else the one that this code compiles to with the images of the environment."""
+    if path is not None:
+        yield read(path)
+        return
+    from pipelines.compile import write
+
+    with tempfile.TemporaryDirectory(prefix="grpo-pipeline-") as folder:
+        compiled = Path(folder) / "pipeline.yaml"
+        write(compiled)
+        yield read(compiled)
+
+
+def read(path: Path) -> Package:
+    """Return the pipeline in a file; PipelineError for a file that holds none."""
+    try:
+        documents = [each for each in yaml.safe_load_all(path.read_text(encoding="utf-8")) if each]
+        parameters = documents[0]["root"].get("inputDefinitions", {}).get("parameters", {})
+        name = documents[0]["pipelineInfo"]["name"]
+    except (yaml.YAMLError, UnicodeDecodeError, LookupError, TypeError):
+        raise PipelineError(f"{path}: is no compiled pipeline; `grpo-pipeline compile` writes one") from None
+    return Package(
+        path=path,
+        name=name,
+        types={each: definition["parameterType"] for each, definition in parameters.items()},
+        defaults={each: one["defaultValue"] for each, one in parameters.items() if "defaultValue" in one},
+        digest=lineage.value_digest(documents),
+    )

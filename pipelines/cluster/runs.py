@@ -1,0 +1,113 @@
+"""Runs on the cluster: which there are, and starting and stopping one."""
+
+import io
+from collections.abc import Iterator
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from components.shared.errors import PipelineError
+from pipelines.cluster.explained import explained
+from pipelines.cluster.package import Package
+from pipelines.cluster.tasks import FINISHED
+
+if TYPE_CHECKING:
+    import kfp
+
+EXPERIMENT = "grpo-pipeline"
+_RECENT = 100
+_FULL_ID = 36
+STANDALONE = "kubeflow"
+"""Namespace of the runs where Kubeflow has one user only."""
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A Kubeflow Pipelines that was reached."""
+
+    client: "kfp.Client"
+    endpoint: str
+    namespace: str | None
+
+    def url(self, run_id: str) -> str:
+        """Return the page of a run."""
+        return f"{self.endpoint}/#/runs/details/{run_id}"
+
+    def experiment(self, name: str) -> str:
+        """Return the id of an experiment, made if there is none of this name."""
+        with explained(self.endpoint), redirect_stdout(io.StringIO()):  # the client prints an address of its own
+            return str(self.client.create_experiment(name, namespace=self.namespace).experiment_id)
+
+    def get(self, run_id: str) -> Any:
+        """Return a run by its whole id."""
+        with explained(self.endpoint, missing=f"{run_id}: no such run; `grpo-pipeline status` lists them"):
+            return self.client.get_run(run_id)
+
+    def recent(self, count: int = _RECENT) -> list[Any]:
+        """Return the newest runs first."""
+        with explained(self.endpoint):
+            listed = self.client.list_runs(page_size=count, sort_by="created_at desc", namespace=self.namespace)
+        return list(listed.runs or [])
+
+    def find(self, name: str) -> Any:
+        """Return the run with this id, beginning of an id, or name; PipelineError where none or several have it."""
+        if len(name) == _FULL_ID:
+            return self.get(name)
+        found = [run for run in self.recent() if run.run_id.startswith(name) or run.display_name == name]
+        if not found:
+            raise PipelineError(f"{name}: no such run among the last {_RECENT}; `grpo-pipeline status` lists them")
+        if len(found) > 1:
+            ids = ", ".join(run.run_id for run in found[:5])
+            raise PipelineError(f"{name}: may be {ids}; give more of the id")
+        return self.get(found[0].run_id)
+
+
+def submit(
+    cluster: Cluster, package: Package, parameters: dict[str, Any], *, name: str, experiment: str, account: str | None
+) -> Any:
+    """Start a run and return it."""
+    experiment_id = cluster.experiment(experiment)
+    with explained(cluster.endpoint), redirect_stdout(io.StringIO()):
+        return cluster.client.run_pipeline(
+            experiment_id,
+            job_name=name,
+            pipeline_package_path=str(package.path),
+            params=parameters,
+            service_account=account,
+        )
+
+
+def stop(cluster: Cluster, run: Any) -> Iterator[str]:
+    """Tell Kubeflow to end a run, then remove its training jobs, and say what became of each."""
+    if run.state in FINISHED:
+        yield f"{run.display_name}  had ended already: {run.state.lower()}"
+    else:
+        with explained(cluster.endpoint):
+            cluster.client.terminate_run(run.run_id)
+        yield f"{run.display_name}  stopping"
+    yield from _remove_jobs(cluster, run.run_id)
+
+
+def _remove_jobs(cluster: Cluster, run_id: str) -> Iterator[str]:
+    """Remove what a step that was ended within a second may have left; steps do so themselves where they can."""
+    from kubernetes.client import ApiException
+    from urllib3.exceptions import HTTPError
+
+    from components.launch.api import connect
+    from components.launch.cleanup import delete_run
+
+    try:
+        removed = delete_run(connect(), cluster.namespace or STANDALONE, run_id)
+    except PipelineError as error:
+        yield f"training jobs are left to their steps and to the reaper: {error}"
+    except (ApiException, HTTPError) as error:
+        reason = error.reason if isinstance(error, ApiException) else "no answer"
+        yield f"training jobs are left to their steps and to the reaper: the Kubernetes API says {reason}"
+    else:
+        yield from (f"training job {name} removed" for name in removed)
+
+
+def run_name(stem: str, now: datetime | None = None) -> str:
+    """Return a name that tells runs of the same params apart."""
+    return f"{stem}-{(now or datetime.now(UTC)).strftime('%Y%m%dT%H%M%SZ')}"

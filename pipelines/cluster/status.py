@@ -1,0 +1,83 @@
+"""Runs, the stages of one, and schedules, as tables."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from components.shared.errors import PipelineError
+from pipelines.cluster.cron import parse
+from pipelines.cluster.cron_words import next_times, words
+from pipelines.cluster.runs import Cluster
+from pipelines.cluster.schedules import listed
+from pipelines.cluster.tasks import FINISHED, Task, tasks
+from pipelines.cluster.wait import failure
+from pipelines.followed import duration
+
+_SHOWN = 10
+_ID = 8
+
+
+def of_runs(cluster: Cluster) -> list[str]:
+    """Return a line for each of the newest runs."""
+    runs = cluster.recent(_SHOWN)
+    if not runs:
+        return ["no runs yet; `grpo-pipeline submit` starts one"]
+    header = ("run", "name", "state", "started (UTC)", "took")
+    return _table([header, *(_run_row(run) for run in runs)])
+
+
+def of_run(cluster: Cluster, run: Any) -> list[str]:
+    """Return what has become of a run: its stages, and why it failed."""
+    began = tasks(run)
+    lines = [f"{run.display_name}  {run.run_id}  {_state(run.state)}", cluster.url(run.run_id)]
+    if began:
+        lines += ["", *_table([("stage", "state", "started (UTC)", "took"), *(_task_row(task) for task in began)])]
+    failed = [f"error: {failure(cluster, run, task)}" for task in began if task.state == "FAILED"]
+    if not failed and run.error and run.error.message:
+        failed = [f"error: {' '.join(run.error.message.split())}"]
+    return [*lines, *([""] if failed else []), *failed]
+
+
+def of_schedules(cluster: Cluster) -> list[str]:
+    """Return a line for each schedule that was made here."""
+    schedules = listed(cluster)
+    if not schedules:
+        return ["no schedules; `grpo-pipeline schedule apply` makes one"]
+    return _table([("schedule", "state", "cron", "meaning", "next"), *(_schedule_row(each) for each in schedules)])
+
+
+def _run_row(run: Any) -> tuple[str, ...]:
+    ended = run.finished_at if run.state in FINISHED else None
+    return (run.run_id[:_ID], run.display_name, _state(run.state), _clock(run.created_at), _took(run.created_at, ended))
+
+
+def _task_row(task: Task) -> tuple[str, ...]:
+    return (task.title, _state(task.state), _clock(task.started), _took(task.started, task.ended))
+
+
+def _schedule_row(schedule: Any) -> tuple[str, ...]:
+    text = schedule.trigger.cron_schedule.cron
+    try:
+        cron = parse(text)
+    except PipelineError:
+        return (schedule.display_name, _state(schedule.status), text, "?", "?")
+    following = next_times(cron, datetime.now(UTC), 1) if schedule.status == "ENABLED" else ["-"]
+    return (schedule.display_name, _state(schedule.status), text, words(cron), following[0])
+
+
+def _state(state: str | None) -> str:
+    return (state or "PENDING").lower()
+
+
+def _clock(moment: datetime | None) -> str:
+    return moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M") if moment else "-"
+
+
+def _took(started: datetime | None, ended: datetime | None) -> str:
+    return duration((ended - started).total_seconds()) if started and ended else "-"
+
+
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines in which the columns are aligned."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
