@@ -13,22 +13,36 @@ from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, PCon
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from components.launch.job import Job
+from components.launch.job import Failure, Job
 from components.launch.tether import die_with_parent
 from components.shared.errors import RetryableError
 
 
-def start_ranks(job: Job) -> int:
-    """Start the ranks and wait for their end; return the exit code of the launch."""
+def run_ranks(job: Job, config: LaunchConfig, *, node: int) -> int:
+    """Start the ranks of a node and wait for their end; return the exit code of the first that failed, or 0."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // job.num_processes)))
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // config.nproc_per_node)))
     # Whatever ends a rank is told by `run_together`, in a line.
     for part in ("multiprocessing.api", "agent.server.api"):
         logging.getLogger(f"torch.distributed.elastic.{part}").setLevel(logging.CRITICAL)
-    grace_s = math.ceil(job.grace_s) + 1
+    config.monitor_interval = 0.1
+    config.shutdown_timeout = math.ceil(job.grace_s) + 1
     # Where a rank has failed torchrun gives the others half a minute, whatever is configured.
-    PContext.close.__defaults__ = (None, grace_s)
-    config = LaunchConfig(
+    PContext.close.__defaults__ = (None, config.shutdown_timeout)
+    try:
+        elastic_launch(config, sys.executable)("-u", "-m", "components.launch.rank", str(job.folder), str(os.getpid()))
+    except ChildFailedError as error:
+        failures = [Failure(rank, each.exitcode, each.timestamp) for rank, each in error.failures.items()]
+        job.write_ended(node, failures)
+        first = min(failures, key=lambda each: each.time).exit_code
+        return first if first > 0 else 128 - first
+    except SignalException:
+        return RetryableError.exit_code
+    return 0
+
+
+def _on_this_machine(job: Job) -> LaunchConfig:
+    return LaunchConfig(
         run_id="ranks",
         min_nodes=1,
         max_nodes=1,
@@ -36,21 +50,12 @@ def start_ranks(job: Job) -> int:
         rdzv_backend="c10d",
         rdzv_endpoint="localhost:0",
         max_restarts=0,
-        monitor_interval=0.1,
-        shutdown_timeout=grace_s,
         # Beside what else the job leaves: by default a folder among the temporary files, which nobody removes.
         logs_specs=DefaultLogsSpecs(log_dir=str(job.folder / "torchrun")),
     )
-    try:
-        elastic_launch(config, sys.executable)("-u", "-m", "components.launch.rank", str(job.folder), str(os.getpid()))
-    except ChildFailedError as error:
-        job.write_ended({rank: failure.exitcode for rank, failure in error.failures.items()})
-        return 1
-    except SignalException:
-        return RetryableError.exit_code
-    return 0
 
 
 if __name__ == "__main__":
     die_with_parent(int(sys.argv[2]))
-    sys.exit(start_ranks(Job.read(Path(sys.argv[1]))))
+    this = Job.read(Path(sys.argv[1]))
+    sys.exit(run_ranks(this, _on_this_machine(this), node=0))

@@ -1,20 +1,32 @@
 """What is launched: one function in several processes, and what each of them leaves behind.
 
 A folder that all of them see holds the job (job.json), the outcome of each rank (rank-0.json ...), what ranks other
-than the first have printed (rank-1.log ...), and what the launcher saw when some of them ended early (ended.json).
+than the first have printed (rank-1.log ...), and what the launcher of each node saw when some of them ended early
+(ended-0.json ...).
 """
 
 import importlib
-from collections.abc import Callable, Mapping
+import shutil
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from components.shared import jsonl
 from components.shared.config import Config, validate
 from components.shared.step import config_type
 
-_JOB, _ENDED = "job.json", "ended.json"
+_JOB = "job.json"
+
+
+class Failure(NamedTuple):
+    """How a rank failed, as its launcher saw it."""
+
+    rank: int
+    exit_code: int
+    """Minus the signal that ended it."""
+    time: int
+    """Seconds of the Unix clock."""
 
 
 @dataclass(frozen=True)
@@ -26,14 +38,21 @@ class Job:
     """`package.module:function`, which takes a config and folders by name."""
     config: dict[str, Any]
     folders: dict[str, str]
+    outputs: dict[str, str]
+    """Folders that the first rank finds empty and fills."""
     num_processes: int
     grace_s: float
     """Time that ranks have to end by themselves when they are told to."""
 
     def write(self) -> None:
-        """Write the job down where ranks look for it."""
-        fields = {name: value for name, value in vars(self).items() if name != "folder"}
-        jsonl.write_json(self.folder / _JOB, fields)
+        """Write the job down where ranks look for it; nothing is there of any job before."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir(parents=True)
+        jsonl.write_json(self.folder / _JOB, self.fields())
+
+    def fields(self) -> dict[str, Any]:
+        """Return all that says what is to be done."""
+        return {name: value for name, value in vars(self).items() if name != "folder"}
 
     @classmethod
     def read(cls, folder: Path) -> "Job":
@@ -43,26 +62,44 @@ class Job:
     def call(self) -> dict[str, float]:
         """Make the call, in this process."""
         config = validate(config_type(_imported(self.function)), self.config, name="")
-        return called(self.function, config, {name: Path(path) for name, path in self.folders.items()})
+        return called(self.function, config, self._paths())
+
+    def _paths(self) -> dict[str, Path]:
+        return {name: Path(path) for name, path in {**self.folders, **self.outputs}.items()}
+
+    def begin(self, rank: int) -> None:
+        """Take away what a rank has left that was started before, and has not come to its end."""
+        self._outcome(rank).unlink(missing_ok=True)
+        for path in map(Path, self.outputs.values() if rank == 0 else ()):
+            shutil.rmtree(path, ignore_errors=True)
+            path.mkdir(parents=True)
 
     def write_outcome(self, rank: int, outcome: Mapping[str, Any]) -> None:
         """Keep what became of a rank: its `result`, or its `error` and `exit_code`."""
-        jsonl.write_json(self.folder / f"rank-{rank}.json", outcome)
+        jsonl.write_json(self._outcome(rank), outcome)
 
     def outcome(self, rank: int) -> dict[str, Any] | None:
         """Return what became of a rank, or None where it ended without a word."""
-        path = self.folder / f"rank-{rank}.json"
+        path = self._outcome(rank)
         return jsonl.read_json(path) if path.is_file() else None
 
-    def write_ended(self, exit_codes: Mapping[int, int]) -> None:
-        """Keep the exit codes (minus the signal) of all ranks that failed, in the order in which they did."""
-        jsonl.write_json(self.folder / _ENDED, {str(rank): code for rank, code in exit_codes.items()})
+    def _outcome(self, rank: int) -> Path:
+        return self.folder / f"rank-{rank}.json"
+
+    def results(self) -> list[dict[str, float]] | None:
+        """Return what every rank has returned, or None unless all have."""
+        outcomes = [self.outcome(rank) for rank in range(self.num_processes)]
+        found = [outcome["result"] for outcome in outcomes if outcome is not None and "result" in outcome]
+        return found if len(found) == self.num_processes else None
+
+    def write_ended(self, node: int, failures: Sequence[Failure]) -> None:
+        """Keep how ranks of a node failed."""
+        jsonl.write_json(self.folder / f"ended-{node}.json", [list(each) for each in failures])
 
     def ended(self) -> dict[int, int]:
         """Return the exit codes of ranks that failed, in their order; later ones may have been ended for the first."""
-        path = self.folder / _ENDED
-        codes = jsonl.read_json(path) if path.is_file() else {}
-        return {int(rank): code for rank, code in codes.items()}
+        found = [Failure(*each) for path in self.folder.glob("ended-*.json") for each in jsonl.read_json(path)]
+        return {each.rank: each.exit_code for each in sorted(found, key=lambda each: each.time)}
 
     def log(self, rank: int) -> Path:
         """Return where a rank other than the first prints to."""

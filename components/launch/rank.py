@@ -14,6 +14,7 @@ from components.shared.progress import TERMINAL_VARIABLE
 def run_rank(job: Job, rank: int) -> int:
     """Make the job's call and keep its outcome; return the exit code."""
     try:
+        _require_all(job)
         result = job.call()
     except PipelineError as error:
         job.write_outcome(rank, {"error": str(error), "exit_code": error.exit_code})
@@ -28,6 +29,13 @@ def run_rank(job: Job, rank: int) -> int:
         return 1
     job.write_outcome(rank, {"result": result, "exit_code": 0})
     return 0
+
+
+def _require_all(job: Job) -> None:
+    """Refuse to run as one of another number of processes: what is computed would look right and be wrong."""
+    size = int(os.environ["WORLD_SIZE"])
+    if size != job.num_processes:
+        raise PipelineError(f"the job is for {job.num_processes} processes, but {size} were launched (WORLD_SIZE)")
 
 
 def _name(error: OSError) -> str | None:
@@ -47,6 +55,7 @@ if __name__ == "__main__":
     die_with_parent(int(sys.argv[2]) if sys.argv[2:] else os.getppid())
     this = Job.read(Path(sys.argv[1]))
     number = int(os.environ["RANK"])
+    this.begin(number)
     if number:
         _talk_to(this.log(number))
     exit_code = run_rank(this, number)

@@ -1,7 +1,6 @@
 """How a stage is run in several processes: on this machine through torchrun's launcher."""
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -36,25 +35,21 @@ def run_together(
     """
     if num_processes == 1:
         return called(function, config, {**folders, **outputs})
-    folder = work / "launch"
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
     job = Job(
-        folder=folder.resolve(),
+        folder=(work / "launch").resolve(),
         function=function,
         config=config.model_dump(mode="json"),
-        folders={name: str(path.resolve()) for name, path in {**folders, **outputs}.items()},
+        folders={name: str(path.resolve()) for name, path in folders.items()},
+        outputs={name: str(path.resolve()) for name, path in outputs.items()},
         num_processes=num_processes,
         grace_s=grace_s,
     )
     job.write()
     exit_code = _launch(job)
-    outcomes = [job.outcome(rank) for rank in range(num_processes)]
-    if exit_code or any(outcome is None or "result" not in outcome for outcome in outcomes):
+    results = job.results()
+    if exit_code or results is None:
         raise _cause(job, exit_code)
-    assert outcomes[0] is not None
-    result: dict[str, float] = outcomes[0]["result"]
-    return result
+    return results[0]
 
 
 def _launch(job: Job) -> int:
