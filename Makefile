@@ -7,6 +7,10 @@ PYTHON ?= python3
 TORCH_BACKEND ?= cpu
 # A preset's name (params/NAME.yaml), or "laptop" for params.yaml.
 PRESET ?= laptop
+# Of `make images`: what the images are built on, which build of torch, and what their names begin with.
+BASE ?=
+VARIANT ?= cuda
+REGISTRY ?= localhost
 # Where `make data` finds gsm8k_train.jsonl, gsm8k_test.jsonl and math500.jsonl.
 SOURCE ?= ../shared/data
 
@@ -33,7 +37,7 @@ CUDA_PACKAGES := cuda-bindings cuda-pathfinder cuda-toolkit nvidia-cublas nvidia
   nvidia-cusolver nvidia-cusparse nvidia-cusparselt-cu13 nvidia-nccl-cu13 nvidia-nvjitlink \
   nvidia-nvshmem-cu13 nvidia-nvtx triton
 
-.PHONY: help setup data run test test-fast test-long lint format repro compile lock clean distclean
+.PHONY: help setup data run test test-fast test-long lint format repro compile images lock clean distclean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-12s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -78,6 +82,9 @@ repro: setup  ## Run the same stages under DVC: only what changed is computed
 
 compile: setup  ## Write pipelines/grpo_post_training.yaml, the graph that Kubeflow runs
 	@$(BIN)/grpo-pipeline compile
+
+images:  ## Build the container images (BASE=NAME@sha256:... VARIANT=cuda|cpu REGISTRY=PREFIX; images/README.md)
+	@$(PYTHON) images/build.py --base "$(BASE)" --variant "$(VARIANT)" --registry "$(REGISTRY)"
 
 lock:  ## Resolve pyproject.toml into requirements.lock
 	@$(BIN)/uv pip compile --quiet pyproject.toml --extra models --extra dev --universal --python-version 3.11 $(if $(PIP_FIND_LINKS),--find-links "$(PIP_FIND_LINKS)") \

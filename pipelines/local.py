@@ -5,10 +5,12 @@ import shutil
 import sys
 import tempfile
 import time
-from contextlib import closing
+from contextlib import closing, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
+from types import ModuleType
 
+from components.shared.errors import PipelineError
 from components.shared.progress import TERMINAL_VARIABLE
 from components.shared.step import JOURNAL_VARIABLE
 from pipelines import summary
@@ -25,9 +27,14 @@ _LINES_SHOWN = 20
 _KFP_INDENT = " " * 4
 
 
-def run(params_path: Path) -> int:
-    """Run the whole graph under one params file and return the exit code of the stage that stopped it, or 0."""
+def run(params_path: Path, *, containers: bool = False) -> int:
+    """Run the whole graph under one params file and return the exit code of the stage that stopped it, or 0.
+
+    With `containers` each stage runs in a container of its image.
+    """
     load(params_path)
+    if containers:
+        _containers().check()
     started = time.monotonic()
     folder = _new_folder(params_path.stem)
     shutil.copyfile(params_path, folder / PARAMS)
@@ -36,7 +43,7 @@ def run(params_path: Path) -> int:
     with closing(Journal(folder / JOURNAL)) as journal:
         followed = Followed(screen, journal)
         try:
-            status = _execute(folder, followed, screen)
+            status = _execute(folder, followed, screen, containers=containers)
         except SystemExit:
             screen.error(f"stopped, and no stage is left running; log: {folder / LOG}")
             raise
@@ -46,6 +53,15 @@ def run(params_path: Path) -> int:
     done = f"{len(followed.finished)} of {len(followed.tasks)} stages in {took}"
     screen.show(f"{done}; log: {folder / LOG}", Style.DIM)
     return exit_code
+
+
+def _containers() -> ModuleType:
+    """What runs stages in containers, where they are asked for: it takes a package that nothing else does."""
+    try:
+        from pipelines import containers
+    except ModuleNotFoundError as error:
+        raise PipelineError(f"--containers needs the Python package {error.name}: pip install docker") from None
+    return containers
 
 
 def _new_folder(name: str) -> Path:
@@ -61,11 +77,12 @@ def _new_folder(name: str) -> Path:
     raise AssertionError("a hundred runs within one second")
 
 
-def _execute(folder: Path, followed: Followed, screen: Screen) -> int:
+def _execute(folder: Path, followed: Followed, screen: Screen, *, containers: bool) -> int:
     """Run the graph in a process of its own until it ends, and return that process's exit status."""
     paths = [str(folder.resolve() / name) for name in (PARAMS, ARTIFACTS, JOURNAL)]
-    command = [sys.executable, "-m", "pipelines.local_graph", *paths]
+    command = [sys.executable, "-m", "pipelines.local_graph", *paths, *(["--containers"] if containers else [])]
     with (
+        _containers().none_left(folder.resolve()) if containers else nullcontext(),
         # KFP leaves temporary folders behind; they go away with this one.
         tempfile.TemporaryDirectory(prefix="grpo-pipeline-") as scratch,
         (folder / LOG).open("wb") as log,

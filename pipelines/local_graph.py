@@ -1,4 +1,4 @@
-"""The graph under KFP's local runner: `python -m pipelines.local_graph PARAMS PIPELINE_ROOT JOURNAL`.
+"""The graph under KFP's local runner: `python -m pipelines.local_graph PARAMS PIPELINE_ROOT JOURNAL [--containers]`.
 
 Started by `pipelines.local`, which reads what comes out and shows the part of it that is meant for people.
 """
@@ -18,8 +18,8 @@ from pipelines.sections import sections
 
 
 def main() -> None:
-    """Run every task of the graph, one after the other, in this environment."""
-    params, pipeline_root, journal = (Path(argument) for argument in sys.argv[1:])
+    """Run every task of the graph, one after the other, in this environment or each in a container of its image."""
+    params, pipeline_root, journal = (Path(argument) for argument in sys.argv[1:4])
     # Standard output is a pipe here: without this, lines would arrive in blocks of 8 KiB.
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     graph_utils.topological_sort_tasks = _in_one_order(graph_utils.topological_sort_tasks)
@@ -27,8 +27,15 @@ def main() -> None:
     order = reversed(graph_utils.topological_sort_tasks(tasks))
     planned = [{"stage": _stage(name), "title": _title(tasks[name])} for name in order]
     journal.write_text(json.dumps({"event": "planned", "tasks": planned}) + "\n", encoding="utf-8")
-    local.init(local.SubprocessRunner(use_venv=False), pipeline_root=str(pipeline_root), raise_on_error=False)
+    runner = _in_containers(journal) if sys.argv[4:] else local.SubprocessRunner(use_venv=False)
+    local.init(runner, pipeline_root=str(pipeline_root), raise_on_error=False)
     grpo_post_training(**{f"{stage}_config": section for stage, section in sections(params).items()})
+
+
+def _in_containers(journal: Path) -> local.DockerRunner:
+    from pipelines import containers  # the package `docker` is there for this alone
+
+    return containers.runner(journal.parent, journal)
 
 
 def _in_one_order(sort: Callable[[Mapping[str, Any]], list[str]]) -> Callable[[Mapping[str, Any]], list[str]]:

@@ -1,12 +1,14 @@
-"""The container images that Kubeflow runs the stages in: one without torch, one with everything."""
+"""The container images that the stages run in: one without torch, one with everything. `make images` builds them."""
 
 import os
 
-# The tag must name one build for good (a commit): Kubeflow's cache looks at the reference, not at what is behind it.
+# The tag must name one build for good (a git revision): Kubeflow's cache looks at the reference, not at what is behind.
 _TAG = os.environ.get("IMAGE_TAG", "dev")
+_REGISTRY = os.environ.get("IMAGE_REGISTRY", "").rstrip("/")
+_PREFIX = f"{_REGISTRY}/grpo-pipeline" if _REGISTRY else "grpo-pipeline"
 
 # "python" in the name tells KFP's local runner that the current interpreter can stand in for the image.
-LIGHT = f"grpo-pipeline/python-light:{_TAG}"
-"""prepare_data, validate_data, report, register."""
-GPU = f"grpo-pipeline/python-gpu:{_TAG}"
-"""train_sft, train_grpo, evaluate: torch, DeepSpeed and transformers on top."""
+LIGHT = f"{_PREFIX}/python-light:{_TAG}"
+"""Of stages that run no model, and of what submits training; images/light."""
+GPU = f"{_PREFIX}/python-gpu:{_TAG}"
+"""Of stages that run a model: torch, DeepSpeed, vLLM and transformers on top; images/gpu."""
