@@ -14,10 +14,11 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 import yaml
 
+from tests.cluster.api_server import kfp_api, registry_api
 from tests.cluster.api_server.access import Access
 from tests.cluster.api_server.clock import Clock
 from tests.cluster.api_server.cluster import Cluster
-from tests.cluster.api_server.errors import ApiError
+from tests.cluster.api_server.errors import ApiError, Json
 from tests.cluster.api_server.faults import AFTER, BEFORE, Fault, Faults
 from tests.cluster.api_server.http import Answer, Request
 from tests.cluster.api_server.kubernetes_api import KubernetesApi
@@ -32,7 +33,9 @@ class ApiServer:
         clock: The server's time; the code under test takes its `sleep`, `monotonic` and `now`.
         cluster: What happens to TrainJobs, and direct access to the objects.
         faults: What goes wrong on the way.
-        access: Token and role of the client.
+        access: Token and role of the Kubernetes client.
+        kfp: Kubeflow Pipelines: its experiments, pipelines, runs and schedules.
+        registry: What is in the model registry, and what it speaks.
         requests: What was asked, in the order in which it came.
     """
 
@@ -45,6 +48,8 @@ class ApiServer:
         self.store = Store(self.clock)
         logs = Logs(self.clock)
         self.cluster = Cluster(self.store, logs, namespace)
+        self.registry = registry_api.RegistryApi(self.clock)
+        self.kfp = kfp_api.KfpApi(self.clock, namespaces=(namespace,))
         self._kubernetes = KubernetesApi(self.store, self.access, LogReader(self.store, logs))
         self._mistakes: list[Exception] = []
         self._server = _Server(("127.0.0.1", 0), _RequestHandler)
@@ -87,7 +92,7 @@ class ApiServer:
         try:
             answer = self._route(request)
         except ApiError as error:
-            answer = Answer(error.status(), error.code)
+            answer = Answer(_refusal(request, error), error.code)
         except Exception as error:
             # A mistake of the server's own must not pass for one that it was told to make.
             self._mistakes.append(error)
@@ -95,7 +100,21 @@ class ApiServer:
         return _faulty(fault) if fault is not None and fault.status else answer
 
     def _route(self, request: Request) -> Answer:
+        if request.path.startswith(registry_api.PREFIX):
+            return self.registry.answer(request)
+        if request.path.startswith(kfp_api.PREFIX):
+            return self.kfp.answer(request)
         return self._kubernetes.answer(request)
+
+
+def _refusal(request: Request, error: ApiError) -> Json:
+    """A refusal in the form that the API has for it."""
+    if request.path.startswith(registry_api.PREFIX):
+        return {"code": str(error.code), "message": error.message}
+    if request.path.startswith(kfp_api.PREFIX):
+        code = {400: 3, 401: 16, 403: 7, 404: 5, 409: 6}.get(error.code, 13)
+        return {"error": error.message, "code": code, "message": error.message, "details": []}
+    return error.status()
 
 
 def _faulty(fault: Fault) -> Answer:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from tests.cluster.api_server.errors import Json
 from tests.cluster.api_server.kinds import JOB_SETS, JOBS, TRAIN_JOBS
@@ -98,38 +99,35 @@ class TrainingRun:
         self._play(step, job)
 
     def _play(self, step: Step, job: Json) -> None:
-        match step:
-            case Queued(seconds):
-                self._later(seconds, self._admit)
-            case Unschedulable(seconds, message):
-                self._each(self._with_pods(job), partial(self._pods.unschedulable, message=message), seconds)
-            case PullBackOff(seconds, message):
-                pods = self._with_pods(job)
-                self._each(pods, self._pods.assign, 0)
-                self._each(self._pods.of(job), partial(self._pods.pull_fails, message=message), seconds)
-            case Running(seconds, lines):
-                self._run(job, seconds, lines)
-            case Preempted(seconds):
-                self._preempt(job, seconds)
-            case NodeLost(rank):
-                self._lose_node(job, rank)
-            case Restarted(exit_code, lines):
-                self._end_container(job, Failed(exit_code, lines=lines))
-                self._restart(job)
-            case Failed():
-                self._end_container(job, step)
-                self._later(CONTROLLERS_S, partial(self._fail, "FailedJobs", _jobs_failed(self._name)))
-            case Complete(lines):
-                self._complete(job, lines)
-            case Do(action):
-                action()
-                self._next()
+        play: dict[type, Callable[[Any, Json], None]] = {
+            Queued: lambda step, _: self._later(step.seconds, self._admit),
+            Unschedulable: self._find_no_node,
+            PullBackOff: self._back_off,
+            Running: self._run,
+            Preempted: self._preempt,
+            NodeLost: self._lose_node,
+            Restarted: self._end_and_restart,
+            Failed: self._end_and_fail,
+            Complete: self._complete,
+            Do: self._do,
+        }
+        play[type(step)](step, job)
 
-    def _each(self, pods: list[Json], action: Callable[[Json], None], seconds: float | None) -> None:
-        for pod in pods:
-            action(pod)
-        if seconds:
-            self._later(seconds, self._next)
+    def _find_no_node(self, step: Unschedulable, job: Json) -> None:
+        for pod in self._with_pods(job):
+            self._pods.unschedulable(pod, step.message)
+        self._later(step.seconds, self._next)
+
+    def _back_off(self, step: PullBackOff, job: Json) -> None:
+        for pod in self._with_pods(job):
+            self._pods.assign(pod)
+        for pod in self._pods.of(job):
+            self._pods.pull_fails(pod, step.message)
+        self._later(step.seconds, self._next)
+
+    def _do(self, step: Do, _: Json) -> None:
+        step.action()
+        self._next()
 
     def _with_pods(self, job: Json) -> list[Json]:
         """The job's pods, made if there are none."""
@@ -157,22 +155,30 @@ class TrainingRun:
         self._report(active=1, ready=1)
         self._next()
 
-    def _run(self, job: Json, seconds: float | None, lines: tuple[str, ...]) -> None:
+    def _run(self, step: Running, job: Json) -> None:
         first = self._pods.of(job, "node")[0]
-        every = (seconds if seconds is not None else len(lines)) / (len(lines) or 1)
-        for number, line in enumerate(lines):
+        every = (step.seconds if step.seconds is not None else len(step.lines)) / (len(step.lines) or 1)
+        for number, line in enumerate(step.lines):
             self._later(every * number, partial(self._pods.say, first, line))
-        self._later(seconds, self._next)
+        self._later(step.seconds, self._next)
 
-    def _end_container(self, job: Json, step: Failed) -> None:
+    def _end_container(self, step: Failed, job: Json) -> None:
         pods = self._pods.of(job, "node")
         failing = pods[min(step.rank, len(pods) - 1)]
         self._pods.say(failing, *step.lines)
         self._pods.stop(failing, step.exit_code, step.reason)
 
-    def _lose_node(self, job: Json, rank: int) -> None:
+    def _end_and_fail(self, step: Failed, job: Json) -> None:
+        self._end_container(step, job)
+        self._later(CONTROLLERS_S, partial(self._fail, "FailedJobs", _jobs_failed(self._name)))
+
+    def _end_and_restart(self, step: Restarted, job: Json) -> None:
+        self._end_container(Failed(step.exit_code, lines=step.lines), job)
+        self._restart(job)
+
+    def _lose_node(self, step: NodeLost, job: Json) -> None:
         pods = self._pods.of(job, "node")
-        lost = pods[min(rank, len(pods) - 1)]
+        lost = pods[min(step.rank, len(pods) - 1)]
         self._pods.event(lost, "Warning", "NodeNotReady", "Node is not ready", "node-controller")
         self._pods.remove(lost)
         self._restart(job)
@@ -201,8 +207,8 @@ class TrainingRun:
             self._pods.event(job, "Normal", "Admitted", "Admitted by clusterQueue cluster-queue", "kueue-admission")
             self._store.replace({**job, "spec": {**job["spec"], "suspend": False}})
 
-    def _preempt(self, job: Json, seconds: float | None) -> None:
-        self._script.insert(0, Queued(seconds))
+    def _preempt(self, step: Preempted, job: Json) -> None:
+        self._script.insert(0, Queued(step.seconds))
         self._pods.event(job, "Normal", "Preempted", "Preempted to accommodate a workload", "kueue-admission")
         self._store.replace({**job, "spec": {**job["spec"], "suspend": True}})
 
@@ -235,8 +241,8 @@ class TrainingRun:
         self._take_down(job)
         self._fail("DeadlineExceeded", "TrainJob exceeded its active deadline")
 
-    def _complete(self, job: Json, lines: tuple[str, ...]) -> None:
-        self._pods.say(self._pods.of(job, "node")[0], *lines)
+    def _complete(self, step: Complete, job: Json) -> None:
+        self._pods.say(self._pods.of(job, "node")[0], *step.lines)
         for pod in self._pods.of(job):
             self._pods.stop(pod, 0, "Completed")
         self._later(CONTROLLERS_S, self._completed)
