@@ -1,4 +1,4 @@
-"""Build the container images: `python3 images/build.py [light] [gpu] --base NAME@sha256:...`; see `make images`.
+"""Build the container images: `python3 images/build.py --base NAME@sha256:...`; see `make images`.
 
 Needs nothing but Python, git, and podman or docker. Prints the two variables with which the graph names these images.
 """
@@ -27,7 +27,6 @@ class BuildError(Exception):
 def main() -> int:
     """Build the images that are asked for; what cannot be done is one line and exit code 2."""
     options = _parser().parse_args()
-    options.images = options.images or ["light", "gpu"]
     try:
         tag = build(options, engine())
     except BuildError as error:
@@ -39,7 +38,7 @@ def main() -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="build.py", description="Build the container images of the stages.")
-    parser.add_argument("images", nargs="*", choices=["light", "gpu"], metavar="light|gpu")
+    parser.add_argument("--only", choices=["light", "gpu"], help="one of the images (default: both)")
     parser.add_argument("--base", default="", help="Debian image with Python: NAME@sha256:... or a local id")
     parser.add_argument("--variant", choices=["cuda", "cpu"], default="cuda", help="of torch (default: %(default)s)")
     parser.add_argument("--registry", default="localhost", help="what names begin with (default: %(default)s)")
@@ -52,14 +51,15 @@ def build(options: argparse.Namespace, engine: str) -> str:
     tag = revision(ROOT) + ("-cpu" if options.variant == "cpu" else "")
     prefix = f"{options.registry}/grpo-pipeline"
     arguments = {"light": {"BASE": base}}
-    if "gpu" in options.images:
+    images = [options.only] if options.only else ["light", "gpu"]
+    if "gpu" in images:
         # Without labels, which change with each commit: what is built on it would change with them.
         arguments["gpu"] = {"DEPENDENCIES": f"{prefix}/python-dependencies:{tag}", "VARIANT": options.variant}
         _build(
             engine, "light", "dependencies", arguments["gpu"]["DEPENDENCIES"], _pairs("--build-arg", arguments["light"])
         )
     labels = _labels(ROOT, base)
-    for image in options.images:
+    for image in images:
         name = f"{prefix}/python-{image}:{tag}"
         _build(engine, image, image, name, [*labels, *_pairs("--build-arg", arguments[image])])
         print(name, flush=True)
