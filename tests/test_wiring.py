@@ -21,9 +21,13 @@ STAGES = list(Params.model_fields)
 PARAMS_FILES = [ROOT / "params.yaml", *sorted((ROOT / "params").glob("*.yaml"))]
 OPTIONAL = {"vllm", "servers", "lora", "repository"}
 """Sections of a params file that may be null."""
+AROUND = ["preflight", "clean_up"]
+"""Tasks that a cluster's form of the graph has around the stages."""
 SHOWN = {"metrics", "page"}
 """Outputs of a component that are there for Kubeflow's pages alone."""
 LIGHT = [
+    "components.preflight.preflight",
+    "components.clean_up.clean_up",
     "components.prepare_data.prepare",
     "components.validate_data.validate",
     "components.report.report",
@@ -36,7 +40,7 @@ LIGHT = [
 
 def test_every_folder_with_a_config_is_a_stage_and_the_other_way_round() -> None:
     """No stage is missing from the params model, and none is there without a folder."""
-    assert {path.parent.name for path in ROOT.glob("components/*/component.py")} == set(STAGES)
+    assert {path.parent.name for path in ROOT.glob("components/*/component.py")} == {*STAGES, *AROUND}
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -137,7 +141,11 @@ def test_kfp_is_only_in_components_and_pipelines() -> None:
 
 def test_pipelines_reach_only_for_wrappers_configs_and_vocabulary() -> None:
     """Beside those, each module of pipelines/ may use what the command or summary it implements is made of."""
-    also = {"summary": r"components\.report\.\w+", "cli": r"components\.(prepare_data|register)\.fetch"}
+    also = {
+        "summary": r"components\.report\.\w+",
+        "cli": r"components\.(prepare_data|register)\.fetch",
+        "grpo_post_training_on_cluster": r"components\.preflight\.form",
+    }
     for path in ROOT.glob("pipelines/*.py"):
         allowed = rf"components\.\w+\.(component|config)|components\.shared(\.\w+)+|{also.get(path.stem, '$.')}"
         for name in _imports(path):

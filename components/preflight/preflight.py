@@ -1,0 +1,82 @@
+"""The first task of a run on a cluster: find everything that is wrong before anything is spent."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from components.preflight.checks import REVISION, checks
+from components.preflight.form import CLUSTER, Form, sections_of
+from components.preflight.sections import complete, without_files, wrong_sections
+from components.preflight.side_by_side import side_by_side
+from components.preflight.summary import summary
+from components.shared import config
+from components.shared.errors import PipelineError
+from components.shared.progress import say
+from components.shared.step import errors_in_one_line
+
+DEADLINE_S = 30.0
+"""Time for all checks together."""
+_PRODUCT_LABEL = "nvidia.com/gpu.product"
+_NO_COMMIT = "0" * 40
+"""In the place of a commit that is not known yet."""
+
+
+@dataclass(frozen=True)
+class Ready:
+    """What a run goes on with when nothing is wrong."""
+
+    sections: config.Params
+    """Of every stage, and `cluster`."""
+    summary: str
+    """Markdown, for people."""
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """What the tasks that follow take, by the names of preflight's outputs."""
+        cluster = self.sections[CLUSTER]
+        product = cluster.get("gpu_type")
+        selector = {**cluster["node_selector"], **({_PRODUCT_LABEL: product} if product else {})}
+        return {
+            **{f"{name}_config": section for name, section in self.sections.items()},
+            # Text: Kubeflow reads how many accelerators a task wants from text alone.
+            "evaluate_gpus": str(min(1, cluster["gpus_per_node"])),
+            "evaluate_node_selector": selector,
+        }
+
+
+def preflight(form: Form, *, deadline_s: float = DEADLINE_S) -> Ready:
+    """Return the sections that the run form means, with the data's revision as a commit.
+
+    Raises:
+        PipelineError: Something is wrong; all of it is named, a line each.
+    """
+    sections, wrong = sections_of(form, _NO_COMMIT)
+    wrong += wrong_sections(sections)
+    if not wrong:
+        wrong += without_files(form, sections)
+    found = side_by_side(checks(form, sections[CLUSTER]), deadline_s)
+    for name, answer in found.items():
+        if isinstance(answer, PipelineError):
+            wrong.append(f"{name}: {answer}")
+        elif name != REVISION:
+            wrong += answer
+    if wrong:
+        raise PipelineError("\n".join([f"{len(wrong)} to correct before this run can start", *wrong]))
+    commit = found.get(REVISION, "")
+    sections = complete(sections_of(form, commit)[0])
+    say("preflight", f"{len(found)} checks passed" + (f"; data at commit {commit}" if commit else ""))
+    return Ready(sections, summary(form, sections, {"data at commit": commit} if commit else {}))
+
+
+def run(given: dict[str, Any]) -> None:
+    """Do preflight as a Kubeflow task, which is given the form, and paths for what is handed on."""
+    page, sections = given.pop("configuration"), [name for name in given if name.endswith("_config")]
+    paths = {name: Path(given.pop(name)) for name in (*sections, "evaluate_gpus", "evaluate_node_selector")}
+    with errors_in_one_line("preflight"):
+        ready = preflight(given)
+        for name, path in paths.items():
+            value = ready.values[name]
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(value if isinstance(value, str) else json.dumps(value), encoding="utf-8")
+        Path(page.path).write_text(ready.summary, encoding="utf-8")

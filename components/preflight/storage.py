@@ -1,0 +1,60 @@
+"""Where the weights, the versions and the secrets of a run are, as far as that can be seen before it starts."""
+
+import importlib.util
+import os
+from collections.abc import Iterator
+
+from components.preflight.config import MOUNT, SECRET_KEYS, SECRET_NAMES
+from components.preflight.form import Form
+from components.preflight.git_remote import references
+
+_PACKAGES = {"s3": "dvc_s3", "gs": "dvc_gs", "azure": "dvc_azure", "ssh": "dvc_ssh"}
+"""Package without which DVC does not speak to a kind of remote."""
+
+
+def is_url(location: str) -> bool:
+    """Whether a location is served by someone, and no folder."""
+    return "://" in location or "@" in location
+
+
+def repository(location: str) -> list[str]:
+    """Whether the registry's repository answers; a folder is made by the first registration."""
+    if is_url(location):
+        references(location)
+        return []
+    return [] if location.startswith(f"{MOUNT}/") else [_elsewhere("registry_repository", location)]
+
+
+def weights_remote(registry: str, remote: str) -> list[str]:
+    """Whether the weights of versions have a place, and DVC can speak to it."""
+    if not remote:
+        needed = "registry_weights_remote: is empty, a registry at a URL has no place for weights; name a DVC remote"
+        return [needed] if is_url(registry) else []
+    scheme = remote.partition("://")[0]
+    package = _PACKAGES.get(scheme)
+    if package and importlib.util.find_spec(package) is None:
+        return [
+            f"registry_weights_remote: {scheme}:// needs the package {package.replace('_', '-')} in the light image"
+        ]
+    return [] if is_url(remote) or remote.startswith(f"{MOUNT}/") else [_elsewhere("registry_weights_remote", remote)]
+
+
+def _elsewhere(parameter: str, location: str) -> str:
+    return (
+        f"{parameter}: {location} would go with the pod; accepted: a URL, or a folder of the shared volume, {MOUNT}/..."
+    )
+
+
+def secrets(form: Form) -> list[str]:
+    """Whether the secrets that the form names are there: preflight has their keys as environment variables too.
+
+    Those with their usual names may be missing: not every run needs them.
+    """
+    return list(_missing_secrets(form))
+
+
+def _missing_secrets(form: Form) -> Iterator[str]:
+    for parameter, keys in SECRET_KEYS.items():
+        missing = [key for key in keys if key not in os.environ]
+        if missing and (form[parameter] != SECRET_NAMES[parameter] or len(missing) < len(keys)):
+            yield f"{parameter}: no secret {form[parameter]} with the keys {', '.join(missing)} in this namespace"
