@@ -13,6 +13,8 @@ from tests.cluster.api_server.kfp_listing import page
 from tests.cluster.api_server.routes import Route, dispatch
 
 PREFIX = "/apis/v2beta1/"
+LOGS_PREFIX = "/apis/v1alpha1/runs/"
+"""Under which logs are, in whichever version the rest is."""
 _FINISHED = {"SUCCEEDED", "FAILED", "CANCELED", "SKIPPED"}
 _STOPS_S = 5.0
 """How long a run takes from being told to stop until it has."""
@@ -28,6 +30,7 @@ class KfpApi:
         token: What the client has to present as bearer.
         cookie: What it may present as cookie instead. With neither nobody is asked.
         history: The states that a run goes through, each with its seconds; the last one stays.
+        logs: What a run's pods have printed, by run and pod; a pod that has not begun has none.
     """
 
     clock: Clock
@@ -41,6 +44,7 @@ class KfpApi:
     versions: dict[str, Json] = field(default_factory=dict)
     runs: dict[str, Json] = field(default_factory=dict)
     recurring_runs: dict[str, Json] = field(default_factory=dict)
+    logs: dict[tuple[str, str], str] = field(default_factory=dict)
     _count: int = 0
 
     def answer(self, request: Request) -> Answer:
@@ -50,6 +54,9 @@ class KfpApi:
             ApiError: It is refused.
         """
         path = request.path.removeprefix(PREFIX)
+        if request.path.startswith(LOGS_PREFIX):
+            self._authenticate(request)
+            return dispatch([("GET", "{}/nodes/{}/log", self._log)], request, path.removeprefix(LOGS_PREFIX))
         if path != "healthz":
             self._authenticate(request)
         with self.clock.changed:
@@ -118,6 +125,12 @@ class KfpApi:
 
     def _get(self, table: dict[str, Json], kind: str, _: Request, id_: str) -> Answer:
         return Answer(self._existing(table, kind, id_))
+
+    def _log(self, _: Request, run_id: str, pod: str) -> Answer:
+        self._existing(self.runs, "Run", run_id)
+        if (run_id, pod) not in self.logs:
+            raise ApiError(500, f'container "main" in pod "{pod}" is waiting to start: ContainerCreating')
+        return Answer(self.logs[run_id, pod])
 
     def _existing(self, table: dict[str, Json], kind: str, id_: str) -> Json:
         if id_ not in table:
