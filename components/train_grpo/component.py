@@ -16,6 +16,8 @@ def train_grpo(
     training: dsl.Output[dsl.Artifact],
     timings: dsl.Output[dsl.Artifact],
     metrics: dsl.Output[dsl.Metrics],
+    cluster: dict[str, Any] = {},  # noqa: B006 - Kubeflow has no value for null
+    run_id: str = "",
 ) -> None:
     """Improve the reference model with Group Relative Policy Optimization.
 
@@ -27,6 +29,8 @@ def train_grpo(
         training: Reward, KL and the rest per step, with the completions they came from.
         timings: Seconds per phase of each step; the one output that differs between equal runs.
         metrics: Figures of the finished training.
+        cluster: Where training runs as a job of its own (ClusterConfig); empty for here, in this task.
+        run_id: Of the run that the job belongs to, as its label.
     """
     from components.shared.step import run_task
     from components.train_grpo.train import train

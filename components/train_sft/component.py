@@ -15,6 +15,8 @@ def train_sft(
     reference: dsl.Output[dsl.Model],
     training: dsl.Output[dsl.Artifact],
     metrics: dsl.Output[dsl.Metrics],
+    cluster: dict[str, Any] = {},  # noqa: B006 - Kubeflow has no value for null
+    run_id: str = "",
 ) -> None:
     """Fine-tune the base model on the worked solutions.
 
@@ -25,6 +27,8 @@ def train_sft(
         reference: The fine-tuned model, which GRPO starts from and stays close to.
         training: Loss and learning rate per step.
         metrics: Figures of the finished training.
+        cluster: Where training runs as a job of its own (ClusterConfig); empty for here, in this task.
+        run_id: Of the run that the job belongs to, as its label.
     """
     from components.shared.step import run_task
     from components.train_sft.train import train
