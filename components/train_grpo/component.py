@@ -8,7 +8,7 @@ from components.shared.images import GPU
 
 
 @dsl.component(base_image=GPU, install_kfp_package=False)
-def train_grpo(
+def train_grpo(  # noqa: PLR0917 - a task has as many parameters as inputs and outputs
     config: dict[str, Any],
     problems: dsl.Input[dsl.Dataset],
     reference: dsl.Input[dsl.Model],

@@ -109,7 +109,11 @@ class KubernetesApi:
         kinds = [each for each in kinds if self._is_installed(each.plural, group)]
         if not kinds:
             raise ApiError(404, _NO_SUCH_PATH, reason="NotFound")
-        listed = [{"name": each.plural, "kind": each.name, "namespaced": each.namespaced} for each in kinds]
+        listed = [
+            {"name": each.plural, "singularName": each.name.lower(), "kind": each.name, "namespaced": each.namespaced}
+            | {"verbs": ["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"]}
+            for each in kinds
+        ]
         group_version = kinds[0].api_version
         return Answer({"kind": "APIResourceList", "groupVersion": group_version, "resources": listed})
 
