@@ -43,12 +43,19 @@ class Job:
     num_processes: int
     grace_s: float
     """Time that ranks have to end by themselves when they are told to."""
+    with_samplers: bool = False
+    """Whether, on a cluster, pods that sample stand beside those of the ranks."""
 
     def write(self) -> None:
         """Write the job down where ranks look for it; nothing is there of any job before."""
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True)
         jsonl.write_json(self.folder / _JOB, self.fields())
+
+    def is_written(self) -> bool:
+        """Tell whether the folder holds this very job."""
+        path = self.folder / _JOB
+        return path.is_file() and jsonl.read_json(path) == self.fields()
 
     def fields(self) -> dict[str, Any]:
         """Return all that says what is to be done."""

@@ -111,9 +111,9 @@ def vllm_servers(checkpoint: Path, config: ServersConfig, *, dtype: Dtype, logs:
     logs.mkdir(parents=True, exist_ok=True)
     servers = [
         ServerProcess(
-            _command(checkpoint, config, dtype, devices),
+            server_command(checkpoint, config, dtype, devices),
             logs / f"vllm-{number}.log",
-            functools.partial(_environment, config, devices),
+            functools.partial(server_environment, config, devices),
         )
         for number, devices in enumerate(config.devices or [None] * config.num_servers)
     ]
@@ -153,13 +153,15 @@ def _rehearse(server: ServerProcess, deadline_s: float) -> None:
         connection.close()
 
 
-def _environment(config: ServersConfig, devices: str | None, folder: str) -> dict[str, str]:
+def server_environment(config: ServersConfig, devices: str | None, folder: str) -> dict[str, str]:
+    """Return the environment of a vLLM server that has its files in the folder."""
     visible = {} if devices is None else {"CUDA_VISIBLE_DEVICES": devices}
     # The endpoints that load weights.
     return {**environment(config, folder), "VLLM_SERVER_DEV_MODE": "1", **visible}
 
 
-def _command(checkpoint: Path, config: ServersConfig, dtype: Dtype, devices: str | None) -> list[str]:
+def server_command(checkpoint: Path, config: ServersConfig, dtype: Dtype, devices: str | None) -> list[str]:
+    """Return the command of a vLLM server, without its address."""
     arguments = {
         **engine_arguments(config, dtype),
         "model": str(checkpoint),

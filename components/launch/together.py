@@ -1,4 +1,4 @@
-"""How a stage is run in several processes: on this machine through torchrun's launcher."""
+"""How a stage is run in several processes: on this machine through torchrun's launcher, or on a cluster."""
 
 import os
 import signal
@@ -9,13 +9,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType, MappingProxyType
 
+from components.launch.cluster import current
 from components.launch.job import Job, called
+from components.launch.rank_errors import error_of_ranks
 from components.shared.config import Config
-from components.shared.errors import PipelineError, RetryableError
+from components.shared.errors import RetryableError
 
 _MARGIN_S = 5.0
 """Time that the launcher has beyond the ranks' own to end them."""
-_LINES_SHOWN = 20
 
 
 def run_together(
@@ -27,13 +28,16 @@ def run_together(
     num_processes: int,
     work: Path,
     grace_s: float,
+    with_samplers: bool = False,
 ) -> dict[str, float]:
     """Call `package.module:function` with config, folders and outputs in that many processes.
 
-    Returns what the first of them returns. A single one is this process itself. What ends one of them ends all: the
-    error is the one that was the cause. This process imports nothing of the function where others call it.
+    Returns what the first of them returns. A single one is this process itself, unless it is to be on a cluster. What
+    ends one of them ends all: the error is the one that was the cause. Where others make the call, this process imports
+    nothing of the function. `with_samplers` has a cluster's vLLM servers run beside them.
     """
-    if num_processes == 1:
+    cluster = current()
+    if cluster is None and num_processes == 1:
         return called(function, config, {**folders, **outputs})
     job = Job(
         folder=(work / "launch").resolve(),
@@ -43,7 +47,12 @@ def run_together(
         outputs={name: str(path.resolve()) for name, path in outputs.items()},
         num_processes=num_processes,
         grace_s=grace_s,
+        with_samplers=with_samplers,
     )
+    if cluster is not None:
+        from components.launch.trainjob.run import run_on_cluster
+
+        return run_on_cluster(job, cluster)
     job.write()
     exit_code = _launch(job)
     results = job.results()
@@ -83,37 +92,11 @@ def _passing_on(agent: "subprocess.Popen[bytes]") -> Iterator[list[int]]:
 
 
 def _cause(job: Job, exit_code: int) -> Exception:
-    """The error that ended the job: of what several ranks say, that which is not about the loss of another."""
-    outcomes = {rank: job.outcome(rank) for rank in range(job.num_processes)}
-    said = {rank: outcome for rank, outcome in outcomes.items() if outcome is not None and "error" in outcome}
-    for rank, outcome in said.items():
-        if outcome["exit_code"] != RetryableError.exit_code:
-            return _as_error(job, rank, outcome)
-    for rank, code in list(job.ended().items())[:1]:
-        if rank not in said:
-            return RetryableError(f"{_ending(rank, code)}; run the same again to go on from the last checkpoint")
-        return RetryableError(said[rank]["error"])
-    for outcome in said.values():
-        return RetryableError(outcome["error"])
+    """The error that ended the job."""
+    said = error_of_ranks(job)
+    if said is not None:
+        return said
     if exit_code == RetryableError.exit_code:
         took = f"told to stop, but the step at hand took longer than {job.grace_s:g} s"
         return RetryableError(f"{took}; run the same again to go on from the last checkpoint")
     return RetryableError("the launcher of the processes was killed; run the same again to go on")
-
-
-def _as_error(job: Job, rank: int, outcome: Mapping[str, str | int]) -> Exception:
-    message = str(outcome["error"])
-    if "errno" in outcome:
-        return OSError(outcome["errno"], os.strerror(int(outcome["errno"])), outcome["file"])
-    if outcome["exit_code"] == PipelineError.exit_code:
-        return PipelineError(message)
-    if rank == 0:
-        return RuntimeError(f"rank 0: {message}")
-    lines = job.log(rank).read_text(encoding="utf-8", errors="replace").splitlines()[-_LINES_SHOWN:]
-    return RuntimeError("\n".join([f"rank {rank}: {message}", *lines]))
-
-
-def _ending(rank: int, code: int) -> str:
-    if code < 0:
-        return f"rank {rank} was killed by {signal.Signals(-code).name}"
-    return f"rank {rank} ended with exit code {code} and no word"

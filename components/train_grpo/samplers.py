@@ -5,25 +5,34 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from components.launch.cluster import current
+from components.launch.handover import SERVERS_VARIABLE, WEIGHTS_VARIABLE
 from components.launch.memory_folder import memory_folder
 from components.rollout.vllm_config import Dtype
+from components.shared.errors import PipelineError
 from components.train_grpo.config import TrainGRPOConfig
 
-SERVERS_VARIABLE = "GRPO_PIPELINE_SAMPLERS"
-"""Names the addresses of vLLM servers that run already, with commas between them."""
-WEIGHTS_VARIABLE = "GRPO_PIPELINE_WEIGHTS"
-"""Names the folder by which weights reach the sampler."""
+__all__ = ["SERVERS_VARIABLE", "WEIGHTS_VARIABLE", "dtype_of", "samplers_running"]
 
 
 @contextmanager
 def samplers_running(config: TrainGRPOConfig, reference: Path, work: Path) -> Iterator[None]:
     """Have what processes share for sampling while the block runs: servers, and the way of the weights to them.
 
-    Servers that run already, elsewhere, are taken as they are.
+    Servers that run already, elsewhere, are taken as they are. On a cluster they are pods of the job, and weights go by
+    way of the volume.
     """
     servers = config.sampler.servers
     if servers is None and config.sampler.vllm is None:
         yield
+        return
+    cluster = current()
+    if cluster is not None:
+        if servers is not None and not cluster.config.rollout_servers:
+            raise PipelineError("sampler.servers needs pods to run in: set cluster.rollout_servers to their number")
+        (work / "weights").mkdir(exist_ok=True)
+        with _told(WEIGHTS_VARIABLE, str(work / "weights")):
+            yield
         return
     with memory_folder(reference, work / "weights") as folder, _told(WEIGHTS_VARIABLE, str(folder)):
         if servers is None or SERVERS_VARIABLE in os.environ:
@@ -32,7 +41,7 @@ def samplers_running(config: TrainGRPOConfig, reference: Path, work: Path) -> It
         from components.launch.servers import vllm_servers
 
         with (
-            vllm_servers(reference, servers, dtype=dtype_of(config), logs=work / "launch") as urls,
+            vllm_servers(reference, servers, dtype=dtype_of(config), logs=work / "servers") as urls,
             _told(SERVERS_VARIABLE, ",".join(urls)),
         ):
             yield

@@ -21,4 +21,5 @@ def train(
             num_processes=config.engine.num_processes,
             work=work,
             grace_s=config.checkpoint.grace_s,
+            with_samplers=config.sampler.servers is not None,
         )

@@ -1,0 +1,66 @@
+"""Calls of the API server, made again until it answers or patience is over: it is restarted, upgraded and busy."""
+
+import json
+from collections.abc import Callable
+from typing import TypeVar
+
+from kubernetes import client
+from urllib3.exceptions import HTTPError
+
+from components.launch.clock import Clock
+from components.shared.errors import PipelineError, RetryableError
+
+_PATIENCE_S = 900.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
+_PASSING = {401, 408, 409, 410, 429, 500, 502, 503, 504}
+"""Answers that may be others the next time: a token that is being replaced, a lost race, a busy server."""
+_Answer = TypeVar("_Answer")
+
+
+class Patience:
+    """Asks again where the answer may be another the next time."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+
+    def ask(self, what: str, call: Callable[[], _Answer]) -> _Answer:
+        """Return the answer; `what` says in an error what was to be done.
+
+        Raises:
+            RetryableError: There was none within a quarter of an hour.
+            PipelineError: The API server refuses.
+        """
+        began, pause = self._clock.monotonic(), _FIRST_PAUSE_S
+        while True:
+            try:
+                return call()
+            except (client.ApiException, HTTPError) as error:
+                if not is_passing(error):
+                    raise PipelineError(f"the cluster refuses to {what}: {reason(error)}") from None
+                if self._clock.monotonic() - began > _PATIENCE_S:
+                    said = f"the API server did not {what} within {_PATIENCE_S:g} s: {reason(error)}"
+                    raise RetryableError(said) from None
+                self._clock.sleep(_retry_after_s(error) or pause)
+                pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+
+def is_passing(error: client.ApiException | HTTPError) -> bool:
+    """Tell whether the same call may be answered the next time."""
+    return isinstance(error, HTTPError) or error.status in _PASSING
+
+
+def reason(error: client.ApiException | HTTPError) -> str:
+    """Return in one line why a call failed."""
+    if isinstance(error, HTTPError):
+        return str(error).split("\n", 1)[0]
+    try:
+        said = json.loads(error.body)["message"]
+    except (ValueError, KeyError, TypeError):
+        said = error.reason
+    return f"{said} ({error.status})"
+
+
+def _retry_after_s(error: client.ApiException | HTTPError) -> float | None:
+    headers = getattr(error, "headers", None) or {}
+    wait: str = headers.get("Retry-After", "")
+    return min(float(wait), _LONGEST_PAUSE_S) if wait.isdigit() else None

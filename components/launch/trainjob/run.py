@@ -1,0 +1,172 @@
+"""A job of several ranks on a cluster: submitted, watched, submitted again where that may help, and removed."""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+
+from kubernetes import client
+from urllib3.exceptions import HTTPError
+
+from components.launch import names
+from components.launch.api import connect, own_namespace
+from components.launch.clock import Clock, SystemClock
+from components.launch.cluster import Cluster
+from components.launch.handover import SERVERS_VARIABLE, WEIGHTS_VARIABLE
+from components.launch.job import Job
+from components.launch.rank_errors import error_of_ranks
+from components.launch.trainjob.causes import cause
+from components.launch.trainjob.manifest import Json, Owner, job_name, server_urls, train_job
+from components.launch.trainjob.objects import Objects
+from components.launch.trainjob.records import keep, tails_of
+from components.launch.trainjob.state import Phase
+from components.launch.trainjob.submission import Submission
+from components.launch.trainjob.termination import Termination
+from components.launch.trainjob.watch import Seen, StalledError, Watch
+from components.shared.errors import PipelineError, RetryableError
+from components.shared.progress import say
+
+_PASSED_ON = (WEIGHTS_VARIABLE, "HF_HUB_OFFLINE")
+"""Variables of this process that ranks are told."""
+_VISIBLE_S, _POLL_S = 90.0, 3.0
+"""Time until a shared file system shows here what a rank has written elsewhere."""
+_LINES_SHOWN = 20
+
+
+def run_on_cluster(job: Job, cluster: Cluster, clock: Clock | None = None) -> dict[str, float]:
+    """Have a cluster run the job; return what the first rank returns.
+
+    What the ranks make they make beside the job, and it is moved to where it belongs once all have ended well: a job
+    that is adopted meanwhile writes nowhere else.
+
+    Raises:
+        PipelineError: The job, its data or the cluster's set-up is wrong.
+        RetryableError: Something that may pass; the same job goes on where this one has stopped.
+        SystemExit: This process was told to stop; the job is deleted.
+    """
+    inside = replace(job, outputs={name: str(job.folder / "outputs" / name) for name in job.outputs})
+    results = _ClusterRun(inside, cluster, clock or SystemClock()).results()
+    for name, place in job.outputs.items():
+        Path(place).rmdir()
+        Path(inside.outputs[name]).rename(place)
+    return results[0]
+
+
+class _ClusterRun:
+    def __init__(self, job: Job, cluster: Cluster, clock: Clock) -> None:
+        self._job, self._cluster, self._clock = job, cluster, clock
+        self._objects = Objects(connect(), cluster.config.namespace or own_namespace())
+        self._name = job_name(job, cluster)
+        told = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+        if job.with_samplers:
+            told[SERVERS_VARIABLE] = ",".join(server_urls(self._name, cluster.config.rollout_servers))
+        self._manifest = train_job(job, cluster, told, Owner.this_pod(), clock.now().isoformat())
+        self._submission = Submission(self._objects, clock, cluster.stage, job.grace_s)
+        self._termination = Termination(self._objects.namespace, self._name)
+
+    def results(self) -> list[dict[str, float]]:
+        """Run the job to its end, however often it takes."""
+        with self._termination.prepared(), self._removed_on_mistakes():
+            found = self._job.results() if self._job.is_written() else None
+            if found is not None and all(Path(path).is_dir() for path in self._job.outputs.values()):
+                say(self._cluster.stage, f"{self._name} has ended well before")
+                self._remove()
+                return found
+            for left in range(self._cluster.config.max_restarts, -1, -1):
+                outcome = self._run_once(last=not left)
+                if not isinstance(outcome, Exception):
+                    return outcome
+                say(self._cluster.stage, f"{outcome}; {self._name} is submitted again, {left - 1} times are left")
+        raise AssertionError("the last attempt returns or raises")
+
+    @contextmanager
+    def _removed_on_mistakes(self) -> Iterator[None]:
+        """Leave no job behind when this code itself fails."""
+        try:
+            yield
+        except PipelineError:
+            raise
+        except Exception:
+            with suppress(client.ApiException, HTTPError):
+                self._objects.delete(self._name)
+            raise
+
+    def _run_once(self, *, last: bool) -> list[dict[str, float]] | Exception:
+        """Return what the ranks return, or why the job is to be submitted again; raise what ends the step."""
+        watch = Watch(self._objects, self._cluster, self._clock, self._submitted())
+        self._termination.silence = watch.stop
+        phase: Phase | None = None
+        given_up: PipelineError | None = None
+        try:
+            phase = watch.until_end()
+        except PipelineError as error:
+            given_up = error
+        results = self._results(phase)
+        tails = self._recorded(watch)
+        if results is not None:
+            self._leave(watch.seen, well=True, ended=phase is not None)
+            return results
+        failure = given_up or self._cause(watch.seen, tails)
+        may_pass = isinstance(failure, RetryableError) and (given_up is None or isinstance(given_up, StalledError))
+        if may_pass and not last:
+            return failure
+        self._show(tails)
+        self._leave(watch.seen, well=False, ended=phase is not None)
+        raise failure
+
+    def _submitted(self) -> Json:
+        """The job in the cluster, this attempt's."""
+        self._manifest["metadata"]["annotations"][names.HEARTBEAT] = self._clock.now().isoformat()
+        self._termination.is_creating = True
+        made = self._submission.submit(self._manifest, self._job.write)
+        self._termination.is_creating = False
+        return made
+
+    def _results(self, phase: Phase | None) -> list[dict[str, float]] | None:
+        """What all ranks have returned; where they have, nothing that befell the job afterwards matters."""
+        deadline = self._clock.monotonic() + _VISIBLE_S
+        while phase is Phase.COMPLETE and self._job.results() is None and self._clock.monotonic() < deadline:
+            self._clock.sleep(_POLL_S)
+        return self._job.results()
+
+    def _recorded(self, watch: Watch) -> dict[str, list[str]]:
+        """Keep what there is of the job; return the ends of its logs."""
+        watch.finish()
+        tails = tails_of(self._objects, self._job, watch.seen, watch.log.lines if watch.log else ())
+        try:
+            kept = keep(self._cluster.records, self._objects, self._job, watch.seen, tails)
+            say(self._cluster.stage, f"logs, events and manifest of {self._name} are in {kept}")
+        except OSError as error:
+            say(self._cluster.stage, f"logs, events and manifest of {self._name} cannot be kept: {error}")
+        return tails
+
+    def _cause(self, seen: Seen, tails: Mapping[str, Sequence[str]]) -> Exception:
+        found = cause(seen.job, seen.pods, tails, error_of_ranks(self._job))
+        if isinstance(found, PipelineError | OSError):
+            return found
+        # A mistake in the code: its traceback is in the log of the rank, and this process has none to show.
+        return PipelineError(str(found).split("\n", 1)[0])
+
+    def _show(self, tails: Mapping[str, Sequence[str]]) -> None:
+        """Print the ends of logs: what the first rank says was printed already."""
+        for where, lines in tails.items():
+            if where != "rank 0" and lines:
+                print("\n".join([f"the end of the log of {where}:", *lines[-_LINES_SHOWN:]]), flush=True)
+
+    def _leave(self, seen: Seen, *, well: bool, ended: bool) -> None:
+        """Remove the job, or leave it to be looked at; one that has not ended would go on with nobody there."""
+        wanted = self._cluster.config.delete
+        if not ended or wanted == "always" or (well and wanted == "on_success"):
+            self._remove()
+            return
+        heart = f"/metadata/annotations/{names.HEARTBEAT.replace('/', '~1')}"
+        with suppress(client.ApiException, HTTPError):
+            self._objects.change(seen.job, [{"op": "remove", "path": heart}])  # the reaper leaves it alone then
+        say(self._cluster.stage, f"{self._name} is left in the cluster")
+
+    def _remove(self) -> None:
+        try:
+            self._submission.remove(self._name)
+        except PipelineError as error:
+            say(self._cluster.stage, f"{self._name} may be left in the cluster, where the reaper removes it: {error}")
