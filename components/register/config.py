@@ -14,3 +14,6 @@ class RegisterConfig(Config):
     """Folder or URL of the DVC remote that holds the weights; null puts it beside a registry folder."""
     name: str = Field(pattern=r"^[a-z0-9](?:[a-z0-9-]*[a-z0-9])?$")
     """Name of the model in the registry, such as `grpo-policy`; its versions are tagged `<name>@v0.0.1`."""
+    model_registry: str | None = None
+    """Address of a Kubeflow Model Registry that is told of each version, such as
+    http://model-registry-service.kubeflow.svc.cluster.local:8080; null for none."""

@@ -4,13 +4,17 @@ Registering the same weights twice gives the same version; a run killed at any p
 """
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from components.register.card import render_card
+from components.register.catalogue_access import access_to
+from components.register.catalogue_entry import entry_of, weights_root
 from components.register.config import RegisterConfig
 from components.register.fetch import check, download
+from components.register.model_registry import Catalogue
 from components.register.registry import POLICY, VERSION_FILE, Registry, open_registry
 from components.shared import jsonl, lineage
 from components.shared.errors import GateMissedError
@@ -19,6 +23,8 @@ from components.shared.step import In, Out
 from components.shared.workspace import Workspace
 
 _CARD = "model_card.md"
+_REVISION_VARIABLE = "GRPO_PIPELINE_REVISION"
+"""Set in the images: the git revision of their code."""
 _REPORT_FILES = ("report.html", "verdict.json", "summary.json", "provenance.json")
 
 
@@ -27,11 +33,19 @@ def register(config: RegisterConfig, *, policy: In, report: In, registration: Ou
     verdict = jsonl.read_json(report / "verdict.json")
     _enforce(verdict)
     policy_digest = lineage.digest(policy)
+    # Reached before anything is registered: a wrong address is found while there is nothing to take back.
+    catalogue = Catalogue(access_to(config.model_registry)) if config.model_registry else None
     with open_registry(config.registry, config.storage) as registry:
+        if catalogue:
+            weights_root(registry)
         known = registry.find(config.name, policy_digest)
         version = known or _register(config, registry, policy, policy_digest, report)
         card = registry.read(version["tag"], _CARD)
+        entry = entry_of(registry, version) if catalogue else None
     say("register", f"{version['tag']} {'was already registered' if known else 'registered'} in {config.registry}")
+    if catalogue and entry:
+        told = "made known" if catalogue.announce(entry) else "was known already"
+        say("register", f"{version['tag']} {told} to {config.model_registry}")
     jsonl.write_json(registration / VERSION_FILE, version)
     (registration / _CARD).write_text(card, encoding="utf-8")
     return {"registered": float(known is None), "gate_passed": float(verdict["passed"])}
@@ -92,9 +106,12 @@ def _message(version: Mapping[str, Any]) -> str:
 
 
 def project_commit(project: Path = Path(__file__).parents[2]) -> str | None:
-    """Return the git commit that the pipeline's code is from, marked where files differ from it; None outside git."""
+    """Return the git commit that the pipeline's code is from, marked where files differ from it; None if unknown.
+
+    Outside a repository, as in an image, it is the one that the code was taken from.
+    """
     if not (project / ".git").exists():
-        return None
+        return os.environ.get(_REVISION_VARIABLE)
     workspace = Workspace(project, project)
     commit = workspace.try_git("rev-parse", "--verify", "HEAD")
     if commit is None:

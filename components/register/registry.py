@@ -74,6 +74,21 @@ class Registry:
         """Return a text file as it was registered."""
         return self.clone.git("show", f"refs/tags/{tag}:{path}")
 
+    def pipeline_commit(self, tag: str) -> str:
+        """The commit of the pipeline's code that registered a version."""
+        commit = self.clone.git("log", "-1", "--format=%(trailers:key=Pipeline-Commit,valueonly)", f"refs/tags/{tag}")
+        return commit.strip()
+
+    def storage_url(self) -> str:
+        """Where the weights are stored, as the registry has it."""
+        path = self.clone.folder / ".dvc" / "config"
+        config = configparser.ConfigParser(interpolation=None)
+        config.read_string(path.read_text("utf-8"))
+        try:
+            return config[f"'remote \"{_REMOTE}\"'"]["url"]
+        except KeyError:
+            raise PipelineError(f"{self.location}: .dvc/config there has no remote named `{_REMOTE}`") from None
+
     def store(self, policy: Path) -> None:
         """Copy the weights into the storage and leave the pointer to them in the clone."""
         copy, cache = self.clone.folder / POLICY, self.clone.folder / ".dvc" / "cache"
@@ -209,7 +224,7 @@ def _dvc_config(source: str, storage: str) -> str:
 
 def _prepare_storage(registry: Registry, source: str, storage: str | None) -> None:
     """Check that the storage is the registry's own, and tell the clone where it is."""
-    url = _configured_url(registry)
+    url = registry.storage_url()
     known = url if is_url(url) else os.path.normpath(Path(source) / ".dvc" / url)
     asked = storage if storage is None or is_url(storage) else str(Path(storage).resolve())
     if asked is not None and asked != known:
@@ -222,16 +237,6 @@ def _prepare_storage(registry: Registry, source: str, storage: str | None) -> No
     # With hard links the cache and the working tree share one copy of the weights.
     text = f"[cache]\n    type = hardlink\n['remote \"{_REMOTE}\"']\n    url = {known}\n"
     local.write_text(text, encoding="utf-8")
-
-
-def _configured_url(registry: Registry) -> str:
-    path = registry.clone.folder / ".dvc" / "config"
-    config = configparser.ConfigParser(interpolation=None)
-    config.read_string(path.read_text("utf-8"))
-    try:
-        return config[f"'remote \"{_REMOTE}\"'"]["url"]
-    except KeyError:
-        raise PipelineError(f"{registry.location}: .dvc/config there has no remote named `{_REMOTE}`") from None
 
 
 def _ensure_storage(folder: Path, *, used: bool) -> None:

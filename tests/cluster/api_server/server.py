@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ from tests.cluster.api_server.http import Answer, Request
 from tests.cluster.api_server.kubernetes_api import KubernetesApi
 from tests.cluster.api_server.logs import LogReader, Logs
 from tests.cluster.api_server.store import Store
+from tests.cluster.api_server.tls import Certificate
 
 
 class ApiServer:
@@ -39,7 +41,14 @@ class ApiServer:
         requests: What was asked, in the order in which it came.
     """
 
-    def __init__(self, *, clock: Clock | None = None, namespace: str = "team", seed: int = 0) -> None:
+    def __init__(
+        self,
+        *,
+        clock: Clock | None = None,
+        namespace: str = "team",
+        seed: int = 0,
+        certificate: Certificate | None = None,
+    ) -> None:
         self.clock = clock or Clock()
         self.namespace = namespace
         self.access = Access(user=f"system:serviceaccount:{namespace}:pipeline-runner")
@@ -54,6 +63,11 @@ class ApiServer:
         self._mistakes: list[Exception] = []
         self._server = _Server(("127.0.0.1", 0), _RequestHandler)
         self._server.owner = self
+        self._certificate = certificate
+        if certificate is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(certificate.file, certificate.key)
+            self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
 
     def __enter__(self) -> Self:
         threading.Thread(target=self._server.serve_forever, args=(0.02,), name="api-server", daemon=True).start()
@@ -69,16 +83,18 @@ class ApiServer:
     @property
     def url(self) -> str:
         """Where it listens."""
-        return f"http://127.0.0.1:{self._server.server_address[1]}"
+        scheme = "https" if self._certificate else "http"
+        return f"{scheme}://127.0.0.1:{self._server.server_address[1]}"
 
     def kubeconfig(self, path: Path) -> Path:
         """Write a kubeconfig for the client, with its token."""
         user = {"token": self.access.token} if self.access.token else {}
+        authority = {"certificate-authority": str(self._certificate.file)} if self._certificate else {}
         config = {
             "apiVersion": "v1",
             "kind": "Config",
             "current-context": "test",
-            "clusters": [{"name": "test", "cluster": {"server": self.url}}],
+            "clusters": [{"name": "test", "cluster": {"server": self.url, **authority}}],
             "users": [{"name": "test", "user": user}],
             "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test", "namespace": self.namespace}}],
         }
