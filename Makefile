@@ -37,6 +37,9 @@ CUDA_PACKAGES := cuda-bindings cuda-pathfinder cuda-toolkit nvidia-cublas nvidia
   nvidia-cusolver nvidia-cusparse nvidia-cusparselt-cu13 nvidia-nccl-cu13 nvidia-nvjitlink \
   nvidia-nvshmem-cu13 nvidia-nvtx triton
 
+# Two processes with a thread each: most tests spend their time in imports and small matrices.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup
+
 .PHONY: help setup data run test test-fast test-long lint format repro compile images lock clean distclean
 
 help:  ## Show this list
@@ -63,13 +66,13 @@ run: setup $(if $(filter laptop smoke distributed,$(PRESET)),,data)  ## Run the 
 
 test: setup  ## Check style, types and contracts, then run the tests
 	@$(MAKE) --no-print-directory lint
-	@$(BIN)/python -m pytest -m "not long"
+	@$(PYTEST) -m "not long"
 
 test-long: setup  ## The tests that take minutes each: campaigns of kills, several vLLM engines, long runs
 	@$(BIN)/python -m pytest -m long
 
 test-fast: setup  ## Only the tests that take no longer than a breath
-	@$(BIN)/python -m pytest -m "not slow and not long"
+	@$(PYTEST) -m "not slow and not long"
 
 lint: setup  ## ruff, mypy (strict), import contracts
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports
@@ -80,7 +83,7 @@ format: setup  ## Rewrite the code in the project's style
 repro: setup  ## Run the same stages under DVC: only what changed is computed
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/dvc repro
 
-compile: setup  ## Write pipelines/grpo_post_training.yaml, the graph that Kubeflow runs
+compile: setup  ## Write pipelines/*.yaml, the graphs that Kubeflow runs
 	@$(BIN)/grpo-pipeline compile
 
 images:  ## Build the container images (BASE=NAME@sha256:... VARIANT=cuda|cpu REGISTRY=PREFIX; images/README.md)

@@ -12,6 +12,7 @@ _SHARING = {"test_dvc": "runs", "test_end_to_end": "runs"}
 """Files whose tests look at the same runs, which would otherwise be made once per process."""
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keep the tests of a file in one process (`--dist loadgroup`): what a module prepares is prepared once."""
     for item in items:

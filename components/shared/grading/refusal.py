@@ -18,7 +18,7 @@ _COSTLY = re.compile(
 )
 _MAX_DEPTH = 8
 _MAX_BARS = 8
-_ROW = re.compile(r"(?:[0-9/]+\s+){12}|(?:[-+]\s*){6}|(?:(?<![\\a-zA-Z])[a-zA-Z]{2,}\s+){12}")
+_ROW = re.compile(r"(?:[0-9/]+\s+){12}|(?:\.[0-9]+){6}|(?:[-+]\s*){6}|(?:(?<![\\a-zA-Z])[a-zA-Z]{2,}\s+){12}")
 
 
 def refuse(expected: Spelling, given: Spelling) -> None:

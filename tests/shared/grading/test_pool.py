@@ -289,7 +289,7 @@ def test_killing_workers_again_and_again_changes_nothing(pool: Pool) -> None:
         assert all(grades == [right(each.response) for each in submissions] for grades in calls.result())
     assert len(processes(os.getpid()) - before) <= 2
     pool.close()
-    assert processes(os.getpid()) == before
+    assert processes(os.getpid()) <= before
     assert num_files() <= files
 
 
@@ -376,7 +376,7 @@ def test_closing_ends_calls_and_processes(tmp_path: Path) -> None:
             with pytest.raises(RuntimeError, match="closed"):
                 call.result()
     assert time.monotonic() - started < 30
-    assert processes(os.getpid()) == before
+    assert processes(os.getpid()) <= before
     with pytest.raises(RuntimeError, match="is closed"):
         pool([fine(1)])
     pool.close()

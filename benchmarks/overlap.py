@@ -1,0 +1,135 @@
+"""What sampling one rollout ahead saves: the same training with and without `sampler.overlap`, in turns.
+
+`python benchmarks/overlap.py` starts one vLLM server. Trainer and server have a core each, as they would have GPUs of
+their own: with the machine's cores in common, one would only wait for what the other computes. Needs two cores.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from components.launch.servers import vllm_servers
+from components.policy import checkpoint as checkpoints
+from components.prepare_data.config import PrepareConfig
+from components.prepare_data.prepare import prepare
+from components.shared import jsonl
+from components.shared.base_model import ModelConfig
+from components.shared.problem import Split, read_problems
+from components.train_grpo.config import TrainGRPOConfig
+from components.train_grpo.samplers import SERVERS_VARIABLE
+
+_HERE = Path(__file__).parent
+_ROOT = _HERE.parent
+_WARM_UP = 5
+"""Steps of each run that are not counted: vLLM's first batches of a size take longer."""
+
+Result = dict[str, Any]
+
+
+def noise(problem: Any, completion: Any, grade: Any) -> float:
+    """Reward completions at random, and equal ones equally: every group has spread, and every step is a whole one."""
+    del problem, grade
+    return sum(completion.tokens.completion_ids) % 7 / 7
+
+
+def main() -> None:
+    """Measure, print, and write the result as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=25, help="of each run, the first 5 of which are not counted")
+    parser.add_argument("--rounds", type=int, default=3, help="runs of each kind")
+    parser.add_argument("--prompts", type=int, default=16, help="prompts per step, with 8 completions each")
+    parser.add_argument("--out", type=Path, default=_HERE / "results" / "overlap.json")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        runs = _measure(Path(folder), options)
+    result = _summary(runs) | {"prompts_per_step": options.prompts, "cores": len(os.sched_getaffinity(0))}
+    print(json.dumps(result, indent=2))
+    options.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+
+
+def _measure(folder: Path, options: argparse.Namespace) -> dict[bool, list[Result]]:
+    """The counted steps of all runs, by whether they sample ahead."""
+    params = yaml.safe_load((_ROOT / "params/distributed.yaml").read_text(encoding="utf-8"))
+    problems, reference = _inputs(folder, params)
+    config = _config(params["train_grpo"], options)
+    assert config.sampler.servers is not None
+    trainer_core, server_core = sorted(os.sched_getaffinity(0))[:2]
+    os.environ["OMP_NUM_THREADS"] = "1"
+    os.sched_setaffinity(0, {server_core})  # which the server inherits
+    steps: dict[bool, list[Result]] = {False: [], True: []}
+    with vllm_servers(reference, config.sampler.servers, dtype="float32", logs=folder / "logs") as urls:
+        os.environ[SERVERS_VARIABLE] = ",".join(urls)
+        for number in range(options.rounds):
+            for overlap in steps:
+                place = folder / f"{number}-{overlap}"
+                steps[overlap] += _train(config, place, problems, reference, overlap=overlap, core=trainer_core)
+    return steps
+
+
+def _inputs(folder: Path, params: dict[str, Any]) -> tuple[Path, Path]:
+    """Problems, and an untrained policy."""
+    problems, reference = folder / "problems", folder / "reference"
+    for made in (problems, reference):
+        made.mkdir()
+    prepare(PrepareConfig.model_validate(params["prepare_data"]), problems=problems)
+    model = ModelConfig.model_validate(params["train_sft"]["model"])
+    read = read_problems(problems, Split.TRAIN)
+    checkpoints.save(checkpoints.create(model, read, seed=1, dtype=torch.float32), reference)
+    return problems, reference
+
+
+def _config(section: dict[str, Any], options: argparse.Namespace) -> TrainGRPOConfig:
+    section["engine"]["num_processes"] = 1
+    section["reward"]["weights"] = {"overlap:noise": 1.0}
+    section["sampler"] |= {"max_importance_weight": 2.0, "max_mismatch": 1.0}
+    return TrainGRPOConfig.model_validate(
+        section | {"num_steps": options.steps, "prompts_per_step": options.prompts, "learning_rate": 1e-5}
+    )
+
+
+def _train(
+    config: TrainGRPOConfig, place: Path, problems: Path, reference: Path, *, overlap: bool, core: int
+) -> list[Result]:
+    """Train as a person does, from the command line, and return what the counted steps took."""
+    place.mkdir()
+    sampler = config.sampler.model_copy(update={"overlap": overlap})
+    section = config.model_copy(update={"sampler": sampler}).model_dump(mode="json")
+    (place / "params.yaml").write_text(yaml.safe_dump({"train_grpo": section}), encoding="utf-8")
+    folders = {"problems": problems, "reference": reference}
+    folders |= {name: place / name for name in ("policy", "training", "timings")}
+    command = [sys.executable, "-m", "components.train_grpo", "--params", str(place / "params.yaml")]
+    command += [word for name, path in folders.items() for word in (f"--{name}", str(path))]
+    variables = {"PYTHONPATH": f"{_HERE}{os.pathsep}{_ROOT}", "GRPO_PIPELINE_WORK": str(place / "work")}
+    subprocess.run(
+        ["taskset", "--cpu-list", str(core), *command],
+        check=True,
+        cwd=place,
+        env={**os.environ, **variables},
+        stdout=subprocess.DEVNULL,
+    )
+    return [row for _, row in jsonl.read_rows(place / "timings" / "timings.jsonl")][_WARM_UP:]
+
+
+def _summary(runs: dict[bool, list[Result]]) -> Result:
+    kinds = {"overlap" if overlap else "in turn": _medians(steps) for overlap, steps in runs.items()}
+    before, after = (kinds[name]["step_s"] for name in ("in turn", "overlap"))
+    return {"seconds": kinds, "overlap_saves": 1 - after / before}
+
+
+def _medians(steps: Sequence[Result]) -> dict[str, float]:
+    names = ("step_s", "sampling_s", "update_s", "reference_s", "sync_s")
+    return {name: round(statistics.median(step[name] for step in steps), 4) for name in names}
+
+
+if __name__ == "__main__":
+    main()
