@@ -23,11 +23,9 @@ from components.policy.sequences import TokenSequence
 from components.shared import jsonl, lineage, tokenizer
 from components.shared.base_model import ModelConfig, ScratchModel
 from components.shared.errors import PipelineError
+from components.shared.model_reference import PIPELINE_FILE
 from components.shared.problem import Problem
 
-PIPELINE_FILE = "pipeline.json"
-"""Beside the weights: how a question is put to the model ("prompt"), where its responses state their answer ("answer")
-and, if the weights are elsewhere, where ("weights")."""
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 
 

@@ -22,6 +22,7 @@ from typing import Annotated, Any, get_type_hints
 from components.shared import durable, lineage
 from components.shared.config import Config, load_section, validate
 from components.shared.errors import PipelineError, RetryableError
+from components.shared.model_reference import followed, refuse_changed
 from components.shared.operational import without_operational
 
 In = Annotated[Path, "input"]
@@ -52,7 +53,7 @@ def main(step: Step, section: str) -> None:
     """Run `step` from the command line: `--params FILE` and one option per input and output folder."""
     parser = argparse.ArgumentParser(prog=f"python -m components.{section}", description=_summary(step))
     parser.add_argument("--params", type=Path, default=Path("params.yaml"), help="params file (default: %(default)s)")
-    for name, kind in _folders(step).items():
+    for name, kind in kinds_of(step).items():
         if kind != "work":
             parser.add_argument(f"--{name.replace('_', '-')}", type=Path, required=True, help=f"{kind} folder")
     options = vars(parser.parse_args())
@@ -68,19 +69,28 @@ def run_task(step: Step, section: str, config: Mapping[str, Any], **folders: str
         return run(step, section, validate(config_type(step), dict(config), name=section), paths)
 
 
-def run(step: Step, section: str, config: Config, folders: Mapping[str, Path]) -> dict[str, float]:
-    """Run `step` with every output aside, then move all outputs into place with their lineage."""
-    kinds = _folders(step)
-    inputs = {name: path for name, path in folders.items() if kinds[name] == "input"}
+def run(
+    step: Step, section: str, config: Config, folders: Mapping[str, Path], *, work_root: Path | None = None
+) -> dict[str, float]:
+    """Run `step` with every output aside, then move all outputs into place with their lineage.
+
+    An input that is but a reference to a model is that model. Unfinished work is in `work_root`, by default in
+    outputs/work.
+    """
+    kinds = kinds_of(step)
+    given = {name: path for name, path in folders.items() if kinds[name] == "input"}
     outputs = {name: path for name, path in folders.items() if kinds[name] == "output"}
-    _check_inputs(section, inputs)
+    _check_inputs(section, given)
+    inputs = {name: followed(path) for name, path in given.items()}
     _check_outputs(section, inputs, outputs)
     started = time.monotonic()
     _record(section, "started", outputs=outputs)
     made_by = lineage.describe(section, config.model_dump(mode="json"), inputs)
+    for name, path in given.items():
+        refuse_changed(path, made_by["inputs"][name]["digest"])
     verdict: PipelineError | None = None
     metrics: dict[str, float] = {}
-    with _work(step, config, made_by) as work, _aside(outputs) as aside:
+    with _work(step, config, made_by, work_root) as work, _aside(outputs) as aside:
         try:
             metrics = step(config, **inputs, **aside, **work)
         except PipelineError as error:
@@ -125,8 +135,8 @@ def config_type(step: Step) -> type[Config]:
     return config
 
 
-def _folders(step: Step) -> dict[str, str]:
-    """Each folder parameter of a step function with its kind, "input" or "output"."""
+def kinds_of(step: Step) -> dict[str, str]:
+    """Return each folder parameter of a step function with its kind: "input", "output" or "work"."""
     hints = get_type_hints(step, include_extras=True)
     names = [name for name in inspect.signature(step).parameters if name != "config"]
     return {name: hints[name].__metadata__[0] for name in names}
@@ -137,13 +147,13 @@ def _summary(step: Step) -> str:
 
 
 @contextmanager
-def _work(step: Step, config: Config, made_by: Mapping[str, Any]) -> Iterator[dict[str, Path]]:
+def _work(step: Step, config: Config, made_by: Mapping[str, Any], root: Path | None) -> Iterator[dict[str, Path]]:
     """The folder of unfinished work for a step that takes one; kept unless the block ends well."""
-    names = [name for name, kind in _folders(step).items() if kind == "work"]
+    names = [name for name, kind in kinds_of(step).items() if kind == "work"]
     if not names:
         yield {}
         return
-    stage = Path(os.environ.get(WORK_VARIABLE) or "outputs/work") / made_by["stage"]
+    stage = (root or Path(os.environ.get(WORK_VARIABLE) or "outputs/work")) / made_by["stage"]
     for left in stage.glob(".*.removed"):
         shutil.rmtree(left, ignore_errors=True)
     folder = stage / _work_key(config, made_by)
@@ -161,7 +171,7 @@ def _discard_work(folder: Path) -> None:
     """Remove a folder of work, and what it was in where that is empty now."""
     durable.discard(folder)
     with suppress(OSError):
-        for parent in list(folder.parents)[: 1 if WORK_VARIABLE in os.environ else 3]:
+        for parent in list(folder.parents)[: 1 if folder.is_absolute() or WORK_VARIABLE in os.environ else 3]:
             parent.rmdir()
 
 

@@ -30,13 +30,15 @@ def train_sft(
         cluster: Where training runs as a job of its own (ClusterConfig); empty for here, in this task.
         run_id: Of the run that the job belongs to, as its label.
     """
-    from components.shared.step import run_task
+    from components.launch.task import run_task
     from components.train_sft.train import train
 
     values = run_task(
         train,
         "train_sft",
         config,
+        cluster=cluster,
+        run_id=run_id,
         problems=problems.path,
         base_model=base_model.path,
         reference=reference.path,
