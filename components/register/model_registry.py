@@ -41,7 +41,7 @@ class Catalogue:
             PipelineError: The catalogue has other weights under this name and version, or refuses.
             RetryableError: It cannot be reached, or answers that it cannot answer now.
         """
-        return self._run(_announce(_api(self._access, self._speaks), entry))
+        return self._run(_announce(self._access, self._speaks, entry))
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run(_explained(self._access, work))
@@ -52,7 +52,7 @@ async def _probe(access: Access) -> str:
     from mr_openapi.exceptions import NotFoundException
 
     for version in (*_SPOKEN, *_OTHERS):
-        async with _api(access, version).get_client() as client:
+        async with _api(access, version) as api, api.get_client() as client:
             try:
                 await client.get_registered_models(page_size="1")
             except NotFoundException:
@@ -66,17 +66,22 @@ async def _probe(access: Access) -> str:
     raise PipelineError(f"{access.address}: is no model registry: it has no /api/model_registry/{_CLIENT_SPEAKS}/")
 
 
-async def _announce(api: "ModelRegistryAPIClient", entry: Entry) -> bool:
+async def _announce(access: Access, speaks: str, entry: Entry) -> bool:
+    async with _api(access, speaks) as api:
+        model_id = await _ensure_model(api, entry.name)
+        version_id, is_new = await _ensure_version(api, entry, model_id)
+        attached = await _ensure_artifact(api, entry, version_id)
+    return is_new or attached
+
+
+async def _ensure_model(api: "ModelRegistryAPIClient", name: str) -> str:
     from model_registry.types import RegisteredModel
 
-    model = await api.get_registered_model_by_params(entry.name)
+    model = await api.get_registered_model_by_params(name)
     if model is None:
-        made = RegisteredModel(name=entry.name, owner=_AUTHOR, description="Language models trained with GRPO")
-        model = await _made(api.upsert_registered_model(made), api.get_registered_model_by_params, entry.name)
-    assert model.id is not None
-    version_id, is_new = await _ensure_version(api, entry, model.id)
-    attached = await _ensure_artifact(api, entry, version_id)
-    return is_new or attached
+        made = RegisteredModel(name=name, owner=_AUTHOR, description="Language models trained with GRPO")
+        model = await _made(api.upsert_registered_model(made), api.get_registered_model_by_params, name)
+    return str(model.id)
 
 
 async def _ensure_version(api: "ModelRegistryAPIClient", entry: Entry, model_id: str) -> tuple[str, bool]:
@@ -100,8 +105,7 @@ async def _ensure_version(api: "ModelRegistryAPIClient", entry: Entry, model_id:
             f"{entry.name} {entry.version}: the model registry has {whose} under this version, and "
             f"{entry.policy_digest[:12]} was to be registered; give register.name another name"
         )
-    assert found.id is not None
-    return found.id, is_new
+    return str(found.id), is_new
 
 
 async def _ensure_artifact(api: "ModelRegistryAPIClient", entry: Entry, version_id: str) -> bool:
@@ -150,8 +154,9 @@ async def _made(making: Coroutine[Any, Any, Any], known: Any, *names: str) -> An
         return found
 
 
-def _api(access: Access, version: str) -> "ModelRegistryAPIClient":
-    """The client, speaking the version of the API that the server does."""
+@asynccontextmanager
+async def _api(access: Access, version: str) -> AsyncIterator["ModelRegistryAPIClient"]:
+    """The client, speaking the version of the API that the server does, over connections that it keeps."""
     from model_registry.core import ModelRegistryAPIClient
     from mr_openapi import ApiClient, Configuration, ModelRegistryServiceApi
 
@@ -163,17 +168,18 @@ def _api(access: Access, version: str) -> "ModelRegistryAPIClient":
             return super().param_serialize(method, path, *rest, **options)
 
     class Client(ModelRegistryAPIClient):  # type: ignore[misc]
-        """The real client on such paths."""
+        """The real one would connect anew for each request."""
 
         @asynccontextmanager
         async def get_client(self) -> AsyncIterator[Any]:
-            client = Spoken(self.config)
-            try:
-                yield ModelRegistryServiceApi(client)
-            finally:
-                await client.close()
+            yield ModelRegistryServiceApi(connected)
 
-    return Client(Configuration(host=access.address, access_token=access.token(), ssl_ca_cert=access.ca_file))
+    configuration = Configuration(host=access.address, access_token=access.token(), ssl_ca_cert=access.ca_file)
+    connected = Spoken(configuration)
+    try:
+        yield Client(configuration)
+    finally:
+        await connected.close()
 
 
 async def _explained(access: Access, work: Coroutine[Any, Any, T]) -> T:
