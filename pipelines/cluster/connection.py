@@ -106,7 +106,7 @@ def connect(to: Settings) -> "kfp.Client":
 
 
 def _check(health: Any, endpoint: str, namespace: str) -> None:
-    if not hasattr(health, "multi_user"):
+    if getattr(health, "multi_user", None) is None:
         raise PipelineError(
             f"{endpoint}: answers with something else than the API of Kubeflow Pipelines, such as a page to log in; "
             f"give --token-file FILE, or set {TOKEN_VARIABLE} or {COOKIE_VARIABLE}"

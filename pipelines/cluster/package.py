@@ -12,6 +12,9 @@ import yaml
 from components.shared import lineage
 from components.shared.errors import PipelineError
 
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""The same in C where it was built: a pipeline is a long document."""
+
 
 @dataclass(frozen=True)
 class Package:
@@ -43,7 +46,7 @@ def package(path: Path | None) -> Iterator[Package]:
 def read(path: Path) -> Package:
     """Return the pipeline in a file; PipelineError for a file that holds none."""
     try:
-        documents = [each for each in yaml.safe_load_all(path.read_text(encoding="utf-8")) if each]
+        documents = [each for each in yaml.load_all(path.read_text(encoding="utf-8"), _LOADER) if each]
         parameters = documents[0]["root"].get("inputDefinitions", {}).get("parameters", {})
         name = documents[0]["pipelineInfo"]["name"]
     except (yaml.YAMLError, UnicodeDecodeError, LookupError, TypeError):

@@ -1,0 +1,139 @@
+from pathlib import Path
+
+import pytest
+
+from pipelines.cli import main
+from tests.cluster.api_server import ApiServer, Fault
+from tests.cluster.api_server.errors import Json
+
+MONDAY = "0 0 2 * * 1"
+
+
+@pytest.fixture
+def apply(server: ApiServer, pipeline: Path) -> "Apply":
+    """`grpo-pipeline schedule apply weekly` with a cron and more."""
+    return Apply(pipeline)
+
+
+class Apply:
+    """The command, for one pipeline."""
+
+    def __init__(self, pipeline: Path) -> None:
+        self.pipeline = pipeline
+
+    def __call__(self, *more: str, cron: str = MONDAY, name: str = "weekly") -> int:
+        """Run it."""
+        return main(["schedule", "apply", name, "--cron", cron, "--pipeline", str(self.pipeline), *more])
+
+
+def only(server: ApiServer) -> Json:
+    """The one schedule there is."""
+    (schedule,) = server.kfp.recurring_runs.values()
+    return schedule
+
+
+def test_a_schedule_is_made_once_for_a_name(
+    server: ApiServer, apply: Apply, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Never two runs at once, none made up for; its times are said in words and dates."""
+    assert apply("--set", "grpo_num_steps=9") == 0
+    made = only(server)
+    assert (made["trigger"]["cron_schedule"]["cron"], made["status"]) == (MONDAY, "ENABLED")
+    assert (made["no_catchup"], int(made["max_concurrency"])) == (True, 1)
+    assert made["runtime_config"]["parameters"]["grpo_num_steps"] == 9
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "weekly  created: at 02:00 UTC on Monday"
+    assert len(lines) == 6
+    assert all(line.startswith("    Mon ") and line.endswith("02:00:00 UTC") for line in lines[1:])
+
+
+def test_the_same_again_changes_nothing(server: ApiServer, apply: Apply, capsys: pytest.CaptureFixture[str]) -> None:
+    """The same object stays, and that is said."""
+    apply()
+    before = only(server)["recurring_run_id"]
+    capsys.readouterr()
+    assert apply() == 0
+    assert capsys.readouterr().out.startswith("weekly  unchanged: ")
+    assert only(server)["recurring_run_id"] == before
+
+
+@pytest.mark.parametrize("change", [{"cron": "0 0 3 * * 1"}, {"more": ("--set", "grpo_num_steps=9")}])
+def test_something_else_takes_the_place_of_what_was_there(
+    server: ApiServer, apply: Apply, change: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The new one is made before the old one goes: there is no moment without."""
+    apply()
+    before = only(server)["recurring_run_id"]
+    asked = len(server.requests)
+    capsys.readouterr()
+    assert apply(*change.get("more", ()), cron=change.get("cron", MONDAY)) == 0
+    assert capsys.readouterr().out.startswith("weekly  changed: ")
+    assert only(server)["recurring_run_id"] != before
+    told = [(each.method, each.path) for each in server.requests[asked:] if each.method != "GET"]
+    assert told[-2:] == [
+        ("POST", "/apis/v2beta1/recurringruns"),
+        ("DELETE", f"/apis/v2beta1/recurringruns/{before}"),
+    ]
+
+
+def test_a_change_that_was_interrupted_is_finished_by_the_next(server: ApiServer, apply: Apply) -> None:
+    """Two of a name are left where removing the old one failed; one is left after the next apply."""
+    apply()
+    server.faults.add(Fault("DELETE", "/recurringruns/", status=500, times=1))
+    assert apply(cron="0 0 3 * * 1") == 75
+    assert len(server.kfp.recurring_runs) == 2
+    assert apply(cron="0 0 3 * * 1") == 0
+    assert only(server)["trigger"]["cron_schedule"]["cron"] == "0 0 3 * * 1"
+
+
+def test_a_schedule_that_was_switched_off_is_switched_on(
+    server: ApiServer, apply: Apply, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is applied is what is asked for."""
+    apply()
+    only(server)["status"] = "DISABLED"
+    capsys.readouterr()
+    assert apply() == 0
+    assert capsys.readouterr().out.startswith("weekly  enabled again: ")
+    assert only(server)["status"] == "ENABLED"
+
+
+def test_schedules_of_others_are_left_alone(
+    server: ApiServer, apply: Apply, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One of the same name that was made in the page is not taken over, listed or removed."""
+    apply()
+    only(server)["description"] = "made by hand"
+    assert apply() == 2
+    assert "weekly: there is a schedule of this name that was not made here" in capsys.readouterr().err
+    assert main(["schedule", "remove", "weekly"]) == 2
+    assert main(["schedule", "list"]) == 0
+    assert capsys.readouterr().out == "no schedules; `grpo-pipeline schedule apply` makes one\n"
+    assert len(server.kfp.recurring_runs) == 1
+
+
+def test_schedules_are_listed_with_their_next_time_and_removed(
+    server: ApiServer, apply: Apply, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All of them, also where they fill more than a page."""
+    for number in range(101):
+        server.kfp.recurring_runs[f"other-{number}"] = {"recurring_run_id": f"other-{number}", "display_name": "other"}
+    apply(name="weekly")
+    apply(name="daily", cron="0 30 1 * * *")
+    capsys.readouterr()
+    assert main(["schedule", "list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[:2] for line in lines[1:]] == [["daily", "enabled"], ["weekly", "enabled"]]
+    assert "at 01:30 UTC every day" in lines[1]
+    assert main(["schedule", "remove", "daily"]) == 0
+    assert main(["schedule", "remove", "daily"]) == 2
+    assert "daily: no such schedule; there are weekly" in capsys.readouterr().err
+
+
+def test_a_cron_that_means_something_else_reaches_no_server(
+    server: ApiServer, apply: Apply, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Kubeflow would take five fields and start runs every minute."""
+    assert apply(cron="0 2 * * 1") == 2
+    assert 'what other crons write with these five is "0 0 2 * * 1"' in capsys.readouterr().err
+    assert server.requests == []

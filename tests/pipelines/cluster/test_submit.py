@@ -1,0 +1,187 @@
+import os
+import re
+from pathlib import Path
+
+import pytest
+from kubernetes import client, config
+
+from components.launch import names
+from components.preflight.form import form_of
+from pipelines.cli import main
+from pipelines.cluster.package import read
+from pipelines.cluster.parameters import parameters
+from pipelines.sections import sections
+from tests.cluster.api_server import ApiServer, kinds
+from tests.cluster.api_server.errors import Json
+
+ROOT = Path(__file__).parents[3]
+SMOKE = ROOT / "params/smoke.yaml"
+
+
+def only_run(server: ApiServer) -> Json:
+    """The one run there is."""
+    (run,) = server.kfp.runs.values()
+    return run
+
+
+def test_submit_starts_a_run_with_both_documents_and_every_parameter(
+    server: ApiServer, pipeline: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The server refuses a pipeline without its Kubernetes part; what nobody set has its default."""
+    arguments = ["submit", "--pipeline", str(pipeline), "--params", str(SMOKE), "--set", "cluster_queue=grpo-pipeline"]
+    assert main([*arguments, "--set", "grpo_group_size=16", "--name", "first"]) == 0
+    run = only_run(server)
+    sent = run["runtime_config"]["parameters"]
+    assert set(sent) == set(read(pipeline).types)
+    assert (sent["cluster_queue"], sent["grpo_group_size"]) == ("grpo-pipeline", 16)
+    assert sent["section_train_grpo"] == form_of(sections(SMOKE))["section_train_grpo"]
+    printed = capsys.readouterr().out
+    assert printed == f"first  {run['run_id']}\n{server.url}/#/runs/details/{run['run_id']}\n"
+    (experiment,) = server.kfp.experiments.values()
+    assert experiment["display_name"] == "grpo-pipeline"
+
+
+def test_submit_compiles_by_itself_with_the_images_of_the_environment(server: ApiServer) -> None:
+    """Without a file the pipeline is that of this code."""
+    assert main(["submit", "--params", str(SMOKE)]) == 0
+    run = only_run(server)
+    assert re.fullmatch(r"smoke-\d{8}T\d{6}Z", run["display_name"])
+    assert run["pipeline_spec"]["pipeline_spec"]["pipelineInfo"]["name"] == "grpo-post-training-on-cluster"
+
+
+def test_a_second_run_goes_into_the_same_experiment(server: ApiServer, pipeline: Path) -> None:
+    """Experiments are made once; another name makes another."""
+    for experiment in ("weekly", "weekly", "other"):
+        assert main(["submit", "--pipeline", str(pipeline), "--experiment", experiment]) == 0
+    assert sorted(each["display_name"] for each in server.kfp.experiments.values()) == ["other", "weekly"]
+
+
+@pytest.mark.parametrize(
+    ("setting", "name", "value"),
+    [
+        ("base_model=Qwen/Qwen3-0.6B", "base_model", "Qwen/Qwen3-0.6B"),
+        ("grpo_learning_rate=1e-6", "grpo_learning_rate", 1e-6),
+        (
+            'cluster_tolerations=[{"key":"gpu","operator":"Exists"}]',
+            "cluster_tolerations",
+            [{"key": "gpu", "operator": "Exists"}],
+        ),
+        ("train_grpo.num_steps=7", "grpo_num_steps", 7),
+        ("train_grpo.loss.kl.coefficient=0", "grpo_kl_coefficient", 0),
+    ],
+)
+def test_a_setting_is_read_as_the_pipeline_declares_it(pipeline: Path, setting: str, name: str, value: object) -> None:
+    """A key of the params file sets the parameter that holds it."""
+    assert parameters(read(pipeline), None, [setting])[name] == value
+
+
+def test_a_key_without_a_parameter_of_its_own_is_set_in_its_section(pipeline: Path) -> None:
+    """The rest of the section stays as it was, in the file and in the defaults."""
+    before = parameters(read(pipeline), SMOKE, [])["section_train_grpo"]
+    after = parameters(read(pipeline), SMOKE, ["train_grpo.sampling.temperature=0.7"])["section_train_grpo"]
+    assert after["sampling"]["temperature"] == 0.7
+    after["sampling"]["temperature"] = before["sampling"]["temperature"]
+    assert after == before
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("grpo_group_size", "--set grpo_group_size: write name=value"),
+        ("grpo_groupsize=8", "--set grpo_groupsize: the pipeline has no such parameter; did you mean grpo_group_size?"),
+        ("grpo_group_size=many", "--set grpo_group_size=many: needs a whole number"),
+        ("grpo_group_size=2.5", "--set grpo_group_size=2.5: needs a whole number"),
+        ("cluster_tolerations=gpu", "--set cluster_tolerations=gpu: needs a JSON list"),
+        ("train_gpro.seed=1", "--set train_gpro.seed: no section of the params file has such a key"),
+    ],
+)
+def test_a_wrong_setting_is_named_before_anything_is_asked(
+    server: ApiServer, pipeline: Path, setting: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line, exit code 2, and no run."""
+    assert main(["submit", "--pipeline", str(pipeline), "--set", setting]) == 2
+    assert capsys.readouterr().err == f"error: {message}\n"
+    assert server.requests == []
+
+
+def test_a_wrong_params_file_is_refused_here(
+    server: ApiServer, pipeline: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A typing error need not travel to the cluster to be found."""
+    wrong = tmp_path / "wrong.yaml"
+    wrong.write_text(SMOKE.read_text().replace("group_size", "groupsize", 1))
+    assert main(["submit", "--pipeline", str(pipeline), "--params", str(wrong)]) == 2
+    assert "unknown key; did you mean `group_size`?" in capsys.readouterr().err
+    assert server.requests == []
+
+
+def test_a_file_that_is_no_pipeline_is_refused(server: ApiServer, capsys: pytest.CaptureFixture[str]) -> None:
+    """With what would be one."""
+    assert main(["submit", "--pipeline", str(SMOKE)]) == 2
+    assert capsys.readouterr().err == f"error: {SMOKE}: is no compiled pipeline; `grpo-pipeline compile` writes one\n"
+
+
+def test_stop_ends_the_run_and_then_removes_its_training_jobs(
+    server: ApiServer, pipeline: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """First the run, so that no step submits its job again; other runs' jobs stay."""
+    main(["submit", "--pipeline", str(pipeline)])
+    run_id = only_run(server)["run_id"]
+    _add_job(server, "grpo-mine", run_id)
+    _add_job(server, "grpo-other", "another-run")
+    capsys.readouterr()
+    assert main(["stop", run_id[:8]]) == 0
+    name = only_run(server)["display_name"]
+    assert capsys.readouterr().out == f"{name}  stopping\ntraining job grpo-mine removed\n"
+    assert only_run(server)["state"] == "CANCELING"
+    assert [job["metadata"]["name"] for job in server.cluster.all(kinds.TRAIN_JOBS)] == ["grpo-other"]
+    told = [request.path for request in server.requests if request.method in ("POST", "DELETE")]
+    assert told.index(f"/apis/v2beta1/runs/{run_id}:terminate") < len(told) - 1
+    assert told[-1].endswith("/trainjobs/grpo-mine")
+
+
+def test_stop_without_access_to_the_cluster_says_who_removes_the_jobs(
+    server: ApiServer,
+    pipeline: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The run is ended all the same."""
+    main(["submit", "--pipeline", str(pipeline)])
+    monkeypatch.setenv("GRPO_PIPELINE_KUBECONFIG", str(tmp_path / "nothing"))
+    capsys.readouterr()
+    assert main(["stop", only_run(server)["run_id"]]) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert out[0].endswith("stopping")
+    assert out[1].startswith("training jobs are left to their steps and to the reaper: no cluster is configured")
+    assert only_run(server)["state"] == "CANCELING"
+
+
+def test_stopping_what_has_ended_still_cleans_up(
+    server: ApiServer, pipeline: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run that failed may have left a job."""
+    main(["submit", "--pipeline", str(pipeline)])
+    run_id = only_run(server)["run_id"]
+    server.kfp.set_state(run_id, "FAILED")
+    _add_job(server, "grpo-mine", run_id)
+    capsys.readouterr()
+    assert main(["stop", run_id]) == 0
+    out = capsys.readouterr().out
+    assert "had ended already: failed" in out
+    assert "training job grpo-mine removed" in out
+
+
+def _add_job(server: ApiServer, name: str, run_id: str) -> None:
+    labels = {names.MANAGED_BY: names.OURS, names.RUN_ID: run_id}
+    body = {
+        "apiVersion": f"{names.GROUP}/{names.VERSION}",
+        "kind": "TrainJob",
+        "metadata": {"name": name, "labels": labels},
+        "spec": {"runtimeRef": {"kind": "TrainingRuntime", "name": "grpo-torch"}},
+    }
+    api = config.new_client_from_config(os.environ["GRPO_PIPELINE_KUBECONFIG"])
+    client.CustomObjectsApi(api).create_namespaced_custom_object(
+        names.GROUP, names.VERSION, server.namespace, names.PLURAL, body, field_validation="Strict"
+    )
