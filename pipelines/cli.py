@@ -11,7 +11,7 @@ from pipelines.cluster.commands import add_commands
 
 # Each command imports what it needs by itself: `--help` and a mistyped option answer at once.
 
-GOLDEN = Path(__file__).with_name("grpo_post_training.yaml")
+COMPILED = Path(__file__).parent
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -42,8 +42,8 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--params", type=Path, default=Path("params.yaml"), help="params file (default: %(default)s)")
     command.set_defaults(command=_run)
 
-    command = commands.add_parser("compile", help="write the graph that Kubeflow runs")
-    command.add_argument("--output", type=Path, default=GOLDEN, help="where to write it (default: %(default)s)")
+    command = commands.add_parser("compile", help="write the graphs that Kubeflow runs")
+    command.add_argument("--output", type=Path, default=COMPILED, metavar="DIR", help="folder (default: %(default)s)")
     command.set_defaults(command=_compile)
 
     command = commands.add_parser("data", help="fetch GSM8K and MATH-500 into data/")
@@ -83,10 +83,9 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _compile(options: argparse.Namespace) -> int:
-    from pipelines.compile import write
+    from pipelines.compile import write_all
 
-    write(options.output)
-    print(options.output)
+    print(*write_all(options.output), sep="\n")
     return 0
 
 

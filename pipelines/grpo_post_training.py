@@ -1,5 +1,6 @@
 """The post-training graph and nothing else: problems in, a registered model out."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,51 @@ from pipelines.sections import sections
 PARAMS = sections(Path(__file__).parents[1] / "params.yaml")
 
 
+def stages(config: Mapping[str, Any], **launch: Any) -> dict[str, dsl.PipelineTask]:
+    """Return the task of each stage, by its name on the screen: one graph for a laptop and for a cluster.
+
+    Args:
+        config: The section of each stage, as `<stage>_config`.
+        launch: What training takes beside its section on a cluster: where to run, and the run that it belongs to.
+    """
+    prepared = prepare_data(config=config["prepare_data_config"])
+    problems = prepared.outputs["problems"]
+    validated = validate_data(config=config["validate_data_config"], problems=problems)
+
+    # All that follows needs a model from here, so nothing is trained or measured on data that were rejected.
+    sft = train_sft(config=config["train_sft_config"], problems=problems, **launch).after(validated)
+    reference = sft.outputs["reference"]
+    grpo = train_grpo(config=config["train_grpo_config"], problems=problems, reference=reference, **launch)
+
+    models = {"base": sft.outputs["base_model"], "sft": reference, "grpo": grpo.outputs["policy"]}
+    scores = {
+        name: evaluate(config=config["evaluate_config"], model=model, problems=problems).set_display_name(
+            f"evaluate {name}"
+        )
+        for name, model in models.items()
+    }
+    reported = report(
+        config=config["report_config"],
+        sft_training=sft.outputs["training"],
+        grpo_training=grpo.outputs["training"],
+        validation=validated.outputs["validation"],
+        **{f"{name}_evaluation": score.outputs["evaluation"] for name, score in scores.items()},
+    )
+    # Fails where the gate is missed: nothing is registered, and the run is red.
+    registered = register(
+        config=config["register_config"], policy=grpo.outputs["policy"], report=reported.outputs["report"]
+    )
+    return {
+        "prepare_data": prepared,
+        "validate_data": validated,
+        "train_sft": sft,
+        "train_grpo": grpo,
+        **{f"evaluate {name}": score for name, score in scores.items()},
+        "report": reported,
+        "register": registered,
+    }
+
+
 @dsl.pipeline(name="grpo-post-training")
 def grpo_post_training(
     prepare_data_config: dict[str, Any] = PARAMS["prepare_data"],
@@ -32,36 +78,4 @@ def grpo_post_training(
 
     Each parameter is one section of the params file.
     """
-    prepared = prepare_data(config=prepare_data_config)
-    problems = prepared.outputs["problems"]
-    validated = validate_data(config=validate_data_config, problems=problems)
-
-    # All that follows needs a model from here, so nothing is trained or measured on data that were rejected.
-    sft = train_sft(config=train_sft_config, problems=problems).after(validated)
-    grpo = train_grpo(config=train_grpo_config, problems=problems, reference=sft.outputs["reference"])
-
-    base_scores = evaluate(config=evaluate_config, model=sft.outputs["base_model"], problems=problems)
-    sft_scores = evaluate(config=evaluate_config, model=sft.outputs["reference"], problems=problems)
-    grpo_scores = evaluate(config=evaluate_config, model=grpo.outputs["policy"], problems=problems)
-    base_scores.set_display_name("evaluate base")
-    sft_scores.set_display_name("evaluate sft")
-    grpo_scores.set_display_name("evaluate grpo")
-
-    reported = report(
-        config=report_config,
-        base_evaluation=base_scores.outputs["evaluation"],
-        sft_evaluation=sft_scores.outputs["evaluation"],
-        grpo_evaluation=grpo_scores.outputs["evaluation"],
-        sft_training=sft.outputs["training"],
-        grpo_training=grpo.outputs["training"],
-        validation=validated.outputs["validation"],
-    )
-    registered = register(config=register_config, policy=grpo.outputs["policy"], report=reported.outputs["report"])
-
-    for task in (prepared, validated, reported, registered):
-        resources.light(task)
-    for task in (sft, grpo, base_scores, sft_scores, grpo_scores):
-        resources.gpu(task)
-    # Cheap stages may be served from the cache; a run that trains, measures or registers really does so.
-    for task in (sft, grpo, base_scores, sft_scores, grpo_scores, reported, registered):
-        task.set_caching_options(False)
+    resources.on_one_machine(stages(dict(locals())))

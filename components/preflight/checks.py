@@ -1,27 +1,28 @@
 """The checks of a run that ask somebody else: the cluster, the repositories."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 from kubernetes import client
 from urllib3.exceptions import HTTPError
 
 from components.launch.api import connect, own_namespace
 from components.preflight import cluster, permissions, storage
-from components.preflight.form import Form
+from components.preflight.dry_run import dry_run
+from components.preflight.form import CLUSTER, Form
 from components.preflight.git_remote import commit_of
 from components.preflight.side_by_side import Check
+from components.shared.config import Params
 from components.shared.errors import PipelineError
 
 REVISION = "data_revision"
 """The check whose answer is a commit; all others answer with a line for each thing that is wrong."""
 
 
-def checks(form: Form, section: Mapping[str, Any]) -> dict[str, Check]:
-    """Return every check that a form and its cluster section call for, by what it is about.
+def checks(form: Form, sections: Params, *, valid: bool) -> dict[str, Check]:
+    """Return every check that a form and its sections call for, by what it is about.
 
-    Nothing of the section is taken for valid here: each check names what it does not find.
+    Sections that are not valid are looked at where that makes sense all the same: each check names what it misses.
     """
     registry, remote = form["registry_repository"], form["registry_weights_remote"]
     found: dict[str, Check] = {
@@ -29,12 +30,15 @@ def checks(form: Form, section: Mapping[str, Any]) -> dict[str, Check]:
         "registry_weights_remote": partial(storage.weights_remote, registry, remote),
         "secrets": partial(storage.secrets, form),
     }
+    if form["registry_kubeflow_url"]:
+        found["registry_kubeflow_url"] = partial(storage.model_registry, form["registry_kubeflow_url"], remote)
     if form["data_repository"]:
         found[REVISION] = partial(_commit, form["data_repository"], form["data_revision"])
-    return {**found, **_of_cluster(form, section)}
+    return {**found, **_of_cluster(form, sections, valid=valid)}
 
 
-def _of_cluster(form: Form, section: Mapping[str, Any]) -> dict[str, Check]:
+def _of_cluster(form: Form, sections: Params, *, valid: bool) -> dict[str, Check]:
+    section = sections[CLUSTER]
     try:
         api = connect()
         namespace = str(section.get("namespace") or own_namespace())
@@ -47,6 +51,8 @@ def _of_cluster(form: Form, section: Mapping[str, Any]) -> dict[str, Check]:
         "cluster_volume_claim": partial(cluster.volume, api, namespace, form["cluster_volume_claim"]),
         "permissions": partial(permissions.missing, api, namespace),
     }
+    if valid:
+        found["training job"] = partial(dry_run, api, namespace, sections)
     if form["cluster_queue"]:
         found["cluster_queue"] = partial(cluster.local_queue, api, namespace, form["cluster_queue"])
     return {name: partial(_asked, check) for name, check in found.items()}

@@ -17,20 +17,17 @@ MOUNT = "/work"
 """Folder at which every pod of a run has the shared volume."""
 
 SECRET_KEYS = {
-    "secret_git": ("GIT_CONFIG_COUNT", "GIT_CONFIG_KEY_0", "GIT_CONFIG_VALUE_0"),
-    "secret_hub": ("HF_TOKEN",),
-    "secret_storage": ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"),
+    "git": ("GIT_CONFIG_COUNT", "GIT_CONFIG_KEY_0", "GIT_CONFIG_VALUE_0"),
+    "hub": ("HF_TOKEN",),
+    "model_registry": ("MODEL_REGISTRY_TOKEN",),
+    "storage": ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"),
 }
 """Keys of each secret that a run may name; a task has them as environment variables of the same name.
 
 Git reads its three as a setting, such as `http.https://git.example/.extraHeader` with a header that authorises.
 """
 
-SECRET_NAMES = {
-    "secret_git": "grpo-pipeline-git",
-    "secret_hub": "grpo-pipeline-hub",
-    "secret_storage": "grpo-pipeline-storage",
-}
+SECRET_NAMES = {f"secret_{kind}": f"grpo-pipeline-{kind.replace('_', '-')}" for kind in SECRET_KEYS}
 """Names of the secrets where a run does not say otherwise; these may be missing, where they are not needed."""
 
 LONGEST_TRAINING_S = 60 * 24 * 3600

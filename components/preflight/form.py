@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
-from components.preflight.config import MOUNT, SECRET_KEYS
+from components.preflight.config import MOUNT
 from components.shared.config import Params
 
 Form = dict[str, Any]
@@ -34,6 +34,7 @@ KEYS: dict[str, tuple[Key, ...]] = {
     "grpo_learning_rate": (("train_grpo", "learning_rate"),),
     "grpo_num_steps": (("train_grpo", "num_steps"),),
     "image_gpu": ((CLUSTER, "image"),),
+    "registry_kubeflow_url": (("register", "model_registry"),),
     "registry_repository": (("register", "registry"),),
     "registry_weights_remote": (("register", "storage"),),
 }
@@ -62,6 +63,7 @@ def form_of(params: Params) -> Form:
         **typed,
         "registry_repository": _on_volume(typed["registry_repository"]),
         "registry_weights_remote": _on_volume(typed["registry_weights_remote"] or ""),
+        "registry_kubeflow_url": typed["registry_kubeflow_url"] or "",
         "cluster_num_nodes": 1,
         "cluster_gpus_per_node": processes,
         "data_repository": repository.get("url", ""),
@@ -70,8 +72,14 @@ def form_of(params: Params) -> Form:
     }
 
 
-def sections_of(form: Form, data_commit: str) -> tuple[Params, list[str]]:
-    """Return the sections that a form means, the cluster's among them, and a line for each key that is given twice."""
+def sections_of(form: Form, data_commit: str, secrets: Mapping[str, list[str]]) -> tuple[Params, list[str]]:
+    """Return the sections that a form means, the cluster's among them, and a line for each key that is given twice.
+
+    Args:
+        form: A value for every parameter.
+        data_commit: The commit that its data_revision is.
+        secrets: Secrets for the pods of training jobs, with their keys.
+    """
     sections = {
         name.removeprefix(PREFIX): copy.deepcopy(form[name]) for name in sorted(form) if name.startswith(PREFIX)
     }
@@ -87,7 +95,7 @@ def sections_of(form: Form, data_commit: str) -> tuple[Params, list[str]]:
     if form["data_repository"]:
         _put(sections, _REPOSITORY, {"url": form["data_repository"], "commit": data_commit})
     _put(sections, _MOUNT, MOUNT)
-    _put(sections, _SECRETS, {form["secret_hub"]: list(SECRET_KEYS["secret_hub"])})
+    _put(sections, _SECRETS, dict(secrets))
     return sections, twice
 
 

@@ -9,6 +9,7 @@ from components.preflight.checks import REVISION, checks
 from components.preflight.form import CLUSTER, Form, sections_of
 from components.preflight.sections import complete, without_files, wrong_sections
 from components.preflight.side_by_side import side_by_side
+from components.preflight.storage import training_secrets
 from components.preflight.summary import summary
 from components.shared import config
 from components.shared.errors import PipelineError
@@ -51,11 +52,11 @@ def preflight(form: Form, *, deadline_s: float = DEADLINE_S) -> Ready:
     Raises:
         PipelineError: Something is wrong; all of it is named, a line each.
     """
-    sections, wrong = sections_of(form, _NO_COMMIT)
+    sections, wrong = sections_of(form, _NO_COMMIT, training_secrets(form))
     wrong += wrong_sections(sections)
     if not wrong:
         wrong += without_files(form, sections)
-    found = side_by_side(checks(form, sections[CLUSTER]), deadline_s)
+    found = side_by_side(checks(form, sections, valid=not wrong), deadline_s)
     for name, answer in found.items():
         if isinstance(answer, PipelineError):
             wrong.append(f"{name}: {answer}")
@@ -64,7 +65,7 @@ def preflight(form: Form, *, deadline_s: float = DEADLINE_S) -> Ready:
     if wrong:
         raise PipelineError("\n".join([f"{len(wrong)} to correct before this run can start", *wrong]))
     commit = found.get(REVISION, "")
-    sections = complete(sections_of(form, commit)[0])
+    sections = complete(sections_of(form, commit, training_secrets(form))[0])
     say("preflight", f"{len(found)} checks passed" + (f"; data at commit {commit}" if commit else ""))
     return Ready(sections, summary(form, sections, {"data at commit": commit} if commit else {}))
 

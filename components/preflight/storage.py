@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from components.preflight.config import MOUNT, SECRET_KEYS, SECRET_NAMES
 from components.preflight.form import Form
 from components.preflight.git_remote import references
+from components.register.catalogue_access import access_to
+from components.register.model_registry import Catalogue
 
 _PACKAGES = {"s3": "dvc_s3", "gs": "dvc_gs", "azure": "dvc_azure", "ssh": "dvc_ssh"}
 """Package without which DVC does not speak to a kind of remote."""
@@ -39,10 +41,24 @@ def weights_remote(registry: str, remote: str) -> list[str]:
     return [] if is_url(remote) or remote.startswith(f"{MOUNT}/") else [_elsewhere("registry_weights_remote", remote)]
 
 
+def model_registry(url: str, remote: str) -> list[str]:
+    """Whether Kubeflow Model Registry answers, and what it is told of can be found from elsewhere."""
+    Catalogue(access_to(url))
+    if is_url(remote):
+        return []
+    return ["registry_weights_remote: is no URL, and nobody finds a folder by what Kubeflow Model Registry says of it"]
+
+
 def _elsewhere(parameter: str, location: str) -> str:
     return (
         f"{parameter}: {location} would go with the pod; accepted: a URL, or a folder of the shared volume, {MOUNT}/..."
     )
+
+
+def training_secrets(form: Form) -> dict[str, list[str]]:
+    """Return the secrets that the pods of training jobs take, of those that are there, with their keys."""
+    keys = SECRET_KEYS["hub"]
+    return {form["secret_hub"]: list(keys)} if all(key in os.environ for key in keys) else {}
 
 
 def secrets(form: Form) -> list[str]:
@@ -54,7 +70,8 @@ def secrets(form: Form) -> list[str]:
 
 
 def _missing_secrets(form: Form) -> Iterator[str]:
-    for parameter, keys in SECRET_KEYS.items():
+    for kind, keys in SECRET_KEYS.items():
+        parameter = f"secret_{kind}"
         missing = [key for key in keys if key not in os.environ]
         if missing and (form[parameter] != SECRET_NAMES[parameter] or len(missing) < len(keys)):
             yield f"{parameter}: no secret {form[parameter]} with the keys {', '.join(missing)} in this namespace"

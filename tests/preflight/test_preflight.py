@@ -1,0 +1,196 @@
+"""Preflight against a cluster's API server and real git repositories: what is missing is named, all at once, soon."""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from components.preflight.form import Form
+from components.preflight.preflight import preflight
+from components.preflight.side_by_side import side_by_side
+from components.shared.errors import PipelineError
+from tests.cluster.api_server import ApiServer, Fault, kinds
+from tests.preflight.conftest import CLAIM, claim, git
+
+
+def _lines(form: Form, deadline_s: float = 20.0) -> list[str]:
+    with pytest.raises(PipelineError) as raised:
+        preflight(form, deadline_s=deadline_s)
+    first, *lines = str(raised.value).splitlines()
+    assert first == f"{len(lines)} to correct before this run can start"
+    return lines
+
+
+def _line(form: Form) -> str:
+    (line,) = _lines(form)
+    return line
+
+
+def test_a_run_that_can_start_gets_its_sections(server: ApiServer, form: Form) -> None:
+    """With everything in place the sections come back complete, and nothing is made in the cluster."""
+    ready = preflight(form | {"cluster_gpu_product": "NVIDIA-H200", "cluster_node_selector": {"pool": "a"}})
+    assert ready.sections["train_grpo"]["group_size"] == form["grpo_group_size"]
+    assert ready.values["evaluate_node_selector"] == {"pool": "a", "nvidia.com/gpu.product": "NVIDIA-H200"}
+    assert ready.values["evaluate_gpus"] == "1"
+    assert not server.cluster.all(kinds.TRAIN_JOBS)
+
+
+def test_the_configuration_can_be_read(server: ApiServer, form: Form) -> None:
+    """The page has each typed parameter with its value, and each section in full as JSON."""
+    page = preflight(form | {"grpo_group_size": 12}).summary
+    assert "| grpo_group_size | `12` |" in page
+    for name, section in preflight(form).sections.items():
+        assert f"## {name}\n" in page
+        if name == "register":
+            assert json.dumps(section, indent=2) in page
+
+
+def test_a_revision_becomes_a_commit_once(server: ApiServer, form: Form, repository: Path) -> None:
+    """A branch, an annotated tag and a commit are looked up here; stages get the commit, which is what caches go by."""
+    first, second = git(repository, "rev-list", "--reverse", "main").split()
+    source = {"kind": "gsm8k", "train": "data/train.jsonl", "test": "data/test.jsonl"}
+    form["section_prepare_data"]["sources"] = [source]
+    for revision, commit in {"main": second, "v1": first, first: first, "refs/heads/main": second}.items():
+        ready = preflight(form | {"data_repository": str(repository), "data_revision": revision})
+        assert ready.sections["prepare_data"]["repository"] == {"url": str(repository), "commit": commit}
+        assert commit in ready.summary
+
+
+def test_a_revision_that_is_not_there_is_named_with_those_that_are(
+    server: ApiServer, form: Form, repository: Path
+) -> None:
+    """What would be accepted is in the line; without any revision too."""
+    form["section_prepare_data"]["sources"] = [{"kind": "gsm8k", "train": "train.jsonl", "test": "test.jsonl"}]
+    form["data_repository"] = str(repository)
+    line = _line(form | {"data_revision": "v2"})
+    assert "has no branch or tag `v2`; accepted: a commit of 40 digits, main, v1" in line
+    assert _line(form).startswith("data_revision: is empty; accepted: a branch")
+
+
+def test_files_come_from_a_repository(server: ApiServer, form: Form, repository: Path) -> None:
+    """Files without a repository would be whatever lies in a pod; a repository without files would be ignored."""
+    line = _line(form | {"data_repository": str(repository), "data_revision": "main"})
+    assert line.startswith("data_repository: no source in section_prepare_data reads a file")
+    form["section_prepare_data"]["sources"] = [{"kind": "gsm8k", "train": "train.jsonl", "test": "test.jsonl"}]
+    assert _line(form).startswith("data_repository: train.jsonl is read from a git and DVC repository; name it")
+
+
+def test_all_that_is_wrong_is_said_at_once(server: ApiServer, form: Form, tmp_path: Path) -> None:
+    """Parameters, the cluster, the volume, the queue, the runtime and the registry: one try shows everything."""
+    server.cluster.remove(kinds.TRAINING_RUNTIMES, "grpo-torch")
+    server.cluster.remove(kinds.CLAIMS, CLAIM)
+    form |= {
+        "grpo_group_size": 1,
+        "cluster_queue": "team",
+        "registry_repository": f"file://{tmp_path}/nowhere",
+        "registry_weights_remote": "s3://bucket/weights",
+        "secret_git": "mine",
+    }
+    subjects = [line.split(":")[0] for line in _lines(form)]
+    assert sorted(subjects) == [
+        "cluster_queue",
+        "cluster_volume_claim",
+        "grpo_group_size",
+        "namespace team has no TrainingRuntime grpo-torch; apply an overlay of k8s/",
+        "registry_repository",
+        "registry_weights_remote",
+        "secret_git",
+    ]
+
+
+def test_a_cluster_without_trainer_is_told(server: ApiServer, form: Form) -> None:
+    """Neither the kind nor its runtime: the line says which version is needed."""
+    server.cluster.undefine(kinds.TRAIN_JOBS)
+    assert _line(form).startswith("this cluster has no TrainJob (trainer.kubeflow.org/v1alpha1); Kubeflow Trainer 2.2")
+
+
+def test_a_volume_must_be_shared(server: ApiServer, form: Form) -> None:
+    """A claim that one node alone can write would leave all other pods pending."""
+    server.cluster.add(claim("single", mode="ReadWriteOnce"), claim("lost", phase="Lost"))
+    assert "single is ReadWriteOnce" in _line(form | {"cluster_volume_claim": "single"})
+    assert "lost has lost its volume" in _line(form | {"cluster_volume_claim": "lost"})
+
+
+def test_a_queue_that_takes_no_jobs_is_told(server: ApiServer, form: Form) -> None:
+    """Kueue's own reason is in the line; a queue that works is fine."""
+    status = {"conditions": [{"type": "Active", "status": "False", "message": "Cluster queue is missing"}]}
+    spec = {"clusterQueue": "all"}
+    kind = {"apiVersion": kinds.LOCAL_QUEUES.api_version, "kind": "LocalQueue", "spec": spec}
+    server.cluster.add(
+        {**kind, "metadata": {"name": "works"}}, {**kind, "metadata": {"name": "stuck"}, "status": status}
+    )
+    preflight(form | {"cluster_queue": "works"})
+    assert _line(form | {"cluster_queue": "stuck"}) == "cluster_queue: stuck takes no jobs: Cluster queue is missing"
+
+
+def test_missing_permissions_are_listed_together(server: ApiServer, form: Form) -> None:
+    """What the service account may not do is asked of the cluster before anything needs it."""
+    server.access.rules = [
+        {
+            "apiGroups": ["trainer.kubeflow.org"],
+            "resources": ["trainjobs", "trainingruntimes"],
+            "verbs": ["get", "list"],
+        },
+        {"apiGroups": [""], "resources": ["pods", "pods/log", "events"], "verbs": ["get", "list", "watch"]},
+    ]
+    line = _line(form)
+    assert line.startswith("not allowed in namespace team: create trainjobs (trainer.kubeflow.org), delete trainjobs")
+    assert "pods" not in line
+
+
+def test_a_secret_that_is_named_must_be_there(server: ApiServer, form: Form, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Preflight has the secrets' keys in its environment as every task has; half a secret is none."""
+    line = _line(form | {"secret_hub": "gated"})
+    assert line == "secret_hub: no secret gated with the keys HF_TOKEN in this namespace"
+    monkeypatch.setenv("HF_TOKEN", "hf_verysecret")
+    ready = preflight(form | {"secret_hub": "gated"})
+    assert ready.sections["cluster"]["secrets"] == {"gated": ["HF_TOKEN"]}
+    assert "hf_verysecret" not in ready.summary + json.dumps(ready.sections)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    assert "secret_storage: no secret grpo-pipeline-storage with the keys AWS_SECRET_ACCESS_KEY" in _line(form)
+
+
+def test_what_would_go_with_the_pod_is_refused(server: ApiServer, form: Form) -> None:
+    """A registry or a remote in a folder of the container's own would be lost with it."""
+    assert _line(form | {"registry_repository": "/registry"}).startswith("registry_repository: /registry would go")
+    assert _line(form | {"registry_weights_remote": "weights"}).startswith("registry_weights_remote: weights would go")
+
+
+def test_a_registry_at_a_url_needs_a_place_for_weights(server: ApiServer, form: Form, repository: Path) -> None:
+    """Git does not hold weights: beside a folder there is room for them, beside a URL there is none."""
+    form["registry_repository"] = f"file://{repository}"
+    assert _line(form).startswith("registry_weights_remote: is empty")
+    preflight(form | {"registry_weights_remote": "/work/weights"})
+
+
+def test_the_model_registry_has_to_answer(server: ApiServer, form: Form) -> None:
+    """It is asked for with the client that registers; what it is told of must be found from elsewhere."""
+    form |= {"registry_kubeflow_url": server.url, "registry_weights_remote": "https://dvc.example/weights"}
+    preflight(form)
+    assert _line(form | {"registry_weights_remote": ""}).startswith("registry_weights_remote: is no URL")
+    line = _line(form | {"registry_kubeflow_url": "http://127.0.0.1:9"})
+    assert line.startswith("registry_kubeflow_url: http://127.0.0.1:9")
+
+
+def test_an_api_server_that_hangs_costs_seconds(server: ApiServer, form: Form) -> None:
+    """Every check has a deadline, and none waits for another: the whole is over within it."""
+    server.faults.add(Fault(path="/persistentvolumeclaims/", delay_s=5.0))
+    started = time.monotonic()
+    assert _lines(form, deadline_s=2.0) == [
+        "cluster_volume_claim: no answer within 2 s; the network or a service is down"
+    ]
+    assert time.monotonic() - started < 3.0
+
+
+def test_no_cluster_is_one_line(form: Form, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outside a pod and without a kubeconfig the checks of the parameters are made all the same."""
+    monkeypatch.setenv("GRPO_PIPELINE_KUBECONFIG", str(tmp_path / "none"))
+    lines = _lines(form | {"grpo_group_size": 1})
+    assert [line.split(":")[0] for line in lines] == ["grpo_group_size", "cluster"]
+
+
+def test_a_bug_in_a_check_is_no_verdict() -> None:
+    """An error that is not meant for people ends preflight: it must not pass for an answer."""
+    with pytest.raises(ZeroDivisionError):
+        side_by_side({"broken": lambda: 1 / 0, "fine": list}, 5.0)
