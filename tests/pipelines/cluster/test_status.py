@@ -117,7 +117,7 @@ def test_following_prints_each_line_once_and_ends_with_the_run(
 ) -> None:
     """A line that is being written waits for its end; a log that cannot be had for a moment is asked for again."""
     train = pod("train-grpo", 0)
-    steps: Iterator[Callable[[], object]] = iter(
+    steps: Iterator[Callable[[], None]] = iter(
         [
             lambda: tell(server, run_id, "RUNNING", train_grpo=RUNNING),
             lambda: server.kfp.logs.update({(run_id, train): "step 1\nste"}),
@@ -135,7 +135,7 @@ def test_waiting_tells_a_run_as_plain_lines(
     server: ApiServer, run_id: str, cluster: Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A line when a stage begins and one when it ends, each once, whatever the server does meanwhile."""
-    steps: Iterator[Callable[[], object]] = iter(
+    steps: Iterator[Callable[[], None]] = iter(
         [
             lambda: tell(server, run_id, "RUNNING", preflight=RUNNING),
             lambda: server.faults.add(Fault("GET", "/runs/", status=503, times=2)),
