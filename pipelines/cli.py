@@ -40,6 +40,7 @@ def _parser() -> argparse.ArgumentParser:
 
     command = commands.add_parser("run", help="run the whole pipeline on this machine")
     command.add_argument("--params", type=Path, default=Path("params.yaml"), help="params file (default: %(default)s)")
+    command.add_argument("--containers", action="store_true", help="run each stage in its image (podman or docker)")
     command.set_defaults(command=_run)
 
     command = commands.add_parser("compile", help="write the graphs that Kubeflow runs")
@@ -79,7 +80,7 @@ def _parser() -> argparse.ArgumentParser:
 def _run(options: argparse.Namespace) -> int:
     from pipelines.local import run
 
-    return run(options.params)
+    return run(options.params, containers=options.containers)
 
 
 def _compile(options: argparse.Namespace) -> int:
