@@ -12,7 +12,7 @@ done
 folder=$(mktemp --directory)
 trap 'rm -rf --one-file-system "$folder"' EXIT
 # In a mount namespace of its own: what debootstrap mounts goes away with it.
-unshare --mount debootstrap --variant=minbase --include=ca-certificates,python3,python3-pip,python3-venv \
+unshare --mount debootstrap --variant=minbase --include=ca-certificates,python3,python3-venv \
   bookworm "$folder" "${DEBIAN_MIRROR:-http://deb.debian.org/debian}" >"$folder.log" 2>&1 ||
   { tail -n 20 "$folder.log" >&2; exit 1; }
 rm "$folder.log"

@@ -48,20 +48,20 @@ def _parser() -> argparse.ArgumentParser:
 def build(options: argparse.Namespace, engine: str) -> str:
     """Build and tag the images, the light one's dependencies first; return the tag."""
     base = pinned(options.base)
-    tag = revision(ROOT) + ("-cpu" if options.variant == "cpu" else "")
+    built_from = revision(ROOT)
+    tag = f"{built_from}-cpu" if options.variant == "cpu" else built_from
     prefix = f"{options.registry}/grpo-pipeline"
     arguments = {"light": {"BASE": base}}
     images = [options.only] if options.only else ["light", "gpu"]
     if "gpu" in images:
         # Without labels, which change with each commit: what is built on it would change with them.
-        arguments["gpu"] = {"DEPENDENCIES": f"{prefix}/python-dependencies:{tag}", "VARIANT": options.variant}
-        _build(
-            engine, "light", "dependencies", arguments["gpu"]["DEPENDENCIES"], _pairs("--build-arg", arguments["light"])
-        )
-    labels = _labels(ROOT, base)
+        dependencies = f"{prefix}/python-dependencies:{tag}"
+        _build(engine, "light", "dependencies", dependencies, _pairs("--build-arg", arguments["light"]))
+        arguments["gpu"] = {"DEPENDENCIES": dependencies, "VARIANT": options.variant}
     for image in images:
         name = f"{prefix}/python-{image}:{tag}"
-        _build(engine, image, image, name, [*labels, *_pairs("--build-arg", arguments[image])])
+        used = _pairs("--build-arg", {**arguments[image], "REVISION": built_from})
+        _build(engine, image, image, name, [*used, *_labels(built_from, base)])
         print(name, flush=True)
     return tag
 
@@ -72,7 +72,8 @@ def engine() -> str:
     for name in [chosen] if chosen else ["podman", "docker"]:
         if shutil.which(name) and not subprocess.run([name, "info"], capture_output=True, check=False).returncode:
             return name
-    raise BuildError(f"neither {chosen or 'podman nor docker'} is here and works; try: podman info")
+    missing = f"{chosen} (CONTAINER_ENGINE)" if chosen else "podman or docker"
+    raise BuildError(f"{missing} is needed, and `info` of it has to work: install it, or start its service")
 
 
 def pinned(base: str) -> str:
@@ -106,15 +107,15 @@ def source(root: Path) -> str:
     return re.sub(r"//[^/@]*@", "//", remote) if "://" in remote and not remote.startswith("file:") else ""
 
 
-def _labels(root: Path, base: str) -> list[str]:
+def _labels(revision: str, base: str) -> list[str]:
     """What is only known when an image is built; the time is the commit's, so that equal code gives equal images."""
-    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     name, _, digest = base.rpartition("@")
     labels = {
-        "revision": revision(root),
-        "created": _git(root, "log", "-1", "--format=%cI").strip(),
+        "revision": revision,
+        "created": _git(ROOT, "log", "-1", "--format=%cI").strip(),
         "version": project["version"],
-        "source": source(root),
+        "source": source(ROOT),
         "base.name": name,
         "base.digest": digest,
     }

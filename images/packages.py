@@ -19,9 +19,8 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-_HERE = Path(__file__).parent
-_LOCK = _HERE / "requirements.lock"
-_UV = _HERE / "uv/bin/uv"
+_BUILD = Path("/build")
+_UV = _BUILD / "uv/bin/uv"
 _VENV = Path("/opt/venv")
 _CERTIFICATES = Path("/run/secrets/certificates")
 """The certificates that the building machine trusts, where the build was given them."""
@@ -82,12 +81,12 @@ def torch_source(variant: str) -> list[str]:
 
 def _bootstrap(options: argparse.Namespace) -> None:
     _write("uv", {"uv": _lock()["uv"]})
-    _run(sys.executable, "-m", "venv", str(_HERE / "uv"))
-    _run(_HERE / "uv/bin/pip", "install", "--quiet", "--no-deps", "--no-cache-dir", "--requirement", _HERE / "uv.txt")
+    _run(sys.executable, "-m", "venv", _BUILD / "uv")
+    _run(_BUILD / "uv/bin/pip", "install", "--quiet", "--no-deps", "--no-cache-dir", "--requirement", "uv.txt")
 
 
 def _choose(options: argparse.Namespace) -> None:
-    project, lock = (_HERE / "pyproject.toml").read_text(encoding="utf-8"), _lock()
+    project, lock = (_BUILD / "pyproject.toml").read_text(encoding="utf-8"), _lock()
     if options.variant == "cuda":
         project, lock = for_cuda(project, lock)
     resolved = by_package(_resolve(project, lock, options))
@@ -104,15 +103,8 @@ def _resolve(project: str, lock: Mapping[str, str], options: argparse.Namespace)
         folder = Path(scratch)
         (folder / "pyproject.toml").write_text(project, encoding="utf-8")
         (folder / "lock.txt").write_text("".join(lock.values()), encoding="utf-8")
-        command: list[str | Path] = [
-            _UV,
-            "pip",
-            "compile",
-            "--quiet",
-            "--no-annotate",
-            "--no-header",
-            "--generate-hashes",
-        ]
+        command: list[str | Path] = [_UV, "pip", "compile", "--quiet", "--no-annotate", "--no-header"]
+        command += ["--generate-hashes", "--constraint", "lock.txt", "--output-file", "resolved.txt"]
         command += ["--extra", "models"] if options.image == "gpu" else []
         _run(*command, *torch_source(options.variant), "pyproject.toml", folder=folder)
         return (folder / "resolved.txt").read_text(encoding="utf-8")
@@ -129,17 +121,17 @@ def _install(options: argparse.Namespace) -> None:
 
 
 def _lock() -> dict[str, str]:
-    return by_package(_LOCK.read_text(encoding="utf-8"))
+    return by_package((_BUILD / "requirements.lock").read_text(encoding="utf-8"))
 
 
 def _write(name: str, entries: Mapping[str, str]) -> None:
-    (_HERE / f"{name}.txt").write_text("".join(entries.values()), encoding="utf-8")
+    (_BUILD / f"{name}.txt").write_text("".join(entries.values()), encoding="utf-8")
 
 
-def _run(*command: str | Path, folder: Path = _HERE) -> None:
+def _run(*command: str | Path, folder: Path = _BUILD) -> None:
     """Run a command that fetches packages; what it says goes into the build's log."""
-    # What is left in a temporary folder must not get into the image.
-    environment = {**os.environ, "TMPDIR": str(_HERE)}
+    # Neither what is left in a temporary folder nor a second copy of the packages may get into the image.
+    environment = {**os.environ, "TMPDIR": str(_BUILD), "UV_CACHE_DIR": "/root/.cache/uv"}
     if _CERTIFICATES.exists():
         environment |= {"SSL_CERT_FILE": str(_CERTIFICATES), "PIP_CERT": str(_CERTIFICATES)}
     ended = subprocess.run([str(part) for part in command], cwd=folder, env=environment, check=False)

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import yaml
@@ -58,12 +59,20 @@ class Project:
         """Run `grpo-pipeline` of the copy to its end."""
         return FinishedRun.of(self, self.start(*arguments))
 
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
-        """Start `grpo-pipeline` of the copy."""
+    def start(
+        self, *arguments: str, variables: Mapping[str, str] = MappingProxyType({}), umask: int = -1
+    ) -> subprocess.Popen[str]:
+        """Start `grpo-pipeline` of the copy, with more variables and, if it is not -1, another umask."""
         code = "import sys; from pipelines.cli import main; sys.exit(main())"
         command = [sys.executable, "-c", code, *arguments]
         return subprocess.Popen(
-            command, cwd=self.folder, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            command,
+            cwd=self.folder,
+            env={**self.environment, **variables},
+            umask=umask,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         )
 
     def processes(self, name: str) -> list[int]:

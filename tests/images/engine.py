@@ -1,0 +1,95 @@
+"""Podman on this machine, and what the tests of the images build and run with it."""
+
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+NEEDED = ("podman", "debootstrap")
+BASE_IMAGE = "localhost/grpo-pipeline/debian:bookworm"
+
+
+def require() -> None:
+    """Skip the test where images cannot be built; in CI that is a failure."""
+    missing = [name for name in NEEDED if not shutil.which(name)]
+    if not missing and os.geteuid():
+        missing = ["root, for debootstrap"]
+    if not missing:
+        return
+    why = f"images are built and run with {' and '.join(NEEDED)}; missing: {', '.join(missing)}"
+    if os.environ.get("CI") == "true":
+        pytest.fail(why)
+    pytest.skip(why)
+
+
+def podman(*arguments: str, timeout: float = 300) -> str:
+    """Run podman and return what it prints."""
+    ended = subprocess.run(["podman", *arguments], capture_output=True, text=True, timeout=timeout, check=False)
+    assert ended.returncode == 0, f"podman {' '.join(arguments)}\n{ended.stdout}\n{ended.stderr}"
+    return ended.stdout
+
+
+def base_image() -> str:
+    """The id of a base image made from Debian's packages; made once per machine."""
+    known = subprocess.run(["podman", "image", "exists", BASE_IMAGE], check=False).returncode == 0
+    if known:
+        return podman("image", "inspect", "--format", "{{.Id}}", BASE_IMAGE).strip()
+    return subprocess.run([ROOT / "images/base.sh"], stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
+
+
+def build(*options: str) -> dict[str, str]:
+    """Run `make images` for processors and return the variables that it prints."""
+    command = ["python3", "images/build.py", "--base", base_image(), "--variant", "cpu", *options]
+    environment = {**os.environ, "CONTAINER_ENGINE": "podman"}
+    ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr[-4000:]
+    return dict(pair.split("=", 1) for pair in ended.stdout.splitlines()[-1].split())
+
+
+@dataclass(frozen=True)
+class Image:
+    """A built image."""
+
+    name: str
+
+    def run(self, *command: str, folder: Path | None = None, user: str = "") -> str:
+        """Run a command as a cluster would that trusts nobody, and return what it prints.
+
+        The root is read-only, /tmp is all there is to write to, there is no network, and the user is nobody's.
+        `folder` is where the command works, with the same path as outside.
+        """
+        options = ["--rm", "--read-only", "--tmpfs", "/tmp", "--network", "none", "--cap-drop", "all"]
+        options += ["--security-opt", "no-new-privileges"]
+        options += ["--user", user] if user else []
+        options += ["--volume", f"{folder}:{folder}", "--workdir", str(folder)] if folder else []
+        return podman("run", *options, self.name, *command)
+
+
+@contextmanager
+def docker_api(folder: Path) -> Iterator[Mapping[str, str]]:
+    """Serve Docker's API from podman for as long as the block lasts; gives the variable that leads clients to it."""
+    socket = folder / "podman.sock"
+    command = ["podman", "system", "service", "--time", "0", f"unix://{socket}"]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as service:
+        try:
+            deadline = time.monotonic() + 30
+            while not socket.exists():
+                assert time.monotonic() < deadline, "podman system service does not start"
+                time.sleep(0.05)
+            yield {"DOCKER_HOST": f"unix://{socket}"}
+        finally:
+            service.terminate()
+
+
+def sizes(image: str) -> Sequence[tuple[int, str]]:
+    """Bytes of each layer that is not empty, lowest first, with the beginning of what made it."""
+    lines = podman("history", "--human=false", "--format", "{{.Size}} {{.CreatedBy}}", image).splitlines()
+    layers = [line.split(" ", 1) for line in reversed(lines)]
+    return [(int(size), made_by) for size, made_by in layers if int(size)]

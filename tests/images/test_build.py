@@ -1,0 +1,100 @@
+"""How images are named, and what is refused before anything is built."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from images.build import ROOT, BuildError, pinned, revision, source
+
+DIGEST = "a" * 64
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """A repository with one commit of code."""
+    (tmp_path / "components").mkdir()
+    (tmp_path / "components/code.py").write_text("one = 1\n")
+    (tmp_path / "README.md").write_text("text\n")
+    for command in (["init", "--quiet"], ["add", "."], ["commit", "--quiet", "--message", "one"]):
+        _git(tmp_path, *command)
+    return tmp_path
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    identity = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
+    return subprocess.run(
+        ["git", "-C", str(folder), *identity, *arguments], capture_output=True, text=True, check=True
+    ).stdout.strip()
+
+
+@pytest.mark.parametrize("base", [f"docker.io/library/python@sha256:{DIGEST}", f"sha256:{DIGEST}", DIGEST])
+def test_a_base_that_cannot_change_is_taken(base: str) -> None:
+    """A digest, or the id of a local image."""
+    assert pinned(base) == base
+
+
+@pytest.mark.parametrize("base", ["python:3.11", "python:latest", "python", f"python@sha256:{DIGEST[1:]}", "a" * 12])
+def test_a_base_that_may_change_is_refused(base: str) -> None:
+    """Whatever could mean another image tomorrow."""
+    with pytest.raises(BuildError, match="digest"):
+        pinned(base)
+
+
+def test_a_missing_base_is_explained() -> None:
+    """The one thing without a default says what it has to be, in one line and with exit code 2."""
+    command = [sys.executable, "images/build.py"]
+    environment = {**os.environ, "CONTAINER_ENGINE": "true"}
+    ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr.count("\n") == 1
+    assert "BASE=docker.io/library/python@sha256:..." in ended.stderr
+
+
+def test_a_missing_engine_is_explained() -> None:
+    """An engine that is not here is named."""
+    command = [sys.executable, "images/build.py", "--base", DIGEST]
+    environment = {**os.environ, "CONTAINER_ENGINE": "no-such-engine"}
+    ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    assert "no-such-engine" in ended.stderr
+
+
+def test_images_are_named_after_the_commit(repository: Path) -> None:
+    """The tag is the revision where what is in the images is committed; other files do not matter."""
+    (repository / "README.md").write_text("other text\n")
+    assert revision(repository) == _git(repository, "rev-parse", "HEAD")
+
+
+@pytest.mark.parametrize("name", ["components/code.py", "components/new.py", "requirements.lock"])
+def test_uncommitted_code_has_a_name_of_its_own(repository: Path, name: str) -> None:
+    """No two contents share a tag, which Kubeflow's cache goes by; equal contents do."""
+    names = []
+    for content in ("two = 2\n", "three = 3\n", "two = 2\n"):
+        (repository / name).write_text(content)
+        names.append(revision(repository))
+    assert names[0].startswith(f"{_git(repository, 'rev-parse', 'HEAD')}-dirty-")
+    assert names[0] == names[2] != names[1]
+
+
+def test_no_image_is_built_outside_a_repository(tmp_path: Path) -> None:
+    """Nothing could say what is in it."""
+    with pytest.raises(BuildError, match="git"):
+        revision(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("remote", "published"),
+    [
+        ("https://user:secret@example.org/team/code.git", "https://example.org/team/code.git"),
+        ("https://example.org/team/code.git", "https://example.org/team/code.git"),
+        ("/home/me/code", ""),
+        ("file:///home/me/code", ""),
+    ],
+)
+def test_the_label_of_the_source_holds_no_secret(repository: Path, remote: str, published: str) -> None:
+    """Where the code is published, without credentials; a folder of this machine is no source for anybody."""
+    _git(repository, "remote", "add", "origin", remote)
+    assert source(repository) == published

@@ -1,0 +1,151 @@
+"""The whole graph, every stage in a container of its image, against the same graph without containers."""
+
+import json
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from components.shared.lineage import FILE_NAME
+from tests.images import engine
+from tests.pipelines.project import FinishedRun, Project, bytes_in, copy_project
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(3600)]
+
+RUN = ("run", "--params", "params/smoke.yaml")
+MADE_FROM_COMMIT = {"registration"}
+"""Names the commit of the code, which a copy of the project does not have and an image does."""
+
+
+@pytest.fixture(scope="module")
+def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """Both images, and Docker's API: the variables by which a run finds them."""
+    engine.require()
+    variables = engine.build()
+    with engine.docker_api(tmp_path_factory.mktemp("api")) as address:
+        yield {**variables, **address}
+
+
+@pytest.fixture(scope="module")
+def runs(api: Mapping[str, str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, FinishedRun]:
+    """The smoke preset, in containers and without."""
+    contained, plain = (_open_to_all(copy_project(tmp_path_factory.mktemp(name))) for name in ("contained", "plain"))
+    with ThreadPoolExecutor(2) as pool:
+        started = {
+            "contained": pool.submit(_run, contained, {**api}, *RUN, "--containers"),
+            "plain": pool.submit(_run, plain, {}, *RUN),
+        }
+        return {name: run.result() for name, run in started.items()}
+
+
+def _open_to_all(project: Project) -> Project:
+    """Let the images' user, who is nobody here, write into a project that belongs to root."""
+    subprocess.run(["chmod", "-R", "a+rwX", str(project.folder)], check=True)
+    for parent in list(project.folder.parents)[:2]:
+        parent.chmod(0o755)
+    return project
+
+
+def _start(project: Project, variables: Mapping[str, str], *arguments: str) -> subprocess.Popen[str]:
+    return project.start(*arguments, variables=variables, umask=0)
+
+
+def _run(project: Project, variables: Mapping[str, str], *arguments: str) -> FinishedRun:
+    return FinishedRun.of(project, _start(project, variables, *arguments))
+
+
+def test_every_stage_runs_in_a_container(runs: Mapping[str, FinishedRun]) -> None:
+    """The run ends well, what it shows is what a run without containers shows, and the images' user made its files."""
+    contained, plain = runs["contained"], runs["plain"]
+    assert contained.exit_code == 0, contained.printed + contained.errors
+    assert plain.exit_code == 0, plain.printed + plain.errors
+    headers = [[line for line in run.printed.splitlines() if line.startswith("[")] for run in (contained, plain)]
+    assert headers[0] == headers[1]
+    assert contained.errors == ""
+    owners = {path.stat().st_uid for folders in contained.outputs.values() for path in folders.values()}
+    assert owners == {65532}
+
+
+def test_artifacts_are_the_same_with_and_without_containers(runs: Mapping[str, FinishedRun]) -> None:
+    """Every file of every stage has the same bytes, but for times, the commit, and lineage's version of Python."""
+    contained, plain = (runs[name].outputs for name in ("contained", "plain"))
+    assert list(contained) == list(plain)
+    compared = 0
+    for title, folders in contained.items():
+        for name in set(folders) - {"timings"} - MADE_FROM_COMMIT:
+            one, other = bytes_in(folders[name]), bytes_in(plain[title][name])
+            different = {path for path in {*one, *other} if one.get(path) != other.get(path)}
+            assert different <= {FILE_NAME}, f"{title}: {name}"
+            compared += len(one)
+    assert compared > 30
+
+
+def test_the_registered_version_names_the_revision_of_the_image(
+    runs: Mapping[str, FinishedRun], api: Mapping[str, str]
+) -> None:
+    """Whoever fetches a version can build its images again."""
+    registry = runs["contained"].project.folder / "outputs/registry"
+    message = subprocess.run(
+        ["git", "-c", "safe.directory=*", "-C", str(registry), "log", "-1", "--format=%B"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert api["IMAGE_TAG"].removesuffix("-cpu") in message
+
+
+def test_a_stopped_run_leaves_no_container(api: Mapping[str, str], tmp_path: Path) -> None:
+    """Ctrl-C ends the container of the stage, which takes away what it has half written."""
+    project = _open_to_all(copy_project(tmp_path))
+    with _start(project, api, *RUN, "--containers") as run:
+        _wait_for_container_of(project, "validate_data")
+        run.send_signal(signal.SIGINT)
+        stopped = FinishedRun.of(project, run)
+    assert stopped.exit_code == 128 + signal.SIGINT
+    assert _containers(project) == ""
+    assert not list(project.folder.rglob("*.partial"))
+
+
+def test_a_stage_that_is_killed_is_no_success(api: Mapping[str, str], tmp_path: Path) -> None:
+    """SIGKILL, as when memory runs out: exit code 1, and the next stage is not started."""
+    project = _open_to_all(copy_project(tmp_path))
+    with _start(project, api, *RUN, "--containers") as run:
+        _wait_for_container_of(project, "validate_data")
+        engine.podman("kill", _containers(project).strip())
+        killed = FinishedRun.of(project, run)
+    assert killed.exit_code == 1
+    assert "validate_data stopped unexpectedly" in killed.errors
+    assert "1 of 9 stages" in killed.printed
+
+
+def test_images_that_are_not_there_are_named_before_anything_runs(api: Mapping[str, str], tmp_path: Path) -> None:
+    """One line with what to do, and exit code 2."""
+    project = copy_project(tmp_path)
+    ended = _run(project, {**api, "IMAGE_TAG": "none"}, *RUN, "--containers")
+    assert ended.exit_code == 2
+    assert ended.errors.count("\n") == 1
+    assert "localhost/grpo-pipeline/python-light:none is not here" in ended.errors
+    assert not (project.folder / "outputs").exists()
+
+
+def _containers(project: Project) -> str:
+    """Ids of the running containers of a project's runs."""
+    listed = json.loads(engine.podman("ps", "--format", "json"))
+    label = "grpo-pipeline/run"
+    return "\n".join(
+        each["Id"] for each in listed if (each["Labels"] or {}).get(label, "").startswith(str(project.folder))
+    )
+
+
+def _wait_for_container_of(project: Project, stage: str) -> None:
+    deadline = time.monotonic() + 180
+    while time.monotonic() < deadline:
+        journals = [path.read_text() for path in project.folder.glob("outputs/runs/*/journal.jsonl")]
+        if journals and f'"stage": "{stage}", "event": "started"' in journals[0] and _containers(project):
+            return
+        time.sleep(0.02)
+    raise AssertionError(f"{stage} has not started")

@@ -1,0 +1,184 @@
+"""The light image, built from Debian's packages and the lock, and its stages run in it as a cluster would."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+import yaml
+
+from components.report.config import ReportConfig
+from components.report.report import report
+from components.shared import jsonl, step
+from components.shared.lineage import digest
+from tests.images import engine
+from tests.images.engine import Image
+from tests.pipelines.project import smoke
+from tests.report.synthetic import make_run
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+
+ANYBODY = "1000660000:0"
+"""As on OpenShift: a number that no image knows, in root's group."""
+LIGHT_MB = 1400
+"""More than it takes; what makes it larger should be meant."""
+
+
+@pytest.fixture(scope="module")
+def variables() -> dict[str, str]:
+    """IMAGE_REGISTRY and IMAGE_TAG of the light image, as built here."""
+    engine.require()
+    return engine.build("--only", "light")
+
+
+@pytest.fixture(scope="module")
+def light(variables: Mapping[str, str]) -> Image:
+    """The light image."""
+    return Image(f"{variables['IMAGE_REGISTRY']}/grpo-pipeline/python-light:{variables['IMAGE_TAG']}")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """A working folder that everybody may write to, with a params file: the smoke preset with a gate that passes."""
+    params = smoke()
+    params["report"]["gate"] |= {"target": ["words"], "enforce": True, "margin": 0.5}
+    params["prepare_data"]["sources"][0] |= {"num_train": 120, "num_test": 60}
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
+    tmp_path.chmod(0o777)
+    yield tmp_path
+    # What a container has made may belong to others.
+    subprocess.run(["chmod", "-R", "u+rwX", str(tmp_path)], check=True)
+
+
+def _stage(name: str, **folders: Path) -> list[str]:
+    options = [part for key, path in folders.items() for part in (f"--{key.replace('_', '-')}", str(path))]
+    return ["python3", "-m", f"components.{name}", *options]
+
+
+@pytest.mark.parametrize("user", ["", ANYBODY])
+def test_data_are_prepared_and_validated_in_it(light: Image, folder: Path, user: str) -> None:
+    """Both stages run with a read-only root, no network and any user, and make what they make outside."""
+    problems, validation = folder / "problems", folder / "validation"
+    light.run(*_stage("prepare_data", problems=problems), folder=folder, user=user)
+    light.run(*_stage("validate_data", problems=problems, validation=validation), folder=folder, user=user)
+    (folder / "outside").mkdir()
+    here = {"problems": folder / "outside/problems"}
+    command = [sys.executable, *_stage("prepare_data", **here)[1:], "--params", str(folder / "params.yaml")]
+    subprocess.run(command, cwd=engine.ROOT, check=True, capture_output=True)
+    assert digest(problems) == digest(here["problems"])
+    assert json.loads((validation / "result.json").read_text())["success"] is True
+
+
+def test_a_policy_is_reported_and_registered_in_it(light: Image, folder: Path) -> None:
+    """The gate is decided as outside, and a version is made with git and DVC, which names the image's revision."""
+    inputs = make_run(folder / "run")
+    light.run(*_stage("report", **inputs, report=folder / "report"), folder=folder, user=ANYBODY)
+    config = ReportConfig.model_validate(yaml.safe_load((folder / "params.yaml").read_text())["report"])
+    step.run(report, "report", config, {**inputs, "report": folder / "outside"})
+    assert digest(folder / "report") == digest(folder / "outside")
+    policy = folder / "policy"
+    policy.mkdir()
+    (policy / "model.safetensors").write_bytes(b"weights")
+    jsonl.write_json(policy / "lineage.json", {"stage": "train_grpo", "config": {}, "inputs": {}, "code": "c"})
+    registration = folder / "registration"
+    stage = _stage("register", policy=policy, report=folder / "report", registration=registration)
+    light.run(*stage, folder=folder, user=ANYBODY)
+    assert json.loads((registration / "version.json").read_text())["version"] == "v0.0.1"
+
+
+def test_a_refusal_is_one_line_in_it(light: Image, folder: Path) -> None:
+    """Exit code and message are those of the stage."""
+    command = ["podman", "run", "--rm", "--volume", f"{folder}:{folder}", "--workdir", str(folder), light.name]
+    stage = _stage("validate_data", problems=folder / "nowhere", validation=folder / "validation")
+    ended = subprocess.run([*command, *stage], capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    assert re.fullmatch(r"error: validate_data: input `problems`: .* run the stage that makes it first\n", ended.stderr)
+
+
+def test_it_holds_what_light_code_imports_and_nothing_heavy(light: Image) -> None:
+    """Every module of light code, the clients of the cluster and KFP's executor are there; torch and vLLM are not."""
+    stages = [path.parent.name for path in engine.ROOT.glob("components/*/component.py")]
+    heavy = {"train_sft", "train_grpo", "evaluate"}
+    folders = [engine.ROOT / "components" / name for name in {*stages, "shared", "launch"} - heavy]
+    modules = sorted(
+        path.relative_to(engine.ROOT).with_suffix("").as_posix().replace("/", ".")
+        for folder in folders
+        for path in folder.rglob("[!_]*.py")
+        if path.stem != "component"
+    )
+    names = [*modules, "kfp.dsl.executor_main", "kubernetes", "model_registry"]
+    code = f"import importlib\nfor name in {names!r}: importlib.import_module(name)\n"
+    code += "from importlib.util import find_spec\n"
+    code += "print([name for name in ('torch', 'vllm', 'deepspeed', 'transformers') if find_spec(name)])"
+    assert light.run("python3", "-c", code, user=ANYBODY).splitlines()[-1] == "[]"
+
+
+def test_its_packages_go_together(light: Image) -> None:
+    """No package asks for another one, or another version, than what is there, but for what the lock overrules."""
+    assert _complaints(light) == []
+
+
+def _complaints(image: Image) -> list[str]:
+    code = (engine.ROOT / "tests/images/requirements_met.py").read_text()
+    return image.run("python3", "-c", code, user=ANYBODY).splitlines()
+
+
+def test_the_code_is_that_of_the_image(light: Image, folder: Path) -> None:
+    """A module of the same name in the working folder is not taken for the image's."""
+    (folder / "components").mkdir()
+    (folder / "components/__init__.py").write_text("raise SystemExit('the wrong one')\n")
+    code = "import components, os; print(components.__file__, os.getcwd())"
+    assert light.run("python3", "-c", code, folder=folder).split() == [
+        "/opt/grpo-pipeline/components/__init__.py",
+        str(folder),
+    ]
+
+
+def test_it_says_what_it_is(light: Image, variables: Mapping[str, str]) -> None:
+    """Labels name revision, time, version and base; the revision is that of the tag."""
+    labels = json.loads(engine.podman("image", "inspect", "--format", "{{json .Labels}}", light.name))
+    values = {key.removeprefix("org.opencontainers.image."): value for key, value in labels.items()}
+    revision = variables["IMAGE_TAG"].removesuffix("-cpu")
+    assert values["revision"] == revision
+    assert re.fullmatch(r"[0-9a-f]{40}(-dirty-[0-9a-f]{12})?", revision)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d\d:\d\d", values["created"])
+    assert values["version"] == "0.1.0"
+    assert values["base.digest"].startswith("sha256:")
+    assert light.run("sh", "-c", "echo $GRPO_PIPELINE_REVISION").strip() == revision
+
+
+def test_its_layers_are_few_and_the_code_is_the_last(light: Image, capsys: pytest.CaptureFixture[str]) -> None:
+    """System, packages, code: a new revision is a layer of less than 5 MB on top of what nodes have already."""
+    layers = engine.sizes(light.name)
+    with capsys.disabled():
+        print(f"\nlight image: {sum(size for size, _ in layers) / 1e6:.0f} MB in {len(layers)} layers")
+        print("".join(f"{size / 1e6:8.1f} MB  {made_by[:80]}\n" for size, made_by in layers), end="")
+    assert sum(size for size, _ in layers) < LIGHT_MB * 1e6
+    assert "COPY" in layers[-1][1]
+    assert layers[-1][0] < 5e6
+    assert len(layers) <= 5
+
+
+def test_stages_run_in_it_as_tasks_of_kubeflow(
+    light: Image, variables: Mapping[str, str], folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """KFP's executor, which the image holds, runs the components through Docker's API, each in its own container."""
+    with engine.docker_api(tmp_path_factory.mktemp("api")) as api:
+        command = [sys.executable, str(engine.ROOT / "tests/images/light_graph.py"), str(folder / "params.yaml")]
+        environment = {**os.environ, **variables, **api, "PYTHONPATH": str(engine.ROOT)}
+        ended = subprocess.run(
+            command, cwd=folder, env=environment, capture_output=True, text=True, check=False, umask=0
+        )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    events = [json.loads(line) for line in (folder / "journal.jsonl").read_text().splitlines()]
+    assert [(event["stage"], event["event"]) for event in events] == [
+        ("prepare_data", "started"),
+        ("prepare_data", "finished"),
+        ("validate_data", "started"),
+        ("validate_data", "finished"),
+    ]
+    assert engine.podman("ps", "--all", "--quiet", "--filter", f"label=grpo-pipeline/run={folder}") == ""
