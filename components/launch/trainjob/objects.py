@@ -52,11 +52,11 @@ class Objects:
         """Delete a job with its pods; return whether it was there."""
         return delete(self._custom, self.namespace, name)
 
-    def change(self, job: Json, changes: list[Json]) -> None:
-        """Apply a JSON patch to a job, unless another has taken its name."""
-        same = {"op": "test", "path": "/metadata/uid", "value": job["metadata"]["uid"]}
+    def change(self, job: Json, metadata: Json) -> None:
+        """Merge something into a job's metadata, unless another job has taken its name."""
+        changes = {"metadata": {"uid": job["metadata"]["uid"], **metadata}}
         self._custom.patch_namespaced_custom_object(
-            names.GROUP, names.VERSION, self.namespace, names.PLURAL, job["metadata"]["name"], [same, *changes]
+            names.GROUP, names.VERSION, self.namespace, names.PLURAL, job["metadata"]["name"], changes
         )
 
     def pods(self, job_name: str) -> list[Json]:

@@ -21,7 +21,7 @@ from components.launch.trainjob.manifest import Json, Owner, job_name, server_ur
 from components.launch.trainjob.objects import Objects
 from components.launch.trainjob.records import keep, tails_of
 from components.launch.trainjob.state import Phase
-from components.launch.trainjob.submission import Submission
+from components.launch.trainjob.submission import Submission, beat
 from components.launch.trainjob.termination import Termination
 from components.launch.trainjob.watch import Seen, StalledError, Watch
 from components.shared.errors import PipelineError, RetryableError
@@ -160,9 +160,8 @@ class _ClusterRun:
         if not ended or wanted == "always" or (well and wanted == "on_success"):
             self._remove()
             return
-        heart = f"/metadata/annotations/{names.HEARTBEAT.replace('/', '~1')}"
         with suppress(client.ApiException, HTTPError):
-            self._objects.change(seen.job, [{"op": "remove", "path": heart}])  # the reaper leaves it alone then
+            self._objects.change(seen.job, beat(None))  # the reaper leaves it alone then
         say(self._cluster.stage, f"{self._name} is left in the cluster")
 
     def _remove(self) -> None:

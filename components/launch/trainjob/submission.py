@@ -69,9 +69,9 @@ class Submission:
         """Take over a job: its heart beats for this step now, and it goes away with this step's pod."""
         name, metadata = found["metadata"]["name"], manifest["metadata"]
         say(self.stage, f"{name} is there already and goes on")
-        changes = [beat(metadata["annotations"][names.HEARTBEAT])]
+        changes = beat(metadata["annotations"][names.HEARTBEAT])
         if "ownerReferences" in metadata:
-            changes.append({"op": "add", "path": "/metadata/ownerReferences", "value": metadata["ownerReferences"]})
+            changes["ownerReferences"] = metadata["ownerReferences"]
         self._patience.ask(f"adopt the training job {name}", lambda: self.objects.change(found, changes))
         return found
 
@@ -99,9 +99,9 @@ class Submission:
         return Patience(self.clock)
 
 
-def beat(now: str) -> Json:
-    """Return the change of a job by which its heart beats."""
-    return {"op": "add", "path": f"/metadata/annotations/{names.HEARTBEAT.replace('/', '~1')}", "value": now}
+def beat(now: str | None) -> Json:
+    """Return the change of a job's metadata by which its heart beats; with None it has none any more."""
+    return {"annotations": {names.HEARTBEAT: now}}
 
 
 def _is_same(found: Json, manifest: Json) -> bool:

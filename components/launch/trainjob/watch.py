@@ -145,7 +145,7 @@ class Watch:
         if self._clock.monotonic() - self._beaten_s < _BEAT_S:
             return
         with suppress(client.ApiException, HTTPError):
-            self._objects.change(self.seen.job, [beat(self._clock.now().isoformat())])
+            self._objects.change(self.seen.job, beat(self._clock.now().isoformat()))
             self._beaten_s = self._clock.monotonic()
 
 
