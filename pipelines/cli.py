@@ -16,7 +16,7 @@ COMPILED = Path(__file__).parent
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; errors meant for people are one line, with the exit code that says what to do next."""
-    options = _parser().parse_args(arguments)
+    options = parser().parse_args(arguments)
     try:
         code: int = options.command(options)
     except PipelineError as error:
@@ -34,7 +34,8 @@ def _say(message: str, exit_code: int) -> int:
     return exit_code
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
+    """Return what the command line is read with."""
     parser = argparse.ArgumentParser(prog="grpo-pipeline", description="Post-train a language model with GRPO.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 

@@ -1,0 +1,183 @@
+"""The commands of the guides: what works without a cluster is run, the rest is held against the programs' own help."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from pipelines.cli import parser
+from pipelines.cluster.cron import parse
+from pipelines.cluster.package import read
+from pipelines.cluster.parameters import parameters
+from tests.k8s.rendered import K8S, ROOT, one, overlay, render, require_kubectl
+from tests.k8s.test_manifests import faults
+
+GUIDES = ("install", "operations")
+STANDS_IN = Path(__file__).with_name("commands_run.py")
+PROGRAMS = ("kubectl", "podman", "make", "grpo-pipeline")
+_HEAD = """apiVersion: kustomize.config.k8s.io/v1beta1
+kind: Kustomization
+resources: [../k8s/overlays/multi-user]
+"""
+
+
+class Call(NamedTuple):
+    """A program as a guide calls it."""
+
+    command: list[str]
+    folder: Path
+
+
+def blocks(guide: str) -> list[str]:
+    """The shell of a guide, block by block."""
+    text = (ROOT / "docs" / f"{guide}.md").read_text(encoding="utf-8")
+    return re.findall(r"^```bash\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+
+
+@pytest.fixture(scope="module", params=GUIDES)
+def calls(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Call]:
+    """Every call of a program in a guide, whose blocks were run one after the other in a copy of the project."""
+    require_kubectl()
+    folder = tmp_path_factory.mktemp(request.param)
+    clone, programs, log = folder / "clone", folder / "bin", folder / "commands.jsonl"
+    clone.mkdir()
+    programs.mkdir()
+    for name in ("k8s", "params", "params.yaml", "docs"):
+        (clone / name).symlink_to(ROOT / name)
+    for name in PROGRAMS:
+        (programs / name).write_text(f"#!{sys.executable}\n{STANDS_IN.read_text()}")
+        (programs / name).chmod(0o755)
+    environment = {
+        **os.environ,
+        "PATH": f"{programs}:{os.environ['PATH']}",
+        "COMMANDS": str(log),
+        "KUBECTL": str(shutil.which("kubectl")),
+    }
+    script = "set -euo pipefail\n" + "\n".join(blocks(request.param)) + "\nwait\n"
+    done = subprocess.run(
+        ["bash", "-c", script], cwd=clone, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    return [Call(line["command"], Path(line["folder"])) for line in lines]
+
+
+@pytest.mark.parametrize("guide", GUIDES)
+def test_the_shell_of_a_guide_is_shell(guide: str) -> None:
+    """Each block by itself."""
+    for block in blocks(guide):
+        subprocess.run(["bash", "-n"], input=block, text=True, check=True)
+
+
+def test_no_program_is_called_that_is_not_looked_at(calls: list[Call]) -> None:
+    """Every line of the guides begins with one of the four, or with something that the shell itself does."""
+    assert {call.command[0] for call in calls} <= set(PROGRAMS)
+    known = {*PROGRAMS, "export", "mkdir", "cat", "umask", "rm"}
+    for guide in GUIDES:
+        for block in blocks(guide):
+            commands = re.sub(r"<<'?END'?\n.*?^END$", "", block, flags=re.DOTALL | re.MULTILINE)
+            assert {line.split()[0] for line in commands.splitlines() if line.strip()} <= known
+
+
+def test_kubectl_knows_every_option(calls: list[Call]) -> None:
+    """By its own help, for the command in question."""
+    for call in _of(calls, "kubectl"):
+        words = {"create": 3 if call.command[2] == "secret" else 2, "auth": 2}.get(call.command[1], 1)
+        known = _help(*call.command[1 : 1 + words])
+        for argument in call.command[2:]:
+            if argument.startswith("--"):
+                assert re.search(rf"^\s+(-\w, )?{re.escape(argument.partition('=')[0])}\b", known, re.MULTILINE), call
+
+
+def test_what_is_applied_from_here_is_valid(calls: list[Call]) -> None:
+    """Folders that are named exist and render, with nothing unknown; the rest comes from where it is published."""
+    published = ("github.com/kubeflow/", "https://github.com/kubernetes-sigs/")
+    for call in _of(calls, "kubectl"):
+        if call.command[1] == "apply":
+            source = call.command[-1]
+            if not source.startswith(published):
+                documents = render((call.folder / source).resolve())
+                assert documents
+                assert [faults(document) for document in documents] == [[]] * len(documents)
+
+
+def test_the_site_of_the_guide_sets_what_it_says(calls: list[Call]) -> None:
+    """The images that were built and the storage class have reached the objects."""
+    applied = [call for call in _of(calls, "kubectl") if call.command[-1].endswith("grpo-site")]
+    if applied:
+        documents = render((applied[0].folder / applied[0].command[-1]).resolve())
+        assert one(documents, "PersistentVolumeClaim", "grpo-pipeline")["spec"]["storageClassName"] == "nfs-client"
+        cron = one(documents, "CronJob", "grpo-pipeline-reaper")["spec"]["jobTemplate"]["spec"]["template"]["spec"]
+        assert cron["containers"][0]["image"] == "registry.example.com/ml/grpo-pipeline/python-light:0123456789ab"
+
+
+def test_objects_that_are_named_are_there(calls: list[Call]) -> None:
+    """The reaper, the claim and the labels that guides speak of are those of the manifests."""
+    named = " ".join(" ".join(call.command) for call in calls)
+    documents = overlay("standalone")
+    for found in re.findall(r"cronjob/([\w-]+)", named):
+        assert one(documents, "CronJob", found)
+    for found in re.findall(r'"claimName":"([\w-]+)"', named):
+        assert one(documents, "PersistentVolumeClaim", found)
+    for found in re.findall(r"app.kubernetes.io/component=(\w+)", named):
+        assert found in str(documents)
+
+
+def test_the_command_line_takes_every_command(calls: list[Call], pipeline: Path) -> None:
+    """With its options; params files exist, settings fit the pipeline, crons mean something."""
+    compiled = read(pipeline)
+    for call in _of(calls, "grpo-pipeline"):
+        options = parser().parse_args(call.command[1:])
+        if "set" in options:
+            parameters(compiled, options.params and call.folder / options.params, options.set)
+        if "cron" in options:
+            parse(options.cron)
+
+
+def test_make_has_every_target_and_variable(calls: list[Call]) -> None:
+    """As the Makefile has them."""
+    text = (ROOT / "Makefile").read_text()
+    for call in _of(calls, "make"):
+        assert re.search(rf"^{call.command[1]}:", text, re.MULTILINE)
+        for setting in call.command[2:]:
+            assert re.search(rf"^{setting.partition('=')[0]} \?=", text, re.MULTILINE), setting
+
+
+@pytest.mark.parametrize("guide", GUIDES)
+def test_yaml_in_a_guide_is_what_kustomize_takes(guide: str, tmp_path: Path) -> None:
+    """Each example is tried in a kustomization on top of an overlay."""
+    text = (ROOT / "docs" / f"{guide}.md").read_text(encoding="utf-8")
+    (tmp_path / "k8s").symlink_to(K8S)
+    for number, example in enumerate(re.findall(r"^```yaml\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)):
+        site = tmp_path / f"site-{number}"
+        site.mkdir()
+        (site / "kustomization.yaml").write_text(f"{_HEAD}{example}")
+        assert [faults(document) for document in render(site)]
+
+
+@pytest.mark.parametrize("guide", GUIDES)
+def test_files_that_a_guide_names_are_there(guide: str) -> None:
+    """Nothing leads nowhere."""
+    text = (ROOT / "docs" / f"{guide}.md").read_text(encoding="utf-8")
+    for path in re.findall(r"`((?:docs|images|tests|k8s)/[\w./-]+)`", text):
+        assert (ROOT / path).exists(), path
+
+
+def _of(calls: list[Call], program: str) -> list[Call]:
+    return [call for call in calls if call.command[0] == program]
+
+
+@lru_cache
+def _help(*verb: str) -> str:
+    answers: Any = [
+        subprocess.run(["kubectl", *arguments], capture_output=True, text=True, check=True).stdout
+        for arguments in ([*verb, "--help"], ["options"])
+    ]
+    return "\n".join(answers)
