@@ -15,6 +15,7 @@ from urllib3.exceptions import HTTPError
 from components.launch import names
 from components.launch.api import connect, own_namespace
 from components.launch.cleanup import delete
+from components.launch.trainjob.patience import reason
 from components.shared.errors import RetryableError
 from components.shared.progress import say
 from components.shared.step import errors_in_one_line
@@ -51,7 +52,7 @@ def main() -> None:
         try:
             reaped = reap(connect(), namespace, datetime.now(UTC))
         except (client.ApiException, HTTPError) as error:
-            raise RetryableError(f"training jobs of {namespace} cannot be looked through: {error}") from None
+            raise RetryableError(f"training jobs of {namespace} cannot be looked through: {reason(error)}") from None
     say(_STAGE, f"removed {', '.join(reaped)}" if reaped else f"nothing to remove in {namespace}")
 
 

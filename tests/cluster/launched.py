@@ -26,6 +26,7 @@ class Launched:
     server: ApiServer
     root: Path
     changes: dict[str, Any] = field(default_factory=dict)
+    with_samplers: bool = False
 
     @property
     def cluster(self) -> Cluster:
@@ -54,6 +55,7 @@ class Launched:
             outputs={"policy": str(self.root / "policy")},
             num_processes=NUM_RANKS,
             grace_s=20,
+            with_samplers=self.with_samplers,
         )
 
     def run(self) -> dict[str, float]:

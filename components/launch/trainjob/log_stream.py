@@ -13,10 +13,11 @@ from urllib3.exceptions import HTTPError, ReadTimeoutError
 from components.launch.clock import Clock
 from components.launch.trainjob.manifest import NODE
 from components.launch.trainjob.objects import Json, Objects
+from components.launch.trainjob.patience import is_passing
 
 _LINES_KEPT = 1000
 _FINISH_S = 5.0
-_TRIES = 3
+_TRIES = 10
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10.0
 _ABSENT = 404
 Moment = tuple[datetime, int]
@@ -47,12 +48,16 @@ class LogStream:
         """Stop following, and pass on what is there to be read still."""
         self.stop()
         self._thread.join(_FINISH_S)
-        for _ in range(_TRIES):
-            if self._thread.is_alive():
-                return
-            with suppress(client.ApiException, HTTPError):
+        if self._thread.is_alive():
+            return  # it would take the same lines
+        for turn in range(_TRIES):
+            try:
                 self._read(follow=False)
                 return
+            except (client.ApiException, HTTPError) as error:
+                if not is_passing(error):
+                    return
+            self._clock.sleep(min(2**turn * _FIRST_PAUSE_S, _LONGEST_PAUSE_S))
 
     def stop(self) -> None:
         """Stop following at once."""
@@ -63,7 +68,7 @@ class LogStream:
                 response.shutdown()
 
     def _follow(self) -> None:
-        pause = _FIRST_PAUSE_S
+        pause = 0.0
         while not self._over.wait(pause):
             before = len(self.lines), self._place
             try:

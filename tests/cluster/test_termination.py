@@ -1,0 +1,126 @@
+"""A step that is told to stop, or killed, while its job runs: a real process and its signals."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from components.launch import names
+from components.launch.api import KUBECONFIG_VARIABLE, connect
+from components.launch.reaper import reap
+from tests.cluster.api_server import ApiServer, Fault, RealClock, kinds, script
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parents[2]
+PROGRAM = """
+import sys
+from pathlib import Path
+from components.launch.cluster import Cluster, active
+from components.launch.cluster_config import ClusterConfig
+from components.launch.together import run_together
+from components.shared.step import errors_in_one_line
+from tests.launch.jobs import JobConfig
+root = Path(sys.argv[1])
+config = ClusterConfig(image="gpu:1", mount=str(root), delete="never")
+cluster = Cluster(config, "0f1e2d3c", "train_grpo", root / "records")
+job = JobConfig(ending="go_on", rank=0, seconds=0)
+with errors_in_one_line("train_grpo"), active(cluster):
+    run_together("tests.launch.jobs:act", job, {"folder": root}, num_processes=1, work=root / "work", grace_s=1)
+"""
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiServer]:
+    """A cluster in real time, in which jobs run for ever."""
+    with ApiServer(clock=RealClock(speed=20)) as server:
+        monkeypatch.setenv(KUBECONFIG_VARIABLE, str(server.kubeconfig(tmp_path / "kubeconfig")))
+        server.cluster.add_runtime("grpo-torch")
+        server.cluster.play(script.Running(None, ("step 1",)))
+        yield server
+
+
+@contextmanager
+def _step(folder: Path) -> Iterator["subprocess.Popen[bytes]"]:
+    with subprocess.Popen([sys.executable, "-c", PROGRAM, str(folder)], cwd=ROOT, start_new_session=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def _within(seconds: float, happened: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + seconds
+    while not happened() and time.monotonic() < deadline:
+        time.sleep(0.005)
+    return happened()
+
+
+def _asked(server: ApiServer, method: str) -> bool:
+    return any(request.method == method for request in server.requests)
+
+
+def _runs(server: ApiServer) -> bool:
+    """Whether the job's log is being followed: the step waits."""
+    return any("/log" in request.path for request in server.requests)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_job_is_deleted_first(server: ApiServer, tmp_path: Path, number: int) -> None:
+    """The first request after the signal deletes the job, within half a second; then the step ends by that signal."""
+    with _step(tmp_path) as process:
+        assert _within(60, lambda: _runs(server))
+        before = len(server.requests)
+        told = time.monotonic()
+        process.send_signal(number)
+        assert _within(5, lambda: len(server.requests) > before)
+        first = server.requests[before]
+        assert process.wait(5) == 128 + number
+    assert first.method == "DELETE"
+    assert first.arrived - told < 0.5
+    assert first.object()["propagationPolicy"] == "Background"
+    assert server.cluster.all(kinds.TRAIN_JOBS) == []
+
+
+def test_a_deletion_that_fails_is_tried_again(server: ApiServer, tmp_path: Path) -> None:
+    """At once: there is no time for more."""
+    with _step(tmp_path) as process:
+        assert _within(60, lambda: _runs(server))
+        server.faults.add(Fault("DELETE", status=503), Fault("DELETE", drop="before"))
+        told = time.monotonic()
+        process.terminate()
+        assert _within(5, lambda: not server.cluster.all(kinds.TRAIN_JOBS))
+        assert time.monotonic() - told < 0.8
+        assert process.wait(5) == 143
+
+
+def test_a_job_that_is_being_submitted_does_not_outlive_the_step(server: ApiServer, tmp_path: Path) -> None:
+    """Where the cluster makes it after it was first told to delete it."""
+    server.faults.add(Fault("POST", delay_s=0.2))
+    with _step(tmp_path) as process:
+        assert _within(60, lambda: _asked(server, "POST"))
+        process.terminate()
+        assert process.wait(5) == 143
+    time.sleep(0.3)
+    assert server.cluster.all(kinds.TRAIN_JOBS) == []
+
+
+def test_a_killed_step_leaves_a_job_for_the_reaper(server: ApiServer, tmp_path: Path) -> None:
+    """It can do nothing itself; its job says how old its heartbeat may become, and has a deadline besides."""
+    with _step(tmp_path) as process:
+        assert _within(60, lambda: _runs(server))
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait(5)
+    (job,) = server.cluster.all(kinds.TRAIN_JOBS)
+    stale_after_s = float(job["metadata"]["annotations"][names.STALE_AFTER_S])
+    now = datetime.now(UTC)
+    assert reap(connect(), "team", now + timedelta(seconds=stale_after_s - 120)) == []
+    assert reap(connect(), "team", now + timedelta(seconds=stale_after_s + 1)) == [job["metadata"]["name"]]
+    assert server.cluster.all(kinds.TRAIN_JOBS) == []
+    assert job["spec"]["activeDeadlineSeconds"] > 0
