@@ -70,7 +70,9 @@ class Termination:
         """Ask for the deletion; return whether the job is gone or going."""
         options = client.V1DeleteOptions(propagation_policy="Background")
         try:
-            self._custom.delete_namespaced_custom_object(*self._job, body=options, _request_timeout=_TIMEOUT_S)
+            # As a pair: this client leaves out a single number that is no integer, and would wait for ever.
+            timeouts = (_TIMEOUT_S, _TIMEOUT_S)
+            self._custom.delete_namespaced_custom_object(*self._job, body=options, _request_timeout=timeouts)
         except client.ApiException as error:
             return bool(error.status == 404)
         except HTTPError:
