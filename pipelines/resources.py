@@ -92,7 +92,8 @@ def on_cluster(tasks: Mapping[str, dsl.PipelineTask], form: Mapping[str, Any], c
         role = role_of(name)
         _size(task, role)
         task.set_container_image(form["image_gpu" if role.model else "image_light"])
-        task.set_retry(role.retries, backoff_duration="30s", backoff_factor=2, backoff_max_duration="600s")
+        if role.retries:
+            task.set_retry(role.retries, backoff_duration="30s", backoff_factor=2, backoff_max_duration="600s")
         kubernetes.set_timeout(task, role.timeout_s)
         kubernetes.set_image_pull_secrets(task, [form["image_pull_secret"]])
         kubernetes.add_pod_label(task, "app.kubernetes.io/managed-by", "grpo-pipeline")

@@ -15,6 +15,7 @@ import yaml
 
 from pipelines.params import Params, load
 from pipelines.sections import sections
+from tests.pipelines.compiled import LAPTOP, VARIANTS, graph
 
 ROOT = Path(__file__).parents[1]
 STAGES = list(Params.model_fields)
@@ -23,6 +24,8 @@ OPTIONAL = {"vllm", "servers", "lora", "repository"}
 """Sections of a params file that may be null."""
 AROUND = ["preflight", "clean_up"]
 """Tasks that a cluster's form of the graph has around the stages."""
+TOLD = {"config", "cluster", "run_id"}
+"""Inputs of a component that are values, and no folders."""
 SHOWN = {"metrics", "page"}
 """Outputs of a component that are there for Kubeflow's pages alone."""
 LIGHT = [
@@ -51,14 +54,25 @@ def test_every_stage_has_the_same_files(stage: str) -> None:
     assert sorted((ROOT / "tests" / stage).glob("test_*.py")), f"tests/{stage} holds no test"
 
 
-def test_the_graph_runs_every_stage_with_its_own_section() -> None:
-    """Each task of the graph takes the parameter that is named after its stage, and no stage is left out."""
-    spec = _graph()
-    taken = {
-        _stage_of(task): task["inputs"]["parameters"]["config"]["componentInputParameter"] for task in _tasks(spec)
-    }
-    assert taken == {stage: f"{stage}_config" for stage in STAGES}
-    assert set(spec["root"]["inputDefinitions"]["parameters"]) == {f"{stage}_config" for stage in STAGES}
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_graph_runs_every_stage_with_its_own_section(variant: str) -> None:
+    """Each task takes the section of its stage, from the form or from preflight, and no stage is left out."""
+    taken = {_stage_of(task): task["inputs"]["parameters"]["config"] for task in _stage_tasks(variant)}
+    if variant == LAPTOP:
+        assert taken == {stage: {"componentInputParameter": f"{stage}_config"} for stage in STAGES}
+        assert set(graph(variant).parameters) == {f"{stage}_config" for stage in STAGES}
+    else:
+        outputs = {stage: source["taskOutputParameter"] for stage, source in taken.items()}
+        assert outputs == {
+            stage: {"producerTask": "preflight", "outputParameterKey": f"{stage}_config"} for stage in STAGES
+        }
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_variant_passes_the_same_things_on(variant: str) -> None:
+    """One graph: each task makes the same outputs, and takes the same ones of the same tasks, as on a laptop."""
+    assert _flow(variant) == _flow(LAPTOP)
+    assert set(_flow(LAPTOP)) == {name for name, _ in _resolved_dvc_stages()}
 
 
 def test_dvc_has_the_same_stages_and_params_sections() -> None:
@@ -69,14 +83,15 @@ def test_dvc_has_the_same_stages_and_params_sections() -> None:
     }
 
 
-def test_dvc_and_kubeflow_draw_the_same_edges() -> None:
-    """What runs after what is the same under both."""
-    assert _dvc_edges() == _kubeflow_edges()
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_dvc_and_kubeflow_draw_the_same_edges(variant: str) -> None:
+    """What runs after what is the same under both, on a cluster too."""
+    assert _dvc_edges() == _kubeflow_edges(variant)
 
 
 def test_nothing_is_trained_measured_or_registered_before_validation() -> None:
     """Every stage but the first two has validation somewhere upstream."""
-    edges = _kubeflow_edges()
+    edges = _kubeflow_edges(LAPTOP)
     for task in edges:
         if task not in {"prepare_data", "validate_data"}:
             assert "validate_data" in _upstream(task, edges), task
@@ -87,7 +102,7 @@ def test_step_component_and_command_agree_on_the_folders(stage: str) -> None:
     """The step function, its Kubeflow component and its DVC command take the same inputs and outputs."""
     folders = _step_folders(stage)
     component = importlib.import_module(f"components.{stage}.component").__dict__[stage].component_spec
-    assert {name: "input" for name in component.inputs if name != "config"} | {
+    assert {name: "input" for name in component.inputs if name not in TOLD} | {
         name: "output" for name in component.outputs if name not in SHOWN
     } == folders
     for _, command in _dvc_commands(stage):
@@ -176,14 +191,9 @@ def test_the_readme_names_only_what_exists() -> None:
     assert not missing
 
 
-def _graph() -> dict[str, Any]:
-    """The committed graph, of which tests/pipelines/test_graph.py sees that it is the code's."""
-    spec: dict[str, Any] = yaml.safe_load((ROOT / "pipelines/grpo_post_training.yaml").read_text())
-    return spec
-
-
-def _tasks(spec: dict[str, Any]) -> list[dict[str, Any]]:
-    return list(spec["root"]["dag"]["tasks"].values())
+def _stage_tasks(variant: str) -> list[dict[str, Any]]:
+    """The tasks of a variant's stages, without those that a cluster has around them."""
+    return [task for task in graph(variant).tasks.values() if _stage_of(task) not in AROUND]
 
 
 def _stage_of(task: dict[str, Any]) -> str:
@@ -197,10 +207,29 @@ def _title_of(task: dict[str, Any]) -> str:
     return title.replace("-", "_").replace(" ", "@")
 
 
-def _kubeflow_edges() -> dict[str, set[str]]:
-    tasks = _graph()["root"]["dag"]["tasks"]
-    titles = {name: _title_of(task) for name, task in tasks.items()}
-    return {titles[name]: {titles[before] for before in task.get("dependentTasks", [])} for name, task in tasks.items()}
+def _kubeflow_edges(variant: str) -> dict[str, set[str]]:
+    titles = _titles(variant)
+    return {
+        _title_of(task): {titles[before] for before in task.get("dependentTasks", []) if before in titles}
+        for task in _stage_tasks(variant)
+    }
+
+
+def _flow(variant: str) -> dict[str, tuple[set[str], dict[str, str]]]:
+    """The outputs of each task, and the output of another task behind each of its inputs."""
+    titles, components = _titles(variant), graph(variant).spec["components"]
+    flow = {}
+    for task in _stage_tasks(variant):
+        sources = {name: source["taskOutputArtifact"] for name, source in task["inputs"].get("artifacts", {}).items()}
+        taken = {name: f"{titles[each['producerTask']]}.{each['outputArtifactKey']}" for name, each in sources.items()}
+        outputs = components[task["componentRef"]["name"]]["outputDefinitions"]["artifacts"]
+        flow[_title_of(task)] = (set(outputs), taken)
+    return flow
+
+
+def _titles(variant: str) -> dict[str, str]:
+    tasks = graph(variant).tasks
+    return {name: _title_of(task) for name, task in tasks.items() if _stage_of(task) not in AROUND}
 
 
 def _dvc_edges() -> dict[str, set[str]]:
