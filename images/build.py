@@ -61,7 +61,7 @@ def build(options: argparse.Namespace, engine: str) -> str:
     for image in images:
         name = f"{prefix}/python-{image}:{tag}"
         used = _pairs("--build-arg", {**arguments[image], "REVISION": built_from})
-        _build(engine, image, image, name, [*used, *_labels(built_from, base)])
+        _build(engine, image, image, name, [*used, *labels(built_from, base)])
         print(name, flush=True)
     return tag
 
@@ -107,11 +107,11 @@ def source(root: Path) -> str:
     return re.sub(r"//[^/@]*@", "//", remote) if "://" in remote and not remote.startswith("file:") else ""
 
 
-def _labels(revision: str, base: str) -> list[str]:
-    """What is only known when an image is built; the time is the commit's, so that equal code gives equal images."""
+def labels(revision: str, base: str) -> list[str]:
+    """Return what is only known when an image is built, as options; the time is the commit's, not the build's."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    name, _, digest = base.rpartition("@")
-    labels = {
+    name, _, digest = base.partition("@")
+    values = {
         "revision": revision,
         "created": _git(ROOT, "log", "-1", "--format=%cI").strip(),
         "version": project["version"],
@@ -119,7 +119,7 @@ def _labels(revision: str, base: str) -> list[str]:
         "base.name": name,
         "base.digest": digest,
     }
-    return _pairs("--label", {f"org.opencontainers.image.{key}": value for key, value in labels.items() if value})
+    return _pairs("--label", {f"org.opencontainers.image.{key}": value for key, value in values.items() if value})
 
 
 def _mounts() -> list[str]:

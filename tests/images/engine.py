@@ -1,5 +1,6 @@
 """Podman on this machine, and what the tests of the images build and run with it."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -90,6 +91,5 @@ def docker_api(folder: Path) -> Iterator[Mapping[str, str]]:
 
 def sizes(image: str) -> Sequence[tuple[int, str]]:
     """Bytes of each layer that is not empty, lowest first, with the beginning of what made it."""
-    lines = podman("history", "--human=false", "--format", "{{.Size}} {{.CreatedBy}}", image).splitlines()
-    layers = [line.split(" ", 1) for line in reversed(lines)]
-    return [(int(size), made_by) for size, made_by in layers if int(size)]
+    layers = json.loads(podman("history", "--format", "json", image))
+    return [(layer["size"], layer["CreatedBy"]) for layer in reversed(layers) if layer["size"]]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from images.build import ROOT, BuildError, pinned, revision, source
+from images.build import ROOT, BuildError, labels, pinned, revision, source
 
 DIGEST = "a" * 64
 
@@ -41,6 +41,14 @@ def test_a_base_that_may_change_is_refused(base: str) -> None:
     """Whatever could mean another image tomorrow."""
     with pytest.raises(BuildError, match="digest"):
         pinned(base)
+
+
+def test_the_labels_name_the_base_and_its_digest() -> None:
+    """Whoever has the image can tell what it was built on."""
+    text = " ".join(labels("f" * 40, f"docker.io/library/python@sha256:{DIGEST}"))
+    assert "org.opencontainers.image.base.name=docker.io/library/python " in text
+    assert f"org.opencontainers.image.base.digest=sha256:{DIGEST}" in text
+    assert f"org.opencontainers.image.revision={'f' * 40}" in text
 
 
 def test_a_missing_base_is_explained() -> None:

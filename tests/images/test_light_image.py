@@ -19,11 +19,14 @@ from tests.images import engine
 from tests.images.engine import Image
 from tests.pipelines.project import smoke
 from tests.report.synthetic import make_run
+from tests.test_wiring import LIGHT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 ANYBODY = "1000660000:0"
 """As on OpenShift: a number that no image knows, in root's group."""
+LAUNCHING = ["components.train_sft.train", "components.train_grpo.train", "components.launch.reaper"]
+"""What submits training on a cluster, and what clears it away."""
 LIGHT_MB = 1400
 """More than it takes; what makes it larger should be meant."""
 
@@ -59,17 +62,14 @@ def _stage(name: str, **folders: Path) -> list[str]:
     return ["python3", "-m", f"components.{name}", *options]
 
 
-@pytest.mark.parametrize("user", ["", ANYBODY])
-def test_data_are_prepared_and_validated_in_it(light: Image, folder: Path, user: str) -> None:
+def test_data_are_prepared_and_validated_in_it(light: Image, folder: Path) -> None:
     """Both stages run with a read-only root, no network and any user, and make what they make outside."""
-    problems, validation = folder / "problems", folder / "validation"
-    light.run(*_stage("prepare_data", problems=problems), folder=folder, user=user)
-    light.run(*_stage("validate_data", problems=problems, validation=validation), folder=folder, user=user)
-    (folder / "outside").mkdir()
-    here = {"problems": folder / "outside/problems"}
-    command = [sys.executable, *_stage("prepare_data", **here)[1:], "--params", str(folder / "params.yaml")]
+    problems, outside, validation = folder / "problems", folder / "outside", folder / "validation"
+    light.run(*_stage("prepare_data", problems=problems), folder=folder, user=ANYBODY)
+    light.run(*_stage("validate_data", problems=problems, validation=validation), folder=folder, user=ANYBODY)
+    command = [sys.executable, *_stage("prepare_data", problems=outside)[1:], "--params", str(folder / "params.yaml")]
     subprocess.run(command, cwd=engine.ROOT, check=True, capture_output=True)
-    assert digest(problems) == digest(here["problems"])
+    assert digest(problems) == digest(outside)
     assert json.loads((validation / "result.json").read_text())["success"] is True
 
 
@@ -101,16 +101,8 @@ def test_a_refusal_is_one_line_in_it(light: Image, folder: Path) -> None:
 
 def test_it_holds_what_light_code_imports_and_nothing_heavy(light: Image) -> None:
     """Every module of light code, the clients of the cluster and KFP's executor are there; torch and vLLM are not."""
-    stages = [path.parent.name for path in engine.ROOT.glob("components/*/component.py")]
-    heavy = {"train_sft", "train_grpo", "evaluate"}
-    folders = [engine.ROOT / "components" / name for name in {*stages, "shared", "launch"} - heavy]
-    modules = sorted(
-        path.relative_to(engine.ROOT).with_suffix("").as_posix().replace("/", ".")
-        for folder in folders
-        for path in folder.rglob("[!_]*.py")
-        if path.stem != "component"
-    )
-    names = [*modules, "kfp.dsl.executor_main", "kubernetes", "model_registry"]
+    modules = [name for name in LIGHT if name.startswith("components.")]
+    names = [*modules, *LAUNCHING, "kfp.dsl.executor_main", "kubernetes", "model_registry"]
     code = f"import importlib\nfor name in {names!r}: importlib.import_module(name)\n"
     code += "from importlib.util import find_spec\n"
     code += "print([name for name in ('torch', 'vllm', 'deepspeed', 'transformers') if find_spec(name)])"
@@ -147,7 +139,7 @@ def test_it_says_what_it_is(light: Image, variables: Mapping[str, str]) -> None:
     assert re.fullmatch(r"[0-9a-f]{40}(-dirty-[0-9a-f]{12})?", revision)
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d\d:\d\d", values["created"])
     assert values["version"] == "0.1.0"
-    assert values["base.digest"].startswith("sha256:")
+    assert values["base.name"].removeprefix("sha256:") == engine.base_image().removeprefix("sha256:")
     assert light.run("sh", "-c", "echo $GRPO_PIPELINE_REVISION").strip() == revision
 
 
