@@ -28,6 +28,7 @@ class Cluster:
 
     def __init__(self, store: Store, logs: Logs, namespace: str) -> None:
         self._store, self._namespace = store, namespace
+        self._logs = logs
         self._pods = Pods(store, logs)
         self._scripts: list[tuple[str, Script]] = [("", GOES_WELL)]
         self._runs: dict[str, TrainingRun] = {}
@@ -66,6 +67,13 @@ class Cluster:
         """Create a pod as the one that the code under test runs in; it can own what that code makes."""
         spec = {"containers": [{"name": "main", "image": "light"}], "nodeName": "cpu-0"}
         return self.add(_document("v1", "Pod", name, spec=spec, status={"phase": "Running"}))[0]
+
+    def print(self, pod: Json, *lines: str, container: str = "main") -> None:
+        """Have a container of a pod print lines and end."""
+        with self._store.clock.changed:
+            self._logs.begin(pod, container)
+            self._logs.write(pod, container, *lines)
+            self._logs.end(pod, container)
 
     def play(self, *steps: Any, name: str = "") -> None:
         """Set the script of the TrainJobs to come: of all, or those whose name a regular expression finds."""
