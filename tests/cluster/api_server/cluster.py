@@ -14,6 +14,7 @@ from tests.cluster.api_server.kinds import (
 )
 from tests.cluster.api_server.logs import Logs
 from tests.cluster.api_server.pods import Pods
+from tests.cluster.api_server.processes import Processes
 from tests.cluster.api_server.script import GOES_WELL, Script
 from tests.cluster.api_server.store import Change, Store
 from tests.cluster.api_server.training_run import TrainingRun
@@ -30,6 +31,7 @@ class Cluster:
         self._store, self._namespace = store, namespace
         self._logs = logs
         self._pods = Pods(store, logs)
+        self._processes = Processes(store, logs)
         self._scripts: list[tuple[str, Script]] = [("", GOES_WELL)]
         self._runs: dict[str, TrainingRun] = {}
         for name in {"default", namespace}:
@@ -99,6 +101,10 @@ class Cluster:
         with self._store.clock.changed:
             self._store.compact()
 
+    def close(self) -> None:
+        """End what runs as a process."""
+        self._processes.close()
+
     def _placed(self, document: Json) -> Json:
         kind = kind_of(document["apiVersion"], document["kind"])
         if kind.namespaced:
@@ -113,7 +119,7 @@ class Cluster:
         if change.type == "ADDED":
             name = job["metadata"]["name"]
             script = next(script for pattern, script in self._scripts if re.search(pattern, name))
-            self._runs[uid] = TrainingRun(self._store, self._pods, job, script)
+            self._runs[uid] = TrainingRun(self._store, self._pods, self._processes, job, script)
             self._runs[uid].begin(job)
         elif change.type == "DELETED":
             self._runs.pop(uid).gone()

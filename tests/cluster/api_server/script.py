@@ -49,6 +49,17 @@ class Running:
 
 
 @dataclass(frozen=True)
+class Executed:
+    """The containers of `node` really run, as processes of this machine; the job ends as they do.
+
+    Needs a RealClock. A failure restarts all of them as often as the runtime allows.
+    """
+
+    environment: tuple[tuple[str, str], ...] = ()
+    """What the image would have in its environment."""
+
+
+@dataclass(frozen=True)
 class Preempted:
     """Kueue suspends the running job: its pods and their logs are gone. At the end it is admitted again."""
 
@@ -96,7 +107,19 @@ class Do:
     action: Callable[[], None]
 
 
-Step = Queued | Unschedulable | PullBackOff | Running | Preempted | NodeLost | Restarted | Failed | Complete | Do
+Step = (
+    Queued
+    | Unschedulable
+    | PullBackOff
+    | Running
+    | Executed
+    | Preempted
+    | NodeLost
+    | Restarted
+    | Failed
+    | Complete
+    | Do
+)
 Script = tuple[Step, ...]
 
 OUT_OF_MEMORY = Failed(exit_code=137, reason="OOMKilled")

@@ -75,6 +75,7 @@ class ApiServer:
 
     def __exit__(self, *_: object) -> None:
         self.clock.close()
+        self.cluster.close()
         self._server.shutdown()
         self._server.server_close()
         if self._mistakes:

@@ -8,9 +8,11 @@ from tests.cluster.api_server.errors import Json
 from tests.cluster.api_server.kinds import JOB_SETS, JOBS, TRAIN_JOBS
 from tests.cluster.api_server.pod_templates import pod_templates
 from tests.cluster.api_server.pods import Pods, reference_to
+from tests.cluster.api_server.processes import Processes, free_port
 from tests.cluster.api_server.script import (
     Complete,
     Do,
+    Executed,
     Failed,
     NodeLost,
     Preempted,
@@ -34,13 +36,14 @@ STARTS_S = 2.0
 class TrainingRun:
     """Follows a script for one TrainJob, until that ends or is deleted."""
 
-    def __init__(self, store: Store, pods: Pods, job: Json, script: Script) -> None:
-        self._store, self._pods = store, pods
+    def __init__(self, store: Store, pods: Pods, processes: Processes, job: Json, script: Script) -> None:
+        self._store, self._pods, self._processes = store, pods, processes
         self._namespace, self._name = job["metadata"]["namespace"], job["metadata"]["name"]
         self._uid = job["metadata"]["uid"]
         self._script: list[Step] = list(script)
         self._attempt = 0
         self._epoch = 0
+        self._codes: dict[str, int] = {}
         self._is_up = False
         """Whether the containers run."""
         runtime = runtime_of(store, job)
@@ -92,7 +95,10 @@ class TrainingRun:
         if job["spec"]["suspend"] and not isinstance(step, Queued):
             # Nobody has queued it by script: whoever suspended it will resume it.
             return
-        if isinstance(step, Running | Failed | Complete | NodeLost | Restarted | Preempted) and not self._is_up:
+        if (
+            isinstance(step, Running | Executed | Failed | Complete | NodeLost | Restarted | Preempted)
+            and not self._is_up
+        ):
             self._bring_up(job)
             return
         self._script.pop(0)
@@ -104,6 +110,7 @@ class TrainingRun:
             Unschedulable: self._find_no_node,
             PullBackOff: self._back_off,
             Running: self._run,
+            Executed: self._execute,
             Preempted: self._preempt,
             NodeLost: self._lose_node,
             Restarted: self._end_and_restart,
@@ -161,6 +168,27 @@ class TrainingRun:
         for number, line in enumerate(step.lines):
             self._later(every * number, partial(self._pods.say, first, line))
         self._later(step.seconds, self._next)
+
+    def _execute(self, step: Executed, job: Json) -> None:
+        pods = self._pods.of(job, "node")
+        self._codes.clear()
+        port = free_port()
+        for pod in pods:
+            ended = partial(self._executed, step, self._epoch, len(pods))
+            self._processes.start(pod, port, dict(step.environment), ended)
+
+    def _executed(self, step: Executed, epoch: int, number: int, pod: Json, code: int) -> None:
+        """One container has ended; the first that fails, or the last, decides what becomes of the job."""
+        job = self._job()
+        if epoch != self._epoch or job is None:
+            return
+        self._pods.stop(pod, code, "Error" if code else "Completed")
+        self._codes[pod["metadata"]["name"]] = code
+        if code:
+            self._script.insert(0, step)
+            self._restart(job)
+        elif len(self._codes) == number:
+            self._later(CONTROLLERS_S, self._completed)
 
     def _end_container(self, step: Failed, job: Json) -> None:
         pods = self._pods.of(job, "node")
