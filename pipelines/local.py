@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -9,6 +10,7 @@ from contextlib import closing, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from types import ModuleType
+from typing import BinaryIO
 
 from components.shared.errors import PipelineError
 from components.shared.progress import TERMINAL_VARIABLE
@@ -16,7 +18,7 @@ from components.shared.step import JOURNAL_VARIABLE
 from pipelines import summary
 from pipelines.followed import Followed, duration
 from pipelines.journal import Journal
-from pipelines.params import load
+from pipelines.params import Params, load
 from pipelines.process import lines, process
 from pipelines.screen import Screen, Style
 
@@ -24,6 +26,7 @@ OUTPUTS = Path("outputs")
 PARAMS, JOURNAL, LOG, ARTIFACTS = "params.yaml", "journal.jsonl", "kfp.log", "artifacts"
 """What the folder of a run holds, beside the summary."""
 _LINES_SHOWN = 20
+_MARGIN_S = 5.0
 _KFP_INDENT = " " * 4
 
 
@@ -32,7 +35,7 @@ def run(params_path: Path, *, containers: bool = False) -> int:
 
     With `containers` each stage runs in a container of its image.
     """
-    load(params_path)
+    params = load(params_path)
     if containers:
         _containers().check()
     started = time.monotonic()
@@ -43,7 +46,7 @@ def run(params_path: Path, *, containers: bool = False) -> int:
     with closing(Journal(folder / JOURNAL)) as journal:
         followed = Followed(screen, journal)
         try:
-            status = _execute(folder, followed, screen, containers=containers)
+            status = _execute(folder, followed, screen, grace_s=_grace_s(params), containers=containers)
         except SystemExit:
             screen.error(f"stopped, and no stage is left running; log: {folder / LOG}")
             raise
@@ -77,7 +80,12 @@ def _new_folder(name: str) -> Path:
     raise AssertionError("a hundred runs within one second")
 
 
-def _execute(folder: Path, followed: Followed, screen: Screen, *, containers: bool) -> int:
+def _grace_s(params: Params) -> float:
+    """The time that a run has to end when it is told to: the longest in which a stage leaves a checkpoint."""
+    return _MARGIN_S + max(params.train_sft.checkpoint.grace_s, params.train_grpo.checkpoint.grace_s)
+
+
+def _execute(folder: Path, followed: Followed, screen: Screen, *, grace_s: float, containers: bool) -> int:
     """Run the graph in a process of its own until it ends, and return that process's exit status."""
     paths = [str(folder.resolve() / name) for name in (PARAMS, ARTIFACTS, JOURNAL)]
     command = [sys.executable, "-m", "pipelines.local_graph", *paths, *(["--containers"] if containers else [])]
@@ -86,18 +94,27 @@ def _execute(folder: Path, followed: Followed, screen: Screen, *, containers: bo
         # KFP leaves temporary folders behind; they go away with this one.
         tempfile.TemporaryDirectory(prefix="grpo-pipeline-") as scratch,
         (folder / LOG).open("wb") as log,
-        process(command, _environment(folder, scratch, screen)) as graph,
+        process(command, _environment(folder, scratch, screen), grace_s=grace_s) as graph,
     ):
-        for line in lines(graph):
-            if line is None:
-                followed.idle()
-                continue
-            log.write(line + b"\n")
-            log.flush()
-            followed.line(line.decode("utf-8", errors="replace"))
+        try:
+            _follow(graph, followed, log)
+        except SystemExit:
+            screen.show(f"stopping: a stage that trains has {grace_s:g} s to leave a checkpoint", Style.DIM)
+            raise
         status = graph.wait()
     followed.end()
     return status
+
+
+def _follow(graph: "subprocess.Popen[bytes]", followed: Followed, log: BinaryIO) -> None:
+    """Keep and show what the graph prints, until it ends."""
+    for line in lines(graph):
+        if line is None:
+            followed.idle()
+            continue
+        log.write(line + b"\n")
+        log.flush()
+        followed.line(line.decode("utf-8", errors="replace"))
 
 
 def _environment(folder: Path, scratch: str, screen: Screen) -> dict[str, str]:

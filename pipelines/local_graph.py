@@ -5,6 +5,7 @@ Started by `pipelines.local`, which reads what comes out and shows the part of i
 
 import json
 import re
+import signal
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -27,9 +28,15 @@ def main() -> None:
     order = reversed(graph_utils.topological_sort_tasks(tasks))
     planned = [{"stage": _stage(name), "title": _title(tasks[name])} for name in order]
     journal.write_text(json.dumps({"event": "planned", "tasks": planned}) + "\n", encoding="utf-8")
-    runner = _in_containers(journal) if sys.argv[4:] else local.SubprocessRunner(use_venv=False)
+    runner = _in_containers(journal) if sys.argv[4:] else _in_processes()
     local.init(runner, pipeline_root=str(pipeline_root), raise_on_error=False)
     grpo_post_training(**{f"{stage}_config": section for stage, section in sections(params).items()})
+
+
+def _in_processes() -> local.SubprocessRunner:
+    # Ctrl-C is for the stage at work, which ends in good order, and the graph with it.
+    signal.signal(signal.SIGINT, lambda *_: None)
+    return local.SubprocessRunner(use_venv=False)
 
 
 def _in_containers(journal: Path) -> local.DockerRunner:

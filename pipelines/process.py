@@ -15,10 +15,13 @@ _GRACE_S = 3.0
 
 
 @contextmanager
-def process(command: Sequence[str], environment: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+def process(
+    command: Sequence[str], environment: Mapping[str, str], *, grace_s: float = _GRACE_S
+) -> Iterator[subprocess.Popen[bytes]]:
     """Start a process with all its output in one pipe; it never outlives the block, nor does any process it started.
 
-    That holds for Ctrl-C, SIGTERM and a closed terminal too: they become a SystemExit with the usual exit code.
+    That holds for Ctrl-C, SIGTERM and a closed terminal too: they become a SystemExit with the usual exit code. What
+    runs then is told by SIGINT, and has `grace_s` before it is ended.
     """
     # Before the process starts, which would otherwise inherit that a background job ignores Ctrl-C.
     before = {number: signal.signal(number, _stop) for number in _STOPS}
@@ -36,7 +39,7 @@ def process(command: Sequence[str], environment: Mapping[str, str]) -> Iterator[
             try:
                 yield started
             finally:
-                _end(started)
+                _end(started, grace_s)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -65,17 +68,17 @@ def _stop(number: int, frame: FrameType | None) -> None:
     raise SystemExit(128 + number)
 
 
-def _end(started: subprocess.Popen[bytes]) -> None:
+def _end(started: subprocess.Popen[bytes], grace_s: float) -> None:
     """Stop the process and all it started, if there is anything left of them."""
-    # SIGINT first: a stage then takes away what it has half written.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
-        if not _signal_all(started, number):
+    # SIGINT first: a stage then takes away what it has half written, or leaves a checkpoint to go on from.
+    for number, wait_s in ((signal.SIGINT, grace_s), (signal.SIGTERM, _GRACE_S), (signal.SIGKILL, _GRACE_S)):
+        if not _signal_all(started, number, wait_s):
             break
 
 
-def _signal_all(started: subprocess.Popen[bytes], number: int) -> bool:
+def _signal_all(started: subprocess.Popen[bytes], number: int, wait_s: float) -> bool:
     """Send a signal and wait for a moment; False once no process is left."""
-    deadline = time.monotonic() + _GRACE_S
+    deadline = time.monotonic() + wait_s
     try:
         os.killpg(started.pid, number)
         while time.monotonic() < deadline:

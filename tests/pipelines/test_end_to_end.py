@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from components.shared.lineage import digest, file_digest
 from components.shared.page import percent
-from tests.pipelines.project import FinishedRun, Project, bytes_in, copy_project
+from tests.pipelines.project import FinishedRun, Project, bytes_in, copy_project, smoke
 
 pytestmark = pytest.mark.slow
 
@@ -123,19 +124,44 @@ def test_a_killed_stage_is_reported_and_leaves_nothing_half_done(tmp_path: Path)
     assert not (project.folder / "outputs/latest").exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_stopped_run_leaves_no_process_behind(number: signal.Signals, tmp_path: Path) -> None:
-    """Ctrl-C or a plain kill of the command ends the stage too, which takes away what it has half written."""
+def test_ctrl_c_leaves_a_checkpoint_of_what_was_trained(tmp_path: Path) -> None:
+    """The stage at work has the time that its params give it, and the next run goes on from there."""
+    project = copy_project(tmp_path)
+    params = smoke()
+    params["train_sft"] |= {"num_steps": 100_000}
+    params["train_sft"]["checkpoint"] |= {"every_steps": 100_000}
+    project.use(params, "long.yaml")
+    with project.start("run", "--params", "long.yaml") as run:
+        _wait_until_printed(project, r"train_sft \d+/100000")
+        run.send_signal(signal.SIGINT)
+        stopped = FinishedRun.of(project, run)
+    assert stopped.exit_code == 128 + signal.SIGINT
+    assert "stopped, and no stage is left running" in stopped.errors
+    assert project.processes("") == []
+    assert len(list(project.folder.glob("outputs/work/train_sft/*/checkpoints/step-*"))) == 1
+    assert not list(project.folder.rglob("*.partial"))
+
+
+def test_a_stopped_run_leaves_no_process_behind(tmp_path: Path) -> None:
+    """A plain kill of the command ends the stage too, which takes away what it has half written."""
     project = copy_project(tmp_path)
     with project.start("run", "--params", "params/smoke.yaml") as run:
         _process_of_second_stage(project)
         assert len(project.processes("")) > 2  # the command, the graph, the stage
-        run.send_signal(number)
+        run.send_signal(signal.SIGTERM)
         stopped = FinishedRun.of(project, run)
-    assert stopped.exit_code == 128 + number
+    assert stopped.exit_code == 128 + signal.SIGTERM
     assert "stopped, and no stage is left running" in stopped.errors
     assert project.processes("") == []
     assert not list(project.folder.rglob("*.partial"))
+
+
+def _wait_until_printed(project: Project, pattern: str) -> None:
+    """Wait until the log of the only run has a line like this."""
+    deadline = time.monotonic() + 240
+    while not any(re.search(pattern, log.read_text()) for log in project.folder.glob("outputs/runs/*/kfp.log")):
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.1)
 
 
 def _process_of_second_stage(project: Project) -> int:
