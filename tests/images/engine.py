@@ -93,3 +93,9 @@ def sizes(image: str) -> Sequence[tuple[int, str]]:
     """Bytes of each layer that is not empty, lowest first, with the beginning of what made it."""
     layers = json.loads(podman("history", "--format", "json", image))
     return [(layer["size"], layer["CreatedBy"]) for layer in reversed(layers) if layer["size"]]
+
+
+def diffs(image: str) -> Sequence[str]:
+    """Digests of the layers, lowest first."""
+    digests: list[str] = json.loads(podman("image", "inspect", "--format", "{{json .RootFS.Layers}}", image))
+    return digests

@@ -1,0 +1,56 @@
+"""The gpu image, in its build for processors, as a cluster would run it."""
+
+import pytest
+
+from tests.images import engine
+from tests.images.engine import ROOT, Image
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(3600)]
+
+ANYBODY = "1000660000:0"
+LEFT_OUT = {"torchaudio", "torchcodec", "torchvision", "triton", "intel-cmplr-lib-ur"}
+"""What vLLM and torch ask for without a need on a processor: pictures, sound, GPUs."""
+GPU_MB = 4200
+"""More than the build for processors takes; what makes it larger should be meant."""
+
+
+@pytest.fixture(scope="module")
+def gpu() -> Image:
+    """The gpu image."""
+    engine.require()
+    variables = engine.build()
+    return Image(f"{variables['IMAGE_REGISTRY']}/grpo-pipeline/python-gpu:{variables['IMAGE_TAG']}")
+
+
+def test_it_holds_what_runs_models(gpu: Image) -> None:
+    """The step functions of the stages that run a model, and the engines under them, can be imported by anybody."""
+    names = ["torch", "deepspeed", "vllm", "peft", "components.launch.rank", "components.evaluate.evaluate"]
+    names += ["components.train_grpo.trainer", "components.rollout.vllm_worker", "kfp.dsl.executor_main"]
+    code = f"import importlib\nfor name in {names!r}: importlib.import_module(name)\nprint('all there')"
+    assert gpu.run("python3", "-c", code, user=ANYBODY).splitlines()[-1] == "all there"
+
+
+def test_its_packages_go_together(gpu: Image) -> None:
+    """No package asks for what is not there, but for what is left out on purpose."""
+    code = (ROOT / "tests/images/requirements_met.py").read_text()
+    complaints = gpu.run("python3", "-c", code, user=ANYBODY).splitlines()
+    assert [line for line in complaints if line.split()[3].split("=")[0].split(">")[0] not in LEFT_OUT] == []
+
+
+def test_code_is_compiled_in_it(gpu: Image) -> None:
+    """Triton and DeepSpeed make machine code where they run: compiler and Python's headers are there."""
+    code = "import sysconfig, pathlib; print((pathlib.Path(sysconfig.get_path('include')) / 'Python.h').is_file())"
+    assert gpu.run("python3", "-c", code).strip() == "True"
+    assert "g++" in gpu.run("g++", "--version")
+
+
+def test_its_layers_begin_with_those_of_the_light_image(gpu: Image, capsys: pytest.CaptureFixture[str]) -> None:
+    """A node that has one image pulls only what is different of the other; torch is a layer of its own."""
+    light = Image(gpu.name.replace("python-gpu", "python-light"))
+    layers, shared = engine.sizes(gpu.name), engine.sizes(light.name)[:-1]
+    with capsys.disabled():
+        print(f"\ngpu image: {sum(size for size, _ in layers) / 1e6:.0f} MB in {len(layers)} layers")
+        print("".join(f"{size / 1e6:8.1f} MB  {made_by[:80]}\n" for size, made_by in layers), end="")
+    assert engine.diffs(gpu.name)[: len(shared)] == engine.diffs(light.name)[: len(shared)]
+    assert sum(size for size, _ in layers) < GPU_MB * 1e6
+    assert layers[-1][0] < 5e6
