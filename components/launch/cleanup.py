@@ -25,14 +25,21 @@ def delete_run(api: client.ApiClient, namespace: str, run_id: str) -> list[str]:
 
 
 def delete(
-    custom: client.CustomObjectsApi, namespace: str, name: str, *, as_seen: Mapping[str, Any] | None = None
+    custom: client.CustomObjectsApi,
+    namespace: str,
+    name: str,
+    *,
+    as_seen: Mapping[str, Any] | None = None,
+    pods_first: bool = False,
 ) -> bool:
     """Delete a training job with all that belongs to it; return whether it was there.
 
-    With the metadata `as_seen` it is left alone, as if it were not there, where anything has changed since.
+    With the metadata `as_seen` it is left alone, as if it were not there, where anything has changed since. With
+    `pods_first` it is there until nothing is left that belongs to it.
     """
     wanted = as_seen and client.V1Preconditions(uid=as_seen["uid"], resource_version=as_seen["resourceVersion"])
-    body = client.V1DeleteOptions(propagation_policy="Background", preconditions=wanted)
+    policy = "Foreground" if pods_first else "Background"
+    body = client.V1DeleteOptions(propagation_policy=policy, preconditions=wanted)
     try:
         custom.delete_namespaced_custom_object(names.GROUP, names.VERSION, namespace, names.PLURAL, name, body=body)
     except client.ApiException as error:

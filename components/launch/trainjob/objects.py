@@ -49,8 +49,8 @@ class Objects:
         )
 
     def delete(self, name: str) -> bool:
-        """Delete a job with its pods; return whether it was there."""
-        return delete(self._custom, self.namespace, name)
+        """Delete a job, which goes away after its pods; return whether it was there."""
+        return delete(self._custom, self.namespace, name, pods_first=True)
 
     def change(self, job: Json, metadata: Json) -> None:
         """Merge something into a job's metadata, unless another job has taken its name."""
