@@ -1,0 +1,130 @@
+"""The last task of a run: what it removes from a cluster, and what can be read of the run afterwards."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from components.clean_up.clean_up import Ending, clean_up, run
+from components.launch import names
+from components.launch.api import KUBECONFIG_VARIABLE
+from components.shared.errors import RetryableError
+from tests.cluster.api_server import ApiServer, Fault, kinds
+
+_RUN = "0b1c2d3e"
+_FAILED = Ending(_RUN, "FAILED", "Task exit-handler-1 failed.")
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiServer]:
+    """A cluster, which is the one that this process finds."""
+    with ApiServer() as server:
+        monkeypatch.setenv(KUBECONFIG_VARIABLE, str(server.kubeconfig(tmp_path / "kubeconfig")))
+        yield server
+
+
+def _add_job(server: ApiServer, name: str, run_id: str) -> None:
+    labels = {names.MANAGED_BY: names.OURS, names.RUN_ID: run_id}
+    kind = {"apiVersion": kinds.TRAIN_JOBS.api_version, "kind": "TrainJob"}
+    server.cluster.add_runtime(name)
+    spec = {"runtimeRef": {"kind": "TrainingRuntime", "name": name}, "suspend": False}
+    server.cluster.add({**kind, "metadata": {"name": name, "labels": labels}, "spec": spec})
+
+
+def _add_pod(
+    server: ApiServer, task: str, *lines: str, run_id: str = _RUN, code: int | None = 0, reason: str = "Completed"
+) -> None:
+    """The pod of a task that has ended with an exit code after 90 seconds, or still waits."""
+    number = len(server.cluster.all(kinds.PODS))
+    labels = {"pipeline/runid": run_id, "grpo-pipeline/task": task}
+    times = {"startedAt": "2026-01-01T10:00:00Z", "finishedAt": "2026-01-01T10:01:30Z"}
+    status: dict[str, Any] = {"phase": "Pending"}
+    if code is not None:
+        ended = {"terminated": {"exitCode": code, "reason": reason, **times}}
+        common = {"image": "light", "imageID": "", "ready": False, "restartCount": 0}
+        statuses = [{"name": "wait", "state": {}, **common}, {"name": "main", "state": ended, **common}]
+        status = {"phase": "Failed" if code else "Succeeded", "containerStatuses": statuses}
+    metadata = {"name": f"{task}-{number}", "labels": labels}
+    spec = {"containers": [{"name": "main", "image": "light"}]}
+    (pod,) = server.cluster.add(
+        {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec, "status": status}
+    )
+    if code is not None:
+        server.cluster.print(pod, *lines)
+    server.clock.advance(1)
+
+
+def _summary(ending: Ending, folder: Path) -> str:
+    page = folder / "summary.md"
+    clean_up(ending, "", page)
+    return page.read_text()
+
+
+def test_the_jobs_of_the_run_are_removed_and_no_others(server: ApiServer, tmp_path: Path) -> None:
+    """By the label of the run: a job of another run, or of another project, stays."""
+    for name, run_id in (("mine-sft", _RUN), ("mine-grpo", _RUN), ("other", "ffffffff")):
+        _add_job(server, name, run_id)
+    text = _summary(_FAILED, tmp_path)
+    assert "Removed: mine-grpo, mine-sft." in text
+    assert [job["metadata"]["name"] for job in server.cluster.all(kinds.TRAIN_JOBS)] == ["other"]
+    assert "Nothing of the run was left in the cluster." in _summary(_FAILED, tmp_path)
+
+
+def test_the_summary_says_what_became_of_each_task(server: ApiServer, tmp_path: Path) -> None:
+    """In the order of the tasks: outcome, seconds and last words; the verdict of the gate is among them."""
+    _add_pod(server, "train-grpo", "train_grpo 50/50  reward 0.9", "train_grpo: accuracy 0.91")
+    _add_pod(server, "report", "report: gate passed: word_problems +12 points", "[KFP Executor] Wrote output")
+    _add_pod(server, "other", "other: not of this run", run_id="ffffffff")
+    lines = _summary(Ending(_RUN, "SUCCEEDED", ""), tmp_path).splitlines()
+    assert lines[0] == "# Run succeeded"
+    assert [line for line in lines if line.startswith("| ")] == [
+        "| task | outcome | seconds | last words |",
+        "| train-grpo | done | 90 | train_grpo: accuracy 0.91 |",
+        "| report | done | 90 | report: gate passed: word_problems +12 points |",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("code", "reason", "outcome"),
+    [
+        (2, "Error", "exit code 2: something is to be corrected"),
+        (3, "Error", "exit code 3: the gate is missed"),
+        (75, "Error", "exit code 75: may work the next time"),
+        (137, "OOMKilled", "exit code 137: out of memory"),
+        (1, "Error", "exit code 1: Error"),
+    ],
+)
+def test_a_failed_task_is_named_with_its_error(
+    server: ApiServer, tmp_path: Path, code: int, reason: str, outcome: str
+) -> None:
+    """What to do next is at the top; of a task that was tried again the last try counts."""
+    _add_pod(server, "register", "error: register: an earlier try", code=75, reason="Error")
+    _add_pod(server, "register", "register: begins", "error: register: no | more", code=code, reason=reason)
+    _add_pod(server, "clean-up", code=None)
+    text = _summary(_FAILED, tmp_path)
+    assert f"**register failed: {outcome}.** error: register: no \\| more" in text
+    assert text.count("| register |") == 1
+    assert "| clean-up | pending |  |  |" in text
+    assert "Kubeflow says: Task exit-handler-1 failed." in text
+
+
+def test_what_may_be_left_is_said_and_tried_again(server: ApiServer, tmp_path: Path) -> None:
+    """A cluster that does not answer makes this task fail, with a summary all the same; the next try removes."""
+    _add_job(server, "mine", _RUN)
+    server.faults.add(Fault(method="DELETE", status=503))
+    page = tmp_path / "summary.md"
+    with pytest.raises(RetryableError, match="503"):
+        clean_up(_FAILED, "", page)
+    assert "It may be that something is left: 503" in page.read_text()
+    clean_up(_FAILED, "", page)
+    assert server.cluster.all(kinds.TRAIN_JOBS) == []
+
+
+def test_the_exit_code_asks_for_another_try(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without any cluster the summary is there, and Kubeflow tries the task again."""
+    monkeypatch.setenv(KUBECONFIG_VARIABLE, str(tmp_path / "none"))
+    with pytest.raises(SystemExit) as ended:
+        run(_FAILED, "", str(tmp_path / "out" / "summary"))
+    assert ended.value.code == RetryableError.exit_code
+    assert "# Run failed" in (tmp_path / "out" / "summary").read_text()

@@ -1,0 +1,42 @@
+"""The cluster's form of the graph, run here for real as far as it gets when preflight finds something wrong."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from components.launch.api import KUBECONFIG_VARIABLE
+from tests.cluster.api_server import ApiServer, kinds
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.slow
+def test_a_run_that_cannot_start_ends_soon_and_cleanly(tmp_path: Path) -> None:
+    """Preflight names everything that is wrong, no stage runs, and clean_up writes what became of the run."""
+    with ApiServer() as server:
+        server.cluster.add_runtime()
+        kubeconfig = server.kubeconfig(tmp_path / "kubeconfig")
+        command = [sys.executable, "-m", "tests.pipelines.failing_run", str(tmp_path / "root")]
+        settings = ["grpo_group_size=1", 'base_model="scratch:huge"']
+        environment = {**os.environ, KUBECONFIG_VARIABLE: str(kubeconfig)}
+        started = time.monotonic()
+        done = subprocess.run(
+            [*command, *settings], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
+        )
+        seconds = time.monotonic() - started
+        assert server.cluster.all(kinds.TRAIN_JOBS) == []
+    said = [line.strip() for line in done.stdout.splitlines()]
+    first = said.index("error: preflight: 3 to correct before this run can start")
+    assert [line.partition(":")[0] for line in said[first + 1 : first + 4]] == [
+        "base_model",
+        "grpo_group_size",
+        "cluster_volume_claim",
+    ]
+    (run,) = (tmp_path / "root").iterdir()
+    assert {path.name for path in run.iterdir() if path.is_dir()} <= {"preflight", "clean-up"}
+    assert (run / "clean-up" / "summary").read_text().startswith("# Run failed")
+    assert seconds < 60
