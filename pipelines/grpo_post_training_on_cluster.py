@@ -22,6 +22,7 @@ FORM: dict[str, Any] = {
     "image_gpu": images.GPU,
     "image_light": images.LIGHT,
     "image_pull_secret": "grpo-pipeline-images",
+    "run_skip_if_unchanged": False,
     "section_cluster": {},
     **SECRET_NAMES,
     **form_of(PARAMS),
@@ -61,6 +62,7 @@ def grpo_post_training_on_cluster(  # noqa: PLR0913, PLR0917 - the run form
     registry_kubeflow_url: str = FORM["registry_kubeflow_url"],
     registry_repository: str = FORM["registry_repository"],
     registry_weights_remote: str = FORM["registry_weights_remote"],
+    run_skip_if_unchanged: bool = FORM["run_skip_if_unchanged"],
     secret_git: str = FORM["secret_git"],
     secret_hub: str = FORM["secret_hub"],
     secret_model_registry: str = FORM["secret_model_registry"],
@@ -97,6 +99,7 @@ def grpo_post_training_on_cluster(  # noqa: PLR0913, PLR0917 - the run form
         registry_kubeflow_url: Address of Kubeflow Model Registry, to be told of each version; empty for none.
         registry_repository: Registry of versions: URL of a git repository, or a folder of the shared volume.
         registry_weights_remote: DVC remote for the weights of versions; empty puts them beside a registry folder.
+        run_skip_if_unchanged: End at once where code, data and config are those of the newest registered version.
         secret_git: Secret with git's credentials, as GIT_CONFIG_COUNT, GIT_CONFIG_KEY_0 and GIT_CONFIG_VALUE_0.
         secret_hub: Secret with HF_TOKEN, for gated models.
         secret_model_registry: Secret with MODEL_REGISTRY_TOKEN, where the token of the service account is not enough.

@@ -27,6 +27,7 @@ def preflight(  # noqa: PLR0917 - the run form
     registry_kubeflow_url: str,
     registry_repository: str,
     registry_weights_remote: str,
+    run_skip_if_unchanged: bool,
     secret_git: str,
     secret_hub: str,
     secret_model_registry: str,

@@ -99,6 +99,11 @@ def sections_of(form: Form, data_commit: str, secrets: Mapping[str, list[str]]) 
     return sections, twice
 
 
+def is_rest(key: Key) -> bool:
+    """Tell whether a key may stand in the JSON of its section: no parameter stands for it, and none implies it."""
+    return key not in _FOLLOWS and all(key not in keys for keys in KEYS.values())
+
+
 def _twice(key: Key, origin: str) -> str:
     return f"{PREFIX}{'.'.join(key)}: follows from {origin}; leave it out here"
 

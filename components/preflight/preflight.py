@@ -7,6 +7,7 @@ from typing import Any
 
 from components.preflight.checks import REVISION, checks
 from components.preflight.form import CLUSTER, Form, sections_of
+from components.preflight.repetition import comparable, refuse_repetition
 from components.preflight.sections import complete, without_files, wrong_sections
 from components.preflight.side_by_side import side_by_side
 from components.preflight.storage import training_secrets
@@ -51,9 +52,10 @@ def preflight(form: Form, *, deadline_s: float = DEADLINE_S) -> Ready:
 
     Raises:
         PipelineError: Something is wrong; all of it is named, a line each.
+        NothingNewError: Nothing is wrong, and the run was told to end where it is not new.
     """
     sections, wrong = sections_of(form, _NO_COMMIT, training_secrets(form))
-    wrong += wrong_sections(sections)
+    wrong += wrong_sections(sections) + comparable(form)
     if not wrong:
         wrong += without_files(form, sections)
     found = side_by_side(checks(form, sections, valid=not wrong), deadline_s)
@@ -67,6 +69,7 @@ def preflight(form: Form, *, deadline_s: float = DEADLINE_S) -> Ready:
     commit = found.get(REVISION, "")
     sections = complete(sections_of(form, commit, training_secrets(form))[0])
     say("preflight", f"{len(found)} checks passed" + (f"; data at commit {commit}" if commit else ""))
+    refuse_repetition(form, sections)
     return Ready(sections, summary(form, sections, {"data at commit": commit} if commit else {}))
 
 

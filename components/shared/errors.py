@@ -21,6 +21,12 @@ class GateMissedError(PipelineError):
     exit_code = 3
 
 
+class NothingNewError(PipelineError):
+    """A run would make anew what is registered already, and was told to end then; nothing was done."""
+
+    exit_code = 4
+
+
 class RetryableError(PipelineError):
     """Nothing is wrong with the inputs (a lost peer, a preemption, I/O): run the same thing again."""
 

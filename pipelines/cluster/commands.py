@@ -153,11 +153,11 @@ def _apply(options: argparse.Namespace) -> int:
     from pipelines.cluster import cron, schedules
     from pipelines.cluster.cron_words import next_times, words
     from pipelines.cluster.package import package
-    from pipelines.cluster.parameters import parameters
+    from pipelines.cluster.parameters import parameters, skipping_repetition
 
     when = cron.parse(options.cron)
     with package(options.pipeline) as compiled:
-        values = parameters(compiled, options.params, options.set)
+        values = skipping_repetition(parameters(compiled, options.params, options.set), options.set)
         schedule = schedules.Schedule(options.name, when, compiled, values, options.experiment, options.service_account)
         done = schedules.apply(_cluster(options), schedule)
     print(f"{options.name}  {done}: {words(when)}")

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from components.preflight.form import KEYS, PREFIX, form_of
+from components.preflight.repetition import PARAMETER
+from components.preflight.storage import is_url
 from components.shared.errors import PipelineError
 from pipelines.cluster.package import Package
 from pipelines.params import load
@@ -40,6 +42,17 @@ def parameters(package: Package, params: Path | None, settings: Sequence[str]) -
             raise PipelineError(f"--set {setting}: write name=value")
         _set(package, form, name, text)
     return form
+
+
+def skipping_repetition(form: Form, settings: Sequence[str]) -> Form:
+    """Return the parameters of scheduled runs: one that nothing is new for ends at once, where the registry can tell.
+
+    Whoever sets it otherwise has it otherwise.
+    """
+    chosen = any(setting.startswith(f"{PARAMETER}=") for setting in settings)
+    if chosen or PARAMETER not in form or not is_url(form["registry_repository"]):
+        return form
+    return {**form, PARAMETER: True}
 
 
 def _set(package: Package, form: Form, name: str, text: str) -> None:

@@ -14,7 +14,7 @@ from tests.pipelines.compiled import CLUSTER_FORMS, FULL, MINIMAL, graph
 MODEL = {"evaluate", "evaluate-2", "evaluate-3"}
 LIGHT = {"preflight", "prepare-data", "validate-data", "train-sft", "train-grpo", "report", "register", "clean-up"}
 TASKS = MODEL | LIGHT
-PREFIXES = {"base", "cluster", "data", "grpo", "image", "registry", "secret", "section"}
+PREFIXES = {"base", "cluster", "data", "grpo", "image", "registry", "run", "secret", "section"}
 
 
 @pytest.mark.parametrize("variant", CLUSTER_FORMS)

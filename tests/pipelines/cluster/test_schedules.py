@@ -47,6 +47,22 @@ def test_a_schedule_is_made_once_for_a_name(
     assert all(line.startswith("    Mon ") and line.endswith("02:00:00 UTC") for line in lines[1:])
 
 
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ((), False),
+        (("registry_repository=https://git.example.com/registry.git",), True),
+        (("registry_repository=https://git.example.com/registry.git", "run_skip_if_unchanged=false"), False),
+    ],
+)
+def test_scheduled_runs_end_at_once_where_nothing_is_new(
+    server: ApiServer, apply: Apply, settings: tuple[str, ...], expected: bool
+) -> None:
+    """Where the registry is at a URL, at which the first task can look, and nobody says otherwise."""
+    assert apply(*(part for setting in settings for part in ("--set", setting))) == 0
+    assert only(server)["runtime_config"]["parameters"]["run_skip_if_unchanged"] is expected
+
+
 def test_the_same_again_changes_nothing(server: ApiServer, apply: Apply, capsys: pytest.CaptureFixture[str]) -> None:
     """The same object stays, and that is said."""
     apply()
