@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore
+from torch.distributed import BroadcastOptions, PrefixStore, ProcessGroupGloo, TCPStore  # type: ignore[attr-defined]
 from vllm.distributed.weight_transfer import WeightTransferEngineFactory, WeightTransferTrainerFactory
 from vllm.distributed.weight_transfer.nccl_common import NCCLWeightTransferInitInfo, worker_init_payload
 from vllm.distributed.weight_transfer.nccl_engine import (
@@ -29,12 +29,12 @@ class GlooGroup:
 
     def __init__(self, address: str, port: int, rank: int, world_size: int) -> None:
         store = TCPStore(address, port, world_size, is_master=rank == 0, timeout=_TIMEOUT, use_libuv=False)
-        self._group = ProcessGroupGloo(PrefixStore("weights", store), rank, world_size, _TIMEOUT)
+        self._group: Any = ProcessGroupGloo(PrefixStore("weights", store), rank, world_size, _TIMEOUT)
         self._store = store  # the first holds it for the others
 
     def broadcast(self, tensor: Tensor) -> None:
         """Give every process the first one's tensor."""
-        self._group.broadcast(tensor, 0).wait()
+        self._group.broadcast([tensor], BroadcastOptions()).wait()  # from rank 0
 
     def destroy(self) -> None:
         """Leave the group."""

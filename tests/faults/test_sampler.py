@@ -1,0 +1,98 @@
+"""The end of vLLM's processes in the middle of a run, at random moments."""
+
+import os
+import random
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from components.policy.checkpoint import save
+from components.shared.problem import Split, write_problems
+from components.train_grpo.config import TrainGRPOConfig
+from tests import tiny
+from tests.faults.place import PATIENCE_S, Place, within
+from tests.rollout.vllm_policies import policy
+from tests.train_grpo.settings import grpo_config
+
+pytestmark = pytest.mark.long
+
+SEED = 3
+NUM_STEPS = 12
+VICTIMS = (b"api_server", b"VLLM::EngineCor")
+"""The server, which takes requests, and its engine, which computes."""
+
+
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """A folder with a name as short as the sockets in it need."""
+    with tempfile.TemporaryDirectory(prefix="run-", dir="/tmp") as folder:
+        yield Path(folder)
+
+
+def _config() -> TrainGRPOConfig:
+    return grpo_config(
+        num_steps=NUM_STEPS,
+        prompts_per_step=2,
+        group_size=4,
+        learning_rate=1e-4,
+        reward__weights={"accuracy": 1.0, "tests.faults.rewards:shortness": 1.0},
+        checkpoint={"every_steps": 1, "keep_last": 2, "keep_best": False, "grace_s": 20},
+        sampling__max_new_tokens=24,
+        sampler__servers={
+            "num_servers": 1,
+            "devices": None,
+            "max_tokens": 256,
+            "cache_gib": 0.25,
+            "compile": False,
+            "start_deadline_s": 240,
+            "request_deadline_s": 60,
+            "lost_deadline_s": 240,
+            "weights_by": "folder",
+        },
+    )
+
+
+def _processes(place: Place, name: bytes) -> list[int]:
+    """The processes of a run with that name, without the guard, which names the server as its argument."""
+    commands = {each.pid: Path(f"/proc/{each.pid}/cmdline").read_bytes() for each in place.processes()}
+    return [pid for pid, command in commands.items() if name in command and b"guard.py" not in command]
+
+
+def _kill(place: Place, command: "subprocess.Popen[bytes]", name: bytes, after_step: int, delay_s: float) -> None:
+    """Kill such a process a moment after the step is done."""
+    place.wait_for_checkpoint(after_step, command)
+    time.sleep(delay_s)
+    assert within(PATIENCE_S, lambda: bool(_processes(place, name)) or command.poll() is not None)
+    assert command.poll() is None, place.err
+    os.kill(max(_processes(place, name)), signal.SIGKILL)
+
+
+@pytest.mark.timeout(1200)
+def test_a_sampler_that_is_killed_again_and_again_changes_nothing(short_path: Path) -> None:
+    """A server and its engine are killed in turns; each time another starts, and what is sampled is the same."""
+    inputs = {name: short_path / "inputs" / name for name in ("problems", "reference")}
+    for folder in inputs.values():
+        folder.mkdir(parents=True)
+    write_problems(inputs["problems"], Split.TRAIN, tiny.PROBLEMS)
+    save(policy(1), inputs["reference"])
+    straight, disturbed = (Place(short_path / name, "train_grpo", inputs) for name in ("straight", "disturbed"))
+    chance = random.Random(SEED)
+    try:
+        assert straight.run(_config()) == 0, straight.err
+        command = disturbed.start(_config())
+        for number in range(3):
+            _kill(disturbed, command, VICTIMS[number % 2], 1 + 3 * number, chance.uniform(0, 0.5))
+        assert command.wait(PATIENCE_S) == 0, disturbed.err
+        assert disturbed.out.count("has ended; starting it again") == 3
+        for place in (straight, disturbed):
+            place.assert_nothing_left()
+        assert disturbed.rows("training/completions.jsonl") == straight.rows("training/completions.jsonl")
+        assert disturbed.results() == straight.results()
+    finally:
+        for place in (straight, disturbed):
+            place.end()
