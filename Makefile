@@ -83,8 +83,9 @@ format: setup  ## Rewrite the code in the project's style
 repro: setup  ## Run the same stages under DVC: only what changed is computed
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/dvc repro
 
-compile: setup  ## Write pipelines/*.yaml, the graphs that Kubeflow runs
+compile: setup  ## Write pipelines/*.yaml, the graphs that Kubeflow runs, and docs/parameters.md
 	@$(BIN)/grpo-pipeline compile
+	@$(BIN)/python -m pipelines.parameter_table > docs/parameters.md
 
 images:  ## Build the container images (BASE=NAME@sha256:... VARIANT=cuda|cpu REGISTRY=PREFIX; images/README.md)
 	@$(PYTHON) images/build.py --base "$(BASE)" --variant "$(VARIANT)" --registry "$(REGISTRY)"

@@ -15,6 +15,7 @@ _TAIL_LINES = 200
 _MEANINGS = {
     2: "something is to be corrected",
     3: "the gate is missed",
+    4: "nothing is new",
     75: "may work the next time",
     137: "killed",
     143: "told to stop",

@@ -90,6 +90,7 @@ def test_the_summary_says_what_became_of_each_task(server: ApiServer, tmp_path: 
     [
         (2, "Error", "exit code 2: something is to be corrected"),
         (3, "Error", "exit code 3: the gate is missed"),
+        (4, "Error", "exit code 4: nothing is new"),
         (75, "Error", "exit code 75: may work the next time"),
         (137, "OOMKilled", "exit code 137: out of memory"),
         (1, "Error", "exit code 1: Error"),
