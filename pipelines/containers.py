@@ -24,6 +24,8 @@ from components.shared.step import JOURNAL_VARIABLE
 
 _LABEL = "grpo-pipeline/run"
 """Of every container of a run: its folder."""
+_PASSED_ON = ("OMP_NUM_THREADS",)
+"""How much of the machine a stage may take is for the caller to say."""
 _SHARED_MEMORY = "2g"
 """For ranks of a stage and their data, which go through /dev/shm."""
 _GRACE_S = 3.0
@@ -47,11 +49,12 @@ def runner(folder: Path, journal: Path) -> local.DockerRunner:
     # KFP's own takes a container that has gone before it could be asked for one that has succeeded.
     docker_task_handler.run_docker_container = run_container
     here = str(Path.cwd())
+    passed_on = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
     return local.DockerRunner(
         mounts=[Mount(target=here, source=here, type="bind")],
         working_dir=here,
         user=f"{os.getuid()}:{os.getgid()}" if os.getuid() else None,
-        environment={JOURNAL_VARIABLE: str(journal)},
+        environment={JOURNAL_VARIABLE: str(journal), **passed_on},
         labels={_LABEL: str(folder)},
         read_only=True,
         tmpfs={"/tmp": "mode=1777,exec"},

@@ -55,7 +55,7 @@ def _start(project: Project, variables: Mapping[str, str], *arguments: str) -> s
 
 
 def _run(project: Project, variables: Mapping[str, str], *arguments: str) -> FinishedRun:
-    return FinishedRun.of(project, _start(project, variables, *arguments))
+    return FinishedRun.of(project, _start(project, variables, *arguments), timeout_s=1200)
 
 
 def test_every_stage_runs_in_a_container(runs: Mapping[str, FinishedRun]) -> None:

@@ -123,9 +123,9 @@ class FinishedRun:
     errors: str
 
     @classmethod
-    def of(cls, project: Project, process: subprocess.Popen[str]) -> "FinishedRun":
+    def of(cls, project: Project, process: subprocess.Popen[str], *, timeout_s: float = 400) -> "FinishedRun":
         """Wait for a run to end."""
-        printed, errors = process.communicate(timeout=400)
+        printed, errors = process.communicate(timeout=timeout_s)
         return cls(project, process.returncode, printed, errors)
 
     @property
