@@ -124,6 +124,14 @@ def test_the_deadline_counts_from_the_last_admission(server: ApiServer, api: cli
     assert pods(api) == []
 
 
+def test_the_deadline_outlives_restarts(server: ApiServer, api: client.ApiClient) -> None:
+    """Pods that start anew get no new time."""
+    server.cluster.play(script.Running(60), script.NodeLost(), script.Running(None))
+    create(api, train_job(activeDeadlineSeconds=100))
+    server.clock.advance(110)
+    assert conditions(server)["Failed"] == ("True", "DeadlineExceeded")
+
+
 def test_the_status_counts_jobs(server: ApiServer, api: client.ApiClient) -> None:
     """Active and ready while it runs, succeeded afterwards; one entry per replicated job of the runtime."""
     server.cluster.add_runtime("grpo-torch-vllm", jobs=("node", "rollout"))

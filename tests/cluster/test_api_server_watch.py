@@ -1,6 +1,7 @@
 """Watches and logs, as the real Kubernetes client reads them."""
 
 import contextlib
+import json
 import threading
 from collections.abc import Iterator
 from datetime import timedelta
@@ -10,7 +11,7 @@ import pytest
 from kubernetes import client, watch
 from urllib3.exceptions import HTTPError
 
-from tests.cluster.api_server import ApiServer, Fault, script
+from tests.cluster.api_server import ApiServer, Fault, kinds, script
 from tests.cluster.jobs import NS, WHERE, create, delete, patch, pods, queued_job, refused, train_job
 
 
@@ -104,6 +105,18 @@ def test_a_watch_may_be_closed_early_or_cut(server: ApiServer, api: client.ApiCl
     server.faults.add(Fault("GET", "watch=True", cut_after=40))
     with pytest.raises(HTTPError):
         list(told(api, timeout_seconds=5))
+
+
+def test_a_watch_may_end_before_its_time(server: ApiServer, api: client.ApiClient) -> None:
+    """In good order, and the client has to ask again."""
+    create(api, train_job("one", suspend=True))
+    server.faults.add(Fault("GET", "watch=True", ends_after=len(_first_event(server))))
+    assert list(told(api, timeout_seconds=3600)) == [("ADDED", "one")]
+
+
+def _first_event(server: ApiServer) -> bytes:
+    job = server.cluster.get(kinds.TRAIN_JOBS, "one")
+    return json.dumps({"type": "ADDED", "object": job}).encode() + b"\n"
 
 
 def follow(api: client.ApiClient, name: str, **options: Any) -> list[str]:

@@ -37,6 +37,8 @@ class Clock:
         self._numbers = itertools.count()
         self._driver = threading.get_ident()
         self.is_closed = False
+        self.mistakes: list[Exception] = []
+        """Of actions that no thread of the test has asked for."""
 
     def monotonic(self) -> float:
         """Seconds since the clock was made."""
@@ -142,10 +144,17 @@ class RealClock(Clock):
         with self.changed:
             while not self.is_closed:
                 while self._due and self._due[0][0] <= self.monotonic():
-                    heapq.heappop(self._due)[2]()
-                    self.changed.notify_all()
+                    self._act(heapq.heappop(self._due)[2])
                 left = self._due[0][0] - self.monotonic() if self._due else 1.0
                 self.changed.wait(max(left, 0.0) / self._speed)
+
+    def _act(self, action: Action) -> None:
+        try:
+            action()
+        except Exception as error:
+            # In this thread nobody would see it.
+            self.mistakes.append(error)
+        self.changed.notify_all()
 
 
 _sleepers: dict[threading.Thread, threading.Event] = {}

@@ -21,7 +21,8 @@ class Fault:
         effect: With a status: whether the server has done what was asked all the same.
         drop: Close the connection without an answer, `before` the request has its effect or `after`.
         delay_s: Real seconds before the answer.
-        cut_after: Close a stream after so many bytes; in mid-line if need be.
+        cut_after: Break the connection of a stream after so many bytes; in mid-line if need be.
+        ends_after: End a stream after so many bytes in good order, as servers do with watches at any time.
         skip: How many matching requests pass unharmed first.
         times: How many requests it befalls.
         chance: Of those that are left, the fraction that it befalls.
@@ -35,6 +36,7 @@ class Fault:
     drop: str = ""
     delay_s: float = 0
     cut_after: int | None = None
+    ends_after: int | None = None
     skip: int = 0
     times: int = 1
     chance: float = 1.0

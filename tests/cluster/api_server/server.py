@@ -78,8 +78,8 @@ class ApiServer:
         self.cluster.close()
         self._server.shutdown()
         self._server.server_close()
-        if self._mistakes:
-            raise self._mistakes[0]
+        for mistake in (*self._mistakes, *self.clock.mistakes):
+            raise mistake
 
     @property
     def url(self) -> str:
@@ -177,7 +177,7 @@ class _RequestHandler(BaseHTTPRequestHandler):
         if answer.stream is None:
             self._send(answer)
         else:
-            self._stream(answer, answer.stream, None if fault is None else fault.cut_after)
+            self._stream(answer, answer.stream, fault or Fault())
 
     do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _handle
 
@@ -204,21 +204,23 @@ class _RequestHandler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def _stream(self, answer: Answer, chunks: Iterator[bytes], cut_after: int | None) -> None:
+    def _stream(self, answer: Answer, chunks: Iterator[bytes], fault: Fault) -> None:
         self.send_response(answer.status)
         for name, value in {**answer.headers, "Transfer-Encoding": "chunked", "Connection": "close"}.items():
             self.send_header(name, value)
         self.end_headers()
         self.wfile.flush()
-        left = cut_after
+        left = fault.ends_after if fault.cut_after is None else fault.cut_after
         for chunk in chunks:
             piece = chunk if left is None else chunk[:left]
             self.wfile.write(b"%x\r\n%s\r\n" % (len(piece), piece) if piece else b"")
             self.wfile.flush()
             left = None if left is None else left - len(piece)
-            if left == 0:
+            if left == 0 and fault.cut_after is not None:
                 self._hang_up()
                 return
+            if left == 0:
+                break
         self.wfile.write(b"0\r\n\r\n")
         self.close_connection = True
 

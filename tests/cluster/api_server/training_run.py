@@ -4,10 +4,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from tests.cluster.api_server.children import Children
 from tests.cluster.api_server.errors import Json
-from tests.cluster.api_server.kinds import JOB_SETS, JOBS, TRAIN_JOBS
-from tests.cluster.api_server.pod_templates import pod_templates
-from tests.cluster.api_server.pods import Pods, reference_to
+from tests.cluster.api_server.pods import Pods
 from tests.cluster.api_server.processes import Processes, free_port
 from tests.cluster.api_server.script import (
     Complete,
@@ -24,13 +23,14 @@ from tests.cluster.api_server.script import (
     Step,
     Unschedulable,
 )
-from tests.cluster.api_server.store import Store, rfc3339
+from tests.cluster.api_server.store import Store
 from tests.cluster.api_server.train_job_rules import QUEUE_LABEL, is_finished, runtime_of
 
 CONTROLLERS_S = 0.5
 """How long the controllers take until there are pods."""
 STARTS_S = 2.0
 """How long a pod with a node takes until its containers run."""
+_NEED_PODS = (Running, Executed, Failed, Complete, NodeLost, Restarted, Preempted)
 
 
 class TrainingRun:
@@ -38,17 +38,17 @@ class TrainingRun:
 
     def __init__(self, store: Store, pods: Pods, processes: Processes, job: Json, script: Script) -> None:
         self._store, self._pods, self._processes = store, pods, processes
-        self._namespace, self._name = job["metadata"]["namespace"], job["metadata"]["name"]
-        self._uid = job["metadata"]["uid"]
+        self._name = job["metadata"]["name"]
         self._script: list[Step] = list(script)
         self._attempt = 0
         self._epoch = 0
         self._codes: dict[str, int] = {}
+        self._num_admissions = 0
         self._is_up = False
         """Whether the containers run."""
         runtime = runtime_of(store, job)
         assert runtime is not None, "the webhook admits no TrainJob without its runtime"
-        self._runtime = runtime
+        self._children = Children(store, pods, job, runtime)
 
     def begin(self, job: Json) -> None:
         """The controllers see the new TrainJob."""
@@ -72,33 +72,26 @@ class TrainingRun:
         """The TrainJob is deleted: nothing of the script happens any more."""
         self._epoch += 1
 
-    def _job(self) -> Json | None:
-        job = self._store.get(TRAIN_JOBS, self._namespace, self._name)
-        return job if job is not None and job["metadata"]["uid"] == self._uid else None
-
     def _later(self, seconds: float | None, action: Callable[[], None]) -> None:
         """Do something then, unless the job has been suspended, restarted or ended by then."""
         epoch = self._epoch
 
         def act() -> None:
-            if epoch == self._epoch and self._job() is not None:
+            if epoch == self._epoch and self._children.job() is not None:
                 action()
 
         if seconds is not None:
             self._store.clock.call_in(seconds, act)
 
     def _next(self) -> None:
-        job = self._job()
+        job = self._children.job()
         if job is None or not self._script:
             return
         step = self._script[0]
         if job["spec"]["suspend"] and not isinstance(step, Queued):
             # Nobody has queued it by script: whoever suspended it will resume it.
             return
-        if (
-            isinstance(step, Running | Executed | Failed | Complete | NodeLost | Restarted | Preempted)
-            and not self._is_up
-        ):
+        if isinstance(step, _NEED_PODS) and not self._is_up:
             self._bring_up(job)
             return
         self._script.pop(0)
@@ -121,12 +114,12 @@ class TrainingRun:
         play[type(step)](step, job)
 
     def _find_no_node(self, step: Unschedulable, job: Json) -> None:
-        for pod in self._with_pods(job):
+        for pod in self._children.pods(job, self._attempt):
             self._pods.unschedulable(pod, step.message)
         self._later(step.seconds, self._next)
 
     def _back_off(self, step: PullBackOff, job: Json) -> None:
-        for pod in self._with_pods(job):
+        for pod in self._children.pods(job, self._attempt):
             self._pods.assign(pod)
         for pod in self._pods.of(job):
             self._pods.pull_fails(pod, step.message)
@@ -136,30 +129,18 @@ class TrainingRun:
         step.action()
         self._next()
 
-    def _with_pods(self, job: Json) -> list[Json]:
-        """The job's pods, made if there are none."""
-        if not self._pods.of(job):
-            job_set = self._job_set(job)
-            owners: dict[str, Json] = {}
-            for template in pod_templates(job, self._runtime):
-                if template.job not in owners:
-                    owners[template.job] = self._child_job(job, job_set, template.job)
-                self._pods.create(job, template, owners[template.job], self._attempt)
-            self._report(active=1)
-        return self._pods.of(job)
-
     def _bring_up(self, job: Json) -> None:
-        for pod in self._with_pods(job):
+        for pod in self._children.pods(job, self._attempt):
             self._pods.assign(pod)
         self._later(STARTS_S, self._up)
 
     def _up(self) -> None:
-        job = self._job()
+        job = self._children.job()
         assert job is not None
         for pod in self._pods.of(job):
             self._pods.start(pod)
         self._is_up = True
-        self._report(active=1, ready=1)
+        self._children.report(active=1, ready=1)
         self._next()
 
     def _run(self, step: Running, job: Json) -> None:
@@ -179,7 +160,7 @@ class TrainingRun:
 
     def _executed(self, step: Executed, epoch: int, number: int, pod: Json, code: int) -> None:
         """One container has ended; the first that fails, or the last, decides what becomes of the job."""
-        job = self._job()
+        job = self._children.job()
         if epoch != self._epoch or job is None:
             return
         self._pods.stop(pod, code, "Error" if code else "Completed")
@@ -212,8 +193,7 @@ class TrainingRun:
         self._restart(job)
 
     def _restart(self, job: Json) -> None:
-        template = self._runtime["spec"]["template"]["spec"]
-        most = template.get("failurePolicy", {}).get("maxRestarts", 0)
+        most = self._children.max_restarts
         self._epoch += 1
         if self._attempt >= most:
             reason = "ReachedMaxRestarts" if most else "FailedJobs"
@@ -230,7 +210,7 @@ class TrainingRun:
         self._is_up = False
 
     def _admit(self) -> None:
-        job = self._job()
+        job = self._children.job()
         if job is not None:
             self._pods.event(job, "Normal", "Admitted", "Admitted by clusterQueue cluster-queue", "kueue-admission")
             self._store.replace({**job, "spec": {**job["spec"], "suspend": False}})
@@ -247,25 +227,30 @@ class TrainingRun:
         self._later(CONTROLLERS_S, self._next)
 
     def _suspended(self, job: Json) -> None:
-        self._condition("Suspended", "True", "Suspended", "TrainJob is suspended")
-        self._report(suspended=1)
+        self._children.condition("Suspended", "True", "Suspended", "TrainJob is suspended")
+        self._children.report(suspended=1)
         if QUEUE_LABEL in job["metadata"].get("labels", {}):
             self._pods.event(job, "Normal", "CreatedWorkload", "Created Workload", "kubeflow.org/trainjob-kueue")
 
     def _resumed(self, job: Json) -> None:
         self._epoch += 1
-        self._condition("Suspended", "False", "Resumed", "TrainJob is resumed")
+        self._children.condition("Suspended", "False", "Resumed", "TrainJob is resumed")
         self._start_deadline(job)
         if self._script and isinstance(self._script[0], Queued):
             self._script.pop(0)
         self._later(CONTROLLERS_S, self._next)
 
     def _start_deadline(self, job: Json) -> None:
-        self._later(job["spec"].get("activeDeadlineSeconds"), self._exceed_deadline)
+        self._num_admissions += 1
+        seconds = job["spec"].get("activeDeadlineSeconds")
+        if seconds is not None:
+            self._store.clock.call_in(seconds, partial(self._exceed_deadline, self._num_admissions))
 
-    def _exceed_deadline(self) -> None:
-        job = self._job()
-        assert job is not None
+    def _exceed_deadline(self, admission: int) -> None:
+        """The time since the last admission is over, restarts or not."""
+        job = self._children.job()
+        if job is None or is_finished(job) or job["spec"]["suspend"] or admission != self._num_admissions:
+            return
         self._take_down(job)
         self._fail("DeadlineExceeded", "TrainJob exceeded its active deadline")
 
@@ -277,50 +262,18 @@ class TrainingRun:
 
     def _completed(self) -> None:
         self._epoch += 1
-        self._report(succeeded=1)
-        self._condition("Complete", "True", "AllJobsCompleted", "jobset completed successfully")
+        self._children.report(succeeded=1)
+        self._children.condition("Complete", "True", "AllJobsCompleted", "jobset completed successfully")
 
     def _fail(self, reason: str, message: str) -> None:
         self._epoch += 1
-        job = self._job()
+        job = self._children.job()
         for pod in self._pods.of(job) if job else []:
             if pod["status"]["phase"] == "Running":
                 # JobSet deletes the jobs that still run.
                 self._pods.remove(pod)
-        self._report(failed=1)
-        self._condition("Failed", "True", reason, message)
-
-    def _condition(self, type_: str, status: str, reason: str, message: str) -> None:
-        job = self._job()
-        assert job is not None
-        kept = [each for each in job.get("status", {}).get("conditions", []) if each["type"] != type_]
-        moment = rfc3339(self._store.clock.now())
-        made = {"type": type_, "status": status, "reason": reason, "message": message, "lastTransitionTime": moment}
-        status_ = {**job.get("status", {}), "conditions": [*kept, made]}
-        self._store.patch(TRAIN_JOBS, self._namespace, self._name, status=status_)
-
-    def _report(self, **counts: int) -> None:
-        """Write how the child jobs are, into the JobSet's status and the TrainJob's."""
-        job = self._job()
-        assert job is not None
-        names = [each["name"] for each in self._runtime["spec"]["template"]["spec"]["replicatedJobs"]]
-        zero = dict.fromkeys(("ready", "succeeded", "failed", "active", "suspended"), 0)
-        jobs = [{"name": name, **zero, **counts} for name in names]
-        job_status = {**job.get("status", {}), "jobsStatus": jobs}
-        self._store.patch(JOB_SETS, self._namespace, self._name, status={"replicatedJobsStatus": jobs})
-        self._store.patch(TRAIN_JOBS, self._namespace, self._name, status=job_status)
-
-    def _job_set(self, job: Json) -> Json:
-        existing = self._store.get(JOB_SETS, self._namespace, self._name)
-        return existing or self._child(JOB_SETS.api_version, "JobSet", self._name, job)
-
-    def _child_job(self, job: Json, job_set: Json, replicated: str) -> Json:
-        name = f"{self._name}-{replicated}-0"
-        return self._store.get(JOBS, self._namespace, name) or self._child("batch/v1", "Job", name, job_set)
-
-    def _child(self, api_version: str, kind: str, name: str, owner: Json) -> Json:
-        metadata = {"name": name, "namespace": self._namespace, "ownerReferences": [reference_to(owner)]}
-        return self._store.create({"apiVersion": api_version, "kind": kind, "metadata": metadata, "spec": {}})
+        self._children.report(failed=1)
+        self._children.condition("Failed", "True", reason, message)
 
 
 def _jobs_failed(name: str) -> str:
