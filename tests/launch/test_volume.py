@@ -1,0 +1,128 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from components.launch import task
+from components.launch.cluster import current
+from components.launch.task import run_task
+from components.shared import jsonl, lineage
+from components.shared.config import Config
+from components.shared.model_reference import PIPELINE_FILE, followed
+from components.shared.step import In, Out, Work
+
+RUN_ID = "0f1e2d3c"
+CALLS: list[Path] = []
+
+
+class TrainingConfig(Config):
+    """Of a stage that only copies."""
+
+    ending: str = "well"
+
+
+class KilledError(BaseException):
+    """Nothing handles it."""
+
+
+def train(config: TrainingConfig, *, problems: In, model: Out, training: Out, work: Work) -> dict[str, float]:
+    """Make a model of the problems; leave something unfinished where it is killed."""
+    CALLS.append(problems)
+    assert current() is not None
+    left = (work / "checkpoint").exists()
+    work.mkdir(exist_ok=True)
+    (work / "checkpoint").touch()
+    if config.ending == "killed" and not left:
+        raise KilledError
+    (model / "train.jsonl").write_bytes((problems / "train.jsonl").read_bytes())
+    jsonl.write_json(model / PIPELINE_FILE, {"prompt": "{question}", "answer": "declared"})
+    (training / "curves.csv").write_text("step\n1\n")
+    return {"resumed": float(left)}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Any:
+    """A function that runs the stage as a task of a run on a cluster; outputs in a folder of that attempt."""
+    CALLS.clear()
+    (tmp_path / "volume").mkdir()
+    (tmp_path / "problems").mkdir()
+    (tmp_path / "problems" / "train.jsonl").write_text("{}\n")
+
+    def run(
+        attempt: str = "1", *, problems: Path = tmp_path / "problems", stage: str = "train_sft", **config: str
+    ) -> dict[str, float]:
+        folders = {"problems": problems, **{name: tmp_path / attempt / name for name in ("model", "training")}}
+        paths = {name: str(path) for name, path in folders.items()}
+        cluster = {"image": "gpu:1", "mount": str(tmp_path / "volume")}
+        return run_task(train, stage, config, cluster=cluster, run_id=RUN_ID, **paths)
+
+    return run
+
+
+def test_everything_lies_on_the_volume(run: Any, tmp_path: Path) -> None:
+    """Inputs are copied there, models stay there and go out by reference, all else goes out as a copy."""
+    assert run() == {"resumed": 0.0}
+    volume = tmp_path / "volume"
+    assert CALLS[0].is_relative_to(volume)
+    model = volume / "grpo-pipeline" / RUN_ID / "train_sft" / "model"
+    assert followed(tmp_path / "1" / "model") == model
+    assert (model / "train.jsonl").read_text() == "{}\n"
+    assert (tmp_path / "1" / "training" / "curves.csv").is_file()
+    made_by = lineage.read(model)
+    assert made_by is not None
+    assert made_by["inputs"]["problems"]["digest"] == lineage.digest(tmp_path / "problems")
+    assert lineage.read(tmp_path / "1" / "model") == made_by == lineage.read(tmp_path / "1" / "training")
+    assert not list((volume / "grpo-pipeline" / "work").glob("*/*"))
+
+
+def test_a_model_on_the_volume_is_read_where_it_is(run: Any, tmp_path: Path) -> None:
+    """Given by reference, as the stage before has left it; its digest is that of what is read."""
+    run()
+    run("2", problems=tmp_path / "1" / "model", stage="train_grpo")
+    model = followed(tmp_path / "1" / "model")
+    assert CALLS[1] == model
+    made_by = lineage.read(tmp_path / "2" / "model")
+    assert made_by is not None
+    assert made_by["inputs"]["problems"] == {"digest": lineage.digest(model), "lineage": lineage.read(model)}
+
+
+def test_unfinished_work_is_found_again(run: Any) -> None:
+    """By what it is made from, not by the attempt."""
+    with pytest.raises(KilledError):
+        run("1", ending="killed")
+    assert run("2", ending="killed") == {"resumed": 1.0}
+
+
+def test_a_finished_stage_is_not_run_again(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the task was killed between its end and Kubeflow's taking its outputs, they are handed over."""
+
+    def die(*_: Any) -> None:
+        raise KilledError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(task.StageFolders, "hand_over", die)
+        with pytest.raises(KilledError):
+            run("1")
+    assert run("2") == {"resumed": 0.0}
+    assert len(CALLS) == 1
+    assert followed(tmp_path / "2" / "model").is_dir()
+    assert run("3", ending="other") == {"resumed": 0.0}
+    assert len(CALLS) == 2, "another config makes another model"
+
+
+def test_a_volume_that_is_not_mounted_is_missed(run: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Before anything is made in a folder that nobody shares."""
+    (tmp_path / "volume").rmdir()
+    with pytest.raises(SystemExit) as ended:
+        run()
+    assert ended.value.code == 2
+    assert "does this pod mount the shared volume?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("run_id", ["", "Upper", "a" * 64, "-a"])
+def test_a_run_without_a_fitting_id_is_refused(tmp_path: Path, run_id: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is a label of all that the run makes."""
+    cluster = {"image": "gpu:1", "mount": str(tmp_path)}
+    with pytest.raises(SystemExit):
+        run_task(train, "train_sft", {}, cluster=cluster, run_id=run_id)
+    assert "cannot be a label" in capsys.readouterr().err
