@@ -1,5 +1,6 @@
 """The checks of a run that ask somebody else: the cluster, the repositories."""
 
+import time
 from collections.abc import Callable
 from functools import partial
 
@@ -15,6 +16,9 @@ from components.preflight.side_by_side import Check
 from components.shared.config import Params
 from components.shared.errors import PipelineError
 
+_PASSING = {429, 500, 502, 503, 504}
+_PAUSES_S = (1.0, 3.0, 0.0)
+"""After each time that the cluster was asked."""
 REVISION = "data_revision"
 """The check whose answer is a commit; all others answer with a line for each thing that is wrong."""
 
@@ -59,13 +63,18 @@ def _of_cluster(form: Form, sections: Params, *, valid: bool) -> dict[str, Check
 
 
 def _asked(check: Callable[[], list[str]]) -> list[str]:
-    """Ask the cluster; what it cannot answer is something to be corrected as well."""
-    try:
-        return check()
-    except client.ApiException as error:
-        raise PipelineError(f"the Kubernetes API answers {error.status} {error.reason}") from None
-    except HTTPError as error:
-        raise PipelineError(f"the Kubernetes API does not answer ({error})") from None
+    """Ask the cluster, a few times where it is busy; what it cannot answer is something to be corrected as well."""
+    for pause_s in _PAUSES_S:
+        try:
+            return check()
+        except client.ApiException as error:
+            if error.status not in _PASSING:
+                raise PipelineError(f"the Kubernetes API answers {error.status} {error.reason}") from None
+            reason = f"answers {error.status} {error.reason}"
+        except HTTPError as error:
+            reason = f"does not answer ({error})"
+        time.sleep(pause_s)
+    raise PipelineError(f"the Kubernetes API {reason}, {len(_PAUSES_S)} times")
 
 
 def _commit(repository: str, revision: str) -> str:

@@ -22,8 +22,8 @@ class Permission:
 
 
 LAUNCH = (
-    *(Permission(verb, "trainjobs", _TRAINER) for verb in ("create", "delete", "get", "list", "patch", "watch")),
-    *(Permission(verb, "pods") for verb in ("get", "list", "watch")),
+    *(Permission(verb, "trainjobs", _TRAINER) for verb in ("create", "delete", "get", "list", "patch")),
+    Permission("list", "pods"),
     Permission("get", "pods/log"),
     Permission("list", "events"),
 )

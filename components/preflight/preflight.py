@@ -10,7 +10,7 @@ from components.preflight.form import CLUSTER, Form, sections_of
 from components.preflight.repetition import comparable, refuse_repetition
 from components.preflight.sections import complete, without_files, wrong_sections
 from components.preflight.side_by_side import side_by_side
-from components.preflight.storage import training_secrets
+from components.preflight.storage import credentials, training_secrets
 from components.preflight.summary import summary
 from components.shared import config
 from components.shared.errors import PipelineError
@@ -54,6 +54,9 @@ def preflight(form: Form, *, deadline_s: float = DEADLINE_S) -> Ready:
         PipelineError: Something is wrong; all of it is named, a line each.
         NothingNewError: Nothing is wrong, and the run was told to end where it is not new.
     """
+    # Before all else, so that no other line repeats it.
+    if leaked := credentials(form):
+        raise _to_correct(leaked)
     sections, wrong = sections_of(form, _NO_COMMIT, training_secrets(form))
     wrong += wrong_sections(sections) + comparable(form)
     if not wrong:
@@ -65,12 +68,16 @@ def preflight(form: Form, *, deadline_s: float = DEADLINE_S) -> Ready:
         elif name != REVISION:
             wrong += answer
     if wrong:
-        raise PipelineError("\n".join([f"{len(wrong)} to correct before this run can start", *wrong]))
+        raise _to_correct(wrong)
     commit = found.get(REVISION, "")
     sections = complete(sections_of(form, commit, training_secrets(form))[0])
     say("preflight", f"{len(found)} checks passed" + (f"; data at commit {commit}" if commit else ""))
     refuse_repetition(form, sections)
     return Ready(sections, summary(form, sections, {"data at commit": commit} if commit else {}))
+
+
+def _to_correct(wrong: list[str]) -> PipelineError:
+    return PipelineError("\n".join([f"{len(wrong)} to correct before this run can start", *wrong]))
 
 
 def run(given: dict[str, Any]) -> None:

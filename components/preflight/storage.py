@@ -3,6 +3,7 @@
 import importlib.util
 import os
 from collections.abc import Iterator
+from urllib.parse import urlsplit
 
 from components.preflight.config import MOUNT, SECRET_KEYS, SECRET_NAMES
 from components.preflight.form import Form
@@ -17,6 +18,14 @@ _PACKAGES = {"s3": "dvc_s3", "gs": "dvc_gs", "azure": "dvc_azure", "ssh": "dvc_s
 def is_url(location: str) -> bool:
     """Whether a location is served by someone, and no folder."""
     return "://" in location or "@" in location
+
+
+def credentials(form: Form) -> list[str]:
+    """Whether an address in the form holds a password: parameters are kept, and shown to everybody."""
+    named = ("data_repository", "registry_kubeflow_url", "registry_repository", "registry_weights_remote")
+    parts = {name: urlsplit(form[name]) for name in named}
+    held = [name for name, part in parts.items() if part.password or (part.username and part.scheme.startswith("http"))]
+    return [f"{name}: holds a password or a token; change it, and use a secret" for name in held]
 
 
 def repository(location: str) -> list[str]:

@@ -10,7 +10,7 @@ from components.preflight.form import Form
 from components.preflight.preflight import preflight
 from components.preflight.side_by_side import side_by_side
 from components.shared.errors import PipelineError
-from tests.cluster.api_server import ApiServer, Fault, kinds
+from tests.cluster.api_server import BEFORE, ApiServer, Fault, kinds
 from tests.preflight.conftest import CLAIM, claim, git
 
 
@@ -149,6 +149,25 @@ def test_a_secret_that_is_named_must_be_there(server: ApiServer, form: Form, mon
     assert "hf_verysecret" not in ready.summary + json.dumps(ready.sections)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
     assert "secret_storage: no secret grpo-pipeline-storage with the keys AWS_SECRET_ACCESS_KEY" in _line(form)
+
+
+@pytest.mark.parametrize("address", ["https://me:s3cret@git.example/x", "https://s3cret@git.example/x"])
+def test_a_password_in_an_address_is_refused_and_not_repeated(server: ApiServer, form: Form, address: str) -> None:
+    """Parameters are kept and shown: a password belongs into a secret, and into no log."""
+    for name in ("data_repository", "registry_repository", "registry_weights_remote"):
+        line = _line(form | {name: address, "grpo_group_size": 1})
+        assert line == f"{name}: holds a password or a token; change it, and use a secret"
+
+
+def test_an_api_server_that_is_busy_is_asked_again(
+    server: ApiServer, form: Form, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A 429 or a restart in passing does not end a run; what lasts is told."""
+    monkeypatch.setattr("components.preflight.checks._PAUSES_S", (0.01, 0.01, 0.01))
+    server.faults.add(Fault(path="/persistentvolumeclaims/", status=429), Fault(path="/trainingruntimes/", drop=BEFORE))
+    preflight(form)
+    server.faults.add(Fault(path="/persistentvolumeclaims/", status=503, times=3))
+    assert _line(form).startswith("cluster_volume_claim: the Kubernetes API answers 503")
 
 
 def test_what_would_go_with_the_pod_is_refused(server: ApiServer, form: Form) -> None:
