@@ -12,7 +12,9 @@ from components.launch.cleanup import delete_run
 from components.launch.cluster_config import ClusterConfig
 from components.preflight import cluster
 from components.preflight.permissions import LAUNCH
-from tests.cluster.api_server import ApiServer, kinds
+from components.shared.errors import PipelineError
+from tests.cluster.api_server import ApiServer, kinds, script
+from tests.cluster.launched import RESULT, launched
 from tests.k8s.rendered import NAMESPACES, OVERLAYS, Json, one, overlay
 
 Grant = tuple[str, str, str, str]
@@ -105,6 +107,31 @@ def test_steps_cannot_read_secrets(server: ApiServer, api: client.ApiClient) -> 
     server.access.rules = one(overlay("standalone-kueue"), "Role", "grpo-pipeline-launcher")["rules"]
     with pytest.raises(client.ApiException, match="403"):
         client.CoreV1Api(api).read_namespaced_secret("grpo-pipeline-hub", server.namespace)
+
+
+def test_launching_uses_every_right_of_a_launcher_and_no_other(
+    server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job that queues, is preempted and ends well, one that fails, and what preflight asks for: the same set."""
+    server.access.rules = one(overlay("standalone-kueue"), "Role", "grpo-pipeline-launcher")["rules"]
+    used: set[Grant] = set()
+    allow = server.access.authorize
+
+    def noted(verb: str, group: str, resource: str, namespace: str, name: str) -> None:
+        allow(verb, group, resource, namespace, name)
+        used.add((verb, group, resource, ""))
+
+    monkeypatch.setattr(server.access, "authorize", noted)
+    good = launched(server, tmp_path / "good", monkeypatch, namespace=server.namespace, queue="grpo-pipeline")
+    server.cluster.play(script.Queued(30), script.Running(60), script.Preempted(60), *good.goes_well())
+    assert good.run() == RESULT
+    bad = launched(server, tmp_path / "bad", monkeypatch, namespace=server.namespace)
+    server.cluster.play(script.Running(10, ("step 1",)), script.OUT_OF_MEMORY)
+    with pytest.raises(PipelineError, match="OOMKilled"):
+        bad.run()
+    assert {grant for grant in used if "selfsubject" not in grant[2]} == {
+        (each.verb, each.group, each.resource, "") for each in LAUNCH
+    }
 
 
 def _make_job(api: client.ApiClient, namespace: str, heartbeat: str | None = None) -> None:
