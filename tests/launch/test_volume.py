@@ -3,9 +3,9 @@ from typing import Any
 
 import pytest
 
-from components.launch import task
 from components.launch.cluster import current
 from components.launch.task import run_task
+from components.launch.volume import StageFolders
 from components.shared import jsonl, lineage
 from components.shared.config import Config
 from components.shared.model_reference import PIPELINE_FILE, followed
@@ -100,7 +100,7 @@ def test_a_finished_stage_is_not_run_again(run: Any, tmp_path: Path, monkeypatch
         raise KilledError
 
     with monkeypatch.context() as patched:
-        patched.setattr(task.StageFolders, "hand_over", die)
+        patched.setattr(StageFolders, "hand_over", die)
         with pytest.raises(KilledError):
             run("1")
     assert run("2") == {"resumed": 0.0}
