@@ -20,6 +20,7 @@ class Provenance:
     """Digest of each artifact that went into a stage, by name."""
     code: str | None
     packages: dict[str, str]
+    """Version of each package that any of the stages had: they may have run in different images."""
 
     @property
     def params_digest(self) -> str | None:
@@ -35,7 +36,8 @@ def gather(lineages: Mapping[str, dict[str, Any] | None]) -> Provenance:
     """Return the provenance of artifacts by name; two configs of one stage mean that runs were mixed."""
     configs: dict[str, dict[str, Any]] = {}
     inputs: dict[str, str] = {}
-    code, packages = None, {}
+    code: str | None = None
+    packages: dict[str, set[str]] = {}
     for name, top in lineages.items():
         for lineage in _walk(top):
             stage = lineage["stage"]
@@ -44,9 +46,12 @@ def gather(lineages: Mapping[str, dict[str, Any] | None]) -> Provenance:
             for artifact, made in lineage["inputs"].items():
                 # Evaluations take their models under one name.
                 inputs[f"{name.partition('_')[0]} model" if artifact == "model" else artifact] = made["digest"]
-            code, packages = lineage["code"], lineage["packages"]
+            code = lineage["code"]
+            for package, version in lineage["packages"].items():
+                packages.setdefault(package, set()).add(version)
     ordered = sorted(configs, key=lambda stage: (_ORDER.index(stage) if stage in _ORDER else len(_ORDER), stage))
-    return Provenance({stage: configs[stage] for stage in ordered}, inputs, code, packages)
+    versions = {package: ", ".join(sorted(found)) for package, found in sorted(packages.items())}
+    return Provenance({stage: configs[stage] for stage in ordered}, inputs, code, versions)
 
 
 def _walk(lineage: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
