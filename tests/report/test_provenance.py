@@ -11,7 +11,7 @@ def _made(stage: str, packages: dict[str, str], **inputs: dict[str, Any]) -> dic
 
 
 def test_packages_are_those_of_all_stages() -> None:
-    """Stages run in different images: what trained is named, although the stage that was looked at last has no torch."""
+    """Stages run in different images: torch is named although the stage that was looked at last has none."""
     light, heavy = {"numpy": "2.3.5"}, {"numpy": "2.3.5", "torch": "2.13.0"}
     problems = _made("prepare_data", light)
     evaluation = _made("evaluate", heavy, model=_made("train_grpo", heavy, problems=problems), problems=problems)
