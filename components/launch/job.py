@@ -82,8 +82,10 @@ class Job:
             path.mkdir(parents=True)
 
     def write_outcome(self, rank: int, outcome: Mapping[str, Any]) -> None:
-        """Keep what became of a rank: its `result`, or its `error` and `exit_code`."""
-        jsonl.write_json(self._outcome(rank), outcome)
+        """Keep what became of a rank: its `result`, or its `error` and `exit_code`; whole, or not at all."""
+        partial = self._outcome(rank).with_suffix(".partial")
+        jsonl.write_json(partial, outcome)
+        partial.rename(self._outcome(rank))
 
     def outcome(self, rank: int) -> dict[str, Any] | None:
         """Return what became of a rank, or None where it ended without a word."""

@@ -171,7 +171,7 @@ def test_a_complete_job_without_results_is_no_success(make: Make, server: ApiSer
     """Whatever the cluster says, what counts is what every rank has left."""
     job = make()
     server.cluster.play(script.Running(5), script.Complete())
-    with pytest.raises(RetryableError):
+    with pytest.raises(RetryableError, match="is complete, but not every rank has left a result"):
         job.run()
 
 

@@ -25,6 +25,8 @@ def cause(job: Json, pods: Sequence[Json], tails: Mapping[str, Sequence[str]], s
     """
     failed = condition(job, "Failed")
     name = job["metadata"]["name"]
+    if condition(job, "Complete")["status"] == "True" and said is None:
+        return RetryableError(f"{name}: is complete, but not every rank has left a result on the volume")
     if failed["reason"] == "DeadlineExceeded":
         return PipelineError(
             f"{name}: ran for longer than cluster.training_timeout_s; run again to go on from its work"
