@@ -100,6 +100,7 @@ def _submit(options: argparse.Namespace) -> int:
     screen = Screen(sys.stdout, sys.stderr)
     with package(options.pipeline) as compiled:
         values = parameters(compiled, options.params, options.set)
+        _warn_of_images(values)
         cluster = _cluster(options)
         name = options.name or runs.run_name(options.params.stem if options.params else "params")
         run = runs.submit(
@@ -114,6 +115,18 @@ def _submit(options: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         screen.show(f"the run goes on; `grpo-pipeline stop {run.run_id}` ends it")
         return 130
+
+
+def _warn_of_images(values: dict[str, Any]) -> None:
+    """Say so where a run would start from images that only this machine can have: its first task would not begin."""
+    local = [
+        value for name, value in sorted(values.items()) if name.startswith("image_") and str(value).endswith(":dev")
+    ]
+    if local:
+        print(
+            f"note: no registry has {local[0]}; set IMAGE_REGISTRY and IMAGE_TAG as `make images` prints",
+            file=sys.stderr,
+        )
 
 
 def _status(options: argparse.Namespace) -> int:
@@ -158,6 +171,7 @@ def _apply(options: argparse.Namespace) -> int:
     when = cron.parse(options.cron)
     with package(options.pipeline) as compiled:
         values = skipping_repetition(parameters(compiled, options.params, options.set), options.set)
+        _warn_of_images(values)
         schedule = schedules.Schedule(options.name, when, compiled, values, options.experiment, options.service_account)
         done = schedules.apply(_cluster(options), schedule)
     print(f"{options.name}  {done}: {words(when)}")

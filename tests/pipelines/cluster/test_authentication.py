@@ -8,6 +8,7 @@ import pytest
 
 from pipelines.cli import main
 from tests.cluster.api_server import ApiServer, Fault
+from tests.cluster.api_server.tls import self_signed
 
 SECRET = "s3cr3t-t0ken"
 
@@ -135,11 +136,20 @@ def test_where_there_are_several_users_the_namespace_has_to_be_named(
 
 
 def test_a_server_with_a_certificate_of_its_own_is_trusted_when_told(
-    server: ApiServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """And only then; a file that is not there is named."""
+    """And only then, by option or environment; a file that is not there is named."""
+    certificate = self_signed(tmp_path)
+    with ApiServer(certificate=certificate) as server:
+        monkeypatch.setenv("GRPO_PIPELINE_ENDPOINT", server.url)
+        assert main(["status"]) == 75
+        assert "certificate verify failed" in capsys.readouterr().err
+        assert main(["status", "--ca-file", str(certificate.file)]) == 0
+        monkeypatch.setenv("GRPO_PIPELINE_CA_FILE", str(certificate.file))
+        assert main(["status"]) == 0
     assert main(["status", "--ca-file", str(tmp_path / "no.pem")]) == 2
-    assert capsys.readouterr().err == f"error: {tmp_path / 'no.pem'}: is no file with certificates that can be read\n"
+    missing = f"error: {tmp_path / 'no.pem'}: is no file with certificates that can be read\n"
+    assert capsys.readouterr().err.endswith(missing)
 
 
 def test_no_parameter_of_a_run_holds_what_is_secret(

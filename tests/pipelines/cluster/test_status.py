@@ -157,6 +157,27 @@ def test_waiting_tells_a_run_as_plain_lines(
     assert error.count("trying again") == 2
 
 
+def test_a_terminal_shows_what_is_under_way(
+    server: ApiServer,
+    run_id: str,
+    cluster: Cluster,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """On one line that is drawn over, with the time; lines that stay make way for themselves."""
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("NO_COLOR", "1")
+    tell(server, run_id, "RUNNING", preflight=DONE, train_grpo=RUNNING)
+    steps: Iterator[Callable[[], None]] = iter(
+        [lambda: None, lambda: tell(server, run_id, "SUCCEEDED", preflight=DONE, train_grpo=DONE)]
+    )
+    seconds = iter(range(0, 1000, 10))
+    screen = Screen(sys.stdout, sys.stderr)
+    assert wait.wait(cluster, run_id, screen, sleep=lambda _: next(steps)(), now=lambda: float(next(seconds))) == 0
+    out = capsys.readouterr().out
+    assert "\r\x1b[K      train_grpo  20.0 s\r\x1b[K      train_grpo  40.0 s\r\x1b[K      train_grpo done" in out
+
+
 def test_waiting_for_a_run_that_fails_says_why_and_is_no_success(
     server: ApiServer, run_id: str, cluster: Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:

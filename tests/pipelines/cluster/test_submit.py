@@ -49,6 +49,17 @@ def test_submit_compiles_by_itself_with_the_images_of_the_environment(server: Ap
     assert run["pipeline_spec"]["pipeline_spec"]["pipelineInfo"]["name"] == "grpo-post-training-on-cluster"
 
 
+def test_images_that_no_registry_can_have_are_pointed_out(
+    server: ApiServer, pipeline: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first task of such a run would not even begin, and so say nothing."""
+    assert main(["submit", "--pipeline", str(pipeline)]) == 0
+    assert capsys.readouterr().err.startswith("note: no registry has grpo-pipeline/python-gpu:dev; set IMAGE_REGISTRY")
+    images = ("image_gpu=registry.example.com/gpu:0123abc", "image_light=registry.example.com/light:0123abc")
+    assert main(["submit", "--pipeline", str(pipeline), "--set", images[0], "--set", images[1]]) == 0
+    assert capsys.readouterr().err == ""
+
+
 def test_a_second_run_goes_into_the_same_experiment(server: ApiServer, pipeline: Path) -> None:
     """Experiments are made once; another name makes another."""
     for experiment in ("weekly", "weekly", "other"):
