@@ -9,6 +9,7 @@ from components.launch import names
 from components.launch.trainjob.run import run_on_cluster
 from components.shared.errors import PipelineError, RetryableError
 from tests.cluster.api_server import ApiServer, Fault, kinds, script
+from tests.cluster.api_server.cluster import runtime
 from tests.cluster.launched import RESULT, RUN_ID, Launched, launched
 
 
@@ -234,6 +235,22 @@ def test_an_adopted_job_belongs_to_the_new_pod(make: Make, server: ApiServer, mo
             assert job.trainjobs()[0]["metadata"]["ownerReferences"][0]["name"] == "launcher-1"
     job.run()
     assert owners == ["launcher-2"]
+
+
+def test_a_job_in_another_namespace_has_no_owner(
+    make: Make, server: ApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cluster would take the owner for one that is gone, and remove the job at once."""
+    monkeypatch.setenv("KFP_POD_NAME", "launcher")
+    monkeypatch.setenv("KFP_POD_UID", "1234")
+    server.cluster.add({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "gpus"}})
+    there = runtime("grpo-torch")
+    server.cluster.add({**there, "metadata": {**there["metadata"], "namespace": "gpus"}})
+    job = make(namespace="gpus")
+    server.cluster.play(*job.goes_well())
+    assert job.run() == RESULT
+    assert job.records("trainjob.json")["metadata"]["namespace"] == "gpus"
+    assert "ownerReferences" not in job.records("trainjob.json")["metadata"]
 
 
 def test_a_job_that_has_ended_is_not_adopted(make: Make, server: ApiServer) -> None:

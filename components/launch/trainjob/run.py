@@ -56,12 +56,15 @@ def run_on_cluster(job: Job, cluster: Cluster, clock: Clock | None = None) -> di
 class _ClusterRun:
     def __init__(self, job: Job, cluster: Cluster, clock: Clock) -> None:
         self._job, self._cluster, self._clock = job, cluster, clock
-        self._objects = Objects(connect(), cluster.config.namespace or own_namespace())
+        here = own_namespace()
+        self._objects = Objects(connect(), cluster.config.namespace or here)
+        # To the cluster a pod of another namespace is one that is gone, and the job would go with it.
+        owner = Owner.this_pod() if self._objects.namespace == here else None
         self._name = job_name(job, cluster)
         told = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
         if job.with_samplers:
             told[SERVERS_VARIABLE] = ",".join(server_urls(self._name, cluster.config.rollout_servers))
-        self._manifest = train_job(job, cluster, told, Owner.this_pod(), clock.now().isoformat())
+        self._manifest = train_job(job, cluster, told, owner, clock.now().isoformat())
         self._submission = Submission(self._objects, clock, cluster.stage, job.grace_s)
         self._termination = Termination(self._objects.namespace, self._name)
 
