@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from components.preflight.form import KEYS, PREFIX, form_of
+from components.preflight.form import KEYS, PREFIX, form_of, sections_of
 from components.preflight.repetition import PARAMETER
-from components.preflight.storage import is_url
+from components.preflight.sections import wrong_sections
+from components.preflight.storage import credentials, is_url
 from components.shared.errors import PipelineError
 from pipelines.cluster.package import Package
 from pipelines.params import load
@@ -17,6 +18,8 @@ from pipelines.sections import sections
 
 Form = dict[str, Any]
 
+_ANY_COMMIT = "0" * 40
+"""In the place of that of the data, which preflight looks up."""
 _WORDS = {
     "BOOLEAN": "true or false",
     "LIST": "a JSON list",
@@ -41,7 +44,18 @@ def parameters(package: Package, params: Path | None, settings: Sequence[str]) -
         if not equals:
             raise PipelineError(f"--set {setting}: write name=value")
         _set(package, form, name, text)
+    _check(form)
     return form
+
+
+def _check(form: Form) -> None:
+    """Refuse what preflight would refuse without asking anybody: a secret that got to Kubeflow would be kept there."""
+    wrong = credentials({**dict.fromkeys(KEYS, ""), "data_repository": "", **form})
+    if not wrong and set(KEYS) <= set(form):  # a shorter form has the rest compiled in
+        sections, wrong = sections_of(form, _ANY_COMMIT, {})
+        wrong += wrong_sections(sections)
+    if wrong:
+        raise PipelineError("\n".join([f"{len(wrong)} to correct before this run can start", *wrong]))
 
 
 def skipping_repetition(form: Form, settings: Sequence[str]) -> Form:

@@ -10,6 +10,8 @@ from components.preflight.form import form_of
 from pipelines.cli import main
 from pipelines.cluster.package import read
 from pipelines.cluster.parameters import parameters
+from pipelines.compile import write
+from pipelines.grpo_post_training_on_cluster import grpo_post_training_minimal
 from pipelines.sections import sections
 from tests.cluster.api_server import ApiServer, kinds
 from tests.cluster.api_server.errors import Json
@@ -113,6 +115,47 @@ def test_a_wrong_setting_is_named_before_anything_is_asked(
     assert main(["submit", "--pipeline", str(pipeline), "--set", setting]) == 2
     assert capsys.readouterr().err == f"error: {message}\n"
     assert server.requests == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "messages"),
+    [
+        (["train_grpo.sampling.temperatur=1"], ["section_train_grpo.sampling.temperatur: unknown key; did you mean"]),
+        (
+            ["grpo_group_size=0", "evaluate.num_samples=-1"],
+            ["2 to correct before this run can start", "grpo_group_size: ", "section_evaluate.num_samples: "],
+        ),
+        (
+            ["registry_repository=https://user:s3cr3t@git.example.com/registry.git"],
+            ["registry_repository: holds a password or a token; change it, and use a secret"],
+        ),
+    ],
+)
+def test_what_can_be_known_here_is_refused_here(
+    server: ApiServer, pipeline: Path, settings: list[str], messages: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All of it at once, as the first task would; a password in an address never gets to where it would be kept."""
+    assert main(["submit", "--pipeline", str(pipeline), *(part for each in settings for part in ("--set", each))]) == 2
+    error = capsys.readouterr().err
+    assert [message for message in messages if message not in error] == []
+    assert "s3cr3t" not in error
+    assert server.requests == []
+
+
+@pytest.mark.parametrize("params", sorted((ROOT / "params").glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_params_file_can_be_submitted(pipeline: Path, params: Path) -> None:
+    """With as many GPUs as it has processes, and with none."""
+    compiled = read(pipeline)
+    parameters(compiled, params, [])
+    parameters(compiled, params, ["cluster_gpus_per_node=0"])
+
+
+def test_the_short_form_is_submitted_with_what_it_has(server: ApiServer, tmp_path: Path) -> None:
+    """Its parameters are checked one by one; the rest is compiled in."""
+    short = tmp_path / "short.yaml"
+    write(short, grpo_post_training_minimal)
+    assert main(["submit", "--pipeline", str(short), "--set", "grpo_num_steps=3"]) == 0
+    assert only_run(server)["runtime_config"]["parameters"]["grpo_num_steps"] == 3
 
 
 def test_a_wrong_params_file_is_refused_here(
