@@ -124,6 +124,16 @@ def test_the_deadline_counts_from_the_last_admission(server: ApiServer, api: cli
     assert pods(api) == []
 
 
+def test_an_earlier_admission_s_deadline_is_void(server: ApiServer, api: client.ApiClient) -> None:
+    """A job that was preempted has all its time again."""
+    server.cluster.play(script.Queued(10), script.Running(60), script.Preempted(10), script.Running(None))
+    create(api, queued_job(activeDeadlineSeconds=100))
+    server.clock.advance(150)
+    assert set(conditions(server)) == {"Suspended"}
+    server.clock.advance(60)
+    assert conditions(server)["Failed"] == ("True", "DeadlineExceeded")
+
+
 def test_the_deadline_outlives_restarts(server: ApiServer, api: client.ApiClient) -> None:
     """Pods that start anew get no new time."""
     server.cluster.play(script.Running(60), script.NodeLost(), script.Running(None))

@@ -169,6 +169,9 @@ def test_the_token_is_from_a_file_or_the_environment(server: ApiServer, tmp_path
     file.write_text("right\n")
     announce(server, MODEL_REGISTRY_TOKEN_FILE=str(file))
     announce(server, MODEL_REGISTRY_TOKEN="right")
+    other = tmp_path / "of-the-pod"
+    other.write_text("for Kubeflow Pipelines")
+    announce(server, MODEL_REGISTRY_TOKEN="right", KF_PIPELINES_SA_TOKEN_PATH=str(other))
     with pytest.raises(PipelineError, match="this one is from MODEL_REGISTRY_TOKEN") as refused:
         announce(server, MODEL_REGISTRY_TOKEN="wr0ng")
     assert "wr0ng" not in str(refused.value)
