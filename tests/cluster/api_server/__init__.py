@@ -12,7 +12,11 @@
 
 Time stands still until the test says `server.clock.advance(60)` or the code under test calls `server.clock.sleep`;
 pass it that, `server.clock.monotonic` and `server.clock.now`. Code that waits in watches instead of sleeping needs
-`ApiServer(clock=Clock(idle_s=0.05))`, and code in a process of its own `ApiServer(clock=RealClock(speed=60))`.
+`ApiServer(clock=Clock(idle_s=0.05))`, and code in a process of its own `ApiServer(clock=RealClock(speed=60))`; there
+the pods can run for real, by `script.Executed()`.
+
+The role of the client is that of a manifest: `server.access.rules = role["rules"]`. Kubeflow Pipelines is `server.kfp`
+and the model registry `server.registry`, at the same `server.url`. What was asked is in `server.requests`.
 """
 
 from tests.cluster.api_server import kinds, script

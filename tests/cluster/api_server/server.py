@@ -78,6 +78,7 @@ class ApiServer:
         self.cluster.close()
         self._server.shutdown()
         self._server.server_close()
+        self._server.hang_up()
         for mistake in (*self._mistakes, *self.clock.mistakes):
             raise mistake
 
@@ -147,6 +148,16 @@ class _Server(ThreadingHTTPServer):
     request_queue_size = 128
     owner: ApiServer
 
+    def __init__(self, *arguments: Any) -> None:
+        self.connections: set[socket.socket] = set()
+        super().__init__(*arguments)
+
+    def hang_up(self) -> None:
+        """Close what clients keep open for their next request, with the threads that wait for it."""
+        for connection in list(self.connections):
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Clients that are killed leave broken connections behind; that is no news."""
 
@@ -155,6 +166,16 @@ class _RequestHandler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
     server: _Server
+
+    def setup(self) -> None:
+        """Remember the connection."""
+        super().setup()
+        self.server.connections.add(self.connection)
+
+    def finish(self) -> None:
+        """Forget the connection."""
+        self.server.connections.discard(self.connection)
+        super().finish()
 
     def log_message(self, format: str, *args: Any) -> None:
         """Say nothing: `ApiServer.requests` has it all."""
