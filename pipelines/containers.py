@@ -28,7 +28,7 @@ _PASSED_ON = ("OMP_NUM_THREADS",)
 """How much of the machine a stage may take is for the caller to say."""
 _SHARED_MEMORY = "2g"
 """For ranks of a stage and their data, which go through /dev/shm."""
-_GRACE_S = 3.0
+_GRACE_S = 3
 
 
 def check() -> None:
@@ -66,13 +66,12 @@ def run_container(client: DockerClient, image: str, command: list[str], volumes:
     """Run a container to its end, print what it says, and return its exit code."""
     # KFP would mount the folder of artifacts, which is in the folder that is mounted.
     container = client.containers.run(image, command, detach=True, **options)
-    try:
-        for line in _lines(container.logs(stream=True, follow=True)):
-            print(line.decode(errors="replace"))
-        status: int = container.wait()["StatusCode"]
-        return status
-    finally:
-        _remove(container)
+    for line in _lines(container.logs(stream=True, follow=True)):
+        print(line.decode(errors="replace"))
+    status: int = container.wait()["StatusCode"]
+    # Not where this is interrupted: `none_left` has the stage end first.
+    _remove(container)
+    return status
 
 
 def _lines(blocks: Iterable[bytes]) -> Iterator[bytes]:
@@ -91,11 +90,11 @@ def none_left(folder: Path) -> Iterator[None]:
         yield
     finally:
         with closing(_client()) as client:
-            for container in client.containers.list(filters={"label": f"{_LABEL}={folder}"}):
+            for container in client.containers.list(all=True, filters={"label": f"{_LABEL}={folder}"}):
                 with suppress(APIError):
-                    # All but the first process, which a signal from inside does not reach.
+                    # Reaches all but the first process, a shell, which ends with the stage or is killed after a while.
                     container.exec_run(["sh", "-c", "kill -INT -1"])
-                    container.wait(timeout=_GRACE_S)
+                    container.stop(timeout=_GRACE_S)
                 _remove(container)
 
 
