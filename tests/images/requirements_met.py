@@ -14,4 +14,4 @@ for package in distributions():
         except PackageNotFoundError:
             met = False
         if not met:
-            print(f"{package.name} asks for {needed}")
+            print(f"{needed.name}: {package.name} asks for {needed}")
