@@ -58,9 +58,14 @@ def test_restarted_pods_are_followed(
     server.cluster.play(
         script.Running(60, ("first life",)), script.NodeLost(0), script.Running(60, ("second life",)), *job.goes_well()
     )
-    sleep = server.clock.sleep
-    # What a lost pod has printed can be had while it is there, which takes its time.
-    monkeypatch.setattr(server.clock, "sleep", lambda seconds: (time.sleep(0.1), sleep(seconds)))
+    advance = server.clock.advance
+
+    def slowly(seconds: float) -> None:
+        # What a lost pod has printed can be had while it is there, which takes its time.
+        time.sleep(0.1)
+        advance(seconds)
+
+    monkeypatch.setattr(server.clock, "sleep", slowly)
     assert job.run() == RESULT
     said = capfd.readouterr().out.splitlines()
     assert [line for line in said if "life" in line or line.startswith("step")] == [

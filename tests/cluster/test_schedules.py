@@ -1,7 +1,7 @@
 """Random histories of a job and random faults on the way to the cluster: what must hold in all of them."""
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -68,16 +68,20 @@ class History:
         return [self._fault() for _ in range(self.draw.randrange(12))]
 
     def _fault(self) -> Fault:
+        fault = Fault(
+            self.draw.choice(_METHODS),
+            self.draw.choice(_PATHS),
+            skip=self.draw.randrange(12),
+            times=self.draw.choice([1, 2, 5]),
+        )
         kind = self.draw.choice(["status", "status", "drop", "cut", "lost answer"])
-        where = {"method": self.draw.choice(_METHODS), "path": self.draw.choice(_PATHS)}
-        often = {"skip": self.draw.randrange(12), "times": self.draw.choice([1, 2, 5])}
         if kind == "status":
-            return Fault(**where, **often, status=self.draw.choice([429, 500, 503, 504, 410, 409]), retry_after_s=1)
+            return replace(fault, status=self.draw.choice([429, 500, 503, 504, 410, 409]), retry_after_s=1)
         if kind == "drop":
-            return Fault(**where, **often, drop=self.draw.choice(["before", "after"]))
+            return replace(fault, drop=self.draw.choice(["before", "after"]))
         if kind == "cut":
-            return Fault("GET", "/log", cut_after=self.draw.randrange(1, 200), **often)
-        return Fault(**where, **often, status=500, effect=True)
+            return replace(fault, method="GET", path="/log", cut_after=self.draw.randrange(1, 200))
+        return replace(fault, status=500, effect=True)
 
 
 @pytest.mark.slow

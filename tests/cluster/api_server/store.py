@@ -136,16 +136,28 @@ class Store:
 
     def _collect(self) -> None:
         """Remove what has owners of which none stays, then those that waited for it (foreground deletion)."""
-        staying = {uid for uid, document in self._by_uid().items() if not _waits_for_owned(document)}
+        there = self._by_uid()
+        staying = {uid for uid, document in there.items() if not _waits_for_owned(document)}
         for key, document in list(self._objects.items()):
             owners = document["metadata"].get("ownerReferences")
             if owners and not any(owner["uid"] in staying for owner in owners):
-                self.remove(key)
+                self._collect_one(key, document, is_awaited=any(owner["uid"] in there for owner in owners))
         for uid, document in self._by_uid().items():
             if _waits_for_owned(document) and not any(True for _ in self.owned_by(uid)):
                 done = copy.deepcopy(document)
                 done["metadata"]["finalizers"].remove(FOREGROUND)
                 self.replace(done)
+
+    def _collect_one(self, key: Key, document: Json, *, is_awaited: bool) -> None:
+        """Remove an object; one whose owner waits for it goes after what it owns itself."""
+        if not is_awaited or not any(True for _ in self.owned_by(document["metadata"]["uid"])):
+            self.remove(key)
+        elif not _waits_for_owned(document):
+            waiting = copy.deepcopy(document)
+            waiting["metadata"]["finalizers"] = [*waiting["metadata"].get("finalizers", []), FOREGROUND]
+            waiting["metadata"]["deletionTimestamp"] = rfc3339(self.clock.now())
+            self.replace(waiting)
+            self.collect_soon()
 
     def _by_uid(self) -> dict[str, Json]:
         return {document["metadata"]["uid"]: document for document in self._objects.values()}
