@@ -99,8 +99,7 @@ def connect(to: Settings) -> "kfp.Client":
             cookies=os.environ.get(COOKIE_VARIABLE),
             ssl_ca_cert=str(to.ca_file) if to.ca_file else None,
         )
-        rest = client._run_api.api_client.rest_client
-        rest.request = functools.partial(_with_timeout, rest.request)
+        _bound(client._run_api.api_client.rest_client)
         _check(client.get_kfp_healthz(), to.endpoint, client.get_user_namespace())
     return client
 
@@ -118,6 +117,15 @@ def _check(health: Any, endpoint: str, namespace: str) -> None:
         )
 
 
+def _bound(rest: Any) -> None:
+    """Have requests of the client end in time; by itself it would wait for ever, and ask four times."""
+    from urllib3.util import Retry
+
+    rest.request = functools.partial(_with_timeout, rest.request)
+    rest.pool_manager.connection_pool_kw["retries"] = Retry(2, read=0)
+    rest.pool_manager.clear()
+
+
 def _with_timeout(request: Any, *arguments: Any, **options: Any) -> Any:
-    """Make a request of the client, which by itself would wait for ever."""
+    """Make a request of the client with a limit for how long its answer may take."""
     return request(*arguments, **{**options, "_request_timeout": options.get("_request_timeout") or _REQUEST_TIMEOUT_S})

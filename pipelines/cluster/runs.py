@@ -86,10 +86,16 @@ def stop(cluster: Cluster, run: Any) -> Iterator[str]:
         with explained(cluster.endpoint):
             cluster.client.terminate_run(run.run_id)
         yield f"{run.display_name}  stopping"
-    yield from _remove_jobs(cluster, run.run_id)
+    yield from _remove_jobs(_namespace(cluster, run), run.run_id)
 
 
-def _remove_jobs(cluster: Cluster, run_id: str) -> Iterator[str]:
+def _namespace(cluster: Cluster, run: Any) -> str:
+    """Where the training jobs of a run are."""
+    section = (run.runtime_config.parameters or {}).get("section_cluster") or {}
+    return str(section.get("namespace") or cluster.namespace or STANDALONE)
+
+
+def _remove_jobs(namespace: str, run_id: str) -> Iterator[str]:
     """Remove what a step that was ended within a second may have left; steps do so themselves where they can."""
     from kubernetes.client import ApiException
     from urllib3.exceptions import HTTPError
@@ -98,7 +104,7 @@ def _remove_jobs(cluster: Cluster, run_id: str) -> Iterator[str]:
     from components.launch.cleanup import delete_run
 
     try:
-        removed = delete_run(connect(), cluster.namespace or STANDALONE, run_id)
+        removed = delete_run(connect(), namespace, run_id)
     except PipelineError as error:
         yield f"training jobs are left to their steps and to the reaper: {error}"
     except (ApiException, HTTPError) as error:

@@ -1,12 +1,14 @@
 import subprocess
 import sys
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
 
 from pipelines.cli import main
+from pipelines.cluster import connection
 from tests.cluster.api_server import ApiServer, Fault
 from tests.cluster.api_server.tls import self_signed
 
@@ -86,6 +88,18 @@ def test_an_address_where_nobody_answers_is_said_to_be_one(capsys: pytest.Captur
     """At once, without a traceback, with the code that says to try again."""
     assert main(["status", "--endpoint", "http://127.0.0.1:9"]) == 75
     assert capsys.readouterr().err.startswith("error: http://127.0.0.1:9: cannot be reached (")
+
+
+def test_a_server_that_hangs_costs_one_time_limit(
+    server: ApiServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is not asked again and again, and the code says to try later."""
+    monkeypatch.setattr(connection, "_REQUEST_TIMEOUT_S", 1)
+    server.faults.add(Fault("GET", "/runs", delay_s=3, times=100))
+    started = time.monotonic()
+    assert main(["status"]) == 75
+    assert time.monotonic() - started < 2.9
+    assert "cannot be reached (" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

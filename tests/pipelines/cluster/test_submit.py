@@ -14,6 +14,7 @@ from pipelines.compile import write
 from pipelines.grpo_post_training_on_cluster import grpo_post_training_minimal
 from pipelines.sections import sections
 from tests.cluster.api_server import ApiServer, kinds
+from tests.cluster.api_server.cluster import runtime
 from tests.cluster.api_server.errors import Json
 
 ROOT = Path(__file__).parents[3]
@@ -212,6 +213,21 @@ def test_stop_without_access_to_the_cluster_says_who_removes_the_jobs(
     assert only_run(server)["state"] == "CANCELING"
 
 
+def test_stop_looks_for_jobs_where_the_run_has_put_them(
+    server: ApiServer, pipeline: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Training jobs may be in a namespace of their own."""
+    main(["submit", "--pipeline", str(pipeline), "--set", "cluster.namespace=gpus"])
+    run_id = only_run(server)["run_id"]
+    server.cluster.add({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "gpus"}})
+    there = runtime("grpo-torch")
+    server.cluster.add({**there, "metadata": {**there["metadata"], "namespace": "gpus"}})
+    _add_job(server, "grpo-mine", run_id, namespace="gpus")
+    capsys.readouterr()
+    assert main(["stop", run_id]) == 0
+    assert "training job grpo-mine removed" in capsys.readouterr().out
+
+
 def test_stopping_what_has_ended_still_cleans_up(
     server: ApiServer, pipeline: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -227,7 +243,7 @@ def test_stopping_what_has_ended_still_cleans_up(
     assert "training job grpo-mine removed" in out
 
 
-def _add_job(server: ApiServer, name: str, run_id: str) -> None:
+def _add_job(server: ApiServer, name: str, run_id: str, namespace: str = "kubeflow") -> None:
     labels = {names.MANAGED_BY: names.OURS, names.RUN_ID: run_id}
     body = {
         "apiVersion": f"{names.GROUP}/{names.VERSION}",
@@ -237,5 +253,5 @@ def _add_job(server: ApiServer, name: str, run_id: str) -> None:
     }
     api = config.new_client_from_config(os.environ["GRPO_PIPELINE_KUBECONFIG"])
     client.CustomObjectsApi(api).create_namespaced_custom_object(
-        names.GROUP, names.VERSION, server.namespace, names.PLURAL, body, field_validation="Strict"
+        names.GROUP, names.VERSION, namespace, names.PLURAL, body, field_validation="Strict"
     )
