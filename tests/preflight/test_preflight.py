@@ -105,6 +105,18 @@ def test_a_cluster_without_trainer_is_told(server: ApiServer, form: Form) -> Non
     assert _line(form).startswith("this cluster has no TrainJob (trainer.kubeflow.org/v1alpha1); Kubeflow Trainer 2.2")
 
 
+def test_a_training_job_that_the_cluster_refuses_is_told(server: ApiServer, form: Form) -> None:
+    """The very job is shown to the cluster: what its controllers do not take shows before anything has run."""
+    server.faults.add(Fault(method="POST", path="/trainjobs", status=422))
+    assert _line(form) == "the cluster refuses the training job: injected fault"
+
+
+def test_a_runtime_that_is_missing_is_told_once(server: ApiServer, form: Form) -> None:
+    """Each thing that is wrong is one line, and not one from every check that stumbles over it."""
+    server.cluster.remove(kinds.TRAINING_RUNTIMES, "grpo-torch")
+    assert _line(form) == "namespace team has no TrainingRuntime grpo-torch; apply an overlay of k8s/"
+
+
 def test_a_volume_must_be_shared(server: ApiServer, form: Form) -> None:
     """A claim that one node alone can write would leave all other pods pending."""
     server.cluster.add(claim("single", mode="ReadWriteOnce"), claim("lost", phase="Lost"))
