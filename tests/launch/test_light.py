@@ -13,8 +13,10 @@ _HEAVY = ("torch", "transformers", "deepspeed", "vllm", "safetensors", "tokenize
     [
         "components.train_sft.train",
         "components.train_grpo.train",
-        "components.launch.together",
-        "components.launch.cluster_config",
+        "components.launch.task",
+        "components.launch.trainjob.run",
+        "components.launch.reaper",
+        "components.launch.cleanup",
     ],
 )
 def test_importing_is_light(module: str) -> None:
