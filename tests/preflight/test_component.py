@@ -1,0 +1,28 @@
+"""Preflight as Kubeflow runs it: a task that hands parameters on."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipelines.sections import sections
+from tests.cluster.api_server import ApiServer
+
+_ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.slow
+def test_the_task_hands_the_sections_on(server: ApiServer, tmp_path: Path) -> None:
+    """The outputs are what a laptop's run has as parameters, and beside them what a cluster needs."""
+    command = [sys.executable, "-m", "tests.preflight.as_task", str(tmp_path / "root")]
+    done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, check=True, env=dict(os.environ))
+    said = json.loads(done.stdout.splitlines()[-1])
+    outputs, expected = said["outputs"], sections(_ROOT / "params.yaml")
+    expected["register"]["registry"] = "/work/registry"
+    assert {stage: outputs.pop(f"{stage}_config") for stage in expected} == expected
+    assert outputs.pop("cluster_config")["volume"] == "grpo-pipeline"
+    assert outputs == {"evaluate_gpus": "1", "evaluate_node_selector": {}}
+    assert Path(said["page"]).read_text().startswith("# Configuration of this run")
