@@ -78,7 +78,12 @@ def progress(stage: str, total: int) -> Iterator[Progress]:
 
 def say(stage: str, message: str) -> None:
     """Print one line of what a stage did."""
-    print(f"{stage}: {message}", flush=True)
+    say_line(f"{stage}: {message}")
+
+
+def say_line(line: str) -> None:
+    """Print a line in one piece: other threads print, too."""
+    print(f"{line}\n", end="", flush=True)
 
 
 def _terminal() -> TextIO | None:

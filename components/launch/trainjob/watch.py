@@ -17,7 +17,7 @@ from components.launch.trainjob.patience import Patience
 from components.launch.trainjob.state import Phase, first_node, phase_of
 from components.launch.trainjob.submission import beat
 from components.shared.errors import PipelineError, RetryableError
-from components.shared.progress import say
+from components.shared.progress import say, say_line
 
 Json = dict[str, Any]
 
@@ -101,7 +101,7 @@ class Watch:
         if pod is None or (self.log is not None and self.log.uid == pod["metadata"]["uid"]):
             return
         self.finish()
-        self.log = LogStream(self._objects, pod, self._clock, lambda line: print(line, flush=True))
+        self.log = LogStream(self._objects, pod, self._clock, say_line)
 
     def _refuse_late(self, phase: Phase) -> None:
         config, spent_s = self._cluster.config, self._clock.monotonic() - self._phase_began_s
