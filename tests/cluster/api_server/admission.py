@@ -4,9 +4,9 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from tests.cluster import schemas
-from tests.cluster.api_server import train_job_rules
+from tests.cluster.api_server import runtime_rules, train_job_rules
 from tests.cluster.api_server.errors import ApiError, Json, invalid
-from tests.cluster.api_server.kinds import LEASES, TRAIN_JOBS, Kind
+from tests.cluster.api_server.kinds import CLUSTER_TRAINING_RUNTIMES, LEASES, TRAIN_JOBS, TRAINING_RUNTIMES, Kind
 from tests.cluster.api_server.names import metadata_problems
 from tests.cluster.api_server.store import Store
 
@@ -72,6 +72,8 @@ def admit(store: Store, kind: Kind, document: Json, before: Json | None) -> None
     causes = list(metadata_problems(kind, document["metadata"]))
     if causes:
         raise invalid(kind.qualified, document["metadata"].get("name", ""), causes)
+    if kind in (TRAINING_RUNTIMES, CLUSTER_TRAINING_RUNTIMES):
+        runtime_rules.check(document)
     if kind == TRAIN_JOBS:
         if "spec" not in document:
             raise invalid(kind.qualified, document["metadata"]["name"], ["spec.runtimeRef: Required value"])

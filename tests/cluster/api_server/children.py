@@ -31,11 +31,9 @@ class Children:
         """The job's pods, made if there are none."""
         if not self._pods.of(job):
             job_set = self._job_set(job)
-            owners: dict[str, Json] = {}
             for template in pod_templates(job, self._runtime):
-                if template.job not in owners:
-                    owners[template.job] = self._child_job(job_set, template.job)
-                self._pods.create(job, template, owners[template.job], attempt)
+                owner = self._child_job(job_set, f"{self._name}-{template.job}-{template.replica}")
+                self._pods.create(job, template, owner, attempt)
             self.report(active=1)
         return self._pods.of(job)
 
@@ -53,9 +51,15 @@ class Children:
         """Write how the child jobs are, into the JobSet's status and the TrainJob's."""
         job = self.job()
         assert job is not None
-        names = [each["name"] for each in self._runtime["spec"]["template"]["spec"]["replicatedJobs"]]
         zero = dict.fromkeys(("ready", "succeeded", "failed", "active", "suspended"), 0)
-        jobs = [{"name": name, **zero, **counts} for name in names]
+        jobs = [
+            {
+                "name": each["name"],
+                **zero,
+                **{count: number * each.get("replicas", 1) for count, number in counts.items()},
+            }
+            for each in self._runtime["spec"]["template"]["spec"]["replicatedJobs"]
+        ]
         status = {**job.get("status", {}), "jobsStatus": jobs}
         self._store.patch(JOB_SETS, self._namespace, self._name, status={"replicatedJobsStatus": jobs})
         self._store.patch(TRAIN_JOBS, self._namespace, self._name, status=status)
@@ -64,8 +68,7 @@ class Children:
         existing = self._store.get(JOB_SETS, self._namespace, self._name)
         return existing or self._child(JOB_SETS.api_version, "JobSet", self._name, job)
 
-    def _child_job(self, job_set: Json, replicated: str) -> Json:
-        name = f"{self._name}-{replicated}-0"
+    def _child_job(self, job_set: Json, name: str) -> Json:
         return self._store.get(JOBS, self._namespace, name) or self._child("batch/v1", "Job", name, job_set)
 
     def _child(self, api_version: str, kind: str, name: str, owner: Json) -> Json:

@@ -1,6 +1,7 @@
 """The pods of a TrainJob: the runtime's template with the TrainJob's own fields and its patches merged in."""
 
 import copy
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,10 @@ class PodTemplate:
 
     job: str
     """The replicated job it belongs to, such as `node`."""
+    replica: int
+    """Which of the job's replicas it belongs to; each is a Job of its own."""
     index: int
+    """Its place in that Job."""
     metadata: Json
     spec: Json
 
@@ -30,22 +34,23 @@ def pod_templates(train_job: Json, runtime: Json) -> Iterator[PodTemplate]:
         for patch in _patches(train_job, job["name"]):
             _merge_metadata(metadata, patch.get("metadata", {}))
             _merge_spec(template["spec"], patch.get("spec", {}))
-        count = job["template"]["spec"].get("parallelism", 1) * job.get("replicas", 1)
+        count = job["template"]["spec"].get("parallelism", 1)
         if step == "trainer":
             count = num_nodes(train_job, runtime)
             _set_trainer(train_job, template["spec"], count)
-        for index in range(count):
+        for replica, index in itertools.product(range(job.get("replicas", 1)), range(count)):
             labels = {
                 **metadata.get("labels", {}),
                 "jobset.sigs.k8s.io/jobset-name": train_job["metadata"]["name"],
                 "jobset.sigs.k8s.io/replicatedjob-name": job["name"],
-                "batch.kubernetes.io/job-name": f"{train_job['metadata']['name']}-{job['name']}-0",
+                "jobset.sigs.k8s.io/job-index": str(replica),
+                "batch.kubernetes.io/job-name": f"{train_job['metadata']['name']}-{job['name']}-{replica}",
                 "batch.kubernetes.io/job-completion-index": str(index),
             }
             if step:
                 labels["trainer.kubeflow.org/trainjob-ancestor-step"] = step
             made = {"labels": labels, "annotations": metadata.get("annotations", {})}
-            yield PodTemplate(job["name"], index, made, copy.deepcopy(template["spec"]))
+            yield PodTemplate(job["name"], replica, index, made, copy.deepcopy(template["spec"]))
 
 
 def num_nodes(train_job: Json, runtime: Json) -> int:

@@ -18,7 +18,7 @@ class Pods:
         """Make a pod, Pending and without a node."""
         metadata = job["metadata"]
         made = self._store.version
-        name = f"{metadata['name']}-{template.job}-0-{template.index}-{made:05x}"[-253:]
+        name = f"{metadata['name']}-{template.job}-{template.replica}-{template.index}-{made:05x}"[-253:]
         labels = {**template.metadata["labels"], "jobset.sigs.k8s.io/restart-attempt": str(attempt)}
         annotations = {
             **template.metadata["annotations"],
