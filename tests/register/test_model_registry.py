@@ -113,6 +113,23 @@ def test_a_retry_completes_what_was_cut_off_anywhere(server: ApiServer, drop: st
     registered(server)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(12))
+def test_whatever_goes_wrong_retries_end_with_one_version(seed: int) -> None:
+    """Under random drops, errors with and without effect and throttling: retryable until it is all there, once."""
+    with ApiServer(seed=seed) as server:
+        kinds_of_fault = ({"drop": BEFORE}, {"drop": AFTER}, {"status": 500, "effect": True}, {"status": 503})
+        server.faults.add(*(Fault(chance=0.15, times=3, **kind) for kind in kinds_of_fault))
+        server.faults.add(Fault(status=429, retry_after_s=1, chance=0.1, times=3))
+        for _ in range(20):
+            with contextlib.suppress(RetryableError):
+                announce(server)
+                break
+        else:
+            pytest.fail("it never succeeds")
+        registered(server)
+
+
 def test_two_runs_at_once_make_one_version(server: ApiServer) -> None:
     """A conflict with somebody who was faster is no failure if they registered the same."""
     announce(server)
