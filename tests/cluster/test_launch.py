@@ -53,6 +53,15 @@ def test_a_job_that_goes_well(make: Make, server: ApiServer, capfd: pytest.Captu
     assert server.cluster.all(kinds.PODS) == []
 
 
+def test_fields_that_the_cluster_does_not_know_are_refused(make: Make, server: ApiServer) -> None:
+    """An older Trainer would drop the patches of pods without a word, and with them volume and GPUs."""
+    job = make()
+    server.cluster.play(*job.goes_well())
+    job.run()
+    (submission,) = [request for request in server.requests if request.method == "POST"]
+    assert submission.query["fieldValidation"] == "Strict"
+
+
 def test_what_is_kept_of_a_job(make: Make, server: ApiServer) -> None:
     """Manifest, pods, events, logs and what the ranks said outlive it."""
     job = make()
@@ -197,6 +206,21 @@ def test_a_job_that_may_go_on_is_submitted_again(make: Make, server: ApiServer) 
     assert job.run() == RESULT
     assert len(turns) == 2
     assert [path.name for path in sorted(job.cluster.records.iterdir())] == ["attempt-1", "attempt-2", "attempt-3"]
+
+
+def test_a_job_that_hangs_is_submitted_again(make: Make, server: ApiServer) -> None:
+    """It is removed first, or it would be taken over as it is."""
+    job = make(max_restarts=1)
+    turns: list[None] = []
+
+    def turn() -> None:
+        turns.append(None)
+        server.cluster.play(*job.goes_well())
+
+    server.cluster.play(script.Do(turn), script.Running(None, ("step 1",)))
+    assert job.run() == RESULT
+    assert len(turns) == 1
+    assert len([request for request in server.requests if request.method == "POST"]) == 2
 
 
 def test_a_mistake_is_not_made_twice(make: Make, server: ApiServer) -> None:
@@ -366,6 +390,7 @@ def test_a_new_token_is_taken_up(make: Make, server: ApiServer) -> None:
 
     server.cluster.play(*job.goes_well(script.Running(50), script.Do(rotate)))
     assert job.run() == RESULT
+    assert job.trainjobs() == []
 
 
 def test_what_is_not_allowed_is_said_at_once(make: Make, server: ApiServer) -> None:

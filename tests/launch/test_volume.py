@@ -86,6 +86,15 @@ def test_a_model_on_the_volume_is_read_where_it_is(run: Any, tmp_path: Path) -> 
     assert made_by["inputs"]["problems"] == {"digest": lineage.digest(model), "lineage": lineage.read(model)}
 
 
+def test_a_model_that_has_changed_is_refused(run: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What the stage before has made is not what is there now."""
+    run()
+    (followed(tmp_path / "1" / "model") / "train.jsonl").write_text("[]")
+    with pytest.raises(SystemExit):
+        run("2", problems=tmp_path / "1" / "model", stage="train_grpo")
+    assert "has changed since it was passed on" in capsys.readouterr().err
+
+
 def test_unfinished_work_is_found_again(run: Any) -> None:
     """By what it is made from, not by the attempt."""
     with pytest.raises(KilledError):

@@ -113,6 +113,7 @@ class _ClusterRun:
         failure = given_up or self._cause(watch.seen, tails)
         may_pass = isinstance(failure, RetryableError) and (given_up is None or isinstance(given_up, StalledError))
         if may_pass and not last:
+            self._submission.remove(self._name)  # one that hangs would be taken for one to go on with
             return failure
         self._show(tails)
         self._leave(watch.seen, well=False, ended=phase is not None)
