@@ -31,7 +31,10 @@ class Connection(client.ApiClient):  # type: ignore[misc]  # the client has no t
         except client.ApiException as error:
             if error.status != _UNAUTHORIZED:
                 raise
-        self.configuration.api_key = _configuration().api_key
+        fresh = _configuration()
+        # With the token goes what would put the old one back before each call.
+        self.configuration.api_key = fresh.api_key
+        self.configuration.refresh_api_key_hook = fresh.refresh_api_key_hook
         return super().call_api(*args, **options)
 
 
