@@ -19,6 +19,7 @@ from pipelines.cluster.parameters import parameters
 from tests.k8s.rendered import K8S, ROOT, one, overlay, render, require_kubectl
 from tests.k8s.test_manifests import faults
 
+pytestmark = pytest.mark.slow
 GUIDES = ("install", "operations")
 STANDS_IN = Path(__file__).with_name("commands_run.py")
 PROGRAMS = ("kubectl", "podman", "make", "grpo-pipeline")
