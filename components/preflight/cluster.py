@@ -5,6 +5,8 @@ from typing import Any
 
 from kubernetes import client
 
+from components.shared.progress import say
+
 _TRAINER, _TRAINER_VERSION = "trainer.kubeflow.org", "v1alpha1"
 _KUEUE, _KUEUE_VERSION = "kueue.x-k8s.io", "v1beta1"
 _SHARED = "ReadWriteMany"
@@ -29,7 +31,8 @@ def runtime(api: client.ApiClient, namespace: str, name: str) -> list[str]:
 
 def volume(api: client.ApiClient, namespace: str, claim: str) -> list[str]:
     """Whether the shared volume is there, and shared."""
-    found = _found(client.CoreV1Api(api).read_namespaced_persistent_volume_claim, claim, namespace)
+    core = client.CoreV1Api(api)
+    found = _found(lambda where, name: core.read_namespaced_persistent_volume_claim(name, where), namespace, claim)
     if found is None:
         return [f"cluster_volume_claim: namespace {namespace} has no volume claim {claim}; apply an overlay of k8s/"]
     if found is _UNSEEN:
@@ -57,17 +60,18 @@ def local_queue(api: client.ApiClient, namespace: str, name: str) -> list[str]:
 
 
 _UNSEEN: Any = object()
-"""Something that we may not look at, of which the permissions speak."""
+"""Something that we may not look at: roles name what they are for, and a run may name something else."""
 
 
 def _found(read: Callable[..., Any], *names: str) -> Any:
-    """What `read` returns; None where it is not there."""
+    """What `read` returns of the object that is named last; None where it is not there."""
     try:
         return read(*names)
     except client.ApiException as error:
         if error.status == _MISSING:
             return None
         if error.status == _FORBIDDEN:
+            say("preflight", f"could not look at {names[-1]}: not allowed; it is taken to be fit")
             return _UNSEEN
         raise
 

@@ -24,6 +24,7 @@ def preflight(  # noqa: PLR0917 - the run form
     grpo_learning_rate: float,
     grpo_num_steps: int,
     image_gpu: str,
+    image_light: str,
     registry_kubeflow_url: str,
     registry_repository: str,
     registry_weights_remote: str,

@@ -10,7 +10,7 @@ from components.preflight.form import CLUSTER, Form, sections_of
 from components.preflight.repetition import comparable, refuse_repetition
 from components.preflight.sections import complete, without_files, wrong_sections
 from components.preflight.side_by_side import side_by_side
-from components.preflight.storage import credentials, training_secrets
+from components.preflight.storage import credentials, images, training_secrets
 from components.preflight.summary import summary
 from components.shared import config
 from components.shared.errors import PipelineError
@@ -58,7 +58,7 @@ def preflight(form: Form, *, deadline_s: float = DEADLINE_S) -> Ready:
     if leaked := credentials(form):
         raise _to_correct(leaked)
     sections, wrong = sections_of(form, _NO_COMMIT, training_secrets(form))
-    wrong += wrong_sections(sections) + comparable(form)
+    wrong += wrong_sections(sections) + images(form) + comparable(form)
     if not wrong:
         wrong += without_files(form, sections)
     found = side_by_side(checks(form, sections, valid=not wrong), deadline_s)

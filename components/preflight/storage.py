@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import re
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
@@ -11,6 +12,7 @@ from components.preflight.git_remote import references
 from components.register.catalogue_access import access_to
 from components.register.model_registry import Catalogue
 
+_TAG = re.compile(r"@sha256:[0-9a-f]{64}$|:(?!latest$)[\w.-]+$")
 _PACKAGES = {"s3": "dvc_s3", "gs": "dvc_gs", "azure": "dvc_azure", "ssh": "dvc_ssh"}
 """Package without which DVC does not speak to a kind of remote."""
 
@@ -18,6 +20,12 @@ _PACKAGES = {"s3": "dvc_s3", "gs": "dvc_gs", "azure": "dvc_azure", "ssh": "dvc_s
 def is_url(location: str) -> bool:
     """Whether a location is served by someone, and no folder."""
     return "://" in location or "@" in location
+
+
+def images(form: Form) -> list[str]:
+    """Whether the images are named by a tag or digest that stays: Kubeflow's cache goes by the name."""
+    moving = [name for name in ("image_gpu", "image_light") if _TAG.search(form[name]) is None]
+    return [f"{name}: {form[name]} names another image another day; accepted: a tag or a digest" for name in moving]
 
 
 def credentials(form: Form) -> list[str]:

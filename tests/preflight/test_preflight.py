@@ -105,6 +105,25 @@ def test_a_cluster_without_trainer_is_told(server: ApiServer, form: Form) -> Non
     assert _line(form).startswith("this cluster has no TrainJob (trainer.kubeflow.org/v1alpha1); Kubeflow Trainer 2.2")
 
 
+def test_what_may_not_be_looked_at_is_said_and_no_obstacle(
+    server: ApiServer, form: Form, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A role that knows another volume by name does not keep a run from using this one."""
+    trainer = {"apiGroups": ["trainer.kubeflow.org"], "resources": ["*"], "verbs": ["*"]}
+    pods = {"apiGroups": [""], "resources": ["pods", "pods/log", "events"], "verbs": ["*"]}
+    server.access.rules = [trainer, pods]
+    preflight(form)
+    assert f"preflight: could not look at {CLAIM}: not allowed; it is taken to be fit\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("image", ["registry.example:5000/ml/gpu", "registry.example/gpu:latest"])
+def test_an_image_that_moves_is_refused(server: ApiServer, form: Form, image: str) -> None:
+    """What ran could not be told afterwards, and the cache would take one build's outputs for another's."""
+    for name in ("image_gpu", "image_light"):
+        assert _line(form | {name: image}).startswith(f"{name}: {image} names another image another day")
+    preflight(form | {"image_gpu": f"registry.example:5000/gpu@sha256:{'0' * 64}"})
+
+
 def test_a_training_job_that_the_cluster_refuses_is_told(server: ApiServer, form: Form) -> None:
     """The very job is shown to the cluster: what its controllers do not take shows before anything has run."""
     server.faults.add(Fault(method="POST", path="/trainjobs", status=422))
