@@ -15,6 +15,7 @@ from components.shared.errors import PipelineError, RetryableError
 
 if TYPE_CHECKING:
     from model_registry.core import ModelRegistryAPIClient
+    from model_registry.types import ModelArtifact
 
 _CLIENT_SPEAKS = "v1"
 """Written into every path of the client; servers of another release have the next one or the one before it."""
@@ -110,35 +111,39 @@ async def _ensure_version(api: "ModelRegistryAPIClient", entry: Entry, model_id:
 
 async def _ensure_artifact(api: "ModelRegistryAPIClient", entry: Entry, version_id: str) -> bool:
     """Attach the address of the weights, unless it is there; returns whether it was attached now."""
-    from model_registry.types import ModelArtifact
 
-    async def attached(version_id: str) -> ModelArtifact | None:
+    async def attached(version_id: str) -> "ModelArtifact | None":
         listed = await api.get_model_artifacts(version_id)
         return next((each for each in listed if each.name == entry.name), None)
 
     found = await attached(version_id)
     is_new = found is None
     if found is None:
-        origin = entry.origin
-        made = ModelArtifact(
-            name=entry.name,
-            uri=entry.uri,
-            model_format_name="safetensors",
-            model_format_version="1",
-            custom_properties={_DIGEST: entry.policy_digest},
-            model_source_kind="kfp" if origin else None,
-            model_source_class="pipelinerun" if origin else None,
-            model_source_group=origin.namespace if origin else None,
-            model_source_id=origin.run_id if origin else None,
-            model_source_name=origin.run_name if origin else None,
-        )
-        found = await _made(api.upsert_model_version_artifact(made, version_id), attached, version_id)
+        found = await _made(api.upsert_model_version_artifact(_artifact(entry), version_id), attached, version_id)
     if found.uri != entry.uri:
         raise PipelineError(
             f"{entry.name} {entry.version}: the model registry says that the weights lie at {found.uri}, and they lie "
             f"at {entry.uri}; correct the artifact there"
         )
     return is_new
+
+
+def _artifact(entry: Entry) -> "ModelArtifact":
+    from model_registry.types import ModelArtifact
+
+    origin = entry.origin
+    return ModelArtifact(
+        name=entry.name,
+        uri=entry.uri,
+        model_format_name="safetensors",
+        model_format_version="1",
+        custom_properties={_DIGEST: entry.policy_digest},
+        model_source_kind="kfp" if origin else None,
+        model_source_class="pipelinerun" if origin else None,
+        model_source_group=origin.namespace if origin else None,
+        model_source_id=origin.run_id if origin else None,
+        model_source_name=origin.run_name if origin else None,
+    )
 
 
 async def _made(making: Coroutine[Any, Any, Any], known: Any, *names: str) -> Any:
