@@ -1,5 +1,6 @@
 """The tasks of a run as their pods show them: the one place where the cluster itself keeps times and last words."""
 
+import itertools
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,8 @@ _RUN_LABEL = "pipeline/runid"
 """Label that Kubeflow gives every pod of a run."""
 _CONTAINER = "main"
 _TAIL_LINES = 200
+_OTHERS = re.compile(r"\[|[IWEF]\d{4} |time=|Traceback|$")
+"""How lines begin that are of Kubeflow and Argo, and not of the stage."""
 _MEANINGS = {
     2: "something is to be corrected",
     3: "the gate is missed",
@@ -71,6 +74,9 @@ def _last_words(core: client.CoreV1Api, namespace: str, pod: Any) -> str:
         log = core.read_namespaced_pod_log(name, namespace, container=_CONTAINER, tail_lines=_TAIL_LINES)
     except client.ApiException:  # it has not started, or its log is gone: the rest of the summary stands without
         return ""
-    said: list[str] = re.findall(r"^(?:error|[a-z_]+): .+$", log, flags=re.MULTILINE)
-    errors = [line for line in said if line.startswith("error: ")]
-    return (errors or said or [""])[-1]
+    lines = log.splitlines()
+    errors = [number for number, line in enumerate(lines) if line.startswith("error: ")]
+    if errors:
+        return "; ".join(itertools.takewhile(lambda line: not _OTHERS.match(line), lines[errors[-1] :]))
+    said = [line for line in lines if re.match(r"[a-z_]+: .", line)]
+    return said[-1] if said else ""
