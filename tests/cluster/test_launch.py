@@ -1,3 +1,4 @@
+import shutil
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -297,6 +298,16 @@ def test_a_finished_job_is_not_run_again(make: Make, server: ApiServer) -> None:
     assert (job.root / "policy" / "weights").read_text() == "learned"
     assert len([request for request in server.requests if request.method == "POST"]) == 1
     assert job.trainjobs() == []
+
+
+def test_a_finished_job_without_its_outputs_is_run_again(make: Make, server: ApiServer) -> None:
+    """They were moved by a step that was killed before they stood."""
+    job = make()
+    server.cluster.play(*job.goes_well())
+    job.run()
+    shutil.rmtree(job.root / "policy")
+    assert job.run() == RESULT
+    assert (job.root / "policy" / "weights").read_text() == "learned"
 
 
 def test_another_job_of_the_same_stage_gives_way(make: Make, server: ApiServer) -> None:
