@@ -17,6 +17,8 @@ from components.launch.job import Failure, Job
 from components.launch.tether import die_with_parent
 from components.shared.errors import RetryableError
 
+_AFTER_FAILURE_S = 3
+
 
 def run_ranks(job: Job, config: LaunchConfig, *, node: int) -> int:
     """Start the ranks of a node and wait for their end; return the exit code of the first that failed, or 0."""
@@ -27,8 +29,8 @@ def run_ranks(job: Job, config: LaunchConfig, *, node: int) -> int:
         logging.getLogger(f"torch.distributed.elastic.{part}").setLevel(logging.CRITICAL)
     config.monitor_interval = 0.1
     config.shutdown_timeout = math.ceil(job.grace_s) + 1
-    # Where a rank has failed torchrun gives the others half a minute, whatever is configured.
-    PContext.close.__defaults__ = (None, config.shutdown_timeout)
+    # For the others where a rank has failed: torchrun's half a minute would be for nothing, as they wait for that one.
+    PContext.close.__defaults__ = (None, _AFTER_FAILURE_S)
     try:
         elastic_launch(config, sys.executable)("-u", "-m", "components.launch.rank", str(job.folder), str(os.getpid()))
     except ChildFailedError as error:

@@ -10,12 +10,12 @@ import sys
 import tempfile
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+import urllib3
 
 from components.rollout.vllm_config import Dtype, ServersConfig, engine_arguments, environment
 from components.rollout.vllm_connection import INITIAL_VERSION, Connection, ServerGoneError
@@ -69,9 +69,9 @@ class ServerProcess:
     def answers(self) -> bool:
         """Tell whether the server is ready for requests."""
         try:
-            with urllib.request.urlopen(f"{self.url}/health", timeout=2) as answer:
-                return bool(answer.status == 200)
-        except (OSError, urllib.error.URLError):
+            # Not by way of a proxy, whatever the environment says: it is on this machine.
+            return urllib3.request("GET", f"{self.url}/health", timeout=2, retries=False).status == 200
+        except urllib3.exceptions.HTTPError:
             return False
 
     def tail(self) -> str:
@@ -98,6 +98,7 @@ class ServerProcess:
                 os.killpg(self._process.pid, signal.SIGKILL)
                 self._process.poll()  # until it is reaped it is in its group
                 time.sleep(0.01)
+        self._process = None  # its number may come to be another group's
 
 
 @contextmanager
@@ -213,4 +214,7 @@ def _keep_running(servers: Sequence[ServerProcess], ending: threading.Event) -> 
                 say("vllm", f"{server.url} has ended {_MAX_RESTARTS + 1} times and is left alone; {server.tail()}")
                 continue
             say("vllm", f"{server.url} has ended; starting it again (its output: {server.log})")
-            server.start()
+            try:
+                server.start()
+            except OSError as error:
+                say("vllm", f"{server.url} cannot be started: {error}")

@@ -17,7 +17,7 @@ from torch import Tensor
 from components.policy.config import EngineConfig
 from components.policy.logprobs import CompletionScorer, TokenScores
 from components.policy.optimizer_state import restore, whole_state
-from components.policy.ranks import join
+from components.policy.ranks import join, limit_waits
 from components.policy.sequences import MicroBatch
 from components.shared.errors import PipelineError
 
@@ -63,6 +63,7 @@ class PolicyEngine:
             model_parameters=_parameter_groups(scorer, config.weight_decay),
             config=_deepspeed(scorer, config),
         )
+        limit_waits()
         if config.zero_stage == 0:
             # Without sharding DeepSpeed clips but does not say the norm: the same is done here, keeping it.
             self._optimizer.register_step_pre_hook(lambda *_: self._clip(scorer))

@@ -1,7 +1,8 @@
 """The processes that train one model together: who they are, what they exchange, and how long they wait.
 
 Every exchange begins with a meeting at a store that all of them reach: whoever does not come in time is known by name,
-which no collective of torch tells. Between meetings only DeepSpeed's collectives wait, with the same deadline.
+which no collective of torch tells. Between meetings only DeepSpeed's collectives wait, with the same deadline (see
+`limit_waits`).
 """
 
 import os
@@ -17,7 +18,7 @@ from typing import Any, TypeVar
 import torch
 from torch import distributed
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store
-from torch.distributed import DistError
+from torch.distributed import DistError, distributed_c10d
 from torch.distributed.rendezvous import rendezvous
 
 from components.policy.config import EngineConfig
@@ -190,3 +191,14 @@ def _join(size: int, deadline_s: float) -> Ranks:
     )
     ranks.deadline_s = deadline_s
     return ranks
+
+
+def limit_waits() -> None:
+    """Give all groups of processes the deadline of the run: those that DeepSpeed makes have torch's, half an hour.
+
+    To be called after each `deepspeed.initialize`.
+    """
+    if _joined is None or _joined.size == 1:
+        return
+    for group in distributed_c10d._world.pg_map:
+        distributed_c10d._set_pg_timeout(timedelta(seconds=_joined.deadline_s), group)

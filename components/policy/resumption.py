@@ -45,10 +45,7 @@ class WholeTensors(Mapping[str, Tensor]):
 class Saved:
     """A checkpoint to go on from."""
 
-    def __init__(self, folder: Path, step: int) -> None:
-        self.folder = folder
-        self.step = step
-        """Steps done."""
+    def __init__(self, folder: Path) -> None:
         self.policy = WholeTensors(folder / _POLICY)
         self.values: dict[str, Any] = torch.load(folder / _VALUES, weights_only=True)
         """What the stage added."""
@@ -68,20 +65,26 @@ class Resumption:
             newest = checkpoints.latest(folder, stage=stage)
         # Only the first process reads all of it to see that it is whole.
         found = ranks.gather(newest, "the choice of a checkpoint")[0]
-        self.saved = Saved(found.folder, found.step) if found else None
+        self.steps_done = found.step if found else 0
+        """Steps of the checkpoint that is gone on from; 0 for a new run."""
+        self._found = found.folder if found else None
+        self._generators: list[dict[str, Any]] = []
         if found and ranks.first:
             left = num_steps - found.step
             say(stage, f"going on after step {found.step}" + ("" if left else ": nothing is left to do"))
 
-    @property
-    def steps_done(self) -> int:
-        """Steps of the checkpoint that is gone on from; 0 for a new run."""
-        return self.saved.step if self.saved else 0
+    def saved(self) -> Saved | None:
+        """Return the checkpoint that is gone on from; while it is there its files are open, and take their room."""
+        if self._found is None:
+            return None
+        saved = Saved(self._found)
+        self._generators = saved.values["random"]
+        return saved
 
     def restore_random_numbers(self) -> None:
-        """Set every generator of this process to where it was, if there are as many processes as there were."""
-        if self.saved and len(self.saved.values["random"]) == self._ranks.size:
-            _restore_generators(self.saved.values["random"][self._ranks.rank])
+        """Set every generator of this process to where it was `saved`, if there are as many processes as there were."""
+        if len(self._generators) == self._ranks.size:
+            _restore_generators(self._generators[self._ranks.rank])
 
     def after_step(
         self,
@@ -117,11 +120,17 @@ class Resumption:
 
 
 def _generators() -> dict[str, Any]:
-    return {"python": random.getstate(), "torch": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state_all()}
+    return {"python": random.getstate(), "torch": torch.get_rng_state(), "cuda": _of_gpu()}
 
 
 def _restore_generators(state: Mapping[str, Any]) -> None:
     version, numbers, gauss = state["python"]
     random.setstate((version, tuple(numbers), gauss))
     torch.set_rng_state(state["torch"])
-    torch.cuda.set_rng_state_all(state["cuda"])
+    if state["cuda"] is not None and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])
+
+
+def _of_gpu() -> torch.Tensor | None:
+    """The state of the generator of this process's GPU: a machine may have others, which are not its own."""
+    return torch.cuda.get_rng_state() if torch.cuda.is_available() else None

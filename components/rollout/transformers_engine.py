@@ -153,13 +153,27 @@ def inverse_cdf(weights_RV: Tensor, chance_R: Tensor) -> Tensor:
     """
     size = math.isqrt(weights_RV.shape[1]) + 1
     weights_RBC = torch.nn.functional.pad(weights_RV, (0, -weights_RV.shape[1] % size)).unflatten(1, (-1, size))
-    stops_RB = weights_RBC.sum(-1).cumsum(-1, dtype=torch.float64)
+    stops_RB = cumulated(weights_RBC.sum(-1))
     threshold_R1 = chance_R[:, None] * stops_RB[:, -1:]
     block_R1 = torch.searchsorted(stops_RB, threshold_R1, right=True)
     start_R1, stop_R1 = (torch.nn.functional.pad(stops_RB, (1, 0)).gather(1, block_R1 + more) for more in (0, 1))
     # Below one whatever was rounded: an index beyond the last that has a weight is never returned.
     chance_R1 = ((threshold_R1 - start_R1) / (stop_R1 - start_R1)).clamp(max=1 - 2**-53)
     chosen_RC = weights_RBC.gather(1, block_R1[:, :, None].expand(-1, -1, size)).squeeze(1)
-    cumulated_RC = chosen_RC.cumsum(-1, dtype=torch.float64)
+    cumulated_RC = cumulated(chosen_RC)
     place_R1 = torch.searchsorted(cumulated_RC, chance_R1 * cumulated_RC[:, -1:], right=True)
     return (block_R1 * size + place_R1).squeeze(1)
+
+
+def cumulated(weights_RC: Tensor) -> Tensor:
+    """Return the cumulated weights of each row in float64; equal weights give equal sums, on GPUs too."""
+    if not weights_RC.is_cuda:
+        return weights_RC.cumsum(-1, dtype=torch.float64)
+    return cumulated_by_product(weights_RC)
+
+
+def cumulated_by_product(weights_RC: Tensor) -> Tensor:
+    """Do the same by a matrix of ones: torch's own cumulation is not deterministic on GPUs, and refused for that."""
+    size = weights_RC.shape[1]
+    ones_CC = torch.ones(size, size, dtype=torch.float64, device=weights_RC.device).triu()
+    return weights_RC.double() @ ones_CC

@@ -97,6 +97,8 @@ def environment(config: VllmConfig, folder: str) -> dict[str, str]:
         "TMPDIR": folder,
         "VLLM_RPC_BASE_PATH": folder,
         "HF_HUB_OFFLINE": "1",
+        # A fork of a process with threads may inherit a lock that nobody lets go of.
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
         # As many threads as OMP_NUM_THREADS says, wherever there is room: engines may share a machine.

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from multiprocessing import spawn
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +39,13 @@ from components.shared.errors import PipelineError, RetryableError
 
 _NAME = "vLLM in this process"
 _LOCAL = "127.0.0.1"
+_LINES_SHOWN = 20
 _LOOK_S = 0.2
 """Between looks at whether the engine is still there."""
+
+
+class EngineEndedError(RetryableError):
+    """The engine's process has ended."""
 
 
 class VllmEngine:
@@ -62,11 +68,17 @@ class VllmEngine:
             # Handles of memory are no plain data; they come from this process alone, over a pipe.
             os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = own["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
         variables = {**environment(config, self._folder.name), **own}
-        with _within(config.start_deadline_s, log), _environment(variables), _output_to(log):
+        arguments = engine_arguments(config, dtype) | _beside_a_trainer()
+        with (
+            _refusing_what_cannot_start(log),
+            _within(config.start_deadline_s, log),
+            _environment(variables),
+            _output_to(log),
+            _in_sessions_of_their_own(),
+        ):
             from vllm import LLM
 
-            arguments = engine_arguments(config, dtype)
-            self._llm: Any = LLM(str(checkpoint), **arguments, enable_sleep_mode=torch.cuda.is_available())
+            self._llm: Any = LLM(str(checkpoint), **arguments)
             _log_to(log)  # what this process logs from here on; starting the engine sets logging anew
         self._transfer = Transfer(self.weights_by, _Receiver(self._llm), deadline_s=self._deadline_s)
 
@@ -122,7 +134,8 @@ class VllmEngine:
     def sleep(self) -> None:
         """Free the GPU's memory until the engine is next used; on CPUs there is nothing to free."""
         if torch.cuda.is_available():
-            self._llm.sleep(level=1)
+            with _within(self._deadline_s, self._log, self._llm):
+                self._llm.sleep(level=1)
             self._asleep = True
 
     def close(self) -> None:
@@ -169,6 +182,44 @@ class _Receiver:
         self._llm.finish_weight_update(weight_version)
 
 
+def _beside_a_trainer() -> dict[str, Any]:
+    """What vLLM is told where another model is in the memory of its GPU."""
+    if not torch.cuda.is_available():
+        return {}
+    # It asks for this share to be free, though the size of its cache is given; by default for nearly all.
+    return {"enable_sleep_mode": True, "gpu_memory_utilization": 0.01}
+
+
+@contextmanager
+def _refusing_what_cannot_start(log: Path) -> Iterator[None]:
+    """An engine that ends before it has started would end the same way again."""
+    try:
+        yield
+    except EngineEndedError as error:
+        tail = log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LINES_SHOWN:]
+        raise PipelineError("\n".join([f"vLLM could not start; the end of {log}:", *tail])) from error
+
+
+@contextmanager
+def _in_sessions_of_their_own() -> Iterator[None]:
+    """Keep signals to this process's group, such as Ctrl-C, from the engine: it would end in the middle of a rollout.
+
+    It ends with this process all the same (vllm_worker.py).
+    """
+    command_line = spawn.get_command_line
+
+    def with_session(**arguments: Any) -> list[str]:
+        command: list[str] = command_line(**arguments)
+        place = command.index("-c") + 1
+        return [*command[:place], f"import os; os.setsid(); {command[place]}", *command[place + 1 :]]
+
+    spawn.get_command_line = with_session
+    try:
+        yield
+    finally:
+        spawn.get_command_line = command_line
+
+
 def _device_of_this_rank() -> dict[str, str]:
     """What has vLLM use the GPU of this rank, and not the machine's first."""
     if not torch.cuda.is_available():
@@ -210,13 +261,19 @@ def _within(deadline_s: float, log: Path, llm: Any = None) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # vLLM raises whatever its engine's process died of
-        if isinstance(error, ValueError) and not overdue.is_set():
-            raise PipelineError(f"vLLM refuses what it is asked for: {error}") from error
-        reason = f"did not finish within {deadline_s:g} s" if overdue.is_set() else f"has ended ({error})"
-        raise RetryableError(f"vLLM {reason}; what it printed is in {log}") from error
+        raise _told_of(error, deadline_s if overdue.is_set() else None, log) from error
     finally:
         done.set()
         watcher.join()
+
+
+def _told_of(error: Exception, missed_s: float | None, log: Path) -> Exception:
+    """What an error of vLLM's means to the run; `missed_s` is the deadline, where it was missed."""
+    if missed_s is not None:
+        return RetryableError(f"vLLM did not finish within {missed_s:g} s; what it printed is in {log}")
+    if isinstance(error, ValueError):
+        return PipelineError(f"vLLM refuses what it is asked for: {error}")
+    return EngineEndedError(f"vLLM has ended ({error}); what it printed is in {log}")
 
 
 def _wake(client: Any) -> None:

@@ -181,7 +181,7 @@ class VllmServers:
         """Send a server the weights; one that was started again is connected anew."""
         assert self.weights_by != "folder"
         connection = server.connection
-        if server.transfer is None or connection.version() == INITIAL_VERSION:
+        if connection.version() == INITIAL_VERSION or server.transfer is None:
             server.transfer = Transfer(self.weights_by, connection, deadline_s=self._request_deadline_s)
         with connection.changing_weights(self._version):
             address = address_towards(connection.url)

@@ -77,12 +77,18 @@ class WeightSync:
         with self._policy.whole_weights():
             if self._policy.ranks.first:
                 partial = self._folder / f".{version}.partial"
-                shutil.rmtree(partial, ignore_errors=True)
-                shutil.rmtree(self._folder / str(version), ignore_errors=True)
+                self._sweep(version)
                 partial.mkdir(parents=True)
                 save(self._checkpoint, partial)
                 partial.rename(self._folder / str(version))
         self._policy.ranks.meet("the writing of weights")
+
+    def _sweep(self, version: int) -> None:
+        """Remove what was written for a version before this one's predecessor, by a run that was killed too."""
+        kept = str(version - 1)
+        for left in self._folder.glob("*"):
+            if left.name != kept:
+                shutil.rmtree(left, ignore_errors=True)
 
     def _prove(self) -> None:
         """Compare what the sampler says of the probes with what the trainer says."""

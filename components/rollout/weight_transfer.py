@@ -4,6 +4,7 @@ vLLM has the backends `nccl`, a group of the trainer's GPU and those of a server
 the memory of a trainer on the same GPU. For machines without GPUs `components/rollout/gloo_transfer.py` adds `gloo`.
 """
 
+import os
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -47,7 +48,10 @@ class Transfer:
 
     def __init__(self, backend: WeightsBy, receiver: Receiver, *, deadline_s: float) -> None:
         self._backend, self._receiver, self._deadline_s = backend, receiver, deadline_s
-        self._source = _source("cpu" if backend == "gloo" else "cuda")
+        on_gpu = backend != "gloo" and torch.cuda.is_available()
+        # Of the rank, in whichever thread this is: each thread has a current device of its own.
+        self._device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
+        self._source = _source(self._device)
         self._engine: Any = None
 
     def send(self, weights: Weights, *, trainer_address: str, num_receivers: int) -> None:
@@ -59,11 +63,16 @@ class Transfer:
         self._source.weights = weights
 
         def send() -> None:
+            if self._device.type == "cuda":
+                torch.cuda.set_device(self._device)
             if self._engine is None:
                 self._engine = self._connect(trainer_address, num_receivers)
             self._engine.send_weights()
 
-        _within(self._deadline_s, send)
+        try:
+            _within(self._deadline_s, send)
+        finally:
+            self._source.weights = {}  # whole weights, of which this may be the only holder
 
     def _connect(self, trainer_address: str, num_receivers: int) -> Any:
         from vllm.distributed.weight_transfer import WeightTransferTrainerFactory
@@ -80,7 +89,7 @@ def address_towards(url: str) -> str:
         return str(probe.getsockname()[0])
 
 
-def _source(device: str) -> Any:
+def _source(device: torch.device) -> Any:
     """A source as vLLM wants it, whose `weights` can be replaced before each round; they are sent from `device`."""
     from vllm.distributed.weight_transfer.base import ParamMeta, WeightSource
 
@@ -126,13 +135,10 @@ def _free_port() -> int:
 
 def _within(deadline_s: float, work: Callable[[], None]) -> None:
     """Do the work in a thread that is left behind when it takes longer."""
-    device = torch.cuda.current_device() if torch.cuda.is_available() else None
     errors: list[Exception] = []
 
     def guarded() -> None:
         try:
-            if device is not None:
-                torch.cuda.set_device(device)  # each thread has a device of its own
             work()
         except Exception as error:
             errors.append(error)

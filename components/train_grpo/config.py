@@ -305,6 +305,10 @@ class SamplerConfig(Config):
     def _one_engine(self) -> "SamplerConfig":
         if self.vllm and self.servers:
             raise ValueError("vllm and servers exclude one another: set one of them to null")
+        if self.vllm and self.vllm.weights_by == "nccl":
+            raise ValueError(
+                "vllm.weights_by: nccl joins GPUs, and this engine is on the trainer's; accepted: folder, ipc, gloo"
+            )
         return self
 
     @model_validator(mode="after")

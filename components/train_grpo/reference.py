@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from components.policy.engine import quiet_deepspeed
 from components.policy.logprobs import CompletionScorer, TokenScores
+from components.policy.ranks import limit_waits
 from components.policy.sequences import MicroBatch
 from components.train_grpo.config import ReferencePlacement
 
@@ -49,12 +50,11 @@ class Reference:
         with self._whole(written=True):
             self._scorer.model.load_state_dict(state)
 
-    def state(self) -> dict[str, Tensor]:
-        """Return the weights, whole and on the CPU."""
+    def state(self, *, kept: bool) -> dict[str, Tensor]:
+        """Return the weights, whole and on the CPU; nothing where they are not `kept`."""
         with self._whole(written=False):
-            return {
-                name: weight.detach().to("cpu", copy=True) for name, weight in self._scorer.model.state_dict().items()
-            }
+            weights = self._scorer.model.state_dict() if kept else {}
+            return {name: weight.detach().to("cpu", copy=True) for name, weight in weights.items()}
 
     def _whole(self, *, written: bool) -> AbstractContextManager[None]:
         if self._placement is not ReferencePlacement.SHARDED:
@@ -77,4 +77,5 @@ def _sharded(scorer: CompletionScorer) -> Any:
             "bf16": {"enabled": scorer.model.dtype == torch.bfloat16},
         },
     )
+    limit_waits()
     return engine

@@ -29,6 +29,8 @@ class Sampling:
     generate: Generate
     sync: Callable[[int], float]
     """Takes the number of steps done; returns the seconds it took."""
+    rest: Callable[[], None]
+    """Gives memory back until samples are next wanted."""
 
 
 @contextmanager
@@ -64,10 +66,10 @@ def attached(
 ) -> Sampling:
     """Tie what samples to the policy that is trained."""
     if isinstance(sampler, TransformersEngine):
-        return Sampling(sampler, _nothing_to_do)
+        return Sampling(sampler, _nothing_to_do, _stay)
     if isinstance(sampler, ShardedEngine):
         sampler.whole_weights = policy.whole_weights
-        return Sampling(sampler, _nothing_to_do)
+        return Sampling(sampler, _nothing_to_do, _stay)
     sync = WeightSync(
         sampler,
         policy,
@@ -77,8 +79,12 @@ def attached(
         max_mismatch=config.sampler.max_mismatch,
         folder=Path(os.environ[WEIGHTS_VARIABLE]),
     )
-    return Sampling(sampler, sync)
+    return Sampling(sampler, sync, sampler.sleep if isinstance(sampler, VllmEngine) else _stay)
 
 
 def _nothing_to_do(_: int) -> float:
     return 0.0
+
+
+def _stay() -> None:
+    """Hold no memory of its own, or hold it on another GPU."""

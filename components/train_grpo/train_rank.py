@@ -50,7 +50,7 @@ def train_rank(
         checkpoint = load(reference, dtype=dtype_of(config.engine))
         log = work / "launch" / f"vllm-rank-{ranks.rank}.log"
         sampler = ending.enter_context(sampler_of_rank(config, checkpoint, reference, log))
-        trainer = build_trainer(config, checkpoint, training_problems, verify, sampler, resumption.saved)
+        trainer = build_trainer(config, checkpoint, training_problems, verify, sampler, resumption.saved())
         resumption.restore_random_numbers()
 
         def keep(step: int) -> None:

@@ -78,7 +78,7 @@ class Trainer:
         self.prompts = prompts
         self.history = History()
         self.generate = sampling.generate
-        self._sync = sampling.sync
+        self._sync, self._rest = sampling.sync, sampling.rest
         self._score: Score = scorer
         self._ahead = Ahead(self._draw) if config.sampler.overlap else None
         self._reference_is_reset = False
@@ -116,7 +116,7 @@ class Trainer:
             "replay": self._replay.state(),
             "judged": [asdict(judged) for judged in self._judged],
             "ahead": self._groups_ahead(),
-            "reference": self.reference.state() if self.reference and self._reference_is_reset else None,
+            "reference": self._reset_weights(),
             "reward_model": None if self.reward_model is None else self.reward_model.state_dict(),
         }
 
@@ -133,6 +133,12 @@ class Trainer:
             self._reference_is_reset = True
         if self.reward_model is not None:
             self.reward_model.load_state_dict(values["reward_model"])
+
+    def _reset_weights(self) -> dict[str, Tensor] | None:
+        """Those of a reference that was reset, in the first process, which writes them."""
+        if self.reference is None or not self._reference_is_reset:
+            return None
+        return self.reference.state(kept=self.ranks.first)
 
     def _groups_ahead(self) -> list[dict[str, Any]] | None:
         """The rollout that is sampled ahead, of all processes; None where there is none."""
@@ -154,7 +160,9 @@ class Trainer:
         """Return the rollout to learn from, and how long the sampler's weights took to be brought up to date."""
         if self._ahead is None:
             sync_s = self._sync(step - 1)
-            return self._roll_out(f"step {step}"), sync_s
+            rollout = self._roll_out(f"step {step}")
+            self._rest()
+            return rollout, sync_s
         if not self._ahead.under_way:
             self._sync(step - 1)
             self._begin_ahead(self._ahead, step)
@@ -250,7 +258,7 @@ class Trainer:
         )
         own_M = completion_logprobs(scorer, share.passes, len(given.advantages_M))
         shares = self.ranks.gather(own_M.cpu(), "the log-probabilities of a rollout")
-        # What several have computed, to keep the others company, is the same.
+        # What several have computed, to keep the others company, is the same but for rounding.
         return torch.stack(shares).nanmean(0).to(self.checkpoint.device)
 
     def _learning_rate(self, step: int) -> float:

@@ -39,8 +39,8 @@ def train_rank(
         if ranks.first:
             save_base(checkpoint, base_model)
         examples = _examples(config, checkpoint, training_problems)
-        engine = _engine(config, checkpoint, resumption)
-        curves = _train(config, checkpoint, engine, examples, resumption, stop)
+        engine, curves = _engine_and_curves(config, checkpoint, resumption)
+        _train(config, checkpoint, engine, examples, curves, resumption, stop)
         with engine.whole_weights():
             if ranks.first:
                 save(checkpoint, reference)
@@ -50,18 +50,21 @@ def train_rank(
     return {"loss": curves[-1]["loss"], "examples": len(examples), "left_out": len(training_problems) - len(examples)}
 
 
-def _engine(config: TrainSFTConfig, checkpoint: Checkpoint, resumption: Resumption) -> PolicyEngine:
+def _engine_and_curves(
+    config: TrainSFTConfig, checkpoint: Checkpoint, resumption: Resumption
+) -> tuple[PolicyEngine, list[dict[str, float]]]:
+    """The model under training, and what is known of the steps done."""
     disable_dropout(checkpoint.model)
     adapt(checkpoint.model, config.engine.lora, seed=config.seed)
     scorer = CompletionScorer(checkpoint.model, temperature=1.0)
-    saved = resumption.saved
+    saved = resumption.saved()
     if saved:
         load_weights(scorer, saved.policy)
     engine = PolicyEngine(scorer, config.engine)
     if saved:
         engine.restore(saved.policy)
         resumption.restore_random_numbers()
-    return engine
+    return engine, saved.values["curves"] if saved else []
 
 
 def _examples(config: TrainSFTConfig, checkpoint: Checkpoint, problems: Sequence[Problem]) -> list[TokenSequence]:
@@ -83,10 +86,11 @@ def _train(
     checkpoint: Checkpoint,
     engine: PolicyEngine,
     examples: Sequence[TokenSequence],
+    curves: list[dict[str, float]],
     resumption: Resumption,
     stop: Stop,
-) -> list[dict[str, float]]:
-    curves: list[dict[str, float]] = resumption.saved.values["curves"] if resumption.saved else []
+) -> None:
+    """Do the steps that are left, and add what there is to know of them to `curves`."""
     batches = islice(_batches(examples, config.examples_per_step, seed=config.seed), resumption.steps_done, None)
     with progress(_STAGE, config.num_steps) as shown:
         shown.skip(resumption.steps_done)
@@ -104,7 +108,6 @@ def _train(
             curves.append({"step": step + 1, **figures, "epoch": epoch})
             shown.advance(loss=figures["loss"], tokens_per_s=shown.rate(sum(len(example) for example in batch)))
             resumption.after_step(step + 1, engine, lambda: {"curves": curves}, stop=stop, score=-figures["loss"])
-    return curves
 
 
 def _step(

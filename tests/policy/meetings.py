@@ -9,7 +9,10 @@ import torch
 from torch import distributed
 
 from components.policy.config import EngineConfig
+from components.policy.engine import PolicyEngine
+from components.policy.logprobs import CompletionScorer
 from components.policy.ranks import join
+from tests import tiny
 
 
 def exchange(config: EngineConfig, *, folder: Path) -> dict[str, float]:
@@ -33,8 +36,20 @@ def come_late(config: EngineConfig, *, folder: Path) -> dict[str, float]:
     ranks = join(config)
     (folder / f"{ranks.rank}.pid").write_text(str(os.getpid()))
     if ranks.rank == ranks.size - 1:
-        time.sleep(60)
+        time.sleep(600)
     ranks.gather(0, "the end of sampling")
+    return {}
+
+
+def stall_in_deepspeed(config: EngineConfig, *, folder: Path) -> dict[str, float]:
+    """Let the last rank stand still in a group of processes that DeepSpeed has made."""
+    engine = PolicyEngine(CompletionScorer(tiny.checkpoint().model, temperature=1.0), config)
+    ranks = engine.ranks
+    (folder / f"{ranks.rank}.pid").write_text(str(os.getpid()))
+    if ranks.rank == ranks.size - 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    with ranks.naming_the_lost():
+        distributed.all_reduce(torch.ones(1), group=engine._engine.data_parallel_group)
     return {}
 
 

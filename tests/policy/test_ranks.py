@@ -54,21 +54,21 @@ def test_a_process_that_does_not_come_is_named(tmp_path: Path) -> None:
             work=tmp_path / "work",
             grace_s=1,
         )
-    assert time.monotonic() - started < 45
+    assert time.monotonic() - started < 120
     missing = (tmp_path / "1.pid").read_text()
     message = str(raised.value)
     assert message.startswith("rank 1 (")
     assert message.endswith(f", process {missing}) of 2 did not come to the end of sampling within 2 s")
 
 
-@pytest.mark.long
 @pytest.mark.slow
-def test_a_collective_of_torch_has_the_deadline_too(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stall", [pytest.param("stall", marks=pytest.mark.long), "stall_in_deepspeed"])
+def test_a_collective_has_the_deadline_too(stall: str, tmp_path: Path) -> None:
     """A rank that stands still in the middle of it is named, and the run ends, which can be tried again."""
     config = tiny.engine_config(num_processes=2, deadline_s=3)
     with pytest.raises(RetryableError) as raised:
         run_together(
-            "tests.policy.meetings:stall",
+            f"tests.policy.meetings:{stall}",
             config,
             {"folder": tmp_path},
             num_processes=2,

@@ -67,6 +67,8 @@ def main(folder: Path) -> None:
     distributed.all_gather_object(gathered, [completion.tokens.completion_ids for completion in completions])
     found["differ"] = gathered[0] != gathered[-1]
     (engine_process,) = multiprocessing.active_children()
+    assert engine_process.pid is not None
+    found["apart"] = os.getpgid(engine_process.pid) != os.getpgid(0)
     (folder / f"found-{rank}.json").write_text(json.dumps({**found, "rank": os.getpid(), "engine": engine_process.pid}))
     while not (folder / "lose").exists():
         time.sleep(0.05)

@@ -9,6 +9,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, MistralConfig, MistralForC
 from components.policy.checkpoint import Checkpoint
 from components.policy.logprobs import CompletionScorer, completion_logprobs
 from components.policy.shared_prefix import attend_by_layout
+from components.rollout import transformers_engine
 from components.rollout.completion import Completion
 from components.rollout.transformers_engine import Decoding, TransformersEngine, inverse_cdf
 from components.shared.base_model import ModelConfig
@@ -263,6 +264,16 @@ def test_the_inverse_of_the_cumulated_weights_at_any_size(size: int) -> None:
     for chance in (0.0, 1 - 1e-9, 1 - 2**-53):
         token_R = inverse_cdf(weights_RV, torch.full((300,), chance, dtype=torch.float64))
         assert bool((weights_RV.gather(1, token_R[:, None]) > 0).all())
+
+
+def test_weights_are_cumulated_on_gpus_as_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without torch's own cumulation, which is refused there for being another each time, the draws are the same."""
+    generator = torch.Generator().manual_seed(2)
+    weights_RV = torch.rand(300, 5000, generator=generator)
+    chance_R = torch.rand(300, dtype=torch.float64, generator=generator)
+    expected_R = inverse_cdf(weights_RV, chance_R)
+    monkeypatch.setattr(transformers_engine, "cumulated", transformers_engine.cumulated_by_product)
+    assert torch.equal(inverse_cdf(weights_RV, chance_R), expected_R)
 
 
 def test_the_ends_of_the_cumulated_weights_by_hand() -> None:

@@ -329,6 +329,7 @@ def test_each_rank_samples_from_an_engine_of_its_own(ranks: Ranks) -> None:
         assert found["start"]["ends"]
         assert max(found["start"]["scored"]) < 1e-4
         assert found["differ"]
+        assert found["apart"]  # from signals that are meant for the rank, which then still needs it
 
 
 @pytest.mark.long

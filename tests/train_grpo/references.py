@@ -30,7 +30,7 @@ def compare(config: TrainGRPOConfig, *, folder: Path) -> dict[str, float]:
         found[f"{name}_mean"] = float(scores[0].mean())
         weights = model.state_dict()
         for reference in references:
-            state = reference.state()
+            state = reference.state(kept=True)
             assert state.keys() == weights.keys()
             assert all(torch.equal(state[key], weights[key]) for key in weights)
             reference.load(other.model.state_dict())
