@@ -18,14 +18,14 @@ BASE_IMAGE = "localhost/grpo-pipeline/debian:bookworm"
 
 
 def require() -> None:
-    """Skip the test where images cannot be built; in CI that is a failure."""
+    """Skip the test where images cannot be built; where `.ci/run` has seen a container run, that is a failure."""
     missing = [name for name in NEEDED if not shutil.which(name)]
     if not missing and os.geteuid():
         missing = ["root, for debootstrap"]
     if not missing:
         return
     why = f"images are built and run with {' and '.join(NEEDED)}; missing: {', '.join(missing)}"
-    if os.environ.get("CI") == "true":
+    if os.environ.get("GRPO_PIPELINE_TEST_IMAGES") == "required":
         pytest.fail(why)
     pytest.skip(why)
 
