@@ -84,7 +84,7 @@ def test_all_that_is_wrong_is_said_at_once(server: ApiServer, form: Form, tmp_pa
         "grpo_group_size": 1,
         "cluster_queue": "team",
         "registry_repository": f"file://{tmp_path}/nowhere",
-        "registry_weights_remote": "s3://bucket/weights",
+        "registry_weights_remote": "gs://bucket/weights",
         "secret_git": "mine",
     }
     subjects = [line.split(":")[0] for line in _lines(form)]
