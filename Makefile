@@ -38,7 +38,7 @@ CUDA_PACKAGES := cuda-bindings cuda-pathfinder cuda-toolkit nvidia-cublas nvidia
   nvidia-nvshmem-cu13 nvidia-nvtx triton
 
 # Two processes with a thread each: most tests spend their time in imports and small matrices.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: help setup data run test test-fast test-long lint format repro compile images lock clean distclean
 

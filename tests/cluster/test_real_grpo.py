@@ -18,7 +18,7 @@ from tests.cluster import dying
 from tests.cluster.api_server import ApiServer, RealClock, kinds, script
 from tests.train_grpo.settings import grpo_config
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 ROOT = Path(__file__).parents[2]
 RUN_ID = "0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0"

@@ -144,7 +144,7 @@ def test_a_server_that_does_not_start_says_why(tmp_path: Path) -> None:
     servers = [_server(tmp_path), _server(tmp_path, "--fail", number=1)]
     with pytest.raises(PipelineError, match=r"(?s)ended before it answered.*no such model"), running(servers, 20):
         pytest.fail("they run")
-    assert not any(_is_alive(pid) for pid in _pids(tmp_path / "0.log")[0])
+    assert not any(_is_alive(pid) for each in _pids(tmp_path / "0.log") for pid in each)
 
 
 def test_a_server_that_does_not_answer_in_time_is_an_error(tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def test_what_ends_one_rank_ends_all_with_its_error(
     """The error of either rank is that of the call, and no process is left."""
     with pytest.raises(error, match=message) as raised:
         _run(tmp_path, ending, rank=rank)
-    assert type(raised.value) is error
+    assert isinstance(raised.value, error)
     assert all(_gone(pid) for pid in _pids(tmp_path))
 
 
