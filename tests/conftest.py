@@ -18,9 +18,9 @@ _LONGEST = ("tests/images/test_light_image", "runs", "tests/train_grpo/test_trai
 @pytest.hookimpl(optionalhook=True)  # of pytest-xdist
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Keep the tests of a file in one process: what a module prepares is prepared once."""
-    from xdist.scheduler import LoadFileScheduling
+    from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
 
-    class ByGroup(LoadFileScheduling):
+    class ByGroup(LoadFileScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
             return _group(nodeid)
 
