@@ -20,9 +20,15 @@ class JobConfig(Config):
     seconds: float
 
 
+_told: list[int] = []
+_HEEDING = ("stop_when_told", "stay")
+
+
 def act(config: JobConfig, *, folder: Path) -> dict[str, float]:
     """Leave this process's number in the folder; then end in the way the config says, if it is this rank's turn."""
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if rank == config.rank and config.ending in _HEEDING:  # before anybody knows that this process is there
+        signal.signal(signal.SIGTERM, lambda number, _: _told.append(number))
     (folder / f"{rank}.pid").write_text(str(os.getpid()))
     print(f"hello from rank {rank}", flush=True)
     while len(list(folder.glob("*.pid"))) < size:
@@ -65,14 +71,11 @@ def be_killed() -> None:
 
 def stop_when_told() -> None:
     """Wait to be told to stop, and stop."""
-    told: list[int] = []
-    signal.signal(signal.SIGTERM, lambda number, _: told.append(number))
-    while not told:
+    while not _told:
         time.sleep(0.01)
     raise RetryableError("told to stop: all is kept")
 
 
 def stay() -> None:
     """Go on for longer than anybody waits, whatever one is told."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     time.sleep(120)

@@ -47,10 +47,14 @@ def nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Whatever a test does: no process and no descriptor stays behind; and there is a secret to be stolen."""
     monkeypatch.setenv("SECRET", SECRET)
     monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
-    descriptors = sorted(Path("/proc/self/fd").iterdir())
+    descriptors, before = sorted(Path("/proc/self/fd").iterdir()), _children()
     yield
     assert sorted(Path("/proc/self/fd").iterdir()) == descriptors
-    assert not "".join(children.read_text() for children in Path("/proc/self/task").glob("*/children"))
+    assert _children() <= before
+
+
+def _children() -> set[str]:
+    return {child for each in Path("/proc/self/task").glob("*/children") for child in each.read_text().split()}
 
 
 ATTEMPT = """
