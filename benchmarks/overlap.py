@@ -52,7 +52,7 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         runs = _measure(Path(folder), options)
-    result = _summary(runs) | {"prompts_per_step": options.prompts, "cores": len(os.sched_getaffinity(0))}
+    result = _summary(runs) | {"prompts_per_step": options.prompts, "cores": os.cpu_count()}
     print(json.dumps(result, indent=2))
     options.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 
