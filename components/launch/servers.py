@@ -91,7 +91,8 @@ class ServerProcess:
 
     def sweep(self) -> None:
         """End what is left of the server's group, should its guard have been killed, and see it gone."""
-        assert self._process is not None
+        if self._process is None:
+            return
         deadline = time.monotonic() + _SWEEP_S
         with suppress(ProcessLookupError):
             while time.monotonic() < deadline:

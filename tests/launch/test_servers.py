@@ -122,6 +122,22 @@ def test_a_server_that_is_killed_is_started_again_at_its_address(tmp_path: Path,
 
 
 @pytest.mark.long
+def test_a_start_that_the_system_refuses_is_not_the_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as on a full disk: the server is started at the next try, and answers."""
+    server, start, refused = _server(tmp_path), ServerProcess.start, [OSError(28, "No space left on device")]
+
+    def start_or_refuse(process: ServerProcess) -> None:
+        if refused:
+            raise refused.pop()
+        start(process)
+
+    with running([server], 20):
+        monkeypatch.setattr(ServerProcess, "start", start_or_refuse)
+        os.kill(_pids(tmp_path / "0.log")[0][0], signal.SIGKILL)
+        _wait_until(lambda: len(_pids(tmp_path / "0.log")) == 2 and server.answers())
+    assert not refused
+
+
 def test_a_server_that_keeps_ending_is_left_alone_in_the_end(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
