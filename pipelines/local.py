@@ -12,7 +12,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import BinaryIO
 
-from components.shared.errors import PipelineError
+from components.preflight.inputs import contradictions, missing_here
+from components.shared.errors import PipelineError, refuse_all
 from components.shared.progress import TERMINAL_VARIABLE
 from components.shared.step import JOURNAL_VARIABLE
 from pipelines import summary
@@ -34,8 +35,13 @@ def run(params_path: Path, *, containers: bool = False) -> int:
     """Run the whole graph under one params file and return the exit code of the stage that stopped it, or 0.
 
     With `containers` each stage runs in a container of its image.
+
+    Raises:
+        PipelineError: Keys contradict one another, or data, a model, a reward or the registry is missing. All of it is
+            named, and nothing has been run.
     """
     params = load(params_path)
+    refuse_all([f"{params_path}: {line}" for line in contradictions(params) + missing_here(params)])
     if containers:
         _containers().check()
     started = time.monotonic()

@@ -157,6 +157,7 @@ def test_kfp_is_only_in_components_and_pipelines() -> None:
 def test_pipelines_reach_only_for_wrappers_configs_and_vocabulary() -> None:
     """Beside those, each module of pipelines/ may use what the command or summary it implements is made of."""
     also = {
+        "local": r"components\.preflight\.inputs",
         "summary": r"components\.report\.\w+",
         "cli": r"components\.(prepare_data|register)\.fetch",
         "grpo_post_training_on_cluster": r"components\.preflight\.form",

@@ -12,6 +12,7 @@ from components.preflight import cluster, permissions, storage
 from components.preflight.dry_run import dry_run
 from components.preflight.form import CLUSTER, Form
 from components.preflight.git_remote import commit_of
+from components.preflight.sections import base_model, rewards
 from components.preflight.side_by_side import Check
 from components.shared.config import Params
 from components.shared.errors import PipelineError
@@ -36,6 +37,8 @@ def checks(form: Form, sections: Params, *, valid: bool) -> dict[str, Check]:
     }
     if form["registry_kubeflow_url"]:
         found["registry_kubeflow_url"] = partial(storage.model_registry, form["registry_kubeflow_url"], remote)
+    if valid:
+        found |= {"base_model": partial(base_model, sections), "rewards": partial(rewards, sections)}
     if form["data_repository"]:
         found[REVISION] = partial(_commit, form["data_repository"], form["data_revision"])
     return {**found, **_of_cluster(form, sections, valid=valid)}

@@ -8,12 +8,12 @@ from typing import Any
 from components.preflight.checks import REVISION, checks
 from components.preflight.form import CLUSTER, Form, sections_of
 from components.preflight.repetition import comparable, refuse_repetition
-from components.preflight.sections import complete, without_files, wrong_sections
+from components.preflight.sections import complete, contradicting, without_files, wrong_sections
 from components.preflight.side_by_side import side_by_side
 from components.preflight.storage import credentials, images, training_secrets
 from components.preflight.summary import summary
 from components.shared import config
-from components.shared.errors import PipelineError
+from components.shared.errors import PipelineError, refuse_all
 from components.shared.progress import say
 from components.shared.step import errors_in_one_line
 
@@ -55,29 +55,23 @@ def preflight(form: Form, *, deadline_s: float = DEADLINE_S) -> Ready:
         NothingNewError: Nothing is wrong, and the run was told to end where it is not new.
     """
     # Before all else, so that no other line repeats it.
-    if leaked := credentials(form):
-        raise _to_correct(leaked)
+    refuse_all(credentials(form))
     sections, wrong = sections_of(form, _NO_COMMIT, training_secrets(form))
     wrong += wrong_sections(sections) + images(form) + comparable(form)
     if not wrong:
-        wrong += without_files(form, sections)
+        wrong += without_files(form, sections) + contradicting(sections)
     found = side_by_side(checks(form, sections, valid=not wrong), deadline_s)
     for name, answer in found.items():
         if isinstance(answer, PipelineError):
             wrong.append(f"{name}: {answer}")
         elif name != REVISION:
             wrong += answer
-    if wrong:
-        raise _to_correct(wrong)
+    refuse_all(wrong)
     commit = found.get(REVISION, "")
     sections = complete(sections_of(form, commit, training_secrets(form))[0])
     say("preflight", f"{len(found)} checks passed" + (f"; data at commit {commit}" if commit else ""))
     refuse_repetition(form, sections)
     return Ready(sections, summary(form, sections, {"data at commit": commit} if commit else {}))
-
-
-def _to_correct(wrong: list[str]) -> PipelineError:
-    return PipelineError("\n".join([f"{len(wrong)} to correct before this run can start", *wrong]))
 
 
 def run(given: dict[str, Any]) -> None:

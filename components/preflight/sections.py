@@ -5,9 +5,12 @@ from typing import Any
 from components.launch.cluster_config import ClusterConfig
 from components.preflight.config import LONGEST_TRAINING_S, Params
 from components.preflight.form import CLUSTER, KEYS, PREFIX, Form
+from components.preflight.inputs import contradictions, limits, own_rewards
 from components.prepare_data.config import PrepareConfig
 from components.shared import config
+from components.shared.base_model import context_tokens
 from components.shared.config import problems
+from components.train_grpo import own_reward
 
 _MARGIN_S = 3600
 """Time that a step has beyond its job's: to be scheduled, and to collect what the job left."""
@@ -36,6 +39,31 @@ def without_files(form: Form, sections: config.Params) -> list[str]:
     if form["data_repository"] and not files:
         return ["data_repository: no source in section_prepare_data reads a file; leave it empty, or name files there"]
     return []
+
+
+def contradicting(sections: config.Params) -> list[str]:
+    """Return a line for each pair of keys of valid sections that cannot both hold."""
+    return [_in_the_form(line) for line in contradictions(Params.model_validate(_stages(sections)))]
+
+
+def rewards(sections: config.Params) -> list[str]:
+    """Return a line for each of the user's own rewards, in valid sections, that cannot be loaded."""
+    params = Params.model_validate(_stages(sections))
+    return [_in_the_form(line) for line in own_reward.unusable(own_rewards(params.train_grpo), trained_here=False)]
+
+
+def base_model(sections: config.Params) -> list[str]:
+    """Return a line for each limit in valid sections beyond what the base model reads.
+
+    Raises:
+        PipelineError: The model cannot be fetched. One in a folder of the volume, which preflight does not see, is
+            taken to be there.
+    """
+    params = Params.model_validate(_stages(sections))
+    if params.train_sft.model.base.startswith(("/", ".")):
+        return []
+    context = context_tokens(params.train_sft.model.base)
+    return [_in_the_form(line) for line in limits(params, context)] if context else []
 
 
 def complete(sections: config.Params) -> config.Params:

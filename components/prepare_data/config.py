@@ -31,6 +31,10 @@ class WordProblemsConfig(Config):
     max_operands: int = Field(ge=2, le=MAX_OPERANDS)
     """Numbers in a hardest problem."""
 
+    def most(self, split: Split) -> int | None:
+        """How many problems of one split there are."""
+        return self.num_train if split == Split.TRAIN else self.num_test
+
     @model_validator(mode="after")
     def _can_be_made(self) -> "WordProblemsConfig":
         if self.max_operands < self.min_operands:
@@ -63,6 +67,10 @@ class FileSource(Config):
     def path(self, split: Split) -> Path | None:
         """Where one split lies, if it is used."""
         return self.train if split == Split.TRAIN else self.test
+
+    def most(self, split: Split) -> int | None:
+        """How many problems of one split there may be; None where its file alone decides."""
+        return 0 if self.path(split) is None else self.limit(split)
 
     def limit(self, split: Split) -> int | None:
         """How many problems of one split are taken at most."""

@@ -26,16 +26,18 @@ from components.shared.errors import PipelineError
 from components.shared.grading.verifier import Verifier
 from components.shared.problem import Problem, Split
 
-_Reader = Callable[[dict[str, Any]], Fields]
+Reader = Callable[[dict[str, Any]], Fields]
 
 
-def _readers(verify: Verifier) -> dict[str, _Reader]:
-    return {
+def reader(kind: str, verify: Verifier) -> Reader:
+    """Return what makes a problem of a row's columns in the format `kind`, or raises MalformedRowError."""
+    readers: dict[str, Reader] = {
         "gsm8k": gsm8k_fields,
         "math": partial(math_fields, verify=verify),
         "math500": partial(math500_fields, verify=verify),
         "mbpp": mbpp_fields,
     }
+    return readers[kind]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +84,10 @@ def read_sources(config: PrepareConfig) -> Intake:
     """Read every source of the config in its order, the train split of each before its test split."""
     intake = Intake()
     with raw_files(config) as root, Verifier() as verify:
-        readers = _readers(verify)
         for source in config.sources:
             if isinstance(source, FileSource):
                 for split in Split:
-                    _read_split(source, split, readers[source.kind], config.max_malformed_fraction, root, intake)
+                    _read_split(source, split, reader(source.kind, verify), config.max_malformed_fraction, root, intake)
             else:
                 intake.problems += word_problems(source, config.seed)
     return intake
@@ -95,7 +96,7 @@ def read_sources(config: PrepareConfig) -> Intake:
 def _read_split(
     source: GSM8KConfig | MATHConfig | MATH500Config | MBPPConfig,
     split: Split,
-    read: _Reader,
+    read: Reader,
     max_malformed_fraction: float,
     root: Path,
     intake: Intake,
@@ -124,7 +125,7 @@ def _read_split(
 
 
 def _problems(
-    source: GSM8KConfig | MATHConfig | MATH500Config | MBPPConfig, split: Split, root: Path, read: _Reader
+    source: GSM8KConfig | MATHConfig | MATH500Config | MBPPConfig, split: Split, root: Path, read: Reader
 ) -> Iterator[Problem | Quarantined]:
     path = source.path(split)
     assert path is not None

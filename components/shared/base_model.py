@@ -1,13 +1,22 @@
 """The base model that a pipeline starts from, named in params: a Hugging Face id or folder, or `scratch:<preset>`."""
 
+import logging
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from pydantic import Field, field_validator
 
+from components.shared import jsonl
 from components.shared.config import Config
+from components.shared.errors import PipelineError
 from components.shared.grading.answer import AnswerPolicy
 
 _SCRATCH_PREFIX = "scratch:"
+_CONFIG, _TOKENIZER = "config.json", "tokenizer.json"
+_WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+_CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "seq_length", "max_sequence_length")
+"""What families of models call the number of tokens that they read."""
 
 
 @dataclass(frozen=True)
@@ -72,3 +81,49 @@ class ModelConfig(Config):
     def ask(self, question: str) -> str:
         """Return the prompt for a question: the one place where it is made."""
         return self.prompt.replace("{question}", question)
+
+
+def require_model_folder(folder: Path) -> None:
+    """Raise PipelineError unless a folder holds a model, as far as the names of its files show."""
+    if not (folder / _CONFIG).is_file():
+        raise PipelineError(f"{folder}: holds no {_CONFIG}; a Hugging Face model folder is expected")
+    if not any((folder / name).is_file() for name in _WEIGHTS):
+        raise PipelineError(f"{folder}: holds no weights; one of {', '.join(_WEIGHTS)} is expected")
+    if not (folder / _TOKENIZER).is_file():
+        raise PipelineError(f"{folder}: holds no {_TOKENIZER}; a Hugging Face model folder is expected")
+
+
+def context_tokens(base: str) -> int | None:
+    """Return how many tokens a base model reads at most; None where its config does not say.
+
+    A folder is looked at, of a model on the hub the config alone is fetched.
+
+    Raises:
+        PipelineError: There is no such model, or it is not to be had from here.
+    """
+    if base.startswith(_SCRATCH_PREFIX):
+        return SCRATCH_MODELS[base.removeprefix(_SCRATCH_PREFIX)].max_tokens
+    if Path(base).is_dir():
+        require_model_folder(Path(base))
+        path = Path(base) / _CONFIG
+    else:
+        path = _config_from_hub(base)
+    config: dict[str, Any] = jsonl.read_json(path)
+    config = config.get("text_config") or config
+    if config.get("rope_scaling"):  # stretches the context by rules of its own
+        return None
+    return next((config[key] for key in _CONTEXT_KEYS if isinstance(config.get(key), int)), None)
+
+
+def _config_from_hub(base: str) -> Path:
+    # Slow to import, and of no use to a model in a folder.
+    from huggingface_hub import hf_hub_download
+
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it announces each of its retries
+    try:
+        return Path(hf_hub_download(base, _CONFIG))
+    except Exception as error:  # the hub client raises a wide family of errors, all of them meaning "not available"
+        raise PipelineError(
+            f"{base}: neither a folder nor a model that can be fetched ({type(error).__name__}); "
+            "a gated model needs HF_TOKEN"
+        ) from None

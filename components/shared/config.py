@@ -87,22 +87,30 @@ def validate(model: type[ConfigT], values: Any, *, name: str, path: Path | None 
         raise PipelineError(_explained(model, error, name=name, path=path)[0]) from None
 
 
-def problems(model: type[BaseModel], values: Any, *, name: str) -> list[str]:
+def problems(model: type[BaseModel], values: Any, *, name: str, path: Path | None = None) -> list[str]:
     """Return a line for each thing that is wrong with `values` as a `model`, the most helpful first; none if they fit.
 
-    `name` is what the values are called in the lines, as in `validate`.
+    `name` and `path` are as in `validate`.
     """
     try:
         model.model_validate(values)
     except ValidationError as error:
-        return _explained(model, error, name=name, path=None)
+        return _explained(model, error, name=name, path=path)
     return []
 
 
 def _explained(model: type[BaseModel], error: ValidationError, *, name: str, path: Path | None) -> list[str]:
     # A misspelt key is both unknown and missing: the misspelling is what helps.
     errors = sorted(error.errors(), key=lambda each: each["type"] != "extra_forbidden")
-    return [_explain(model, each, name=name, path=path) for each in errors]
+    meant = {(*each["loc"][:-1], _meant(model, each["loc"])) for each in errors if each["type"] == "extra_forbidden"}
+    told = [each for each in errors if each["type"] != "missing" or each["loc"] not in meant]
+    return [_explain(model, each, name=name, path=path) for each in told]
+
+
+def _meant(model: type[BaseModel], location: KeyPath) -> str | None:
+    """The key that an unknown one was probably meant to be."""
+    close = difflib.get_close_matches(str(location[-1]), _locate(model, location)[1], n=1)
+    return close[0] if close else None
 
 
 def _explain(model: type[BaseModel], error: ErrorDetails, *, name: str, path: Path | None) -> str:
@@ -111,18 +119,15 @@ def _explain(model: type[BaseModel], error: ErrorDetails, *, name: str, path: Pa
     where = f"{path}:{_line_of(path, keys)}: " if path else ""
     key = ".".join(str(part) for part in keys)
     if error["type"] == "extra_forbidden":
-        return f"{where}{key}: unknown key; {_accepted(str(location[-1]), fields)}"
+        meant = _meant(model, error["loc"])
+        accepted = f"did you mean `{meant}`?" if meant else f"accepted: {', '.join(sorted(fields))}"
+        return f"{where}{key}: unknown key; {accepted}"
     if error["type"] == "missing":
         return f"{where}{key}: required key is missing"
     message = error["msg"].removeprefix("Value error, ")
     got = "" if isinstance(error["input"], dict | list) else f", got {error['input']!r}"
     subject = f"{key}: " if key else ""
     return f"{where}{subject}{message[:1].lower()}{message[1:]}{got}"
-
-
-def _accepted(key: str, fields: list[str]) -> str:
-    close = difflib.get_close_matches(key, fields, n=1)
-    return f"did you mean `{close[0]}`?" if close else f"accepted: {', '.join(sorted(fields))}"
 
 
 def _locate(model: type[BaseModel], location: KeyPath) -> tuple[KeyPath, list[str]]:

@@ -1,5 +1,7 @@
 """The errors a person is meant to read: one line each, with the exit code that says what to do next."""
 
+from collections.abc import Sequence
+
 
 class PipelineError(Exception):
     """Bad configuration, data or environment: correct what the message names, then run again."""
@@ -31,3 +33,11 @@ class RetryableError(PipelineError):
     """Nothing is wrong with the inputs (a lost peer, a preemption, I/O): run the same thing again."""
 
     exit_code = 75
+
+
+def refuse_all(problems: Sequence[str]) -> None:
+    """Raise one PipelineError that names every problem, a line each; do nothing where there is none."""
+    if len(problems) == 1:
+        raise PipelineError(problems[0])
+    if problems:
+        raise PipelineError("\n".join([f"{len(problems)} to correct before this run can start", *problems]))

@@ -1,9 +1,13 @@
 """A user's own reward: a function of problem, completion and grade, named in the params as `package.module:function`.
 
 Python finds the module in the folder in which the command is run, in PYTHONPATH or among what is installed.
+`unusable` runs this module to see whether rewards can be loaded.
 """
 
-from collections.abc import Callable
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -27,3 +31,49 @@ def load(name: str) -> Callable[..., Any]:
         raise PipelineError(f"{where}: {module_name} ({module.__file__}) has no function `{function_name}`{instead}")
     found: Callable[..., Any] = function
     return found
+
+
+def unusable(names: Sequence[str], *, trained_here: bool) -> list[str]:
+    """Return a line for each reward that cannot be loaded; tried in a process of its own, as modules run when imported.
+
+    Unless training runs in this very environment, a package that a module imports and that is not installed is no
+    fault: the image that trains may have it.
+    """
+    if not names:
+        return []
+    command = [
+        sys.executable,
+        "-m",
+        "components.train_grpo.own_reward",
+        "here" if trained_here else "elsewhere",
+        *names,
+    ]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    try:
+        lines: list[str] = json.loads(done.stdout.splitlines()[-1])
+    except (IndexError, ValueError):
+        ending = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        return [f"train_grpo.reward.weights: importing {', '.join(names)} ended Python: {ending}"]
+    return lines
+
+
+def _trial(place: str, *names: str) -> list[str]:
+    lines = []
+    for name in names:
+        try:
+            load(name)
+        except PipelineError as error:
+            if place == "here" or not _lacks_another_package(error.__cause__, name):
+                lines.append(str(error))
+    return lines
+
+
+def _lacks_another_package(cause: BaseException | None, name: str) -> bool:
+    if not isinstance(cause, ModuleNotFoundError) or cause.name is None:
+        return False
+    module_name = name.partition(":")[0]
+    return not f"{module_name}.".startswith(f"{cause.name}.")
+
+
+if __name__ == "__main__":
+    print("\n" + json.dumps(_trial(*sys.argv[1:])))

@@ -9,9 +9,9 @@ from typing import Any
 
 from components.preflight.form import KEYS, PREFIX, form_of, sections_of
 from components.preflight.repetition import PARAMETER
-from components.preflight.sections import wrong_sections
+from components.preflight.sections import contradicting, wrong_sections
 from components.preflight.storage import credentials, is_url
-from components.shared.errors import PipelineError
+from components.shared.errors import PipelineError, refuse_all
 from pipelines.cluster.package import Package
 from pipelines.params import load
 from pipelines.sections import sections
@@ -54,8 +54,8 @@ def _check(form: Form) -> None:
     if not wrong and set(KEYS) <= set(form):  # a shorter form has the rest compiled in
         sections, wrong = sections_of(form, _ANY_COMMIT, {})
         wrong += wrong_sections(sections)
-    if wrong:
-        raise PipelineError("\n".join([f"{len(wrong)} to correct before this run can start", *wrong]))
+        wrong += [] if wrong else contradicting(sections)
+    refuse_all(wrong)
 
 
 def skipping_repetition(form: Form, settings: Sequence[str]) -> Form:

@@ -81,9 +81,11 @@ def test_fetch_says_where_it_looked(tmp_path: Path, capsys: pytest.CaptureFixtur
 @pytest.mark.slow
 def test_a_failing_stage_ends_the_run_with_its_own_exit_code(tmp_path: Path) -> None:
     """The graph stops at the stage, whose error is shown as one line; the log is kept and named."""
-    path = tmp_path / "no_such_data.yaml"
+    path = tmp_path / "malformed.yaml"
     params = yaml.safe_load((ROOT / "params/smoke.yaml").read_text())
-    params["prepare_data"]["sources"] = [{"kind": "gsm8k", "train": "nope.jsonl", "test": "nope.jsonl"}]
+    params["prepare_data"]["sources"] = [{"kind": "gsm8k", "train": "rows.jsonl", "test": "rows.jsonl"}]
+    params["report"]["gate"]["target"] = ["gsm8k"]
+    (tmp_path / "rows.jsonl").write_text('{"question": "1 + 1?", "answer": "#### 2"}\n' * 20 + "{}\n" * 30)
     path.write_text(yaml.safe_dump(params))
     done = subprocess.run(
         [
@@ -98,9 +100,9 @@ def test_a_failing_stage_ends_the_run_with_its_own_exit_code(tmp_path: Path) -> 
         check=False,
     )
     assert done.returncode == 2
-    assert done.stderr.strip().startswith("error: nope.jsonl: no such file")
+    assert done.stderr.strip().startswith("error: 30 of 50 rows of rows.jsonl are malformed")
     assert done.stderr.count("\n") == 1
     assert [line for line in done.stdout.splitlines() if line.startswith("[")] == ["[1/9] prepare_data"]
-    (log,) = tmp_path.glob("outputs/runs/*-no_such_data/kfp.log")
+    (log,) = tmp_path.glob("outputs/runs/*-malformed/kfp.log")
     assert str(log.relative_to(tmp_path)) in done.stdout
     assert not (tmp_path / "outputs/latest").exists()

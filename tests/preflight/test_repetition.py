@@ -92,7 +92,7 @@ def test_preflight_ends_a_run_that_is_not_new(asked: Form, repository: Path, ser
     """After all that could be wrong was looked at, so that a schedule which has broken is noticed."""
     register(repository, "grpo-policy@v0.0.1", asked, code=lineage.code_digest())
     wanted = {**asked, "registry_weights_remote": "/work/registry-storage"}
-    with pytest.raises(PipelineError, match="to correct before this run can start"):
+    with pytest.raises(PipelineError, match=r"^cluster_volume_claim: "):
         preflight({**wanted, "cluster_volume_claim": "missing"})
     with pytest.raises(NothingNewError):
         preflight(wanted)
