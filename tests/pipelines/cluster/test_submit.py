@@ -228,6 +228,25 @@ def test_stop_looks_for_jobs_where_the_run_has_put_them(
     assert "training job grpo-mine removed" in capsys.readouterr().out
 
 
+def test_stop_looks_for_jobs_in_the_namespace_of_a_user(
+    server: ApiServer, pipeline: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where Kubeflow has several users, a run and its training jobs are in the namespace of a profile."""
+    server.kfp.multi_user = True
+    server.kfp.namespaces = ("team-a",)
+    server.cluster.add({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "team-a"}})
+    there = runtime("grpo-torch")
+    server.cluster.add({**there, "metadata": {**there["metadata"], "namespace": "team-a"}})
+    assert main(["submit", "--pipeline", str(pipeline), "--namespace", "team-a"]) == 0
+    run_id = only_run(server)["run_id"]
+    _add_job(server, "grpo-mine", run_id, namespace="team-a")
+    _add_job(server, "grpo-elsewhere", run_id)
+    capsys.readouterr()
+    assert main(["stop", run_id, "--namespace", "team-a"]) == 0
+    assert "training job grpo-mine removed" in capsys.readouterr().out
+    assert [job["metadata"]["name"] for job in server.cluster.all(kinds.TRAIN_JOBS)] == ["grpo-elsewhere"]
+
+
 def test_stopping_what_has_ended_still_cleans_up(
     server: ApiServer, pipeline: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
