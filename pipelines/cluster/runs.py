@@ -3,8 +3,9 @@
 import io
 from collections.abc import Iterator
 from contextlib import redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from components.shared.errors import PipelineError
@@ -29,6 +30,8 @@ class Cluster:
     client: "kfp.Client"
     endpoint: str
     namespace: str | None
+    _specs: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    """Pipelines of the versions that runs refer to."""
 
     def url(self, run_id: str) -> str:
         """Return the page of a run."""
@@ -40,15 +43,44 @@ class Cluster:
             return str(self.client.create_experiment(name, namespace=self.namespace).experiment_id)
 
     def get(self, run_id: str) -> Any:
-        """Return a run by its whole id."""
+        """Return a run by its whole id, with its pipeline also where that was uploaded before."""
         with explained(self.endpoint, missing=f"{run_id}: no such run; `grpo-pipeline status` lists them"):
-            return self.client.get_run(run_id)
+            run = self.client.get_run(run_id)
+        if not run.pipeline_spec and run.pipeline_version_reference:
+            run.pipeline_spec = self._spec(run.pipeline_version_reference)
+        return run
+
+    def _spec(self, version: Any) -> Any:
+        """The pipeline of a version; None once the version has been deleted."""
+        from kfp_server_api import ApiException
+
+        id_ = version.pipeline_version_id
+        if id_ not in self._specs:
+            with explained(self.endpoint):
+                try:
+                    self._specs[id_] = self.client.get_pipeline_version(version.pipeline_id, id_).pipeline_spec
+                except ApiException as error:
+                    if error.status != 404:
+                        raise
+                    self._specs[id_] = None
+        return self._specs[id_]
+
+    def newest(self, page_size: int = _RECENT) -> Iterator[Any]:
+        """Yield all runs, the newest first; a page is asked for when the one before it is used up."""
+        token = ""
+        while True:
+            with explained(self.endpoint):
+                page = self.client.list_runs(
+                    page_token=token, page_size=page_size, sort_by="created_at desc", namespace=self.namespace
+                )
+            yield from page.runs or []
+            token = page.next_page_token
+            if not token:
+                return
 
     def recent(self, count: int = _RECENT) -> list[Any]:
         """Return the newest runs first."""
-        with explained(self.endpoint):
-            listed = self.client.list_runs(page_size=count, sort_by="created_at desc", namespace=self.namespace)
-        return list(listed.runs or [])
+        return list(islice(self.newest(count), count))
 
     def find(self, name: str) -> Any:
         """Return the run with this id, beginning of an id, or name; PipelineError where none or several have it."""

@@ -7,10 +7,10 @@ from typing import Any
 from components.shared.errors import PipelineError
 from pipelines.cluster.cron import parse
 from pipelines.cluster.cron_words import next_times, words
+from pipelines.cluster.logs import failures, is_lost
 from pipelines.cluster.runs import Cluster
 from pipelines.cluster.schedules import listed
-from pipelines.cluster.tasks import FINISHED, Task, tasks
-from pipelines.cluster.wait import failure
+from pipelines.cluster.tasks import CACHED, FINISHED, Task, planned, tasks
 from pipelines.followed import duration
 
 _SHOWN = 10
@@ -28,14 +28,17 @@ def of_runs(cluster: Cluster) -> list[str]:
 
 def of_run(cluster: Cluster, run: Any) -> list[str]:
     """Return what has become of a run: its stages, and why it failed."""
-    began = tasks(run)
+    known = tasks(run)
     lines = [f"{run.display_name}  {run.run_id}  {_state(run.state)}", cluster.url(run.run_id)]
-    if began:
-        lines += ["", *_table([("stage", "state", "started (UTC)", "took"), *(_task_row(task) for task in began)])]
-    failed = [f"error: {failure(cluster, run, task)}" for task in began if task.state == "FAILED"]
-    if not failed and run.error and run.error.message:
-        failed = [f"error: {' '.join(run.error.message.split())}"]
-    return [*lines, *([""] if failed else []), *failed]
+    if known:
+        lines += ["", *_table([("stage", "state", "started (UTC)", "took"), *(_task_row(task) for task in known)])]
+    elif not planned(run):
+        lines += ["", "its stages are not known: the pipeline version that it was started from has been deleted"]
+    if is_lost(cluster, run):
+        lines += ["", "nothing of it runs any more: its pods are gone, and Kubeflow will never learn how it ended"]
+    for reason, *more in failures(cluster, run):
+        lines += ["", f"error: {reason}", *more]
+    return lines
 
 
 def of_schedules(cluster: Cluster) -> list[str]:
@@ -52,7 +55,8 @@ def _run_row(run: Any) -> tuple[str, ...]:
 
 
 def _task_row(task: Task) -> tuple[str, ...]:
-    return (task.title, _state(task.state), _clock(task.started), _took(task.started, task.ended))
+    took = "-" if task.state == CACHED else _took(task.started, task.ended)
+    return (task.title, _state(task.state), _clock(task.started), took)
 
 
 def _schedule_row(schedule: Any) -> tuple[str, ...]:
@@ -66,7 +70,7 @@ def _schedule_row(schedule: Any) -> tuple[str, ...]:
 
 
 def _state(state: str | None) -> str:
-    return (state or "PENDING").lower()
+    return (state or "PENDING").lower().replace("_", " ")
 
 
 def _clock(moment: datetime | None) -> str:

@@ -1,14 +1,17 @@
 """The tasks of a run as Kubeflow Pipelines tells them, one for each stage of the graph."""
 
-import re
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-FINISHED = {"SUCCEEDED", "SKIPPED", "FAILED", "CANCELED"}
+from pipelines.cluster.nodes import Leaf, leaves
+
+CACHED = "CACHED"
+"""State of a stage that did not run: the cache had its outputs."""
+NOT_REACHED = "NOT_REACHED"
+"""State of a stage that was left out after another one had failed."""
+FINISHED = {"SUCCEEDED", "SKIPPED", "FAILED", "CANCELED", CACHED}
 """States of a run or a task that never change again."""
-_EXECUTOR = re.compile(r"executor(\(\d+\))?")
 
 
 @dataclass(frozen=True)
@@ -20,11 +23,11 @@ class Task:
     title: str
     """On the page, such as `evaluate sft`."""
     state: str
-    """PENDING, RUNNING, SUCCEEDED ..."""
+    """PENDING, RUNNING, SUCCEEDED ..., CACHED or NOT_REACHED."""
     started: datetime | None
     ended: datetime | None
     pods: tuple[str, ...]
-    """Pods of its attempts, oldest first."""
+    """Pods of its attempts, oldest first; those that prepare it where that failed."""
 
     @property
     def seconds(self) -> float | None:
@@ -33,57 +36,45 @@ class Task:
 
 
 def tasks(run: Any) -> list[Task]:
-    """Return the stages of a run that have begun, in the order in which they did."""
+    """Return the stages of a run that have begun, in the order in which they did, and then those not reached."""
     details = (run.run_details.task_details if run.run_details else None) or []
-    titles = dict(_titles(run.pipeline_spec or {}))
-    by_hash = {_hash(each.pod_name or each.task_id): each for each in details}
-    found = [_task(each, titles, by_hash) for each in details if each.display_name in titles]
+    by_name = {each.display_name: each for each in details}
+    known = (_task(leaf, by_name) for leaf in leaves(run.pipeline_spec or {}, details))
+    found = [task for task in known if task is not None]
     return sorted(found, key=lambda task: (task.started is None, task.started, task.name))
 
 
 def planned(run: Any) -> list[str]:
     """Return the titles of all stages of the graph, as far as the run tells."""
-    return [title for _, title in _titles(run.pipeline_spec or {})]
+    return [leaf.title for leaf in leaves(run.pipeline_spec or {}, [])]
 
 
-def _titles(spec: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Each task that runs a container, with its title: those of the root, and of the graphs inside it."""
-    spec = spec.get("pipeline_spec", spec)
-    components = spec.get("components", {})
-    graphs = [spec.get("root", {}), *components.values()]
-    for graph in graphs:
-        for name, task in graph.get("dag", {}).get("tasks", {}).items():
-            inner = components.get(task.get("componentRef", {}).get("name"), {})
-            if "dag" not in inner:
-                yield name, task.get("taskInfo", {}).get("name", name).replace("-", "_")
-
-
-def _task(detail: Any, titles: Mapping[str, str], by_hash: Mapping[str, Any]) -> Task:
+def _task(leaf: Leaf, by_name: dict[str, Any]) -> Task | None:
+    """What the run tells of a stage; None if nothing yet."""
+    detail, driver = by_name.get(leaf.name), by_name.get(f"{leaf.name}-driver")
+    is_unprepared = driver is not None and driver.state == "FAILED"
+    shown = driver if is_unprepared else detail
+    if shown is None:
+        return None
+    state = _state(shown, leaf)
+    # A task that is left out has the time at which that was decided.
+    has_begun = state != NOT_REACHED
     return Task(
-        name=detail.display_name.replace("-", "_"),
-        title=titles[detail.display_name],
-        state=detail.state or "PENDING",
-        started=_time(detail.start_time),
-        ended=_time(detail.end_time),
-        pods=tuple(_pods(detail, by_hash)),
+        name=leaf.name.replace("-", "_"),
+        title=leaf.title,
+        state=state,
+        started=_time(shown.start_time) if has_begun else None,
+        ended=_time(shown.end_time) if has_begun else None,
+        pods=leaf.driver_pods if is_unprepared else leaf.pods,
     )
 
 
-def _pods(detail: Any, by_hash: Mapping[str, Any]) -> Iterator[str]:
-    """The pods in which a task's own code runs: below it, named executor, one for each attempt where it is retried."""
-    for child in detail.child_tasks or []:
-        inner = by_hash.get(_hash(child.pod_name))
-        if inner is None or not _EXECUTOR.fullmatch(inner.display_name):
-            continue  # its driver, or a task that comes after it
-        attempts = list(_pods(inner, by_hash))
-        yield from attempts or [inner.pod_name]
-
-
-def _hash(name: str | None) -> str:
-    """What the name of a pod and the id of its node share: the last part."""
-    return (name or "").rpartition("-")[2]
+def _state(detail: Any, leaf: Leaf) -> str:
+    if detail.state is None or detail.state == "RUNTIME_STATE_UNSPECIFIED":
+        return NOT_REACHED
+    return CACHED if detail.state == "SUCCEEDED" and leaf.has_no_attempt else str(detail.state)
 
 
 def _time(moment: datetime | None) -> datetime | None:
-    # What has not happened comes as 1970.
+    # What has not happened comes as the year 1 or 1970.
     return moment if moment and moment.year > 1970 else None

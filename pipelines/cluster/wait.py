@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from components.shared.errors import RetryableError
-from pipelines.cluster.logs import last_error
+from pipelines.cluster.logs import failures
 from pipelines.cluster.runs import Cluster
-from pipelines.cluster.tasks import FINISHED, Task, planned, tasks
+from pipelines.cluster.tasks import CACHED, FINISHED, NOT_REACHED, planned, tasks
 from pipelines.followed import duration
 from pipelines.screen import Screen, Style
 
@@ -20,6 +20,7 @@ _ENDINGS = {
     "SKIPPED": ("skipped", Style.DIM),
     "FAILED": ("failed after {}", Style.RED),
     "CANCELED": ("stopped after {}", Style.YELLOW),
+    CACHED: ("not run: the cache has its outputs", Style.DIM),
 }
 
 
@@ -35,7 +36,7 @@ class Progress:
         """Show the stages that have begun or ended since the last time."""
         total = len(planned(run))
         for task in tasks(run):
-            if task.state != "PENDING" and task.name not in self._begun:
+            if task.state not in ("PENDING", NOT_REACHED) and task.name not in self._begun:
                 self._begun.add(task.name)
                 self._screen.header(len(self._begun), total, task.title)
             if task.state in FINISHED and task.name not in self._ended:
@@ -84,13 +85,7 @@ def _end(cluster: Cluster, run: Any, screen: Screen) -> int:
     if run.state == "SUCCEEDED":
         screen.show(f"succeeded  {cluster.url(run.run_id)}", Style.GREEN)
         return 0
-    for task in (each for each in tasks(run) if each.state == "FAILED"):
-        screen.error(failure(cluster, run, task))
+    for reason, *more in failures(cluster, run):
+        screen.error(reason, *more)
     screen.show(f"{'stopped' if run.state == 'CANCELED' else 'failed'}  {cluster.url(run.run_id)}", Style.RED)
     return 1
-
-
-def failure(cluster: Cluster, run: Any, task: Task) -> str:
-    """Return why a stage failed, in its own words where it left some, or else where to look."""
-    said = last_error(cluster, run.run_id, task)
-    return said or f"{task.title} ended without a word; `grpo-pipeline logs {run.run_id} --stage {task.name}`"

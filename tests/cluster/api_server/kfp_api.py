@@ -1,8 +1,9 @@
-"""Kubeflow Pipelines' API v2beta1, as far as its client calls it."""
+"""Kubeflow Pipelines' API v2beta1, as far as its client calls it, and what its UI server tells about pods."""
 
+import json
 from functools import partial
 
-from tests.cluster.api_server.errors import ApiError
+from tests.cluster.api_server.errors import ApiError, Json
 from tests.cluster.api_server.http import Answer, Request
 from tests.cluster.api_server.kfp_pipelines import Pipelines
 from tests.cluster.api_server.kfp_runs import Runs
@@ -10,8 +11,8 @@ from tests.cluster.api_server.kfp_state import KfpState
 from tests.cluster.api_server.routes import Route, dispatch
 
 PREFIX = "/apis/v2beta1/"
-LOGS_PREFIX = "/apis/v1alpha1/runs/"
-"""Under which logs are, in whichever version the rest is."""
+PODS_PREFIX = "/k8s/pod"
+"""Of what the UI server answers by itself; it passes the rest on to the API."""
 
 
 class KfpApi(KfpState):
@@ -24,9 +25,9 @@ class KfpApi(KfpState):
             ApiError: It is refused.
         """
         path = request.path.removeprefix(PREFIX)
-        if request.path.startswith(LOGS_PREFIX):
+        if request.path.startswith(PODS_PREFIX):
             self._authenticate(request)
-            return dispatch([("GET", "{}/nodes/{}/log", self._log)], request, path.removeprefix(LOGS_PREFIX))
+            return dispatch(self._pod_routes(), request, request.path)
         if path != "healthz":
             self._authenticate(request)
         with self.clock.changed:
@@ -37,6 +38,16 @@ class KfpApi(KfpState):
         with self.clock.changed:
             self.enter(self.runs[run_id], state)
 
+    def fire(self, recurring: Json, workflow: str) -> Json:
+        """Start a run of a schedule, as when its time has come."""
+        kept = ("pipeline_spec", "pipeline_version_reference", "runtime_config", "experiment_id", "namespace")
+        job = {name: recurring[name] for name in ("recurring_run_id", *kept) if name in recurring}
+        with self.clock.changed:
+            run = self.new(self.runs, "run_id", display_name=workflow, **job)
+            self.workflows[run["run_id"]] = workflow
+            self.enter(run, "RUNNING")
+        return run
+
     def _routes(self) -> list[Route]:
         return [
             ("GET", "healthz", self._health),
@@ -45,6 +56,13 @@ class KfpApi(KfpState):
             ("GET", "experiments/{}", partial(self.get, self.experiments, "Experiment")),
             *Pipelines(self).routes(),
             *Runs(self).routes(),
+        ]
+
+    def _pod_routes(self) -> list[Route]:
+        return [
+            ("GET", PODS_PREFIX, self._pod),
+            ("GET", f"{PODS_PREFIX}/logs", self._log),
+            ("GET", f"{PODS_PREFIX}/events", self._events),
         ]
 
     def _authenticate(self, request: Request) -> None:
@@ -58,11 +76,21 @@ class KfpApi(KfpState):
     def _health(self, _: Request) -> Answer:
         return Answer({"multi_user": self.multi_user})
 
-    def _log(self, _: Request, run_id: str, pod: str) -> Answer:
-        self.existing(self.runs, "Run", run_id)
-        if (run_id, pod) not in self.logs:
-            raise ApiError(500, f'container "main" in pod "{pod}" is waiting to start: ContainerCreating')
-        return Answer(self.logs[run_id, pod])
+    def _log(self, request: Request) -> Answer:
+        printed = self.pods.get(_pod_of(request))
+        if printed is None:  # the pod has not begun, or is gone: then the archive is tried, and has nothing
+            raise ApiError(500, "Could not get main container logs: S3Error: The specified key does not exist.")
+        return Answer(printed)
+
+    def _pod(self, request: Request) -> Answer:
+        pod = _pod_of(request)
+        if pod not in self.pods:
+            raise ApiError(500, f'Could not get pod {pod}: pods "{pod}" not found')
+        return Answer(json.dumps({"kind": "Pod", "metadata": {"name": pod}}))
+
+    def _events(self, request: Request) -> Answer:
+        items = [{"type": "Warning", **each} for each in self.events.get(_pod_of(request), [])]
+        return Answer(json.dumps({"kind": "EventList", "items": items}))
 
     def _create_experiment(self, request: Request) -> Answer:
         body = request.object()
@@ -81,3 +109,10 @@ class KfpApi(KfpState):
             storage_state="AVAILABLE",
         )
         return Answer(row)
+
+
+def _pod_of(request: Request) -> str:
+    for name in ("podname", "podnamespace"):
+        if not request.query.get(name):
+            raise ApiError(422, f"{name} argument is required")
+    return request.query["podname"]

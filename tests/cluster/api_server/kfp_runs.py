@@ -29,7 +29,7 @@ class Runs:
             ("POST", "recurringruns", self._create_recurring),
             ("GET", "recurringruns", partial(self._state.list, self._state.recurring_runs, "recurringRuns")),
             ("GET", "recurringruns/{}", partial(self._state.get, self._state.recurring_runs, "RecurringRun")),
-            ("DELETE", "recurringruns/{}", partial(self._state.delete, self._state.recurring_runs, "RecurringRun")),
+            ("DELETE", "recurringruns/{}", self._delete_recurring),
             ("POST", "recurringruns/{}:enable", partial(self._switch, "ENABLED")),
             ("POST", "recurringruns/{}:disable", partial(self._switch, "DISABLED")),
         ]
@@ -54,7 +54,7 @@ class Runs:
         kept = ("display_name", "description", "pipeline_version_reference", "runtime_config", "service_account")
         return {
             **{name: body[name] for name in kept if name in body},
-            "pipeline_spec": pipeline,
+            **({} if reference else {"pipeline_spec": pipeline}),
             "experiment_id": experiment["experiment_id"],
             "namespace": experiment["namespace"],
         }
@@ -96,6 +96,13 @@ class Runs:
         kept = ("max_concurrency", "trigger", "mode", "no_catchup")
         settings = {name: body[name] for name in kept if name in body}
         return Answer(self._state.new(self._state.recurring_runs, "recurring_run_id", **job, **settings, status=status))
+
+    def _delete_recurring(self, request: Request, id_: str) -> Answer:
+        """Forget a schedule; its workflows belong to it, and go with their pods, of which its runs learn nothing."""
+        of_it = [run_id for run_id, run in self._state.runs.items() if run.get("recurring_run_id") == id_]
+        gone = tuple(self._state.workflows.pop(run_id) for run_id in of_it)
+        self._state.pods = {pod: text for pod, text in self._state.pods.items() if not pod.startswith(gone)}
+        return self._state.delete(self._state.recurring_runs, "RecurringRun", request, id_)
 
     def _switch(self, status: str, _: Request, id_: str) -> Answer:
         self._state.existing(self._state.recurring_runs, "RecurringRun", id_)["status"] = status

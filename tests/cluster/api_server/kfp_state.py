@@ -22,7 +22,9 @@ class KfpState:
         token: What the client has to present as bearer.
         cookie: What it may present as cookie instead. With neither nobody is asked.
         history: The states that a run goes through, each with its seconds; the last one stays.
-        logs: What a run's pods have printed, by run and pod; a pod that has not begun has none.
+        pods: What each pod of a run has printed; None where it has not begun.
+        events: What is in the way of a pod.
+        workflows: The names of the workflows of scheduled runs, with which the names of their pods begin.
     """
 
     clock: Clock
@@ -36,7 +38,9 @@ class KfpState:
     versions: dict[str, Json] = field(default_factory=dict)
     runs: dict[str, Json] = field(default_factory=dict)
     recurring_runs: dict[str, Json] = field(default_factory=dict)
-    logs: dict[tuple[str, str], str] = field(default_factory=dict)
+    pods: dict[str, str | None] = field(default_factory=dict)
+    events: dict[str, list[Json]] = field(default_factory=dict)
+    workflows: dict[str, str] = field(default_factory=dict)
     _count: int = 0
 
     def new(self, table: Table, key: str, **values: object) -> Json:

@@ -120,16 +120,18 @@ class ApiServer:
     def _route(self, request: Request) -> Answer:
         if request.path.startswith(registry_api.PREFIX):
             return self.registry.answer(request)
-        if request.path.startswith((kfp_api.PREFIX, kfp_api.LOGS_PREFIX)):
+        if request.path.startswith((kfp_api.PREFIX, kfp_api.PODS_PREFIX)):
             return self.kfp.answer(request)
         return self._kubernetes.answer(request)
 
 
-def _refusal(request: Request, error: ApiError) -> Json:
+def _refusal(request: Request, error: ApiError) -> Json | str:
     """A refusal in the form that the API has for it."""
+    if request.path.startswith(kfp_api.PODS_PREFIX):
+        return error.message
     if request.path.startswith(registry_api.PREFIX):
         return {"code": str(error.code), "message": error.message}
-    if request.path.startswith((kfp_api.PREFIX, kfp_api.LOGS_PREFIX)):
+    if request.path.startswith(kfp_api.PREFIX):
         code = {400: 3, 401: 16, 403: 7, 404: 5, 409: 6}.get(error.code, 13)
         return {"error": error.message, "code": code, "message": error.message, "details": []}
     return error.status()

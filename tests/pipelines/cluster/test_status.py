@@ -4,27 +4,37 @@ from pathlib import Path
 
 import pytest
 
-from components.shared.errors import RetryableError
+from components.shared.errors import PipelineError, RetryableError
 from pipelines.cli import main
 from pipelines.cluster import logs, wait
 from pipelines.cluster.connection import connect, settings
 from pipelines.cluster.runs import Cluster
 from pipelines.screen import Screen
 from tests.cluster.api_server import ApiServer, Fault
-from tests.pipelines.cluster.argo import Stage, details, pod
+from tests.cluster.api_server.errors import Json
+from tests.cluster.api_server.kfp_documents import packed
+from tests.pipelines.cluster.argo import Stage, details, driver_pod, pod
 
 DONE = Stage("SUCCEEDED", ["SUCCEEDED"], ended="2026-11-22T10:01:15Z")
 FAILED = Stage("FAILED", ["FAILED", "FAILED"], "2026-11-22T10:02:00Z", "2026-11-22T12:32:00Z")
 RUNNING = Stage("RUNNING", ["RUNNING"], "2026-11-22T10:02:00Z")
+CACHED = Stage("SUCCEEDED", ended="2026-11-22T10:00:00Z")
+LEFT_OUT = Stage(None, started="2026-11-22T10:03:00Z", driver=None)
+UNPREPARED = Stage(None, started="2026-11-22T10:03:00Z", driver="FAILED")
+
+
+@pytest.fixture(scope="module")
+def spec(pipeline: Path) -> Json:
+    """The pipeline as a run holds it."""
+    return packed(pipeline.read_bytes())
 
 
 @pytest.fixture
-def run_id(server: ApiServer, pipeline: Path, capsys: pytest.CaptureFixture[str]) -> str:
-    """A run that was submitted."""
-    assert main(["submit", "--pipeline", str(pipeline), "--name", "nightly"]) == 0
-    capsys.readouterr()
-    (run,) = server.kfp.runs
-    return run
+def run_id(server: ApiServer, spec: Json) -> str:
+    """A run of it."""
+    run = server.kfp.new(server.kfp.runs, "run_id", display_name="nightly", pipeline_spec=spec)
+    server.kfp.set_state(run["run_id"], "PENDING")
+    return str(run["run_id"])
 
 
 @pytest.fixture
@@ -37,6 +47,9 @@ def tell(server: ApiServer, run_id: str, state: str, **stages: Stage) -> None:
     """Have a run be as far as this."""
     server.kfp.set_state(run_id, state)
     named = {name.replace("_", "-"): stage for name, stage in stages.items()}
+    for name, stage in named.items():
+        for attempt in range(len(stage.attempts)):
+            server.kfp.pods.setdefault(pod(name, attempt), None)
     server.kfp.runs[run_id]["run_details"] = {"task_details": details(named)}
 
 
@@ -59,9 +72,9 @@ def test_status_lists_runs_and_the_stages_of_one(
 def test_status_says_why_a_stage_failed(server: ApiServer, run_id: str, capsys: pytest.CaptureFixture[str]) -> None:
     """In the stage's own words, from its last attempt."""
     tell(server, run_id, "FAILED", preflight=DONE, train_grpo=FAILED)
-    server.kfp.logs[run_id, pod("train-grpo", 0)] = "error: train_grpo: first\n"
-    server.kfp.logs[run_id, pod("train-grpo", 1)] = (
-        "step 1\nerror: train_grpo: out of memory on node 0 (OOMKilled)\nF1122 exit\n"
+    server.kfp.pods[pod("train-grpo", 0)] = "error: train_grpo: first\n"
+    server.kfp.pods[pod("train-grpo", 1)] = (
+        "step 1\nerror: train_grpo: out of memory on node 0 (OOMKilled)\nF1122 10:06:03.121720 16 main.go:130] exit\n"
     )
     assert main(["status", run_id]) == 0
     out = capsys.readouterr().out
@@ -84,10 +97,10 @@ def test_logs_are_printed_under_the_title_of_their_stage(
 ) -> None:
     """All attempts at it, drivers left out; a stage may be named as in the graph or as on the page."""
     tell(server, run_id, "FAILED", evaluate_2=DONE, train_grpo=FAILED)
-    server.kfp.logs |= {
-        (run_id, pod("evaluate-2", 0)): "evaluated\n",
-        (run_id, pod("train-grpo", 0)): "one\n",
-        (run_id, pod("train-grpo", 1)): "two\nthree\n",
+    server.kfp.pods |= {
+        pod("evaluate-2", 0): "evaluated\n",
+        pod("train-grpo", 0): "one\n",
+        pod("train-grpo", 1): "two\nthree\n",
     }
     assert main(["logs", run_id, "--stage", "train_grpo"]) == 0
     assert capsys.readouterr().out.splitlines() == [
@@ -103,13 +116,132 @@ def test_logs_are_printed_under_the_title_of_their_stage(
     assert "trian: no such stage; there are" in capsys.readouterr().err
 
 
-def test_a_pod_that_has_not_begun_has_no_log_and_that_is_said(
+def test_a_failure_of_several_lines_is_told_whole(
     server: ApiServer, run_id: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """An image that is still pulled is no error of the command."""
+    """Preflight lists what to correct; what Kubeflow prints after it is left out."""
+    tell(server, run_id, "FAILED", preflight=Stage("FAILED", ["FAILED"]), train_grpo=LEFT_OUT)
+    server.kfp.pods[pod("preflight", 0)] = (
+        "error: preflight: 2 to correct\nno runtime\nno queue\nE1122 10:06:03.044119 16 launcher_v2.go:449] failed\n"
+    )
+    assert main(["status", run_id]) == 0
+    assert capsys.readouterr().out.endswith("\n\nerror: preflight: 2 to correct\nno runtime\nno queue\n")
+
+
+def test_stages_that_did_not_run_are_shown_as_such(
+    server: ApiServer, run_id: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One whose outputs the cache had, and one that was left out after a failure: neither took any time."""
+    tell(server, run_id, "FAILED", prepare_data=CACHED, train_sft=FAILED, train_grpo=LEFT_OUT)
+    assert main(["status", run_id]) == 0
+    rows = [line.split("  ") for line in capsys.readouterr().out.split("\n\n")[1].splitlines()]
+    shown = {row[0]: [cell.strip() for cell in row[1:] if cell.strip()] for row in rows}
+    assert shown["prepare_data"] == ["cached", "2026-11-22 10:00", "-"]
+    assert shown["train_grpo"] == ["not reached", "-", "-"]
+    assert rows[-1][0] == "train_grpo"
+
+
+def test_a_stage_that_could_not_be_prepared_has_failed(
+    server: ApiServer, run_id: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its own container was never reached; the reason is in the last words of its driver."""
+    tell(server, run_id, "FAILED", preflight=DONE, train_sft=UNPREPARED)
+    server.kfp.pods[driver_pod("train-sft")] = "I1122 ok\nF1122 10:06:03.121720      16 main.go:79] no such artifact\n"
+    assert main(["status", run_id]) == 0
+    out = capsys.readouterr().out
+    assert out.splitlines()[-1] == "error: train_sft: could not be prepared: no such artifact"
+    assert ["train_sft", "failed"] in [line.split()[:2] for line in out.splitlines()]
+
+
+def test_a_run_after_a_retry_is_shown(server: ApiServer, run_id: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its history then has an entry without a state."""
+    tell(server, run_id, "RUNNING", preflight=DONE, train_grpo=RUNNING)
+    server.kfp.runs[run_id]["state_history"].insert(0, {"update_time": "2026-11-22T10:00:00Z"})
+    assert main(["status", run_id]) == 0
+    assert main(["status"]) == 0
+    assert "nightly" in capsys.readouterr().out
+
+
+def test_a_run_of_an_uploaded_pipeline_shows_its_stages(
+    server: ApiServer, pipeline: Path, cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Such a run refers to a version and holds no pipeline; once the version is deleted, that is said."""
+    client = cluster.client
+    uploaded = client.upload_pipeline(str(pipeline), "grpo")
+    (version,) = client.list_pipeline_versions(uploaded.pipeline_id).pipeline_versions
+    reference = {"pipeline_id": uploaded.pipeline_id, "version_id": version.pipeline_version_id}
+    experiment = client.create_experiment("forms").experiment_id
+    run_id = client.run_pipeline(experiment, "from the form", **reference).run_id
+    tell(server, run_id, "FAILED", preflight=Stage("FAILED", ["FAILED"]))
+    server.kfp.pods[pod("preflight", 0)] = "error: preflight: no runtime\n"
+    assert "pipeline_spec" not in server.kfp.runs[run_id]
+    assert main(["status", run_id]) == 0
+    assert capsys.readouterr().out.endswith("error: preflight: no runtime\n")
+    client.delete_pipeline_version(uploaded.pipeline_id, version.pipeline_version_id)
+    assert main(["status", run_id]) == 0
+    assert "its stages are not known" in capsys.readouterr().out
+
+
+def test_a_log_that_is_gone_is_said_to_be(server: ApiServer, run_id: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Kubeflow removes a run's pods after an hour; `logs` that has nothing to show is no success."""
+    tell(server, run_id, "FAILED", preflight=CACHED, train_grpo=FAILED, register=LEFT_OUT)
+    server.kfp.pods.clear()
+    gone = "its log is gone: Kubeflow has removed the pod, and the log was not archived"
+    assert main(["status", run_id]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == f"error: train_grpo: {gone}"
+    assert main(["logs", run_id]) == 2
+    out, error = capsys.readouterr()
+    assert out.splitlines() == [
+        *("==> preflight <==", "(it did not run: the cache has its outputs)"),
+        *("==> train_grpo, attempt 1 <==", f"({gone})", "==> train_grpo, attempt 2 <==", f"({gone})"),
+    ]
+    assert error == "error: nightly: no log of any stage to be read\n"
+    assert main(["logs", run_id, "--stage", "register", "-f"]) == 2
+    assert main(["logs", run_id, "--stage", "register"]) == 2
+    assert "(it was not reached)" in capsys.readouterr().out
+
+
+def test_what_keeps_a_pod_from_starting_is_told(
+    server: ApiServer, run_id: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By `logs` while it waits, and as the reason once its stage has failed; optional secrets are no reason."""
     tell(server, run_id, "RUNNING", train_grpo=RUNNING)
-    assert main(["logs", run_id]) == 0
-    assert "is waiting to start: ContainerCreating" in capsys.readouterr().out
+    assert main(["logs", run_id]) == 2
+    assert "(its pod has not printed anything yet)" in capsys.readouterr().out
+    server.kfp.events[pod("train-grpo", 0)] = [
+        {
+            "reason": "FailedToRetrieveImagePullSecret",
+            "message": "Unable to retrieve some image pull secrets (a, b)",
+        },
+        {"reason": "Failed", "message": 'Failed to pull image "grpo:dev": not found'},
+        {"reason": "Failed", "message": "Error: ImagePullBackOff"},
+    ]
+    assert main(["logs", run_id]) == 2
+    reason = 'its pod printed nothing: Failed to pull image "grpo:dev": not found'
+    assert f"({reason})" in capsys.readouterr().out
+    tell(server, run_id, "FAILED", train_grpo=Stage("FAILED", ["FAILED"]))
+    assert main(["status", run_id]) == 0
+    assert capsys.readouterr().out.endswith(f"error: train_grpo: {reason}\n")
+
+
+def test_a_log_that_breaks_off_is_shown_as_far_as_it_goes(server: ApiServer, run_id: str, cluster: Cluster) -> None:
+    """The server then adds its own error under the status of a success; alone, that is no log."""
+    tell(server, run_id, "FAILED", train_grpo=Stage("FAILED", ["FAILED"]))
+    server.kfp.pods[pod("train-grpo", 0)] = "step 1\nCould not get main container logs: Error: socket hang up"
+    assert list(logs.logs(cluster, cluster.get(run_id), None)) == ["==> train_grpo <==", "step 1"]
+    server.kfp.pods[pod("train-grpo", 0)] = "Could not get main container logs: Error: socket hang up"
+    with pytest.raises(PipelineError, match="no log of any stage"):
+        list(logs.logs(cluster, cluster.get(run_id), None))
+
+
+def test_a_stage_that_was_stopped_is_told_from_one_that_broke(
+    server: ApiServer, run_id: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It has no error of its own; its container ended by SIGTERM."""
+    tell(server, run_id, "FAILED", train_grpo=Stage("FAILED", ["FAILED"]))
+    server.kfp.pods[pod("train-grpo", 0)] = "train_grpo 216/400\nError: exit status 143\n"
+    assert main(["status", run_id]) == 0
+    assert "error: train_grpo: stopped from outside (SIGTERM)" in capsys.readouterr().out
 
 
 def test_following_prints_each_line_once_and_ends_with_the_run(
@@ -120,10 +252,10 @@ def test_following_prints_each_line_once_and_ends_with_the_run(
     steps: Iterator[Callable[[], None]] = iter(
         [
             lambda: tell(server, run_id, "RUNNING", train_grpo=RUNNING),
-            lambda: server.kfp.logs.update({(run_id, train): "step 1\nste"}),
+            lambda: server.kfp.pods.update({train: "step 1\nste"}),
             lambda: server.faults.add(Fault("GET", "/log", status=503, times=1)),
-            lambda: server.kfp.logs.update({(run_id, train): "step 1\nstep 2\n"}),
-            lambda: server.kfp.logs.update({(run_id, train): "step 1\nstep 2\nlast words"}),
+            lambda: server.kfp.pods.update({train: "step 1\nstep 2\n"}),
+            lambda: server.kfp.pods.update({train: "step 1\nstep 2\nlast words"}),
             lambda: tell(server, run_id, "SUCCEEDED", train_grpo=DONE),
         ]
     )
@@ -181,11 +313,19 @@ def test_a_terminal_shows_what_is_under_way(
 def test_waiting_for_a_run_that_fails_says_why_and_is_no_success(
     server: ApiServer, run_id: str, cluster: Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Exit code 1, the stage's own words, and the page."""
-    tell(server, run_id, "FAILED", preflight=DONE, train_grpo=FAILED)
+    """Exit code 1, the stage's own words or where to look for them, and the page."""
+    tell(server, run_id, "FAILED", prepare_data=CACHED, train_sft=FAILED, train_grpo=FAILED, register=LEFT_OUT)
+    server.kfp.pods[pod("train-sft", 1)] = "error: train_sft: out of memory\nlower the batch\nF1122 10:06:03 exit\n"
+    server.kfp.pods[pod("train-grpo", 1)] = "step 1\n"
     assert wait.wait(cluster, run_id, Screen(sys.stdout, sys.stderr)) == 1
     out, error = capsys.readouterr()
-    assert f"train_grpo ended without a word; `grpo-pipeline logs {run_id} --stage train_grpo`" in error
+    assert error.splitlines() == [
+        f"      error: train_grpo ended without a word; `grpo-pipeline logs {run_id} --stage train_grpo`",
+        "      error: train_sft: out of memory",
+        "      lower the batch",
+    ]
+    assert "prepare_data not run: the cache has its outputs" in out
+    assert "register" not in out
     assert out.splitlines()[-1].startswith("failed  ")
 
 

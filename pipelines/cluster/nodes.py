@@ -1,0 +1,116 @@
+"""The names that Argo gives to the nodes and the pods of a run.
+
+Kubeflow's API names no pod. It lists, as `child_tasks` of each task, the ids of the nodes that come after it:
+`WORKFLOW-NUMBER`, where the number is the FNV-1a hash of the node's name, and the name is the path to the node, such as
+`WORKFLOW(0).root(0).exit-handler-1(0).train-grpo(0).executor(1)`. Since 2.17 every node is wrapped in retries, which
+number it; before, only the executor of a task with retries was. A path is tried by looking for its id in those lists.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+_MOST_ATTEMPTS = 32
+DRIVER_TEMPLATE = "system-container-driver"
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A task of the pipeline that runs a container."""
+
+    name: str
+    """In the graph, such as `evaluate-2`."""
+    title: str
+    """On the page, such as `evaluate sft`."""
+    pods: tuple[str, ...] = ()
+    """Of its attempts, oldest first."""
+    driver_pods: tuple[str, ...] = ()
+    """Of the attempts to prepare it."""
+    has_no_attempt: bool = False
+    """Whether its container was reached and never started: not yet, or never because the cache has its outputs."""
+
+
+def leaves(spec: Mapping[str, Any], details: Iterable[Any]) -> Iterator[Leaf]:
+    """Yield every task of a pipeline that runs a container, with its pods as far as the details of a run tell them."""
+    pipeline = spec.get("pipeline_spec", spec)
+    yield from _Graph(pipeline, spec.get("platform_spec") or {}, _Nodes(details)).leaves()
+
+
+class _Nodes:
+    """The nodes of a workflow that exist."""
+
+    def __init__(self, details: Iterable[Any]) -> None:
+        self._ids = {child.pod_name for each in details for child in each.child_tasks or []}
+        self.workflow = next(iter(self._ids), "").rpartition("-")[0]
+        attempts = self._attempts(self.workflow)
+        self.is_numbered = bool(attempts)
+        """Whether every node is wrapped in retries."""
+        self.roots = [f"{name}.root" for name in attempts or [self.workflow]]
+        self.roots = [each for root in self.roots for each in self._attempts(root) or [root]]
+
+    def below(self, parents: Iterable[str], name: str) -> list[str]:
+        """Paths of the nodes of a name below others: those of its attempts where it is wrapped in retries."""
+        paths = [f"{parent}.{name}" for parent in parents]
+        return [each for path in paths for each in self._attempts(path) or filter(self._exists, [path])]
+
+    def pods(self, paths: Iterable[str], template: str) -> tuple[str, ...]:
+        """Names of the pods of nodes."""
+        return tuple(f"{self.workflow}-{template}-{_hash(path)}" for path in paths)
+
+    def _attempts(self, path: str) -> list[str]:
+        return [each for each in (f"{path}({number})" for number in range(_MOST_ATTEMPTS)) if self._exists(each)]
+
+    def _exists(self, path: str) -> bool:
+        return f"{self.workflow}-{_hash(path)}" in self._ids
+
+
+@dataclass(frozen=True)
+class _Graph:
+    """A pipeline: graphs inside graphs, and where their tasks are among the nodes."""
+
+    pipeline: Mapping[str, Any]
+    platform: Mapping[str, Any]
+    nodes: _Nodes
+
+    def leaves(self) -> Iterator[Leaf]:
+        return self._inside(self.pipeline.get("root", {}), self.nodes.roots)
+
+    def _inside(self, graph: Mapping[str, Any], parents: list[str]) -> Iterator[Leaf]:
+        for name, task in graph.get("dag", {}).get("tasks", {}).items():
+            component = self.pipeline.get("components", {}).get(task.get("componentRef", {}).get("name"), {})
+            # The exit task of a group is below a node of its own.
+            hooks = (self.nodes.below(parents, f"{group}.onExit") for group in task.get("dependentTasks", []))
+            places = [*parents, *(hook for each in hooks for hook in each)]
+            if "dag" in component:
+                yield from self._inside(component, self.nodes.below(places, name))
+            else:
+                yield self._leaf(name, task, component, places)
+
+    def _leaf(self, name: str, task: Mapping[str, Any], component: Mapping[str, Any], places: list[str]) -> Leaf:
+        executors = self.nodes.below(self.nodes.below(places, name), "executor")
+        is_retried = "retryPolicy" in task
+        # Where there are retries, a node without a number is none of them: the retries as such, or what was skipped.
+        pods = [each for each in executors if each.endswith(")") or not (is_retried or self.nodes.is_numbered)]
+        return Leaf(
+            name=name,
+            title=task.get("taskInfo", {}).get("name", name).replace("-", "_"),
+            pods=self.nodes.pods(pods, self._template(component, is_retried=is_retried)),
+            driver_pods=self.nodes.pods(self.nodes.below(places, f"{name}-driver"), DRIVER_TEMPLATE),
+            has_no_attempt=bool(executors) and not pods,
+        )
+
+    def _template(self, component: Mapping[str, Any], *, is_retried: bool) -> str:
+        """The name of the template of a task's container; Kubeflow's compiler puts it together in this way."""
+        executors = self.platform.get("platforms", {}).get("kubernetes", {}).get("deploymentSpec", {})
+        metadata = executors.get("executors", {}).get(component.get("executorLabel"), {}).get("podMetadata")
+        counts = (len((metadata or {}).get(kind, {})) for kind in ("annotations", "labels"))
+        prefix = "" if metadata is None else "metadata-{}-{}-".format(*counts)
+        return f"{prefix}{'retry-' if is_retried else ''}system-container-impl"
+
+
+def _hash(path: str) -> int:
+    """FNV-1a with 32 bits, as Argo numbers a node by its path."""
+    number = 0x811C9DC5
+    for byte in path.encode():
+        number = (number ^ byte) * 0x01000193 & 0xFFFFFFFF
+    return number
