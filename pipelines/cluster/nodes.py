@@ -58,10 +58,15 @@ class _Nodes:
         return tuple(f"{self.workflow}-{template}-{_hash(path)}" for path in paths)
 
     def _attempts(self, path: str) -> list[str]:
-        return [each for each in (f"{path}({number})" for number in range(_MOST_ATTEMPTS)) if self._exists(each)]
+        start = _hash(f"{path}(")
+        endings = (f"{number})" for number in range(_MOST_ATTEMPTS))
+        return [f"{path}({ending}" for ending in endings if self._is_id(_hash(ending, start))]
 
     def _exists(self, path: str) -> bool:
-        return f"{self.workflow}-{_hash(path)}" in self._ids
+        return self._is_id(_hash(path))
+
+    def _is_id(self, number: int) -> bool:
+        return f"{self.workflow}-{number}" in self._ids
 
 
 @dataclass(frozen=True)
@@ -76,7 +81,7 @@ class _Graph:
         return self._inside(self.pipeline.get("root", {}), self.nodes.roots)
 
     def _inside(self, graph: Mapping[str, Any], parents: list[str]) -> Iterator[Leaf]:
-        for name, task in graph.get("dag", {}).get("tasks", {}).items():
+        for name, task in _ordered(graph.get("dag", {}).get("tasks", {})):
             component = self.pipeline.get("components", {}).get(task.get("componentRef", {}).get("name"), {})
             # The exit task of a group is below a node of its own.
             hooks = (self.nodes.below(parents, f"{group}.onExit") for group in task.get("dependentTasks", []))
@@ -108,9 +113,19 @@ class _Graph:
         return f"{prefix}{'retry-' if is_retried else ''}system-container-impl"
 
 
-def _hash(path: str) -> int:
-    """FNV-1a with 32 bits, as Argo numbers a node by its path."""
-    number = 0x811C9DC5
+def _ordered(tasks: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """The tasks of a graph, each after those that it depends on."""
+
+    def depth(name: str) -> int:
+        needed = (each for each in tasks[name].get("dependentTasks", []) if each in tasks)
+        return 1 + max(map(depth, needed), default=0)
+
+    return sorted(tasks.items(), key=lambda each: (depth(each[0]), each[0]))
+
+
+def _hash(path: str, start: int = 0x811C9DC5) -> int:
+    """FNV-1a with 32 bits, as Argo numbers a node by its path; `start` is the hash of what comes before."""
+    number = start
     for byte in path.encode():
         number = (number ^ byte) * 0x01000193 & 0xFFFFFFFF
     return number

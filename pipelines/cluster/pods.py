@@ -71,9 +71,9 @@ def _get(cluster: Cluster, path: str, query: dict[str, str]) -> tuple[int, str]:
                 _preload_content=False,  # a log is no JSON
             )
         except ApiException as error:
-            text = str(error.body or "")
-            if error.status in (404, 500) and not text.lstrip().startswith(("{", "<")):
-                return error.status, text
+            refusal = str(error.body or "")
+            if error.status in (404, 500) and not refusal.lstrip().startswith(("{", "<")):
+                return error.status, refusal
             raise
         text: str = answer.data.decode("utf-8", errors="replace")
         return 200, text

@@ -9,7 +9,7 @@ from pipelines.cluster.nodes import Leaf, leaves
 CACHED = "CACHED"
 """State of a stage that did not run: the cache had its outputs."""
 NOT_REACHED = "NOT_REACHED"
-"""State of a stage that was left out after another one had failed."""
+"""State of a stage that was left out because another one had failed."""
 FINISHED = {"SUCCEEDED", "SKIPPED", "FAILED", "CANCELED", CACHED}
 """States of a run or a task that never change again."""
 
@@ -36,12 +36,12 @@ class Task:
 
 
 def tasks(run: Any) -> list[Task]:
-    """Return the stages of a run that have begun, in the order in which they did, and then those not reached."""
+    """Return the stages of a run that have begun, in the order in which they did, and then those left out."""
     details = (run.run_details.task_details if run.run_details else None) or []
     by_name = {each.display_name: each for each in details}
     known = (_task(leaf, by_name) for leaf in leaves(run.pipeline_spec or {}, details))
     found = [task for task in known if task is not None]
-    return sorted(found, key=lambda task: (task.started is None, task.started, task.name))
+    return sorted(found, key=lambda task: (task.started is None, task.started))
 
 
 def planned(run: Any) -> list[str]:

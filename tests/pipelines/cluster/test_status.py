@@ -65,8 +65,8 @@ def test_status_lists_runs_and_the_stages_of_one(
     for name in (run_id, run_id[:8], "nightly"):
         assert main(["status", name]) == 0
     out = capsys.readouterr().out.split("\n\n")[-1]
-    assert [line.split("  ")[0] for line in out.splitlines()] == ["stage", "evaluate sft", "preflight", "train_grpo"]
-    assert "1 min 15 s" in out.splitlines()[2]
+    assert [line.split("  ")[0] for line in out.splitlines()] == ["stage", "preflight", "evaluate sft", "train_grpo"]
+    assert "1 min 15 s" in out.splitlines()[1]
 
 
 def test_status_says_why_a_stage_failed(server: ApiServer, run_id: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -320,9 +320,9 @@ def test_waiting_for_a_run_that_fails_says_why_and_is_no_success(
     assert wait.wait(cluster, run_id, Screen(sys.stdout, sys.stderr)) == 1
     out, error = capsys.readouterr()
     assert error.splitlines() == [
-        f"      error: train_grpo ended without a word; `grpo-pipeline logs {run_id} --stage train_grpo`",
         "      error: train_sft: out of memory",
         "      lower the batch",
+        f"      error: train_grpo ended without a word; `grpo-pipeline logs {run_id} --stage train_grpo`",
     ]
     assert "prepare_data not run: the cache has its outputs" in out
     assert "register" not in out
