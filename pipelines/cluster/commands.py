@@ -51,8 +51,9 @@ def _add_schedule(parser: argparse.ArgumentParser) -> None:
     command = actions.add_parser("list", help="list schedules and when they fire next")
     command.set_defaults(command=_list)
     _add_connection(command)
-    command = actions.add_parser("remove", help="remove a schedule; runs that it has started go on")
+    command = actions.add_parser("remove", help="remove a schedule once none of its runs goes on")
     command.add_argument("name", metavar="NAME")
+    command.add_argument("--now", action="store_true", help="end runs of it that go on, and remove them with it")
     command.set_defaults(command=_remove)
     _add_connection(command)
 
@@ -173,10 +174,18 @@ def _apply(options: argparse.Namespace) -> int:
         values = skipping_repetition(parameters(compiled, options.params, options.set), options.set)
         _warn_of_images(values)
         schedule = schedules.Schedule(options.name, when, compiled, values, options.experiment, options.service_account)
-        done = schedules.apply(_cluster(options), schedule)
+        done, going = schedules.apply(_cluster(options), schedule)
     print(f"{options.name}  {done}: {words(when)}")
+    if done == schedules.ENABLED_AGAIN:
+        print("    at once, if a time passed while it was disabled")
     for time in next_times(when, datetime.now(UTC)):
         print(f"    {time}")
+    for run in going:
+        print(
+            f"note: {run.display_name} ({run.run_id}) goes on; the schedule that started it is disabled, and goes with "
+            "the next `schedule apply` or `schedule remove`",
+            file=sys.stderr,
+        )
     return 0
 
 
@@ -191,6 +200,6 @@ def _list(options: argparse.Namespace) -> int:
 def _remove(options: argparse.Namespace) -> int:
     from pipelines.cluster.schedules import remove
 
-    remove(_cluster(options), options.name)
-    print(f"{options.name}  removed")
+    for line in remove(_cluster(options), options.name, now=options.now):
+        print(line)
     return 0

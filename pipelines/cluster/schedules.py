@@ -1,21 +1,28 @@
-"""Runs at set times: one schedule for a name, brought to what is asked for, never two at once, none made up for."""
+"""Runs at set times: one schedule for a name, brought to what is asked for, with one run at a time.
+
+Kubeflow deletes what a schedule has started together with the schedule, also while it runs, and its API takes such a
+run for running for ever. So a schedule is disabled first, and deleted once none of its runs goes on.
+"""
 
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 from components.shared import lineage
-from components.shared.errors import PipelineError
+from components.shared.errors import PipelineError, RetryableError
 from pipelines.cluster.cron import Cron
 from pipelines.cluster.cron_words import words
 from pipelines.cluster.explained import explained
 from pipelines.cluster.package import Package
-from pipelines.cluster.runs import Cluster
+from pipelines.cluster.runs import Cluster, stop
+from pipelines.cluster.tasks import FINISHED
 
 _PAGE = 100
 _DIGEST = re.compile(r"digest ([0-9a-f]{64})")
 _ENABLED = "ENABLED"
+ENABLED_AGAIN = "enabled again"
 
 
 @dataclass(frozen=True)
@@ -48,10 +55,11 @@ def listed(cluster: Cluster) -> list[Any]:
     return sorted((each for each in _all(cluster) if _digest(each)), key=lambda each: str(each.display_name))
 
 
-def apply(cluster: Cluster, schedule: Schedule) -> str:
-    """Bring the schedule of a name to what is asked for and say what that took.
+def apply(cluster: Cluster, schedule: Schedule) -> tuple[str, list[Any]]:
+    """Bring the schedule of a name to what is asked for; return what that took, and runs of the old one that go on.
 
-    A schedule cannot be changed in Kubeflow: a new one is made, and then the old one is removed.
+    A schedule cannot be changed in Kubeflow: a new one is made, and then the old one is removed. Where a run of it
+    goes on, the old one is left disabled, and the next call removes it.
     """
     known = _named(cluster, schedule.name)
     same = [each for each in known if _digest(each) == schedule.digest]
@@ -60,22 +68,47 @@ def apply(cluster: Cluster, schedule: Schedule) -> str:
     elif same[0].status != _ENABLED:
         with explained(cluster.endpoint):
             cluster.client.enable_recurring_run(same[0].recurring_run_id)
-    for each in known:
-        if each not in same[:1]:
-            _delete(cluster, each)
+    going = [run for each in known if each not in same[:1] for run in _retire(cluster, each)]
     if not same:
-        return "changed" if known else "created"
-    return "unchanged" if same[0].status == _ENABLED else "enabled again"
+        return "changed" if known else "created", going
+    return "unchanged" if same[0].status == _ENABLED else ENABLED_AGAIN, going
 
 
-def remove(cluster: Cluster, name: str) -> None:
-    """Remove the schedule of a name; runs that it has started go on."""
+def remove(cluster: Cluster, name: str, *, now: bool = False) -> Iterator[str]:
+    """Remove the schedule of a name and say so; with `now` also runs of it that go on.
+
+    Raises:
+        RetryableError: Runs go on: the schedule is disabled, to be removed once they have ended.
+    """
     known = _named(cluster, name)
     if not known:
         names = ", ".join(str(each.display_name) for each in listed(cluster)) or "none"
         raise PipelineError(f"{name}: no such schedule; there are {names}")
-    for each in known:
+    going = [run for each in known for run in _retire(cluster, each)]
+    if going and not now:
+        runs = ", ".join(f"{run.display_name} ({run.run_id})" for run in going)
+        raise RetryableError(
+            f"{name}: disabled, and not removed yet, since Kubeflow would delete with it what still runs: {runs}; "
+            "remove it again once that has ended, or with --now and lose it"
+        )
+    for run in going:
+        yield from stop(cluster, run)
+    for each in _named(cluster, name):
         _delete(cluster, each)
+    yield f"{name}  removed"
+
+
+def _retire(cluster: Cluster, schedule: Any) -> list[Any]:
+    """Delete a schedule if no run of it goes on; otherwise disable it and return those runs."""
+    if schedule.status == _ENABLED:
+        with explained(cluster.endpoint):
+            cluster.client.disable_recurring_run(schedule.recurring_run_id)
+    newer = takewhile(lambda run: run.created_at >= schedule.created_at, cluster.newest())
+    of_it = [run for run in newer if run.recurring_run_id == schedule.recurring_run_id]
+    going = [run for run in of_it if run.state not in FINISHED]
+    if not going:
+        _delete(cluster, schedule)
+    return going
 
 
 def _named(cluster: Cluster, name: str) -> list[Any]:
@@ -111,7 +144,7 @@ def _create(cluster: Cluster, schedule: Schedule) -> None:
             description=schedule.description,
             cron_expression=schedule.cron.text,
             max_concurrency=1,
-            no_catchup=True,  # or each slot that was missed would be run, one after the other
+            no_catchup=True,  # of all times that were missed only the latest is made up for
             params=schedule.parameters,
             pipeline_package_path=str(schedule.package.path),
             service_account=schedule.account,

@@ -44,6 +44,11 @@ def tasks(run: Any) -> list[Task]:
     return sorted(found, key=lambda task: (task.started is None, task.started))
 
 
+def was_stopped(run: Any) -> bool:
+    """Tell whether somebody ended a run; Kubeflow calls it failed then."""
+    return run.state == "CANCELED" or any(each.state == "CANCELING" for each in run.state_history or [])
+
+
 def planned(run: Any) -> list[str]:
     """Return the titles of all stages of the graph, as far as the run tells."""
     return [leaf.title for leaf in leaves(run.pipeline_spec or {}, [])]

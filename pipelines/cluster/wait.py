@@ -8,7 +8,7 @@ from typing import Any
 from components.shared.errors import RetryableError
 from pipelines.cluster.logs import failures
 from pipelines.cluster.runs import Cluster
-from pipelines.cluster.tasks import CACHED, FINISHED, NOT_REACHED, planned, tasks
+from pipelines.cluster.tasks import CACHED, FINISHED, NOT_REACHED, planned, tasks, was_stopped
 from pipelines.followed import duration
 from pipelines.screen import Screen, Style
 
@@ -87,5 +87,5 @@ def _end(cluster: Cluster, run: Any, screen: Screen) -> int:
         return 0
     for reason, *more in failures(cluster, run):
         screen.error(reason, *more)
-    screen.show(f"{'stopped' if run.state == 'CANCELED' else 'failed'}  {cluster.url(run.run_id)}", Style.RED)
+    screen.show(f"{'stopped' if was_stopped(run) else 'failed'}  {cluster.url(run.run_id)}", Style.RED)
     return 1

@@ -74,13 +74,13 @@ def test_a_run_goes_through_its_states(server: ApiServer, package: Path) -> None
 
 
 def test_a_run_is_stopped(server: ApiServer, package: Path) -> None:
-    """Terminate cancels a run in a while, and is refused for one that has ended."""
+    """Terminate ends a run in a while, as failed, and is refused for one that has ended."""
     client = client_of(server)
     run = submit(client, package, text="a")
     client.terminate_run(run.run_id)
     assert client.get_run(run.run_id).state == "CANCELING"
     server.clock.advance(60)
-    assert client.get_run(run.run_id).state == "CANCELED"
+    assert client.get_run(run.run_id).state == "FAILED"
     assert refused(client.terminate_run, run.run_id).startswith("400")
 
 

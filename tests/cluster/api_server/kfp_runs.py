@@ -83,7 +83,13 @@ class Runs:
         if run["state"] not in ("PENDING", "RUNNING", "PAUSED"):
             raise ApiError(400, f"Failed to terminate run {id_}: it is in the state {run['state']}")
         self._state.enter(run, "CANCELING")
-        self._state.clock.call_in(_STOPS_S, partial(self._state.enter, run, "CANCELED"))
+
+        def end() -> None:
+            # What becomes of a run is read from its workflow. A run that is stopped counts as failed.
+            if "recurring_run_id" not in run or id_ in self._state.workflows:
+                self._state.enter(run, "FAILED")
+
+        self._state.clock.call_in(_STOPS_S, end)
         return Answer({})
 
     def _create_recurring(self, request: Request) -> Answer:

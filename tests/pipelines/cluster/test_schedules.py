@@ -5,6 +5,7 @@ import pytest
 from pipelines.cli import main
 from tests.cluster.api_server import ApiServer, Fault
 from tests.cluster.api_server.errors import Json
+from tests.pipelines.cluster.argo import WORKFLOW, Stage, details, pod
 
 MONDAY = "0 0 2 * * 1"
 
@@ -35,7 +36,7 @@ def only(server: ApiServer) -> Json:
 def test_a_schedule_is_made_once_for_a_name(
     server: ApiServer, apply: Apply, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Never two runs at once, none made up for; its times are said in words and dates."""
+    """Never two runs at once, of missed times only the latest; its times are said in words and dates."""
     assert apply("--set", "grpo_num_steps=9") == 0
     made = only(server)
     assert (made["trigger"]["cron_schedule"]["cron"], made["status"]) == (MONDAY, "ENABLED")
@@ -86,8 +87,9 @@ def test_something_else_takes_the_place_of_what_was_there(
     assert capsys.readouterr().out.startswith("weekly  changed: ")
     assert only(server)["recurring_run_id"] != before
     told = [(each.method, each.path) for each in server.requests[asked:] if each.method != "GET"]
-    assert told[-2:] == [
+    assert told[-3:] == [
         ("POST", "/apis/v2beta1/recurringruns"),
+        ("POST", f"/apis/v2beta1/recurringruns/{before}:disable"),
         ("DELETE", f"/apis/v2beta1/recurringruns/{before}"),
     ]
 
@@ -110,7 +112,9 @@ def test_a_schedule_that_was_switched_off_is_switched_on(
     only(server)["status"] = "DISABLED"
     capsys.readouterr()
     assert apply() == 0
-    assert capsys.readouterr().out.startswith("weekly  enabled again: ")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("weekly  enabled again: ")
+    assert lines[1] == "    at once, if a time passed while it was disabled"
     assert only(server)["status"] == "ENABLED"
 
 
@@ -144,6 +148,73 @@ def test_schedules_are_listed_with_their_next_time_and_removed(
     assert main(["schedule", "remove", "daily"]) == 0
     assert main(["schedule", "remove", "daily"]) == 2
     assert "daily: no such schedule; there are weekly" in capsys.readouterr().err
+
+
+def fire(server: ApiServer) -> str:
+    """Have the schedule start a run, which then trains; returns its id."""
+    schedule = next(each for each in server.kfp.recurring_runs.values() if each["status"] == "ENABLED")
+    run_id = str(server.kfp.fire(schedule, WORKFLOW)["run_id"])
+    server.kfp.runs[run_id]["run_details"] = {"task_details": details({"train-grpo": Stage("RUNNING", ["RUNNING"])})}
+    server.kfp.pods[pod("train-grpo", 0)] = "step 1\n"
+    return run_id
+
+
+def test_a_schedule_is_not_removed_under_a_run_of_its_own(
+    server: ApiServer, apply: Apply, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Kubeflow would delete the run with it. It starts no more runs, and goes once the last one has ended."""
+    apply()
+    ended, run_id = fire(server), fire(server)
+    server.kfp.set_state(ended, "SUCCEEDED")
+    capsys.readouterr()
+    assert main(["schedule", "remove", "weekly"]) == 75
+    error = capsys.readouterr().err
+    assert "weekly: disabled, and not removed yet" in error
+    assert run_id in error
+    assert ended not in error
+    assert only(server)["status"] == "DISABLED"
+    assert server.kfp.pods
+    server.kfp.set_state(run_id, "FAILED")
+    assert main(["schedule", "remove", "weekly"]) == 0
+    assert capsys.readouterr().out == "weekly  removed\n"
+    assert server.kfp.recurring_runs == {}
+
+
+def test_a_schedule_that_is_removed_now_takes_its_run_with_it(
+    server: ApiServer, apply: Apply, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The run is ended first; Kubeflow never learns that it has, and `status` says so."""
+    apply()
+    run_id = fire(server)
+    capsys.readouterr()
+    assert main(["status", run_id]) == 0
+    assert "nothing of it runs any more" not in capsys.readouterr().out
+    assert main(["schedule", "remove", "weekly", "--now"]) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert (out[0], out[-1]) == (f"{WORKFLOW}  stopping", "weekly  removed")
+    assert (server.kfp.recurring_runs, server.kfp.pods) == ({}, {})
+    server.clock.advance(3600)
+    assert main(["status", run_id]) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert out[0] == f"{WORKFLOW}  {run_id}  canceling"
+    assert out[-1].startswith("nothing of it runs any more: its pods are gone")
+
+
+def test_a_change_waits_for_the_run_of_what_was_there(
+    server: ApiServer, apply: Apply, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The new schedule is in force at once; the old one is disabled, and goes once its run has ended."""
+    apply()
+    run_id = fire(server)
+    capsys.readouterr()
+    assert apply(cron="0 0 3 * * 1") == 0
+    assert run_id in capsys.readouterr().err
+    assert sorted(each["status"] for each in server.kfp.recurring_runs.values()) == ["DISABLED", "ENABLED"]
+    assert server.kfp.pods
+    server.kfp.set_state(run_id, "SUCCEEDED")
+    assert apply(cron="0 0 3 * * 1") == 0
+    assert run_id not in capsys.readouterr().err
+    assert only(server)["trigger"]["cron_schedule"]["cron"] == "0 0 3 * * 1"
 
 
 def test_a_cron_that_means_something_else_reaches_no_server(

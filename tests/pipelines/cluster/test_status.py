@@ -235,13 +235,16 @@ def test_a_log_that_breaks_off_is_shown_as_far_as_it_goes(server: ApiServer, run
 
 
 def test_a_stage_that_was_stopped_is_told_from_one_that_broke(
-    server: ApiServer, run_id: str, capsys: pytest.CaptureFixture[str]
+    server: ApiServer, run_id: str, cluster: Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It has no error of its own; its container ended by SIGTERM."""
     tell(server, run_id, "FAILED", train_grpo=Stage("FAILED", ["FAILED"]))
     server.kfp.pods[pod("train-grpo", 0)] = "train_grpo 216/400\nError: exit status 143\n"
     assert main(["status", run_id]) == 0
     assert "error: train_grpo: stopped from outside (SIGTERM)" in capsys.readouterr().out
+    server.kfp.runs[run_id]["state_history"].insert(1, {"state": "CANCELING"})
+    assert wait.wait(cluster, run_id, Screen(sys.stdout, sys.stderr)) == 1
+    assert capsys.readouterr().out.splitlines()[-1].startswith("stopped  ")
 
 
 def test_following_prints_each_line_once_and_ends_with_the_run(
