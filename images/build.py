@@ -1,4 +1,4 @@
-"""Build the container images: `python3 images/build.py --base NAME@sha256:...`; see `make images`.
+"""Build the container images: `python3 -m images.build --base NAME@sha256:...`; see `make images`.
 
 Needs nothing but Python, git, and podman or docker. Prints the two variables with which the graph names these images.
 """
@@ -12,6 +12,8 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+
+from images.packages import pip_setting
 
 ROOT = Path(__file__).parents[1]
 BAKED = (".dockerignore", "components", "images", "pyproject.toml", "requirements.lock")
@@ -37,7 +39,7 @@ def main() -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="build.py", description="Build the container images of the stages.")
+    parser = argparse.ArgumentParser(prog="images.build", description="Build the container images of the stages.")
     parser.add_argument("--only", choices=["light", "gpu"], help="one of the images (default: both)")
     parser.add_argument("--base", default="", help="Debian image with Python: NAME@sha256:... or a local id")
     parser.add_argument("--variant", choices=["cuda", "cpu"], default="cuda", help="of torch (default: %(default)s)")
@@ -122,12 +124,13 @@ def labels(revision: str, base: str) -> list[str]:
     return _pairs("--label", {f"org.opencontainers.image.{key}": value for key, value in values.items() if value})
 
 
-def _mounts() -> list[str]:
+def mounts() -> list[str]:
     """What of this machine a build needs to reach packages, where pip is told of it: certificates, and wheels."""
     certificates = os.environ.get("SSL_CERT_FILE") or os.environ.get("PIP_CERT")
-    wheels = os.environ.get("PIP_FIND_LINKS", "")
-    mounts = ["--secret", f"id=certificates,src={certificates}"] if certificates else []
-    return [*mounts, *(["--build-context", f"wheels={wheels}"] if Path(wheels).is_absolute() else [])]
+    folders = [Path(place) for place in pip_setting("find-links").split() if Path(place).is_absolute()]
+    wheels = next((folder for folder in folders if any(folder.glob("torch-*.whl"))), None)
+    options = ["--secret", f"id=certificates,src={certificates}"] if certificates else []
+    return [*options, *(["--build-context", f"wheels={wheels}"] if wheels else [])]
 
 
 def _pairs(option: str, values: dict[str, str]) -> list[str]:
@@ -136,7 +139,7 @@ def _pairs(option: str, values: dict[str, str]) -> list[str]:
 
 def _build(engine: str, image: str, stage: str, name: str, arguments: list[str]) -> None:
     file = f"images/{image}/Containerfile"
-    command = [engine, "build", "--file", file, "--target", stage, "--tag", name, *_mounts(), *arguments, "."]
+    command = [engine, "build", "--file", file, "--target", stage, "--tag", name, *mounts(), *arguments, "."]
     # What the engine says is for people; names of images are all that comes out on standard output.
     environment = {**os.environ, "DOCKER_BUILDKIT": "1"}
     if subprocess.run(command, cwd=ROOT, env=environment, stdout=sys.stderr, check=False).returncode:

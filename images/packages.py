@@ -1,4 +1,9 @@
-"""Python packages of an image, as its Containerfile asks for them: all from requirements.lock.
+"""Python packages of an image and of .venv: all from requirements.lock, and the smallest build of torch there is.
+
+    packages.py setup --backend cpu   install everything into the environment whose Python runs this, and try it
+    packages.py lock                  resolve pyproject.toml into requirements.lock
+
+and in a Containerfile:
 
     packages.py uv                    install the uv that the lock names
     packages.py choose light          write light.txt: what of the lock the image holds
@@ -7,18 +12,24 @@
 
 Which packages an image holds, uv works out from pyproject.toml; versions and hashes are the lock's. With a CUDA build
 of torch vLLM itself takes the place of its CPU build, in the same version. What only these two ask for is not in the
-lock: it comes as uv resolves it.
+lock: it comes as uv resolves it. Needs nothing but Python, and uv beside it.
 """
 
 import argparse
+import ast
+import hashlib
+import json
 import os
 import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+import tomllib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
+_ROOT = Path(__file__).parents[1]
 _BUILD = Path("/build")
 _UV = _BUILD / "uv/bin/uv"
 _VENV = Path("/opt/venv")
@@ -26,23 +37,52 @@ _CERTIFICATES = Path("/run/secrets/certificates")
 """The certificates that the building machine trusts, where the build was given them."""
 _WHEELS = Path("/wheels")
 """A folder of wheels on the building machine, where the build was given one: torch's CPU build lies there."""
-_LARGE = re.compile(r"torch|triton|nvidia-.*|cuda-.*")
-"""Gigabytes that change once in a while: a layer of their own."""
+_CUDA = re.compile(r"triton|nvidia-.*|cuda-.*")
+"""What only a CUDA build of torch asks for."""
+_DIGEST_LINE = "# Of pyproject.toml, by `make lock`: dependencies sha256:"
+_PYPI_SIZE = "about 2.5 GB to download, 4.6 GB on disk"
+_PROBE = {"UV_HTTP_RETRIES": "0", "UV_HTTP_CONNECT_TIMEOUT": "5", "UV_HTTP_TIMEOUT": "15"}
+"""An index that cannot be reached is given up after seconds: there is another one."""
+_TRIAL = """
+import importlib.util, sys, torch
+backend, cuda = sys.argv[1], torch.version.cuda
+square = torch.arange(16.0).reshape(4, 4)
+assert (square @ torch.eye(4)).equal(square), "a matrix product is wrong"
+if backend.startswith("cu") and backend != "cu" + (cuda or "").replace(".", ""):
+    sys.exit(f"TORCH_BACKEND={backend} asks for another build than torch {torch.__version__}, the one there is")
+if importlib.util.find_spec("vllm"):
+    import vllm
+"""
+"""Run by the new environment's Python, with the backend: fails where models could not run in it."""
+
+
+class Torch(NamedTuple):
+    """A build of torch that can be had."""
+
+    requirement: str
+    """With the build in the version, where the source names it: `torch==2.13.0+cpu`."""
+    options: list[str]
+    """Of uv, for where it comes from."""
 
 
 def main() -> None:
     """Run one of the commands above."""
-    parser = argparse.ArgumentParser(description="Install Python packages into an image.")
+    parser = argparse.ArgumentParser(description="Install Python packages into an image or an environment.")
     commands = parser.add_subparsers(required=True)
+    setup = commands.add_parser("setup")
+    setup.add_argument("--backend", default="cpu", help="build of torch: cpu, auto, cu130 ... (default: %(default)s)")
+    setup.set_defaults(command=_setup)
+    lock = commands.add_parser("lock")
+    lock.add_argument("--upgrade", nargs="*", default=[], help="packages to bring to their newest version, or `all`")
+    lock.set_defaults(command=_write_lock)
     commands.add_parser("uv").set_defaults(command=_bootstrap)
     choose = commands.add_parser("choose")
     choose.add_argument("image", choices=["light", "gpu"])
+    choose.add_argument("--variant", choices=["cuda", "cpu"], default="cpu", help="build of torch")
     choose.set_defaults(command=_choose)
     install = commands.add_parser("install")
     install.add_argument("file")
     install.set_defaults(command=_install)
-    for command in (choose, install):
-        command.add_argument("--variant", choices=["cuda", "cpu"], default="cpu", help="build of torch")
     options = parser.parse_args()
     options.command(options)
 
@@ -72,11 +112,83 @@ def choose(lock: Mapping[str, str], resolved: Mapping[str, str], *, beyond_lock:
     return {name: lock[name] if "--hash" in lock.get(name, "") else resolved[name] for name in names}
 
 
-def torch_source(variant: str) -> list[str]:
-    """Options of uv for where torch comes from: PyPI has its CUDA build."""
-    if variant == "cuda":
-        return []
-    return ["--find-links", str(_WHEELS)] if any(_WHEELS.glob("torch-*")) else ["--torch-backend", "cpu"]
+def find_torch(uv: Path, requirement: str, backend: str, places: Sequence[str]) -> Torch:
+    """Return the smallest build of torch that can be had: from a place with wheels, PyTorch's index, or PyPI."""
+    local = [option for place in places for option in ("--find-links", place)]
+    attempts: list[tuple[str, list[str], list[str]]] = [(requirement, ["--torch-backend", backend, *local], [])]
+    if local and backend != "auto":
+        # A place may hold several builds, and uv would take the last by name.
+        builds = [f"{requirement}+{backend}", *([requirement] if backend == "cpu" else [])]
+        attempts = [*((build, local, ["--no-index"]) for build in builds), *attempts]
+    for wanted, options, only in attempts:
+        if exact := _available(uv, wanted, [*options, *only]):
+            return Torch(exact, options)
+    print(
+        f"{requirement} comes from PyPI with its CUDA libraries ({_PYPI_SIZE}): its build {backend} is not in"
+        f" PIP_FIND_LINKS ({' '.join(places) or 'not set'}), and PyTorch's index does not answer or does not have it",
+        file=sys.stderr,
+        flush=True,
+    )
+    return Torch(requirement, local if backend == "cpu" else [])
+
+
+def pip_setting(name: str) -> str:
+    """Return what pip is told, by a variable or else in its configuration files; uv reads neither."""
+    if chosen := os.environ.get(f"PIP_{name.upper().replace('-', '_')}"):
+        return chosen
+    listing = subprocess.run(
+        [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False
+    )
+    settings = dict(re.findall(r"^([\w-]+\.[\w-]+)=(.*)$", listing.stdout, flags=re.MULTILINE))
+    chosen = settings.get(f"install.{name}") or settings.get(f"global.{name}")
+    return str(ast.literal_eval(chosen)) if chosen else ""
+
+
+def _available(uv: Path, requirement: str, options: Sequence[str]) -> str:
+    """Return the version that would be installed as a requirement; nothing where there is none."""
+    # Outside the project, whose pyproject.toml says which version of torch everything has to put up with.
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "wanted.txt").write_text(requirement, encoding="utf-8")
+        command = [str(uv), "pip", "compile", "--quiet", "--no-deps", "--no-header", "--no-annotate"]
+        command += ["--python", sys.executable, *options, "wanted.txt"]
+        environment = {**os.environ, **_certificates(), **_PROBE}
+        ended = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    return ended.stdout.strip()
+
+
+def _setup(options: argparse.Namespace) -> None:
+    """Install the lock into the environment whose Python runs this, and see that models can run in it."""
+    venv, lock = Path(sys.prefix), by_package((_ROOT / "requirements.lock").read_text(encoding="utf-8"))
+    uv, requirements = venv / "bin/uv", venv / "requirements.txt"
+    torch = find_torch(uv, lock["torch"].strip(), options.backend, pip_setting("find-links").split())
+    # The lock is all that a CPU needs. Beside a CUDA build of torch, vLLM itself takes the place of its CPU build, in
+    # the same version, and what it asks for besides comes with it.
+    light = options.backend == "cpu" or torch.requirement.endswith("+cpu")
+    _, lock = ("", lock) if light else for_cuda("", lock)
+    requirements.write_text("".join({**lock, "torch": f"{torch.requirement}\n"}.values()), encoding="utf-8")
+    install: list[str | Path] = [uv, "pip", "install", "--quiet", "--python", sys.executable]
+    # Compiled once here: every stage is a process of its own, and not everywhere may Python keep what it compiles.
+    held = [*install, "--compile-bytecode", *torch.options, "--constraint", requirements]
+    _uv(*held, *(["--no-deps"] if light else []), "--requirement", requirements)
+    _uv(*held, torch.requirement)
+    _uv(*install, "--no-deps", "--no-build-isolation", "--editable", _ROOT)
+    if problem := trial(sys.executable, options.backend):
+        sys.exit(f"error: models cannot run in {venv}: {problem}")
+
+
+def trial(python: str, backend: str) -> str:
+    """Return why models cannot run in an environment; nothing if they can."""
+    ended = subprocess.run([python, "-c", _TRIAL, backend], capture_output=True, text=True, check=False)
+    if not ended.returncode:
+        return ""
+    return (ended.stderr.strip() or f"its Python ends with exit code {ended.returncode}").splitlines()[-1]
+
+
+def _uv(*command: str | Path) -> None:
+    index = pip_setting("index-url")
+    environment = {**({"UV_DEFAULT_INDEX": index} if index else {}), **os.environ}
+    if code := subprocess.run(command, cwd=_ROOT, env=environment, check=False).returncode:
+        sys.exit(f"error: packages could not be installed (uv's exit code is {code}, its reason is above)")
 
 
 def _bootstrap(options: argparse.Namespace) -> None:
@@ -87,17 +199,23 @@ def _bootstrap(options: argparse.Namespace) -> None:
 
 def _choose(options: argparse.Namespace) -> None:
     project, lock = (_BUILD / "pyproject.toml").read_text(encoding="utf-8"), _lock()
+    torch = Torch(lock["torch"].strip(), [])
     if options.variant == "cuda":
         project, lock = for_cuda(project, lock)
-    resolved = by_package(_resolve(project, lock, options))
-    chosen = choose(lock, resolved, beyond_lock=options.variant == "cuda")
-    large = {name: entry for name, entry in chosen.items() if _LARGE.fullmatch(name)}
+    elif options.image == "gpu":
+        torch = find_torch(_UV, torch.requirement, "cpu", [str(_WHEELS)] if any(_WHEELS.glob("torch-*")) else [])
+    resolved = by_package(_resolve(project, {**lock, "torch": f"{torch.requirement}\n"}, options, torch.options))
+    # What a CUDA build asks for, as PyPI's is one, is not in the lock.
+    beyond_lock = options.image == "gpu" and not torch.requirement.endswith("+cpu")
+    chosen = choose(lock, resolved, beyond_lock=beyond_lock)
+    # Gigabytes that change once in a while: a layer of their own.
+    large = {name: entry for name, entry in chosen.items() if name == "torch" or _CUDA.fullmatch(name)}
     if large:
         _write("torch", large)
     _write(options.image, {name: entry for name, entry in chosen.items() if name not in large})
 
 
-def _resolve(project: str, lock: Mapping[str, str], options: argparse.Namespace) -> str:
+def _resolve(project: str, lock: Mapping[str, str], options: argparse.Namespace, source: Sequence[str]) -> str:
     """Ask uv what an image needs, in the versions of the lock."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
@@ -106,7 +224,7 @@ def _resolve(project: str, lock: Mapping[str, str], options: argparse.Namespace)
         command: list[str | Path] = [_UV, "pip", "compile", "--quiet", "--no-annotate", "--no-header"]
         command += ["--generate-hashes", "--constraint", "lock.txt", "--output-file", "resolved.txt"]
         command += ["--extra", "models"] if options.image == "gpu" else []
-        _run(*command, *torch_source(options.variant), "pyproject.toml", folder=folder)
+        _run(*command, *source, "pyproject.toml", folder=folder)
         return (folder / "resolved.txt").read_text(encoding="utf-8")
 
 
@@ -116,8 +234,44 @@ def _install(options: argparse.Namespace) -> None:
     command: list[str | Path] = [_UV, "pip", "install", "--quiet", "--no-deps", "--compile-bytecode"]
     command += ["--python", _VENV / "bin/python"]
     # The cache is another file system, which cannot be linked to.
-    command += ["--link-mode", "copy", *torch_source(options.variant), "--requirement", options.file]
+    command += ["--link-mode", "copy", *_source(Path(options.file)), "--requirement", options.file]
     _run(*command)
+
+
+def _source(requirements: Path) -> list[str]:
+    """Options of uv for where torch comes from: PyPI has no version that is named after its build."""
+    if not (build := re.search(r"^torch==[\d.]+\+(\w+)", requirements.read_text(encoding="utf-8"), re.MULTILINE)):
+        return []
+    wheels = any(_WHEELS.glob(f"torch-*+{build[1]}-*"))
+    return ["--find-links", str(_WHEELS)] if wheels else ["--torch-backend", build[1]]
+
+
+def dependencies_digest(project: str) -> str:
+    """Return a digest of all of a pyproject.toml that decides what is in the lock."""
+    settings = tomllib.loads(project)
+    names = ("requires-python", "dependencies", "optional-dependencies")
+    deciding = [[settings["project"].get(name) for name in names], settings["tool"]["uv"]]
+    return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()
+
+
+def _write_lock(options: argparse.Namespace) -> None:
+    """Resolve pyproject.toml; versions that are in the lock stay where they still will do."""
+    lock, uv = _ROOT / "requirements.lock", Path(sys.prefix) / "bin/uv"
+    upgrade = [option for name in options.upgrade for option in ("--upgrade-package", name)]
+    command = [str(uv), "pip", "compile", "--quiet", "pyproject.toml", "--extra", "models", "--extra", "dev"]
+    command += ["--universal", "--python-version", "3.11", "--generate-hashes", "--no-annotate", "--no-header"]
+    command += [option for place in pip_setting("find-links").split() for option in ("--find-links", place)]
+    command += ["--upgrade"] if options.upgrade == ["all"] else upgrade
+    with tempfile.TemporaryDirectory() as folder:
+        resolved = Path(folder) / lock.name
+        resolved.write_bytes(lock.read_bytes())
+        _uv(*command, "--output-file", resolved)
+        entries = by_package(resolved.read_text(encoding="utf-8"))
+    # Which build of torch differs by machine: its hash, and what only a CUDA build asks for, come with it.
+    entries = {name: entry for name, entry in entries.items() if not _CUDA.fullmatch(name)}
+    entries["torch"] = entries["torch"].split()[0] + "\n"
+    digest = dependencies_digest((_ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    lock.write_text(f"{_DIGEST_LINE}{digest}\n{''.join(entries.values())}", encoding="utf-8")
 
 
 def _lock() -> dict[str, str]:
@@ -128,12 +282,14 @@ def _write(name: str, entries: Mapping[str, str]) -> None:
     (_BUILD / f"{name}.txt").write_text("".join(entries.values()), encoding="utf-8")
 
 
+def _certificates() -> dict[str, str]:
+    return dict.fromkeys(("SSL_CERT_FILE", "PIP_CERT"), str(_CERTIFICATES)) if _CERTIFICATES.exists() else {}
+
+
 def _run(*command: str | Path, folder: Path = _BUILD) -> None:
     """Run a command that fetches packages; what it says goes into the build's log."""
     # Neither what is left in a temporary folder nor a second copy of the packages may get into the image.
-    environment = {**os.environ, "TMPDIR": str(_BUILD), "UV_CACHE_DIR": "/root/.cache/uv"}
-    if _CERTIFICATES.exists():
-        environment |= {"SSL_CERT_FILE": str(_CERTIFICATES), "PIP_CERT": str(_CERTIFICATES)}
+    environment = {**os.environ, **_certificates(), "TMPDIR": str(_BUILD), "UV_CACHE_DIR": "/root/.cache/uv"}
     ended = subprocess.run([str(part) for part in command], cwd=folder, env=environment, check=False)
     if ended.returncode:
         sys.exit(ended.returncode)

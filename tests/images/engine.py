@@ -47,7 +47,7 @@ def base_image() -> str:
 
 def build(*options: str) -> dict[str, str]:
     """Run `make images` for processors and return the variables that it prints."""
-    command = ["python3", "images/build.py", "--base", base_image(), "--variant", "cpu", *options]
+    command = ["python3", "-m", "images.build", "--base", base_image(), "--variant", "cpu", *options]
     environment = {**os.environ, "CONTAINER_ENGINE": "podman"}
     ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr[-4000:]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from images.build import ROOT, BuildError, labels, pinned, revision, source
+from images.build import ROOT, BuildError, labels, mounts, pinned, revision, source
 
 DIGEST = "a" * 64
 
@@ -53,7 +53,7 @@ def test_the_labels_name_the_base_and_its_digest() -> None:
 
 def test_a_missing_base_is_explained() -> None:
     """The one thing without a default says what it has to be, in one line and with exit code 2."""
-    command = [sys.executable, "images/build.py"]
+    command = [sys.executable, "-m", "images.build"]
     environment = {**os.environ, "CONTAINER_ENGINE": "true"}
     ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stdout) == (2, "")
@@ -61,9 +61,23 @@ def test_a_missing_base_is_explained() -> None:
     assert "BASE=docker.io/library/python@sha256:..." in ended.stderr
 
 
+def test_the_folder_with_a_wheel_of_torch_reaches_the_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the folders that pip is told of, the first that holds one; otherwise none."""
+    for name in ("SSL_CERT_FILE", "PIP_CERT"):
+        monkeypatch.delenv(name, raising=False)
+    folders = [tmp_path / name for name in ("empty", "wheels", "others")]
+    for folder in folders:
+        folder.mkdir()
+    monkeypatch.setenv("PIP_FIND_LINKS", f"https://example.org/wheels {' '.join(map(str, folders))}")
+    assert mounts() == []
+    for folder in folders[1:]:
+        (folder / "torch-2.13.0+cpu-cp311-cp311-linux_x86_64.whl").touch()
+    assert mounts() == ["--build-context", f"wheels={folders[1]}"]
+
+
 def test_a_missing_engine_is_explained() -> None:
     """An engine that is not here is named."""
-    command = [sys.executable, "images/build.py", "--base", DIGEST]
+    command = [sys.executable, "-m", "images.build", "--base", DIGEST]
     environment = {**os.environ, "CONTAINER_ENGINE": "no-such-engine"}
     ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert ended.returncode == 2

