@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
     GenerationConfig,
@@ -17,7 +18,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from components.policy.logprobs import refuse_other_logits
+from components.policy.logprobs import refuse_other_layers, refuse_other_logits
 from components.policy.lora import plain_state_dict
 from components.policy.sequences import TokenSequence
 from components.shared import jsonl, lineage, tokenizer
@@ -127,6 +128,7 @@ def _read(base: str, config: ModelConfig, dtype: torch.dtype, *, revision: str |
     if folder.is_dir():
         _refuse_incomplete(folder)
     try:
+        refuse_other_layers(AutoConfig.from_pretrained(base, revision=revision), name=base)
         model, loading = AutoModelForCausalLM.from_pretrained(
             base, dtype=dtype, revision=revision, output_loading_info=True
         )
@@ -137,7 +139,7 @@ def _read(base: str, config: ModelConfig, dtype: torch.dtype, *, revision: str |
     if loading["missing_keys"]:
         missing = sorted(loading["missing_keys"])
         raise PipelineError(f"model {base}: lacks {len(missing)} of its weights, such as {missing[0]}")
-    refuse_other_logits(model, tuple(text.encode("1 + 1 = 2")))
+    refuse_other_logits(model)
     # A checkpoint's own sampling defaults (top-p, repetition penalty ...) would silently change what is sampled.
     end = model.generation_config.eos_token_id
     model.generation_config = GenerationConfig(eos_token_id=end)

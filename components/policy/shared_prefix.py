@@ -10,6 +10,7 @@ Shape suffixes:
     T  tokens of the row, K  heads of keys and values, H  heads of queries, D  size of a head
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,7 +106,7 @@ def _attention(
     q_1HTD: Tensor,
     k_1KTD: Tensor,
     v_1KTD: Tensor,
-    attention_mask: None,
+    attention_mask: Tensor | None,
     *,
     layout: Any = None,
     scaling: float | None = None,
@@ -115,13 +116,24 @@ def _attention(
         raise PipelineError(
             f"{type(module).__name__} does not hand on the layout of the sequences, which training here needs"
         )
-    special = others.get("softcap") is not None or others.get("s_aux") is not None
-    if special or (others.get("sliding_window") or layout.longest) < layout.longest:
+    special = attention_mask is not None or others.get("softcap") is not None or others.get("s_aux") is not None
+    if special or (_window(module, others) or layout.longest) < layout.longest:
         raise PipelineError(
-            f"{type(module).__name__} attends with a soft cap, sinks or a window shorter than the sequences, "
+            f"{type(module).__name__} attends with a soft cap, sinks, a mask of its own or a window shorter than the "
+            "sequences, which training here does not follow"
+        )
+    if v_1KTD.shape[-1] != q_1HTD.shape[-1]:
+        raise PipelineError(
+            f"{type(module).__name__} has values of another size than its keys (multi-head latent attention), "
             "which training here does not follow"
         )
     q_THD, k_TKD, v_TKD = (x.squeeze(0).transpose(0, 1) for x in (q_1HTD, k_1KTD, v_1KTD))
     scale = q_THD.shape[-1] ** -0.5 if scaling is None else scaling
     out_THD: Tensor = layout.attend(module.layer_idx, q_THD, k_TKD, v_TKD, scale)
     return out_THD.unsqueeze(0), None
+
+
+def _window(module: nn.Module, others: Mapping[str, Any]) -> int | None:
+    """The tokens that a layer looks back on, None for all; layers that do not hand it on have that of their config."""
+    window: int | None = others.get("sliding_window", getattr(getattr(module, "config", None), "sliding_window", None))
+    return window

@@ -52,6 +52,8 @@ class GroupCache:
     def attend(self, layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, scale: float) -> Tensor:
         """Keep the keys and values, and return what each query attends to."""
         if not self._prefilled:
+            # Models in which a layer does not attend, or more than once, are refused when they are loaded.
+            assert layer == len(self._prompt_keys), f"layer {layer} attends where {len(self._prompt_keys)} is next"
             return self._attend_prompts(q_THD, k_TKD, v_TKD, scale)
         self._append(layer, k_TKD, v_TKD)
         return self._attend_completions(layer, q_THD, scale)

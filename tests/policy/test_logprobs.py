@@ -7,11 +7,13 @@ from torch import nn
 from transformers import (
     AutoModelForCausalLM,
     CohereConfig,
+    DogeConfig,
     Gemma2Config,
     GptOssConfig,
     GraniteConfig,
     LlamaConfig,
     MistralConfig,
+    PhimoeConfig,
     PreTrainedModel,
     StableLmConfig,
 )
@@ -159,7 +161,8 @@ _SIZE = {
     "eos_token_id": 0,
     "pad_token_id": None,
 }
-IDS = (7, 3, 5, 3, 11, 3, 4)
+LONGEST = 13
+"""Tokens of the longest sequence on which a model is tried out when it is loaded."""
 
 
 def _model(config: Any) -> Any:
@@ -171,7 +174,7 @@ def _model(config: Any) -> Any:
     "config",
     [
         LlamaConfig(**_SIZE),
-        MistralConfig(sliding_window=2 * len(IDS) + 1, **_SIZE),
+        MistralConfig(sliding_window=LONGEST, **_SIZE),
         CohereConfig(logit_scale=1.0, **_SIZE),
         GraniteConfig(attention_multiplier=0.3, residual_multiplier=0.5, embedding_multiplier=3.0, **_SIZE),
     ],
@@ -179,10 +182,11 @@ def _model(config: Any) -> Any:
 )
 def test_models_of_the_usual_kind_pass(config: Any) -> None:
     """Scales inside of the model are followed, and a window as long as the sequences hides nothing."""
-    refuse_other_logits(_model(config), IDS)
+    refuse_other_logits(_model(config))
 
 
-ATTENTION, LOGITS = "attends with a soft cap, sinks or a window", "does not follow the usual attention and output layer"
+ATTENTION = "attends with a soft cap, sinks, a mask of its own or a window"
+LOGITS = "does not follow the usual attention and output layer"
 
 
 @pytest.mark.parametrize(
@@ -193,23 +197,37 @@ ATTENTION, LOGITS = "attends with a soft cap, sinks or a window", "does not foll
         (CohereConfig(logit_scale=0.0625, **_SIZE), LOGITS),
         (GraniteConfig(logits_scaling=8.0, **_SIZE), LOGITS),
         (GptOssConfig(head_dim=8, num_local_experts=2, num_experts_per_tok=1, **_SIZE), ATTENTION),
-        (MistralConfig(sliding_window=2 * len(IDS), **_SIZE), ATTENTION),
+        (MistralConfig(sliding_window=LONGEST - 1, **_SIZE), ATTENTION),
+        (PhimoeConfig(sliding_window=LONGEST - 1, num_local_experts=2, **_SIZE), ATTENTION),
+        (DogeConfig(**_SIZE), ATTENTION),
         (StableLmConfig(**_SIZE), "does not hand on the layout"),
     ],
-    ids=["attention-cap", "logit-cap", "logit-scale", "logits-scaling", "sinks", "window", "keeps-to-itself"],
+    ids=[
+        "attention-cap",
+        "logit-cap",
+        "logit-scale",
+        "logits-scaling",
+        "sinks",
+        "window",
+        "window-of-the-config",
+        "own-mask",
+        "keeps-to-itself",
+    ],
 )
 def test_models_that_attend_or_answer_otherwise_are_refused(config: Any, message: str) -> None:
     """What would be trained on is not what they sample: capped or rescaled logits, sinks, a window too short."""
     with pytest.raises(PipelineError, match=message):
-        refuse_other_logits(_model(config), IDS)
+        refuse_other_logits(_model(config))
 
 
 def test_a_window_shorter_than_a_sequence_is_refused_at_the_lengths_of_training() -> None:
     """One that was long enough when the model was loaded is followed up to its length, and is an error beyond it."""
-    model = _model(MistralConfig(sliding_window=12, **_SIZE))
-    refuse_other_logits(model, IDS[:3])
-    fitting = [TokenSequence(IDS[:4], tuple(range(8))), TokenSequence(IDS[:4], (1,))]
-    expected = plain.alone(_model(MistralConfig(sliding_window=12, **_SIZE)), fitting, temperature=1.0)
+    model = _model(MistralConfig(sliding_window=LONGEST, **_SIZE))
+    refuse_other_logits(model)
+    prompt = (7, 3, 5, 3)
+    fitting = [TokenSequence(prompt, tuple(range(LONGEST - 4))), TokenSequence(prompt, (1,))]
+    expected = plain.alone(_model(MistralConfig(sliding_window=LONGEST, **_SIZE)), fitting, temperature=1.0)
     plain.assert_equal(plain.packed(model, fitting, temperature=1.0, max_tokens=100), expected, relative=5e-6)
+    too_long = TokenSequence(prompt, tuple(range(LONGEST - 3)))
     with pytest.raises(PipelineError, match="a window shorter than the sequences"):
-        plain.packed(model, [*fitting, TokenSequence(IDS[:4], tuple(range(9)))], temperature=1.0, max_tokens=100)
+        plain.packed(model, [*fitting, too_long], temperature=1.0, max_tokens=100)

@@ -122,3 +122,14 @@ def test_the_longest_sequence_includes_the_token_being_read() -> None:
     assert conversation.cache.longest == 6
     conversation.read_tokens()
     assert conversation.cache.longest == 7
+
+
+@pytest.mark.parametrize("layers", [[1], [0, 0], [0, 2]], ids=["not-the-first", "twice", "one-left-out"])
+def test_layers_attend_once_each_and_in_their_order(layers: list[int]) -> None:
+    """Keys are kept by the number of the layer: a model that calls them otherwise is an error that names the layer."""
+    cache = GroupCache([3], 2, CPU)
+    q, k = torch.ones(3, QUERY_HEADS, SIZE), torch.ones(3, KEY_HEADS, SIZE)
+    for layer in layers[:-1]:
+        cache.attend(layer, q, k, k, SCALE)
+    with pytest.raises(AssertionError, match=f"layer {layers[-1]} attends where {len(layers) - 1} is next"):
+        cache.attend(layers[-1], q, k, k, SCALE)

@@ -1,0 +1,250 @@
+"""Which of transformers' families of causal language models are accepted, and that they are scored right."""
+
+import copy
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+from components.policy.checkpoint import Checkpoint, create, load
+from components.policy.logprobs import CompletionScorer, completion_logprobs, refuse_other_logits
+from components.shared import jsonl
+from components.shared.base_model import ModelConfig
+from components.shared.errors import PipelineError
+from components.shared.grading.answer import AnswerPolicy
+from tests import tiny
+from tests.policy import plain
+
+SEQUENCES = plain.sequences()
+_NUM_LAYERS = 3
+_SIZE = {
+    "vocab_size": plain.VOCABULARY_SIZE,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": _NUM_LAYERS,
+    "num_layers": _NUM_LAYERS,
+    "num_attention_heads": 4,
+    "num_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "global_head_dim": 8,
+    "max_position_embeddings": 128,
+    "ffn_dim": 64,
+    "word_embed_proj_dim": 32,
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": plain.VOCABULARY_SIZE,
+    # mixtures of experts
+    "num_local_experts": 4,
+    "num_experts": 4,
+    "moe_num_experts": 4,
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+    # linear attention and state spaces
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "ssm_state_size": 8,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 8,
+    "mamba_n_heads": 8,
+    "mamba_d_head": 8,
+    "mamba_d_ssm": 64,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+    "pad_token_id": 0,
+}
+"""Of whatever a family's config knows of these."""
+
+ACCEPTED = (
+    "afmoe", "apertus", "arcee", "aria_text", "biogpt", "bitnet", "ctrl", "cwm", "dots1", "ernie4_5", "ernie4_5_moe",
+    "exaone4", "exaone_moe", "flex_olmo", "fuyu", "gemma", "gemma3_text", "gemma4_text", "gemma4_unified_text", "glm",
+    "glm4", "glm4_moe", "gpt-sw3", "gpt2", "gpt_bigcode", "gpt_neox", "granite", "granitemoe", "granitemoeshared",
+    "helium", "hunyuan_v1_dense", "hunyuan_v1_moe", "hy_v3", "hyperclovax", "jais2", "jetmoe", "laguna", "llama",
+    "mellum", "minimax_m2", "ministral", "ministral3", "mistral", "mixtral", "olmo", "olmo2", "olmo3", "olmoe", "opt",
+    "persimmon", "phi", "phi3", "phimoe", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "seed_oss", "smollm3",
+    "solar_open", "starcoder2",
+)  # fmt: skip
+
+
+def _config(family: str, **changes: Any) -> PreTrainedConfig:
+    kind = CONFIG_MAPPING[family]
+    known = {*inspect.signature(kind.__init__).parameters, *getattr(kind, "__dataclass_fields__", {})}
+    renamed: dict[str, str] = kind.attribute_map
+    size = {name: value for name, value in _SIZE.items() if name in known or name in renamed}
+    config: PreTrainedConfig = kind(**{**size, **changes})
+    return config
+
+
+def _model(config: PreTrainedConfig) -> PreTrainedModel:
+    torch.manual_seed(0)
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:  # gains that are all one and biases that are zero would hide mistakes
+                parameter.add_(0.1 * torch.randn_like(parameter))
+    return model
+
+
+def _scale(model: PreTrainedModel, factor: float) -> PreTrainedModel:
+    """Make matrices larger: attention that hardly looks anywhere in particular would hide mistakes."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(factor)
+    return model
+
+
+def _model_config(folder: Path) -> ModelConfig:
+    return ModelConfig(base=str(folder), prompt="{question}", answer=AnswerPolicy.DECLARED)
+
+
+def _create(folder: Path) -> Checkpoint:
+    return create(_model_config(folder), tiny.PROBLEMS, seed=1, dtype=torch.float32)
+
+
+@torch.no_grad()
+def _alone(model: PreTrainedModel) -> Tensor:
+    """What the model says of each completion token when it is given one sequence at a time."""
+    logprobs: list[Tensor] = []
+    for each in SEQUENCES:
+        ids_S = torch.tensor((*each.prompt_ids, *each.completion_ids))
+        logits_SV = model(input_ids=ids_S[None], use_cache=False).logits[0, len(each.prompt_ids) - 1 : -1]
+        target_S1 = torch.tensor(each.completion_ids)[:, None]
+        logprobs.append(logits_SV.double().log_softmax(-1).gather(1, target_S1).squeeze(1))
+    return torch.cat(logprobs)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    """The tokenizer of a tiny model."""
+    return tiny.checkpoint().tokenizer
+
+
+@pytest.mark.parametrize("family", ACCEPTED)
+def test_a_family_is_scored_as_one_sequence_at_a_time(family: str, tmp_path: Path, tokenizer: Any) -> None:
+    """A folder of each accepted family loads, and packed log-probabilities are the plain ones, however large."""
+    model = _model(_config(family))
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    _assert_scored_as_alone(_create(tmp_path).model, model)
+    for factor in (5, 3):
+        _scale(model, factor)
+        scaled = copy.deepcopy(model)
+        refuse_other_logits(scaled)
+        _assert_scored_as_alone(scaled, model)
+
+
+def _assert_scored_as_alone(model: PreTrainedModel, own: PreTrainedModel) -> None:
+    expected_M = _alone(own)
+    batches = tiny.batches(SEQUENCES, 40)
+    found_M = completion_logprobs(CompletionScorer(model, temperature=1.0), batches, len(expected_M))
+    torch.testing.assert_close(found_M, expected_M, rtol=0, atol=5e-5)
+
+
+REFUSED = {
+    "bamba": "linear_attention",
+    "deepseek_v32": "indexed_attention",
+    "falcon_h1": "hybrid",
+    "falcon_mamba": "linear_attention",
+    "jamba": "linear_attention",
+    "kimi_linear": "linear_attention",
+    "lfm2": "conv",
+    "lfm2_moe": "conv",
+    "llama4_text": "chunked_attention",
+    "mamba": "linear_attention",
+    "mamba2": "linear_attention",
+    "minimax": "linear_attention",
+    "nemotron_h": "linear_attention, mlp, moe",
+    "olmo_hybrid": "linear_attention",
+    "qwen3_5": "linear_attention",
+    "qwen3_5_text": "linear_attention",
+    "qwen3_next": "linear_attention",
+    "recurrent_gemma": "recurrent",
+    "zamba2": "hybrid, linear_attention",
+}
+"""Families with layers that are not attention, and what their configs call them."""
+
+
+@pytest.mark.parametrize("family", REFUSED)
+def test_layers_other_than_attention_are_refused_by_name(family: str, tmp_path: Path) -> None:
+    """As soon as the config can be read, one line names the folder and the types, for fine-tuning and for GRPO."""
+    layers = {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2} if family.startswith("lfm2") else {}
+    CONFIG_MAPPING[family](**layers).save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").touch()  # no weights are read
+    jsonl.write_json(tmp_path / "pipeline.json", {"prompt": "{question}", "answer": "declared"})
+    for read in (_create, lambda folder: load(folder, dtype=torch.float32)):
+        with pytest.raises(PipelineError) as caught:
+            read(tmp_path)
+        message = str(caught.value)
+        assert message.startswith(f"model {tmp_path}: has layers of type {REFUSED[family]};")
+        assert "\n" not in message
+
+
+WITHOUT_LAYOUT = "do not attend exactly once each"
+CONTACT = "connects tokens otherwise than by attention"
+LATENT = {"num_key_value_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 16, "v_head_dim": 8, "qk_rope_head_dim": 8}
+UNNAMED: tuple[tuple[str, dict[str, Any], str], ...] = (
+    ("bloom", {}, rf"\(BloomBlock\) that {WITHOUT_LAYOUT}"),
+    ("deepseek_v3", LATENT, "DeepseekV3Attention has values of another size"),
+    ("diffllama", {}, rf"\(DiffLlamaDecoderLayer\) that {WITHOUT_LAYOUT}"),
+    ("doge", {}, "DogeAttention attends with a soft cap, sinks, a mask of its own"),
+    ("falcon", {}, WITHOUT_LAYOUT),
+    ("falcon_h1", {}, CONTACT),
+    ("hrm_text", {}, WITHOUT_LAYOUT),
+    (
+        "lfm2",
+        {"layer_types": ["full_attention", "conv", "full_attention"]},
+        rf"\(Lfm2DecoderLayer\) that {WITHOUT_LAYOUT}",
+    ),
+    ("mpt", {}, WITHOUT_LAYOUT),
+    ("nanochat", {}, "does not follow the usual attention and output layer"),
+    ("nemotron_h", {}, WITHOUT_LAYOUT),
+    ("qwen3_5_text", {}, WITHOUT_LAYOUT),
+    ("qwen3_next", {}, WITHOUT_LAYOUT),
+    ("rwkv", {}, rf"\(RwkvBlock\) that {WITHOUT_LAYOUT}"),
+)
+
+
+@pytest.mark.parametrize(("family", "changes", "message"), UNNAMED, ids=[family for family, *_ in UNNAMED])
+def test_what_layers_do_is_refused_whatever_they_are_called(family: str, changes: dict[str, Any], message: str) -> None:
+    """Without a look at the config, weights of any size give it away that a layer is not attention as it is here."""
+    model = _model(_config(family, **changes))
+    for factor in (1, 5, 3):
+        _scale(model, factor)
+        with pytest.raises(PipelineError, match=message):
+            refuse_other_logits(copy.deepcopy(model))
+
+
+class _ShortConvolution(nn.Module):
+    """Adds a little of the token before."""
+
+    def __init__(self, layer: nn.Module, weight: float) -> None:
+        super().__init__()
+        self.layer = layer
+        self.weight = weight
+
+    def forward(self, hidden_1TD: Tensor) -> Tensor:
+        before_1TD = nn.functional.pad(hidden_1TD, (0, 0, 1, -1))
+        out_1TD: Tensor = self.layer(hidden_1TD + self.weight * before_1TD)
+        return out_1TD
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_convolution_inside_of_a_layer_that_attends_is_refused(dtype: torch.dtype) -> None:
+    """However small its weight, and in bfloat16 too: the layer's name and its attention are those of a Llama."""
+    model: Any = _model(_config("llama")).to(dtype)
+    refuse_other_logits(copy.deepcopy(model))
+    model.model.layers[1].mlp = _ShortConvolution(model.model.layers[1].mlp, 1e-9)
+    with pytest.raises(PipelineError, match=CONTACT):
+        refuse_other_logits(model)
