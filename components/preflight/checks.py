@@ -54,7 +54,7 @@ def _of_cluster(form: Form, sections: Params, *, valid: bool) -> dict[str, Check
     runtime = "grpo-torch-vllm" if section.get("rollout_servers") else "grpo-torch"
     found: dict[str, Callable[[], list[str]]] = {
         "trainer": partial(cluster.trainer, api),
-        "runtime": partial(cluster.runtime, api, namespace, runtime),
+        "runtime": partial(cluster.runtime, api, namespace, runtime, _grace_s(sections) if valid else None),
         "cluster_volume_claim": partial(cluster.volume, api, namespace, form["cluster_volume_claim"]),
         "permissions": partial(permissions.missing, api, namespace),
     }
@@ -63,6 +63,11 @@ def _of_cluster(form: Form, sections: Params, *, valid: bool) -> dict[str, Check
     if form["cluster_queue"]:
         found["cluster_queue"] = partial(cluster.local_queue, api, namespace, form["cluster_queue"])
     return {name: partial(_asked, check) for name, check in found.items()}
+
+
+def _grace_s(sections: Params) -> float:
+    """Longest time that ranks of valid sections take to end."""
+    return max(float(sections[stage]["checkpoint"]["grace_s"]) for stage in ("train_sft", "train_grpo"))
 
 
 def _asked(check: Callable[[], list[str]]) -> list[str]:

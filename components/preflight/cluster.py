@@ -5,12 +5,17 @@ from typing import Any
 
 from kubernetes import client
 
+from components.launch.trainjob.manifest import NODE
 from components.shared.progress import say
 
 _TRAINER, _TRAINER_VERSION = "trainer.kubeflow.org", "v1alpha1"
 _KUEUE, _KUEUE_VERSION = "kueue.x-k8s.io", "v1beta1"
 _SHARED = "ReadWriteMany"
 _FORBIDDEN, _MISSING = 403, 404
+_DEFAULT_GRACE_S = 30
+"""Time in which a pod has to end where its spec does not say."""
+_MARGIN_S = 30
+"""Time that a pod needs beyond its ranks' own to end."""
 
 
 def trainer(api: client.ApiClient) -> list[str]:
@@ -20,13 +25,22 @@ def trainer(api: client.ApiClient) -> list[str]:
     return [f"this cluster has no TrainJob ({_TRAINER}/{_TRAINER_VERSION}); Kubeflow Trainer 2.2 or newer is needed"]
 
 
-def runtime(api: client.ApiClient, namespace: str, name: str) -> list[str]:
-    """Whether the runtime of training jobs is in the namespace."""
+def runtime(api: client.ApiClient, namespace: str, name: str, grace_s: float | None = None) -> list[str]:
+    """Whether the runtime of training jobs is in the namespace, and gives ranks the time to end that they may take."""
     read = client.CustomObjectsApi(api).get_namespaced_custom_object
     found = _found(read, _TRAINER, _TRAINER_VERSION, namespace, "trainingruntimes", name)
     if found is None:
         return [f"namespace {namespace} has no TrainingRuntime {name}; apply an overlay of k8s/"]
-    return []
+    if found is _UNSEEN or grace_s is None:
+        return []
+    (job,) = (each for each in found["spec"]["template"]["spec"]["replicatedJobs"] if each["name"] == NODE)
+    limit_s = job["template"]["spec"]["template"]["spec"].get("terminationGracePeriodSeconds", _DEFAULT_GRACE_S)
+    if grace_s + _MARGIN_S <= limit_s:
+        return []
+    return [
+        f"checkpoint.grace_s: ranks have {grace_s:g} s to write a checkpoint, but the TrainingRuntime {name} has their "
+        f"pods killed after {limit_s} s; set terminationGracePeriodSeconds there to {grace_s + _MARGIN_S:g} or more"
+    ]
 
 
 def volume(api: client.ApiClient, namespace: str, claim: str) -> list[str]:

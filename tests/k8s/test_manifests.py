@@ -4,10 +4,12 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+import yaml
 
+from tests.cluster.releases import needs_upstream, refused
 from tests.cluster.schemas import problems
 from tests.k8s.kueue_schemas import SCHEMAS
-from tests.k8s.rendered import K8S, NAMESPACES, OVERLAYS, STEPS, Json, one, overlay, pod_templates, render
+from tests.k8s.rendered import K8S, NAMESPACES, OVERLAYS, ROOT, STEPS, Json, one, overlay, pod_templates, render
 
 ROOTS = [*(K8S / "overlays" / name for name in OVERLAYS), K8S / "cluster"]
 each_overlay = pytest.mark.parametrize("name", OVERLAYS)
@@ -26,6 +28,18 @@ def test_every_kustomization_renders_to_valid_objects(root: Path) -> None:
     """No key is unknown and none is missing, for the kinds of Kubernetes, Trainer and Kueue alike."""
     for document in render(root):
         assert faults(document) == [], (document["kind"], document["metadata"]["name"])
+
+
+@needs_upstream
+@pytest.mark.parametrize("release", ["kueue-0.17.3", "kueue-0.19.2"])
+def test_every_release_of_kueue_takes_our_queues(release: str) -> None:
+    """Strictly, by the definitions that the releases ship."""
+    documents = [*render(K8S / "cluster"), one(overlay("standalone-kueue"), "LocalQueue", "grpo-pipeline")]
+    assert {document["kind"]: refused(release, document) for document in documents} == {
+        "ClusterQueue": [],
+        "LocalQueue": [],
+        "ResourceFlavor": [],
+    }
 
 
 def test_every_overlay_is_among_those_tested() -> None:
@@ -129,6 +143,15 @@ def test_runtimes_are_what_the_trainer_and_torchrun_need(runtime: str) -> None:
         mounts = {mount["mountPath"]: volumes[mount["name"]] for mount in spec["containers"][0]["volumeMounts"]}
         assert mounts["/dev/shm"]["emptyDir"]["medium"] == "Memory"
         assert mounts["/work"]["persistentVolumeClaim"]["claimName"] == "grpo-pipeline"
+
+
+@pytest.mark.parametrize("runtime", ["grpo-torch", "grpo-torch-vllm"])
+def test_ranks_have_the_time_to_end_that_every_preset_gives_them(runtime: str) -> None:
+    """Kubernetes kills a pod when its grace period is over: the last checkpoint would be lost."""
+    sections = [yaml.safe_load(path.read_text(encoding="utf-8")) for path in (ROOT / "params").glob("*.yaml")]
+    longest_s = max(each[stage]["checkpoint"]["grace_s"] for each in sections for stage in ("train_sft", "train_grpo"))
+    node = one(overlay("standalone"), "TrainingRuntime", runtime)["spec"]["template"]["spec"]["replicatedJobs"][-1]
+    assert node["template"]["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] >= longest_s + 30
 
 
 @pytest.mark.parametrize("runtime", ["grpo-torch", "grpo-torch-vllm"])

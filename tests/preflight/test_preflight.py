@@ -163,6 +163,15 @@ def test_a_runtime_that_is_missing_is_told_once(server: ApiServer, form: Form) -
     assert _line(form) == "namespace team has no TrainingRuntime grpo-torch; apply an overlay of k8s/"
 
 
+def test_ranks_must_have_the_time_to_end_that_they_may_take(server: ApiServer, form: Form) -> None:
+    """Pods are killed when the grace period of their runtime is over, and with them the last checkpoint is lost."""
+    form["section_train_grpo"]["checkpoint"] = {"every_steps": 1, "keep_last": 1, "keep_best": False, "grace_s": 31}
+    assert _line(form) == (
+        "checkpoint.grace_s: ranks have 31 s to write a checkpoint, but the TrainingRuntime grpo-torch has their pods "
+        "killed after 60 s; set terminationGracePeriodSeconds there to 61 or more"
+    )
+
+
 def test_a_volume_must_be_shared(server: ApiServer, form: Form) -> None:
     """A claim that one node alone can write would leave all other pods pending."""
     server.cluster.add(claim("single", mode="ReadWriteOnce"), claim("lost", phase="Lost"))

@@ -1,6 +1,5 @@
 """A stage's ranks as a TrainJob of Kubeflow Trainer (2.2 and later, `runtimePatches`)."""
 
-import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,8 +26,6 @@ _MANAGER = "grpo-pipeline/launcher"
 _GPU, _GPU_TYPE = "nvidia.com/gpu", "nvidia.com/gpu.product"
 _QUEUE = "kueue.x-k8s.io/queue-name"
 _NO_SIDECAR = {"sidecar.istio.io/inject": "false"}
-_MARGIN_S = 30
-"""Time that a pod has beyond its ranks' own to end."""
 
 
 @dataclass(frozen=True)
@@ -132,8 +129,7 @@ def _resources(config: ClusterConfig) -> Json:
 
 
 def _patch(job: Job, config: ClusterConfig, labels: Mapping[str, str]) -> Json:
-    grace = {"terminationGracePeriodSeconds": math.ceil(job.grace_s) + _MARGIN_S}
-    jobs = [_job_patch(NODE, config, labels, {**grace, **_selected(config)}, [])]
+    jobs = [_job_patch(NODE, config, labels, _selected(config), [])]
     if job.with_samplers:
         told = [{"name": JOB_VARIABLE, "value": str(job.folder)}]
         jobs.append(_job_patch(ROLLOUT, config, labels, _selected(config), told))

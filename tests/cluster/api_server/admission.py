@@ -51,6 +51,8 @@ def decode(kind: Kind, document: Json, validation: str) -> Admitted:
     found = [*_metadata_fields(document)]
     if _has_schema(kind):
         found += [each for each in schemas.problems(document) if not each.path.startswith("metadata.")]
+    if kind == TRAIN_JOBS:
+        found += train_job_rules.unknown_in_2_2(document)
     unknown = [problem for problem in found if problem.kind == "unknown"]
     wrong = [problem for problem in found if problem.kind != "unknown"]
     if unknown and validation == "Strict":

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from tests.cluster import schemas
 from tests.cluster.api_server.errors import ApiError, Json, invalid
 from tests.cluster.api_server.kinds import (
     CLUSTER_TRAINING_RUNTIMES,
@@ -27,6 +28,26 @@ _IMMUTABLE = ("runtimeRef", "initializer", "trainer", "activeDeadlineSeconds", "
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _MANAGER = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9/_.~%!$&'()*+,;=:-]+")
 _FINISHED = ("Complete", "Failed")
+_POD_SPEC = "spec.runtimePatches[].trainingRuntimeSpec.template.spec.replicatedJobs[].template.spec.template.spec"
+NEW_IN_2_3 = {f"{_POD_SPEC}.terminationGracePeriodSeconds"}
+"""Fields of a TrainJob that Trainer 2.2 does not know, `[]` for each item of a list."""
+
+
+def unknown_in_2_2(document: Json) -> list[schemas.Problem]:
+    """The fields of a TrainJob that only Trainer 2.3 knows: this server is a 2.2, the oldest that is supported."""
+    paths = [path for path in _paths(document) if re.sub(r"\[\d+\]", "[]", path) in NEW_IN_2_3]
+    return [schemas.Problem(path, "unknown", f'unknown field "{path}"') for path in paths]
+
+
+def _paths(value: Any, path: str = "") -> Iterator[str]:
+    """The path of every field in a document."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield f"{path}.{key}".lstrip(".")
+            yield from _paths(inner, f"{path}.{key}".lstrip("."))
+    elif isinstance(value, list):
+        for number, inner in enumerate(value):
+            yield from _paths(inner, f"{path}[{number}]")
 
 
 def fill_in(store: Store, document: Json) -> None:
