@@ -22,7 +22,7 @@ from components.policy.stopping import Stop, StoppedError
 from components.shared import checkpoints
 from components.shared.progress import say
 
-_FOLDER, _POLICY, _VALUES = "checkpoints", "policy.safetensors", "values.pt"
+_POLICY, _VALUES = "policy.safetensors", "values.pt"
 
 
 class WholeTensors(Mapping[str, Tensor]):
@@ -57,7 +57,7 @@ class Resumption:
     def __init__(self, ranks: Ranks, work: Path, config: CheckpointConfig, *, stage: str, num_steps: int) -> None:
         self._ranks, self._stage, self._num_steps = ranks, stage, num_steps
         self._every_steps = config.every_steps
-        folder = work / _FOLDER
+        folder = work / checkpoints.FOLDER
         self._writer = None
         newest = None
         if ranks.first:

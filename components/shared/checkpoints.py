@@ -18,6 +18,8 @@ from components.shared import durable, jsonl, lineage
 from components.shared.errors import PipelineError
 from components.shared.progress import say
 
+FOLDER = "checkpoints"
+"""Where a stage keeps them in its folder of unfinished work."""
 _FORMAT = 1
 _MANIFEST = "manifest.json"
 _LOCK = "writer.lock"
@@ -51,6 +53,11 @@ def latest(folder: Path, *, stage: str) -> Found | None:
             "or remove them all to begin again at the first step"
         )
     return None
+
+
+def newest_step(folder: Path) -> int | None:
+    """Return the step of the newest checkpoint, unread, or None where there is none."""
+    return max(_stored(folder), default=None)
 
 
 class Writer:

@@ -35,6 +35,10 @@ class RetryableError(PipelineError):
     exit_code = 75
 
 
+class GivenUpError(RetryableError):
+    """It may work another time, but was tried as often, or waited for as long, as the settings allow."""
+
+
 def refuse_all(problems: Sequence[str]) -> None:
     """Raise one PipelineError that names every problem, a line each; do nothing where there is none."""
     if len(problems) == 1:

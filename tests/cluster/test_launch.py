@@ -8,7 +8,7 @@ import pytest
 
 from components.launch import names
 from components.launch.trainjob.run import run_on_cluster
-from components.shared.errors import PipelineError, RetryableError
+from components.shared.errors import GivenUpError, PipelineError, RetryableError
 from tests.cluster.api_server import ApiServer, Fault, kinds, script
 from tests.cluster.api_server.cluster import runtime
 from tests.cluster.launched import RESULT, RUN_ID, Launched, launched
@@ -246,28 +246,62 @@ def test_a_running_job_is_adopted(make: Make, server: ApiServer, capfd: pytest.C
     assert job.records("trainjob.json")["metadata"]["uid"] == running["metadata"]["uid"]
 
 
-def test_an_adopted_job_belongs_to_the_new_pod(make: Make, server: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Or it would go away with the old one."""
+def test_a_job_belongs_to_the_run_and_outlives_the_pod_of_its_step(
+    make: Make, server: ApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node that is lost takes the pod of the step; the next attempt adopts the job, which has not been restarted."""
     job = make()
-    owners = []
-    note = script.Do(lambda: owners.append(job.trainjobs()[0]["metadata"]["ownerReferences"][0]["name"]))
-    server.cluster.play(*job.goes_well(script.Running(300), note))
-    for name in ("launcher-1", "launcher-2"):
-        monkeypatch.setenv("KFP_POD_NAME", name)
-        monkeypatch.setenv("KFP_POD_UID", server.cluster.add_pod(name)["metadata"]["uid"])
-        if name == "launcher-1":
-            submit_and_die(job, server)
-            assert job.trainjobs()[0]["metadata"]["ownerReferences"][0]["name"] == "launcher-1"
-    job.run()
-    assert owners == ["launcher-2"]
+    server.cluster.play(*job.goes_well(script.Running(300)))
+    workflow = server.cluster.add_workflow("run-1")
+    enter_pod(server, monkeypatch, "launcher-1", workflow)
+    submit_and_die(job, server)
+    (before,) = job.trainjobs()
+    (owner,) = before["metadata"]["ownerReferences"]
+    assert (owner["kind"], owner["uid"]) == ("Workflow", workflow["metadata"]["uid"])
+    server.cluster.remove(kinds.PODS, "launcher-1")
+    server.clock.advance(100)
+    enter_pod(server, monkeypatch, "launcher-2", workflow)
+    assert job.run() == RESULT
+    assert job.records("trainjob.json")["metadata"]["uid"] == before["metadata"]["uid"]
+
+
+def test_a_job_goes_with_its_run(make: Make, server: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Deleting the workflow of a run, by hand or after its time to live, removes what the run has made."""
+    job = make()
+    server.cluster.play(script.Running(None))
+    enter_pod(server, monkeypatch, "launcher-1", server.cluster.add_workflow("run-1"))
+    submit_and_die(job, server)
+    server.cluster.remove(kinds.WORKFLOWS, "run-1")
+    server.clock.advance(5)
+    assert job.trainjobs() == []
+
+
+def test_an_adopted_job_belongs_to_the_new_run(make: Make, server: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that Kubeflow tries again after its workflow has gone has another workflow, but the same id."""
+    job = make()
+    server.cluster.play(*job.goes_well(script.Running(300)))
+    for name in ("run-1", "run-2"):
+        enter_pod(server, monkeypatch, f"launcher-of-{name}", server.cluster.add_workflow(name))
+        submit_and_die(job, server)
+        assert [each["name"] for each in job.trainjobs()[0]["metadata"]["ownerReferences"]] == [name]
+
+
+def test_a_job_of_a_pod_that_nothing_controls_has_no_owner(
+    make: Make, server: ApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its heartbeat alone says for how long somebody waits for it."""
+    enter_pod(server, monkeypatch, "by-hand", None)
+    job = make()
+    server.cluster.play(*job.goes_well())
+    assert job.run() == RESULT
+    assert "ownerReferences" not in job.records("trainjob.json")["metadata"]
 
 
 def test_a_job_in_another_namespace_has_no_owner(
     make: Make, server: ApiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The cluster would take the owner for one that is gone, and remove the job at once."""
-    monkeypatch.setenv("KFP_POD_NAME", "launcher")
-    monkeypatch.setenv("KFP_POD_UID", "1234")
+    enter_pod(server, monkeypatch, "launcher", server.cluster.add_workflow("run-1"))
     server.cluster.add({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "gpus"}})
     there = runtime("grpo-torch")
     server.cluster.add({**there, "metadata": {**there["metadata"], "namespace": "gpus"}})
@@ -347,13 +381,43 @@ def test_a_job_that_has_not_ended_is_never_left(make: Make, server: ApiServer) -
     assert job.trainjobs() == []
 
 
-def test_a_deleted_job_is_noticed(make: Make, server: ApiServer) -> None:
-    """Somebody may have had reasons: it is not submitted again."""
-    job = make(max_restarts=3)
+def test_a_job_that_was_deleted_is_submitted_again(
+    make: Make, server: ApiServer, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Training goes on from its checkpoint: who wants a run to end ends the run. The log tells of it."""
+    job = make(max_restarts=1)
+
+    def delete() -> None:
+        server.cluster.play(*job.goes_well())
+        server.cluster.remove(kinds.TRAIN_JOBS, job.trainjobs()[0]["metadata"]["name"])
+
+    server.cluster.play(script.Running(50), script.Do(delete))
+    assert job.run() == RESULT
+    assert "somebody has deleted the training job; trying again with grpo-" in capfd.readouterr().out
+
+
+def test_a_job_that_is_deleted_again_and_again_is_given_up(make: Make, server: ApiServer) -> None:
+    """As often as the settings allow, and not for ever."""
+    job = make(max_restarts=2)
     delete = script.Do(lambda: server.cluster.remove(kinds.TRAIN_JOBS, job.trainjobs()[0]["metadata"]["name"]))
     server.cluster.play(script.Running(50), delete)
-    with pytest.raises(RetryableError, match="somebody has deleted the training job"):
+    with pytest.raises(GivenUpError, match="somebody has deleted the training job"):
         job.run()
+    assert len([request for request in server.requests if request.method == "POST"]) == 3
+
+
+def test_an_api_server_that_is_away_for_long_costs_no_training(
+    make: Make, server: ApiServer, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The step waits for it a second time, and adopts the job, which has gone on meanwhile."""
+    job = make(max_restarts=1)
+    away = script.Do(lambda: server.faults.add(Fault("GET", "/trainjobs/", status=503, times=36)))
+    server.cluster.play(*job.goes_well(script.Running(60), away, script.Running(1100, ("step 1",))))
+    assert job.run() == RESULT
+    said = capfd.readouterr().out
+    assert "within 900 s" in said
+    assert "trying again with grpo-" in said
+    assert len([request for request in server.requests if request.method == "POST"]) == 1
 
 
 def test_the_heart_beats(make: Make, server: ApiServer) -> None:
@@ -418,6 +482,12 @@ def test_a_cluster_that_does_not_answer_is_given_up(make: Make, server: ApiServe
     server.faults.add(Fault(status=503, times=10_000))
     with pytest.raises(RetryableError, match="the API server did not list training jobs within 900 s"):
         job.run()
+
+
+def enter_pod(server: ApiServer, monkeypatch: pytest.MonkeyPatch, name: str, workflow: dict[str, Any] | None) -> None:
+    """Be in a pod of the cluster, as Kubeflow Pipelines tells its steps."""
+    monkeypatch.setenv("KFP_POD_NAME", name)
+    monkeypatch.setenv("KFP_POD_UID", server.cluster.add_pod(name, workflow)["metadata"]["uid"])
 
 
 class KilledError(BaseException):

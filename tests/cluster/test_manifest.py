@@ -1,6 +1,7 @@
 """The TrainJob as the cluster takes it."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from tests.cluster.api_server import ApiServer, kinds, script
 from tests.cluster.launched import RUN_ID, Launched, launched
 
 NOW = "2026-01-01T00:00:00+00:00"
+OWNER = Owner("argoproj.io/v1alpha1", "Workflow", "run-1", "1234")
 
 
 @pytest.fixture
@@ -81,7 +83,7 @@ def test_the_pods_of_a_job(server: ApiServer, tmp_path: Path, monkeypatch: pytes
 def test_the_job_itself(server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its labels, its queue, its owner, its deadline and its heart."""
     job = launched(server, tmp_path, monkeypatch, queue="research", training_timeout_s=3600)
-    manifest = _manifest(job, owner=Owner("launcher", "1234"))
+    manifest = _manifest(job, owner=OWNER)
     metadata = manifest["metadata"]
     assert metadata["name"] == job_name(job.job, job.cluster)
     assert metadata["name"].startswith(f"grpo-{RUN_ID[:8]}-")
@@ -93,9 +95,9 @@ def test_the_job_itself(server: ApiServer, tmp_path: Path, monkeypatch: pytest.M
     }
     assert metadata["ownerReferences"] == [
         {
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "name": "launcher",
+            "apiVersion": "argoproj.io/v1alpha1",
+            "kind": "Workflow",
+            "name": "run-1",
             "uid": "1234",
             "controller": False,
             "blockOwnerDeletion": False,
@@ -113,7 +115,7 @@ def test_the_name_and_the_digest_tell_jobs_apart(
     """Equal when the same is asked for at another time by another pod; different when anything else is."""
     job = launched(server, tmp_path, monkeypatch)
     first = _manifest(job)
-    again = train_job(job.job, job.cluster, {}, Owner("other", "1"), "2027-01-01T00:00:00+00:00")
+    again = train_job(job.job, job.cluster, {}, replace(OWNER, name="other", uid="1"), "2027-01-01T00:00:00+00:00")
     for each in (first, again):
         each["identity"] = each["metadata"]["name"], each["metadata"]["annotations"][names.SPEC_DIGEST]
     assert again["identity"] == first["identity"]

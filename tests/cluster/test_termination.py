@@ -25,9 +25,11 @@ from pathlib import Path
 from components.launch.cluster import Cluster, active
 from components.launch.cluster_config import ClusterConfig
 from components.launch.together import run_together
+from components.launch.trainjob import termination
 from components.shared.step import errors_in_one_line
 from tests.launch.jobs import JobConfig
 root = Path(sys.argv[1])
+termination._CONTAINER_LOG = str(root / "container.log")
 config = ClusterConfig(image="gpu:1", mount=str(root), delete="never")
 cluster = Cluster(config, "0f1e2d3c", "train_grpo", root / "records")
 job = JobConfig(ending="go_on", rank=0, seconds=0)
@@ -48,7 +50,8 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiServe
 
 @contextmanager
 def _step(folder: Path) -> Iterator["subprocess.Popen[bytes]"]:
-    with subprocess.Popen([sys.executable, "-c", PROGRAM, str(folder)], cwd=ROOT, start_new_session=True) as process:
+    command = [sys.executable, "-c", PROGRAM, str(folder)]
+    with subprocess.Popen(command, cwd=ROOT, start_new_session=True, stdout=subprocess.PIPE) as process:
         try:
             yield process
         finally:
@@ -109,6 +112,21 @@ def test_a_job_that_is_being_submitted_does_not_outlive_the_step(server: ApiServ
         assert process.wait(5) == 143
     time.sleep(0.3)
     assert server.cluster.all(kinds.TRAIN_JOBS) == []
+
+
+def test_what_a_stopped_step_says_is_in_the_log_of_its_container(server: ApiServer, tmp_path: Path) -> None:
+    """Kubeflow's launcher, which passes on what a step prints, ends by the same signal, at once."""
+    (tmp_path / "container.log").write_text("before\n")
+    with _step(tmp_path) as process:
+        assert _within(60, lambda: _runs(server))
+        assert process.stdout is not None
+        process.stdout.close()
+        process.terminate()
+        assert process.wait(10) == 143
+    before, first, second = (tmp_path / "container.log").read_text().splitlines()
+    assert before == "before"
+    assert "stopped by SIGTERM" in first
+    assert "checkpoint" in second
 
 
 def test_a_killed_step_leaves_a_job_for_the_reaper(server: ApiServer, tmp_path: Path) -> None:

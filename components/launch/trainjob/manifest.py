@@ -1,6 +1,5 @@
 """A stage's ranks as a TrainJob of Kubeflow Trainer (2.2 and later, `runtimePatches`)."""
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,22 +29,28 @@ _NO_SIDECAR = {"sidecar.istio.io/inject": "false"}
 
 @dataclass(frozen=True)
 class Owner:
-    """The pod that submits the job, with which the job goes away at the latest."""
+    """What the job goes away with at the latest."""
 
+    api_version: str
+    kind: str
     name: str
     uid: str
 
     @classmethod
-    def this_pod(cls) -> "Owner | None":
-        """Return the pod of this step, as Kubeflow Pipelines names it; None elsewhere."""
-        name, uid = os.environ.get("KFP_POD_NAME"), os.environ.get("KFP_POD_UID")
-        return cls(name, uid) if name and uid else None
+    def of(cls, pod: Json | None) -> "Owner | None":
+        """Return what controls the pod of a step: the workflow of its run; None where nothing does.
+
+        Never the pod itself: a node that is drained takes the pod, and the next attempt of the step adopts the job.
+        """
+        owners = pod["metadata"].get("ownerReferences", []) if pod else []
+        found = next((each for each in owners if each.get("controller")), None)
+        return found and cls(found["apiVersion"], found["kind"], found["name"], found["uid"])
 
     @property
     def reference(self) -> Json:
-        """The owner reference."""
-        pod = {"apiVersion": "v1", "kind": "Pod", "name": self.name, "uid": self.uid}
-        return {**pod, "controller": False, "blockOwnerDeletion": False}
+        """The owner reference; one that blocks nothing needs no right to change the owner."""
+        owner = {"apiVersion": self.api_version, "kind": self.kind, "name": self.name, "uid": self.uid}
+        return {**owner, "controller": False, "blockOwnerDeletion": False}
 
 
 def job_name(job: Job, cluster: Cluster) -> str:

@@ -59,6 +59,11 @@ class Objects:
             names.GROUP, names.VERSION, self.namespace, names.PLURAL, job["metadata"]["name"], changes
         )
 
+    def pod(self, name: str) -> Json | None:
+        """Return a pod, or None where there is none; by a list, which is all that the role of a step allows."""
+        found = self._list("/api/v1/namespaces/{namespace}/pods", fieldSelector=f"metadata.name={name}")
+        return found[0] if found else None
+
     def pods(self, job_name: str) -> list[Json]:
         """Return the pods of a job."""
         return self._list(

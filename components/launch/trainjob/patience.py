@@ -17,6 +17,10 @@ _PASSING = {401, 408, 409, 410, 429, 500, 502, 503, 504}
 _Answer = TypeVar("_Answer")
 
 
+class UnansweredError(RetryableError):
+    """The API server has not done in time what it was asked for; what it was asked about is as it was."""
+
+
 class Patience:
     """Asks again where the answer may be another the next time."""
 
@@ -27,7 +31,7 @@ class Patience:
         """Return the answer; `what` says in an error what was to be done.
 
         Raises:
-            RetryableError: There was none within a quarter of an hour.
+            UnansweredError: There was none within a quarter of an hour.
             PipelineError: The API server refuses.
         """
         began, pause = self._clock.monotonic(), _FIRST_PAUSE_S
@@ -39,7 +43,7 @@ class Patience:
                     raise PipelineError(f"the cluster refuses to {what}: {reason(error)}") from None
                 if self._clock.monotonic() - began > _PATIENCE_S:
                     said = f"the API server did not {what} within {_PATIENCE_S:g} s: {reason(error)}"
-                    raise RetryableError(said) from None
+                    raise UnansweredError(said) from None
                 self._clock.sleep(_retry_after_s(error) or pause)
                 pause = min(2 * pause, _LONGEST_PAUSE_S)
 

@@ -19,12 +19,13 @@ from components.launch.rank_errors import error_of_ranks
 from components.launch.trainjob.causes import cause
 from components.launch.trainjob.manifest import Json, Owner, job_name, server_urls, train_job
 from components.launch.trainjob.objects import Objects
+from components.launch.trainjob.patience import Patience, UnansweredError
 from components.launch.trainjob.records import keep, tails_of
 from components.launch.trainjob.state import Phase
-from components.launch.trainjob.submission import Submission, beat
+from components.launch.trainjob.submission import LingeringError, Submission, beat
 from components.launch.trainjob.termination import Termination
-from components.launch.trainjob.watch import Seen, StalledError, Watch
-from components.shared.errors import PipelineError, RetryableError
+from components.launch.trainjob.watch import LostError, Seen, StalledError, Watch
+from components.shared.errors import GivenUpError, PipelineError, RetryableError
 from components.shared.progress import say
 
 _PASSED_ON = (WEIGHTS_VARIABLE, "HF_HUB_OFFLINE")
@@ -32,6 +33,10 @@ _PASSED_ON = (WEIGHTS_VARIABLE, "HF_HUB_OFFLINE")
 _VISIBLE_S, _POLL_S = 90.0, 3.0
 """Time until a shared file system shows here what a rank has written elsewhere."""
 _LINES_SHOWN = 20
+_POD_VARIABLE = "KFP_POD_NAME"
+"""Names this step's pod, in Kubeflow Pipelines."""
+_TRIED_AGAIN = (StalledError, LostError, UnansweredError)
+"""Ends of the watch after which the step goes on by itself."""
 
 
 def run_on_cluster(job: Job, cluster: Cluster, clock: Clock | None = None) -> dict[str, float]:
@@ -56,17 +61,22 @@ def run_on_cluster(job: Job, cluster: Cluster, clock: Clock | None = None) -> di
 class _ClusterRun:
     def __init__(self, job: Job, cluster: Cluster, clock: Clock) -> None:
         self._job, self._cluster, self._clock = job, cluster, clock
-        here = own_namespace()
+        here, pod = own_namespace(), os.environ.get(_POD_VARIABLE)
         self._objects = Objects(connect(), cluster.config.namespace or here)
-        # To the cluster a pod of another namespace is one that is gone, and the job would go with it.
-        owner = Owner.this_pod() if self._objects.namespace == here else None
+        # To the cluster an owner in another namespace is one that is gone, and the job would go with it.
+        owner = self._owner(pod) if pod and self._objects.namespace == here else None
         self._name = job_name(job, cluster)
         told = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
         if job.with_samplers:
             told[SERVERS_VARIABLE] = ",".join(server_urls(self._name, cluster.config.rollout_servers))
         self._manifest = train_job(job, cluster, told, owner, clock.now().isoformat())
         self._submission = Submission(self._objects, clock, cluster.stage, job.grace_s)
-        self._termination = Termination(self._objects.namespace, self._name)
+        self._termination = Termination(
+            cluster.stage, self._objects.namespace, self._name, pod=(here, pod) if pod else None, work=job.folder.parent
+        )
+
+    def _owner(self, pod: str) -> Owner | None:
+        return Owner.of(Patience(self._clock).ask(f"tell of the pod {pod}", lambda: self._objects.pod(pod)))
 
     def results(self) -> list[dict[str, float]]:
         """Run the job to its end, however often it takes."""
@@ -77,11 +87,20 @@ class _ClusterRun:
                 self._remove()
                 return found
             for left in range(self._cluster.config.max_restarts, -1, -1):
-                outcome = self._run_once(last=not left)
+                outcome = self._tried(last=not left)
                 if not isinstance(outcome, Exception):
                     return outcome
-                say(self._cluster.stage, f"{outcome}; {self._name} is submitted again, {left - 1} times are left")
+                if not left:
+                    raise GivenUpError(str(outcome)) from outcome
+                say(self._cluster.stage, f"{outcome}; trying again with {self._name}, {left - 1} more times after that")
         raise AssertionError("the last attempt returns or raises")
+
+    def _tried(self, *, last: bool) -> list[dict[str, float]] | RetryableError:
+        """Return what the ranks return, or why the step may try again; raise what trying again does not cure."""
+        try:
+            return self._run_once(last=last)
+        except (UnansweredError, LingeringError) as error:
+            return error
 
     @contextmanager
     def _removed_on_mistakes(self) -> Iterator[None]:
@@ -95,8 +114,8 @@ class _ClusterRun:
                 self._objects.delete(self._name)
             raise
 
-    def _run_once(self, *, last: bool) -> list[dict[str, float]] | Exception:
-        """Return what the ranks return, or why the job is to be submitted again; raise what ends the step."""
+    def _run_once(self, *, last: bool) -> list[dict[str, float]] | RetryableError:
+        """As `_tried`; with `last` nothing of the job is left that has not ended."""
         watch = Watch(self._objects, self._cluster, self._clock, self._submitted())
         self._termination.silence = watch.stop
         phase: Phase | None = None
@@ -111,12 +130,15 @@ class _ClusterRun:
             self._leave(watch.seen, well=True, ended=phase is not None)
             return results
         failure = given_up or self._cause(watch.seen, tails)
-        may_pass = isinstance(failure, RetryableError) and (given_up is None or isinstance(given_up, StalledError))
+        may_pass = isinstance(failure, RetryableError) and (given_up is None or isinstance(failure, _TRIED_AGAIN))
         if may_pass and not last:
-            self._submission.remove(self._name)  # one that hangs would be taken for one to go on with
-            return failure
+            if not isinstance(failure, UnansweredError):  # such a job goes on, and is adopted
+                self._submission.remove(self._name)  # one that hangs would be adopted, too
+            return RetryableError(str(failure))
         self._show(tails)
         self._leave(watch.seen, well=False, ended=phase is not None)
+        if may_pass:
+            raise GivenUpError(str(failure)) from failure
         raise failure
 
     def _submitted(self) -> Json:

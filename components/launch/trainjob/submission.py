@@ -20,6 +20,10 @@ _POLL_S = 2.0
 _CONFLICT = 409
 
 
+class LingeringError(RetryableError):
+    """What was deleted does not go away."""
+
+
 @dataclass(frozen=True)
 class Submission:
     """How a job comes into the cluster and out of it."""
@@ -37,7 +41,8 @@ class Submission:
 
         Raises:
             PipelineError: The cluster refuses the job.
-            RetryableError: It does not answer, or an old job does not go away.
+            UnansweredError: It does not answer.
+            LingeringError: An old job does not go away.
         """
         labels = {key: manifest["metadata"]["labels"][key] for key in (names.RUN_ID, names.STAGE)}
         for found in self._patience.ask("list training jobs", lambda: self.objects.jobs(labels)):
@@ -49,7 +54,7 @@ class Submission:
         return self._create(manifest)
 
     def remove(self, name: str) -> None:
-        """Have a job deleted; RetryableError where it is not gone with all its pods in time."""
+        """Have a job deleted; LingeringError where it is not gone with all its pods in time."""
         self._patience.ask(f"delete the training job {name}", lambda: self.objects.delete(name))
         self.await_gone(name)
 
@@ -58,7 +63,7 @@ class Submission:
         deadline = self.clock.monotonic() + self.grace_s + _GONE_S
         while self._is_there(name):
             if self.clock.monotonic() > deadline:
-                raise RetryableError(f"{name}: its pods are not gone {self.grace_s + _GONE_S:g} s after it was deleted")
+                raise LingeringError(f"{name}: its pods are not gone {self.grace_s + _GONE_S:g} s after it was deleted")
             self.clock.sleep(_POLL_S)
 
     def _is_there(self, name: str) -> bool:
@@ -66,7 +71,7 @@ class Submission:
         return job is not None or bool(self._patience.ask("list pods", lambda: self.objects.pods(name)))
 
     def _adopt(self, found: Json, manifest: Json) -> Json:
-        """Take over a job: its heart beats for this step now, and it goes away with this step's pod."""
+        """Take over a job: its heart beats for this step now, and it goes away with this step's run."""
         name, metadata = found["metadata"]["name"], manifest["metadata"]
         say(self.stage, f"{name} is there already and goes on")
         changes = beat(metadata["annotations"][names.HEARTBEAT])

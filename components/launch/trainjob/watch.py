@@ -16,7 +16,7 @@ from components.launch.trainjob.obstacles import Obstacles, obstacle
 from components.launch.trainjob.patience import Patience
 from components.launch.trainjob.state import Phase, first_node, phase_of
 from components.launch.trainjob.submission import beat
-from components.shared.errors import PipelineError, RetryableError
+from components.shared.errors import GivenUpError, PipelineError, RetryableError
 from components.shared.progress import say, say_line
 
 Json = dict[str, Any]
@@ -29,6 +29,10 @@ _MARGIN_S = 300.0
 
 class StalledError(RetryableError):
     """The pods run and do nothing."""
+
+
+class LostError(RetryableError):
+    """The job is not there any more."""
 
 
 @dataclass
@@ -57,7 +61,10 @@ class Watch:
         """Return how the job has ended.
 
         Raises:
-            RetryableError: A phase takes too long, somebody has deleted the job, or the API server does not answer.
+            GivenUpError: It waits for the queue or for its pods to start for longer than it may.
+            StalledError: Its pods run and print nothing for longer than they may.
+            LostError: Somebody has deleted it.
+            UnansweredError: The API server does not answer.
             PipelineError: Its pods cannot start.
         """
         while True:
@@ -84,7 +91,7 @@ class Watch:
     def _look(self) -> None:
         job = self._patience.ask(f"tell of the training job {self._name}", lambda: self._objects.job(self._name))
         if job is None or job["metadata"]["uid"] != self.seen.job["metadata"]["uid"]:
-            raise RetryableError(f"{self._name}: somebody has deleted the training job")
+            raise LostError(f"{self._name}: somebody has deleted the training job")
         self.seen.job = job
         self.seen.pods = self._patience.ask("list pods", lambda: self._objects.pods(self._name))
 
@@ -107,7 +114,7 @@ class Watch:
         config, spent_s = self._cluster.config, self._clock.monotonic() - self._phase_began_s
         if phase is Phase.QUEUED and spent_s > config.queue_timeout_s:
             why = obstacle([], self._events([self.seen.job]))
-            raise RetryableError(f"{self._name}: not admitted by the queue within {_said('queue', config)}: {why}")
+            raise GivenUpError(f"{self._name}: not admitted by the queue within {_said('queue', config)}: {why}")
         if phase is Phase.PENDING:
             self._refuse_unstarted(spent_s)
         if phase is Phase.RUNNING:
@@ -121,7 +128,7 @@ class Watch:
         why = obstacle(self.seen.pods, self._events(self.seen.pods[:1] or [self.seen.job]))
         if late:
             limit = _said("start", self._cluster.config)
-            raise RetryableError(f"{self._name}: not all pods run within {limit}: {why}")
+            raise GivenUpError(f"{self._name}: not all pods run within {limit}: {why}")
         if why != self._told:
             self._told = why
             say(self._cluster.stage, why)

@@ -7,8 +7,10 @@ from tests.cluster.api_server.errors import Json
 from tests.cluster.api_server.kinds import (
     DEFINITIONS,
     KINDS,
+    PODS,
     TRAIN_JOBS,
     TRAINING_RUNTIMES,
+    WORKFLOWS,
     Kind,
     kind_of,
 )
@@ -16,7 +18,7 @@ from tests.cluster.api_server.logs import Logs
 from tests.cluster.api_server.pods import Pods
 from tests.cluster.api_server.processes import Processes
 from tests.cluster.api_server.script import GOES_WELL, Script
-from tests.cluster.api_server.store import Change, Store
+from tests.cluster.api_server.store import Change, Store, rfc3339
 from tests.cluster.api_server.training_run import TrainingRun
 
 
@@ -65,10 +67,27 @@ class Cluster:
         """Create a TrainingRuntime with one container per job, named as the job."""
         self.add(runtime(name, max_restarts=max_restarts, jobs=jobs))
 
-    def add_pod(self, name: str) -> Json:
-        """Create a pod as the one that the code under test runs in; it can own what that code makes."""
+    def add_workflow(self, name: str) -> Json:
+        """Create the workflow of a run, to which the pods of its steps belong."""
+        return self.add(_document(WORKFLOWS.api_version, "Workflow", name, spec={}))[0]
+
+    def add_pod(self, name: str, workflow: Json | None = None) -> Json:
+        """Create a pod as the one that the code under test runs in, a step of the workflow if there is one."""
         spec = {"containers": [{"name": "main", "image": "light"}], "nodeName": "cpu-0"}
-        return self.add(_document("v1", "Pod", name, spec=spec, status={"phase": "Running"}))[0]
+        document = _document("v1", "Pod", name, spec=spec, status={"phase": "Running"})
+        if workflow is not None:
+            owner = {key: workflow[key] for key in ("apiVersion", "kind")}
+            owner |= {key: workflow["metadata"][key] for key in ("name", "uid")}
+            document["metadata"]["ownerReferences"] = [{**owner, "controller": True, "blockOwnerDeletion": True}]
+        return self.add(document)[0]
+
+    def drain(self, pod: str) -> None:
+        """Have a pod be on its way out, as an eviction does: it is there until its containers have ended."""
+        with self._store.clock.changed:
+            found = self._store.get(PODS, self._namespace, pod)
+            assert found is not None
+            metadata = {**found["metadata"], "deletionTimestamp": rfc3339(self._store.clock.now())}
+            self._store.replace({**found, "metadata": {**metadata, "finalizers": ["kubelet"]}})
 
     def print(self, pod: Json, *lines: str, container: str = "main") -> None:
         """Have a container of a pod print lines and end."""
@@ -139,7 +158,8 @@ def runtime(name: str, *, max_restarts: int = 0, jobs: tuple[str, ...] = ("node"
 
 def _replicated_job(name: str) -> Json:
     step = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"} if name == "node" else {}
-    pod = {"spec": {"restartPolicy": "Never", "containers": [{"name": name, "image": "gpu"}]}}
+    containers = [{"name": name, "image": "gpu"}]
+    pod = {"spec": {"restartPolicy": "Never", "terminationGracePeriodSeconds": 60, "containers": containers}}
     return {"name": name, "template": {"metadata": {"labels": step}, "spec": {"backoffLimit": 0, "template": pod}}}
 
 

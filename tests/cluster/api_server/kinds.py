@@ -64,6 +64,7 @@ CLUSTER_TRAINING_RUNTIMES = Kind(
 )
 LOCAL_QUEUES = Kind(_KUEUE, "v1beta1", "localqueues", "LocalQueue", custom=True, status=True)
 JOB_SETS = Kind("jobset.x-k8s.io", "v1alpha2", "jobsets", "JobSet", custom=True, status=True)
+WORKFLOWS = Kind("argoproj.io", "v1alpha1", "workflows", "Workflow", custom=True)
 PODS = Kind("", "v1", "pods", "Pod", status=True, fields=_POD_FIELDS)
 EVENTS = Kind("", "v1", "events", "Event", fields=_EVENT_FIELDS)
 NAMESPACES = Kind("", "v1", "namespaces", "Namespace", namespaced=False, fields=("status.phase",))
@@ -85,6 +86,7 @@ KINDS = (
     CLUSTER_TRAINING_RUNTIMES,
     LOCAL_QUEUES,
     JOB_SETS,
+    WORKFLOWS,
     PODS,
     EVENTS,
     NAMESPACES,
