@@ -16,7 +16,7 @@ from components.prepare_data.config import PrepareConfig
 from components.prepare_data.prepare import prepare
 from components.shared import step
 from components.shared.step import JOURNAL_VARIABLE
-from tests.report.synthetic import make_run
+from tests.report.synthetic import make_run, write_bare_report
 
 ROOT = Path(__file__).parents[1]
 PARAMS: dict[str, Any] = yaml.safe_load((ROOT / "params/smoke.yaml").read_text())
@@ -44,10 +44,9 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = PrepareConfig.model_validate(PARAMS["prepare_data"])
     step.run(prepare, "prepare_data", config, {"problems": folder / "problems"})
     make_run(folder / "run", problems=40)
-    for name in ("reference", "policy", "made_report"):
+    for name in ("reference", "policy"):
         (folder / name).mkdir()
-    verdict = {"passed": True, "enforced": True, "reasons": []}
-    (folder / "made_report/verdict.json").write_text(json.dumps(verdict))
+    write_bare_report(folder / "made_report", folder / "policy")
     rows = [{"question": f"What is {number} plus 1?", "answer": f"#### {number + 1}"} for number in range(2000)]
     for split in ("train", "test"):
         (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[split == "test" :: 2]))

@@ -13,6 +13,7 @@ from components.register.card import render_card
 from components.register.catalogue_access import access_to
 from components.register.catalogue_entry import entry_of, weights_root
 from components.register.config import RegisterConfig
+from components.register.evaluated import refuse_unevaluated
 from components.register.fetch import check, download
 from components.register.model_registry import Catalogue
 from components.register.registry import POLICY, VERSION_FILE, Registry, open_registry
@@ -30,9 +31,10 @@ _REPORT_FILES = ("report.html", "verdict.json", "summary.json", "provenance.json
 
 def register(config: RegisterConfig, *, policy: In, report: In, registration: Out) -> dict[str, float]:
     """Enforce the gate's verdict and register the policy as a new version, or find it registered already."""
+    policy_digest = lineage.digest(policy)
+    refuse_unevaluated(report, policy, policy_digest)
     verdict = jsonl.read_json(report / "verdict.json")
     _enforce(verdict)
-    policy_digest = lineage.digest(policy)
     # Reached before anything is registered: a wrong address is found while there is nothing to take back.
     catalogue = Catalogue(access_to(config.model_registry)) if config.model_registry else None
     with open_registry(config.registry, config.storage) as registry:

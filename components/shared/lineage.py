@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from components.shared import jsonl
+from components.shared.errors import PipelineError
 
 FILE_NAME = "lineage.json"
 _PACKAGES = ("deepspeed", "great-expectations", "math-verify", "numpy", "tokenizers", "torch", "transformers")
@@ -29,7 +30,9 @@ def digest(path: Path) -> str:
     """Return the SHA-256 of a file, or of a folder's relative file names and contents without its lineage."""
     if path.is_file():
         return file_digest(path)
-    files = sorted(file for file in path.rglob("*") if file.is_file() and file.name != FILE_NAME)
+    if not path.is_dir():
+        raise PipelineError(f"{path}: no such file or folder")
+    files = sorted(file for file in path.rglob("*") if file.is_file() and file != path / FILE_NAME)
     listing = "".join(f"{file.relative_to(path).as_posix()} {file_digest(file)}\n" for file in files)
     return hashlib.sha256(listing.encode()).hexdigest()
 

@@ -13,12 +13,12 @@ import yaml
 
 from components.report.config import ReportConfig
 from components.report.report import report
-from components.shared import jsonl, step
+from components.shared import lineage, step
 from components.shared.lineage import digest
 from tests.images import engine
 from tests.images.engine import Image
 from tests.pipelines.project import smoke
-from tests.report.synthetic import make_run
+from tests.report.synthetic import made_by_grpo, make_run, report_on
 from tests.test_wiring import LIGHT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -83,9 +83,10 @@ def test_a_policy_is_reported_and_registered_in_it(light: Image, folder: Path) -
     policy = folder / "policy"
     policy.mkdir()
     (policy / "model.safetensors").write_bytes(b"weights")
-    jsonl.write_json(policy / "lineage.json", {"stage": "train_grpo", "config": {}, "inputs": {}, "code": "c"})
+    lineage.write(policy, made_by_grpo())
     registration = folder / "registration"
-    stage = _stage("register", policy=policy, report=folder / "report", registration=registration)
+    judged = report_on(folder / "report", policy)
+    stage = _stage("register", policy=policy, report=judged, registration=registration)
     light.run(*stage, folder=folder, user=ANYBODY)
     assert json.loads((registration / "version.json").read_text())["version"] == "v0.0.1"
 

@@ -13,7 +13,6 @@ import pytest
 from components.register.catalogue_access import access_to
 from components.register.catalogue_entry import RUN_ID_VARIABLE, RUN_NAME_VARIABLE, Entry, Origin
 from components.register.model_registry import Catalogue
-from components.register.register import register
 from components.shared.errors import PipelineError, RetryableError
 from tests.cluster.api_server import AFTER, BEFORE, ApiServer, Fault
 from tests.cluster.api_server.tls import self_signed
@@ -261,6 +260,6 @@ def test_weights_in_a_folder_are_not_announced(
     with ApiServer() as server:
         config = make_config(Path(), model_registry=server.url)
         with pytest.raises(PipelineError, match=r"register\.storage: the weights lie in the folder"):
-            register(config, policy=make_policy(tmp_path / "policy"), report=reports["passed"], registration=tmp_path)
+            run_register(config, make_policy(tmp_path / "policy"), reports["passed"], tmp_path / "registration")
         assert server.registry.documents("registered_models") == []
         assert not (tmp_path / "registry" / "version.json").exists()

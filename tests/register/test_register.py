@@ -21,7 +21,7 @@ from components.report.config import ReportConfig
 from components.report.report import report
 from components.shared import jsonl, lineage, step
 from components.shared.errors import GateMissedError, PipelineError
-from tests.report.synthetic import SKILL, make_run
+from tests.report.synthetic import SKILL, made_by_grpo, make_run, report_on
 
 pytestmark = pytest.mark.slow  # every registration runs half a dozen commands
 
@@ -51,8 +51,7 @@ def make_policy(folder: Path, weights: bytes = b"weights") -> Path:
     (folder / "config.json").write_text('{"model_type": "qwen2"}')
     (folder / "model.safetensors").write_bytes(weights * 100_000)
     (folder / "extra" / "empty.txt").write_text("")
-    made = {"stage": "train_grpo", "config": {}, "inputs": {}, "code": "c", "packages": {}}
-    lineage.write(folder, made)
+    lineage.write(folder, made_by_grpo())
     return folder
 
 
@@ -64,8 +63,9 @@ def make_config(folder: Path, **values: Any) -> RegisterConfig:
 
 
 def run_register(config: RegisterConfig, policy: Path, report_folder: Path, out: Path) -> dict[str, Any]:
-    """Run the stage as the runners do; returns version.json."""
-    step.run(register, "register", config, {"policy": policy, "report": report_folder, "registration": out})
+    """Run the stage as the runners do, with the report made one on this policy; returns version.json."""
+    folders = {"policy": policy, "report": report_on(report_folder, policy), "registration": out}
+    step.run(register, "register", config, folders)
     version: dict[str, Any] = jsonl.read_json(out / "version.json")
     return version
 
@@ -227,7 +227,7 @@ def test_a_missed_gate_makes_no_registry(reports: dict[str, Path], tmp_path: Pat
     policy = make_policy(tmp_path / "policy")
     with pytest.raises(GateMissedError):
         run_register(make_config(tmp_path), policy, reports["missed"], tmp_path / "none")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["policy"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["policy", "policy-missed-report"]
 
 
 def test_a_gate_that_is_not_enforced_lets_pass_and_says_so(reports: dict[str, Path], tmp_path: Path) -> None:
@@ -242,7 +242,8 @@ def test_a_gate_that_is_not_enforced_lets_pass_and_says_so(reports: dict[str, Pa
 def _command(config: RegisterConfig, policy: Path, report_folder: Path, folder: Path) -> list[str]:
     params = folder / "params.yaml"
     params.write_text(json.dumps({"register": config.model_dump()}))
-    options = {"params": params, "policy": policy, "report": report_folder, "registration": folder / "registration"}
+    judged = report_on(report_folder, policy)
+    options = {"params": params, "policy": policy, "report": judged, "registration": folder / "registration"}
     return [sys.executable, "-m", "components.register", *(f"--{name}={value}" for name, value in options.items())]
 
 
@@ -283,7 +284,15 @@ def _check_whole(folder: Path, config: RegisterConfig, policy: Path) -> None:
     assert git(registry, "status", "--porcelain") == ""
     assert list(registry.rglob("*.lock")) == []
     left = {path.name for path in folder.iterdir()}
-    assert left <= {"policy", "registry", "registry-storage", ".registry.lock", "registration", "params.yaml"}
+    assert left <= {
+        "policy",
+        "policy-passed-report",
+        "registry",
+        "registry-storage",
+        ".registry.lock",
+        "registration",
+        "params.yaml",
+    }
     fetch(config.registry, "v0.0.1", folder / "fetched")
     assert lineage.digest(folder / "fetched") == lineage.digest(policy)
     shutil.rmtree(folder / "fetched")
@@ -461,7 +470,7 @@ def test_the_kubeflow_task_registers_and_a_missed_gate_ends_it(reports: dict[str
     for name, code in (("missed", 3), ("passed", None)):
         arguments = {
             "policy": dsl.Model(uri=str(policy)),
-            "report": dsl.Artifact(uri=str(reports[name])),
+            "report": dsl.Artifact(uri=str(report_on(reports[name], policy))),
             "registration": dsl.Artifact(uri=str(tmp_path / "registration")),
             "metrics": dsl.Metrics(uri=str(tmp_path / "metrics")),
         }

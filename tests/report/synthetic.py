@@ -1,6 +1,7 @@
 """Folders as the stages before the report leave them, made up with a seed: SFT answers bare, GRPO works it out."""
 
 import random
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from statistics import fmean
@@ -217,22 +218,65 @@ def write_validation(folder: Path, problems: int) -> None:
     jsonl.write_json(folder / "result.json", {**result, "statistics": {}})
 
 
-def _write_lineage(folders: Mapping[str, Path]) -> None:
-    problems = _made_by("prepare_data", {"num_train": 4000, "seed": 1}, {})
-    model = {"base": "scratch:words", "prompt": "{question}\n", "answer": "declared"}
-    sft = _made_by("train_sft", {"model": model, "epochs": 2, "learning_rate": 1e-3}, {"problems": problems})
+def made_by_grpo() -> Row:
+    """The lineage of the policy that the evaluations are of."""
     grpo = _made_by(
         "train_grpo",
-        {"model": model, "prompts": 16, "group_size": 8, "steps": 60, "learning_rate": 2e-4, "kl_coefficient": 0.02},
-        {"problems": problems, "reference": sft},
+        {"model": _MODEL, "prompts": 16, "group_size": 8, "steps": 60, "learning_rate": 2e-4, "kl_coefficient": 0.02},
+        {"problems": _PROBLEMS, "reference": _SFT},
     )
-    lineage.write(folders["sft_training"], sft)
-    lineage.write(folders["grpo_training"], grpo)
-    lineage.write(folders["validation"], _made_by("validate_data", {"min_rows": 100}, {"problems": problems}))
-    for name, trained in (("base", sft), ("sft", sft), ("grpo", grpo)):
-        made = _made_by("evaluate", {"num_samples": 2, "temperature": 1.0}, {"model": trained, "problems": problems})
-        made["inputs"]["model"]["digest"] = lineage.value_digest(name)
-        lineage.write(folders[f"{name}_evaluation"], made)
+    grpo["inputs"]["reference"]["digest"] = lineage.value_digest("sft")
+    return grpo
+
+
+def write_bare_report(folder: Path, policy: Path) -> None:
+    """Write what of a report says that a policy was evaluated and passed the gate, without figures or a page."""
+    gate = {"target": ["words"], "min_gain": 0.1, "max_p_value": 0.01, "margin": 0.5, "enforce": True}
+    target = {"sources": ["words"], "min_gain": 0.1, "max_p_value": 0.01, "passed": True}
+    verdict = {"passed": True, "enforced": True, "target": target, "others": [], "reasons": []}
+    made = _made_by("report", {"gate": gate, "num_examples": 0}, _lineages())
+    model = made["inputs"]["grpo_evaluation"]["lineage"]["inputs"]["model"]
+    model.update(digest=lineage.digest(policy), lineage=lineage.read(policy))
+    models = {
+        f"{name} model": made["inputs"][f"{name}_evaluation"]["lineage"]["inputs"]["model"]["digest"]
+        for name in ("base", "sft", "grpo")
+    }
+    folder.mkdir(parents=True)
+    lineage.write(folder, made)
+    jsonl.write_json(folder / "verdict.json", verdict)
+    jsonl.write_json(folder / "summary.json", {"verdict": verdict})
+    jsonl.write_json(folder / "provenance.json", {"inputs": models})
+
+
+def report_on(report: Path, policy: Path) -> Path:
+    """Copy a report so that it is one on this policy: beside it, with its digest in the place of the made-up one."""
+    folder = policy.with_name(f"{policy.name}-{report.name}-report")
+    shutil.copytree(report, folder, dirs_exist_ok=True)
+    for path in folder.glob("*.json"):
+        text = path.read_text(encoding="utf-8")
+        path.write_text(text.replace(lineage.value_digest("grpo"), lineage.digest(policy)), encoding="utf-8")
+    return folder
+
+
+def _write_lineage(folders: Mapping[str, Path]) -> None:
+    for name, made in _lineages().items():
+        lineage.write(folders[name], made)
+
+
+def _lineages() -> dict[str, Row]:
+    """The lineage of each input of the report stage."""
+    grpo = made_by_grpo()
+    made = {
+        "sft_training": _SFT,
+        "grpo_training": grpo,
+        "validation": _made_by("validate_data", {"min_rows": 100}, {"problems": _PROBLEMS}),
+    }
+    for name, trained in (("base", _SFT), ("sft", _SFT), ("grpo", grpo)):
+        inputs = {"model": trained, "problems": _PROBLEMS}
+        evaluation = _made_by("evaluate", {"num_samples": 2, "temperature": 1.0}, inputs)
+        evaluation["inputs"]["model"]["digest"] = lineage.value_digest(name)
+        made[f"{name}_evaluation"] = evaluation
+    return made
 
 
 def _made_by(stage: str, config: Row, inputs: Mapping[str, Row]) -> Row:
@@ -243,3 +287,12 @@ def _made_by(stage: str, config: Row, inputs: Mapping[str, Row]) -> Row:
         "code": lineage.value_digest("code"),
         "packages": {"torch": "2.13.0", "transformers": "5.19.0"},
     }
+
+
+_MODEL = {"base": "scratch:words", "prompt": "{question}\n", "answer": "declared"}
+_PROBLEMS = _made_by("prepare_data", {"num_train": 4000, "seed": 1}, {})
+_SFT = _made_by(
+    "train_sft",
+    {"model": _MODEL, "epochs": 2, "learning_rate": 1e-3},
+    {"problems": _PROBLEMS},
+)

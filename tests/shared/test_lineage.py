@@ -128,3 +128,20 @@ def test_lineage_comes_back_as_it_was_kept(folder: Path) -> None:
     (folder / lineage.FILE_NAME).write_text('{"stage": ')
     with pytest.raises(PipelineError, match=r"lineage\.json: not valid JSON"):
         lineage.read(folder)
+
+
+def test_what_is_not_there_has_no_digest(tmp_path: Path) -> None:
+    """A missing folder is an error, and not the digest of nothing."""
+    with pytest.raises(PipelineError, match=r"gone: no such file or folder"):
+        lineage.digest(tmp_path / "gone")
+
+
+def test_only_the_lineage_of_the_folder_itself_is_left_out(tmp_path: Path) -> None:
+    """A file of that name further down is content like any other."""
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner" / "lineage.json").write_text("{}")
+    before = lineage.digest(tmp_path)
+    (tmp_path / "lineage.json").write_text("{}")
+    assert lineage.digest(tmp_path) == before
+    (tmp_path / "inner" / "lineage.json").write_text("[]")
+    assert lineage.digest(tmp_path) != before
