@@ -37,7 +37,7 @@ def raw_files(config: PrepareConfig) -> Iterator[Path]:
 def _fetch(here: Workspace, clone: Path, path: Path, repository: DataRepository, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
-        here.dvc("get", str(clone), path.as_posix(), "--out", str(target), "--rev", repository.commit)
+        here.dvc_get(str(clone), path.as_posix(), repository.commit, target)
     except PipelineError as error:
         reason = str(error).removeprefix("dvc: ")
-        raise PipelineError(f"{path} cannot be had from {repository.url} at {repository.commit}: {reason}") from None
+        raise type(error)(f"{path} cannot be had from {repository.url} at {repository.commit}: {reason}") from None

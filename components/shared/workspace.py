@@ -1,13 +1,14 @@
 """Git, DVC and GTO as they are run here: in one folder, with an identity of their own, errors in one line."""
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from components.shared.errors import PipelineError
+from components.shared.errors import PipelineError, RetryableError
 
 _GIT_OPTIONS = (
     "core.hooksPath=/dev/null",
@@ -17,7 +18,13 @@ _GIT_OPTIONS = (
     "gc.auto=0",
     "advice.detachedHead=false",
 )
-_ERROR_MARKS = ("fatal: ", "error: ", "ERROR: ")
+_ERROR_MARKS = ("fatal: ", "error: ", "ERROR: unexpected error - ", "ERROR: ")
+_DVC = Path(__file__).with_name("dvc_process.py")
+_PASSING = re.compile(
+    r"Could not resolve host|Failed to connect|Connection (refused|timed out|reset)|Operation timed out"
+    r"|hung up unexpectedly|early EOF|Empty reply from server|returned error: (429|5\d\d)|HTTP (429|5\d\d)"
+)
+"""What git says where a network or a server has failed, which may work the next time."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +51,14 @@ class Workspace:
 
     def dvc(self, *arguments: str) -> str:
         """Run DVC and return what it printed."""
-        return self._run("dvc", [sys.executable, "-m", "dvc", *arguments])
+        return self._run("dvc", [sys.executable, str(_DVC), *arguments])
+
+    def dvc_get(self, repository: str, path: str, revision: str, destination: Path) -> None:
+        """Copy a file or folder that DVC keeps, as it was at one revision of a repository.
+
+        PipelineError with the file and the object of the storage where one is missing or damaged.
+        """
+        self.dvc("get-checked", repository, path, revision, str(destination.absolute()))
 
     def gto(self, *arguments: str) -> str:
         """Run GTO and return what it printed."""
@@ -66,7 +80,9 @@ class Workspace:
         except FileNotFoundError:
             raise PipelineError(f"{tool}: no such program; it is needed to work with versions") from None
         if done.returncode != 0:
-            raise PipelineError(f"{tool}: {_reason(done.stderr or done.stdout)}")
+            may_pass = done.returncode == RetryableError.exit_code or (tool == "git" and _PASSING.search(done.stderr))
+            kind = RetryableError if may_pass else PipelineError
+            raise kind(f"{tool}: {_reason(done.stderr or done.stdout)}")
         return done.stdout
 
 
@@ -98,8 +114,12 @@ def _points_to_a_repository(variable: str) -> bool:
 
 
 def _reason(output: str) -> str:
-    """The line of a tool's output that says what is wrong."""
+    """What a tool says is wrong: its first line that is marked as an error, and why a server refuses a push."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
+    refused = [line.removeprefix("! ") for line in lines if line.startswith("! [")]
+    if refused:
+        said = [line.removeprefix("remote:").strip() for line in lines if line.startswith("remote:")]
+        return "; ".join([refused[0], *filter(None, said)])
     for line in lines:
         for mark in _ERROR_MARKS:
             if line.startswith(mark):

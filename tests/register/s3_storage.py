@@ -1,0 +1,122 @@
+"""A bucket that speaks as much of S3 as DVC asks for, in this process; it fails as it is told to."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Literal
+from urllib.parse import parse_qs, urlsplit
+
+Fault = Literal["forbidden", "internal error", "dies in mid-push"]
+_ERRORS = {
+    "forbidden": (403, "InvalidAccessKeyId", "The AWS Access Key Id you provided does not exist in our records."),
+    "internal error": (500, "InternalError", "We encountered an internal error."),
+}
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: "S3Storage"
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing."""
+
+    def _handle(self) -> None:
+        body = self._body()
+        if self.server.fault == "dies in mid-push" and self.command == "PUT" and self.server.objects:
+            self.close_connection = True
+            self.connection.close()
+            return
+        if self.server.fault in _ERRORS:
+            status, code, message = _ERRORS[self.server.fault]
+            self._answer(status, f"<Error><Code>{code}</Code><Message>{message}</Message></Error>".encode())
+            return
+        self._serve(body)
+
+    do_GET = do_HEAD = do_PUT = _handle
+
+    def _serve(self, body: bytes) -> None:
+        address = urlsplit(self.path)
+        query = parse_qs(address.query)
+        if self.command == "PUT":
+            self.server.objects[address.path] = body
+            self._answer(200, b"")
+        elif "list-type" in query:
+            self._answer(200, self._listed(address.path, query.get("prefix", [""])[0]))
+        elif address.path in self.server.objects:
+            self._answer(200, self.server.objects[address.path])
+        else:
+            self._answer(404, b"<Error><Code>NoSuchKey</Code><Message>There is no such key.</Message></Error>")
+
+    def _listed(self, bucket: str, prefix: str) -> bytes:
+        listed = "".join(
+            f"<Contents><Key>{path.removeprefix(f'{bucket}/')}</Key><Size>{len(content)}</Size>"
+            '<LastModified>2026-01-01T00:00:00.000Z</LastModified><ETag>"e"</ETag></Contents>'
+            for path, content in self.server.objects.items()
+            if path.startswith(f"{bucket}/{prefix}")
+        )
+        return f"<ListBucketResult><IsTruncated>false</IsTruncated>{listed}</ListBucketResult>".encode()
+
+    def _body(self) -> bytes:
+        """What is sent, out of the chunks of HTTP and of AWS."""
+        if "chunked" in self.headers.get("Transfer-Encoding", ""):
+            body = b"".join(iter(self._chunk, b""))
+        else:
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        if "aws-chunked" not in self.headers.get("Content-Encoding", ""):
+            return body
+        content = b""
+        while size := int(body.partition(b"\r\n")[0].partition(b";")[0], 16):
+            body = body.partition(b"\r\n")[2]
+            content, body = content + body[:size], body[size + 2 :]
+        return content
+
+    def _chunk(self) -> bytes:
+        chunk = self.rfile.read(int(self.rfile.readline(), 16))
+        self.rfile.readline()
+        return chunk
+
+    def _answer(self, status: int, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("ETag", '"e"')
+        self.send_header("Last-Modified", "Thu, 01 Jan 2026 00:00:00 GMT")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+
+class S3Storage(ThreadingHTTPServer):
+    """The server, with what the bucket holds by its path."""
+
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, fault: Fault | None) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.fault = fault
+        self.objects: dict[str, bytes] = {}
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What leads a client here."""
+        return {
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self.server_address[1]}",
+            "AWS_EC2_METADATA_DISABLED": "true",
+            "AWS_MAX_ATTEMPTS": "1",
+            "AWS_ACCESS_KEY_ID": "key",
+            "AWS_SECRET_ACCESS_KEY": "secret",
+            "AWS_DEFAULT_REGION": "us-east-1",
+        }
+
+
+@contextmanager
+def s3_storage(fault: Fault | None = None) -> Iterator[S3Storage]:
+    """An empty bucket named `bucket`, or any other name."""
+    server = S3Storage(fault)
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        server.server_close()

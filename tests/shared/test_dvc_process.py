@@ -1,0 +1,157 @@
+"""What comes out of a DVC storage: byte for byte what its pointer says, or an error that names file and object."""
+
+import hashlib
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from components.shared import dvc_process
+from components.shared.errors import PipelineError, RetryableError
+from components.shared.workspace import Workspace
+from tests.register.s3_storage import Fault, s3_storage
+
+FILES = {"config.json": b'{"a": 1}', "inner/model.safetensors": b"weights" * 1000, "lineage.json": b'{"stage": "x"}'}
+SINGLE = b"one row\n"
+
+
+class Repository:
+    """A repository with a folder and a file that DVC keeps in a storage, and one that git keeps."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.storage = folder / "repository", folder / "storage"
+        self.objects = {name: self._store(content) for name, content in FILES.items()}
+        listed = [{"md5": path.parent.name + path.name, "relpath": name} for name, path in self.objects.items()]
+        self.objects["."] = self._store(json.dumps(sorted(listed, key=lambda each: each["relpath"])).encode(), ".dir")
+        self.objects["single"] = self._store(SINGLE)
+        (self.folder / ".dvc").mkdir(parents=True)
+        (self.folder / ".dvc" / "config").write_text(
+            f"[core]\n    remote = s\n['remote \"s\"']\n    url = {self.storage}\n"
+        )
+        for name, key in (("policy", "."), ("single", "single")):
+            path = self.objects[key]
+            out = {"md5": path.parent.name + path.name, "hash": "md5", "path": name}
+            (self.folder / f"{name}.dvc").write_text(yaml.safe_dump({"outs": [out]}))
+        (self.folder / "plain.txt").write_text("of git")
+        for command in (["init", "--quiet"], ["add", "."], ["commit", "--quiet", "-m", "x"]):
+            identity = ["-c", "user.name=a", "-c", "user.email=b"]
+            subprocess.run(["git", "-C", str(self.folder), *identity, *command], check=True)
+
+    def _store(self, content: bytes, suffix: str = "") -> Path:
+        md5 = hashlib.md5(content, usedforsecurity=False).hexdigest()
+        path = self.storage / "files" / "md5" / md5[:2] / f"{md5[2:]}{suffix}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+        return path
+
+    def get(self, path: str, destination: Path) -> int:
+        """Copy something out of the storage as the process does."""
+        return dvc_process.main(["get-checked", str(self.folder), path, "HEAD", str(destination)])
+
+
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Repository:
+    """A repository of a test's own."""
+    monkeypatch.setenv("DVC_SITE_CACHE_DIR", str(tmp_path / "site"))
+    return Repository(tmp_path)
+
+
+def damage(path: Path, how: str) -> None:
+    """Do to a file what disks, networks and people do."""
+    content = path.read_bytes()
+    if how == "deleted":
+        path.unlink()
+    else:
+        path.write_bytes(
+            content[: len(content) // 2] if how == "truncated" else content[:-1] + bytes([content[-1] ^ 1])
+        )
+
+
+def test_what_is_whole_arrives(repository: Repository, tmp_path: Path) -> None:
+    """Folders, single files, files of a folder and files of git."""
+    assert repository.get("policy", tmp_path / "policy") == 0
+    assert {name: (tmp_path / "policy" / name).read_bytes() for name in FILES} == FILES
+    for path, content in (("single", SINGLE), ("policy/config.json", FILES["config.json"]), ("plain.txt", b"of git")):
+        assert repository.get(path, tmp_path / "file") == 0
+        assert (tmp_path / "file").read_bytes() == content
+        (tmp_path / "file").unlink()
+
+
+@pytest.mark.parametrize("how", ["flipped", "truncated", "deleted"])
+@pytest.mark.parametrize("name", [*FILES, ".", "single"])
+def test_damage_is_refused_with_file_and_object(
+    repository: Repository, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, how: str
+) -> None:
+    """Every kind of object, the list of a folder's files among them, in every state but its own."""
+    damage(repository.objects[name], how)
+    assert repository.get("single" if name == "single" else "policy", tmp_path / "out") == 1
+    message = capsys.readouterr().err.splitlines()[-1]
+    file = {".": "policy: its list of files", "single": "single"}.get(name, f"policy/{name}")
+    assert message.startswith(f"ERROR: {file}")
+    assert str(repository.objects[name]) in message
+    assert ("is missing from the storage" if how == "deleted" else "is damaged") in message
+
+
+def test_a_damaged_file_of_a_folder_does_not_stop_the_others(repository: Repository, tmp_path: Path) -> None:
+    """Only what is asked for is looked at."""
+    damage(repository.objects["lineage.json"], "flipped")
+    assert repository.get("policy/config.json", tmp_path / "file") == 0
+    assert repository.get("policy/lineage.json", tmp_path / "other") == 1
+
+
+@pytest.fixture(scope="module")
+def unpushed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with three files that DVC knows and that are to go to a bucket; to be copied."""
+    folder = tmp_path_factory.mktemp("unpushed")
+    here = Workspace(folder, folder)
+    here.dvc("init", "--no-scm")
+    remote = "    no_scm = true\n    remote = s\n['remote \"s\"']\n    url = s3://bucket/models\n"
+    (folder / ".dvc" / "config").write_text(f"[core]\n{remote}")
+    for name in ("one", "two", "three"):
+        (folder / name).write_text(name)
+    here.dvc("add", "one", "two", "three")
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fault", "environment", "kind", "reason"),
+    [
+        (None, {}, None, ""),
+        (None, {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}, PipelineError, "Unable to locate credentials"),
+        ("forbidden", {}, PipelineError, "Access Key Id you provided"),
+        ("internal error", {}, RetryableError, "internal error|500"),
+        ("dies in mid-push", {}, RetryableError, "failed to transfer '[0-9a-f]{32}.*Connection was closed"),
+        (None, {"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}, RetryableError, "Could not connect to the endpoint"),
+    ],
+)
+def test_a_push_to_s3_fails_with_its_cause(
+    unpushed: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    fault: Fault | None,
+    environment: dict[str, str],
+    kind: type[PipelineError] | None,
+    reason: str,
+) -> None:
+    """Retryable where the server or the network may recover, and not where the credentials are what is wrong."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    here = Workspace(tmp_path / "repository", tmp_path)
+    shutil.copytree(unpushed, here.folder)
+    with s3_storage(fault) as storage:
+        for name, value in {**storage.environment, **environment}.items():
+            if value:
+                monkeypatch.setenv(name, value)
+            else:
+                monkeypatch.delenv(name, raising=False)
+        if kind is None:
+            here.dvc("push")
+            assert sorted(storage.objects.values()) == [b"one", b"three", b"two"]
+            return
+        with pytest.raises(PipelineError, match=reason) as failed:
+            here.dvc("push")
+        assert type(failed.value) is kind
+        assert "\n" not in str(failed.value)
