@@ -17,6 +17,7 @@ def fetch(registry: str, version: str, destination: Path) -> dict[str, Any]:
     Returns the version's version.json. The folder appears when its content is complete and has the digest that was
     registered.
     """
+    destination = destination.resolve()  # DVC runs elsewhere
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
         raise PipelineError(f"{destination}: is not empty; name a new folder for the weights")
     if not is_url(registry) and not Path(registry).is_dir():
@@ -31,7 +32,7 @@ def fetch(registry: str, version: str, destination: Path) -> dict[str, Any]:
         tags = Workspace(aside / "registry", aside)
         tag = _tag(registry, tags.git("tag", "--list", "*@v*").split(), version)
         registered: dict[str, Any] = json.loads(tags.git("show", f"refs/tags/{tag}:{VERSION_FILE}"))
-        download(outside, source, tag, aside / POLICY)
+        download(outside, source, tag, aside / POLICY, tag)
         check(aside / POLICY, registered["policy_digest"], tag)
         (aside / POLICY).rename(destination)
     finally:
@@ -39,9 +40,12 @@ def fetch(registry: str, version: str, destination: Path) -> dict[str, Any]:
     return registered
 
 
-def download(workspace: Workspace, repository: str, revision: str, destination: Path) -> None:
-    """Copy the weights of one revision of a repository out of its storage."""
-    workspace.dvc("get", "--quiet", repository, POLICY, "--rev", revision, "--out", str(destination))
+def download(workspace: Workspace, repository: str, revision: str, destination: Path, name: str) -> None:
+    """Copy the weights of one revision of a repository out of its storage; `name` is the version's, for messages."""
+    try:
+        workspace.dvc_get(repository, POLICY, revision, destination)
+    except PipelineError as error:
+        raise type(error)(f"{name}: the weights cannot be had: {str(error).removeprefix('dvc: ')}") from None
 
 
 def check(folder: Path, policy_digest: str, name: str) -> None:

@@ -18,7 +18,7 @@ from components.register.fetch import check, download
 from components.register.model_registry import Catalogue
 from components.register.registry import POLICY, VERSION_FILE, Registry, open_registry
 from components.shared import jsonl, lineage
-from components.shared.errors import GateMissedError
+from components.shared.errors import GateMissedError, RetryableError
 from components.shared.progress import say
 from components.shared.step import In, Out
 from components.shared.workspace import Workspace
@@ -26,6 +26,8 @@ from components.shared.workspace import Workspace
 _CARD = "model_card.md"
 _REVISION_VARIABLE = "GRPO_PIPELINE_REVISION"
 """Set in the images: the git revision of their code."""
+_ATTEMPTS = 10
+"""Pushes to a registry that others change meanwhile."""
 _REPORT_FILES = ("report.html", "verdict.json", "summary.json", "provenance.json")
 
 
@@ -41,16 +43,16 @@ def register(config: RegisterConfig, *, policy: In, report: In, registration: Ou
         if catalogue:
             weights_root(registry)
         known = registry.find(config.name, policy_digest)
-        version = known or _register(config, registry, policy, policy_digest, report)
+        version, is_new = (known, False) if known else _register(config, registry, policy, policy_digest, report)
         card = registry.read(version["tag"], _CARD)
         entry = entry_of(registry, version) if catalogue else None
-    say("register", f"{version['tag']} {'was already registered' if known else 'registered'} in {config.registry}")
+    say("register", f"{version['tag']} {'registered' if is_new else 'was already registered'} in {config.registry}")
     if catalogue and entry:
         told = "made known" if catalogue.announce(entry) else "was known already"
         say("register", f"{version['tag']} {told} to {config.model_registry}")
     jsonl.write_json(registration / VERSION_FILE, version)
     (registration / _CARD).write_text(card, encoding="utf-8")
-    return {"registered": float(known is None), "gate_passed": float(verdict["passed"])}
+    return {"registered": float(is_new), "gate_passed": float(verdict["passed"])}
 
 
 def _enforce(verdict: Mapping[str, Any]) -> None:
@@ -64,21 +66,31 @@ def _enforce(verdict: Mapping[str, Any]) -> None:
 
 def _register(
     config: RegisterConfig, registry: Registry, policy: Path, policy_digest: str, report: Path
-) -> dict[str, Any]:
-    number = registry.next_version(config.name)
-    version = {
-        "name": config.name,
-        "version": number,
-        "tag": f"{config.name}@{number}",
-        "policy_digest": policy_digest,
-        "registry": config.registry,
-        "path": POLICY,
-    }
-    registry.store(policy)
-    registry.commit(config.name, _files(version, policy, report), _message(version))
-    _prove(registry, version)
-    registry.publish(config.name, number)
-    return version
+) -> tuple[dict[str, Any], bool]:
+    """Return the version with these weights, and whether it is new; others may register at the same time."""
+    pointer = registry.store(policy)
+    for attempt in range(_ATTEMPTS):
+        number = registry.next_version(config.name)
+        version = {
+            "name": config.name,
+            "version": number,
+            "tag": f"{config.name}@{number}",
+            "policy_digest": policy_digest,
+            "registry": config.registry,
+            "path": POLICY,
+        }
+        files = {f"{POLICY}.dvc": pointer, **_files(version, policy, report)}
+        registry.commit(config.name, files, _message(version))
+        if attempt == 0:
+            _prove(registry, version)
+        if registry.publish(config.name, number):
+            return version, True
+        say("register", f"{config.registry} was changed by others; {version['tag']} is made again on top of that")
+        registry.catch_up()
+        known = registry.find(config.name, policy_digest)
+        if known:
+            return known, False
+    raise RetryableError(f"{config.registry}: was changed by others {_ATTEMPTS} times before a push; register again")
 
 
 def _files(version: Mapping[str, Any], policy: Path, report: Path) -> dict[str, str | Path]:
@@ -126,5 +138,5 @@ def _prove(registry: Registry, version: Mapping[str, Any]) -> None:
     """Fetch the weights as any user will, before anyone is told that they are there."""
     clone = registry.clone
     proof = clone.scratch / "proof"
-    download(clone, str(clone.folder), clone.git("rev-parse", "HEAD").strip(), proof)
+    download(clone, str(clone.folder), clone.git("rev-parse", "HEAD").strip(), proof, version["tag"])
     check(proof, version["policy_digest"], version["tag"])

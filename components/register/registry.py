@@ -30,6 +30,9 @@ VERSION_FILE = "version.json"
 _REMOTE = "storage"
 _VIEW = "grpo-pipeline.view"
 """Set in the git config of registries made here: their working tree is ours to put back."""
+_HELD_BY_OTHERS = re.compile("cannot lock ref|failed to update ref|incorrect old value")
+"""What git says where two pushes meet on the server."""
+_README_FILE = "README.md"
 _README = """# Model registry
 
 Every tag `<name>@v<version>` is a registered version: its weights (`policy.dvc` points to them), model card, report,
@@ -44,6 +47,10 @@ class Registry:
 
     location: str
     clone: Workspace
+    source: str
+    """Where the clone is from: the location as git is told of it."""
+    storage: str | None
+    """The storage that was asked for; None for the one that the registry has."""
 
     def versions(self, name: str) -> list[tuple[int, int, int]]:
         """Every version of a model, oldest first, also those withdrawn since: no number is given twice."""
@@ -89,22 +96,29 @@ class Registry:
         except KeyError:
             raise PipelineError(f"{self.location}: .dvc/config there has no remote named `{_REMOTE}`") from None
 
-    def store(self, policy: Path) -> None:
-        """Copy the weights into the storage and leave the pointer to them in the clone."""
+    def store(self, policy: Path) -> str:
+        """Copy the weights into the storage and return the pointer to them."""
         copy, cache = self.clone.folder / POLICY, self.clone.folder / ".dvc" / "cache"
         shutil.copytree(policy, copy)
-        self.clone.dvc("add", "--quiet", POLICY)
-        self.clone.dvc("push", "--quiet", f"{POLICY}.dvc")
+        try:
+            self.clone.dvc("add", POLICY)
+            self.clone.dvc("push", f"{POLICY}.dvc")
+        except PipelineError as error:
+            reason = str(error).removeprefix("dvc: ")
+            raise type(error)(f"{self.known_storage()}: the weights cannot be stored there: {reason}") from None
         # Weights are large, and from here on it must be the storage that gives them back.
         for folder in (copy, cache):
             shutil.rmtree(folder)
+        return (self.clone.folder / f"{POLICY}.dvc").read_text(encoding="utf-8")
 
     def commit(self, name: str, files: Mapping[str, str | Path], message: str) -> None:
         """Commit the pointer and the files of a version; nothing is visible to anyone yet."""
         artifacts = {"artifacts": {name: {"path": POLICY, "type": "model", "desc": "policy trained with GRPO"}}}
-        texts = {"README.md": _README, ".gitignore": f"/{POLICY}\n", "dvc.yaml": yaml.safe_dump(artifacts)}
+        texts = {_README_FILE: _README, ".gitignore": f"/{POLICY}\n", "dvc.yaml": yaml.safe_dump(artifacts)}
         for path, content in {**texts, **files}.items():
             target = self.clone.folder / path
+            if path == _README_FILE and target.exists():
+                continue  # it may be somebody's own by now
             if isinstance(content, Path):
                 shutil.copyfile(content, target)
             else:
@@ -114,13 +128,58 @@ class Registry:
         if self.clone.git("status", "--porcelain"):
             self.clone.git("commit", "--quiet", "--message", message)
 
-    def publish(self, name: str, version: str) -> None:
-        """Tag the commit with GTO and push both at once: from here on the version is registered."""
+    def publish(self, name: str, version: str) -> bool:
+        """Tag the commit with GTO and push both at once: from here on the version is registered.
+
+        False where others have changed the registry since it was read: see `catch_up`. PipelineError where it refuses.
+        """
         self.clone.gto("register", name, "HEAD", "--version", version)
-        branch = self.clone.git("symbolic-ref", "--short", "HEAD").strip()
-        self.clone.git(
-            "push", "--quiet", "--atomic", "origin", f"HEAD:refs/heads/{branch}", f"refs/tags/{name}@{version}"
-        )
+        branch, tag = f"refs/heads/{self._branch}", f"refs/tags/{name}@{version}"
+        try:
+            self.clone.git("push", "--quiet", "--atomic", "origin", f"HEAD:{branch}", tag)
+        except PipelineError as error:
+            if _HELD_BY_OTHERS.search(str(error)) or self._has_moved(branch, tag):
+                return False
+            raise type(error)(f"{self.location}: does not take {name}@{version}: {error}") from None
+        return True
+
+    def catch_up(self) -> None:
+        """Put the clone to what the registry is now, without what was committed and tagged here in vain."""
+        refs = ("+refs/heads/*:refs/remotes/origin/*", "+refs/tags/*:refs/tags/*")
+        self.clone.git("fetch", "--quiet", "--prune", "origin", *refs)
+        if self._seen() is not None:
+            self.clone.git("reset", "--quiet", "--hard", f"refs/remotes/origin/{self._branch}")
+        self.configure()
+
+    def configure(self) -> None:
+        """Have DVC's config in the clone, and check that the storage is the registry's own."""
+        configured = self.clone.folder / ".dvc" / "config"
+        if not configured.is_file():
+            if self.storage is None:
+                raise PipelineError("register.storage: a registry at a URL needs the folder or URL of its storage")
+            self.clone.dvc("init", "--force")
+            configured.write_text(_dvc_config(self.source, self.storage), encoding="utf-8")
+        _prepare_storage(self)
+
+    def known_storage(self) -> str:
+        """Where the weights are stored, as seen from anywhere on this machine."""
+        url = self.storage_url()
+        return url if is_url(url) else os.path.normpath(Path(self.source) / ".dvc" / url)
+
+    @property
+    def _branch(self) -> str:
+        return self.clone.git("symbolic-ref", "--short", "HEAD").strip()
+
+    def _seen(self) -> str | None:
+        """The commit that the registry was at when it was read; None for an empty one."""
+        seen = self.clone.try_git("rev-parse", "--verify", "--quiet", f"refs/remotes/origin/{self._branch}")
+        return seen and seen.strip()
+
+    def _has_moved(self, branch: str, tag: str) -> bool:
+        """Whether the branch of the registry is another commit than was seen, or the tag is there."""
+        listed = self.clone.git("ls-remote", "origin", branch, tag).splitlines()
+        there = {ref: commit for commit, _, ref in (line.partition("\t") for line in listed)}
+        return tag in there or there.get(branch) != self._seen()
 
 
 @contextmanager
@@ -197,14 +256,8 @@ def _is_repository(folder: Path) -> bool:
 def _clone(location: str, source: str, storage: str | None, outside: Workspace) -> Registry:
     clone = Workspace(outside.folder / "clone", outside.scratch, outside.held)
     outside.git("clone", "--quiet", "--no-local", source, str(clone.folder))
-    registry = Registry(location, clone)
-    configured = clone.folder / ".dvc" / "config"
-    if not configured.is_file():
-        if storage is None:
-            raise PipelineError("register.storage: a registry at a URL needs the folder or URL of its storage")
-        clone.dvc("init", "--quiet")
-        configured.write_text(_dvc_config(source, storage), encoding="utf-8")
-    _prepare_storage(registry, source, storage)
+    registry = Registry(location, clone, source, storage)
+    registry.configure()
     return registry
 
 
@@ -222,10 +275,9 @@ def _dvc_config(source: str, storage: str) -> str:
     )
 
 
-def _prepare_storage(registry: Registry, source: str, storage: str | None) -> None:
+def _prepare_storage(registry: Registry) -> None:
     """Check that the storage is the registry's own, and tell the clone where it is."""
-    url = registry.storage_url()
-    known = url if is_url(url) else os.path.normpath(Path(source) / ".dvc" / url)
+    known, storage = registry.known_storage(), registry.storage
     asked = storage if storage is None or is_url(storage) else str(Path(storage).resolve())
     if asked is not None and asked != known:
         raise PipelineError(

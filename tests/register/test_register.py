@@ -21,6 +21,7 @@ from components.report.config import ReportConfig
 from components.report.report import report
 from components.shared import jsonl, lineage, step
 from components.shared.errors import GateMissedError, PipelineError
+from pipelines import cli
 from tests.report.synthetic import SKILL, made_by_grpo, make_run, report_on
 
 pytestmark = pytest.mark.slow  # every registration runs half a dozen commands
@@ -388,19 +389,34 @@ def test_a_lost_or_changed_storage_is_named(registered: Registered, reports: dic
     (tmp_path / "registry-storage").rename(tmp_path / "gone")
     with pytest.raises(PipelineError, match="storage of the registered versions is missing"):
         run_register(config, policy, reports["passed"], tmp_path / "none")
-    with pytest.raises(PipelineError, match=r"^dvc: "):
+    with pytest.raises(PipelineError, match=r"v0\.0\.1: .* cannot be had: policy: its list of files .*missing"):
         fetch(config.registry, "v0.0.1", tmp_path / "fetched")
     assert not (tmp_path / "fetched").exists()
 
 
-def test_changed_weights_in_the_storage_are_noticed(registered: Registered, tmp_path: Path) -> None:
-    """What comes back is compared with what was registered; a wrong byte is an error, not a model."""
-    weights = max((tmp_path / "registry-storage").rglob("*"), key=lambda file: file.stat().st_size)
-    weights.chmod(0o644)
-    weights.write_bytes(b"W" + weights.read_bytes()[1:])
-    with pytest.raises(PipelineError, match=r"digest|md5|checksum|corrupt|changed"):
-        fetch(registered[0].registry, "v0.0.1", tmp_path / "fetched")
+@pytest.mark.parametrize("file", ["model.safetensors", "lineage.json"])
+def test_a_changed_file_in_the_storage_is_named(registered: Registered, tmp_path: Path, file: str) -> None:
+    """Whatever comes back is what was registered, its lineage too; a wrong byte is an error, not a model."""
+    config, policy, _ = registered
+    content = (policy / file).read_bytes()
+    stored = next(
+        each for each in (tmp_path / "registry-storage").rglob("*") if each.is_file() and each.read_bytes() == content
+    )
+    stored.chmod(0o644)
+    stored.write_bytes(content[:-1])
+    with pytest.raises(PipelineError, match=rf"v0\.0\.1: .*policy/{file} is damaged: its object {stored}"):
+        fetch(config.registry, "v0.0.1", tmp_path / "fetched")
     assert not (tmp_path / "fetched").exists()
+
+
+def test_a_version_is_fetched_into_a_relative_folder(registered: Registered, tmp_path: Path) -> None:
+    """As it is typed: a name, folders that are not there yet, and the empty folder one is in."""
+    policy = registered[1]
+    (tmp_path / "empty").mkdir()
+    for folder, destination in ((tmp_path, "mine"), (tmp_path, "models/mine"), (tmp_path / "empty", ".")):
+        with contextlib.chdir(folder):
+            assert cli.main(["fetch", "v0.0.1", destination, "--registry", str(tmp_path / "registry")]) == 0
+        assert lineage.digest(folder / destination) == lineage.digest(policy)
 
 
 def test_a_version_that_is_not_there_is_answered_with_those_that_are(registered: Registered, tmp_path: Path) -> None:

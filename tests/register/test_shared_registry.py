@@ -1,0 +1,168 @@
+"""A registry at a URL, which others push to at the same time: a real bare repository with hooks."""
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from components.register import register as module
+from components.register.config import RegisterConfig
+from components.register.fetch import fetch
+from components.register.registry import Registry
+from components.report.config import ReportConfig
+from components.report.report import report
+from components.shared import lineage, step
+from components.shared.errors import PipelineError, RetryableError
+from tests.register.test_register import (
+    GATE,
+    _command,
+    git,
+    make_config,
+    make_policy,
+    run_register,
+    tags,
+)
+from tests.report.synthetic import make_run
+
+pytestmark = pytest.mark.slow
+WAIT_FOR_TWO = """#!/bin/sh
+# Holds the first two pushes until both have come.
+touch "$GIT_DIR/pushed-$$"
+for i in $(seq 1200); do
+    [ "$(ls "$GIT_DIR" | grep -c '^pushed-')" -ge 2 ] && exit 0
+    sleep 0.1
+done
+exit 1
+"""
+REFUSE = """#!/bin/sh
+echo "releases are frozen until Monday" >&2
+exit 1
+"""
+
+
+@pytest.fixture(scope="module")
+def report_passed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The report of a run that passed the gate."""
+    folder = tmp_path_factory.mktemp("run")
+    config = ReportConfig.model_validate({"gate": GATE, "num_examples": 2})
+    step.run(report, "report", config, {**make_run(folder / "inputs", problems=120), "report": folder / "passed"})
+    return folder / "passed"
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Path:
+    """An empty bare repository."""
+    folder = tmp_path / "shared.git"
+    git(tmp_path, "init", "--quiet", "--bare", "--initial-branch", "main", str(folder))
+    return folder
+
+
+def config_of(shared: Path) -> RegisterConfig:
+    """The registry at the repository's URL."""
+    return make_config(shared.parent, registry=f"file://{shared}", storage=str(shared.parent / "store"))
+
+
+def set_hook(shared: Path, name: str, script: str) -> None:
+    """Have the repository run a script at each push."""
+    hook = shared / "hooks" / name
+    hook.write_text(script)
+    hook.chmod(0o755)
+
+
+def commit_of_another(shared: Path, number: int) -> None:
+    """Somebody else changes the README, and has what a version has."""
+    work = shared.parent / f"another-{number}"
+    git(shared.parent, "clone", "--quiet", str(shared), str(work))
+    (work / "README.md").write_text(f"Ours, {number}\n")
+    (work / "version.json").write_text('{"policy_digest": "another"}')
+    git(work, "add", "--all")
+    git(work, "-c", "user.name=a", "-c", "user.email=b", "commit", "--quiet", "-m", f"Another {number}")
+    git(work, "push", "--quiet", "origin", "HEAD:main")
+
+
+def before_each_push(monkeypatch: pytest.MonkeyPatch, act: Callable[[int], object]) -> list[str]:
+    """Have somebody act in the moment before each push; returns the versions that were pushed."""
+    pushed: list[str] = []
+    publish = Registry.publish
+
+    def published(self: Registry, name: str, version: str) -> bool:
+        pushed.append(version)
+        act(len(pushed))
+        return publish(self, name, version)
+
+    monkeypatch.setattr(Registry, "publish", published)
+    return pushed
+
+
+def test_two_processes_register_at_once(report_passed: Path, shared: Path, tmp_path: Path) -> None:
+    """Their first pushes meet on the server; both end with a version of their own, whole."""
+    set_hook(shared, "pre-receive", WAIT_FOR_TWO)
+    running, policies = [], {}
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        policies[name] = make_policy(tmp_path / name / "policy", name.encode())
+        command = _command(config_of(shared), policies[name], report_passed, tmp_path / name)
+        running.append(subprocess.Popen(command))
+    assert [process.wait() for process in running] == [0, 0]
+    assert tags(shared) == ["grpo-policy@v0.0.1", "grpo-policy@v0.0.2"]
+    assert git(shared, "log", "--format=%s", "main").split() == [
+        "Register",
+        tags(shared)[1],
+        "Register",
+        tags(shared)[0],
+    ]
+    for name, policy in policies.items():
+        version = (tmp_path / name / "registration" / "version.json").read_text()
+        tag = next(tag for tag in tags(shared) if tag in version)
+        fetch(f"file://{shared}", tag, tmp_path / f"fetched-{name}")
+        assert lineage.digest(tmp_path / f"fetched-{name}") == lineage.digest(policy)
+
+
+def test_commits_and_versions_of_others_are_built_upon(
+    report_passed: Path, shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A commit before one push and a version before the next: the third is ours, with a number of its own."""
+
+    def act(attempt: int) -> None:
+        if attempt == 1:
+            commit_of_another(shared, 1)
+        if attempt == 2:
+            git(shared, "tag", "grpo-policy@v0.0.1", "main")
+
+    pushed = before_each_push(monkeypatch, act)
+    version = run_register(config_of(shared), make_policy(tmp_path / "policy"), report_passed, tmp_path / "out")
+    assert pushed == ["v0.0.1", "v0.0.1", "v0.0.2"]
+    assert version["tag"] == "grpo-policy@v0.0.2"
+    assert git(shared, "log", "--format=%s", "main").splitlines() == ["Register grpo-policy@v0.0.2", "Another 1"]
+    assert git(shared, "show", "main:README.md") == "Ours, 1\n"
+    assert fetch(f"file://{shared}", "v0.0.2", tmp_path / "fetched") == version
+
+
+def test_whoever_never_gets_a_turn_may_try_again(
+    report_passed: Path, shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A registry that changes before every push ends the attempts, as something that may pass."""
+    monkeypatch.setattr(module, "_ATTEMPTS", 2)
+    pushed = before_each_push(monkeypatch, lambda attempt: commit_of_another(shared, attempt))
+    with pytest.raises(RetryableError, match="was changed by others 2 times"):
+        run_register(config_of(shared), make_policy(tmp_path / "policy"), report_passed, tmp_path / "out")
+    assert len(pushed) == 2
+    assert tags(shared) == []
+
+
+@pytest.mark.parametrize("hook", ["pre-receive", "update"])
+def test_a_refusal_is_told_with_its_reason(
+    report_passed: Path, shared: Path, tmp_path: Path, hook: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A protected branch is no matter of trying again; neither commit nor tag is there."""
+    set_hook(shared, hook, REFUSE)
+    pushed = before_each_push(monkeypatch, lambda _: None)
+    with pytest.raises(PipelineError, match="releases are frozen until Monday") as refused:
+        run_register(config_of(shared), make_policy(tmp_path / "policy"), report_passed, tmp_path / "out")
+    assert refused.value.exit_code == 2
+    assert f"file://{shared}: does not take grpo-policy@v0.0.1" in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert len(pushed) == 1
+    assert tags(shared) == []
+    assert git(shared, "branch", "--list") == ""
