@@ -37,6 +37,8 @@ def register(config: RegisterConfig, *, policy: In, report: In, registration: Ou
     refuse_unevaluated(report, policy, policy_digest)
     verdict = jsonl.read_json(report / "verdict.json")
     _enforce(verdict)
+    if not jsonl.read_json(report / "summary.json").get("learned", True):
+        say("register", "warning: GRPO learned nothing: the policy has the weights of its reference")
     # Reached before anything is registered: a wrong address is found while there is nothing to take back.
     catalogue = Catalogue(access_to(config.model_registry)) if config.model_registry else None
     with open_registry(config.registry, config.storage) as registry:

@@ -7,6 +7,7 @@ from typing import Any
 
 from components.report import provenance
 from components.report.config import ReportConfig
+from components.report.curves import read_steps
 from components.report.evaluation import Evaluation, Pair, pair_up, read_evaluation
 from components.report.gate import decide
 from components.report.provenance import Provenance
@@ -25,6 +26,8 @@ class Findings:
     verdict: dict[str, Any]
     validation: dict[str, Any]
     provenance: Provenance
+    learned: bool
+    """Whether any step of GRPO had a gradient: without one the policy has the weights of its reference."""
 
     @property
     def sources(self) -> list[str]:
@@ -48,6 +51,7 @@ class Findings:
         return {
             "models": self.by_source,
             "verdict": self.verdict,
+            "learned": self.learned,
             "worked_fraction": self.of_each_model("worked_fraction"),
             "mean_length_tokens": self.of_each_model("mean_length_tokens"),
             "digests": {
@@ -68,4 +72,5 @@ def find(config: ReportConfig, folders: Mapping[str, Path]) -> Findings:
         decide(pairs, config.gate),
         jsonl.read_json(folders["validation"] / "result.json"),
         provenance.gather({name: lineage.read(folder) for name, folder in sorted(folders.items())}),
+        any(row["gradient_norm"] for row in read_steps(folders["grpo_training"])),
     )

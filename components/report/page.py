@@ -89,6 +89,7 @@ def _context(findings: Findings, config: ReportConfig, folders: Mapping[str, Pat
         "names": MODELS,
         "colors": charts.MODEL_COLORS,
         "verdict": findings.verdict,
+        "learned": findings.learned,
         "evaluations": findings.evaluations,
         "sources": findings.sources,
         "by_source": findings.by_source,

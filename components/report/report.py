@@ -43,6 +43,8 @@ def report(
 
 
 def _say_verdict(findings: Findings) -> None:
+    if not findings.learned:
+        say("report", "warning: GRPO learned nothing, no step had a gradient: the policy is its reference")
     verdict = findings.verdict
     parts = [verdict["target"], *verdict["others"]]
     say("report", f"gate {'passed' if verdict['passed'] else 'MISSED'}: " + "; ".join(part["reason"] for part in parts))

@@ -13,7 +13,7 @@ import pytest
 
 from components.shared.lineage import FILE_NAME
 from tests.images import engine
-from tests.pipelines.project import FinishedRun, Project, bytes_in, copy_project
+from tests.pipelines.project import FinishedRun, Project, bytes_in, copy_project, unmoved
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(3600)]
 
@@ -80,6 +80,7 @@ def test_artifacts_are_the_same_with_and_without_containers(runs: Mapping[str, F
             assert one == other, f"{title}: {name}"
             compared += len(one)
     assert compared > 30
+    assert unmoved(contained["train_grpo"]["policy"], contained["train_sft"]["reference"]) == []
 
 
 def _content(folder: Path) -> dict[str, Any]:

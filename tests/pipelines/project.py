@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 import yaml
+from safetensors.numpy import load_file
 
 from components.shared.lineage import file_digest
 
@@ -143,6 +144,13 @@ class FinishedRun:
             title: {name: Path(path) for name, path in folders.items()}
             for title, folders in zip(titles, started, strict=True)
         }
+
+
+def unmoved(policy: Path, reference: Path) -> list[str]:
+    """The tensors of a policy that are still those of the reference it was trained from."""
+    after, before = (load_file(folder / "model.safetensors") for folder in (policy, reference))
+    assert after.keys() == before.keys()
+    return [name for name, tensor in after.items() if (tensor == before[name]).all()]
 
 
 def bytes_in(folder: Path) -> dict[str, str]:

@@ -6,7 +6,7 @@ import re
 import pytest
 import yaml
 
-from tests.pipelines.project import FinishedRun, Project, bytes_in, smoke
+from tests.pipelines.project import FinishedRun, Project, bytes_in, smoke, unmoved
 
 pytestmark = pytest.mark.slow
 
@@ -33,6 +33,8 @@ def test_both_runners_make_the_same_bytes(smoke_run: FinishedRun, dvc_project: P
         one, other = bytes_in(smoke_run.outputs[task][name]), bytes_in(dvc_project.folder / "outputs/stages" / folder)
         different += [f"{folder}/{file}" for file in one.keys() | other.keys() if one.get(file) != other.get(file)]
     assert not different
+    stages = dvc_project.folder / "outputs/stages"
+    assert unmoved(stages / "train_grpo/policy", stages / "train_sft/reference") == []
 
 
 def test_a_second_repro_does_nothing(dvc_project: Project) -> None:

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from components.shared.jsonl import read_rows
 from components.shared.lineage import digest, file_digest
 from components.shared.page import percent
-from tests.pipelines.project import FinishedRun, Project, bytes_in, copy_project, smoke
+from tests.pipelines.project import FinishedRun, Project, bytes_in, copy_project, smoke, unmoved
 
 pytestmark = pytest.mark.slow
 
@@ -33,6 +34,15 @@ def test_the_smoke_preset_runs_to_the_end(smoke_run: FinishedRun) -> None:
     assert smoke_run.exit_code == 0, smoke_run.printed + smoke_run.errors
     headers = [line for line in smoke_run.printed.splitlines() if line.startswith("[")]
     assert headers == [f"[{number}/9] {title}" for number, title in enumerate(TITLES, start=1)]
+
+
+def test_grpo_moves_every_weight(smoke_run: FinishedRun) -> None:
+    """Its rewards differ from the first step on: runs that are compared byte for byte differ where GRPO does."""
+    outputs = smoke_run.outputs
+    assert unmoved(outputs["train_grpo"]["policy"], outputs["train_sft"]["reference"]) == []
+    steps = [row for _, row in read_rows(outputs["train_grpo"]["training"] / "steps.jsonl")]
+    assert all(row["gradient_norm"] > 0 for row in steps)
+    assert "GRPO takes accuracy" in (smoke_run.folder / "report.html").read_text()
 
 
 def test_the_screen_is_for_people(smoke_run: FinishedRun) -> None:

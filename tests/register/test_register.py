@@ -102,6 +102,16 @@ def registered(first_registration: Path, tmp_path: Path, monkeypatch: pytest.Mon
 Registered = tuple[RegisterConfig, Path, dict[str, Any]]
 
 
+def test_a_policy_that_learned_nothing_is_registered_with_a_warning(
+    reports: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It has the weights of its reference under another name, which whoever registers it should know."""
+    unlearned = shutil.copytree(reports["passed"], tmp_path / "report")
+    jsonl.write_json(unlearned / "summary.json", {**jsonl.read_json(unlearned / "summary.json"), "learned": False})
+    run_register(make_config(tmp_path), make_policy(tmp_path / "policy"), unlearned, tmp_path / "registration")
+    assert "register: warning: GRPO learned nothing" in capsys.readouterr().out
+
+
 def test_a_version_holds_all_but_the_weights_beside_their_pointer(registered: Registered, tmp_path: Path) -> None:
     """One commit with a tag of GTO's grammar, DVC's pointer and artifact entry, card, report and lineage."""
     config, policy, version = registered

@@ -112,6 +112,21 @@ def test_the_page_says_what_the_verdict_says(written: Path) -> None:
         assert part in text, part
 
 
+def test_a_run_without_a_gradient_learned_nothing(
+    own_run: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The headline says so in place of a gain, and so do the summary and a warning."""
+    rows = [row for _, row in jsonl.read_rows(own_run["grpo_training"] / "steps.jsonl")]
+    jsonl.write_rows(own_run["grpo_training"] / "steps.jsonl", [{**row, "gradient_norm": 0.0} for row in rows])
+    run_report(own_run, tmp_path / "report")
+    text = re.sub(r"\s", " ", (tmp_path / "report" / "report.html").read_text(encoding="utf-8"))
+    accuracy = jsonl.read_json(tmp_path / "report" / "verdict.json")["target"]["grpo"]["accuracy"]
+    assert f"GRPO learned nothing: accuracy on words stays at {100 * accuracy:.1f} %" in text
+    assert "GRPO takes accuracy" not in text
+    assert jsonl.read_json(tmp_path / "report" / "summary.json")["learned"] is False
+    assert "report: warning: GRPO learned nothing" in capsys.readouterr().out
+
+
 def test_summary_holds_what_the_runner_prints(shared_run: dict[str, Path], written: Path) -> None:
     """Scores by model and source, the verdict, how answers look, and digests from the lineage."""
     summary = jsonl.read_json(written / "summary.json")
