@@ -47,8 +47,8 @@ class Saved:
 
     def __init__(self, folder: Path) -> None:
         self.policy = WholeTensors(folder / _POLICY)
-        self.values: dict[str, Any] = torch.load(folder / _VALUES, weights_only=True)
-        """What the stage added."""
+        self.values: dict[str, Any] = torch.load(folder / _VALUES, map_location="cpu", weights_only=True)
+        """What the stage added, on the CPU: each process has another GPU than the one that wrote it."""
 
 
 class Resumption:

@@ -9,7 +9,6 @@ Shape suffixes as in reward_batches.py, and D for the hidden size.
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -23,33 +22,14 @@ from components.policy.checkpoint import Checkpoint
 from components.policy.engine import NonFiniteError
 from components.policy.sequences import TokenSequence
 from components.train_grpo.config import RewardModelConfig
+from components.train_grpo.judged import Judged, scorable
 from components.train_grpo.reward_batches import ReadBatch, read_batches
 from components.train_grpo.reward_checkpoint import load_classifier
 
 _EXAMPLES_PER_STEP = 64
 """At most so many examples share an optimizer step: enough for a steady gradient, few enough for several steps."""
-
-
-@dataclass(frozen=True)
-class Judged:
-    """A completion with what the verifier said of it: an example to learn from."""
-
-    tokens: TokenSequence
-    ends: tuple[int, ...]
-    """Numbers of completion tokens after which it was judged: all of them for the outcome, else each step's last."""
-    labels: tuple[float, ...]
-    """For each end 1 for right, 0 for wrong, NaN for unscorable."""
-
-
-def scorable(examples: Sequence[Judged]) -> list[Judged]:
-    """Return the examples without the ends that nothing can be learned from, and none that has no other."""
-    kept = []
-    for example in examples:
-        judged = [pair for pair in zip(example.ends, example.labels, strict=True) if not math.isnan(pair[1])]
-        if judged:
-            ends, labels = zip(*judged, strict=True)
-            kept.append(Judged(example.tokens, ends, labels))
-    return kept
+_EXAMPLES_READ = 1024
+"""Examples that are unpacked at once to be scored."""
 
 
 class RewardModel:
@@ -104,16 +84,18 @@ class RewardModel:
         `reward_model_loss` the cross-entropy per label in the last pass, each label before its step. Both are NaN where
         nothing is scorable. Raises NonFiniteError before a step whose loss is not finite.
         """
-        accuracy = self._accuracy(scorable(examples[:num_new]))
-        learned = scorable(examples)
+        accuracy = self._accuracy(examples, num_new)
+        num_labels = [sum(not math.isnan(label) for label in example.labels) for example in examples]
+        learned = [place for place, number in enumerate(num_labels) if number]
         num_steps = math.ceil(len(learned) / _EXAMPLES_PER_STEP)
         order = random.Random(seed)
         loss = math.nan
         for _ in range(self.config.epochs if learned else 0):
             shuffled = order.sample(learned, len(learned))
             # Every num_steps-th example: steps of equal size, not a last one of whatever is left.
-            total = sum(self._step(shuffled[step::num_steps]) for step in range(num_steps))
-            loss = total / sum(len(example.labels) for example in learned)
+            parts = (shuffled[step::num_steps] for step in range(num_steps))
+            total = sum(self._step(scorable(examples[place] for place in part)) for part in parts)
+            loss = total / sum(num_labels)
         return {
             "reward_model_loss": loss,
             "reward_model_accuracy": accuracy,
@@ -145,13 +127,16 @@ class RewardModel:
         logits_E: Tensor = self.model.score(hidden_BSD[batch.row_E, batch.position_E]).squeeze(1)
         return logits_E
 
-    def _accuracy(self, examples: Sequence[Judged]) -> float:
-        scores = self.score([example.tokens for example in examples], [example.ends for example in examples])
-        agree = [
-            (score - 0.5) * (label - 0.5) > 0
-            for example, read in zip(examples, scores, strict=True)
-            for score, label in zip(read, example.labels, strict=True)
-        ]
+    def _accuracy(self, examples: Sequence[Judged], num_new: int) -> float:
+        agree: list[bool] = []
+        for start in range(0, num_new, _EXAMPLES_READ):
+            part = scorable(examples[start : min(num_new, start + _EXAMPLES_READ)])
+            scores = self.score([example.tokens for example in part], [example.ends for example in part])
+            agree += [
+                (score - 0.5) * (label - 0.5) > 0
+                for example, read in zip(part, scores, strict=True)
+                for score, label in zip(read, example.labels, strict=True)
+            ]
         return sum(agree) / len(agree) if agree else math.nan
 
     def _step(self, examples: Sequence[Judged]) -> float:

@@ -21,22 +21,21 @@ from components.policy.flops import Arithmetic, matrix_rate
 from components.policy.logprobs import completion_logprobs
 from components.policy.lora import plain_state_dict
 from components.policy.schedule import learning_rate
-from components.policy.sequences import TokenSequence
 from components.shared.problem import Problem
 from components.shared.progress import Progress, progress, say
 from components.train_grpo.ahead import Ahead
 from components.train_grpo.config import KLPlacement, TrainGRPOConfig
 from components.train_grpo.experience import Experience, experience
+from components.train_grpo.judged import Examples, Judged
 from components.train_grpo.kl import kl_to_reference
 from components.train_grpo.metrics import completion_records, rollout_figures
 from components.train_grpo.plain_groups import from_plain, to_plain
 from components.train_grpo.prompts import Prompts
 from components.train_grpo.reference import Reference
 from components.train_grpo.replay import Replay
-from components.train_grpo.reward_model import Judged
 from components.train_grpo.rollout import Drawn, Group, Rollout, Score, draw, gathered, roll_out, stream
 from components.train_grpo.sampling import Sampling
-from components.train_grpo.scoring import Scorer
+from components.train_grpo.scoring import Scorer, is_masked
 from components.train_grpo.tally import Tally
 from components.train_grpo.unscorable import refuse_unscorable
 from components.train_grpo.update import minibatches, token_data, update
@@ -83,7 +82,7 @@ class Trainer:
         self._ahead = Ahead(self._draw) if config.sampler.overlap else None
         self._reference_is_reset = False
         self._replay = Replay()
-        self._judged: list[Judged] = []
+        self._judged = Examples()
         self._arithmetic = arithmetic
         self._matrix_rate = matrix_rate(checkpoint.device, checkpoint.model.dtype)
 
@@ -114,7 +113,7 @@ class Trainer:
             "history": asdict(self.history),
             "prompts": self.prompts.state(),
             "replay": self._replay.state(),
-            "judged": [asdict(judged) for judged in self._judged],
+            "judged": self._judged.state() if self.ranks.first else None,
             "ahead": self._groups_ahead(),
             "reference": self._reset_weights(),
             "reward_model": None if self.reward_model is None else self.reward_model.state_dict(),
@@ -125,7 +124,7 @@ class Trainer:
         self.history = History(**values["history"])
         self.prompts.restore(values["prompts"])
         self._replay.restore(values["replay"])
-        self._judged = [Judged(**{**each, "tokens": TokenSequence(**each["tokens"])}) for each in values["judged"]]
+        self._judged = Examples.restored(values["judged"])
         if self._ahead and values["ahead"] is not None:
             self._ahead.put_back(Drawn([from_plain(each) for each in self.ranks.share(values["ahead"])], 0.0, 0.0))
         if self.reference is not None and values["reference"] is not None:
@@ -187,7 +186,7 @@ class Trainer:
         started = time.monotonic()
         rollout, sync_s = self._rollout_of_step(step)
         if retrained:
-            self._judged += _verdicts(rollout.sampled)
+            self._judged.extend(self._verdicts(rollout.sampled))
         updated, timing = self._learn(rollout, step) if rollout.trained else self._learn_nothing(step)
         row = {"step": step, **rollout_figures(self.config, rollout, self.checkpoint.config.answer), **updated}
         self.history.curves.append(_known(row))
@@ -284,15 +283,28 @@ class Trainer:
             return
         self._sync(0)
         for number in range(self.reward_model.config.initial_rollouts):
-            self._judged += _verdicts(self._roll_out(f"initial {number}").sampled)
+            self._judged.extend(self._verdicts(self._roll_out(f"initial {number}").sampled))
         if self._judged:
             self._retrain_reward_model(0)
+
+    def _verdicts(self, groups: Sequence[Group]) -> list[Judged]:
+        """What a reward model learns from a rollout: what the verifier said of each step of what is not masked."""
+        return [
+            Judged(
+                scored.completion.tokens,
+                tuple(step.end for step in scored.steps),
+                tuple(step.reward for step in scored.steps),
+            )
+            for group in groups
+            for scored in group.scored_G
+            if not is_masked(self.config, scored.completion)
+        ]
 
     def _retrain_reward_model(self, iteration: int) -> None:
         """Line 12: train the reward model on this iteration's rollouts, with a share of earlier ones among them."""
         if self.reward_model is None:
             return
-        new, self._judged = self._judged, []
+        new, self._judged = self._judged, Examples()
         seed = self.config.seed + iteration
         mixed = self._replay.mix(new, fraction=self.reward_model.config.replay_fraction, seed=seed)
         figures = self.reward_model.fit(mixed, num_new=len(new), seed=seed)
@@ -327,16 +339,3 @@ class Trainer:
 def _known(figures: Mapping[str, float]) -> dict[str, float | None]:
     """The figures with None for what could not be measured, as JSON has no NaN."""
     return {name: None if math.isnan(value) else value for name, value in figures.items()}
-
-
-def _verdicts(groups: Sequence[Group]) -> list[Judged]:
-    """What a reward model learns from a rollout: what the verifier said of each step."""
-    return [
-        Judged(
-            scored.completion.tokens,
-            tuple(step.end for step in scored.steps),
-            tuple(step.reward for step in scored.steps),
-        )
-        for group in groups
-        for scored in group.scored_G
-    ]

@@ -1,31 +1,40 @@
-import json
+import io
 import math
 from collections import Counter
+from collections.abc import Iterable
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from components.policy.sequences import TokenSequence
 from components.train_grpo import replay as module
+from components.train_grpo.judged import Examples, Judged
 from components.train_grpo.replay import Replay
-from components.train_grpo.reward_model import Judged
 
 
-def _examples(start: int, count: int) -> list[Judged]:
+def _examples(start: int, count: int) -> Examples:
     """Return examples that are told apart by their only completion token."""
-    return [Judged(TokenSequence((1, 2), (number,)), (1,), (1.0,)) for number in range(start, start + count)]
+    return Examples(Judged(TokenSequence((1, 2), (number,)), (1,), (1.0,)) for number in range(start, start + count))
 
 
-def _numbers(examples: list[Judged]) -> list[int]:
+def _numbers(examples: Iterable[Judged]) -> list[int]:
     return [example.tokens.completion_ids[0] for example in examples]
 
 
-def _after(*iterations: list[Judged]) -> Replay:
+def _after(*iterations: Iterable[Judged]) -> Replay:
     replay = Replay()
     for examples in iterations:
         replay.add(examples)
     return replay
+
+
+def _written(replay: Replay) -> bytes:
+    """The bytes of its state in a checkpoint."""
+    buffer = io.BytesIO()
+    torch.save(replay.state(), buffer)
+    return buffer.getvalue()
 
 
 @pytest.mark.parametrize(("num_new", "fraction", "num_old"), [(90, 0.1, 10), (3, 0.25, 1), (50, 0.5, 50), (50, 0.0, 0)])
@@ -33,7 +42,7 @@ def test_old_examples_make_up_their_share_of_the_total(num_new: int, fraction: f
     """A tenth of 100 is 10 old ones to 90 new ones: the new come first, the old from what was there, none twice."""
     old, new = _examples(0, 100), _examples(1000, num_new)
     mixed = _after(old).mix(new, fraction=fraction, seed=1)
-    assert mixed[:num_new] == new
+    assert list(mixed[:num_new]) == list(new)
     assert len(mixed[num_new:]) == num_old
     assert len({*_numbers(mixed[num_new:])} & {*range(100)}) == num_old
 
@@ -52,17 +61,17 @@ def test_no_other_number_of_old_examples_is_nearer_to_the_share(num_new: int, fr
 def test_the_first_iteration_has_only_its_own_examples() -> None:
     """Where there is nothing old, or less than asked for, what there is is taken."""
     new = _examples(1000, 90)
-    assert Replay().mix(new, fraction=0.1, seed=1) == new
+    assert list(Replay().mix(new, fraction=0.1, seed=1)) == list(new)
     assert sorted(_numbers(_after(_examples(0, 4)).mix(new, fraction=0.1, seed=1)[90:])) == [0, 1, 2, 3]
 
 
 def test_mixing_takes_nothing_in_and_depends_on_the_seed() -> None:
     """The same seed draws the same, another one other examples, and what is kept stays as it was."""
     replay = _after(_examples(0, 100))
-    before = replay.state()
-    first, again, other = (replay.mix(_examples(1000, 90), fraction=0.1, seed=seed) for seed in (1, 1, 2))
+    before = _written(replay)
+    first, again, other = (list(replay.mix(_examples(1000, 90), fraction=0.1, seed=seed)) for seed in (1, 1, 2))
     assert first == again != other
-    assert replay.state() == before
+    assert _written(replay) == before
 
 
 def test_all_earlier_iterations_are_drawn_from_alike() -> None:
@@ -89,22 +98,23 @@ def test_a_full_reservoir_is_a_uniform_sample(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_restored_replay_goes_on_as_the_saved_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its state is JSON, and after it both take in, keep and draw the same."""
+    """Its state is what a checkpoint may hold, and after it both take in, keep and draw the same."""
     monkeypatch.setattr(module, "_CAPACITY", 10)
     steps = Judged(TokenSequence((1, 2), (3, 4, 5)), (1, 3), (0.0, 1.0))
     saved = _after(_examples(0, 15), [steps] * 5)
     restored = Replay()
-    restored.restore(json.loads(json.dumps(saved.state(), allow_nan=False)))
+    restored.restore(torch.load(io.BytesIO(_written(saved)), weights_only=True))
     for replay in (saved, restored):
         replay.add(_examples(100, 30))
-    assert restored.state() == saved.state()
+    assert _written(restored) == _written(saved)
     new = _examples(1000, 9)
-    assert restored.mix(new, fraction=0.5, seed=3) == saved.mix(new, fraction=0.5, seed=3)
+    assert list(restored.mix(new, fraction=0.5, seed=3)) == list(saved.mix(new, fraction=0.5, seed=3))
 
 
 def test_what_cannot_be_scored_is_not_kept() -> None:
     """Ends without a verdict are left out, and examples without any other, so that old ones are all of use."""
     tokens = TokenSequence((1, 2), (3, 4, 5))
     replay = _after([Judged(tokens, (1, 3), (math.nan, 1.0)), Judged(tokens, (3,), (math.nan,))])
-    assert replay.mix([], fraction=0.5, seed=1) == []
-    assert replay.state() == {"num_seen": 1, "kept": [[[1, 2], [3, 4, 5], [3], [1.0]]]}
+    assert list(replay.mix(Examples(), fraction=0.5, seed=1)) == []
+    assert list(replay.mix(_examples(7, 1), fraction=0.5, seed=1))[1:] == [Judged(tokens, (3,), (1.0,))]
+    assert replay.state()["num_seen"] == 1

@@ -160,6 +160,23 @@ def test_the_kl_term_in_the_reward_is_taken_off_it(reference: Path, verify: Veri
     assert [float(part[0]) for part in given.advantages_M.split(num_tokens)] == pytest.approx(expected_G, abs=1e-5)
 
 
+def test_masked_completions_have_no_label_for_the_reward_model(verify: Verifier) -> None:
+    """Nothing is known of a completion that was cut off and is masked: it is neither right nor wrong."""
+    model = {"base": "reference", "initial_rollouts": 1, "learning_rate": 1e-3, "epochs": 1, "replay_fraction": 0.1}
+    settings: dict[str, Any] = {"reward__weights": {"reward_model": 1.0}, "reward__model": model}
+    labeled = {}
+    for truncated in ("mask", "score"):
+        checkpoint = tiny.checkpoint()
+        config = grpo_config(**settings, sampling__truncated=truncated)
+        trainer = build_trainer(config, checkpoint, tiny.PROBLEMS, verify, TransformersEngine(checkpoint, 64))
+        groups = trainer._roll_out("test").sampled
+        labeled[truncated] = {judged.tokens for judged in trainer._verdicts(groups)}
+        drawn = [scored.completion for group in groups for scored in group.scored_G]
+    assert labeled["score"] == {completion.tokens for completion in drawn}
+    assert labeled["mask"] == {completion.tokens for completion in drawn if completion.finished}
+    assert 0 < len(labeled["mask"]) < len(labeled["score"])
+
+
 def test_a_new_iteration_begins_with_the_policy_as_its_reference(tmp_path: Path, reference: Path) -> None:
     """The KL divergence from the reference is exactly zero where an outer iteration starts, and at no other step."""
     rows = _run(
