@@ -20,7 +20,7 @@ def load(name: str) -> Callable[..., Any]:
     where = f"train_grpo.reward.weights.{name}"
     try:
         module = import_module(module_name)
-    except Exception as error:  # the user's module runs here, and may fail in any way
+    except (Exception, SystemExit) as error:  # the user's module runs here, and may fail in any way
         raise PipelineError(
             f"{where}: module {module_name} cannot be imported ({type(error).__name__}: {error}); "
             "it has to be in the folder in which the command is run, in PYTHONPATH, or installed"

@@ -19,7 +19,7 @@ from components.shared.grading.verifier import Verifier
 from components.shared.problem import Problem
 from components.shared.progress import say
 from components.train_grpo.config import RewardName, Supervision, TrainGRPOConfig, Truncated
-from components.train_grpo.failure import Failure, attempt
+from components.train_grpo.failure import Failure, attempt, too_large
 from components.train_grpo.reward_model import RewardModel
 from components.train_grpo.rewards import chosen_rewards, length
 from components.train_grpo.steps import Step, outcome, verified_steps
@@ -130,16 +130,20 @@ class Scorer:
         for name, reward in self._rewards.items():
             value = attempt(name, reward, problem, completion, grade)
             if isinstance(value, Failure):
-                self._show(value, problem)
-                return replace(nothing, failure=value)
+                return self._failed(nothing, value, problem)
             rewards[name] = (value,)
+        for name, weight in self.config.reward.weights.items():
+            failure = too_large(name, weight, rewards[name])
+            if failure:
+                return self._failed(nothing, failure, problem)
         return replace(nothing, rewards=rewards)
 
-    def _show(self, failure: Failure, problem: Problem) -> None:
-        """Print the first failure of each kind."""
+    def _failed(self, nothing: Scored, failure: Failure, problem: Problem) -> Scored:
+        """Return a completion without reward because one of them failed, and print the first failure of each kind."""
         if failure.kind not in self._shown:
             self._shown.add(failure.kind)
             say("train_grpo", f"warning: no reward for a completion of {problem.id}: {failure.message}")
+        return replace(nothing, failure=failure)
 
 
 def is_masked(config: TrainGRPOConfig, completion: Completion) -> bool:

@@ -14,6 +14,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     (package / "rewards.py").write_text("def half(problem, completion, grade):\n    return 0.5\n\nlimit = 3\n")
     (package / "broken.py").write_text("import a_library_that_is_not_there\n")
     (package / "exiting.py").write_text("raise RuntimeError('no licence')\n")
+    (package / "leaving.py").write_text("raise SystemExit(0)\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     return package.name
 
@@ -29,6 +30,7 @@ def test_the_function_that_is_named_is_the_reward(module: str) -> None:
         ("nowhere.rewards:half", r"cannot be imported \(ModuleNotFoundError: No module named .*in PYTHONPATH"),
         ("{}.broken:half", r"cannot be imported \(ModuleNotFoundError: No module named 'a_library_that_is_not_there'"),
         ("{}.exiting:half", r"cannot be imported \(RuntimeError: no licence\)"),
+        ("{}.leaving:half", r"cannot be imported \(SystemExit: 0\)"),
         ("{}.rewards:third", r"rewards\.py\) has no function `third`"),
         ("{}.rewards:limit", r"rewards\.py\) has no function `limit`, but 3"),
     ],

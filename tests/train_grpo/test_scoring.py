@@ -10,6 +10,7 @@ import torch
 from components.policy.checkpoint import Checkpoint
 from components.policy.sequences import TokenSequence
 from components.rollout.completion import Completion
+from components.shared.errors import PipelineError
 from components.shared.grading.answer import AnswerPolicy
 from components.shared.grading.submission import Submission
 from components.shared.grading.verdict import Grade, Verdict
@@ -278,6 +279,18 @@ def nan(problem, completion, grade):
 def huge(problem, completion, grade):
     return 10 ** 400
 
+def infinite(problem, completion, grade):
+    return float("inf")
+
+def opposite(problem, completion, grade):
+    return 1e308 if "7" in completion.text else -1e308
+
+def leaves(problem, completion, grade):
+    raise SystemExit(0)
+
+def closes(problem, completion, grade):
+    raise GeneratorExit
+
 def stops(problem, completion, grade):
     raise KeyboardInterrupt
 
@@ -321,7 +334,14 @@ def test_a_reward_that_raises_leaves_its_completion_without_any(
 
 
 @pytest.mark.parametrize(
-    ("function", "message"), [("empty", "returned None"), ("nan", "returned nan"), ("huge", "raised OverflowError")]
+    ("function", "message"),
+    [
+        ("empty", "returned None"),
+        ("nan", "returned nan"),
+        ("infinite", "returned inf"),
+        ("huge", "raised OverflowError"),
+        ("opposite", "is 1e+308 in magnitude"),
+    ],
 )
 def test_a_reward_that_is_no_finite_number_is_a_failure(
     checkpoint: Checkpoint,
@@ -336,6 +356,39 @@ def test_a_reward_that_is_no_finite_number_is_a_failure(
     assert found.failure is not None
     assert f"reward {name} {message}" in found.failure.message
     assert math.isnan(found.combined({name: 1.0})[0])
+
+
+def test_a_weight_can_make_a_reward_too_large(checkpoint: Checkpoint, score: Callable[..., list[Scored]]) -> None:
+    """Of our own rewards too: where the squares of a group overflow, every advantage is zero."""
+    found = score(_said(checkpoint, "#### 6", "#### 7"), reward__weights={"accuracy": 1e200})
+    assert [each.failure is None for each in found] == [False, True]
+    failure = found[0].failure
+    assert failure is not None
+    assert failure.message.startswith("reward accuracy is 1 in magnitude, with a weight of 1e+200")
+
+
+def test_what_is_no_verdict_may_be_nan_but_not_infinite(
+    checkpoint: Checkpoint, score: Callable[..., list[Scored]], own: Callable[[str], str]
+) -> None:
+    """Infinity would be a reward."""
+    problem = tiny.problem(3, answer="\\frac{1}{")
+    for function, fails in (("nan", False), ("infinite", True)):
+        (found,) = score(_said(checkpoint, WORKED), problem=problem, reward__weights={own(function): 1.0})
+        assert (found.failure is not None) is fails
+
+
+@pytest.mark.parametrize(("function", "what"), [("leaves", "SystemExit: 0"), ("closes", "GeneratorExit")])
+def test_a_reward_that_would_end_the_process_is_an_error(
+    checkpoint: Checkpoint, score: Callable[..., list[Scored]], own: Callable[[str], str], function: str, what: str
+) -> None:
+    """With an exit code of its own choice, a run without outputs would pass for one that is done."""
+    name = own(function)
+    with pytest.raises(PipelineError) as error:
+        score(_said(checkpoint, "#### 6"), reward__weights={name: 1.0})
+    message = str(error.value)
+    assert message.startswith(f"train_grpo.reward.weights.{name}: reward {name} raised {what}")
+    assert PROBLEM.id in message
+    assert "\n" not in message
 
 
 def test_any_kind_of_real_number_is_a_reward(
