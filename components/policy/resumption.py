@@ -94,10 +94,14 @@ class Resumption:
         *,
         stop: Stop,
         score: float | None,
+        last: bool = False,
     ) -> None:
-        """Write a checkpoint if one is due after a step; StoppedError, with one, if any process was told to stop."""
+        """Write a checkpoint if one is due after a step; StoppedError, with one, if any process was told to stop.
+
+        One is due after the `last` step before the run ends for another reason.
+        """
         stopped = any(self._ranks.gather(stop.requested, f"the end of step {step}"))
-        due = step % self._every_steps == 0 or step == self._num_steps
+        due = last or step % self._every_steps == 0 or step == self._num_steps
         if not stopped and not due:
             return
         state, added = engine.state(), values()

@@ -15,9 +15,9 @@ from components.policy.ranks import join
 from components.policy.resumption import Resumption, Saved
 from components.policy.stopping import heeded
 from components.shared import jsonl
-from components.shared.errors import PipelineError
 from components.shared.grading.verifier import Verifier
 from components.shared.problem import Problem, Split, read_problems
+from components.train_grpo import no_signal
 from components.train_grpo.config import TrainGRPOConfig
 from components.train_grpo.prompts import Prompts
 from components.train_grpo.reference import Reference
@@ -25,7 +25,7 @@ from components.train_grpo.reward_model import RewardModel
 from components.train_grpo.rewards import require_rewards
 from components.train_grpo.sampling import AnySampler, attached, sampler_of_rank
 from components.train_grpo.scoring import Scorer
-from components.train_grpo.trainer import History, Trainer
+from components.train_grpo.trainer import Trainer
 
 _NUM_PROBES = 8
 """Training problems by whose solutions a sampler's weights are compared with the trainer's."""
@@ -55,10 +55,14 @@ def train_rank(
 
         def keep(step: int) -> None:
             accuracy = trainer.history.curves[-1]["accuracy"]
-            resumption.after_step(step, trainer.policy, trainer.values, stop=stop, score=accuracy)
+            no_signal.warn(trainer.history.curves)
+            last = no_signal.limit_reached(config, trainer.history.curves)
+            resumption.after_step(step, trainer.policy, trainer.values, stop=stop, score=accuracy, last=last)
+            no_signal.refuse_limit(config, trainer.history.curves)
 
+        no_signal.refuse_limit(config, trainer.history.curves)  # of a resumed run, before another step
         history = trainer.run(steps_done=resumption.steps_done, after_step=keep)
-        _refuse_nothing_learned(history)
+        no_signal.refuse_nothing_learned(config, history.curves)
         with trainer.policy.whole_weights():
             if ranks.first:
                 save(checkpoint, policy)
@@ -67,14 +71,6 @@ def train_rank(
         ranks.meet("the end")
     figures = {name: history.curves[-1][name] for name in _FIGURES}
     return {name: value for name, value in figures.items() if value is not None}
-
-
-def _refuse_nothing_learned(history: History) -> None:
-    if all(row["ratio_max"] is None for row in history.curves):
-        raise PipelineError(
-            "no rollout of the run had anything to learn from: the rewards of each group were all equal; "
-            "the reference has to be right now and then, and wrong now and then"
-        )
 
 
 def build_trainer(

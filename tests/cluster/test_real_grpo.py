@@ -102,6 +102,10 @@ def test_grpo_on_a_cluster(
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.chdir(tmp_path)
     assert _run_step(tmp_path / "here", given, {}) == metrics
+    reference, policy = (
+        followed(path) / "model.safetensors" for path in (given["reference"], tmp_path / "here/policy")
+    )
+    assert reference.read_bytes() != policy.read_bytes()
     for name in LEARNED:
         there, again, here = (followed(tmp_path / place / name) for place in ("there", "again", "here"))
         assert lineage.read(there) == lineage.read(here)

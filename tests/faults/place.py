@@ -25,9 +25,10 @@ OUTPUTS = {
     "train_grpo": ("policy", "training", "timings"),
     "train_sft": ("base_model", "reference", "training"),
 }
+_WEIGHTS = "model.safetensors"
 _RESULTS = {
-    "train_grpo": ("policy/model.safetensors", "training/steps.jsonl"),
-    "train_sft": ("reference/model.safetensors", "training/steps.jsonl"),
+    "train_grpo": (f"policy/{_WEIGHTS}", "training/steps.jsonl"),
+    "train_sft": (f"reference/{_WEIGHTS}", "training/steps.jsonl"),
 }
 _KINDS = {"components.shared.grading.worker": "grader", "components.launch.agent": "launcher"}
 
@@ -140,7 +141,10 @@ class Place:
         return [json.loads(line) for line in (self.folder / name).read_text().splitlines()]
 
     def results(self) -> dict[str, bytes]:
-        """The bytes that have to be the same whatever happened on the way."""
+        """The bytes that have to be the same whatever happened on the way; of GRPO they are not the reference's."""
+        if self.stage == "train_grpo":
+            before, after = (self.inputs["reference"], self.folder / "policy")
+            assert (after / _WEIGHTS).read_bytes() != (before / _WEIGHTS).read_bytes(), "nothing was learned"
         return {name: (self.folder / name).read_bytes() for name in _RESULTS[self.stage]}
 
     def end(self) -> None:
