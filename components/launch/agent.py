@@ -6,6 +6,7 @@ It ends when they have, and ends them all when one of them fails, or the process
 import logging
 import math
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -51,6 +52,7 @@ def _on_this_machine(job: Job) -> LaunchConfig:
         nproc_per_node=job.num_processes,
         rdzv_backend="c10d",
         rdzv_endpoint="localhost:0",
+        signals_to_handle="SIGTERM",
         max_restarts=0,
         # Beside what else the job leaves: by default a folder among the temporary files, which nobody removes.
         logs_specs=DefaultLogsSpecs(log_dir=str(job.folder / "torchrun")),
@@ -59,5 +61,8 @@ def _on_this_machine(job: Job) -> LaunchConfig:
 
 if __name__ == "__main__":
     die_with_parent(int(sys.argv[2]))
+    # A terminal sends these to every process. The parent passes requests on, and ranks look out for themselves.
+    for request in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(request, signal.SIG_IGN)
     this = Job.read(Path(sys.argv[1]))
     sys.exit(run_ranks(this, _on_this_machine(this), node=0))

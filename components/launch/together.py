@@ -1,20 +1,22 @@
 """How a stage is run in several processes: on this machine through torchrun's launcher, or on a cluster."""
 
 import os
-import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-from types import FrameType, MappingProxyType
+from types import MappingProxyType
 
 from components.launch.cluster import current
 from components.launch.job import Job, called
 from components.launch.rank_errors import error_of_ranks
+from components.policy.stopping import on_requests
 from components.shared.config import Config
 from components.shared.errors import RetryableError
 
+_LOOK_S = 1.0
 _MARGIN_S = 5.0
 """Time that the launcher has beyond the ranks' own to end them."""
 
@@ -54,44 +56,38 @@ def run_together(
 
         return run_on_cluster(job, cluster)
     job.write()
-    exit_code = _launch(job)
+    exit_code, told = _launch(job)
     results = job.results()
-    if exit_code or results is None:
-        raise _cause(job, exit_code)
+    if results is None:
+        raise _cause(job, exit_code, told)
     return results[0]
 
 
-def _launch(job: Job) -> int:
-    """Run the launcher until it ends; a request to stop is passed on to it, and given the time it needs."""
+def _launch(job: Job) -> tuple[int, bool]:
+    """Run the launcher until it ends; return its exit code and whether this process was told to stop meanwhile.
+
+    The request is passed on to the launcher, which then has the time that ranks need; a second one ends all at once.
+    """
     command = [sys.executable, "-m", "components.launch.agent", str(job.folder), str(os.getpid())]
-    with subprocess.Popen(command) as agent, _passing_on(agent) as told:
-        while True:
-            try:
-                return agent.wait(job.grace_s + 2 * _MARGIN_S if told else 1.0)
-            except subprocess.TimeoutExpired:
-                if told:
-                    agent.kill()  # and with it the ranks
+    told = threading.Event()
+    with subprocess.Popen(command) as agent:
 
-
-@contextmanager
-def _passing_on(agent: "subprocess.Popen[bytes]") -> Iterator[list[int]]:
-    """Pass requests to stop on to the launcher; what was requested is in the list."""
-    told: list[int] = []
-
-    def pass_on(number: int, _: FrameType | None) -> None:
-        if not told:
-            told.append(number)
+        def pass_on() -> None:
+            told.set()
             agent.terminate()
 
-    before = {number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
-    try:
-        yield told
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        with on_requests(pass_on, agent.kill):  # and with the launcher its ranks
+            while not told.is_set():
+                with suppress(subprocess.TimeoutExpired):
+                    return agent.wait(_LOOK_S), told.is_set()
+            try:
+                return agent.wait(job.grace_s + 2 * _MARGIN_S), True
+            except subprocess.TimeoutExpired:
+                agent.kill()
+                return agent.wait(), True
 
 
-def _cause(job: Job, exit_code: int) -> Exception:
+def _cause(job: Job, exit_code: int, told: bool) -> Exception:
     """The error that ended the job."""
     said = error_of_ranks(job)
     if said is not None:
@@ -99,4 +95,6 @@ def _cause(job: Job, exit_code: int) -> Exception:
     if exit_code == RetryableError.exit_code:
         took = f"told to stop, but the step at hand took longer than {job.grace_s:g} s"
         return RetryableError(f"{took}; run the same again to go on from the last checkpoint")
+    if told:
+        return RetryableError("told to stop: ended at once; run the same again to go on from the last checkpoint")
     return RetryableError("the launcher of the processes was killed; run the same again to go on")

@@ -33,6 +33,12 @@ def slow_in_one(problem: Any, completion: Any, grade: Any) -> float:
     return shortness(problem, completion, grade)
 
 
+def slow(problem: Any, completion: Any, grade: Any) -> float:
+    """Take a second for each completion."""
+    time.sleep(1)
+    return shortness(problem, completion, grade)
+
+
 def nan_in_one(problem: Any, completion: Any, grade: Any) -> float:
     """Let the loss of the chosen process come to be NaN."""
     if _is_chosen() and next(_calls) == CALLS_BEFORE:

@@ -1,3 +1,4 @@
+import random
 import time
 
 import pytest
@@ -10,6 +11,9 @@ from tests.faults.place import PATIENCE_S, NewPlace, Place, within
 from tests.train_grpo.settings import grpo_config
 
 pytestmark = pytest.mark.long
+NUM_STOPS = 10
+STEP_S = 2
+"""Of what `slow` makes of two completions in each rank."""
 SFT = TrainSFTConfig.model_validate(
     {
         "model": tiny.MODEL.model_dump(),
@@ -57,6 +61,32 @@ def test_sft_goes_on_after_the_step_at_which_it_was_stopped(new_place: NewPlace)
     straight, stopped = new_place("straight", "train_sft"), new_place("stopped", "train_sft")
     assert straight.run(SFT) == 0, straight.err
     _assert_stopped_and_gone_on_with(stopped, SFT, straight)
+
+
+def test_two_ranks_keep_the_step_under_way_whenever_they_are_stopped(place: Place) -> None:
+    """At ten random moments of steps of two seconds, and go on from there; what is kept is whole each time."""
+    config = grpo_config(
+        num_steps=90,
+        reward__weights={"accuracy": 1.0, "tests.faults.rewards:slow": 1.0},
+        prompts_per_step=2,
+        group_size=2,
+        checkpoint={"every_steps": 1, "keep_last": 2, "keep_best": False, "grace_s": 60},
+        engine__num_processes=2,
+    )
+    chance, step = random.Random(3), 0
+    for _ in range(NUM_STOPS):
+        command = place.start(config)
+        place.wait_for_checkpoint(step + 1, command)
+        time.sleep(chance.uniform(0, 2 * STEP_S))
+        done = place.checkpoints()[-1]
+        command.terminate()
+        assert command.wait(PATIENCE_S) == RetryableError.exit_code, place.err
+        step = place.checkpoints()[-1]
+        # A request that comes while a checkpoint is written is heeded after the next step.
+        assert step in (done + 1, done + 2)
+        assert place.error_line.startswith(f"error: train_grpo: told to stop: step {step} of 90 is done and kept")
+        place.assert_whole(step)
+        place.assert_nothing_runs()
 
 
 def test_a_step_that_takes_too_long_is_not_waited_for(place: Place) -> None:

@@ -2,6 +2,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,16 +11,19 @@ import pytest
 
 from components.launch.together import run_together
 from components.shared.errors import PipelineError, RetryableError
-from tests.launch.jobs import JobConfig
+from tests.launch.jobs import STEP_ENDS, TOLD, JobConfig
 
 pytestmark = pytest.mark.slow
+GRACE_S = 60
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import sys
 from pathlib import Path
 from components.launch.together import run_together
+from components.policy import stopping
 from components.shared.errors import PipelineError
 from tests.launch.jobs import JobConfig
+stopping._SAME_S = 0.0
 config = JobConfig(ending=sys.argv[1], rank=0, seconds=120)
 folder = Path(sys.argv[2])
 options = {"num_processes": 2, "work": folder / "work", "grace_s": float(sys.argv[3])}
@@ -31,7 +35,9 @@ except PipelineError as error:
 """
 
 
-def _run(folder: Path, ending: str, *, rank: int = 1, seconds: float = 120, num_processes: int = 2) -> dict[str, float]:
+def _run(
+    folder: Path, ending: str, *, rank: int = 1, seconds: float = 120, num_processes: int = 2, grace_s: float = 1
+) -> dict[str, float]:
     config = JobConfig(ending=ending, rank=rank, seconds=seconds)
     return run_together(
         "tests.launch.jobs:act",
@@ -39,7 +45,7 @@ def _run(folder: Path, ending: str, *, rank: int = 1, seconds: float = 120, num_
         {"folder": folder},
         num_processes=num_processes,
         work=folder / "work",
-        grace_s=1,
+        grace_s=grace_s,
     )
 
 
@@ -110,6 +116,45 @@ def test_a_request_to_stop_reaches_the_ranks(tmp_path: Path) -> None:
     assert program.returncode == 75
     assert out.endswith("told to stop: all is kept\n")
     assert all(_gone(pid) for pid in _pids(tmp_path))
+
+
+def test_a_step_under_way_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when it ends after the launcher was last looked at without a request to stop."""
+    wait, waits = subprocess.Popen.wait, list[float | None]()
+
+    def record(self: subprocess.Popen[bytes], timeout: float | None = None) -> int:
+        waits.append(timeout)
+        return wait(self, timeout)
+
+    def stop() -> None:
+        assert _within(30, lambda: len(_pids(tmp_path)) == 2)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert _within(30, lambda: waits[-1] is not None and waits[-1] > GRACE_S)
+        (tmp_path / STEP_ENDS).touch()
+
+    monkeypatch.setattr(subprocess.Popen, "wait", record)
+    thread = threading.Thread(target=stop)
+    thread.start()
+    try:
+        with pytest.raises(RetryableError, match=r"^told to stop: all is kept$"):
+            _run(tmp_path, "finish_the_step", rank=0, grace_s=GRACE_S)
+    finally:
+        thread.join()
+    assert all(_gone(pid) for pid in _pids(tmp_path))
+
+
+def test_a_second_request_to_stop_is_not_waited_for(tmp_path: Path) -> None:
+    """The step is lost, and no process is left, long before the time for the step is over."""
+    command = [sys.executable, "-c", PROGRAM, "stay", str(tmp_path), "600"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as program:
+        assert _within(30, lambda: len(_pids(tmp_path)) == 2)
+        program.terminate()
+        assert _within(30, (tmp_path / TOLD).exists)
+        program.terminate()
+        out, _ = program.communicate(timeout=60)
+    assert program.returncode == 75
+    assert out.endswith("told to stop: ended at once; run the same again to go on from the last checkpoint\n")
+    assert _within(5, lambda: all(map(_gone, _pids(tmp_path))))
 
 
 def test_ranks_that_do_not_stop_are_ended(tmp_path: Path) -> None:
