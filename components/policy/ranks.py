@@ -9,7 +9,8 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -27,6 +28,9 @@ from components.shared.errors import PipelineError, RetryableError
 _JOIN_S = 300.0
 """Time for all processes to start: images are pulled and libraries imported at different speeds."""
 _BEAT_S = 0.5
+_SILENCE_S = 6 * _BEAT_S
+_ANSWER_S = 5.0
+"""Time that the store has to answer. Torch keeps its own limits by asking it, so they do not hold where it is cut off."""
 _Value = TypeVar("_Value")
 
 
@@ -69,6 +73,10 @@ class Ranks:
         if self.store is None:
             return
         self._meetings += 1
+        _answered(lambda: self._come(what), what, within_s=self.deadline_s + _ANSWER_S)
+
+    def _come(self, what: str) -> None:
+        assert self.store is not None
         keys = [_at(self._meetings, number) for number in range(self.size)]
         try:
             self.store.set(keys[self.rank], what)
@@ -92,7 +100,7 @@ class Ranks:
         except RuntimeError as error:
             if not isinstance(error, DistError) and "gloo" not in str(error):
                 raise
-            silent = self._silent()
+            silent = _answered(self._silent, "a collective", within_s=_SILENCE_S + _ANSWER_S)
             if silent:
                 raise MissingRankError(f"{', '.join(silent)} of {self.size} gives no sign of life") from error
             raise RetryableError(f"the processes lost one another: {_first_line(error)}") from error
@@ -114,7 +122,7 @@ class Ranks:
         others = [number for number in range(self.size) if number != self.rank]
         try:
             before = [self.store.add(f"beat/{number}", 0) for number in others]
-            time.sleep(6 * _BEAT_S)
+            time.sleep(_SILENCE_S)
             after = [self.store.add(f"beat/{number}", 0) for number in others]
             silent = [number for number, old, new in zip(others, before, after, strict=True) if old == new]
             return [self._name(number) for number in silent]
@@ -137,6 +145,28 @@ class Ranks:
 
 ALONE = Ranks(0, 1)
 """A process by itself."""
+
+
+def _answered(ask: Callable[[], _Value], what: str, *, within_s: float) -> _Value:
+    """Return what the store answers, or raise what asking it raises; RetryableError where it does not answer in time.
+
+    A thread that waits for an answer cannot be ended: it is left behind.
+    """
+    answer: Future[_Value] = Future()
+
+    def put_question() -> None:
+        try:
+            answer.set_result(ask())
+        except BaseException as error:
+            answer.set_exception(error)
+
+    threading.Thread(target=put_question, daemon=True).start()
+    try:
+        return answer.result(within_s)
+    except TimeoutError:
+        raise RetryableError(
+            f"the store of the processes does not answer at {what}: is this host cut off from the first one?"
+        ) from None
 
 
 def _at(meeting: int, rank: int) -> str:

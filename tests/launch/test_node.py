@@ -1,6 +1,7 @@
 """The nodes of a job, as pods run them: torchrun's settings from the environment, on this machine."""
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -14,6 +15,8 @@ import pytest
 
 from components.launch.job import Job
 from components.launch.rank_errors import error_of_ranks
+from tests import tiny
+from tests.policy.meetings import CUT
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
@@ -108,6 +111,32 @@ def test_a_node_that_is_told_to_stop_passes_it_on(tmp_path: Path) -> None:
         nodes[1].send_signal(signal.SIGTERM)
         assert nodes[1].wait(20) == 75
     assert job.outcome(1) == {"error": "told to stop: all is kept", "exit_code": 75}
+
+
+@pytest.mark.parametrize("where", ["meeting", pytest.param("collective", marks=pytest.mark.long)])
+def test_a_node_that_is_cut_off_from_the_first_ends(tmp_path: Path, where: str) -> None:
+    """Though nothing answers any more, nor ends the connection; its rank says so, and the job may be started again."""
+    job = Job(
+        folder=tmp_path / "launch",
+        function="tests.policy.meetings:be_cut_off",
+        config=tiny.engine_config(num_processes=NODES, deadline_s=1).model_dump(),
+        folders={"folder": str(tmp_path)},
+        outputs={},
+        num_processes=NODES,
+        grace_s=1,
+    )
+    job.write()
+    with _nodes(job) as nodes:
+        assert _within(120, lambda: len(_pids(tmp_path)) == NODES)
+        for pid in (nodes[0].pid, _pids(tmp_path)[0]):  # the launcher of the first node holds the store
+            os.kill(pid, signal.SIGSTOP)
+        (tmp_path / CUT).write_text(where)
+        assert nodes[1].wait(120) == 75
+    outcome = job.outcome(1)
+    assert outcome is not None
+    assert re.fullmatch(
+        r"the store of the processes does not answer at .*: is this host cut off from the first one\?", outcome["error"]
+    )
 
 
 def test_ranks_end_with_their_node(tmp_path: Path) -> None:

@@ -14,6 +14,9 @@ from components.policy.logprobs import CompletionScorer
 from components.policy.ranks import join
 from tests import tiny
 
+CUT = "cut"
+"""The file that says that the network is gone, and where that is to be noticed."""
+
 
 def exchange(config: EngineConfig, *, folder: Path) -> dict[str, float]:
     """Exchange values often, of different kinds, and tell whether all was in order."""
@@ -50,6 +53,19 @@ def stall_in_deepspeed(config: EngineConfig, *, folder: Path) -> dict[str, float
         os.kill(os.getpid(), signal.SIGSTOP)
     with ranks.naming_the_lost():
         distributed.all_reduce(torch.ones(1), group=engine._engine.data_parallel_group)
+    return {}
+
+
+def be_cut_off(config: EngineConfig, *, folder: Path) -> dict[str, float]:
+    """Exchange something once the network is gone, where the others would meet or where a collective waits for them."""
+    ranks = join(config)
+    (folder / f"{ranks.rank}.pid").write_text(str(os.getpid()))
+    while not (folder / CUT).exists():
+        time.sleep(0.01)
+    with ranks.naming_the_lost():
+        if (folder / CUT).read_text() == "meeting":
+            ranks.meet("the end of a step")
+        distributed.all_reduce(torch.ones(1))
     return {}
 
 
