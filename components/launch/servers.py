@@ -12,6 +12,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from enum import Enum, auto
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +26,27 @@ from components.shared.progress import say
 
 _HOST = "127.0.0.1"
 _POLL_S = 0.2
+_LOOK_S = 0.5
+"""Between looks at whether the servers still answer."""
+_HEALTH_S = 2.0
+"""For an answer to /health, which computes nothing."""
 _SAY_EVERY_S = 10.0
 _MAX_RESTARTS = 3
-"""Of one server: what ends as often will end again."""
+"""Of one server that does not answer in between: what fails as often will fail again."""
 _TAIL_BYTES = 3000
 _END_S = 15.0
 _SWEEP_S = 5.0
 _GUARD = Path(__file__).with_name("guard.py")
+
+
+class Health(Enum):
+    """What a server answers when it is asked whether it can work."""
+
+    READY = auto()
+    BROKEN = auto()
+    """It says that its engine is dead, or nobody listens at its address any more."""
+    SILENT = auto()
+    """No answer in time; it may be busy."""
 
 
 class ServerProcess:
@@ -66,13 +82,18 @@ class ServerProcess:
         """Whether the server is gone."""
         return self._process is None or self._process.poll() is not None
 
-    def answers(self) -> bool:
-        """Tell whether the server is ready for requests."""
+    def health(self) -> Health:
+        """Ask the server whether it is ready for requests."""
         try:
             # Not by way of a proxy, whatever the environment says: it is on this machine.
-            return urllib3.request("GET", f"{self.url}/health", timeout=2, retries=False).status == 200
-        except urllib3.exceptions.HTTPError:
-            return False
+            status = urllib3.request("GET", f"{self.url}/health", timeout=_HEALTH_S, retries=False).status
+        except urllib3.exceptions.HTTPError as error:
+            return Health.BROKEN if isinstance(error.__cause__, ConnectionRefusedError) else Health.SILENT
+        return Health.READY if status == 200 else Health.BROKEN
+
+    def answers(self) -> bool:
+        """Tell whether the server is ready for requests."""
+        return self.health() is Health.READY
 
     def tail(self) -> str:
         """Return the end of what the server printed."""
@@ -80,19 +101,23 @@ class ServerProcess:
         return f"the end of {self.log}:\n{text}"
 
     def stop(self) -> None:
-        """End the server and all that it started."""
-        if self._process is not None:
-            assert self._process.stdin is not None
-            self._process.stdin.close()  # the guard ends it in good order
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(_END_S)
-            self.sweep()
+        """End the server and all that it started, and let go of its port."""
+        self.end()
         self._port.close()
 
-    def sweep(self) -> None:
-        """End what is left of the server's group, should its guard have been killed, and see it gone."""
+    def end(self) -> None:
+        """End the server and all that it started: SIGTERM, then SIGKILL of the whole group. It can be started again."""
         if self._process is None:
             return
+        assert self._process.stdin is not None
+        self._process.stdin.close()  # the guard ends the server, in good order if it can
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_END_S)
+        self._sweep()
+
+    def _sweep(self) -> None:
+        """End what is left of the server's group, should its guard have been killed, and see it gone."""
+        assert self._process is not None
         deadline = time.monotonic() + _SWEEP_S
         with suppress(ProcessLookupError):
             while time.monotonic() < deadline:
@@ -106,9 +131,9 @@ class ServerProcess:
 def vllm_servers(checkpoint: Path, config: ServersConfig, *, dtype: Dtype, logs: Path) -> Iterator[list[str]]:
     """Run servers of the policy in `checkpoint` while the block runs; give their addresses.
 
-    What each prints goes to a file of its own in `logs`. One that ends meanwhile is started again, at the same address
-    and with the weights of `checkpoint`. PipelineError where one does not start, RetryableError where it takes longer
-    than `start_deadline_s`; both hold the end of what it printed.
+    What each prints goes to a file of its own in `logs`. One that ends meanwhile, or can work no more, is started
+    again, at the same address and with the weights of `checkpoint`. PipelineError where one does not start,
+    RetryableError where it takes longer than `start_deadline_s`; both hold the end of what it printed.
     """
     logs.mkdir(parents=True, exist_ok=True)
     servers = [
@@ -119,27 +144,29 @@ def vllm_servers(checkpoint: Path, config: ServersConfig, *, dtype: Dtype, logs:
         )
         for number, devices in enumerate(config.devices or [None] * config.num_servers)
     ]
-    with running(servers, config.start_deadline_s):
+    with running(servers, config.start_deadline_s, config.health_deadline_s):
         for server in servers:
             _rehearse(server, config.request_deadline_s)
         yield [server.url for server in servers]
 
 
 @contextmanager
-def running(servers: Sequence[ServerProcess], start_deadline_s: float) -> Iterator[None]:
+def running(servers: Sequence[ServerProcess], start_deadline_s: float, health_deadline_s: float) -> Iterator[None]:
     """Start the servers, and have them answer for as long as the block runs."""
     ending = threading.Event()
-    keeper = threading.Thread(target=_keep_running, args=(servers, ending), daemon=True)
+    thread: threading.Thread | None = None
     try:
         for server in servers:
             server.start()
         _await(servers, start_deadline_s)
-        keeper.start()
+        keeper = Keeper(servers, start_deadline_s=start_deadline_s, health_deadline_s=health_deadline_s)
+        thread = threading.Thread(target=keeper.run, args=(ending,), daemon=True)
+        thread.start()
         yield
     finally:
         ending.set()
-        if keeper.ident is not None:
-            keeper.join()
+        if thread is not None:
+            thread.join()
         for server in servers:
             server.stop()
 
@@ -202,20 +229,75 @@ def _await(servers: Sequence[ServerProcess], deadline_s: float) -> None:
     say("vllm", f"all servers answer after {time.monotonic() - started:.0f} s")
 
 
-def _keep_running(servers: Sequence[ServerProcess], ending: threading.Event) -> None:
-    """Start servers again that end, until `ending` is set."""
-    restarts = dict.fromkeys(range(len(servers)), 0)
-    while not ending.wait(_POLL_S):
-        for number, server in enumerate(servers):
-            if not server.ended or restarts[number] > _MAX_RESTARTS:
+@dataclass(eq=False)
+class _Watched:
+    """What is known of a server that is to be kept running."""
+
+    server: ServerProcess
+    started: float
+    """When it was last started, by the keeper's clock."""
+    answered: float | None
+    """When it last answered; None where it has not since its start."""
+    restarts: int = 0
+    """Since it last answered."""
+
+
+class Keeper:
+    """Keeps servers running: ends those that can work no more, and starts again what has ended."""
+
+    def __init__(
+        self,
+        servers: Sequence[ServerProcess],
+        *,
+        start_deadline_s: float,
+        health_deadline_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Take servers that answer."""
+        self._watched = [_Watched(server, clock(), clock()) for server in servers]
+        self._start_deadline_s, self._health_deadline_s = start_deadline_s, health_deadline_s
+        self._clock = clock
+
+    def run(self, ending: threading.Event) -> None:
+        """Look after the servers until `ending` is set."""
+        while not ending.wait(_LOOK_S):
+            self.look()
+
+    def look(self) -> None:
+        """Look at each server once, and start those again that have failed."""
+        for watched in self._watched:
+            if watched.restarts > _MAX_RESTARTS:
                 continue
-            server.sweep()
-            restarts[number] += 1
-            if restarts[number] > _MAX_RESTARTS:
-                say("vllm", f"{server.url} has ended {_MAX_RESTARTS + 1} times and is left alone; {server.tail()}")
-                continue
-            say("vllm", f"{server.url} has ended; starting it again (its output: {server.log})")
-            try:
-                server.start()
-            except OSError as error:
-                say("vllm", f"{server.url} cannot be started: {error}")
+            failure = self._failure(watched)
+            if failure is not None:
+                self._restart(watched, failure)
+
+    def _failure(self, watched: _Watched) -> str | None:
+        """Say why a server has to be started again; None where it works, is busy, or is about to answer."""
+        if watched.server.ended:
+            return "has ended"
+        health, now = watched.server.health(), self._clock()
+        if health is Health.READY:
+            watched.answered, watched.restarts = now, 0
+        elif watched.answered is None:
+            late = now - watched.started > self._start_deadline_s
+            return f"does not answer {self._start_deadline_s:g} s after its start" if late else None
+        elif health is Health.BROKEN:
+            return "has lost its engine"
+        elif now - watched.answered > self._health_deadline_s:
+            return f"has not answered for {self._health_deadline_s:g} s"
+        return None
+
+    def _restart(self, watched: _Watched, failure: str) -> None:
+        server = watched.server
+        server.end()
+        watched.restarts += 1
+        if watched.restarts > _MAX_RESTARTS:
+            say("vllm", f"{server.url} {failure}, {watched.restarts} times in a row: it is left alone; {server.tail()}")
+            return
+        say("vllm", f"{server.url} {failure}; starting it again (its output: {server.log})")
+        watched.started, watched.answered = self._clock(), None
+        try:
+            server.start()
+        except OSError as error:
+            say("vllm", f"{server.url} cannot be started: {error}")

@@ -49,6 +49,9 @@ class ServersConfig(VllmConfig):
     """The GPUs of each server, such as "4,5": over several the model is split. Null on a machine without."""
     lost_deadline_s: float = Field(gt=0)
     """Time without any server before the run stops; long enough for one to start again."""
+    health_deadline_s: float = Field(30, gt=0)
+    """Time without an answer to /health after which a server counts as hung, is ended and started again. One that
+    answers that its engine is dead, or that no longer listens, is started again at once."""
 
     @field_validator("weights_by")
     @classmethod

@@ -6,28 +6,34 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from components.launch.servers import ServerProcess, running
+from components.launch import servers as launcher
+from components.launch.servers import Keeper, ServerProcess, running
 from components.shared.errors import PipelineError, RetryableError
 
 _ROOT = Path(__file__).parents[2]
 SERVER = """
-import http.server, os, subprocess, sys, time
+import http.server, os, pathlib, subprocess, sys, threading, time
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 print("hello from", os.getpid(), child.pid, flush=True)
 if "--fail" in sys.argv: sys.exit("no such model")
 if "--slow" in sys.argv: time.sleep(600)
 port = int(next(a.removeprefix("--port=") for a in sys.argv if a.startswith("--port=")))
+state = pathlib.Path(os.environ["TMPDIR"]) / f"state-{port}"
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
-        self.send_response(200); self.end_headers()
-http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
+        said = state.read_text() if state.exists() else "well"
+        if said == "hangs": time.sleep(600)
+        self.send_response(503 if said == "dead" else 200); self.end_headers()
+        if said == "closing": threading.Thread(target=self.server.shutdown).start()
+with http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler) as server: server.serve_forever(0.02)
+time.sleep(600)
 """
-"""Answers as a server does, and has a process of its own as vLLM has."""
+"""Answers as a server does, as it is told in a file, and has a process of its own as vLLM has."""
 
 
 def _server(folder: Path, *flags: str, number: int = 0) -> ServerProcess:
@@ -68,7 +74,7 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_servers_answer_in_the_block_and_are_gone_after_it(tmp_path: Path, folders: Path) -> None:
     """Both have ports of their own; afterwards neither they nor what they started live, and their folders are gone."""
     servers = [_server(tmp_path, number=number) for number in range(2)]
-    with running(servers, 20):
+    with running(servers, 20, 20):
         assert len({server.url for server in servers}) == 2
         assert all(urllib.request.urlopen(server.url + "/health").status == 200 for server in servers)
         assert len(list(folders.iterdir())) == 2
@@ -80,7 +86,7 @@ def test_servers_answer_in_the_block_and_are_gone_after_it(tmp_path: Path, folde
 
 def test_servers_are_gone_after_an_exception(tmp_path: Path) -> None:
     """An error in the block passes, and ends the servers."""
-    with pytest.raises(KeyError), running([_server(tmp_path)], 20):
+    with pytest.raises(KeyError), running([_server(tmp_path)], 20, 20):
         raise KeyError
     assert not any(_is_alive(pid) for pids in _pids(tmp_path / "0.log") for pid in pids)
 
@@ -94,7 +100,7 @@ sys.path.insert(0, {str(_ROOT)!r})
 from pathlib import Path
 from tests.launch.test_servers import _server
 from components.launch.servers import running
-with running([_server(Path({str(tmp_path)!r}))], 20):
+with running([_server(Path({str(tmp_path)!r}))], 20, 20):
     print("ready", flush=True)
     time.sleep(600)
 """
@@ -112,13 +118,94 @@ with running([_server(Path({str(tmp_path)!r}))], 20):
 def test_a_server_that_is_killed_is_started_again_at_its_address(tmp_path: Path, victim: str) -> None:
     """What is left of the old one is ended first; the new one answers where the old one did."""
     server = _server(tmp_path)
-    with running([server], 20):
+    with running([server], 20, 20):
         first = _pids(tmp_path / "0.log")[0]
         os.kill(first[0] if victim == "server" else os.getpgid(first[0]), signal.SIGKILL)
         _wait_until(lambda: len(_pids(tmp_path / "0.log")) == 2)
         _wait_until(server.answers)
         assert not any(_is_alive(pid) for pid in first)
     assert not any(_is_alive(pid) for pids in _pids(tmp_path / "0.log") for pid in pids)
+
+
+class Clock:
+    """A clock that a test moves."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        """Return the time."""
+        return self.now
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Iterator[tuple[ServerProcess, Keeper, Clock]]:
+    """A server that answers, and a keeper that looks at it when it is told to, by a clock that is moved by hand."""
+    server, clock = _server(tmp_path), Clock()
+    server.start()
+    try:
+        _wait_until(server.answers)
+        yield server, Keeper([server], start_deadline_s=100, health_deadline_s=30, clock=clock), clock
+    finally:
+        server.stop()
+    assert not any(_is_alive(pid) for pids in _pids(server.log) for pid in pids)
+
+
+def _tell(server: ServerProcess, state: str) -> None:
+    (Path(os.environ["TMPDIR"]) / f"state-{server.url.rsplit(':', 1)[1]}").write_text(state)
+
+
+@pytest.mark.parametrize("state", ["dead", "closing"])
+def test_a_server_without_its_engine_is_ended_and_started_again_at_once(
+    kept: tuple[ServerProcess, Keeper, Clock], state: str
+) -> None:
+    """It says that its engine is dead, or it listens no more and yet goes on, as vLLM does while requests wait."""
+    server, keeper, _ = kept
+    keeper.look()
+    assert len(_pids(server.log)) == 1
+    _tell(server, state)
+    if state == "closing":
+        _wait_until(lambda: not server.answers())
+    keeper.look()
+    assert not any(_is_alive(pid) for pid in _pids(server.log)[0])
+    _tell(server, "well")
+    _wait_until(server.answers)
+    assert len(_pids(server.log)) == 2
+
+
+def test_a_server_that_hangs_is_started_again_when_its_deadline_has_passed(
+    kept: tuple[ServerProcess, Keeper, Clock], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is only slow to answer is left alone until then, and so is one that has just been started."""
+    server, keeper, clock = kept
+    monkeypatch.setattr(launcher, "_HEALTH_S", 0.1)
+    _tell(server, "hangs")
+    clock.now = 30
+    keeper.look()
+    assert all(_is_alive(pid) for pid in _pids(server.log)[0])
+    clock.now = 31
+    keeper.look()
+    _wait_until(lambda: len(_pids(server.log)) == 2)
+    clock.now = 31 + 100
+    keeper.look()
+    assert len(_pids(server.log)) == 2
+    clock.now = 31 + 101
+    keeper.look()
+    _wait_until(lambda: len(_pids(server.log)) == 3)
+    assert not any(_is_alive(pid) for pids in _pids(server.log)[:2] for pid in pids)
+
+
+def test_a_server_that_answers_in_between_may_fail_as_often_as_it_likes(
+    kept: tuple[ServerProcess, Keeper, Clock],
+) -> None:
+    """Only failures in a row count: four restarts, each of which leads to an answer, are made."""
+    server, keeper, _ = kept
+    for number in range(1, 5):
+        os.kill(_pids(server.log)[-1][0], signal.SIGKILL)
+        _wait_until(lambda: server.ended)
+        keeper.look()
+        _wait_until(server.answers)
+        assert len(_pids(server.log)) == number + 1
+        keeper.look()
 
 
 @pytest.mark.long
@@ -131,7 +218,7 @@ def test_a_start_that_the_system_refuses_is_not_the_last(tmp_path: Path, monkeyp
             raise refused.pop()
         start(process)
 
-    with running([server], 20):
+    with running([server], 20, 20):
         monkeypatch.setattr(ServerProcess, "start", start_or_refuse)
         os.kill(_pids(tmp_path / "0.log")[0][0], signal.SIGKILL)
         _wait_until(lambda: len(_pids(tmp_path / "0.log")) == 2 and server.answers())
@@ -143,7 +230,7 @@ def test_a_server_that_keeps_ending_is_left_alone_in_the_end(
 ) -> None:
     """After three more starts it is given up, with the end of what it printed."""
     server = _server(tmp_path)
-    with running([server], 20):
+    with running([server], 20, 20):
         server._command.append("--fail")
         os.kill(_pids(tmp_path / "0.log")[0][0], signal.SIGKILL)
         _wait_until(lambda: server.ended and len(_pids(tmp_path / "0.log")) == 4)
@@ -151,14 +238,14 @@ def test_a_server_that_keeps_ending_is_left_alone_in_the_end(
     assert len(_pids(tmp_path / "0.log")) == 4
     said = capsys.readouterr().out
     assert said.count("starting it again") == 3
-    assert "left alone" in said
+    assert "it is left alone" in said
     assert "no such model" in said
 
 
 def test_a_server_that_does_not_start_says_why(tmp_path: Path) -> None:
     """The error holds the end of what it printed, and the server beside it is ended."""
     servers = [_server(tmp_path), _server(tmp_path, "--fail", number=1)]
-    with pytest.raises(PipelineError, match=r"(?s)ended before it answered.*no such model"), running(servers, 20):
+    with pytest.raises(PipelineError, match=r"(?s)ended before it answered.*no such model"), running(servers, 20, 20):
         pytest.fail("they run")
     assert not any(_is_alive(pid) for each in _pids(tmp_path / "0.log") for pid in each)
 
@@ -166,7 +253,7 @@ def test_a_server_that_does_not_start_says_why(tmp_path: Path) -> None:
 def test_a_server_that_does_not_answer_in_time_is_an_error(tmp_path: Path) -> None:
     """The deadline and what it printed are in the error; it can be tried again."""
     servers = [_server(tmp_path, "--slow")]
-    with pytest.raises(RetryableError, match=r"(?s)after 1 s.*hello from"), running(servers, 1):
+    with pytest.raises(RetryableError, match=r"(?s)after 1 s.*hello from"), running(servers, 1, 20):
         pytest.fail("it runs")
     assert not any(_is_alive(pid) for pid in _pids(tmp_path / "0.log")[0])
 
