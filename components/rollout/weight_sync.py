@@ -78,7 +78,7 @@ class WeightSync:
             if self._policy.ranks.first:
                 partial = self._folder / f".{version}.partial"
                 self._sweep(version)
-                partial.mkdir(parents=True)
+                partial.mkdir()  # in a folder that is there, and not made again once a guard has removed it
                 save(self._checkpoint, partial)
                 partial.rename(self._folder / str(version))
         self._policy.ranks.meet("the writing of weights")
