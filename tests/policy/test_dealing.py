@@ -66,6 +66,13 @@ def test_the_shares_are_about_as_large() -> None:
     assert max(loads) - min(loads) <= 1.5 * largest
 
 
+def test_the_largest_groups_are_dealt_first() -> None:
+    """Four groups of 10 tokens and then one of 40: in the order they come, one process would have 60 and one 20."""
+    sequences = [TokenSequence((number,), tuple(range(length))) for number, length in enumerate([9, 9, 9, 9, 39])]
+    shares = _deal_to(2, sequences, list(range(5)))
+    assert [sum(len(batch.input_ids_T) for batch in share.batches) for share in shares] == [40, 40]
+
+
 def test_a_process_without_a_group_keeps_the_others_company() -> None:
     """Its passes are of something short, and none of them counts."""
     shares = _deal_to(3, _grouped(2, 2), [0, 1, 2, 3])

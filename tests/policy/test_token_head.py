@@ -138,6 +138,23 @@ def test_bf16_weights_are_summed_in_float32(device: str) -> None:
         assert float(error) < 0.01
 
 
+def test_the_gradient_of_bf16_weights_is_summed_over_chunks_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand chunks of one token that all pull the same way: in bf16 the sum would stand still after some 256."""
+    monkeypatch.setattr(token_head, "_CHUNK_ELEMENTS", 1)
+    monkeypatch.setattr(token_head, "_MIN_ROWS", 1)
+    layer = nn.Linear(1, 2, bias=True, dtype=torch.bfloat16)
+    nn.init.zeros_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    num_tokens = 1024
+    hidden_ND = torch.ones(num_tokens, 1, dtype=torch.bfloat16)
+    logprobs_N, _ = TokenHead(layer, temperature=1.0)(hidden_ND, torch.zeros(num_tokens, dtype=torch.long))
+    logprobs_N.sum().backward()
+    # With equal logits each token adds [v = 0] - 1/2.
+    for parameter in (layer.weight, layer.bias):
+        assert parameter.grad is not None
+        assert parameter.grad.flatten().tolist() == [num_tokens / 2, -num_tokens / 2]
+
+
 class _LargestTensor(TorchDispatchMode):
     """Notes the number of elements of the largest tensor that any operation returns."""
 

@@ -20,6 +20,14 @@ def test_a_sampler_that_has_the_weights_passes(noise: float) -> None:
     _refuse(NEW_M + noise * NOISE_M)
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+def test_rounding_that_happens_to_point_to_the_old_weights_is_no_proof(sign: int) -> None:
+    """Rounding fifty times a step lies beyond the old weights one way or the other; only its direction tells it."""
+    rounding_M = sign * 5e-3 * NOISE_M
+    assert abs(float(rounding_M @ STEP_M)) > float(STEP_M @ STEP_M), "the test wants rounding that reaches that far"
+    _refuse(NEW_M + rounding_M, NEW_M + STEP_M)
+
+
 @pytest.mark.parametrize("noise", [0.0, 1e-6, 5e-5, 1e-4])
 def test_the_weights_before_a_small_step_are_found_out(noise: float) -> None:
     """Though they differ by a hundredth of what a sampler may differ, and rounding by as much as the step."""

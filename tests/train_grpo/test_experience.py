@@ -155,6 +155,18 @@ def test_a_completion_that_lacks_one_of_the_rewards_has_no_advantage() -> None:
     assert rollout_advantages(config, [_judged([NAN] * 3, [1, 0, 0])]).tolist() == [0.0] * 3
 
 
+def test_a_completion_that_lacks_one_of_the_rewards_is_in_the_statistics_of_none() -> None:
+    """By hand, with r = 1 / sqrt(2): of accuracy 1, 0, 1, - and format 1, 0, 0, (1) the first three count.
+
+    Accuracy has mean 2/3, format 1/3, both deviation sqrt(2)/3: z-scores r, -2r, r and 2r, -r, -r, which add up to 3r,
+    -3r, 0 = 2.12, -2.12, 0. Their deviation is 3r sqrt(2/3) = sqrt(3). (With the last one's format of 1 counted the
+    z-scores of format would be 1, -1, -1, and the sums 1.71, -2.41, -0.29.)
+    """
+    found = rollout_advantages(grpo_config(**DECOUPLED), [_judged([1, 0, 1, NAN], [1, 0, 0, 1])])
+    summed = 3 / math.sqrt(2)
+    assert found.tolist() == pytest.approx([summed / math.sqrt(3), -summed / math.sqrt(3), 0, 0], rel=1e-12)
+
+
 def test_rewards_that_cancel_out_leave_no_advantage() -> None:
     """What is left of opposite rewards in all groups is rounding, and is not blown up to one."""
     config = grpo_config(**{**DECOUPLED, "reward__weights": {"accuracy": 0.1, "format": 0.1}})

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from components.policy.ranks import ALONE
+from components.policy.ranks import ALONE, Ranks
 from components.rollout.completion import Completion, Generate
 from components.shared.grading.answer import AnswerPolicy
 from components.shared.grading.verdict import Verdict
@@ -151,6 +151,25 @@ def test_the_rounds_have_seeds_of_their_own() -> None:
     again = _Policy(lambda _: 0)
     _roll_out(config, again, _score, seed="1")
     assert [call["seed"] for call in again.calls] == seeds[:5]
+
+
+class _Apart(Ranks):
+    """A process that hears of no other."""
+
+    def gather(self, value: Any, what: str) -> list[Any]:
+        del what
+        return [value]
+
+
+def test_processes_have_random_numbers_of_their_own() -> None:
+    """In no round do two of three processes sample with the same seed, nor does one in two rounds."""
+    config = grpo_config(prompts__max_resampling_rounds=2)
+    policies = [_Policy(lambda _: 0) for _ in range(3)]
+    for rank, policy in enumerate(policies):
+        sample = partial(draw, config, policy, _score)
+        roll_out(config, _prompts(config), sample, seed="1", ranks=_Apart(rank, 3))
+    seeds = [call["seed"] for policy in policies for call in policy.calls]
+    assert len(seeds) == len(set(seeds)) == 9
 
 
 def test_a_policy_that_always_agrees_with_itself_has_nothing_to_train_on() -> None:

@@ -54,6 +54,22 @@ def test_the_figures_are_means_over_all_tokens() -> None:
     assert tally.mean_mismatch == pytest.approx(0.9 / 4, rel=1e-12)
 
 
+def test_processes_count_by_their_tokens() -> None:
+    """Three tokens in one process and one in another have the figures of all four in one, in either order."""
+    tallies = []
+    for batch in BATCHES:
+        ratio, advantages, kl, entropy, old, sampler = _columns(batch)
+        tallies.append(Tally())
+        tallies[-1].add(CLIP, ratio, advantages, kl, entropy, old, sampler)
+    alone = _tally()
+    alone.add_step({"loss": 1.0})
+    for each in (tallies, tallies[::-1]):
+        whole = Tally.whole(each)
+        assert whole.mean_mismatch == pytest.approx(0.9 / 4, rel=1e-12)
+        whole.add_step({"loss": 1.0})
+        assert whole.figures() == pytest.approx(alone.figures(), rel=1e-12)
+
+
 def test_the_figures_of_the_steps_are_averaged_over_them() -> None:
     """Loss and norm are means over the optimizer steps, however many tokens each had."""
     tally = _tally(with_kl=False)
