@@ -16,6 +16,7 @@ from components.shared import jsonl
 from components.shared.grading.answer import AnswerPolicy, has_reasoning
 from components.shared.grading.verdict import Grade
 from components.shared.grading.verifier import Verifier
+from components.shared.memory import memory_for
 from components.shared.problem import Problem, Split, read_problems
 from components.shared.progress import Progress, progress
 from components.shared.step import In, Out
@@ -37,7 +38,8 @@ def evaluate(config: EvaluateConfig, *, model: In, problems: In, evaluation: Out
     """Let a model answer every test problem, greedily and by drawing, and score the answers."""
     make_deterministic(config.seed)
     # Half the digits of bfloat16 training are no reason to examine in bfloat16.
-    checkpoint = load(model, dtype=torch.float32)
+    with memory_for("loading the model in float32", "take a smaller model"):
+        checkpoint = load(model, dtype=torch.float32)
     examined = read_problems(problems, Split.TEST)
     with Verifier() as verify:
         engine = TransformersEngine(checkpoint, config.max_batch_size)
@@ -71,17 +73,20 @@ def _sweep(
     Short questions go first: a batch is as slow as its longest one.
     """
     config = examination.config
+    keys = {"max_batch_size": config.max_batch_size, "max_new_tokens": config.max_new_tokens}
+    remedies = [f"lower {_STAGE}.{key} (it is {value})" for key, value in keys.items()]
     order = sorted(range(len(problems)), key=lambda index: (len(problems[index].question), index))
     found: list[list[dict[str, Any]]] = []
     right = 0
     for batch in _batches([problems[index] for index in order], max(1, config.max_batch_size // num_samples)):
-        groups = examination.generate(
-            [problem.question for problem in batch],
-            num_samples=num_samples,
-            temperature=temperature,
-            max_new_tokens=config.max_new_tokens,
-            seed=config.seed + len(found),
-        )
+        with memory_for(f"answers to {len(batch)} problems at once", *remedies):
+            groups = examination.generate(
+                [problem.question for problem in batch],
+                num_samples=num_samples,
+                temperature=temperature,
+                max_new_tokens=config.max_new_tokens,
+                seed=config.seed + len(found),
+            )
         found += _graded(examination, batch, groups, first=0 if temperature == 0 else 1)
         right += sum(record["verdict"] == "right" for records in found[-len(batch) :] for record in records)
         num_tokens = sum(len(completion.tokens.completion_ids) for group in groups for completion in group)

@@ -8,6 +8,7 @@ from pathlib import Path
 from components.launch.job import Job
 from components.launch.tether import die_with_parent
 from components.shared.errors import PipelineError
+from components.shared.memory import memory_for
 from components.shared.progress import TERMINAL_VARIABLE
 
 
@@ -15,7 +16,8 @@ def run_rank(job: Job, rank: int) -> int:
     """Make the job's call and keep its outcome; return the exit code."""
     try:
         _require_all(job)
-        result = job.call()
+        with memory_for("this stage"):
+            result = job.call()
     except PipelineError as error:
         job.write_outcome(rank, {"error": str(error), "exit_code": error.exit_code})
         return error.exit_code

@@ -19,7 +19,13 @@ from typing import Any
 
 import urllib3
 
-from components.rollout.vllm_config import Dtype, ServersConfig, engine_arguments, environment
+from components.rollout.vllm_config import (
+    Dtype,
+    ServersConfig,
+    engine_arguments,
+    environment,
+    refuse_memory_of_vllm,
+)
 from components.rollout.vllm_connection import INITIAL_VERSION, Connection, ServerGoneError
 from components.shared.errors import PipelineError, RetryableError
 from components.shared.progress import say
@@ -217,6 +223,8 @@ def _await(servers: Sequence[ServerProcess], deadline_s: float) -> None:
     while waiting:
         for server in waiting:
             if server.ended:
+                printed = server.log.read_text(encoding="utf-8", errors="replace")
+                refuse_memory_of_vllm(printed, server.log, "train_grpo.sampler.servers")
                 raise PipelineError(f"a vLLM server has ended before it answered; {server.tail()}")
         waiting = [server for server in waiting if not server.answers()]
         now = time.monotonic()

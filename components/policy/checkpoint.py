@@ -24,6 +24,7 @@ from components.policy.sequences import TokenSequence
 from components.shared import jsonl, lineage, tokenizer
 from components.shared.base_model import ModelConfig, ScratchModel
 from components.shared.errors import PipelineError
+from components.shared.memory import refused_memory
 from components.shared.model_reference import PIPELINE_FILE
 from components.shared.problem import Problem
 
@@ -134,6 +135,8 @@ def _read(base: str, config: ModelConfig, dtype: torch.dtype, *, revision: str |
         )
         text = AutoTokenizer.from_pretrained(base, revision=revision)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        if refused_memory(error) is not None:
+            raise
         reason = str(error).strip().split("\n", 1)[0]
         raise PipelineError(f"model {base}: cannot be loaded ({reason})") from None
     if loading["missing_keys"]:

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from components.shared.config import Config
+from components.shared.memory import NotEnoughMemoryError, described, refused_in
 
 Dtype = Literal["float32", "bfloat16"]
 WeightsBy = Literal["folder", "nccl", "ipc", "gloo"]
@@ -87,6 +88,14 @@ def engine_arguments(config: VllmConfig, dtype: Dtype) -> dict[str, Any]:
         "disable_log_stats": True,
         **({} if config.weights_by == "folder" else {"weight_transfer_config": {"backend": config.weights_by}}),
     }
+
+
+def refuse_memory_of_vllm(printed: str, log: Path, section: str) -> None:
+    """Raise NotEnoughMemoryError where that is why vLLM has ended, by what it printed to its log."""
+    refused = refused_in(printed)
+    if refused is not None:
+        remedies = (f"lower {section}.cache_gib", f"lower {section}.max_tokens")
+        raise NotEnoughMemoryError(f"{described(refused, 'the start of vLLM', *remedies)}; its output is in {log}")
 
 
 def environment(config: VllmConfig, folder: str) -> dict[str, str]:

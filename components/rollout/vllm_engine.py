@@ -24,6 +24,7 @@ from components.rollout.vllm_config import (
     VllmConfig,
     engine_arguments,
     environment,
+    refuse_memory_of_vllm,
 )
 from components.rollout.vllm_sampling import (
     Drawn,
@@ -196,7 +197,9 @@ def _refusing_what_cannot_start(log: Path) -> Iterator[None]:
     try:
         yield
     except EngineEndedError as error:
-        tail = log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LINES_SHOWN:]
+        printed = log.read_text(encoding="utf-8", errors="replace")
+        refuse_memory_of_vllm(printed, log, "train_grpo.sampler.vllm")
+        tail = printed.splitlines()[-_LINES_SHOWN:]
         raise PipelineError("\n".join([f"vLLM could not start; the end of {log}:", *tail])) from error
 
 

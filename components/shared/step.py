@@ -22,6 +22,7 @@ from typing import Annotated, Any, get_type_hints
 from components.shared import durable, lineage
 from components.shared.config import Config, load_section, validate
 from components.shared.errors import PipelineError, RetryableError
+from components.shared.memory import described, refused_memory
 from components.shared.model_reference import followed, refuse_changed
 from components.shared.operational import without_operational
 
@@ -219,7 +220,8 @@ def errors_in_one_line(section: str) -> Iterator[None]:
     except PipelineError as error:
         _fail(section, str(error), error.exit_code)
     except Exception as error:
-        refused = _refused_by_system(error)
+        memory = refused_memory(error)
+        refused = _refused_by_system(error) if memory is None else described(memory, "this stage")
         if refused is None:
             raise
         passing = isinstance(error, OSError) and error.errno in _PASSING_FAULTS

@@ -10,6 +10,7 @@ from components.policy.engine import PolicyEngine, dtype_of
 from components.policy.flops import Arithmetic
 from components.policy.logprobs import CompletionScorer, disable_dropout
 from components.policy.lora import adapt
+from components.policy.memory import memory_for_loading
 from components.policy.optimizer_state import load_weights
 from components.policy.ranks import join
 from components.policy.resumption import Resumption, Saved
@@ -47,10 +48,12 @@ def train_rank(
         heeded(config.checkpoint.grace_s) as stop,
     ):
         resumption = Resumption(ranks, work, config.checkpoint, stage="train_grpo", num_steps=config.num_steps)
-        checkpoint = load(reference, dtype=dtype_of(config.engine))
+        with memory_for_loading("train_grpo", config.engine):
+            checkpoint = load(reference, dtype=dtype_of(config.engine))
         log = work / "launch" / f"vllm-rank-{ranks.rank}.log"
         sampler = ending.enter_context(sampler_of_rank(config, checkpoint, reference, log))
-        trainer = build_trainer(config, checkpoint, training_problems, verify, sampler, resumption.saved())
+        with memory_for_loading("train_grpo", config.engine):
+            trainer = build_trainer(config, checkpoint, training_problems, verify, sampler, resumption.saved())
         resumption.restore_random_numbers()
 
         def keep(step: int) -> None:

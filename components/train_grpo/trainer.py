@@ -8,6 +8,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -20,7 +21,9 @@ from components.policy.engine import PolicyEngine
 from components.policy.flops import Arithmetic, matrix_rate
 from components.policy.logprobs import completion_logprobs
 from components.policy.lora import plain_state_dict
+from components.policy.memory import memory_for_passes, memory_for_update
 from components.policy.schedule import learning_rate
+from components.shared.memory import memory_for
 from components.shared.problem import Problem
 from components.shared.progress import Progress, progress, say
 from components.train_grpo.ahead import Ahead
@@ -184,7 +187,8 @@ class Trainer:
         What is sampled is kept where the reward model is `retrained` after this iteration.
         """
         started = time.monotonic()
-        rollout, sync_s = self._rollout_of_step(step)
+        with self._memory_for_rollout():
+            rollout, sync_s = self._rollout_of_step(step)
         if retrained:
             self._judged.extend(self._verdicts(rollout.sampled))
         updated, timing = self._learn(rollout, step) if rollout.trained else self._learn_nothing(step)
@@ -204,20 +208,22 @@ class Trainer:
     def _learn(self, rollout: Rollout, step: int) -> tuple[dict[str, float], dict[str, float]]:
         started = time.monotonic()
         device = self.checkpoint.device
-        given, old_logprobs_M, reference_logprobs_M = self._experience(rollout.trained)
+        with self._memory_for_logprobs():
+            given, old_logprobs_M, reference_logprobs_M = self._experience(rollout.trained)
         kept = completion_records(self.config, rollout.trained, given, step=step)
         self.history.completions.extend(kept)
         parts = minibatches(self.config, given, device, ranks=self.ranks)
         batches = [batch for part in parts for batch in part.batches]
         if self.reference is not None and reference_logprobs_M is None and parts:
             passes = [batch for part in parts for batch in part.share.passes]
-            with self.reference.at_hand() as reference:
+            with self._memory_for_logprobs(), self.reference.at_hand() as reference:
                 reference_logprobs_M = completion_logprobs(reference, passes, len(given.advantages_M))
         data = token_data(
             given, old_logprobs_M=old_logprobs_M, reference_logprobs_M=reference_logprobs_M, device=device
         )
         referred = time.monotonic()
-        figures = update(self.config, self.policy, parts, data, self._learning_rate(step))
+        with memory_for_update(_STAGE, self.config.engine):
+            figures = update(self.config, self.policy, parts, data, self._learning_rate(step))
         update_s = time.monotonic() - referred
         # A backward pass is two products for each one of the forward pass; frozen weights have no gradient.
         products = 2 if self.config.engine.lora else 3
@@ -281,9 +287,10 @@ class Trainer:
         """Fit a new reward model to rollouts of the reference before anything is learned from its rewards."""
         if self.reward_model is None:
             return
-        self._sync(0)
-        for number in range(self.reward_model.config.initial_rollouts):
-            self._judged.extend(self._verdicts(self._roll_out(f"initial {number}").sampled))
+        with self._memory_for_rollout():
+            self._sync(0)
+            for number in range(self.reward_model.config.initial_rollouts):
+                self._judged.extend(self._verdicts(self._roll_out(f"initial {number}").sampled))
         if self._judged:
             self._retrain_reward_model(0)
 
@@ -307,10 +314,27 @@ class Trainer:
         new, self._judged = self._judged, Examples()
         seed = self.config.seed + iteration
         mixed = self._replay.mix(new, fraction=self.reward_model.config.replay_fraction, seed=seed)
-        figures = self.reward_model.fit(mixed, num_new=len(new), seed=seed)
+        with memory_for_passes(_STAGE, self.config.engine, "the training of the reward model"):
+            figures = self.reward_model.fit(mixed, num_new=len(new), seed=seed)
         self._replay.add(new)
         self.history.reward_model.append({"iteration": iteration, **_known(figures)})
         say(_STAGE, "reward model trained: " + ", ".join(f"{name} {value:.4g}" for name, value in figures.items()))
+
+    def _memory_for_rollout(self) -> AbstractContextManager[None]:
+        """Name what helps where the completions that are sampled, or what scores them, do not fit."""
+        sampling, sampler = self.config.sampling, self.config.sampler
+        remedies = [f"lower {_STAGE}.sampling.max_new_tokens (it is {sampling.max_new_tokens})"]
+        if sampler.vllm:
+            remedies.insert(0, f"lower {_STAGE}.sampler.vllm.cache_gib (it is {sampler.vllm.cache_gib:g})")
+        elif not sampler.servers:
+            remedies.insert(0, f"lower {_STAGE}.sampling.max_batch_size (it is {sampling.max_batch_size})")
+        return memory_for("the rollout", *remedies)
+
+    def _memory_for_logprobs(self) -> AbstractContextManager[None]:
+        """Name what helps where the reference, or a forward pass over the rollout, does not fit."""
+        placed = self.config.reference
+        placement = [f"set {_STAGE}.reference: sharded or offloaded (it is {placed})"] if placed == "whole" else []
+        return memory_for_passes(_STAGE, self.config.engine, "the log-probabilities of a rollout", *placement)
 
     def _timing(self, step: int, rollout: Rollout, timing: dict[str, float], step_s: float) -> dict[str, float]:
         lengths = [

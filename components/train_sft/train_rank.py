@@ -12,6 +12,7 @@ from components.policy.determinism import make_deterministic
 from components.policy.engine import PolicyEngine, dtype_of
 from components.policy.logprobs import CompletionScorer, disable_dropout
 from components.policy.lora import adapt
+from components.policy.memory import memory_for_loading, memory_for_update
 from components.policy.optimizer_state import load_weights
 from components.policy.ranks import join
 from components.policy.resumption import Resumption
@@ -35,11 +36,13 @@ def train_rank(
     ranks = join(config.engine)
     with ranks.naming_the_lost(), heeded(config.checkpoint.grace_s) as stop:
         resumption = Resumption(ranks, work, config.checkpoint, stage=_STAGE, num_steps=config.num_steps)
-        checkpoint = create(config.model, training_problems, seed=config.seed, dtype=dtype_of(config.engine))
+        with memory_for_loading(_STAGE, config.engine):
+            checkpoint = create(config.model, training_problems, seed=config.seed, dtype=dtype_of(config.engine))
         if ranks.first:
             save_base(checkpoint, base_model)
         examples = _examples(config, checkpoint, training_problems)
-        engine, curves = _engine_and_curves(config, checkpoint, resumption)
+        with memory_for_loading(_STAGE, config.engine):
+            engine, curves = _engine_and_curves(config, checkpoint, resumption)
         _train(config, checkpoint, engine, examples, curves, resumption, stop)
         with engine.whole_weights():
             if ranks.first:
@@ -103,7 +106,8 @@ def _train(
                 final_fraction=config.final_learning_rate_fraction,
             )
             batch = next(batches)
-            figures = _step(config, checkpoint, engine, batch, rate)
+            with memory_for_update(_STAGE, config.engine):
+                figures = _step(config, checkpoint, engine, batch, rate)
             epoch = (step + 1) * config.examples_per_step / len(examples)
             curves.append({"step": step + 1, **figures, "epoch": epoch})
             shown.advance(loss=figures["loss"], tokens_per_s=shown.rate(sum(len(example) for example in batch)))

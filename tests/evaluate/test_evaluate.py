@@ -9,6 +9,7 @@ from components.policy.checkpoint import save
 from components.policy.sequences import TokenSequence
 from components.rollout.completion import Completion
 from components.shared import jsonl, lineage
+from components.shared.errors import PipelineError
 from components.shared.grading.answer import AnswerPolicy
 from components.shared.grading.verifier import Verifier
 from components.shared.problem import Problem, Split, write_problems
@@ -17,7 +18,14 @@ from tests import tiny
 TESTED = [tiny.problem(number, split=Split.TEST) for number in (9, 12, 2, 7, 123)]
 
 
-def _evaluate(folder: Path, problems: list[Problem] = TESTED, *, num_samples: int = 2, max_batch_size: int = 4) -> Path:
+def _evaluate(
+    folder: Path,
+    problems: list[Problem] = TESTED,
+    *,
+    num_samples: int = 2,
+    max_batch_size: int = 4,
+    max_new_tokens: int = 6,
+) -> Path:
     """Examine the untrained tiny model; return the folder of the evaluation."""
     model, data, evaluation = folder / "model", folder / "problems", folder / "evaluation"
     for path in (model, data, evaluation):
@@ -25,7 +33,11 @@ def _evaluate(folder: Path, problems: list[Problem] = TESTED, *, num_samples: in
     save(tiny.checkpoint(), model)
     write_problems(data, Split.TEST, problems)
     config = EvaluateConfig(
-        seed=1, num_samples=num_samples, temperature=1.0, max_new_tokens=6, max_batch_size=max_batch_size
+        seed=1,
+        num_samples=num_samples,
+        temperature=1.0,
+        max_new_tokens=max_new_tokens,
+        max_batch_size=max_batch_size,
     )
     metrics = evaluate(config, model=model, problems=data, evaluation=evaluation)
     assert metrics["sums_accuracy"] == jsonl.read_json(evaluation / "scores.json")["greedy"]["all"]["accuracy"]
@@ -38,6 +50,13 @@ def test_there_is_a_record_for_every_problem_and_sample(tmp_path: Path) -> None:
     expected = [(problem.id, sample, problem.question) for problem in TESTED for sample in (0, 1, 2)]
     assert [(row["id"], row["sample"], row["question"]) for row in rows] == expected
     assert all(row["num_tokens"] <= 6 for row in rows)
+
+
+def test_answers_that_do_not_fit_are_one_line(tmp_path: Path) -> None:
+    """It says how much was asked for, and which keys lower it."""
+    with pytest.raises(PipelineError, match=r"^not enough memory for answers to 4 problems at once: .* TiB") as error:
+        _evaluate(tmp_path, max_new_tokens=10**12)
+    assert "lower evaluate.max_batch_size (it is 4), or lower evaluate.max_new_tokens" in str(error.value)
 
 
 @pytest.mark.parametrize("policy", [AnswerPolicy.MARKED, AnswerPolicy.BOXED])

@@ -64,6 +64,7 @@ _FAILURES = """{
     "share": OSError(116, "Stale file handle", "/shared/text.txt"),
     "file": FileNotFoundError(2, "No such file or directory", "/a/text.txt"),
     "rust": ValueError("Error while serializing: I/O error: No space left on device (os error 28)"),
+    "memory": MemoryError(),
     "bug": ValueError("unexpected"),
     "silent": OSError("a bug that looks like it came from the system"),
 }"""
@@ -618,6 +619,7 @@ def test_an_option_left_out_is_named(stage: _Stage) -> None:
         ("share", RetryableError.exit_code, "copy: /shared/text.txt: stale file handle"),
         ("file", 2, "copy: /a/text.txt: no such file or directory"),
         ("rust", 2, "copy: no space left on device"),
+        ("memory", 2, "copy: not enough memory for this stage"),
     ],
 )
 def test_an_error_is_one_line_and_an_exit_code(stage: _Stage, failure: str, exit_code: int, line: str) -> None:

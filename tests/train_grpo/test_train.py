@@ -177,6 +177,48 @@ def test_masked_completions_have_no_label_for_the_reward_model(verify: Verifier)
     assert 0 < len(labeled["mask"]) < len(labeled["score"])
 
 
+MEMORY = {
+    "sampling": r"the rollout: .*lower train_grpo\.sampling\.max_batch_size \(it is 64\)",
+    "reference": r"the log-probabilities of a rollout: .*micro_batch_tokens .*set train_grpo\.reference: sharded",
+    "update": r"the update of the policy: .*lower train_grpo\.engine\.micro_batch_tokens \(it is 100\)",
+}
+
+
+@pytest.mark.parametrize("phase", list(MEMORY))
+def test_memory_that_runs_out_is_named_with_what_needed_it(verify: Verifier, phase: str) -> None:
+    """In one line with the amount, and the keys by which that phase needs less."""
+    checkpoint = tiny.checkpoint()
+    trainer = build_trainer(grpo_config(), checkpoint, tiny.PROBLEMS, verify, TransformersEngine(checkpoint, 64))
+    assert trainer.reference is not None
+    model = trainer.reference._scorer.model if phase == "reference" else checkpoint.model
+
+    def need_much(*_: object) -> None:
+        if torch.is_grad_enabled() == (phase == "update"):
+            torch.empty(10**15, dtype=torch.uint8)
+
+    model.get_input_embeddings().register_forward_pre_hook(need_much)
+    with pytest.raises(PipelineError, match=rf"^not enough memory for {MEMORY[phase]}") as error:
+        trainer.run(steps_done=0, after_step=lambda _: None)
+    assert "909.5 TiB more were asked for" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("num_processes", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_rollout_that_does_not_fit_is_one_line(tmp_path: Path, reference: Path, num_processes: int) -> None:
+    """With as many processes as there are: none waits for the one that failed."""
+    with pytest.raises(
+        PipelineError, match=r"^not enough memory for the rollout: .* TiB more .*max_new_tokens"
+    ) as error:
+        _run(
+            tmp_path,
+            tiny.PROBLEMS,
+            reference,
+            sampling__max_new_tokens=10**12,
+            engine__num_processes=num_processes,
+        )
+    assert error.value.exit_code == 2
+
+
 def test_a_new_iteration_begins_with_the_policy_as_its_reference(tmp_path: Path, reference: Path) -> None:
     """The KL divergence from the reference is exactly zero where an outer iteration starts, and at no other step."""
     rows = _run(
