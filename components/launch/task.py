@@ -1,6 +1,5 @@
 """How a stage of several processes runs as a Kubeflow task: here, or as a job of its own on the cluster."""
 
-import functools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -40,25 +39,20 @@ def _on_volume(
     outputs = [name for name in folders if kinds[name] == "output"]
     inputs = {name: place.input(path) for name, path in folders.items() if kinds[name] == "input"}
     read = {name: followed(path) for name, path in inputs.items()}
-    metrics = place.finished(outputs, lambda: lineage.describe(section, config.model_dump(mode="json"), read))
+    metrics = place.finished(outputs, config, lambda: lineage.describe(section, config.model_dump(mode="json"), read))
     if metrics is None:
         on_volume = {**inputs, **{name: place.output(name) for name in outputs}}
         with active(cluster):
-            metrics = step.run(_keeping(stage, place), section, config, on_volume, work_root=place.work_root)
+            metrics = step.run(
+                stage,
+                section,
+                config,
+                on_volume,
+                work_root=place.work_root,
+                before_outputs_stand=place.keep_metrics,
+            )
     else:
         say(section, "has been finished before, by an earlier attempt of this run")
     for name in outputs:
         place.hand_over(name, folders[name])
     return metrics
-
-
-def _keeping(stage: Step, place: StageFolders) -> Step:
-    """A step that keeps its metrics where another attempt finds them."""
-
-    @functools.wraps(stage)
-    def keeping(*args: Any, **options: Any) -> dict[str, float]:
-        metrics = stage(*args, **options)
-        place.keep_metrics(metrics)
-        return metrics
-
-    return keeping

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from components.shared import jsonl, lineage
+from components.shared.config import Config
 from components.shared.errors import PipelineError
+from components.shared.made_from import is_same
 from components.shared.model_reference import followed, is_model, refer
 
 _METRICS = "metrics.json"
@@ -70,12 +72,14 @@ class StageFolders:
         self._own.mkdir(parents=True, exist_ok=True)
         jsonl.write_json(self._own / _METRICS, metrics)
 
-    def finished(self, outputs: Sequence[str], made_by: Callable[[], Mapping[str, Any]]) -> dict[str, float] | None:
-        """Return what the stage has returned, where its outputs stand and are made from the same; None otherwise."""
+    def finished(
+        self, outputs: Sequence[str], config: Config, made_by: Callable[[], Mapping[str, Any]]
+    ) -> dict[str, float] | None:
+        """Return what the stage has returned, where its outputs stand and are of the same work; None otherwise."""
         if not (self._own / _METRICS).is_file():
             return None
         wanted = made_by()
-        if any(lineage.read(self.output(name)) != wanted for name in outputs):
+        if not all(is_same(config, wanted, lineage.read(self.output(name))) for name in outputs):
             return None
         metrics: dict[str, float] = jsonl.read_json(self._own / _METRICS)
         return metrics

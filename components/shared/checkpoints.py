@@ -16,11 +16,12 @@ from typing import Any
 
 from components.shared import durable, jsonl, lineage
 from components.shared.errors import PipelineError
+from components.shared.made_from import MadeFrom, differences
 from components.shared.progress import say
 
 FOLDER = "checkpoints"
 """Where a stage keeps them in its folder of unfinished work."""
-_FORMAT = 1
+_FORMAT = 2
 _MANIFEST = "manifest.json"
 _LOCK = "writer.lock"
 _NAME = re.compile(r"step-(\d{6,})")
@@ -36,16 +37,19 @@ class Found:
     score: float | None
 
 
-def latest(folder: Path, *, stage: str) -> Found | None:
+def latest(folder: Path, *, stage: str, made_from: MadeFrom | None = None) -> Found | None:
     """Return the newest whole checkpoint, or None where there is none at all.
 
-    One that is torn or damaged is passed over with a line said; a PipelineError where that leaves none.
+    One that is torn or damaged is passed over with a line said; a PipelineError where that leaves none, or where the
+    checkpoint is of a run that is not `made_from` the same.
     """
     stored = _stored(folder)
     for step in sorted(stored, reverse=True):
         fault = _fault(stored[step])
         if fault is None:
-            return Found(step, stored[step], _manifest(stored[step])["score"])
+            manifest = _manifest(stored[step])
+            _refuse_foreign(stored[step], manifest["made_from"], made_from, stage)
+            return Found(step, stored[step], manifest["score"])
         say(stage, f"{fault}; this checkpoint is passed over")
     if stored:
         raise PipelineError(
@@ -55,23 +59,25 @@ def latest(folder: Path, *, stage: str) -> Found | None:
     return None
 
 
-def newest_step(folder: Path) -> int | None:
-    """Return the step of the newest checkpoint, unread, or None where there is none."""
-    return max(_stored(folder), default=None)
+def last_step(work: Path) -> int | None:
+    """Return the step of the newest checkpoint, whole or not, in a folder of unfinished work; None without any."""
+    return max((step for folder in work.glob("*/") for step in _stored(folder)), default=None)
 
 
 class Writer:
     """The one process that writes checkpoints into a folder; a RetryableError for a second one.
 
     Keeps the last `keep_last` checkpoints and, with `keep_best`, the one with the highest score, of equals the later.
+    Each holds what the run is `made_from`.
     """
 
-    def __init__(self, folder: Path, *, keep_last: int, keep_best: bool) -> None:
+    def __init__(self, folder: Path, *, keep_last: int, keep_best: bool, made_from: MadeFrom | None = None) -> None:
         assert keep_last > 0
+        self._made_from = made_from
         self._folder, self._keep_last, self._keep_best = folder, keep_last, keep_best
         self._lock = durable.hold(folder / _LOCK)  # let go with this object
         for left in folder.glob(".step-*"):
-            shutil.rmtree(left)
+            durable.remove(left)
 
     def save(self, step: int, write: Callable[[Path], None], *, score: float | None) -> None:
         """Keep what `write` puts into the folder it is given as the checkpoint of `step`.
@@ -84,7 +90,8 @@ class Writer:
         if target.exists() and _fault(target):
             durable.discard(target)
         if not target.exists():
-            self._write(target, write, {"format": _FORMAT, "step": step, "score": score})
+            made = {"format": _FORMAT, "step": step, "score": score, "made_from": self._made_from}
+            self._write(target, write, made)
         self._thin_out(step)
 
     def _write(self, target: Path, write: Callable[[Path], None], manifest: dict[str, Any]) -> None:
@@ -107,7 +114,7 @@ class Writer:
 
     def _room(self, number: int, partial: Path) -> str:
         """Remove what was written and say how much room there is then, and how much it takes."""
-        needed = max(map(_size, (partial, *_stored(self._folder).values())))
+        needed = max(map(durable.size, (partial, *_stored(self._folder).values())))
         shutil.rmtree(partial, ignore_errors=True)
         free = shutil.disk_usage(self._folder).free
         return (
@@ -146,6 +153,14 @@ def _score(folder: Path) -> float | None:
     return score
 
 
+def _refuse_foreign(folder: Path, made: MadeFrom | None, made_from: MadeFrom | None, stage: str) -> None:
+    """Raise PipelineError for a whole checkpoint that was put among those of another run."""
+    if made_from is None or made == made_from:
+        return
+    why = "which is not known" if made is None else differences(stage, made, made_from)
+    raise PipelineError(f"{folder}: is a checkpoint of another run, made from something else: {why}; take it away")
+
+
 def _fault(folder: Path) -> str | None:
     """What a checkpoint has that is not as it was written; None for a whole one."""
     try:
@@ -176,6 +191,8 @@ def _difference(written: dict[str, Any] | None, there: dict[str, Any] | None) ->
 
 def _manifest(folder: Path) -> dict[str, Any]:
     """The sealed manifest of a checkpoint; a PipelineError where it is missing or not as it was written."""
+    if not folder.is_dir():
+        raise PipelineError(f"{folder}: is no folder")
     path = folder / _MANIFEST
     sealed = jsonl.read_json(path)
     if not isinstance(sealed, dict) or sealed.get("digest") != lineage.value_digest(sealed.get("content")):
@@ -191,7 +208,3 @@ def _listing(folder: Path) -> Listing:
         path.relative_to(folder).as_posix(): {"size": path.stat().st_size, "sha256": lineage.file_digest(path)}
         for path in files
     }
-
-
-def _size(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

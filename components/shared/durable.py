@@ -6,6 +6,8 @@ import os
 import platform
 import re
 import shutil
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
@@ -34,31 +36,119 @@ def sync_tree(folder: Path) -> None:
 def discard(folder: Path) -> None:
     """Remove a folder; whenever this is interrupted, it stands whole or not at all, and may leave `.<name>.removed`."""
     aside = folder.with_name(f".{folder.name}.removed")
+    remove(aside)
     folder.rename(aside)
-    shutil.rmtree(aside, ignore_errors=True)
+    remove(aside)
+
+
+def remove(path: Path) -> None:
+    """Remove what stands at a path, a folder or a file, as far as that is possible."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+class InUseError(RetryableError):
+    """Another process holds a folder."""
+
+    def __init__(self, folder: Path, holder: str) -> None:
+        super().__init__(f"{folder}: is in use by {holder}; wait until that has ended, or end it")
+        self.holder = holder
 
 
 def hold(path: Path) -> TextIO:
     """Hold the folder of the lock file `path` until the file returned is closed or this process ends, however it does.
 
-    A RetryableError says who holds it already. The lock is the process's own: a child that outlives it holds nothing.
+    An InUseError says who holds it already. The lock is the process's own: a child that outlives it holds nothing.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    file = path.open("a+", encoding="utf-8")
+    file = _opened(path)
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        ours = os.path.samestat(os.fstat(file.fileno()), path.stat())
-    except (BlockingIOError, FileNotFoundError):
+        ours = _is_at(file, path)
+    except BlockingIOError:
         ours = False
     if not ours:  # or the one who held it has removed the folder meanwhile
         with file:
             file.seek(0)
             holder = file.read().strip() or "another process"
-        raise RetryableError(f"{path.parent}: is in use by {holder}; wait until that has ended, or end it")
+        raise InUseError(path.parent, holder)
+    return _signed(file)
+
+
+def hold_after(path: Path) -> TextIO:
+    """Hold the folder of a lock file as `hold` does, once whoever holds it has let go of it or ended.
+
+    It is the file system that tells when a process on another host has ended: on NFS some minutes after its host died.
+    """
+    while True:
+        file = _opened(path)
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX)
+            if _is_at(file, path):
+                return _signed(file)
+        except BaseException:
+            file.close()
+            raise
+        file.close()  # the one who held it has removed the folder, as a run does that has finished
+
+
+def is_held(path: Path) -> bool:
+    """Tell whether another process holds the folder of a lock file."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except FileNotFoundError:
+        return False
+    return False
+
+
+def _opened(path: Path) -> TextIO:
+    """Open a lock file, which may be removed together with its folder at any moment."""
+    while True:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileNotFoundError):
+            return path.open("a+", encoding="utf-8")
+
+
+def _is_at(file: TextIO, path: Path) -> bool:
+    """Tell whether an open file is the one that stands at a path."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _signed(file: TextIO) -> TextIO:
+    """Write into a lock file who holds it."""
     file.truncate(0)
     file.write(f"process {os.getpid()} on {platform.node()}\n")
     file.flush()
     return file
+
+
+def full_disk(error: Exception, folders: Sequence[Path]) -> str | None:
+    """Return what is full, and how much room there is and was taken; None where an error is about something else.
+
+    `folders` are those that were being filled: of these the fullest is named where the system does not say which file.
+    """
+    number = errno_of(error)
+    if number not in NO_ROOM:
+        return None
+    free = {folder: shutil.disk_usage(folder).free for folder in folders if folder.is_dir()}
+    fullest = min(free, key=lambda folder: free[folder])
+    name = getattr(error, "filename", None)
+    return (
+        f"{name or fullest}: {os.strerror(number).lower()}: {size(fullest):,} bytes are in {fullest} so far, "
+        f"{free[fullest]:,} are free; make room and run again"
+    )
+
+
+def size(folder: Path) -> int:
+    """Return the bytes of all files below a folder."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def errno_of(error: Exception) -> int | None:

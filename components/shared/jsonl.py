@@ -54,6 +54,8 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise PipelineError(f"{path}: no such file") from None
+    except IsADirectoryError:
+        raise PipelineError(f"{path}: is a folder, expected a JSON file") from None
     except (ValueError, RecursionError):
         raise PipelineError(f"{path}: not valid JSON; is the file truncated?") from None
 

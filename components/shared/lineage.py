@@ -43,11 +43,16 @@ def value_digest(value: Any) -> str:
 
 
 @cache
-def code_digest() -> str:
-    """Return the digest of the code that makes the artifacts: every Python file and template in components/."""
+def code_files() -> dict[str, str]:
+    """Return the digest of each file of code that makes the artifacts: Python and templates in components/, by path."""
     root = Path(__file__).parents[1]
     files = sorted(file for file in root.rglob("*") if file.suffix in {".py", ".jinja", ".css"})
-    listing = "".join(f"{file.relative_to(root).as_posix()} {file_digest(file)}\n" for file in files)
+    return {file.relative_to(root).as_posix(): file_digest(file) for file in files}
+
+
+def code_digest() -> str:
+    """Return the digest of all the code that makes the artifacts."""
+    listing = "".join(f"{name} {digest}\n" for name, digest in code_files().items())
     return hashlib.sha256(listing.encode()).hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""Config keys that say where and how fast something is computed, and not what comes out of it."""
+"""Config keys that say where and how fast something is computed, or when to give up, and not what comes out of it."""
 
 from typing import Any
 
@@ -9,7 +9,8 @@ from pydantic_core import to_jsonable_python
 class Operational:
     """Marks such a field of a config, as in `num_processes: Annotated[int, Operational] = Field(gt=0)`.
 
-    A run that is resumed with another value of it goes on from the checkpoints that are there.
+    That also goes for a limit that only stops a run, such as on what may be without a verdict. A run that is resumed
+    with another value of it goes on from the checkpoints that are there.
     """
 
 

@@ -17,14 +17,16 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import gettempdir
 from typing import Annotated, Any, get_type_hints
 
 from components.shared import durable, lineage
 from components.shared.config import Config, load_section, validate
 from components.shared.errors import PipelineError, RetryableError
+from components.shared.made_from import made_from
 from components.shared.memory import described, refused_memory
 from components.shared.model_reference import followed, refuse_changed
-from components.shared.operational import without_operational
+from components.shared.work import HeldWork, held
 
 In = Annotated[Path, "input"]
 Out = Annotated[Path, "output"]
@@ -47,7 +49,6 @@ JOURNAL_VARIABLE = "GRPO_PIPELINE_JOURNAL"
 """Names a file to which each stage appends when it started, finished or failed (see `_record`)."""
 WORK_VARIABLE = "GRPO_PIPELINE_WORK"
 """Names the folder for unfinished work, where that is not outputs/work."""
-_WORK_LOCK = "run.lock"
 
 
 def main(step: Step, section: str) -> None:
@@ -71,12 +72,18 @@ def run_task(step: Step, section: str, config: Mapping[str, Any], **folders: str
 
 
 def run(
-    step: Step, section: str, config: Config, folders: Mapping[str, Path], *, work_root: Path | None = None
+    step: Step,
+    section: str,
+    config: Config,
+    folders: Mapping[str, Path],
+    *,
+    work_root: Path | None = None,
+    before_outputs_stand: Callable[[dict[str, float]], object] = lambda metrics: None,
 ) -> dict[str, float]:
     """Run `step` with every output aside, then move all outputs into place with their lineage.
 
     An input that is but a reference to a model is that model. Unfinished work is in `work_root`, by default in
-    outputs/work.
+    outputs/work. Where another run does the same work already, its result is waited for and taken.
     """
     kinds = kinds_of(step)
     given = {name: path for name, path in folders.items() if kinds[name] == "input"}
@@ -89,21 +96,60 @@ def run(
     made_by = lineage.describe(section, config.model_dump(mode="json"), inputs)
     for name, path in given.items():
         refuse_changed(path, made_by["inputs"][name]["digest"])
-    verdict: PipelineError | None = None
-    metrics: dict[str, float] = {}
-    with _work(step, config, made_by, work_root) as work, _aside(outputs) as aside:
-        try:
-            metrics = step(config, **inputs, **aside, **work)
-        except PipelineError as error:
-            if not error.outputs_stand:
-                raise
-            verdict = error
-        for folder in aside.values():
-            lineage.write(folder, made_by)
+    verdict = None
+    with _held(step, config, made_by, work_root) as work:
+        with _aside(outputs, work) as aside:
+            metrics = work.take(aside) if work else None
+            taken = metrics is not None
+            if metrics is None:
+                metrics, verdict = _filled(step, config, made_by, {**inputs, **aside}, aside, work)
+            before_outputs_stand(metrics)
+        if work and not taken and not verdict:
+            work.finish(outputs, made_by, metrics)
     if verdict:
         raise verdict
     _record(section, "finished", seconds=round(time.monotonic() - started, 3), metrics=metrics)
     return metrics
+
+
+def _filled(
+    step: Step,
+    config: Config,
+    made_by: Mapping[str, Any],
+    folders: Mapping[str, Path],
+    aside: Mapping[str, Path],
+    work: HeldWork | None,
+) -> tuple[dict[str, float], PipelineError | None]:
+    """Have a step fill its outputs; return its metrics, and its verdict where it raises one."""
+    metrics: dict[str, float] = {}
+    verdict: PipelineError | None = None
+    if work:
+        work.begin(made_from(config, made_by))
+        folders = {**folders, **dict.fromkeys(_work_names(step), work.folder)}
+    try:
+        metrics = step(config, **folders)
+    except PipelineError as error:
+        if not error.outputs_stand:
+            raise
+        verdict = error
+    for folder in aside.values():
+        lineage.write(folder, dict(made_by))
+    return metrics, verdict
+
+
+@contextmanager
+def _held(step: Step, config: Config, made_by: Mapping[str, Any], root: Path | None) -> Iterator[HeldWork | None]:
+    """The unfinished work of a step that takes a folder for it."""
+    if not _work_names(step):
+        yield None
+        return
+    root = root or Path(os.environ.get(WORK_VARIABLE) or "outputs/work")
+    with held(root, made_by["stage"], made_from(config, made_by)) as work:
+        yield work
+
+
+def _work_names(step: Step) -> list[str]:
+    return [name for name, kind in kinds_of(step).items() if kind == "work"]
 
 
 def _check_inputs(section: str, inputs: Mapping[str, Path]) -> None:
@@ -148,43 +194,7 @@ def _summary(step: Step) -> str:
 
 
 @contextmanager
-def _work(step: Step, config: Config, made_by: Mapping[str, Any], root: Path | None) -> Iterator[dict[str, Path]]:
-    """The folder of unfinished work for a step that takes one; kept unless the block ends well."""
-    names = [name for name, kind in kinds_of(step).items() if kind == "work"]
-    if not names:
-        yield {}
-        return
-    stage = (root or Path(os.environ.get(WORK_VARIABLE) or "outputs/work")) / made_by["stage"]
-    for left in stage.glob(".*.removed"):
-        shutil.rmtree(left, ignore_errors=True)
-    folder = stage / _work_key(config, made_by)
-    with durable.hold(folder / _WORK_LOCK):
-        try:
-            yield dict.fromkeys(names, folder)
-        except BaseException:
-            if all(path.is_dir() or path.suffix == ".lock" for path in folder.rglob("*")):
-                _discard_work(folder)  # nothing was done yet
-            raise
-        _discard_work(folder)
-
-
-def _discard_work(folder: Path) -> None:
-    """Remove a folder of work, and what it was in where that is empty now."""
-    durable.discard(folder)
-    with suppress(OSError):
-        for parent in list(folder.parents)[: 1 if folder.is_absolute() or WORK_VARIABLE in os.environ else 3]:
-            parent.rmdir()
-
-
-def _work_key(config: Config, made_by: Mapping[str, Any]) -> str:
-    """What decides whether one run can go on from where another stopped: the same code on the same inputs."""
-    inputs = {name: made["digest"] for name, made in made_by["inputs"].items()}
-    key = {"config": without_operational(config), "inputs": inputs, "code": made_by["code"]}
-    return lineage.value_digest(key)[:16]
-
-
-@contextmanager
-def _aside(outputs: Mapping[str, Path]) -> Iterator[dict[str, Path]]:
+def _aside(outputs: Mapping[str, Path], work: HeldWork | None) -> Iterator[dict[str, Path]]:
     """Empty folders beside the outputs; renamed into place on success, removed on failure."""
     aside = {name: path.with_name(f".{path.name}.partial") for name, path in outputs.items()}
     try:
@@ -196,6 +206,11 @@ def _aside(outputs: Mapping[str, Path]) -> Iterator[dict[str, Path]]:
             durable.sync_tree(folder)
         for name, path in outputs.items():
             _replace(path, aside[name])
+    except Exception as error:
+        full = durable.full_disk(error, [*aside.values(), *([work.folder] if work else []), Path(gettempdir())])
+        if full is None:
+            raise
+        raise PipelineError(full) from error
     finally:
         for folder in aside.values():
             shutil.rmtree(folder, ignore_errors=True)

@@ -206,7 +206,7 @@ class RewardConfig(Config):
     """Weight of each reward that counts: by its name, or `package.module:function` for one of your own."""
     supervision: Supervision
     combination: Combination
-    max_unscorable_fraction: float = Field(ge=0, le=1)
+    max_unscorable_fraction: Annotated[float, Operational] = Field(ge=0, le=1)
     """Share of a rollout's completions that may be without a verdict or have a reward fail; the run stops above it."""
     max_steps_without_signal: Annotated[int | None, Operational] = Field(default=30, gt=0)
     """Steps in a row without two different rewards in any group, after which the run stops; null never stops it. Steps
@@ -301,7 +301,7 @@ class SamplerConfig(Config):
     update old."""
     max_importance_weight: float | None = Field(default=None, ge=1)
     """Bound of the per-token weight pi_old / pi_sampler that corrects for the difference; null for no correction."""
-    max_mismatch: float = Field(gt=0)
+    max_mismatch: Annotated[float, Operational] = Field(gt=0)
     """Mean absolute difference in nats per token between the two above which the run stops."""
 
     @model_validator(mode="after")

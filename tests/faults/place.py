@@ -161,7 +161,7 @@ class Place:
         """Neither processes of the run nor its temporary files nor unfinished work are left."""
         self.assert_nothing_runs()
         assert not list((self.folder / "tmp").iterdir())
-        assert not list((self.folder / "work").glob("*/*"))
+        assert not [path for path in (self.folder / "work").glob("*/*") if path.is_dir()]
 
 
 NewPlace = Callable[..., Place]

@@ -1,3 +1,6 @@
+import multiprocessing
+import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -6,7 +9,7 @@ import pytest
 from components.launch.cluster import current
 from components.launch.task import run_task
 from components.launch.volume import StageFolders
-from components.shared import jsonl, lineage
+from components.shared import durable, jsonl, lineage
 from components.shared.config import Config
 from components.shared.model_reference import PIPELINE_FILE, followed
 from components.shared.step import In, Out, Work
@@ -49,12 +52,17 @@ def run(tmp_path: Path) -> Any:
     (tmp_path / "problems" / "train.jsonl").write_text("{}\n")
 
     def run(
-        attempt: str = "1", *, problems: Path = tmp_path / "problems", stage: str = "train_sft", **config: str
+        attempt: str = "1",
+        *,
+        problems: Path = tmp_path / "problems",
+        stage: str = "train_sft",
+        run_id: str = RUN_ID,
+        **config: str,
     ) -> dict[str, float]:
         folders = {"problems": problems, **{name: tmp_path / attempt / name for name in ("model", "training")}}
         paths = {name: str(path) for name, path in folders.items()}
         cluster = {"image": "gpu:1", "mount": str(tmp_path / "volume")}
-        return run_task(train, stage, config, cluster=cluster, run_id=RUN_ID, **paths)
+        return run_task(train, stage, config, cluster=cluster, run_id=run_id, **paths)
 
     return run
 
@@ -72,7 +80,7 @@ def test_everything_lies_on_the_volume(run: Any, tmp_path: Path) -> None:
     assert made_by is not None
     assert made_by["inputs"]["problems"]["digest"] == lineage.digest(tmp_path / "problems")
     assert lineage.read(tmp_path / "1" / "model") == made_by == lineage.read(tmp_path / "1" / "training")
-    assert not list((volume / "grpo-pipeline" / "work").glob("*/*"))
+    assert not [path for path in (volume / "grpo-pipeline" / "work").glob("*/*") if path.is_dir()]
 
 
 def test_a_model_on_the_volume_is_read_where_it_is(run: Any, tmp_path: Path) -> None:
@@ -117,6 +125,76 @@ def test_a_finished_stage_is_not_run_again(run: Any, tmp_path: Path, monkeypatch
     assert followed(tmp_path / "2" / "model").is_dir()
     assert run("3", ending="other") == {"resumed": 0.0}
     assert len(CALLS) == 2, "another config makes another model"
+
+
+@pytest.mark.parametrize("name", ["model", "training"])
+def test_one_output_of_other_work_has_the_stage_run_again(run: Any, tmp_path: Path, name: str) -> None:
+    """As where an attempt was killed after it had put some of its outputs in place."""
+    run("1")
+    made = tmp_path / "volume/grpo-pipeline" / RUN_ID / "train_sft" / name
+    lineage.write(made, {**(lineage.read(made) or {}), "code": "earlier"})
+    run("2")
+    assert len(CALLS) == 2
+
+
+def test_an_input_whose_copying_was_killed_is_copied_anew(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half a copy is never read."""
+
+    def die(given: Path, aside: Path) -> None:
+        aside.mkdir(parents=True)
+        (aside / "train.jsonl").write_text("{")
+        raise KilledError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "copytree", die)
+        with pytest.raises(KilledError):
+            run("1")
+    run("2")
+    assert (CALLS[0] / "train.jsonl").read_text() == "{}\n"
+    assert lineage.digest(CALLS[0]) == lineage.digest(tmp_path / "problems")
+
+
+def test_a_run_takes_the_result_of_another_that_does_the_same(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where that one has another id; a later attempt of this run finds it as its own."""
+    begun, waited = tmp_path / "begun", tmp_path / "waited"
+
+    def finish_late(*_: Any) -> None:
+        begun.touch()
+        _wait_for(waited)
+
+    def first() -> None:
+        monkeypatch.setattr(StageFolders, "keep_metrics", finish_late)
+        run("first", run_id="another-run")
+
+    hold_after = durable.hold_after
+
+    def wait(path: Path) -> Any:
+        waited.touch()
+        return hold_after(path)
+
+    monkeypatch.setattr(durable, "hold_after", wait)
+    other = multiprocessing.get_context("fork").Process(target=first)
+    other.start()
+    _wait_for(begun)
+    assert run("1") == {"resumed": 0.0}
+    other.join()
+    assert other.exitcode == 0
+    assert run("2") == {"resumed": 0.0}
+    assert CALLS == []
+    model = tmp_path / "volume/grpo-pipeline" / RUN_ID / "train_sft/model"
+    assert followed(tmp_path / "2" / "model") == model
+    assert (model / "train.jsonl").read_text() == "{}\n"
+
+
+def _wait_for(path: Path) -> None:
+    deadline = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < deadline, f"{path} has not been made"
+        time.sleep(0.01)
 
 
 def test_a_volume_that_is_not_mounted_is_missed(run: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -117,6 +117,16 @@ def _sealed_otherwise(**changes: Any) -> Callable[[Path], None]:
     return change
 
 
+def _a_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def _a_file(path: Path) -> None:
+    shutil.rmtree(path)
+    path.touch()
+
+
 def _another_score(path: Path) -> None:
     path.write_text(path.read_text().replace("0.25", "0.75"))
 
@@ -134,8 +144,10 @@ def _another_score(path: Path) -> None:
         ("manifest.json", _cut, "/manifest.json: not valid JSON; is the file truncated?;"),
         ("manifest.json", lambda path: path.write_text("7"), "/manifest.json: is damaged:"),
         ("manifest.json", lambda path: path.write_text("{}"), "/manifest.json: is damaged:"),
+        ("manifest.json", _a_folder, "/manifest.json: is a folder, expected a JSON file;"),
+        ("", _a_file, ": is no folder;"),
         ("manifest.json", _another_score, "/manifest.json: is damaged: its digest is not that of its content;"),
-        ("manifest.json", _sealed_otherwise(format=2), ": is in format 2, where 1 is read;"),
+        ("manifest.json", _sealed_otherwise(format=1), ": is in format 1, where 2 is read;"),
         ("manifest.json", _sealed_otherwise(step=7), ": is the checkpoint of step 7 under another name;"),
     ],
 )
@@ -150,6 +162,11 @@ def test_one_that_is_not_whole_is_passed_over(
     assert said.startswith(f"train: {tmp_path}/step-000002{message}")
     assert said.endswith("; this checkpoint is passed over\n")
     assert said.count("\n") == 1
+    _save(tmp_path, 2, 3, keep_last=2)
+    assert _names(tmp_path) == {"step-000002", "step-000003"}
+    assert _latest_step(tmp_path) == 3
+    _save(tmp_path, 4, keep_last=1)
+    assert _names(tmp_path) == {"step-000004"}
 
 
 def test_no_flipped_bit_is_missed(tmp_path: Path) -> None:
@@ -180,6 +197,30 @@ def test_where_none_is_whole_nothing_is_begun_again_unasked(tmp_path: Path, caps
         latest(tmp_path, stage="train")
     assert str(none.value).startswith(f"{tmp_path}: ")
     assert capsys.readouterr().out.count("passed over\n") == 2
+
+
+def _made_from(**changes: Any) -> dict[str, Any]:
+    return {"config": {"seed": 1}, "inputs": {"problems": "d1"}, "code": "c1", **changes}
+
+
+@pytest.mark.parametrize(
+    ("other", "difference"),
+    [
+        (_made_from(config={"seed": 2}), "train.seed: 2 -> 1"),
+        (_made_from(inputs={"problems": "d2"}), "the input `problems`"),
+        (_made_from(code="c2", config={"rate": 0.5}), "train.rate: 0.5 -> (none); train.seed: (none) -> 1; the code"),
+        (None, "which is not known"),
+    ],
+)
+def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path, other: dict[str, Any] | None, difference: str) -> None:
+    """However whole it is, and in one line that says what differs; among its own it is found."""
+    Writer(tmp_path, keep_last=9, keep_best=False, made_from=other).save(2, _fill(2), score=None)
+    with pytest.raises(PipelineError) as refused:
+        latest(tmp_path, stage="train", made_from=_made_from())
+    assert str(refused.value) == (
+        f"{tmp_path}/step-000002: is a checkpoint of another run, made from something else: {difference}; take it away"
+    )
+    assert latest(tmp_path, stage="train", made_from=other) == Found(2, tmp_path / "step-000002", None)
 
 
 @pytest.mark.parametrize(

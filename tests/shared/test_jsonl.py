@@ -83,6 +83,8 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
             read()
     with pytest.raises(PipelineError, match=f"^{tmp_path}: is a folder, expected a JSON lines file$"):
         list(read_rows(tmp_path))
+    with pytest.raises(PipelineError, match=f"^{tmp_path}: is a folder, expected a JSON file$"):
+        read_json(tmp_path)
 
 
 @pytest.mark.parametrize("content", [b'{"a": 1', b"", b'"caf\xe9"', b"[" * 100_000])

@@ -4,6 +4,8 @@ import json
 import os
 import platform
 import re
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +20,7 @@ from components.shared.config import Config
 from components.shared.errors import DataRejectedError, GateMissedError, PipelineError, RetryableError
 from components.shared.operational import Operational
 from components.shared.step import In, Out, Work
+from components.shared.work import HeldWork
 
 _ROOT = Path(__file__).parents[2]
 _STAGE = '''
@@ -157,6 +160,42 @@ def test_outputs_are_replaced_as_a_whole(tmp_path: Path, earlier: dict[str, str]
     assert "second/old.txt" in earlier
     _run(_write, tmp_path)
     assert _files(tmp_path) == _NEW
+
+
+def test_outputs_are_on_disk_before_they_count(
+    tmp_path: Path, earlier: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each file and folder is synced, then renamed, then the name synced; only then is what it replaces removed."""
+    assert earlier
+    done: list[str] = []
+    sync, rename, rmtree = os.fsync, os.rename, shutil.rmtree
+
+    def record_sync(descriptor: int) -> None:
+        done.append("sync " + os.path.relpath(Path(f"/proc/self/fd/{descriptor}").readlink(), tmp_path))
+        sync(descriptor)
+
+    def record_rename(old: Path, new: Path) -> None:
+        done.append(f"rename {new.name}")
+        rename(old, new)
+
+    def record_removal(path: Path, **options: Any) -> None:
+        if path.exists():
+            done.append(f"remove {path.name}")
+        rmtree(path, **options)
+
+    monkeypatch.setattr(os, "fsync", record_sync)
+    monkeypatch.setattr(os, "rename", record_rename)
+    monkeypatch.setattr(shutil, "rmtree", record_removal)
+    _run(_write, tmp_path)
+    first, second = "out/.first.partial", ".second.partial"
+    assert set(done[:6]) == {
+        *(f"sync {first}{name}" for name in ("", "/a.txt", "/lineage.json")),
+        *(f"sync {second}{name}" for name in ("", "/b.txt", "/lineage.json")),
+    }
+    assert done[6:] == [
+        *("rename .first.old", "rename first", "sync out", "remove .first.old"),
+        *("rename .second.old", "rename second", "sync .", "remove .second.old"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -342,6 +381,11 @@ def _train(folder: Path, failure: BaseException | None = None, *, stage: str = "
     return seen[0]
 
 
+def _unfinished(work: Path) -> list[Path]:
+    """The folders of unfinished work."""
+    return [path for path in work.glob("*/*") if path.is_dir()]
+
+
 def _begun(folder: Path, *, stage: str = "train", **config: int) -> float:
     """How many steps an unfinished run had left for one with this config."""
     folders = {"source": folder / "source", "model": folder / "out/model"}
@@ -361,12 +405,12 @@ def _begun(folder: Path, *, stage: str = "train", **config: int) -> float:
 )
 def test_unfinished_work_is_kept_until_the_stage_has_finished(tmp_path: Path, work: Path, error: BaseException) -> None:
     """However it failed, the next run finds it; once the outputs stand it is gone, and so is the lock."""
-    with pytest.raises(type(error)):
+    with pytest.raises(PipelineError if isinstance(error, OSError) else type(error)):
         _train(tmp_path, error)
     assert not (tmp_path / "out/model").exists()
     assert _begun(tmp_path) == 3
     assert _files(tmp_path / "out") == {"model/weights.txt": "trained", "model/lineage.json": ""}
-    assert _files(work) == {}
+    assert _unfinished(work) == []
     assert _begun(tmp_path) == 0
 
 
@@ -375,7 +419,7 @@ def test_a_verdict_finishes_the_work(tmp_path: Path, work: Path) -> None:
     with pytest.raises(DataRejectedError):
         _train(tmp_path, DataRejectedError("all of it is wrong"))
     assert (tmp_path / "out/model/weights.txt").exists()
-    assert _files(work) == {}
+    assert _unfinished(work) == []
 
 
 def test_work_is_kept_where_the_outputs_cannot_be_put_in_place(tmp_path: Path, work: Path) -> None:
@@ -440,7 +484,7 @@ def test_what_a_run_killed_at_its_very_end_left_is_removed(tmp_path: Path, work:
     left.mkdir(parents=True)
     (left / "0.txt").write_text("reached")
     assert _begun(tmp_path) == 0
-    assert _files(work) == {}
+    assert _unfinished(work) == []
 
 
 def test_a_step_without_work_leaves_no_trace_of_it(tmp_path: Path, work: Path) -> None:
@@ -461,12 +505,14 @@ class TrainConfig(Config):
 
 def train(config: TrainConfig, *, source: In, model: Out, checkpoints: Work) -> dict[str, float]:
     """Train until the input says that it is enough."""
+    with (source.parent / "calls").open("a") as calls:
+        calls.write(".")
     (model / "weights.txt").write_text(f"{len(list(checkpoints.glob('*.txt')))} found")
     (checkpoints / "0.txt").write_text("reached")
     deadline = time.monotonic() + 30
     while not (source.parent / "enough").exists() and time.monotonic() < deadline:
         time.sleep(0.02)
-    return {}
+    return {"loss": 0.25}
 
 
 main(train, "train")
@@ -489,7 +535,7 @@ class _LongStage:
         return subprocess.Popen(
             command,
             cwd=self.folder,
-            env={**environment, "PYTHONPATH": str(_ROOT)},
+            env={**environment, "PYTHONPATH": str(_ROOT), step.JOURNAL_VARIABLE: "journal.jsonl"},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -497,8 +543,12 @@ class _LongStage:
 
     def work(self) -> Path:
         """The folder of unfinished work, relative to the project's."""
-        (found,) = self.folder.glob("outputs/work/train/*")
+        (found,) = _unfinished(self.folder / "outputs/work")
         return found.relative_to(self.folder)
+
+    def journal(self) -> list[dict[str, Any]]:
+        """What all starts have written down."""
+        return [json.loads(line) for line in (self.folder / "journal.jsonl").read_text().splitlines()]
 
 
 def test_a_work_folder_is_no_option(tmp_path: Path) -> None:
@@ -509,25 +559,177 @@ def test_a_work_folder_is_no_option(tmp_path: Path) -> None:
     assert "checkpoints" not in text
 
 
-def test_one_run_at_a_time_and_a_killed_one_does_not_count(tmp_path: Path) -> None:
-    """A second run of the same thing is refused and disturbs nothing; after a SIGKILL the next goes on from there."""
+def _waiting(stage: _LongStage, first: subprocess.Popen[str], second: subprocess.Popen[str]) -> None:
+    """Return once the second run has said for whom it waits."""
+    assert second.stdout is not None
+    holder = f"process {first.pid} on {platform.node()}"
+    expected = f"train: {stage.work()} is in use by {holder}, which does the same work; waiting to take its result\n"
+    assert second.stdout.readline() == expected
+
+
+def test_a_run_waits_for_another_of_the_same_work_and_takes_its_result(tmp_path: Path) -> None:
+    """The step is run once; outputs, wherever they are to be, are the same to the last byte, and so are metrics."""
+    stage = _LongStage(tmp_path)
+    with stage.start("--model", "model") as first:
+        _wait_for(tmp_path / ".model.partial/weights.txt")
+        with stage.start("--model", "deep/another") as second:
+            _waiting(stage, first, second)
+            assert not list(tmp_path.glob("deep"))
+            (tmp_path / "enough").touch()
+            output, error = second.communicate(timeout=60)
+    assert (first.returncode, second.returncode) == (0, 0), error
+    assert output == "train: the other run has finished; this one has the same result\n"
+    assert _files(tmp_path / "model") == _files(tmp_path / "deep/another")
+    assert lineage.read(tmp_path / "model") == lineage.read(tmp_path / "deep/another")
+    assert (tmp_path / "calls").read_text() == "."
+    finished = [line for line in stage.journal() if line["event"] == "finished"]
+    assert [line["metrics"] for line in finished] == [{"loss": 0.25}, {"loss": 0.25}]
+    assert _unfinished(tmp_path / "outputs/work") == []
+
+
+def test_a_run_that_waits_goes_on_where_a_killed_one_was(tmp_path: Path) -> None:
+    """Nothing of what that one has done is lost."""
     stage = _LongStage(tmp_path)
     with stage.start("--model", "model") as first:
         _wait_for(tmp_path / ".model.partial/weights.txt")
         with stage.start("--model", "another") as second:
-            output, error = second.communicate(timeout=60)
-        assert (second.returncode, output) == (RetryableError.exit_code, "")
-        holder = f"process {first.pid} on {platform.node()}"
-        assert error == f"error: train: {stage.work()}: is in use by {holder}; wait until that has ended, or end it\n"
+            _waiting(stage, first, second)
+            first.kill()
+            (tmp_path / "enough").touch()
+            assert second.communicate(timeout=60) == ("", "")
+    assert second.returncode == 0
+    assert (tmp_path / "another/weights.txt").read_text() == "1 found"
+    assert _unfinished(tmp_path / "outputs/work") == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_run_that_waits_ends_at_once_when_it_is_told_to(tmp_path: Path, number: int) -> None:
+    """It leaves nothing, and the other run goes on."""
+    stage = _LongStage(tmp_path)
+    with stage.start("--model", "model") as first:
+        _wait_for(tmp_path / ".model.partial/weights.txt")
+        with stage.start("--model", "another") as second:
+            _waiting(stage, first, second)
+            second.send_signal(number)
+            _, error = second.communicate(timeout=60)
+        told = f"error: train: told to stop while it waited for {stage.work()}; run the same again\n"
+        expected = (130, "") if number == signal.SIGINT else (RetryableError.exit_code, told)
+        assert (second.returncode, error) == expected
         assert not list(tmp_path.glob("*another*"))
-        first.kill()
-    assert (tmp_path / stage.work() / "0.txt").exists()
-    (tmp_path / "enough").touch()
-    with stage.start("--model", "model") as third:
-        assert third.communicate(timeout=60) == ("", "")
-    assert third.returncode == 0
-    assert (tmp_path / "model/weights.txt").read_text() == "1 found"
-    assert list(tmp_path.glob("outputs/work/train/*")) == []
+        (tmp_path / "enough").touch()
+        assert first.communicate(timeout=60) == ("", "")
+    assert first.returncode == 0
+
+
+def test_a_result_that_was_replaced_or_removed_is_not_taken(tmp_path: Path, work: Path) -> None:
+    """A run that has waited then does the work itself."""
+    with pytest.raises(RetryableError):
+        _train(tmp_path, RetryableError("a peer was lost"))
+    _train(tmp_path)
+    (result,) = work.glob("train/*.json")
+    waited = HeldWork("train", result.with_suffix(""), waited=True)
+    aside = tmp_path / "aside"
+    aside.mkdir()
+    assert waited.take({"model": aside}) == {"begun": 3.0}
+    assert _files(aside) == _files(tmp_path / "out/model")
+    assert HeldWork("train", result.with_suffix(""), waited=False).take({"model": aside}) is None
+    assert waited.take({"another": aside}) is None
+    lineage.write(tmp_path / "out/model", {"stage": "train", "config": {"seed": 7}})
+    assert waited.take({"model": aside}) is None
+    shutil.rmtree(tmp_path / "out/model")
+    assert waited.take({"model": aside}) is None
+    with pytest.raises(RetryableError):
+        _train(tmp_path, RetryableError("a peer was lost"))
+    assert not result.exists(), "the result is not that of the run before the last"
+
+
+@pytest.fixture
+def unfinished(tmp_path: Path, work: Path) -> Path:
+    """What a run with seed 0 has left after step 40."""
+    seen: list[Path] = []
+    folders = {"source": tmp_path / "source", "model": tmp_path / "out/model"}
+    with pytest.raises(PipelineError):
+        step.run(_long(PipelineError("out of ink"), seen), "train", _LongConfig(), folders)
+    (seen[0] / "checkpoints/step-000040").mkdir(parents=True)
+    return seen[0]
+
+
+ADVICE = (
+    "train: this run begins at the first step; to go on with unfinished work set back what differs and start again, "
+    "to give it up remove its folder\n"
+)
+
+
+def test_unfinished_work_of_another_config_is_not_passed_over_in_silence(
+    tmp_path: Path, unfinished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its folder, its step and each key with both values are named; a key that changes nothing is none of them."""
+    assert _begun(tmp_path, seed=1, num_steps=4, num_processes=8) == 0
+    line = f"train: {unfinished}: unfinished work, after step 40, is left: "
+    assert capsys.readouterr().out == f"{line}train.num_steps: 3 -> 4; train.seed: 0 -> 1\n{ADVICE}"
+    assert _begun(tmp_path, num_processes=8) == 3
+    assert capsys.readouterr().out == ""
+
+
+def test_unfinished_work_of_other_code_and_inputs_is_named_too(
+    tmp_path: Path, unfinished: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the files of code, and the name of the input."""
+    (tmp_path / "source/text.txt").write_text("TEXT")
+    files = lineage.code_files()
+    monkeypatch.setattr(lineage, "code_files", lambda: {**files, "train_grpo/loss.py": "another", "new.py": "new"})
+    assert _begun(tmp_path) == 0
+    line = f"train: {unfinished}: unfinished work, after step 40, is left: "
+    expected = "the input `source`; the code of components/new.py, components/train_grpo/loss.py"
+    assert capsys.readouterr().out == f"{line}{expected}\n{ADVICE}"
+
+
+def test_of_much_unfinished_work_the_latest_is_named(
+    tmp_path: Path, unfinished: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And of many files the first; the others are counted."""
+    for number in range(1, 4):
+        with pytest.raises(PipelineError):
+            _train(tmp_path, PipelineError("out of ink"), seed=number)
+    for other in _unfinished(unfinished.parents[1]):
+        (other / "checkpoints/step-000001").mkdir(parents=True)
+    (unfinished / "made_from.json").unlink()
+    os.utime(unfinished, (4e9, 4e9))
+    files = lineage.code_files()
+    monkeypatch.setattr(lineage, "code_files", lambda: {**files, **dict.fromkeys("abcde", "")})
+    capsys.readouterr()
+    _begun(tmp_path)
+    newest, *named, more, advice = capsys.readouterr().out.splitlines()
+    assert newest.endswith("after step 40, is left: what it was made from is not known")
+    assert all(line.endswith("the code of components/a, components/b, components/c and 2 more files") for line in named)
+    assert len(named) == 2
+    assert more.endswith("/work/train: unfinished work is in 1 more of its folders")
+    assert f"{advice}\n" == ADVICE
+
+
+def test_work_that_another_run_is_at_is_not_called_unfinished(
+    tmp_path: Path, unfinished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is not given up by anybody."""
+    holding = subprocess.Popen(
+        [sys.executable, "-c", _HOLD, str(unfinished / "run.lock")], cwd=_ROOT, stdin=subprocess.PIPE, stdout=-1
+    )
+    with holding:
+        assert holding.stdout is not None
+        assert holding.stdout.readline() == b"held\n"
+        assert _begun(tmp_path, seed=1) == 0
+        holding.kill()
+    assert capsys.readouterr().out == ""
+
+
+_HOLD = """
+import sys
+from pathlib import Path
+from components.shared.durable import hold
+held = hold(Path(sys.argv[1]))
+print("held", flush=True)
+sys.stdin.read()
+"""
 
 
 class _Stage:
@@ -615,10 +817,8 @@ def test_an_option_left_out_is_named(stage: _Stage) -> None:
         ("rejected", 2, "copy: too few texts"),
         ("gate", GateMissedError.exit_code, "copy: the gate is missed"),
         ("retry", RetryableError.exit_code, "copy: a peer was lost"),
-        ("disk", 2, "copy: no space left on device"),
         ("share", RetryableError.exit_code, "copy: /shared/text.txt: stale file handle"),
         ("file", 2, "copy: /a/text.txt: no such file or directory"),
-        ("rust", 2, "copy: no space left on device"),
         ("memory", 2, "copy: not enough memory for this stage"),
     ],
 )
@@ -631,6 +831,34 @@ def test_an_error_is_one_line_and_an_exit_code(stage: _Stage, failure: str, exit
     assert (failed["event"], failed["exit_code"]) == ("failed", exit_code)
     assert failed["error"].removeprefix("copy: ") == line.removeprefix("copy: ")
     assert bool(stage.outputs()) == (failure == "rejected")
+
+
+@pytest.mark.parametrize("failure", ["disk", "rust"])
+def test_a_full_disk_is_named_with_what_is_on_it(stage: _Stage, failure: str) -> None:
+    """Where the system says no path, it is that of the output on the fullest disk, with what is written and free."""
+    done = stage.run(failure=failure)
+    path = r"(/\S+|out/\.(notes|copies)\.partial)"
+    line = (
+        rf"error: copy: {path}: no space left on device: [\d,]+ bytes are in {path} so far, [\d,]+ are free; make room"
+    )
+    assert re.match(line, done.stderr)
+    assert (done.returncode, stage.outputs()) == (2, {})
+
+
+def test_a_disk_for_outputs_that_is_full_is_named(tmp_path: Path) -> None:
+    """Not the one with the temporary files, on which there is room."""
+    own = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--user", "--map-root-user", "--mount"]
+    stage = _Stage(tmp_path)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "raw/text.txt").write_bytes(bytes(100_000))
+    script = f"mount -t tmpfs -o size=400k tmpfs {tmp_path}/out && exec {shlex.join(stage.command)}"
+    done = stage.run(*own, "sh", "-c", script, times=9)
+    if "mount: " in done.stderr or "unshare: " in done.stderr:
+        pytest.skip(f"mounting in a namespace of its own is not permitted here: {done.stderr.strip()}")
+    line = (
+        r"error: copy: \S*out/\.copies\.partial\S*: no space left on device: (4|3)\d\d,\d{3} bytes are in out/\.copies"
+    )
+    assert re.match(line, done.stderr), done.stderr
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,20 @@ import pytest
 from pydantic import ValidationError
 
 from components.shared.config import load_section
+from components.shared.operational import without_operational
 from components.train_grpo.config import TrainGRPOConfig, reward_column
 from tests.train_grpo.settings import grpo_config
 
 ROOT = Path(__file__).parents[2]
 MODEL = {"base": "reference", "initial_rollouts": 1, "learning_rate": 1e-3, "epochs": 1, "replay_fraction": 0.1}
 STEPS = {"reward__weights": {"steps": 1.0}, "reward__supervision": "process"}
+
+
+@pytest.mark.parametrize("changes", [{"sampler__max_mismatch": 7.0}, {"reward__max_unscorable_fraction": 0.7}])
+def test_a_limit_that_only_stops_a_run_may_be_raised_on_the_way(changes: dict[str, Any]) -> None:
+    """As its error advises: the run goes on from its checkpoints, and what comes out is the same."""
+    assert grpo_config(**changes) != grpo_config()
+    assert without_operational(grpo_config(**changes)) == without_operational(grpo_config())
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,7 @@ class Termination:
 
     def _kept(self) -> str:
         """What there is to go on from."""
-        step = checkpoints.newest_step(self._work / checkpoints.FOLDER)
+        step = checkpoints.last_step(self._work)
         if step is None:
             return "no checkpoint is kept yet, except for one that the ranks write as they end"
         return f"the checkpoint of step {step} is kept, or a later one that the ranks write as they end"
