@@ -4,14 +4,40 @@ So a checkpoint can be gone on from with another number of processes, or another
 called by all processes together.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from torch import Tensor, nn
+
+from components.shared.errors import PipelineError
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 _NUM_STEPS = "num_steps"
+
+
+class WholeTensors(Mapping[str, Tensor]):
+    """The tensors of a file by name, read one by one: all at once may be more than there is room for."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file: Any = safe_open(path, framework="pt")
+
+    def __getitem__(self, name: str) -> Tensor:
+        tensor: Tensor = self._file.get_tensor(name)
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._file.keys())
+
+    def __len__(self) -> int:
+        return len(self._file.keys())
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a tensor, which is not read for it."""
+        return tuple(self._file.get_slice(name).get_shape())
 
 
 def whole_state(module: nn.Module, optimizer: Any, *, zero_stage: int, kept: bool) -> dict[str, Tensor]:
@@ -36,7 +62,9 @@ def whole_state(module: nn.Module, optimizer: Any, *, zero_stage: int, kept: boo
 
 @torch.no_grad()
 def load_weights(module: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Give a module that no engine holds yet the weights of `state`."""
+    """Give a module that no engine holds yet the weights of `state`; PipelineError where that is of another model."""
+    if isinstance(state, WholeTensors):
+        _refuse_other(module, state)
     for name, parameter in _trained(module):
         parameter.copy_(state[f"{name}/weight"])
 
@@ -52,6 +80,19 @@ def restore(module: nn.Module, optimizer: Any, state: Mapping[str, Tensor], *, z
     for name, parameter in _trained(module):
         for key in ("weight", *_MOMENTS) if started else ("weight",):
             _set(parameter, optimizer, key, state[f"{name}/{key}"], zero_stage)
+
+
+def _refuse_other(module: nn.Module, state: WholeTensors) -> None:
+    """Raise PipelineError unless a file holds the tensors of a module and its optimizer, and no others."""
+    keys = ("weight", *_MOMENTS) if any(name.endswith(_MOMENTS) for name in state) else ("weight",)
+    shapes = {f"{name}/{key}": tuple(parameter.shape) for name, parameter in _trained(module) for key in keys}
+    for name in sorted({*shapes, _NUM_STEPS} ^ set(state)):
+        does = "holds" if name in set(state) else "lacks"
+        raise PipelineError(f"{state.path}: {does} the tensor `{name}`, so it is of another model")
+    for name, shape in shapes.items():
+        if state.shape(name) != shape:
+            found, expected = ("x".join(map(str, each)) for each in (state.shape(name), shape))
+            raise PipelineError(f"{state.path}: the tensor `{name}` is {found}, where the model's is {expected}")
 
 
 def _trained(module: nn.Module) -> list[tuple[str, nn.Parameter]]:

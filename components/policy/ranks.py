@@ -30,7 +30,7 @@ _JOIN_S = 300.0
 _BEAT_S = 0.5
 _SILENCE_S = 6 * _BEAT_S
 _ANSWER_S = 5.0
-"""Time that the store has to answer. Torch keeps its own limits by asking it: they do not hold where it is cut off."""
+"""Time for the store to answer. Torch keeps its own limits by asking it, so they do not hold where it is cut off."""
 _Value = TypeVar("_Value")
 
 

@@ -6,40 +6,23 @@ values (numbers, text, tensors in lists and dicts), never objects.
 
 import io
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from safetensors.torch import save_file
-from torch import Tensor
 
 from components.policy.config import CheckpointConfig
 from components.policy.engine import PolicyEngine
+from components.policy.optimizer_state import WholeTensors
 from components.policy.ranks import Ranks
 from components.policy.stopping import Stop, StoppedError
 from components.shared import checkpoints
+from components.shared import work as work_of
 from components.shared.progress import say
 
 _POLICY, _VALUES = "policy.safetensors", "values.pt"
-
-
-class WholeTensors(Mapping[str, Tensor]):
-    """The tensors of a file by name, read one by one: all at once may be more than there is room for."""
-
-    def __init__(self, path: Path) -> None:
-        self._file: Any = safe_open(path, framework="pt")
-
-    def __getitem__(self, name: str) -> Tensor:
-        tensor: Tensor = self._file.get_tensor(name)
-        return tensor
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._file.keys())
-
-    def __len__(self) -> int:
-        return len(self._file.keys())
 
 
 class Saved:
@@ -61,8 +44,11 @@ class Resumption:
         self._writer = None
         newest = None
         if ranks.first:
-            self._writer = checkpoints.Writer(folder, keep_last=config.keep_last, keep_best=config.keep_best)
-            newest = checkpoints.latest(folder, stage=stage)
+            made_from = work_of.made_from_in(work)
+            self._writer = checkpoints.Writer(
+                folder, keep_last=config.keep_last, keep_best=config.keep_best, made_from=made_from
+            )
+            newest = checkpoints.latest(folder, stage=stage, made_from=made_from)
         # Only the first process reads all of it to see that it is whole.
         found = ranks.gather(newest, "the choice of a checkpoint")[0]
         self.steps_done = found.step if found else 0
