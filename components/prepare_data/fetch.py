@@ -16,6 +16,7 @@ from components.shared.progress import say
 _RAW = Path("data/raw")
 _REMOTE = Path("outputs/dvc-remote")
 """The DVC remote `local` of .dvc/config: a plain folder."""
+_CACHE = Path(".dvc/cache")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,11 @@ class Pointer:
         """Where the remote keeps the file's content."""
         return _REMOTE / "files" / "md5" / self.md5[:2] / self.md5[2:]
 
+    @property
+    def cached(self) -> Path:
+        """Where DVC keeps a copy of that for this folder."""
+        return _CACHE / "files" / "md5" / self.md5[:2] / self.md5[2:]
+
 
 def fetch(source: Path) -> None:
     """Have every raw file in place, byte for byte what its pointer says; takes what is missing from `source`."""
@@ -40,7 +46,10 @@ def fetch(source: Path) -> None:
         say("data", f"{_RAW} is complete ({len(pointers)} files)")
         return
     for pointer in missing:
-        if not pointer.stored.is_file():
+        # DVC would copy what is damaged as it is.
+        if pointer.cached.is_file() and _md5(pointer.cached) != pointer.md5:
+            pointer.cached.unlink()
+        if not pointer.stored.is_file() or _md5(pointer.stored) != pointer.md5:
             _store(pointer, source)
     _pull(missing)
     say("data", f"{', '.join(pointer.target.name for pointer in missing)} now in {_RAW}")
@@ -75,14 +84,17 @@ def _is_there(pointer: Pointer) -> bool:
 def _store(pointer: Pointer, source: Path) -> None:
     """Put a file of `source` into the remote if it is the one that the pointer means."""
     file = source / pointer.target.name
+    damaged = (
+        f"{pointer.stored}, the remote's copy of {pointer.target}, is damaged; " if pointer.stored.exists() else ""
+    )
     if not file.is_file():
         raise PipelineError(
-            f"{file}: no such file; `make data SOURCE=DIR` needs a folder with {pointer.target.name} "
+            f"{damaged}{file}: no such file; `make data SOURCE=DIR` needs a folder with {pointer.target.name} "
             "(data/README.md says where it comes from)"
         )
     found = _md5(file)
     if found != pointer.md5:
-        raise PipelineError(f"{file}: has MD5 {found}, but {pointer.path} says {pointer.md5}: another version")
+        raise PipelineError(f"{damaged}{file}: has MD5 {found}, but {pointer.path} says {pointer.md5}: another version")
     pointer.stored.parent.mkdir(parents=True, exist_ok=True)
     partial = pointer.stored.with_suffix(".partial")
     shutil.copyfile(file, partial)

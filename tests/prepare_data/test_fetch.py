@@ -60,6 +60,45 @@ def test_what_the_remote_holds_needs_no_source(project: Path) -> None:
     assert Path("data/raw/one.jsonl").read_bytes() == _CONTENT["one.jsonl"]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["outputs/dvc-remote", ".dvc/cache"])
+def test_a_damaged_copy_is_replaced_from_the_source(project: Path, place: str) -> None:
+    """In the remote as in DVC's cache: the right file is at hand, and nobody has to know where the wrong one lies."""
+    fetch(project)
+    Path("data/raw/one.jsonl").unlink()
+    _damage("one.jsonl", Path(place))
+    if place == "outputs/dvc-remote":
+        shutil.rmtree(".dvc/cache")
+    fetch(project)
+    assert Path("data/raw/one.jsonl").read_bytes() == _CONTENT["one.jsonl"]
+
+
+def test_a_damaged_copy_is_named_where_the_source_does_not_help(project: Path) -> None:
+    """The copy in the remote, the file that it is of, and what is wrong with the source."""
+    stored = Path("outputs/dvc-remote/files/md5") / _md5("one.jsonl")[:2] / _md5("one.jsonl")[2:]
+    stored.parent.mkdir(parents=True)
+    stored.write_bytes(_CONTENT["one.jsonl"])
+    _damage("one.jsonl", Path("outputs/dvc-remote"))
+    named = rf"^{stored}, the remote's copy of data/raw/one\.jsonl, is damaged; .*source/one\.jsonl: "
+    (project / "one.jsonl").write_bytes(b"another")
+    with pytest.raises(PipelineError, match=f"{named}has MD5"):
+        fetch(project)
+    (project / "one.jsonl").unlink()
+    with pytest.raises(PipelineError, match=f"{named}no such file"):
+        fetch(project)
+    assert not Path("data/raw/one.jsonl").exists()
+
+
+def _md5(name: str) -> str:
+    return hashlib.md5(_CONTENT[name], usedforsecurity=False).hexdigest()
+
+
+def _damage(name: str, place: Path) -> None:
+    path = place / "files" / "md5" / _md5(name)[:2] / _md5(name)[2:]
+    path.chmod(0o644)
+    path.write_bytes(_CONTENT[name][:-2])
+
+
 def test_a_source_without_the_file_is_an_error(project: Path) -> None:
     """The message names the file that is looked for and how to say where it is."""
     (project / "two.jsonl").unlink()

@@ -92,6 +92,11 @@ def test_what_cannot_be_had_is_named(repository: _Repository, tmp_path: Path) ->
             _answers(section, tmp_path / str(number))
         assert "\n" not in str(raised.value)
     shutil.rmtree(repository.folder / ".dvc/cache")
+    (stored,) = [path for path in repository.remote.rglob("*") if path.is_file() and b"What is 3 " in path.read_bytes()]
+    stored.chmod(0o644)
+    stored.write_bytes(stored.read_bytes().replace(b"3", b"4"))
+    with pytest.raises(PipelineError, match=f"{_TRAIN} cannot be had from .* is damaged: its object {stored} has"):
+        _answers(_section(repository.folder, commit), tmp_path / "damaged")
     shutil.rmtree(repository.remote)
     with pytest.raises(PipelineError, match=f"{_TRAIN} cannot be had from"):
         _answers(_section(repository.folder, commit), tmp_path / "empty")

@@ -15,7 +15,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         """Keep a file."""
-        self.server.files[self.path] = self._body()
+        self.server.files[self.path] = self._body()[: -1 if self.server.loses_bytes else None]
         self._answer(200, b"")
 
     def do_GET(self) -> None:
@@ -47,13 +47,15 @@ class _Storage(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
     files: dict[str, bytes]
+    loses_bytes: bool
 
 
 @contextmanager
-def http_storage() -> Iterator[str]:
-    """The URL of an empty storage."""
+def http_storage(*, loses_bytes: bool = False) -> Iterator[str]:
+    """The URL of an empty storage, or of one that loses the last byte of whatever it is sent."""
     server = _Storage(("127.0.0.1", 0), _Handler)
     server.files = {}
+    server.loses_bytes = loses_bytes
     threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     try:
         yield f"http://127.0.0.1:{server.server_address[1]}/models"

@@ -22,6 +22,7 @@ from components.report.report import report
 from components.shared import jsonl, lineage, step
 from components.shared.errors import GateMissedError, PipelineError
 from pipelines import cli
+from tests.register.http_storage import http_storage
 from tests.report.synthetic import SKILL, made_by_grpo, make_run, report_on
 
 pytestmark = pytest.mark.slow  # every registration runs half a dozen commands
@@ -417,6 +418,18 @@ def test_a_changed_file_in_the_storage_is_named(registered: Registered, tmp_path
     with pytest.raises(PipelineError, match=rf"v0\.0\.1: .*policy/{file} is damaged: its object {stored}"):
         fetch(config.registry, "v0.0.1", tmp_path / "fetched")
     assert not (tmp_path / "fetched").exists()
+
+
+def test_weights_that_do_not_come_back_are_not_registered(reports: dict[str, Path], tmp_path: Path) -> None:
+    """A storage that takes them and gives others back is found out before anyone is told of a version."""
+    policy = make_policy(tmp_path / "policy")
+    with http_storage(loses_bytes=True) as storage:
+        config = make_config(tmp_path, storage=storage)
+        with pytest.raises(
+            PipelineError, match=rf"v0\.0\.1: the weights cannot be had: .* {storage}/files/md5/.*damaged"
+        ):
+            run_register(config, policy, reports["passed"], tmp_path / "none")
+    assert tags(tmp_path / "registry") == []
 
 
 def test_a_version_is_fetched_into_a_relative_folder(registered: Registered, tmp_path: Path) -> None:
