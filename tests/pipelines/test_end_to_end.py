@@ -73,8 +73,8 @@ def test_the_report_of_the_run_has_version_and_times(smoke_run: FinishedRun) -> 
     """The page in the run's folder says more than the stage's, which is written before registration."""
     page = (smoke_run.folder / "report.html").read_text()
     stage_page = (smoke_run.outputs["report"]["report"] / "report.html").read_text()
-    assert "grpo-policy@v0.0.1" in page
-    assert "grpo-policy@v0.0.1" not in stage_page
+    assert "grpo-policy-smoke@v0.0.1" in page
+    assert "grpo-policy-smoke@v0.0.1" not in stage_page
 
 
 def test_the_run_keeps_the_params_it_ran_with(smoke_run: FinishedRun) -> None:
