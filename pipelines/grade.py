@@ -26,8 +26,8 @@ _ACCEPTED = "expected one JSON object per line, with the strings `gold` and `res
 def grade(name: str, policy: AnswerPolicy) -> None:
     """Print a verdict for each line of a file, as soon as there is one; lines without text are left out."""
     counts: Counter[Verdict] = Counter()
+    where = "standard input" if name == STANDARD_INPUT else name
     with _opened(name) as file, Verifier() as verify, _bar() as bar:
-        where = "standard input" if name == STANDARD_INPUT else name
         for submissions, error in _chunks(file, where, policy):
             grades = verify(submissions)
             try:
@@ -38,6 +38,8 @@ def grade(name: str, policy: AnswerPolicy) -> None:
             bar.update(len(grades))
             if error:
                 raise error
+    if not counts:
+        raise PipelineError(f"{where}: holds no response; {_ACCEPTED}")
     print(", ".join(f"{counts[verdict]:,} {verdict}" for verdict in Verdict), file=sys.stderr)
 
 

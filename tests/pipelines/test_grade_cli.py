@@ -107,6 +107,20 @@ def test_a_missing_file_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr() == ("", "error: nope.jsonl: no such file or directory\n")
 
 
+@pytest.mark.parametrize("lines", [[], ["\n", "  \n"]])
+def test_a_file_without_responses_is_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], lines: list[str]
+) -> None:
+    """Whatever was to write them has failed, and a script must not take that for a result."""
+    path = written(tmp_path, *lines)
+    assert main(["grade", path]) == 2
+    assert capsys.readouterr() == (
+        "",
+        f"error: {path}: holds no response; expected one JSON object per line, "
+        "with the strings `gold` and `response`\n",
+    )
+
+
 def test_lines_may_be_of_any_length(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Whatever is read at once, a line is a line: short ones, megabytes, and many."""
     lengths = [3_000_000, 10, 1 << 20, (1 << 20) - 60, *[700] * 3000]
