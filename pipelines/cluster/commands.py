@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pipelines.screen import Screen, Style
 
 if TYPE_CHECKING:
+    from pipelines.cluster.connection import Settings
     from pipelines.cluster.runs import Cluster
 
 
@@ -77,17 +78,23 @@ def _add_connection(command: argparse.ArgumentParser) -> None:
     group.add_argument("--ca-file", type=Path, metavar="FILE", help="certificates to trust, in PEM")
 
 
-def _cluster(options: argparse.Namespace) -> "Cluster":
-    from pipelines.cluster.connection import connect, settings
-    from pipelines.cluster.runs import Cluster
+def _settings(options: argparse.Namespace) -> "Settings":
+    from pipelines.cluster.connection import settings
 
-    to = settings(
+    return settings(
         os.environ,
         endpoint=options.endpoint,
         namespace=options.namespace,
         token_file=options.token_file,
         ca_file=options.ca_file,
     )
+
+
+def _cluster(options: argparse.Namespace) -> "Cluster":
+    from pipelines.cluster.connection import connect
+    from pipelines.cluster.runs import Cluster
+
+    to = _settings(options)
     client = connect(to)
     return Cluster(client, to.endpoint, to.namespace or client.get_user_namespace() or None)
 
@@ -99,6 +106,7 @@ def _submit(options: argparse.Namespace) -> int:
     from pipelines.cluster.wait import wait
 
     screen = Screen(sys.stdout, sys.stderr)
+    _settings(options)  # before half a minute of compiling: is there an address at all?
     with package(options.pipeline) as compiled:
         values = parameters(compiled, options.params, options.set)
         _warn_of_images(values)
@@ -170,6 +178,7 @@ def _apply(options: argparse.Namespace) -> int:
     from pipelines.cluster.parameters import parameters, skipping_repetition
 
     when = cron.parse(options.cron)
+    _settings(options)
     with package(options.pipeline) as compiled:
         values = skipping_repetition(parameters(compiled, options.params, options.set), options.set)
         _warn_of_images(values)

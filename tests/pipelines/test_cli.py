@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from pipelines.cli import main
+from pipelines.cluster.connection import ENDPOINT_VARIABLES
 
 ROOT = Path(__file__).parents[2]
 
@@ -76,6 +77,17 @@ def test_fetch_says_where_it_looked(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert main(["fetch", "v0.0.1", str(tmp_path / "policy"), "--registry", str(registry)]) == 2
     assert capsys.readouterr().err == f"error: {registry}: no such registry; nothing has been registered there\n"
     assert not registry.exists()
+
+
+@pytest.mark.parametrize("command", [["submit"], ["schedule", "apply", "weekly", "--cron", "0 0 2 * * 1"]])
+def test_a_missing_address_is_told_before_the_graph_is_looked_at(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    """Compiling takes half a minute, after which nothing could be done with the graph."""
+    for name in (*ENDPOINT_VARIABLES, "KUBERNETES_SERVICE_HOST"):
+        monkeypatch.delenv(name, raising=False)
+    assert main([*command, "--pipeline", "nope.yaml"]) == 2
+    assert capsys.readouterr().err.startswith("error: no address of Kubeflow Pipelines: give --endpoint URL or set ")
 
 
 @pytest.mark.slow
