@@ -119,6 +119,13 @@ def test_dvc_reruns_a_stage_when_its_code_changes(stage: str) -> None:
     assert {dep for dep in deps if dep.startswith("components/")} == used
 
 
+def test_dvc_shows_the_scores_of_every_model_and_the_verdict() -> None:
+    """`dvc metrics show` has each evaluation and the summary of the report."""
+    metrics = yaml.safe_load((ROOT / "dvc.yaml").read_text())["metrics"]
+    scores = [f"outputs/stages/evaluate/{model}/scores.json" for model in ("base", "sft", "grpo")]
+    assert sorted(metrics) == sorted([*scores, "outputs/stages/report/report/summary.json"])
+
+
 def test_dvc_reruns_the_first_stage_when_its_data_change() -> None:
     """The raw files that params.yaml names are dependencies: DVC would not notice new content under an old name."""
     sources = yaml.safe_load((ROOT / "params.yaml").read_text())["prepare_data"]["sources"]

@@ -1,8 +1,10 @@
 """The promotion gate on paired answers counted by hand."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from components.report.config import GateConfig
 from components.report.evaluation import Outcome, Pair, Record
@@ -10,6 +12,8 @@ from components.report.gate import decide
 from components.shared.errors import PipelineError
 from components.shared.statistics import paired_difference_interval
 
+ROOT = Path(__file__).parents[2]
+PRESETS = [ROOT / "params.yaml", *sorted((ROOT / "params").glob("*.yaml"))]
 GATE = GateConfig(target=("words",), min_gain=0.1, max_p_value=0.05, margin=0.1, enforce=True)
 
 
@@ -99,12 +103,13 @@ def test_another_source_must_not_get_worse_beyond_the_margin() -> None:
 
 
 def test_targets_are_taken_together() -> None:
-    """Two target sources are one test on all their problems."""
+    """Two target sources are one test on all their problems: the larger one counts for more."""
     pairs = make_pairs("a", both=0, only_sft=0, only_grpo=6, neither=4) + make_pairs(
-        "b", both=0, only_sft=1, only_grpo=2, neither=7
+        "b", both=0, only_sft=1, only_grpo=2, neither=27
     )
     verdict = decide(pairs, GATE.model_copy(update={"target": ("a", "b")}))
-    assert verdict["target"]["gain"] == 7 / 20
+    assert verdict["target"]["gain"] == 7 / 40
+    assert (verdict["target"]["sft"]["accuracy"], verdict["target"]["grpo"]["accuracy"]) == (1 / 40, 8 / 40)
     assert verdict["target"]["source"] == "a + b"
     assert verdict["others"] == []
 
@@ -124,3 +129,24 @@ def test_a_target_without_problems_is_named() -> None:
             make_pairs("words", both=1, only_sft=0, only_grpo=0, neither=0),
             GATE.model_copy(update={"target": ("word",)}),
         )
+
+
+@pytest.mark.parametrize("path", PRESETS, ids=lambda path: path.stem)
+def test_presets_ask_for_evidence_and_refuse_contaminated_data(path: Path) -> None:
+    """Chance explains a promotion in one case of twenty at most, losses are small, copies of test problems go."""
+    params = yaml.safe_load(path.read_text())
+    gate, contamination = params["report"]["gate"], params["prepare_data"]["contamination"]
+    assert 0 < gate["max_p_value"] <= 0.05
+    assert 0 <= gate["min_gain"] <= 0.2
+    assert 0 < gate["margin"] <= 0.05
+    assert 0 < contamination["max_overlap"] <= 0.5
+    assert 8 <= contamination["ngram_words"] <= 13
+
+
+def test_only_presets_that_promote_nothing_go_without_the_gate() -> None:
+    """A gate that is not enforced is for trying out, under a name that nobody takes for a release."""
+    registered = {path.stem: yaml.safe_load(path.read_text()) for path in PRESETS}
+    unenforced = {name for name, params in registered.items() if not params["report"]["gate"]["enforce"]}
+    assert unenforced == {"smoke", "gsm8k-math"}
+    names = [params["register"]["name"] for params in registered.values()]
+    assert sorted(names) == sorted(set(names))
