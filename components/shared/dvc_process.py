@@ -104,6 +104,10 @@ def get_checked(repository: str, path: str, revision: str, destination: str) -> 
                     missing = f"{_shown(path, file)}: its object {file.place} is missing from the storage"
                     raise StorageError(missing) from None
             raise
+        except Exception as error:
+            if not files:
+                raise
+            raise StorageError(f"{path} cannot be read from {_address(files[0].odb)}") from error
     for file in files:
         found = Path(destination, file.name)
         if not found.is_file() or file_md5(str(found), name=file.hash_name) != file.md5:
@@ -145,10 +149,17 @@ def _entries(odbs: list[Any], value: str, top: PurePosixPath) -> Any:
             content = odb.fs.cat_file(odb.oid_to_path(value))
         except FileNotFoundError:
             continue
+        except Exception as error:
+            raise StorageError(f"{top}: its list of files {place} cannot be read from {_address(odb)}") from error
         if hashlib.md5(content, usedforsecurity=False).hexdigest() == value.removesuffix(".dir"):
             return json.loads(content)
         fault = f"its list of files {place} is damaged"
     raise StorageError(f"{top}: {fault}")
+
+
+def _address(odb: Any) -> str:
+    address: str = odb.fs.unstrip_protocol(odb.path)
+    return address
 
 
 def _shown(path: str, file: _Stored) -> PurePosixPath:

@@ -155,3 +155,33 @@ def test_a_push_to_s3_fails_with_its_cause(
             here.dvc("push")
         assert type(failed.value) is kind
         assert "\n" not in str(failed.value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fault", "kind", "reason"),
+    [("forbidden", PipelineError, "Forbidden|Access Key Id"), ("internal error", RetryableError, "internal error|500")],
+)
+def test_what_cannot_be_read_from_s3_is_named(
+    repository: Repository,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    fault: Fault,
+    kind: type[PipelineError],
+    reason: str,
+) -> None:
+    """Folder, object and storage, and why; retryable where the server may recover."""
+    config = repository.folder / ".dvc" / "config"
+    config.write_text(config.read_text().replace(str(repository.storage), "s3://bucket/models"))
+    Workspace(repository.folder, tmp_path).git("commit", "--quiet", "--all", "--message", "moved")
+    with s3_storage(fault) as storage:
+        for name, value in storage.environment.items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(PipelineError, match=reason) as failed:
+            Workspace(tmp_path, tmp_path).dvc_get(str(repository.folder), "policy", "HEAD", tmp_path / "out")
+    assert type(failed.value) is kind
+    listed = repository.objects["."].relative_to(repository.storage)
+    assert f"policy: its list of files bucket/models/{listed} cannot be read from s3://bucket/models" in str(
+        failed.value
+    )
+    assert "\n" not in str(failed.value)
