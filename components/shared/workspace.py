@@ -51,7 +51,7 @@ class Workspace:
 
     def dvc(self, *arguments: str) -> str:
         """Run DVC and return what it printed."""
-        return self._run("dvc", [sys.executable, str(_DVC), *arguments])
+        return self._run("dvc", [sys.executable, "-P", str(_DVC), *arguments])  # -P: no module beside it
 
     def dvc_get(self, repository: str, path: str, revision: str, destination: Path) -> None:
         """Copy a file or folder that DVC keeps, as it was at one revision of a repository.
