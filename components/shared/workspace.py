@@ -25,6 +25,8 @@ _PASSING = re.compile(
     r"|hung up unexpectedly|early EOF|Empty reply from server|returned error: (429|5\d\d)|HTTP (429|5\d\d)"
 )
 """What git says where a network or a server has failed, which may work the next time."""
+_REFUSED = "! ["
+"""Begins git's line on a ref that the other side did not take."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,9 @@ class Workspace:
 
     def dvc(self, *arguments: str) -> str:
         """Run DVC and return what it printed."""
-        return self._run("dvc", [sys.executable, "-P", str(_DVC), *arguments])  # -P: no module beside it
+        return self._run(
+            "dvc", [sys.executable, "-P", str(_DVC), *arguments]
+        )  # -P: the script's folder is no import path
 
     def dvc_get(self, repository: str, path: str, revision: str, destination: Path) -> None:
         """Copy a file or folder that DVC keeps, as it was at one revision of a repository.
@@ -80,8 +84,7 @@ class Workspace:
         except FileNotFoundError:
             raise PipelineError(f"{tool}: no such program; it is needed to work with versions") from None
         if done.returncode != 0:
-            may_pass = done.returncode == RetryableError.exit_code or (tool == "git" and _PASSING.search(done.stderr))
-            kind = RetryableError if may_pass else PipelineError
+            kind = RetryableError if _may_pass(tool, done) else PipelineError
             raise kind(f"{tool}: {_reason(done.stderr or done.stdout)}")
         return done.stdout
 
@@ -113,10 +116,17 @@ def _points_to_a_repository(variable: str) -> bool:
     }
 
 
+def _may_pass(tool: str, done: "subprocess.CompletedProcess[str]") -> bool:
+    """Whether a network or a server has failed; one that refuses a push hangs up as well, but says so."""
+    if tool == "git":
+        return _REFUSED not in done.stderr and _PASSING.search(done.stderr) is not None
+    return done.returncode == RetryableError.exit_code
+
+
 def _reason(output: str) -> str:
     """What a tool says is wrong: its first line that is marked as an error, and why a server refuses a push."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
-    refused = [line.removeprefix("! ") for line in lines if line.startswith("! [")]
+    refused = [" ".join(line.removeprefix("! ").split()) for line in lines if line.startswith(_REFUSED)]
     if refused:
         said = [line.removeprefix("remote:").strip() for line in lines if line.startswith("remote:")]
         return "; ".join([refused[0], *filter(None, said)])

@@ -20,9 +20,10 @@ from components.register.register import project_commit, register
 from components.report.config import ReportConfig
 from components.report.report import report
 from components.shared import jsonl, lineage, step
-from components.shared.errors import GateMissedError, PipelineError
+from components.shared.errors import GateMissedError, PipelineError, RetryableError
 from pipelines import cli
 from tests.register.http_storage import http_storage
+from tests.register.s3_storage import s3_storage
 from tests.report.synthetic import SKILL, made_by_grpo, make_run, report_on
 
 pytestmark = pytest.mark.slow  # every registration runs half a dozen commands
@@ -430,6 +431,24 @@ def test_weights_that_do_not_come_back_are_not_registered(reports: dict[str, Pat
         ):
             run_register(config, policy, reports["passed"], tmp_path / "none")
     assert tags(tmp_path / "registry") == []
+
+
+def test_a_push_to_s3_that_was_cut_off_is_finished_by_the_next_run(
+    reports: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The storage is named, trying again is what helps, and then the weights come back from there."""
+    policy, config = make_policy(tmp_path / "policy"), make_config(tmp_path, storage="s3://bucket/models")
+    with s3_storage("dies in mid-push") as storage:
+        for name, value in storage.environment.items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(RetryableError, match="s3://bucket/models: the weights cannot be stored there: failed to"):
+            run_register(config, policy, reports["passed"], tmp_path / "none")
+        assert tags(tmp_path / "registry") == []
+        storage.fault = None
+        version = run_register(config, policy, reports["passed"], tmp_path / "registration")
+        assert version["version"] == "v0.0.1"
+        fetch(config.registry, "v0.0.1", tmp_path / "fetched")
+    assert lineage.digest(tmp_path / "fetched") == version["policy_digest"]
 
 
 def test_a_version_is_fetched_into_a_relative_folder(registered: Registered, tmp_path: Path) -> None:

@@ -33,3 +33,22 @@ def test_a_refused_push_is_told_in_the_words_of_the_server(tmp_path: Path) -> No
     work.git("commit", "--quiet", "--allow-empty", "--message", "x")
     with pytest.raises(PipelineError, match=r"remote rejected\] HEAD -> main \(hook declined\); no releases on Friday"):
         work.git("push", "--quiet", str(shared), "HEAD:refs/heads/main")
+
+
+def test_a_push_that_came_too_late_is_no_failure_of_the_network(tmp_path: Path) -> None:
+    """Although the server hangs up on an atomic push that it does not take."""
+    shared = f"file://{tmp_path}/shared.git"
+    subprocess.run(["git", "init", "--quiet", "--bare", str(tmp_path / "shared.git")], check=True)
+    for name, refused in (("first", False), ("second", True)):
+        work = Workspace(tmp_path / name, tmp_path)
+        work.folder.mkdir()
+        work.git("init", "--quiet", "--initial-branch", "main")
+        work.git("commit", "--quiet", "--allow-empty", "--message", name)
+        work.git("tag", name)
+        push = ("push", "--quiet", "--atomic", shared, "HEAD:refs/heads/main", f"refs/tags/{name}")
+        if not refused:
+            work.git(*push)
+            continue
+        with pytest.raises(PipelineError, match=r"rejected\] +HEAD -> main \(fetch first\)") as failed:
+            work.git(*push)
+        assert failed.value.exit_code == 2
