@@ -22,7 +22,10 @@ def refuse_unevaluated(report: Path, policy: Path, policy_digest: str) -> None:
             f"are the same ({policy_digest[:12]}); evaluate this policy, or put its own lineage back"
         )
     _refuse_other_reference(report, models)
-    _refuse_altered(report, made_by["config"]["gate"], models)
+    try:
+        _refuse_altered(report, made_by["config"]["gate"], models)
+    except (KeyError, TypeError) as error:
+        raise PipelineError(f"{report}: is not as the report stage writes it ({error}); {_AGAIN}") from None
 
 
 def _evaluated_model(report: Path, made_by: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -30,10 +33,7 @@ def _evaluated_model(report: Path, made_by: Mapping[str, Any], name: str) -> Map
     try:
         evaluation = made_by["inputs"][f"{name}_evaluation"]["lineage"]
         model: Mapping[str, Any] = evaluation["inputs"]["model"]
-        is_whole = (made_by["stage"], evaluation["stage"]) == ("report", "evaluate") and {*model} >= {
-            "digest",
-            "lineage",
-        }
+        is_whole = (made_by["stage"], evaluation["stage"]) == ("report", "evaluate") and bool(model["digest"])
     except (KeyError, TypeError):
         is_whole = False
     if not is_whole:

@@ -53,9 +53,8 @@ class Workspace:
 
     def dvc(self, *arguments: str) -> str:
         """Run DVC and return what it printed."""
-        return self._run(
-            "dvc", [sys.executable, "-P", str(_DVC), *arguments]
-        )  # -P: the script's folder is no import path
+        # -P: the modules beside the script are none of DVC's.
+        return self._run("dvc", [sys.executable, "-P", str(_DVC), *arguments])
 
     def dvc_get(self, repository: str, path: str, revision: str, destination: Path) -> None:
         """Copy a file or folder that DVC keeps, as it was at one revision of a repository.

@@ -156,6 +156,7 @@ def _without(name: str) -> Callable[[Any], object]:
             lambda summary: summary["verdict"].update(passed=False),
             "summary.json: repeats another verdict",
         ),
+        ("verdict.json", lambda verdict: verdict.pop("target"), "is not as the report stage writes it ('target')"),
         ("provenance.json", lambda made: made["inputs"].update({"grpo model": "0"}), "names other models than lineage"),
     ],
 )
