@@ -15,6 +15,9 @@ _RUN_FIELDS = {
     "GRPO_PIPELINE_RUN_NAME": "metadata.annotations['pipelines.kubeflow.org/run_name']",
 }
 """Where Kubeflow writes down, on each pod, which run it belongs to."""
+_RETRY_WINDOW_S = 365 * 24 * _HOUR_S
+"""Time from the start of a task's first attempt until Argo begins no other and ends the one that runs: longer than all
+attempts together, each of which has a limit of its own. Argo reads 0 as no time at all, and KFP nothing as an hour."""
 _SHM = "16Gi"
 """Of the memory limit of a task that runs a model: what its processes share, 64 MiB where nothing is said."""
 
@@ -30,6 +33,7 @@ class Role:
     timeout_s: int
     """Time after which Kubernetes ends the task."""
     retries: int
+    """Attempts after the first, for pods that are lost. What may pass otherwise, a task tries again itself."""
     cached: bool = False
     """Whether Kubeflow may take the outputs of an earlier task with the same inputs. A run that says it trained,
     measured or registered has done so."""
@@ -50,9 +54,9 @@ ROLES = {
     "launch": Role(("500m", "2"), ("2G", "4G"), LONGEST_TRAINING_S, 3, secrets=("hub",)),
     "model": Role(("4", "16"), ("32G", "128G"), 24 * _HOUR_S, 2, model=True, secrets=("hub",)),
     "report": Role(("1", "2"), ("2G", "4G"), _HOUR_S, 1, volume=False),
-    # Registering the same weights twice gives the same version.
+    # The verdict of a missed gate is the same the next time, and to Kubeflow every failure is alike.
     "register": Role(
-        ("1", "2"), ("4G", "8G"), 6 * _HOUR_S, 2, secrets=("git", "model_registry", "storage"), told_run=True
+        ("1", "2"), ("4G", "8G"), 6 * _HOUR_S, 0, secrets=("git", "model_registry", "storage"), told_run=True
     ),
     # Never waits for what may not be there: it has to run when preflight has failed.
     "clean_up": Role(("500m", "1"), ("1G", "2G"), 600, 3, volume=False),
@@ -93,7 +97,8 @@ def on_cluster(tasks: Mapping[str, dsl.PipelineTask], form: Mapping[str, Any], c
         _size(task, role)
         task.set_container_image(form["image_gpu" if role.model else "image_light"])
         if role.retries:
-            task.set_retry(role.retries, backoff_duration="30s", backoff_factor=2, backoff_max_duration="600s")
+            window = f"{_RETRY_WINDOW_S}s"
+            task.set_retry(role.retries, backoff_duration="30s", backoff_factor=2, backoff_max_duration=window)
         kubernetes.set_timeout(task, role.timeout_s)
         kubernetes.set_image_pull_secrets(task, [form["image_pull_secret"]])
         kubernetes.add_pod_label(task, "app.kubernetes.io/managed-by", "grpo-pipeline")

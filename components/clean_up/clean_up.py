@@ -12,6 +12,7 @@ from components.launch.api import connect, own_namespace
 from components.launch.cleanup import delete_run
 from components.shared.errors import PipelineError, RetryableError
 from components.shared.progress import say
+from components.shared.retries import with_retries
 from components.shared.step import errors_in_one_line
 
 
@@ -28,7 +29,7 @@ class Ending:
 def run(ending: Ending, namespace: str, page: str) -> None:
     """Do the clean-up as a Kubeflow task, with the summary written to `page` also where something went wrong."""
     with errors_in_one_line("clean_up"):
-        clean_up(ending, namespace, Path(page))
+        with_retries("clean_up", lambda: clean_up(ending, namespace, Path(page)))
 
 
 def clean_up(ending: Ending, namespace: str, page: Path) -> None:

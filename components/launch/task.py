@@ -11,6 +11,7 @@ from components.shared import lineage, step
 from components.shared.config import Config, validate
 from components.shared.model_reference import followed
 from components.shared.progress import say
+from components.shared.retries import with_retries
 from components.shared.step import Step
 
 
@@ -29,7 +30,8 @@ def run_task(
         place = StageFolders(Path(wanted.mount), run_id, section)
         there = Cluster(wanted, run_id, section, place.records)
         settings = validate(step.config_type(stage), dict(config), name=section)
-        return _on_volume(stage, section, settings, there, place, {name: Path(path) for name, path in folders.items()})
+        paths = {name: Path(path) for name, path in folders.items()}
+        return with_retries(section, lambda: _on_volume(stage, section, settings, there, place, paths))
 
 
 def _on_volume(

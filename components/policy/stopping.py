@@ -19,6 +19,8 @@ _SAME_S = 1.0
 class StoppedError(RetryableError):
     """The run was told to stop, and has left a checkpoint to go on from."""
 
+    is_final = True
+
 
 class Stop:
     """Whether this process was told to stop."""

@@ -33,10 +33,14 @@ class RetryableError(PipelineError):
     """Nothing is wrong with the inputs (a lost peer, a preemption, I/O): run the same thing again."""
 
     exit_code = 75
+    is_final = False
+    """True where the same process is not to try again: it was told to stop, or has tried often enough."""
 
 
 class GivenUpError(RetryableError):
     """It may work another time, but was tried as often, or waited for as long, as the settings allow."""
+
+    is_final = True
 
 
 def refuse_all(problems: Sequence[str]) -> None:

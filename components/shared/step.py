@@ -7,7 +7,6 @@ for checkpoints: the next run of the same thing finds there what an unfinished o
 """
 
 import argparse
-import errno
 import inspect
 import json
 import os
@@ -26,6 +25,7 @@ from components.shared.errors import PipelineError, RetryableError
 from components.shared.made_from import made_from
 from components.shared.memory import described, refused_memory
 from components.shared.model_reference import followed, refuse_changed
+from components.shared.retries import PASSING_FAULTS, with_retries
 from components.shared.work import HeldWork, held
 
 In = Annotated[Path, "input"]
@@ -33,17 +33,6 @@ Out = Annotated[Path, "output"]
 Work = Annotated[Path, "work"]
 """A folder that outlives a failed or killed run, and goes away when the stage has finished; `run` supplies it."""
 Step = Callable[..., dict[str, float]]
-
-_PASSING_FAULTS = {
-    errno.EIO,
-    errno.ESTALE,
-    errno.ECONNRESET,
-    errno.ECONNREFUSED,
-    errno.ETIMEDOUT,
-    errno.EHOSTUNREACH,
-    errno.ENETUNREACH,
-}
-"""What a network or a shared file system answers when it may well work the next time."""
 
 JOURNAL_VARIABLE = "GRPO_PIPELINE_JOURNAL"
 """Names a file to which each stage appends when it started, finished or failed (see `_record`)."""
@@ -68,7 +57,8 @@ def run_task(step: Step, section: str, config: Mapping[str, Any], **folders: str
     """Run `step` as a Kubeflow task: plain values in, metrics out, the exit code as from the command line."""
     with errors_in_one_line(section):
         paths = {name: Path(folder) for name, folder in folders.items()}
-        return run(step, section, validate(config_type(step), dict(config), name=section), paths)
+        settings = validate(config_type(step), dict(config), name=section)
+        return with_retries(section, lambda: run(step, section, settings, paths))
 
 
 def run(
@@ -239,7 +229,7 @@ def errors_in_one_line(section: str) -> Iterator[None]:
         refused = _refused_by_system(error) if memory is None else described(memory, "this stage")
         if refused is None:
             raise
-        passing = isinstance(error, OSError) and error.errno in _PASSING_FAULTS
+        passing = isinstance(error, OSError) and error.errno in PASSING_FAULTS
         _fail(section, refused, RetryableError.exit_code if passing else PipelineError.exit_code)
 
 

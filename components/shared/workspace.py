@@ -21,7 +21,8 @@ _GIT_OPTIONS = (
 _ERROR_MARKS = ("fatal: ", "error: ", "ERROR: unexpected error - ", "ERROR: ")
 _DVC = Path(__file__).with_name("dvc_process.py")
 _PASSING = re.compile(
-    r"Could not resolve host|Failed to connect|Connection (refused|timed out|reset)|Operation timed out"
+    r"Could not resolve host|Temporary failure in name resolution|Failed to connect"
+    r"|Connection (refused|timed out|reset|closed)|Operation (timed out|too slow)"
     r"|hung up unexpectedly|early EOF|Empty reply from server|returned error: (429|5\d\d)|HTTP (429|5\d\d)"
 )
 """What git says where a network or a server has failed, which may work the next time."""

@@ -9,6 +9,7 @@ import pytest
 from components.clean_up.clean_up import Ending, clean_up, run
 from components.launch import names
 from components.launch.api import KUBECONFIG_VARIABLE
+from components.shared import retries
 from components.shared.errors import RetryableError
 from tests.cluster.api_server import ApiServer, Fault, kinds
 
@@ -131,9 +132,21 @@ def test_what_may_be_left_is_said_and_tried_again(server: ApiServer, tmp_path: P
 
 
 def test_the_exit_code_asks_for_another_try(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without any cluster the summary is there, and Kubeflow tries the task again."""
+    """Without any cluster the summary is there, and the exit code says that it may work another time."""
     monkeypatch.setenv(KUBECONFIG_VARIABLE, str(tmp_path / "none"))
     with pytest.raises(SystemExit) as ended:
         run(_FAILED, "", str(tmp_path / "out" / "summary"))
     assert ended.value.code == RetryableError.exit_code
     assert "# Run failed" in (tmp_path / "out" / "summary").read_text()
+
+
+def test_a_cluster_that_is_busy_is_asked_again(
+    server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the task itself: to Kubeflow it is a failure like all others, and a job would be left."""
+    monkeypatch.setenv(retries.POD_VARIABLE, "clean-up-1")
+    monkeypatch.setattr(retries, "PAUSES_S", (0.0,))
+    _add_job(server, "sft", _RUN)
+    server.faults.add(Fault("DELETE", status=503))
+    run(_FAILED, "", str(tmp_path / "summary.md"))
+    assert server.cluster.all(kinds.TRAIN_JOBS) == []

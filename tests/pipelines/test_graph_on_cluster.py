@@ -76,10 +76,22 @@ def test_nothing_of_a_namespace_is_compiled_in(variant: str) -> None:
 def test_secrets_are_there_by_name_alone(variant: str) -> None:
     """A task has the secrets it needs as environment variables; no parameter holds what is in one."""
     found = graph(variant)
-    by_task = {task: _secrets(found.settings(task)) for task in TASKS}
-    assert by_task["prepare-data"] == {key for kind in ("git", "hub", "storage") for key in SECRET_KEYS[kind]}
-    assert by_task["preflight"] == {key for keys in SECRET_KEYS.values() for key in keys}
-    assert by_task["report"] == by_task["clean-up"] == set()
+    kinds = {
+        "preflight": tuple(SECRET_KEYS),
+        **dict.fromkeys(("prepare-data", "validate-data"), ("git", "hub", "storage")),
+        **dict.fromkeys(("train-sft", "train-grpo", *MODEL), ("hub",)),
+        "register": ("git", "model_registry", "storage"),
+        **dict.fromkeys(("report", "clean-up"), ()),
+    }
+    assert set(kinds) == TASKS
+    for task, expected in kinds.items():
+        settings = found.settings(task)
+        assert _secrets(settings) == {key for kind in expected for key in SECRET_KEYS[kind]}, task
+        for secret in settings.get("secretAsEnv", []):
+            name = str(secret["secretNameParameter"]).replace("-", "_")
+            kind = next(kind for kind in SECRET_KEYS if kind in name)
+            assert {key["secretKey"] for key in secret["keyToEnv"]} == set(SECRET_KEYS[kind]), task
+            assert all(key["secretKey"] == key["envVar"] for key in secret["keyToEnv"]), task
     secret = re.compile(r"password|credential|access_?key|secret", re.IGNORECASE)
     assert {name for name in found.parameters if secret.search(name)} <= {*SECRET_NAMES, "image_pull_secret"}
     for name, parameter in found.parameters.items():
@@ -89,15 +101,46 @@ def test_secrets_are_there_by_name_alone(variant: str) -> None:
 
 @pytest.mark.parametrize("variant", CLUSTER_FORMS)
 def test_retries_fit_what_a_task_does(variant: str) -> None:
-    """What is wrong with a form is wrong the next time too; training goes on where it stopped, registering repeats."""
+    """What is wrong with a form is wrong the next time too, and so is a missed gate; training goes on after a loss."""
     tasks = graph(variant).tasks
     retries = {name: task["retryPolicy"]["maxRetryCount"] for name, task in tasks.items() if "retryPolicy" in task}
-    assert retries.pop("preflight", 0) == 0
-    assert set(retries) == TASKS - {"preflight"}
-    assert retries["prepare-data"] <= 2
-    assert retries["train-grpo"] == retries["train-sft"] == 3
-    assert retries["register"] >= 1
-    assert retries["clean-up"] >= 1
+    data, evaluations = dict.fromkeys(("prepare-data", "validate-data"), 2), dict.fromkeys(MODEL, 2)
+    assert retries == {**data, **evaluations, "train-sft": 3, "train-grpo": 3, "report": 1, "clean-up": 3}
+    assert set(tasks) - set(retries) == {"preflight", "register"}
+
+
+@pytest.mark.parametrize("variant", CLUSTER_FORMS)
+def test_retries_wait_longer_each_time(variant: str) -> None:
+    """Half a minute first, and twice as long before each further attempt."""
+    for name, task in graph(variant).tasks.items():
+        policy = task.get("retryPolicy")
+        assert policy is None or (policy["backoffDuration"], policy["backoffFactor"]) == ("30s", 2), name
+
+
+SIZES = {
+    # Cores and gigabytes asked for and at most, and hours until Kubernetes ends the task.
+    "preflight": (0.5, 1, 1, 2, 1 / 6),
+    "prepare-data": (1, 2, 4, 8, 4),
+    "validate-data": (1, 2, 4, 8, 4),
+    "train-sft": (0.5, 2, 2, 4, 60 * 24),
+    "train-grpo": (0.5, 2, 2, 4, 60 * 24),
+    **dict.fromkeys(MODEL, (4, 16, 32, 128, 24)),
+    "report": (1, 2, 2, 4, 1),
+    "register": (1, 2, 4, 8, 6),
+    "clean-up": (0.5, 1, 1, 2, 1 / 6),
+}
+
+
+@pytest.mark.parametrize("variant", CLUSTER_FORMS)
+def test_every_task_asks_for_what_it_needs(variant: str) -> None:
+    """Too little has it killed for memory or time in mid-work; too much keeps it waiting for a node."""
+    found = graph(variant)
+    for task, (cpu, most_cpu, memory, most_memory, hours) in SIZES.items():
+        asked = found.containers[f"exec-{task}"]["resources"]
+        assert (asked["cpuRequest"], asked["cpuLimit"]) == (cpu, most_cpu), task
+        assert (asked["memoryRequest"], asked["memoryLimit"]) == (memory, most_memory), task
+        assert int(found.settings(task)["activeDeadlineSeconds"]) == hours * 3600, task
+    assert set(SIZES) == TASKS
 
 
 @pytest.mark.parametrize("variant", CLUSTER_FORMS)

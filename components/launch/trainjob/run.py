@@ -27,14 +27,13 @@ from components.launch.trainjob.termination import Termination
 from components.launch.trainjob.watch import LostError, Seen, StalledError, Watch
 from components.shared.errors import GivenUpError, PipelineError, RetryableError
 from components.shared.progress import say
+from components.shared.retries import POD_VARIABLE
 
 _PASSED_ON = (WEIGHTS_VARIABLE, "HF_HUB_OFFLINE")
 """Variables of this process that ranks are told."""
 _VISIBLE_S, _POLL_S = 90.0, 3.0
 """Time until a shared file system shows here what a rank has written elsewhere."""
 _LINES_SHOWN = 20
-_POD_VARIABLE = "KFP_POD_NAME"
-"""Names this step's pod, in Kubeflow Pipelines."""
 _TRIED_AGAIN = (StalledError, LostError, UnansweredError)
 """Ends of the watch after which the step goes on by itself."""
 
@@ -61,7 +60,7 @@ def run_on_cluster(job: Job, cluster: Cluster, clock: Clock | None = None) -> di
 class _ClusterRun:
     def __init__(self, job: Job, cluster: Cluster, clock: Clock) -> None:
         self._job, self._cluster, self._clock = job, cluster, clock
-        here, pod = own_namespace(), os.environ.get(_POD_VARIABLE)
+        here, pod = own_namespace(), os.environ.get(POD_VARIABLE)
         self._objects = Objects(connect(), cluster.config.namespace or here)
         # To the cluster an owner in another namespace is one that is gone, and the job would go with it.
         owner = self._owner(pod) if pod and self._objects.namespace == here else None
