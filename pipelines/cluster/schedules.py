@@ -15,6 +15,7 @@ from components.shared.errors import PipelineError, RetryableError
 from pipelines.cluster.cron import Cron
 from pipelines.cluster.cron_words import words
 from pipelines.cluster.explained import explained
+from pipelines.cluster.logs import is_lost
 from pipelines.cluster.package import Package
 from pipelines.cluster.runs import Cluster, stop
 from pipelines.cluster.tasks import FINISHED
@@ -105,7 +106,8 @@ def _retire(cluster: Cluster, schedule: Any) -> list[Any]:
             cluster.client.disable_recurring_run(schedule.recurring_run_id)
     newer = takewhile(lambda run: run.created_at >= schedule.created_at, cluster.newest())
     of_it = [run for run in newer if run.recurring_run_id == schedule.recurring_run_id]
-    going = [run for run in of_it if run.state not in FINISHED]
+    unfinished = (cluster.get(run.run_id) for run in of_it if run.state not in FINISHED)
+    going = [run for run in unfinished if not is_lost(cluster, run)]
     if not going:
         _delete(cluster, schedule)
     return going

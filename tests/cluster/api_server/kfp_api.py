@@ -27,6 +27,8 @@ class KfpApi(KfpState):
         path = request.path.removeprefix(PREFIX)
         if request.path.startswith(PODS_PREFIX):
             self._authenticate(request)
+            if not self.has_ui:
+                return Answer({"code": 5, "message": "Not Found"}, 404)
             return dispatch(self._pod_routes(), request, request.path)
         if path != "healthz":
             self._authenticate(request)

@@ -22,6 +22,7 @@ class KfpState:
         token: What the client has to present as bearer.
         cookie: What it may present as cookie instead. With neither nobody is asked.
         history: The states that a run goes through, each with its seconds; the last one stays.
+        has_ui: Whether the address is that of the UI server, which tells about pods, or of the API server behind it.
         pods: What each pod of a run has printed; None where it has not begun.
         events: What is in the way of a pod.
         workflows: The names of the workflows of scheduled runs, with which the names of their pods begin.
@@ -38,6 +39,7 @@ class KfpState:
     versions: dict[str, Json] = field(default_factory=dict)
     runs: dict[str, Json] = field(default_factory=dict)
     recurring_runs: dict[str, Json] = field(default_factory=dict)
+    has_ui: bool = True
     pods: dict[str, str | None] = field(default_factory=dict)
     events: dict[str, list[Json]] = field(default_factory=dict)
     workflows: dict[str, str] = field(default_factory=dict)

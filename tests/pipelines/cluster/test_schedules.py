@@ -180,6 +180,15 @@ def test_a_schedule_is_not_removed_under_a_run_of_its_own(
     assert server.kfp.recurring_runs == {}
 
 
+def test_a_run_of_which_nothing_is_left_keeps_no_schedule(server: ApiServer, apply: Apply) -> None:
+    """Somebody deleted its workflow; Kubeflow takes it for running for ever."""
+    apply()
+    fire(server)
+    server.kfp.pods.clear()
+    assert main(["schedule", "remove", "weekly"]) == 0
+    assert server.kfp.recurring_runs == {}
+
+
 def test_a_schedule_that_is_removed_now_takes_its_run_with_it(
     server: ApiServer, apply: Apply, capsys: pytest.CaptureFixture[str]
 ) -> None:

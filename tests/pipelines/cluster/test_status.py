@@ -153,13 +153,17 @@ def test_a_stage_that_could_not_be_prepared_has_failed(
     assert ["train_sft", "failed"] in [line.split()[:2] for line in out.splitlines()]
 
 
-def test_a_run_after_a_retry_is_shown(server: ApiServer, run_id: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_after_a_retry_is_shown(
+    server: ApiServer, run_id: str, cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Its history then has an entry without a state."""
     tell(server, run_id, "RUNNING", preflight=DONE, train_grpo=RUNNING)
     server.kfp.runs[run_id]["state_history"].insert(0, {"update_time": "2026-11-22T10:00:00Z"})
     assert main(["status", run_id]) == 0
     assert main(["status"]) == 0
     assert "nightly" in capsys.readouterr().out
+    server.kfp.set_state(run_id, "FAILED")
+    assert wait.wait(cluster, run_id, Screen(sys.stdout, sys.stderr)) == 1
 
 
 def test_a_run_of_an_uploaded_pipeline_shows_its_stages(
@@ -232,6 +236,23 @@ def test_a_log_that_breaks_off_is_shown_as_far_as_it_goes(server: ApiServer, run
     server.kfp.pods[pod("train-grpo", 0)] = "Could not get main container logs: Error: socket hang up"
     with pytest.raises(PipelineError, match="no log of any stage"):
         list(logs.logs(cluster, cluster.get(run_id), None))
+
+
+def test_inside_a_cluster_logs_come_from_kubernetes(
+    server: ApiServer, run_id: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The address there is that of the API server, which has none; without Kubernetes the UI's is asked for."""
+    tell(server, run_id, "FAILED", train_sft=FAILED)
+    server.kfp.has_ui = False
+    assert main(["logs", run_id]) == 2
+    assert "(its log is gone" in capsys.readouterr().out
+    made = server.cluster.add_pod(pod("train-sft", 1))
+    server.cluster.print(made, "step 1", "error: train_sft: out of memory")
+    assert main(["status", run_id]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "error: train_sft: out of memory"
+    monkeypatch.setenv("GRPO_PIPELINE_KUBECONFIG", "/nowhere")
+    assert main(["logs", run_id]) == 2
+    assert capsys.readouterr().err == f"error: {server.url}: has no /k8s/pod/logs; name the address of the UI\n"
 
 
 def test_a_stage_that_was_stopped_is_told_from_one_that_broke(
