@@ -14,7 +14,7 @@ from components.launch.job import Job, called
 from components.launch.rank_errors import error_of_ranks
 from components.policy.stopping import on_requests
 from components.shared.config import Config
-from components.shared.errors import RetryableError
+from components.shared.errors import RetryableError, StoppedError
 
 _LOOK_S = 1.0
 _MARGIN_S = 5.0
@@ -91,10 +91,10 @@ def _cause(job: Job, exit_code: int, told: bool) -> Exception:
     """The error that ended the job."""
     said = error_of_ranks(job)
     if said is not None:
-        return said
+        return StoppedError(str(said)) if told and isinstance(said, RetryableError) else said
     if exit_code == RetryableError.exit_code:
         took = f"told to stop, but the step at hand took longer than {job.grace_s:g} s"
-        return RetryableError(f"{took}; run the same again to go on from the last checkpoint")
+        return StoppedError(f"{took}; run the same again to go on from the last checkpoint")
     if told:
-        return RetryableError("told to stop: ended at once; run the same again to go on from the last checkpoint")
+        return StoppedError("told to stop: ended at once; run the same again to go on from the last checkpoint")
     return RetryableError("the launcher of the processes was killed; run the same again to go on")

@@ -17,9 +17,10 @@ from components.policy.config import CheckpointConfig
 from components.policy.engine import PolicyEngine
 from components.policy.optimizer_state import WholeTensors
 from components.policy.ranks import Ranks
-from components.policy.stopping import Stop, StoppedError
+from components.policy.stopping import Stop
 from components.shared import checkpoints
 from components.shared import work as work_of
+from components.shared.errors import StoppedError
 from components.shared.progress import say
 
 _POLICY, _VALUES = "policy.safetensors", "values.pt"

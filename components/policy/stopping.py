@@ -16,12 +16,6 @@ _SAME_S = 1.0
 """Time in which requests count as one: `timeout` sends its signal twice, and a terminal to every process."""
 
 
-class StoppedError(RetryableError):
-    """The run was told to stop, and has left a checkpoint to go on from."""
-
-    is_final = True
-
-
 class Stop:
     """Whether this process was told to stop."""
 

@@ -37,6 +37,12 @@ class RetryableError(PipelineError):
     """True where the same process is not to try again: it was told to stop, or has tried often enough."""
 
 
+class StoppedError(RetryableError):
+    """The run was told to stop; the same run goes on from its last checkpoint."""
+
+    is_final = True
+
+
 class GivenUpError(RetryableError):
     """It may work another time, but was tried as often, or waited for as long, as the settings allow."""
 

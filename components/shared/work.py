@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Any, NoReturn, TextIO
 
 from components.shared import checkpoints, durable, jsonl, lineage
-from components.shared.errors import PipelineError, RetryableError
+from components.shared.errors import PipelineError, StoppedError
 from components.shared.made_from import MadeFrom, differences
 from components.shared.progress import say
 
@@ -131,7 +131,7 @@ def _ended_when_told(folder: Path) -> Iterator[None]:
     def stop(number: int, _: FrameType | None) -> NoReturn:
         if number == signal.SIGINT:
             raise SystemExit(128 + number)
-        raise RetryableError(f"told to stop while it waited for {folder}; run the same again")
+        raise StoppedError(f"told to stop while it waited for {folder}; run the same again")
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
     try:

@@ -11,7 +11,7 @@ from unittest.mock import patch
 import pytest
 from torch.distributed import get_rank, get_world_size
 
-from components.policy.stopping import StoppedError
+from components.shared.errors import StoppedError
 from components.train_grpo.config import TrainGRPOConfig
 from components.train_grpo.train_rank import train_rank
 from components.train_grpo.trainer import Trainer
