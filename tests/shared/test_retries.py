@@ -128,13 +128,13 @@ def test_every_task_of_kubeflow_tries_again(tmp_path: Path, monkeypatch: pytest.
         ("fatal: the remote end hung up unexpectedly", RetryableError),
         ("fatal: unable to access 'https://git.example/': The requested URL returned error: 403", PipelineError),
         ("fatal: Authentication failed for 'https://git.example/'", PipelineError),
-        ("fatal: unable to access 'https://gti.example/': Could not resolve host: gti.example", PipelineError),
+        ("fatal: unable to access 'https://gti.example/': Could not resolve host: gti.example", RetryableError),
     ],
 )
 def test_a_repository_that_is_away_is_told_from_one_that_refuses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, printed: str, kind: type[PipelineError]
 ) -> None:
-    """Registering and reading data are tried again where the server is away, and not where the address is wrong."""
+    """Registering and reading data are tried again where the server is away; a wrong name was found before the run."""
     program = tmp_path / "bin" / "git"
     program.parent.mkdir()
     program.write_text(f'#!/bin/sh\necho "{printed}" >&2\nexit 128\n')
