@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from components.train_grpo.equations import equations
+from tests.processor_time import processor_time
 
 DATA = Path("../shared/data")
 
@@ -318,11 +319,11 @@ HOSTILE = (
 )
 
 
-@pytest.mark.timeout(10)
 @pytest.mark.parametrize("piece", HOSTILE.split("|"))
 def test_time_is_proportional_to_length(piece: str) -> None:
     """A hundred thousand characters of anything take a second or two, where their square would take hours."""
-    equations(piece * (100_000 // len(piece)) + "1a=2")
+    with processor_time(10):
+        equations(piece * (100_000 // len(piece)) + "1a=2")
 
 
 def _rows(name: str) -> list[dict[str, str]]:

@@ -1,7 +1,6 @@
 import subprocess
 import sys
 import threading
-import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
@@ -96,9 +95,8 @@ def test_a_server_that_hangs_costs_one_time_limit(
     """It is not asked again and again, and the code says to try later."""
     monkeypatch.setattr(connection, "_REQUEST_TIMEOUT_S", 1)
     server.faults.add(Fault("GET", "/runs", delay_s=3, times=100))
-    started = time.monotonic()
     assert main(["status"]) == 75
-    assert time.monotonic() - started < 2.9
+    assert len([request for request in server.requests if "/runs" in request.path]) == 1
     assert "cannot be reached (" in capsys.readouterr().err
 
 

@@ -45,7 +45,12 @@ def _tell_and_sleep(path: str) -> None:
     """Write down which process this is."""
     Path(path).with_suffix(".new").write_text(str(os.getpid()), encoding="ascii")
     Path(path).with_suffix(".new").rename(path)
-    time.sleep(60)
+    time.sleep(3600)
+
+
+def _wait_for(path: str) -> None:
+    while not Path(path).exists():
+        time.sleep(0.01)
 
 
 def _sleep_the_first_time(path: str) -> None:
@@ -73,6 +78,7 @@ _STUNTS: dict[str, Callable[[str], object]] = {
     "compute": _compute,
     "sleep": _sleep,
     "tell and sleep": _tell_and_sleep,
+    "wait for": _wait_for,
     "sleep the first time": _sleep_the_first_time,
     "ask for much memory": lambda _: bytearray(3 << 30),
     "use much memory and hide it": _hide_much_memory,

@@ -1,11 +1,10 @@
 """Where a response has its final answer, and whether anything is written before it."""
 
-import time
-
 import pytest
 from hypothesis import given, strategies
 
 from components.shared.grading.answer import AnswerPolicy, final_answer, has_reasoning
+from tests.processor_time import processor_time
 
 BOXED, MARKED, DECLARED, STATED = AnswerPolicy
 
@@ -96,9 +95,8 @@ def test_any_text_has_an_answer_or_none(text: str, policy: AnswerPolicy) -> None
 @pytest.mark.parametrize("piece", [r"\boxed{", r"\boxed", "####", "<think>", "</think>", "{", r"\boxed{5}", "#### 5\n"])
 def test_repetition_is_read_in_no_time(piece: str) -> None:
     """A completion that repeats a marker thousands of times costs milliseconds and does not overflow the stack."""
-    started = time.process_time()
-    for text in (piece * 5000, piece * 5000 + "}" * 5000):
-        for policy in AnswerPolicy:
-            final_answer(text, policy)
-            has_reasoning(text, policy)
-    assert time.process_time() - started < 2
+    with processor_time(2):
+        for text in (piece * 5000, piece * 5000 + "}" * 5000):
+            for policy in AnswerPolicy:
+                final_answer(text, policy)
+                has_reasoning(text, policy)

@@ -16,7 +16,7 @@ import pytest
 
 from components.shared.errors import PipelineError
 from components.shared.grading.answer import AnswerPolicy
-from components.shared.grading.pool import Pool
+from components.shared.grading.pool import Pool, _State
 from components.shared.grading.submission import Submission
 from components.shared.grading.verdict import Grade, Verdict
 from tests.shared.grading.stunts import GRADE
@@ -61,7 +61,7 @@ def processes(parent: int) -> set[int]:
     return found
 
 
-def wait_for(condition: Callable[[], object], within_s: float = 20.0) -> None:
+def wait_for(condition: Callable[[], object], within_s: float = 120.0) -> None:
     """Return once the condition holds."""
     until = time.monotonic() + within_s
     while not condition():
@@ -112,10 +112,7 @@ def test_nothing_to_grade(pool: Pool) -> None:
 @pytest.mark.parametrize("gold", ["loop", "loop in C"])
 def test_what_does_not_end_is_unscorable_at_the_deadline(pool: Pool, gold: str) -> None:
     """The answer after it is graded as if nothing had been."""
-    pool([fine(0)])
-    started = time.monotonic()
     assert pool([fine(1), stunt(gold), fine(2)]) == [right("1"), unscorable("took longer than 1 s"), right("2")]
-    assert 0.9 < time.monotonic() - started < 20
 
 
 def test_the_deadline_can_be_set() -> None:
@@ -146,31 +143,34 @@ def test_a_busy_machine_does_not_change_a_verdict(pool: Pool) -> None:
 
 def test_nothing_waits_behind_what_does_not_end() -> None:
     """With a single worker stuck in each of two answers, all others are graded before the deadline ends those."""
-    with ThreadPoolExecutor() as threads, closing(Pool(1, 5.0, GRADE)) as pool:
+    with ThreadPoolExecutor() as threads, closing(Pool(1, 3600.0, GRADE)) as pool:
         stuck = threads.submit(pool, [stunt("loop in C"), *map(fine, range(100)), stunt("loop in C"), fine(100)])
         wait_for(lambda: pool([fine(1)]) == [right("1")])
         assert pool([*map(fine, range(1000))]) == [right(str(number)) for number in range(1000)]
         assert not stuck.done()
         call = pool._calls[0]
-        wait_for(lambda: len(call.grades) == 101, within_s=4)
+        wait_for(lambda: len(call.grades) == 101)
         pool.close()
         with pytest.raises(RuntimeError, match="closed"):
             stuck.result()
 
 
-def test_the_number_of_processes_is_bounded() -> None:
+def all_are_slow(pool: Pool, number: int) -> bool:
+    """Whether that many answers have taken longer than a moment, and others were started in their place."""
+    with pool._work:
+        return list(pool._crew.values()).count(_State.SLOW) == number
+
+
+def test_the_number_of_processes_is_bounded(tmp_path: Path) -> None:
     """However many answers are slow at once, there are four processes for each worker at most, and one at the least."""
-    pool = Pool(1, 1.0, GRADE)
     before = processes(os.getpid())
-    most = 0
-    with ThreadPoolExecutor() as threads:
-        call = threads.submit(pool, [stunt("sleep", "0.4")] * 8)
-        while not call.done():
-            most = max(most, len(processes(os.getpid()) - before))
-            time.sleep(0.01)
-        assert call.result() == [right("0.4")] * 8
-    assert most == 4
-    pool.close()
+    go = tmp_path / "go"
+    with ThreadPoolExecutor() as threads, closing(Pool(1, 3600.0, GRADE)) as pool:
+        call = threads.submit(pool, [stunt("wait for", str(go))] * 8)
+        wait_for(lambda: all_are_slow(pool, 4))
+        assert len(processes(os.getpid()) - before) == 4
+        go.touch()
+        assert call.result() == [right(str(go))] * 8
 
 
 def test_quick_answers_keep_as_many_busy_as_wanted(pool: Pool) -> None:
@@ -192,14 +192,20 @@ def test_spares_do_not_add_to_those_at_work() -> None:
         assert time.monotonic() - started > 0.39
 
 
-def test_a_large_call_does_not_hold_up_a_small_one(pool: Pool) -> None:
-    """Calls from several threads take turns."""
-    pool([fine(0)])
-    with ThreadPoolExecutor() as threads:
-        large = threads.submit(pool, [stunt("sleep", "0.01")] * 150)
-        time.sleep(0.1)
-        assert pool([fine(1)]) == [right("1")]
-        assert not large.done()
+def test_a_large_call_does_not_hold_up_a_small_one(tmp_path: Path) -> None:
+    """Calls from several threads take turns: a small one is over before the large one, which came first, can be."""
+    at_first, later = tmp_path / "at first", tmp_path / "later"
+    with ThreadPoolExecutor() as threads, closing(Pool(1, 3600.0, GRADE)) as pool:
+        large = threads.submit(pool, [stunt("wait for", str(path)) for path in [at_first] * 4 + [later] * 20])
+        wait_for(lambda: all_are_slow(pool, 4))
+        small = threads.submit(pool, [fine(1)])
+        wait_for(lambda: len(pool._calls) == 2)
+        at_first.touch()
+        try:
+            assert small.result(timeout=120) == [right("1")]
+            assert not large.done()
+        finally:
+            later.touch()
 
 
 @pytest.mark.parametrize("gold", ["ask for much memory", "use much memory and hide it"])
@@ -346,36 +352,31 @@ def test_a_thread_may_make_a_pool_and_end(pool: Pool) -> None:
         assert [call.result() for call in calls] == [[right(str(number))] * 50 for number in range(40)]
 
 
-def test_asyncio(pool: Pool) -> None:
-    """The loop goes on while answers are graded."""
+def test_asyncio(pool: Pool, tmp_path: Path) -> None:
+    """The loop goes on while answers are graded, one of which waits for what the loop does."""
+    go = tmp_path / "go"
 
-    async def both() -> tuple[list[Grade], int]:
-        graded = asyncio.create_task(asyncio.to_thread(pool, [stunt("sleep", "0.3"), fine(1)]))
-        turns = 0
-        while not graded.done():
-            await asyncio.sleep(0.01)
-            turns += 1
-        return await graded, turns
+    async def both() -> list[Grade]:
+        graded = asyncio.create_task(asyncio.to_thread(pool, [stunt("wait for", str(go)), fine(1)]))
+        await asyncio.sleep(0.01)
+        go.touch()
+        return await graded
 
-    grades, turns = asyncio.run(both())
-    assert grades == [right("0.3"), right("1")]
-    assert turns > 10
+    assert asyncio.run(both()) == [right(str(go)), right("1")]
 
 
 def test_closing_ends_calls_and_processes(tmp_path: Path) -> None:
     """A call in flight raises rather than waits for its end; a closed pool takes no more."""
-    pool = Pool(2, 60.0, GRADE)
+    pool = Pool(2, 3600.0, GRADE)
     before = processes(os.getpid())
     told = tmp_path / "process"
     with ThreadPoolExecutor() as threads:
         calls = [threads.submit(pool, [stunt("tell and sleep", str(told))] * 5) for _ in range(2)]
         wait_for(told.exists)
-        started = time.monotonic()
         pool.close()
         for call in calls:
             with pytest.raises(RuntimeError, match="closed"):
                 call.result()
-    assert time.monotonic() - started < 30
     assert processes(os.getpid()) <= before
     with pytest.raises(RuntimeError, match="is closed"):
         pool([fine(1)])

@@ -14,7 +14,7 @@ import pytest
 
 from components.shared.errors import PipelineError
 from components.shared.grading.sandbox import process
-from components.shared.grading.sandbox.limits import CPU_S, DEADLINE_S, OUTPUT_BYTES
+from components.shared.grading.sandbox.limits import CPU_S, OUTPUT_BYTES
 from components.shared.grading.sandbox.run import Failed, Gave, Outcome, require_sandbox, run
 from components.shared.grading.sandbox.seccomp import filter_program
 
@@ -438,9 +438,7 @@ def test_output_is_thrown_away_up_to_a_limit(stream: str) -> None:
     """Printing changes no result; printing without end is ended at once."""
     code = f"import sys\ndef say(n):\n    {stream}.write('x' * n)\n    {stream}.flush()\n    return n"
     assert run(code, ["say(100_000)", "say(10)"]) == [Gave(100_000), Gave(10)]
-    started = time.monotonic()
     assert reason(code, f"say({OUTPUT_BYTES} * 50)") == "was not finished: it wrote more than 1 MiB"
-    assert time.monotonic() - started < DEADLINE_S
 
 
 def test_a_flood_of_results_is_ended() -> None:
@@ -578,11 +576,14 @@ def test_a_run_is_over_when_its_process_has_ended(monkeypatch: pytest.MonkeyPatc
         return started
 
     monkeypatch.setattr(process, "_start", hold)
-    before = time.monotonic()
-    assert run("", ["1", "'x' * 20_000"]) == [Gave(1), Gave("x" * 20_000)]
-    assert time.monotonic() - before < DEADLINE_S
-    for descriptor in held:
-        os.close(descriptor)
+    monkeypatch.setattr(process, "DEADLINE_S", 3600)
+    with ThreadPoolExecutor() as threads:
+        running = threads.submit(run, "", ["1", "'x' * 20_000"])
+        try:
+            assert running.result(timeout=60) == [Gave(1), Gave("x" * 20_000)]
+        finally:
+            for descriptor in held:
+                os.close(descriptor)
 
 
 def test_a_run_does_not_outlive_its_parent() -> None:

@@ -1,11 +1,9 @@
 """What comes out of the sandbox: plain data, whatever the code sends."""
 
-import time
-
 import pytest
 
-from components.shared.grading.sandbox.limits import DEADLINE_S
 from components.shared.grading.sandbox.run import Failed, Gave, run
+from tests.processor_time import processor_time
 
 VALUES = [
     *(None, True, False, 0, -1, 2**64, -(10**50), 1.5, -0.0, 1e308, float("inf"), 1j, complex(1, -2.5)),
@@ -85,9 +83,8 @@ def endless():
 
 def test_a_huge_number_costs_no_time() -> None:
     """It is written in hexadecimal: decimal digits take the square of their number, and Python refuses many of them."""
-    started = time.monotonic()
-    assert run("", ["7 ** 10**6"]) == [Gave(7**10**6)]
-    assert time.monotonic() - started < DEADLINE_S
+    with processor_time(1):
+        assert run("", ["7 ** 10**6"]) == [Gave(7**10**6)]
 
 
 @pytest.mark.parametrize(
@@ -137,9 +134,8 @@ def test_a_forged_result_is_the_only_one_for_its_call() -> None:
 
 def test_colliding_hashes_cost_whoever_reads_them_no_time() -> None:
     """Numbers with one hash would make a large set quadratic for this process, which the limit on sets forbids."""
-    started = time.monotonic()
     assert isinstance(run("", ["{n * (2**61 - 1) for n in range(1, 1001)}"])[0], Gave)
     numbers = ",".join(f'["int","{number * (2**61 - 1):x}"]' for number in range(20_000))
     forged = forging(f'["gave",["set",[{numbers}]]]\n'.encode())
-    assert isinstance(run(forged, ["attack()"])[0], Failed)
-    assert time.monotonic() - started < 2
+    with processor_time(1):
+        assert isinstance(run(forged, ["attack()"])[0], Failed)
