@@ -22,6 +22,7 @@ class Sampler(Generate, Protocol):
     def load_weights(self, folder: Path, version: int) -> None:
         """Sample from the weights in `folder` from now on; nothing that was computed with others is used again.
 
+        StaleWeightsError where it does not compute with exactly these weights afterwards, rounded to its own precision.
         The folder is a Hugging Face one (safetensors), and stays until the next is loaded: an engine that has to start
         again reads it once more. Each version has another number.
         """
@@ -38,7 +39,7 @@ class Sampler(Generate, Protocol):
     def prompt_logprobs(self, sequences: Sequence[TokenSequence], temperature: float) -> dict[str, list[list[float]]]:
         """Return what each copy of the weights, by name, says of each completion token at this temperature.
 
-        Compared with what the trainer says of them, it proves that the weights have arrived.
+        Compared with what the trainer says of them, it shows that the sampler computes as the trainer does.
         """
         ...
 

@@ -8,6 +8,7 @@ import urllib3
 
 from components.policy.sequences import TokenSequence
 from components.rollout.vllm_sampling import Drawn, scoring_requests
+from components.rollout.weight_digest import HeldWeights
 from components.shared.errors import PipelineError
 
 _CONNECT_S = 5.0
@@ -57,14 +58,20 @@ class Connection:
         return str(self._call("GET", "/weight_info", None, _CONTROL_S)["weight_version"])
 
     def load(self, folder: str, version: str) -> None:
-        """Replace the weights when what is under way is done; what is asked for meanwhile waits for the new ones."""
-        with self.changing_weights(version):
-            arguments = {"method": "load_folder", "kwargs": {"folder": folder, "version": version}}
-            self._call("POST", "/collective_rpc", arguments, self._request_deadline_s)
+        """Replace the weights; to be called while they are `changing_weights`."""
+        self._each_worker("load_folder", {"folder": folder, "version": version})
+
+    def held_weights(self, sent: dict[str, list[int]]) -> list[HeldWeights]:
+        """Return what each of its processes computes with, given the shapes of the tensors that it was sent."""
+        held: list[HeldWeights] = self._each_worker("held_weights", {"sent": sent})
+        return held
 
     @contextmanager
     def changing_weights(self, version: str) -> Iterator[None]:
-        """Let the block replace the weights while nothing is computed, and call them `version` from then on."""
+        """Let the block replace the weights while nothing is computed, and call them `version` from then on.
+
+        What is under way is done before; what is asked for meanwhile waits for the new weights.
+        """
         self._call("POST", "/pause?mode=wait&clear_cache=true", {}, self._request_deadline_s)
         yield
         self._call("POST", "/update_weight_version", {"new_version": version}, _CONTROL_S)
@@ -94,6 +101,11 @@ class Connection:
     def close(self) -> None:
         """Close what is open."""
         self._pool.clear()
+
+    def _each_worker(self, method: str, arguments: dict[str, Any]) -> list[Any]:
+        body = {"method": method, "kwargs": arguments}
+        results: list[Any] = self._call("POST", "/collective_rpc", body, self._request_deadline_s)["results"]
+        return results
 
     def _answer(self, token_ids: tuple[int, ...], sampling_params: dict[str, Any], version: str) -> Any:
         body = {"token_ids": token_ids, "sampling_params": sampling_params}

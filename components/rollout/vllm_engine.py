@@ -35,6 +35,7 @@ from components.rollout.vllm_sampling import (
     sampling_params,
     scoring_requests,
 )
+from components.rollout.weight_digest import refuse_other_weights, shapes, weights_in
 from components.rollout.weight_transfer import Transfer
 from components.shared.errors import PipelineError, RetryableError
 
@@ -109,6 +110,7 @@ class VllmEngine:
             self._wake_up()
             self._llm.reset_prefix_cache()
             self._llm.collective_rpc("load_folder", args=(str(folder.resolve()), str(version)))
+        self._verify(weights_in(folder))
 
     def take_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
         """See `Sampler`."""
@@ -116,6 +118,7 @@ class VllmEngine:
             self._wake_up()
             self._llm.reset_prefix_cache()
             self._transfer.send(weights, trainer_address=_LOCAL, num_receivers=1)
+        self._verify(weights)
 
     def expect_weights(self, version: int) -> None:
         """See `Sampler`: nobody else sends to the engine of this process."""
@@ -145,6 +148,11 @@ class VllmEngine:
             self._llm.llm_engine.engine_core.shutdown()
         _kill_engines()
         self._folder.cleanup()
+
+    def _verify(self, sent: Mapping[str, Tensor]) -> None:
+        with _within(self._deadline_s, self._log, self._llm):
+            held = self._llm.collective_rpc("held_weights", args=(shapes(sent),))
+        refuse_other_weights(sent, held, name=_NAME)
 
     def _wake_up(self) -> None:
         if self._asleep:

@@ -15,6 +15,7 @@ from components.rollout.completion import Completion
 from components.rollout.vllm_config import WeightsBy
 from components.rollout.vllm_connection import INITIAL_VERSION, Connection, ServerGoneError
 from components.rollout.vllm_sampling import Drawn, Tokens, completion, group_seeds, sampling_params
+from components.rollout.weight_digest import refuse_other_weights, shapes, weights_in
 from components.rollout.weight_transfer import Transfer, TransferError, address_towards
 from components.shared.errors import RetryableError
 from components.shared.progress import say
@@ -174,7 +175,9 @@ class VllmServers:
         if found != self._version:
             if self._folder is None:
                 raise ServerGoneError(f"it holds weights {found}, and is to have {self._version}")
-            server.connection.load(str(self._folder), self._version)
+            with server.connection.changing_weights(self._version):
+                server.connection.load(str(self._folder), self._version)
+                _verify(server.connection, weights_in(self._folder))
         self._take_back(server)
 
     def _send(self, server: _Server, weights: Mapping[str, Tensor]) -> None:
@@ -189,6 +192,7 @@ class VllmServers:
                 server.transfer.send(weights, trainer_address=address, num_receivers=connection.num_workers())
             except TransferError as error:
                 raise ServerGoneError(str(error)) from None
+            _verify(connection, weights)
         self._take_back(server)
 
     def _take_back(self, server: _Server) -> None:
@@ -228,3 +232,7 @@ class VllmServers:
 
     def _losses(self) -> str:
         return "; ".join(f"{server.connection.url}: {server.gone or 'answers'}" for server in self._servers)
+
+
+def _verify(connection: Connection, sent: Mapping[str, Tensor]) -> None:
+    refuse_other_weights(sent, connection.held_weights(shapes(sent)), name=connection.url)

@@ -12,6 +12,8 @@ from typing import Any
 import components.rollout.gloo_transfer  # noqa: F401  # makes it known to vLLM
 from components.rollout.vllm_config import OWNER_VARIABLE
 from components.rollout.vllm_head import renew_head
+from components.rollout.vllm_weights import held_weights
+from components.rollout.weight_digest import HeldWeights
 
 
 class WeightLoading:
@@ -28,6 +30,14 @@ class WeightLoading:
         worker.reload_weights(weights_path=folder)
         renew_head(worker.model_runner.get_model())
         self.weights_version = version
+
+    def held_weights(self, sent: dict[str, list[int]]) -> HeldWeights:
+        """Return what this process computes with, given the shapes of the tensors that it was sent."""
+        from vllm.config import set_current_vllm_config
+
+        worker: Any = self
+        with set_current_vllm_config(worker.vllm_config):
+            return held_weights(worker.model_runner.get_model(), sent, worker.vllm_config.model_config.dtype)
 
 
 def _end_with_owner(owner: int) -> None:

@@ -1,4 +1,4 @@
-"""Keeping a sampler's own copy of the weights in step with the policy, and proving it each time.
+"""Keeping a sampler's own copy of the weights in step with the policy, and verifying it each time.
 
 Weights go by way of a folder, in the memory of the host where the sampler is on it, or straight to vLLM's processes.
 """

@@ -5,9 +5,11 @@ import threading
 import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 from components.rollout.vllm_connection import INITIAL_VERSION
+from components.rollout.weight_digest import HeldWeights, Piece, digest, weights_in
 
 _PARAMS = {
     "n",
@@ -38,6 +40,9 @@ class FakeVllm(ThreadingHTTPServer):
         self.delay_s = delay_s
         self.calls: list[tuple[str, Any]] = []
         self.version = self.loaded = INITIAL_VERSION
+        self.held = HeldWeights(pieces=[], unverified=[])
+        self.frozen: HeldWeights | None = None
+        """What it holds whatever it loads."""
         self.paused = self.dead = False
         self.at_once = self.most_at_once = 0
         self.before_answer: Callable[[], None] = lambda: None
@@ -65,6 +70,10 @@ class FakeVllm(ThreadingHTTPServer):
                 self.paused = True
             case "POST", "/collective_rpc" if self.paused and body["method"] == "load_folder":
                 self.loaded = body["kwargs"]["version"]
+                self.held = self.frozen or HeldWeights(pieces=_pieces(Path(body["kwargs"]["folder"])), unverified=[])
+                return 200, {"results": [None]}
+            case "POST", "/collective_rpc" if self.paused and body["method"] == "held_weights":
+                return 200, {"results": [self.held]}
             case "POST", "/update_weight_version" if self.paused and body["new_version"] == self.loaded:
                 self.version = body["new_version"]
             case "POST", "/resume":
@@ -94,6 +103,14 @@ class FakeVllm(ThreadingHTTPServer):
             "weight_versions": [{"version": version, "start": 0, "end": 2}],
         }
         return 200, {"choices": [{"index": index, **choice} for index in range(params["n"])]}
+
+
+def _pieces(folder: Path) -> list[Piece]:
+    """Whole tensors, as they lie in the folder."""
+    return [
+        Piece(f"own.{name}", name, 0, list(each.shape), list(each.stride()), "float32", digest(each))
+        for name, each in weights_in(folder).items()
+    ]
 
 
 class _Handler(BaseHTTPRequestHandler):

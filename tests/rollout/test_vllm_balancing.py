@@ -5,8 +5,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import safetensors.torch
+import torch
 
+from components.rollout.staleness import StaleWeightsError
 from components.rollout.vllm_server import VllmServers
+from components.rollout.weight_digest import HeldWeights
 from components.shared.errors import PipelineError, RetryableError
 from tests.rollout.fake_vllm import FakeVllm
 
@@ -32,6 +36,13 @@ def fakes() -> Iterator[list[FakeVllm]]:
     yield servers
     for server in servers:
         server.die()
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> Path:
+    """A folder with a tensor."""
+    safetensors.torch.save_file({"head.weight": torch.arange(12.0).reshape(3, 4)}, tmp_path / "model.safetensors")
+    return tmp_path
 
 
 def _client(*urls: str, request_s: float = 10, lost_s: float = 10) -> VllmServers:
@@ -98,12 +109,12 @@ def test_the_requests_of_a_server_that_dies_go_to_the_other(
     assert capsys.readouterr().out.count("is lost") == 1
 
 
-def test_a_server_that_comes_back_gets_the_current_weights_first(fakes: list[FakeVllm], tmp_path: Path) -> None:
+def test_a_server_that_comes_back_gets_the_current_weights_first(fakes: list[FakeVllm], weights: Path) -> None:
     """It is asked for nothing before it has loaded them, with nothing under way; then it is used again."""
     port = fakes[0].server_port
     client = _client(*(fake.url for fake in fakes))
-    client.load_weights(tmp_path, 1)
-    client.load_weights(tmp_path, 2)
+    client.load_weights(weights, 1)
+    client.load_weights(weights, 2)
     fakes[0].die()
     assert set(_drawn(client)) == {(4, 1)}
     fakes[0] = FakeVllm(port)
@@ -114,42 +125,62 @@ def test_a_server_that_comes_back_gets_the_current_weights_first(fakes: list[Fak
         "/weight_info",
         "/pause?mode=wait&clear_cache=true",
         "/collective_rpc",
+        "/collective_rpc",
         "/update_weight_version",
         "/resume",
     ]
-    assert paths[:5] == steps
-    assert fakes[0].calls[2][1] == {"method": "load_folder", "kwargs": {"folder": str(tmp_path), "version": "2"}}
-    assert "/inference/v1/generate" in paths[5:]
+    assert paths[:6] == steps
+    assert fakes[0].calls[2][1] == {"method": "load_folder", "kwargs": {"folder": str(weights), "version": "2"}}
+    assert fakes[0].calls[3][1] == {"method": "held_weights", "kwargs": {"sent": {"head.weight": [3, 4]}}}
+    assert "/inference/v1/generate" in paths[6:]
 
 
-def test_a_server_that_was_restarted_unnoticed_is_not_believed(fakes: list[FakeVllm], tmp_path: Path) -> None:
+def test_a_server_that_was_restarted_unnoticed_is_not_believed(fakes: list[FakeVllm], weights: Path) -> None:
     """What it drew from the weights it started with is drawn again, and it gets the current ones."""
     client = _client(*(fake.url for fake in fakes))
-    client.load_weights(tmp_path, 1)
+    client.load_weights(weights, 1)
     fakes[0].version = fakes[0].loaded = "default"
     assert set(_drawn(client)) == {(3, 1)}
     assert _drawn(client) == [(3, 1)] * 36
 
 
-def test_weights_are_loaded_by_every_server_and_only_once(fakes: list[FakeVllm], tmp_path: Path) -> None:
+def test_weights_are_loaded_by_every_server_and_only_once(fakes: list[FakeVllm], weights: Path) -> None:
     """Both sample from the new weights at once; a second client that asks for the same version loads nothing."""
     clients = [_client(*(fake.url for fake in fakes)) for _ in range(2)]
     for client in clients:
-        client.load_weights(tmp_path, 7)
+        client.load_weights(weights, 7)
     assert [_drawn(client) for client in clients] == [[(9, 1)] * 36] * 2
     for fake in fakes:
-        assert [path for path, _ in fake.calls].count("/collective_rpc") == 1
+        loads = [body for path, body in fake.calls if path == "/collective_rpc" and body["method"] == "load_folder"]
+        assert len(loads) == 1
 
 
-def test_weights_reach_the_servers_that_are_there(fakes: list[FakeVllm], tmp_path: Path) -> None:
+def test_weights_that_are_not_those_that_were_sent_stop_the_run(fakes: list[FakeVllm], weights: Path) -> None:
+    """The error names the server and the tensor; a server is asked for nothing before its weights are verified."""
+    client = _client(fakes[0].url)
+    client.load_weights(weights, 1)
+    for held, message in (
+        (HeldWeights(pieces=fakes[0].held["pieces"], unverified=[]), r"own\.head\.weight is not head\.weight"),
+        (HeldWeights(pieces=[], unverified=[]), "it holds no weights at all"),
+        (HeldWeights(pieces=fakes[0].held["pieces"], unverified=["b is not loaded"]), "b is not loaded"),
+    ):
+        safetensors.torch.save_file({"head.weight": torch.full((3, 4), 2.0)}, weights / "model.safetensors")
+        fakes[0].calls.clear()
+        fakes[0].frozen = held
+        with pytest.raises(StaleWeightsError, match=f"{fakes[0].url} does not compute with .*{message}"):
+            client.load_weights(weights, 2)
+        assert "/resume" not in [path for path, _ in fakes[0].calls]
+
+
+def test_weights_reach_the_servers_that_are_there(fakes: list[FakeVllm], weights: Path) -> None:
     """A server that is down does not keep the other from the new weights, nor does it sample from old ones later."""
     port = fakes[0].server_port
     client = _client(*(fake.url for fake in fakes))
     fakes[0].die()
-    client.load_weights(tmp_path, 1)
+    client.load_weights(weights, 1)
     assert fakes[1].version == "1"
     fakes[0] = FakeVllm(port)
-    client.load_weights(tmp_path, 2)
+    client.load_weights(weights, 2)
     assert [fake.version for fake in fakes] == ["2", "2"]
 
 

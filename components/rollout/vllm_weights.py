@@ -1,0 +1,176 @@
+"""What vLLM's model computes with, and which tensors of the trainer it comes from; runs in vLLM's own processes.
+
+Where a tensor of the trainer goes is not repeated here: vLLM's own loading is run once more on tensors without memory,
+and the copies it makes are written down. So fused, cut and tied tensors are those of vLLM, whatever the model.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from vllm.model_executor.model_loader.reload.layerwise import _get_original_loader, get_layerwise_info
+from vllm.model_executor.model_loader.reload.meta import restore_layer_refs, to_meta_tensor
+
+from components.rollout.weight_digest import HeldWeights, Piece, digest
+
+_PACKED = "cpu_linear"
+"""Attribute of layers on CPUs: the function that multiplies by the layer's weights, of which it has a packed copy."""
+_INPUTS_AT_ONCE = 1024
+
+
+class _View(NamedTuple):
+    """Elements of a tensor, as in `torch.as_strided`."""
+
+    offset: int
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> "_View":
+        return cls(int(tensor.storage_offset()), tuple(tensor.shape), tuple(tensor.stride()))
+
+
+class _Copy(NamedTuple):
+    """Where elements of a parameter come from: a tensor that is sent, None for one that is computed from it, or 0."""
+
+    source: str | int | None
+    view: _View
+
+
+def held_weights(model: nn.Module, sent: Mapping[str, list[int]], dtype: torch.dtype) -> HeldWeights:
+    """Return what each parameter of the model computes with, given the shapes of the tensors that it is sent.
+
+    A parameter is unverified where a part of it is loaded from no tensor, or from none as it was sent. Buffers are not
+    looked at: what is not a parameter is not trained.
+    """
+    held = HeldWeights(pieces=[], unverified=[])
+    layouts = _layouts(model)
+    try:
+        copies = _copies(model, layouts, sent, dtype)
+    except Exception as error:  # any model's way of loading may fail, in any way, on tensors without memory
+        held["unverified"].append(f"vLLM's loading of {type(model).__name__} cannot be followed: {error}")
+        return held
+    for name, module, own_name, parameter in _parameters(model):
+        layout = layouts[id(parameter)]
+        parts = copies.get(_storage(layout), {})
+        if sum(torch.Size(each.size).numel() for each in parts) != layout.numel():
+            held["unverified"].append(f"{name} is not loaded, or not all of it")
+            continue
+        forms = list(_forms(module, own_name, parameter, layout))
+        if not forms:
+            held["unverified"].append(f"{name} is held in a form that cannot be compared")
+        for form in forms:
+            _add(held, name, form, layout.dtype, parts)
+    return held
+
+
+def _add(held: HeldWeights, name: str, form: Tensor, dtype: torch.dtype, parts: Mapping[_View, _Copy]) -> None:
+    """Add what is in the places of a parameter that tensors were copied to."""
+    for (offset, size, stride), (source, view) in parts.items():
+        elements = form.as_strided(size, stride, form.storage_offset() + offset)
+        if isinstance(source, str):
+            place = (view.offset, list(view.size), list(view.stride))
+            held["pieces"].append(Piece(name, source, *place, str(dtype).removeprefix("torch."), digest(elements)))
+        elif source is None:
+            held["unverified"].append(f"{name} is computed from what was sent, in a way that is not known")
+        elif bool((elements != source).any()):
+            held["unverified"].append(f"{name} is not {source} where it is padded")
+
+
+def _parameters(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, nn.Parameter]]:
+    """Give each parameter of each module: one that two modules share comes with both."""
+    for path, module in model.named_modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                yield f"{path}.{name}" if path else name, module, name, parameter
+
+
+def _layouts(model: nn.Module) -> dict[int, Tensor]:
+    """Return, by the identity of each parameter, a tensor without memory of the form in which it is loaded."""
+    layouts: dict[int, Tensor] = {}
+    for _, module, name, parameter in _parameters(model):
+        loaded, _ = get_layerwise_info(module).restore_metadata
+        if id(parameter) not in layouts:
+            layout: Any = restore_layer_refs(to_meta_tensor(loaded.get(name, parameter)), module)
+            layout.weight_loader = _get_original_loader(layout)  # not one that reloading has put around it
+            layouts[id(parameter)] = layout
+    return layouts
+
+
+def _forms(module: nn.Module, name: str, parameter: nn.Parameter, layout: Tensor) -> Iterator[Tensor]:
+    """Give all copies of a parameter that a module computes with, laid out as it is loaded."""
+    if parameter.shape == layout.shape:
+        same = parameter.stride() == layout.stride()
+        yield parameter.detach() if same else _like(layout).copy_(parameter.detach())
+    if name == "weight" and hasattr(module, _PACKED) and layout.ndim == 2:
+        yield _unpacked(getattr(module, _PACKED), parameter, layout)
+
+
+def _unpacked(multiply: Any, weight: Tensor, layout: Tensor) -> Tensor:
+    """Return the matrix by which a layer multiplies: its products with the unit vectors, which are exact."""
+    unpacked_OI, num_inputs = _like(layout), layout.shape[1]
+    for first in range(0, num_inputs, _INPUTS_AT_ONCE):
+        units_UI = torch.eye(min(_INPUTS_AT_ONCE, num_inputs - first), num_inputs, dtype=layout.dtype).roll(first, 1)
+        unpacked_OI[:, first : first + len(units_UI)] = multiply(units_UI, weight, None).T
+    return unpacked_OI
+
+
+def _like(layout: Tensor) -> Tensor:
+    return torch.empty_strided(tuple(layout.shape), layout.stride(), dtype=layout.dtype)
+
+
+def _copies(
+    model: nn.Module, layouts: Mapping[int, Tensor], sent: Mapping[str, list[int]], dtype: torch.dtype
+) -> dict[int, dict[_View, _Copy]]:
+    """Return what loading the tensors writes into each layout, by its storage; the last write to a place counts."""
+    weights = {name: torch.empty(shape, dtype=dtype, device="meta") for name, shape in sent.items()}
+    loading: Any = model
+    recorder = _Recorder(weights)
+    with _in_place_of_parameters(model, layouts), recorder:
+        loading.load_weights(iter(weights.items()))
+    return recorder.copies
+
+
+@contextmanager
+def _in_place_of_parameters(model: nn.Module, layouts: Mapping[int, Any]) -> Iterator[None]:
+    kept = [(module, dict(module._parameters)) for module in model.modules()]
+    try:
+        for module, parameters in kept:
+            for name, parameter in parameters.items():
+                if parameter is not None:
+                    module._parameters[name] = layouts[id(parameter)]
+        yield
+    finally:
+        for module, parameters in kept:
+            module._parameters.update(parameters)
+
+
+class _Recorder(TorchDispatchMode):
+    """Writes down from which tensor each element of another is copied."""
+
+    def __init__(self, sources: Mapping[str, Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._sources = {_storage(tensor): name for name, tensor in sources.items()}
+        self.copies: dict[int, dict[_View, _Copy]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Do as is asked for, and write it down."""
+        if func is torch.ops.aten.copy_.default:
+            source = args[1].expand(args[0].shape)
+            self._write(args[0], _Copy(self._sources.get(_storage(source)), _View.of(source)))
+        elif func is torch.ops.aten.fill_.Scalar or func is torch.ops.aten.zero_.default:
+            value = args[1] if len(args) > 1 else 0
+            self._write(args[0], _Copy(value, _View.of(args[0])))
+        return func(*args, **(kwargs or {}))
+
+    def _write(self, target: Tensor, copy: _Copy) -> None:
+        if target.numel():
+            self.copies.setdefault(_storage(target), {})[_View.of(target)] = copy
+
+
+def _storage(tensor: Tensor) -> int:
+    """What is the same for all views of a tensor."""
+    return int(tensor.untyped_storage()._cdata)
