@@ -177,7 +177,9 @@ def test_training_waits_for_its_servers_and_ends_without_them() -> None:
     assert node["dependsOn"] == [{"name": "rollout", "status": "Ready"}]
     assert job_set["successPolicy"] == {"operator": "All", "targetReplicatedJobs": ["node"]}
     (server,) = rollout["template"]["spec"]["template"]["spec"]["containers"]
-    assert server["readinessProbe"]["httpGet"]["path"] == "/health"
+    # One whose engine is dead goes on while requests wait for it; it is ended, but not while it starts.
+    for probe in ("readinessProbe", "startupProbe", "livenessProbe"):
+        assert server[probe]["httpGet"]["path"] == "/health"
     assert server["resources"]["requests"]["nvidia.com/gpu"] == server["resources"]["limits"]["nvidia.com/gpu"]
     # The trainer's webhook demands one replica of jobs with this label only.
     assert "trainer.kubeflow.org/trainjob-ancestor-step" not in rollout["template"].get("metadata", {}).get(
