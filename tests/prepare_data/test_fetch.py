@@ -97,6 +97,7 @@ def _damage(name: str, place: Path) -> None:
     path = place / "files" / "md5" / _md5(name)[:2] / _md5(name)[2:]
     path.chmod(0o644)
     path.write_bytes(_CONTENT[name][:-2])
+    path.chmod(0o444)  # as DVC leaves what it trusts
 
 
 def test_a_source_without_the_file_is_an_error(project: Path) -> None:
