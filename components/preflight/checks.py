@@ -1,13 +1,11 @@
 """The checks of a run that ask somebody else: the cluster, the repositories."""
 
-import time
 from collections.abc import Callable
 from functools import partial
 
-from kubernetes import client
-from urllib3.exceptions import HTTPError
-
 from components.launch.api import connect, own_namespace
+from components.launch.clock import Clock
+from components.launch.trainjob.patience import Patience
 from components.preflight import cluster, permissions, storage
 from components.preflight.dry_run import dry_run
 from components.preflight.form import CLUSTER, Form
@@ -17,14 +15,13 @@ from components.preflight.side_by_side import Check
 from components.shared.config import Params
 from components.shared.errors import PipelineError
 
-_PASSING = {429, 500, 502, 503, 504}
-_PAUSES_S = (1.0, 3.0, 0.0)
-"""After each time that the cluster was asked."""
+_PATIENCE_S = 60.0
+"""For how long the cluster is asked again that is busy, or that a webhook keeps waiting."""
 REVISION = "data_revision"
 """The check whose answer is a commit; all others answer with a line for each thing that is wrong."""
 
 
-def checks(form: Form, sections: Params, *, valid: bool) -> dict[str, Check]:
+def checks(form: Form, sections: Params, *, valid: bool, clock: Clock) -> dict[str, Check]:
     """Return every check that a form and its sections call for, by what it is about.
 
     Sections that are not valid are looked at where that makes sense all the same: each check names what it misses.
@@ -41,10 +38,10 @@ def checks(form: Form, sections: Params, *, valid: bool) -> dict[str, Check]:
         found |= {"base_model": partial(base_model, sections), "rewards": partial(rewards, sections)}
     if form["data_repository"]:
         found[REVISION] = partial(_commit, form["data_repository"], form["data_revision"])
-    return {**found, **_of_cluster(form, sections, valid=valid)}
+    return {**found, **_of_cluster(form, sections, Patience(clock, _PATIENCE_S), valid=valid)}
 
 
-def _of_cluster(form: Form, sections: Params, *, valid: bool) -> dict[str, Check]:
+def _of_cluster(form: Form, sections: Params, patience: Patience, *, valid: bool) -> dict[str, Check]:
     section = sections[CLUSTER]
     try:
         api = connect()
@@ -62,27 +59,12 @@ def _of_cluster(form: Form, sections: Params, *, valid: bool) -> dict[str, Check
         found["training job"] = partial(dry_run, api, namespace, sections)
     if form["cluster_queue"]:
         found["cluster_queue"] = partial(cluster.local_queue, api, namespace, form["cluster_queue"])
-    return {name: partial(_asked, check) for name, check in found.items()}
+    return {name: partial(patience.ask, "answer", check) for name, check in found.items()}
 
 
 def _grace_s(sections: Params) -> float:
     """Longest time that ranks of valid sections take to end."""
     return max(float(sections[stage]["checkpoint"]["grace_s"]) for stage in ("train_sft", "train_grpo"))
-
-
-def _asked(check: Callable[[], list[str]]) -> list[str]:
-    """Ask the cluster, a few times where it is busy; what it cannot answer is something to be corrected as well."""
-    for pause_s in _PAUSES_S:
-        try:
-            return check()
-        except client.ApiException as error:
-            if error.status not in _PASSING:
-                raise PipelineError(f"the Kubernetes API answers {error.status} {error.reason}") from None
-            reason = f"answers {error.status} {error.reason}"
-        except HTTPError as error:
-            reason = f"does not answer ({error})"
-        time.sleep(pause_s)
-    raise PipelineError(f"the Kubernetes API {reason}, {len(_PAUSES_S)} times")
 
 
 def _commit(repository: str, revision: str) -> str:

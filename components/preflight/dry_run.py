@@ -12,6 +12,7 @@ from components.launch.cluster import Cluster
 from components.launch.cluster_config import ClusterConfig
 from components.launch.job import Job
 from components.launch.trainjob.manifest import train_job
+from components.launch.trainjob.patience import is_passing
 from components.shared.config import Params
 
 _STAGE = "train_grpo"
@@ -20,7 +21,11 @@ _NAMED_ELSEWHERE = {403, 404}
 
 
 def dry_run(api: client.ApiClient, namespace: str, sections: Params) -> list[str]:
-    """Whether the cluster would take the training job that valid sections lead to, field by field."""
+    """Whether the cluster would take the training job that valid sections lead to, field by field.
+
+    Raises:
+        kubernetes.client.ApiException: The cluster or a webhook is too busy to say.
+    """
     config = ClusterConfig.model_validate(sections["cluster"])
     manifest = train_job(
         _job(sections[_STAGE]), Cluster(config, "preflight", _STAGE, Path(config.mount)), {}, None, _now()
@@ -30,6 +35,8 @@ def dry_run(api: client.ApiClient, namespace: str, sections: Params) -> list[str
             names.GROUP, names.VERSION, namespace, names.PLURAL, manifest, dry_run="All", field_validation="Strict"
         )
     except client.ApiException as error:
+        if is_passing(error):
+            raise
         if error.status in _NAMED_ELSEWHERE:
             return []
         return [f"the cluster refuses the training job: {_reason(error)}"]

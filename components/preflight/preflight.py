@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from components.launch.clock import Clock, SystemClock
+from components.launch.trainjob.patience import UnansweredError
 from components.preflight.checks import REVISION, checks
 from components.preflight.form import CLUSTER, Form, sections_of
 from components.preflight.repetition import comparable, refuse_repetition
@@ -13,12 +15,12 @@ from components.preflight.side_by_side import side_by_side
 from components.preflight.storage import credentials, images, training_secrets
 from components.preflight.summary import summary
 from components.shared import config
-from components.shared.errors import PipelineError, refuse_all
+from components.shared.errors import PipelineError, RetryableError, refuse_all
 from components.shared.progress import say
 from components.shared.step import errors_in_one_line
 
-DEADLINE_S = 30.0
-"""Time for all checks together."""
+DEADLINE_S = 90.0
+"""Time for all checks together: for a minute the cluster is asked again where it is busy."""
 _PRODUCT_LABEL = "nvidia.com/gpu.product"
 _NO_COMMIT = "0" * 40
 """In the place of a commit that is not known yet."""
@@ -47,11 +49,12 @@ class Ready:
         }
 
 
-def preflight(form: Form, *, deadline_s: float = DEADLINE_S) -> Ready:
+def preflight(form: Form, *, deadline_s: float = DEADLINE_S, clock: Clock | None = None) -> Ready:
     """Return the sections that the run form means, with the data's revision as a commit.
 
     Raises:
         PipelineError: Something is wrong; all of it is named, a line each.
+        RetryableError: Nothing is known to be wrong, but the cluster or one of its webhooks does not answer.
         NothingNewError: Nothing is wrong, and the run was told to end where it is not new.
     """
     # Before all else, so that no other line repeats it.
@@ -60,13 +63,17 @@ def preflight(form: Form, *, deadline_s: float = DEADLINE_S) -> Ready:
     wrong += wrong_sections(sections) + images(form) + comparable(form)
     if not wrong:
         wrong += without_files(form, sections) + contradicting(sections)
-    found = side_by_side(checks(form, sections, valid=not wrong), deadline_s)
+    found = side_by_side(checks(form, sections, valid=not wrong, clock=clock or SystemClock()), deadline_s)
+    unanswered = [f"{name}: {answer}" for name, answer in found.items() if isinstance(answer, UnansweredError)]
     for name, answer in found.items():
         if isinstance(answer, PipelineError):
-            wrong.append(f"{name}: {answer}")
+            wrong += [] if isinstance(answer, UnansweredError) else [f"{name}: {answer}"]
         elif name != REVISION:
             wrong += answer
-    refuse_all(wrong)
+    refuse_all(wrong + unanswered if wrong else [])
+    if unanswered:
+        trouble = "the cluster cannot be asked now, so nothing is known to be wrong with this run; start it again later"
+        raise RetryableError("\n".join([trouble, *unanswered]))
     commit = found.get(REVISION, "")
     sections = complete(sections_of(form, commit, training_secrets(form))[0])
     say("preflight", f"{len(found)} checks passed" + (f"; data at commit {commit}" if commit else ""))

@@ -1,21 +1,43 @@
 """Preflight against a cluster's API server and real git repositories: what is missing is named, all at once, soon."""
 
 import json
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
+from components.launch.clock import Clock
 from components.preflight.form import Form
 from components.preflight.preflight import preflight
 from components.preflight.side_by_side import side_by_side
-from components.shared.errors import PipelineError
+from components.shared.errors import PipelineError, RetryableError
 from tests.cluster.api_server import BEFORE, ApiServer, Fault, kinds
 from tests.preflight.conftest import CLAIM, claim, git
 
 
-def _lines(form: Form, deadline_s: float = 20.0) -> list[str]:
+class FastClock:
+    """A clock that goes forward by what it is asked to sleep, in every thread at once."""
+
+    def __init__(self) -> None:
+        self._passed_s = 0.0
+
+    def monotonic(self) -> float:
+        """See `Clock`."""
+        return self._passed_s
+
+    def now(self) -> datetime:
+        """See `Clock`."""
+        return datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=self._passed_s)
+
+    def sleep(self, seconds: float) -> None:
+        """See `Clock`."""
+        self._passed_s += seconds
+
+
+def _lines(form: Form, deadline_s: float = 20.0, clock: Clock | None = None) -> list[str]:
     with pytest.raises(PipelineError) as raised:
-        preflight(form, deadline_s=deadline_s)
+        preflight(form, deadline_s=deadline_s, clock=clock)
+    assert raised.value.exit_code == 2
     first, *lines = str(raised.value).splitlines()
     assert not lines or first == f"{len(lines)} to correct before this run can start"
     return lines or [first]
@@ -225,15 +247,51 @@ def test_a_password_in_an_address_is_refused_and_not_repeated(server: ApiServer,
         assert line == f"{name}: holds a password or a token; change it, and use a secret"
 
 
-def test_an_api_server_that_is_busy_is_asked_again(
-    server: ApiServer, form: Form, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("path", "status"), [("/persistentvolumeclaims/", 429), ("/trainingruntimes/", 503), ("/trainjobs", 500)]
+)
+def test_an_api_server_that_is_busy_is_asked_again(server: ApiServer, form: Form, path: str, status: int) -> None:
+    """Back from a restart, throttling, or waiting for a webhook: that does not end a run within a minute."""
+    server.faults.add(Fault(path=path, status=status, times=4))
+    preflight(form, clock=FastClock())
+    assert server.faults.waiting == []
+
+
+def test_a_connection_that_breaks_is_made_again(server: ApiServer, form: Form) -> None:
+    """Whatever was asked over it."""
+    server.faults.add(Fault(path="/trainingruntimes/", drop=BEFORE, times=2), Fault("POST", "/trainjobs", drop=BEFORE))
+    preflight(form, clock=FastClock())
+    assert server.faults.waiting == []
+
+
+@pytest.mark.parametrize(
+    ("fault", "subject"),
+    [
+        (Fault("POST", "/trainjobs", status=500, times=1000), "training job"),
+        (Fault("POST", "/trainjobs", status=504, times=1000), "training job"),
+        (Fault(path="/persistentvolumeclaims/", status=503, times=1000), "cluster_volume_claim"),
+    ],
+    ids=["webhook", "time-out", "API server"],
+)
+def test_a_cluster_in_trouble_is_no_mistake_of_the_form(
+    server: ApiServer, form: Form, fault: Fault, subject: str
 ) -> None:
-    """A 429 or a restart in passing does not end a run; what lasts is told."""
-    monkeypatch.setattr("components.preflight.checks._PAUSES_S", (0.01, 0.01, 0.01))
-    server.faults.add(Fault(path="/persistentvolumeclaims/", status=429), Fault(path="/trainingruntimes/", drop=BEFORE))
-    preflight(form)
-    server.faults.add(Fault(path="/persistentvolumeclaims/", status=503, times=3))
-    assert _line(form).startswith("cluster_volume_claim: the Kubernetes API answers 503")
+    """After a minute it is named as what it is, with the exit code for what may work another time."""
+    server.faults.add(fault)
+    clock = FastClock()
+    with pytest.raises(RetryableError) as raised:
+        preflight(form, clock=clock)
+    first, line = str(raised.value).splitlines()
+    assert first.startswith("the cluster cannot be asked now")
+    assert line.startswith(f"{subject}: the API server did not answer within 60 s: ")
+    assert 60 <= clock.monotonic() <= 120
+
+
+def test_mistakes_are_named_beside_the_trouble_of_the_cluster(server: ApiServer, form: Form) -> None:
+    """What is wrong for certain decides, and the rest is not kept back."""
+    server.faults.add(Fault(path="/persistentvolumeclaims/", status=503, times=1000))
+    lines = _lines(form | {"image_gpu": "registry.example/gpu:latest"}, clock=FastClock())
+    assert [line.split(":")[0] for line in lines] == ["image_gpu", "cluster_volume_claim"]
 
 
 def test_what_would_go_with_the_pod_is_refused(server: ApiServer, form: Form) -> None:
@@ -275,7 +333,7 @@ def test_no_check_waits_for_another() -> None:
         answered.wait()
 
     names = [f"check {number}" for number in range(20)]
-    found = side_by_side({name: hang for name in names}, 0.2)
+    found = side_by_side(dict.fromkeys(names, hang), 0.2)
     assert [str(found[name]) for name in names] == ["no answer within 0.2 s; the network or a service is down"] * 20
     assert all(begun.acquire(timeout=60) for _ in names)
     answered.set()

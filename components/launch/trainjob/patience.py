@@ -14,6 +14,8 @@ _PATIENCE_S = 900.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
 _PASSING = {401, 408, 409, 410, 429, 500, 502, 503, 504}
 """Answers that may be others the next time: a token that is being replaced, a lost race, a busy server."""
+_PASSING_WORDS = ("context deadline exceeded", "failed calling webhook", "failed to call webhook")
+"""Said of a webhook that did not answer in time, also by one that denies a request because it waited itself."""
 _Answer = TypeVar("_Answer")
 
 
@@ -22,16 +24,16 @@ class UnansweredError(RetryableError):
 
 
 class Patience:
-    """Asks again where the answer may be another the next time."""
+    """Asks again where the answer may be another the next time, by default for a quarter of an hour."""
 
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+    def __init__(self, clock: Clock, patience_s: float = _PATIENCE_S) -> None:
+        self._clock, self._patience_s = clock, patience_s
 
     def ask(self, what: str, call: Callable[[], _Answer]) -> _Answer:
         """Return the answer; `what` says in an error what was to be done.
 
         Raises:
-            UnansweredError: There was none within a quarter of an hour.
+            UnansweredError: There was none in time.
             PipelineError: The API server refuses.
         """
         began, pause = self._clock.monotonic(), _FIRST_PAUSE_S
@@ -41,8 +43,8 @@ class Patience:
             except (client.ApiException, HTTPError) as error:
                 if not is_passing(error):
                     raise PipelineError(f"the cluster refuses to {what}: {reason(error)}") from None
-                if self._clock.monotonic() - began > _PATIENCE_S:
-                    said = f"the API server did not {what} within {_PATIENCE_S:g} s: {reason(error)}"
+                if self._clock.monotonic() - began > self._patience_s:
+                    said = f"the API server did not {what} within {self._patience_s:g} s: {reason(error)}"
                     raise UnansweredError(said) from None
                 self._clock.sleep(_retry_after_s(error) or pause)
                 pause = min(2 * pause, _LONGEST_PAUSE_S)
@@ -50,7 +52,9 @@ class Patience:
 
 def is_passing(error: client.ApiException | HTTPError) -> bool:
     """Tell whether the same call may be answered the next time."""
-    return isinstance(error, HTTPError) or error.status in _PASSING
+    if isinstance(error, HTTPError) or error.status in _PASSING:
+        return True
+    return any(words in reason(error) for words in _PASSING_WORDS)
 
 
 def reason(error: client.ApiException | HTTPError) -> str:
