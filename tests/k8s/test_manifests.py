@@ -6,6 +6,8 @@ import jsonschema
 import pytest
 import yaml
 
+from components.launch.trainjob.manifest import SERVER_PORT
+from components.shared.errors import PipelineError
 from tests.cluster.releases import needs_upstream, refused
 from tests.cluster.schemas import problems
 from tests.k8s.kueue_schemas import SCHEMAS
@@ -163,8 +165,9 @@ def test_an_evicted_pod_is_no_failure_and_a_wrong_config_is_final(runtime: str) 
         assert first == {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
         # Kubernetes takes such a policy only of pods that are not restarted in place.
         assert job["template"]["spec"]["template"]["spec"]["restartPolicy"] == "Never"
-    final = job_set["replicatedJobs"][-1]["template"]["spec"]["podFailurePolicy"]["rules"][1]
-    assert (final["action"], final["onExitCodes"]["values"]) == ("FailJob", [2])
+    _, final = job_set["replicatedJobs"][-1]["template"]["spec"]["podFailurePolicy"]["rules"]
+    codes = {"containerName": "node", "operator": "In", "values": [PipelineError.exit_code]}
+    assert final == {"action": "FailJob", "onExitCodes": codes}
     (rule,) = job_set["failurePolicy"]["rules"]
     assert (rule["action"], rule["onJobFailureReasons"]) == ("FailJobSet", ["PodFailurePolicy"])
 
@@ -177,6 +180,8 @@ def test_training_waits_for_its_servers_and_ends_without_them() -> None:
     assert node["dependsOn"] == [{"name": "rollout", "status": "Ready"}]
     assert job_set["successPolicy"] == {"operator": "All", "targetReplicatedJobs": ["node"]}
     (server,) = rollout["template"]["spec"]["template"]["spec"]["containers"]
+    assert [port["containerPort"] for port in server["ports"]] == [SERVER_PORT]
+    assert _port_of(server) == SERVER_PORT
     # One whose engine is dead goes on while requests wait for it; it is ended, but not while it starts.
     for probe in ("readinessProbe", "startupProbe", "livenessProbe"):
         assert server[probe]["httpGet"]["path"] == "/health"
@@ -190,6 +195,8 @@ def test_training_waits_for_its_servers_and_ends_without_them() -> None:
 def test_the_reaper_runs_alone_and_leaves_little_behind() -> None:
     """No two at once, none that hangs, no endless list of old ones."""
     cron = one(overlay("standalone"), "CronJob", "grpo-pipeline-reaper")["spec"]
+    assert cron["schedule"] == "*/5 * * * *"
+    assert cron.get("suspend", False) is False
     assert (cron["concurrencyPolicy"], cron["timeZone"]) == ("Forbid", "Etc/UTC")
     assert cron["startingDeadlineSeconds"] < 300
     assert (cron["successfulJobsHistoryLimit"], cron["failedJobsHistoryLimit"]) == (1, 3)
@@ -206,8 +213,21 @@ def test_training_pods_talk_to_one_another_and_to_nobody_else() -> None:
     assert policy["policyTypes"] == ["Ingress", "Egress"]
     among = [{"podSelector": {"matchLabels": chosen}}]
     assert policy["ingress"] == [{"from": among}]
-    assert policy["egress"][0] == {"to": among}
-    assert {port["port"] for port in policy["egress"][1]["ports"]} == {53}
+    names = [{"port": 53, "protocol": protocol} for protocol in ("UDP", "TCP")]
+    assert policy["egress"] == [{"to": among}, {"ports": names}]
+
+
+@each_overlay
+def test_no_other_policy_opens_what_is_closed(name: str) -> None:
+    """What several policies allow adds up: there is one for training pods, and one for the reaper."""
+    policies = {each["metadata"]["name"]: each["spec"] for each in overlay(name) if each["kind"] == "NetworkPolicy"}
+    assert set(policies) == {"grpo-pipeline-training", "grpo-pipeline-reaper"}
+    reaper = policies["grpo-pipeline-reaper"]
+    assert reaper["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == "reaper"
+    assert (reaper["policyTypes"], reaper.get("ingress", [])) == (["Ingress", "Egress"], [])
+    (rule,) = reaper["egress"]
+    assert "to" not in rule
+    assert {53, 443, 6443} <= {port["port"] for port in rule["ports"]}
 
 
 def test_the_volume_is_for_many_nodes() -> None:
@@ -256,6 +276,14 @@ transformers:
     metadata: {name: profile, namespace: team-a}
     setRoleBindingSubjects: allServiceAccounts
 """
+
+
+def _port_of(container: Json) -> int:
+    """The port that a container's readiness is asked at, which may be named."""
+    port = container["readinessProbe"]["httpGet"]["port"]
+    named = {each.get("name"): each["containerPort"] for each in container["ports"]}
+    found: int = named.get(port, port)
+    return found
 
 
 def _templates(name: str) -> list[tuple[str, Json]]:

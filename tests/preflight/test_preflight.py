@@ -1,6 +1,7 @@
 """Preflight against a cluster's API server and real git repositories: what is missing is named, all at once, soon."""
 
 import json
+import threading
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
