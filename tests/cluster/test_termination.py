@@ -107,7 +107,7 @@ def test_a_job_that_is_being_submitted_does_not_outlive_the_step(server: ApiServ
         process.terminate()
         assert process.wait(60) == 143
     (made,) = [request for request in server.requests if request.method == "POST"]
-    assert _within(60, lambda: made.status)
+    assert _within(60, lambda: bool(made.status))
     assert server.cluster.all(kinds.TRAIN_JOBS) == []
 
 

@@ -47,13 +47,14 @@ def details(stages: Mapping[str, Stage]) -> list[Json]:
     names = list(stages)
     inside = [f"{_path(name)}-driver" for name in names if name != "clean-up"]
     root = f"{WORKFLOW}(0).root"
+    group, hook = f"{root}(0).exit-handler-1", f"{root}(0).exit-handler-1.onExit"
     nodes = [
         *_retried(WORKFLOW, "RUNNING", [root]),
-        *_retried(root, "RUNNING", [f"{root}(0).exit-handler-1"]),
-        *_retried(f"{root}(0).exit-handler-1", "RUNNING", inside[:1]),
-        *_retried(f"{root}(0).exit-handler-1.onExit", "RUNNING", [f"{_path('clean-up')}-driver"]),
+        *_retried(root, "RUNNING", [group]),
+        _node(group, "RUNNING", [f"{group}(0)", hook]),
+        _node(f"{group}(0)", "RUNNING", inside[:1]),
+        *_retried(hook, "RUNNING", [f"{_path('clean-up')}-driver"]),
     ]
-    nodes[4]["child_tasks"].append({"pod_name": _id(f"{root}(0).exit-handler-1.onExit")})
     for number, name in enumerate(names):
         nodes += _nodes(name, stages[name], inside[number + 1 : number + 2])
     return nodes
