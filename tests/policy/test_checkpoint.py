@@ -85,6 +85,14 @@ def test_sampling_defaults_of_a_base_model_do_not_leak(tmp_path: Path) -> None:
     assert (generation.top_p, generation.top_k, generation.repetition_penalty) == (None, None, None)
 
 
+def test_all_end_tokens_of_a_model_are_kept(tmp_path: Path) -> None:
+    """A model that ends by one of several tokens does so after it is loaded, whatever its tokenizer's end token is."""
+    save(tiny.checkpoint(), tmp_path)
+    settings = json.loads((tmp_path / "generation_config.json").read_text())
+    (tmp_path / "generation_config.json").write_text(json.dumps({**settings, "eos_token_id": [5, 3]}))
+    assert load(tmp_path, dtype=torch.float32).end_ids == (5, 3)
+
+
 @pytest.mark.parametrize(
     ("removed", "message"), [("model.safetensors", "holds no weights"), ("config.json", "holds no config.json")]
 )

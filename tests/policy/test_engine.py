@@ -18,13 +18,17 @@ from components.shared.errors import PipelineError
 from tests import tiny
 from tests.policy import plain, processes
 
+_WEIGHT_DECAY = 0.5
+"""Large enough for three steps to show what decays."""
+
 
 def _trained(
     *, steps: int = 3, max_tokens: int = 100, **settings: object
 ) -> tuple[dict[str, torch.Tensor], list[float]]:
     """The weights after some optimizer steps on the same examples, and the gradient norms on the way."""
     checkpoint = tiny.checkpoint()
-    engine = PolicyEngine(CompletionScorer(checkpoint.model, temperature=1.0), tiny.engine_config(**settings))
+    config = tiny.engine_config(weight_decay=_WEIGHT_DECAY, **settings)
+    engine = PolicyEngine(CompletionScorer(checkpoint.model, temperature=1.0), config)
     examples = [checkpoint.example(problem) for problem in tiny.PROBLEMS[:8]]
     num_tokens = sum(len(example.completion_ids) for example in examples)
     norms = []
@@ -37,10 +41,15 @@ def _trained(
 
 
 def _plainly_trained(steps: int = 3) -> tuple[dict[str, torch.Tensor], list[float]]:
-    """The same with nothing but torch: one batch, AdamW, clipping."""
+    """The same with nothing but torch: one batch, AdamW whose decay leaves norms alone, clipping."""
     checkpoint = tiny.checkpoint()
     scorer = CompletionScorer(checkpoint.model, temperature=1.0)
-    optimizer = torch.optim.AdamW(scorer.parameters(), lr=1e-2, betas=(0.9, 0.95), weight_decay=0.0)
+    norms_of_layers: list[Tensor] = []
+    matrices: list[Tensor] = []
+    for name, weight in checkpoint.model.named_parameters():
+        (norms_of_layers if "norm" in name else matrices).append(weight)
+    groups = [{"params": norms_of_layers, "weight_decay": 0.0}, {"params": matrices, "weight_decay": _WEIGHT_DECAY}]
+    optimizer = torch.optim.AdamW(groups, lr=1e-2, betas=(0.9, 0.95))
     (batch,) = tiny.batches([checkpoint.example(problem) for problem in tiny.PROBLEMS[:8]], 100_000)
     norms = []
     for _ in range(steps):
@@ -61,6 +70,20 @@ def test_training_equals_plain_torch_for_any_sharding_and_split(zero_stage: int,
     assert norms == pytest.approx(expected_norms, rel=1e-4)
     for name, expected in expected_weights.items():
         torch.testing.assert_close(weights[name], expected, rtol=1e-3, atol=2e-5)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_checkpointed_layers_are_computed_again(checkpointing: bool) -> None:
+    """Gradient checkpointing runs each layer a second time in the backward pass; without it once is enough."""
+    checkpoint = tiny.checkpoint()
+    scorer = CompletionScorer(checkpoint.model.eval(), temperature=1.0)  # as a model is that was loaded
+    engine = PolicyEngine(scorer, tiny.engine_config(gradient_checkpointing=checkpointing))
+    calls: list[int] = []
+    layers: Any = checkpoint.model.get_decoder().layers
+    layers[0].self_attn.register_forward_hook(lambda *_: calls.append(1))
+    (batch,) = tiny.batches([checkpoint.example(tiny.PROBLEMS[0])], 100)
+    engine.accumulate(-engine(batch).logprobs_N.mean())
+    assert len(calls) == (2 if checkpointing else 1)
 
 
 def test_bf16_trains_and_keeps_its_type() -> None:

@@ -57,6 +57,18 @@ def test_greedy_decoding_is_that_of_transformers(max_batch_size: int) -> None:
     assert min(lengths) < 64 < max(lengths), "the test wants a completion that outgrows the first capacity"
 
 
+def test_no_more_completions_are_decoded_at_once_than_allowed() -> None:
+    """At most nine: groups of four are decoded by twos, and a group that alone is larger by itself."""
+    checkpoint, rows = tiny.checkpoint(), []
+    checkpoint.model.get_decoder().register_forward_pre_hook(
+        lambda _layer, _args, inputs: rows.append(len(inputs["layout"].row_R)), with_kwargs=True
+    )
+    for num_samples, largest in ((4, 8), (10, 10)):
+        rows.clear()
+        TransformersEngine(checkpoint, 9)(QUESTIONS, num_samples=num_samples, temperature=1.0, max_new_tokens=2, seed=1)
+        assert max(rows) == largest
+
+
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 @pytest.mark.parametrize(("dtype", "largest"), [(torch.float32, 1e-5), (torch.bfloat16, 0.3)])
 def test_what_the_sampler_says_of_its_tokens_is_what_the_trainer_says(
@@ -274,6 +286,14 @@ def test_weights_are_cumulated_on_gpus_as_elsewhere(monkeypatch: pytest.MonkeyPa
     expected_R = inverse_cdf(weights_RV, chance_R)
     monkeypatch.setattr(transformers_engine, "cumulated", transformers_engine.cumulated_by_product)
     assert torch.equal(inverse_cdf(weights_RV, chance_R), expected_R)
+
+
+def test_small_weights_after_a_large_one_are_not_rounded_away() -> None:
+    """A weight of 1 and then eleven of 2^-30, of which float32 would add none: 1 + 7.5 x 2^-30 falls to the eighth."""
+    weights_RV = torch.full((1, 16), 2.0**-30)
+    weights_RV[0, :5] = torch.tensor([1.0, 0.0, 0.0, 0.0, 0.0])  # a block by itself
+    chance_R = torch.tensor([(1 + 7.5 * 2**-30) / (1 + 11 * 2**-30)], dtype=torch.float64)
+    assert inverse_cdf(weights_RV, chance_R).tolist() == [5 + 7]
 
 
 def test_the_ends_of_the_cumulated_weights_by_hand() -> None:
