@@ -208,8 +208,8 @@ class RewardConfig(Config):
     combination: Combination
     max_unscorable_fraction: Annotated[float, Operational] = Field(ge=0, le=1)
     """Share of a rollout's completions that may be without a verdict or have a reward fail; the run stops above it."""
-    max_steps_without_signal: Annotated[int | None, Operational] = Field(default=30, gt=0)
-    """Steps in a row without two different rewards in any group, after which the run stops; null never stops it. Steps
+    max_steps_without_signal: Annotated[int, Operational] = Field(default=30, ge=0)
+    """Steps in a row without two different rewards in any group, after which the run stops; 0 never stops it. Steps
     whose every answer is right do not count: there is nothing left to learn."""
     overlong_buffer_tokens: int = Field(ge=0)
     """Tokens before the length limit over which `overlong` falls from 0 to -1; 0 without that reward."""

@@ -19,7 +19,7 @@ Row = Mapping[str, float | None]
 def limit_reached(config: TrainGRPOConfig, curves: Sequence[Row]) -> bool:
     """Tell whether as many steps in a row had no signal as the config lets pass."""
     limit = config.reward.max_steps_without_signal
-    return limit is not None and len(_last_without_signal(curves)) >= limit
+    return 0 < limit <= len(_last_without_signal(curves))
 
 
 def warn(curves: Sequence[Row]) -> None:
@@ -34,16 +34,16 @@ def refuse_limit(config: TrainGRPOConfig, curves: Sequence[Row]) -> None:
     if limit_reached(config, curves):
         raise PipelineError(
             f"{_described(_last_without_signal(curves))}. Train on problems that the reference solves now and then, or "
-            f"weigh a reward that differs (train_grpo.reward.weights). To go on from here as it is: {_KEY}: null"
+            f"weigh a reward that differs (train_grpo.reward.weights). To go on from here as it is: {_KEY}: 0"
         )
 
 
 def refuse_nothing_learned(config: TrainGRPOConfig, curves: Sequence[Row]) -> None:
     """Raise PipelineError where no step of a whole run had a signal: the policy would be its reference."""
-    if config.reward.max_steps_without_signal is not None and all(map(_has_no_spread, curves)):
+    if config.reward.max_steps_without_signal and all(map(_has_no_spread, curves)):
         raise PipelineError(
             "no rollout of the run had anything to learn from: the rewards of each group were all equal; the reference "
-            f"has to be right now and then, and wrong now and then ({_KEY}: null lets such a run end)"
+            f"has to be right now and then, and wrong now and then ({_KEY}: 0 lets such a run end)"
         )
 
 

@@ -46,7 +46,7 @@ def test_the_limit_is_of_steps_in_a_row(kinds: Sequence[str], reached: bool) -> 
     """A step with a signal, or with nothing left to learn, begins the count anew."""
     rows = _rows(*kinds)
     assert limit_reached(grpo_config(reward__max_steps_without_signal=3), rows) is reached
-    assert not limit_reached(grpo_config(reward__max_steps_without_signal=None), rows)
+    assert not limit_reached(grpo_config(reward__max_steps_without_signal=0), rows)
 
 
 def test_the_error_says_what_was_seen_and_what_to_do() -> None:
@@ -57,7 +57,7 @@ def test_the_error_says_what_was_seen_and_what_to_do() -> None:
     assert message.startswith("nothing to learn from in the last 3 steps: the rewards of each group were all equal")
     assert "(accuracy 0.5, share cut off 0.25)" in message
     assert "train_grpo.reward.weights" in message
-    assert message.endswith("train_grpo.reward.max_steps_without_signal: null")
+    assert message.endswith("train_grpo.reward.max_steps_without_signal: 0")
     assert "\n" not in message
 
 
@@ -78,10 +78,10 @@ def test_a_run_with_one_step_that_taught_something_ends_well() -> None:
     for kinds in ((LEVEL, LEVEL), (SOLVED, SOLVED)):
         with pytest.raises(PipelineError, match="no rollout of the run had anything to learn from"):
             refuse_nothing_learned(config, _rows(*kinds))
-        refuse_nothing_learned(grpo_config(reward__max_steps_without_signal=None), _rows(*kinds))
+        refuse_nothing_learned(grpo_config(reward__max_steps_without_signal=0), _rows(*kinds))
 
 
-def _train(folder: Path, inputs: dict[str, Path], limit: int | None) -> None:
+def _train(folder: Path, inputs: dict[str, Path], limit: int) -> None:
     outputs = {name: folder / name for name in OUTPUTS}
     for path in outputs.values():
         path.mkdir(parents=True, exist_ok=True)
@@ -101,8 +101,8 @@ def test_a_run_without_a_signal_stops_and_can_go_on(tmp_path: Path) -> None:
         with pytest.raises(PipelineError, match="in the last 2 steps"):
             _train(stopped, inputs, 2)
         assert [path.name for path in (stopped / "work/checkpoints").glob("step-*")] == ["step-000002"]
-    _train(stopped, inputs, None)
-    _train(straight, inputs, None)
+    _train(stopped, inputs, 0)
+    _train(straight, inputs, 0)
     for name in ("policy/model.safetensors", "training/steps.jsonl"):
         assert (stopped / name).read_bytes() == (straight / name).read_bytes()
     rows: list[dict[str, Any]] = [row for _, row in jsonl.read_rows(stopped / "training/steps.jsonl")]
