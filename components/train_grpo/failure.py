@@ -35,7 +35,7 @@ def attempt(name: str, reward: Reward, problem: Problem, completion: Completion,
     """
     try:
         value = reward(problem, completion, grade)
-        if isinstance(value, Real) and (math.isfinite(value) or _is_without_verdict(value, grade)):
+        if isinstance(value, Real) and (math.isfinite(value) or grade.verdict is Verdict.UNSCORABLE):
             return float(value)
     except KeyboardInterrupt:
         raise
@@ -58,10 +58,6 @@ def too_large(name: str, weight: float, values: Sequence[float]) -> Failure | No
         return None
     what = f"reward {name} is {largest:g} in magnitude, with a weight of {weight:g}"
     return Failure(f"reward {name} is too large", f"{what}: more than {_LARGEST:g}, the statistics of a group overflow")
-
-
-def _is_without_verdict(value: Real, grade: Grade) -> bool:
-    return math.isnan(value) and grade.verdict is Verdict.UNSCORABLE
 
 
 def _raised(name: str, error: BaseException) -> Failure:
