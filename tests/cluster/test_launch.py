@@ -11,6 +11,7 @@ from components.launch.trainjob.run import run_on_cluster
 from components.shared.errors import GivenUpError, PipelineError, RetryableError
 from tests.cluster.api_server import ApiServer, Fault, kinds, script
 from tests.cluster.api_server.cluster import runtime
+from tests.cluster.api_server.store import Change
 from tests.cluster.launched import RESULT, RUN_ID, Launched, launched
 
 
@@ -355,6 +356,29 @@ def test_another_job_of_the_same_stage_gives_way(make: Make, server: ApiServer) 
     assert other.trainjobs() == []
 
 
+@pytest.mark.parametrize("is_over", [False, True])
+def test_no_two_jobs_of_a_stage_are_there_at_once(make: Make, server: ApiServer, is_over: bool) -> None:
+    """Their pods would write one folder of checkpoints: a job is made when nothing is left of the one before."""
+    job = make()
+    server.cluster.play(*((script.Running(5), script.Failed(75)) if is_over else (script.Running(None),)))
+    submit_and_die(job, server)
+    server.clock.advance(60)
+    (old,) = job.trainjobs()
+    there: list[str] = []
+
+    def look(change: Change) -> None:
+        if change.type == "ADDED" and change.kind == kinds.TRAIN_JOBS:
+            found = [*server.cluster.all(kinds.TRAIN_JOBS), *server.cluster.all(kinds.PODS)]
+            there.extend(each["metadata"]["name"] for each in found if each["metadata"]["uid"] != _uid(change.after))
+
+    server.store.listen(look)
+    other = job if is_over else make_other(job, cpu_per_node=3)
+    server.cluster.play(*other.goes_well())
+    assert other.run() == RESULT
+    assert there == []
+    assert other.records("trainjob.json")["metadata"]["uid"] != _uid(old)
+
+
 @pytest.mark.parametrize(
     ("delete", "well", "left"),
     [("always", True, 0), ("always", False, 0), ("on_success", True, 0), ("on_success", False, 1), ("never", True, 1)],
@@ -512,6 +536,11 @@ def submit_and_die(job: Launched, server: ApiServer) -> None:
     (job.root / "policy").mkdir(exist_ok=True)
     with pytest.raises(KilledError):
         run_on_cluster(job.job, job.cluster, DyingClock(server))
+
+
+def _uid(document: dict[str, Any]) -> str:
+    uid: str = document["metadata"]["uid"]
+    return uid
 
 
 def make_other(job: Launched, **changes: Any) -> Launched:
