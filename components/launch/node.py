@@ -14,10 +14,12 @@ from torch.distributed.run import config_from_args, parse_args
 
 from components.launch.agent import run_ranks
 from components.launch.job import Job
+from components.shared.pod import keep_files_in_group
 
 
 def main() -> int:
     """Run this node's ranks; return the exit code of the first that failed, or 0."""
+    keep_files_in_group()
     job = Job.read(Path(sys.argv[1]))
     with tempfile.TemporaryDirectory(prefix="torchrun-") as logs:
         # The command is a formality: that of every rank is known.

@@ -14,10 +14,12 @@ from components.launch.servers import server_command, server_environment
 from components.launch.trainjob.manifest import JOB_VARIABLE, SERVER_PORT
 from components.rollout.vllm_config import Dtype, ServersConfig
 from components.shared.config import validate
+from components.shared.pod import keep_files_in_group
 
 
 def main() -> None:
     """Become the server."""
+    keep_files_in_group()
     job = Job.read(Path(os.environ[JOB_VARIABLE]))
     # Its GPUs are the pod's: the devices that the params name are those of a machine without pods.
     settings = {**job.config["sampler"]["servers"], "devices": None}

@@ -10,6 +10,7 @@ from components.launch.volume import StageFolders
 from components.shared import lineage, step
 from components.shared.config import Config, validate
 from components.shared.model_reference import followed
+from components.shared.pod import keep_files_in_group
 from components.shared.progress import say
 from components.shared.retries import with_retries
 from components.shared.step import Step
@@ -31,6 +32,7 @@ def run_task(
         there = Cluster(wanted, run_id, section, place.records)
         settings = validate(step.config_type(stage), dict(config), name=section)
         paths = {name: Path(path) for name, path in folders.items()}
+        keep_files_in_group()
         return with_retries(section, lambda: _on_volume(stage, section, settings, there, place, paths))
 
 

@@ -5,16 +5,14 @@ whatever has failed, 2.17 lost pods alone.
 """
 
 import errno
-import os
 import time
 from collections.abc import Callable
 from typing import TypeVar
 
 from components.shared.errors import RetryableError
+from components.shared.pod import in_task
 from components.shared.progress import say
 
-POD_VARIABLE = "KFP_POD_NAME"
-"""Kubeflow Pipelines sets it in the pods of its tasks. Elsewhere somebody is there to run a stage again."""
 PASSING_FAULTS = {
     errno.EIO,
     errno.ESTALE,
@@ -31,8 +29,11 @@ _Answer = TypeVar("_Answer")
 
 
 def with_retries(section: str, attempt: Callable[[], _Answer], sleep: Callable[[float], None] = time.sleep) -> _Answer:
-    """Make an attempt, in a pod of Kubeflow two more where its error may pass; return what it returns."""
-    for pause_s in PAUSES_S if POD_VARIABLE in os.environ else ():
+    """Make an attempt, and in a pod of Kubeflow two more where its error may pass; return what it returns.
+
+    Elsewhere somebody is there to run a stage again.
+    """
+    for pause_s in PAUSES_S if in_task() else ():
         try:
             return attempt()
         except (RetryableError, OSError) as error:

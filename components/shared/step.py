@@ -25,6 +25,7 @@ from components.shared.errors import PipelineError, RetryableError
 from components.shared.made_from import made_from
 from components.shared.memory import described, refused_memory
 from components.shared.model_reference import followed, refuse_changed
+from components.shared.pod import in_task, keep_files_in_group
 from components.shared.retries import PASSING_FAULTS, with_retries
 from components.shared.work import HeldWork, held
 
@@ -58,6 +59,8 @@ def run_task(step: Step, section: str, config: Mapping[str, Any], **folders: str
     with errors_in_one_line(section):
         paths = {name: Path(folder) for name, folder in folders.items()}
         settings = validate(config_type(step), dict(config), name=section)
+        if in_task():
+            keep_files_in_group()
         return with_retries(section, lambda: run(step, section, settings, paths))
 
 

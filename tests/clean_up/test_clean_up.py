@@ -11,6 +11,7 @@ from components.launch import names
 from components.launch.api import KUBECONFIG_VARIABLE
 from components.shared import retries
 from components.shared.errors import RetryableError
+from components.shared.pod import POD_VARIABLE
 from tests.cluster.api_server import ApiServer, Fault, kinds
 
 _RUN = "0b1c2d3e"
@@ -144,7 +145,7 @@ def test_a_cluster_that_is_busy_is_asked_again(
     server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the task itself: to Kubeflow it is a failure like all others, and a job would be left."""
-    monkeypatch.setenv(retries.POD_VARIABLE, "clean-up-1")
+    monkeypatch.setenv(POD_VARIABLE, "clean-up-1")
     monkeypatch.setattr(retries, "PAUSES_S", (0.0,))
     _add_job(server, "sft", _RUN)
     server.faults.add(Fault("DELETE", status=503))

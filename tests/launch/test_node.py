@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import time
@@ -55,7 +56,7 @@ def _nodes(job: Job) -> Iterator[list["subprocess.Popen[bytes]"]]:
         nodes = []
         for number in range(NODES):
             environment = {**os.environ, **told, "PET_NODE_RANK": str(number)}
-            nodes.append(subprocess.Popen(command, cwd=ROOT, env=environment))
+            nodes.append(subprocess.Popen(command, cwd=ROOT, env=environment, umask=0))
             ending.callback(nodes[-1].kill)
         yield nodes
 
@@ -84,6 +85,8 @@ def test_nodes_find_one_another(tmp_path: Path) -> None:
     assert results is not None
     assert [(each["rank"], each["size"]) for each in results] == [(0, NODES), (1, NODES)]
     assert job.log(1).read_text() == "hello from rank 1\n"
+    written = [job.log(1), *job.folder.glob("rank-*.json"), *tmp_path.glob("*.pid")]
+    assert not any(path.stat().st_mode & stat.S_IRWXO for path in written), "for their user and group alone"
 
 
 @pytest.mark.parametrize(("ending", "code"), [("be_refused", 2), ("lose_another", 75), ("be_killed", 137)])

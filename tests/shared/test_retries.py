@@ -9,7 +9,8 @@ from components.launch import task
 from components.shared import retries, step
 from components.shared.config import Config
 from components.shared.errors import GateMissedError, GivenUpError, PipelineError, RetryableError
-from components.shared.retries import PAUSES_S, POD_VARIABLE, with_retries
+from components.shared.pod import POD_VARIABLE
+from components.shared.retries import PAUSES_S, with_retries
 from components.shared.step import Out
 from components.shared.workspace import Workspace
 

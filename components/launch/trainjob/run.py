@@ -26,8 +26,8 @@ from components.launch.trainjob.submission import LingeringError, Submission, be
 from components.launch.trainjob.termination import Termination
 from components.launch.trainjob.watch import LostError, Seen, StalledError, Watch
 from components.shared.errors import GivenUpError, PipelineError, RetryableError
+from components.shared.pod import POD_VARIABLE
 from components.shared.progress import say
-from components.shared.retries import POD_VARIABLE
 
 _PASSED_ON = (WEIGHTS_VARIABLE, "HF_HUB_OFFLINE")
 """Variables of this process that ranks are told."""
