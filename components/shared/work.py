@@ -83,7 +83,7 @@ class HeldWork:
         """Remove the folder, and those it was in where they are empty now."""
         durable.discard(self.folder)
         with suppress(OSError):
-            for parent in list(self.folder.parents)[: 1 if self.folder.is_absolute() else 3]:
+            for parent in list(self.folder.parents)[: 3 if self.folder.parts[:2] == ("outputs", "work") else 1]:
                 parent.rmdir()
 
     def is_empty(self) -> bool:
