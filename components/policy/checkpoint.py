@@ -22,13 +22,11 @@ from components.policy.logprobs import refuse_other_layers, refuse_other_logits
 from components.policy.lora import plain_state_dict
 from components.policy.sequences import TokenSequence
 from components.shared import jsonl, lineage, tokenizer
-from components.shared.base_model import ModelConfig, ScratchModel
+from components.shared.base_model import ModelConfig, ScratchModel, require_model_folder
 from components.shared.errors import PipelineError
 from components.shared.memory import refused_memory
 from components.shared.model_reference import PIPELINE_FILE
 from components.shared.problem import Problem
-
-_WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 
 
 @dataclass(frozen=True)
@@ -127,7 +125,7 @@ def load(folder: Path, *, dtype: torch.dtype) -> Checkpoint:
 def _read(base: str, config: ModelConfig, dtype: torch.dtype, *, revision: str | None = None) -> Checkpoint:
     folder = Path(base)
     if folder.is_dir():
-        _refuse_incomplete(folder)
+        require_model_folder(folder)
     try:
         refuse_other_layers(AutoConfig.from_pretrained(base, revision=revision), name=base)
         model, loading = AutoModelForCausalLM.from_pretrained(
@@ -147,13 +145,6 @@ def _read(base: str, config: ModelConfig, dtype: torch.dtype, *, revision: str |
     end = model.generation_config.eos_token_id
     model.generation_config = GenerationConfig(eos_token_id=end)
     return Checkpoint(_on_device(model), text, config)
-
-
-def _refuse_incomplete(folder: Path) -> None:
-    if not (folder / "config.json").is_file():
-        raise PipelineError(f"model {folder}: holds no config.json; a Hugging Face model folder is expected")
-    if not any((folder / name).is_file() for name in _WEIGHTS):
-        raise PipelineError(f"model {folder}: holds no weights; one of {', '.join(_WEIGHTS)} is expected")
 
 
 def _on_device(model: PreTrainedModel) -> PreTrainedModel:

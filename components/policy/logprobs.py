@@ -15,11 +15,9 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from components.policy.sequences import MicroBatch, TokenSequence, micro_batches
 from components.policy.shared_prefix import PackedLayout, attend_by_layout
 from components.policy.token_head import TokenHead, make_precise
+from components.shared.base_model import require_attention_layers
 from components.shared.errors import PipelineError
 
-_LAYER_TYPES = ("full_attention", "sliding_attention")
-"""As transformers' configs name them; a window is refused once sequences outgrow it (shared_prefix.py)."""
-_OLD_FULL_ATTENTION = "attention"
 _PROBE_LENGTHS = ((7, (4, 6, 5)), (5, (3, 6)))
 """Tokens of each prompt on which a model is tried out, and of its completions."""
 _TOLERANCE = 1e-3
@@ -78,12 +76,7 @@ def refuse_other_layers(config: PreTrainedConfig, *, name: str) -> None:
     """
     text: Any = config.get_text_config(decoder=True)
     types = getattr(text, "layer_types", None) or getattr(text, "layers_block_type", None) or ()
-    others = sorted({str(layer_type) for layer_type in types} - {*_LAYER_TYPES, _OLD_FULL_ATTENTION})
-    if others:
-        raise PipelineError(
-            f"model {name}: has layers of type {', '.join(others)}; models whose layers are all "
-            f"{' or '.join(_LAYER_TYPES)} can be trained here"
-        )
+    require_attention_layers(types, name=name)
 
 
 @torch.no_grad()

@@ -1,6 +1,7 @@
 """The base model that a pipeline starts from, named in params: a Hugging Face id or folder, or `scratch:<preset>`."""
 
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,9 @@ from components.shared.grading.answer import AnswerPolicy
 _SCRATCH_PREFIX = "scratch:"
 _CONFIG, _TOKENIZER = "config.json", "tokenizer.json"
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+_LAYER_TYPES = ("full_attention", "sliding_attention")
+"""As transformers' configs name them; training refuses a window once sequences outgrow it."""
+_OLD_FULL_ATTENTION = "attention"
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "seq_length", "max_sequence_length")
 """What families of models call the number of tokens that they read."""
 
@@ -86,11 +90,21 @@ class ModelConfig(Config):
 def require_model_folder(folder: Path) -> None:
     """Raise PipelineError unless a folder holds a model, as far as the names of its files show."""
     if not (folder / _CONFIG).is_file():
-        raise PipelineError(f"{folder}: holds no {_CONFIG}; a Hugging Face model folder is expected")
+        raise PipelineError(f"model {folder}: holds no {_CONFIG}; a Hugging Face model folder is expected")
     if not any((folder / name).is_file() for name in _WEIGHTS):
-        raise PipelineError(f"{folder}: holds no weights; one of {', '.join(_WEIGHTS)} is expected")
+        raise PipelineError(f"model {folder}: holds no weights; one of {', '.join(_WEIGHTS)} is expected")
     if not (folder / _TOKENIZER).is_file():
-        raise PipelineError(f"{folder}: holds no {_TOKENIZER}; a Hugging Face model folder is expected")
+        raise PipelineError(f"model {folder}: holds no {_TOKENIZER}; a Hugging Face model folder is expected")
+
+
+def require_attention_layers(types: Iterable[str], *, name: str) -> None:
+    """Raise PipelineError if a type of layer is none of attention over all tokens or a window of them."""
+    others = sorted({str(layer_type) for layer_type in types} - {*_LAYER_TYPES, _OLD_FULL_ATTENTION})
+    if others:
+        raise PipelineError(
+            f"model {name}: has layers of type {', '.join(others)}; models whose layers are all "
+            f"{' or '.join(_LAYER_TYPES)} can be trained here"
+        )
 
 
 def context_tokens(base: str) -> int | None:
@@ -99,7 +113,7 @@ def context_tokens(base: str) -> int | None:
     A folder is looked at, of a model on the hub the config alone is fetched.
 
     Raises:
-        PipelineError: There is no such model, or it is not to be had from here.
+        PipelineError: There is no such model, it is not to be had from here, or it has layers that cannot be trained.
     """
     if base.startswith(_SCRATCH_PREFIX):
         return SCRATCH_MODELS[base.removeprefix(_SCRATCH_PREFIX)].max_tokens
@@ -110,6 +124,7 @@ def context_tokens(base: str) -> int | None:
         path = _config_from_hub(base)
     config: dict[str, Any] = jsonl.read_json(path)
     config = config.get("text_config") or config
+    require_attention_layers(config.get("layer_types") or config.get("layers_block_type") or (), name=base)
     if config.get("rope_scaling"):  # stretches the context by rules of its own
         return None
     return next((config[key] for key in _CONTEXT_KEYS if isinstance(config.get(key), int)), None)

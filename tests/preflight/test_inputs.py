@@ -205,6 +205,15 @@ def test_a_folder_that_holds_half_a_model_is_refused(tmp_path: Path, spoil: Call
         context_tokens(str(tmp_path))
 
 
+def test_layers_that_cannot_be_trained_are_refused_by_the_config_alone(tmp_path: Path) -> None:
+    """In one line that names them, before anything is loaded."""
+    for name in ("model.safetensors", "tokenizer.json"):
+        (tmp_path / name).write_text("")
+    (tmp_path / "config.json").write_text('{"text_config": {"layer_types": ["full_attention", "linear_attention"]}}')
+    with pytest.raises(PipelineError, match="has layers of type linear_attention; models whose"):
+        context_tokens(str(tmp_path))
+
+
 def test_limits_beyond_what_the_base_model_reads_are_named(values: dict[str, Any]) -> None:
     """A model made from scratch has its limit in its preset; others have it in their config."""
     _put(values, "evaluate.max_new_tokens", 465)
