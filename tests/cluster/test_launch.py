@@ -398,9 +398,9 @@ def test_what_becomes_of_an_ended_job(make: Make, server: ApiServer, delete: str
 
 def test_a_job_that_has_not_ended_is_never_left(make: Make, server: ApiServer) -> None:
     """It would start once there is room, with nobody there."""
-    job = make(delete="never", queue="research")
+    job = make(delete="never", queue="research", queue_timeout_s=60)
     server.cluster.play(script.Queued(None))
-    with pytest.raises(RetryableError):
+    with pytest.raises(RetryableError, match="not admitted by the queue"):
         job.run()
     assert job.trainjobs() == []
 
