@@ -93,8 +93,6 @@ def require_model_folder(folder: Path) -> None:
         raise PipelineError(f"model {folder}: holds no {_CONFIG}; a Hugging Face model folder is expected")
     if not any((folder / name).is_file() for name in _WEIGHTS):
         raise PipelineError(f"model {folder}: holds no weights; one of {', '.join(_WEIGHTS)} is expected")
-    if not (folder / _TOKENIZER).is_file():
-        raise PipelineError(f"model {folder}: holds no {_TOKENIZER}; a Hugging Face model folder is expected")
 
 
 def require_attention_layers(types: Iterable[str], *, name: str) -> None:
@@ -119,6 +117,8 @@ def context_tokens(base: str) -> int | None:
         return SCRATCH_MODELS[base.removeprefix(_SCRATCH_PREFIX)].max_tokens
     if Path(base).is_dir():
         require_model_folder(Path(base))
+        if not (Path(base) / _TOKENIZER).is_file():
+            raise PipelineError(f"model {base}: holds no {_TOKENIZER}; a Hugging Face model folder is expected")
         path = Path(base) / _CONFIG
     else:
         path = _config_from_hub(base)
