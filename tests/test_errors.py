@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -299,8 +300,11 @@ def test_a_base_model_that_cannot_be_fetched(project: Project) -> None:
     ],
 )
 def test_a_full_disk(mounting: Project, stage: str, kilobytes: int) -> None:
-    """Whichever library was writing, the line says the same."""
-    assert mounting.refusal_on(f"size={kilobytes}k", stage) == "no space left on device"
+    """Whichever library was writing, the line says the same: where, how much is written, and how much is free."""
+    line = (
+        r"out/\.\w+\.partial\S*: no space left on device: [\d,]+ bytes are in \S+ so far, [\d,]+ are free; make room .+"
+    )
+    assert re.fullmatch(line, mounting.refusal_on(f"size={kilobytes}k", stage))
 
 
 @pytest.mark.parametrize("stage", ["prepare_data", "validate_data", "report"])
