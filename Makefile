@@ -15,8 +15,8 @@ SOURCE ?= ../shared/data
 VENV := .venv
 BIN := $(VENV)/bin
 # cpu | auto | cu130 ... : which build of torch .venv holds (uv's --torch-backend); another one makes .venv anew.
-INSTALLED_BACKEND := $(or $(shell cat $(VENV)/.ready 2>/dev/null),cpu)
-TORCH_BACKEND ?= $(INSTALLED_BACKEND)
+INSTALLED_BACKEND := $(shell cat $(VENV)/.backend 2>/dev/null)
+TORCH_BACKEND ?= $(or $(INSTALLED_BACKEND),cpu)
 PRESETS := laptop $(sort $(basename $(notdir $(wildcard params/*.yaml))))
 PARAMS := $(if $(filter laptop,$(PRESET)),params.yaml,params/$(PRESET).yaml)
 # A certificate bundle given to pip is given to uv as well.
@@ -46,10 +46,10 @@ $(VENV)/.ready: requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11 ...")'
 	@# What another build of torch left, or a set-up that did not come to its end, is not built upon.
 	@test -e $@ -a "$(TORCH_BACKEND)" = "$(INSTALLED_BACKEND)" || $(PYTHON) -m venv --clear $(VENV)
-	@rm -f $@
+	@rm -f $@; echo "$(TORCH_BACKEND)" > $(VENV)/.backend
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check "$$(grep -oE '^uv==[0-9.]+' requirements.lock)"
 	@$(BIN)/python images/packages.py setup --backend "$(TORCH_BACKEND)"
-	@echo "$(TORCH_BACKEND)" > $@
+	@touch $@
 
 preset:
 	@test -f "$(PARAMS)" || { echo "error: PRESET=$(PRESET): choose one of $(PRESETS)" >&2; exit 2; }

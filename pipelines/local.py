@@ -41,7 +41,8 @@ def run(params_path: Path, *, containers: bool = False) -> int:
             named, and nothing has been run.
     """
     params = load(params_path)
-    refuse_all([f"{params_path}: {line}" for line in contradictions(params) + missing_here(params)])
+    wrong = contradictions(params) + missing_here(params, containers=containers)
+    refuse_all([f"{params_path}: {line}" for line in wrong])
     if containers:
         _containers().check()
     started = time.monotonic()

@@ -74,5 +74,7 @@ def test_another_build_of_torch_makes_the_environment_anew(clone: Path) -> None:
     assert _calls(clone) == []
     later = (clone / ".venv/.ready").stat().st_mtime + 5
     os.utime(clone / "requirements.lock", (later, later))
-    assert _make(clone, "setup").returncode == 0
+    assert _make(clone, "setup", setup_ends_with=1).returncode == 2
     assert _calls(clone) == ["images/packages.py setup --backend cu130"]
+    assert _make(clone, "setup").returncode == 0
+    assert _calls(clone) == ["venv", "images/packages.py setup --backend cu130"]

@@ -10,6 +10,7 @@ from urllib3.exceptions import HTTPError
 from components.clean_up.tasks import Task, tasks_of
 from components.launch.api import connect, own_namespace
 from components.launch.cleanup import delete_run
+from components.launch.trainjob.patience import is_passing
 from components.shared.errors import PipelineError, RetryableError
 from components.shared.progress import say
 from components.shared.retries import with_retries
@@ -29,23 +30,26 @@ class Ending:
 def run(ending: Ending, namespace: str, page: str) -> None:
     """Do the clean-up as a Kubeflow task, with the summary written to `page` also where something went wrong."""
     with errors_in_one_line("clean_up"):
-        with_retries("clean_up", lambda: clean_up(ending, namespace, Path(page)))
+        removed: list[str] = []
+        with_retries("clean_up", lambda: clean_up(ending, namespace, Path(page), removed))
 
 
-def clean_up(ending: Ending, namespace: str, page: Path) -> None:
-    """Remove what the run has left, then write the summary.
+def clean_up(ending: Ending, namespace: str, page: Path, removed: list[str]) -> None:
+    """Remove what the run has left, then write the summary; `removed` names what attempts before have removed.
 
     Raises:
+        PipelineError: The cluster refuses, so something may be left; the summary says so.
         RetryableError: The cluster does not answer, so something may be left; the summary says so.
     """
-    removed: list[str] = []
     tasks: list[Task] = []
     try:
         api = connect()
-        removed = delete_run(api, namespace or own_namespace(), ending.run_id)
+        removed += delete_run(api, namespace or own_namespace(), ending.run_id)
         tasks = tasks_of(api, own_namespace(), ending.run_id)
     except (client.ApiException, HTTPError, PipelineError) as error:
         _write(page, summary(ending, tasks, [f"It may be that something is left: {_reason(error)}"]))
+        if isinstance(error, client.ApiException) and not is_passing(error):
+            raise PipelineError(f"the cluster refuses: {_reason(error)}") from None
         raise RetryableError(f"the cluster does not answer: {_reason(error)}") from None
     left = [f"Removed: {', '.join(removed)}." if removed else "Nothing of the run was left in the cluster."]
     _write(page, summary(ending, tasks, left))

@@ -38,7 +38,7 @@ def evaluate(config: EvaluateConfig, *, model: In, problems: In, evaluation: Out
     """Let a model answer every test problem, greedily and by drawing, and score the answers."""
     make_deterministic(config.seed)
     # Half the digits of bfloat16 training are no reason to examine in bfloat16.
-    with memory_for("loading the model in float32", "take a smaller model"):
+    with memory_for("loading the model in float32", "use a smaller model"):
         checkpoint = load(model, dtype=torch.float32)
     examined = read_problems(problems, Split.TEST)
     with Verifier() as verify:

@@ -10,6 +10,8 @@ MANAGED_BY, OURS = "app.kubernetes.io/managed-by", "grpo-pipeline"
 RUN_ID = "grpo-pipeline/run-id"
 STAGE = "grpo-pipeline/stage"
 """Labels of all that a run makes."""
+WORK = "grpo-pipeline/work"
+"""Label of a training job: a digest of the folder with its checkpoints, which two jobs must not write to at once."""
 
 HEARTBEAT = "grpo-pipeline/heartbeat"
 """Annotation: when the step that waits for a job was last known to live (RFC 3339)."""

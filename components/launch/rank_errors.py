@@ -35,7 +35,7 @@ def error_of_ranks(job: Job) -> Exception | None:
 
 def _as_error(job: Job, rank: int, outcome: Mapping[str, str | int]) -> Exception:
     message = str(outcome["error"])
-    if "errno" in outcome:
+    if outcome.get("errno") is not None:
         return OSError(outcome["errno"], os.strerror(int(outcome["errno"])), outcome["file"])
     if outcome["exit_code"] == PipelineError.exit_code:
         return PipelineError(message)
@@ -48,4 +48,4 @@ def _as_error(job: Job, rank: int, outcome: Mapping[str, str | int]) -> Exceptio
 def _ending(rank: int, code: int) -> str:
     if code < 0:
         return f"rank {rank} was killed by {signal.Signals(-code).name}"
-    return f"rank {rank} ended with exit code {code} and no word"
+    return f"rank {rank} ended with exit code {code} without reporting an error"

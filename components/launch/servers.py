@@ -69,11 +69,14 @@ class ServerProcess:
         self._command = [*command, f"--host={_HOST}", f"--port={self._port.getsockname()[1]}"]
         self._environment = environment
         self._process: subprocess.Popen[bytes] | None = None
+        self._begin = 0
+        """Where in the log the output of the last start begins."""
 
     def start(self) -> None:
         """Start the server; it takes a while until it answers."""
         folder = Path(tempfile.mkdtemp(prefix="vllm-"))
         with self.log.open("ab") as log:
+            self._begin = log.tell()
             self._process = subprocess.Popen(
                 [sys.executable, "-P", str(_GUARD), str(folder), *self._command],
                 stdin=subprocess.PIPE,
@@ -100,6 +103,10 @@ class ServerProcess:
     def answers(self) -> bool:
         """Tell whether the server is ready for requests."""
         return self.health() is Health.READY
+
+    def printed(self) -> str:
+        """Return what the server has printed since its last start."""
+        return self.log.read_bytes()[self._begin :].decode(errors="replace")
 
     def tail(self) -> str:
         """Return the end of what the server printed."""
@@ -223,8 +230,7 @@ def _await(servers: Sequence[ServerProcess], deadline_s: float) -> None:
     while waiting:
         for server in waiting:
             if server.ended:
-                printed = server.log.read_text(encoding="utf-8", errors="replace")
-                refuse_memory_of_vllm(printed, server.log, "train_grpo.sampler.servers")
+                refuse_memory_of_vllm(server.printed(), server.log, "train_grpo.sampler.servers")
                 raise PipelineError(f"a vLLM server has ended before it answered; {server.tail()}")
         waiting = [server for server in waiting if not server.answers()]
         now = time.monotonic()
@@ -291,7 +297,7 @@ class Keeper:
             late = now - watched.started > self._start_deadline_s
             return f"does not answer {self._start_deadline_s:g} s after its start" if late else None
         elif health is Health.BROKEN:
-            return "has lost its engine"
+            return "is no longer serving (its engine is dead or its port closed)"
         elif now - watched.answered > self._health_deadline_s:
             return f"has not answered for {self._health_deadline_s:g} s"
         return None
@@ -301,7 +307,7 @@ class Keeper:
         server.end()
         watched.restarts += 1
         if watched.restarts > _MAX_RESTARTS:
-            say("vllm", f"{server.url} {failure}, {watched.restarts} times in a row: it is left alone; {server.tail()}")
+            say("vllm", f"{server.url} {failure}, {watched.restarts} times in a row: giving up on it; {server.tail()}")
             return
         say("vllm", f"{server.url} {failure}; starting it again (its output: {server.log})")
         watched.started, watched.answered = self._clock(), None

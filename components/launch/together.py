@@ -96,5 +96,6 @@ def _cause(job: Job, exit_code: int, told: bool) -> Exception:
         took = f"told to stop, but the step at hand took longer than {job.grace_s:g} s"
         return StoppedError(f"{took}; run the same again to go on from the last checkpoint")
     if told:
-        return StoppedError("told to stop: ended at once; run the same again to go on from the last checkpoint")
+        lost = "told to stop: ended at once, the step under way is lost"
+        return StoppedError(f"{lost}; run the same again to go on from the last checkpoint")
     return RetryableError("the launcher of the processes was killed; run the same again to go on")

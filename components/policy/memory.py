@@ -14,7 +14,7 @@ def memory_for_loading(stage: str, config: EngineConfig) -> AbstractContextManag
         remedies.append(f"set {key}.offload: all (it is {config.offload})")
     if config.num_processes > 1:
         remedies.append(f"lower {key}.num_processes (it is {config.num_processes}): each loads the model")
-    return memory_for("loading the model", *remedies, "take a smaller model")
+    return memory_for("loading the model", *remedies, "use a smaller model")
 
 
 def memory_for_passes(stage: str, config: EngineConfig, purpose: str, *more: str) -> AbstractContextManager[None]:

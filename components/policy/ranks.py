@@ -131,7 +131,8 @@ class Ranks:
 
     def _name(self, number: int) -> str:
         assert self.store is not None
-        return f"rank {number} ({self.store.get(f'name/{number}').decode()})"
+        key = f"name/{number}"  # one that never came has set none, and would be waited for
+        return f"rank {number} ({self.store.get(key).decode()})" if self.store.check([key]) else f"rank {number}"
 
     def _missing(self, keys: Sequence[str]) -> list[str]:
         """The names of the processes that have not set their key."""

@@ -10,7 +10,7 @@ from components.preflight import cluster, permissions, storage
 from components.preflight.dry_run import dry_run
 from components.preflight.form import CLUSTER, Form
 from components.preflight.git_remote import commit_of
-from components.preflight.sections import base_model, rewards
+from components.preflight.sections import models, rewards
 from components.preflight.side_by_side import Check
 from components.shared.config import Params
 from components.shared.errors import PipelineError
@@ -35,7 +35,7 @@ def checks(form: Form, sections: Params, *, valid: bool, clock: Clock) -> dict[s
     if form["registry_kubeflow_url"]:
         found["registry_kubeflow_url"] = partial(storage.model_registry, form["registry_kubeflow_url"], remote)
     if valid:
-        found |= {"base_model": partial(base_model, sections), "rewards": partial(rewards, sections)}
+        found |= {"models": partial(models, sections), "rewards": partial(rewards, sections)}
     if form["data_repository"]:
         found[REVISION] = partial(_commit, form["data_repository"], form["data_revision"])
     return {**found, **_of_cluster(form, sections, Patience(clock, _PATIENCE_S), valid=valid)}

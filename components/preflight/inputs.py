@@ -17,7 +17,7 @@ from components.prepare_data.intake import Reader, reader
 from components.prepare_data.raw_rows import MalformedRowError, raw_rows
 from components.register.catalogue_access import access_to
 from components.register.model_registry import Catalogue
-from components.shared.base_model import context_tokens
+from components.shared.base_model import context_tokens, model_config
 from components.shared.errors import PipelineError
 from components.shared.grading.sandbox.run import require_sandbox
 from components.shared.grading.verifier import Verifier
@@ -25,7 +25,7 @@ from components.shared.problem import Split
 from components.train_grpo import own_reward
 from components.train_grpo.config import RewardName, TrainGRPOConfig, is_own
 
-BASE_MODEL = "train_sft.model.base"
+BASE_MODEL, REWARD_MODEL = "train_sft.model.base", "train_grpo.reward.model.base"
 _DEADLINE_S = 30.0
 _ROWS_TRIED = 20
 """From the beginning of each file: enough to see that it is of another format."""
@@ -36,9 +36,10 @@ def contradictions(params: Params) -> list[str]:
     return [line for rule in (_splits, _gate, _sizes, _shares, _unit_tests, _sampler) for line in rule(params)]
 
 
-def missing_here(params: Params) -> list[str]:
+def missing_here(params: Params, *, containers: bool = False) -> list[str]:
     """Return a line for each thing that a run on this machine needs and would not find.
 
+    With `containers` its stages run in their images, which may hold more than this environment.
     What is looked up elsewhere (repositories, the hub) is asked for side by side, and has half a minute to answer.
     """
     answers = side_by_side(_lookups(params), _DEADLINE_S)
@@ -47,8 +48,8 @@ def missing_here(params: Params) -> list[str]:
         *_files(params.prepare_data),
         *(f"{key}: {answer}" for key, answer in answers.items() if isinstance(answer, PipelineError)),
         *(limits(params, context) if isinstance(context, int) else []),
-        *own_reward.unusable(own_rewards(params.train_grpo), trained_here=True),
-        *_sandbox(params),
+        *own_reward.unusable(own_rewards(params.train_grpo), trained_here=not containers),
+        *([] if containers else _sandbox(params)),
         *_registry(params),
     ]
 
@@ -71,11 +72,14 @@ def _catalogue(address: str) -> Catalogue:
 
 
 def base_models(params: Params) -> dict[str, Check]:
-    """Return a check for each model that a run starts from, by its key; each returns the model's context in tokens."""
+    """Return a check for each model that a run starts from, by its key.
+
+    That of the model to train returns its context in tokens, or None where that is not known.
+    """
     judge = params.train_grpo.reward.model
     checks: dict[str, Check] = {BASE_MODEL: partial(context_tokens, params.train_sft.model.base)}
     if judge and judge.base != "reference":
-        checks["train_grpo.reward.model.base"] = partial(context_tokens, judge.base)
+        checks[REWARD_MODEL] = partial(model_config, judge.base)
     return checks
 
 

@@ -5,11 +5,11 @@ from typing import Any
 from components.launch.cluster_config import ClusterConfig
 from components.preflight.config import LONGEST_TRAINING_S, Params
 from components.preflight.form import CLUSTER, KEYS, PREFIX, Form
-from components.preflight.inputs import contradictions, limits, own_rewards
+from components.preflight.inputs import REWARD_MODEL, base_models, contradictions, limits, own_rewards
 from components.prepare_data.config import PrepareConfig
 from components.shared import config
-from components.shared.base_model import context_tokens
 from components.shared.config import problems
+from components.shared.errors import PipelineError
 from components.train_grpo import own_reward
 
 _MARGIN_S = 3600
@@ -52,18 +52,26 @@ def rewards(sections: config.Params) -> list[str]:
     return [_in_the_form(line) for line in own_reward.unusable(own_rewards(params.train_grpo), trained_here=False)]
 
 
-def base_model(sections: config.Params) -> list[str]:
-    """Return a line for each limit in valid sections beyond what the base model reads.
+def models(sections: config.Params) -> list[str]:
+    """Return a line for each model of valid sections that is not there, and each limit beyond what one reads.
 
-    Raises:
-        PipelineError: The model cannot be fetched. One in a folder of the volume, which preflight does not see, is
-            taken to be there.
+    Those in folders of the volume, which preflight does not see, are assumed to be there.
     """
-    params = Params.model_validate(_stages(sections))
-    if params.train_sft.model.base.startswith(("/", ".")):
-        return []
-    context = context_tokens(params.train_sft.model.base)
-    return [_in_the_form(line) for line in limits(params, context)] if context else []
+    params, lines = Params.model_validate(_stages(sections)), []
+    for key, check in base_models(params).items():
+        try:
+            context = None if _is_folder(params, key) else check()
+        except PipelineError as error:
+            lines.append(f"{key}: {error}")
+        else:
+            lines += limits(params, context) if isinstance(context, int) else []
+    return [_in_the_form(line) for line in lines]
+
+
+def _is_folder(params: Params, key: str) -> bool:
+    judge = params.train_grpo.reward.model
+    base = judge.base if judge and key == REWARD_MODEL else params.train_sft.model.base
+    return base.startswith(("/", "."))
 
 
 def complete(sections: config.Params) -> config.Params:

@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from typing import Any
 
 import yaml
 
-from components.shared.errors import PipelineError
+from components.shared.errors import PipelineError, RetryableError
 from components.shared.progress import say
 from components.shared.workspace import Workspace
 
@@ -31,7 +32,9 @@ _REMOTE = "storage"
 _VIEW = "grpo-pipeline.view"
 """Set in the git config of registries made here: their working tree is ours to put back."""
 _HELD_BY_OTHERS = re.compile("cannot lock ref|failed to update ref|incorrect old value")
-"""What git says where two pushes meet on the server."""
+"""What git says where two pushes meet on the server, and also where a lock is stale."""
+_HELD_PAUSES_S = (0.2, 1.0, 5.0)
+"""Between pushes that a lock on the server refuses."""
 _README_FILE = "README.md"
 _README = """# Model registry
 
@@ -135,13 +138,20 @@ class Registry:
         """
         self.clone.gto("register", name, "HEAD", "--version", version)
         branch, tag = f"refs/heads/{self._branch}", f"refs/tags/{name}@{version}"
-        try:
-            self.clone.git("push", "--quiet", "--atomic", "origin", f"HEAD:{branch}", tag)
-        except PipelineError as error:
-            if _HELD_BY_OTHERS.search(str(error)) or self._has_moved(branch, tag):
-                return False
-            raise type(error)(f"{self.location}: does not take {name}@{version}: {error}") from None
-        return True
+        for pause_s in (*_HELD_PAUSES_S, None):
+            try:
+                self.clone.git("push", "--quiet", "--atomic", "origin", f"HEAD:{branch}", tag)
+            except PipelineError as error:
+                if self._has_moved(branch, tag):
+                    return False
+                is_held = _HELD_BY_OTHERS.search(str(error)) is not None
+                if not is_held or pause_s is None:
+                    kind = RetryableError if is_held else type(error)
+                    raise kind(f"{self.location}: does not take {name}@{version}: {error}") from None
+                time.sleep(pause_s)
+            else:
+                return True
+        raise AssertionError("the last attempt returns or raises")
 
     def catch_up(self) -> None:
         """Put the clone to what the registry is now, without what was committed and tagged here in vain."""

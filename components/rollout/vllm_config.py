@@ -52,7 +52,8 @@ class ServersConfig(VllmConfig):
     """Time without any server before the run stops; long enough for one to start again."""
     health_deadline_s: float = Field(30, gt=0)
     """Time without an answer to /health after which a server counts as hung, is ended and started again. One that
-    answers that its engine is dead, or that no longer listens, is started again at once."""
+    answers that its engine is dead, or that no longer listens, is started again at once. In pods of their own the
+    liveness probe of the runtime grpo-torch-vllm decides instead."""
 
     @field_validator("weights_by")
     @classmethod

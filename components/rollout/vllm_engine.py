@@ -38,6 +38,7 @@ from components.rollout.vllm_sampling import (
 from components.rollout.weight_digest import refuse_other_weights, shapes, weights_in
 from components.rollout.weight_transfer import Transfer
 from components.shared.errors import PipelineError, RetryableError
+from components.shared.memory import refused_memory
 
 _NAME = "vLLM in this process"
 _LOCAL = "127.0.0.1"
@@ -202,10 +203,13 @@ def _beside_a_trainer() -> dict[str, Any]:
 @contextmanager
 def _refusing_what_cannot_start(log: Path) -> Iterator[None]:
     """An engine that ends before it has started would end the same way again."""
+    before = log.stat().st_size if log.exists() else 0  # what attempts before have printed
     try:
         yield
-    except EngineEndedError as error:
-        printed = log.read_text(encoding="utf-8", errors="replace")
+    except Exception as error:
+        if not isinstance(error, EngineEndedError) and refused_memory(error) is None:
+            raise
+        printed = log.read_bytes()[before:].decode(errors="replace") if log.exists() else ""
         refuse_memory_of_vllm(printed, log, "train_grpo.sampler.vllm")
         tail = printed.splitlines()[-_LINES_SHOWN:]
         raise PipelineError("\n".join([f"vLLM could not start; the end of {log}:", *tail])) from error
@@ -272,6 +276,8 @@ def _within(deadline_s: float, log: Path, llm: Any = None) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # vLLM raises whatever its engine's process died of
+        if refused_memory(error) is not None:  # it would be refused again; who asked knows what helps
+            raise
         raise _told_of(error, deadline_s if overdue.is_set() else None, log) from error
     finally:
         done.set()

@@ -115,14 +115,9 @@ def context_tokens(base: str) -> int | None:
     """
     if base.startswith(_SCRATCH_PREFIX):
         return SCRATCH_MODELS[base.removeprefix(_SCRATCH_PREFIX)].max_tokens
-    if Path(base).is_dir():
-        require_model_folder(Path(base))
-        if not (Path(base) / _TOKENIZER).is_file():
-            raise PipelineError(f"model {base}: holds no {_TOKENIZER}; a Hugging Face model folder is expected")
-        path = Path(base) / _CONFIG
-    else:
-        path = _config_from_hub(base)
-    config: dict[str, Any] = jsonl.read_json(path)
+    config = model_config(base)
+    if Path(base).is_dir() and not (Path(base) / _TOKENIZER).is_file():
+        raise PipelineError(f"model {base}: holds no {_TOKENIZER}; a Hugging Face model folder is expected")
     config = config.get("text_config") or config
     require_attention_layers(config.get("layer_types") or config.get("layers_block_type") or (), name=base)
     if config.get("rope_scaling"):  # stretches the context by rules of its own
@@ -130,15 +125,25 @@ def context_tokens(base: str) -> int | None:
     return next((config[key] for key in _CONTEXT_KEYS if isinstance(config.get(key), int)), None)
 
 
+def model_config(base: str) -> dict[str, Any]:
+    """Return the config of a model in a folder or on the hub; PipelineError where there is no such model."""
+    if Path(base).is_dir():
+        require_model_folder(Path(base))
+    config: dict[str, Any] = jsonl.read_json(Path(base) / _CONFIG if Path(base).is_dir() else _config_from_hub(base))
+    return config
+
+
 def _config_from_hub(base: str) -> Path:
     # Slow to import, and of no use to a model in a folder.
-    from huggingface_hub import hf_hub_download
+    from huggingface_hub import constants, hf_hub_download
 
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it announces each of its retries
     try:
         return Path(hf_hub_download(base, _CONFIG))
     except Exception as error:  # the hub client raises a wide family of errors, all of them meaning "not available"
+        remedy = "a gated model needs HF_TOKEN"
+        if constants.HF_HUB_OFFLINE:
+            remedy = "HF_HUB_OFFLINE is set, so only models in a folder or in the hub's cache can be used"
         raise PipelineError(
-            f"{base}: neither a folder nor a model that can be fetched ({type(error).__name__}); "
-            "a gated model needs HF_TOKEN"
+            f"{base}: neither a folder nor a model that can be fetched ({type(error).__name__}); {remedy}"
         ) from None

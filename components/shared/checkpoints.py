@@ -158,7 +158,9 @@ def _refuse_foreign(folder: Path, made: MadeFrom | None, made_from: MadeFrom | N
     if made_from is None or made == made_from:
         return
     why = "which is not known" if made is None else differences(stage, made, made_from)
-    raise PipelineError(f"{folder}: is a checkpoint of another run, made from something else: {why}; take it away")
+    raise PipelineError(
+        f"{folder}: is a checkpoint of another run, made from something else: {why}; move it out of this folder"
+    )
 
 
 def _fault(folder: Path) -> str | None:

@@ -46,7 +46,8 @@ def refused_memory(error: BaseException) -> str | None:
     if not known and isinstance(error, Exception):
         known = durable.errno_of(error) == errno.ENOMEM
     if not known and isinstance(error, RuntimeError):
-        known = _REFUSED.search(str(error)) is not None
+        # Of an error with the end of a log below it, the first line alone says what it is.
+        known = _REFUSED.search(str(error).strip().partition("\n")[0]) is not None
     return _amount(str(error)) if known else None
 
 
@@ -65,7 +66,7 @@ def described(refused: str, purpose: str, *remedies: str) -> str:
 def _amount(text: str) -> str:
     exact, amount, free = _BYTES.search(text), _AMOUNT.search(text), _FREE.search(text)
     needed = _in_units(int(exact[1])) if exact else (amount[1] or amount[2]) if amount else ""
-    asked = f"{needed} more were asked for" if needed else ""
+    asked = f"tried to allocate another {needed}" if needed else ""
     return asked + (f", {free[3]} of {free[2]} are free on GPU {free[1]}" if free else "")
 
 

@@ -143,12 +143,13 @@ def _ended_when_told(folder: Path) -> Iterator[None]:
 
 def _say_others(stage: str, folder: Path, now: MadeFrom) -> None:
     """Name other unfinished work of the stage that nobody is at, with what differs."""
-    steps = {
-        other: step
-        for other in folder.parent.glob("[!.]*/")
-        if other != folder and (step := checkpoints.last_step(other)) is not None and not durable.is_held(other / _LOCK)
-    }
-    newest = sorted(steps, key=lambda other: other.stat().st_mtime, reverse=True)
+    steps, times = {}, {}
+    for other in folder.parent.glob("[!.]*/"):
+        step = None if other == folder else checkpoints.last_step(other)
+        if step is not None and not durable.is_held(other / _LOCK):
+            with suppress(FileNotFoundError):  # its run may have finished meanwhile
+                steps[other], times[other] = step, other.stat().st_mtime
+    newest = sorted(times, key=lambda other: times[other], reverse=True)
     for other in newest[:_NUM_NAMED]:
         say(stage, f"{other}: unfinished work, after step {steps[other]}, is left: {_why(stage, other, now)}")
     if len(newest) > _NUM_NAMED:
@@ -156,8 +157,8 @@ def _say_others(stage: str, folder: Path, now: MadeFrom) -> None:
     if newest:
         say(
             stage,
-            "this run begins at the first step; to go on with unfinished work set back what differs and start again, "
-            "to give it up remove its folder",
+            "this run begins at the first step; to go on with unfinished work restore what differs and start again, "
+            "to discard it delete its folder",
         )
 
 

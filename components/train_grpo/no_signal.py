@@ -34,12 +34,19 @@ def refuse_limit(config: TrainGRPOConfig, curves: Sequence[Row]) -> None:
     if limit_reached(config, curves):
         raise PipelineError(
             f"{_described(_last_without_signal(curves))}. Train on problems that the reference solves now and then, or "
-            f"weigh a reward that differs (train_grpo.reward.weights). To go on from here as it is: {_KEY}: 0"
+            f"add a reward that varies between completions (train_grpo.reward.weights). To continue anyway, set "
+            f"{_KEY}: 0"
         )
 
 
 def refuse_nothing_learned(config: TrainGRPOConfig, curves: Sequence[Row]) -> None:
-    """Raise PipelineError where no step of a whole run had a signal: the policy would be its reference."""
+    """Raise PipelineError where no step of a whole run had a signal: the policy would be its reference.
+
+    A run whose every answer was right ends well, with a warning: there was nothing left to learn.
+    """
+    if curves and all(row["groups_all_right_fraction"] == 1 for row in curves):
+        say("train_grpo", "warning: every answer was right in every step: there was nothing left to learn")
+        return
     if config.reward.max_steps_without_signal and all(map(_has_no_spread, curves)):
         raise PipelineError(
             "no rollout of the run had anything to learn from: the rewards of each group were all equal; the reference "

@@ -13,6 +13,10 @@ from typing import Any
 
 from components.shared.errors import PipelineError
 
+_DEADLINE_S = 120.0
+_MARK = "rewards that cannot be loaded: "
+"""Begins the line with the answer: modules may print what they like."""
+
 
 def load(name: str) -> Callable[..., Any]:
     """Return the function that `name` says, or a PipelineError that says what is missing."""
@@ -48,12 +52,18 @@ def unusable(names: Sequence[str], *, trained_here: bool) -> list[str]:
         "here" if trained_here else "elsewhere",
         *names,
     ]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    where = f"train_grpo.reward.weights: importing {', '.join(names)}"
     try:
-        lines: list[str] = json.loads(done.stdout.splitlines()[-1])
-    except (IndexError, ValueError):
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=_DEADLINE_S
+        )
+    except subprocess.TimeoutExpired:
+        return [f"{where} takes longer than {_DEADLINE_S:g} s"]
+    answers = [line for line in done.stdout.splitlines() if line.startswith(_MARK)]
+    if not answers:
         ending = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        return [f"train_grpo.reward.weights: importing {', '.join(names)} ended Python: {ending}"]
+        return [f"{where} crashed the interpreter: {ending}"]
+    lines: list[str] = json.loads(answers[-1].removeprefix(_MARK))
     return lines
 
 
@@ -76,4 +86,4 @@ def _lacks_another_package(cause: BaseException | None, name: str) -> bool:
 
 
 if __name__ == "__main__":
-    print("\n" + json.dumps(_trial(*sys.argv[1:])))
+    print(f"\n{_MARK}{json.dumps(_trial(*sys.argv[1:]))}")

@@ -3,7 +3,7 @@
 import re
 import time
 from collections.abc import Callable, Iterator
-from itertools import takewhile
+from itertools import count, takewhile
 from typing import Any
 
 from components.shared.errors import PipelineError, RetryableError
@@ -43,7 +43,9 @@ def _failure(cluster: Cluster, run: Any, task: Task) -> list[str]:
         return [f"{task.title}: {error}"]
     if not reason and text.rstrip().endswith(_STOPPED):
         return [f"{task.title}: stopped from outside (SIGTERM): the run was ended, or the time of the stage was over"]
-    return reason or [f"{task.title} ended without a word; `grpo-pipeline logs {run.run_id} --stage {task.name}`"]
+    return reason or [
+        f"{task.title} ended without an error message; see `grpo-pipeline logs {run.run_id} --stage {task.name}`"
+    ]
 
 
 def _error(text: str) -> list[str]:
@@ -59,6 +61,11 @@ def _error(text: str) -> list[str]:
 def _driver_error(text: str, task: Task) -> list[str]:
     """The last words of what prepares a stage, which is a program of Kubeflow's own."""
     return [f"{task.title}: could not be prepared: {words}" for words in _FATAL.findall(text)[-1:]]
+
+
+LOST = "nothing of it runs any more: its pods are gone, and Kubeflow will never learn how it ended"
+LOOK_EVERY = 12
+"""Polls of a run that is waited for between looks at whether its pods are still there."""
 
 
 def is_lost(cluster: Cluster, run: Any) -> bool:
@@ -98,11 +105,11 @@ def follow(
     """Yield what the stages print, as they do, until the run or the stage has ended.
 
     Raises:
-        PipelineError: There was nothing at all.
+        PipelineError: There was nothing at all, or nothing is left of the run.
     """
     shown: dict[str, int] = {}
     current, is_empty = "", True
-    while True:
+    for poll in count(1):
         run = cluster.get(run_id)
         for task in _chosen(run, stage):
             for number, pod in enumerate(task.pods, start=1):
@@ -114,6 +121,8 @@ def follow(
                 yield from new
         if _over(run, stage):
             return _refuse_if(is_empty, run, stage)
+        if poll % LOOK_EVERY == 0 and is_lost(cluster, run):
+            raise PipelineError(f"{run.display_name}: {LOST}")
         sleep(_POLL_S)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from components.shared.errors import PipelineError
 from pipelines.cluster.cron import parse
 from pipelines.cluster.cron_words import next_times, words
-from pipelines.cluster.logs import failures, is_lost
+from pipelines.cluster.logs import LOST, failures, is_lost
 from pipelines.cluster.runs import Cluster
 from pipelines.cluster.schedules import listed
 from pipelines.cluster.tasks import CACHED, FINISHED, Task, planned, tasks
@@ -35,7 +35,7 @@ def of_run(cluster: Cluster, run: Any) -> list[str]:
     elif not planned(run):
         lines += ["", "its stages are not known: the pipeline version that it was started from has been deleted"]
     if is_lost(cluster, run):
-        lines += ["", "nothing of it runs any more: its pods are gone, and Kubeflow will never learn how it ended"]
+        lines += ["", LOST]
     for reason, *more in failures(cluster, run):
         lines += ["", f"error: {reason}", *more]
     return lines

@@ -3,10 +3,11 @@
 import sys
 import time
 from collections.abc import Callable
+from itertools import count
 from typing import Any
 
 from components.shared.errors import RetryableError
-from pipelines.cluster.logs import failures
+from pipelines.cluster.logs import LOOK_EVERY, LOST, failures, is_lost
 from pipelines.cluster.runs import Cluster
 from pipelines.cluster.tasks import CACHED, FINISHED, NOT_REACHED, planned, tasks, was_stopped
 from pipelines.followed import duration
@@ -60,10 +61,10 @@ def wait(
     sleep: Callable[[float], None] = time.sleep,
     now: Callable[[], float] = time.monotonic,
 ) -> int:
-    """Show a run until it has ended, and return 0 if it succeeded and 1 if it did not."""
+    """Show a run until it has ended or nothing is left of it, and return 0 if it succeeded and 1 if it did not."""
     progress = Progress(screen)
     started = reached = now()
-    while True:
+    for poll in count(1):
         try:
             run = cluster.get(run_id)
             reached = now()
@@ -76,8 +77,12 @@ def wait(
         progress.show(run)
         if run.state in FINISHED:
             return _end(cluster, run, screen)
+        if poll % LOOK_EVERY == 0 and is_lost(cluster, run):
+            screen.error(LOST)
+            return 1
         progress.pulse(run, now() - started)
         sleep(_POLL_S)
+    raise AssertionError("a run is waited for until it ends")
 
 
 def _end(cluster: Cluster, run: Any, screen: Screen) -> int:

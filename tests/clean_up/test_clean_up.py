@@ -59,7 +59,7 @@ def _add_pod(
 
 def _summary(ending: Ending, folder: Path) -> str:
     page = folder / "summary.md"
-    clean_up(ending, "", page)
+    clean_up(ending, "", page, [])
     return page.read_text()
 
 
@@ -125,11 +125,16 @@ def test_what_may_be_left_is_said_and_tried_again(server: ApiServer, tmp_path: P
     _add_job(server, "mine", _RUN)
     server.faults.add(Fault(method="DELETE", status=503))
     page = tmp_path / "summary.md"
+    removed: list[str] = []
     with pytest.raises(RetryableError, match="503"):
-        clean_up(_FAILED, "", page)
+        clean_up(_FAILED, "", page, removed)
     assert "It may be that something is left: 503" in page.read_text()
-    clean_up(_FAILED, "", page)
+    server.faults.add(Fault("GET", "/pods", status=503))
+    with pytest.raises(RetryableError, match="503"):
+        clean_up(_FAILED, "", page, removed)
+    clean_up(_FAILED, "", page, removed)
     assert server.cluster.all(kinds.TRAIN_JOBS) == []
+    assert "Removed: mine." in page.read_text()  # by the attempt before
 
 
 def test_the_exit_code_asks_for_another_try(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

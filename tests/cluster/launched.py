@@ -27,6 +27,7 @@ class Launched:
     root: Path
     changes: dict[str, Any] = field(default_factory=dict)
     with_samplers: bool = False
+    run_id: str = RUN_ID
 
     @property
     def cluster(self) -> Cluster:
@@ -42,7 +43,7 @@ class Launched:
             "max_restarts": 0,
             **self.changes,
         }
-        return Cluster(ClusterConfig.model_validate(settings), RUN_ID, "train_grpo", self.root / "records")
+        return Cluster(ClusterConfig.model_validate(settings), self.run_id, "train_grpo", self.root / "records")
 
     @property
     def job(self) -> Job:

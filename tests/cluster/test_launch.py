@@ -1,5 +1,6 @@
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
@@ -356,10 +357,11 @@ def test_another_job_of_the_same_stage_gives_way(make: Make, server: ApiServer) 
     assert other.trainjobs() == []
 
 
-@pytest.mark.parametrize("is_over", [False, True])
-def test_no_two_jobs_of_a_stage_are_there_at_once(make: Make, server: ApiServer, is_over: bool) -> None:
+@pytest.mark.parametrize("before", ["has ended", "has other settings", "is of another run"])
+def test_no_two_jobs_of_a_stage_are_there_at_once(make: Make, server: ApiServer, before: str) -> None:
     """Their pods would write one folder of checkpoints: a job is made when nothing is left of the one before."""
     job = make()
+    is_over = before == "has ended"
     server.cluster.play(*((script.Running(5), script.Failed(75)) if is_over else (script.Running(None),)))
     submit_and_die(job, server)
     server.clock.advance(60)
@@ -373,6 +375,8 @@ def test_no_two_jobs_of_a_stage_are_there_at_once(make: Make, server: ApiServer,
 
     server.store.listen(look)
     other = job if is_over else make_other(job, cpu_per_node=3)
+    if before == "is of another run":
+        other = replace(job, run_id="ffffffff-0000-4000-8000-000000000000")
     server.cluster.play(*other.goes_well())
     assert other.run() == RESULT
     assert there == []
@@ -430,13 +434,14 @@ def test_a_job_that_is_deleted_again_and_again_is_given_up(make: Make, server: A
     assert len([request for request in server.requests if request.method == "POST"]) == 3
 
 
+@pytest.mark.parametrize(("path", "times", "lasts_s"), [("/trainjobs/", 36, 1100), ("/trainjobs", 46, 940)])
 def test_an_api_server_that_is_away_for_long_costs_no_training(
-    make: Make, server: ApiServer, capfd: pytest.CaptureFixture[str]
+    make: Make, server: ApiServer, capfd: pytest.CaptureFixture[str], path: str, times: int, lasts_s: int
 ) -> None:
-    """The step waits for it a second time, and adopts the job, which has gone on meanwhile."""
+    """The step waits for it a second time, and adopts the job, which has gone on meanwhile, or takes its result."""
     job = make(max_restarts=1)
-    away = script.Do(lambda: server.faults.add(Fault("GET", "/trainjobs/", status=503, times=36)))
-    server.cluster.play(*job.goes_well(script.Running(60), away, script.Running(1100, ("step 1",))))
+    away = script.Do(lambda: server.faults.add(Fault("GET", path, status=503, times=times)))
+    server.cluster.play(*job.goes_well(script.Running(60), away, script.Running(lasts_s, ("step 1",))))
     assert job.run() == RESULT
     said = capfd.readouterr().out
     assert "within 900 s" in said

@@ -9,6 +9,7 @@ import pytest
 
 from components.launch import names
 from components.launch.trainjob.manifest import Owner, job_name, train_job
+from components.shared import lineage
 from components.shared.errors import PipelineError
 from tests.cluster.api_server import ApiServer, kinds, script
 from tests.cluster.launched import RUN_ID, Launched, launched
@@ -91,6 +92,7 @@ def test_the_job_itself(server: ApiServer, tmp_path: Path, monkeypatch: pytest.M
         "app.kubernetes.io/managed-by": "grpo-pipeline",
         "grpo-pipeline/run-id": RUN_ID,
         "grpo-pipeline/stage": "train-grpo",
+        "grpo-pipeline/work": lineage.value_digest(str(job.root / "work"))[:16],
         "kueue.x-k8s.io/queue-name": "research",
     }
     assert metadata["ownerReferences"] == [

@@ -153,7 +153,7 @@ def test_a_second_request_to_stop_is_not_waited_for(tmp_path: Path) -> None:
         program.terminate()
         out, _ = program.communicate(timeout=60)
     assert program.returncode == 75
-    assert out.endswith("told to stop: ended at once; run the same again to go on from the last checkpoint\n")
+    assert out.endswith("the step under way is lost; run the same again to go on from the last checkpoint\n")
     assert _within(5, lambda: all(map(_gone, _pids(tmp_path))))
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from components.preflight.config import Params
 from pipelines.sections import sections
 from tests.cluster.api_server import ApiServer
 
@@ -20,7 +21,8 @@ def test_the_task_hands_the_sections_on(server: ApiServer, tmp_path: Path) -> No
     command = [sys.executable, "-m", "tests.preflight.as_task", str(tmp_path / "root")]
     done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, check=True, env=dict(os.environ))
     said = json.loads(done.stdout.splitlines()[-1])
-    outputs, expected = said["outputs"], sections(_ROOT / "params.yaml")
+    outputs = said["outputs"]
+    expected = Params.model_validate(sections(_ROOT / "params.yaml")).model_dump(mode="json", exclude_none=True)
     expected["register"]["registry"] = "/work/registry"
     assert {stage: outputs.pop(f"{stage}_config") for stage in expected} == expected
     assert outputs.pop("cluster_config")["volume"] == "grpo-pipeline"

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from components.register import register as module
+from components.register import registry
 from components.register.config import RegisterConfig
 from components.register.fetch import fetch
 from components.register.registry import Registry
@@ -148,6 +149,18 @@ def test_whoever_never_gets_a_turn_may_try_again(
     with pytest.raises(RetryableError, match="was changed by others 2 times"):
         run_register(config_of(shared), make_policy(tmp_path / "policy"), report_passed, tmp_path / "out")
     assert len(pushed) == 2
+    assert tags(shared) == []
+
+
+def test_a_stale_lock_on_the_server_is_told_as_such(
+    report_passed: Path, shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody else has changed anything: it may be gone the next time, and git's words say which file it is."""
+    monkeypatch.setattr(registry, "_HELD_PAUSES_S", (0.0,))
+    (shared / "refs/heads").mkdir(parents=True, exist_ok=True)
+    (shared / "refs/heads/main.lock").touch()
+    with pytest.raises(RetryableError, match=r"does not take grpo-policy@v0\.0\.1: .*main\.lock"):
+        run_register(config_of(shared), make_policy(tmp_path / "policy"), report_passed, tmp_path / "out")
     assert tags(shared) == []
 
 

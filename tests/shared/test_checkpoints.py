@@ -218,7 +218,8 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path, other: dict[str,
     with pytest.raises(PipelineError) as refused:
         latest(tmp_path, stage="train", made_from=_made_from())
     assert str(refused.value) == (
-        f"{tmp_path}/step-000002: is a checkpoint of another run, made from something else: {difference}; take it away"
+        f"{tmp_path}/step-000002: is a checkpoint of another run, made from something else: {difference}; "
+        "move it out of this folder"
     )
     assert latest(tmp_path, stage="train", made_from=other) == Found(2, tmp_path / "step-000002", None)
 

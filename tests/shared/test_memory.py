@@ -18,8 +18,8 @@ ON_A_GPU = (
 @pytest.mark.parametrize(
     ("allocate", "refused"),
     [
-        (lambda: torch.empty(10**15, dtype=torch.uint8), "909.5 TiB more were asked for"),
-        (lambda: np.empty(10**15, np.uint8), "909. TiB more were asked for"),
+        (lambda: torch.empty(10**15, dtype=torch.uint8), "tried to allocate another 909.5 TiB"),
+        (lambda: np.empty(10**15, np.uint8), "tried to allocate another 909. TiB"),
         (lambda: bytearray(10**15), ""),
     ],
     ids=["torch", "numpy", "python"],
@@ -35,7 +35,7 @@ def test_a_refused_allocation_is_recognised(allocate: Callable[[], object], refu
 def test_a_gpu_says_how_much_it_has() -> None:
     """The error is torch's own, which is there without a GPU too."""
     refused = refused_memory(torch.OutOfMemoryError(ON_A_GPU))
-    assert refused == "20.50 GiB more were asked for, 3.12 GiB of 79.15 GiB are free on GPU 1"
+    assert refused == "tried to allocate another 20.50 GiB, 3.12 GiB of 79.15 GiB are free on GPU 1"
     assert refused_memory(RuntimeError("CUDA error: out of memory")) == ""
     assert refused_memory(OSError(12, "Cannot allocate memory")) == ""
 
@@ -54,9 +54,9 @@ def test_another_error_stays_as_it_is(error: Exception) -> None:
 
 
 VLLM = {
-    f"INFO starting\n(EngineCore pid=7) ERROR 11-22 torch.OutOfMemoryError: {ON_A_GPU}\nTraceback": "20.50 GiB more",
+    f"INFO starting\n(EngineCore pid=7) ERROR 11-22 torch.OutOfMemoryError: {ON_A_GPU}\nTraceback": "another 20.50 GiB",
     "ValueError: To serve at least one request with the model's max seq len (4096), (7.00 GiB KV cache is needed, "
-    "which is larger than the available KV cache memory (1.00 GiB).": "7.00 GiB more",
+    "which is larger than the available KV cache memory (1.00 GiB).": "another 7.00 GiB",
     "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization`": "",
 }
 

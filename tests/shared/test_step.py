@@ -655,8 +655,8 @@ def unfinished(tmp_path: Path, work: Path) -> Path:
 
 
 ADVICE = (
-    "train: this run begins at the first step; to go on with unfinished work set back what differs and start again, "
-    "to give it up remove its folder\n"
+    "train: this run begins at the first step; to go on with unfinished work restore what differs and start again, "
+    "to discard it delete its folder\n"
 )
 
 

@@ -72,10 +72,11 @@ def test_a_warning_comes_once_in_a_row_of_such_steps(capsys: pytest.CaptureFixtu
 
 
 def test_a_run_with_one_step_that_taught_something_ends_well() -> None:
-    """One without any does not, though every answer is right, unless the limit is switched off."""
+    """One without any does not, unless every answer was right or the limit is switched off."""
     config = grpo_config(reward__max_steps_without_signal=100)
     refuse_nothing_learned(config, _rows(DIFFERENT, LEVEL, SOLVED))
-    for kinds in ((LEVEL, LEVEL), (SOLVED, SOLVED)):
+    refuse_nothing_learned(config, _rows(SOLVED, SOLVED))
+    for kinds in ((LEVEL, LEVEL), (LEVEL, SOLVED)):
         with pytest.raises(PipelineError, match="no rollout of the run had anything to learn from"):
             refuse_nothing_learned(config, _rows(*kinds))
         refuse_nothing_learned(grpo_config(reward__max_steps_without_signal=0), _rows(*kinds))

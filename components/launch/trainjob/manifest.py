@@ -72,6 +72,7 @@ def train_job(job: Job, cluster: Cluster, environment: Mapping[str, str], owner:
     config = cluster.config
     name = job_name(job, cluster)
     ours = {names.MANAGED_BY: names.OURS, names.RUN_ID: cluster.run_id, names.STAGE: cluster.label}
+    labels = {**ours, names.WORK: lineage.value_digest(str(job.folder.parent))[:16]}
     spec: Json = {
         "runtimeRef": {
             "apiGroup": names.GROUP,
@@ -85,7 +86,7 @@ def train_job(job: Job, cluster: Cluster, environment: Mapping[str, str], owner:
     digest = lineage.value_digest({"spec": spec, "labels": ours, "queue": config.queue, "job": job.fields()})
     metadata: Json = {
         "name": name,
-        "labels": ours if config.queue is None else {**ours, _QUEUE: config.queue},
+        "labels": labels if config.queue is None else {**labels, _QUEUE: config.queue},
         "annotations": {
             names.SPEC_DIGEST: digest,
             names.HEARTBEAT: now,

@@ -43,10 +43,11 @@ class Patience:
             except (client.ApiException, HTTPError) as error:
                 if not is_passing(error):
                     raise PipelineError(f"the cluster refuses to {what}: {reason(error)}") from None
-                if self._clock.monotonic() - began > self._patience_s:
+                left = self._patience_s - (self._clock.monotonic() - began)
+                if left <= 0:
                     said = f"the API server did not {what} within {self._patience_s:g} s: {reason(error)}"
                     raise UnansweredError(said) from None
-                self._clock.sleep(_retry_after_s(error) or pause)
+                self._clock.sleep(min(_retry_after_s(error) or pause, left))
                 pause = min(2 * pause, _LONGEST_PAUSE_S)
 
 

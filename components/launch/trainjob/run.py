@@ -47,7 +47,7 @@ def run_on_cluster(job: Job, cluster: Cluster, clock: Clock | None = None) -> di
     Raises:
         PipelineError: The job, its data or the cluster's set-up is wrong.
         RetryableError: Something that may pass; the same job goes on where this one has stopped.
-        SystemExit: This process was told to stop; the job is deleted.
+        SystemExit: This process was told to stop; the job is deleted, unless this pod is, which another may follow.
     """
     inside = replace(job, outputs={name: str(job.folder / "outputs" / name) for name in job.outputs})
     results = _ClusterRun(inside, cluster, clock or SystemClock()).results()
@@ -80,26 +80,35 @@ class _ClusterRun:
     def results(self) -> list[dict[str, float]]:
         """Run the job to its end, however often it takes."""
         with self._termination.prepared(), self._removed_on_mistakes():
-            found = self._job.results() if self._job.is_written() else None
-            if found is not None and all(Path(path).is_dir() for path in self._job.outputs.values()):
-                say(self._cluster.stage, f"{self._name} has ended well before")
-                self._remove()
-                return found
             for left in range(self._cluster.config.max_restarts, -1, -1):
                 outcome = self._tried(last=not left)
                 if not isinstance(outcome, Exception):
                     return outcome
                 if not left:
                     raise GivenUpError(str(outcome)) from outcome
-                say(self._cluster.stage, f"{outcome}; trying again with {self._name}, {left - 1} more times after that")
+                after = f"{left - 1} more times after that" if left > 1 else "for the last time"
+                say(self._cluster.stage, f"{outcome}; trying again with {self._name}, {after}")
         raise AssertionError("the last attempt returns or raises")
 
     def _tried(self, *, last: bool) -> list[dict[str, float]] | RetryableError:
         """Return what the ranks return, or why the step may try again; raise what trying again does not cure."""
         try:
-            return self._run_once(last=last)
+            # First the cluster has to answer: a job may end while it does not.
+            labels = {names.RUN_ID: self._cluster.run_id}
+            Patience(self._clock).ask("list training jobs", lambda: self._objects.jobs(labels))
+            results = self._results_of_before()
+            return self._run_once(last=last) if results is None else results
         except (UnansweredError, LingeringError) as error:
             return error
+
+    def _results_of_before(self) -> list[dict[str, float]] | None:
+        """Return what the ranks of this very job have returned, if it has ended well while nobody looked."""
+        found = self._job.results() if self._job.is_written() else None
+        if found is None or not all(Path(path).is_dir() for path in self._job.outputs.values()):
+            return None
+        say(self._cluster.stage, f"{self._name} has ended well before")
+        self._remove()
+        return found
 
     @contextmanager
     def _removed_on_mistakes(self) -> Iterator[None]:

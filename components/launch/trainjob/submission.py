@@ -37,21 +37,30 @@ class Submission:
     def submit(self, manifest: Json, write: Callable[[], None]) -> Json:
         """Return the job as it is in the cluster; `write` is called before one is made, to lay out what its pods read.
 
-        A job of this stage that is another one, or has ended, is removed first.
+        A job of this stage that is another one, or has ended, is removed first. So is one of another run that does the
+        same work: this step holds the folder of that work, so the step that waited for it is gone.
 
         Raises:
             PipelineError: The cluster refuses the job.
             UnansweredError: It does not answer.
             LingeringError: An old job does not go away.
         """
-        labels = {key: manifest["metadata"]["labels"][key] for key in (names.RUN_ID, names.STAGE)}
-        for found in self._patience.ask("list training jobs", lambda: self.objects.jobs(labels)):
+        for found in self._jobs(manifest, names.RUN_ID, names.STAGE):
             if _is_same(found, manifest) and not _is_over(found):
                 return self._adopt(found, manifest)
             self.remove(found["metadata"]["name"])
+        for found in self._jobs(manifest, names.WORK):
+            name = found["metadata"]["name"]
+            say(self.stage, f"{name} of another run does the same work; it is removed, and its checkpoints are used")
+            self.remove(name)
         self.await_gone(manifest["metadata"]["name"])
         write()
         return self._create(manifest)
+
+    def _jobs(self, manifest: Json, *labels: str) -> list[Json]:
+        """The jobs in the cluster that have these labels as the manifest has them."""
+        wanted = {label: manifest["metadata"]["labels"][label] for label in labels}
+        return self._patience.ask("list training jobs", lambda: self.objects.jobs(wanted))
 
     def remove(self, name: str) -> None:
         """Have a job deleted; LingeringError where it is not gone with all its pods in time."""

@@ -1,8 +1,14 @@
+import sys
 from pathlib import Path
 
 import pytest
 
+from components.shared.errors import PipelineError
 from pipelines.cli import main
+from pipelines.cluster import logs, wait
+from pipelines.cluster.connection import connect, settings
+from pipelines.cluster.runs import Cluster
+from pipelines.screen import Screen
 from tests.cluster.api_server import ApiServer, Fault
 from tests.cluster.api_server.errors import Json
 from tests.pipelines.cluster.argo import WORKFLOW, Stage, details, pod
@@ -187,6 +193,20 @@ def test_a_run_of_which_nothing_is_left_keeps_no_schedule(server: ApiServer, app
     server.kfp.pods.clear()
     assert main(["schedule", "remove", "weekly"]) == 0
     assert server.kfp.recurring_runs == {}
+
+
+def test_a_run_of_which_nothing_is_left_is_not_waited_for(
+    server: ApiServer, apply: Apply, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Kubeflow says that it runs, and would for ever."""
+    apply()
+    run_id = fire(server)
+    server.kfp.pods.clear()
+    cluster = Cluster(connect(settings({}, endpoint=server.url)), server.url, None)
+    assert wait.wait(cluster, run_id, Screen(sys.stdout, sys.stderr), sleep=lambda _: None) == 1
+    assert "nothing of it runs any more" in capsys.readouterr().err
+    with pytest.raises(PipelineError, match="nothing of it runs any more"):
+        list(logs.follow(cluster, run_id, None, sleep=lambda _: None))
 
 
 def test_a_schedule_that_is_removed_now_takes_its_run_with_it(

@@ -346,7 +346,7 @@ def test_waiting_for_a_run_that_fails_says_why_and_is_no_success(
     assert error.splitlines() == [
         "      error: train_sft: out of memory",
         "      lower the batch",
-        f"      error: train_grpo ended without a word; `grpo-pipeline logs {run_id} --stage train_grpo`",
+        f"      error: train_grpo ended without an error message; see `grpo-pipeline logs {run_id} --stage train_grpo`",
     ]
     assert "prepare_data not run: the cache has its outputs" in out
     assert "register" not in out
