@@ -208,6 +208,18 @@ def test_a_server_that_answers_in_between_may_fail_as_often_as_it_likes(
         keeper.look()
 
 
+def test_what_a_server_printed_before_its_last_start_is_kept_apart(tmp_path: Path) -> None:
+    """Why it ended the last time says nothing of why it ends now; the log has both."""
+    (tmp_path / "0.log").write_text("torch.OutOfMemoryError: CUDA out of memory\n")
+    server = _server(tmp_path)
+    server.start()
+    _wait_until(server.answers)
+    server.stop()
+    assert "out of memory" not in server.printed()
+    assert server.printed()
+    assert (tmp_path / "0.log").read_text().endswith(server.printed())
+
+
 @pytest.mark.long
 def test_a_start_that_the_system_refuses_is_not_the_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Such as on a full disk: the server is started at the next try, and answers."""
