@@ -33,7 +33,8 @@ class Role:
     timeout_s: int
     """Time after which Kubernetes ends the task."""
     retries: int
-    """Attempts after the first, for pods that are lost. What may pass otherwise, a task tries again itself."""
+    """Attempts after the first, for pods that are lost; Kubeflow Pipelines 2.16 makes them after every failure instead.
+    What may pass otherwise, a task tries again itself."""
     cached: bool = False
     """Whether Kubeflow may take the outputs of an earlier task with the same inputs. A run that says it trained,
     measured or registered has done so."""

@@ -72,7 +72,8 @@ class ClusterConfig(Config):
     training_timeout_s: int = Field(default=7 * _DAY_S, gt=0)
     """Longest run of the job, counted again from each admission."""
     max_restarts: int = Field(default=3, ge=0)
-    """Times that a job which ended for a cause that may pass (a lost node, an eviction) is submitted again."""
+    """Times that a step goes on by itself after what may pass: a job that ended for such a cause (a lost node, an
+    eviction) is submitted again, one that runs while the API server is away is adopted."""
     delete: Literal["always", "on_success", "never"] = "always"
     """When the job is removed once it has ended and its logs are kept."""
 
