@@ -207,7 +207,7 @@ def test_memory_that_runs_out_is_named_with_what_needed_it(verify: Verifier, pha
 def test_a_rollout_that_does_not_fit_is_one_line(tmp_path: Path, reference: Path, num_processes: int) -> None:
     """With as many processes as there are: none waits for the one that failed."""
     with pytest.raises(
-        PipelineError, match=r"^not enough memory for the rollout: .* TiB more .*max_new_tokens"
+        PipelineError, match=r"^not enough memory for the rollout: tried to allocate another .* TiB; .*max_new_tokens"
     ) as error:
         _run(
             tmp_path,
