@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 from pydantic_core import ErrorDetails
 
 from components.shared.errors import PipelineError
@@ -19,6 +19,12 @@ class Config(BaseModel):
 
     # Infinity is within many a bound, and no JSON: lineage could not carry it.
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+    @field_validator("*")
+    @classmethod
+    def _in_one_order(cls, value: Any) -> Any:
+        """Kubeflow hands objects on without an order; sums, columns and lineage must not follow it."""
+        return dict(sorted(value.items())) if isinstance(value, dict) else value
 
 
 ConfigT = TypeVar("ConfigT", bound=BaseModel)

@@ -1,5 +1,6 @@
 """Podman on this machine, and what the tests of the images build and run with it."""
 
+import functools
 import json
 import os
 import shutil
@@ -22,12 +23,20 @@ def require() -> None:
     missing = [name for name in NEEDED if not shutil.which(name)]
     if not missing and os.geteuid():
         missing = ["root, for debootstrap"]
+    if not missing and not _runs_containers():
+        missing = ["a configuration with which podman runs containers here (.ci/containers.conf)"]
     if not missing:
         return
     why = f"images are built and run with {' and '.join(NEEDED)}; missing: {', '.join(missing)}"
     if os.environ.get("GRPO_PIPELINE_TEST_IMAGES") == "required":
         pytest.fail(why)
     pytest.skip(why)
+
+
+@functools.cache
+def _runs_containers() -> bool:
+    command = ["podman", "run", "--rm", "--network", "none", "--rootfs", "/:O", "true"]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
 def podman(*arguments: str, timeout: float = 300) -> str:

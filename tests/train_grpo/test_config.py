@@ -15,6 +15,16 @@ MODEL = {"base": "reference", "initial_rollouts": 1, "learning_rate": 1e-3, "epo
 STEPS = {"reward__weights": {"steps": 1.0}, "reward__supervision": "process"}
 
 
+def test_the_order_of_keys_in_the_params_file_has_no_effect() -> None:
+    """Kubeflow keeps none: columns of curves, sums of rewards and lineage would differ from run to run."""
+    weights = {"length": 1.0, "accuracy": 2.0, "format": 3.0}
+    one, other = (
+        grpo_config(reward__weights=dict(pairs)) for pairs in (list(weights.items()), list(weights.items())[::-1])
+    )
+    assert list(one.reward.weights) == list(other.reward.weights)
+    assert one.model_dump_json() == other.model_dump_json()
+
+
 @pytest.mark.parametrize("changes", [{"sampler__max_mismatch": 7.0}, {"reward__max_unscorable_fraction": 0.7}])
 def test_a_limit_that_only_stops_a_run_may_be_raised_on_the_way(changes: dict[str, Any]) -> None:
     """As its error advises: the run goes on from its checkpoints, and what comes out is the same."""
