@@ -13,7 +13,7 @@ from components.preflight.git_remote import references
 from components.preflight.side_by_side import Check, side_by_side
 from components.preflight.storage import is_url
 from components.prepare_data.config import FileSource, PrepareConfig
-from components.prepare_data.intake import Reader, reader
+from components.prepare_data.intake import Reader, no_such_file, reader
 from components.prepare_data.raw_rows import MalformedRowError, raw_rows
 from components.register.catalogue_access import access_to
 from components.register.model_registry import Catalogue
@@ -185,7 +185,7 @@ def _files(config: PrepareConfig) -> Iterator[str]:
 def _unreadable(path: Path, read: Reader) -> str | None:
     """Say why a raw file cannot be used, as far as its first rows show."""
     if not path.exists():
-        return f"{path}: no such file; `make data` fetches GSM8K and MATH-500, data/README.md tells of the others"
+        return no_such_file(path)
     reasons = []
     try:
         rows = list(islice(raw_rows(path), _ROWS_TRIED))

@@ -40,6 +40,11 @@ def reader(kind: str, verify: Verifier) -> Reader:
     return readers[kind]
 
 
+def no_such_file(path: Path) -> str:
+    """Return the error for a raw file that is missing."""
+    return f"{path}: no such file; `make data` fetches GSM8K and MATH-500, data/README.md tells of the others"
+
+
 @dataclass(frozen=True, slots=True)
 class Quarantined:
     """A row that was not used."""
@@ -105,9 +110,7 @@ def _read_split(
     if path is None:
         return
     if not (root / path).exists():
-        raise PipelineError(
-            f"{path}: no such file; `make data` fetches GSM8K and MATH-500, data/README.md tells of the others"
-        )
+        raise PipelineError(no_such_file(path))
     problems: list[Problem] = []
     quarantine: list[Quarantined] = []
     for problem in _problems(source, split, root, read):

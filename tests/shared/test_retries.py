@@ -135,7 +135,7 @@ def test_every_task_of_kubeflow_tries_again(tmp_path: Path, monkeypatch: pytest.
 def test_a_repository_that_is_away_is_told_from_one_that_refuses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, printed: str, kind: type[PipelineError]
 ) -> None:
-    """Registering and reading data are tried again where the server is away; a wrong name was found before the run."""
+    """Registering and reading data are tried again where the server is away; preflight has looked up its name."""
     program = tmp_path / "bin" / "git"
     program.parent.mkdir()
     program.write_text(f'#!/bin/sh\necho "{printed}" >&2\nexit 128\n')
