@@ -12,7 +12,7 @@ from components.launch.api import KUBECONFIG_VARIABLE
 from components.shared import retries
 from components.shared.errors import RetryableError
 from components.shared.pod import POD_VARIABLE
-from tests.cluster.api_server import ApiServer, Fault, kinds
+from tests.fake_cluster import ApiServer, Fault, kinds
 
 _RUN = "0b1c2d3e"
 _FAILED = Ending(_RUN, "FAILED", "Task exit-handler-1 failed.")

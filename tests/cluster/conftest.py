@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from kubernetes import client, config
 
-from tests.cluster.api_server import ApiServer
+from tests.fake_cluster import ApiServer
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from kubernetes import client
 
-from tests.cluster.api_server import ApiServer, kinds
+from tests.fake_cluster import ApiServer, kinds
 
 NS = "team"
 WHERE = ("trainer.kubeflow.org", "v1alpha1", NS, "trainjobs")

@@ -12,7 +12,7 @@ from components.launch.cluster_config import ClusterConfig
 from components.launch.job import Failure, Job
 from components.launch.trainjob.run import run_on_cluster
 from components.shared import jsonl
-from tests.cluster.api_server import ApiServer, kinds, script
+from tests.fake_cluster import ApiServer, kinds, script
 
 RUN_ID = "0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0"
 NUM_RANKS = 2

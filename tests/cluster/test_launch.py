@@ -10,10 +10,10 @@ import pytest
 from components.launch import names
 from components.launch.trainjob.run import run_on_cluster
 from components.shared.errors import GivenUpError, PipelineError, RetryableError
-from tests.cluster.api_server import ApiServer, Fault, kinds, script
-from tests.cluster.api_server.cluster import runtime
-from tests.cluster.api_server.store import Change
 from tests.cluster.launched import RESULT, RUN_ID, Launched, launched
+from tests.fake_cluster import ApiServer, Fault, kinds, script
+from tests.fake_cluster.cluster import runtime
+from tests.fake_cluster.store import Change
 
 
 class Make(Protocol):

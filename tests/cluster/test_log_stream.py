@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.api_server import ApiServer, Fault, kinds, script
 from tests.cluster.launched import RESULT, launched
+from tests.fake_cluster import ApiServer, Fault, kinds, script
 
 LINES = tuple(f"step {number}/200  reward {number / 200:.3f}" for number in range(200))
 

@@ -11,8 +11,8 @@ from components.launch import names
 from components.launch.trainjob.manifest import Owner, job_name, train_job
 from components.shared import lineage
 from components.shared.errors import PipelineError
-from tests.cluster.api_server import ApiServer, kinds, script
 from tests.cluster.launched import RUN_ID, Launched, launched
+from tests.fake_cluster import ApiServer, kinds, script
 
 NOW = "2026-01-01T00:00:00+00:00"
 OWNER = Owner("argoproj.io/v1alpha1", "Workflow", "run-1", "1234")

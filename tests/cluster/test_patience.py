@@ -11,7 +11,7 @@ from components.launch.api import KUBECONFIG_VARIABLE, connect
 from components.launch.trainjob.objects import Objects
 from components.launch.trainjob.patience import Patience, UnansweredError, is_passing
 from components.shared.errors import PipelineError
-from tests.cluster.api_server import ApiServer
+from tests.fake_cluster import ApiServer
 
 
 def _answer(status: int, message: str = "said so") -> client.ApiException:

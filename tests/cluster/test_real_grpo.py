@@ -15,7 +15,7 @@ from components.shared.problem import Split, write_problems
 from components.train_grpo.train import train
 from tests import tiny
 from tests.cluster import dying
-from tests.cluster.api_server import ApiServer, RealClock, kinds, script
+from tests.fake_cluster import ApiServer, RealClock, kinds, script
 from tests.train_grpo.settings import grpo_config
 
 pytestmark = pytest.mark.long

@@ -12,7 +12,7 @@ from components.shared.model_reference import followed
 from components.shared.problem import Split, write_problems
 from components.train_sft.train import train
 from tests import tiny
-from tests.cluster.api_server import ApiServer, RealClock, kinds, script
+from tests.fake_cluster import ApiServer, RealClock, kinds, script
 
 pytestmark = pytest.mark.slow
 

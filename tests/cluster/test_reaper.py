@@ -13,8 +13,8 @@ from components.launch import names
 from components.launch.api import KUBECONFIG_VARIABLE, connect, own_namespace
 from components.launch.cleanup import delete_run
 from components.launch.reaper import reap
-from tests.cluster.api_server import ApiServer, Fault, kinds, script
 from tests.cluster.launched import RUN_ID
+from tests.fake_cluster import ApiServer, Fault, kinds, script
 
 ROOT = Path(__file__).parents[2]
 

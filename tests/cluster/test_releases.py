@@ -8,10 +8,10 @@ import pytest
 import yaml
 
 from components.launch.trainjob.manifest import Owner, train_job
-from tests.cluster.api_server import ApiServer
-from tests.cluster.api_server.train_job_rules import NEW_IN_2_3
 from tests.cluster.launched import launched
 from tests.cluster.releases import fields, needs_upstream, refused
+from tests.fake_cluster import ApiServer
+from tests.fake_cluster.train_job_rules import NEW_IN_2_3
 
 pytestmark = needs_upstream
 TRAINERS = ("trainer-2.2.0", "trainer-2.3.0")

@@ -8,8 +8,8 @@ import pytest
 import yaml
 from kubernetes import client
 
-from tests.cluster.api_server import ApiServer, script
 from tests.cluster.jobs import NS, create, get, pods, refused, train_job
+from tests.fake_cluster import ApiServer, script
 
 RUNTIMES = ("trainer.kubeflow.org", "v1alpha1", NS, "trainingruntimes")
 BASE = Path(__file__).parents[2] / "k8s" / "base"

@@ -10,8 +10,8 @@ import pytest
 from components.launch.api import connect
 from components.launch.reaper import reap
 from components.shared.errors import PipelineError
-from tests.cluster.api_server import ApiServer, Fault, kinds, script
 from tests.cluster.launched import RESULT, Launched, launched
+from tests.fake_cluster import ApiServer, Fault, kinds, script
 
 NUM_SCHEDULES = 320
 PARTS = 16

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 from kubeflow_trainer_api.models.trainer_v1alpha1_train_job import TrainerV1alpha1TrainJob
 
-from tests.cluster.api_server.cluster import runtime
 from tests.cluster.jobs import train_job
 from tests.cluster.schemas import problems, without
+from tests.fake_cluster.cluster import runtime
 
 POD = {
     "metadata": {"labels": {"a": "b"}},

@@ -8,8 +8,8 @@ import pytest
 
 from components.launch.api import KUBECONFIG_VARIABLE
 from components.launch.trainjob.termination import Termination
-from tests.cluster.api_server import ApiServer, Fault, kinds, script
 from tests.cluster.jobs import train_job
+from tests.fake_cluster import ApiServer, Fault, kinds, script
 
 JOB = "grpo-1"
 

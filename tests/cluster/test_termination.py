@@ -15,7 +15,7 @@ import pytest
 from components.launch import names
 from components.launch.api import KUBECONFIG_VARIABLE, connect
 from components.launch.reaper import reap
-from tests.cluster.api_server import ApiServer, Fault, RealClock, kinds, script
+from tests.fake_cluster import ApiServer, Fault, RealClock, kinds, script
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]

@@ -13,8 +13,8 @@ from components.launch.cluster_config import ClusterConfig
 from components.preflight import cluster
 from components.preflight.permissions import LAUNCH
 from components.shared.errors import PipelineError
-from tests.cluster.api_server import ApiServer, kinds, script
 from tests.cluster.launched import RESULT, launched
+from tests.fake_cluster import ApiServer, kinds, script
 from tests.k8s.rendered import NAMESPACES, OVERLAYS, Json, one, overlay
 
 Grant = tuple[str, str, str, str]

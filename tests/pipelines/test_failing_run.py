@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from components.launch.api import KUBECONFIG_VARIABLE
-from tests.cluster.api_server import ApiServer, kinds
+from tests.fake_cluster import ApiServer, kinds
 
 ROOT = Path(__file__).parents[2]
 

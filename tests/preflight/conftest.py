@@ -12,7 +12,7 @@ from components.launch.api import KUBECONFIG_VARIABLE
 from components.preflight.config import SECRET_KEYS
 from components.preflight.form import Form
 from pipelines.grpo_post_training_on_cluster import FORM
-from tests.cluster.api_server import ApiServer
+from tests.fake_cluster import ApiServer
 
 CLAIM = "grpo-pipeline"
 

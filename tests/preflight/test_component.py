@@ -10,7 +10,7 @@ import pytest
 
 from components.preflight.config import Params
 from pipelines.sections import sections
-from tests.cluster.api_server import ApiServer
+from tests.fake_cluster import ApiServer
 
 _ROOT = Path(__file__).parents[2]
 

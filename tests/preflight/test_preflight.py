@@ -12,7 +12,7 @@ from components.preflight.form import Form
 from components.preflight.preflight import preflight
 from components.preflight.side_by_side import side_by_side
 from components.shared.errors import PipelineError, RetryableError
-from tests.cluster.api_server import BEFORE, ApiServer, Fault, kinds
+from tests.fake_cluster import BEFORE, ApiServer, Fault, kinds
 from tests.preflight.conftest import CLAIM, claim, git
 
 

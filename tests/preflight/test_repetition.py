@@ -11,7 +11,7 @@ from components.preflight.repetition import PARAMETER, comparable, refuse_repeti
 from components.preflight.sections import complete
 from components.shared import config, lineage
 from components.shared.errors import NothingNewError, PipelineError
-from tests.cluster.api_server import ApiServer
+from tests.fake_cluster import ApiServer
 from tests.preflight.conftest import git
 
 

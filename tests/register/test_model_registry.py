@@ -14,8 +14,8 @@ from components.register.catalogue_access import access_to
 from components.register.catalogue_entry import RUN_ID_VARIABLE, RUN_NAME_VARIABLE, Entry, Origin
 from components.register.model_registry import Catalogue
 from components.shared.errors import PipelineError, RetryableError
-from tests.cluster.api_server import AFTER, BEFORE, ApiServer, Fault
-from tests.cluster.api_server.tls import self_signed
+from tests.fake_cluster import AFTER, BEFORE, ApiServer, Fault
+from tests.fake_cluster.tls import self_signed
 from tests.register.http_storage import http_storage
 from tests.register.test_register import make_config, make_policy, reports, run_register
 

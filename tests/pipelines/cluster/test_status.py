@@ -10,9 +10,9 @@ from pipelines.cluster import logs, wait
 from pipelines.cluster.connection import connect, settings
 from pipelines.cluster.runs import Cluster
 from pipelines.screen import Screen
-from tests.cluster.api_server import ApiServer, Fault
-from tests.cluster.api_server.errors import Json
-from tests.cluster.api_server.kfp_documents import packed
+from tests.fake_cluster import ApiServer, Fault
+from tests.fake_cluster.errors import Json
+from tests.fake_cluster.kfp_documents import packed
 from tests.pipelines.cluster.argo import Stage, details, driver_pod, pod
 
 DONE = Stage("SUCCEEDED", ["SUCCEEDED"], ended="2026-11-22T10:01:15Z")

@@ -1,0 +1,27 @@
+"""A strict API server in this process, for the clients that the project uses: kubernetes, kfp, model-registry.
+
+    from tests.fake_cluster import ApiServer, Fault, script
+
+    with ApiServer() as server:
+        server.cluster.add_runtime("grpo-torch", max_restarts=1)
+        server.cluster.play(script.Queued(30), script.Running(600, ("step 1", "step 2")), script.OUT_OF_MEMORY)
+        server.faults.add(Fault("GET", "/trainjobs/", status=429, retry_after_s=1, times=3))
+        run_the_code_under_test(server.kubeconfig(tmp_path / "config"), sleep=server.clock.sleep)
+        assert [each.method for each in server.requests][-1] == "DELETE"
+        assert server.cluster.all(kinds.TRAIN_JOBS) == []
+
+Time stands still until the test says `server.clock.advance(60)` or the code under test calls `server.clock.sleep`;
+pass it that, `server.clock.monotonic` and `server.clock.now`. Code that waits in watches instead of sleeping needs
+`ApiServer(clock=Clock(idle_s=0.05))`, and code in a process of its own `ApiServer(clock=RealClock(speed=60))`; there
+the pods can run for real, by `script.Executed()`.
+
+The role of the client is that of a manifest: `server.access.rules = role["rules"]`. Kubeflow Pipelines is `server.kfp`
+and the model registry `server.registry`, at the same `server.url`. What was asked is in `server.requests`.
+"""
+
+from tests.fake_cluster import kinds, script
+from tests.fake_cluster.clock import Clock, RealClock
+from tests.fake_cluster.faults import AFTER, BEFORE, Fault
+from tests.fake_cluster.server import ApiServer
+
+__all__ = ["AFTER", "BEFORE", "ApiServer", "Clock", "Fault", "RealClock", "kinds", "script"]
