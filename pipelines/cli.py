@@ -12,10 +12,17 @@ from pipelines.cluster.commands import add_commands
 # Each command imports what it needs by itself: `--help` and a mistyped option answer at once.
 
 COMPILED = Path(__file__).parent
+_CHECKOUT = Path(__file__).parents[1]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; errors meant for people are one line, with the exit code that says what to do next."""
+    if not (_CHECKOUT / "params.yaml").is_file():
+        return _say(
+            f"{_CHECKOUT} is not a checkout of grpo-pipeline; this is a repository to clone and own: run "
+            "`git clone`, then `make setup` in the clone, and use its .venv/bin/grpo-pipeline",
+            PipelineError.exit_code,
+        )
     options = parser().parse_args(arguments)
     try:
         code: int = options.command(options)
