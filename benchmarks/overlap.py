@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import yaml
 
-from components.launch.servers import vllm_servers
+from components.cluster.servers import vllm_servers
 from components.policy import checkpoint as checkpoints
 from components.prepare_data.config import PrepareConfig
 from components.prepare_data.prepare import prepare

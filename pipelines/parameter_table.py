@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from components.launch.cluster_config import ClusterConfig
+from components.cluster.config import ClusterConfig
 from components.preflight.form import CLUSTER, PREFIX, is_rest
 
 _FULL, _MINIMAL = "grpo_post_training_on_cluster", "grpo_post_training_minimal"

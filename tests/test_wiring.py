@@ -168,7 +168,7 @@ def test_pipelines_reach_only_for_wrappers_configs_and_vocabulary() -> None:
         "summary": r"components\.report\.\w+",
         "cli": r"components\.(prepare_data|register)\.fetch",
         "grpo_post_training_on_cluster": r"components\.preflight\.form",
-        "parameter_table": r"components\.(preflight\.form|launch\.cluster_config)",
+        "parameter_table": r"components\.(preflight\.form|cluster\.config)",
     }
     for path in ROOT.glob("pipelines/*.py"):
         allowed = rf"components\.\w+\.(component|config)|components\.shared(\.\w+)+|{also.get(path.stem, '$.')}"

@@ -8,9 +8,9 @@ from kubernetes import client
 from urllib3.exceptions import HTTPError
 
 from components.clean_up.tasks import Task, tasks_of
-from components.launch.api import connect, own_namespace
-from components.launch.cleanup import delete_run
-from components.launch.trainjob.patience import is_passing
+from components.cluster.api import connect, own_namespace
+from components.cluster.cleanup import delete_run
+from components.cluster.trainjob.patience import is_passing
 from components.shared.errors import PipelineError, RetryableError
 from components.shared.progress import say
 from components.shared.retries import with_retries

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from functools import partial
 
-from components.launch.api import connect, own_namespace
-from components.launch.clock import Clock
-from components.launch.trainjob.patience import Patience
+from components.cluster.api import connect, own_namespace
+from components.cluster.clock import Clock
+from components.cluster.trainjob.patience import Patience
 from components.preflight import cluster, permissions, storage
 from components.preflight.dry_run import dry_run
 from components.preflight.form import CLUSTER, Form

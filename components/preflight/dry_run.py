@@ -7,12 +7,12 @@ from typing import Any
 
 from kubernetes import client
 
-from components.launch import names
-from components.launch.cluster import Cluster
-from components.launch.cluster_config import ClusterConfig
-from components.launch.job import Job
-from components.launch.trainjob.manifest import train_job
-from components.launch.trainjob.patience import is_passing
+from components.cluster import names
+from components.cluster.cluster import Cluster
+from components.cluster.config import ClusterConfig
+from components.cluster.job import Job
+from components.cluster.trainjob.manifest import train_job
+from components.cluster.trainjob.patience import is_passing
 from components.shared.config import Params
 
 _STAGE = "train_grpo"

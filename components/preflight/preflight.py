@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from components.launch.clock import Clock, SystemClock
-from components.launch.trainjob.patience import UnansweredError
+from components.cluster.clock import Clock, SystemClock
+from components.cluster.trainjob.patience import UnansweredError
 from components.preflight.checks import REVISION, checks
 from components.preflight.form import CLUSTER, Form, sections_of
 from components.preflight.repetition import comparable, refuse_repetition

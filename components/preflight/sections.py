@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from components.launch.cluster_config import ClusterConfig
+from components.cluster.config import ClusterConfig
 from components.preflight.config import LONGEST_TRAINING_S, Params
 from components.preflight.form import CLUSTER, KEYS, PREFIX, Form
 from components.preflight.inputs import REWARD_MODEL, base_models, contradictions, limits, own_rewards

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from components.launch.cluster import current
-from components.launch.handover import SERVERS_VARIABLE, WEIGHTS_VARIABLE
-from components.launch.memory_folder import memory_folder
+from components.cluster.cluster import current
+from components.cluster.handover import SERVERS_VARIABLE, WEIGHTS_VARIABLE
+from components.cluster.memory_folder import memory_folder
 from components.rollout.vllm_config import Dtype
 from components.shared.errors import PipelineError
 from components.train_grpo.config import TrainGRPOConfig
@@ -38,7 +38,7 @@ def samplers_running(config: TrainGRPOConfig, reference: Path, work: Path) -> It
         if servers is None or SERVERS_VARIABLE in os.environ:
             yield
             return
-        from components.launch.servers import vllm_servers
+        from components.cluster.servers import vllm_servers
 
         with (
             vllm_servers(reference, servers, dtype=dtype_of(config), logs=work / "servers") as urls,

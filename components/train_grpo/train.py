@@ -1,6 +1,6 @@
 """Group Relative Policy Optimization: from the reference checkpoint to the policy."""
 
-from components.launch.together import run_together
+from components.cluster.together import run_together
 from components.shared.step import In, Out, Work
 from components.train_grpo.config import TrainGRPOConfig
 from components.train_grpo.samplers import samplers_running

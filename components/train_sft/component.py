@@ -30,7 +30,7 @@ def train_sft(
         cluster: Where training runs as a job of its own (ClusterConfig); empty for here, in this task.
         run_id: Of the run that the job belongs to, as its label.
     """
-    from components.launch.task import run_task
+    from components.cluster.task import run_task
     from components.train_sft.train import train
 
     values = run_task(

@@ -1,6 +1,6 @@
 """Supervised fine-tuning of the base model on worked solutions: the reference checkpoint of GRPO."""
 
-from components.launch.together import run_together
+from components.cluster.together import run_together
 from components.shared.step import In, Out, Work
 from components.train_sft.config import TrainSFTConfig
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from components.clean_up.clean_up import Ending, clean_up, run
-from components.launch import names
-from components.launch.api import KUBECONFIG_VARIABLE
+from components.cluster import names
+from components.cluster.api import KUBECONFIG_VARIABLE
 from components.shared import retries
 from components.shared.errors import RetryableError
 from components.shared.pod import POD_VARIABLE

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from components.launch.api import KUBECONFIG_VARIABLE
-from components.launch.cluster import Cluster
-from components.launch.cluster_config import ClusterConfig
-from components.launch.job import Failure, Job
-from components.launch.trainjob.run import run_on_cluster
+from components.cluster.api import KUBECONFIG_VARIABLE
+from components.cluster.cluster import Cluster
+from components.cluster.config import ClusterConfig
+from components.cluster.job import Failure, Job
+from components.cluster.trainjob.run import run_on_cluster
 from components.shared import jsonl
 from tests.fake_cluster import ApiServer, kinds, script
 

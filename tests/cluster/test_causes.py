@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from components.launch.rank_errors import SilentEndError
-from components.launch.trainjob.causes import cause
+from components.cluster.rank_errors import SilentEndError
+from components.cluster.trainjob.causes import cause
 from components.shared.errors import PipelineError, RetryableError
 
 JOB = {

@@ -7,8 +7,8 @@ from typing import Any, Protocol
 
 import pytest
 
-from components.launch import names
-from components.launch.trainjob.run import run_on_cluster
+from components.cluster import names
+from components.cluster.trainjob.run import run_on_cluster
 from components.shared.errors import GivenUpError, PipelineError, RetryableError
 from tests.cluster.launched import RESULT, RUN_ID, Launched, launched
 from tests.fake_cluster import ApiServer, Fault, kinds, script

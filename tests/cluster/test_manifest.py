@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from components.launch import names
-from components.launch.trainjob.manifest import Owner, job_name, train_job
+from components.cluster import names
+from components.cluster.trainjob.manifest import Owner, job_name, train_job
 from components.shared import lineage
 from components.shared.errors import PipelineError
 from tests.cluster.launched import RUN_ID, Launched, launched

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from kubernetes import client
 
-from components.launch.api import KUBECONFIG_VARIABLE, connect
-from components.launch.trainjob.objects import Objects
-from components.launch.trainjob.patience import Patience, UnansweredError, is_passing
+from components.cluster.api import KUBECONFIG_VARIABLE, connect
+from components.cluster.trainjob.objects import Objects
+from components.cluster.trainjob.patience import Patience, UnansweredError, is_passing
 from components.shared.errors import PipelineError
 from tests.fake_cluster import ApiServer
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from components.launch.api import KUBECONFIG_VARIABLE
-from components.launch.task import run_task
+from components.cluster.api import KUBECONFIG_VARIABLE
+from components.cluster.task import run_task
 from components.policy.checkpoint import save
 from components.shared import lineage
 from components.shared.model_reference import followed, refer

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from components.launch import names
-from components.launch.api import KUBECONFIG_VARIABLE, connect, own_namespace
-from components.launch.cleanup import delete_run
-from components.launch.reaper import reap
+from components.cluster import names
+from components.cluster.api import KUBECONFIG_VARIABLE, connect, own_namespace
+from components.cluster.cleanup import delete_run
+from components.cluster.reaper import reap
 from tests.cluster.launched import RUN_ID
 from tests.fake_cluster import ApiServer, Fault, kinds, script
 
@@ -96,7 +96,7 @@ def test_a_run_is_cleaned_up_by_its_label(server: ApiServer) -> None:
 def test_the_reaper_as_a_program(server: ApiServer) -> None:
     """As the cluster runs it: it says what it removed; where it cannot look it says so and is to be run again."""
     _add(server, "stale", heartbeat="2020-01-01T00:00:00+00:00", stale_after_s="600")
-    command = [sys.executable, "-m", "components.launch.reaper"]
+    command = [sys.executable, "-m", "components.cluster.reaper"]
     found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert found.stdout == "reaper: removed stale\n"
     assert _left(server) == set()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from components.launch.trainjob.manifest import Owner, train_job
+from components.cluster.trainjob.manifest import Owner, train_job
 from tests.cluster.launched import launched
 from tests.cluster.releases import fields, needs_upstream, refused
 from tests.fake_cluster import ApiServer

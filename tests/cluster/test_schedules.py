@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from components.launch.api import connect
-from components.launch.reaper import reap
+from components.cluster.api import connect
+from components.cluster.reaper import reap
 from components.shared.errors import PipelineError
 from tests.cluster.launched import RESULT, Launched, launched
 from tests.fake_cluster import ApiServer, Fault, kinds, script

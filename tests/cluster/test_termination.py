@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from components.launch import names
-from components.launch.api import KUBECONFIG_VARIABLE, connect
-from components.launch.reaper import reap
+from components.cluster import names
+from components.cluster.api import KUBECONFIG_VARIABLE, connect
+from components.cluster.reaper import reap
 from tests.fake_cluster import ApiServer, Fault, RealClock, kinds, script
 
 pytestmark = pytest.mark.slow
@@ -22,10 +22,10 @@ ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import sys
 from pathlib import Path
-from components.launch.cluster import Cluster, active
-from components.launch.cluster_config import ClusterConfig
-from components.launch.together import run_together
-from components.launch.trainjob import termination
+from components.cluster.cluster import Cluster, active
+from components.cluster.config import ClusterConfig
+from components.cluster.together import run_together
+from components.cluster.trainjob import termination
 from components.shared.step import errors_in_one_line
 from tests.launch.jobs import JobConfig
 root = Path(sys.argv[1])

@@ -30,7 +30,7 @@ _RESULTS = {
     "train_grpo": (f"policy/{_WEIGHTS}", "training/steps.jsonl"),
     "train_sft": (f"reference/{_WEIGHTS}", "training/steps.jsonl"),
 }
-_KINDS = {"components.shared.grading.worker": "grader", "components.launch.agent": "launcher"}
+_KINDS = {"components.shared.grading.worker": "grader", "components.cluster.agent": "launcher"}
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ NewPlace = Callable[..., Place]
 
 def _kind(words: list[str], variables: list[bytes]) -> str:
     modules = [word for word in words if word.startswith("components.")]
-    if modules[:1] == ["components.launch.rank"]:
+    if modules[:1] == ["components.cluster.rank"]:
         rank = next(each for each in variables if each.startswith(b"RANK="))
         return f"rank {rank.removeprefix(b'RANK=').decode()}"
     return _KINDS.get(modules[0], "command") if modules else "other"

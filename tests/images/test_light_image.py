@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 ANYBODY = "1000660000:0"
 """As on OpenShift: a number that no image knows, in root's group."""
-LAUNCHING = ["components.train_sft.train", "components.train_grpo.train", "components.launch.reaper"]
+LAUNCHING = ["components.train_sft.train", "components.train_grpo.train", "components.cluster.reaper"]
 """What submits training on a cluster, and what clears it away."""
 LIGHT_MB = 1400
 """More than it takes; what makes it larger should be meant."""

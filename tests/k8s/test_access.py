@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from kubernetes import client, config
 
-from components.launch import names, reaper
-from components.launch.cleanup import delete_run
-from components.launch.cluster_config import ClusterConfig
+from components.cluster import names, reaper
+from components.cluster.cleanup import delete_run
+from components.cluster.config import ClusterConfig
 from components.preflight import cluster
 from components.preflight.permissions import LAUNCH
 from components.shared.errors import PipelineError

@@ -6,7 +6,7 @@ import jsonschema
 import pytest
 import yaml
 
-from components.launch.trainjob.manifest import SERVER_PORT
+from components.cluster.trainjob.manifest import SERVER_PORT
 from components.shared.errors import PipelineError
 from tests.cluster.releases import needs_upstream, refused
 from tests.cluster.schemas import problems

@@ -4,8 +4,8 @@ from importlib.util import find_spec
 
 import pytest
 
-from components.launch import names
-from components.launch.cluster_config import ClusterConfig
+from components.cluster import names
+from components.cluster.config import ClusterConfig
 from components.preflight.config import MOUNT
 from components.shared import images
 from pipelines.grpo_post_training_on_cluster import FORM

@@ -13,10 +13,10 @@ _HEAVY = ("torch", "transformers", "deepspeed", "vllm", "safetensors", "tokenize
     [
         "components.train_sft.train",
         "components.train_grpo.train",
-        "components.launch.task",
-        "components.launch.trainjob.run",
-        "components.launch.reaper",
-        "components.launch.cleanup",
+        "components.cluster.task",
+        "components.cluster.trainjob.run",
+        "components.cluster.reaper",
+        "components.cluster.cleanup",
     ],
 )
 def test_importing_is_light(module: str) -> None:

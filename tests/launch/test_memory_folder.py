@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from components.launch.memory_folder import memory_folder
+from components.cluster.memory_folder import memory_folder
 
 _ROOT = Path(__file__).parents[2]
 _COMMAND = """
 import sys, time
 from pathlib import Path
-from components.launch.memory_folder import memory_folder
+from components.cluster.memory_folder import memory_folder
 with memory_folder(Path(sys.argv[1]), Path(sys.argv[1]) / "otherwise") as folder:
     (folder / "3").mkdir()
     (folder / "3" / "model.safetensors").write_bytes(bytes(1000))

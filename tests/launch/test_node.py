@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from components.launch.job import Job
-from components.launch.rank_errors import error_of_ranks
+from components.cluster.job import Job
+from components.cluster.rank_errors import error_of_ranks
 from tests import tiny
 from tests.policy.meetings import CUT
 
@@ -51,7 +51,7 @@ def _nodes(job: Job) -> Iterator[list["subprocess.Popen[bytes]"]]:
         "PET_MASTER_PORT": str(port),
         "OMP_NUM_THREADS": "1",
     }
-    command = [sys.executable, "-m", "components.launch.node", str(job.folder)]
+    command = [sys.executable, "-m", "components.cluster.node", str(job.folder)]
     with ExitStack() as ending:
         nodes = []
         for number in range(NODES):

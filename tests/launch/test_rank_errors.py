@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from components.launch.job import Job
-from components.launch.rank_errors import error_of_ranks
+from components.cluster.job import Job
+from components.cluster.rank_errors import error_of_ranks
 from components.shared.memory import refused_memory
 
 

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from components.launch import serve
-from components.launch.job import Job
-from components.launch.trainjob.manifest import JOB_VARIABLE
+from components.cluster import serve
+from components.cluster.job import Job
+from components.cluster.trainjob.manifest import JOB_VARIABLE
 from tests.train_grpo.settings import grpo_config
 from tests.train_grpo.test_own_weights import SERVERS
 

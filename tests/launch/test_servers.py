@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from components.launch import servers as launcher
-from components.launch.servers import Keeper, ServerProcess, running
+from components.cluster import servers as launcher
+from components.cluster.servers import Keeper, ServerProcess, running
 from components.shared.errors import PipelineError, RetryableError
 
 _ROOT = Path(__file__).parents[2]
@@ -99,7 +99,7 @@ import sys, time
 sys.path.insert(0, {str(_ROOT)!r})
 from pathlib import Path
 from tests.launch.test_servers import _server
-from components.launch.servers import running
+from components.cluster.servers import running
 with running([_server(Path({str(tmp_path)!r}))], 20, 20):
     print("ready", flush=True)
     time.sleep(600)

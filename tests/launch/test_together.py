@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from components.launch.together import run_together
+from components.cluster.together import run_together
 from components.shared.errors import PipelineError, RetryableError
 from tests.launch.jobs import STEP_ENDS, TOLD, JobConfig
 
@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import sys
 from pathlib import Path
-from components.launch.together import run_together
+from components.cluster.together import run_together
 from components.policy import stopping
 from components.shared.errors import PipelineError
 from tests.launch.jobs import JobConfig

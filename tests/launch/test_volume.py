@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from components.launch.cluster import current
-from components.launch.task import run_task
-from components.launch.volume import StageFolders
+from components.cluster.cluster import current
+from components.cluster.task import run_task
+from components.cluster.volume import StageFolders
 from components.shared import durable, jsonl, lineage
 from components.shared.config import Config
 from components.shared.model_reference import PIPELINE_FILE, followed

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from components.launch.api import KUBECONFIG_VARIABLE
+from components.cluster.api import KUBECONFIG_VARIABLE
 from tests.fake_cluster import ApiServer, kinds
 
 ROOT = Path(__file__).parents[2]

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from components.launch.cluster_config import ClusterConfig
+from components.cluster.config import ClusterConfig
 from components.preflight.config import SECRET_KEYS, SECRET_NAMES
 from components.preflight.form import KEYS
 from pipelines.grpo_post_training_on_cluster import FORM

@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from components.launch.together import run_together
+from components.cluster.together import run_together
 from components.policy.checkpoint import Checkpoint, load, save
 from components.policy.config import LoraConfig
 from components.policy.engine import PolicyEngine

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from components.launch.together import run_together
+from components.cluster.together import run_together
 from components.policy.ranks import ALONE, Ranks
 from components.shared.errors import RetryableError
 from tests import tiny

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from components.launch.api import KUBECONFIG_VARIABLE
+from components.cluster.api import KUBECONFIG_VARIABLE
 from components.preflight.config import SECRET_KEYS
 from components.preflight.form import Form
 from pipelines.grpo_post_training_on_cluster import FORM

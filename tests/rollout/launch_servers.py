@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from components.launch.servers import vllm_servers
+from components.cluster.servers import vllm_servers
 from components.rollout.vllm_config import ServersConfig
 
 CONFIG = ServersConfig(

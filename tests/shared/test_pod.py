@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from components.launch import task
+from components.cluster import task
 from components.shared import step
 from components.shared.config import Config
 from components.shared.pod import POD_VARIABLE

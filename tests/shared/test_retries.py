@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from components.launch import task
+from components.cluster import task
 from components.shared import retries, step
 from components.shared.config import Config
 from components.shared.errors import GateMissedError, GivenUpError, PipelineError, RetryableError

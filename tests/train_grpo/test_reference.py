@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from components.launch.together import run_together
+from components.cluster.together import run_together
 from tests.train_grpo.settings import grpo_config
 
 

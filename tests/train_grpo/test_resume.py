@@ -5,7 +5,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from components.launch.together import run_together
+from components.cluster.together import run_together
 from components.policy.checkpoint import save
 from components.shared import jsonl
 from components.shared.problem import Split, write_problems

@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from components.launch.cluster import Cluster, active
-from components.launch.cluster_config import ClusterConfig
+from components.cluster.cluster import Cluster, active
+from components.cluster.config import ClusterConfig
 from components.shared.errors import PipelineError
 from components.train_grpo.samplers import SERVERS_VARIABLE, WEIGHTS_VARIABLE, samplers_running
 from tests.train_grpo.settings import grpo_config

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from kubernetes import client, config
 
-from components.launch import names
+from components.cluster import names
 from components.preflight.form import form_of
 from pipelines.cli import main
 from pipelines.cluster.package import read

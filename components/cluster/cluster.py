@@ -7,7 +7,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 
-from components.launch.cluster_config import ClusterConfig
+from components.cluster.config import ClusterConfig
 from components.shared.errors import PipelineError
 
 _RUN_ID = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")

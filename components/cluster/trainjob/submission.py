@@ -5,12 +5,12 @@ from dataclasses import dataclass
 
 from kubernetes import client
 
-from components.launch import names
-from components.launch.clock import Clock
-from components.launch.trainjob.manifest import Json
-from components.launch.trainjob.objects import Objects
-from components.launch.trainjob.patience import Patience
-from components.launch.trainjob.state import condition
+from components.cluster import names
+from components.cluster.clock import Clock
+from components.cluster.trainjob.manifest import Json
+from components.cluster.trainjob.objects import Objects
+from components.cluster.trainjob.patience import Patience
+from components.cluster.trainjob.state import condition
 from components.shared.errors import PipelineError, RetryableError
 from components.shared.progress import say
 

@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from components.launch import names
-from components.launch.cluster import Cluster
-from components.launch.cluster_config import ClusterConfig
-from components.launch.job import Job
+from components.cluster import names
+from components.cluster.cluster import Cluster
+from components.cluster.config import ClusterConfig
+from components.cluster.job import Job
 from components.shared import lineage
 from components.shared.errors import PipelineError
 
@@ -103,7 +103,7 @@ def _trainer(job: Job, config: ClusterConfig, environment: Mapping[str, str]) ->
     secrets = [(key, secret) for secret, keys in config.secrets.items() for key in keys]
     return {
         "image": config.image,
-        "command": ["python", "-m", "components.launch.node", str(job.folder)],
+        "command": ["python", "-m", "components.cluster.node", str(job.folder)],
         "env": [
             *({"name": name, "value": value} for name, value in environment.items()),
             *({"name": key, "valueFrom": {"secretKeyRef": {"name": name, "key": key}}} for key, name in secrets),

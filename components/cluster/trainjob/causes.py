@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from components.launch.rank_errors import SilentEndError
-from components.launch.trainjob.state import condition, states_of
+from components.cluster.rank_errors import SilentEndError
+from components.cluster.trainjob.state import condition, states_of
 from components.shared.errors import PipelineError, RetryableError
 
 Json = dict[str, Any]

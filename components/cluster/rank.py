@@ -1,12 +1,12 @@
-"""One process of a job: `python -m components.launch.rank FOLDER`, as torchrun starts it on any host."""
+"""One process of a job: `python -m components.cluster.rank FOLDER`, as torchrun starts it on any host."""
 
 import os
 import sys
 import traceback
 from pathlib import Path
 
-from components.launch.job import Job
-from components.launch.tether import die_with_parent
+from components.cluster.job import Job
+from components.cluster.tether import die_with_parent
 from components.shared.errors import PipelineError
 from components.shared.memory import memory_for
 from components.shared.progress import TERMINAL_VARIABLE

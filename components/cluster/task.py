@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from components.launch.cluster import Cluster, active
-from components.launch.cluster_config import ClusterConfig
-from components.launch.volume import StageFolders
+from components.cluster.cluster import Cluster, active
+from components.cluster.config import ClusterConfig
+from components.cluster.volume import StageFolders
 from components.shared import lineage, step
 from components.shared.config import Config, validate
 from components.shared.model_reference import followed

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any
 
-from components.launch.trainjob.manifest import NODE
+from components.cluster.trainjob.manifest import NODE
 
 Json = dict[str, Any]
 

@@ -9,9 +9,9 @@ from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 
-from components.launch.cluster import current
-from components.launch.job import Job, called
-from components.launch.rank_errors import error_of_ranks
+from components.cluster.cluster import current
+from components.cluster.job import Job, called
+from components.cluster.rank_errors import error_of_ranks
 from components.policy.stopping import on_requests
 from components.shared.config import Config
 from components.shared.errors import RetryableError, StoppedError
@@ -52,7 +52,7 @@ def run_together(
         with_samplers=with_samplers,
     )
     if cluster is not None:
-        from components.launch.trainjob.run import run_on_cluster
+        from components.cluster.trainjob.run import run_on_cluster
 
         return run_on_cluster(job, cluster)
     job.write()
@@ -68,7 +68,7 @@ def _launch(job: Job) -> tuple[int, bool]:
 
     The request is passed on to the launcher, which then has the time that ranks need; a second one ends all at once.
     """
-    command = [sys.executable, "-m", "components.launch.agent", str(job.folder), str(os.getpid())]
+    command = [sys.executable, "-m", "components.cluster.agent", str(job.folder), str(os.getpid())]
     told = threading.Event()
     with subprocess.Popen(command) as agent:
 

@@ -10,10 +10,10 @@ from typing import Any
 from kubernetes import client
 from urllib3.exceptions import HTTPError, ReadTimeoutError
 
-from components.launch.clock import Clock
-from components.launch.trainjob.manifest import NODE
-from components.launch.trainjob.objects import Json, Objects
-from components.launch.trainjob.patience import is_passing
+from components.cluster.clock import Clock
+from components.cluster.trainjob.manifest import NODE
+from components.cluster.trainjob.objects import Json, Objects
+from components.cluster.trainjob.patience import is_passing
 
 _LINES_KEPT = 1000
 _FINISH_S = 5.0

@@ -1,4 +1,4 @@
-"""A vLLM server in a pod of its own: `python -m components.launch.serve`, beside a job that samples from it.
+"""A vLLM server in a pod of its own: `python -m components.cluster.serve`, beside a job that samples from it.
 
 The job says which model and with which settings; its folder is named in the environment.
 """
@@ -9,9 +9,9 @@ from pathlib import Path
 
 import torch
 
-from components.launch.job import Job
-from components.launch.servers import server_command, server_environment
-from components.launch.trainjob.manifest import JOB_VARIABLE, SERVER_PORT
+from components.cluster.job import Job
+from components.cluster.servers import server_command, server_environment
+from components.cluster.trainjob.manifest import JOB_VARIABLE, SERVER_PORT
 from components.rollout.vllm_config import Dtype, ServersConfig
 from components.shared.config import validate
 from components.shared.pod import keep_files_in_group

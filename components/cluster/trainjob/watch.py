@@ -8,14 +8,14 @@ from typing import Any
 from kubernetes import client
 from urllib3.exceptions import HTTPError
 
-from components.launch.clock import Clock
-from components.launch.cluster import Cluster
-from components.launch.trainjob.log_stream import LogStream
-from components.launch.trainjob.objects import Objects
-from components.launch.trainjob.obstacles import Obstacles, obstacle
-from components.launch.trainjob.patience import Patience
-from components.launch.trainjob.state import Phase, first_node, phase_of
-from components.launch.trainjob.submission import beat
+from components.cluster.clock import Clock
+from components.cluster.cluster import Cluster
+from components.cluster.trainjob.log_stream import LogStream
+from components.cluster.trainjob.objects import Objects
+from components.cluster.trainjob.obstacles import Obstacles, obstacle
+from components.cluster.trainjob.patience import Patience
+from components.cluster.trainjob.state import Phase, first_node, phase_of
+from components.cluster.trainjob.submission import beat
 from components.shared.errors import GivenUpError, PipelineError, RetryableError
 from components.shared.progress import say, say_line
 

@@ -9,9 +9,9 @@ from typing import Any
 from kubernetes import client
 from urllib3.exceptions import HTTPError
 
-from components.launch.job import Job
-from components.launch.trainjob.objects import Objects
-from components.launch.trainjob.watch import Seen
+from components.cluster.job import Job
+from components.cluster.trainjob.objects import Objects
+from components.cluster.trainjob.watch import Seen
 from components.shared import jsonl
 
 Json = dict[str, Any]

@@ -7,7 +7,7 @@ from typing import TypeVar
 from kubernetes import client
 from urllib3.exceptions import HTTPError
 
-from components.launch.clock import Clock
+from components.cluster.clock import Clock
 from components.shared.errors import PipelineError, RetryableError
 
 _PATIENCE_S = 900.0

@@ -1,4 +1,4 @@
-"""torchrun's own launcher, on this machine: `python -m components.launch.agent FOLDER PARENT` starts the ranks.
+"""torchrun's own launcher, on this machine: `python -m components.cluster.agent FOLDER PARENT` starts the ranks.
 
 It ends when they have, and ends them all when one of them fails, or the process with the number PARENT ends.
 """
@@ -14,8 +14,8 @@ from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, PCon
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from components.launch.job import Failure, Job
-from components.launch.tether import die_with_parent
+from components.cluster.job import Failure, Job
+from components.cluster.tether import die_with_parent
 from components.shared.errors import RetryableError
 
 _AFTER_FAILURE_S = 3
@@ -33,7 +33,7 @@ def run_ranks(job: Job, config: LaunchConfig, *, node: int) -> int:
     # For the others where a rank has failed: torchrun's half a minute would be for nothing, as they wait for that one.
     PContext.close.__defaults__ = (None, _AFTER_FAILURE_S)
     try:
-        elastic_launch(config, sys.executable)("-u", "-m", "components.launch.rank", str(job.folder), str(os.getpid()))
+        elastic_launch(config, sys.executable)("-u", "-m", "components.cluster.rank", str(job.folder), str(os.getpid()))
     except ChildFailedError as error:
         failures = [Failure(rank, each.exitcode, each.timestamp) for rank, each in error.failures.items()]
         job.write_ended(node, failures)

@@ -16,9 +16,9 @@ from types import FrameType
 from kubernetes import client
 from urllib3.exceptions import HTTPError
 
-from components.launch import names
-from components.launch.api import connect
-from components.launch.trainjob.manifest import STALE_AFTER_S
+from components.cluster import names
+from components.cluster.api import connect
+from components.cluster.trainjob.manifest import STALE_AFTER_S
 from components.shared import checkpoints
 
 _REQUESTS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)

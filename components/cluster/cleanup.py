@@ -5,7 +5,7 @@ from typing import Any
 
 from kubernetes import client
 
-from components.launch import names
+from components.cluster import names
 
 _NOT_FOUND, _CONFLICT = 404, 409
 

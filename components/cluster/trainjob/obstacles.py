@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from components.launch.clock import Clock
-from components.launch.trainjob.state import condition, states_of
+from components.cluster.clock import Clock
+from components.cluster.trainjob.state import condition, states_of
 from components.shared.errors import PipelineError
 
 Json = dict[str, Any]

@@ -9,22 +9,22 @@ from pathlib import Path
 from kubernetes import client
 from urllib3.exceptions import HTTPError
 
-from components.launch import names
-from components.launch.api import connect, own_namespace
-from components.launch.clock import Clock, SystemClock
-from components.launch.cluster import Cluster
-from components.launch.handover import SERVERS_VARIABLE, WEIGHTS_VARIABLE
-from components.launch.job import Job
-from components.launch.rank_errors import error_of_ranks
-from components.launch.trainjob.causes import cause
-from components.launch.trainjob.manifest import Json, Owner, job_name, server_urls, train_job
-from components.launch.trainjob.objects import Objects
-from components.launch.trainjob.patience import Patience, UnansweredError
-from components.launch.trainjob.records import keep, tails_of
-from components.launch.trainjob.state import Phase
-from components.launch.trainjob.submission import LingeringError, Submission, beat
-from components.launch.trainjob.termination import Termination
-from components.launch.trainjob.watch import LostError, Seen, StalledError, Watch
+from components.cluster import names
+from components.cluster.api import connect, own_namespace
+from components.cluster.clock import Clock, SystemClock
+from components.cluster.cluster import Cluster
+from components.cluster.handover import SERVERS_VARIABLE, WEIGHTS_VARIABLE
+from components.cluster.job import Job
+from components.cluster.rank_errors import error_of_ranks
+from components.cluster.trainjob.causes import cause
+from components.cluster.trainjob.manifest import Json, Owner, job_name, server_urls, train_job
+from components.cluster.trainjob.objects import Objects
+from components.cluster.trainjob.patience import Patience, UnansweredError
+from components.cluster.trainjob.records import keep, tails_of
+from components.cluster.trainjob.state import Phase
+from components.cluster.trainjob.submission import LingeringError, Submission, beat
+from components.cluster.trainjob.termination import Termination
+from components.cluster.trainjob.watch import LostError, Seen, StalledError, Watch
 from components.shared.errors import GivenUpError, PipelineError, RetryableError
 from components.shared.pod import POD_VARIABLE
 from components.shared.progress import say

@@ -6,8 +6,8 @@ from typing import Any
 
 from kubernetes import client
 
-from components.launch import names
-from components.launch.cleanup import delete
+from components.cluster import names
+from components.cluster.cleanup import delete
 
 Json = dict[str, Any]
 

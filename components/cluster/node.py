@@ -1,4 +1,4 @@
-"""torchrun in a pod: `python -m components.launch.node FOLDER` starts the ranks of this node.
+"""torchrun in a pod: `python -m components.cluster.node FOLDER` starts the ranks of this node.
 
 How many nodes there are, which of them this is and where the first one is, Kubeflow Trainer says in the environment
 (PET_NNODES and others), as torchrun itself reads it. Unlike torchrun this passes on how the first rank ended: what no
@@ -12,8 +12,8 @@ from pathlib import Path
 
 from torch.distributed.run import config_from_args, parse_args
 
-from components.launch.agent import run_ranks
-from components.launch.job import Job
+from components.cluster.agent import run_ranks
+from components.cluster.job import Job
 from components.shared.pod import keep_files_in_group
 
 
@@ -23,7 +23,7 @@ def main() -> int:
     job = Job.read(Path(sys.argv[1]))
     with tempfile.TemporaryDirectory(prefix="torchrun-") as logs:
         # The command is a formality: that of every rank is known.
-        arguments = parse_args([f"--log-dir={logs}", "-m", "components.launch.rank"])
+        arguments = parse_args([f"--log-dir={logs}", "-m", "components.cluster.rank"])
         config, _, _ = config_from_args(arguments)
         return run_ranks(job, config, node=int(os.environ["PET_NODE_RANK"]))
 

@@ -1,4 +1,4 @@
-"""Removes training jobs whose step is gone: `python -m components.launch.reaper`, every few minutes.
+"""Removes training jobs whose step is gone: `python -m components.cluster.reaper`, every few minutes.
 
 A step that is killed outright can remove nothing. Its job lives on until its heartbeat is older than the job itself
 says; jobs without a heartbeat, and those that others have made, are left alone.
@@ -12,10 +12,10 @@ from typing import Any
 from kubernetes import client
 from urllib3.exceptions import HTTPError
 
-from components.launch import names
-from components.launch.api import connect, own_namespace
-from components.launch.cleanup import delete
-from components.launch.trainjob.patience import reason
+from components.cluster import names
+from components.cluster.api import connect, own_namespace
+from components.cluster.cleanup import delete
+from components.cluster.trainjob.patience import reason
 from components.shared.errors import RetryableError
 from components.shared.progress import say
 from components.shared.step import errors_in_one_line
@@ -44,7 +44,7 @@ def _is_stale(job: Mapping[str, Any], now: datetime) -> bool:
 
 def main() -> None:
     """Reap once, in this pod's namespace or the one that is named."""
-    parser = argparse.ArgumentParser(prog="python -m components.launch.reaper", description=__doc__.split("\n", 1)[0])
+    parser = argparse.ArgumentParser(prog="python -m components.cluster.reaper", description=__doc__.split("\n", 1)[0])
     parser.add_argument("--namespace", default="", help="default: that of this pod")
     options = parser.parse_args()
     with errors_in_one_line(_STAGE):

@@ -4,7 +4,7 @@ import os
 import signal
 from collections.abc import Mapping
 
-from components.launch.job import Job
+from components.cluster.job import Job
 from components.shared.errors import PipelineError, RetryableError
 
 _LINES_SHOWN = 20
