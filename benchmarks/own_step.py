@@ -15,13 +15,13 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from worker import Channel, Step, peak_bytes, read_case, synchronize
 
+from components.grading.verifier import Verifier
 from components.policy.checkpoint import Checkpoint
 from components.policy.determinism import make_deterministic
 from components.rollout import transformers_engine
 from components.rollout.completion import Completion
+from components.shared.answer_policy import AnswerPolicy
 from components.shared.base_model import ModelConfig
-from components.shared.grading.answer import AnswerPolicy
-from components.shared.grading.verifier import Verifier
 from components.shared.problem import Problem, Split
 from components.train_grpo.config import RewardName, TrainGRPOConfig
 from components.train_grpo.prompts import Prompts

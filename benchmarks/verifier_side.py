@@ -70,9 +70,9 @@ def _trl() -> Iterator[Grader]:
 def _own(num_workers: int | None) -> Any:
     @contextmanager
     def grader() -> Iterator[Grader]:
-        from components.shared.grading.answer import AnswerPolicy
-        from components.shared.grading.submission import Submission
-        from components.shared.grading.verifier import Verifier
+        from components.grading.submission import Submission
+        from components.grading.verifier import Verifier
+        from components.shared.answer_policy import AnswerPolicy
 
         with Verifier(num_workers=num_workers) as verify:
 

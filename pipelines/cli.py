@@ -5,8 +5,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from components.shared.answer_policy import AnswerPolicy
 from components.shared.errors import PipelineError
-from components.shared.grading.answer import AnswerPolicy
 from pipelines.cluster.commands import add_commands
 
 # Each command imports what it needs by itself: `--help` and a mistyped option answer at once.

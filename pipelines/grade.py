@@ -11,12 +11,12 @@ from typing import BinaryIO, Never
 
 from tqdm import tqdm
 
+from components.grading.submission import Submission
+from components.grading.verdict import Grade, Verdict
+from components.grading.verifier import Verifier
 from components.shared import jsonl
+from components.shared.answer_policy import AnswerPolicy
 from components.shared.errors import PipelineError
-from components.shared.grading.answer import AnswerPolicy
-from components.shared.grading.submission import Submission
-from components.shared.grading.verdict import Grade, Verdict
-from components.shared.grading.verifier import Verifier
 
 STANDARD_INPUT = "-"
 _CHUNK_BYTES = 1 << 20

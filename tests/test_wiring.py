@@ -171,7 +171,7 @@ def test_pipelines_reach_only_for_wrappers_configs_and_vocabulary() -> None:
         "parameter_table": r"components\.(preflight\.form|cluster\.config)",
     }
     for path in ROOT.glob("pipelines/*.py"):
-        allowed = rf"components\.\w+\.(component|config)|components\.shared(\.\w+)+|{also.get(path.stem, '$.')}"
+        allowed = rf"components\.\w+\.(component|config)|components\.(grading|shared)(\.\w+)+|{also.get(path.stem, '$.')}"
         for name in _imports(path):
             if name.startswith("components"):
                 assert re.fullmatch(allowed, name), f"{path.name} imports {name}"

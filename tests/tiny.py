@@ -8,8 +8,8 @@ import torch
 from components.policy.checkpoint import Checkpoint, create
 from components.policy.config import EngineConfig
 from components.policy.sequences import MicroBatch, TokenSequence, micro_batches
+from components.shared.answer_policy import AnswerPolicy
 from components.shared.base_model import ModelConfig
-from components.shared.grading.answer import AnswerPolicy
 from components.shared.problem import Problem, Split
 
 MODEL = ModelConfig(base="scratch:tiny", prompt="{question}\n", answer=AnswerPolicy.DECLARED)

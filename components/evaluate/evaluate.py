@@ -8,14 +8,15 @@ import torch
 
 from components.evaluate.config import EvaluateConfig
 from components.evaluate.scores import scores
+from components.grading.answer import has_reasoning
+from components.grading.verdict import Grade
+from components.grading.verifier import Verifier
 from components.policy.checkpoint import load
 from components.policy.determinism import make_deterministic
 from components.rollout.completion import Completion, Generate, grade_completions
 from components.rollout.transformers_engine import TransformersEngine
 from components.shared import jsonl
-from components.shared.grading.answer import AnswerPolicy, has_reasoning
-from components.shared.grading.verdict import Grade
-from components.shared.grading.verifier import Verifier
+from components.shared.answer_policy import AnswerPolicy
 from components.shared.memory import memory_for
 from components.shared.problem import Problem, Split, read_problems
 from components.shared.progress import Progress, progress

@@ -8,6 +8,8 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 
+from components.grading.sandbox.run import require_sandbox
+from components.grading.verifier import Verifier
 from components.preflight.config import Params
 from components.preflight.git_remote import references
 from components.preflight.side_by_side import Check, side_by_side
@@ -19,8 +21,6 @@ from components.register.catalogue_access import access_to
 from components.register.model_registry import Catalogue
 from components.shared.base_model import context_tokens, model_config
 from components.shared.errors import PipelineError
-from components.shared.grading.sandbox.run import require_sandbox
-from components.shared.grading.verifier import Verifier
 from components.shared.problem import Split
 from components.train_grpo import own_reward
 from components.train_grpo.config import RewardName, TrainGRPOConfig, is_own

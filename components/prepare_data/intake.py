@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from components.grading.verifier import Verifier
 from components.prepare_data.config import (
     FileSource,
     GSM8KConfig,
@@ -23,7 +24,6 @@ from components.prepare_data.repository import raw_files
 from components.prepare_data.word_problems import word_problems
 from components.shared import lineage
 from components.shared.errors import PipelineError
-from components.shared.grading.verifier import Verifier
 from components.shared.problem import Problem, Split
 
 Reader = Callable[[dict[str, Any]], Fields]

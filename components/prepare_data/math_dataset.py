@@ -3,13 +3,13 @@
 import re
 from typing import Any
 
+from components.grading.boxes import Box, find_boxes, last_boxed
+from components.grading.submission import Submission
+from components.grading.verdict import Verdict
+from components.grading.verifier import Verifier
 from components.prepare_data.fields import Fields
 from components.prepare_data.raw_rows import MalformedRowError, shown, text
-from components.shared.grading.answer import AnswerPolicy
-from components.shared.grading.boxes import Box, find_boxes, last_boxed
-from components.shared.grading.submission import Submission
-from components.shared.grading.verdict import Verdict
-from components.shared.grading.verifier import Verifier
+from components.shared.answer_policy import AnswerPolicy
 
 _LEVEL = re.compile(r"(?:Level )?([1-9])(?:\.0)?")
 _UNKNOWN_LEVEL = "Level ?"

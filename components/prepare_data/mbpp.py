@@ -3,10 +3,10 @@
 import ast
 from typing import Any
 
+from components.grading.code_block import last_code_block
+from components.grading.unit_tests import UnitTest, UnreadableTestsError, read_tests
 from components.prepare_data.fields import Fields
 from components.prepare_data.raw_rows import MalformedRowError, shown, text
-from components.shared.grading.code_block import last_code_block
-from components.shared.grading.unit_tests import UnitTest, UnreadableTestsError, read_tests
 
 _QUESTION = "{task}\nAnswer with a Python code block that passes tests like:\n{test}"
 

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from components.grading.submission import Submission
+from components.grading.verdict import Grade, Verdict
+from components.grading.verifier import Verifier
 from components.policy.sequences import TokenSequence
-from components.shared.grading.answer import AnswerPolicy
-from components.shared.grading.submission import Submission
-from components.shared.grading.verdict import Grade, Verdict
-from components.shared.grading.verifier import Verifier
+from components.shared.answer_policy import AnswerPolicy
 
 _CUT_OFF = Grade(Verdict.WRONG, extracted=None, reason="cut off at the length limit")
 

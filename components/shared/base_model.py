@@ -9,9 +9,9 @@ from typing import Any
 from pydantic import Field, field_validator
 
 from components.shared import jsonl
+from components.shared.answer_policy import AnswerPolicy
 from components.shared.config import Config
 from components.shared.errors import PipelineError
-from components.shared.grading.answer import AnswerPolicy
 
 _SCRATCH_PREFIX = "scratch:"
 _CONFIG, _TOKENIZER = "config.json", "tokenizer.json"

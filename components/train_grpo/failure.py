@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
 
+from components.grading.verdict import Grade, Verdict
 from components.rollout.completion import Completion
 from components.shared.errors import PipelineError
-from components.shared.grading.verdict import Grade, Verdict
 from components.shared.problem import Problem
 from components.train_grpo.rewards import Reward
 

@@ -4,7 +4,8 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from components.shared.grading.answer import AnswerPolicy, has_reasoning
+from components.grading.answer import has_reasoning
+from components.shared.answer_policy import AnswerPolicy
 from components.train_grpo.config import TrainGRPOConfig, reward_column
 from components.train_grpo.experience import Experience
 from components.train_grpo.rollout import Group, Rollout, differs

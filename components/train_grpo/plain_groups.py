@@ -3,9 +3,9 @@
 from dataclasses import asdict
 from typing import Any
 
+from components.grading.verdict import Grade, Verdict
 from components.policy.sequences import TokenSequence
 from components.rollout.completion import Completion
-from components.shared.grading.verdict import Grade, Verdict
 from components.shared.problem import Problem
 from components.train_grpo.failure import Failure
 from components.train_grpo.rollout import Group

@@ -13,13 +13,13 @@ import re
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from components.grading.answer import has_reasoning
+from components.grading.code_tests import is_tests
+from components.grading.sandbox.run import require_sandbox
+from components.grading.verdict import Grade, Verdict
 from components.rollout.completion import Completion
 from components.shared.base_model import ModelConfig
 from components.shared.errors import PipelineError
-from components.shared.grading.answer import has_reasoning
-from components.shared.grading.code_tests import is_tests
-from components.shared.grading.sandbox.run import require_sandbox
-from components.shared.grading.verdict import Grade, Verdict
 from components.shared.problem import Problem
 from components.train_grpo import own_reward
 from components.train_grpo.config import RewardName, TrainGRPOConfig, is_own

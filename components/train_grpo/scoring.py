@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 
+from components.grading.verdict import Grade, Verdict
+from components.grading.verifier import Verifier
 from components.policy.checkpoint import Checkpoint
 from components.rollout.completion import Completion, grade_completions
-from components.shared.grading.verdict import Grade, Verdict
-from components.shared.grading.verifier import Verifier
 from components.shared.problem import Problem
 from components.shared.progress import say
 from components.train_grpo.config import RewardName, Supervision, TrainGRPOConfig, Truncated

@@ -13,8 +13,8 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from components.grading.verdict import Grade, Verdict
 from components.rollout.completion import Completion
-from components.shared.grading.verdict import Grade, Verdict
 from components.train_grpo.equations import Equation, equations
 
 _ANSWER_MARKERS = ("####", r"\boxed", r"\fbox")

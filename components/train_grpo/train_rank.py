@@ -3,6 +3,7 @@
 from contextlib import ExitStack
 from pathlib import Path
 
+from components.grading.verifier import Verifier
 from components.policy.checkpoint import Checkpoint, load, save
 from components.policy.curves import write_curves
 from components.policy.determinism import make_deterministic
@@ -16,7 +17,6 @@ from components.policy.ranks import join
 from components.policy.resumption import Resumption, Saved
 from components.policy.stopping import heeded
 from components.shared import jsonl
-from components.shared.grading.verifier import Verifier
 from components.shared.problem import Problem, Split, read_problems
 from components.train_grpo import no_signal
 from components.train_grpo.config import TrainGRPOConfig

@@ -11,9 +11,10 @@ from typing import Any
 
 import pandas as pd
 
-from components.shared.grading.answer import AnswerPolicy, has_reasoning
-from components.shared.grading.submission import Submission
-from components.shared.grading.verifier import Verifier
+from components.grading.answer import has_reasoning
+from components.grading.submission import Submission
+from components.grading.verifier import Verifier
+from components.shared.answer_policy import AnswerPolicy
 from components.shared.problem import Problem, Split
 from components.shared.tokenizer import tokenizer_for
 from components.validate_data.config import ValidateConfig

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from components.shared.grading.answer import AnswerPolicy
-from components.shared.grading.submission import Submission
-from components.shared.grading.verdict import Verdict
-from components.shared.grading.verifier import Verifier
+from components.grading.submission import Submission
+from components.grading.verdict import Verdict
+from components.grading.verifier import Verifier
+from components.shared.answer_policy import AnswerPolicy
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 

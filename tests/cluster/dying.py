@@ -4,8 +4,8 @@ import os
 import signal
 from pathlib import Path
 
+from components.grading.verdict import Grade
 from components.rollout.completion import Completion
-from components.shared.grading.verdict import Grade
 from components.shared.problem import Problem
 
 MARK_VARIABLE = "TEST_DYING_MARK"

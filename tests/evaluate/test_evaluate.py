@@ -5,13 +5,13 @@ import pytest
 
 from components.evaluate.config import EvaluateConfig
 from components.evaluate.evaluate import _answers, _Examination, evaluate
+from components.grading.verifier import Verifier
 from components.policy.checkpoint import save
 from components.policy.sequences import TokenSequence
 from components.rollout.completion import Completion
 from components.shared import jsonl, lineage
+from components.shared.answer_policy import AnswerPolicy
 from components.shared.errors import PipelineError
-from components.shared.grading.answer import AnswerPolicy
-from components.shared.grading.verifier import Verifier
 from components.shared.problem import Problem, Split, write_problems
 from tests import tiny
 

@@ -30,7 +30,7 @@ _RESULTS = {
     "train_grpo": (f"policy/{_WEIGHTS}", "training/steps.jsonl"),
     "train_sft": (f"reference/{_WEIGHTS}", "training/steps.jsonl"),
 }
-_KINDS = {"components.shared.grading.worker": "grader", "components.cluster.agent": "launcher"}
+_KINDS = {"components.grading.worker": "grader", "components.cluster.agent": "launcher"}
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from components.shared.answer_policy import AnswerPolicy
 from components.shared.base_model import ModelConfig
 from components.shared.errors import PipelineError
-from components.shared.grading.answer import AnswerPolicy
 from pipelines import plan
 from pipelines.cli import main
 from pipelines.planning.hardware import GIB, GPUS, gpu, usable_bytes

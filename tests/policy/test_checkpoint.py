@@ -9,9 +9,9 @@ from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma2Config, Gemma2ForCausalLM
 
 from components.policy.checkpoint import create, load, save, save_base
+from components.shared.answer_policy import AnswerPolicy
 from components.shared.base_model import ModelConfig
 from components.shared.errors import PipelineError
-from components.shared.grading.answer import AnswerPolicy
 from tests import tiny
 
 

@@ -13,9 +13,9 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig,
 from components.policy.checkpoint import Checkpoint, create, load
 from components.policy.logprobs import CompletionScorer, completion_logprobs, refuse_other_logits
 from components.shared import jsonl
+from components.shared.answer_policy import AnswerPolicy
 from components.shared.base_model import ModelConfig
 from components.shared.errors import PipelineError
-from components.shared.grading.answer import AnswerPolicy
 from tests import tiny
 from tests.policy import plain
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from components.grading.verifier import Verifier
 from components.prepare_data.math_dataset import boxed_answer, math500_fields, math_fields
 from components.prepare_data.raw_rows import MalformedRowError
-from components.shared.grading.verifier import Verifier
 
 _MATH500 = Path("../shared/data/math500.jsonl")
 _ROW: dict[str, Any] = {

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
+from components.grading.code_tests import grade_code, is_tests
+from components.grading.verdict import Verdict
 from components.prepare_data.config import ContaminationConfig, MBPPConfig, PrepareConfig
 from components.prepare_data.contamination import find_contamination
 from components.prepare_data.intake import read_sources
 from components.prepare_data.mbpp import mbpp_fields
 from components.prepare_data.raw_rows import MalformedRowError
-from components.shared.grading.code_tests import grade_code, is_tests
-from components.shared.grading.verdict import Verdict
 from components.shared.problem import Problem, Split
 
 DOUBLE: dict[str, Any] = {

@@ -2,11 +2,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from components.grading.verdict import Verdict
+from components.grading.verifier import Verifier
 from components.policy.sequences import TokenSequence
 from components.rollout.completion import Completion, grade_completions
-from components.shared.grading.answer import AnswerPolicy
-from components.shared.grading.verdict import Verdict
-from components.shared.grading.verifier import Verifier
+from components.shared.answer_policy import AnswerPolicy
 
 
 @pytest.fixture(scope="module")

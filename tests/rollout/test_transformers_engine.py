@@ -12,9 +12,9 @@ from components.policy.shared_prefix import attend_by_layout
 from components.rollout import transformers_engine
 from components.rollout.completion import Completion
 from components.rollout.transformers_engine import Decoding, TransformersEngine, inverse_cdf
+from components.shared.answer_policy import AnswerPolicy
 from components.shared.base_model import ModelConfig
 from components.shared.errors import PipelineError
-from components.shared.grading.answer import AnswerPolicy
 from tests import tiny
 
 QUESTIONS = [*(problem.question for problem in tiny.PROBLEMS[:5]), "Tom has 3?"]

@@ -5,8 +5,8 @@ import torch
 from components.policy.checkpoint import Checkpoint, create
 from components.policy.logprobs import CompletionScorer, completion_logprobs
 from components.policy.sequences import TokenSequence
+from components.shared.answer_policy import AnswerPolicy
 from components.shared.base_model import ModelConfig
-from components.shared.grading.answer import AnswerPolicy
 from tests import tiny
 
 QUESTIONS = [*(problem.question for problem in tiny.PROBLEMS[:3]), "Tom has 3 apples. " * 60]

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+from components.shared.answer_policy import AnswerPolicy
 from components.shared.base_model import ModelConfig
 from components.shared.errors import PipelineError
-from components.shared.grading.answer import AnswerPolicy
 from components.shared.problem import Problem, Split, write_problems
 from components.shared.tokenizer import EOS, PAD, UNKNOWN, tokenizer_for
 

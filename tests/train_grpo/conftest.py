@@ -2,7 +2,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from components.shared.grading.verifier import Verifier
+from components.grading.verifier import Verifier
 
 
 @pytest.fixture(scope="session")

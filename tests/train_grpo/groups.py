@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 
+from components.grading.grade import grade as grade_text
+from components.grading.verdict import Grade, Verdict
 from components.policy.sequences import TokenSequence
 from components.rollout.completion import Completion
-from components.shared.grading.answer import AnswerPolicy
-from components.shared.grading.grade import grade as grade_text
-from components.shared.grading.verdict import Grade, Verdict
+from components.shared.answer_policy import AnswerPolicy
 from components.train_grpo.rollout import Group
 from components.train_grpo.scoring import Scored
 from components.train_grpo.steps import Step, outcome

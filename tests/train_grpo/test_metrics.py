@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from components.shared.grading.answer import AnswerPolicy
-from components.shared.grading.verdict import Verdict
+from components.grading.verdict import Verdict
+from components.shared.answer_policy import AnswerPolicy
 from components.train_grpo.experience import experience
 from components.train_grpo.failure import Failure
 from components.train_grpo.metrics import completion_records, mean, rollout_figures

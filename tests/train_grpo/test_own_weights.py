@@ -6,10 +6,10 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from components.grading.verifier import Verifier
 from components.policy.checkpoint import load, save
 from components.rollout.staleness import StaleWeightsError
 from components.rollout.vllm_config import WeightsBy
-from components.shared.grading.verifier import Verifier
 from components.train_grpo import samplers
 from components.train_grpo.plain_groups import from_plain, to_plain
 from components.train_grpo.train_rank import build_trainer

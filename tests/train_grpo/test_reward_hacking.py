@@ -10,19 +10,19 @@ from typing import Any
 import pytest
 import torch
 
+from components.grading.verifier import Verifier
 from components.policy.checkpoint import Checkpoint, create
 from components.policy.logprobs import CompletionScorer, completion_logprobs
 from components.policy.sequences import TokenSequence
 from components.rollout.completion import Completion
 from components.rollout.transformers_engine import TransformersEngine
+from components.shared.answer_policy import AnswerPolicy
 from components.shared.base_model import ModelConfig
-from components.shared.grading.answer import AnswerPolicy
-from components.shared.grading.verifier import Verifier
 from components.shared.problem import Problem
 from components.train_grpo.train_rank import build_trainer
 from components.train_grpo.trainer import History, Trainer
 from tests import tiny
-from tests.shared.grading.attacks import ATTACKS, Attack
+from tests.grading.attacks import ATTACKS, Attack
 from tests.train_grpo.settings import grpo_config
 
 GROUP_SIZE = 8

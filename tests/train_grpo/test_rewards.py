@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from components.grading.verdict import Grade, Verdict
 from components.policy.sequences import TokenSequence
 from components.rollout.completion import Completion
+from components.shared.answer_policy import AnswerPolicy
 from components.shared.base_model import ModelConfig
 from components.shared.errors import PipelineError
-from components.shared.grading.answer import AnswerPolicy
-from components.shared.grading.verdict import Grade, Verdict
 from components.train_grpo.rewards import (
     accuracy,
     answer_format,

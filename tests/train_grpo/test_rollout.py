@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
+from components.grading.verdict import Verdict
 from components.policy.ranks import ALONE, Ranks
 from components.rollout.completion import Completion, Generate
-from components.shared.grading.answer import AnswerPolicy
-from components.shared.grading.verdict import Verdict
+from components.shared.answer_policy import AnswerPolicy
 from components.shared.problem import Problem
 from components.train_grpo.config import TrainGRPOConfig
 from components.train_grpo.experience import experience

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 import torch
 
+from components.grading.submission import Submission
+from components.grading.verdict import Grade, Verdict
+from components.grading.verifier import Verifier
 from components.policy.checkpoint import Checkpoint
 from components.policy.sequences import TokenSequence
 from components.rollout.completion import Completion
+from components.shared.answer_policy import AnswerPolicy
 from components.shared.errors import PipelineError
-from components.shared.grading.answer import AnswerPolicy
-from components.shared.grading.submission import Submission
-from components.shared.grading.verdict import Grade, Verdict
-from components.shared.grading.verifier import Verifier
 from components.shared.problem import Problem
 from components.train_grpo.config import RewardModelConfig
 from components.train_grpo.reward_model import RewardModel

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+from components.grading.verdict import Grade, Verdict
 from components.policy.checkpoint import Checkpoint
 from components.policy.sequences import TokenSequence
 from components.rollout.completion import Completion
+from components.shared.answer_policy import AnswerPolicy
 from components.shared.base_model import ModelConfig
-from components.shared.grading.answer import AnswerPolicy
-from components.shared.grading.verdict import Grade, Verdict
 from components.shared.tokenizer import tokenizer_for
 from components.train_grpo.steps import Step, TextStep, outcome, verified_steps, worked_steps
 from tests import tiny

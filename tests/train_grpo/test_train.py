@@ -9,13 +9,13 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
+from components.grading.verifier import Verifier
 from components.policy.checkpoint import load, save
 from components.policy.engine import PolicyEngine
 from components.policy.logprobs import CompletionScorer
 from components.rollout.transformers_engine import Decoding, TransformersEngine
 from components.shared import jsonl, lineage
 from components.shared.errors import PipelineError
-from components.shared.grading.verifier import Verifier
 from components.shared.problem import Problem, Split, write_problems
 from components.train_grpo.rollout import Group
 from components.train_grpo.sampler_correction import SamplerMismatchError

@@ -2,8 +2,8 @@ from dataclasses import replace
 
 import pytest
 
+from components.grading.verdict import Grade, Verdict
 from components.shared.errors import PipelineError
-from components.shared.grading.verdict import Grade, Verdict
 from components.train_grpo.failure import Failure
 from components.train_grpo.rollout import Group
 from components.train_grpo.scoring import Scored

@@ -1,0 +1,50 @@
+"""The one grader: compares the final answer of a response with the expected one."""
+
+import re
+
+from components.grading.answer import final_answer
+from components.grading.comparison import compare
+from components.grading.decision import RefusedError, UnreadableGoldError
+from components.grading.verdict import Grade, Verdict
+from components.shared.answer_policy import AnswerPolicy
+
+_MAX_ANSWER_CHARACTERS = 300
+_UNCLOSED = re.compile(r"^\\+boxed\s*\{(?=[^{}]*(?:\{[^{}]*\}[^{}]*)*$)")  # only its beginning was kept
+
+
+def grade(gold: str, response: str, policy: AnswerPolicy) -> Grade:
+    """Return whether the final answer of `response` is `gold`.
+
+    What a model wrote reaches a parser and a simplifier here, with no limit on time or memory: see verifier.py.
+    """
+    extracted = final_answer(response, policy)
+    if extracted is None:
+        return Grade(Verdict.WRONG, None, "no final answer")
+    verdict, reason = _verdict(gold.strip(), extracted)
+    return Grade(verdict, extracted, reason)
+
+
+def _verdict(gold: str, answer: str) -> tuple[Verdict, str]:
+    if gold == answer and gold:
+        return Verdict.RIGHT, "same text"
+    if len(answer) > _MAX_ANSWER_CHARACTERS:
+        return Verdict.WRONG, f"answer is longer than {_MAX_ANSWER_CHARACTERS} characters"
+    expected = _expected(gold)
+    try:
+        equal, reason = compare(expected, answer)
+    except RefusedError as refusal:
+        return Verdict.WRONG, str(refusal)
+    except UnreadableGoldError as unreadable:
+        return Verdict.UNSCORABLE, str(unreadable)
+    except MemoryError:
+        raise
+    except Exception as error:  # model output reaches a parser and a simplifier, which may fail in any way
+        return Verdict.UNSCORABLE, f"comparison failed ({type(error).__name__})"
+    return (Verdict.RIGHT if equal else Verdict.WRONG), reason
+
+
+def _expected(gold: str) -> str:
+    """The answer itself, where a worked solution is given for it."""
+    if "box" in gold or "####" in gold or "answer" in gold or len(gold) > _MAX_ANSWER_CHARACTERS:
+        return final_answer(_UNCLOSED.sub("", gold), AnswerPolicy.STATED) or gold
+    return gold

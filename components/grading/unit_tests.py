@@ -1,0 +1,122 @@
+"""Unit tests as an expected answer has them: Python asserts that compare a call with a value written beside it.
+
+Only the calls are ever handed to the sandbox. The values stay here, and here is compared: code under test can neither
+find out what is expected of it nor have a say in whether it gave that. What a test computes from the call's value must
+not hold the expected one either, so that a comparison within a call is no accepted form.
+"""
+
+import ast
+import builtins
+import json
+import math
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from components.grading.sandbox.decode import decode
+from components.grading.sandbox.encode import encode
+
+_MAX_CHARACTERS = 2**16
+_ACCEPTED = (
+    "`assert CALL == VALUE`, `assert CALL is True` (or False or None), `assert CALL`, `assert not CALL`, "
+    "`assert math.isclose(CALL, NUMBER)` or `assert abs(CALL - NUMBER) < NUMBER`, where the call compares nothing and "
+    "the value is written out"
+)
+
+
+class UnreadableTestsError(ValueError):
+    """Tests that are not of the accepted form; the message says which line, and what is accepted."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnitTest:
+    """A call, and whether a value is what it should give."""
+
+    call: str
+    """A Python expression."""
+    accepts: Callable[[object], bool]
+    """By Python's `==`, for which 1, 1.0 and True are equal, unless the test says otherwise."""
+
+
+def read_tests(gold: str) -> list[UnitTest]:
+    """Return the tests in their order; UnreadableTestsError where one is not of the accepted form."""
+    if len(gold) > _MAX_CHARACTERS:
+        raise UnreadableTestsError(f"the tests are longer than {_MAX_CHARACTERS} characters")
+    try:
+        statements = ast.parse(gold).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise UnreadableTestsError(f"the tests are no Python: {error}") from None
+    return [_read_statement(statement) for statement in statements]
+
+
+def _read_statement(statement: ast.stmt) -> UnitTest:
+    try:
+        if isinstance(statement, ast.Assert):
+            return _read_condition(statement.test)
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):  # a value that is no literal
+        pass
+    raise UnreadableTestsError(f"line {statement.lineno} of the tests is none of {_ACCEPTED}")
+
+
+def _read_condition(condition: ast.expr) -> UnitTest:
+    match condition:
+        case ast.Compare(ast.Call(ast.Name("abs"), [ast.BinOp(call, ast.Sub(), value)]), [ast.Lt()], [tolerance]):
+            return UnitTest(_source(call), _close_to(value, {"rel_tol": 0.0, "abs_tol": _number(tolerance)}))
+        case ast.Call(ast.Attribute(ast.Name("math"), "isclose"), [call, value], keywords):
+            tolerances = {str(keyword.arg): _number(keyword.value) for keyword in keywords}
+            return UnitTest(_source(call), _close_to(value, tolerances))
+        case ast.Compare(call, [ast.Eq()], [value]):
+            return UnitTest(_source(call), partial(operator.eq, _value(value)))
+        case ast.Compare(call, [ast.Is()], [ast.Constant(None | True | False as value)]):
+            return UnitTest(_source(call), partial(operator.is_, value))
+        case ast.UnaryOp(ast.Not(), ast.Call(ast.Name(name)) as call) if not hasattr(builtins, name):
+            return UnitTest(_source(call), partial(operator.is_, False))
+        case ast.Call(ast.Name(name)) if not hasattr(builtins, name):
+            return UnitTest(_source(condition), partial(operator.is_, True))
+    raise ValueError
+
+
+def _source(call: ast.expr) -> str:
+    """What the sandbox is asked for."""
+    nodes = list(ast.walk(call))
+    arguments = [inner for node in nodes if isinstance(node, ast.Lambda) for inner in ast.walk(node)]
+    compares = any(isinstance(node, ast.Compare) and node not in arguments for node in nodes)
+    if not isinstance(call, ast.Call | ast.Subscript | ast.Attribute) or compares:
+        raise ValueError
+    if not any(isinstance(node, ast.Call) for node in nodes):
+        raise ValueError
+    return ast.unparse(call)
+
+
+def _value(written: ast.expr) -> object:
+    match written:
+        case ast.Call(ast.Name("set"), [elements], []):
+            value: object = set(ast.literal_eval(elements))
+        case ast.Call(ast.Name("frozenset"), [elements], []):
+            value = frozenset(ast.literal_eval(elements))
+        case _:
+            value = ast.literal_eval(written)
+    if decode(json.loads(encode(value))) != value:
+        raise ValueError  # no answer could give it either
+    return value
+
+
+def _number(written: ast.expr) -> float:
+    value = ast.literal_eval(written)
+    if not isinstance(value, int | float):
+        raise ValueError
+    return value
+
+
+def _close_to(written: ast.expr, tolerances: dict[str, float]) -> Callable[[object], bool]:
+    number = _number(written)
+    math.isclose(number, number, **tolerances)  # whether the tolerances can be used at all
+
+    def accepts(value: object) -> bool:
+        try:
+            return isinstance(value, int | float) and math.isclose(value, number, **tolerances)
+        except OverflowError:  # an integer beyond every float
+            return False
+
+    return accepts

@@ -1,0 +1,54 @@
+"""Verdicts on responses, many at a time, whatever they hold."""
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+
+from components.grading.code_tests import grade_code, is_tests
+from components.grading.pool import Pool
+from components.grading.submission import Submission
+from components.grading.verdict import Grade
+
+_MAX_WORKERS = 8  # they judge about as fast as this process can hand out
+
+
+class Verifier:
+    """Grades submissions in processes of their own; to be closed, or used in a `with` block."""
+
+    def __init__(self, *, num_workers: int | None = None, deadline_s: float = 1.0) -> None:
+        num_workers = num_workers or _num_workers()
+        self._grade_mathematics = Pool(num_workers, deadline_s)
+        self._threads = ThreadPoolExecutor(num_workers, thread_name_prefix="code")
+
+    def __call__(self, submissions: Sequence[Submission]) -> list[Grade]:
+        """Return the grade of each submission, in their order; never raises because of what one holds.
+
+        Where the gold is unit tests, the response is code to be run in a sandbox; else it is mathematics, which is
+        unscorable if it takes longer than the deadline. Any number of threads may call at once.
+        """
+        are_code = [is_tests(each.gold) for each in submissions]
+        by_kind = list(zip(submissions, are_code, strict=True))
+        running = [self._threads.submit(grade_code, each.gold, each.response) for each, is_code in by_kind if is_code]
+        mathematics = iter(self._grade_mathematics([each for each, is_code in by_kind if not is_code]))
+        code = (each.result() for each in running)
+        return [next(code if is_code else mathematics) for is_code in are_code]
+
+    def close(self) -> None:
+        """End the workers; calls in other threads raise."""
+        self._grade_mathematics.close()
+        self._threads.shutdown(cancel_futures=True)
+
+    def __enter__(self) -> "Verifier":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _num_workers() -> int:
+    """The cores that this process may use, shared with those that torchrun started beside it."""
+    cores = len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return max(1, min(cores, _MAX_WORKERS))
