@@ -11,9 +11,7 @@ from components.cluster import names
 from components.cluster.trainjob.run import run_on_cluster
 from components.shared.errors import GivenUpError, PipelineError, RetryableError
 from tests.cluster.launched import RESULT, RUN_ID, Launched, launched
-from tests.fake_cluster import ApiServer, Fault, kinds, script
-from tests.fake_cluster.cluster import runtime
-from tests.fake_cluster.store import Change
+from tests.fake_cluster import ApiServer, Change, Fault, kinds, runtime, script
 
 
 class Make(Protocol):

@@ -9,9 +9,8 @@ import yaml
 
 from components.cluster.trainjob.manifest import Owner, train_job
 from tests.cluster.launched import launched
-from tests.cluster.releases import fields, needs_upstream, refused
+from tests.cluster.releases import needs_upstream, refused
 from tests.fake_cluster import ApiServer
-from tests.fake_cluster.train_job_rules import NEW_IN_2_3
 
 pytestmark = needs_upstream
 TRAINERS = ("trainer-2.2.0", "trainer-2.3.0")
@@ -73,10 +72,3 @@ def test_a_field_that_a_release_does_not_know_is_found(
     found = refused(f"trainer-{release}", made)
     assert (found == []) == is_known
     assert is_known or "terminationGracePeriodSeconds" in found[0]
-
-
-def test_the_server_of_the_tests_knows_what_is_new_in_the_newer_release() -> None:
-    """It refuses exactly those fields of a training job, as the older release does."""
-    older, newer = (fields(release, "TrainJob", "v1alpha1") for release in TRAINERS)
-    assert newer - older == NEW_IN_2_3
-    assert older - newer == set()

@@ -116,7 +116,7 @@ def _run(seed: int, job: Launched, draw: random.Random) -> None:
     later = server.clock.now() + timedelta(seconds=601)
     reaped = reap(connect(), server.namespace, later)
     assert server.cluster.all(kinds.TRAIN_JOBS) == [], seed
-    assert len(reaped) <= len([fault for fault, _ in server.faults.befallen]), seed
+    assert len(reaped) <= len([fault for fault, _ in server.faults.injected]), seed
 
 
 def _outcome(job: Launched) -> tuple[dict[str, float] | None, str]:

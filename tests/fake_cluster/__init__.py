@@ -21,7 +21,24 @@ and the model registry `server.registry`, at the same `server.url`. What was ask
 
 from tests.fake_cluster import kinds, script
 from tests.fake_cluster.clock import Clock, RealClock
+from tests.fake_cluster.cluster import runtime
+from tests.fake_cluster.errors import Json
 from tests.fake_cluster.faults import AFTER, BEFORE, Fault
 from tests.fake_cluster.server import ApiServer
+from tests.fake_cluster.store import Change
+from tests.fake_cluster.tls import self_signed
 
-__all__ = ["AFTER", "BEFORE", "ApiServer", "Clock", "Fault", "RealClock", "kinds", "script"]
+__all__ = [
+    "AFTER",
+    "BEFORE",
+    "ApiServer",
+    "Change",
+    "Clock",
+    "Fault",
+    "Json",
+    "RealClock",
+    "kinds",
+    "runtime",
+    "script",
+    "self_signed",
+]

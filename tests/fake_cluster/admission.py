@@ -3,8 +3,7 @@
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from tests.cluster import schemas
-from tests.fake_cluster import runtime_rules, train_job_rules
+from tests.fake_cluster import runtime_rules, schemas, train_job_rules
 from tests.fake_cluster.errors import ApiError, Json, invalid
 from tests.fake_cluster.kinds import CLUSTER_TRAINING_RUNTIMES, LEASES, TRAIN_JOBS, TRAINING_RUNTIMES, Kind
 from tests.fake_cluster.names import metadata_problems

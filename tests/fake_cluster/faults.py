@@ -52,8 +52,8 @@ class Faults:
     """The faults that are still to come."""
 
     seed: int = 0
-    waiting: list[Fault] = field(default_factory=list)
-    befallen: list[tuple[Fault, Request]] = field(default_factory=list)
+    pending: list[Fault] = field(default_factory=list)
+    injected: list[tuple[Fault, Request]] = field(default_factory=list)
     """What has gone wrong so far."""
 
     def __post_init__(self) -> None:
@@ -61,26 +61,26 @@ class Faults:
 
     def add(self, *faults: Fault) -> None:
         """Have these happen, the first of them that matches a request."""
-        self.waiting.extend(faults)
+        self.pending.extend(faults)
 
     def clear(self) -> None:
         """Let nothing go wrong any more."""
-        self.waiting.clear()
+        self.pending.clear()
 
     def befalls(self, request: Request) -> Fault | None:
         """What goes wrong with a request."""
-        for number, fault in enumerate(self.waiting):
+        for number, fault in enumerate(self.pending):
             if not fault.matches(request):
                 continue
             if fault.skip:
-                self.waiting[number] = replace(fault, skip=fault.skip - 1)
+                self.pending[number] = replace(fault, skip=fault.skip - 1)
                 continue
             if fault.chance < 1 and self._random.random() >= fault.chance:
                 continue
             if fault.times > 1:
-                self.waiting[number] = replace(fault, times=fault.times - 1)
+                self.pending[number] = replace(fault, times=fault.times - 1)
             else:
-                del self.waiting[number]
-            self.befallen.append((fault, request))
+                del self.pending[number]
+            self.injected.append((fault, request))
             return fault
         return None

@@ -54,13 +54,13 @@ class RegistryApi:
     """The registry's state and its answers.
 
     Attributes:
-        speaks: The versions of the API that are served: `v1`, `v1alpha3` or both.
+        api_versions: The versions of the API that are served: `v1`, `v1alpha3` or both.
         token: What the client has to present; with None nobody is asked.
         tables: What is registered.
     """
 
     clock: Clock
-    speaks: tuple[str, ...] = ("v1",)
+    api_versions: tuple[str, ...] = ("v1",)
     token: str | None = None
     tables: dict[str, list[Row]] = field(default_factory=lambda: {_MODELS: [], _VERSIONS: [], _ARTIFACTS: []})
 
@@ -77,7 +77,7 @@ class RegistryApi:
         if self.token is not None and request.headers.get("authorization") != f"Bearer {self.token}":
             raise ApiError(401, "Unauthorized")
         version, _, path = request.path.removeprefix(PREFIX).partition("/")
-        if version not in self.speaks:
+        if version not in self.api_versions:
             raise ApiError(404, "404 page not found")
         with self.clock.changed:
             return dispatch(self._routes(), request, path)

@@ -12,8 +12,7 @@ from kubernetes import client, config
 from urllib3.exceptions import HTTPError
 
 from tests.cluster.jobs import NS, conditions, create, delete, get, refused, train_job
-from tests.fake_cluster import AFTER, BEFORE, ApiServer, Clock, Fault, RealClock, kinds, script
-from tests.fake_cluster.tls import self_signed
+from tests.fake_cluster import AFTER, BEFORE, ApiServer, Clock, Fault, RealClock, kinds, script, self_signed
 
 READ_JOBS = {"apiGroups": ["trainer.kubeflow.org"], "resources": ["trainjobs"], "verbs": ["get", "list"]}
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from tests.cluster import schemas
+from tests.fake_cluster import schemas
 from tests.fake_cluster.errors import ApiError, Json, invalid
 from tests.fake_cluster.kinds import (
     CLUSTER_TRAINING_RUNTIMES,

@@ -9,7 +9,7 @@ import yaml
 from components.cluster.trainjob.manifest import SERVER_PORT
 from components.shared.errors import PipelineError
 from tests.cluster.releases import needs_upstream, refused
-from tests.cluster.schemas import problems
+from tests.fake_cluster.schemas import problems
 from tests.k8s.kueue_schemas import SCHEMAS
 from tests.k8s.rendered import K8S, NAMESPACES, OVERLAYS, ROOT, STEPS, Json, one, overlay, pod_templates, render
 

@@ -255,14 +255,14 @@ def test_an_api_server_that_is_busy_is_asked_again(server: ApiServer, form: Form
     """Back from a restart, throttling, or waiting for a webhook: that does not end a run within a minute."""
     server.faults.add(Fault(path=path, status=status, times=4))
     preflight(form, clock=FastClock())
-    assert server.faults.waiting == []
+    assert server.faults.pending == []
 
 
 def test_a_connection_that_breaks_is_made_again(server: ApiServer, form: Form) -> None:
     """Whatever was asked over it."""
     server.faults.add(Fault(path="/trainingruntimes/", drop=BEFORE, times=2), Fault("POST", "/trainjobs", drop=BEFORE))
     preflight(form, clock=FastClock())
-    assert server.faults.waiting == []
+    assert server.faults.pending == []
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,7 @@ from components.register.catalogue_access import access_to
 from components.register.catalogue_entry import RUN_ID_VARIABLE, RUN_NAME_VARIABLE, Entry, Origin
 from components.register.model_registry import Catalogue
 from components.shared.errors import PipelineError, RetryableError
-from tests.fake_cluster import AFTER, BEFORE, ApiServer, Fault
-from tests.fake_cluster.tls import self_signed
+from tests.fake_cluster import AFTER, BEFORE, ApiServer, Fault, self_signed
 from tests.register.http_storage import http_storage
 from tests.register.test_register import make_config, make_policy, reports, run_register
 
@@ -43,7 +42,7 @@ TABLES = ("registered_models", "model_versions", "model_artifacts")
 def server(request: pytest.FixtureRequest) -> Iterator[ApiServer]:
     """A model registry, speaking the version of the API that the client does, or the older one."""
     with ApiServer() as server:
-        server.registry.speaks = (request.param,)
+        server.registry.api_versions = (request.param,)
         yield server
 
 
@@ -106,7 +105,7 @@ def test_a_retry_completes_what_was_cut_off_anywhere(server: ApiServer, drop: st
     server.faults.add(Fault(drop=drop, skip=number))
     with contextlib.suppress(RetryableError):  # a question is asked again by the client itself
         announce(server)
-    assert server.faults.befallen
+    assert server.faults.injected
     server.faults.clear()
     announce(server)
     registered(server)
@@ -170,10 +169,10 @@ def test_a_server_that_cannot_now_is_asked_again_by_a_retry(server: ApiServer, s
 def test_a_server_of_another_age_is_named() -> None:
     """The message says which version of the API the server speaks."""
     with ApiServer() as server:
-        server.registry.speaks = ("v1alpha2",)
+        server.registry.api_versions = ("v1alpha2",)
         with pytest.raises(PipelineError, match="speaks v1alpha2 of its API; v1 and v1alpha3 are understood"):
             announce(server)
-        server.registry.speaks = ()
+        server.registry.api_versions = ()
         with pytest.raises(PipelineError, match="is no model registry"):
             announce(server)
 

@@ -8,8 +8,7 @@ import pytest
 
 from pipelines.cli import main
 from pipelines.cluster import connection
-from tests.fake_cluster import ApiServer, Fault
-from tests.fake_cluster.tls import self_signed
+from tests.fake_cluster import ApiServer, Fault, self_signed
 
 SECRET = "s3cr3t-t0ken"
 

@@ -9,8 +9,7 @@ from pipelines.cluster import logs, wait
 from pipelines.cluster.connection import connect, settings
 from pipelines.cluster.runs import Cluster
 from pipelines.screen import Screen
-from tests.fake_cluster import ApiServer, Fault
-from tests.fake_cluster.errors import Json
+from tests.fake_cluster import ApiServer, Fault, Json
 from tests.pipelines.cluster.argo import WORKFLOW, Stage, details, pod
 
 MONDAY = "0 0 2 * * 1"

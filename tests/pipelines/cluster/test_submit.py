@@ -13,9 +13,7 @@ from pipelines.cluster.parameters import parameters
 from pipelines.compile import write
 from pipelines.grpo_post_training_on_cluster import grpo_post_training_minimal
 from pipelines.sections import sections
-from tests.fake_cluster import ApiServer, kinds
-from tests.fake_cluster.cluster import runtime
-from tests.fake_cluster.errors import Json
+from tests.fake_cluster import ApiServer, Json, kinds, runtime
 
 ROOT = Path(__file__).parents[3]
 SMOKE = ROOT / "params/smoke.yaml"

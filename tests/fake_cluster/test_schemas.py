@@ -6,8 +6,10 @@ import pytest
 from kubeflow_trainer_api.models.trainer_v1alpha1_train_job import TrainerV1alpha1TrainJob
 
 from tests.cluster.jobs import train_job
-from tests.cluster.schemas import problems, without
-from tests.fake_cluster.cluster import runtime
+from tests.cluster.releases import fields, needs_upstream
+from tests.fake_cluster import runtime
+from tests.fake_cluster.schemas import problems, without
+from tests.fake_cluster.train_job_rules import NEW_IN_2_3
 
 POD = {
     "metadata": {"labels": {"a": "b"}},
@@ -85,3 +87,11 @@ def test_a_kind_without_a_schema_is_no_kind_without_mistakes() -> None:
     """Nobody is told that a document is good that was never looked at."""
     with pytest.raises(KeyError, match=r"no schema of example\.com/v1 Thing"):
         problems({"apiVersion": "example.com/v1", "kind": "Thing"})
+
+
+@needs_upstream
+def test_the_server_of_the_tests_knows_what_is_new_in_the_newer_release() -> None:
+    """It refuses exactly those fields of a training job, as the older release does."""
+    older, newer = (fields(release, "TrainJob", "v1alpha1") for release in ("trainer-2.2.0", "trainer-2.3.0"))
+    assert newer - older == NEW_IN_2_3
+    assert older - newer == set()
