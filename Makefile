@@ -28,10 +28,17 @@ endif
 export DVC_NO_ANALYTICS := 1
 export GX_ANALYTICS_ENABLED := false
 
-# Two processes with a thread each: most tests spend their time in imports and small matrices.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+# A thread each: most tests spend their time in imports and small matrices.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -p no:hydra_pytest
+# What imports torch, in a process of its own, so that the rest never does.
+TORCH_TESTS := tests/policy tests/rollout tests/train_sft tests/train_grpo tests/evaluate
+# Of the long tests: the part to run (any number; the day of the month in CI). Empty runs them all.
+PART ?=
 
-.PHONY: help setup data run test test-fast test-long lint format repro compile images lock clean distclean preset
+# Several tests of `make test` at once write whole lines.
+TOGETHER := $(MAKE) --no-print-directory --jobs 2 --keep-going --output-sync=line
+
+.PHONY: help setup data run test test-torch test-rest test-slow test-long lint types format repro compile images lock clean distclean preset
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-12s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -60,18 +67,26 @@ data: setup  ## Fetch GSM8K and MATH-500 into data/ (from SOURCE through a local
 run: preset setup $(if $(filter laptop smoke distributed,$(PRESET)),,data)  ## Run the whole pipeline on this machine (PRESET=laptop|smoke|distributed|gsm8k-math|deepseekmath-7b|dr-grpo|dapo)
 	@$(BIN)/grpo-pipeline run --params $(PARAMS)
 
-test: setup  ## Check style, types and contracts, then run the tests
-	@$(MAKE) --no-print-directory lint
-	@$(PYTEST) -m "not long"
+test: setup  ## Check style, types and contracts, and run the fast tests (minutes on two cores)
+	@$(TOGETHER) types test-torch test-rest lint
 
-test-long: setup  ## The tests that take minutes each: campaigns of kills, several vLLM engines, long runs
-	@$(BIN)/python -m pytest -m long
+test-torch: setup
+	@$(PYTEST) -q -m "not slow and not long" $(TORCH_TESTS)
 
-test-fast: setup  ## Only the tests that take no longer than a breath
-	@$(PYTEST) -m "not slow and not long"
+test-rest: setup
+	@$(PYTEST) -q -m "not slow and not long" tests $(TORCH_TESTS:%=--ignore=%)
 
-lint: setup  ## ruff, mypy (strict), import contracts
-	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports
+test-slow: setup  ## The tests that need several processes, real engines, servers, containers or a browser
+	@$(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder -m "slow and not long"
+
+test-long: setup  ## The tests that take minutes each, such as campaigns of kills (PART=N: about 15 minutes of them)
+	@$(PYTEST) -m long $(PART:%=--part %)
+
+lint: setup  ## ruff and import contracts
+	@$(BIN)/ruff check --quiet . && $(BIN)/ruff format --quiet --check . && $(BIN)/lint-imports
+
+types: setup  ## mypy (strict)
+	@$(BIN)/mypy
 
 format: setup  ## Rewrite the code in the project's style
 	@$(BIN)/ruff check --fix . ; $(BIN)/ruff format .

@@ -1,4 +1,9 @@
-"""Settings of every test: nothing reaches out to a hub or phones home, and files of tests may run side by side."""
+"""Settings of every test: nothing reaches out to a hub or phones home, and files of tests may run side by side.
+
+Long tests say how many minutes they take, `@pytest.mark.long(minutes=12)`. `--part N` runs one part of them: as many
+parts as it takes for each to fit in `PART_MINUTES`, counted from 1 and beginning again after the last, so that the day
+of the month will do for N.
+"""
 
 import os
 from pathlib import Path
@@ -9,10 +14,19 @@ import pytest
 # Read when the libraries are imported, so it has to be here, before any test is.
 os.environ.update(HF_HUB_OFFLINE="1", DVC_NO_ANALYTICS="1", GX_ANALYTICS_ENABLED="false")
 
+PART_MINUTES = 15
+"""Most minutes of a part of the long tests, on two idle cores."""
+_MINUTES = 2
+"""Of a long test that does not say."""
 _SHARING = {"test_dvc": "runs", "test_end_to_end": "runs"}
 """Files whose tests look at the same runs, which would otherwise be made once per process."""
 _LONGEST = ("tests/images/test_light_image", "runs", "tests/train_grpo/test_train", "tests/rollout/test_vllm")
 """What is begun with, where several processes share the tests: last it would leave the others with nothing to do."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add `--part`."""
+    parser.addoption("--part", type=int, metavar="N", help="run the Nth part of the long tests only")
 
 
 @pytest.hookimpl(optionalhook=True)  # of pytest-xdist
@@ -28,10 +42,34 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the longest groups, where there are several processes."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep one part of the long tests, if asked to; begin with the longest groups, where processes share the tests."""
+    number = config.getoption("part")
+    if number is not None:
+        chosen = parts({item.nodeid: minutes for item in items if (minutes := _minutes(item))})
+        keep = set(chosen[(number - 1) % len(chosen)])
+        config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in keep])
+        items[:] = [item for item in items if item.nodeid in keep]
     if os.environ.get("PYTEST_XDIST_WORKER"):
         items.sort(key=lambda item: _group(item.nodeid) not in _LONGEST)
+
+
+def parts(minutes: dict[str, float]) -> list[list[str]]:
+    """Pack tests into parts of at most `PART_MINUTES`, the longest first, each into the first part with room for it."""
+    packed: list[list[str]] = []
+    for name in sorted(minutes, key=lambda name: (-minutes[name], name)):
+        room = (part for part in packed if sum(map(minutes.__getitem__, part)) + minutes[name] <= PART_MINUTES)
+        part = next(room, None)
+        if part is None:
+            packed.append(part := [])
+        part.append(name)
+    return packed
+
+
+def _minutes(item: pytest.Item) -> float:
+    """How long a long test takes; 0 for any other."""
+    mark = item.get_closest_marker("long")
+    return 0 if mark is None else mark.kwargs.get("minutes", _MINUTES)
 
 
 def _group(nodeid: str) -> str:

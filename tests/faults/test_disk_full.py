@@ -10,7 +10,7 @@ from components.shared.errors import PipelineError
 from components.train_grpo.config import TrainGRPOConfig
 from tests.faults.place import Place
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.long(minutes=2)
 SIZE = 64 << 20
 """Bytes that a disk for unfinished work holds."""
 

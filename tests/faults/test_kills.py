@@ -14,7 +14,7 @@ from components.train_grpo.config import TrainGRPOConfig
 from tests.faults.place import PATIENCE_S, NewPlace, Place, within
 from tests.train_grpo.settings import grpo_config
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.long(minutes=8)
 
 SEED = 8
 NUM_KILLS, NUM_ENDINGS = 54, 6

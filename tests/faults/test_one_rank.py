@@ -12,7 +12,7 @@ from tests.faults.place import Place
 from tests.faults.rewards import CALLS_BEFORE, CHOSEN_RANK, SLOW_S
 from tests.train_grpo.settings import grpo_config
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.long(minutes=4)
 NUM_STEPS = 24
 DEADLINE_S, GRACE_S = 6, 1
 TORCHRUN_S = 5

@@ -20,11 +20,9 @@ from tests.faults.place import PATIENCE_S, Place, within
 from tests.rollout.vllm_policies import policy
 from tests.train_grpo.settings import grpo_config
 
-pytestmark = pytest.mark.long
-
 SEED = 3
 NUM_STEPS = 12
-NUM_ENGINES_KILLED = 10
+NUM_ENGINES_KILLED = 5
 VICTIMS = (b"api_server", b"VLLM::EngineCor")
 """The server, which takes requests, and its engine, which computes."""
 
@@ -84,6 +82,7 @@ def _places(folder: Path) -> tuple[Place, Place]:
     return straight, disturbed
 
 
+@pytest.mark.long(minutes=6)
 @pytest.mark.timeout(1200)
 def test_a_sampler_that_is_killed_again_and_again_changes_nothing(short_path: Path) -> None:
     """A server and its engine are killed in turns; each time another starts, and what is sampled is the same."""
@@ -121,9 +120,11 @@ def _kill_during_a_load(place: Place, command: "subprocess.Popen[bytes]", delay_
     os.kill(engine, signal.SIGKILL)
 
 
+@pytest.mark.long(minutes=10)
 @pytest.mark.timeout(3600)
-def test_an_engine_that_is_killed_ten_times_is_started_again_ten_times(short_path: Path) -> None:
-    """Half of the kills are in the middle of loading weights; what is sampled and learned is as without them."""
+@pytest.mark.parametrize("while_loading", [True, False])
+def test_an_engine_that_is_killed_again_and_again_is_started_each_time(short_path: Path, while_loading: bool) -> None:
+    """In the middle of loading weights or between steps; what is sampled and learned is as without the kills."""
     straight, disturbed = _places(short_path)
     config = _config(2 * NUM_ENGINES_KILLED + 4)
     chance = random.Random(SEED)
@@ -133,7 +134,7 @@ def test_an_engine_that_is_killed_ten_times_is_started_again_ten_times(short_pat
         command = disturbed.start(config)
         disturbed.wait_for_checkpoint(1, command)
         for number in range(1, NUM_ENGINES_KILLED + 1):
-            if number % 2:
+            if while_loading:
                 _kill_during_a_load(disturbed, command, chance.uniform(0.05, 0.5))
             else:
                 _kill(disturbed, command, VICTIMS[1], disturbed.checkpoints()[-1] + 1, chance.uniform(0, 0.5))

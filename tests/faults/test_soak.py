@@ -6,7 +6,7 @@ from tests.faults.place import Place
 from tests.faults.rewards import MEASURES_VARIABLE
 from tests.train_grpo.settings import grpo_config
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.long(minutes=6)
 NUM_STEPS, SETTLED_STEPS, GROUP_SIZE = 500, 100, 2
 MOST_GROWTH_BYTES = 20e6
 MOST_MORE = 10

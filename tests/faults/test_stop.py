@@ -10,7 +10,7 @@ from tests import tiny
 from tests.faults.place import PATIENCE_S, NewPlace, Place, within
 from tests.train_grpo.settings import grpo_config
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.long(minutes=2)
 NUM_STOPS = 10
 STEP_S = 2
 """Of what `slow` makes of two completions in each rank."""
@@ -63,6 +63,8 @@ def test_sft_goes_on_after_the_step_at_which_it_was_stopped(new_place: NewPlace)
     _assert_stopped_and_gone_on_with(stopped, SFT, straight)
 
 
+@pytest.mark.long(minutes=9)
+@pytest.mark.timeout(1800)
 def test_two_ranks_keep_the_step_under_way_whenever_they_are_stopped(place: Place) -> None:
     """At ten random moments of steps of two seconds, and go on from there; what is kept is whole each time."""
     config = grpo_config(
