@@ -1,5 +1,7 @@
-"""The errors that a person meets, each as a real command: one line, exit code 2, and nothing half-written."""
+"""The errors that a person meets when a stage is run: one line, exit code 2, and nothing half-written."""
 
+import contextlib
+import io
 import json
 import os
 import re
@@ -9,6 +11,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import yaml
@@ -16,11 +19,12 @@ import yaml
 from components.prepare_data.config import PrepareConfig
 from components.prepare_data.prepare import prepare
 from components.shared import step
+from components.shared.config import read_params
 from components.shared.step import JOURNAL_VARIABLE
 from tests.report.synthetic import make_run, write_bare_report
 
 ROOT = Path(__file__).parents[1]
-PARAMS: dict[str, Any] = yaml.safe_load((ROOT / "params/smoke.yaml").read_text())
+PARAMS: dict[str, Any] = read_params(ROOT / "params/smoke.yaml")
 FOLDERS = {
     "prepare_data": ["out/problems"],
     "validate_data": ["problems", "out/validation"],
@@ -79,15 +83,33 @@ class Project:
         return command
 
     def run(self, *command: str) -> subprocess.CompletedProcess[str]:
-        """Run a command to its end."""
+        """Run a command to its end, in a process of its own."""
         return subprocess.run(
             command, cwd=self.folder, env=self.environment, capture_output=True, text=True, check=False, timeout=300
         )
 
+    def run_stage(self, command: list[str]) -> subprocess.CompletedProcess[str]:
+        """Run `python -m components.<stage> ...` in this process."""
+        entry = ROOT / f"{command[2].replace('.', '/')}/__main__.py"
+        out, err, code = io.StringIO(), io.StringIO(), 0
+        with (
+            contextlib.chdir(self.folder),
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+            patch.object(sys, "argv", command[2:]),
+            patch.dict(os.environ, clear=False) as environment,
+        ):
+            environment.pop(JOURNAL_VARIABLE, None)
+            try:
+                exec(compile(entry.read_text(), str(entry), "exec"), {"__name__": "__main__"})
+            except SystemExit as ended:
+                code = int(ended.code or 0)
+        return subprocess.CompletedProcess(command, code, out.getvalue(), err.getvalue())
+
     def refusal(self, stage: str) -> str:
         """Run a stage that has to fail, see that it does so properly, and return what it says."""
         command, before = self.command(stage), self._files()
-        message = _the_line(self.run(*command), stage)
+        message = _the_line(self.run_stage(command), stage)
         assert self._files() == before
         return message
 
@@ -175,7 +197,7 @@ def test_a_wrong_type(project: Project, stage: str, keys: list[str | int], value
 def test_a_params_file_that_is_not_there(project: Project) -> None:
     """It is named as it was typed."""
     command = [word.replace("params.yaml", "nope.yaml") for word in project.command("prepare_data")]
-    assert _the_line(project.run(*command), "prepare_data") == "nope.yaml: no such params file"
+    assert _the_line(project.run_stage(command), "prepare_data") == "nope.yaml: no such params file"
 
 
 @pytest.mark.parametrize(
@@ -243,7 +265,7 @@ def test_a_dataset_that_cannot_be_used(project: Project, content: bytes, message
     [(b"", "problems/train.jsonl: holds no problem"), (b'{"id": "caf', "problems/train.jsonl:1: not valid JSON")],
     ids=["empty", "truncated"],
 )
-@pytest.mark.long
+@pytest.mark.slow
 def test_problems_that_cannot_be_trained_on(project: Project, content: bytes, message: str) -> None:
     """Training finds out before it makes anything."""
     (project.folder / "problems/train.jsonl").write_bytes(content)
@@ -255,7 +277,7 @@ def test_problems_that_cannot_be_trained_on(project: Project, content: bytes, me
 def test_problems_that_are_rejected(project: Project, content: bytes) -> None:
     """A verdict: one line and the exit code as for any error, and the whole report to read why."""
     (project.folder / "problems/train.jsonl").write_bytes(content)
-    said = _the_line(project.run(*project.command("validate_data")), "validate_data")
+    said = _the_line(project.run_stage(project.command("validate_data")), "validate_data")
     assert " is not met (" in said
     assert said.endswith("; report.html has the details")
     left = {path.name for path in (project.folder / "out").rglob("*")}
@@ -288,15 +310,16 @@ def test_a_base_model_that_cannot_be_fetched(project: Project) -> None:
     assert project.refusal("validate_data").startswith("nobody/no-such-model: neither a folder nor a model that can be")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("stage", "kilobytes"),
     [
         ("prepare_data", 64),
         ("prepare_data", 4),
-        pytest.param("validate_data", 12, marks=pytest.mark.slow),
+        ("validate_data", 12),
         ("report", 40),
-        pytest.param("train_sft", 200, marks=pytest.mark.slow),
-        pytest.param("train_sft", 900, marks=pytest.mark.slow),
+        ("train_sft", 200),
+        ("train_sft", 900),
     ],
 )
 def test_a_full_disk(mounting: Project, stage: str, kilobytes: int) -> None:
@@ -307,6 +330,7 @@ def test_a_full_disk(mounting: Project, stage: str, kilobytes: int) -> None:
     assert re.fullmatch(line, mounting.refusal_on(f"size={kilobytes}k", stage))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", ["prepare_data", "validate_data", "report"])
 def test_a_file_system_that_is_read_only(mounting: Project, stage: str) -> None:
     """The place is named."""
@@ -341,12 +365,11 @@ def test_something_else_where_the_output_goes(project: Project, stage: str, occu
     assert [path.read_text() for path in kept] == ["mine"]
 
 
-@pytest.mark.long
 @pytest.mark.slow
 def test_something_else_where_the_last_of_several_outputs_goes(project: Project) -> None:
     """No output is made where one of them cannot be, and nothing is trained in vain."""
     message = _file_as_output(project.folder, FOLDERS["train_sft"][-1])
     command = project.command("train_sft")
-    done = project.run(*command)
+    done = project.run_stage(command)
     assert (_the_line(done, "train_sft"), done.stdout) == (message, "")
     assert [path.name for path in (project.folder / "out").iterdir()] == ["training"]
