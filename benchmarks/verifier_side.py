@@ -70,8 +70,7 @@ def _trl() -> Iterator[Grader]:
 def _own(num_workers: int | None) -> Any:
     @contextmanager
     def grader() -> Iterator[Grader]:
-        from components.grading.submission import Submission
-        from components.grading.verifier import Verifier
+        from components.grading.verifier import Submission, Verifier
         from components.shared.answer_policy import AnswerPolicy
 
         with Verifier(num_workers=num_workers) as verify:

@@ -8,9 +8,7 @@ import torch
 
 from components.evaluate.config import EvaluateConfig
 from components.evaluate.scores import scores
-from components.grading.answer import has_reasoning
-from components.grading.verdict import Grade
-from components.grading.verifier import Verifier
+from components.grading.verifier import Grade, Verifier, has_reasoning
 from components.policy.checkpoint import load
 from components.policy.determinism import make_deterministic
 from components.rollout.completion import Completion, Generate, grade_completions

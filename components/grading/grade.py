@@ -1,12 +1,44 @@
 """The one grader: compares the final answer of a response with the expected one."""
 
 import re
+from dataclasses import dataclass
+from enum import StrEnum
 
 from components.grading.answer import final_answer
 from components.grading.comparison import compare
 from components.grading.decision import RefusedError, UnreadableGoldError
-from components.grading.verdict import Grade, Verdict
 from components.shared.answer_policy import AnswerPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """A response, and what its final answer should be."""
+
+    gold: str
+    response: str
+    policy: AnswerPolicy
+    """Where the response has to state its final answer."""
+
+
+class Verdict(StrEnum):
+    """What the grader says of a response."""
+
+    RIGHT = "right"
+    WRONG = "wrong"
+    UNSCORABLE = "unscorable"
+    """Nothing can be said: the expected answer cannot be read, or the comparison did not end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grade:
+    """A verdict, the answer that was compared, and why."""
+
+    verdict: Verdict
+    extracted: str | None
+    reason: str
+    tests_passed: float | None = None
+    """Share of the unit tests that passed; None where the gold is no unit tests."""
+
 
 _MAX_ANSWER_CHARACTERS = 300
 _UNCLOSED = re.compile(r"^\\+boxed\s*\{(?=[^{}]*(?:\{[^{}]*\}[^{}]*)*$)")  # only its beginning was kept

@@ -16,8 +16,7 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from enum import Enum, auto
 
-from components.grading.submission import Submission
-from components.grading.verdict import Grade, Verdict
+from components.grading.grade import Grade, Submission, Verdict
 from components.grading.worker_process import WorkerEndedError, WorkerProcess
 from components.shared.errors import PipelineError
 

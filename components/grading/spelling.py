@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 
-from components.grading.boxes import find_boxes
+from components.grading.answer import find_boxes
 from components.grading.number import Number, read_number
 from components.grading.structure import Kind, structure
 from components.grading.units import Unit, split_unit

@@ -10,19 +10,23 @@ import builtins
 import json
 import math
 import operator
+import re
+import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+from components.grading.answer import outside_thoughts
+from components.grading.grade import Grade, Verdict
 from components.grading.sandbox.decode import decode
 from components.grading.sandbox.encode import encode
+from components.grading.sandbox.run import Failed, Gave, Outcome, run
+from components.shared.errors import PipelineError
 
-_MAX_CHARACTERS = 2**16
-_ACCEPTED = (
-    "`assert CALL == VALUE`, `assert CALL is True` (or False or None), `assert CALL`, `assert not CALL`, "
-    "`assert math.isclose(CALL, NUMBER)` or `assert abs(CALL - NUMBER) < NUMBER`, where the call compares nothing and "
-    "the value is written out"
-)
+_ASSERT = re.compile(r"(?:\s|#[^\n]*\n)*assert\b")
+_MAX_CODE_CHARACTERS = 50_000
+_MAX_EXTRACTED_CHARACTERS = 2_000
+_MAX_SHOWN_CHARACTERS = 80
 
 
 class UnreadableTestsError(ValueError):
@@ -37,6 +41,66 @@ class UnitTest:
     """A Python expression."""
     accepts: Callable[[object], bool]
     """By Python's `==`, for which 1, 1.0 and True are equal, unless the test says otherwise."""
+
+
+def is_unit_tests(gold: str) -> bool:
+    """Tell whether an expected answer is unit tests: its first statement is an assert."""
+    return _ASSERT.match(gold) is not None
+
+
+def grade_code(gold: str, response: str) -> Grade:
+    """Return whether the code of `response` passes all unit tests of `gold`, and what share of them it passes."""
+    try:
+        tests = read_tests(gold)
+    except UnreadableTestsError as error:
+        return Grade(Verdict.UNSCORABLE, None, str(error))
+    code = last_code_block(outside_thoughts(response))
+    if code is None:
+        return Grade(Verdict.WRONG, None, "no code block", tests_passed=0.0)
+    extracted = code[:_MAX_EXTRACTED_CHARACTERS]
+    if len(code) > _MAX_CODE_CHARACTERS:
+        reason = f"code is longer than {_MAX_CODE_CHARACTERS} characters"
+        return Grade(Verdict.WRONG, extracted, reason, tests_passed=0.0)
+    try:
+        outcomes = run(code, [test.call for test in tests])
+    except PipelineError as error:
+        return Grade(Verdict.UNSCORABLE, extracted, str(error))
+    return _grade(tests, outcomes, extracted)
+
+
+def _grade(tests: list[UnitTest], outcomes: list[Outcome], extracted: str) -> Grade:
+    failures = [
+        f"{_in_one_line(test.call)} {_what_happened(outcome)}"
+        for test, outcome in zip(tests, outcomes, strict=True)
+        if not (isinstance(outcome, Gave) and test.accepts(outcome.value))
+    ]
+    num_passed = len(tests) - len(failures)
+    reason = "; ".join([f"{num_passed} of {len(tests)} tests passed", *failures[:1]])
+    verdict = Verdict.WRONG if failures else Verdict.RIGHT
+    return Grade(verdict, extracted, reason, tests_passed=num_passed / len(tests))
+
+
+def _what_happened(outcome: Outcome) -> str:
+    if isinstance(outcome, Failed):
+        return _in_one_line(outcome.reason)
+    try:
+        return f"gave {_in_one_line(repr(outcome.value))}"
+    except ValueError:  # Python writes out no number of more than some thousand digits
+        return "gave a very long number"
+
+
+def _in_one_line(text: str) -> str:
+    """The beginning of a text, without what would break a line or a terminal."""
+    shown = "".join(character if character.isprintable() else " " for character in text[:_MAX_SHOWN_CHARACTERS])
+    return shown if len(text) <= _MAX_SHOWN_CHARACTERS else f"{shown}..."
+
+
+_MAX_CHARACTERS = 2**16
+_ACCEPTED = (
+    "`assert CALL == VALUE`, `assert CALL is True` (or False or None), `assert CALL`, `assert not CALL`, "
+    "`assert math.isclose(CALL, NUMBER)` or `assert abs(CALL - NUMBER) < NUMBER`, where the call compares nothing and "
+    "the value is written out"
+)
 
 
 def read_tests(gold: str) -> list[UnitTest]:
@@ -120,3 +184,40 @@ def _close_to(written: ast.expr, tolerances: dict[str, float]) -> Callable[[obje
             return False
 
     return accepts
+
+
+_FENCE = re.compile(r"[ \t]*```([^`]*)")
+_PYTHON = frozenset({"python", "python3", "py"})
+_UNMARKED = frozenset({""})
+
+
+def last_code_block(text: str) -> str | None:
+    """Return what stands in the last block marked as Python or, where none is, in the last block without a mark.
+
+    None where there is neither. The mark counts first, since what follows the code without one is often its output. A
+    block that is never closed is none.
+    """
+    blocks = _closed_blocks(text)
+    for marks in (_PYTHON, _UNMARKED):
+        for mark, lines in reversed(blocks):
+            if mark in marks:
+                return textwrap.dedent("\n".join(lines))
+    return None
+
+
+def _closed_blocks(text: str) -> list[tuple[str, list[str]]]:
+    """Mark and lines of each block."""
+    blocks: list[tuple[str, list[str]]] = []
+    mark: str | None = None
+    lines: list[str] = []
+    for line in text.replace("\r\n", "\n").split("\n"):
+        fence = _FENCE.fullmatch(line)
+        info = fence[1].strip().lower() if fence else ""
+        if fence and mark is None:
+            mark, lines = info, []
+        elif fence and mark is not None and not info:
+            blocks.append((mark, lines))
+            mark = None
+        elif mark is not None:
+            lines.append(line)
+    return blocks

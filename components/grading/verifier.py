@@ -5,10 +5,22 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 
-from components.grading.code_tests import grade_code, is_tests
+from components.grading.answer import has_reasoning
+from components.grading.grade import Grade, Submission, Verdict, grade
 from components.grading.pool import Pool
-from components.grading.submission import Submission
-from components.grading.verdict import Grade
+from components.grading.sandbox.run import require_sandbox
+from components.grading.unit_tests import grade_code, is_unit_tests
+
+__all__ = [
+    "Grade",
+    "Submission",
+    "Verdict",
+    "Verifier",
+    "grade",
+    "has_reasoning",
+    "is_unit_tests",
+    "require_sandbox",
+]
 
 _MAX_WORKERS = 8  # they judge about as fast as this process can hand out
 
@@ -27,7 +39,7 @@ class Verifier:
         Where the gold is unit tests, the response is code to be run in a sandbox; else it is mathematics, which is
         unscorable if it takes longer than the deadline. Any number of threads may call at once.
         """
-        are_code = [is_tests(each.gold) for each in submissions]
+        are_code = [is_unit_tests(each.gold) for each in submissions]
         by_kind = list(zip(submissions, are_code, strict=True))
         running = [self._threads.submit(grade_code, each.gold, each.response) for each, is_code in by_kind if is_code]
         mathematics = iter(self._grade_mathematics([each for each, is_code in by_kind if not is_code]))

@@ -19,8 +19,7 @@ from importlib import import_module
 from importlib.abc import MetaPathFinder
 from pathlib import Path
 
-from components.grading.grade import grade
-from components.grading.verdict import Grade
+from components.grading.grade import Grade, grade
 from components.shared.answer_policy import AnswerPolicy
 
 READY = b"ready"

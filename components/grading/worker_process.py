@@ -11,8 +11,7 @@ import time
 from pathlib import Path
 from types import TracebackType
 
-from components.grading.submission import Submission
-from components.grading.verdict import Grade, Verdict
+from components.grading.grade import Grade, Submission, Verdict
 from components.grading.worker import OUT_OF_MEMORY, REHEARSING
 
 _ROOT = Path(__file__).parents[2]

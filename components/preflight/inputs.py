@@ -8,8 +8,7 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 
-from components.grading.sandbox.run import require_sandbox
-from components.grading.verifier import Verifier
+from components.grading.verifier import Verifier, require_sandbox
 from components.preflight.config import Params
 from components.preflight.git_remote import references
 from components.preflight.side_by_side import Check, side_by_side

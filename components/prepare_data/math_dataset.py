@@ -3,10 +3,8 @@
 import re
 from typing import Any
 
-from components.grading.boxes import Box, find_boxes, last_boxed
-from components.grading.submission import Submission
-from components.grading.verdict import Verdict
-from components.grading.verifier import Verifier
+from components.grading.answer import Box, find_boxes, last_boxed
+from components.grading.verifier import Submission, Verdict, Verifier
 from components.prepare_data.fields import Fields
 from components.prepare_data.raw_rows import MalformedRowError, shown, text
 from components.shared.answer_policy import AnswerPolicy

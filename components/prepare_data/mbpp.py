@@ -3,8 +3,7 @@
 import ast
 from typing import Any
 
-from components.grading.code_block import last_code_block
-from components.grading.unit_tests import UnitTest, UnreadableTestsError, read_tests
+from components.grading.unit_tests import UnitTest, UnreadableTestsError, last_code_block, read_tests
 from components.prepare_data.fields import Fields
 from components.prepare_data.raw_rows import MalformedRowError, shown, text
 

@@ -4,9 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from components.grading.submission import Submission
-from components.grading.verdict import Grade, Verdict
-from components.grading.verifier import Verifier
+from components.grading.verifier import Grade, Submission, Verdict, Verifier
 from components.policy.sequences import TokenSequence
 from components.shared.answer_policy import AnswerPolicy
 

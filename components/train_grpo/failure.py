@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
 
-from components.grading.verdict import Grade, Verdict
+from components.grading.verifier import Grade, Verdict
 from components.rollout.completion import Completion
 from components.shared.errors import PipelineError
 from components.shared.problem import Problem

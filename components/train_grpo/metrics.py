@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from components.grading.answer import has_reasoning
+from components.grading.verifier import has_reasoning
 from components.shared.answer_policy import AnswerPolicy
 from components.train_grpo.config import TrainGRPOConfig, reward_column
 from components.train_grpo.experience import Experience

@@ -3,7 +3,7 @@
 from dataclasses import asdict
 from typing import Any
 
-from components.grading.verdict import Grade, Verdict
+from components.grading.verifier import Grade, Verdict
 from components.policy.sequences import TokenSequence
 from components.rollout.completion import Completion
 from components.shared.problem import Problem

@@ -13,10 +13,7 @@ import re
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from components.grading.answer import has_reasoning
-from components.grading.code_tests import is_tests
-from components.grading.sandbox.run import require_sandbox
-from components.grading.verdict import Grade, Verdict
+from components.grading.verifier import Grade, Verdict, has_reasoning, is_unit_tests, require_sandbox
 from components.rollout.completion import Completion
 from components.shared.base_model import ModelConfig
 from components.shared.errors import PipelineError
@@ -49,7 +46,7 @@ def require_rewards(config: TrainGRPOConfig, problems: Sequence[Problem]) -> Non
     """Raise PipelineError where a reward with a weight cannot be given to the completions of `problems`."""
     for name in filter(is_own, config.reward.weights):
         own_reward.load(name)
-    without_tests = [problem.id for problem in problems if not is_tests(problem.answer)]
+    without_tests = [problem.id for problem in problems if not is_unit_tests(problem.answer)]
     if RewardName.CODE_TESTS in config.reward.weights and without_tests:
         raise PipelineError(
             f"train_grpo.reward.weights.code_tests: {len(without_tests)} of {len(problems)} training problems have no "
@@ -84,7 +81,7 @@ def answer_format(problem: Problem, completion: Completion, grade: Grade, *, mod
     text = completion.text
     if not completion.finished or (model.asks_for_thoughts and not _thinks_first(text, model.prompt)):
         return 0.0
-    if is_tests(problem.answer):
+    if is_unit_tests(problem.answer):
         return float(grade.extracted is not None)
     return float(has_reasoning(text, model.answer))
 

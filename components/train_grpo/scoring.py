@@ -12,8 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 
-from components.grading.verdict import Grade, Verdict
-from components.grading.verifier import Verifier
+from components.grading.verifier import Grade, Verdict, Verifier
 from components.policy.checkpoint import Checkpoint
 from components.rollout.completion import Completion, grade_completions
 from components.shared.problem import Problem

@@ -11,9 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from components.grading.answer import has_reasoning
-from components.grading.submission import Submission
-from components.grading.verifier import Verifier
+from components.grading.verifier import Submission, Verifier, has_reasoning
 from components.shared.answer_policy import AnswerPolicy
 from components.shared.problem import Problem, Split
 from components.shared.tokenizer import tokenizer_for

@@ -6,9 +6,7 @@ from typing import Any
 
 import pytest
 
-from components.grading.submission import Submission
-from components.grading.verdict import Verdict
-from components.grading.verifier import Verifier
+from components.grading.verifier import Submission, Verdict, Verifier
 from components.shared.answer_policy import AnswerPolicy
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"

@@ -4,7 +4,7 @@ import os
 import signal
 from pathlib import Path
 
-from components.grading.verdict import Grade
+from components.grading.verifier import Grade
 from components.rollout.completion import Completion
 from components.shared.problem import Problem
 

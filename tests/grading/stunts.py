@@ -9,7 +9,7 @@ from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
-from components.grading.verdict import Grade, Verdict
+from components.grading.verifier import Grade, Verdict
 from components.shared.answer_policy import AnswerPolicy
 
 GRADE = "tests.grading.stunts:perform"

@@ -3,9 +3,7 @@
 import pytest
 
 from components.grading.answer import final_answer
-from components.grading.submission import Submission
-from components.grading.verdict import Verdict
-from components.grading.verifier import Verifier
+from components.grading.verifier import Submission, Verdict, Verifier
 from components.shared.answer_policy import AnswerPolicy
 from tests.grading.attacks import ATTACKS
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.grading.boxes import find_boxes, last_boxed
+from components.grading.answer import find_boxes, last_boxed
 from tests.processor_time import processor_time
 
 

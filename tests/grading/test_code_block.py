@@ -2,7 +2,7 @@
 
 import pytest
 
-from components.grading.code_block import last_code_block
+from components.grading.unit_tests import last_code_block
 from tests.processor_time import processor_time
 
 

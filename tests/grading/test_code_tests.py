@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from components.grading.code_tests import grade_code, is_tests
-from components.grading.verdict import Grade, Verdict
+from components.grading.unit_tests import grade_code, is_unit_tests
+from components.grading.verifier import Grade, Verdict
 
 GOLD = "assert add(1, 2) == 3\nassert add(0, 0) == 0\nassert add(-5, 2) == -3\nassert add(10, 5) == 15"
 RIGHT = "def add(a, b):\n    return a + b"
@@ -35,7 +35,7 @@ def graded(code: str, gold: str = GOLD) -> Grade:
 )
 def test_an_answer_that_begins_with_an_assert_is_tests(gold: str, answer: bool) -> None:
     """Broken tests are tests too, so that they are reported and not compared as mathematics."""
-    assert is_tests(gold) is answer
+    assert is_unit_tests(gold) is answer
 
 
 def test_code_that_passes_all_tests_is_right() -> None:

@@ -6,9 +6,7 @@ from itertools import chain
 
 import pytest
 
-from components.grading.submission import Submission
-from components.grading.verdict import Grade, Verdict
-from components.grading.verifier import Verifier
+from components.grading.verifier import Grade, Submission, Verdict, Verifier
 from components.shared.answer_policy import AnswerPolicy
 from tests.grading.equivalences import DIFFERENT, RIGHT, SAME, WRONG
 

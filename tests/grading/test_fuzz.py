@@ -11,10 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from components.grading.answer import final_answer, has_reasoning
-from components.grading.grade import grade
-from components.grading.submission import Submission
-from components.grading.verdict import Grade, Verdict
-from components.grading.verifier import Verifier
+from components.grading.verifier import Grade, Submission, Verdict, Verifier, grade
 from components.shared.answer_policy import AnswerPolicy
 from tests.processor_time import processor_time
 

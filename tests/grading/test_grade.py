@@ -15,8 +15,7 @@ from hypothesis import given, settings, strategies
 
 from components.grading.comparison import compare
 from components.grading.decision import RefusedError, UnreadableGoldError
-from components.grading.grade import grade
-from components.grading.verdict import Grade, Verdict
+from components.grading.verifier import Grade, Verdict, grade
 from components.shared.answer_policy import AnswerPolicy
 
 SHARED = Path("../shared")
@@ -87,7 +86,7 @@ def test_a_long_answer_is_right_if_it_is_the_expected_text() -> None:
 def test_numbers_need_no_math_verify() -> None:
     """Grading word problems imports neither math-verify nor sympy."""
     code = (
-        "import sys; from components.grading.grade import grade; from components.grading.answer import "
+        "import sys; from components.grading.verifier import grade; from components.grading.answer import "
         "AnswerPolicy as P; answers = ['72', '72.0', '$72', '72 apples', r'72\\%', 'x = 72', '71', '1/2', '7 or 2']; "
         "verdicts = [grade('72', f'#### {answer}', P.MARKED).verdict.value for answer in answers]; "
         "assert verdicts == ['right'] * 6 + ['wrong'] * 3, verdicts; "

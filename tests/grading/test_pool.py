@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 
 from components.grading.pool import Pool, _State
-from components.grading.submission import Submission
-from components.grading.verdict import Grade, Verdict
+from components.grading.verifier import Grade, Submission, Verdict
 from components.shared.answer_policy import AnswerPolicy
 from components.shared.errors import PipelineError
 from tests.grading.stunts import GRADE
@@ -311,7 +310,7 @@ def test_getting_ready_for_algebra_is_no_answer(tmp_path: Path) -> None:
     program = """
         from components.shared.answer_policy import AnswerPolicy
         from components.grading.pool import Pool
-        from components.grading.submission import Submission
+        from components.grading.verifier import Submission
         pool = Pool(1, 1.0, "tests.grading.stunts:perform")
         pool([Submission("nothing", "", AnswerPolicy.STATED)])
         print("started", flush=True)
@@ -399,7 +398,7 @@ def test_a_program_needs_no_care(tmp_path: Path) -> None:
     program = """
         import os
         from components.shared.answer_policy import AnswerPolicy
-        from components.grading.submission import Submission
+        from components.grading.verifier import Submission
         from components.grading.verifier import Verifier
         os.chdir(os.pardir)
         (grade,) = Verifier()([Submission("5", "#### 5", AnswerPolicy.MARKED)])
@@ -413,7 +412,7 @@ STUCK = """
     import sys, threading, time
     from components.shared.answer_policy import AnswerPolicy
     from components.grading.pool import Pool
-    from components.grading.submission import Submission
+    from components.grading.verifier import Submission
     given_up = time.monotonic() + 60
     pool = Pool(2, 1.0, "tests.grading.stunts:perform")
     thread = threading.Thread(target=pool, args=[[Submission("nothing", "", AnswerPolicy.STATED)]])
@@ -465,7 +464,7 @@ def test_a_fork_is_told_to_make_its_own(tmp_path: Path) -> None:
     program = """
         import os
         from components.shared.answer_policy import AnswerPolicy
-        from components.grading.submission import Submission
+        from components.grading.verifier import Submission
         from components.grading.verifier import Verifier
         submissions = [Submission("5", "#### 5", AnswerPolicy.MARKED)]
         with Verifier() as verify:
@@ -493,7 +492,7 @@ def test_torchrun(tmp_path: Path) -> None:
         import os, sys
         from pathlib import Path
         from components.shared.answer_policy import AnswerPolicy
-        from components.grading.submission import Submission
+        from components.grading.verifier import Submission
         from components.grading.verifier import Verifier
         rank = os.environ["RANK"]
         with Verifier() as verify:

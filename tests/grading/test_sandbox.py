@@ -503,8 +503,8 @@ libc = ctypes.CDLL(None)
 assert libc.prctl(38, 1, 0, 0, 0) == 0
 assert libc.prctl(22, 2, struct.pack("HxxxxxxQ", len(instructions), ctypes.addressof(code)), 0, 0) == 0
 from components.shared.errors import PipelineError
-from components.grading.code_tests import grade_code
-from components.grading.sandbox.run import require_sandbox
+from components.grading.unit_tests import grade_code
+from components.grading.verifier import require_sandbox
 print(grade_code("assert f() == 1", f"```python\\nopen({sys.argv[4]!r}, 'x')\\ndef f(): return 1\\n```"))
 try:
     require_sandbox()

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.grading.statement import stated_answer
+from components.grading.answer import stated_answer
 from tests.processor_time import processor_time
 
 

@@ -8,10 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from components.grading.grade import grade
-from components.grading.submission import Submission
-from components.grading.verdict import Grade, Verdict
-from components.grading.verifier import Verifier
+from components.grading.verifier import Grade, Submission, Verdict, Verifier, grade
 from components.shared.answer_policy import AnswerPolicy
 
 MATH = Path("../shared/data/math500.jsonl")

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from components.grading.code_tests import grade_code, is_tests
-from components.grading.verdict import Verdict
+from components.grading.unit_tests import grade_code, is_unit_tests
+from components.grading.verifier import Verdict
 from components.prepare_data.config import ContaminationConfig, MBPPConfig, PrepareConfig
 from components.prepare_data.contamination import find_contamination
 from components.prepare_data.intake import read_sources
@@ -57,7 +57,7 @@ def test_a_sanitized_row_calls_its_task_prompt() -> None:
 def test_a_prepared_solution_passes_the_prepared_tests(row: dict[str, Any]) -> None:
     """What is taken from a row fits together as the grader sees it."""
     fields = mbpp_fields(row)
-    assert is_tests(fields.answer)
+    assert is_unit_tests(fields.answer)
     assert grade_code(fields.answer, fields.solution).verdict == Verdict.RIGHT
 
 

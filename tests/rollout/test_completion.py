@@ -2,8 +2,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from components.grading.verdict import Verdict
-from components.grading.verifier import Verifier
+from components.grading.verifier import Verdict, Verifier
 from components.policy.sequences import TokenSequence
 from components.rollout.completion import Completion, grade_completions
 from components.shared.answer_policy import AnswerPolicy

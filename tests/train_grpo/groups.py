@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
-from components.grading.grade import grade as grade_text
-from components.grading.verdict import Grade, Verdict
+from components.grading.verifier import Grade, Verdict
+from components.grading.verifier import grade as grade_text
 from components.policy.sequences import TokenSequence
 from components.rollout.completion import Completion
 from components.shared.answer_policy import AnswerPolicy

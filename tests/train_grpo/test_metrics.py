@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from components.grading.verdict import Verdict
+from components.grading.verifier import Verdict
 from components.shared.answer_policy import AnswerPolicy
 from components.train_grpo.experience import experience
 from components.train_grpo.failure import Failure

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from components.grading.verdict import Grade, Verdict
+from components.grading.verifier import Grade, Verdict
 from components.policy.sequences import TokenSequence
 from components.rollout.completion import Completion
 from components.shared.answer_policy import AnswerPolicy

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from components.grading.verdict import Verdict
+from components.grading.verifier import Verdict
 from components.policy.ranks import ALONE, Ranks
 from components.rollout.completion import Completion, Generate
 from components.shared.answer_policy import AnswerPolicy

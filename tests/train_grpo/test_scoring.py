@@ -7,9 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from components.grading.submission import Submission
-from components.grading.verdict import Grade, Verdict
-from components.grading.verifier import Verifier
+from components.grading.verifier import Grade, Submission, Verdict, Verifier
 from components.policy.checkpoint import Checkpoint
 from components.policy.sequences import TokenSequence
 from components.rollout.completion import Completion

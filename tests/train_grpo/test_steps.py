@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from components.grading.verdict import Grade, Verdict
+from components.grading.verifier import Grade, Verdict
 from components.policy.checkpoint import Checkpoint
 from components.policy.sequences import TokenSequence
 from components.rollout.completion import Completion

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from components.grading.verdict import Grade, Verdict
+from components.grading.verifier import Grade, Verdict
 from components.shared.errors import PipelineError
 from components.train_grpo.failure import Failure
 from components.train_grpo.rollout import Group
