@@ -99,9 +99,9 @@ def _compile(options: argparse.Namespace) -> int:
 
 
 def _data(options: argparse.Namespace) -> int:
-    from components.prepare_data.fetch import fetch
+    from components.prepare_data.raw_files import fetch_raw_files
 
-    fetch(options.source)
+    fetch_raw_files(options.source)
     return 0
 
 

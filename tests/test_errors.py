@@ -246,9 +246,9 @@ def test_a_truncated_file(project: Project, stage: str, cut: str, message: str) 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "train.jsonl: holds no row"),
-        (b"{}\n" * 50, "50 of 50 rows of train.jsonl are malformed, more than max_malformed_fraction (0.001) allows"),
-        (b"<html>404</html>\n", "1 of 1 rows of train.jsonl are malformed, more than max_malformed_fraction (0.001)"),
+        (b"", "train.jsonl: contains no row"),
+        (b"{}\n" * 50, "train.jsonl: 50 of 50 rows are malformed, more than prepare_data.max_malformed_fraction"),
+        (b"<html>404</html>\n", "train.jsonl: 1 of 1 rows are malformed"),
         (b'{"question": "caf\xe9?", "answer": "#### 1"}\n', "train.jsonl:1: not UTF-8 text (byte 17 of the line)"),
     ],
     ids=["empty", "all malformed", "a web page", "Latin-1"],

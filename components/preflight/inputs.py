@@ -13,9 +13,8 @@ from components.preflight.config import Params
 from components.preflight.git_remote import references
 from components.preflight.side_by_side import Check, side_by_side
 from components.preflight.storage import is_url
-from components.prepare_data.config import FileSource, PrepareConfig
-from components.prepare_data.intake import Reader, no_such_file, reader
-from components.prepare_data.raw_rows import MalformedRowError, raw_rows
+from components.prepare_data.config import PrepareConfig
+from components.prepare_data.source import FileSource, MalformedRowError, raw_rows
 from components.register.catalogue_access import access_to
 from components.register.model_registry import Catalogue
 from components.shared.base_model import context_tokens, model_config
@@ -83,7 +82,7 @@ def base_models(params: Params) -> dict[str, Check]:
 
 
 def _sources(params: Params, split: Split) -> list[str]:
-    return [source.kind for source in params.prepare_data.sources if source.most(split) != 0]
+    return [source.kind for source in params.prepare_data.sources if source.max_problems(split) != 0]
 
 
 def _splits(params: Params) -> Iterator[str]:
@@ -110,7 +109,7 @@ def _sizes(params: Params) -> Iterator[str]:
         "train_grpo.prompts_per_step": (Split.TRAIN, params.train_grpo.prompts_per_step),
     }
     for key, (split, number) in asked.items():
-        most = [source.most(split) for source in params.prepare_data.sources]
+        most = [source.max_problems(split) for source in params.prepare_data.sources]
         total = sum(each for each in most if each is not None)
         if None not in most and 0 < total < number:
             yield f"{key}: is {number:,}, and prepare_data.sources has at most {total:,} {split} problems"
@@ -176,15 +175,13 @@ def _files(config: PrepareConfig) -> Iterator[str]:
                 continue
             for split in Split:
                 path = source.path(split)
-                wrong = path and _unreadable(path, reader(source.kind, verify))
+                wrong = path and _unreadable(path, source, verify)
                 if wrong:
                     yield f"prepare_data.sources.{index}.{split}: {wrong}"
 
 
-def _unreadable(path: Path, read: Reader) -> str | None:
+def _unreadable(path: Path, source: FileSource, verify: Verifier) -> str | None:
     """Say why a raw file cannot be used, as far as its first rows show."""
-    if not path.exists():
-        return no_such_file(path)
     reasons = []
     try:
         rows = list(islice(raw_rows(path), _ROWS_TRIED))
@@ -192,11 +189,11 @@ def _unreadable(path: Path, read: Reader) -> str | None:
         return str(error)
     for row in rows:
         try:
-            read(row.columns())
+            source.read_row(row.columns(), verify)
         except MalformedRowError as error:
             reasons.append(f"{row.path}:{row.line}: {error}")
     if not rows:
-        return f"{path}: holds no row"
+        return f"{path}: contains no row"
     if len(reasons) == len(rows):
         return f"{path}: none of its first {len(rows)} rows can be used; {reasons[0]}"
     return None

@@ -1,29 +1,29 @@
 """GSM8K: grade-school word problems whose answers are numbers after `#### `."""
 
 import re
-from typing import Any
+from typing import Any, Literal
 
-from components.prepare_data.fields import Fields
-from components.prepare_data.raw_rows import MalformedRowError, shown, text
+from components.grading.verifier import Verifier
+from components.prepare_data.source import Fields, FileSource, MalformedRowError, excerpt, text
 
 _MARK = "####"
 _NUMBER = re.compile(r"-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?")
 
 
-def gsm8k_fields(columns: dict[str, Any]) -> Fields:
-    """Read one row; the solution stays as it is, the answer loses its thousands commas."""
-    solution = text(columns, "answer")
-    _, mark, final = solution.rpartition(_MARK)
-    if not mark:
-        raise MalformedRowError(f"column `answer` has no `{_MARK}` before its final answer")
-    if not final.strip():
-        raise MalformedRowError(f"column `answer` has nothing after its `{_MARK}`")
-    if not _NUMBER.fullmatch(final.strip()):
-        raise MalformedRowError(f"the final answer {shown(final.strip())} is no number")
-    return Fields(
-        question=text(columns, "question"),
-        solution=solution,
-        answer=final.strip().replace(",", ""),
-        subject="",
-        level=None,
-    )
+class GSM8K(FileSource):
+    """GSM8K as published: JSON lines with `question` and `answer`."""
+
+    kind: Literal["gsm8k"]
+
+    def read_row(self, columns: dict[str, Any], verify: Verifier) -> Fields:
+        """Return the problem; the solution stays unchanged, the answer loses its thousands commas."""
+        solution = text(columns, "answer")
+        _, mark, answer = solution.rpartition(_MARK)
+        answer = answer.strip()
+        if not mark:
+            raise MalformedRowError(f"column `answer` has no `{_MARK}` before its final answer")
+        if not answer:
+            raise MalformedRowError(f"column `answer` has nothing after its `{_MARK}`")
+        if not _NUMBER.fullmatch(answer):
+            raise MalformedRowError(f"the final answer {excerpt(answer)} is not a number")
+        return Fields(text(columns, "question"), solution, answer.replace(",", ""))

@@ -1,12 +1,11 @@
 """MATH and its selection MATH-500: competition problems whose answers are boxed in the solution."""
 
 import re
-from typing import Any
+from typing import Any, Literal
 
 from components.grading.answer import Box, find_boxes, last_boxed
 from components.grading.verifier import Submission, Verdict, Verifier
-from components.prepare_data.fields import Fields
-from components.prepare_data.raw_rows import MalformedRowError, shown, text
+from components.prepare_data.source import Fields, FileSource, MalformedRowError, excerpt, text
 from components.shared.answer_policy import AnswerPolicy
 
 _LEVEL = re.compile(r"(?:Level )?([1-9])(?:\.0)?")
@@ -15,30 +14,34 @@ _PARAGRAPH = re.compile(r"\n\s*\n")
 _REMARK = re.compile(r"\baccept(?:ed|able)?\b", re.IGNORECASE)
 
 
-def math_fields(columns: dict[str, Any], verify: Verifier) -> Fields:
-    """Read one row of MATH; the answer is its own column where there is one, and the solution's boxes otherwise."""
-    solution = text(columns, "solution")
-    return Fields(
-        question=text(columns, "problem"),
-        solution=solution,
-        answer=text(columns, "answer").strip() if columns.get("answer") is not None else boxed_answer(solution, verify),
-        subject=text(columns, "subject", "type"),
-        level=_level(columns),
-    )
+class MATH(FileSource):
+    """MATH as JSON lines, as parquet, or as the original folder of a split with one JSON file per problem."""
+
+    kind: Literal["math"]
+
+    def read_row(self, columns: dict[str, Any], verify: Verifier) -> Fields:
+        """Return the problem; without an `answer` column the answer is read from the boxes of the solution."""
+        if columns.get("answer") is not None:
+            return _fields(columns, text(columns, "answer").strip())
+        return _fields(columns, boxed_answer(text(columns, "solution"), verify))
 
 
-def math500_fields(columns: dict[str, Any], verify: Verifier) -> Fields:
-    """Read one row of MATH-500, which has its answers in a column of their own."""
-    text(columns, "answer")
-    return math_fields(columns, verify)
+class MATH500(FileSource):
+    """The MATH-500 selection: JSON lines with `problem`, `solution`, `answer`, `subject` and `level`."""
+
+    kind: Literal["math500"]
+
+    def read_row(self, columns: dict[str, Any], verify: Verifier) -> Fields:
+        """Return the problem; its authors cleaned the answers, so the boxes are no substitute for the column."""
+        return _fields(columns, text(columns, "answer").strip())
 
 
 def boxed_answer(solution: str, verify: Verifier) -> str:
-    r"""Return the answer that a solution boxes.
+    r"""Return the answer in the boxes of a solution.
 
     Nearly every solution has one box, or one for each of several ways to the same answer. Boxes with different
-    answers are parts of one answer and are joined, unless a later one is merely said to be accepted too. Where two
-    boxes say the same in two forms (`15\frac{39}{40}` or `\frac{639}{40}`), the last form counts.
+    answers are parts of one answer and are joined, except for a remark that another answer is accepted too. If two
+    boxes hold the same answer in two forms (`15\frac{39}{40}` or `\frac{639}{40}`), the last form counts.
     """
     boxes = find_boxes(solution)
     if boxes and last_boxed(solution) is None:
@@ -48,7 +51,16 @@ def boxed_answer(solution: str, verify: Verifier) -> str:
     answers = [box.content for index, box in enumerate(boxes) if index == 0 or not _is_remark(solution, boxes, index)]
     if not all(answers):
         raise MalformedRowError(r"the solution has an empty \boxed{}")
-    return ", ".join(_distinct(answers, verify))
+    return ", ".join(
+        answer
+        for index, answer in enumerate(answers)
+        if not any(_is_same(answer, later, verify) for later in answers[index + 1 :])
+    )
+
+
+def _fields(columns: dict[str, Any], answer: str) -> Fields:
+    question, solution = text(columns, "problem"), text(columns, "solution")
+    return Fields(question, solution, answer, text(columns, "subject", "type"), _level(columns))
 
 
 def _is_remark(solution: str, boxes: list[Box], index: int) -> bool:
@@ -60,16 +72,7 @@ def _is_remark(solution: str, boxes: list[Box], index: int) -> bool:
     return bool(_REMARK.search(before + after))
 
 
-def _distinct(answers: list[str], verify: Verifier) -> list[str]:
-    """The answers without those that a later one says again, maybe in another form."""
-    return [
-        answer
-        for index, answer in enumerate(answers)
-        if not any(_same(answer, later, verify) for later in answers[index + 1 :])
-    ]
-
-
-def _same(answer: str, other: str, verify: Verifier) -> bool:
+def _is_same(answer: str, other: str, verify: Verifier) -> bool:
     if answer == other:
         return True
     (grade,) = verify([Submission(other, rf"\boxed{{{answer}}}", AnswerPolicy.BOXED)])
@@ -82,7 +85,9 @@ def _level(columns: dict[str, Any]) -> int | None:
         raise MalformedRowError("column `level` is missing")
     if level == _UNKNOWN_LEVEL:
         return None
-    found = _LEVEL.fullmatch(str(level)) if isinstance(level, str | int | float) else None
-    if not found:
-        raise MalformedRowError(f"column `level` is {shown(level)}, expected a number, `Level n` or `{_UNKNOWN_LEVEL}`")
-    return int(found.group(1))
+    match = _LEVEL.fullmatch(str(level)) if isinstance(level, str | int | float) else None
+    if not match:
+        raise MalformedRowError(
+            f"column `level` is {excerpt(level)}, expected a number, `Level n` or `{_UNKNOWN_LEVEL}`"
+        )
+    return int(match.group(1))

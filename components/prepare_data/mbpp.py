@@ -1,64 +1,64 @@
 """MBPP: short programming tasks in words, each with a solution and with asserts that it passes."""
 
 import ast
-from typing import Any
+from typing import Any, Literal
 
 from components.grading.unit_tests import UnitTest, UnreadableTestsError, last_code_block, read_tests
-from components.prepare_data.fields import Fields
-from components.prepare_data.raw_rows import MalformedRowError, shown, text
+from components.grading.verifier import Verifier
+from components.prepare_data.source import Fields, FileSource, MalformedRowError, excerpt, text
 
 _QUESTION = "{task}\nAnswer with a Python code block that passes tests like:\n{test}"
 
 
-def mbpp_fields(columns: dict[str, Any]) -> Fields:
-    """Read one row of the whole dataset, which calls the task `text`, or of the sanitized one, `prompt`.
+class MBPP(FileSource):
+    """MBPP, full or sanitized: programming tasks with `text` or `prompt`, `code` and `test_list`."""
 
-    The question shows the first test, without which nobody could know what is called and with what. The others stay
-    hidden: an answer that just gives back the values that it was shown must not pass.
-    """
-    solution = _solution(text(columns, "code"))
-    asserts = _statements(columns, "test_list")
-    try:
-        tests = read_tests("\n".join(asserts))
-    except UnreadableTestsError as error:
-        raise MalformedRowError(f"column `test_list`: {error}") from None
-    _check_set_up(columns, tests)
-    return Fields(
-        question=_QUESTION.format(task=text(columns, "prompt", "text").strip(), test=asserts[0]),
-        solution=solution,
-        answer="\n".join(asserts),
-        subject="",
-        level=None,
-    )
+    kind: Literal["mbpp"]
+
+    def read_row(self, columns: dict[str, Any], verify: Verifier) -> Fields:
+        """Return the problem in a row of the full dataset, which calls the task `text`, or the sanitized one, `prompt`.
+
+        The question shows the first test, without which nobody could know the name and the arguments of the function.
+        The others stay hidden: an answer that just returns the values it was shown must not pass.
+        """
+        solution = _solution(text(columns, "code"))
+        asserts = _statements(columns, "test_list")
+        try:
+            tests = read_tests("\n".join(asserts))
+        except UnreadableTestsError as error:
+            raise MalformedRowError(f"column `test_list`: {error}") from None
+        _check_imports(columns, tests)
+        question = _QUESTION.format(task=text(columns, "prompt", "text").strip(), test=asserts[0])
+        return Fields(question, solution, answer="\n".join(asserts))
 
 
 def _solution(code: str) -> str:
     code = code.replace("\r\n", "\n").strip()
     solution = f"```python\n{code}\n```"
     if last_code_block(solution) != code:
-        raise MalformedRowError("column `code` cannot stand in a code block")
+        raise MalformedRowError("column `code` contains a code fence, so it does not fit into a code block")
     return solution
 
 
 def _statements(columns: dict[str, Any], name: str) -> list[str]:
     values = columns.get(name)
     if not isinstance(values, list) or not values:
-        raise MalformedRowError(f"column `{name}` is {shown(values)}, expected a list of Python statements")
+        raise MalformedRowError(f"column `{name}` is {excerpt(values)}, expected a list of Python statements")
     return [text({name: value}, name).strip() for value in values]
 
 
-def _check_set_up(columns: dict[str, Any], tests: list[UnitTest]) -> None:
-    """The tests have nothing but the solution to work with: a row whose tests need more is of no use."""
+def _check_imports(columns: dict[str, Any], tests: list[UnitTest]) -> None:
+    """Raise if the tests need more than the solution, which is all that the grader gives them."""
     lines = _statements(columns, "test_imports") if columns.get("test_imports") else []
     lines += [text(columns, "test_setup_code")] if columns.get("test_setup_code") else []
     try:
         statements = ast.parse("\n".join(lines)).body
     except (SyntaxError, ValueError) as error:
-        raise MalformedRowError(f"`test_imports` and `test_setup_code` are no Python: {error}") from None
+        raise MalformedRowError(f"`test_imports` and `test_setup_code` are not valid Python: {error}") from None
     imports = [statement for statement in statements if isinstance(statement, ast.Import | ast.ImportFrom)]
     if len(imports) < len(statements):
         raise MalformedRowError("column `test_setup_code` does more than import")
     imported = {(each.asname or each.name).partition(".")[0] for statement in imports for each in statement.names}
     used = {node.id for test in tests for node in ast.walk(ast.parse(test.call)) if isinstance(node, ast.Name)}
     if needed := sorted(imported & used):
-        raise MalformedRowError(f"the tests call {needed[0]}, which they import; only the solution can be called")
+        raise MalformedRowError(f"the tests call {needed[0]}, which they import; they may only call the solution")

@@ -1,33 +1,69 @@
-"""Built-in word problems: sums of single digits told as little stories, the same for the same seed everywhere."""
+"""Built-in word problems: sums of single digits as little stories, reproducible from a seed on any machine."""
 
 import hashlib
 import random
 from collections.abc import Callable, Iterator
 from itertools import accumulate
+from typing import Literal
 
-from components.prepare_data.config import Family, WordProblemsConfig
+from pydantic import Field, model_validator
+
+from components.shared.config import Config
 from components.shared.errors import PipelineError
 from components.shared.problem import Problem, Split
 
-SOURCE = "word_problems"
+Family = Literal["total", "gains_and_losses", "shared", "leftovers"]
+MAX_OPERANDS = 6
+"""Single digits: six of them keep every intermediate result of a word problem within 0 to 60."""
 _NAMES = ("Ann", "Ben", "Eva", "Leo", "Mia", "Sam", "Tom", "Zoe")
 _THINGS = ("apples", "books", "cards", "coins", "nuts", "pens", "shells", "stones")
 _TEST_SHARE = 0.2
-_MAX_MISSES = 20_000
-"""Draws in a row without a new problem after which there are taken to be no more."""
+_MAX_ATTEMPTS = 20_000
+"""Random draws without a new problem after which the problems of this kind are taken to be exhausted."""
 
 Chain = tuple[int, ...]
-"""A calculation: the first number, then what is added to it or, below zero, taken away."""
+"""A calculation: the first number, then what is added to it or, if negative, subtracted."""
 
 
-def word_problems(config: WordProblemsConfig, seed: int) -> Iterator[Problem]:
-    """Yield the train split, then the test split; families and levels take turns within each.
+class WordProblems(Config):
+    """Built-in generated word problems: nothing to download, small enough for a model made from scratch."""
 
-    Whether a calculation belongs to train or test is decided by its digest alone, so no calculation of the test
-    split occurs in the train split, under any seed, name, thing or family.
-    """
-    yield from _split(config, seed, Split.TRAIN, config.num_train)
-    yield from _split(config, seed, Split.TEST, config.num_test)
+    kind: Literal["word_problems"]
+    num_train: int = Field(ge=0)
+    """Problems of the train split."""
+    num_test: int = Field(ge=0)
+    """Problems of the test split; none of their calculations occurs in the train split."""
+    worked_fraction: float = Field(ge=0, le=1)
+    """Fraction of the solutions that show their steps; the others are the bare answer."""
+    families: list[Family] = Field(min_length=1)
+    """Kinds of problem, in equal shares; each becomes a subject of the scores."""
+    min_operands: int = Field(ge=2, le=MAX_OPERANDS)
+    """Numbers in an easiest problem (level 1); each number more is a level more."""
+    max_operands: int = Field(ge=2, le=MAX_OPERANDS)
+    """Numbers in a hardest problem."""
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> "WordProblems":
+        if self.max_operands < self.min_operands:
+            raise ValueError(f"max_operands must not be below min_operands ({self.min_operands})")
+        if len(set(self.families)) < len(self.families):
+            raise ValueError("families must not name a family twice")
+        if self.num_train + self.num_test == 0:
+            raise ValueError("num_train and num_test must not both be 0")
+        return self
+
+    def max_problems(self, split: Split) -> int:
+        """How many problems of one split there are."""
+        return self.num_train if split == Split.TRAIN else self.num_test
+
+    def problems(self, seed: int) -> Iterator[Problem]:
+        """Yield the train split, then the test split; families and levels take turns within each.
+
+        Only the digest of a calculation decides whether it belongs to train or test, so no calculation of the test
+        split occurs in the train split, under any seed, name, thing or family.
+        """
+        for split in Split:
+            yield from _split(self, seed, split)
 
 
 def split_of(chain: Chain) -> Split:
@@ -35,24 +71,24 @@ def split_of(chain: Chain) -> Split:
     return Split.TEST if _share(f"split {chain}") < _TEST_SHARE else Split.TRAIN
 
 
-def _split(config: WordProblemsConfig, seed: int, split: Split, count: int) -> Iterator[Problem]:
+def _split(config: WordProblems, seed: int, split: Split) -> Iterator[Problem]:
     random_ = random.Random(f"{seed} {split}")
     levels = config.max_operands - config.min_operands + 1
     seen: set[tuple[Family, Chain]] = set()
-    for index in range(count):
+    for index in range(config.max_problems(split)):
         family = config.families[index % len(config.families)]
         level = 1 + index // len(config.families) % levels
         chain = _new_chain(random_, family, config.min_operands + level - 1, split, seen)
         if chain is None:
             raise PipelineError(
-                f"prepare_data.sources: word_problems: num_{split} is {count}, but only {index} distinct ones exist in "
-                "equal shares of families and levels; ask for fewer or raise max_operands"
+                f"prepare_data.sources: word_problems: num_{split} is {config.max_problems(split)}, but only {index} "
+                "distinct problems exist in equal shares of families and levels; lower it or raise max_operands"
             )
         seen.add((family, chain))
         worked = _share(f"worked {seed} {family} {chain}") < config.worked_fraction
         yield Problem(
-            id=f"{SOURCE}/{split}/{index:05d}",
-            source=SOURCE,
+            id=f"{config.kind}/{split}/{index:05d}",
+            source=config.kind,
             split=split,
             question=_QUESTIONS[family](random_, chain),
             solution=_worked(chain) if worked else _bare(chain),
@@ -65,7 +101,7 @@ def _split(config: WordProblemsConfig, seed: int, split: Split, count: int) -> I
 def _new_chain(
     random_: random.Random, family: Family, length: int, split: Split, seen: set[tuple[Family, Chain]]
 ) -> Chain | None:
-    for _ in range(_MAX_MISSES):
+    for _ in range(_MAX_ATTEMPTS):
         chain = _chain(random_, _signs(random_, family, length))
         if split_of(chain) == split and (family, chain) not in seen:
             return chain
@@ -81,7 +117,7 @@ def _signs(random_: random.Random, family: Family, length: int) -> list[int]:
 
 
 def _chain(random_: random.Random, signs: list[int]) -> Chain:
-    """Single digits with these signs, except that nothing is taken away where nothing is left."""
+    """Single digits with these signs; at a total of 0 the next one is added whatever its sign."""
     total = random_.randint(2, 9)  # "has 1 coins" would not be English
     chain = [total]
     for sign in signs[1:]:
@@ -111,9 +147,9 @@ def _shared(random_: random.Random, chain: Chain) -> str:
 
 def _leftovers(random_: random.Random, chain: Chain) -> str:
     name, thing = random_.choice(_NAMES), random_.choice(_THINGS)
-    found = [step for step in chain if step > 0]
-    lost = [-step for step in chain if step < 0]
-    return f"{name} finds {_list(found)} {thing} and gives away {_list(lost)}. Left?"
+    gains = [step for step in chain if step > 0]
+    losses = [-step for step in chain if step < 0]
+    return f"{name} finds {_list(gains)} {thing} and gives away {_list(losses)}. Left?"
 
 
 _QUESTIONS: dict[Family, Callable[[random.Random, Chain], str]] = {
@@ -140,5 +176,5 @@ def _worked(chain: Chain) -> str:
 
 
 def _share(text: str) -> float:
-    """A number from 0 to 1 that `text` alone determines."""
+    """Return a number from 0 to 1 that depends on `text` alone."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) / 2**64

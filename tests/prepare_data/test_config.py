@@ -36,9 +36,9 @@ def test_numbers_may_come_as_kubeflow_sends_them() -> None:
     [
         ({"sources": []}, "prepare_data.sources: list should have at least 1 item"),
         ({"sources": [{"kind": "gsm9k"}]}, "expected tags: 'gsm8k', 'math', 'math500', 'mbpp', 'word_problems'"),
-        ({"sources": [{"kind": "gsm8k"}]}, "names neither a `train` nor a `test` path"),
+        ({"sources": [{"kind": "gsm8k"}]}, "has neither a `train` nor a `test` path"),
         ({"sources": [{"kind": "gsm8k", "train": "a", "train_limit": 0}]}, "greater than or equal to 1, got 0"),
-        ({"sources": [_WORDS, _WORDS]}, "prepare_data.sources: `word_problems` is named twice"),
+        ({"sources": [_WORDS, _WORDS]}, "prepare_data.sources: `word_problems` occurs twice"),
         ({"sources": [_WORDS | {"min_operands": 5}]}, "max_operands must not be below min_operands (5)"),
         ({"sources": [_WORDS | {"max_operands": 7}]}, "max_operands: input should be less than or equal to 6, got 7"),
         ({"sources": [_WORDS | {"families": ["total", "total"]}]}, "families must not name a family twice"),

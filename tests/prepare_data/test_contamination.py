@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.prepare_data.config import ContaminationConfig, Family, WordProblemsConfig
+from components.prepare_data.config import ContaminationConfig
 from components.prepare_data.contamination import Contamination, Match, find_contamination, words
-from components.prepare_data.word_problems import word_problems
+from components.prepare_data.word_problems import Family, WordProblems
 from components.shared.problem import Problem, Split
 from tests.processor_time import processor_time
 
@@ -127,7 +127,7 @@ def test_the_index_finds_what_comparing_all_pairs_finds(
 @pytest.mark.parametrize("max_overlap", [0.3, 0.5])
 def test_word_problems_are_never_taken_for_one_another(max_overlap: float) -> None:
     """Templates share their words; their numbers tell them apart."""
-    config = WordProblemsConfig(
+    config = WordProblems(
         kind="word_problems",
         num_train=4000,
         num_test=1000,
@@ -136,7 +136,7 @@ def test_word_problems_are_never_taken_for_one_another(max_overlap: float) -> No
         min_operands=3,
         max_operands=6,
     )
-    problems = list(word_problems(config, seed=3))
+    problems = list(config.problems(seed=3))
     train = [problem for problem in problems if problem.split == Split.TRAIN]
     test = [problem for problem in problems if problem.split == Split.TEST]
     assert find_contamination(train, test, ContaminationConfig(ngram_words=13, max_overlap=max_overlap)) == []

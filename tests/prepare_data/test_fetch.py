@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from components.prepare_data import fetch as module
-from components.prepare_data.fetch import fetch, read_pointers
+from components.prepare_data import raw_files as module
+from components.prepare_data.raw_files import fetch_raw_files, read_pointers
 from components.shared.errors import PipelineError
 from components.shared.lineage import file_digest
 
@@ -40,23 +40,23 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.slow
 def test_files_are_brought_once(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """They arrive byte for byte without leaving a trace in git; the second time nothing is needed."""
-    fetch(project)
+    fetch_raw_files(project)
     assert {path.name: path.read_bytes() for path in Path("data/raw").glob("*.jsonl")} == _CONTENT
     status = ["git", "status", "--short", "--untracked-files=all", "data"]
     assert "jsonl\n" not in subprocess.run(status, capture_output=True, text=True, check=True).stdout
     assert Path("data/raw/.gitignore").read_bytes() == (_ROOT / "data/raw/.gitignore").read_bytes()
     shutil.rmtree(project)
-    fetch(project)
+    fetch_raw_files(project)
     assert "data/raw is complete (2 files)" in capsys.readouterr().out
 
 
 @pytest.mark.slow
 def test_what_the_remote_holds_needs_no_source(project: Path) -> None:
     """A file that was lost comes back from the remote."""
-    fetch(project)
+    fetch_raw_files(project)
     shutil.rmtree(project)
     Path("data/raw/one.jsonl").unlink()
-    fetch(project)
+    fetch_raw_files(project)
     assert Path("data/raw/one.jsonl").read_bytes() == _CONTENT["one.jsonl"]
 
 
@@ -64,12 +64,12 @@ def test_what_the_remote_holds_needs_no_source(project: Path) -> None:
 @pytest.mark.parametrize("place", ["outputs/dvc-remote", ".dvc/cache"])
 def test_a_damaged_copy_is_replaced_from_the_source(project: Path, place: str) -> None:
     """In the remote as in DVC's cache: the right file is at hand, and nobody has to know where the wrong one lies."""
-    fetch(project)
+    fetch_raw_files(project)
     Path("data/raw/one.jsonl").unlink()
     _damage("one.jsonl", Path(place))
     if place == "outputs/dvc-remote":
         shutil.rmtree(".dvc/cache")
-    fetch(project)
+    fetch_raw_files(project)
     assert Path("data/raw/one.jsonl").read_bytes() == _CONTENT["one.jsonl"]
 
 
@@ -82,10 +82,10 @@ def test_a_damaged_copy_is_named_where_the_source_does_not_help(project: Path) -
     named = rf"^{stored}, the remote's copy of data/raw/one\.jsonl, is damaged; .*source/one\.jsonl: "
     (project / "one.jsonl").write_bytes(b"another")
     with pytest.raises(PipelineError, match=f"{named}has MD5"):
-        fetch(project)
+        fetch_raw_files(project)
     (project / "one.jsonl").unlink()
     with pytest.raises(PipelineError, match=f"{named}no such file"):
-        fetch(project)
+        fetch_raw_files(project)
     assert not Path("data/raw/one.jsonl").exists()
 
 
@@ -104,22 +104,22 @@ def test_a_source_without_the_file_is_an_error(project: Path) -> None:
     """The message names the file that is looked for and how to say where it is."""
     (project / "two.jsonl").unlink()
     with pytest.raises(PipelineError, match=r"two\.jsonl: no such file; `make data SOURCE=DIR` needs a folder with"):
-        fetch(project)
+        fetch_raw_files(project)
 
 
 def test_another_version_of_a_file_is_refused(project: Path) -> None:
     """Data that differ from what the project is pinned to never enter it."""
     (project / "one.jsonl").write_bytes(b"another")
-    with pytest.raises(PipelineError, match=r"one\.jsonl: has MD5 \w{32}, but data/raw/one\.jsonl\.dvc says \w{32}"):
-        fetch(project)
+    with pytest.raises(PipelineError, match=r"one\.jsonl: has MD5 \w{32}, but data/raw/one\.jsonl\.dvc expects \w{32}"):
+        fetch_raw_files(project)
     assert not Path("data/raw/one.jsonl").exists()
 
 
 def test_a_changed_file_in_place_is_never_overwritten(project: Path) -> None:
     """It may be somebody's work; the message says what to do."""
     Path("data/raw/one.jsonl").write_bytes(b"edited")
-    with pytest.raises(PipelineError, match=r"one\.jsonl: has MD5 .* move the file away"):
-        fetch(project)
+    with pytest.raises(PipelineError, match=r"one\.jsonl: has MD5 .* move it away"):
+        fetch_raw_files(project)
     assert Path("data/raw/one.jsonl").read_bytes() == b"edited"
 
 
@@ -127,15 +127,15 @@ def test_a_changed_file_in_place_is_never_overwritten(project: Path) -> None:
 def test_a_broken_pointer_is_an_error(project: Path, content: str) -> None:
     """The message names the pointer."""
     Path("data/raw/one.jsonl.dvc").write_text(content, encoding="utf-8")
-    with pytest.raises(PipelineError, match=r"one\.jsonl\.dvc: is no DVC pointer to one file"):
-        fetch(project)
+    with pytest.raises(PipelineError, match=r"one\.jsonl\.dvc: not a DVC pointer to one file"):
+        fetch_raw_files(project)
 
 
 def test_outside_the_project_there_is_nothing_to_fetch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The message says where to run it."""
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(PipelineError, match="data/raw: holds no DVC pointers; run this in the project's folder"):
-        fetch(tmp_path)
+    with pytest.raises(PipelineError, match="data/raw: contains no DVC pointers; run this in the project's folder"):
+        fetch_raw_files(tmp_path)
 
 
 @pytest.mark.slow
@@ -143,7 +143,7 @@ def test_a_failing_dvc_is_quoted(project: Path) -> None:
     """What DVC says reaches the reader in one line."""
     Path(".dvc/config").write_text("[core]\n    remote = other\n", encoding="utf-8")
     with pytest.raises(PipelineError, match=r"^dvc pull failed: .*local.*$"):
-        fetch(project)
+        fetch_raw_files(project)
 
 
 @pytest.mark.skipif(not _DATA.is_dir(), reason="the published files are not at hand")

@@ -5,10 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from components.prepare_data.gsm8k import gsm8k_fields
-from components.prepare_data.raw_rows import MalformedRowError
+from components.grading.verifier import Verifier
+from components.prepare_data.gsm8k import GSM8K
+from components.prepare_data.source import Fields, MalformedRowError
 
 _DATA = Path("../shared/data")
+_SOURCE = GSM8K(kind="gsm8k", train=Path("train.jsonl"))
+
+
+def gsm8k_fields(columns: dict[str, object]) -> Fields:
+    """The problem in one row."""
+    return _SOURCE.read_row(columns, Verifier())
 
 
 @pytest.mark.parametrize(
@@ -44,12 +51,12 @@ def test_the_text_before_the_mark_does_not_count() -> None:
         ({"question": None, "answer": "#### 1"}, "column `question` is missing"),
         ({"question": " ", "answer": "#### 1"}, "column `question` is empty"),
         ({"question": 7, "answer": "#### 1"}, "column `question` is 7, expected text"),
-        ({"question": "\ud800", "answer": "#### 1"}, "column `question` holds half a surrogate pair"),
+        ({"question": "\ud800", "answer": "#### 1"}, "column `question` contains half a surrogate pair"),
         ({"question": "?"}, "column `answer` is missing"),
         ({"question": "?", "answer": "just 5"}, "column `answer` has no `####`"),
         ({"question": "?", "answer": "so\n#### "}, "column `answer` has nothing after its `####`"),
-        ({"question": "?", "answer": "#### five"}, 'the final answer "five" is no number'),
-        ({"question": "?", "answer": "#### 1,2"}, 'the final answer "1,2" is no number'),
+        ({"question": "?", "answer": "#### five"}, 'the final answer "five" is not a number'),
+        ({"question": "?", "answer": "#### 1,2"}, 'the final answer "1,2" is not a number'),
     ],
 )
 def test_unusable_rows_say_what_is_wrong(columns: dict[str, object], reason: str) -> None:

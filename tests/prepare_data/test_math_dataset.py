@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 
 from components.grading.verifier import Verifier
-from components.prepare_data.math_dataset import boxed_answer, math500_fields, math_fields
-from components.prepare_data.raw_rows import MalformedRowError
+from components.prepare_data.math_dataset import MATH, MATH500, boxed_answer
+from components.prepare_data.source import MalformedRowError
 
 _MATH500 = Path("../shared/data/math500.jsonl")
+_MATH_SOURCE = MATH(kind="math", train=Path("x"))
+_MATH500_SOURCE = MATH500(kind="math500", test=Path("x"))
 _ROW: dict[str, Any] = {
     "problem": "What is $1+1$?",
     "solution": r"It is $\boxed{2}$.",
@@ -101,19 +103,19 @@ def test_a_solution_without_a_readable_answer_is_refused(verify: Verifier, solut
 @pytest.mark.parametrize(("level", "expected"), [("Level 5", 5), (3, 3), (3.0, 3), ("4", 4), ("Level ?", None)])
 def test_levels_are_numbers_or_unknown(verify: Verifier, level: object, expected: int | None) -> None:
     """Text, whole numbers as parquet may give them, and the question mark of two published rows."""
-    assert math_fields(_ROW | {"level": level}, verify).level == expected
+    assert _MATH_SOURCE.read_row(_ROW | {"level": level}, verify).level == expected
 
 
 def test_an_answer_column_stands_before_the_boxes(verify: Verifier) -> None:
     """Where a dataset gives its answers apart, they are taken as they are."""
-    assert math_fields(_ROW | {"answer": r" \frac{4}{2} "}, verify).answer == r"\frac{4}{2}"
+    assert _MATH_SOURCE.read_row(_ROW | {"answer": r" \frac{4}{2} "}, verify).answer == r"\frac{4}{2}"
 
 
 def test_the_subject_is_called_subject_or_type(verify: Verifier) -> None:
     """Both published layouts are read."""
-    assert math_fields(_ROW, verify).subject == "Algebra"
+    assert _MATH_SOURCE.read_row(_ROW, verify).subject == "Algebra"
     renamed = {name: value for name, value in _ROW.items() if name != "type"}
-    assert math_fields(renamed | {"subject": "Geometry"}, verify).subject == "Geometry"
+    assert _MATH_SOURCE.read_row(renamed | {"subject": "Geometry"}, verify).subject == "Geometry"
 
 
 @pytest.mark.parametrize(
@@ -131,14 +133,14 @@ def test_the_subject_is_called_subject_or_type(verify: Verifier) -> None:
 def test_unusable_rows_say_what_is_wrong(verify: Verifier, change: dict[str, Any], reason: str) -> None:
     """Each reason names the column and what was found."""
     with pytest.raises(MalformedRowError) as refused:
-        math_fields(_ROW | change, verify)
+        _MATH_SOURCE.read_row(_ROW | change, verify)
     assert reason in str(refused.value)
 
 
 def test_math500_needs_its_answer_column(verify: Verifier) -> None:
     """Its answers were cleaned by its authors; the boxes are no substitute."""
     with pytest.raises(MalformedRowError, match="column `answer` is missing"):
-        math500_fields(_ROW, verify)
+        _MATH500_SOURCE.read_row(_ROW, verify)
 
 
 @pytest.mark.skipif(not _MATH500.is_file(), reason="the published MATH-500 file is not at hand")
@@ -147,5 +149,7 @@ def test_boxes_agree_with_the_published_answers_of_math500(verify: Verifier) -> 
     rows = [json.loads(line) for line in _MATH500.read_text(encoding="utf-8").splitlines()]
     assert len(rows) == 500
     assert [
-        row["unique_id"] for row in rows if boxed_answer(row["solution"], verify) != math500_fields(row, verify).answer
+        row["unique_id"]
+        for row in rows
+        if boxed_answer(row["solution"], verify) != _MATH500_SOURCE.read_row(row, verify).answer
     ] == []

@@ -7,13 +7,22 @@ from typing import Any
 import pytest
 
 from components.grading.unit_tests import grade_code, is_unit_tests
-from components.grading.verifier import Verdict
-from components.prepare_data.config import ContaminationConfig, MBPPConfig, PrepareConfig
+from components.grading.verifier import Verdict, Verifier
+from components.prepare_data.config import ContaminationConfig, PrepareConfig
 from components.prepare_data.contamination import find_contamination
-from components.prepare_data.intake import read_sources
-from components.prepare_data.mbpp import mbpp_fields
-from components.prepare_data.raw_rows import MalformedRowError
-from components.shared.problem import Problem, Split
+from components.prepare_data.mbpp import MBPP
+from components.prepare_data.prepare import prepare
+from components.prepare_data.source import Fields, MalformedRowError
+from components.shared import jsonl
+from components.shared.problem import Problem, Split, read_problems
+
+_SOURCE = MBPP(kind="mbpp", train=Path("train.jsonl"))
+
+
+def mbpp_fields(row: dict[str, Any]) -> Fields:
+    """The problem in one row."""
+    return _SOURCE.read_row(row, Verifier())
+
 
 DOUBLE: dict[str, Any] = {
     "task_id": 1,
@@ -75,7 +84,7 @@ def test_what_is_shown_is_not_enough_to_pass() -> None:
         ({"text": None}, "column `prompt` or `text` is missing"),
         ({"text": " "}, "column `text` is empty"),
         ({"code": None}, "column `code` is missing"),
-        ({"code": "x = '''\n```\n'''"}, "column `code` cannot stand in a code block"),
+        ({"code": "x = '''\n```\n'''"}, "column `code` contains a code fence"),
         ({"test_list": None}, "column `test_list` is null, expected a list of Python statements"),
         ({"test_list": []}, "column `test_list` is [], expected a list of Python statements"),
         (
@@ -84,20 +93,20 @@ def test_what_is_shown_is_not_enough_to_pass() -> None:
         ),
         ({"test_list": ["assert f(1) == 2", " "]}, "column `test_list` is empty"),
         ({"test_list": ["assert f(1) == 2", 3]}, "column `test_list` is 3, expected text"),
-        ({"test_list": ["assert f(1) == '\ud800'"]}, "column `test_list` holds half a surrogate pair"),
+        ({"test_list": ["assert f(1) == '\ud800'"]}, "column `test_list` contains half a surrogate pair"),
         ({"test_list": ["assert f(1) == 2", "assert f(1) > 2"]}, "column `test_list`: line 2 of the tests is none of"),
-        ({"test_list": ["assert f(1) =="]}, "column `test_list`: the tests are no Python: invalid syntax"),
+        ({"test_list": ["assert f(1) =="]}, "column `test_list`: the tests are "),
         ({"test_setup_code": "root = Node(1)"}, "column `test_setup_code` does more than import"),
-        ({"test_setup_code": "import"}, "`test_imports` and `test_setup_code` are no Python: invalid syntax"),
+        ({"test_setup_code": "import"}, "`test_imports` and `test_setup_code` are not valid Python: invalid syntax"),
         ({"test_setup_code": 3}, "column `test_setup_code` is 3, expected text"),
         ({"test_imports": "import re"}, 'column `test_imports` is "import re", expected a list of Python statements'),
         (
             {"test_imports": ["import os.path as p"], "test_list": ["assert double(p.sep) == 2"]},
-            "the tests call p, which they import; only the solution can be called",
+            "the tests call p, which they import; they may only call the solution",
         ),
         (
             {"test_setup_code": "from re import sub", "test_list": ["assert sub(double(1)) == 2"]},
-            "the tests call sub, which they import; only the solution can be called",
+            "the tests call sub, which they import; they may only call the solution",
         ),
     ],
 )
@@ -113,19 +122,24 @@ def test_a_file_of_rows_is_read_as_a_source(tmp_path: Path) -> None:
     path = tmp_path / "mbpp.jsonl"
     rows = [DOUBLE, AREA | {"test_list": ["assert area(1) > 3"]}, AREA]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    intake = read_sources(
+    folder = tmp_path / "problems"
+    folder.mkdir()
+    prepare(
         PrepareConfig(
             seed=1,
-            sources=[MBPPConfig(kind="mbpp", train=path)],
+            sources=[MBPP(kind="mbpp", train=path, test=path)],
             max_malformed_fraction=0.5,
-            contamination=ContaminationConfig(ngram_words=13, max_overlap=0.5),
-        )
+            contamination=ContaminationConfig(ngram_words=13, max_overlap=1),
+        ),
+        problems=folder,
     )
-    assert [(problem.id, problem.source) for problem in intake.problems] == [
-        ("mbpp/train/00000", "mbpp"),
-        ("mbpp/train/00002", "mbpp"),
+    test = read_problems(folder, Split.TEST)
+    assert [(problem.id, problem.source) for problem in test] == [
+        ("mbpp/test/00000", "mbpp"),
+        ("mbpp/test/00002", "mbpp"),
     ]
-    assert [(row.line, row.reason.partition(":")[0]) for row in intake.quarantine] == [(2, "column `test_list`")]
+    quarantine = [row for _, row in jsonl.read_rows(folder / "quarantine.jsonl")]
+    assert [(row["line"], row["reason"].partition(":")[0]) for row in quarantine] == [(2, "column `test_list`")] * 2
 
 
 def test_the_words_that_all_questions_share_are_no_contamination() -> None:

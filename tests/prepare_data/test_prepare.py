@@ -137,12 +137,12 @@ def test_more_malformed_rows_than_allowed_are_an_error(tmp_path: Path, gsm8k: di
     with pytest.raises(PipelineError) as refused:
         _prepare(tmp_path / "out", gsm8k | {"test": str(test)}, max_malformed_fraction=0.49)
     assert str(refused.value) == (
-        f"2 of 4 rows of {test} are malformed, more than max_malformed_fraction (0.49) allows; "
-        f"the first: {test}:2: column `answer` is missing"
+        f"{test}: 2 of 4 rows are malformed, more than prepare_data.max_malformed_fraction (0.49) allows; "
+        f"first: {test}:2: column `answer` is missing"
     )
 
 
-@pytest.mark.parametrize(("content", "message"), [(b"", "bad.jsonl: holds no row"), (b"{}\n{}\n", "2 of 2 rows of")])
+@pytest.mark.parametrize(("content", "message"), [(b"", "contains no row"), (b"{}\n{}\n", "2 of 2 rows are")])
 def test_a_file_without_a_usable_row_is_an_error(
     tmp_path: Path, gsm8k: dict[str, Any], content: bytes, message: str
 ) -> None:
@@ -161,7 +161,7 @@ def test_a_missing_file_says_how_to_get_it(tmp_path: Path, gsm8k: dict[str, Any]
 @pytest.mark.parametrize("missing", ["train", "test"])
 def test_a_split_without_problems_is_an_error(tmp_path: Path, gsm8k: dict[str, Any], missing: str) -> None:
     """There is nothing to learn from, or nothing to measure with."""
-    with pytest.raises(PipelineError, match=f"prepare_data.sources: none gives a {missing} problem"):
+    with pytest.raises(PipelineError, match=f"prepare_data.sources: no source has a {missing} problem"):
         _prepare(tmp_path / "out", {name: value for name, value in gsm8k.items() if name != missing})
 
 

@@ -7,7 +7,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from components.prepare_data.raw_rows import MalformedRowError, raw_rows, shown
+from components.prepare_data.source import MalformedRowError, excerpt, raw_rows
 from components.shared.errors import PipelineError
 
 _ROWS = [{"problem": f"question {index}", "level": index} for index in range(3)]
@@ -67,11 +67,11 @@ def test_a_file_that_is_no_parquet_is_an_error(tmp_path: Path, content: bytes) -
     """A truncated parquet file has no readable row at all, so it cannot be quarantined row by row."""
     path = tmp_path / "rows.parquet"
     path.write_bytes(content)
-    with pytest.raises(PipelineError, match=r"rows\.parquet: is no readable parquet file"):
+    with pytest.raises(PipelineError, match=r"rows\.parquet: not a readable parquet file"):
         list(raw_rows(path))
 
 
 def test_a_shown_value_is_short() -> None:
     """A reason stays readable whatever the row holds."""
-    assert shown("five") == '"five"'
-    assert len(shown("x" * 1000)) < 50
+    assert excerpt("five") == '"five"'
+    assert len(excerpt("x" * 1000)) < 50

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from components.prepare_data.config import Family, WordProblemsConfig
-from components.prepare_data.word_problems import split_of, word_problems
+from components.prepare_data.word_problems import Family, WordProblems, split_of
 from components.shared.errors import PipelineError
 from components.shared.problem import Problem, Split
 
@@ -26,7 +25,7 @@ _SMALL: dict[str, Any] = {
 
 
 def _make(seed: int = 1, **changes: Any) -> list[Problem]:
-    return list(word_problems(WordProblemsConfig.model_validate(_SMALL | changes), seed))
+    return list(WordProblems.model_validate(_SMALL | changes).problems(seed))
 
 
 def _chain(problem: Problem) -> tuple[int, ...]:
@@ -119,5 +118,5 @@ def test_the_worked_fraction_changes_no_question() -> None:
 
 def test_asking_for_more_problems_than_exist_is_an_error() -> None:
     """The message names the key and how many there are, instead of repeating problems."""
-    with pytest.raises(PipelineError, match=r"word_problems: num_train is 500, but only \d\d distinct ones exist"):
+    with pytest.raises(PipelineError, match=r"word_problems: num_train is 500, but only \d\d distinct problems exist"):
         _make(num_train=500, families=["total"], min_operands=2, max_operands=2)

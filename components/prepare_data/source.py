@@ -1,0 +1,158 @@
+"""What every dataset in files shares: its settings, its raw rows, and the fields to be read from one of them.
+
+To add a dataset, write a subclass of `FileSource` in a file such as `gsm8k.py` and add it to `Source` in `config.py`.
+"""
+
+import json
+from abc import abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pydantic import Field, model_validator
+
+from components.shared import jsonl
+from components.shared.config import Config
+from components.shared.errors import PipelineError
+from components.shared.problem import Split
+
+if TYPE_CHECKING:
+    from components.grading.verifier import Verifier
+
+_MAX_EXCERPT = 40
+
+
+class MalformedRowError(ValueError):
+    """A row that cannot be used; the message says why."""
+
+
+class Fields(NamedTuple):
+    """The part of a problem that is read from a raw row."""
+
+    question: str
+    solution: str
+    answer: str
+    subject: str = ""
+    level: int | None = None
+
+
+class FileSource(Config):
+    """A dataset that is read from files; a split without a path is not used."""
+
+    kind: str
+    train: Path | None = None
+    """File or folder of the train split."""
+    test: Path | None = None
+    """File or folder of the test split."""
+    train_limit: int | None = Field(default=None, ge=1)
+    """Problems taken of the train split, from its beginning; all of them where absent."""
+    test_limit: int | None = Field(default=None, ge=1)
+    """Problems taken of the test split, from its beginning; all of them where absent."""
+
+    @model_validator(mode="after")
+    def _has_a_path(self) -> "FileSource":
+        if self.train is None and self.test is None:
+            raise ValueError("has neither a `train` nor a `test` path; set at least one")
+        return self
+
+    def path(self, split: Split) -> Path | None:
+        """The file or folder of one split; None if the split is not used."""
+        return self.train if split == Split.TRAIN else self.test
+
+    def limit(self, split: Split) -> int | None:
+        """The configured maximum of problems of one split."""
+        return self.train_limit if split == Split.TRAIN else self.test_limit
+
+    def max_problems(self, split: Split) -> int | None:
+        """How many problems of one split there can be; None if only its file tells."""
+        return 0 if self.path(split) is None else self.limit(split)
+
+    @abstractmethod
+    def read_row(self, columns: dict[str, Any], verify: "Verifier") -> Fields:
+        """Return the problem in one row.
+
+        Raises:
+            MalformedRowError: The row cannot be used.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class RawRow:
+    """One row, not yet parsed."""
+
+    path: Path
+    line: int
+    """Line of the file, or row of a parquet file, from 1."""
+    name: str
+    """Stable within the split: the row's number from 0, or its path in a folder."""
+    content: bytes | dict[str, Any]
+
+    def columns(self) -> dict[str, Any]:
+        """Return the row's columns; MalformedRowError unless it is a JSON object."""
+        if isinstance(self.content, dict):
+            return self.content
+        where = f"{self.path}:{self.line}"
+        try:
+            return jsonl.parse_object(self.content, where=where)
+        except PipelineError as error:
+            raise MalformedRowError(str(error).removeprefix(f"{where}: ")) from None
+
+
+def raw_rows(path: Path) -> Iterator[RawRow]:
+    """Yield the rows of a JSON lines file, a parquet file, or a folder with one JSON file per problem."""
+    if not path.exists():
+        raise PipelineError(
+            f"{path}: no such file; `make data` fetches GSM8K and MATH-500, data/README.md describes the others"
+        )
+    if path.is_dir():
+        for file in sorted(path.rglob("*.json"), key=lambda file: _natural_order(file.relative_to(path))):
+            yield RawRow(file, 1, file.relative_to(path).with_suffix("").as_posix(), file.read_bytes())
+    elif path.suffix == ".parquet":
+        for index, row in enumerate(_read_parquet(path)):
+            yield RawRow(path, index + 1, f"{index:05d}", row)
+    else:
+        for index, line in enumerate(jsonl.read_lines(path)):
+            if line.strip():
+                yield RawRow(path, index + 1, f"{index:05d}", line)
+
+
+def text(columns: dict[str, Any], *names: str) -> str:
+    """Return the first of the columns that is present; MalformedRowError unless it is text with valid characters."""
+    name = next((name for name in names if columns.get(name) is not None), None)
+    if name is None:
+        raise MalformedRowError(f"column {' or '.join(f'`{name}`' for name in names)} is missing")
+    value = columns[name]
+    if not isinstance(value, str):
+        raise MalformedRowError(f"column `{name}` is {excerpt(value)}, expected text")
+    if not value.strip():
+        raise MalformedRowError(f"column `{name}` is empty")
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError:
+        raise MalformedRowError(f"column `{name}` contains half a surrogate pair, which is not a character") from None
+    return value
+
+
+def excerpt(value: Any) -> str:
+    """Return a value as JSON, shortened for a message."""
+    encoded = json.dumps(value, default=str)
+    return encoded if len(encoded) <= _MAX_EXCERPT else f"{encoded[:_MAX_EXCERPT]}..."
+
+
+def _read_parquet(path: Path) -> Iterator[dict[str, Any]]:
+    # Imported here: slow to load, and most runs read JSON lines.
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        batches = list(pyarrow.parquet.ParquetFile(path).iter_batches())
+    except (pyarrow.ArrowException, OSError) as error:
+        reason = str(error).partition("\n")[0]
+        raise PipelineError(f"{path}: not a readable parquet file ({reason}); is it truncated?") from None
+    return (row for batch in batches for row in batch.to_pylist())
+
+
+def _natural_order(path: Path) -> tuple[tuple[str, ...], int, str]:
+    """By folder, then by number: 2.json before 10.json."""
+    return path.parts[:-1], int(path.stem) if path.stem.isdecimal() else -1, path.name
