@@ -71,7 +71,7 @@ def _add_run(command: argparse.ArgumentParser) -> None:
 
 
 def _add_connection(command: argparse.ArgumentParser) -> None:
-    group = command.add_argument_group("connection", "each also from the environment; see docs/install.md")
+    group = command.add_argument_group("connection", "each also from the environment; see docs/how-to/kubernetes.md")
     group.add_argument("--endpoint", metavar="URL", help="address of Kubeflow Pipelines")
     group.add_argument("--namespace", help="of a profile, where Kubeflow has several users")
     group.add_argument("--token-file", type=Path, metavar="FILE", help="file that holds a token")

@@ -99,5 +99,5 @@ def assumptions(run: Run) -> str:
     return (
         f"Times are for completions of {work.mean_completion_tokens:,.0f} tokens in the mean (--completion-tokens), "
         f"the longest of {work.completion_tokens:,},\nand prompts of {work.mean_prompt_tokens:,.0f}. "
-        "docs/scaling.md says what is assumed, and how far published runs are from it."
+        "docs/explanation/planning.md says what is assumed, and how far published runs are from it."
     )

@@ -1,4 +1,4 @@
-"""The objects that we make, against the definitions of the releases that docs/install.md names."""
+"""The objects that we make, against the definitions of the releases that docs/how-to/kubernetes.md names."""
 
 from collections.abc import Iterator
 from pathlib import Path

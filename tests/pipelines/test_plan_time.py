@@ -227,7 +227,7 @@ def published(
     ],
 )
 def test_published_runs_take_about_as_long(planned: Run, gpu_name: str, seconds: float, factor: float) -> None:
-    """Within the factor that docs/scaling.md states."""
+    """Within the factor that docs/explanation/planning.md states."""
     found = step_time(planned, gpu(gpu_name)).total
     assert seconds / factor < found < seconds * factor
 

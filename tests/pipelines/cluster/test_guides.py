@@ -20,7 +20,7 @@ from tests.k8s.rendered import K8S, ROOT, one, overlay, render, require_kubectl
 from tests.k8s.test_manifests import faults
 
 pytestmark = pytest.mark.slow
-GUIDES = ("install", "operations")
+GUIDES = ("kubernetes", "troubleshooting")
 STANDS_IN = Path(__file__).with_name("commands_run.py")
 PROGRAMS = ("kubectl", "podman", "make", "grpo-pipeline")
 _HEAD = """apiVersion: kustomize.config.k8s.io/v1beta1
@@ -38,7 +38,7 @@ class Call(NamedTuple):
 
 def blocks(guide: str) -> list[str]:
     """The shell of a guide, block by block."""
-    text = (ROOT / "docs" / f"{guide}.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs/how-to" / f"{guide}.md").read_text(encoding="utf-8")
     return re.findall(r"^```bash\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
 
 
@@ -154,7 +154,7 @@ def test_make_has_every_target_and_variable(calls: list[Call]) -> None:
 @pytest.mark.parametrize("guide", GUIDES)
 def test_yaml_in_a_guide_is_what_kustomize_takes(guide: str, tmp_path: Path) -> None:
     """Each example is tried in a kustomization on top of an overlay."""
-    text = (ROOT / "docs" / f"{guide}.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs/how-to" / f"{guide}.md").read_text(encoding="utf-8")
     (tmp_path / "k8s").symlink_to(K8S)
     for number, example in enumerate(re.findall(r"^```yaml\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)):
         site = tmp_path / f"site-{number}"
@@ -166,7 +166,7 @@ def test_yaml_in_a_guide_is_what_kustomize_takes(guide: str, tmp_path: Path) -> 
 @pytest.mark.parametrize("guide", GUIDES)
 def test_files_that_a_guide_names_are_there(guide: str) -> None:
     """Nothing leads nowhere."""
-    text = (ROOT / "docs" / f"{guide}.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs/how-to" / f"{guide}.md").read_text(encoding="utf-8")
     for path in re.findall(r"`((?:docs|images|tests|k8s)/[\w./-]+)`", text):
         assert (ROOT / path).exists(), path
 
