@@ -51,6 +51,10 @@ def parser() -> argparse.ArgumentParser:
     command.add_argument("--containers", action="store_true", help="run each stage in its image (podman or docker)")
     command.set_defaults(command=_run)
 
+    command = commands.add_parser("config", help="print a params file with what it extends and all defaults")
+    command.add_argument("--params", type=Path, default=Path("params.yaml"), help="params file (default: %(default)s)")
+    command.set_defaults(command=_config)
+
     command = commands.add_parser("compile", help="write the graphs that Kubeflow runs")
     command.add_argument("--output", type=Path, default=COMPILED, metavar="DIR", help="folder (default: %(default)s)")
     command.set_defaults(command=_compile)
@@ -89,6 +93,13 @@ def _run(options: argparse.Namespace) -> int:
     from pipelines.local import run
 
     return run(options.params, containers=options.containers)
+
+
+def _config(options: argparse.Namespace) -> int:
+    from components.preflight.config import as_yaml, load_params
+
+    print(as_yaml(load_params(options.params)), end="")
+    return 0
 
 
 def _compile(options: argparse.Namespace) -> int:

@@ -7,6 +7,7 @@ from typing import Any
 from kfp import dsl
 
 from components.evaluate.component import evaluate
+from components.preflight.config import resolved
 from components.prepare_data.component import prepare_data
 from components.register.component import register
 from components.report.component import report
@@ -14,9 +15,8 @@ from components.train_grpo.component import train_grpo
 from components.train_sft.component import train_sft
 from components.validate_data.component import validate_data
 from pipelines import resources
-from pipelines.sections import sections
 
-PARAMS = sections(Path(__file__).parents[1] / "params.yaml")
+PARAMS = resolved(Path(__file__).parents[1] / "params.yaml")
 
 
 def stages(config: Mapping[str, Any], **launch: Any) -> dict[str, dsl.PipelineTask]:

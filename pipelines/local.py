@@ -1,7 +1,6 @@
 """One run of the graph on this machine, under KFP's local runner: progress on the screen, everything else in a log."""
 
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -12,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import BinaryIO
 
+from components.preflight.config import Params, as_yaml, load_params
 from components.preflight.inputs import contradictions, missing_here
 from components.shared.errors import PipelineError, refuse_all
 from components.shared.progress import TERMINAL_VARIABLE
@@ -19,7 +19,6 @@ from components.shared.step import JOURNAL_VARIABLE
 from pipelines import summary
 from pipelines.followed import Followed, duration
 from pipelines.journal import Journal
-from pipelines.params import Params, load
 from pipelines.process import lines, process
 from pipelines.screen import Screen, Style
 
@@ -40,14 +39,14 @@ def run(params_path: Path, *, containers: bool = False) -> int:
         PipelineError: Keys contradict one another, or data, a model, a reward or the registry is missing. All of it is
             named, and nothing has been run.
     """
-    params = load(params_path)
+    params = load_params(params_path)
     wrong = contradictions(params) + missing_here(params, containers=containers)
     refuse_all([f"{params_path}: {line}" for line in wrong])
     if containers:
         _containers().check()
     started = time.monotonic()
     folder = _new_folder(params_path.stem)
-    shutil.copyfile(params_path, folder / PARAMS)
+    (folder / PARAMS).write_text(f"# {params_path} with all defaults\n{as_yaml(params)}", encoding="utf-8")
     screen = Screen(sys.stdout, sys.stderr)
     screen.show(f"{params_path} -> {folder}/", Style.DIM)
     with closing(Journal(folder / JOURNAL)) as journal:

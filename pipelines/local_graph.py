@@ -14,8 +14,8 @@ from typing import Any
 from kfp import local
 from kfp.local import graph_utils
 
+from components.preflight.config import resolved
 from pipelines.grpo_post_training import grpo_post_training
-from pipelines.sections import sections
 
 
 def main() -> None:
@@ -30,7 +30,7 @@ def main() -> None:
     journal.write_text(json.dumps({"event": "planned", "tasks": planned}) + "\n", encoding="utf-8")
     runner = _in_containers(journal) if sys.argv[4:] else _in_processes()
     local.init(runner, pipeline_root=str(pipeline_root), raise_on_error=False)
-    grpo_post_training(**{f"{stage}_config": section for stage, section in sections(params).items()})
+    grpo_post_training(**{f"{stage}_config": section for stage, section in resolved(params).items()})
 
 
 def _in_processes() -> local.SubprocessRunner:

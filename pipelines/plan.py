@@ -5,8 +5,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from components.preflight.config import load_params
 from components.shared.errors import PipelineError
-from pipelines import params
 from pipelines.planning import scaling_table, tables
 from pipelines.planning.fit import fits, smallest_change
 from pipelines.planning.hardware import Gpu, gpu, usable_bytes
@@ -43,7 +43,7 @@ def plan(path: Path, *, num_gpus: int, gpu_name: str, completion_tokens: float |
     if not 1 <= num_gpus <= _MOST_GPUS:
         raise PipelineError(f"--gpus {num_gpus}: from 1 to {_MOST_GPUS:,} is accepted")
     device = gpu(gpu_name)
-    run = run_of(params.load(path), num_gpus, completion_tokens)
+    run = run_of(load_params(path), num_gpus, completion_tokens)
     enough = fits(run, device)
     return Plan(
         path=path,

@@ -4,14 +4,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from components.preflight.config import load_params, resolved
 from components.report import wording
 from components.report.page import render_report
 from components.shared import jsonl, lineage
-from components.shared.config import read_params
 from components.shared.page import percent
 from components.shared.problem import Split, problems_file
 from pipelines.followed import Task
-from pipelines.params import load
 from pipelines.screen import Screen, Style
 
 PAGE, FIGURES = "report.html", "summary.json"
@@ -26,7 +25,7 @@ def write(folder: Path, tasks: Sequence[Task], exit_code: int) -> None:
     seconds = {task.title: task.seconds for task in tasks if task.seconds is not None}
     version = jsonl.read_json(outputs["register"]["registration"] / "version.json") if exit_code == 0 else None
     page = render_report(
-        load(params).report,
+        load_params(params).report,
         _report_inputs(outputs),
         version=version,
         seconds=seconds,
@@ -37,7 +36,7 @@ def write(folder: Path, tasks: Sequence[Task], exit_code: int) -> None:
     problems = outputs["prepare_data"]["problems"]
     digests = {
         **figures["digests"],
-        "params_file": lineage.value_digest(read_params(params)),
+        "params_file": lineage.value_digest(resolved(params)),
         **{split: lineage.file_digest(problems_file(problems, split)) for split in Split},
     }
     added = {"digests": digests, "version": version, "seconds": seconds, "exit": exit_code}

@@ -19,12 +19,12 @@ import yaml
 from components.prepare_data.config import PrepareConfig
 from components.prepare_data.prepare import prepare
 from components.shared import step
-from components.shared.config import read_params
 from components.shared.step import JOURNAL_VARIABLE
+from tests.presets import preset
 from tests.report.synthetic import make_run, write_bare_report
 
 ROOT = Path(__file__).parents[1]
-PARAMS: dict[str, Any] = read_params(ROOT / "params/smoke.yaml")
+PARAMS: dict[str, Any] = preset()
 FOLDERS = {
     "prepare_data": ["out/problems"],
     "validate_data": ["problems", "out/validation"],

@@ -13,15 +13,13 @@ from typing import Any
 import pytest
 import yaml
 
-from pipelines.params import Params, load
-from pipelines.sections import sections
+from components.preflight.config import Params, load_params
+from components.shared.config import SameAs
 from tests.pipelines.compiled import LAPTOP, VARIANTS, graph
+from tests.presets import FILES
 
 ROOT = Path(__file__).parents[1]
 STAGES = list(Params.model_fields)
-PARAMS_FILES = [ROOT / "params.yaml", *sorted((ROOT / "params").glob("*.yaml"))]
-OPTIONAL = {"vllm", "servers", "lora", "repository"}
-"""Sections of a params file that may be null."""
 AROUND = ["preflight", "clean_up"]
 """Tasks that a cluster's form of the graph has around the stages."""
 TOLD = {"config", "cluster", "run_id"}
@@ -76,11 +74,17 @@ def test_every_variant_passes_the_same_things_on(variant: str) -> None:
 
 
 def test_dvc_has_the_same_stages_and_params_sections() -> None:
-    """dvc.yaml names every stage, with the section of the params file that it depends on."""
+    """dvc.yaml names every stage, with its section of the params file and what that takes from other sections."""
     stages = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
-    assert {name: stage.get("do", stage)["params"] for name, stage in stages.items()} == {
-        name: [name] for name in STAGES
-    }
+    expected = {name: [name, *_taken_from_other_sections(name)] for name in STAGES}
+    assert {name: stage.get("do", stage)["params"] for name, stage in stages.items()} == expected
+
+
+def test_dvc_finds_every_section_it_watches() -> None:
+    """DVC reads params.yaml itself and knows nothing of `extends` or of defaults: a section must be there."""
+    text = yaml.safe_load((ROOT / "params.yaml").read_text())
+    assert list(text) == STAGES
+    assert load_params(ROOT / "params.yaml")
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -133,24 +137,11 @@ def test_dvc_reruns_the_first_stage_when_its_data_change() -> None:
     assert files <= set(yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]["prepare_data"]["deps"])
 
 
-@pytest.mark.parametrize("path", PARAMS_FILES, ids=lambda path: path.stem)
-def test_every_params_file_is_complete(path: Path) -> None:
-    """Each file that is shipped passes validation as a whole and has the keys of params.yaml."""
-    load(path)
-    assert _keys(yaml.safe_load(path.read_text())) == _keys(yaml.safe_load(PARAMS_FILES[0].read_text()))
-
-
-@pytest.mark.parametrize("path", PARAMS_FILES, ids=lambda path: path.stem)
-def test_null_means_left_out(path: Path) -> None:
-    """KFP has no null: what is null in a params file is what a stage assumes when it is not told."""
-    assert Params.model_validate(sections(path)) == load(path)
-
-
 def test_the_makefile_offers_the_presets_that_exist() -> None:
     """Each preset in the Makefile's help is a params file, and each params file is offered."""
     offered = re.search(r"PRESET=([a-z0-9.|-]+)\)", (ROOT / "Makefile").read_text())
     assert offered is not None
-    assert set(offered[1].split("|")) == {"laptop", *(path.stem for path in PARAMS_FILES[1:])}
+    assert set(offered[1].split("|")) == {"laptop", *(path.stem for path in FILES[1:])}
 
 
 def test_kfp_is_only_in_components_and_pipelines() -> None:
@@ -204,6 +195,12 @@ def test_the_readme_names_only_what_exists() -> None:
 def _stage_tasks(variant: str) -> list[dict[str, Any]]:
     """The tasks of a variant's stages, without those that a cluster has around them."""
     return [task for task in graph(variant).tasks.values() if _stage_of(task) not in AROUND]
+
+
+def _taken_from_other_sections(stage: str) -> list[str]:
+    section: Any = Params.model_fields[stage].annotation
+    marks = [mark for key in section.model_fields.values() for mark in key.metadata]
+    return [f"{mark.section}.{mark.key}" for mark in marks if isinstance(mark, SameAs)]
 
 
 def _stage_of(task: dict[str, Any]) -> str:
@@ -298,13 +295,6 @@ def _imports(path: Path) -> set[str]:
             modules = {f"{module}.{alias.name}" for alias in node.names}
             names |= {name if (ROOT / f"{name.replace('.', '/')}.py").exists() else module for name in modules}
     return names
-
-
-def _keys(section: Any) -> Any:
-    """The keys of nested mappings; lists, what is weighed, and parts one can do without differ as values do."""
-    if not isinstance(section, dict):
-        return None
-    return {key: None if key.endswith("weights") or key in OPTIONAL else _keys(section[key]) for key in section}
 
 
 def _paths_in(markdown: str) -> set[str]:

@@ -11,13 +11,13 @@ from components.shared.operational import Operational
 class CheckpointConfig(Config):
     """What is kept of a run that is not finished, to go on from."""
 
-    every_steps: int = Field(gt=0)
+    every_steps: int = Field(20, gt=0)
     """Steps between checkpoints; there is one more when a run is told to stop."""
-    keep_last: int = Field(gt=0)
+    keep_last: int = Field(2, gt=0)
     """Checkpoints kept, older ones removed."""
-    keep_best: bool
+    keep_best: bool = True
     """Whether the one with the best accuracy (GRPO) or loss (SFT) of its step is kept beside the last."""
-    grace_s: float = Field(gt=0)
+    grace_s: float = Field(600, gt=0)
     """Time in which a run that is told to stop ends its step and writes a checkpoint; then it ends without."""
 
 
@@ -28,11 +28,11 @@ ALL_LINEAR = "all-linear"
 class LoraConfig(Config):
     """Training of small matrices beside weights that stay as they are (lora.py)."""
 
-    rank: int = Field(gt=0)
+    rank: int = Field(16, gt=0)
     """Inner size of the pair of matrices beside a weight."""
-    alpha: float = Field(gt=0)
+    alpha: float = Field(32, gt=0)
     """Their product is multiplied by alpha / rank."""
-    targets: list[str] = Field(min_length=1)
+    targets: list[str] = Field([ALL_LINEAR], min_length=1)
     """Names of the layers that are adapted, such as q_proj and v_proj, in every block; or `all-linear` alone."""
 
     @model_validator(mode="after")
@@ -45,28 +45,28 @@ class LoraConfig(Config):
 class EngineConfig(Config):
     """How the policy is held and updated."""
 
-    num_processes: Annotated[int, Operational] = Field(gt=0)
+    num_processes: Annotated[int, Operational] = Field(1, gt=0)
     """Processes that train together, one for each GPU."""
-    deadline_s: Annotated[float, Operational] = Field(gt=0)
+    deadline_s: Annotated[float, Operational] = Field(1800, gt=0)
     """Time that a process waits for the others before the run stops and names those that are missing: more than any
     of them may need longer than another for a rollout."""
-    zero_stage: Annotated[Literal[0, 1, 2, 3], Operational]
+    zero_stage: Annotated[Literal[0, 1, 2, 3], Operational] = 2
     """What DeepSpeed shards over processes: 0 nothing, 1 optimizer, 2 and gradients, 3 and weights."""
-    offload: Annotated[Literal["none", "optimizer", "all"], Operational]
+    offload: Annotated[Literal["none", "optimizer", "all"], Operational] = "none"
     """What is kept in the memory of the host: the optimizer's state, or the weights between their uses too."""
     lora: LoraConfig | None = None
     """Adapters that are trained in place of the weights, and added to them wherever a model is saved; null trains the
     weights."""
-    precision: Literal["fp32", "bf16"]
+    precision: Literal["fp32", "bf16"] = "bf16"
     """Type of weights and activations; bf16 keeps fp32 master weights in the optimizer."""
-    gradient_checkpointing: Annotated[bool, Operational]
+    gradient_checkpointing: Annotated[bool, Operational] = True
     """Whether activations are computed again in the backward pass: one more forward pass, and memory for few."""
-    micro_batch_tokens: Annotated[int, Operational] = Field(gt=0)
+    micro_batch_tokens: Annotated[int, Operational] = Field(16384, gt=0)
     """Tokens that go through the model at once, a group's prompt counted once; memory, never the result, depends on
     it. A group that does not fit is split, and its prompt computed once per part."""
-    weight_decay: float = Field(ge=0)
+    weight_decay: float = Field(0.0, ge=0)
     """Decoupled weight decay of AdamW, on matrices only."""
-    max_gradient_norm: float = Field(gt=0)
+    max_gradient_norm: float = Field(1.0, gt=0)
     """Norm to which the gradient of an optimizer step is clipped."""
 
     @model_validator(mode="after")

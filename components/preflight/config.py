@@ -1,14 +1,18 @@
 """What preflight checks: every section of the params file as one typed object, and the names of secrets."""
 
 import warnings
+from pathlib import Path
+from typing import Any
 
+import yaml
 from pydantic import model_validator
 
 from components.evaluate.config import EvaluateConfig
 from components.prepare_data.config import PrepareConfig
 from components.register.config import RegisterConfig
 from components.report.config import ReportConfig
-from components.shared.config import Config
+from components.shared.config import Config, problems, read_params, with_shared_keys
+from components.shared.errors import refuse_all
 from components.train_grpo.config import TrainGRPOConfig
 from components.train_sft.config import TrainSFTConfig
 from components.validate_data.config import ValidateConfig
@@ -43,13 +47,43 @@ with warnings.catch_warnings():
         prepare_data: PrepareConfig
         validate_data: ValidateConfig
         train_sft: TrainSFTConfig
-        train_grpo: TrainGRPOConfig
-        evaluate: EvaluateConfig
+        train_grpo: TrainGRPOConfig = TrainGRPOConfig()
+        evaluate: EvaluateConfig = EvaluateConfig()
         report: ReportConfig
-        register: RegisterConfig
+        register: RegisterConfig = RegisterConfig()
+
+        @model_validator(mode="before")
+        @classmethod
+        def _sections_share_keys(cls, sections: Any) -> Any:
+            if not isinstance(sections, dict):
+                return sections
+            models: dict[str, Any] = {name: field.annotation for name, field in cls.model_fields.items()}
+            shared = {name: with_shared_keys(model, sections.get(name, {}), sections) for name, model in models.items()}
+            return {**sections, **{name: section for name, section in shared.items() if section or name in sections}}
 
         @model_validator(mode="after")
         def _lengths_are_checked_with_the_model_that_is_trained(self) -> "Params":
             if self.validate_data.model != self.train_sft.model:
                 raise ValueError("validate_data.model and train_sft.model must be the same")
             return self
+
+
+def load_params(path: Path) -> Params:
+    """Return the validated params in a file; a PipelineError names all that is wrong with them."""
+    values = read_params(path)
+    wrong = problems(Params, values, name="", path=path)
+    if "model" not in values.get("validate_data", {}):  # then it is named where it stands
+        wrong = [line for line in wrong if ": validate_data.model" not in line]
+    refuse_all(wrong)
+    return Params.model_validate(values)
+
+
+def resolved(path: Path) -> dict[str, dict[str, Any]]:
+    """Return every section of a params file in full, as the stages get it: as JSON, without nulls, which KFP lacks."""
+    return load_params(path).model_dump(mode="json", exclude_none=True)
+
+
+def as_yaml(params: Params) -> str:
+    """Return params as the text of a params file that extends nothing and leaves nothing to defaults."""
+    text: str = yaml.safe_dump(params.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=120)
+    return text

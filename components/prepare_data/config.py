@@ -29,24 +29,24 @@ class DataRepository(Config):
 class ContaminationConfig(Config):
     """When a train problem is too close to a test problem to be kept."""
 
-    ngram_words: int = Field(ge=1)
+    ngram_words: int = Field(13, ge=1)
     """Consecutive words that are compared; shorter questions are compared as a whole."""
-    max_overlap: float = Field(ge=0, le=1)
+    max_overlap: float = Field(0.5, ge=0, le=1)
     """Fraction of a test question's n-grams that a train question may share."""
 
 
 class PrepareConfig(Config):
     """The section `prepare_data`."""
 
-    seed: int
+    seed: int = 1
     """Seed of generated problems; files are read in their own order."""
     repository: DataRepository | None = None
     """Git and DVC repository from which the files of the sources are read; null reads them from this machine."""
     sources: list[Source] = Field(min_length=1)
     """Datasets, joined in this order."""
-    max_malformed_fraction: float = Field(ge=0, lt=1)
+    max_malformed_fraction: float = Field(0.001, ge=0, lt=1)
     """Fraction of the rows of one file that may be unusable; they go to quarantine.jsonl with a reason."""
-    contamination: ContaminationConfig
+    contamination: ContaminationConfig = ContaminationConfig()
 
     @field_validator("sources")
     @classmethod

@@ -4,7 +4,7 @@ import hashlib
 import random
 from collections.abc import Callable, Iterator
 from itertools import accumulate
-from typing import Literal
+from typing import Literal, get_args
 
 from pydantic import Field, model_validator
 
@@ -29,17 +29,17 @@ class WordProblems(Config):
     """Built-in generated word problems: nothing to download, small enough for a model made from scratch."""
 
     kind: Literal["word_problems"]
-    num_train: int = Field(ge=0)
+    num_train: int = Field(12000, ge=0)
     """Problems of the train split."""
-    num_test: int = Field(ge=0)
+    num_test: int = Field(600, ge=0)
     """Problems of the test split; none of their calculations occurs in the train split."""
-    worked_fraction: float = Field(ge=0, le=1)
+    worked_fraction: float = Field(0.4, ge=0, le=1)
     """Fraction of the solutions that show their steps; the others are the bare answer."""
-    families: list[Family] = Field(min_length=1)
+    families: list[Family] = Field(list(get_args(Family)), min_length=1)
     """Kinds of problem, in equal shares; each becomes a subject of the scores."""
-    min_operands: int = Field(ge=2, le=MAX_OPERANDS)
+    min_operands: int = Field(4, ge=2, le=MAX_OPERANDS)
     """Numbers in an easiest problem (level 1); each number more is a level more."""
-    max_operands: int = Field(ge=2, le=MAX_OPERANDS)
+    max_operands: int = Field(MAX_OPERANDS, ge=2, le=MAX_OPERANDS)
     """Numbers in a hardest problem."""
 
     @model_validator(mode="after")

@@ -25,17 +25,17 @@ OWNER_VARIABLE = "GRPO_PIPELINE_VLLM_OWNER"
 class VllmConfig(Config):
     """How vLLM holds the policy and samples from it."""
 
-    max_tokens: int = Field(gt=0)
+    max_tokens: int = Field(2048, gt=0)
     """Tokens of the longest sequence, prompt and completion."""
-    cache_gib: float = Field(gt=0)
+    cache_gib: float = Field(16.0, gt=0)
     """GiB of memory for keys and values: what is sampled at once has to fit, the rest waits."""
-    compile: bool
+    compile: bool = True
     """Whether the model is compiled at the start: a minute or more, for faster sampling; of use on GPUs."""
-    start_deadline_s: float = Field(gt=0)
+    start_deadline_s: float = Field(1800, gt=0)
     """Time to start, load the model and compile it."""
-    request_deadline_s: float = Field(gt=0)
+    request_deadline_s: float = Field(1800, gt=0)
     """Time for the completions of one rollout, and for loading weights; an engine that takes longer counts as hung."""
-    weights_by: WeightsBy
+    weights_by: WeightsBy = "folder"
     """How new weights come from the trainer. `folder`: files, in memory where it is on the same host; everywhere.
     Without files: `nccl` from GPU to the GPUs of a server, `ipc` within a GPU, for an engine beside a rank, `gloo` over
     the network between processes without GPUs."""
@@ -44,11 +44,11 @@ class VllmConfig(Config):
 class ServersConfig(VllmConfig):
     """How vLLM samples in servers of its own."""
 
-    num_servers: int = Field(gt=0)
+    num_servers: int = Field(1, gt=0)
     """Servers that are started; each holds the whole policy."""
     devices: list[str] | None = None
     """The GPUs of each server, such as "4,5": over several the model is split. Null on a machine without."""
-    lost_deadline_s: float = Field(gt=0)
+    lost_deadline_s: float = Field(600, gt=0)
     """Time without any server before the run stops; long enough for one to start again."""
     health_deadline_s: float = Field(30, gt=0)
     """Time without an answer to /health after which a server counts as hung, is ended and started again. One that

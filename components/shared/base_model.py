@@ -48,9 +48,9 @@ class ModelConfig(Config):
 
     base: str = Field(min_length=1)
     """Hugging Face id or folder, or `scratch:<preset>` for a small model that needs no download."""
-    prompt: str
+    prompt: str = "{question}\n"
     """Text put to the model; `{question}` stands for the question. One that holds `<think>` asks for thoughts."""
-    answer: AnswerPolicy
+    answer: AnswerPolicy = AnswerPolicy.DECLARED
     """Where a response to this prompt has to state its final answer."""
 
     @field_validator("base")

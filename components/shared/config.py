@@ -1,6 +1,14 @@
-"""Typed configuration: frozen models, unknown keys refused, errors that name file, line and key."""
+"""Typed configuration: frozen models, unknown keys refused, errors that name file, line and key.
+
+A params file has a section per stage. `extends: FILE`, relative to its own folder, lays it over another one: mappings
+are merged key by key, lists and scalars are replaced, and `null` resets a key to its default.
+"""
 
 import difflib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
@@ -13,9 +21,12 @@ from components.shared.errors import PipelineError
 Params = dict[str, dict[str, Any]]
 KeyPath = tuple[str | int, ...]
 
+_EXTENDS = "extends"
+_EXPECTED = "expected one mapping per stage, such as `train_grpo:` with its keys below it"
+
 
 class Config(BaseModel):
-    """What every section of a params file derives from. Values live in params files, never here."""
+    """What every section of a params file derives from: its keys with their types, bounds, defaults and meaning."""
 
     # Infinity is within many a bound, and no JSON: lineage could not carry it.
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
@@ -28,6 +39,17 @@ class Config(BaseModel):
 
 
 ConfigT = TypeVar("ConfigT", bound=BaseModel)
+
+
+@dataclass(frozen=True)
+class SameAs:
+    """Marks a key that is that of another section where its own section does not have it.
+
+    As in `model: Annotated[ModelConfig, SameAs("train_sft", "model")]`.
+    """
+
+    section: str
+    key: str
 
 
 class _Loader(yaml.SafeLoader):
@@ -46,7 +68,55 @@ class _Loader(yaml.SafeLoader):
 
 
 def read_params(path: Path) -> Params:
-    """Return the sections of a params file, or say which line of it is not YAML or not a section."""
+    """Return the sections of a params file and of those it extends, without the keys that are null.
+
+    Raises:
+        PipelineError: A file is missing or is no YAML, something in it is no section, or it extends itself.
+    """
+    merged: dict[str, Any] = {}
+    for layer in reversed(_layers(path)):
+        merged = _merge(merged, layer.sections)
+    return {name: _without_nulls(section) for name, section in merged.items() if section is not None}
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """One file of a chain of params files."""
+
+    path: Path
+    sections: dict[str, Any]
+
+
+def _layers(path: Path) -> list[_Layer]:
+    """A params file, the one it extends, the one that extends, and so on."""
+    layers: list[_Layer] = []
+    seen: list[Path] = []
+    current: Path | None = path
+    while current is not None:
+        seen.append(current)
+        content = _content(current)
+        parent = content.pop(_EXTENDS, None)
+        layers.append(_Layer(current, _sections(content, current, extends=parent is not None)))
+        current = None if parent is None else _parent(parent, seen)
+    return layers
+
+
+def _parent(name: Any, chain: Sequence[Path]) -> Path:
+    """The file that the last one of a chain extends."""
+    where = f"{chain[-1]}:{_line_of(chain[-1], (_EXTENDS,))}: {_EXTENDS}"
+    if not isinstance(name, str):
+        raise PipelineError(f"{where}: expected the path of a params file, got {name!r}")
+    parent = Path(os.path.normpath(chain[-1].parent / name))
+    if any(parent.resolve() == each.resolve() for each in chain):
+        cycle = " -> ".join(str(each) for each in (*chain, parent))
+        raise PipelineError(f"{where}: the files extend one another in a circle ({cycle})")
+    if not parent.is_file():
+        raise PipelineError(f"{where}: {parent}: no such params file")
+    return parent
+
+
+def _content(path: Path) -> dict[Any, Any]:
+    """What a YAML file holds, if that is a mapping."""
     try:
         content = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
     except FileNotFoundError:
@@ -60,25 +130,58 @@ def read_params(path: Path) -> Params:
         raise PipelineError(f"{path}:{line}: is not valid YAML ({error.problem})") from None
     except yaml.YAMLError:
         raise PipelineError(f"{path}: is not valid YAML (it holds a control character)") from None
-    return _sections(content, path)
-
-
-def _sections(content: Any, path: Path) -> Params:
-    expected = "expected one mapping per stage, such as `train_grpo:` with its keys below it"
-    if not isinstance(content, dict) or not content:
-        raise PipelineError(f"{path}: {expected}")
-    for name, section in content.items():
-        if not isinstance(name, str) or not isinstance(section, dict):
-            raise PipelineError(f"{path}:{_line_of(path, (name,))}: {name}: {expected}")
+    if not isinstance(content, dict):
+        raise PipelineError(f"{path}: {_EXPECTED}")
     return content
 
 
+def _sections(content: dict[Any, Any], path: Path, *, extends: bool) -> dict[str, Any]:
+    """Return the content of a params file, if it is sections; null resets one, where there is something to reset."""
+    if not content and not extends:
+        raise PipelineError(f"{path}: {_EXPECTED}")
+    for name, section in content.items():
+        if not isinstance(name, str) or not (isinstance(section, dict) or (section is None and extends)):
+            raise PipelineError(f"{path}:{_line_of(path, (name,))}: {name}: {_EXPECTED}")
+    return content
+
+
+def _merge(base: dict[str, Any], overlay: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in overlay.items():
+        both = isinstance(value, dict) and isinstance(base.get(key), dict)
+        merged[key] = _merge(base[key], value) if both else value
+    return merged
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nulls(each) for key, each in value.items() if each is not None}
+    return [_without_nulls(each) for each in value] if isinstance(value, list) else value
+
+
 def load_section(path: Path, section: str, model: type[ConfigT]) -> ConfigT:
-    """Return one validated section of a params file."""
+    """Return one validated section of a params file; one that it does not have is all defaults."""
     sections = read_params(path)
-    if section not in sections:
-        raise PipelineError(f"{path}: section `{section}` is missing; it has {', '.join(sections)}")
-    return validate(model, sections[section], name=section, path=path)
+    misspelt = [] if section in sections else difflib.get_close_matches(section, sections, n=1, cutoff=0.8)
+    if misspelt:
+        raise PipelineError(
+            f"{_place(path, (misspelt[0],))}: {misspelt[0]}: unknown section; did you mean `{section}`?"
+        )
+    values = with_shared_keys(model, sections.get(section, {}), sections)
+    return validate(model, values, name=section, path=path)
+
+
+def with_shared_keys(model: type[BaseModel], section: Any, sections: Params) -> Any:
+    """Return a section with the keys that are the same as those of another section (see `SameAs`)."""
+    if not isinstance(section, dict):
+        return section
+    shared: dict[str, Any] = {}
+    for name, field in model.model_fields.items():
+        for mark in field.metadata:
+            other = sections.get(mark.section) if isinstance(mark, SameAs) else None
+            if isinstance(other, dict) and mark.key in other:
+                shared[name] = other[mark.key]
+    return _merge(shared, section)
 
 
 def validate(model: type[ConfigT], values: Any, *, name: str, path: Path | None = None) -> ConfigT:
@@ -122,7 +225,7 @@ def _meant(model: type[BaseModel], location: KeyPath) -> str | None:
 def _explain(model: type[BaseModel], error: ErrorDetails, *, name: str, path: Path | None) -> str:
     location, fields = _locate(model, error["loc"])
     keys = ((name,) if name else ()) + location
-    where = f"{path}:{_line_of(path, keys)}: " if path else ""
+    where = f"{_place(path, keys)}: " if path else ""
     key = ".".join(str(part) for part in keys)
     if error["type"] == "extra_forbidden":
         meant = _meant(model, error["loc"])
@@ -172,6 +275,24 @@ def _models(model: type[BaseModel], field: str) -> list[type[BaseModel]]:
         else:
             waiting += get_args(kind)
     return found
+
+
+def _place(path: Path, keys: KeyPath) -> str:
+    """The file and line where a key was set: in a params file, or in one that it extends.
+
+    A list comes from one file as a whole. Where the key is missing, it is the place of what should hold it.
+    """
+    in_mappings = tuple(takewhile(lambda key: isinstance(key, str), keys))
+    # The first of the deepest: an overlay goes before what it extends.
+    layer = max(_layers(path), key=lambda each: _depth(each.sections, in_mappings))
+    return f"{layer.path}:{_line_of(layer.path, keys)}"
+
+
+def _depth(value: Any, keys: KeyPath) -> int:
+    """How many of the keys, from the first on, are in nested mappings."""
+    if not keys or not isinstance(value, dict) or keys[0] not in value:
+        return 0
+    return 1 + _depth(value[keys[0]], keys[1:])
 
 
 def _line_of(path: Path, keys: KeyPath) -> int:

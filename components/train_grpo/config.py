@@ -140,48 +140,48 @@ class ReferencePlacement(StrEnum):
 class SamplingConfig(Config):
     """How completions are drawn from the policy: exactly its distribution at one temperature."""
 
-    temperature: float = Field(gt=0)
+    temperature: float = Field(1.0, gt=0)
     """Divides the logits, when sampling and when training alike."""
-    max_new_tokens: int = Field(gt=0)
+    max_new_tokens: int = Field(1024, gt=0)
     """Tokens after which a completion is cut off."""
-    max_batch_size: Annotated[int, Operational] = Field(gt=0)
+    max_batch_size: Annotated[int, Operational] = Field(256, gt=0)
     """Completions generated at once."""
-    truncated: Truncated
+    truncated: Truncated = Truncated.SCORE
     """What becomes of completions cut off."""
 
 
 class CurriculumConfig(Config):
     """Prompts whose completions disagree are drawn more often: they are the ones there is something to learn from."""
 
-    memory: float = Field(ge=0, lt=1)
+    memory: float = Field(0.5, ge=0, lt=1)
     """Share of a prompt's running pass rate that is kept when it is sampled again."""
-    floor: float = Field(gt=0, le=1)
+    floor: float = Field(0.1, gt=0, le=1)
     """Least weight of a prompt, as a share of that of one solved half the time: none is ever left out for good."""
 
 
 class PromptsConfig(Config):
     """Which problems are sampled."""
 
-    source_weights: dict[str, Annotated[float, Field(ge=0)]]
+    source_weights: dict[str, Annotated[float, Field(ge=0)]] = Field(default_factory=dict)
     """Share of each data source among the prompts; empty for shares by size."""
     curriculum: CurriculumConfig | None = None
     """Preference by difficulty; null for a fresh shuffle of all problems in every pass."""
-    max_resampling_rounds: int = Field(ge=0)
+    max_resampling_rounds: int = Field(0, ge=0)
     """Times that groups without spread are replaced by groups of further prompts (DAPO; 0 keeps them)."""
 
 
 class RewardModelConfig(Config):
     """A learned reward model, retrained on the rollouts of every iteration (Algorithm 1)."""
 
-    base: str
+    base: str = "reference"
     """Sequence-classification checkpoint with one label: a folder, a hub id, or `reference` for a copy of the
     reference checkpoint with a new head, first trained on rollouts of the reference."""
-    initial_rollouts: int = Field(ge=0)
+    initial_rollouts: int = Field(20, ge=0)
     """Rollouts of the reference that it is trained on before the first iteration."""
-    learning_rate: float = Field(gt=0)
-    epochs: int = Field(gt=0)
+    learning_rate: float = Field(2e-5, gt=0)
+    epochs: int = Field(1, gt=0)
     """Passes over the rollouts of an iteration."""
-    replay_fraction: float = Field(ge=0, lt=1)
+    replay_fraction: float = Field(0.1, ge=0, lt=1)
     """Share of earlier iterations' completions in what it is trained on (0.1 in the paper)."""
 
     @model_validator(mode="after")
@@ -202,18 +202,18 @@ _KEY_OF = {
 class RewardConfig(Config):
     """What a completion is worth."""
 
-    weights: dict[str, float] = Field(min_length=1)
+    weights: dict[str, float] = Field({"accuracy": 1.0}, min_length=1)
     """Weight of each reward that counts: by its name, or `package.module:function` for one of your own."""
-    supervision: Supervision
-    combination: Combination
-    max_unscorable_fraction: Annotated[float, Operational] = Field(ge=0, le=1)
+    supervision: Supervision = Supervision.OUTCOME
+    combination: Combination = Combination.BEFORE_NORMALISATION
+    max_unscorable_fraction: Annotated[float, Operational] = Field(0.1, ge=0, le=1)
     """Share of a rollout's completions that may be without a verdict or have a reward fail; the run stops above it."""
     max_steps_without_signal: Annotated[int, Operational] = Field(default=30, ge=0)
     """Steps in a row without two different rewards in any group, after which the run stops; 0 never stops it. Steps
     whose every answer is right do not count: there is nothing left to learn."""
-    overlong_buffer_tokens: int = Field(ge=0)
+    overlong_buffer_tokens: int = Field(0, ge=0)
     """Tokens before the length limit over which `overlong` falls from 0 to -1; 0 without that reward."""
-    repetition_ngram_tokens: int = Field(ge=0)
+    repetition_ngram_tokens: int = Field(0, ge=0)
     """Tokens of the n-grams that `repetition` counts; 0 without that reward."""
     model: RewardModelConfig | None = None
     """The model behind `reward_model`; null without that reward."""
@@ -254,15 +254,15 @@ class RewardConfig(Config):
 class AdvantageConfig(Config):
     """From rewards to advantages."""
 
-    estimator: AdvantageEstimator
+    estimator: AdvantageEstimator = AdvantageEstimator.Z_SCORE
 
 
 class ClipConfig(Config):
     """How far the ratio to the sampling policy may move a token's gradient."""
 
-    low: float = Field(gt=0, lt=1)
+    low: float = Field(0.2, gt=0, lt=1)
     """The ratio is held above 1 - low (epsilon in the paper)."""
-    high: float = Field(gt=0)
+    high: float = Field(0.2, gt=0)
     """The ratio is held below 1 + high; the same as low in the paper, larger in DAPO."""
     dual: float | None = Field(default=None, gt=1)
     """Bound on the ratio where the advantage is negative (dual clip); null for none."""
@@ -271,20 +271,20 @@ class ClipConfig(Config):
 class KLConfig(Config):
     """The tether to the reference."""
 
-    coefficient: float = Field(ge=0)
+    coefficient: float = Field(0.04, ge=0)
     """Weight of the KL term (beta; 0.04 in the paper, 0 for no reference model at all)."""
-    estimator: KLEstimator
-    placement: KLPlacement
+    estimator: KLEstimator = KLEstimator.K3
+    placement: KLPlacement = KLPlacement.LOSS
 
 
 class LossConfig(Config):
     """The objective."""
 
-    aggregation: Aggregation
-    ratio: RatioLevel
-    clip: ClipConfig
-    kl: KLConfig
-    entropy_coefficient: float = Field(ge=0)
+    aggregation: Aggregation = Aggregation.SEQUENCE_MEAN
+    ratio: RatioLevel = RatioLevel.TOKEN
+    clip: ClipConfig = ClipConfig()
+    kl: KLConfig = KLConfig()
+    entropy_coefficient: float = Field(0.0, ge=0)
     """Weight of the policy's entropy, which is maximised."""
 
 
@@ -296,12 +296,12 @@ class SamplerConfig(Config):
     servers: Annotated[ServersConfig | None, Operational] = None
     """vLLM in servers of its own, which all processes share; null for none. Without either, transformers samples from
     the very weights that are trained."""
-    overlap: bool
+    overlap: bool = False
     """Whether servers sample the next rollout while the policy learns from the last: what is learned from is then one
     update old."""
     max_importance_weight: float | None = Field(default=None, ge=1)
     """Bound of the per-token weight pi_old / pi_sampler that corrects for the difference; null for no correction."""
-    max_mismatch: Annotated[float, Operational] = Field(gt=0)
+    max_mismatch: Annotated[float, Operational] = Field(0.05, gt=0)
     """Mean absolute difference in nats per token between the two above which the run stops."""
 
     @model_validator(mode="after")
@@ -326,38 +326,38 @@ class SamplerConfig(Config):
 class TrainGRPOConfig(Config):
     """How the reference checkpoint becomes the policy."""
 
-    seed: int
+    seed: int = 1
     """Seed of the order of prompts and of sampling."""
-    num_iterations: int = Field(gt=0)
+    num_iterations: int = Field(1, gt=0)
     """Outer iterations (I in Algorithm 1): each begins by making the policy the reference."""
-    num_steps: int = Field(gt=0)
+    num_steps: int = Field(500, gt=0)
     """Rollouts of the whole run (I times M in Algorithm 1)."""
-    prompts_per_step: int = Field(gt=0)
+    prompts_per_step: int = Field(128, gt=0)
     """Groups per rollout."""
-    group_size: int = Field(gt=1)
+    group_size: int = Field(8, gt=1)
     """Completions sampled per prompt (G); they are each other's baseline."""
-    minibatches_per_rollout: int = Field(gt=0)
+    minibatches_per_rollout: int = Field(1, gt=0)
     """Parts of a rollout, each with an optimizer step of its own."""
-    updates_per_rollout: int = Field(gt=0)
+    updates_per_rollout: int = Field(1, gt=0)
     """Passes over each rollout (mu in the paper, which uses 1)."""
-    learning_rate: float = Field(gt=0)
+    learning_rate: float = Field(1e-6, gt=0)
     """Peak of the schedule."""
-    warmup_steps: int = Field(ge=0)
+    warmup_steps: int = Field(0, ge=0)
     """Rollouts in which the rate rises to its peak; it then falls in a line."""
-    final_learning_rate_fraction: float = Field(ge=0, le=1)
+    final_learning_rate_fraction: float = Field(1.0, ge=0, le=1)
     """Share of the peak that is left at the last rollout."""
-    completions_kept_per_step: int = Field(ge=0)
+    completions_kept_per_step: int = Field(4, ge=0)
     """Completions per rollout that are written down to be read later."""
-    prompts: PromptsConfig
-    sampling: SamplingConfig
-    reward: RewardConfig
-    advantage: AdvantageConfig
-    loss: LossConfig
-    sampler: SamplerConfig
-    reference: Annotated[ReferencePlacement, Operational]
+    prompts: PromptsConfig = PromptsConfig()
+    sampling: SamplingConfig = SamplingConfig()
+    reward: RewardConfig = RewardConfig()
+    advantage: AdvantageConfig = AdvantageConfig()
+    loss: LossConfig = LossConfig()
+    sampler: SamplerConfig = SamplerConfig()
+    reference: Annotated[ReferencePlacement, Operational] = ReferencePlacement.WHOLE
     """Where the weights of the reference are; of no use without a KL term."""
-    checkpoint: Annotated[CheckpointConfig, Operational]
-    engine: EngineConfig
+    checkpoint: Annotated[CheckpointConfig, Operational] = CheckpointConfig()
+    engine: EngineConfig = EngineConfig()
 
     @model_validator(mode="after")
     def _steps_add_up(self) -> "TrainGRPOConfig":

@@ -15,22 +15,22 @@ class TrainSFTConfig(Config):
 
     model: ModelConfig
     """The base model and the prompt that every later stage uses."""
-    seed: int
+    seed: int = 1
     """Seed of the weights of a model made from scratch, and of the order of examples."""
-    num_steps: int = Field(gt=0)
+    num_steps: int = Field(500, gt=0)
     """Optimizer steps."""
-    examples_per_step: int = Field(gt=0)
+    examples_per_step: int = Field(64, gt=0)
     """Problems with their solutions per optimizer step."""
-    learning_rate: float = Field(gt=0)
+    learning_rate: float = Field(5e-6, gt=0)
     """Peak of the schedule."""
-    warmup_steps: int = Field(ge=0)
+    warmup_steps: int = Field(0, ge=0)
     """Optimizer steps in which the rate rises to its peak; it then falls in a line."""
-    final_learning_rate_fraction: float = Field(ge=0, le=1)
+    final_learning_rate_fraction: float = Field(0.1, ge=0, le=1)
     """Share of the peak that is left at the last step."""
-    max_tokens: int = Field(gt=0)
+    max_tokens: int = Field(2048, gt=0)
     """Longest prompt with its solution; longer examples are left out, and counted."""
-    checkpoint: Annotated[CheckpointConfig, Operational]
-    engine: EngineConfig
+    checkpoint: Annotated[CheckpointConfig, Operational] = CheckpointConfig()
+    engine: EngineConfig = EngineConfig()
 
     @model_validator(mode="after")
     def _warmup_ends(self) -> "TrainSFTConfig":

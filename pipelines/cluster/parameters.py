@@ -7,14 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from components.preflight.config import resolved
 from components.preflight.form import KEYS, PREFIX, form_of, sections_of
 from components.preflight.repetition import PARAMETER
 from components.preflight.sections import contradicting, wrong_sections
 from components.preflight.storage import credentials, is_url
 from components.shared.errors import PipelineError, refuse_all
 from pipelines.cluster.package import Package
-from pipelines.params import load
-from pipelines.sections import sections
 
 Form = dict[str, Any]
 
@@ -37,8 +36,7 @@ def parameters(package: Package, params: Path | None, settings: Sequence[str]) -
     """
     form = copy.deepcopy(package.defaults)
     if params is not None:
-        load(params)
-        form |= form_of(sections(params))
+        form |= form_of(resolved(params))
     for setting in settings:
         name, equals, text = setting.partition("=")
         if not equals:

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from components.policy.config import ALL_LINEAR, EngineConfig
+from components.preflight.config import Params
 from components.shared.errors import PipelineError
 from components.train_grpo.config import SamplerConfig
-from pipelines.params import Params
 from pipelines.planning.hardware import GIB
 from pipelines.planning.known_models import shape_of
 from pipelines.planning.model_shape import ModelShape

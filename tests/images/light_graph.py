@@ -6,10 +6,10 @@ from typing import Any
 
 from kfp import dsl, local
 
+from components.preflight.config import resolved
 from components.prepare_data.component import prepare_data
 from components.validate_data.component import validate_data
 from pipelines import containers
-from pipelines.sections import sections
 
 
 @dsl.pipeline(name="light")  # type: ignore[untyped-decorator]
@@ -26,5 +26,5 @@ if __name__ == "__main__":
         pipeline_root=str(folder / "artifacts"),
         raise_on_error=True,
     )
-    params = sections(Path(sys.argv[1]))
+    params = resolved(Path(sys.argv[1]))
     light(**{f"{stage}_config": params[stage] for stage in ("prepare_data", "validate_data")})

@@ -4,14 +4,15 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-import yaml
 
 from components.cluster.trainjob.manifest import SERVER_PORT
+from components.preflight.config import load_params
 from components.shared.errors import PipelineError
 from tests.cluster.releases import needs_upstream, refused
 from tests.fake_cluster.schemas import problems
 from tests.k8s.kueue_schemas import SCHEMAS
-from tests.k8s.rendered import K8S, NAMESPACES, OVERLAYS, ROOT, STEPS, Json, one, overlay, pod_templates, render
+from tests.k8s.rendered import K8S, NAMESPACES, OVERLAYS, STEPS, Json, one, overlay, pod_templates, render
+from tests.presets import FILES
 
 ROOTS = [*(K8S / "overlays" / name for name in OVERLAYS), K8S / "cluster"]
 each_overlay = pytest.mark.parametrize("name", OVERLAYS)
@@ -150,8 +151,8 @@ def test_runtimes_are_what_the_trainer_and_torchrun_need(runtime: str) -> None:
 @pytest.mark.parametrize("runtime", ["grpo-torch", "grpo-torch-vllm"])
 def test_ranks_have_the_time_to_end_that_every_preset_gives_them(runtime: str) -> None:
     """Kubernetes kills a pod when its grace period is over: the last checkpoint would be lost."""
-    sections = [yaml.safe_load(path.read_text(encoding="utf-8")) for path in (ROOT / "params").glob("*.yaml")]
-    longest_s = max(each[stage]["checkpoint"]["grace_s"] for each in sections for stage in ("train_sft", "train_grpo"))
+    params = [load_params(path) for path in FILES]
+    longest_s = max(each.checkpoint.grace_s for one in params for each in (one.train_sft, one.train_grpo))
     node = one(overlay("standalone"), "TrainingRuntime", runtime)["spec"]["template"]["spec"]["replicatedJobs"][-1]
     assert node["template"]["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] >= longest_s + 30
 

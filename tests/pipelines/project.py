@@ -15,6 +15,7 @@ import yaml
 from safetensors.numpy import load_file
 
 from components.shared.lineage import file_digest
+from tests.presets import preset
 
 ROOT = Path(__file__).parents[2]
 _COPIED = (
@@ -97,8 +98,7 @@ class Project:
 
 def smoke() -> dict[str, Any]:
     """The params of the smoke preset."""
-    params: dict[str, Any] = yaml.safe_load((ROOT / "params/smoke.yaml").read_text())
-    return params
+    return preset("smoke")
 
 
 def copy_project(folder: Path) -> Project:

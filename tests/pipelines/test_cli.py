@@ -8,6 +8,7 @@ import yaml
 
 from pipelines.cli import main
 from pipelines.cluster.connection import ENDPOINT_VARIABLES
+from tests.presets import preset
 
 ROOT = Path(__file__).parents[2]
 
@@ -94,7 +95,7 @@ def test_a_missing_address_is_told_before_the_graph_is_looked_at(
 def test_a_failing_stage_ends_the_run_with_its_own_exit_code(tmp_path: Path) -> None:
     """The graph stops at the stage, whose error is shown as one line; the log is kept and named."""
     path = tmp_path / "malformed.yaml"
-    params = yaml.safe_load((ROOT / "params/smoke.yaml").read_text())
+    params = preset()
     params["prepare_data"]["sources"] = [{"kind": "gsm8k", "train": "rows.jsonl", "test": "rows.jsonl"}]
     params["report"]["gate"]["target"] = ["gsm8k"]
     (tmp_path / "rows.jsonl").write_text('{"question": "1 + 1?", "answer": "#### 2"}\n' * 20 + "{}\n" * 30)

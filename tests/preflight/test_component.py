@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from components.preflight.config import Params
-from pipelines.sections import sections
+from components.preflight.config import resolved
 from tests.fake_cluster import ApiServer
 
 _ROOT = Path(__file__).parents[2]
@@ -22,7 +21,7 @@ def test_the_task_hands_the_sections_on(server: ApiServer, tmp_path: Path) -> No
     done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, check=True, env=dict(os.environ))
     said = json.loads(done.stdout.splitlines()[-1])
     outputs = said["outputs"]
-    expected = Params.model_validate(sections(_ROOT / "params.yaml")).model_dump(mode="json", exclude_none=True)
+    expected = resolved(_ROOT / "params.yaml")
     expected["register"]["registry"] = "/work/registry"
     assert {stage: outputs.pop(f"{stage}_config") for stage in expected} == expected
     assert outputs.pop("cluster_config")["volume"] == "grpo-pipeline"

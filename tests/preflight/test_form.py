@@ -5,11 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from components.preflight.config import Params
+from components.preflight.config import resolved
 from components.preflight.form import KEYS, PREFIX, Form, form_of, sections_of
 from components.preflight.sections import complete, wrong_sections
 from pipelines.grpo_post_training_on_cluster import FORM
-from pipelines.sections import sections
 
 _ROOT = Path(__file__).parents[2]
 _FILES = [_ROOT / "params.yaml", *sorted((_ROOT / "params").glob("*.yaml"))]
@@ -17,7 +16,7 @@ _COMMIT = "0123456789" * 4
 
 
 def _of_file(path: Path) -> Form:
-    return {**FORM, **form_of(sections(path))}
+    return {**FORM, **form_of(resolved(path))}
 
 
 @pytest.mark.parametrize("path", _FILES, ids=lambda path: path.stem)
@@ -26,7 +25,7 @@ def test_a_form_means_what_the_params_file_says(path: Path) -> None:
     made, twice = sections_of(_of_file(path), _COMMIT, {})
     assert twice == []
     assert wrong_sections(made) == []
-    made, expected = complete(made), Params.model_validate(sections(path)).model_dump(mode="json", exclude_none=True)
+    made, expected = complete(made), resolved(path)
     cluster = made.pop("cluster")
     assert made["register"].pop("registry") == "/work/registry"
     expected["register"].pop("registry")
@@ -126,5 +125,5 @@ def test_the_form_leaves_its_defaults_as_they_are() -> None:
     sections_of(FORM, _COMMIT, {})
     assert before == FORM
     assert {name for name in FORM if name.startswith(PREFIX)} == {
-        f"{PREFIX}{name}" for name in (*sections(_FILES[0]), "cluster")
+        f"{PREFIX}{name}" for name in (*resolved(_FILES[0]), "cluster")
     }

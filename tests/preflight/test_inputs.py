@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 import yaml
 
-from components.preflight.config import Params
+from components.preflight.config import Params, load_params
 from components.preflight.inputs import contradictions, missing_here
 from components.shared.base_model import context_tokens
 from components.shared.errors import PipelineError
 from pipelines.cli import main
-from pipelines.params import load
+from tests.presets import preset
 
 ROOT = Path(__file__).parents[2]
-SMOKE = yaml.safe_load((ROOT / "params/smoke.yaml").read_text())
+SMOKE = preset()
 GSM8K = {"kind": "gsm8k", "train": "train.jsonl", "test": "test.jsonl"}
 
 
@@ -41,7 +41,7 @@ def _put(values: dict[str, Any], key: str, value: Any) -> None:
 )
 def test_no_shipped_preset_contradicts_itself(path: Path) -> None:
     """What is shipped can start, given its data and model."""
-    assert contradictions(load(path)) == []
+    assert contradictions(load_params(path)) == []
 
 
 @pytest.mark.parametrize(

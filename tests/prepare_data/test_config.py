@@ -45,7 +45,7 @@ def test_numbers_may_come_as_kubeflow_sends_them() -> None:
         ({"sources": [_WORDS | {"families": ["totals"]}]}, "'total', 'gains_and_losses', 'shared' or 'leftovers'"),
         ({"sources": [_WORDS | {"num_train": 0, "num_test": 0}]}, "num_train and num_test must not both be 0"),
         ({"max_malformed_fraction": 1}, "prepare_data.max_malformed_fraction: input should be less than 1, got 1"),
-        ({"contamination": {"ngram_words": 13}}, "prepare_data.contamination.max_overlap: required key is missing"),
+        ({"contamination": {"max_overlap": 2}}, "prepare_data.contamination.max_overlap: input should be less than or"),
     ],
 )
 def test_a_wrong_section_is_refused_in_one_line(change: dict[str, Any], message: str) -> None:

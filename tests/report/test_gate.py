@@ -4,16 +4,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
+from components.preflight.config import load_params
 from components.report.config import GateConfig
 from components.report.evaluation import Outcome, Pair, Record
 from components.report.gate import decide
 from components.shared.errors import PipelineError
 from components.shared.statistics import paired_difference_interval
+from tests.presets import FILES
 
-ROOT = Path(__file__).parents[2]
-PRESETS = [ROOT / "params.yaml", *sorted((ROOT / "params").glob("*.yaml"))]
 GATE = GateConfig(target=("words",), min_gain=0.1, max_p_value=0.05, margin=0.1, enforce=True)
 
 
@@ -131,22 +130,22 @@ def test_a_target_without_problems_is_named() -> None:
         )
 
 
-@pytest.mark.parametrize("path", PRESETS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_presets_ask_for_evidence_and_refuse_contaminated_data(path: Path) -> None:
     """Chance explains a promotion in one case of twenty at most, losses are small, copies of test problems go."""
-    params = yaml.safe_load(path.read_text())
-    gate, contamination = params["report"]["gate"], params["prepare_data"]["contamination"]
-    assert 0 < gate["max_p_value"] <= 0.05
-    assert 0 <= gate["min_gain"] <= 0.2
-    assert 0 < gate["margin"] <= 0.05
-    assert 0 < contamination["max_overlap"] <= 0.5
-    assert 8 <= contamination["ngram_words"] <= 13
+    params = load_params(path)
+    gate, contamination = params.report.gate, params.prepare_data.contamination
+    assert 0 < gate.max_p_value <= 0.05
+    assert 0 <= gate.min_gain <= 0.2
+    assert 0 < gate.margin <= 0.05
+    assert 0 < contamination.max_overlap <= 0.5
+    assert 8 <= contamination.ngram_words <= 13
 
 
 def test_only_presets_that_promote_nothing_go_without_the_gate() -> None:
     """A gate that is not enforced is for trying out, under a name that nobody takes for a release."""
-    registered = {path.stem: yaml.safe_load(path.read_text()) for path in PRESETS}
-    unenforced = {name for name, params in registered.items() if not params["report"]["gate"]["enforce"]}
+    registered = {path.stem: load_params(path) for path in FILES}
+    unenforced = {name for name, params in registered.items() if not params.report.gate.enforce}
     assert unenforced == {"smoke", "gsm8k-math"}
-    names = [params["register"]["name"] for params in registered.values()]
+    names = [params.register.name for params in registered.values()]
     assert sorted(names) == sorted(set(names))

@@ -6,8 +6,10 @@ from typing import Annotated, Literal
 import pytest
 from pydantic import Field, ValidationError
 
-from components.shared.config import Config, load_section, read_params, validate
+from components.preflight.config import Params, as_yaml, load_params, resolved
+from components.shared.config import Config, SameAs, load_section, read_params, validate
 from components.shared.errors import PipelineError
+from tests.presets import FILES, ROOT
 
 
 class _Files(Config):
@@ -188,10 +190,120 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     assert _refusal(tmp_path) == " cannot be read (Is a directory)"
 
 
-def test_a_missing_section_is_named_with_those_that_are_there(tmp_path: Path) -> None:
-    """A misspelt section shows itself in the list."""
+def test_a_misspelt_section_is_refused_and_a_missing_one_is_all_defaults(tmp_path: Path) -> None:
+    """A typing error must not run a stage with its defaults."""
     path = _file(tmp_path, "train:\n -> trian:\n")
-    assert _refusal(path) == " section `train` is missing; it has other, trian"
+    assert _refusal(path) == "3: trian: unknown section; did you mean `train`?"
+    with pytest.raises(PipelineError, match=r"evaluate\.seed: required key is missing"):
+        load_section(path, "evaluate", _Section)
+
+
+_OVERLAY = """# an overlay
+extends: ../params.yaml
+train:
+  rate: 1.0e-3
+  engine: {precision: bf16}
+  sources: [{kind: sums, num_train: 7}]
+new: {a: 1}
+other: null
+"""
+
+
+def _overlay(folder: Path, text: str = _OVERLAY) -> Path:
+    _file(folder)
+    path = folder / "presets/overlay.yaml"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def test_an_overlay_changes_what_it_names_and_keeps_the_rest(tmp_path: Path) -> None:
+    """Mappings are merged, lists and scalars replaced, sections added and reset."""
+    assert read_params(_overlay(tmp_path)) == {
+        "train": {
+            "seed": 1,
+            "rate": 1e-3,
+            "engine": {"precision": "bf16", "stages": [1, 2]},
+            "sources": [{"kind": "sums", "num_train": 7}],
+        },
+        "new": {"a": 1},
+    }
+
+
+def test_null_resets_a_key_to_its_default(tmp_path: Path) -> None:
+    """In an overlay and in a file of its own: as if the key were nowhere, in the model as well."""
+    path = _overlay(
+        tmp_path, "extends: ../params.yaml\ntrain: {sources: [{kind: files, train: a, limit: null}], seed: null}\n"
+    )
+    with pytest.raises(PipelineError, match=r"train\.seed: required key is missing"):
+        load_section(path, "train", _Section)
+    path.write_text(path.read_text().replace("seed: null", "seed: 3"))
+    assert load_section(path, "train", _Section).sources == [_Files(kind="files", train=Path("a"))]
+
+
+@pytest.mark.parametrize(
+    ("overlay", "place"),
+    [
+        ("train:\n  rate: 0\n", "presets/overlay.yaml:3: train.rate"),
+        ("train:\n  engine: {precision: fp64}\n", "presets/overlay.yaml:3: train.engine.precision"),
+        ("train:\n  sources:\n  - kind: sums\n", "presets/overlay.yaml:4: train.sources.0.num_train"),
+        ("train:\n  seed: null\n", "presets/overlay.yaml:3: train.seed: required key is missing"),
+        ("train:\n  engine: 3\n", "presets/overlay.yaml:3: train.engine"),
+        ("train:\n  rate: 1.0\n", "params.yaml:8: train.engine.stages.1"),
+    ],
+)
+def test_an_error_names_the_file_and_line_where_the_wrong_value_stands(
+    tmp_path: Path, overlay: str, place: str
+) -> None:
+    """The last file that sets the key, whatever the others say of it; a list belongs to one file as a whole."""
+    path = _overlay(tmp_path, f"extends: ../params.yaml\n{overlay}")
+    if place.startswith("params"):
+        _file(tmp_path, "[1, 2] -> [1, x]")
+    with pytest.raises(PipelineError) as refused:
+        load_section(path, "train", _Section)
+    assert str(refused.value).startswith(f"{tmp_path}/{place}")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("extends: nope.yaml\n", "overlay.yaml:1: extends: {folder}/nope.yaml: no such params file"),
+        ("train: {}\nextends: 3\n", "overlay.yaml:2: extends: expected the path of a params file, got 3"),
+        (
+            "extends: overlay.yaml\n",
+            "overlay.yaml:1: extends: the files extend one another in a circle "
+            "({folder}/overlay.yaml -> {folder}/overlay.yaml)",
+        ),
+    ],
+)
+def test_a_file_that_cannot_be_extended_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    """A missing file, something else than a path, and a file that would extend itself."""
+    path = _overlay(tmp_path, text)
+    with pytest.raises(PipelineError) as refused:
+        read_params(path)
+    assert str(refused.value) == f"{path.parent}/{message.format(folder=path.parent)}"
+
+
+def test_what_is_wrong_with_an_extended_file_names_that_file(tmp_path: Path) -> None:
+    """Broken YAML in the file below, and a circle of two."""
+    path = _overlay(tmp_path)
+    (tmp_path / "params.yaml").write_text("a: [\n")
+    with pytest.raises(PipelineError, match=f"^{tmp_path}/params.yaml:2: is not valid YAML"):
+        read_params(path)
+    (tmp_path / "params.yaml").write_text("extends: presets/overlay.yaml\n")
+    with pytest.raises(PipelineError, match=f"^{tmp_path}/params.yaml:1: extends: the files extend one another"):
+        read_params(path)
+
+
+class _Checked(Config):
+    seed: Annotated[int, SameAs("train", "seed")]
+
+
+def test_a_key_that_is_the_same_as_another_section_has_need_not_be_repeated(tmp_path: Path) -> None:
+    """It is taken from there, unless it is set."""
+    path = _file(tmp_path)
+    assert load_section(path, "other", _Checked).seed == 1
+    assert load_section(_file(tmp_path, "other: {} -> other: {seed: 2}"), "other", _Checked).seed == 2
 
 
 def test_values_from_elsewhere_are_named_without_a_line() -> None:
@@ -203,13 +315,35 @@ def test_values_from_elsewhere_are_named_without_a_line() -> None:
     assert str(refused.value).startswith("train.engine.stages.0: input should be a valid integer, got a number")
 
 
-def test_a_rule_over_the_whole_file_is_told_without_a_key(tmp_path: Path) -> None:
-    """With neither section nor key to name, the file and the message are enough."""
-    from pipelines.params import load
-
+@pytest.mark.parametrize(
+    ("overlay", "message"),
+    [
+        (
+            "validate_data: {model: {base: scratch:math}}\n",
+            "params.yaml:1: validate_data.model and train_sft.model must be the same",
+        ),
+        (
+            "train_sft: {model: {base: scratch:nope}}\n",
+            "params.yaml:2: train_sft.model.base: no such preset; accepted: ",
+        ),
+        ("train_gpro: {}\n", "params.yaml:2: train_gpro: unknown key; did you mean `train_grpo`?"),
+        ("report: {gate: {target: null}}\n", "params.yaml:2: report.gate.target: required key is missing"),
+    ],
+)
+def test_what_is_wrong_with_the_whole_file_is_one_line(tmp_path: Path, overlay: str, message: str) -> None:
+    """A rule over two sections names no key; a model that two sections share is named once, where it stands."""
     path = tmp_path / "params.yaml"
-    text = (Path(__file__).parents[2] / "params/smoke.yaml").read_text()
-    path.write_text(text.replace("model: *model", "model: {base: scratch:math, prompt: '{question}', answer: boxed}"))
+    path.write_text(f"extends: {ROOT / 'params/smoke.yaml'}\n{overlay}")
     with pytest.raises(PipelineError) as refused:
-        load(path)
-    assert str(refused.value) == f"{path}:1: validate_data.model and train_sft.model must be the same"
+        load_params(path)
+    assert str(refused.value).startswith(f"{tmp_path}/{message}")
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_every_params_file_reads_the_same_in_full(path: Path, tmp_path: Path) -> None:
+    """What is kept of a run, and printed by `grpo-pipeline config`, is a params file that means the same."""
+    params = load_params(path)
+    (tmp_path / "params.yaml").write_text(as_yaml(params))
+    assert load_params(tmp_path / "params.yaml") == params
+    assert Params.model_validate(resolved(path)) == params

@@ -3,7 +3,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from components.prepare_data.config import PrepareConfig
 from components.shared.config import Config
@@ -11,14 +10,14 @@ from components.shared.unchanged import Promoted, changes, last_promoted
 from components.shared.workspace import Workspace
 from components.train_grpo.config import TrainGRPOConfig
 from components.train_sft.config import TrainSFTConfig
+from tests.presets import preset
 
-ROOT = Path(__file__).parents[2]
 CODE = "c0de"
 
 
 def configs(**changed: Any) -> dict[str, Config]:
     """The sections that a policy is made by, with keys of train_grpo changed."""
-    params = yaml.safe_load((ROOT / "params/smoke.yaml").read_text())
+    params = preset()
     return {
         "prepare_data": PrepareConfig.model_validate(params["prepare_data"]),
         "train_sft": TrainSFTConfig.model_validate(params["train_sft"]),
@@ -47,7 +46,7 @@ def test_the_same_code_on_the_same_data_and_config_changes_nothing() -> None:
 
 def test_where_and_how_fast_something_is_computed_is_no_change() -> None:
     """More processes compute the same."""
-    engine = yaml.safe_load((ROOT / "params/smoke.yaml").read_text())["train_grpo"]["engine"]
+    engine = preset()["train_grpo"]["engine"]
     same = configs(engine={**engine, "num_processes": 4})
     assert changes(Promoted("grpo-policy@v0.0.1", lineage()), same, CODE) == []
 

@@ -6,13 +6,13 @@ import pytest
 from kubernetes import client, config
 
 from components.cluster import names
+from components.preflight.config import resolved
 from components.preflight.form import form_of
 from pipelines.cli import main
 from pipelines.cluster.package import read
 from pipelines.cluster.parameters import parameters
 from pipelines.compile import write
 from pipelines.grpo_post_training_on_cluster import grpo_post_training_minimal
-from pipelines.sections import sections
 from tests.fake_cluster import ApiServer, Json, kinds, runtime
 
 ROOT = Path(__file__).parents[3]
@@ -35,7 +35,7 @@ def test_submit_starts_a_run_with_both_documents_and_every_parameter(
     sent = run["runtime_config"]["parameters"]
     assert set(sent) == set(read(pipeline).types)
     assert (sent["cluster_queue"], sent["grpo_group_size"]) == ("grpo-pipeline", 16)
-    assert sent["section_train_grpo"] == form_of(sections(SMOKE))["section_train_grpo"]
+    assert sent["section_train_grpo"] == form_of(resolved(SMOKE))["section_train_grpo"]
     printed = capsys.readouterr().out
     assert printed == f"first  {run['run_id']}\n{server.url}/#/runs/details/{run['run_id']}\n"
     (experiment,) = server.kfp.experiments.values()
@@ -162,7 +162,7 @@ def test_a_wrong_params_file_is_refused_here(
 ) -> None:
     """A typing error need not travel to the cluster to be found."""
     wrong = tmp_path / "wrong.yaml"
-    wrong.write_text(SMOKE.read_text().replace("group_size", "groupsize", 1))
+    wrong.write_text(f"extends: {SMOKE}\ntrain_grpo: {{groupsize: 4}}\n")
     assert main(["submit", "--pipeline", str(pipeline), "--params", str(wrong)]) == 2
     assert "unknown key; did you mean `group_size`?" in capsys.readouterr().err
     assert server.requests == []
