@@ -13,19 +13,19 @@ from tests.train_grpo.settings import grpo_config
 
 @pytest.fixture(scope="session")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Problems, and a reference that guesses."""
+    """Problems and an untrained reference."""
     folder = tmp_path_factory.mktemp("inputs")
-    found = {name: folder / name for name in ("problems", "reference")}
-    for path in found.values():
+    folders = {name: folder / name for name in ("problems", "reference")}
+    for path in folders.values():
         path.mkdir()
-    write_problems(found["problems"], Split.TRAIN, tiny.PROBLEMS)
-    save(tiny.checkpoint(), found["reference"])
-    return found
+    write_problems(folders["problems"], Split.TRAIN, tiny.PROBLEMS)
+    save(tiny.checkpoint(), folders["reference"])
+    return folders
 
 
 @pytest.fixture
 def new_place(tmp_path: Path, inputs: dict[str, Path]) -> Iterator[NewPlace]:
-    """Places for runs by name, where nothing goes on running after the test."""
+    """Make places for runs by name; their processes end with the test."""
     made = []
 
     def make(name: str, stage: str = "train_grpo") -> Place:
@@ -40,13 +40,13 @@ def new_place(tmp_path: Path, inputs: dict[str, Path]) -> Iterator[NewPlace]:
 
 @pytest.fixture
 def place(new_place: NewPlace) -> Place:
-    """Where one run of GRPO is made."""
+    """The place of one GRPO run."""
     return new_place("run")
 
 
 @pytest.fixture(scope="session")
 def config() -> TrainGRPOConfig:
-    """A run in one process that keeps every step."""
+    """A run in one process with a checkpoint after every step."""
     return grpo_config(
         num_steps=40,
         prompts_per_step=2,
@@ -58,7 +58,7 @@ def config() -> TrainGRPOConfig:
 
 @pytest.fixture(scope="session")
 def undisturbed(config: TrainGRPOConfig, inputs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Place:
-    """That run, made without a disturbance."""
+    """That run without any fault."""
     place = Place(tmp_path_factory.mktemp("undisturbed"), "train_grpo", inputs)
     try:
         assert place.run(config) == 0, place.err

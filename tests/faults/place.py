@@ -1,4 +1,4 @@
-"""A stage run as a person runs it, from the command line and as often as it takes, and what there is of it."""
+"""A stage run from the command line, as often as it takes, with its processes, checkpoints and outputs."""
 
 import json
 import os
@@ -19,8 +19,8 @@ from components.shared.config import Config
 from components.shared.step import JOURNAL_VARIABLE, WORK_VARIABLE
 
 ROOT = Path(__file__).parents[2]
-PATIENCE_S = 300
-"""How long to wait for what takes some ten seconds on a machine that does nothing else."""
+TIMEOUT_S = 300
+"""For what takes about ten seconds on an idle machine."""
 OUTPUTS = {
     "train_grpo": ("policy", "training", "timings"),
     "train_sft": ("base_model", "reference", "training"),
@@ -44,7 +44,7 @@ class Running:
 
 @dataclass
 class Place:
-    """Where one run is made: its outputs, its unfinished work, its journal and its temporary files."""
+    """The folder of one run: its outputs, its unfinished work, its journal and its temporary files."""
 
     folder: Path
     stage: str
@@ -52,7 +52,7 @@ class Place:
     starts: int = 0
 
     def start(self, config: Config, **variables: str) -> "subprocess.Popen[bytes]":
-        """Start the stage; what it prints is in `out` and `err` afterwards."""
+        """Start the stage; its output is in `out` and `err` afterwards."""
         self.starts += 1
         (self.folder / "tmp").mkdir(parents=True, exist_ok=True)
         params = self.folder / "params.yaml"
@@ -64,11 +64,11 @@ class Place:
             JOURNAL_VARIABLE: str(self.folder / "journal.jsonl"),
             WORK_VARIABLE: str(self.folder / "work"),
             "TMPDIR": str(self.folder / "tmp"),
-            # Inherited even by graders, which get no other variable: by it all processes of the run are found.
+            # Even graders, which get no other variable, inherit it: it identifies all processes of the run.
             "PYTHONPATH": str(self.folder),
             **variables,
         }
-        with self._printed("out").open("wb") as out, self._printed("err").open("wb") as err:
+        with self._log("out").open("wb") as out, self._log("err").open("wb") as err:
             return subprocess.Popen(
                 [sys.executable, "-m", f"components.{self.stage}", "--params", str(params), *options],
                 cwd=ROOT,
@@ -77,33 +77,33 @@ class Place:
                 stderr=err,
             )
 
-    def run(self, config: Config, *, within_s: float = PATIENCE_S, **variables: str) -> int:
-        """Start the stage and wait for its end; return the exit code."""
+    def run(self, config: Config, *, within_s: float = TIMEOUT_S, **variables: str) -> int:
+        """Start the stage, wait for its end and return the exit code."""
         return self.start(config, **variables).wait(within_s)
 
     @property
     def out(self) -> str:
-        """What the last start has printed."""
-        return self._printed("out").read_text()
+        """Standard output of the last start."""
+        return self._log("out").read_text()
 
     @property
     def err(self) -> str:
-        """What the last start has printed as errors."""
-        return self._printed("err").read_text()
+        """Standard error of the last start."""
+        return self._log("err").read_text()
 
     @property
     def error_line(self) -> str:
-        """The only line that begins as the errors do that are for people."""
+        """The one line of standard error that begins with `error: `."""
         lines = [line for line in self.err.splitlines() if line.startswith("error: ")]
         assert len(lines) == 1, self.err
         return lines[0]
 
-    def _printed(self, name: str) -> Path:
+    def _log(self, name: str) -> Path:
         return self.folder / f"{name}-{self.starts}.txt"
 
     def processes(self) -> list[Running]:
-        """Every process of the run that is alive."""
-        found = []
+        """Every living process of the run."""
+        alive = []
         for path in Path("/proc").glob("[0-9]*"):
             try:
                 variables = (path / "environ").read_bytes().split(b"\0")
@@ -111,29 +111,29 @@ class Place:
             except (FileNotFoundError, ProcessLookupError, PermissionError):
                 continue
             if any(b"PYTHONPATH=" in each and os.fsencode(self.folder) in each for each in variables):
-                found.append(Running(int(path.name), _kind(words, variables)))
-        return found
+                alive.append(Running(int(path.name), _kind(words, variables)))
+        return alive
 
     def checkpoints(self) -> list[int]:
-        """The steps of which there are checkpoints."""
-        found = (self.folder / "work").glob(f"{self.stage}/*/checkpoints/step-*")
-        return sorted(int(path.name.removeprefix("step-")) for path in found)
+        """The steps that have a checkpoint."""
+        folders = (self.folder / "work").glob(f"{self.stage}/*/checkpoints/step-*")
+        return sorted(int(path.name.removeprefix("step-")) for path in folders)
 
     def wait_for_checkpoint(self, step: int, command: "subprocess.Popen[bytes]") -> None:
-        """Wait until the checkpoint of a step, or of a later one, is there."""
-        assert within(PATIENCE_S, lambda: self.checkpoints()[-1:] >= [step] or command.poll() is not None)
+        """Wait for the checkpoint of this step or of a later one."""
+        assert within(TIMEOUT_S, lambda: self.checkpoints()[-1:] >= [step] or command.poll() is not None)
         assert command.poll() is None, self.err
 
-    def assert_whole(self, step: int) -> None:
-        """The checkpoint of a step is the newest, whole, and beside it is nothing half written."""
+    def assert_latest_checkpoint(self, step: int) -> None:
+        """The latest checkpoint is of this step and complete, and nothing half-written lies beside it."""
         (folder,) = (self.folder / "work").glob(f"{self.stage}/*/checkpoints")
-        found = checkpoints.latest(folder, stage=self.stage)
-        assert found is not None
-        assert found.step == step
+        latest = checkpoints.latest(folder, stage=self.stage)
+        assert latest is not None
+        assert latest.step == step
         assert not list(folder.glob(".step-*"))
 
     def journal(self) -> list[dict[str, Any]]:
-        """What the run says of itself, start after start."""
+        """The journal of the run, start after start."""
         return [json.loads(line) for line in (self.folder / "journal.jsonl").read_text().splitlines()]
 
     def rows(self, name: str) -> list[dict[str, Any]]:
@@ -141,31 +141,31 @@ class Place:
         return [json.loads(line) for line in (self.folder / name).read_text().splitlines()]
 
     def results(self) -> dict[str, bytes]:
-        """The bytes that have to be the same whatever happened on the way; of GRPO they are not the reference's."""
+        """The bytes that no fault may change; those of a GRPO policy differ from its reference."""
         if self.stage == "train_grpo":
             before, after = (self.inputs["reference"], self.folder / "policy")
             assert (after / _WEIGHTS).read_bytes() != (before / _WEIGHTS).read_bytes(), "nothing was learned"
         return {name: (self.folder / name).read_bytes() for name in _RESULTS[self.stage]}
 
     def end(self) -> None:
-        """End whatever runs."""
+        """Kill every process of the run."""
         for each in self.processes():
             with suppress(ProcessLookupError):
                 os.kill(each.pid, signal.SIGKILL)
 
     def assert_nothing_runs(self) -> None:
-        """Every process of the run is gone, or goes in a moment."""
+        """Every process of the run ends within seconds."""
         assert within(5, lambda: not self.processes()), self.processes()
 
     def assert_nothing_left(self) -> None:
-        """Neither processes of the run nor its temporary files nor unfinished work are left."""
+        """No process, temporary file or unfinished work of the run is left."""
         self.assert_nothing_runs()
         assert not list((self.folder / "tmp").iterdir())
         assert not [path for path in (self.folder / "work").glob("*/*") if path.is_dir()]
 
 
 NewPlace = Callable[..., Place]
-"""From a name, and the stage where it is not GRPO."""
+"""Makes a `Place` from a name and a stage (GRPO by default)."""
 
 
 def _kind(words: list[str], variables: list[bytes]) -> str:
@@ -176,10 +176,10 @@ def _kind(words: list[str], variables: list[bytes]) -> str:
     return _KINDS.get(modules[0], "command") if modules else "other"
 
 
-def within(seconds: float, happened: Callable[[], bool]) -> bool:
-    """Tell whether something happens in that time."""
+def within(seconds: float, condition: Callable[[], bool]) -> bool:
+    """Return whether a condition becomes true in that time."""
     deadline = time.monotonic() + seconds
-    while not happened():
+    while not condition():
         if time.monotonic() > deadline:
             return False
         time.sleep(0.01)

@@ -1,4 +1,4 @@
-"""Rewards of a user's own, by which something comes to happen in a process of a run that is under way."""
+"""Custom rewards that cause faults in the process that computes them."""
 
 import itertools
 import math
@@ -10,13 +10,12 @@ from unittest.mock import patch
 
 from components.policy.engine import PolicyEngine
 
-CHOSEN_RANK = 1
-"""The one process that something happens to."""
+FAULTY_RANK = 1
 CALLS_BEFORE = 8
-"""Completions that are rewarded in a process before something happens."""
+"""Completions scored in a process before the fault."""
 SLOW_S = 0.1
 MEASURES_VARIABLE = "MEASURES"
-"""Names the file for what a process holds."""
+"""Names the file for the measurements of `measuring`."""
 _calls = itertools.count()
 
 
@@ -27,8 +26,8 @@ def shortness(problem: Any, completion: Any, grade: Any) -> float:
 
 
 def slow_in_one(problem: Any, completion: Any, grade: Any) -> float:
-    """Take long in the chosen process."""
-    if _is_chosen():
+    """Be slow in the faulty rank."""
+    if _is_faulty():
         time.sleep(SLOW_S)
     return shortness(problem, completion, grade)
 
@@ -40,22 +39,22 @@ def slow(problem: Any, completion: Any, grade: Any) -> float:
 
 
 def nan_in_one(problem: Any, completion: Any, grade: Any) -> float:
-    """Let the loss of the chosen process come to be NaN."""
-    if _is_chosen() and next(_calls) == CALLS_BEFORE:
+    """Make the loss of the faulty rank NaN."""
+    if _is_faulty() and next(_calls) == CALLS_BEFORE:
         accumulate = PolicyEngine.accumulate
         patch.object(PolicyEngine, "accumulate", lambda engine, loss: accumulate(engine, loss * math.nan)).start()
     return shortness(problem, completion, grade)
 
 
 def endless(problem: Any, completion: Any, grade: Any) -> float:
-    """Come to take longer than anybody waits."""
+    """Hang."""
     if next(_calls) == CALLS_BEFORE:
         time.sleep(600)
     return shortness(problem, completion, grade)
 
 
 def measuring(problem: Any, completion: Any, grade: Any) -> float:
-    """Write down what this process holds: bytes of memory, open files and threads."""
+    """Record bytes of memory, open files and threads of this process."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     files, threads = (sum(1 for _ in Path(f"/proc/self/{name}").iterdir()) for name in ("fd", "task"))
     with Path(os.environ[MEASURES_VARIABLE]).open("a") as file:
@@ -63,5 +62,5 @@ def measuring(problem: Any, completion: Any, grade: Any) -> float:
     return shortness(problem, completion, grade)
 
 
-def _is_chosen() -> bool:
-    return os.environ.get("RANK") == str(CHOSEN_RANK)
+def _is_faulty() -> bool:
+    return os.environ.get("RANK") == str(FAULTY_RANK)

@@ -12,12 +12,12 @@ from tests.faults.place import Place
 
 pytestmark = pytest.mark.long(minutes=2)
 SIZE = 64 << 20
-"""Bytes that a disk for unfinished work holds."""
+"""Bytes of the disk for unfinished work."""
 
 
 @pytest.fixture
 def disk(place: Place) -> Iterator[Path | None]:
-    """A small disk for the unfinished work; none where it cannot be mounted, as only root can."""
+    """A small disk for the unfinished work, or None without the right to mount one."""
     work = place.folder / "work"
     work.mkdir(parents=True)
     mount = ["mount", "-t", "tmpfs", "-o", f"size={SIZE}", "tmpfs", str(work)]
@@ -30,7 +30,7 @@ def disk(place: Place) -> Iterator[Path | None]:
 
 @pytest.fixture
 def leave_no_room(disk: Path | None) -> Callable[[int], None]:
-    """Leave no room for another checkpoint of that process: on its disk, or in any file that it writes."""
+    """Fill the disk, or limit the size of the process's files, so that no further checkpoint fits."""
 
     def fill(pid: int) -> None:
         if disk is None:
@@ -43,10 +43,10 @@ def leave_no_room(disk: Path | None) -> Callable[[int], None]:
     return fill
 
 
-def test_a_checkpoint_there_is_no_room_for_costs_none_before_it(
+def test_a_full_disk_leaves_earlier_checkpoints_intact(
     place: Place, config: TrainGRPOConfig, undisturbed: Place, disk: Path | None, leave_no_room: Callable[[int], None]
 ) -> None:
-    """The run stops with a line about it; given room, it goes on from what it had to where it would have come to."""
+    """The run stops with one line; with room again it resumes to the results of an undisturbed run."""
     command = place.start(config)
     place.wait_for_checkpoint(2, command)
     leave_no_room(command.pid)
@@ -55,7 +55,7 @@ def test_a_checkpoint_there_is_no_room_for_costs_none_before_it(
     assert place.error_line.endswith("the earlier checkpoints are whole: make room and run again")
     step = place.checkpoints()[-1]
     assert 2 <= step < config.num_steps
-    place.assert_whole(step)
+    place.assert_latest_checkpoint(step)
     place.assert_nothing_runs()
     if disk:
         (disk / "filler").unlink()

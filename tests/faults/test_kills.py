@@ -11,21 +11,21 @@ import pytest
 
 from components.shared.errors import RetryableError
 from components.train_grpo.config import TrainGRPOConfig
-from tests.faults.place import PATIENCE_S, NewPlace, Place, within
+from tests.faults.place import TIMEOUT_S, NewPlace, Place, within
 from tests.train_grpo.settings import grpo_config
 
 pytestmark = pytest.mark.long(minutes=8)
 
 SEED = 8
 NUM_KILLS, NUM_ENDINGS = 54, 6
-"""How many processes are killed on the way of one run, and how many of these end it.
+"""Processes killed during one run, and how many of these kills end it.
 
 For a campaign raise both, the steps with them, and give pytest a longer --timeout.
 """
 NUM_STEPS = 40
 MOST_BETWEEN_KILLS_S = 0.3
 ENDING = ("rank 0", "command", "rank 1", "launcher")
-"""Whose end is that of all others."""
+"""Processes whose end ends the run."""
 MEMORY = Path("/dev/shm")
 
 
@@ -48,13 +48,13 @@ def _victims(chance: random.Random) -> list[str]:
 
 
 def _kill_one(kind: str, place: Place, command: "subprocess.Popen[bytes]", chance: random.Random) -> bool:
-    """Kill a process of that kind at a random moment; return whether the run was there for it."""
-    deadline = time.monotonic() + PATIENCE_S
+    """Kill a process of that kind at a random moment; return False if the run has ended before."""
+    deadline = time.monotonic() + TIMEOUT_S
     while command.poll() is None:
         time.sleep(chance.uniform(0, MOST_BETWEEN_KILLS_S))
         there = [each for each in place.processes() if each.kind == kind]
         if there:
-            # A process that is about to become another looks as the one does that started it.
+            # Between fork and exec a process looks like its parent.
             victim = chance.choice(there) if kind == "grader" else min(there, key=lambda each: each.pid)
             with suppress(ProcessLookupError):
                 os.kill(victim.pid, signal.SIGKILL)
@@ -64,13 +64,13 @@ def _kill_one(kind: str, place: Place, command: "subprocess.Popen[bytes]", chanc
 
 
 def _disturbed(place: Place) -> list[str]:
-    """Make the run, with as many starts as the kills make necessary; return what was killed before each start."""
+    """Run with kills, starting again after each that ends the run; return what was killed before each start."""
     chance = random.Random(SEED)
     victims: Iterator[str] = iter(_victims(chance))
     ended_by = []
     command = place.start(_config())
     for number, victim in enumerate(victims):
-        if victim == "grader":  # all the way through, and to the last of them before the run is done
+        if victim == "grader":  # spread over the run, the last before its end
             place.wait_for_checkpoint(number * (NUM_STEPS - 10) // NUM_KILLS, command)
         assert _kill_one(victim, place, command, chance), f"the run ended before a {victim} could be killed"
         if victim in ENDING:
@@ -79,14 +79,14 @@ def _disturbed(place: Place) -> list[str]:
             place.assert_nothing_runs()
             ended_by.append(victim)
             command = place.start(_config())
-    assert command.wait(PATIENCE_S) == 0, place.err
+    assert command.wait(TIMEOUT_S) == 0, place.err
     return ended_by
 
 
-def test_kills_change_nothing_but_the_time_it_takes(new_place: NewPlace) -> None:
-    """Of graders, ranks, launcher and command, at random moments: the results are those of an undisturbed run.
+def test_kills_do_not_change_the_results(new_place: NewPlace) -> None:
+    """Kills of graders, ranks, launcher and command at random moments leave the results byte-identical.
 
-    Each end but that of a killed command is told in a line that names who was killed, and leaves no process behind.
+    Each kill that ends the run, except one of the command, is reported in a line that names the process killed.
     """
     straight, disturbed = new_place("straight"), new_place("disturbed")
     in_memory = set(MEMORY.iterdir())
@@ -97,24 +97,24 @@ def test_kills_change_nothing_but_the_time_it_takes(new_place: NewPlace) -> None
     for place in (straight, disturbed):
         place.assert_nothing_left()
     assert set(MEMORY.iterdir()) <= in_memory
-    _assert_told(disturbed, ended_by)
+    _assert_reported(disturbed, ended_by)
 
 
-def _assert_told(place: Place, ended_by: list[str]) -> None:
-    """The journal has every start, and every end that could be told."""
+def _assert_reported(place: Place, ended_by: list[str]) -> None:
+    """The journal has every start and every reported failure."""
     events = [line["event"] for line in place.journal()]
     expected = [event for by in ended_by for event in (("started",) if by == "command" else ("started", "failed"))]
     assert events == [*expected, "started", "finished"]
-    told = [line["error"] for line in place.journal() if line["event"] == "failed"]
+    reported = [line["error"] for line in place.journal() if line["event"] == "failed"]
     names = {"launcher": "the launcher of the processes was killed"}
-    for by, error in zip([by for by in ended_by if by != "command"], told, strict=True):
+    for by, error in zip([by for by in ended_by if by != "command"], reported, strict=True):
         assert names.get(by, f"{by} was killed by SIGKILL") in error
 
 
 def test_nothing_outlives_a_command_that_is_killed_while_it_starts(place: Place) -> None:
-    """Not even a launcher that had only begun to import what it needs."""
+    """Not even a launcher that is still importing."""
     command = place.start(_config())
-    assert within(PATIENCE_S, lambda: "launcher" in {each.kind for each in place.processes()})
+    assert within(TIMEOUT_S, lambda: "launcher" in {each.kind for each in place.processes()})
     command.kill()
     command.wait()
     place.assert_nothing_runs()

@@ -9,7 +9,7 @@ import pytest
 from components.shared.errors import PipelineError, RetryableError
 from components.train_grpo.config import TrainGRPOConfig
 from tests.faults.place import Place
-from tests.faults.rewards import CALLS_BEFORE, CHOSEN_RANK, SLOW_S
+from tests.faults.rewards import CALLS_BEFORE, FAULTY_RANK, SLOW_S
 from tests.train_grpo.settings import grpo_config
 
 pytestmark = pytest.mark.long(minutes=4)
@@ -34,47 +34,47 @@ def _config(reward: str, **changes: Any) -> TrainGRPOConfig:
 
 
 def test_nan_in_the_loss_of_one_rank_stops_all_before_the_step(place: Place) -> None:
-    """With an error that says so; the step before is the last that is kept."""
+    """The error says so, and the latest checkpoint is that of the step before."""
     assert place.run(_config("nan_in_one", engine__num_processes=2)) == PipelineError.exit_code
     assert place.error_line == "error: train_grpo: the loss is nan; stopped before the optimizer step"
     steps_done = CALLS_BEFORE // CALLS_PER_STEP
     assert place.checkpoints()[-1] == steps_done
-    place.assert_whole(steps_done)
+    place.assert_latest_checkpoint(steps_done)
     place.assert_nothing_runs()
 
 
-def test_a_slow_rank_is_told_and_one_that_stands_still_is_not_waited_for(place: Place) -> None:
-    """What is left of the run goes on in one process, and then in two again."""
+def test_a_slow_rank_is_reported_and_a_hung_rank_ends_the_run(place: Place) -> None:
+    """The run is resumed in one process, and then in two again."""
     two, one = (_config("slow_in_one", engine__num_processes=number) for number in (2, 1))
-    stopped_at = _stand_still(place, two)
-    gone_on_to = _go_on_for_a_while(place, one, stopped_at)
+    stopped_at = _hang_one_rank(place, two)
+    resumed_to = _resume_for_a_while(place, one, stopped_at)
     assert place.run(two) == 0, place.err
-    assert f"going on after step {gone_on_to}\n" in place.out
+    assert f"going on after step {resumed_to}\n" in place.out
     place.assert_nothing_left()
     rows = place.rows("timings/timings.jsonl")
     assert [row["step"] for row in rows] == list(range(1, NUM_STEPS + 1))
     together = [row for row in rows if "slowest_rank" in row]
-    assert [row["step"] for row in rows if row not in together] == list(range(stopped_at + 1, gone_on_to + 1))
-    assert {row["slowest_rank"] for row in together[1:]} == {CHOSEN_RANK}
+    assert [row["step"] for row in rows if row not in together] == list(range(stopped_at + 1, resumed_to + 1))
+    assert {row["slowest_rank"] for row in together[1:]} == {FAULTY_RANK}
     behind_s = statistics.median(row["slowest_rank_behind_median_s"] for row in together)
     assert behind_s == pytest.approx(CALLS_PER_STEP * SLOW_S, rel=0.3)
 
 
-def _stand_still(place: Place, config: TrainGRPOConfig) -> int:
-    """Let a rank stand still, and see it named in time; return the last step that is kept."""
+def _hang_one_rank(place: Place, config: TrainGRPOConfig) -> int:
+    """Stop a rank and see it named before the deadline; return the step of the latest checkpoint."""
     command = place.start(config)
     place.wait_for_checkpoint(2, command)
-    rank = next(each for each in place.processes() if each.kind == f"rank {CHOSEN_RANK}")
+    rank = next(each for each in place.processes() if each.kind == f"rank {FAULTY_RANK}")
     os.kill(rank.pid, signal.SIGSTOP)
     assert command.wait(300) == RetryableError.exit_code
-    assert re.search(rf"rank {CHOSEN_RANK} \(.*, process {rank.pid}\) of 2 (did not come|gives no sign)", place.err)
-    assert place.error_line.startswith(f"error: train_grpo: rank {CHOSEN_RANK} (")
+    assert re.search(rf"rank {FAULTY_RANK} \(.*, process {rank.pid}\) of 2 (did not come|gives no sign)", place.err)
+    assert place.error_line.startswith(f"error: train_grpo: rank {FAULTY_RANK} (")
     place.assert_nothing_runs()
     return place.checkpoints()[-1]
 
 
-def _go_on_for_a_while(place: Place, config: TrainGRPOConfig, stopped_at: int) -> int:
-    """Go on after that step until some more are done; return the last one."""
+def _resume_for_a_while(place: Place, config: TrainGRPOConfig, stopped_at: int) -> int:
+    """Resume after that step, stop again some steps later, and return the last step."""
     command = place.start(config)
     place.wait_for_checkpoint(NUM_STEPS // 2, command)
     command.terminate()

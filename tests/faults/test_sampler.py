@@ -1,4 +1,4 @@
-"""The end of vLLM's processes in the middle of a run, at random moments."""
+"""Kills of vLLM's processes at random moments of a run."""
 
 import functools
 import os
@@ -16,7 +16,7 @@ from components.policy.checkpoint import save
 from components.shared.problem import Split, write_problems
 from components.train_grpo.config import TrainGRPOConfig
 from tests import tiny
-from tests.faults.place import PATIENCE_S, Place, within
+from tests.faults.place import TIMEOUT_S, Place, within
 from tests.rollout.vllm_policies import policy
 from tests.train_grpo.settings import grpo_config
 
@@ -24,7 +24,7 @@ SEED = 3
 NUM_STEPS = 12
 NUM_ENGINES_KILLED = 5
 VICTIMS = (b"api_server", b"VLLM::EngineCor")
-"""The server, which takes requests, and its engine, which computes."""
+"""The HTTP server and its engine."""
 
 
 @pytest.fixture
@@ -58,16 +58,16 @@ def _config(num_steps: int = NUM_STEPS) -> TrainGRPOConfig:
 
 
 def _processes(place: Place, name: bytes) -> list[int]:
-    """The processes of a run with that name, without the guard, which names the server as its argument."""
+    """Processes of the run with that name, without the watchdog, whose arguments name the server."""
     commands = {each.pid: Path(f"/proc/{each.pid}/cmdline").read_bytes() for each in place.processes()}
     return [pid for pid, command in commands.items() if name in command and b"guard.py" not in command]
 
 
 def _kill(place: Place, command: "subprocess.Popen[bytes]", name: bytes, after_step: int, delay_s: float) -> None:
-    """Kill such a process a moment after the step is done."""
+    """Kill such a process a moment after a step."""
     place.wait_for_checkpoint(after_step, command)
     time.sleep(delay_s)
-    assert within(PATIENCE_S, lambda: bool(_processes(place, name)) or command.poll() is not None)
+    assert within(TIMEOUT_S, lambda: bool(_processes(place, name)) or command.poll() is not None)
     assert command.poll() is None, place.err
     os.kill(max(_processes(place, name)), signal.SIGKILL)
 
@@ -84,8 +84,8 @@ def _places(folder: Path) -> tuple[Place, Place]:
 
 @pytest.mark.long(minutes=6)
 @pytest.mark.timeout(1200)
-def test_a_sampler_that_is_killed_again_and_again_changes_nothing(short_path: Path) -> None:
-    """A server and its engine are killed in turns; each time another starts, and what is sampled is the same."""
+def test_kills_of_the_sampler_do_not_change_the_results(short_path: Path) -> None:
+    """Server and engine are killed in turns; each is restarted, and completions and weights stay byte-identical."""
     straight, disturbed = _places(short_path)
     chance = random.Random(SEED)
     try:
@@ -93,7 +93,7 @@ def test_a_sampler_that_is_killed_again_and_again_changes_nothing(short_path: Pa
         command = disturbed.start(_config())
         for number in range(3):
             _kill(disturbed, command, VICTIMS[number % 2], 1 + 3 * number, chance.uniform(0, 0.5))
-        assert command.wait(PATIENCE_S) == 0, disturbed.err
+        assert command.wait(TIMEOUT_S) == 0, disturbed.err
         assert disturbed.out.count("; starting it again") == 3
         for place in (straight, disturbed):
             place.assert_nothing_left()
@@ -105,17 +105,17 @@ def test_a_sampler_that_is_killed_again_and_again_changes_nothing(short_path: Pa
 
 
 def _kill_during_a_load(place: Place, command: "subprocess.Popen[bytes]", delay_s: float) -> None:
-    """Kill the engine while it is asked to load weights: it is stopped as they are written, so it cannot be done."""
+    """Kill the engine while it loads weights: it is suspended while they are written, so it cannot have finished."""
     folder = Path(f"/dev/shm/grpo-pipeline-{command.pid}")
     while True:
-        assert within(PATIENCE_S, lambda: bool(list(folder.glob(".*.partial"))) or command.poll() is not None)
+        assert within(TIMEOUT_S, lambda: bool(list(folder.glob(".*.partial"))) or command.poll() is not None)
         assert command.poll() is None, place.err
         (engine,) = _processes(place, VICTIMS[1])
         os.kill(engine, signal.SIGSTOP)
         if partial := list(folder.glob(".*.partial")):
             break
-        os.kill(engine, signal.SIGCONT)  # too late: they are written, and may be loaded
-    assert within(PATIENCE_S, lambda: not partial[0].exists())
+        os.kill(engine, signal.SIGCONT)  # too late: they may have been loaded
+    assert within(TIMEOUT_S, lambda: not partial[0].exists())
     time.sleep(delay_s)
     os.kill(engine, signal.SIGKILL)
 
@@ -123,8 +123,8 @@ def _kill_during_a_load(place: Place, command: "subprocess.Popen[bytes]", delay_
 @pytest.mark.long(minutes=10)
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("while_loading", [True, False])
-def test_an_engine_that_is_killed_again_and_again_is_started_each_time(short_path: Path, while_loading: bool) -> None:
-    """In the middle of loading weights or between steps; what is sampled and learned is as without the kills."""
+def test_an_engine_is_restarted_after_each_kill(short_path: Path, while_loading: bool) -> None:
+    """Kills while loading weights or between steps; completions and weights stay byte-identical."""
     straight, disturbed = _places(short_path)
     config = _config(2 * NUM_ENGINES_KILLED + 4)
     chance = random.Random(SEED)
@@ -140,10 +140,10 @@ def test_an_engine_that_is_killed_again_and_again_is_started_each_time(short_pat
                 _kill(disturbed, command, VICTIMS[1], disturbed.checkpoints()[-1] + 1, chance.uniform(0, 0.5))
             killed = time.monotonic()
             back = functools.partial(_has_printed, disturbed, "answers again, with the current weights", number)
-            assert within(PATIENCE_S, lambda: back() or command.poll() is not None)  # noqa: B023
+            assert within(TIMEOUT_S, lambda: back() or command.poll() is not None)  # noqa: B023
             seconds.append(time.monotonic() - killed)
             assert command.poll() is None, disturbed.err
-        assert command.wait(PATIENCE_S) == 0, disturbed.err
+        assert command.wait(TIMEOUT_S) == 0, disturbed.err
         assert disturbed.out.count("; starting it again") == NUM_ENGINES_KILLED
         assert disturbed.rows("training/completions.jsonl") == straight.rows("training/completions.jsonl")
         assert disturbed.results() == straight.results()

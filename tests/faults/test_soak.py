@@ -10,11 +10,11 @@ pytestmark = pytest.mark.long(minutes=6)
 NUM_STEPS, SETTLED_STEPS, GROUP_SIZE = 500, 100, 2
 MOST_GROWTH_BYTES = 20e6
 MOST_MORE = 10
-"""Open files and threads by which spare graders may come and go: far fewer than one for every few steps."""
+"""Open files and threads of spare graders, which come and go: far fewer than the steps."""
 
 
-def test_a_long_run_holds_no_more_than_a_short_one(place: Place, tmp_path: Path) -> None:
-    """Memory, open files and threads stay where they were after the first steps."""
+def test_memory_files_and_threads_do_not_grow(place: Place, tmp_path: Path) -> None:
+    """After the first steps memory, open files and threads stay as they are."""
     config = grpo_config(
         num_steps=NUM_STEPS,
         prompts_per_step=1,

@@ -7,13 +7,13 @@ from components.shared.errors import PipelineError, RetryableError
 from components.train_grpo.config import TrainGRPOConfig
 from components.train_sft.config import TrainSFTConfig
 from tests import tiny
-from tests.faults.place import PATIENCE_S, NewPlace, Place, within
+from tests.faults.place import TIMEOUT_S, NewPlace, Place, within
 from tests.train_grpo.settings import grpo_config
 
 pytestmark = pytest.mark.long(minutes=2)
 NUM_STOPS = 10
 STEP_S = 2
-"""Of what `slow` makes of two completions in each rank."""
+"""Duration of a step with the reward `slow`."""
 SFT = TrainSFTConfig.model_validate(
     {
         "model": tiny.MODEL.model_dump(),
@@ -30,8 +30,8 @@ SFT = TrainSFTConfig.model_validate(
 )
 
 
-def _assert_stopped_and_gone_on_with(place: Place, config: TrainGRPOConfig | TrainSFTConfig, other: Place) -> None:
-    """A run ends in time when it is told to, says what is kept, and goes on from there to where the other run went."""
+def _assert_stops_and_resumes(place: Place, config: TrainGRPOConfig | TrainSFTConfig, other: Place) -> None:
+    """A run that is asked to stop ends in time with a checkpoint, and resumes to the results of the other run."""
     command = place.start(config)
     place.wait_for_checkpoint(3, command)
     command.terminate()
@@ -49,24 +49,24 @@ def _assert_stopped_and_gone_on_with(place: Place, config: TrainGRPOConfig | Tra
     assert [line["event"] for line in place.journal()] == ["started", "failed", "started", "finished"]
 
 
-def test_grpo_goes_on_after_the_step_at_which_it_was_stopped(
+def test_grpo_resumes_after_the_step_at_which_it_was_stopped(
     place: Place, config: TrainGRPOConfig, undisturbed: Place
 ) -> None:
-    """In one process, which has no launcher."""
-    _assert_stopped_and_gone_on_with(place, config, undisturbed)
+    """In one process, without a launcher."""
+    _assert_stops_and_resumes(place, config, undisturbed)
 
 
-def test_sft_goes_on_after_the_step_at_which_it_was_stopped(new_place: NewPlace) -> None:
+def test_sft_resumes_after_the_step_at_which_it_was_stopped(new_place: NewPlace) -> None:
     """In two processes."""
     straight, stopped = new_place("straight", "train_sft"), new_place("stopped", "train_sft")
     assert straight.run(SFT) == 0, straight.err
-    _assert_stopped_and_gone_on_with(stopped, SFT, straight)
+    _assert_stops_and_resumes(stopped, SFT, straight)
 
 
 @pytest.mark.long(minutes=9)
 @pytest.mark.timeout(1800)
-def test_two_ranks_keep_the_step_under_way_whenever_they_are_stopped(place: Place) -> None:
-    """At ten random moments of steps of two seconds, and go on from there; what is kept is whole each time."""
+def test_two_ranks_finish_the_step_in_progress_when_stopped(place: Place) -> None:
+    """Stopped at ten random moments of steps of two seconds, each time with a complete checkpoint."""
     config = grpo_config(
         num_steps=90,
         reward__weights={"accuracy": 1.0, "tests.faults.rewards:slow": 1.0},
@@ -82,17 +82,17 @@ def test_two_ranks_keep_the_step_under_way_whenever_they_are_stopped(place: Plac
         time.sleep(chance.uniform(0, 2 * STEP_S))
         done = place.checkpoints()[-1]
         command.terminate()
-        assert command.wait(PATIENCE_S) == RetryableError.exit_code, place.err
+        assert command.wait(TIMEOUT_S) == RetryableError.exit_code, place.err
         step = place.checkpoints()[-1]
-        # A request that comes while a checkpoint is written is heeded after the next step.
+        # A request during the writing of a checkpoint takes effect after the next step.
         assert step in (done + 1, done + 2)
         assert place.error_line.startswith(f"error: train_grpo: told to stop: step {step} of 90 is done and kept")
-        place.assert_whole(step)
+        place.assert_latest_checkpoint(step)
         place.assert_nothing_runs()
 
 
-def test_a_step_that_takes_too_long_is_not_waited_for(place: Place) -> None:
-    """The run ends with its grace, and what was kept before stands."""
+def test_a_step_longer_than_the_grace_period_is_abandoned(place: Place) -> None:
+    """The run ends after its grace period, and the checkpoints before stay."""
     config = grpo_config(
         num_steps=9,
         reward__weights={"accuracy": 1.0, "tests.faults.rewards:endless": 1.0},
@@ -103,23 +103,23 @@ def test_a_step_that_takes_too_long_is_not_waited_for(place: Place) -> None:
     command = place.start(config)
     place.wait_for_checkpoint(2, command)
     command.terminate()
-    told = time.monotonic()
+    stopped = time.monotonic()
     assert command.wait(120) == RetryableError.exit_code
-    assert time.monotonic() - told > 0.9
+    assert time.monotonic() - stopped > 0.9
     assert place.error_line == "error: told to stop, but the step at hand took longer than 1 s"
     assert place.checkpoints() == [1, 2]
-    place.assert_whole(2)
+    place.assert_latest_checkpoint(2)
     place.assert_nothing_runs()
 
 
-def test_a_run_whose_steps_are_all_done_only_writes_its_outputs(
+def test_a_run_with_all_steps_done_only_writes_its_outputs(
     place: Place, config: TrainGRPOConfig, undisturbed: Place
 ) -> None:
-    """As where they could not be written; the next start says that there is nothing else to do."""
+    """After its outputs could not be written, the next start says that nothing else is left to do."""
     command = place.start(config)
-    aside = place.folder / ".policy.partial"
-    assert within(PATIENCE_S, aside.is_dir)
-    (aside / "model.safetensors").mkdir()
+    partial = place.folder / ".policy.partial"
+    assert within(TIMEOUT_S, partial.is_dir)
+    (partial / "model.safetensors").mkdir()
     assert command.wait(60) == PipelineError.exit_code
     assert place.error_line.endswith("is a directory")
     assert place.checkpoints()[-1] == config.num_steps
