@@ -18,11 +18,11 @@ from typing import Any
 import torch
 import transformers
 from case import MODELS, Row, save_model, write_case
-from limit import forward_operations, step_operations, update_operations
+from limit import forward_flops, step_operations, update_operations
 from side import Reply, Side, take_turns
 from trl_environment import trl_python
 
-from components.policy.flops import matrix_rate
+from components.policy.flops import measure_matmul_flops
 
 _HERE = Path(__file__).parent
 _ROWS = ("4x8:117/64", "2x16:464/64", "4x8:117/16-256")
@@ -118,10 +118,10 @@ def _measure(options: argparse.Namespace, pythons: Mapping[str, Path], row: Row,
             micro_batch_tokens=options.micro_batch_tokens,
         )
     device = torch.device(options.device)
-    before = matrix_rate(device, dtype)
+    before = measure_matmul_flops(device, dtype)
     measured = _steps(pythons, folder, row, _environment(options), rounds=options.rounds)
-    rate = max(before, matrix_rate(device, dtype))
-    forward = forward_operations(model, row, num_parameters=num_parameters)
+    rate = max(before, measure_matmul_flops(device, dtype))
+    forward = forward_flops(model, row, num_parameters=num_parameters)
     limit = {"operations": step_operations(forward), "rate": rate, "seconds": step_operations(forward) / rate}
     sides = {
         name: about | _figures(steps, update_operations(forward) / rate) for name, (about, steps) in measured.items()

@@ -17,7 +17,7 @@ _REFERENCE_AND_TRAINING = 4
 """Forward passes that reference, policy forward and backward together cost."""
 
 
-def forward_operations(config: PretrainedConfig, row: Row, *, num_parameters: int) -> float:
+def forward_flops(config: PretrainedConfig, row: Row, *, num_parameters: int) -> float:
     """Return the operations of one pass over all prompts and completions of a step."""
     lengths_B = row.lengths_B()
     head_parameters = config.vocab_size * config.hidden_size

@@ -18,8 +18,8 @@ from worker import Channel, Step, peak_bytes, read_case, synchronize
 from components.grading.verifier import Verifier
 from components.policy.checkpoint import Checkpoint
 from components.policy.determinism import make_deterministic
-from components.rollout import transformers_engine
-from components.rollout.completion import Completion
+from components.rollout import transformers_sampler
+from components.rollout.sampler import Completion
 from components.shared.answer_policy import AnswerPolicy
 from components.shared.base_model import ModelConfig
 from components.shared.problem import Problem, Split
@@ -78,7 +78,7 @@ class TakeTurns:
         self.channel.done(Step(seconds, sampling_s, _Lengths.sampled, peak_bytes()))
 
 
-class _Lengths(transformers_engine.Decoding):
+class _Lengths(transformers_sampler.Decoding):
     """Ends each completion at its length, and at no token before it."""
 
     wanted_B: Tensor
@@ -181,10 +181,10 @@ def build(case: Case, channel: Channel) -> TakeTurns:
     """Return the trainer of the case, ready to run."""
     make_deterministic(1)
     given = checkpoint(case)
-    sampler = transformers_engine.TransformersEngine(given, len(case["lengths_B"]))
+    sampler = transformers_sampler.TransformersSampler(given, len(case["lengths_B"]))
     trainer = build_trainer(settings(case), given, problems(case), Verifier(), sampler)
     _Lengths.wanted_B = torch.tensor(case["lengths_B"], device=given.device)
-    transformers_engine.Decoding = _Lengths  # type: ignore[misc]
+    transformers_sampler.Decoding = _Lengths  # type: ignore[misc]
     trainer._score = rewarding(case, trainer._score)  # type: ignore[assignment]
     turns = TakeTurns(trainer.prompts, trainer, channel)
     trainer.prompts = turns  # type: ignore[assignment]

@@ -7,7 +7,7 @@ import torch
 
 from components.policy.checkpoint import Checkpoint, create
 from components.policy.config import EngineConfig
-from components.policy.sequences import MicroBatch, TokenSequence, micro_batches
+from components.policy.packing import MicroBatch, TokenSequence, pack
 from components.shared.answer_policy import AnswerPolicy
 from components.shared.base_model import ModelConfig
 from components.shared.problem import Problem, Split
@@ -61,4 +61,4 @@ def engine_config(**changes: Any) -> EngineConfig:
 
 def batches(sequences: Sequence[TokenSequence], max_tokens: int) -> list[MicroBatch]:
     """Return micro-batches on the CPU."""
-    return micro_batches(sequences, max_tokens=max_tokens, device=torch.device("cpu"))
+    return pack(sequences, max_tokens=max_tokens, device=torch.device("cpu"))

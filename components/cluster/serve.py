@@ -12,7 +12,8 @@ import torch
 from components.cluster.job import Job
 from components.cluster.servers import server_command, server_environment
 from components.cluster.trainjob.manifest import JOB_VARIABLE, SERVER_PORT
-from components.rollout.vllm_config import Dtype, ServersConfig
+from components.policy.config import Dtype
+from components.rollout.vllm.config import ServersConfig
 from components.shared.config import validate
 from components.shared.pod import keep_files_in_group
 

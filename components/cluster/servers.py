@@ -19,14 +19,14 @@ from typing import Any
 
 import urllib3
 
-from components.rollout.vllm_config import (
-    Dtype,
+from components.policy.config import Dtype
+from components.rollout.vllm.client import INITIAL_VERSION, ServerLostError, VllmClient
+from components.rollout.vllm.config import (
     ServersConfig,
     engine_arguments,
     environment,
     refuse_memory_of_vllm,
 )
-from components.rollout.vllm_connection import INITIAL_VERSION, Connection, ServerGoneError
 from components.shared.errors import PipelineError, RetryableError
 from components.shared.progress import say
 
@@ -186,10 +186,10 @@ def running(servers: Sequence[ServerProcess], start_deadline_s: float, health_de
 
 def _rehearse(server: ServerProcess, deadline_s: float) -> None:
     """Have one token drawn: some models are loaded, and only then found to be none that vLLM can compute here."""
-    connection = Connection(server.url, deadline_s)
+    connection = VllmClient(server.url, deadline_s)
     try:
         connection.generate((0,), {"max_tokens": 1, "logprobs": 0, "detokenize": False}, INITIAL_VERSION)
-    except ServerGoneError as error:
+    except ServerLostError as error:
         raise PipelineError(f"a vLLM server cannot sample from the model: {error}; {server.tail()}") from None
     finally:
         connection.close()

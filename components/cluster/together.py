@@ -12,7 +12,7 @@ from types import MappingProxyType
 from components.cluster.cluster import current
 from components.cluster.job import Job, called
 from components.cluster.rank_errors import error_of_ranks
-from components.policy.stopping import on_requests
+from components.policy.shutdown import on_stop_signal
 from components.shared.config import Config
 from components.shared.errors import RetryableError, StoppedError
 
@@ -76,7 +76,7 @@ def _launch(job: Job) -> tuple[int, bool]:
             told.set()
             agent.terminate()
 
-        with on_requests(pass_on, agent.kill):  # and with the launcher its ranks
+        with on_stop_signal(pass_on, agent.kill):  # and with the launcher its ranks
             while not told.is_set():
                 with suppress(subprocess.TimeoutExpired):
                     return agent.wait(_LOOK_S), told.is_set()

@@ -11,8 +11,8 @@ from components.evaluate.scores import scores
 from components.grading.verifier import Grade, Verifier, has_reasoning
 from components.policy.checkpoint import load
 from components.policy.determinism import make_deterministic
-from components.rollout.completion import Completion, Generate, grade_completions
-from components.rollout.transformers_engine import TransformersEngine
+from components.rollout.sampler import Completion, Generate, grade_completions
+from components.rollout.transformers_sampler import TransformersSampler
 from components.shared import jsonl
 from components.shared.answer_policy import AnswerPolicy
 from components.shared.memory import memory_for
@@ -41,8 +41,8 @@ def evaluate(config: EvaluateConfig, *, model: In, problems: In, evaluation: Out
         checkpoint = load(model, dtype=torch.float32)
     examined = read_problems(problems, Split.TEST)
     with Verifier() as verify:
-        engine = TransformersEngine(checkpoint, config.max_batch_size)
-        records = _answers(_Examination(config, engine, verify, checkpoint.config.answer), examined)
+        engine = TransformersSampler(checkpoint, config.max_batch_size)
+        records = _answers(_Examination(config, engine.generate, verify, checkpoint.config.answer), examined)
     summary = scores(records, num_samples=config.num_samples, temperature=config.temperature)
     jsonl.write_rows(evaluation / "records.jsonl", records)
     jsonl.write_json(evaluation / "scores.json", summary)

@@ -18,9 +18,9 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from components.policy.logprobs import refuse_other_layers, refuse_other_logits
-from components.policy.lora import plain_state_dict
-from components.policy.sequences import TokenSequence
+from components.policy.compatibility import require_supported_layers, require_supported_model
+from components.policy.lora import merged_state_dict
+from components.policy.packing import TokenSequence
 from components.shared import jsonl, lineage, tokenizer
 from components.shared.base_model import ModelConfig, ScratchModel, require_model_folder
 from components.shared.errors import PipelineError
@@ -127,7 +127,7 @@ def _read(base: str, config: ModelConfig, dtype: torch.dtype, *, revision: str |
     if folder.is_dir():
         require_model_folder(folder)
     try:
-        refuse_other_layers(AutoConfig.from_pretrained(base, revision=revision), name=base)
+        require_supported_layers(AutoConfig.from_pretrained(base, revision=revision), name=base)
         model, loading = AutoModelForCausalLM.from_pretrained(
             base, dtype=dtype, revision=revision, output_loading_info=True
         )
@@ -140,7 +140,7 @@ def _read(base: str, config: ModelConfig, dtype: torch.dtype, *, revision: str |
     if loading["missing_keys"]:
         missing = sorted(loading["missing_keys"])
         raise PipelineError(f"model {base}: lacks {len(missing)} of its weights, such as {missing[0]}")
-    refuse_other_logits(model)
+    require_supported_model(model)
     # A checkpoint's own sampling defaults (top-p, repetition penalty ...) would silently change what is sampled.
     end = model.generation_config.eos_token_id
     model.generation_config = GenerationConfig(eos_token_id=end)
@@ -154,7 +154,7 @@ def _on_device(model: PreTrainedModel) -> PreTrainedModel:
 
 def save(checkpoint: Checkpoint, folder: Path) -> None:
     """Write a Hugging Face folder that `AutoModelForCausalLM.from_pretrained` loads, adapters added to the weights."""
-    checkpoint.model.save_pretrained(folder, state_dict=plain_state_dict(checkpoint.model))
+    checkpoint.model.save_pretrained(folder, state_dict=merged_state_dict(checkpoint.model))
     checkpoint.tokenizer.save_pretrained(folder)
     jsonl.write_json(folder / PIPELINE_FILE, _asking(checkpoint.config))
 

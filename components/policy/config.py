@@ -7,6 +7,8 @@ from pydantic import Field, model_validator
 from components.shared.config import Config
 from components.shared.operational import Operational
 
+Dtype = Literal["float32", "bfloat16"]
+
 
 class CheckpointConfig(Config):
     """What is kept of a run that is not finished, to go on from."""
@@ -68,6 +70,11 @@ class EngineConfig(Config):
     """Decoupled weight decay of AdamW, on matrices only."""
     max_gradient_norm: float = Field(1.0, gt=0)
     """Norm to which the gradient of an optimizer step is clipped."""
+
+    @property
+    def dtype(self) -> Dtype:
+        """Name of the type of weights and activations, for torch and vLLM."""
+        return "bfloat16" if self.precision == "bf16" else "float32"
 
     @model_validator(mode="after")
     def _micro_batches_add_up(self) -> "EngineConfig":

@@ -11,11 +11,11 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from components.policy.sequences import MicroBatch
-from components.policy.varlen_attention import Segments
+from components.policy.attention import Segments
+from components.policy.packing import MicroBatch
 
 
-class Arithmetic:
+class FlopCounter:
     """Counts the operations of a model; made before its weights are sharded."""
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -28,7 +28,7 @@ class Arithmetic:
         self._head_weights = model.get_output_embeddings().weight.numel()
         self._attention_size: int = head_size * config.num_attention_heads * config.num_hidden_layers
 
-    def forward_operations(self, batches: Sequence[MicroBatch]) -> float:
+    def forward_flops(self, batches: Sequence[MicroBatch]) -> float:
         """Return the operations of one forward pass; with the backward pass they are three times as many."""
         num_tokens = sum(len(batch.input_ids_T) for batch in batches)
         num_scored = sum(len(batch.target_N) for batch in batches)
@@ -42,7 +42,7 @@ def _pairs(segments: Segments) -> float:
     return sum(q * (q + 1) / 2 if segments.causal else q * k for q, k in segments.lengths)
 
 
-def matrix_rate(device: torch.device, dtype: torch.dtype) -> float:
+def measure_matmul_flops(device: torch.device, dtype: torch.dtype) -> float:
     """Return the operations per second of a large matrix product here, measured: the limit that is compared with."""
     size = 8192 if device.type == "cuda" else 2048
     left = torch.ones(size, size, device=device, dtype=dtype)

@@ -1,34 +1,31 @@
-"""Log-probabilities of completion tokens under a model, and the entropy of what it would have said.
+"""Log-probabilities of completion tokens under a model, and the entropy of the distributions they were sampled from.
 
-Shape suffixes as in sequences.py, and D for the hidden size.
+The output layer is applied to a chunk of tokens at a time, so that the N x V logits never exist at once.
+
+Shape suffixes as in packing.py, and
+    C  tokens of a chunk, D  hidden size, V  vocabulary, R  rows of any number of tokens
 """
 
-import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
+from types import MethodType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
-from components.policy.sequences import MicroBatch, TokenSequence, micro_batches
-from components.policy.shared_prefix import PackedLayout, attend_by_layout
-from components.policy.token_head import TokenHead, make_precise
-from components.shared.base_model import require_attention_layers
-from components.shared.errors import PipelineError
+from components.policy.attention import use_packed_attention
+from components.policy.packing import MicroBatch
 
-_PROBE_LENGTHS = ((7, (4, 6, 5)), (5, (3, 6)))
-"""Tokens of each prompt on which a model is tried out, and of its completions."""
-_TOLERANCE = 1e-3
-"""Of log-probabilities, in nats and as a share: in float32 two kernels differ by 1e-5 at the most."""
-_TOLERANCE_BF16 = 1e-1
-"""In bfloat16 each layer rounds to 2^-9 of a value: the two kernels differ in the third digit of the hidden states, and
-logits of some tens of nats in their tenths. What is small beside that, `_refuse_contact` sees."""
+_CHUNK_ELEMENTS = 4_194_304
+"""Logits that exist at once: enough for the matrix product to run at its full rate, little enough for the cache."""
+_MIN_ROWS = 64
+"""Tokens of a chunk even so: each chunk reads the whole weight, which is then the larger of the two."""
 
 
 @dataclass(frozen=True)
-class TokenScores:
+class TokenLogprobs:
     """What a model says of each completion token."""
 
     logprobs_N: Tensor
@@ -37,15 +34,15 @@ class TokenScores:
     """Entropy in nats of the distribution the token was drawn from."""
 
 
-class CompletionScorer(nn.Module):
+class LogprobModel(nn.Module):
     """Scores completion tokens: the module that is trained, so that sharding sees one forward."""
 
     def __init__(self, model: PreTrainedModel, *, temperature: float) -> None:
         super().__init__()
-        self.model = attend_by_layout(model)
+        self.model = use_packed_attention(model)
         self.head = TokenHead(model.get_output_embeddings(), temperature=temperature)
 
-    def forward(self, batch: MicroBatch) -> TokenScores:
+    def forward(self, batch: MicroBatch) -> TokenLogprobs:
         """Return the scores of the N completion tokens of `batch`."""
         hidden_1TD = self.model.get_decoder()(
             input_ids=batch.input_ids_T[None],
@@ -53,132 +50,18 @@ class CompletionScorer(nn.Module):
             layout=batch.layout,
             use_cache=False,
         ).last_hidden_state
-        return TokenScores(*self.head(hidden_1TD[0, batch.source_N], batch.target_N))
+        return TokenLogprobs(*self.head(hidden_1TD[0, batch.source_N], batch.target_N))
 
 
 @torch.no_grad()
 def completion_logprobs(
-    scorer: Callable[[MicroBatch], TokenScores], batches: Sequence[MicroBatch], num_tokens: int
+    scorer: Callable[[MicroBatch], TokenLogprobs], batches: Sequence[MicroBatch], num_tokens: int
 ) -> Tensor:
     """Return the log-probability of every completion token that is in `batches`, at its place of M; NaN elsewhere."""
     logprobs_M = torch.full((num_tokens,), torch.nan, dtype=torch.float64, device=batches[0].target_N.device)
     for batch in batches:
         logprobs_M[batch.token_N] = scorer(batch).logprobs_N.double()
     return logprobs_M
-
-
-def refuse_other_layers(config: PreTrainedConfig, *, name: str) -> None:
-    """Stop if a model's config names a type of layer that is not attention over all tokens or a window of them.
-
-    All completions lie in one row here, and only attention is told which tokens belong together: a convolution, a
-    recurrence or linear attention would carry one completion into the next. Configs that name no types are left to
-    `refuse_other_logits`, which sees what each layer does.
-    """
-    text: Any = config.get_text_config(decoder=True)
-    types = getattr(text, "layer_types", None) or getattr(text, "layers_block_type", None) or ()
-    require_attention_layers(types, name=name)
-
-
-@torch.no_grad()
-def refuse_other_logits(model: PreTrainedModel) -> None:
-    """Stop if the model's own log-probabilities are not those that are trained on.
-
-    Some families rescale or cap their logits after the output layer (Gemma, Cohere, Granite), attend by rules of
-    their own, or let tokens see one another without attention: what they sample would not be what is scored here.
-    """
-    make_precise(model.get_output_embeddings())
-    sequences = _probe(len(model.get_output_embeddings().weight))
-    logprobs_M = torch.cat([_plain_logprobs(model, sequence) for sequence in sequences]).double()
-    (batch,) = micro_batches(sequences, max_tokens=10**9, device=model.device)
-    layout = _WatchedLayout(batch.layout.own, batch.layout.shared, batch.layout.longest)
-    scorer = CompletionScorer(model, temperature=1.0)
-    scored_M = completion_logprobs(scorer, [replace(batch, layout=layout)], len(logprobs_M))
-    _refuse_layers_without_attention(model, layout.layers)
-    _refuse_contact(scorer, batch)
-    tolerance = _TOLERANCE_BF16 if model.dtype == torch.bfloat16 else _TOLERANCE
-    if not torch.allclose(scored_M, logprobs_M, rtol=tolerance, atol=tolerance):
-        raise _unusual(model)
-
-
-def _probe(vocabulary_size: int) -> list[TokenSequence]:
-    """Two groups of random tokens: no prompt and no completion ends as another does, as far as the vocabulary allows.
-
-    A layer that takes a token from the row before it, and not from the token's own sequence, takes another one then.
-    """
-    draw = random.Random(0)
-
-    def ids(length: int) -> tuple[int, ...]:
-        return tuple(draw.choices(range(vocabulary_size), k=length))
-
-    groups = [(ids(length), lengths) for length, lengths in _PROBE_LENGTHS]
-    return [TokenSequence(prompt_ids, ids(length)) for prompt_ids, lengths in groups for length in lengths]
-
-
-def _plain_logprobs(model: PreTrainedModel, sequence: TokenSequence) -> Tensor:
-    """The model's own log-probabilities of a completion, for a model whose logits are those of its output layer."""
-    outputs: list[Tensor] = []
-    hook = model.get_output_embeddings().register_forward_hook(lambda _layer, _inputs, output: outputs.append(output))
-    ids_S = torch.tensor((*sequence.prompt_ids, *sequence.completion_ids), device=model.device)
-    logits_SV = model(input_ids=ids_S[None], use_cache=False).logits[0]
-    hook.remove()
-    # To the last bit: a cap that does nothing to the small logits of these tokens would do something to larger ones.
-    if len(outputs) != 1 or not torch.equal(outputs[0].flatten(), logits_SV.flatten()):
-        raise _unusual(model)
-    first = len(sequence.prompt_ids)
-    logprobs_SV = logits_SV[first - 1 : -1].float().log_softmax(-1)
-    logprobs_S: Tensor = logprobs_SV.gather(1, ids_S[first:, None]).squeeze(1)
-    return logprobs_S
-
-
-def _unusual(model: PreTrainedModel) -> PipelineError:
-    name = type(model).__name__
-    return PipelineError(f"{name} does not follow the usual attention and output layer, which training here needs")
-
-
-@dataclass(frozen=True)
-class _WatchedLayout(PackedLayout):
-    """A layout that notes the layers that attend by it."""
-
-    layers: list[int] = field(default_factory=list)
-
-    def attend(self, layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, scale: float) -> Tensor:
-        self.layers.append(layer)
-        return super().attend(layer, q_THD, k_TKD, v_TKD, scale)
-
-
-def _refuse_layers_without_attention(model: PreTrainedModel, attended: Sequence[int]) -> None:
-    """Stop unless each layer attends by the layout, once, in the order of the layers: samplers keep keys by layer."""
-    config: Any = model.config.get_text_config(decoder=True)
-    if list(attended) == list(range(config.num_hidden_layers)):
-        return
-    stack = next((each for each in model.get_decoder().modules() if isinstance(each, nn.ModuleList)), ())
-    others = [layer for number, layer in enumerate(stack) if attended.count(number) != 1]
-    kinds = ", ".join(sorted({type(layer).__name__ for layer in others or stack}))
-    raise PipelineError(
-        f"{type(model).__name__} has layers ({kinds}) that do not attend exactly once each through transformers' "
-        "attention interface, which training here needs"
-    )
-
-
-def _refuse_contact(scorer: CompletionScorer, batch: MicroBatch) -> None:
-    """Stop if one completion is computed from another: not-a-numbers in one have to stay in it.
-
-    They pass through whatever connects two tokens, be its weight ever so small, and through nothing else.
-    """
-    num_prompts = len(batch.layout.shared.key_bounds) - 1
-    start, stop = batch.layout.own.query_bounds[num_prompts : num_prompts + 2]
-    place_C = torch.arange(start, stop, device=batch.source_N.device)
-    embedding = scorer.model.get_input_embeddings()
-    hook = embedding.register_forward_hook(
-        lambda _layer, _inputs, embedded_1TD: embedded_1TD.index_fill(1, place_C, torch.nan)
-    )
-    logprobs_N = scorer(batch).logprobs_N
-    hook.remove()
-    if not torch.equal(logprobs_N.isnan(), torch.isin(batch.source_N, place_C)):
-        raise PipelineError(
-            f"{type(scorer.model).__name__} connects tokens otherwise than by attention (as a convolution or a "
-            "recurrence does): completions of the same prompt would see one another"
-        )
 
 
 def disable_dropout(model: nn.Module) -> None:
@@ -189,3 +72,122 @@ def disable_dropout(model: nn.Module) -> None:
         if hasattr(module, "attention_dropout"):
             attention: Any = module
             attention.attention_dropout = 0.0
+
+
+class TokenHead(nn.Module):
+    """The model's output layer, asked only for what is needed of it.
+
+    The layer's weight is a parameter of this module too, so that sharding gathers it when this module runs.
+    """
+
+    def __init__(self, output_layer: nn.Linear, *, temperature: float) -> None:
+        super().__init__()
+        self.weight = output_layer.weight
+        self.bias = output_layer.bias
+        self.temperature = temperature
+
+    def forward(self, hidden_ND: Tensor, target_N: Tensor) -> tuple[Tensor, Tensor]:
+        """Return log pi(target) and the entropy of pi in nats, each (N,), for pi = softmax(logits / temperature).
+
+        Both are differentiable. They are computed in float32 at least: a bfloat16 softmax is where samplers and
+        trainers disagree most.
+        """
+        arguments = (hidden_ND, self.weight, self.bias, target_N, self.temperature)
+        found: tuple[Tensor, Tensor] = _ChunkedLogprobs.apply(*arguments)  # type: ignore[no-untyped-call]
+        return found
+
+
+def use_float32_logits(output_layer: nn.Linear) -> None:
+    """Have the layer itself return logits in float32 at least, so that a sampler's are those of the trainer."""
+    setattr(output_layer, "forward", MethodType(_precise_forward, output_layer))  # noqa: B010  # a method, to mypy
+
+
+def _precise_forward(layer: nn.Linear, hidden_RD: Tensor) -> Tensor:
+    return _logits(hidden_RD, layer.weight, layer.bias, temperature=1.0)
+
+
+class _ChunkedLogprobs(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, target_N: Tensor, temperature: float
+    ) -> tuple[Tensor, Tensor]:
+        precise = torch.promote_types(hidden_ND.dtype, torch.float32)
+        logprobs_N, entropy_N, lse_N = hidden_ND.new_empty(3, len(target_N), dtype=precise)
+        for rows in _chunks(len(target_N), len(weight_VD)):
+            logits_CV = _logits(hidden_ND[rows], weight_VD, bias_V, temperature)
+            highest_C1 = logits_CV.amax(-1, keepdim=True)
+            weights_CV = (logits_CV - highest_C1).exp_()
+            total_C = weights_CV.sum(-1)
+            lse_C = highest_C1.squeeze(1) + total_C.log()
+            logprobs_N[rows] = logits_CV.gather(1, target_N[rows, None]).squeeze(1) - lse_C
+            entropy_N[rows] = lse_C - torch.linalg.vecdot(weights_CV, logits_CV) / total_C
+            lse_N[rows] = lse_C
+        ctx.save_for_backward(hidden_ND, weight_VD, bias_V, target_N, lse_N, entropy_N)
+        ctx.temperature = temperature
+        ctx.set_materialize_grads(False)
+        return logprobs_N, entropy_N
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        hidden_ND, weight_VD, bias_V, target_N, lse_N, entropy_N = ctx.saved_tensors
+        grad_logprobs_N, grad_entropy_N = grads
+        grad_hidden_ND = torch.empty_like(hidden_ND)
+        precise = lse_N.dtype
+        # Beside adapters the layer is frozen.
+        grad_weight_VD = torch.zeros_like(weight_VD, dtype=precise) if ctx.needs_input_grad[1] else None
+        grad_bias_V = None if bias_V is None else torch.zeros_like(bias_V, dtype=precise)
+        for rows in _chunks(len(target_N), len(weight_VD)):
+            logits_CV = _logits(hidden_ND[rows], weight_VD, bias_V, ctx.temperature)
+            grad_CV = logits_CV.sub_(lse_N[rows, None])  # log pi, then in place what it becomes
+            if grad_entropy_N is None:
+                grad_CV = grad_CV.exp_()
+                grad_CV.mul_(-_or_zeros(grad_logprobs_N, lse_N)[rows, None])
+            else:
+                # dH/dlogit_v = -pi_v (log pi_v + H);  dlog pi(target)/dlogit_v = [v = target] - pi_v
+                inner_CV = grad_CV + entropy_N[rows, None]
+                inner_CV.mul_(grad_entropy_N[rows, None]).add_(_or_zeros(grad_logprobs_N, lse_N)[rows, None])
+                grad_CV = grad_CV.exp_().mul_(inner_CV).neg_()
+            if grad_logprobs_N is not None:
+                grad_CV.scatter_add_(1, target_N[rows, None], grad_logprobs_N[rows, None])
+            grad_CV = grad_CV.div_(ctx.temperature)
+            if grad_bias_V is not None:
+                grad_bias_V += grad_CV.sum(0)
+            grad_hidden_ND[rows] = _product(grad_CV, weight_VD)
+            if grad_weight_VD is not None:
+                _add_product(grad_weight_VD, grad_CV.T, hidden_ND[rows])
+        return grad_hidden_ND, grad_weight_VD, grad_bias_V, None, None
+
+
+def _chunks(num_tokens: int, vocabulary_size: int) -> list[slice]:
+    """Parts of equal size as far as possible, of at most `_CHUNK_ELEMENTS` logits or `_MIN_ROWS` tokens."""
+    most = max(_MIN_ROWS, _CHUNK_ELEMENTS // vocabulary_size)
+    count = -(-num_tokens // most)
+    size = -(-num_tokens // max(1, count))
+    return [slice(start, min(start + size, num_tokens)) for start in range(0, num_tokens, size)] if num_tokens else []
+
+
+def _logits(hidden_CD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, temperature: float) -> Tensor:
+    """Return the logits over the temperature, in float32 at least."""
+    logits_CV = _product(hidden_CD, weight_VD.T)
+    if bias_V is not None:
+        logits_CV += bias_V
+    return logits_CV.div_(temperature) if temperature != 1 else logits_CV
+
+
+def _product(left: Tensor, right: Tensor) -> Tensor:
+    """Return the matrix product in float32 at least, whatever the types of the factors."""
+    if right.is_cuda and right.dtype in (torch.bfloat16, torch.float16):
+        return torch.mm(left.to(right.dtype), right, out_dtype=torch.float32)
+    precise = torch.promote_types(right.dtype, torch.float32)
+    return left.to(precise) @ right.to(precise)
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    if left.dtype == right.dtype:
+        total.addmm_(left, right)
+    else:
+        total.add_(_product(left, right))
+
+
+def _or_zeros(grad_N: Tensor | None, like_N: Tensor) -> Tensor:
+    return torch.zeros_like(like_N) if grad_N is None else grad_N

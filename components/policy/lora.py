@@ -19,7 +19,7 @@ _ADAPTER = "default"
 """What PEFT calls an adapter that is the only one."""
 
 
-def adapt(model: PreTrainedModel, config: LoraConfig | None, *, seed: int) -> None:
+def add_adapters(model: PreTrainedModel, config: LoraConfig | None, *, seed: int) -> None:
     """Put new adapters into layers of the model, and freeze all else; without a config the model stays as it is.
 
     The model keeps its class, and its other layers their names. The adapters depend on the seed alone: they are the
@@ -57,7 +57,7 @@ def _last_part(name: str) -> str:
     return name.rpartition(".")[2]
 
 
-def plain_state_dict(model: PreTrainedModel) -> dict[str, Tensor]:
+def merged_state_dict(model: PreTrainedModel) -> dict[str, Tensor]:
     """Return the state of the model without adapters, under its own names; what they add is added to the weights.
 
     The model is not changed. Sums are new tensors, in the memory of the host: on the model's device there may be no
@@ -68,7 +68,7 @@ def plain_state_dict(model: PreTrainedModel) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def copy_weights(model: PreTrainedModel, *, to: PreTrainedModel) -> None:
+def copy_merged_weights(model: PreTrainedModel, *, to: PreTrainedModel) -> None:
     """Give a model without adapters the weights of one that may have some, in the same way but one by one."""
     for (name, tensor), (own_name, own) in zip(_plain_tensors(model), to.state_dict().items(), strict=True):
         assert name == own_name

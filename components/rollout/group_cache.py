@@ -15,14 +15,14 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from components.policy.varlen_attention import Segments, attend
+from components.policy.attention import Segments, attend
 
 _FIRST_CAPACITY = 64
 """Tokens of each completion that there is room for at first; doubled when they are full."""
 
 
 class GroupCache:
-    """A layout for `attend_by_layout`: first called with all prompts end to end, then with a token per completion."""
+    """A layout for `use_packed_attention`, first called with all prompts end to end, then a token per completion."""
 
     def __init__(self, prompt_lengths: Sequence[int], group_size: int, device: torch.device) -> None:
         self.prompt_lengths = list(prompt_lengths)

@@ -1,48 +1,87 @@
-"""Engines that hold a copy of the policy's weights of their own, which has to be kept in step with the trainer's."""
+"""Sampling completions from the policy: what training and evaluation see of it.
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+`TransformersSampler` (transformers_sampler.py) samples from the weights under training, `VllmSampler` (vllm/sampler.py)
+from a copy of its own that `update_weights` brings up to date.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
-from torch import Tensor
+from components.grading.verifier import Grade, Submission, Verdict, Verifier
+from components.policy.engine import Policy
+from components.policy.packing import TokenSequence
+from components.shared.answer_policy import AnswerPolicy
 
-from components.policy.sequences import TokenSequence
-from components.rollout.completion import Generate
-from components.rollout.vllm_config import WeightsBy
+
+@dataclass(frozen=True)
+class Completion:
+    """One sampled continuation of a prompt."""
+
+    tokens: TokenSequence
+    """The prompt, and the completion up to and including its first end token."""
+    logprobs: tuple[float, ...]
+    """Natural log of the probability with which the sampler drew each completion token."""
+    text: str
+    """The completion as text, without its end token."""
+    finished: bool
+    """Whether it ended with an end token; otherwise it was truncated at the length limit."""
 
 
-class Sampler(Generate, Protocol):
-    """What samples from its own copy of the weights."""
+class Generate(Protocol):
+    """The type of `Sampler.generate`."""
 
-    weights_by: WeightsBy
-    """How new weights come: see `VllmConfig`."""
-    shared: bool
-    """Whether the processes of a run have it together, so that one of them sends the weights."""
+    def __call__(
+        self, questions: Sequence[str], *, num_samples: int, temperature: float, max_new_tokens: int, seed: int
+    ) -> list[list[Completion]]:
+        """See `Sampler.generate`."""
+        ...
 
-    def load_weights(self, folder: Path, version: int) -> None:
-        """Sample from the weights in `folder` from now on; nothing that was computed with others is used again.
 
-        StaleWeightsError where it does not compute with exactly these weights afterwards, rounded to its own precision.
-        The folder is a Hugging Face one (safetensors), and stays until the next is loaded: an engine that has to start
-        again reads it once more. Each version has another number.
+class Sampler(Protocol):
+    """Samples from the policy."""
+
+    def generate(
+        self, questions: Sequence[str], *, num_samples: int, temperature: float, max_new_tokens: int, seed: int
+    ) -> list[list[Completion]]:
+        """Return `num_samples` completions of each question, in the order of the questions.
+
+        At temperature T the distribution sampled from is exactly softmax(logits / T): no top-p, no top-k. Temperature 0
+        is greedy decoding.
         """
         ...
 
-    def take_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
-        """As `load_weights`, from this process's memory; the tensors have the names that a folder gives them."""
-        ...
+    def attach(self, policy: Policy, probes: Sequence[TokenSequence]) -> None:
+        """Follow the weights of `policy` from now on; called once, by all processes.
 
-    def expect_weights(self, version: int) -> None:
-        """As `load_weights`, for weights that another process has sent."""
-        ...
-
-    def prompt_logprobs(self, sequences: Sequence[TokenSequence], temperature: float) -> dict[str, list[list[float]]]:
-        """Return what each copy of the weights, by name, says of each completion token at this temperature.
-
-        Compared with what the trainer says of them, it shows that the sampler computes as the trainer does.
+        A sampler with weights of its own is checked after each update by comparing log-probabilities of the `probes`.
         """
+        ...
+
+    def update_weights(self, version: int) -> float:
+        """Sample from the policy as it is after `version` optimizer steps; return the seconds this took.
+
+        Called by all processes together before they sample. StaleWeightsError where the sampler does not compute with
+        these weights afterwards.
+        """
+        ...
+
+    def sleep(self) -> None:
+        """Free the memory of the GPU until the sampler is next used."""
         ...
 
     def close(self) -> None:
-        """End what was started, and let go of what was opened."""
+        """End the processes and close the connections that the sampler has opened."""
         ...
+
+
+def grade_completions(
+    verify: Verifier, golds: Sequence[str], completions: Sequence[Completion], policy: AnswerPolicy
+) -> list[Grade]:
+    """Grade each completion against its gold; a truncated one counts as wrong, whatever its text."""
+    pairs = zip(golds, completions, strict=True)
+    grades = iter(verify([Submission(gold, each.text, policy) for gold, each in pairs if each.finished]))
+    return [next(grades) if each.finished else _TRUNCATED for each in completions]
+
+
+_TRUNCATED = Grade(Verdict.WRONG, extracted=None, reason="cut off at the length limit")

@@ -11,7 +11,7 @@ from typing import Annotated
 from pydantic import Field, field_validator, model_validator
 
 from components.policy.config import CheckpointConfig, EngineConfig
-from components.rollout.vllm_config import ServersConfig, VllmConfig
+from components.rollout.vllm.config import ServersConfig, VllmConfig
 from components.shared.config import Config
 from components.shared.operational import Operational
 

@@ -13,7 +13,7 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor
 
-from components.policy.sequences import TokenSequence
+from components.policy.packing import TokenSequence
 from components.train_grpo.advantages import advantages, has_spread
 from components.train_grpo.config import Combination, TrainGRPOConfig
 from components.train_grpo.rollout import Group, reward_sets

@@ -8,7 +8,7 @@ from numbers import Real
 from pathlib import Path
 
 from components.grading.verifier import Grade, Verdict
-from components.rollout.completion import Completion
+from components.rollout.sampler import Completion
 from components.shared.errors import PipelineError
 from components.shared.problem import Problem
 from components.train_grpo.rewards import Reward

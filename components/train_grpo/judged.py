@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from components.policy.sequences import TokenSequence
+from components.policy.packing import TokenSequence
 
 _Row = npt.NDArray[np.int32]
 

@@ -4,8 +4,8 @@ from dataclasses import asdict
 from typing import Any
 
 from components.grading.verifier import Grade, Verdict
-from components.policy.sequences import TokenSequence
-from components.rollout.completion import Completion
+from components.policy.packing import TokenSequence
+from components.rollout.sampler import Completion
 from components.shared.problem import Problem
 from components.train_grpo.failure import Failure
 from components.train_grpo.rollout import Group

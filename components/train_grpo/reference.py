@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from components.policy.engine import quiet_deepspeed
-from components.policy.logprobs import CompletionScorer, TokenScores
-from components.policy.ranks import limit_waits
-from components.policy.sequences import MicroBatch
+from components.policy.engine import import_deepspeed
+from components.policy.logprobs import LogprobModel, TokenLogprobs
+from components.policy.packing import MicroBatch
+from components.policy.parallel import set_group_timeouts
 from components.train_grpo.config import ReferencePlacement
 
 
@@ -23,14 +23,14 @@ class Reference:
         """Copy a model whose weights are whole; a process group is there already."""
         self._placement = placement
         self._device = model.device
-        self._scorer = CompletionScorer(copy.deepcopy(model), temperature=temperature).requires_grad_(False)
+        self._scorer = LogprobModel(copy.deepcopy(model), temperature=temperature).requires_grad_(False)
         self._score: Any = _sharded(self._scorer) if placement is ReferencePlacement.SHARDED else self._scorer
         if placement is ReferencePlacement.OFFLOADED:
             self._scorer.to("cpu")
 
-    def __call__(self, batch: MicroBatch) -> TokenScores:
+    def __call__(self, batch: MicroBatch) -> TokenLogprobs:
         """Return the reference's scores of a micro-batch."""
-        scores: TokenScores = self._score(batch)
+        scores: TokenLogprobs = self._score(batch)
         return scores
 
     @contextmanager
@@ -67,9 +67,9 @@ class Reference:
         return gathered
 
 
-def _sharded(scorer: CompletionScorer) -> Any:
+def _sharded(scorer: LogprobModel) -> Any:
     """DeepSpeed's engine around a frozen module whose weights are cut up among the processes."""
-    engine, *_ = quiet_deepspeed().initialize(
+    engine, *_ = import_deepspeed().initialize(
         model=scorer,
         config={
             "train_micro_batch_size_per_gpu": 1,
@@ -77,5 +77,5 @@ def _sharded(scorer: CompletionScorer) -> Any:
             "bf16": {"enabled": scorer.model.dtype == torch.bfloat16},
         },
     )
-    limit_waits()
+    set_group_timeouts()
     return engine

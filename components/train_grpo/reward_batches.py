@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from components.policy.sequences import TokenSequence
+from components.policy.packing import TokenSequence
 
 
 @dataclass(frozen=True)

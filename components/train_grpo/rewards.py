@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from components.grading.verifier import Grade, Verdict, has_reasoning, is_unit_tests, require_sandbox
-from components.rollout.completion import Completion
+from components.rollout.sampler import Completion
 from components.shared.base_model import ModelConfig
 from components.shared.errors import PipelineError
 from components.shared.problem import Problem

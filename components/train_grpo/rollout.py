@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from components.policy.ranks import Ranks
-from components.rollout.completion import Completion, Generate
+from components.policy.parallel import Ranks
+from components.rollout.sampler import Completion, Generate
 from components.shared.problem import Problem
 from components.train_grpo.advantages import has_spread
 from components.train_grpo.config import Combination, TrainGRPOConfig
@@ -100,7 +100,7 @@ def roll_out(config: TrainGRPOConfig, prompts: Prompts, sample: Sample, *, seed:
         missing = config.prompts_per_step - len(trained)
         if not missing:
             break
-        drawn = sample(ranks.share(prompts.draw(missing)), stream(seed, round_, ranks))
+        drawn = sample(ranks.shard(prompts.draw(missing)), stream(seed, round_, ranks))
         sampling_s, scoring_s = sampling_s + drawn.sampling_s, scoring_s + drawn.scoring_s
         groups_P = gathered(drawn, prompts, ranks)
         sampled += groups_P
@@ -116,7 +116,7 @@ def stream(seed: str, round_: int, ranks: Ranks) -> str:
 
 def gathered(drawn: Drawn, prompts: Prompts, ranks: Ranks) -> list[Group]:
     """Return the groups of all processes, taken note of for the choice of problems."""
-    groups_P = [group for share in ranks.gather(drawn.groups, "the end of sampling") for group in share]
+    groups_P = [group for share in ranks.all_gather(drawn.groups, "the end of sampling") for group in share]
     for group in groups_P:
         prompts.record(group.problem.id, num_right=group.num_right, num_scored=group.num_scorable)
     return groups_P

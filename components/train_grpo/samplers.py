@@ -8,11 +8,10 @@ from pathlib import Path
 from components.cluster.cluster import current
 from components.cluster.handover import SERVERS_VARIABLE, WEIGHTS_VARIABLE
 from components.cluster.memory_folder import memory_folder
-from components.rollout.vllm_config import Dtype
 from components.shared.errors import PipelineError
 from components.train_grpo.config import TrainGRPOConfig
 
-__all__ = ["SERVERS_VARIABLE", "WEIGHTS_VARIABLE", "dtype_of", "samplers_running"]
+__all__ = ["SERVERS_VARIABLE", "WEIGHTS_VARIABLE", "samplers_running"]
 
 
 @contextmanager
@@ -41,7 +40,7 @@ def samplers_running(config: TrainGRPOConfig, reference: Path, work: Path) -> It
         from components.cluster.servers import vllm_servers
 
         with (
-            vllm_servers(reference, servers, dtype=dtype_of(config), logs=work / "servers") as urls,
+            vllm_servers(reference, servers, dtype=config.engine.dtype, logs=work / "servers") as urls,
             _told(SERVERS_VARIABLE, ",".join(urls)),
         ):
             yield
@@ -58,8 +57,3 @@ def _told(variable: str, value: str) -> Iterator[None]:
         yield
     finally:
         del os.environ[variable]
-
-
-def dtype_of(config: TrainGRPOConfig) -> Dtype:
-    """Return the type of the weights that a sampler holds."""
-    return "bfloat16" if config.engine.precision == "bf16" else "float32"

@@ -14,7 +14,7 @@ from itertools import chain, islice
 
 from components.grading.verifier import Grade, Verdict, Verifier
 from components.policy.checkpoint import Checkpoint
-from components.rollout.completion import Completion, grade_completions
+from components.rollout.sampler import Completion, grade_completions
 from components.shared.problem import Problem
 from components.shared.progress import say
 from components.train_grpo.config import RewardName, Supervision, TrainGRPOConfig, Truncated

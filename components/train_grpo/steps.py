@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from components.grading.verifier import Grade, Verdict
-from components.rollout.completion import Completion
+from components.rollout.sampler import Completion
 from components.train_grpo.equations import Equation, equations
 
 _ANSWER_MARKERS = ("####", r"\boxed", r"\fbox")

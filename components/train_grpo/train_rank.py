@@ -5,17 +5,16 @@ from pathlib import Path
 
 from components.grading.verifier import Verifier
 from components.policy.checkpoint import Checkpoint, load, save
-from components.policy.curves import write_curves
 from components.policy.determinism import make_deterministic
-from components.policy.engine import PolicyEngine, dtype_of
-from components.policy.flops import Arithmetic
-from components.policy.logprobs import CompletionScorer, disable_dropout
-from components.policy.lora import adapt
-from components.policy.memory import memory_for_loading
-from components.policy.optimizer_state import load_weights
-from components.policy.ranks import join
-from components.policy.resumption import Resumption, Saved
-from components.policy.stopping import heeded
+from components.policy.engine import Policy, load_parameters, torch_dtype
+from components.policy.flops import FlopCounter
+from components.policy.logprobs import LogprobModel, disable_dropout
+from components.policy.lora import add_adapters
+from components.policy.parallel import init_ranks
+from components.policy.resume import Resumption, TrainingCheckpoint
+from components.policy.shutdown import graceful_shutdown
+from components.policy.training import memory_for_loading, write_curves
+from components.rollout.sampler import Sampler
 from components.shared import jsonl
 from components.shared.problem import Problem, Split, read_problems
 from components.train_grpo import no_signal
@@ -24,7 +23,7 @@ from components.train_grpo.prompts import Prompts
 from components.train_grpo.reference import Reference
 from components.train_grpo.reward_model import RewardModel
 from components.train_grpo.rewards import require_rewards
-from components.train_grpo.sampling import AnySampler, attached, sampler_of_rank
+from components.train_grpo.sampling import sampler_of_rank
 from components.train_grpo.scoring import Scorer
 from components.train_grpo.trainer import Trainer
 
@@ -40,21 +39,21 @@ def train_rank(
     training_problems = read_problems(problems, Split.TRAIN)
     require_rewards(config, training_problems)
     make_deterministic(config.seed)
-    ranks = join(config.engine)
+    ranks = init_ranks(config.engine)
     with (
-        ranks.naming_the_lost(),
+        ranks.report_lost_ranks(),
         ExitStack() as ending,
         Verifier() as verify,
-        heeded(config.checkpoint.grace_s) as stop,
+        graceful_shutdown(config.checkpoint.grace_s) as stop,
     ):
         resumption = Resumption(ranks, work, config.checkpoint, stage="train_grpo", num_steps=config.num_steps)
         with memory_for_loading("train_grpo", config.engine):
-            checkpoint = load(reference, dtype=dtype_of(config.engine))
+            checkpoint = load(reference, dtype=torch_dtype(config.engine))
         log = work / "launch" / f"vllm-rank-{ranks.rank}.log"
         sampler = ending.enter_context(sampler_of_rank(config, checkpoint, reference, log))
         with memory_for_loading("train_grpo", config.engine):
-            trainer = build_trainer(config, checkpoint, training_problems, verify, sampler, resumption.saved())
-        resumption.restore_random_numbers()
+            trainer = build_trainer(config, checkpoint, training_problems, verify, sampler, resumption.load())
+        resumption.restore_random_state()
 
         def keep(step: int) -> None:
             accuracy = trainer.history.curves[-1]["accuracy"]
@@ -66,12 +65,12 @@ def train_rank(
         no_signal.refuse_limit(config, trainer.history.curves)  # of a resumed run, before another step
         history = trainer.run(steps_done=resumption.steps_done, after_step=keep)
         no_signal.refuse_nothing_learned(config, history.curves)
-        with trainer.policy.whole_weights():
-            if ranks.first:
+        with trainer.policy.gather_full_parameters():
+            if ranks.is_main:
                 save(checkpoint, policy)
-        if ranks.first:
+        if ranks.is_main:
             _write(trainer, training, timings)
-        ranks.meet("the end")
+        ranks.barrier("the end")
     figures = {name: history.curves[-1][name] for name in _FIGURES}
     return {name: value for name, value in figures.items() if value is not None}
 
@@ -81,8 +80,8 @@ def build_trainer(
     checkpoint: Checkpoint,
     problems: list[Problem],
     verify: Verifier,
-    sampler: AnySampler,
-    saved: Saved | None = None,
+    sampler: Sampler,
+    saved: TrainingCheckpoint | None = None,
 ) -> Trainer:
     """Everything a run needs: policy and reference are equal at first, or as they were `saved`."""
     disable_dropout(checkpoint.model)
@@ -94,25 +93,25 @@ def build_trainer(
         reward_model = RewardModel.load(
             config.reward.model, checkpoint, micro_batch_tokens=config.engine.micro_batch_tokens
         )
-    arithmetic = Arithmetic(checkpoint.model)  # counted before weights are sharded
-    adapt(checkpoint.model, config.engine.lora, seed=config.seed)
-    scorer = CompletionScorer(checkpoint.model, temperature=temperature)
+    arithmetic = FlopCounter(checkpoint.model)  # counted before weights are sharded
+    add_adapters(checkpoint.model, config.engine.lora, seed=config.seed)
+    scorer = LogprobModel(checkpoint.model, temperature=temperature)
     if saved:
-        load_weights(scorer, saved.policy)
-    engine = PolicyEngine(scorer, config.engine)
-    probes = [checkpoint.example(problem) for problem in problems[:_NUM_PROBES]]
+        load_parameters(scorer, saved.policy)
+    engine = Policy(scorer, config.engine)
+    sampler.attach(engine, [checkpoint.example(problem) for problem in problems[:_NUM_PROBES]])
     trainer = Trainer(
         config,
         checkpoint,
         reference=reference,
-        sampling=attached(config, sampler, engine, checkpoint, probes),
+        sampler=sampler,
         scorer=Scorer(config, checkpoint, verify, reward_model),
         prompts=Prompts(problems, config.prompts, seed=config.seed),
         arithmetic=arithmetic,
         policy=engine,
     )
     if saved:
-        engine.restore(saved.policy)
+        engine.load_state(saved.policy)
         trainer.restore(saved.values)
     return trainer
 

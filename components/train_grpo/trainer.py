@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 
 from components.policy.checkpoint import Checkpoint
-from components.policy.dealing import deal
-from components.policy.engine import PolicyEngine
-from components.policy.flops import Arithmetic, matrix_rate
+from components.policy.engine import Policy
+from components.policy.flops import FlopCounter, measure_matmul_flops
 from components.policy.logprobs import completion_logprobs
-from components.policy.lora import plain_state_dict
-from components.policy.memory import memory_for_passes, memory_for_update
-from components.policy.schedule import learning_rate
+from components.policy.lora import merged_state_dict
+from components.policy.packing import pack_shard
+from components.policy.training import learning_rate, memory_for_passes, memory_for_update
+from components.rollout.sampler import Sampler
 from components.shared.memory import memory_for
 from components.shared.problem import Problem
 from components.shared.progress import Progress, progress, say
@@ -37,7 +37,6 @@ from components.train_grpo.prompts import Prompts
 from components.train_grpo.reference import Reference
 from components.train_grpo.replay import Replay
 from components.train_grpo.rollout import Drawn, Group, Rollout, Score, draw, gathered, roll_out, stream
-from components.train_grpo.sampling import Sampling
 from components.train_grpo.scoring import Scorer, is_masked
 from components.train_grpo.tally import Tally
 from components.train_grpo.unscorable import refuse_unscorable
@@ -64,12 +63,12 @@ class Trainer:
         config: TrainGRPOConfig,
         checkpoint: Checkpoint,
         *,
-        policy: PolicyEngine,
+        policy: Policy,
         reference: Reference | None,
-        sampling: Sampling,
+        sampler: Sampler,
         scorer: Scorer,
         prompts: Prompts,
-        arithmetic: Arithmetic,
+        arithmetic: FlopCounter,
     ) -> None:
         self.config = config
         self.checkpoint = checkpoint
@@ -79,15 +78,14 @@ class Trainer:
         self.reward_model = scorer.reward_model
         self.prompts = prompts
         self.history = History()
-        self.generate = sampling.generate
-        self._sync, self._rest = sampling.sync, sampling.rest
+        self.sampler = sampler
         self._score: Score = scorer
         self._ahead = Ahead(self._draw) if config.sampler.overlap else None
         self._reference_is_reset = False
         self._replay = Replay()
         self._judged = Examples()
         self._arithmetic = arithmetic
-        self._matrix_rate = matrix_rate(checkpoint.device, checkpoint.model.dtype)
+        self._matrix_rate = measure_matmul_flops(checkpoint.device, checkpoint.model.dtype)
 
     def run(self, *, steps_done: int, after_step: Callable[[int], None]) -> History:
         """Run all outer iterations, without the steps that were done and restored."""
@@ -116,7 +114,7 @@ class Trainer:
             "history": asdict(self.history),
             "prompts": self.prompts.state(),
             "replay": self._replay.state(),
-            "judged": self._judged.state() if self.ranks.first else None,
+            "judged": self._judged.state() if self.ranks.is_main else None,
             "ahead": self._groups_ahead(),
             "reference": self._reset_weights(),
             "reward_model": None if self.reward_model is None else self.reward_model.state_dict(),
@@ -129,7 +127,7 @@ class Trainer:
         self._replay.restore(values["replay"])
         self._judged = Examples.restored(values["judged"])
         if self._ahead and values["ahead"] is not None:
-            self._ahead.put_back(Drawn([from_plain(each) for each in self.ranks.share(values["ahead"])], 0.0, 0.0))
+            self._ahead.put_back(Drawn([from_plain(each) for each in self.ranks.shard(values["ahead"])], 0.0, 0.0))
         if self.reference is not None and values["reference"] is not None:
             self.reference.load(values["reference"])
             self._reference_is_reset = True
@@ -140,17 +138,17 @@ class Trainer:
         """Those of a reference that was reset, in the first process, which writes them."""
         if self.reference is None or not self._reference_is_reset:
             return None
-        return self.reference.state(kept=self.ranks.first)
+        return self.reference.state(kept=self.ranks.is_main)
 
     def _groups_ahead(self) -> list[dict[str, Any]] | None:
         """The rollout that is sampled ahead, of all processes; None where there is none."""
         if self._ahead is None or not self._ahead.under_way:
             return None
-        shares = self.ranks.gather(self._ahead.look().groups, "the end of sampling ahead")
+        shares = self.ranks.all_gather(self._ahead.look().groups, "the end of sampling ahead")
         return [to_plain(group) for share in shares for group in share]
 
     def _draw(self, problems_P: Sequence[Problem], seed: str) -> Drawn:
-        return draw(self.config, self.generate, self._score, problems_P, seed)
+        return draw(self.config, self.sampler.generate, self._score, problems_P, seed)
 
     def _roll_out(self, name: str) -> Rollout:
         seed = f"{self.config.seed}/{name}"
@@ -161,15 +159,15 @@ class Trainer:
     def _rollout_of_step(self, step: int) -> tuple[Rollout, float]:
         """Return the rollout to learn from, and how long the sampler's weights took to be brought up to date."""
         if self._ahead is None:
-            sync_s = self._sync(step - 1)
+            sync_s = self.sampler.update_weights(step - 1)
             rollout = self._roll_out(f"step {step}")
-            self._rest()
+            self.sampler.sleep()
             return rollout, sync_s
         if not self._ahead.under_way:
-            self._sync(step - 1)
+            self.sampler.update_weights(step - 1)
             self._begin_ahead(self._ahead, step)
         drawn = self._ahead.take()
-        sync_s = self._sync(step - 1)
+        sync_s = self.sampler.update_weights(step - 1)
         if step < self.config.num_steps:
             self._begin_ahead(self._ahead, step + 1)
         groups = gathered(drawn, self.prompts, self.ranks)
@@ -178,7 +176,7 @@ class Trainer:
 
     def _begin_ahead(self, ahead: Ahead, step: int) -> None:
         """Begin the rollout of a step with the weights that the sampler has."""
-        problems_P = self.ranks.share(self.prompts.draw(self.config.prompts_per_step))
+        problems_P = self.ranks.shard(self.prompts.draw(self.config.prompts_per_step))
         ahead.begin(problems_P, stream(f"{self.config.seed}/step {step}", 0, self.ranks))
 
     def _step(self, step: int, shown: Progress, *, retrained: bool) -> None:
@@ -215,7 +213,7 @@ class Trainer:
         parts = minibatches(self.config, given, device, ranks=self.ranks)
         batches = [batch for part in parts for batch in part.batches]
         if self.reference is not None and reference_logprobs_M is None and parts:
-            passes = [batch for part in parts for batch in part.share.passes]
+            passes = [batch for part in parts for batch in part.share.all_batches]
             with self._memory_for_logprobs(), self.reference.at_hand() as reference:
                 reference_logprobs_M = completion_logprobs(reference, passes, len(given.advantages_M))
         data = token_data(
@@ -227,7 +225,7 @@ class Trainer:
         update_s = time.monotonic() - referred
         # A backward pass is two products for each one of the forward pass; frozen weights have no gradient.
         products = 2 if self.config.engine.lora else 3
-        operations = products * self.config.updates_per_rollout * self._arithmetic.forward_operations(batches)
+        operations = products * self.config.updates_per_rollout * self._arithmetic.forward_flops(batches)
         utilisation = operations / update_s / self._matrix_rate
         timing = {"reference_s": referred - started, "update_s": update_s, "update_flop_utilisation": utilisation}
         return figures, timing
@@ -252,17 +250,17 @@ class Trainer:
         kl_B = torch.stack([part.sum() for part in kl_M.cpu().split(given.num_tokens_B.tolist())])
         return experience(self.config, groups, kl.coefficient * kl_B), old_M, reference_M
 
-    def _logprobs(self, scorer: PolicyEngine | Reference, given: Experience) -> Tensor:
+    def _logprobs(self, scorer: Policy | Reference, given: Experience) -> Tensor:
         """Return the log-probability of every completion token (M,): each process computes its share of them."""
-        share = deal(
+        share = pack_shard(
             self.ranks,
             given.sequences_B,
             max_tokens=self.config.engine.micro_batch_tokens,
             device=self.checkpoint.device,
-            chosen=range(len(given.sequences_B)),
+            indices=range(len(given.sequences_B)),
         )
-        own_M = completion_logprobs(scorer, share.passes, len(given.advantages_M))
-        shares = self.ranks.gather(own_M.cpu(), "the log-probabilities of a rollout")
+        own_M = completion_logprobs(scorer, share.all_batches, len(given.advantages_M))
+        shares = self.ranks.all_gather(own_M.cpu(), "the log-probabilities of a rollout")
         # What several have computed, to keep the others company, is the same but for rounding.
         return torch.stack(shares).nanmean(0).to(self.checkpoint.device)
 
@@ -278,8 +276,8 @@ class Trainer:
     def _reset_reference(self) -> None:
         """Line 3: the policy becomes the reference."""
         if self.reference is not None:
-            with self.policy.whole_weights():
-                self.reference.load(plain_state_dict(self.checkpoint.model))
+            with self.policy.gather_full_parameters():
+                self.reference.load(merged_state_dict(self.checkpoint.model))
             self._reference_is_reset = True
             say(_STAGE, "a new iteration begins: the policy is the reference now")
 
@@ -288,7 +286,7 @@ class Trainer:
         if self.reward_model is None:
             return
         with self._memory_for_rollout():
-            self._sync(0)
+            self.sampler.update_weights(0)
             for number in range(self.reward_model.config.initial_rollouts):
                 self._judged.extend(self._verdicts(self._roll_out(f"initial {number}").sampled))
         if self._judged:
@@ -350,9 +348,9 @@ class Trainer:
 
     def _slowest(self, rollout: Rollout) -> dict[str, float]:
         """Return which process the others waited for at the end of sampling and scoring, and how long."""
-        if self.ranks.size == 1:
+        if self.ranks.world_size == 1:
             return {}
-        own_s_R = self.ranks.gather(rollout.sampling_s + rollout.scoring_s, "the timing of a rollout")
+        own_s_R = self.ranks.all_gather(rollout.sampling_s + rollout.scoring_s, "the timing of a rollout")
         slowest = max(own_s_R)
         return {
             "slowest_rank": own_s_R.index(slowest),

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from components.policy.dealing import Share, deal
-from components.policy.engine import PolicyEngine
-from components.policy.logprobs import TokenScores
-from components.policy.ranks import Ranks
-from components.policy.sequences import MicroBatch
+from components.policy.engine import Policy
+from components.policy.logprobs import TokenLogprobs
+from components.policy.packing import MicroBatch, Shard, pack_shard
+from components.policy.parallel import Ranks
 from components.train_grpo.aggregation import token_weights
 from components.train_grpo.config import KLPlacement, TrainGRPOConfig
 from components.train_grpo.experience import Experience
@@ -42,7 +41,7 @@ class TokenData:
 class Minibatch:
     """What this process computes of one optimizer step, and the weight of each completion's tokens in its loss."""
 
-    share: Share
+    share: Shard
     weights_B: Tensor
 
     @property
@@ -70,7 +69,7 @@ def minibatches(config: TrainGRPOConfig, given: Experience, device: torch.device
         chosen = [number for number in numbers if not lost_B[number]]
         if chosen:
             tokens = config.engine.micro_batch_tokens
-            share = deal(ranks, given.sequences_B, max_tokens=tokens, device=device, chosen=chosen)
+            share = pack_shard(ranks, given.sequences_B, max_tokens=tokens, device=device, indices=chosen)
             parts.append(Minibatch(share, weights_B.to(device)))
     return parts
 
@@ -87,7 +86,7 @@ def _any_per_completion(flags_M: Tensor, num_tokens_B: Tensor) -> Tensor:
 
 def update(
     config: TrainGRPOConfig,
-    policy: PolicyEngine,
+    policy: Policy,
     parts: list[Minibatch],
     data: TokenData,
     learning_rate: float,
@@ -106,7 +105,7 @@ def update(
         own, steps = Tally(), []
         for number, part in enumerate(parts):
             _accumulate(config, policy, part, data, own, first=epoch == number == 0)
-            whole = Tally.whole(policy.ranks.gather(own, "the metrics of an update"))
+            whole = Tally.whole(policy.ranks.all_gather(own, "the metrics of an update"))
             refuse_mismatch(whole.mean_mismatch, maximum=config.sampler.max_mismatch)
             steps.append(policy.step(learning_rate))
     for step in steps:
@@ -115,24 +114,24 @@ def update(
 
 
 def _accumulate(
-    config: TrainGRPOConfig, policy: PolicyEngine, part: Minibatch, data: TokenData, tally: Tally, *, first: bool
+    config: TrainGRPOConfig, policy: Policy, part: Minibatch, data: TokenData, tally: Tally, *, first: bool
 ) -> None:
     """Add up the gradient of this process's share of an optimizer step; the `first` one gives the old policy."""
     for batch in part.batches:
         scores = policy(batch)
         if first:
             _keep(data.old_logprobs_M, batch, scores.logprobs_N)
-        policy.accumulate(_loss(config, scores, batch, part.weights_B, data, tally))
-    for batch in part.share.idle:
-        policy.accumulate(0.0 * policy(batch).logprobs_N.sum())
+        policy.backward(_loss(config, scores, batch, part.weights_B, data, tally))
+    for batch in part.share.dummies:
+        policy.backward(0.0 * policy(batch).logprobs_N.sum())
 
 
-def _fill_old_logprobs(policy: PolicyEngine, parts: list[Minibatch], data: TokenData) -> None:
+def _fill_old_logprobs(policy: Policy, parts: list[Minibatch], data: TokenData) -> None:
     """Score what comes after the first optimizer step before it changes the policy, unless it is known already."""
     if not data.old_logprobs_M.isnan().any():
         return
     for part in parts:
-        for batch in part.share.passes:
+        for batch in part.share.all_batches:
             with torch.no_grad():
                 _keep(data.old_logprobs_M, batch, policy(batch).logprobs_N)
 
@@ -143,7 +142,7 @@ def _keep(kept_M: Tensor, batch: MicroBatch, values_N: Tensor) -> None:
 
 def _loss(
     config: TrainGRPOConfig,
-    scores: TokenScores,
+    scores: TokenLogprobs,
     batch: MicroBatch,
     weights_B: Tensor,
     data: TokenData,

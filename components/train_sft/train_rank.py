@@ -6,19 +6,15 @@ from itertools import islice
 from pathlib import Path
 
 from components.policy.checkpoint import Checkpoint, create, save, save_base
-from components.policy.curves import write_curves
-from components.policy.dealing import deal
 from components.policy.determinism import make_deterministic
-from components.policy.engine import PolicyEngine, dtype_of
-from components.policy.logprobs import CompletionScorer, disable_dropout
-from components.policy.lora import adapt
-from components.policy.memory import memory_for_loading, memory_for_update
-from components.policy.optimizer_state import load_weights
-from components.policy.ranks import join
-from components.policy.resumption import Resumption
-from components.policy.schedule import learning_rate
-from components.policy.sequences import TokenSequence
-from components.policy.stopping import Stop, heeded
+from components.policy.engine import Policy, load_parameters, torch_dtype
+from components.policy.logprobs import LogprobModel, disable_dropout
+from components.policy.lora import add_adapters
+from components.policy.packing import TokenSequence, pack_shard
+from components.policy.parallel import init_ranks
+from components.policy.resume import Resumption
+from components.policy.shutdown import StopRequest, graceful_shutdown
+from components.policy.training import learning_rate, memory_for_loading, memory_for_update, write_curves
 from components.shared.errors import PipelineError
 from components.shared.problem import Problem, Split, read_problems
 from components.shared.progress import progress, say
@@ -33,40 +29,40 @@ def train_rank(
     """Take this process's part in the training; the first process writes what comes of it."""
     make_deterministic(config.seed)
     training_problems = read_problems(problems, Split.TRAIN)
-    ranks = join(config.engine)
-    with ranks.naming_the_lost(), heeded(config.checkpoint.grace_s) as stop:
+    ranks = init_ranks(config.engine)
+    with ranks.report_lost_ranks(), graceful_shutdown(config.checkpoint.grace_s) as stop:
         resumption = Resumption(ranks, work, config.checkpoint, stage=_STAGE, num_steps=config.num_steps)
         with memory_for_loading(_STAGE, config.engine):
-            checkpoint = create(config.model, training_problems, seed=config.seed, dtype=dtype_of(config.engine))
-        if ranks.first:
+            checkpoint = create(config.model, training_problems, seed=config.seed, dtype=torch_dtype(config.engine))
+        if ranks.is_main:
             save_base(checkpoint, base_model)
         examples = _examples(config, checkpoint, training_problems)
         with memory_for_loading(_STAGE, config.engine):
             engine, curves = _engine_and_curves(config, checkpoint, resumption)
         _train(config, checkpoint, engine, examples, curves, resumption, stop)
-        with engine.whole_weights():
-            if ranks.first:
+        with engine.gather_full_parameters():
+            if ranks.is_main:
                 save(checkpoint, reference)
-        if ranks.first:
+        if ranks.is_main:
             write_curves(training, curves)
-        ranks.meet("the end")
+        ranks.barrier("the end")
     return {"loss": curves[-1]["loss"], "examples": len(examples), "left_out": len(training_problems) - len(examples)}
 
 
 def _engine_and_curves(
     config: TrainSFTConfig, checkpoint: Checkpoint, resumption: Resumption
-) -> tuple[PolicyEngine, list[dict[str, float]]]:
+) -> tuple[Policy, list[dict[str, float]]]:
     """The model under training, and what is known of the steps done."""
     disable_dropout(checkpoint.model)
-    adapt(checkpoint.model, config.engine.lora, seed=config.seed)
-    scorer = CompletionScorer(checkpoint.model, temperature=1.0)
-    saved = resumption.saved()
+    add_adapters(checkpoint.model, config.engine.lora, seed=config.seed)
+    scorer = LogprobModel(checkpoint.model, temperature=1.0)
+    saved = resumption.load()
     if saved:
-        load_weights(scorer, saved.policy)
-    engine = PolicyEngine(scorer, config.engine)
+        load_parameters(scorer, saved.policy)
+    engine = Policy(scorer, config.engine)
     if saved:
-        engine.restore(saved.policy)
-        resumption.restore_random_numbers()
+        engine.load_state(saved.policy)
+        resumption.restore_random_state()
     return engine, saved.values["curves"] if saved else []
 
 
@@ -87,11 +83,11 @@ def _examples(config: TrainSFTConfig, checkpoint: Checkpoint, problems: Sequence
 def _train(
     config: TrainSFTConfig,
     checkpoint: Checkpoint,
-    engine: PolicyEngine,
+    engine: Policy,
     examples: Sequence[TokenSequence],
     curves: list[dict[str, float]],
     resumption: Resumption,
-    stop: Stop,
+    stop: StopRequest,
 ) -> None:
     """Do the steps that are left, and add what there is to know of them to `curves`."""
     batches = islice(_batches(examples, config.examples_per_step, seed=config.seed), resumption.steps_done, None)
@@ -117,18 +113,18 @@ def _train(
 def _step(
     config: TrainSFTConfig,
     checkpoint: Checkpoint,
-    engine: PolicyEngine,
+    engine: Policy,
     examples: Sequence[TokenSequence],
     rate: float,
 ) -> dict[str, float]:
     """One optimizer step on the mean negative log-likelihood of the completion tokens of all `examples`."""
     num_tokens = sum(len(example.completion_ids) for example in examples)
     tokens, every = config.engine.micro_batch_tokens, range(len(examples))
-    share = deal(engine.ranks, examples, max_tokens=tokens, device=checkpoint.device, chosen=every)
+    share = pack_shard(engine.ranks, examples, max_tokens=tokens, device=checkpoint.device, indices=every)
     for batch in share.batches:
-        engine.accumulate(-engine(batch).logprobs_N.sum() / num_tokens)
-    for batch in share.idle:
-        engine.accumulate(0.0 * engine(batch).logprobs_N.sum())
+        engine.backward(-engine(batch).logprobs_N.sum() / num_tokens)
+    for batch in share.dummies:
+        engine.backward(0.0 * engine(batch).logprobs_N.sum())
     return engine.step(rate)
 
 

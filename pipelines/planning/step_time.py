@@ -147,7 +147,7 @@ def _completions_at_once(run: Run) -> float:
     return max(1.0, tokens / (run.work.mean_prompt_tokens / run.work.group_size + run.work.mean_completion_tokens))
 
 
-def forward_operations(shape: ModelShape, work: Work, completions: float) -> float:
+def forward_flops(shape: ModelShape, work: Work, completions: float) -> float:
     """Return the operations of one forward pass over completions and their prompts.
 
     As components/policy/flops.py counts them: prompts once per group, the output layer for completions alone.
@@ -164,7 +164,7 @@ def _passes(run: Run, gpu: Gpu, *, passes: float, gathers: int) -> dict[str, flo
     """Passes over the rollout by the busiest GPU, for each of which ZeRO 3 gathers the weights so many times."""
     work, engine = run.work, run.engine
     completions = work.minibatches * _share(work, run.num_trainers, work.prompts // work.minibatches)
-    arithmetic = passes * forward_operations(run.shape, work, completions) / _rate(run, gpu)
+    arithmetic = passes * forward_flops(run.shape, work, completions) / _rate(run, gpu)
     if engine.zero_stage < 3:
         return {"arithmetic": arithmetic}
     network = Network(gpu, run.num_trainers)

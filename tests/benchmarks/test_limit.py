@@ -30,7 +30,7 @@ def test_operations_are_those_counted_by_hand(case: Any, limit: Any) -> None:
     # 22 tokens at 2 x 5 each, 16 of them at 2 x 21 more.
     # Prompt tokens see 1, 2, 3 keys, those of a completion 4, 5, 6, 7: 2 x 6 + 4 x 22 = 100.
     by_hand = 22 * 2 * 5 + 16 * 2 * 21 + 100 * 4 * 2 * 3
-    forward = limit.forward_operations(config, case.Row.parse("2x2:3/4"), num_parameters=26)
+    forward = limit.forward_flops(config, case.Row.parse("2x2:3/4"), num_parameters=26)
     assert forward == by_hand
     assert limit.update_operations(forward) == 4 * by_hand
     assert limit.step_operations(forward) == 5 * by_hand

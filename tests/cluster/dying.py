@@ -5,7 +5,7 @@ import signal
 from pathlib import Path
 
 from components.grading.verifier import Grade
-from components.rollout.completion import Completion
+from components.rollout.sampler import Completion
 from components.shared.problem import Problem
 
 MARK_VARIABLE = "TEST_DYING_MARK"

@@ -7,8 +7,8 @@ from components.evaluate.config import EvaluateConfig
 from components.evaluate.evaluate import _answers, _Examination, evaluate
 from components.grading.verifier import Verifier
 from components.policy.checkpoint import save
-from components.policy.sequences import TokenSequence
-from components.rollout.completion import Completion
+from components.policy.packing import TokenSequence
+from components.rollout.sampler import Completion
 from components.shared import jsonl, lineage
 from components.shared.answer_policy import AnswerPolicy
 from components.shared.errors import PipelineError

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from components.policy.engine import PolicyEngine
+from components.policy.engine import Policy
 
 FAULTY_RANK = 1
 CALLS_BEFORE = 8
@@ -41,8 +41,8 @@ def slow(problem: Any, completion: Any, grade: Any) -> float:
 def nan_in_one(problem: Any, completion: Any, grade: Any) -> float:
     """Make the loss of the faulty rank NaN."""
     if _is_faulty() and next(_calls) == CALLS_BEFORE:
-        accumulate = PolicyEngine.accumulate
-        patch.object(PolicyEngine, "accumulate", lambda engine, loss: accumulate(engine, loss * math.nan)).start()
+        backward = Policy.backward
+        patch.object(Policy, "backward", lambda policy, loss: backward(policy, loss * math.nan)).start()
     return shortness(problem, completion, grade)
 
 

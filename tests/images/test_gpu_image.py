@@ -25,7 +25,7 @@ def gpu() -> Image:
 def test_it_holds_what_runs_models(gpu: Image) -> None:
     """The step functions of the stages that run a model, and the engines under them, can be imported by anybody."""
     names = ["torch", "deepspeed", "vllm", "peft", "components.cluster.rank", "components.evaluate.evaluate"]
-    names += ["components.train_grpo.trainer", "components.rollout.vllm_worker", "kfp.dsl.executor_main"]
+    names += ["components.train_grpo.trainer", "components.rollout.vllm.worker", "kfp.dsl.executor_main"]
     code = f"import importlib\nfor name in {names!r}: importlib.import_module(name)\nprint('all there')"
     assert gpu.run("python3", "-c", code, user=ANYBODY).splitlines()[-1] == "all there"
 

@@ -1,4 +1,4 @@
-"""Memory of a step of PolicyEngine by part, counted from tensors in as many processes as were launched.
+"""Memory of a step of Policy by part, counted from tensors in as many processes as were launched.
 
 Run by torchrun as `-m tests.pipelines.plan_processes FOLDER`; each process leaves what it counted in FOLDER/RANK.json.
 """
@@ -16,9 +16,9 @@ from torch.distributed import get_rank
 from torch.profiler import ProfilerActivity, profile
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
-from components.policy.engine import PolicyEngine
-from components.policy.logprobs import CompletionScorer, TokenScores
-from components.policy.sequences import MicroBatch, TokenSequence, micro_batches
+from components.policy.engine import Policy
+from components.policy.logprobs import LogprobModel, TokenLogprobs
+from components.policy.packing import MicroBatch, TokenSequence, pack
 from tests import tiny
 
 SIZE = {
@@ -55,8 +55,8 @@ def _model(dtype: torch.dtype) -> PreTrainedModel:
 
 def _one(changes: dict[str, Any]) -> dict[str, float]:
     config = tiny.engine_config(micro_batch_tokens=MICRO_BATCH_TOKENS, **changes)
-    scorer = CompletionScorer(_model(torch.bfloat16 if config.precision == "bf16" else torch.float32), temperature=1.0)
-    policy = PolicyEngine(scorer, config)
+    scorer = LogprobModel(_model(torch.bfloat16 if config.precision == "bf16" else torch.float32), temperature=1.0)
+    policy = Policy(scorer, config)
     first, second = _batches()
     activations = _saved(policy, scorer, first)
     policy.step(1e-4)  # the optimizer's state comes with its first step
@@ -82,18 +82,18 @@ def _batches() -> list[MicroBatch]:
             for length in (PROMPT_TOKENS, *[COMPLETION_TOKENS] * GROUP_SIZE)
         )
         sequences += [TokenSequence(prompt, completion) for completion in completions]
-    return micro_batches(sequences, max_tokens=MICRO_BATCH_TOKENS, device=torch.device("cpu"))
+    return pack(sequences, max_tokens=MICRO_BATCH_TOKENS, device=torch.device("cpu"))
 
 
-def _loss(scores: TokenScores) -> Tensor:
+def _loss(scores: TokenLogprobs) -> Tensor:
     return -scores.logprobs_N.mean()
 
 
-def _accumulate(policy: PolicyEngine, batch: MicroBatch) -> None:
-    policy.accumulate(_loss(policy(batch)))
+def _accumulate(policy: Policy, batch: MicroBatch) -> None:
+    policy.backward(_loss(policy(batch)))
 
 
-def _saved(policy: PolicyEngine, scorer: CompletionScorer, batch: MicroBatch) -> float:
+def _saved(policy: Policy, scorer: LogprobModel, batch: MicroBatch) -> float:
     """Bytes that a forward pass saves for the backward pass; weights are there anyway."""
     saved: list[Tensor] = []
 
@@ -106,7 +106,7 @@ def _saved(policy: PolicyEngine, scorer: CompletionScorer, batch: MicroBatch) ->
     weights = {parameter.untyped_storage().data_ptr() for parameter in scorer.parameters()}
     found = _bytes(tensor for tensor in saved if tensor.untyped_storage().data_ptr() not in weights)
     saved.clear()
-    policy.accumulate(loss)
+    policy.backward(loss)
     return found
 
 
@@ -116,7 +116,7 @@ def _bytes(tensors: Iterable[Tensor]) -> float:
     return float(sum(storages.values()))
 
 
-def _weights(scorer: CompletionScorer) -> Iterator[Tensor]:
+def _weights(scorer: LogprobModel) -> Iterator[Tensor]:
     for parameter in scorer.parameters():
         if hasattr(parameter, "ds_tensor"):
             yield parameter.ds_tensor
@@ -124,7 +124,7 @@ def _weights(scorer: CompletionScorer) -> Iterator[Tensor]:
             yield parameter.data
 
 
-def _state(policy: PolicyEngine) -> Iterator[Tensor]:
+def _state(policy: Policy) -> Iterator[Tensor]:
     """Moments, and the master copy of what DeepSpeed shards."""
     optimizer = policy._optimizer
     for name in ("single_partition_of_fp32_groups", "fp32_partitioned_groups_flat"):
@@ -133,7 +133,7 @@ def _state(policy: PolicyEngine) -> Iterator[Tensor]:
         yield from (value for value in state.values() if isinstance(value, Tensor) and value.numel() > 1)
 
 
-def _gradients(policy: PolicyEngine, scorer: CompletionScorer) -> Iterator[Tensor]:
+def _gradients(policy: Policy, scorer: LogprobModel) -> Iterator[Tensor]:
     optimizer = policy._optimizer
     if policy.config.zero_stage == 3:
         yield optimizer.grad_partitions_flat_buffer
@@ -146,7 +146,7 @@ def _gradients(policy: PolicyEngine, scorer: CompletionScorer) -> Iterator[Tenso
             yield parameter.grad
 
 
-def _buckets(policy: PolicyEngine) -> Iterator[Tensor]:
+def _buckets(policy: Policy) -> Iterator[Tensor]:
     """What ZeRO 3 reduces gradients in, which is there before anything is measured."""
     if policy.config.zero_stage == 3:
         yield from (bucket.buffer for bucket in policy._optimizer.ipg_buckets.values())

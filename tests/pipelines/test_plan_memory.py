@@ -311,8 +311,8 @@ def test_the_cache_is_as_counted() -> None:
     """Two groups of four whose completions all reach their limit."""
     import torch
 
-    from components.policy.shared_prefix import attend_by_layout
-    from components.rollout.transformers_engine import Decoding
+    from components.policy.attention import use_packed_attention
+    from components.rollout.transformers_sampler import Decoding
     from tests import tiny
 
     class Endless(Decoding):
@@ -320,7 +320,7 @@ def test_the_cache_is_as_counted() -> None:
             return torch.zeros_like(token_R, dtype=torch.bool)
 
     checkpoint = tiny.checkpoint()
-    attend_by_layout(checkpoint.model)
+    use_packed_attention(checkpoint.model)
     batch = Endless(checkpoint, [(1,) * 40, (2,) * 40], 4, 1.0)
     with torch.no_grad():
         batch.run(torch.rand(8, 100, dtype=torch.float64))

@@ -15,7 +15,7 @@ from pipelines.planning.step_time import (
     SCORING,
     SYNC,
     UPDATE,
-    forward_operations,
+    forward_flops,
     step_time,
 )
 from tests.pipelines.planned import SEVEN_B, WORK, run
@@ -30,7 +30,7 @@ def test_operations_of_a_forward_pass_by_hand() -> None:
     tokens = 64 * 512
     pairs = 256**2 / 2 + tokens * (256 + 512 / 2)
     expected = 2 * (MATRICES * (256 + tokens) + HEAD * tokens) + 4 * 4096 * 30 * pairs
-    assert forward_operations(SEVEN_B, WORK, 64) == pytest.approx(expected, rel=1e-12)
+    assert forward_flops(SEVEN_B, WORK, 64) == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.slow
@@ -38,16 +38,16 @@ def test_operations_are_those_that_training_counts() -> None:
     """For a rollout of equal lengths, to what a causal diagonal adds."""
     import torch
 
-    from components.policy.flops import Arithmetic
-    from components.policy.sequences import TokenSequence, micro_batches
+    from components.policy.flops import FlopCounter
+    from components.policy.packing import TokenSequence, pack
     from tests import tiny
 
     model = tiny.checkpoint().model
     sequences = [TokenSequence((prompt,) * 40, (7,) * 60) for prompt in (1, 2) for _ in range(4)]
-    batches = micro_batches(sequences, max_tokens=1000, device=torch.device("cpu"))
+    batches = pack(sequences, max_tokens=1000, device=torch.device("cpu"))
     shape = ModelShape(64, 256, 2, 4, 4, 16, model.config.vocab_size, tied=False, qk_norm=True)
-    found = forward_operations(shape, Work(2, 4, 40, 60, 40, 60), 8)
-    assert found == pytest.approx(Arithmetic(model).forward_operations(batches), rel=0.01)
+    found = forward_flops(shape, Work(2, 4, 40, 60, 40, 60), 8)
+    assert found == pytest.approx(FlopCounter(model).forward_flops(batches), rel=0.01)
 
 
 def test_collectives_by_hand() -> None:

@@ -18,8 +18,8 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from components.policy.logprobs import CompletionScorer
-from components.policy.sequences import TokenSequence
+from components.policy.logprobs import LogprobModel
+from components.policy.packing import TokenSequence
 from tests import tiny
 
 VOCABULARY_SIZE = 50
@@ -111,7 +111,7 @@ def padded(
 def packed(model: PreTrainedModel, given: Sequence[TokenSequence], *, temperature: float, max_tokens: int) -> Measured:
     """Measure it as training does; the gradient is summed over micro-batches."""
     model = copy.deepcopy(model)
-    scorer = CompletionScorer(model, temperature=temperature)
+    scorer = LogprobModel(model, temperature=temperature)
     batches = tiny.batches(given, max_tokens)
     scores = [scorer(batch) for batch in batches]
     order_M = torch.cat([batch.token_N for batch in batches]).argsort()

@@ -1,4 +1,4 @@
-"""Gradients and steps of PolicyEngine in as many processes as were launched, each with its share of the groups.
+"""Gradients and steps of Policy in as many processes as were launched, each with its share of the groups.
 
 Run by torchrun as `-m tests.policy.processes FOLDER`; each process leaves what it measured in FOLDER/RANK.pt.
 """
@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 from torch.distributed import all_reduce, get_rank, get_world_size
 
-from components.policy.engine import NonFiniteError, PolicyEngine
-from components.policy.logprobs import CompletionScorer, TokenScores
-from components.policy.sequences import MicroBatch, micro_batches
+from components.policy.engine import NonFiniteError, Policy
+from components.policy.logprobs import LogprobModel, TokenLogprobs
+from components.policy.packing import MicroBatch, pack
 from tests import tiny
 from tests.policy import plain
 
@@ -38,11 +38,11 @@ def measure() -> dict[str, Any]:
     return {**found, "bad": {stage: _bad_loss(stage) for stage in (0, 2, 3)}}
 
 
-def _scorer() -> CompletionScorer:
-    return CompletionScorer(plain.gpt2(), temperature=0.7)
+def _scorer() -> LogprobModel:
+    return LogprobModel(plain.gpt2(), temperature=0.7)
 
 
-def _engine(scorer: CompletionScorer, stage: int) -> PolicyEngine:
+def _engine(scorer: LogprobModel, stage: int) -> Policy:
     from deepspeed.accelerator import get_accelerator
 
     # Where the processor computes in fp16, ZeRO 3 looks at the model's type, and refuses float64.
@@ -50,16 +50,16 @@ def _engine(scorer: CompletionScorer, stage: int) -> PolicyEngine:
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     config = tiny.engine_config(num_processes=processes, zero_stage=stage, max_gradient_norm=1e6)
     with patch.object(accelerator, "is_fp16_supported", return_value=False):
-        return PolicyEngine(scorer, config)
+        return Policy(scorer, config)
 
 
 def _batches(stage: int) -> list[MicroBatch]:
     """The micro-batches of this process."""
     share = SHARES[get_world_size()][get_rank()]
-    return micro_batches(SEQUENCES, max_tokens=MAX_TOKENS[stage], device=torch.device("cpu"), chosen=share)
+    return pack(SEQUENCES, max_tokens=MAX_TOKENS[stage], device=torch.device("cpu"), indices=share)
 
 
-def _loss(scores: TokenScores, batch: MicroBatch) -> Tensor:
+def _loss(scores: TokenLogprobs, batch: MicroBatch) -> Tensor:
     """A micro-batch's part of a sum over all completion tokens of the step."""
     weights_M2 = torch.cat([plain.weights(each) for each in SEQUENCES])
     return (weights_M2[batch.token_N] * torch.stack([scores.logprobs_N, scores.entropy_N], dim=1)).sum()
@@ -76,7 +76,7 @@ def _one_step(stage: int) -> dict[str, Any]:
             engine._engine.communication_data_type = torch.float64
             engine._optimizer.register_step_pre_hook(lambda *_: held.update(_kept_gradients(scorer)))
         for batch in _batches(stage):
-            engine.accumulate(_loss(engine(batch), batch))
+            engine.backward(_loss(engine(batch), batch))
         for gradient in gradients.values():
             # The engine asks each process for a loss that is larger by their number, and averages.
             all_reduce(gradient.div_(get_world_size()))
@@ -98,7 +98,7 @@ def _reducing_in_float64(stage: int) -> Iterator[None]:
         yield
 
 
-def _summed_gradients(scorer: CompletionScorer) -> dict[str, Tensor]:
+def _summed_gradients(scorer: LogprobModel) -> dict[str, Tensor]:
     """Return where the gradients of this process will be summed, as they leave the backward pass."""
     sums = {name: torch.zeros_like(parameter) for name, parameter in scorer.named_parameters()}
     for name, parameter in scorer.named_parameters():
@@ -110,18 +110,18 @@ def _add(total: Tensor, gradient: Tensor) -> None:
     total.add_(gradient)
 
 
-def _kept_gradients(scorer: CompletionScorer) -> dict[str, Tensor]:
+def _kept_gradients(scorer: LogprobModel) -> dict[str, Tensor]:
     return {name: parameter.grad.clone() for name, parameter in scorer.named_parameters() if parameter.grad is not None}
 
 
-def _gradients_of_deepspeed(scorer: CompletionScorer) -> dict[str, Tensor]:
+def _gradients_of_deepspeed(scorer: LogprobModel) -> dict[str, Tensor]:
     from deepspeed.utils import safe_get_full_grad
 
     return {name: safe_get_full_grad(parameter) for name, parameter in scorer.named_parameters()}
 
 
-def _weights(engine: PolicyEngine, scorer: CompletionScorer) -> dict[str, Tensor]:
-    with engine.whole_weights():
+def _weights(engine: Policy, scorer: LogprobModel) -> dict[str, Tensor]:
+    with engine.gather_full_parameters():
         return {name: parameter.detach().clone() for name, parameter in scorer.named_parameters()}
 
 
@@ -132,7 +132,7 @@ def _bad_loss(stage: int) -> dict[str, Any]:
     before = _weights(engine, scorer)
     for batch in _batches(stage):
         bad = math.nan if get_rank() == get_world_size() - 1 else 1.0
-        engine.accumulate(_loss(engine(batch), batch) * bad)
+        engine.backward(_loss(engine(batch), batch) * bad)
     error = ""
     try:
         engine.step(LEARNING_RATE)

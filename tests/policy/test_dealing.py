@@ -4,9 +4,8 @@ from collections import Counter
 import pytest
 import torch
 
-from components.policy.dealing import Share, deal
-from components.policy.ranks import ALONE, Ranks
-from components.policy.sequences import TokenSequence
+from components.policy.packing import Shard, TokenSequence, pack_shard
+from components.policy.parallel import SINGLE_PROCESS, Ranks
 
 CPU = torch.device("cpu")
 
@@ -31,16 +30,16 @@ class _Together(Ranks):
 
     most = 0
 
-    def gather(self, value: object, what: str) -> list[object]:  # type: ignore[override]
+    def all_gather(self, value: object, what: str) -> list[object]:  # type: ignore[override]
         del what
         return [value, self.most]
 
 
-def _deal_to(size: int, sequences: list[TokenSequence], chosen: list[int]) -> list[Share]:
-    def share(rank: int, most: int) -> Share:
+def _deal_to(size: int, sequences: list[TokenSequence], chosen: list[int]) -> list[Shard]:
+    def share(rank: int, most: int) -> Shard:
         ranks = _Together(rank, size)
         ranks.most = most
-        return deal(ranks, sequences, max_tokens=64, device=CPU, chosen=chosen)
+        return pack_shard(ranks, sequences, max_tokens=64, device=CPU, indices=chosen)
 
     most = max(len(share(rank, 0).batches) for rank in range(size))
     return [share(rank, most) for rank in range(size)]
@@ -54,7 +53,7 @@ def test_every_completion_is_dealt_out_once(size: int) -> None:
     shares = _deal_to(size, sequences, chosen)
     dealt = Counter(number for share in shares for batch in share.batches for number in set(batch.sequence_N.tolist()))
     assert dealt == Counter(chosen)
-    assert len({len(share.passes) for share in shares}) == 1
+    assert len({len(share.all_batches) for share in shares}) == 1
 
 
 def test_the_shares_are_about_as_large() -> None:
@@ -78,11 +77,11 @@ def test_a_process_without_a_group_keeps_the_others_company() -> None:
     shares = _deal_to(3, _grouped(2, 2), [0, 1, 2, 3])
     idle = [share for share in shares if not share.batches]
     assert len(idle) == 1
-    assert idle[0].passes == idle[0].idle != []
+    assert idle[0].all_batches == idle[0].dummies != []
 
 
 def test_one_process_has_it_all() -> None:
     """And nobody to keep company."""
-    share = deal(ALONE, _grouped(3, 2), max_tokens=64, device=CPU, chosen=range(6))
-    assert share.idle == []
+    share = pack_shard(SINGLE_PROCESS, _grouped(3, 2), max_tokens=64, device=CPU, indices=range(6))
+    assert share.dummies == []
     assert {number for batch in share.batches for number in batch.sequence_N.tolist()} == set(range(6))

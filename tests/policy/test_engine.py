@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from components.policy.config import EngineConfig
-from components.policy.engine import NonFiniteError, PolicyEngine
-from components.policy.logprobs import CompletionScorer
-from components.policy.optimizer_state import load_weights
-from components.policy.ranks import join
+from components.policy.engine import NonFiniteError, Policy, load_parameters
+from components.policy.logprobs import LogprobModel
+from components.policy.parallel import init_ranks
 from components.shared.errors import PipelineError
 from tests import tiny
 from tests.policy import plain, processes
@@ -28,22 +27,22 @@ def _trained(
     """The weights after some optimizer steps on the same examples, and the gradient norms on the way."""
     checkpoint = tiny.checkpoint()
     config = tiny.engine_config(weight_decay=_WEIGHT_DECAY, **settings)
-    engine = PolicyEngine(CompletionScorer(checkpoint.model, temperature=1.0), config)
+    engine = Policy(LogprobModel(checkpoint.model, temperature=1.0), config)
     examples = [checkpoint.example(problem) for problem in tiny.PROBLEMS[:8]]
     num_tokens = sum(len(example.completion_ids) for example in examples)
     norms = []
     for _ in range(steps):
         for batch in tiny.batches(examples, max_tokens):
-            engine.accumulate(-engine(batch).logprobs_N.sum() / num_tokens)
+            engine.backward(-engine(batch).logprobs_N.sum() / num_tokens)
         norms.append(engine.step(1e-2)["gradient_norm"])
-    with engine.whole_weights():
+    with engine.gather_full_parameters():
         return {name: weight.detach().clone() for name, weight in checkpoint.model.named_parameters()}, norms
 
 
 def _plainly_trained(steps: int = 3) -> tuple[dict[str, torch.Tensor], list[float]]:
     """The same with nothing but torch: one batch, AdamW whose decay leaves norms alone, clipping."""
     checkpoint = tiny.checkpoint()
-    scorer = CompletionScorer(checkpoint.model, temperature=1.0)
+    scorer = LogprobModel(checkpoint.model, temperature=1.0)
     norms_of_layers: list[Tensor] = []
     matrices: list[Tensor] = []
     for name, weight in checkpoint.model.named_parameters():
@@ -76,26 +75,24 @@ def test_training_equals_plain_torch_for_any_sharding_and_split(zero_stage: int,
 def test_checkpointed_layers_are_computed_again(checkpointing: bool) -> None:
     """Gradient checkpointing runs each layer a second time in the backward pass; without it once is enough."""
     checkpoint = tiny.checkpoint()
-    scorer = CompletionScorer(checkpoint.model.eval(), temperature=1.0)  # as a model is that was loaded
-    engine = PolicyEngine(scorer, tiny.engine_config(gradient_checkpointing=checkpointing))
+    scorer = LogprobModel(checkpoint.model.eval(), temperature=1.0)  # as a model is that was loaded
+    engine = Policy(scorer, tiny.engine_config(gradient_checkpointing=checkpointing))
     calls: list[int] = []
     layers: Any = checkpoint.model.get_decoder().layers
     layers[0].self_attn.register_forward_hook(lambda *_: calls.append(1))
     (batch,) = tiny.batches([checkpoint.example(tiny.PROBLEMS[0])], 100)
-    engine.accumulate(-engine(batch).logprobs_N.mean())
+    engine.backward(-engine(batch).logprobs_N.mean())
     assert len(calls) == (2 if checkpointing else 1)
 
 
 def test_bf16_trains_and_keeps_its_type() -> None:
     """In bf16 the loss falls, and the weights stay bf16."""
     checkpoint = tiny.checkpoint(dtype=torch.bfloat16)
-    engine = PolicyEngine(
-        CompletionScorer(checkpoint.model, temperature=1.0), tiny.engine_config(precision="bf16", zero_stage=2)
-    )
+    engine = Policy(LogprobModel(checkpoint.model, temperature=1.0), tiny.engine_config(precision="bf16", zero_stage=2))
     (batch,) = tiny.batches([checkpoint.example(problem) for problem in tiny.PROBLEMS[:8]], 100_000)
     losses = []
     for _ in range(8):
-        engine.accumulate(-engine(batch).logprobs_N.mean())
+        engine.backward(-engine(batch).logprobs_N.mean())
         losses.append(engine.step(1e-2)["loss"])
     assert losses[-1] < losses[0] - 1.0
     assert {weight.dtype for weight in checkpoint.model.parameters()} == {torch.bfloat16}
@@ -105,11 +102,11 @@ def test_bf16_trains_and_keeps_its_type() -> None:
 def test_a_loss_that_is_not_finite_stops_before_the_step(bad: float) -> None:
     """One bad micro-batch among good ones raises, and no weight has changed."""
     checkpoint = tiny.checkpoint()
-    engine = PolicyEngine(CompletionScorer(checkpoint.model, temperature=1.0), tiny.engine_config())
+    engine = Policy(LogprobModel(checkpoint.model, temperature=1.0), tiny.engine_config())
     before = [weight.detach().clone() for weight in checkpoint.model.parameters()]
     first, second, *_ = tiny.batches([checkpoint.example(problem) for problem in tiny.PROBLEMS[:8]], 100)
-    engine.accumulate(-engine(first).logprobs_N.mean())
-    engine.accumulate(-engine(second).logprobs_N.mean() * bad)
+    engine.backward(-engine(first).logprobs_N.mean())
+    engine.backward(-engine(second).logprobs_N.mean() * bad)
     with pytest.raises(NonFiniteError, match="stopped before the optimizer step"):
         engine.step(1e-2)
     for weight, kept in zip(checkpoint.model.parameters(), before, strict=True):
@@ -122,14 +119,14 @@ def test_bf16_sums_micro_batches_without_rounding_them(zero_stage: int) -> None:
     norms = []
     for max_tokens in (1, 100_000):
         checkpoint = tiny.checkpoint(dtype=torch.bfloat16)
-        engine = PolicyEngine(
-            CompletionScorer(checkpoint.model, temperature=1.0),
+        engine = Policy(
+            LogprobModel(checkpoint.model, temperature=1.0),
             tiny.engine_config(precision="bf16", zero_stage=zero_stage),
         )
         examples = [checkpoint.example(problem) for problem in tiny.PROBLEMS]
         num_tokens = sum(len(example.completion_ids) for example in examples)
         for batch in tiny.batches(examples, max_tokens):
-            engine.accumulate(-engine(batch).logprobs_N.sum() / num_tokens)
+            engine.backward(-engine(batch).logprobs_N.sum() / num_tokens)
         norms.append(engine.step(1e-3)["gradient_norm"])
     assert norms[0] == pytest.approx(norms[1], rel=0.01)
 
@@ -138,12 +135,10 @@ def test_bf16_sums_micro_batches_without_rounding_them(zero_stage: int) -> None:
 def test_a_gradient_that_is_not_finite_ends_the_run(zero_stage: int) -> None:
     """A finite loss with an infinite slope (the root of zero) is an error, not a step."""
     checkpoint = tiny.checkpoint()
-    engine = PolicyEngine(
-        CompletionScorer(checkpoint.model, temperature=1.0), tiny.engine_config(zero_stage=zero_stage)
-    )
+    engine = Policy(LogprobModel(checkpoint.model, temperature=1.0), tiny.engine_config(zero_stage=zero_stage))
     (batch,) = tiny.batches([checkpoint.example(tiny.PROBLEMS[0])], 1000)
     logprobs_N = engine(batch).logprobs_N
-    engine.accumulate((logprobs_N - logprobs_N.detach()).clamp(min=0).sum().sqrt())
+    engine.backward((logprobs_N - logprobs_N.detach()).clamp(min=0).sum().sqrt())
     with pytest.raises(NonFiniteError, match="norm of the gradient"):
         engine.step(1e-3)
 
@@ -154,10 +149,10 @@ def test_a_gradient_that_is_not_finite_ends_the_run(zero_stage: int) -> None:
 def test_an_engine_goes_on_from_the_state_of_another(zero_stage: int, offload: str) -> None:
     """Two steps, and one with the second in another engine, end in the same bits, wherever the optimizer is kept."""
     config = tiny.engine_config(zero_stage=zero_stage, offload=offload)
-    straight = _stepped(CompletionScorer(tiny.checkpoint().model, temperature=1.0), config, 2)
-    state = _stepped(CompletionScorer(tiny.checkpoint().model, temperature=1.0), config, 1)
-    scorer = CompletionScorer(tiny.checkpoint(seed=2).model, temperature=1.0)
-    load_weights(scorer, state)
+    straight = _stepped(LogprobModel(tiny.checkpoint().model, temperature=1.0), config, 2)
+    state = _stepped(LogprobModel(tiny.checkpoint().model, temperature=1.0), config, 1)
+    scorer = LogprobModel(tiny.checkpoint(seed=2).model, temperature=1.0)
+    load_parameters(scorer, state)
     resumed = _stepped(scorer, config, 1, state)
     assert float(resumed["num_steps"]) == 2
     assert resumed.keys() == straight.keys()
@@ -169,11 +164,11 @@ def test_an_engine_goes_on_from_the_state_of_another(zero_stage: int, offload: s
 def test_a_state_from_before_the_first_step_is_one(zero_stage: int) -> None:
     """A run may have had nothing to learn from so far: it goes on as if it had not been stopped."""
     config = tiny.engine_config(zero_stage=zero_stage)
-    straight = _stepped(CompletionScorer(tiny.checkpoint().model, temperature=1.0), config, 1)
-    state = PolicyEngine(CompletionScorer(tiny.checkpoint().model, temperature=1.0), config).state()
+    straight = _stepped(LogprobModel(tiny.checkpoint().model, temperature=1.0), config, 1)
+    state = Policy(LogprobModel(tiny.checkpoint().model, temperature=1.0), config).state()
     assert float(state["num_steps"]) == 0
-    scorer = CompletionScorer(tiny.checkpoint(seed=2).model, temperature=1.0)
-    load_weights(scorer, state)
+    scorer = LogprobModel(tiny.checkpoint(seed=2).model, temperature=1.0)
+    load_parameters(scorer, state)
     resumed = _stepped(scorer, config, 1, state)
     assert resumed.keys() == straight.keys()
     assert all(torch.equal(resumed[name], straight[name]) for name in straight)
@@ -182,7 +177,7 @@ def test_a_state_from_before_the_first_step_is_one(zero_stage: int) -> None:
 def test_where_the_optimizer_is_does_not_change_what_it_does() -> None:
     """In host memory or not, cut up or not, two steps move the weights alike, up to rounding."""
     expected, *others = (
-        _stepped(CompletionScorer(tiny.checkpoint().model, temperature=1.0), tiny.engine_config(**settings), 2)
+        _stepped(LogprobModel(tiny.checkpoint().model, temperature=1.0), tiny.engine_config(**settings), 2)
         for settings in (
             {"zero_stage": 0},
             {"zero_stage": 2, "offload": "optimizer"},
@@ -195,17 +190,17 @@ def test_where_the_optimizer_is_does_not_change_what_it_does() -> None:
 
 
 def _stepped(
-    scorer: CompletionScorer, config: EngineConfig, steps: int, state: dict[str, Tensor] | None = None
+    scorer: LogprobModel, config: EngineConfig, steps: int, state: dict[str, Tensor] | None = None
 ) -> dict[str, Tensor]:
     """The state after some steps, from that of another engine if there is one."""
-    engine = PolicyEngine(scorer, config)
+    engine = Policy(scorer, config)
     if state is not None:
-        engine.restore(state)
+        engine.load_state(state)
     checkpoint = tiny.checkpoint()
     done = 0 if state is None else int(state["num_steps"])
     for number in range(done, done + steps):
         for batch in tiny.batches([checkpoint.example(problem) for problem in tiny.PROBLEMS[number : number + 4]], 60):
-            engine.accumulate(-engine(batch).logprobs_N.sum() / 100)
+            engine.backward(-engine(batch).logprobs_N.sum() / 100)
         engine.step(1e-3)
     return engine.state()
 
@@ -217,7 +212,7 @@ def test_another_number_of_processes_than_asked_for_is_refused(
     """A process that finds itself alone would do all of the work, and each of too many as well."""
     monkeypatch.setenv("WORLD_SIZE", str(launched))
     with pytest.raises(PipelineError, match=f"num_processes is {asked}, but {launched} w"):
-        join(tiny.engine_config(num_processes=asked))
+        init_ranks(tiny.engine_config(num_processes=asked))
 
 
 @pytest.fixture(scope="module")
@@ -267,7 +262,7 @@ def test_figures_and_weights_are_those_of_all_processes(measured: list[dict[str,
         assert found["figures"]["gradient_norm"] == pytest.approx(norm, rel=1e-6)
         for name, weight in alone["weights"].items():
             torch.testing.assert_close(found["weights"][name], weight, rtol=0, atol=1e-6)
-    before = dict(CompletionScorer(plain.gpt2(), temperature=1.0).named_parameters())
+    before = dict(LogprobModel(plain.gpt2(), temperature=1.0).named_parameters())
     moved = max(float((weight - before[name].detach()).abs().max()) for name, weight in alone["weights"].items())
     assert moved == pytest.approx(processes.LEARNING_RATE, rel=0.01)
 

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from components.policy.checkpoint import Checkpoint, create, load
-from components.policy.logprobs import CompletionScorer, completion_logprobs, refuse_other_logits
+from components.policy.compatibility import require_supported_model
+from components.policy.logprobs import LogprobModel, completion_logprobs
 from components.shared import jsonl
 from components.shared.answer_policy import AnswerPolicy
 from components.shared.base_model import ModelConfig
@@ -141,14 +142,14 @@ def test_a_family_is_scored_as_one_sequence_at_a_time(family: str, tmp_path: Pat
     for factor in (5, 3):
         _scale(model, factor)
         scaled = copy.deepcopy(model)
-        refuse_other_logits(scaled)
+        require_supported_model(scaled)
         _assert_scored_as_alone(scaled, model)
 
 
 def _assert_scored_as_alone(model: PreTrainedModel, own: PreTrainedModel) -> None:
     expected_M = _alone(own)
     batches = tiny.batches(SEQUENCES, 40)
-    found_M = completion_logprobs(CompletionScorer(model, temperature=1.0), batches, len(expected_M))
+    found_M = completion_logprobs(LogprobModel(model, temperature=1.0), batches, len(expected_M))
     torch.testing.assert_close(found_M, expected_M, rtol=0, atol=5e-5)
 
 
@@ -223,7 +224,7 @@ def test_what_layers_do_is_refused_whatever_they_are_called(family: str, changes
     for factor in (1, 5, 3):
         _scale(model, factor)
         with pytest.raises(PipelineError, match=message):
-            refuse_other_logits(copy.deepcopy(model))
+            require_supported_model(copy.deepcopy(model))
 
 
 class _ShortConvolution(nn.Module):
@@ -244,7 +245,7 @@ class _ShortConvolution(nn.Module):
 def test_a_convolution_inside_of_a_layer_that_attends_is_refused(dtype: torch.dtype) -> None:
     """However small its weight, and in bfloat16 too: the layer's name and its attention are those of a Llama."""
     model: Any = _model(_config("llama")).to(dtype)
-    refuse_other_logits(copy.deepcopy(model))
+    require_supported_model(copy.deepcopy(model))
     model.model.layers[1].mlp = _ShortConvolution(model.model.layers[1].mlp, 1e-9)
     with pytest.raises(PipelineError, match=CONTACT):
-        refuse_other_logits(model)
+        require_supported_model(model)

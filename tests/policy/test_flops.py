@@ -2,9 +2,9 @@ import pytest
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from components.policy.flops import Arithmetic
-from components.policy.logprobs import CompletionScorer
-from components.policy.sequences import TokenSequence
+from components.policy.flops import FlopCounter
+from components.policy.logprobs import LogprobModel
+from components.policy.packing import TokenSequence
 from tests import tiny
 from tests.policy import plain
 
@@ -31,13 +31,13 @@ def test_operations_by_hand(tied: bool) -> None:
     products = 2 * layer * 10 + 8 * 10 * 5
     attention = 2 * (6 + 6) * 2 * 2 * NUM_PAIRS  # both products, over both heads and both layers
     assert (layer, NUM_PAIRS, 2 * products + attention) == (576, 29, 26_624)
-    assert Arithmetic(Qwen3ForCausalLM(config)).forward_operations(tiny.batches(SEQUENCES, 100)) == 26_624
+    assert FlopCounter(Qwen3ForCausalLM(config)).forward_flops(tiny.batches(SEQUENCES, 100)) == 26_624
 
 
 def test_a_prompt_computed_in_two_parts_counts_twice() -> None:
     """Two completions of one prompt in micro-batches of their own cost the prompt and its attention once more."""
-    arithmetic = Arithmetic(plain.gpt2())
-    together, apart = (arithmetic.forward_operations(tiny.batches(SEQUENCES[:2], limit)) for limit in (100, 1))
+    arithmetic = FlopCounter(plain.gpt2())
+    together, apart = (arithmetic.forward_flops(tiny.batches(SEQUENCES[:2], limit)) for limit in (100, 1))
     layer_weights = 2 * (32 * 96 + 32 * 32 + 2 * 32 * 128)
     assert apart - together == 2 * layer_weights * 3 + 4 * (2 * 32) * 6
 
@@ -45,10 +45,10 @@ def test_a_prompt_computed_in_two_parts_counts_twice() -> None:
 def test_products_are_those_that_torch_counts() -> None:
     """All matrix products of a forward are counted, and with the backward pass they are three times as many."""
     model = plain.gpt2()
-    arithmetic = Arithmetic(model)
+    arithmetic = FlopCounter(model)
     (batch,) = tiny.batches(SEQUENCES, 100)
-    products = arithmetic.forward_operations([batch]) - 4 * (2 * 32) * NUM_PAIRS
-    scorer = CompletionScorer(model, temperature=1.0)
+    products = arithmetic.forward_flops([batch]) - 4 * (2 * 32) * NUM_PAIRS
+    scorer = LogprobModel(model, temperature=1.0)
     with FlopCounterMode(display=False) as forward:
         scorer(batch)
     assert forward.get_total_flops() == products

@@ -18,8 +18,9 @@ from transformers import (
     StableLmConfig,
 )
 
-from components.policy.logprobs import CompletionScorer, completion_logprobs, disable_dropout, refuse_other_logits
-from components.policy.sequences import TokenSequence, micro_batches
+from components.policy.compatibility import require_supported_model
+from components.policy.logprobs import LogprobModel, completion_logprobs, disable_dropout
+from components.policy.packing import TokenSequence, pack
 from components.shared.errors import PipelineError
 from tests import tiny
 from tests.policy import plain
@@ -106,7 +107,7 @@ def test_bf16_is_finite_and_near() -> None:
 
 def test_each_prompt_and_each_completion_goes_through_the_model_once() -> None:
     """Where groups fit there is no padding and no repeated prompt; only completion tokens reach the output layer."""
-    scorer = CompletionScorer(plain.gpt2(), temperature=1.0)
+    scorer = LogprobModel(plain.gpt2(), temperature=1.0)
     embedded, scored = [], []
     scorer.model.get_input_embeddings().register_forward_hook(lambda _, given, out: embedded.append(out.shape[:-1]))
     scorer.head.register_forward_hook(lambda _, given, out: scored.append(len(given[0])))
@@ -124,8 +125,8 @@ def test_log_probabilities_land_in_their_places() -> None:
     model = plain.gpt2()
     expected = plain.alone(model, SEQUENCES, temperature=1.0).logprobs
     chosen = [8, 1, 2, 5, 4]
-    batches = micro_batches(SEQUENCES, max_tokens=25, device=CPU, chosen=chosen)
-    scorer = CompletionScorer(model, temperature=1.0)
+    batches = pack(SEQUENCES, max_tokens=25, device=CPU, indices=chosen)
+    scorer = LogprobModel(model, temperature=1.0)
     lengths = [len(each.completion_ids) for each in SEQUENCES]
     found = completion_logprobs(scorer, batches, sum(lengths)).split(lengths)
     for number, (values, exact) in enumerate(zip(found, expected, strict=True)):
@@ -141,7 +142,7 @@ def test_dropout_is_off_everywhere() -> None:
     layer = checkpoint.model.model.layers[0]
     layer.self_attn.attention_dropout = 0.5
     layer.mlp.down_proj = nn.Sequential(layer.mlp.down_proj, nn.Dropout(0.5))
-    scorer = CompletionScorer(checkpoint.model, temperature=1.0).train()
+    scorer = LogprobModel(checkpoint.model, temperature=1.0).train()
     (batch,) = tiny.batches([checkpoint.example(tiny.PROBLEMS[3])], 1000)
     assert not torch.equal(scorer(batch).logprobs_N, scorer(batch).logprobs_N)
     disable_dropout(checkpoint.model)
@@ -182,7 +183,7 @@ def _model(config: Any) -> Any:
 )
 def test_models_of_the_usual_kind_pass(config: Any) -> None:
     """Scales inside of the model are followed, and a window as long as the sequences hides nothing."""
-    refuse_other_logits(_model(config))
+    require_supported_model(_model(config))
 
 
 ATTENTION = "attends with a soft cap, sinks, a mask of its own or a window"
@@ -217,13 +218,13 @@ LOGITS = "does not follow the usual attention and output layer"
 def test_models_that_attend_or_answer_otherwise_are_refused(config: Any, message: str) -> None:
     """What would be trained on is not what they sample: capped or rescaled logits, sinks, a window too short."""
     with pytest.raises(PipelineError, match=message):
-        refuse_other_logits(_model(config))
+        require_supported_model(_model(config))
 
 
 def test_a_window_shorter_than_a_sequence_is_refused_at_the_lengths_of_training() -> None:
     """One that was long enough when the model was loaded is followed up to its length, and is an error beyond it."""
     model = _model(MistralConfig(sliding_window=LONGEST, **_SIZE))
-    refuse_other_logits(model)
+    require_supported_model(model)
     prompt = (7, 3, 5, 3)
     fitting = [TokenSequence(prompt, tuple(range(LONGEST - 4))), TokenSequence(prompt, (1,))]
     expected = plain.alone(_model(MistralConfig(sliding_window=LONGEST, **_SIZE)), fitting, temperature=1.0)

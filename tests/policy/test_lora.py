@@ -11,13 +11,11 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from components.cluster.together import run_together
 from components.policy.checkpoint import Checkpoint, load, save
 from components.policy.config import LoraConfig
-from components.policy.engine import PolicyEngine
-from components.policy.logprobs import CompletionScorer, completion_logprobs
-from components.policy.lora import adapt, copy_weights, plain_state_dict
-from components.policy.optimizer_state import load_weights
-from components.rollout.completion import Generate
-from components.rollout.sharded_engine import ShardedEngine
-from components.rollout.transformers_engine import TransformersEngine
+from components.policy.engine import Policy, load_parameters
+from components.policy.logprobs import LogprobModel, completion_logprobs
+from components.policy.lora import add_adapters, copy_merged_weights, merged_state_dict
+from components.rollout.sampler import Sampler
+from components.rollout.transformers_sampler import ShardedSampler, TransformersSampler
 from components.shared import jsonl
 from components.shared.config import validate
 from components.shared.errors import PipelineError
@@ -48,7 +46,7 @@ def _logprobs(model: PreTrainedModel) -> Tensor:
     sequences = plain.sequences()
     batches = tiny.batches(sequences, 30)
     num_tokens = sum(len(each.completion_ids) for each in sequences)
-    return completion_logprobs(CompletionScorer(model, temperature=1.0), batches, num_tokens)
+    return completion_logprobs(LogprobModel(model, temperature=1.0), batches, num_tokens)
 
 
 def _state(model: nn.Module) -> dict[str, Tensor]:
@@ -68,17 +66,17 @@ def test_new_adapters_change_nothing(dtype: torch.dtype) -> None:
     """Log-probabilities, weights to be saved and the stream of random numbers are those without, to the last bit."""
     model = plain.qwen2().to(dtype)
     logprobs_M, state, random_numbers = _logprobs(model), _state(model), torch.get_rng_state()
-    adapt(model, _lora(), seed=1)
+    add_adapters(model, _lora(), seed=1)
     assert torch.equal(torch.get_rng_state(), random_numbers)
     assert torch.equal(_logprobs(model), logprobs_M)
-    _assert_same(plain_state_dict(model), state)
+    _assert_same(merged_state_dict(model), state)
 
 
 def test_without_a_config_a_model_stays_as_it_is() -> None:
     """Nothing is frozen, and no layer is replaced."""
     model = plain.qwen2()
     names = [(name, type(module)) for name, module in model.named_modules()]
-    adapt(model, None, seed=1)
+    add_adapters(model, None, seed=1)
     assert [(name, type(module)) for name, module in model.named_modules()] == names
     assert all(parameter.requires_grad for parameter in model.parameters())
 
@@ -89,7 +87,7 @@ def test_adapters_depend_on_the_seed_alone() -> None:
     for seed in (1, 1, 2):
         model = plain.qwen2()
         torch.rand(len(drawn))
-        adapt(model, _lora(), seed=seed)
+        add_adapters(model, _lora(), seed=seed)
         drawn.append({name: weight for name, weight in _state(model).items() if "lora_A" in name})
     _assert_same(drawn[0], drawn[1])
     assert not any(torch.equal(drawn[0][name], drawn[2][name]) for name in drawn[0])
@@ -105,7 +103,7 @@ def test_adapters_depend_on_the_seed_alone() -> None:
 def test_the_layers_that_are_named_are_adapted(targets: list[str], expected: set[str]) -> None:
     """In every block, with both matrices of the rank; nothing else has a gradient, not even the output layer."""
     model = plain.qwen2()
-    adapt(model, _lora(targets=targets), seed=1)
+    add_adapters(model, _lora(targets=targets), seed=1)
     trained = {name: weight.shape for name, weight in model.named_parameters() if weight.requires_grad}
     assert {name.split(".")[-4] for name in trained} == expected
     assert len(trained) == 2 * 2 * len(expected)
@@ -118,7 +116,7 @@ def test_gradients_are_those_worked_by_hand() -> None:
     model: Any = nn.Sequential()
     model.layer = nn.Linear(3, 2).double()
     model.get_output_embeddings = lambda: None
-    adapt(model, _lora(targets=["layer"]), seed=1)
+    add_adapters(model, _lora(targets=["layer"]), seed=1)
     a_RI, b_OR = (matrices["default"].weight for matrices in (model.layer.lora_A, model.layer.lora_B))
     assert a_RI.dtype == b_OR.dtype == torch.float64
     with torch.no_grad():
@@ -140,7 +138,7 @@ def test_a_saved_model_is_the_adapted_one_in_plain_form(tmp_path: Path, make: An
     checkpoint = Checkpoint(make(), base.tokenizer, base.config)
     save(checkpoint, tmp_path / "base")
     before_M = _logprobs(checkpoint.model)
-    adapt(checkpoint.model, _lora(targets=["all-linear"]), seed=1)
+    add_adapters(checkpoint.model, _lora(targets=["all-linear"]), seed=1)
     _scatter(checkpoint.model)
     adapted_M, state = _logprobs(checkpoint.model), _state(checkpoint.model)
     assert (adapted_M - before_M).abs().mean() > 0.1
@@ -161,7 +159,7 @@ def test_a_saved_model_is_the_adapted_one_in_plain_form(tmp_path: Path, make: An
 def test_sums_are_rounded_once() -> None:
     """In bf16, each saved weight is the nearest to W + alpha / rank B A."""
     model = plain.qwen2().bfloat16()
-    adapt(model, _lora(), seed=1)
+    add_adapters(model, _lora(), seed=1)
     _scatter(model)
     for name, layer in model.named_modules():
         if name.endswith(("q_proj", "down_proj")):
@@ -169,7 +167,7 @@ def test_sums_are_rounded_once() -> None:
                 part.weight.double() for part in (layer.base_layer, layer.lora_B["default"], layer.lora_A["default"])
             )
             exact_OI = (w_OI + 3.0 * b_OR @ a_RI).detach()
-            saved_OI = plain_state_dict(model)[f"{name}.weight"]
+            saved_OI = merged_state_dict(model)[f"{name}.weight"]
             assert saved_OI.dtype == torch.bfloat16
             torch.testing.assert_close(saved_OI.double(), exact_OI, rtol=1.001 * 2**-8, atol=1e-7)
 
@@ -178,38 +176,38 @@ def test_another_model_gets_the_sums() -> None:
     """A copy made before the adapters is the adapted model afterwards, and as plain as it was."""
     model = plain.qwen3()
     other = copy.deepcopy(model)
-    adapt(model, _lora(), seed=1)
+    add_adapters(model, _lora(), seed=1)
     _scatter(model)
-    copy_weights(model, to=other)
-    _assert_same(_state(other), plain_state_dict(model))
+    copy_merged_weights(model, to=other)
+    _assert_same(_state(other), merged_state_dict(model))
     assert all(parameter.requires_grad for parameter in other.parameters())
 
 
-def _engine(checkpoint: Checkpoint, **changes: Any) -> PolicyEngine:
-    return PolicyEngine(CompletionScorer(checkpoint.model, temperature=1.0), tiny.engine_config(**changes))
+def _engine(checkpoint: Checkpoint, **changes: Any) -> Policy:
+    return Policy(LogprobModel(checkpoint.model, temperature=1.0), tiny.engine_config(**changes))
 
 
 def _adapted(dtype: torch.dtype = torch.float32) -> Checkpoint:
     checkpoint = tiny.checkpoint(dtype=dtype)
-    adapt(checkpoint.model, _lora(targets=["all-linear"]), seed=1)
+    add_adapters(checkpoint.model, _lora(targets=["all-linear"]), seed=1)
     return checkpoint
 
 
-def _train(engine: PolicyEngine, checkpoint: Checkpoint, num_steps: int) -> list[float]:
+def _train(engine: Policy, checkpoint: Checkpoint, num_steps: int) -> list[float]:
     """Learn some solutions; return the loss of each step."""
     examples = [checkpoint.example(problem) for problem in tiny.PROBLEMS[:6]]
     num_tokens = sum(len(example.completion_ids) for example in examples)
     losses = []
     for _ in range(num_steps):
         for batch in tiny.batches(examples, 100):
-            engine.accumulate(-engine(batch).logprobs_N.sum() / num_tokens)
+            engine.backward(-engine(batch).logprobs_N.sum() / num_tokens)
         losses.append(engine.step(1e-2)["loss"])
     return losses
 
 
-def _plain(engine: PolicyEngine, checkpoint: Checkpoint) -> dict[str, Tensor]:
-    with engine.whole_weights():
-        return copy.deepcopy(plain_state_dict(checkpoint.model))
+def _plain(engine: Policy, checkpoint: Checkpoint) -> dict[str, Tensor]:
+    with engine.gather_full_parameters():
+        return copy.deepcopy(merged_state_dict(checkpoint.model))
 
 
 @pytest.mark.parametrize(
@@ -229,7 +227,7 @@ def test_training_moves_the_adapters_alone(changes: dict[str, Any]) -> None:
     engine = _engine(checkpoint, **changes)
     losses = _train(engine, checkpoint, 6)
     assert losses[-1] < losses[0] - 1.0
-    with engine.whole_weights():
+    with engine.gather_full_parameters():
         for name, weight in checkpoint.model.state_dict().items():
             assert weight.dtype == before[name].dtype
             assert torch.equal(weight, before[name]) == ("lora_" not in name), name
@@ -242,23 +240,23 @@ def test_a_run_goes_on_from_its_adapters_and_their_optimizer(tmp_path: Path, zer
     engine = _engine(straight, zero_stage=zero_stage)
     _train(engine, straight, 2)
     state = engine.state()
-    with engine.whole_weights():
+    with engine.gather_full_parameters():
         save(straight, tmp_path)
     _train(engine, straight, 2)
     assert all("lora_" in name for name in state if name != "num_steps")
     resumed = _adapted()
-    scorer = CompletionScorer(resumed.model, temperature=1.0)
-    load_weights(scorer, state)
-    other = PolicyEngine(scorer, tiny.engine_config(zero_stage=zero_stage))
-    other.restore(state)
+    scorer = LogprobModel(resumed.model, temperature=1.0)
+    load_parameters(scorer, state)
+    other = Policy(scorer, tiny.engine_config(zero_stage=zero_stage))
+    other.load_state(state)
     _train(other, resumed, 2)
     _assert_same(_plain(other, resumed), _plain(engine, straight))
 
 
-def _sampled(engine: Generate) -> tuple[list[tuple[int, ...]], Tensor]:
+def _sampled(sampler: Sampler) -> tuple[list[tuple[int, ...]], Tensor]:
     """Completions, and the log-probability of every token of them."""
     questions = [problem.question for problem in tiny.PROBLEMS[:4]]
-    groups = engine(questions, num_samples=4, temperature=1.0, max_new_tokens=12, seed=1)
+    groups = sampler.generate(questions, num_samples=4, temperature=1.0, max_new_tokens=12, seed=1)
     completions = [completion for group in groups for completion in group]
     logprobs = torch.tensor([logprob for each in completions for logprob in each.logprobs])
     return [each.tokens.completion_ids for each in completions], logprobs
@@ -267,17 +265,18 @@ def _sampled(engine: Generate) -> tuple[list[tuple[int, ...]], Tensor]:
 def test_every_sampler_samples_from_the_adapted_model(tmp_path: Path) -> None:
     """In process, from a copy under ZeRO 3, and whoever loads the saved folder: the same tokens, the same odds."""
     checkpoint = tiny.checkpoint()
-    sharded = ShardedEngine(checkpoint, 64)
-    before_ids, _ = _sampled(TransformersEngine(checkpoint, 64))
-    adapt(checkpoint.model, _lora(), seed=1)
+    sharded = ShardedSampler(checkpoint, 64)
+    before_ids, _ = _sampled(TransformersSampler(checkpoint, 64))
+    add_adapters(checkpoint.model, _lora(), seed=1)
     _scatter(checkpoint.model)
-    ids, logprobs = _sampled(TransformersEngine(checkpoint, 64))
+    ids, logprobs = _sampled(TransformersSampler(checkpoint, 64))
     assert ids != before_ids
     engine = _engine(checkpoint, zero_stage=3)
-    sharded.whole_weights = engine.whole_weights
-    with engine.whole_weights():
+    sharded.attach(engine, [])
+    sharded.update_weights(1)
+    with engine.gather_full_parameters():
         save(checkpoint, tmp_path)
-    for sampler in (sharded, TransformersEngine(load(tmp_path, dtype=torch.float32), 64)):
+    for sampler in (sharded, TransformersSampler(load(tmp_path, dtype=torch.float32), 64)):
         found_ids, found_logprobs = _sampled(sampler)
         assert found_ids == ids
         torch.testing.assert_close(found_logprobs, logprobs, rtol=0, atol=1e-5)
@@ -287,7 +286,7 @@ def test_every_sampler_samples_from_the_adapted_model(tmp_path: Path) -> None:
 def test_a_layer_that_cannot_be_adapted_is_named(target: str) -> None:
     """With those that can: the output layer is not one of them."""
     with pytest.raises(PipelineError) as raised:
-        adapt(plain.qwen2(), _lora(targets=["q_proj", target]), seed=1)
+        add_adapters(plain.qwen2(), _lora(targets=["q_proj", target]), seed=1)
     assert str(raised.value) == (
         f"engine.lora.targets: Qwen2ForCausalLM has no layer `{target}` to adapt; accepted: q_proj, k_proj, v_proj, "
         "o_proj, gate_proj, up_proj, down_proj, or all-linear for all of them"

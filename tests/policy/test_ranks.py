@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from components.cluster.together import run_together
-from components.policy.ranks import ALONE, Ranks
+from components.policy.parallel import SINGLE_PROCESS, Ranks
 from components.shared.errors import RetryableError
 from tests import tiny
 
@@ -12,16 +12,16 @@ from tests import tiny
 def test_shares_are_even_and_in_order(size: int) -> None:
     """Together they are everything; no process has two items more than another."""
     items = list(range(13))
-    shares = [Ranks(rank, size).share(items) for rank in range(size)]
+    shares = [Ranks(rank, size).shard(items) for rank in range(size)]
     assert [item for share in shares for item in share] == items
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
 
 def test_a_process_by_itself_waits_for_nobody() -> None:
     """It is all there is."""
-    assert ALONE.gather("x", "nowhere") == ["x"]
-    assert ALONE.first
-    ALONE.meet("nowhere")
+    assert SINGLE_PROCESS.all_gather("x", "nowhere") == ["x"]
+    assert SINGLE_PROCESS.is_main
+    SINGLE_PROCESS.barrier("nowhere")
 
 
 @pytest.mark.slow

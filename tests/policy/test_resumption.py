@@ -8,9 +8,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from components.policy.config import CheckpointConfig
-from components.policy.optimizer_state import WholeTensors, load_weights
-from components.policy.ranks import ALONE
-from components.policy.resumption import Resumption, Saved
+from components.policy.engine import TensorFile, load_parameters
+from components.policy.parallel import SINGLE_PROCESS
+from components.policy.resume import Resumption, TrainingCheckpoint
 from components.shared.checkpoints import Writer
 from components.shared.errors import PipelineError
 from tests import tiny
@@ -46,7 +46,7 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path, changes: dict[
     path = tmp_path / "policy.safetensors"
     save_file(_state(**changes), path)
     with pytest.raises(PipelineError) as refused:
-        load_weights(layer, WholeTensors(path))
+        load_parameters(layer, TensorFile(path))
     assert str(refused.value) == f"{path}: {fault}"
     assert torch.equal(layer.weight, before)
 
@@ -57,7 +57,7 @@ def test_a_checkpoint_of_the_model_is_taken(tmp_path: Path, moments: bool) -> No
     layer = nn.Linear(2, 3)
     state = {name: tensor for name, tensor in _state().items() if moments or "exp_avg" not in name}
     save_file(state, tmp_path / "policy.safetensors")
-    load_weights(layer, WholeTensors(tmp_path / "policy.safetensors"))
+    load_parameters(layer, TensorFile(tmp_path / "policy.safetensors"))
     assert torch.equal(layer.weight, torch.ones(3, 2))
 
 
@@ -67,7 +67,7 @@ def test_a_checkpoint_is_read_to_the_cpu_whatever_gpu_wrote_it(tmp_path: Path, m
     with monkeypatch.context() as patched:
         patched.setattr(torch.serialization, "location_tag", lambda _: "cuda:0")
         torch.save({"reward_model": {"weight": torch.arange(3)}}, tmp_path / "values.pt")
-    weight = Saved(tmp_path).values["reward_model"]["weight"]
+    weight = TrainingCheckpoint(tmp_path).values["reward_model"]["weight"]
     assert (weight.device.type, weight.tolist()) == ("cpu", [0, 1, 2])
 
 
@@ -89,4 +89,4 @@ def test_a_checkpoint_knows_the_work_it_belongs_to(tmp_path: Path) -> None:
 
 def _resumed(work: Path) -> Resumption:
     config = CheckpointConfig.model_validate(tiny.CHECKPOINT)
-    return Resumption(ALONE, work, config, stage="sums", num_steps=9)
+    return Resumption(SINGLE_PROCESS, work, config, stage="sums", num_steps=9)

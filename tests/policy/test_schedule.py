@@ -1,6 +1,6 @@
 import pytest
 
-from components.policy.schedule import learning_rate
+from components.policy.training import learning_rate
 
 
 def test_the_rate_rises_to_its_peak_and_falls_to_its_end() -> None:

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.policy.sequences import MicroBatch, TokenSequence, micro_batches
+from components.policy.packing import MicroBatch, TokenSequence, pack
 from tests import tiny
 
 CPU = torch.device("cpu")
@@ -44,7 +44,7 @@ def test_every_completion_token_is_predicted_once_from_all_before_it(
     """It is predicted at the token before it, which sees exactly its prompt and what precedes, in its place."""
     sequences = _sequences(sizes)
     found = {}
-    for batch in micro_batches(sequences, max_tokens=max_tokens, device=CPU):
+    for batch in pack(sequences, max_tokens=max_tokens, device=CPU):
         columns = zip(batch.source_N, batch.target_N, batch.sequence_N, batch.token_N, strict=True)
         for source, target, number, token in (map(int, column) for column in columns):
             sequence = sequences[number]
@@ -59,7 +59,7 @@ def test_every_completion_token_is_predicted_once_from_all_before_it(
 @given(groups, st.integers(1, 60))
 def test_micro_batches_keep_to_their_limit(sizes: list[tuple[int, list[int]]], max_tokens: int) -> None:
     """No micro-batch is longer than the limit, unless it is a single sequence that is."""
-    for batch in micro_batches(_sequences(sizes), max_tokens=max_tokens, device=CPU):
+    for batch in pack(_sequences(sizes), max_tokens=max_tokens, device=CPU):
         assert len(batch.input_ids_T) <= max_tokens or len(batch.sequence_N.unique()) == 1
 
 
@@ -69,7 +69,7 @@ def test_a_prompt_is_laid_out_once_unless_its_group_is_too_long(
 ) -> None:
     """No token is repeated or padding, but for the prompts of groups that alone exceed the limit."""
     sequences = _sequences(sizes)
-    batches = micro_batches(sequences, max_tokens=max_tokens, device=CPU)
+    batches = pack(sequences, max_tokens=max_tokens, device=CPU)
     counts = Counter(token for batch in batches for token in batch.input_ids_T.tolist())
     assert counts.keys() == {token for each in sequences for token in (*each.prompt_ids, *each.completion_ids)}
     group_lengths = {each.prompt_ids: len(each.prompt_ids) for each in sequences}
@@ -132,7 +132,7 @@ def test_chosen_sequences_keep_their_numbers_and_places(max_tokens: int) -> None
     offsets = [0, 3, 4, 6, 8, 9]
     chosen = [5, 0, 2]
     found = {}
-    for batch in micro_batches(sequences, max_tokens=max_tokens, device=CPU, chosen=chosen):
+    for batch in pack(sequences, max_tokens=max_tokens, device=CPU, indices=chosen):
         columns = zip(batch.token_N.tolist(), batch.sequence_N.tolist(), batch.target_N.tolist(), strict=True)
         found.update({token: (number, target) for token, number, target in columns})
     assert found == {
@@ -140,4 +140,4 @@ def test_chosen_sequences_keep_their_numbers_and_places(max_tokens: int) -> None
         for number in chosen
         for place, token in enumerate(sequences[number].completion_ids)
     }
-    assert micro_batches(sequences, max_tokens=max_tokens, device=CPU, chosen=[]) == []
+    assert pack(sequences, max_tokens=max_tokens, device=CPU, indices=[]) == []

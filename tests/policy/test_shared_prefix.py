@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from components.policy.sequences import TokenSequence
-from components.policy.shared_prefix import PackedLayout, attend_by_layout
+from components.policy.attention import PackedLayout, use_packed_attention
+from components.policy.packing import TokenSequence
 from components.shared.errors import PipelineError
 from tests import tiny
 from tests.policy import plain
@@ -119,6 +119,6 @@ def test_attention_over_the_prompt_is_computed_once() -> None:
 
 def test_a_model_that_attends_by_layout_runs_with_one_only() -> None:
     """Without a layout a forward is an error, never plain attention over the whole row."""
-    model = attend_by_layout(plain.qwen2())
+    model = use_packed_attention(plain.qwen2())
     with pytest.raises(PipelineError, match="does not hand on the layout"):
         model(input_ids=torch.tensor([[1, 2, 3]]))

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from components.policy import token_head
-from components.policy.token_head import TokenHead, make_precise
+from components.policy import logprobs
+from components.policy.logprobs import TokenHead, use_float32_logits
 
 NUM_TOKENS, HIDDEN_SIZE, VOCABULARY_SIZE = 11, 6, 13
 
@@ -47,8 +47,8 @@ def test_it_is_a_softmax_over_all_logits(
     monkeypatch: pytest.MonkeyPatch, bias: bool, temperature: float, rows_at_once: float, chosen: str
 ) -> None:
     """Log-probabilities, entropies and all gradients equal those of full logits, wherever chunks begin and end."""
-    monkeypatch.setattr(token_head, "_CHUNK_ELEMENTS", int(rows_at_once * VOCABULARY_SIZE))
-    monkeypatch.setattr(token_head, "_MIN_ROWS", 1)
+    monkeypatch.setattr(logprobs, "_CHUNK_ELEMENTS", int(rows_at_once * VOCABULARY_SIZE))
+    monkeypatch.setattr(logprobs, "_MIN_ROWS", 1)
     layer, (hidden_ND, target_N) = _layer(bias=bias), _given()
     wanted = [hidden_ND, *layer.parameters()]
     expected = _plainly(layer, hidden_ND, target_N, temperature)
@@ -140,8 +140,8 @@ def test_bf16_weights_are_summed_in_float32(device: str) -> None:
 
 def test_the_gradient_of_bf16_weights_is_summed_over_chunks_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thousand chunks of one token that all pull the same way: in bf16 the sum would stand still after some 256."""
-    monkeypatch.setattr(token_head, "_CHUNK_ELEMENTS", 1)
-    monkeypatch.setattr(token_head, "_MIN_ROWS", 1)
+    monkeypatch.setattr(logprobs, "_CHUNK_ELEMENTS", 1)
+    monkeypatch.setattr(logprobs, "_MIN_ROWS", 1)
     layer = nn.Linear(1, 2, bias=True, dtype=torch.bfloat16)
     nn.init.zeros_(layer.weight)
     nn.init.zeros_(layer.bias)
@@ -173,8 +173,8 @@ class _LargestTensor(TorchDispatchMode):
 def test_the_logits_of_all_tokens_are_never_there_at_once(monkeypatch: pytest.MonkeyPatch, chosen: str) -> None:
     """Forward and backward hold no tensor larger than a chunk, the weight or the hidden states."""
     chunk, num_tokens, hidden_size, vocabulary_size = 40_000, 1500, 20, 3000
-    monkeypatch.setattr(token_head, "_CHUNK_ELEMENTS", chunk)
-    monkeypatch.setattr(token_head, "_MIN_ROWS", 1)
+    monkeypatch.setattr(logprobs, "_CHUNK_ELEMENTS", chunk)
+    monkeypatch.setattr(logprobs, "_MIN_ROWS", 1)
     layer = _layer(bias=True, hidden_size=hidden_size, vocabulary_size=vocabulary_size)
     hidden_ND = torch.randn(num_tokens, hidden_size, dtype=torch.float64, requires_grad=True)
     target_N = torch.randint(vocabulary_size, (num_tokens,))
@@ -191,7 +191,7 @@ def test_a_layer_made_precise_says_what_the_head_scores(dtype: torch.dtype) -> N
     layer, (hidden_ND, target_N) = _layer(bias=True).to(dtype), _given()
     hidden_ND = hidden_ND.detach().to(dtype)
     scored_N, _ = TokenHead(layer, temperature=1.0)(hidden_ND, target_N)
-    make_precise(layer)
+    use_float32_logits(layer)
     logits_NV = layer(hidden_ND)
     assert logits_NV.dtype == scored_N.dtype == torch.promote_types(dtype, torch.float32)
     said_N = logits_NV.log_softmax(-1).gather(1, target_N[:, None]).squeeze(1)

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from components.policy import varlen_attention
-from components.policy.varlen_attention import Segments, attend, attend_backward
+from components.policy import attention
+from components.policy.attention import Segments, attend, attend_backward
 
 SCALE = 0.3
 CASES = {
@@ -100,13 +100,13 @@ def test_plain_matrix_products_are_the_same_attention(causal: bool, dtype: torch
     """What devices without a flash kernel compute is what the kernel does, in every type."""
     generator = torch.Generator().manual_seed(2)
     q, k, v, grad = (torch.randn(2, 3, 7, 8, dtype=torch.float64, generator=generator).to(dtype) for _ in range(4))
-    out, lse = varlen_attention._cpu_flash(q, k, v, 0.0, causal, scale=SCALE)
-    found_out, found_lse = varlen_attention._plain(q, k, v, causal, SCALE)
+    out, lse = attention._cpu_flash(q, k, v, 0.0, causal, scale=SCALE)
+    found_out, found_lse = attention._plain(q, k, v, causal, SCALE)
     assert found_lse.dtype == torch.promote_types(dtype, torch.float32)
     torch.testing.assert_close(found_out, out, rtol=tolerance, atol=tolerance)
     torch.testing.assert_close(found_lse, lse, rtol=tolerance, atol=tolerance)
-    expected = varlen_attention._cpu_backward(grad, q, k, v, out, lse, causal, SCALE)
-    found = varlen_attention._plain_backward(grad, q, k, v, out, lse, causal, SCALE)
+    expected = attention._cpu_backward(grad, q, k, v, out, lse, causal, SCALE)
+    found = attention._plain_backward(grad, q, k, v, out, lse, causal, SCALE)
     for values, exact in zip(found, expected, strict=True):
         assert values.dtype == dtype
         torch.testing.assert_close(values, exact, rtol=tolerance, atol=tolerance)

@@ -14,9 +14,9 @@ import torch
 from torch import distributed
 
 from components.policy import checkpoint as checkpoints
-from components.policy.lora import plain_state_dict
-from components.rollout.vllm_config import VllmConfig
-from components.rollout.vllm_engine import VllmEngine
+from components.policy.lora import merged_state_dict
+from components.rollout.vllm.config import VllmConfig
+from components.rollout.vllm.engine import VllmEngine
 from components.shared.errors import RetryableError
 from tests.rollout.vllm_policies import QUESTIONS, largest_difference, trainer_logprobs
 
@@ -44,9 +44,9 @@ def main(folder: Path) -> None:
         if step == "load":
             engine.load_weights(folder / "new", version)
         if step == "send":
-            engine.take_weights(plain_state_dict(policies[0].model), version)
-        groups = engine(QUESTIONS, num_samples=4, temperature=0.7, max_new_tokens=40, seed=rank)
-        again = engine(QUESTIONS, num_samples=4, temperature=0.7, max_new_tokens=40, seed=rank)
+            engine.receive_weights(merged_state_dict(policies[0].model), version)
+        groups = engine.generate(QUESTIONS, num_samples=4, temperature=0.7, max_new_tokens=40, seed=rank)
+        again = engine.generate(QUESTIONS, num_samples=4, temperature=0.7, max_new_tokens=40, seed=rank)
         completions = [completion for group in groups for completion in group]
         sequences = [completion.tokens for completion in completions]
         exact = trainer_logprobs(policies[number], sequences, 0.7)
@@ -74,7 +74,7 @@ def main(folder: Path) -> None:
         time.sleep(0.05)
     engine_process.kill()
     try:
-        engine(QUESTIONS, num_samples=1, temperature=1.0, max_new_tokens=1, seed=0)
+        engine.generate(QUESTIONS, num_samples=1, temperature=1.0, max_new_tokens=1, seed=0)
     except RetryableError as error:
         (folder / f"lost-{rank}.txt").write_text(str(error))
     engine.close()

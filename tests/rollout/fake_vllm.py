@@ -8,8 +8,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from components.rollout.vllm_connection import INITIAL_VERSION
-from components.rollout.weight_digest import HeldWeights, Piece, digest, weights_in
+from components.rollout.vllm.client import INITIAL_VERSION
+from components.rollout.vllm.verification import HeldWeights, Piece, digest, weights_in
 
 _PARAMS = {
     "n",

@@ -21,11 +21,9 @@ from vllm.platforms import current_platform
 from vllm.v1.worker.cpu_model_runner import _set_torch_accelerator_to_noop
 
 from components.policy import checkpoint as checkpoints
-from components.policy.lora import plain_state_dict
-from components.rollout.staleness import StaleWeightsError
-from components.rollout.vllm_head import renew_head
-from components.rollout.vllm_weights import held_weights
-from components.rollout.weight_digest import refuse_other_weights, shapes
+from components.policy.lora import merged_state_dict
+from components.rollout.vllm.loaded_weights import held_weights, renew_head
+from components.rollout.vllm.verification import StaleWeightsError, refuse_other_weights, shapes
 from tests.rollout.vllm_policies import policy
 
 _STEP = 1e-6
@@ -72,7 +70,7 @@ def main(folder: Path, tied: bool, dtype: str) -> None:
         init_distributed_environment(processes, rank, "env://", rank, "gloo")
         ensure_model_parallel_initialized(processes, 1)
         model, own_dtype = get_model(vllm_config=config), config.model_config.dtype
-        sent = plain_state_dict(made.model)
+        sent = merged_state_dict(made.model)
         if tied:  # as in a folder, where the embeddings come once
             del sent["lm_head.weight"]
         found["started"] = _said(model, sent, own_dtype)

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from components.cluster.servers import vllm_servers
-from components.rollout.vllm_config import ServersConfig
+from components.rollout.vllm.config import ServersConfig
 
 CONFIG = ServersConfig(
     num_servers=1,

@@ -3,8 +3,8 @@ from collections.abc import Iterator
 import pytest
 
 from components.grading.verifier import Verdict, Verifier
-from components.policy.sequences import TokenSequence
-from components.rollout.completion import Completion, grade_completions
+from components.policy.packing import TokenSequence
+from components.rollout.sampler import Completion, grade_completions
 from components.shared.answer_policy import AnswerPolicy
 
 

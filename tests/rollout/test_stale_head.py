@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from components.policy import checkpoint as checkpoints
-from components.policy.lora import plain_state_dict
-from components.rollout.staleness import StaleWeightsError
-from components.rollout.vllm_config import VllmConfig
-from components.rollout.vllm_engine import VllmEngine
+from components.policy.lora import merged_state_dict
+from components.rollout.vllm.config import VllmConfig
+from components.rollout.vllm.engine import VllmEngine
+from components.rollout.vllm.verification import StaleWeightsError
 from tests.rollout.vllm_policies import QUESTIONS, largest_difference, policy, trainer_logprobs
 
 _ROOT = Path(__file__).parents[2]
@@ -27,10 +27,11 @@ _CONFIG = VllmConfig(
 
 def keep_head(worker: Any) -> None:
     """Have vLLM's worker forget to renew the output layer, as vLLM itself does on CPUs."""
-    from components.rollout import gloo_transfer, vllm_worker
+    from components.rollout.vllm import gloo
+    from components.rollout.vllm import worker as vllm_worker
 
     assert worker.weights_version is not None
-    modules: list[Any] = [gloo_transfer, vllm_worker]
+    modules: list[Any] = [gloo, vllm_worker]
     for module in modules:
         module.renew_head = lambda _: None
 
@@ -55,14 +56,14 @@ def main(folder: Path, kind: str) -> None:
             for weight in made.model.parameters():
                 weight.add_(1e-6 * torch.randn_like(weight).sign())
         checkpoints.save(made, folder / name)
-        sent = plain_state_dict(made.model)
+        sent = merged_state_dict(made.model)
         if kind == "tied":  # sent by its own name as well, the output layer would be renewed
             del sent["lm_head.weight"]
         if name == "stale":
             engine._llm.collective_rpc(keep_head)
         found[f"{name} folder"] = _said(lambda: engine.load_weights(folder / name, version))  # noqa: B023
-        found[f"{name} sent"] = _said(lambda: engine.take_weights(sent, version + 1))  # noqa: B023
-        groups = engine(QUESTIONS, num_samples=4, temperature=1.0, max_new_tokens=20, seed=1)
+        found[f"{name} sent"] = _said(lambda: engine.receive_weights(sent, version + 1))  # noqa: B023
+        groups = engine.generate(QUESTIONS, num_samples=4, temperature=1.0, max_new_tokens=20, seed=1)
         drawn = [completion for group in groups for completion in group]
         exact = trainer_logprobs(made, [each.tokens for each in drawn], 1.0)
         found[f"{name} mismatch"] = largest_difference([list(each.logprobs) for each in drawn], exact)

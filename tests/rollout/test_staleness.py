@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from components.rollout.staleness import StaleWeightsError, refuse_stale
+from components.rollout.vllm.verification import StaleWeightsError, refuse_stale
 
 GENERATOR = torch.Generator().manual_seed(3)
 NEW_M = -2 * torch.rand(100, dtype=torch.float64, generator=GENERATOR)

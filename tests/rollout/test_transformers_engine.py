@@ -6,12 +6,12 @@ from scipy.stats import chisquare
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import GPT2Config, GPT2LMHeadModel, MistralConfig, MistralForCausalLM, PreTrainedTokenizerFast
 
+from components.policy.attention import use_packed_attention
 from components.policy.checkpoint import Checkpoint
-from components.policy.logprobs import CompletionScorer, completion_logprobs
-from components.policy.shared_prefix import attend_by_layout
-from components.rollout import transformers_engine
-from components.rollout.completion import Completion
-from components.rollout.transformers_engine import Decoding, TransformersEngine, inverse_cdf
+from components.policy.logprobs import LogprobModel, completion_logprobs
+from components.rollout import transformers_sampler
+from components.rollout.sampler import Completion
+from components.rollout.transformers_sampler import Decoding, TransformersSampler, inverse_cdf
 from components.shared.answer_policy import AnswerPolicy
 from components.shared.base_model import ModelConfig
 from components.shared.errors import PipelineError
@@ -46,7 +46,7 @@ def _greedily_by_transformers(checkpoint: Checkpoint, question: str, max_new_tok
 def test_greedy_decoding_is_that_of_transformers(max_batch_size: int) -> None:
     """Token for token what `generate` says of each prompt alone, past the cache's first capacity; in order."""
     checkpoint, plain = _sharp(tiny.checkpoint(), end_every=50), _sharp(tiny.checkpoint(), end_every=50)
-    groups = TransformersEngine(checkpoint, max_batch_size)(
+    groups = TransformersSampler(checkpoint, max_batch_size).generate(
         QUESTIONS, num_samples=1, temperature=0.0, max_new_tokens=80, seed=1
     )
     lengths = []
@@ -65,7 +65,9 @@ def test_no_more_completions_are_decoded_at_once_than_allowed() -> None:
     )
     for num_samples, largest in ((4, 8), (10, 10)):
         rows.clear()
-        TransformersEngine(checkpoint, 9)(QUESTIONS, num_samples=num_samples, temperature=1.0, max_new_tokens=2, seed=1)
+        TransformersSampler(checkpoint, 9).generate(
+            QUESTIONS, num_samples=num_samples, temperature=1.0, max_new_tokens=2, seed=1
+        )
         assert max(rows) == largest
 
 
@@ -77,12 +79,14 @@ def test_what_the_sampler_says_of_its_tokens_is_what_the_trainer_says(
     """The recorded log-probabilities are those that the scorer gives the same tokens, at the same temperature."""
     checkpoint = _sharp(tiny.checkpoint(dtype=dtype), 1.5, end_every=30)
     completions = _flat(
-        TransformersEngine(checkpoint, 64)(QUESTIONS, num_samples=4, temperature=temperature, max_new_tokens=80, seed=1)
+        TransformersSampler(checkpoint, 64).generate(
+            QUESTIONS, num_samples=4, temperature=temperature, max_new_tokens=80, seed=1
+        )
     )
     lengths = [len(completion.tokens.completion_ids) for completion in completions]
     assert lengths == [len(completion.logprobs) for completion in completions]
     assert len(set(lengths)) > 5
-    scorer = CompletionScorer(checkpoint.model, temperature=temperature)
+    scorer = LogprobModel(checkpoint.model, temperature=temperature)
     batches = tiny.batches([completion.tokens for completion in completions], 500)
     scored_M = completion_logprobs(scorer, batches, sum(lengths))
     recorded_M = torch.tensor([logprob for completion in completions for logprob in completion.logprobs]).double()
@@ -92,7 +96,7 @@ def test_what_the_sampler_says_of_its_tokens_is_what_the_trainer_says(
 
 def test_how_completions_are_batched_changes_none_of_them() -> None:
     """The same seed draws the same tokens for any batch size."""
-    generate = [TransformersEngine(_sharp(tiny.checkpoint(), end_every=20), size) for size in (1, 7, 1000)]
+    generate = [TransformersSampler(_sharp(tiny.checkpoint(), end_every=20), size).generate for size in (1, 7, 1000)]
     drawn = [each(QUESTIONS, num_samples=3, temperature=1.0, max_new_tokens=40, seed=5) for each in generate]
     tokens = [[completion.tokens for completion in _flat(groups)] for groups in drawn]
     assert tokens[0] == tokens[1] == tokens[2]
@@ -101,7 +105,7 @@ def test_how_completions_are_batched_changes_none_of_them() -> None:
 
 def test_sampling_depends_on_the_seed_alone() -> None:
     """The same seed draws the same completions whatever was drawn before, another seed others."""
-    generate = TransformersEngine(tiny.checkpoint(), 64)
+    generate = TransformersSampler(tiny.checkpoint(), 64).generate
     drawn = [generate(QUESTIONS, num_samples=2, temperature=1.0, max_new_tokens=8, seed=seed) for seed in (1, 2, 1)]
     assert drawn[0] == drawn[2]
     assert drawn[0] != drawn[1]
@@ -114,7 +118,7 @@ def test_every_token_is_computed_once(max_new_tokens: int) -> None:
     checkpoint = _sharp(tiny.checkpoint(), end_every=40)
     seen: list[int] = []
     checkpoint.model.get_input_embeddings().register_forward_hook(lambda _, given, out: seen.append(given[0].numel()))
-    groups = TransformersEngine(checkpoint, 1000)(
+    groups = TransformersSampler(checkpoint, 1000).generate(
         QUESTIONS, num_samples=6, temperature=1.0, max_new_tokens=max_new_tokens, seed=1
     )
     prompts = [len(checkpoint.prompt_ids(question)) for question in QUESTIONS]
@@ -128,7 +132,9 @@ def test_every_token_is_computed_once(max_new_tokens: int) -> None:
 def test_a_completion_ends_with_its_first_end_token() -> None:
     """The end token is part of the completion, nothing follows it, and without one the completion is unfinished."""
     checkpoint = tiny.checkpoint()
-    groups = TransformersEngine(checkpoint, 64)(QUESTIONS, num_samples=16, temperature=3.0, max_new_tokens=60, seed=3)
+    groups = TransformersSampler(checkpoint, 64).generate(
+        QUESTIONS, num_samples=16, temperature=3.0, max_new_tokens=60, seed=3
+    )
     completions = _flat(groups)
     assert {completion.finished for completion in completions} == {True, False}
     for completion in completions:
@@ -143,7 +149,9 @@ def test_any_of_several_end_tokens_ends_a_completion() -> None:
     """A model with a list of end tokens stops at each of them, and the token that ended it is not in the text."""
     checkpoint = _sharp(tiny.checkpoint(), end_every=10)
     completions = _flat(
-        TransformersEngine(checkpoint, 64)(QUESTIONS, num_samples=8, temperature=1.0, max_new_tokens=40, seed=3)
+        TransformersSampler(checkpoint, 64).generate(
+            QUESTIONS, num_samples=8, temperature=1.0, max_new_tokens=40, seed=3
+        )
     )
     finished = [completion for completion in completions if completion.finished]
     last = {completion.tokens.completion_ids[-1] for completion in finished}
@@ -159,7 +167,9 @@ def test_the_end_token_counts_even_where_it_is_also_the_padding() -> None:
     checkpoint = tiny.checkpoint()
     checkpoint.tokenizer.pad_token = checkpoint.tokenizer.eos_token
     assert checkpoint.pad_id in checkpoint.end_ids
-    groups = TransformersEngine(checkpoint, 64)(QUESTIONS, num_samples=8, temperature=3.0, max_new_tokens=60, seed=3)
+    groups = TransformersSampler(checkpoint, 64).generate(
+        QUESTIONS, num_samples=8, temperature=3.0, max_new_tokens=60, seed=3
+    )
     finished = [completion for completion in _flat(groups) if completion.finished]
     assert finished
     assert all(completion.tokens.completion_ids[-1] == checkpoint.pad_id for completion in finished)
@@ -168,7 +178,7 @@ def test_the_end_token_counts_even_where_it_is_also_the_padding() -> None:
 def test_a_group_that_has_ended_leaves_the_others_alone() -> None:
     """Where the completions of three prompts out of four end with their first token, the fourth goes on as alone."""
     checkpoint = _sharp(tiny.checkpoint())
-    attend_by_layout(checkpoint.model)
+    use_packed_attention(checkpoint.model)
     prompts = [checkpoint.prompt_ids(question) for question in QUESTIONS[-4:]]
     chance_RT = torch.rand(8, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
@@ -195,7 +205,7 @@ def test_a_window_that_a_completion_outgrows_is_refused() -> None:
     question = "a a b b c c"
 
     def generate(max_new_tokens: int) -> list[list[Completion]]:
-        return TransformersEngine(mistral, 4)(
+        return TransformersSampler(mistral, 4).generate(
             [question], num_samples=1, temperature=0.0, max_new_tokens=max_new_tokens, seed=1
         )
 
@@ -231,7 +241,7 @@ def test_chances_spread_evenly_hit_each_word_by_its_probability(temperature: flo
     """Thirty thousand even chances give each word its share, to one chance; words of one in thousands too."""
     plain, checkpoint = _eight_words(), _eight_words()
     expected_V = _next_word(plain, checkpoint.prompt_ids("a b"), temperature)
-    attend_by_layout(checkpoint.model)
+    use_packed_attention(checkpoint.model)
     count = 30_000
     chance_R1 = (torch.arange(count, dtype=torch.float64)[:, None] + 0.5) / count
     (group,) = Decoding(checkpoint, [checkpoint.prompt_ids("a b")], count, temperature).run(chance_R1)
@@ -245,7 +255,7 @@ def test_two_words_follow_their_exact_joint_distribution() -> None:
     """Of 30,000 completions the pairs of first and second word pass a chi-square test against the exact softmax."""
     plain, checkpoint, count = _eight_words(), _eight_words(), 30_000
     prompt = checkpoint.prompt_ids("c d")
-    (group,) = TransformersEngine(checkpoint, count)(
+    (group,) = TransformersSampler(checkpoint, count).generate(
         ["c d"], num_samples=count, temperature=0.8, max_new_tokens=2, seed=1
     )
     found = Counter(completion.tokens.completion_ids for completion in group)
@@ -284,7 +294,7 @@ def test_weights_are_cumulated_on_gpus_as_elsewhere(monkeypatch: pytest.MonkeyPa
     weights_RV = torch.rand(300, 5000, generator=generator)
     chance_R = torch.rand(300, dtype=torch.float64, generator=generator)
     expected_R = inverse_cdf(weights_RV, chance_R)
-    monkeypatch.setattr(transformers_engine, "cumulated", transformers_engine.cumulated_by_product)
+    monkeypatch.setattr(transformers_sampler, "cumulated", transformers_sampler.cumulated_by_product)
     assert torch.equal(inverse_cdf(weights_RV, chance_R), expected_R)
 
 

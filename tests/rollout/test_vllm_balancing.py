@@ -8,11 +8,11 @@ import pytest
 import safetensors.torch
 import torch
 
-from components.rollout.staleness import StaleWeightsError
-from components.rollout.vllm_server import VllmServers
-from components.rollout.weight_digest import HeldWeights
+from components.rollout.vllm.servers import VllmServers
+from components.rollout.vllm.verification import HeldWeights, StaleWeightsError
 from components.shared.errors import PipelineError, RetryableError
 from tests.rollout.fake_vllm import FakeVllm
+from tests.rollout.vllm_policies import servers_config
 
 QUESTIONS = [f"Question {number}?" for number in range(12)]
 
@@ -46,12 +46,12 @@ def weights(tmp_path: Path) -> Path:
 
 
 def _client(*urls: str, request_s: float = 10, lost_s: float = 10) -> VllmServers:
-    return VllmServers(_Words(), urls, request_deadline_s=request_s, lost_deadline_s=lost_s, weights_by="folder")
+    return VllmServers(_Words(), urls, servers_config(request_deadline_s=request_s, lost_deadline_s=lost_s))
 
 
 def _drawn(client: VllmServers, questions: list[str] = QUESTIONS, seed: int = 1) -> list[tuple[int, ...]]:
     """The completions' tokens, one group after the other."""
-    groups = client(questions, num_samples=3, temperature=0.7, max_new_tokens=5, seed=seed)
+    groups = client.generate(questions, num_samples=3, temperature=0.7, max_new_tokens=5, seed=seed)
     assert [len(group) for group in groups] == [3] * len(questions)
     for question, group in zip(questions, groups, strict=True):
         assert all(each.tokens.prompt_ids == tuple(question.encode()) for each in group)

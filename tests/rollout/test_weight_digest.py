@@ -5,9 +5,15 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from components.rollout import weight_digest
-from components.rollout.staleness import StaleWeightsError
-from components.rollout.weight_digest import HeldWeights, Piece, digest, refuse_other_weights, weights_in
+from components.rollout.vllm import verification
+from components.rollout.vllm.verification import (
+    HeldWeights,
+    Piece,
+    StaleWeightsError,
+    digest,
+    refuse_other_weights,
+    weights_in,
+)
 
 GENERATOR = torch.Generator().manual_seed(3)
 WEIGHT_OI = torch.randn(6, 8, generator=GENERATOR)
@@ -32,7 +38,7 @@ def test_the_digest_is_that_of_the_values(monkeypatch: pytest.MonkeyPatch) -> No
     assert digest(rounded) == digest(rounded.float()) == digest(WEIGHT_OI, torch.bfloat16) != digest(WEIGHT_OI)
     assert digest(WEIGHT_OI.T.contiguous().T) == digest(WEIGHT_OI)
     whole = digest(WEIGHT_OI)
-    monkeypatch.setattr(weight_digest, "_CHUNK", 20)
+    monkeypatch.setattr(verification, "_CHUNK", 20)
     assert digest(WEIGHT_OI) == whole
     assert digest(torch.tensor(2.0)) == digest(torch.tensor([2.0]))
     assert digest(torch.empty(0, 4)) == digest(torch.empty(0))

@@ -1,10 +1,13 @@
 """Policies for vLLM, and what the trainer says of their tokens."""
 
+from typing import Any
+
 import torch
 
 from components.policy.checkpoint import Checkpoint, create
-from components.policy.logprobs import CompletionScorer, completion_logprobs
-from components.policy.sequences import TokenSequence
+from components.policy.logprobs import LogprobModel, completion_logprobs
+from components.policy.packing import TokenSequence
+from components.rollout.vllm.config import ServersConfig
 from components.shared.answer_policy import AnswerPolicy
 from components.shared.base_model import ModelConfig
 from tests import tiny
@@ -32,7 +35,7 @@ def trainer_logprobs(made: Checkpoint, sequences: list[TokenSequence], temperatu
     """What the trainer says of each completion token."""
     lengths = [len(sequence.completion_ids) for sequence in sequences]
     batches = tiny.batches(sequences, 2000)
-    scores_M = completion_logprobs(CompletionScorer(made.model, temperature=temperature), batches, sum(lengths))
+    scores_M = completion_logprobs(LogprobModel(made.model, temperature=temperature), batches, sum(lengths))
     return [part.tolist() for part in scores_M.split(lengths)]
 
 
@@ -40,3 +43,18 @@ def largest_difference(one: list[list[float]], other: list[list[float]]) -> floa
     """Return the largest difference of log-probabilities of the same tokens."""
     pairs = [pair for left, right in zip(one, other, strict=True) for pair in zip(left, right, strict=True)]
     return max(abs(left - right) for left, right in pairs)
+
+
+def servers_config(**changes: Any) -> ServersConfig:
+    """Return the settings of a client of servers."""
+    fields = {
+        "num_servers": 1,
+        "max_tokens": 512,
+        "cache_gib": 0.25,
+        "compile": False,
+        "start_deadline_s": 60,
+        "request_deadline_s": 60,
+        "lost_deadline_s": 60,
+        "weights_by": "folder",
+    }
+    return ServersConfig.model_validate({**fields, **changes})

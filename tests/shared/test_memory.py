@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from components.rollout.vllm_config import refuse_memory_of_vllm
+from components.rollout.vllm.config import refuse_memory_of_vllm
 from components.shared.errors import PipelineError
 from components.shared.memory import NotEnoughMemoryError, memory_for, refused_in, refused_memory
 

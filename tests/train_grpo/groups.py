@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 
 from components.grading.verifier import Grade, Verdict
 from components.grading.verifier import grade as grade_text
-from components.policy.sequences import TokenSequence
-from components.rollout.completion import Completion
+from components.policy.packing import TokenSequence
+from components.rollout.sampler import Completion
 from components.shared.answer_policy import AnswerPolicy
 from components.train_grpo.rollout import Group
 from components.train_grpo.scoring import Scored

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from components.policy.checkpoint import Checkpoint, load
-from components.policy.logprobs import CompletionScorer, completion_logprobs
-from components.policy.sequences import TokenSequence
-from components.rollout.completion import Completion
-from components.rollout.transformers_engine import TransformersEngine
-from components.rollout.vllm_config import WeightsBy
+from components.policy.logprobs import LogprobModel, completion_logprobs
+from components.policy.packing import TokenSequence
+from components.rollout.sampler import Completion
+from components.rollout.transformers_sampler import TransformersSampler
+from components.rollout.vllm.config import WeightsBy
 from tests import tiny
 
 
@@ -29,28 +29,28 @@ class OwnWeights:
         self.versions: list[int] = []
         self.sampled_from: list[int] = []
 
-    def __call__(
+    def generate(
         self, questions: Sequence[str], *, num_samples: int, temperature: float, max_new_tokens: int, seed: int
     ) -> list[list[Completion]]:
-        """See `Generate`."""
+        """See `Engine`."""
         self.sampled_from.append(self.versions[-1])
-        engine = TransformersEngine(replace(self._tokens, model=self._model), 64)
-        return engine(
+        engine = TransformersSampler(replace(self._tokens, model=self._model), 64)
+        return engine.generate(
             questions, num_samples=num_samples, temperature=temperature, max_new_tokens=max_new_tokens, seed=seed
         )
 
     def load_weights(self, folder: Path, version: int) -> None:
-        """See `Sampler`."""
+        """See `Engine`."""
         assert self.weights_by == "folder"
         self._take(load(folder, dtype=torch.float32).model.state_dict(), version)
 
-    def take_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
-        """See `Sampler`."""
+    def receive_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
+        """See `Engine`."""
         assert self.weights_by != "folder"
         self._take(weights, version)
 
     def expect_weights(self, version: int) -> None:
-        """See `Sampler`."""
+        """See `Engine`."""
         assert self.versions[-1] == version
 
     def _take(self, weights: Mapping[str, Tensor], version: int) -> None:
@@ -59,13 +59,16 @@ class OwnWeights:
         self.versions.append(version)
 
     def prompt_logprobs(self, sequences: Sequence[TokenSequence], temperature: float) -> dict[str, list[list[float]]]:
-        """See `Sampler`."""
-        scorer = CompletionScorer(self._model, temperature=temperature)
+        """See `Engine`."""
+        scorer = LogprobModel(self._model, temperature=temperature)
         told = []
         for sequence in sequences:
             batches = tiny.batches([sequence], 1000)
             told.append(completion_logprobs(scorer, batches, len(sequence.completion_ids)).tolist())
         return {"a copy": told}
+
+    def sleep(self) -> None:
+        """Hold no memory of a GPU."""
 
     def close(self) -> None:
         """Nothing is open."""

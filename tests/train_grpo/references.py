@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 
 from components.policy.logprobs import completion_logprobs
-from components.policy.ranks import join
+from components.policy.parallel import init_ranks
 from components.train_grpo.config import ReferencePlacement, TrainGRPOConfig
 from components.train_grpo.reference import Reference
 from tests import tiny
@@ -14,7 +14,7 @@ from tests import tiny
 def compare(config: TrainGRPOConfig, *, folder: Path) -> dict[str, float]:
     """Score the same in every placement, before and after other weights are taken; return the largest differences."""
     del folder
-    join(config.engine)
+    init_ranks(config.engine)
     checkpoint, other = tiny.checkpoint(), tiny.checkpoint(seed=2)
     examples = [checkpoint.example(problem) for problem in tiny.PROBLEMS[:4]]
     batches = tiny.batches(examples, 60)

@@ -4,7 +4,7 @@ import tracemalloc
 
 import torch
 
-from components.policy.sequences import TokenSequence
+from components.policy.packing import TokenSequence
 from components.train_grpo.judged import Examples, Judged
 
 EXAMPLES = [

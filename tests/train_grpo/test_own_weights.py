@@ -8,10 +8,11 @@ from pydantic import ValidationError
 
 from components.grading.verifier import Verifier
 from components.policy.checkpoint import load, save
-from components.rollout.staleness import StaleWeightsError
-from components.rollout.vllm_config import WeightsBy
+from components.rollout.vllm.config import WeightsBy
+from components.rollout.vllm.verification import StaleWeightsError
 from components.train_grpo import samplers
 from components.train_grpo.plain_groups import from_plain, to_plain
+from components.train_grpo.sampling import vllm_sampler
 from components.train_grpo.train_rank import build_trainer
 from components.train_grpo.trainer import Trainer
 from tests import tiny
@@ -48,7 +49,8 @@ def make(tmp_path: Path, verify: Verifier, monkeypatch: pytest.MonkeyPatch) -> M
         config = grpo_config(**{"reward__weights": SHORTNESS, "num_steps": 4, **changes})
         checkpoint = load(tmp_path / "reference", dtype=torch.float32)
         sampler = OwnWeights(checkpoint, tmp_path / "reference", stale=stale, weights_by=weights_by)
-        return build_trainer(config, checkpoint, tiny.PROBLEMS, verify, sampler, saved), sampler
+        wrapped = vllm_sampler(config, checkpoint, sampler)
+        return build_trainer(config, checkpoint, tiny.PROBLEMS, verify, wrapped, saved), sampler
 
     return trainer
 
@@ -120,7 +122,7 @@ def test_a_rollout_that_is_under_way_is_part_of_a_checkpoint(make: Make) -> None
 def test_groups_come_back_from_plain_values(make: Make) -> None:
     """With everything that learning from them needs."""
     trainer, _ = make()
-    trainer._sync(0)
+    trainer.sampler.update_weights(0)
     groups = trainer._roll_out("test").sampled
     assert [from_plain(to_plain(group)) for group in groups] == groups
 

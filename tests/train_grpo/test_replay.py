@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.policy.sequences import TokenSequence
+from components.policy.packing import TokenSequence
 from components.train_grpo import replay as module
 from components.train_grpo.judged import Examples, Judged
 from components.train_grpo.replay import Replay

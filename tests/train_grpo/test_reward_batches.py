@@ -1,6 +1,6 @@
 import torch
 
-from components.policy.sequences import TokenSequence
+from components.policy.packing import TokenSequence
 from components.train_grpo.reward_batches import ReadBatch, read_batches
 
 

@@ -14,7 +14,7 @@ from transformers import (
 )
 
 from components.policy.checkpoint import Checkpoint, load, save
-from components.policy.logprobs import CompletionScorer
+from components.policy.logprobs import LogprobModel
 from components.shared.errors import PipelineError
 from components.train_grpo.reward_checkpoint import load_classifier
 from tests import tiny
@@ -65,7 +65,7 @@ def test_a_copy_attends_as_the_model_does_by_itself() -> None:
     reference = tiny.checkpoint()
     ids = torch.tensor([reference.encode("Tom has 3 apples")])
     expected = reference.model.base_model(ids).last_hidden_state
-    CompletionScorer(reference.model, temperature=1.0)
+    LogprobModel(reference.model, temperature=1.0)
     actual = load_classifier("reference", reference).base_model(ids, torch.ones_like(ids)).last_hidden_state
     torch.testing.assert_close(actual, expected)
 

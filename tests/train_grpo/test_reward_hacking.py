@@ -12,10 +12,10 @@ import torch
 
 from components.grading.verifier import Verifier
 from components.policy.checkpoint import Checkpoint, create
-from components.policy.logprobs import CompletionScorer, completion_logprobs
-from components.policy.sequences import TokenSequence
-from components.rollout.completion import Completion
-from components.rollout.transformers_engine import TransformersEngine
+from components.policy.logprobs import LogprobModel, completion_logprobs
+from components.policy.packing import TokenSequence
+from components.rollout.sampler import Completion
+from components.rollout.transformers_sampler import TransformersSampler
 from components.shared.answer_policy import AnswerPolicy
 from components.shared.base_model import ModelConfig
 from components.shared.problem import Problem
@@ -79,9 +79,9 @@ def _trainer(said: Said, verify: Verifier, **changes: Any) -> Trainer:
         "engine__micro_batch_tokens": 4000,
         **changes,
     }
-    trainer = build_trainer(grpo_config(**settings), checkpoint, problems, verify, TransformersEngine(checkpoint, 64))
-    trainer.generate = generate
-    return trainer
+    sampler = TransformersSampler(checkpoint, 64)
+    sampler.generate = generate  # type: ignore[method-assign]
+    return build_trainer(grpo_config(**settings), checkpoint, problems, verify, sampler)
 
 
 def _weights(trainer: Trainer) -> Iterator[torch.Tensor]:
@@ -154,5 +154,5 @@ def test_beside_right_answers_attacks_are_unlearned(verify: Verifier) -> None:
 def _logprob(checkpoint: Checkpoint, sequences: Sequence[TokenSequence]) -> float:
     """The mean log-probability of a sequence."""
     num_tokens = sum(len(sequence.completion_ids) for sequence in sequences)
-    scorer = CompletionScorer(checkpoint.model, temperature=1.0)
+    scorer = LogprobModel(checkpoint.model, temperature=1.0)
     return float(completion_logprobs(scorer, tiny.batches(sequences, 4000), num_tokens).sum()) / len(sequences)

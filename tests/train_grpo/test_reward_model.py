@@ -15,7 +15,7 @@ from transformers import (
 )
 
 from components.policy.engine import NonFiniteError
-from components.policy.sequences import TokenSequence
+from components.policy.packing import TokenSequence
 from components.train_grpo.config import RewardModelConfig
 from components.train_grpo.judged import Judged, scorable
 from components.train_grpo.reward_model import RewardModel

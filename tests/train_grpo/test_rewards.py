@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from components.grading.verifier import Grade, Verdict
-from components.policy.sequences import TokenSequence
-from components.rollout.completion import Completion
+from components.policy.packing import TokenSequence
+from components.rollout.sampler import Completion
 from components.shared.answer_policy import AnswerPolicy
 from components.shared.base_model import ModelConfig
 from components.shared.errors import PipelineError

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from components.grading.verifier import Verdict
-from components.policy.ranks import ALONE, Ranks
-from components.rollout.completion import Completion, Generate
+from components.policy.parallel import SINGLE_PROCESS, Ranks
+from components.rollout.sampler import Completion, Generate
 from components.shared.answer_policy import AnswerPolicy
 from components.shared.problem import Problem
 from components.train_grpo.config import TrainGRPOConfig
@@ -36,7 +36,9 @@ def _sometimes(number: int) -> int:
 def _roll_out(
     config: TrainGRPOConfig, generate: Generate, score: Score, *, seed: str, prompts: Prompts | None = None
 ) -> Rollout:
-    return roll_out(config, prompts or _prompts(config), partial(draw, config, generate, score), seed=seed, ranks=ALONE)
+    return roll_out(
+        config, prompts or _prompts(config), partial(draw, config, generate, score), seed=seed, ranks=SINGLE_PROCESS
+    )
 
 
 class _Policy:
@@ -196,7 +198,7 @@ def test_what_is_missing_is_not_divided_by() -> None:
     given = experience(config, rollout.trained)
     assert given.num_tokens_B.tolist() == [1, 2, 3, 4]
     assert given.advantages_M.tolist() == [1] * 3 + [-1] * 7
-    (part,) = minibatches(config, given, torch.device("cpu"), ranks=ALONE)
+    (part,) = minibatches(config, given, torch.device("cpu"), ranks=SINGLE_PROCESS)
     assert part.weights_B.tolist() == pytest.approx([1 / 4, 1 / 8, 1 / 12, 1 / 16], rel=1e-12)
 
 

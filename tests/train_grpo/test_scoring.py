@@ -9,8 +9,8 @@ import torch
 
 from components.grading.verifier import Grade, Submission, Verdict, Verifier
 from components.policy.checkpoint import Checkpoint
-from components.policy.sequences import TokenSequence
-from components.rollout.completion import Completion
+from components.policy.packing import TokenSequence
+from components.rollout.sampler import Completion
 from components.shared.answer_policy import AnswerPolicy
 from components.shared.errors import PipelineError
 from components.shared.problem import Problem

@@ -11,8 +11,8 @@ from tokenizers import Tokenizer
 
 from components.grading.verifier import Grade, Verdict
 from components.policy.checkpoint import Checkpoint
-from components.policy.sequences import TokenSequence
-from components.rollout.completion import Completion
+from components.policy.packing import TokenSequence
+from components.rollout.sampler import Completion
 from components.shared.answer_policy import AnswerPolicy
 from components.shared.base_model import ModelConfig
 from components.shared.tokenizer import tokenizer_for

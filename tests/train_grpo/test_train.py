@@ -11,9 +11,9 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from components.grading.verifier import Verifier
 from components.policy.checkpoint import load, save
-from components.policy.engine import PolicyEngine
-from components.policy.logprobs import CompletionScorer
-from components.rollout.transformers_engine import Decoding, TransformersEngine
+from components.policy.engine import Policy
+from components.policy.logprobs import LogprobModel
+from components.rollout.transformers_sampler import Decoding, TransformersSampler
 from components.shared import jsonl, lineage
 from components.shared.errors import PipelineError
 from components.shared.problem import Problem, Split, write_problems
@@ -35,12 +35,12 @@ def _undecided() -> list[Problem]:
 def _fitted(folder: Path, problems: list[Problem], *, steps: int) -> None:
     """Save a tiny model fitted to the solutions."""
     checkpoint = tiny.checkpoint()
-    engine = PolicyEngine(CompletionScorer(checkpoint.model, temperature=1.0), tiny.engine_config())
+    engine = Policy(LogprobModel(checkpoint.model, temperature=1.0), tiny.engine_config())
     examples = [checkpoint.example(problem) for problem in problems]
     num_tokens = sum(len(example.completion_ids) for example in examples)
     for _ in range(steps):
         for batch in tiny.batches(examples, 1000):
-            engine.accumulate(-engine(batch).logprobs_N.sum() / num_tokens)
+            engine.backward(-engine(batch).logprobs_N.sum() / num_tokens)
         engine.step(1e-2)
     folder.mkdir(parents=True)
     save(checkpoint, folder)
@@ -145,7 +145,7 @@ def test_the_kl_term_in_the_reward_is_taken_off_it(reference: Path, verify: Veri
         loss__kl={"coefficient": 0.5, "estimator": "k1", "placement": "reward"},
     )
     checkpoint = load(reference, dtype=torch.float32)
-    trainer = build_trainer(config, checkpoint, [tiny.problem(3)], verify, TransformersEngine(checkpoint, 64))
+    trainer = build_trainer(config, checkpoint, [tiny.problem(3)], verify, TransformersSampler(checkpoint, 64))
     with torch.no_grad():
         trainer.checkpoint.model.get_output_embeddings().weight.mul_(1.1)
     group = trainer._roll_out("test").sampled[0]
@@ -168,7 +168,7 @@ def test_masked_completions_have_no_label_for_the_reward_model(verify: Verifier)
     for truncated in ("mask", "score"):
         checkpoint = tiny.checkpoint()
         config = grpo_config(**settings, sampling__truncated=truncated)
-        trainer = build_trainer(config, checkpoint, tiny.PROBLEMS, verify, TransformersEngine(checkpoint, 64))
+        trainer = build_trainer(config, checkpoint, tiny.PROBLEMS, verify, TransformersSampler(checkpoint, 64))
         groups = trainer._roll_out("test").sampled
         labeled[truncated] = {judged.tokens for judged in trainer._verdicts(groups)}
         drawn = [scored.completion for group in groups for scored in group.scored_G]
@@ -188,7 +188,7 @@ MEMORY = {
 def test_memory_that_runs_out_is_named_with_what_needed_it(verify: Verifier, phase: str) -> None:
     """In one line with the amount, and the keys by which that phase needs less."""
     checkpoint = tiny.checkpoint()
-    trainer = build_trainer(grpo_config(), checkpoint, tiny.PROBLEMS, verify, TransformersEngine(checkpoint, 64))
+    trainer = build_trainer(grpo_config(), checkpoint, tiny.PROBLEMS, verify, TransformersSampler(checkpoint, 64))
     assert trainer.reference is not None
     model = trainer.reference._scorer.model if phase == "reference" else checkpoint.model
 

@@ -11,11 +11,10 @@ from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
 from components.policy.checkpoint import Checkpoint
-from components.policy.dealing import Share
-from components.policy.engine import NonFiniteError, PolicyEngine
-from components.policy.logprobs import CompletionScorer, completion_logprobs
-from components.policy.ranks import ALONE
-from components.policy.sequences import TokenSequence
+from components.policy.engine import NonFiniteError, Policy
+from components.policy.logprobs import LogprobModel, completion_logprobs
+from components.policy.packing import Shard, TokenSequence
+from components.policy.parallel import SINGLE_PROCESS
 from components.train_grpo.config import TrainGRPOConfig
 from components.train_grpo.experience import Experience
 from components.train_grpo.sampler_correction import SamplerMismatchError
@@ -119,14 +118,14 @@ def _exact_data(given: Experience) -> dict[str, Tensor]:
 
 
 def _of_all_parts(
-    config: TrainGRPOConfig, given: Experience, scorer: CompletionScorer, data: dict[str, Tensor]
+    config: TrainGRPOConfig, given: Experience, scorer: LogprobModel, data: dict[str, Tensor]
 ) -> tuple[Tensor, dict[str, float]]:
     """The loss of one optimizer step, micro-batch by micro-batch, and what is counted on the way."""
     tensors = TokenData(data["advantages"], data["old"], data["sampler"], data["reference"], given.num_tokens_B)
     if config.loss.kl.coefficient == 0:
         tensors = dataclasses.replace(tensors, reference_logprobs_M=None)
     tally = Tally()
-    (part,) = minibatches(config, given, CPU, ranks=ALONE)
+    (part,) = minibatches(config, given, CPU, ranks=SINGLE_PROCESS)
     losses = [_loss(config, scorer(batch), batch, part.weights_B, tensors, tally) for batch in part.batches]
     tally.add_step({})
     return torch.stack(losses).sum(), tally.figures()
@@ -141,7 +140,7 @@ def test_the_loss_and_its_gradient_are_the_written_out_objectives(name: str, max
     data = _exact_data(given)
     expected = plain_loss(config, given, plain, data)
     expected.backward()
-    loss, figures = _of_all_parts(config, given, CompletionScorer(packed, temperature=1.0), data)
+    loss, figures = _of_all_parts(config, given, LogprobModel(packed, temperature=1.0), data)
     loss.backward()
     assert float(loss.detach()) == pytest.approx(float(expected.detach()), rel=1e-10)
     found, wanted = _gradients(packed), _gradients(plain)
@@ -158,7 +157,7 @@ def test_every_variant_is_another_objective() -> None:
     for each in VARIANTS:
         given = _given(EXACT_SEQUENCES, each)
         loss, _ = _of_all_parts(
-            _config(each), given, CompletionScorer(copy.deepcopy(_exact_model()), temperature=1.0), _exact_data(given)
+            _config(each), given, LogprobModel(copy.deepcopy(_exact_model()), temperature=1.0), _exact_data(given)
         )
         losses[each] = round(float(loss.detach()), 8)
     # Without a tether in the loss there is none, wherever else it is.
@@ -166,11 +165,11 @@ def test_every_variant_is_another_objective() -> None:
     assert len(set(losses.values())) == len(losses)
 
 
-class _Engine(PolicyEngine):
+class _Engine(Policy):
     """The engine, with the gradient of each step kept, and the tokens that went through the model each time."""
 
     def __init__(self, checkpoint: Checkpoint, config: TrainGRPOConfig) -> None:
-        scorer = CompletionScorer(checkpoint.model, temperature=config.sampling.temperature)
+        scorer = LogprobModel(checkpoint.model, temperature=config.sampling.temperature)
         super().__init__(scorer, config.engine)
         self.model = checkpoint.model
         self.gradients: list[dict[str, Tensor]] = []
@@ -193,17 +192,17 @@ def _sequences(checkpoint: Checkpoint) -> list[TokenSequence]:
     return [TokenSequence(prompts[number // 3], solution) for number, solution in enumerate(solutions)]
 
 
-def _drifted(checkpoint: Checkpoint, amount: float) -> CompletionScorer:
+def _drifted(checkpoint: Checkpoint, amount: float) -> LogprobModel:
     """A frozen copy with other weights: a reference that the policy has moved away from."""
     moved = copy.deepcopy(checkpoint.model)
     generator = torch.Generator().manual_seed(7)
     with torch.no_grad():
         for weight in moved.parameters():
             weight.add_(amount * torch.randn(weight.shape, generator=generator))
-    return CompletionScorer(moved, temperature=1.0).requires_grad_(False)
+    return LogprobModel(moved, temperature=1.0).requires_grad_(False)
 
 
-def _scores(scorer: CompletionScorer, sequences: list[TokenSequence]) -> Tensor:
+def _scores(scorer: LogprobModel, sequences: list[TokenSequence]) -> Tensor:
     num_tokens = sum(len(sequence.completion_ids) for sequence in sequences)
     return completion_logprobs(scorer, tiny.batches(sequences, 10_000), num_tokens)
 
@@ -236,7 +235,7 @@ def _run(config: TrainGRPOConfig, *, name: str = "the paper's", drift: float = 0
     """A run whose sampler is off by a little noise and whose reference has drifted; `changes` to what is given."""
     checkpoint = tiny.checkpoint()
     sequences = _sequences(checkpoint)
-    own_M = _scores(CompletionScorer(copy.deepcopy(checkpoint.model), temperature=1.0), sequences)
+    own_M = _scores(LogprobModel(copy.deepcopy(checkpoint.model), temperature=1.0), sequences)
     noise_M = 0.3 * torch.randn(len(own_M), dtype=torch.float64, generator=torch.manual_seed(2))
     given = dataclasses.replace(_given(sequences, name), sampler_logprobs_M=own_M + noise_M, **changes)
     data = {
@@ -246,7 +245,9 @@ def _run(config: TrainGRPOConfig, *, name: str = "the paper's", drift: float = 0
         "advantages": given.advantages_M,
     }
     before = {name: weight.detach().clone() for name, weight in checkpoint.model.named_parameters()}
-    return _Run(config, given, _Engine(checkpoint, config), before, data, minibatches(config, given, CPU, ranks=ALONE))
+    return _Run(
+        config, given, _Engine(checkpoint, config), before, data, minibatches(config, given, CPU, ranks=SINGLE_PROCESS)
+    )
 
 
 def _expected(run: _Run) -> tuple[float, dict[str, Tensor]]:
@@ -344,7 +345,7 @@ def _ratios(config: TrainGRPOConfig, parts: slice, *, drift: float) -> Tensor:
     """The ratios of all tokens after one optimizer step on some of the minibatches, from fresh scores on both sides."""
     run = _run(config, drift=drift)
     run(run.parts[parts])
-    after_M = _scores(CompletionScorer(copy.deepcopy(run.engine.model), temperature=1.0), run.given.sequences_B)
+    after_M = _scores(LogprobModel(copy.deepcopy(run.engine.model), temperature=1.0), run.given.sequences_B)
     return (after_M - run.data["old"]).exp()
 
 
@@ -429,7 +430,7 @@ def test_completions_that_teach_nothing_are_left_out_and_still_divided_by(aggreg
     lengths = [len(run.given.sequences_B[number]) for number in (1, 2, 3, 5)]
     assert sorted(run.engine.tokens_seen) == sorted(lengths)
     (part,) = whole.parts
-    everything = whole([Minibatch(Share(tiny.batches(whole.given.sequences_B, 1), []), part.weights_B)])
+    everything = whole([Minibatch(Shard(tiny.batches(whole.given.sequences_B, 1), []), part.weights_B)])
     assert len(whole.engine.tokens_seen) == 6
     assert figures["loss"] == pytest.approx(everything["loss"], rel=1e-6)
     loss, gradients = _expected(run)
@@ -477,7 +478,7 @@ def test_what_teaches_nothing_changes_nothing(
     """No spread without a tether, or everything masked: no forward, no step, and figures that say so."""
     run = _run(_config(**changes))
     run.given = emptied(run.given)
-    figures = run(minibatches(run.config, run.given, CPU, ranks=ALONE))
+    figures = run(minibatches(run.config, run.given, CPU, ranks=SINGLE_PROCESS))
     assert not run.changed
     assert run.engine.tokens_seen == []
     assert run.engine.gradients == []
@@ -501,7 +502,7 @@ def test_groups_without_spread_move_the_policy_by_the_tether_alone() -> None:
     run = _run(_config())
     run.given = _all_level(run.given)
     run.data["advantages"] = run.given.advantages_M
-    figures = run(minibatches(run.config, run.given, CPU, ranks=ALONE))
+    figures = run(minibatches(run.config, run.given, CPU, ranks=SINGLE_PROCESS))
     assert figures["loss"] == pytest.approx(run.config.loss.kl.coefficient * _mean_kl(run), rel=1e-3)
     _assert_same(run.engine.gradients[0], _expected(run)[1])
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from components.policy.sequences import TokenSequence
+from components.policy.packing import TokenSequence
 from components.train_grpo.config import KLPlacement, TrainGRPOConfig
 from components.train_grpo.experience import Experience
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from components.policy.engine import PolicyEngine
-from components.policy.logprobs import CompletionScorer
+from components.policy.engine import Policy
+from components.policy.logprobs import LogprobModel
 from components.shared import jsonl
 from components.shared.errors import PipelineError
 from components.shared.problem import Split, write_problems
@@ -52,7 +52,7 @@ def test_the_loss_is_the_mean_over_completion_tokens_alone() -> None:
         predicted = torch.log_softmax(logits_TV, dim=-1)[len(example.prompt_ids) - 1 : -1]
         nlls.append(-predicted.gather(1, torch.tensor(example.completion_ids)[:, None]))
     expected = float(torch.cat(nlls).detach().mean())
-    engine = PolicyEngine(CompletionScorer(checkpoint.model, temperature=1.0), tiny.engine_config())
+    engine = Policy(LogprobModel(checkpoint.model, temperature=1.0), tiny.engine_config())
     assert _step(_config(), checkpoint, engine, examples, 1e-3)["loss"] == pytest.approx(expected, rel=1e-5)
 
 

@@ -10,13 +10,13 @@ from typing import TypeVar
 
 from torch import Tensor
 
-from components.policy.sequences import TokenSequence
-from components.rollout.completion import Completion
-from components.rollout.vllm_config import WeightsBy
-from components.rollout.vllm_connection import INITIAL_VERSION, Connection, ServerGoneError
-from components.rollout.vllm_sampling import Drawn, Tokens, completion, group_seeds, sampling_params
-from components.rollout.weight_digest import refuse_other_weights, shapes, weights_in
-from components.rollout.weight_transfer import Transfer, TransferError, address_towards
+from components.policy.packing import TokenSequence
+from components.rollout.sampler import Completion
+from components.rollout.vllm.client import INITIAL_VERSION, ServerLostError, VllmClient
+from components.rollout.vllm.config import ServersConfig
+from components.rollout.vllm.requests import Drawn, Tokens, completion, group_seeds, sampling_params
+from components.rollout.vllm.transfer import Transfer, TransferError, address_towards
+from components.rollout.vllm.verification import refuse_other_weights, shapes, weights_in
 from components.shared.errors import RetryableError
 from components.shared.progress import say
 
@@ -32,7 +32,7 @@ _T = TypeVar("_T")
 class _Server:
     """What is known of a server."""
 
-    connection: Connection
+    connection: VllmClient
     in_flight: int = 0
     gone: str | None = None
     """Why it is not asked, where it is not."""
@@ -42,35 +42,27 @@ class _Server:
 
 
 class VllmServers:
-    """Samples from vLLM servers, as `Generate` says, and keeps their weights in step with the trainer's.
+    """An `Engine` (see sampler.py) of vLLM servers.
 
     RetryableError where no server has answered for `lost_deadline_s`.
     """
 
     shared = True
 
-    def __init__(
-        self,
-        tokens: Tokens,
-        urls: Sequence[str],
-        *,
-        request_deadline_s: float,
-        lost_deadline_s: float,
-        weights_by: WeightsBy,
-    ) -> None:
+    def __init__(self, tokens: Tokens, urls: Sequence[str], config: ServersConfig) -> None:
         self._tokens = tokens
-        self._servers = [_Server(Connection(url, request_deadline_s)) for url in urls]
-        self._lost_deadline_s, self._request_deadline_s = lost_deadline_s, request_deadline_s
-        self.weights_by = weights_by
+        self._servers = [_Server(VllmClient(url, config.request_deadline_s)) for url in urls]
+        self._lost_deadline_s, self._request_deadline_s = config.lost_deadline_s, config.request_deadline_s
+        self.weights_by = config.weights_by
         self._lock = threading.Lock()
         self._folder: Path | None = None
         """Where the current weights lie; None for those that the servers started with, and for what was sent."""
         self._version = INITIAL_VERSION
 
-    def __call__(
+    def generate(
         self, questions: Sequence[str], *, num_samples: int, temperature: float, max_new_tokens: int, seed: int
     ) -> list[list[Completion]]:
-        """See `Generate`."""
+        """See `Sampler`."""
         prompts = [self._tokens.prompt_ids(question) for question in questions]
 
         def draw(prompt: tuple[int, ...], group_seed: int) -> list[Drawn]:
@@ -95,7 +87,7 @@ class VllmServers:
         self._folder, self._version = folder.resolve(), str(version)
         self._on_each(self._bring_up_to_date)
 
-    def take_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
+    def receive_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
         """See `Sampler`. A server that is lost meanwhile is asked again when it has got the next ones."""
         self._folder, self._version = None, str(version)
         self._on_each(lambda server: self._send(server, weights))
@@ -120,18 +112,21 @@ class VllmServers:
 
         return self._on_each(score)
 
+    def sleep(self) -> None:
+        """Do nothing: the servers have GPUs of their own."""
+
     def close(self) -> None:
         """Close the connections; the servers go on."""
         for server in self._servers:
             server.connection.close()
 
-    def _ask(self, request: Callable[[Connection], _T]) -> _T:
+    def _ask(self, request: Callable[[VllmClient], _T]) -> _T:
         """Return the answer of the server that has the least to do; of another where that one is lost over it."""
         for _ in range(_MAX_TRIES):
             server = self._take()
             try:
                 return request(server.connection)
-            except ServerGoneError as error:
+            except ServerLostError as error:
                 self._give_up(server, error)
             finally:
                 with self._lock:
@@ -163,7 +158,7 @@ class VllmServers:
             due[0].try_again_at = float("inf")  # no other thread tries it meanwhile
         try:
             self._bring_up_to_date(due[0])
-        except ServerGoneError as error:
+        except ServerLostError as error:
             self._give_up(due[0], error)
         except BaseException:
             due[0].try_again_at = 0.0
@@ -174,7 +169,7 @@ class VllmServers:
         found = server.connection.version()
         if found != self._version:
             if self._folder is None:
-                raise ServerGoneError(f"it holds weights {found}, and is to have {self._version}")
+                raise ServerLostError(f"it holds weights {found}, and is to have {self._version}")
             with server.connection.changing_weights(self._version):
                 server.connection.load(str(self._folder), self._version)
                 _verify(server.connection, weights_in(self._folder))
@@ -191,7 +186,7 @@ class VllmServers:
             try:
                 server.transfer.send(weights, trainer_address=address, num_receivers=connection.num_workers())
             except TransferError as error:
-                raise ServerGoneError(str(error)) from None
+                raise ServerLostError(str(error)) from None
             _verify(connection, weights)
         self._take_back(server)
 
@@ -200,7 +195,7 @@ class VllmServers:
             say("vllm", f"{server.connection.url} answers again, with the current weights")
             server.gone = None
 
-    def _give_up(self, server: _Server, error: ServerGoneError) -> None:
+    def _give_up(self, server: _Server, error: ServerLostError) -> None:
         with self._lock:
             if server.gone is None:
                 say("vllm", f"{server.connection.url} is lost: {error}")
@@ -226,7 +221,7 @@ class VllmServers:
     def _try(self, server: _Server, work: Callable[[_Server], _T]) -> tuple[_T] | None:
         try:
             return (work(server),)
-        except ServerGoneError as error:
+        except ServerLostError as error:
             self._give_up(server, error)
             return None
 
@@ -234,5 +229,5 @@ class VllmServers:
         return "; ".join(f"{server.connection.url}: {server.gone or 'answers'}" for server in self._servers)
 
 
-def _verify(connection: Connection, sent: Mapping[str, Tensor]) -> None:
+def _verify(connection: VllmClient, sent: Mapping[str, Tensor]) -> None:
     refuse_other_weights(sent, connection.held_weights(shapes(sent)), name=connection.url)

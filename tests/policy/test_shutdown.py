@@ -3,8 +3,8 @@ import signal
 
 import pytest
 
-from components.policy import stopping
-from components.policy.stopping import on_requests
+from components.policy import shutdown
+from components.policy.shutdown import on_stop_signal
 
 
 @pytest.mark.parametrize(("same_s", "expected"), [(0.0, ["first", "again"]), (1e9, ["first"])])
@@ -13,10 +13,10 @@ def test_a_second_request_to_stop_is_told_from_the_first_one_sent_twice(
     monkeypatch: pytest.MonkeyPatch, number: int, same_s: float, expected: list[str]
 ) -> None:
     """As `timeout` sends it to a command and to its group; afterwards signals mean what they meant before."""
-    monkeypatch.setattr(stopping, "_SAME_S", same_s)
+    monkeypatch.setattr(shutdown, "_SAME_S", same_s)
     told: list[str] = []
     before = signal.getsignal(number)
-    with on_requests(lambda: told.append("first"), lambda: told.append("again")):
+    with on_stop_signal(lambda: told.append("first"), lambda: told.append("again")):
         os.kill(os.getpid(), number)
         os.kill(os.getpid(), signal.SIGTERM)
     assert told == expected
@@ -28,13 +28,13 @@ def test_a_second_request_ends_a_run_at_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], launched: bool, expected: list[int]
 ) -> None:
     """But for a rank, which is told by its launcher and by the terminal, and ends with the launcher."""
-    monkeypatch.setattr(stopping, "_SAME_S", 0.0)
+    monkeypatch.setattr(shutdown, "_SAME_S", 0.0)
     monkeypatch.delenv("RANK", raising=False)
     if launched:
         monkeypatch.setenv("RANK", "1")
     ended: list[int] = []
     monkeypatch.setattr(os, "_exit", ended.append)
-    with stopping.heeded(600) as stop:
+    with shutdown.graceful_shutdown(600) as stop:
         os.kill(os.getpid(), signal.SIGTERM)
         assert stop.requested
         os.kill(os.getpid(), signal.SIGTERM)

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import torch
 from torch import Tensor
 
-from components.rollout.vllm_config import WeightsBy
+from components.rollout.vllm.config import WeightsBy
 
 Weights = Mapping[str, Tensor]
 
@@ -119,7 +119,7 @@ def _init_info(backend: WeightsBy, trainer_address: str, num_receivers: int) -> 
         "rank": 0,
     }
     if backend == "gloo":
-        from components.rollout.gloo_transfer import GlooTrainerInitInfo
+        from components.rollout.vllm.gloo import GlooTrainerInitInfo
 
         return GlooTrainerInitInfo(**rendezvous)
     from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo

@@ -16,14 +16,14 @@ _SAME_S = 1.0
 """Time in which requests count as one: `timeout` sends its signal twice, and a terminal to every process."""
 
 
-class Stop:
+class StopRequest:
     """Whether this process was told to stop."""
 
     requested = False
 
 
 @contextmanager
-def on_requests(first: Callable[[], object], again: Callable[[], object]) -> Iterator[None]:
+def on_stop_signal(first: Callable[[], object], again: Callable[[], object]) -> Iterator[None]:
     """Call `first` when this process is told to stop (SIGTERM, Ctrl-C), and `again` when it is told once more."""
     told: list[float] = []
 
@@ -44,13 +44,13 @@ def on_requests(first: Callable[[], object], again: Callable[[], object]) -> Ite
 
 
 @contextmanager
-def heeded(grace_s: float) -> Iterator[Stop]:
+def graceful_shutdown(grace_s: float) -> Iterator[StopRequest]:
     """Keep a request to stop for the block to look at; one not heeded for `grace_s`, or a second one, ends the process.
 
     Then the checkpoint before stands. A rank ends with its launcher, which alone heeds the second request: the first
     reaches a rank from the terminal and from the launcher.
     """
-    stop = Stop()
+    stop = StopRequest()
     overdue = threading.Timer(grace_s, _give_up, args=[f", but the step at hand took longer than {grace_s:g} s"])
     overdue.daemon = True
 
@@ -63,7 +63,7 @@ def heeded(grace_s: float) -> Iterator[Stop]:
             _give_up(" a second time: the step at hand is lost")
 
     try:
-        with on_requests(request, insist):
+        with on_stop_signal(request, insist):
             yield stop
     finally:
         overdue.cancel()

@@ -16,17 +16,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from components.policy.sequences import TokenSequence
-from components.rollout.completion import Completion
-from components.rollout.vllm_config import (
+from components.policy.config import Dtype
+from components.policy.packing import TokenSequence
+from components.rollout.sampler import Completion
+from components.rollout.vllm.config import (
     OWNER_VARIABLE,
-    Dtype,
     VllmConfig,
     engine_arguments,
     environment,
     refuse_memory_of_vllm,
 )
-from components.rollout.vllm_sampling import (
+from components.rollout.vllm.requests import (
     Drawn,
     ScoringRequest,
     Tokens,
@@ -35,8 +35,8 @@ from components.rollout.vllm_sampling import (
     sampling_params,
     scoring_requests,
 )
-from components.rollout.weight_digest import refuse_other_weights, shapes, weights_in
-from components.rollout.weight_transfer import Transfer
+from components.rollout.vllm.transfer import Transfer
+from components.rollout.vllm.verification import refuse_other_weights, shapes, weights_in
 from components.shared.errors import PipelineError, RetryableError
 from components.shared.memory import refused_memory
 
@@ -52,7 +52,7 @@ class EngineEndedError(RetryableError):
 
 
 class VllmEngine:
-    """Samples from vLLM, as `Generate` says; its weights are those of `checkpoint` until others are loaded.
+    """An `Engine` (see sampler.py) in a process beside the trainer, which starts with the weights of `checkpoint`.
 
     RetryableError where it ends, or takes longer than its deadlines.
     """
@@ -85,10 +85,10 @@ class VllmEngine:
             _log_to(log)  # what this process logs from here on; starting the engine sets logging anew
         self._transfer = Transfer(self.weights_by, _Receiver(self._llm), deadline_s=self._deadline_s)
 
-    def __call__(
+    def generate(
         self, questions: Sequence[str], *, num_samples: int, temperature: float, max_new_tokens: int, seed: int
     ) -> list[list[Completion]]:
-        """See `Generate`."""
+        """See `Sampler`."""
         prompts = [self._tokens.prompt_ids(question) for question in questions]
         params = [
             sampling_params(
@@ -113,7 +113,7 @@ class VllmEngine:
             self._llm.collective_rpc("load_folder", args=(str(folder.resolve()), str(version)))
         self._verify(weights_in(folder))
 
-    def take_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
+    def receive_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
         """See `Sampler`."""
         with _within(self._deadline_s, self._log, self._llm):
             self._wake_up()

@@ -6,9 +6,9 @@ from typing import Any
 
 import urllib3
 
-from components.policy.sequences import TokenSequence
-from components.rollout.vllm_sampling import Drawn, scoring_requests
-from components.rollout.weight_digest import HeldWeights
+from components.policy.packing import TokenSequence
+from components.rollout.vllm.requests import Drawn, scoring_requests
+from components.rollout.vllm.verification import HeldWeights
 from components.shared.errors import PipelineError
 
 _CONNECT_S = 5.0
@@ -19,11 +19,11 @@ INITIAL_VERSION = "default"
 """What vLLM calls the weights that it started with."""
 
 
-class ServerGoneError(Exception):
+class ServerLostError(Exception):
     """The server does not answer, or cannot be trusted with the next request."""
 
 
-class Connection:
+class VllmClient:
     """The calls of one server."""
 
     def __init__(self, url: str, request_deadline_s: float) -> None:
@@ -112,7 +112,7 @@ class Connection:
         answer = self._call("POST", "/inference/v1/generate", body, self._request_deadline_s)
         drawn_from = {span["version"] for choice in answer["choices"] for span in choice["weight_versions"]}
         if drawn_from != {version}:
-            raise ServerGoneError(f"it sampled from weights {', '.join(sorted(drawn_from))}, not {version}")
+            raise ServerLostError(f"it sampled from weights {', '.join(sorted(drawn_from))}, not {version}")
         return answer
 
     def _call(self, method: str, path: str, body: Any, deadline_s: float) -> Any:
@@ -121,13 +121,13 @@ class Connection:
             answer = self._pool.request(method, self.url + path, json=body, timeout=timeout)
             content = answer.json() if answer.data else None
         except urllib3.exceptions.ReadTimeoutError:
-            raise ServerGoneError(f"no answer to {path} within {deadline_s:g} s") from None
+            raise ServerLostError(f"no answer to {path} within {deadline_s:g} s") from None
         except (urllib3.exceptions.HTTPError, ValueError) as error:
-            raise ServerGoneError(str(error)) from None
+            raise ServerLostError(str(error)) from None
         if 400 <= answer.status < 500:
             raise PipelineError(f"vLLM server {self.url} refuses {path}: {_message(content)}")
         if answer.status != 200:
-            raise ServerGoneError(f"{path} failed ({answer.status}): {_message(content)}")
+            raise ServerLostError(f"{path} failed ({answer.status}): {_message(content)}")
         return content
 
 

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from vllm.model_executor.model_loader.reload.layerwise import _get_original_loader, get_layerwise_info
 from vllm.model_executor.model_loader.reload.meta import restore_layer_refs, to_meta_tensor
 
-from components.rollout.weight_digest import HeldWeights, Piece, digest
+from components.rollout.vllm.verification import HeldWeights, Piece, digest
 
 _PACKED = "cpu_linear"
 """Attribute of layers on CPUs: the function that multiplies by the layer's weights, of which it has a packed copy."""
@@ -174,3 +174,14 @@ class _Recorder(TorchDispatchMode):
 def _storage(tensor: Tensor) -> int:
     """What is the same for all views of a tensor."""
     return int(tensor.untyped_storage()._cdata)
+
+
+def renew_head(model: Any) -> None:
+    """Have an output layer that shares the weights of the embeddings compute with the new ones.
+
+    On CPUs it keeps a repacked copy of them, which is not made again when weights are loaded. Some models, such as
+    Gemma, have no output layer beside the embeddings, whose copy is.
+    """
+    head = getattr(model, "lm_head", None)
+    if model.config.tie_word_embeddings and head is not None:
+        head.quant_method.process_weights_after_loading(head)

@@ -6,10 +6,10 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from components.policy.config import Dtype
 from components.shared.config import Config
 from components.shared.memory import NotEnoughMemoryError, described, refused_in
 
-Dtype = Literal["float32", "bfloat16"]
 WeightsBy = Literal["folder", "nccl", "ipc", "gloo"]
 _ROOT = Path(__file__).parents[2]
 _OF_THE_RANK = ("RANK", "LOCAL_", "WORLD_SIZE", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_")
@@ -85,7 +85,7 @@ def engine_arguments(config: VllmConfig, dtype: Dtype) -> dict[str, Any]:
         "enable_prefix_caching": True,
         # A prompt that is computed in parts stops vLLM on CPUs where its completions have seeds.
         "enable_chunked_prefill": False,
-        "worker_extension_cls": "components.rollout.vllm_worker.WeightLoading",
+        "worker_extension_cls": "components.rollout.vllm.worker.WeightLoading",
         "disable_log_stats": True,
         **({} if config.weights_by == "folder" else {"weight_transfer_config": {"backend": config.weights_by}}),
     }

@@ -19,7 +19,7 @@ from vllm.distributed.weight_transfer.nccl_engine import (
     NCCLWeightTransferEngine,
 )
 
-from components.rollout.vllm_head import renew_head
+from components.rollout.vllm.loaded_weights import renew_head
 
 _TIMEOUT = timedelta(seconds=60)
 

@@ -13,8 +13,8 @@ from itertools import accumulate, groupby
 import torch
 from torch import Tensor
 
-from components.policy.shared_prefix import PackedLayout
-from components.policy.varlen_attention import Segments
+from components.policy.attention import PackedLayout, Segments
+from components.policy.parallel import Ranks
 
 
 @dataclass(frozen=True)
@@ -54,19 +54,19 @@ class _Group:
     members: tuple[int, ...]
 
 
-def micro_batches(
+def pack(
     sequences: Sequence[TokenSequence],
     *,
     max_tokens: int,
     device: torch.device,
-    chosen: Sequence[int] | None = None,
+    indices: Sequence[int] | None = None,
 ) -> list[MicroBatch]:
-    """Split sequences, or those of them with the `chosen` numbers, into micro-batches of at most `max_tokens` tokens.
+    """Split sequences, or those of them with the `indices` numbers, into micro-batches of at most `max_tokens` tokens.
 
     Neighbours with the same prompt are a group, and share it. A group that alone is longer is split, and pays its
     prompt once per part; a sequence that alone is longer gets a micro-batch of its own.
     """
-    numbers = range(len(sequences)) if chosen is None else chosen
+    numbers = range(len(sequences)) if indices is None else indices
     parts = [part for group in _groups(sequences, numbers) for part in _split(group, sequences, max_tokens)]
     bins = _first_fit([_num_tokens(part, sequences) for part in parts], max_tokens)
     return [_pack([parts[index] for index in bin_], sequences, device) for bin_ in bins]
@@ -177,3 +177,47 @@ def _finish(row: _Row, layout: PackedLayout, sequences: Sequence[TokenSequence],
         sequence_N=on_device(number for number, completion in completions for _ in completion),
         token_N=on_device(offsets[number] + t for number, completion in completions for t in range(len(completion))),
     )
+
+
+@dataclass(frozen=True)
+class Shard:
+    """What one process computes of an optimizer step that all processes take together."""
+
+    batches: list[MicroBatch]
+    dummies: list[MicroBatch]
+    """Batches whose loss counts for nothing: under ZeRO 2 and 3 each pass waits for a pass of every other process, so
+    all processes make as many passes as the one with the most micro-batches."""
+
+    @property
+    def all_batches(self) -> list[MicroBatch]:
+        """Every batch that goes through the model: as many in each process."""
+        return self.batches + self.dummies
+
+
+def pack_shard(
+    ranks: Ranks, sequences: Sequence[TokenSequence], *, max_tokens: int, device: torch.device, indices: Sequence[int]
+) -> Shard:
+    """Pack this process's shard of the sequences at `indices`; the sequences of one prompt stay together."""
+
+    def packed(chosen: Sequence[int]) -> list[MicroBatch]:
+        return pack(sequences, max_tokens=max_tokens, device=device, indices=chosen)
+
+    if ranks.world_size == 1:
+        return Shard(packed(indices), [])
+    batches = packed(_balanced_shards(sequences, indices, ranks.world_size)[ranks.rank])
+    missing = max(ranks.all_gather(len(batches), "the packing of micro-batches")) - len(batches)
+    if not missing:
+        return Shard(batches, [])
+    shortest = min(indices, key=lambda index: len(sequences[index]))
+    return Shard(batches, packed([shortest]) * missing)
+
+
+def _balanced_shards(sequences: Sequence[TokenSequence], indices: Sequence[int], num_shards: int) -> list[list[int]]:
+    """Assign groups to shards, the largest first, each to the shard with the fewest tokens."""
+    shards: list[list[int]] = [[] for _ in range(num_shards)]
+    num_tokens = [0] * num_shards
+    for group in sorted(_groups(sequences, indices), key=lambda group: -_num_tokens(group, sequences)):
+        smallest = num_tokens.index(min(num_tokens))
+        num_tokens[smallest] += _num_tokens(group, sequences)
+        shards[smallest] += group.members
+    return [sorted(shard) for shard in shards]

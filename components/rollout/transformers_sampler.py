@@ -3,36 +3,40 @@
 Shape suffixes as in group_cache.py, and V for the vocabulary.
 """
 
+import copy
 import math
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from components.policy.attention import use_packed_attention
 from components.policy.checkpoint import Checkpoint
-from components.policy.sequences import TokenSequence
-from components.policy.shared_prefix import attend_by_layout
-from components.policy.token_head import make_precise
-from components.rollout.completion import Completion
+from components.policy.engine import Policy
+from components.policy.logprobs import use_float32_logits
+from components.policy.lora import copy_merged_weights
+from components.policy.packing import TokenSequence
 from components.rollout.group_cache import GroupCache
+from components.rollout.sampler import Completion
 
 
-@dataclass(frozen=True)
-class TransformersEngine:
-    """Generates from the weights that `checkpoint` holds at the moment of the call."""
+@dataclass
+class TransformersSampler:
+    """A `Sampler` that generates from the weights that `checkpoint` has at the moment of the call."""
 
     checkpoint: Checkpoint
     max_batch_size: int
     """Completions generated at once; bounds memory."""
 
     @torch.no_grad()
-    def __call__(
+    def generate(
         self, questions: Sequence[str], *, num_samples: int, temperature: float, max_new_tokens: int, seed: int
     ) -> list[list[Completion]]:
-        """See `Generate`."""
-        attend_by_layout(self.checkpoint.model)
-        make_precise(self.checkpoint.model.get_output_embeddings())
+        """See `Sampler`."""
+        use_packed_attention(self.checkpoint.model)
+        use_float32_logits(self.checkpoint.model.get_output_embeddings())
         # A number per completion and place, drawn ahead: what is sampled does not depend on how it is batched.
         generator = torch.Generator().manual_seed(seed)
         chance_PGT = torch.rand(
@@ -48,6 +52,43 @@ class TransformersEngine:
             batch = Decoding(self.checkpoint, [prompts[index] for index in chosen], num_samples, temperature)
             groups.update(zip(chosen, batch.run(chance_PGT[chosen].flatten(0, 1)), strict=True))
         return [groups[index] for index in range(len(prompts))]
+
+    def attach(self, policy: Policy, probes: Sequence[TokenSequence]) -> None:
+        """Do nothing: the weights are those of the policy."""
+
+    def update_weights(self, version: int) -> float:
+        """Do nothing: the weights are those of the policy."""
+        return 0.0
+
+    def sleep(self) -> None:
+        """Do nothing: there is no memory beside the policy's."""
+
+    def close(self) -> None:
+        """Do nothing: nothing was opened."""
+
+
+class ShardedSampler(TransformersSampler):
+    """Generates from a full copy of weights that training shards over processes (ZeRO 3).
+
+    Decoding takes hundreds of passes, and each process another number of them: gathering every layer for each pass
+    would be slow, and would have processes wait for passes that never come.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, max_batch_size: int) -> None:
+        """Copy a model that is not sharded yet, and has no adapters."""
+        super().__init__(replace(checkpoint, model=copy.deepcopy(checkpoint.model)), max_batch_size)
+        self._sharded = checkpoint.model
+
+    def attach(self, policy: Policy, probes: Sequence[TokenSequence]) -> None:
+        """See `Sampler`."""
+        self._policy = policy
+
+    def update_weights(self, version: int) -> float:
+        """See `Sampler`."""
+        started = time.monotonic()
+        with self._policy.gather_full_parameters():
+            copy_merged_weights(self._sharded, to=self.checkpoint.model)
+        return time.monotonic() - started
 
 
 class Decoding:

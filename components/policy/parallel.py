@@ -2,7 +2,7 @@
 
 Every exchange begins with a meeting at a store that all of them reach: whoever does not come in time is known by name,
 which no collective of torch tells. Between meetings only DeepSpeed's collectives wait, with the same deadline (see
-`limit_waits`).
+`set_group_timeouts`).
 """
 
 import os
@@ -43,41 +43,41 @@ class Ranks:
     """The processes of a run as one of them sees them."""
 
     rank: int
-    size: int
+    world_size: int
     deadline_s: float = 0.0
     """How long to wait for the others."""
     store: Store | None = None
-    _meetings: int = field(default=0, init=False)
+    _barriers: int = field(default=0, init=False)
 
     @property
-    def first(self) -> bool:
+    def is_main(self) -> bool:
         """Whether this is the one that writes files and talks."""
         return self.rank == 0
 
-    def share(self, items: Sequence[_Value]) -> Sequence[_Value]:
+    def shard(self, items: Sequence[_Value]) -> Sequence[_Value]:
         """Return this process's part of what is divided among all: as even as can be, and in order."""
-        start, stop = (len(items) * number // self.size for number in (self.rank, self.rank + 1))
+        start, stop = (len(items) * number // self.world_size for number in (self.rank, self.rank + 1))
         return items[start:stop]
 
-    def gather(self, value: _Value, what: str) -> list[_Value]:
+    def all_gather(self, value: _Value, what: str) -> list[_Value]:
         """Return the values of all processes in their order; `what` says in an error where they meet for it."""
-        if self.size == 1:
+        if self.world_size == 1:
             return [value]
-        self.meet(what)
-        values: list[Any] = [None] * self.size
+        self.barrier(what)
+        values: list[Any] = [None] * self.world_size
         distributed.all_gather_object(values, value)
         return values
 
-    def meet(self, what: str) -> None:
+    def barrier(self, what: str) -> None:
         """Wait until every process has come here; MissingRankError with the names of those that have not in time."""
         if self.store is None:
             return
-        self._meetings += 1
+        self._barriers += 1
         _answered(lambda: self._come(what), what, within_s=self.deadline_s + _ANSWER_S)
 
     def _come(self, what: str) -> None:
         assert self.store is not None
-        keys = [_at(self._meetings, number) for number in range(self.size)]
+        keys = [_at(self._barriers, number) for number in range(self.world_size)]
         try:
             self.store.set(keys[self.rank], what)
             self.store.wait(keys, timedelta(seconds=self.deadline_s))
@@ -86,14 +86,14 @@ class Ranks:
             if not missing:
                 raise RetryableError(f"the store of the processes is lost at {what}: {_first_line(error)}") from error
             raise MissingRankError(
-                f"{', '.join(missing)} of {self.size} did not come to {what} within {self.deadline_s:g} s"
+                f"{', '.join(missing)} of {self.world_size} did not come to {what} within {self.deadline_s:g} s"
             ) from None
         # Whoever is here has left the meeting before the last: nobody waits for its key any more.
-        if self._meetings > 2:
-            self.store.delete_key(_at(self._meetings - 2, self.rank))
+        if self._barriers > 2:
+            self.store.delete_key(_at(self._barriers - 2, self.rank))
 
     @contextmanager
-    def naming_the_lost(self) -> Iterator[None]:
+    def report_lost_ranks(self) -> Iterator[None]:
         """Have an error of a collective of torch name the processes that gave no sign of life when it came."""
         try:
             yield
@@ -102,7 +102,7 @@ class Ranks:
                 raise
             silent = _answered(self._silent, "a collective", within_s=_SILENCE_S + _ANSWER_S)
             if silent:
-                raise MissingRankError(f"{', '.join(silent)} of {self.size} gives no sign of life") from error
+                raise MissingRankError(f"{', '.join(silent)} of {self.world_size} gives no sign of life") from error
             raise RetryableError(f"the processes lost one another: {_first_line(error)}") from error
 
     def beat(self, store: Store) -> None:
@@ -119,7 +119,7 @@ class Ranks:
     def _silent(self) -> list[str]:
         """The names of the processes that give no sign of life for some beats."""
         assert self.store is not None
-        others = [number for number in range(self.size) if number != self.rank]
+        others = [number for number in range(self.world_size) if number != self.rank]
         try:
             before = [self.store.add(f"beat/{number}", 0) for number in others]
             time.sleep(_SILENCE_S)
@@ -144,7 +144,7 @@ class Ranks:
             return []
 
 
-ALONE = Ranks(0, 1)
+SINGLE_PROCESS = Ranks(0, 1)
 """A process by itself."""
 
 
@@ -178,7 +178,7 @@ def _first_line(error: BaseException) -> str:
     return str(error).strip().split("\n", 1)[0]
 
 
-def join(config: EngineConfig) -> Ranks:
+def init_ranks(config: EngineConfig) -> Ranks:
     """Join the processes that were launched together, or stop unless there are as many as the config asks for.
 
     A process that was launched by itself forms the group of one that DeepSpeed wants.
@@ -205,7 +205,7 @@ def _join(size: int, deadline_s: float) -> Ranks:
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     if size == 1:
         distributed.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
-        return ALONE
+        return SINGLE_PROCESS
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     try:
@@ -214,7 +214,7 @@ def _join(size: int, deadline_s: float) -> Ranks:
         own.set(f"name/{rank}", f"{socket.gethostname()}, process {os.getpid()}")
         ranks = Ranks(rank, size, max(deadline_s, _JOIN_S), own)
         ranks.beat(beats)
-        ranks.meet("the start")
+        ranks.barrier("the start")
     except (RuntimeError, ValueError) as error:
         raise RetryableError(f"the processes did not find one another: {_first_line(error)}") from error
     distributed.init_process_group(
@@ -224,12 +224,12 @@ def _join(size: int, deadline_s: float) -> Ranks:
     return ranks
 
 
-def limit_waits() -> None:
+def set_group_timeouts() -> None:
     """Give all groups of processes the deadline of the run: those that DeepSpeed makes have torch's, half an hour.
 
     To be called after each `deepspeed.initialize`.
     """
-    if _joined is None or _joined.size == 1:
+    if _joined is None or _joined.world_size == 1:
         return
     for group in distributed_c10d._world.pg_map:
         distributed_c10d._set_pg_timeout(timedelta(seconds=_joined.deadline_s), group)

@@ -1,9 +1,30 @@
-"""What takes memory in training, and the keys that lower it."""
+"""The learning rate over the steps of a run."""
 
+import csv
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 
 from components.policy.config import EngineConfig
+from components.shared import jsonl
 from components.shared.memory import memory_for
+
+
+def learning_rate(step: int, *, peak: float, warmup_steps: int, num_steps: int, final_fraction: float) -> float:
+    """Return the rate of `step` (from 0): linear up to `peak`, then linear down to `final_fraction` of it."""
+    if step < warmup_steps:
+        return peak * (step + 1) / warmup_steps
+    done = (step - warmup_steps) / max(1, num_steps - 1 - warmup_steps)
+    return peak * (1 - (1 - final_fraction) * done)
+
+
+def write_curves(folder: Path, rows: Sequence[Mapping[str, float | None]]) -> None:
+    """Write steps.jsonl and curves.csv; all rows have the same columns, None where nothing was measured."""
+    jsonl.write_rows(folder / "steps.jsonl", (dict(row) for row in rows))
+    with (folder / "curves.csv").open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, fieldnames=list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
 
 
 def memory_for_loading(stage: str, config: EngineConfig) -> AbstractContextManager[None]:

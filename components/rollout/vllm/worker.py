@@ -9,11 +9,10 @@ import threading
 from contextlib import suppress
 from typing import Any
 
-import components.rollout.gloo_transfer  # noqa: F401  # makes it known to vLLM
-from components.rollout.vllm_config import OWNER_VARIABLE
-from components.rollout.vllm_head import renew_head
-from components.rollout.vllm_weights import held_weights
-from components.rollout.weight_digest import HeldWeights
+import components.rollout.vllm.gloo  # noqa: F401  # makes it known to vLLM
+from components.rollout.vllm.config import OWNER_VARIABLE
+from components.rollout.vllm.loaded_weights import held_weights, renew_head
+from components.rollout.vllm.verification import HeldWeights
 
 
 class WeightLoading:

@@ -14,10 +14,9 @@ import torch
 from safetensors.torch import save_file
 
 from components.policy.config import CheckpointConfig
-from components.policy.engine import PolicyEngine
-from components.policy.optimizer_state import WholeTensors
-from components.policy.ranks import Ranks
-from components.policy.stopping import Stop
+from components.policy.engine import Policy, TensorFile
+from components.policy.parallel import Ranks
+from components.policy.shutdown import StopRequest
 from components.shared import checkpoints
 from components.shared import work as work_of
 from components.shared.errors import StoppedError
@@ -26,11 +25,11 @@ from components.shared.progress import say
 _POLICY, _VALUES = "policy.safetensors", "values.pt"
 
 
-class Saved:
+class TrainingCheckpoint:
     """A checkpoint to go on from."""
 
     def __init__(self, folder: Path) -> None:
-        self.policy = WholeTensors(folder / _POLICY)
+        self.policy = TensorFile(folder / _POLICY)
         self.values: dict[str, Any] = torch.load(folder / _VALUES, map_location="cpu", weights_only=True)
         """What the stage added, on the CPU: each process has another GPU than the one that wrote it."""
 
@@ -44,42 +43,42 @@ class Resumption:
         folder = work / checkpoints.FOLDER
         self._writer = None
         newest = None
-        if ranks.first:
+        if ranks.is_main:
             made_from = work_of.made_from_in(work)
             self._writer = checkpoints.Writer(
                 folder, keep_last=config.keep_last, keep_best=config.keep_best, made_from=made_from
             )
             newest = checkpoints.latest(folder, stage=stage, made_from=made_from)
         # Only the first process reads all of it to see that it is whole.
-        found = ranks.gather(newest, "the choice of a checkpoint")[0]
+        found = ranks.all_gather(newest, "the choice of a checkpoint")[0]
         self.steps_done = found.step if found else 0
         """Steps of the checkpoint that is gone on from; 0 for a new run."""
         self._found = found.folder if found else None
         self._generators: list[dict[str, Any]] = []
-        if found and ranks.first:
+        if found and ranks.is_main:
             left = num_steps - found.step
             say(stage, f"going on after step {found.step}" + ("" if left else ": nothing is left to do"))
 
-    def saved(self) -> Saved | None:
+    def load(self) -> TrainingCheckpoint | None:
         """Return the checkpoint that is gone on from; while it is there its files are open, and take their room."""
         if self._found is None:
             return None
-        saved = Saved(self._found)
+        saved = TrainingCheckpoint(self._found)
         self._generators = saved.values["random"]
         return saved
 
-    def restore_random_numbers(self) -> None:
+    def restore_random_state(self) -> None:
         """Set every generator of this process to where it was `saved`, if there are as many processes as there were."""
-        if len(self._generators) == self._ranks.size:
+        if len(self._generators) == self._ranks.world_size:
             _restore_generators(self._generators[self._ranks.rank])
 
     def after_step(
         self,
         step: int,
-        engine: PolicyEngine,
+        engine: Policy,
         values: Callable[[], dict[str, Any]],
         *,
-        stop: Stop,
+        stop: StopRequest,
         score: float | None,
         last: bool = False,
     ) -> None:
@@ -87,12 +86,12 @@ class Resumption:
 
         One is due after the `last` step before the run ends for another reason.
         """
-        stopped = any(self._ranks.gather(stop.requested, f"the end of step {step}"))
+        stopped = any(self._ranks.all_gather(stop.requested, f"the end of step {step}"))
         due = last or step % self._every_steps == 0 or step == self._num_steps
         if not stopped and not due:
             return
         state, added = engine.state(), values()
-        generators = self._ranks.gather(_generators(), "the writing of a checkpoint")
+        generators = self._ranks.all_gather(_generators(), "the writing of a checkpoint")
 
         def write(folder: Path) -> None:
             save_file(state, folder / _POLICY)
@@ -103,7 +102,7 @@ class Resumption:
 
         if self._writer:
             self._writer.save(step, write, score=score)
-        self._ranks.meet("the end of writing a checkpoint")
+        self._ranks.barrier("the end of writing a checkpoint")
         if stopped:
             raise StoppedError(
                 f"told to stop: step {step} of {self._num_steps} is done and kept; run the same again to go on"

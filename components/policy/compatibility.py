@@ -1,0 +1,138 @@
+"""Which models can be trained: those that attend as usual and whose logits are those of their output layer."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from components.policy.attention import PackedLayout
+from components.policy.logprobs import LogprobModel, completion_logprobs, use_float32_logits
+from components.policy.packing import MicroBatch, TokenSequence, pack
+from components.shared.base_model import require_attention_layers
+from components.shared.errors import PipelineError
+
+_PROBE_LENGTHS = ((7, (4, 6, 5)), (5, (3, 6)))
+"""Tokens of each prompt on which a model is tried out, and of its completions."""
+_TOLERANCE = 1e-3
+"""Of log-probabilities, in nats and as a share: in float32 two kernels differ by 1e-5 at the most."""
+_TOLERANCE_BF16 = 1e-1
+"""In bfloat16 each layer rounds to 2^-9 of a value: the two kernels differ in the third digit of the hidden states, and
+logits of some tens of nats in their tenths. What is small beside that, `_refuse_contact` sees."""
+
+
+def require_supported_layers(config: PreTrainedConfig, *, name: str) -> None:
+    """Stop if a model's config names a type of layer that is not attention over all tokens or a window of them.
+
+    All completions lie in one row here, and only attention is told which tokens belong together: a convolution, a
+    recurrence or linear attention would carry one completion into the next. Configs that name no types are left to
+    `require_supported_model`, which sees what each layer does.
+    """
+    text: Any = config.get_text_config(decoder=True)
+    types = getattr(text, "layer_types", None) or getattr(text, "layers_block_type", None) or ()
+    require_attention_layers(types, name=name)
+
+
+@torch.no_grad()
+def require_supported_model(model: PreTrainedModel) -> None:
+    """Stop if the model's own log-probabilities are not those that are trained on.
+
+    Some families rescale or cap their logits after the output layer (Gemma, Cohere, Granite), attend by rules of
+    their own, or let tokens see one another without attention: what they sample would not be what is scored here.
+    """
+    use_float32_logits(model.get_output_embeddings())
+    sequences = _probe(len(model.get_output_embeddings().weight))
+    logprobs_M = torch.cat([_plain_logprobs(model, sequence) for sequence in sequences]).double()
+    (batch,) = pack(sequences, max_tokens=10**9, device=model.device)
+    layout = _WatchedLayout(batch.layout.own, batch.layout.shared, batch.layout.longest)
+    scorer = LogprobModel(model, temperature=1.0)
+    scored_M = completion_logprobs(scorer, [replace(batch, layout=layout)], len(logprobs_M))
+    _refuse_layers_without_attention(model, layout.layers)
+    _refuse_contact(scorer, batch)
+    tolerance = _TOLERANCE_BF16 if model.dtype == torch.bfloat16 else _TOLERANCE
+    if not torch.allclose(scored_M, logprobs_M, rtol=tolerance, atol=tolerance):
+        raise _unusual(model)
+
+
+def _probe(vocabulary_size: int) -> list[TokenSequence]:
+    """Two groups of random tokens: no prompt and no completion ends as another does, as far as the vocabulary allows.
+
+    A layer that takes a token from the row before it, and not from the token's own sequence, takes another one then.
+    """
+    draw = random.Random(0)
+
+    def ids(length: int) -> tuple[int, ...]:
+        return tuple(draw.choices(range(vocabulary_size), k=length))
+
+    groups = [(ids(length), lengths) for length, lengths in _PROBE_LENGTHS]
+    return [TokenSequence(prompt_ids, ids(length)) for prompt_ids, lengths in groups for length in lengths]
+
+
+def _plain_logprobs(model: PreTrainedModel, sequence: TokenSequence) -> Tensor:
+    """The model's own log-probabilities of a completion, for a model whose logits are those of its output layer."""
+    outputs: list[Tensor] = []
+    hook = model.get_output_embeddings().register_forward_hook(lambda _layer, _inputs, output: outputs.append(output))
+    ids_S = torch.tensor((*sequence.prompt_ids, *sequence.completion_ids), device=model.device)
+    logits_SV = model(input_ids=ids_S[None], use_cache=False).logits[0]
+    hook.remove()
+    # To the last bit: a cap that does nothing to the small logits of these tokens would do something to larger ones.
+    if len(outputs) != 1 or not torch.equal(outputs[0].flatten(), logits_SV.flatten()):
+        raise _unusual(model)
+    first = len(sequence.prompt_ids)
+    logprobs_SV = logits_SV[first - 1 : -1].float().log_softmax(-1)
+    logprobs_S: Tensor = logprobs_SV.gather(1, ids_S[first:, None]).squeeze(1)
+    return logprobs_S
+
+
+def _unusual(model: PreTrainedModel) -> PipelineError:
+    name = type(model).__name__
+    return PipelineError(f"{name} does not follow the usual attention and output layer, which training here needs")
+
+
+@dataclass(frozen=True)
+class _WatchedLayout(PackedLayout):
+    """A layout that notes the layers that attend by it."""
+
+    layers: list[int] = field(default_factory=list)
+
+    def attend(self, layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, scale: float) -> Tensor:
+        self.layers.append(layer)
+        return super().attend(layer, q_THD, k_TKD, v_TKD, scale)
+
+
+def _refuse_layers_without_attention(model: PreTrainedModel, attended: Sequence[int]) -> None:
+    """Stop unless each layer attends by the layout, once, in the order of the layers: samplers keep keys by layer."""
+    config: Any = model.config.get_text_config(decoder=True)
+    if list(attended) == list(range(config.num_hidden_layers)):
+        return
+    stack = next((each for each in model.get_decoder().modules() if isinstance(each, nn.ModuleList)), ())
+    others = [layer for number, layer in enumerate(stack) if attended.count(number) != 1]
+    kinds = ", ".join(sorted({type(layer).__name__ for layer in others or stack}))
+    raise PipelineError(
+        f"{type(model).__name__} has layers ({kinds}) that do not attend exactly once each through transformers' "
+        "attention interface, which training here needs"
+    )
+
+
+def _refuse_contact(scorer: LogprobModel, batch: MicroBatch) -> None:
+    """Stop if one completion is computed from another: not-a-numbers in one have to stay in it.
+
+    They pass through whatever connects two tokens, be its weight ever so small, and through nothing else.
+    """
+    num_prompts = len(batch.layout.shared.key_bounds) - 1
+    start, stop = batch.layout.own.query_bounds[num_prompts : num_prompts + 2]
+    place_C = torch.arange(start, stop, device=batch.source_N.device)
+    embedding = scorer.model.get_input_embeddings()
+    hook = embedding.register_forward_hook(
+        lambda _layer, _inputs, embedded_1TD: embedded_1TD.index_fill(1, place_C, torch.nan)
+    )
+    logprobs_N = scorer(batch).logprobs_N
+    hook.remove()
+    if not torch.equal(logprobs_N.isnan(), torch.isin(batch.source_N, place_C)):
+        raise PipelineError(
+            f"{type(scorer.model).__name__} connects tokens otherwise than by attention (as a convolution or a "
+            "recurrence does): completions of the same prompt would see one another"
+        )
