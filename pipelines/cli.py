@@ -117,7 +117,7 @@ def _data(options: argparse.Namespace) -> int:
 
 
 def _fetch(options: argparse.Namespace) -> int:
-    from components.register.fetch import fetch
+    from components.register.registry import fetch
 
     registered = fetch(options.registry, options.version, options.destination)
     print(f"{registered['tag']} -> {options.destination}")

@@ -15,8 +15,7 @@ from components.preflight.side_by_side import Check, side_by_side
 from components.preflight.storage import is_url
 from components.prepare_data.config import PrepareConfig
 from components.prepare_data.source import FileSource, MalformedRowError, raw_rows
-from components.register.catalogue_access import access_to
-from components.register.model_registry import Catalogue
+from components.register.catalogue import Catalogue
 from components.shared.base_model import context_tokens, model_config
 from components.shared.errors import PipelineError
 from components.shared.problem import Split
@@ -61,12 +60,8 @@ def _lookups(params: Params) -> dict[str, Check]:
     if is_url(register.registry):
         checks["register.registry"] = partial(references, register.registry)
     if register.model_registry:
-        checks["register.model_registry"] = partial(_catalogue, register.model_registry)
+        checks["register.model_registry"] = partial(Catalogue, register.model_registry)
     return checks
-
-
-def _catalogue(address: str) -> Catalogue:
-    return Catalogue(access_to(address))
 
 
 def base_models(params: Params) -> dict[str, Check]:

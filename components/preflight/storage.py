@@ -9,8 +9,7 @@ from urllib.parse import urlsplit
 from components.preflight.config import MOUNT, SECRET_KEYS, SECRET_NAMES
 from components.preflight.form import Form
 from components.preflight.git_remote import references
-from components.register.catalogue_access import access_to
-from components.register.model_registry import Catalogue
+from components.register.catalogue import Catalogue
 
 _TAG = re.compile(r"@sha256:[0-9a-f]{64}$|:(?!latest$)[\w.-]+$")
 _PACKAGES = {"s3": "dvc_s3", "gs": "dvc_gs", "azure": "dvc_azure", "ssh": "dvc_ssh"}
@@ -60,7 +59,7 @@ def weights_remote(registry: str, remote: str) -> list[str]:
 
 def model_registry(url: str, remote: str) -> list[str]:
     """Whether Kubeflow Model Registry answers, and what it is told of can be found from elsewhere."""
-    Catalogue(access_to(url))
+    Catalogue(url)
     if is_url(remote):
         return []
     return ["registry_weights_remote: is no URL, and nobody finds a folder by what Kubeflow Model Registry says of it"]

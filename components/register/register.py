@@ -1,6 +1,6 @@
-"""The register stage: what passed the gate becomes a version that can be fetched again, with all that it was made from.
+"""The register stage: a policy that passed the gate becomes a version that can be fetched, with its full provenance.
 
-Registering the same weights twice gives the same version; a run killed at any point is finished by the next one.
+Registering the same weights twice gives the same version; a run killed at any point is completed by the next one.
 """
 
 import json
@@ -9,13 +9,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from components.register.card import render_card
-from components.register.catalogue_access import access_to
-from components.register.catalogue_entry import entry_of, weights_root
+import yaml
+
+from components.register.catalogue import Catalogue, entry_of, weights_url
 from components.register.config import RegisterConfig
-from components.register.evaluated import refuse_unevaluated
-from components.register.fetch import check, download
-from components.register.model_registry import Catalogue
+from components.register.evidence import check_evidence
 from components.register.registry import POLICY, VERSION_FILE, Registry, open_registry
 from components.shared import jsonl, lineage
 from components.shared.errors import GateMissedError, RetryableError
@@ -27,31 +25,33 @@ _CARD = "model_card.md"
 _REVISION_VARIABLE = "GRPO_PIPELINE_REVISION"
 """Set in the images: the git revision of their code."""
 _ATTEMPTS = 10
-"""Pushes to a registry that others change meanwhile."""
+"""Pushes to a registry that others change at the same time."""
 _REPORT_FILES = ("report.html", "verdict.json", "summary.json", "provenance.json")
 
 
 def register(config: RegisterConfig, *, policy: In, report: In, registration: Out) -> dict[str, float]:
-    """Enforce the gate's verdict and register the policy as a new version, or find it registered already."""
+    """Enforce the gate's verdict and register the policy as a new version unless its weights already are one."""
     policy_digest = lineage.digest(policy)
-    refuse_unevaluated(report, policy, policy_digest)
+    check_evidence(report, policy, policy_digest)
     verdict = jsonl.read_json(report / "verdict.json")
     _enforce(verdict)
     if not jsonl.read_json(report / "summary.json").get("learned", True):
         say("register", "warning: GRPO learned nothing: the policy has the weights of its reference")
-    # Reached before anything is registered: a wrong address is found while there is nothing to take back.
-    catalogue = Catalogue(access_to(config.model_registry)) if config.model_registry else None
+    # Connected before anything is registered: a wrong address is an error while there is nothing to undo.
+    catalogue = Catalogue(config.model_registry) if config.model_registry else None
     with open_registry(config.registry, config.storage) as registry:
         if catalogue:
-            weights_root(registry)
-        known = registry.find(config.name, policy_digest)
-        version, is_new = (known, False) if known else _register(config, registry, policy, policy_digest, report)
+            weights_url(registry)
+        version = registry.find(config.name, policy_digest)
+        is_new = False
+        if version is None:
+            version, is_new = _register(config, registry, policy, policy_digest, report)
         card = registry.read(version["tag"], _CARD)
         entry = entry_of(registry, version) if catalogue else None
-    say("register", f"{version['tag']} {'registered' if is_new else 'was already registered'} in {config.registry}")
+    say("register", f"{version['tag']} {'registered' if is_new else 'is already registered'} in {config.registry}")
     if catalogue and entry:
-        told = "made known" if catalogue.announce(entry) else "was known already"
-        say("register", f"{version['tag']} {told} to {config.model_registry}")
+        announced = "announced" if catalogue.announce(entry) else "is already known"
+        say("register", f"{version['tag']} {announced} to {config.model_registry}")
     jsonl.write_json(registration / VERSION_FILE, version)
     (registration / _CARD).write_text(card, encoding="utf-8")
     return {"registered": float(is_new), "gate_passed": float(verdict["passed"])}
@@ -62,8 +62,8 @@ def _enforce(verdict: Mapping[str, Any]) -> None:
         return
     reasons = "; ".join(verdict["reasons"])
     if verdict["enforced"]:
-        raise GateMissedError(f"the gate is missed, nothing was registered: {reasons}")
-    say("register", f"the gate is missed but not enforced: {reasons}")
+        raise GateMissedError(f"the policy missed the gate and was not registered: {reasons}")
+    say("register", f"the policy missed the gate, which is not enforced: {reasons}")
 
 
 def _register(
@@ -84,19 +84,19 @@ def _register(
         files = {f"{POLICY}.dvc": pointer, **_files(version, policy, report)}
         registry.commit(config.name, files, _message(version))
         if attempt == 0:
-            _prove(registry, version)
+            registry.verify(version)
         if registry.publish(config.name, number):
             return version, True
-        say("register", f"{config.registry} was changed by others; {version['tag']} is made again on top of that")
+        say("register", f"{config.registry} has changed in the meantime; preparing {version['tag']} again on top of it")
         registry.catch_up()
         known = registry.find(config.name, policy_digest)
         if known:
             return known, False
-    raise RetryableError(f"{config.registry}: was changed by others {_ATTEMPTS} times before a push; register again")
+    raise RetryableError(f"{config.registry}: changed before each of {_ATTEMPTS} pushes; run the register stage again")
 
 
 def _files(version: Mapping[str, Any], policy: Path, report: Path) -> dict[str, str | Path]:
-    """What stands beside the pointer to the weights: everything but the weights."""
+    """Return all files of a version but the weights, by name: text, or the path of a file to copy."""
     verdict, summary, provenance = (
         jsonl.read_json(report / name) for name in ("verdict.json", "summary.json", "provenance.json")
     )
@@ -105,26 +105,20 @@ def _files(version: Mapping[str, Any], policy: Path, report: Path) -> dict[str, 
         files[lineage.FILE_NAME] = policy / lineage.FILE_NAME
     return {
         **files,
-        _CARD: render_card(version, verdict, summary, provenance),
+        _CARD: _model_card(version, verdict, summary, provenance),
         VERSION_FILE: json.dumps(version, indent=2) + "\n",
     }
 
 
 def _message(version: Mapping[str, Any]) -> str:
-    return "\n".join(
-        (
-            f"Register {version['tag']}",
-            "",
-            f"Policy-Digest: {version['policy_digest']}",
-            f"Pipeline-Commit: {project_commit() or 'unknown, not run from a git repository'}",
-        )
-    )
+    commit = project_commit() or "unknown, not run from a git repository"
+    return f"Register {version['tag']}\n\nPolicy-Digest: {version['policy_digest']}\nPipeline-Commit: {commit}"
 
 
 def project_commit(project: Path = Path(__file__).parents[2]) -> str | None:
-    """Return the git commit that the pipeline's code is from, marked where files differ from it; None if unknown.
+    """Return the git commit of the pipeline's code, marked if files differ from it; None if unknown.
 
-    Outside a repository, as in an image, it is the one that the code was taken from.
+    Outside a repository, as in an image, it is the commit that the image was built from.
     """
     if not (project / ".git").exists():
         return os.environ.get(_REVISION_VARIABLE)
@@ -136,9 +130,29 @@ def project_commit(project: Path = Path(__file__).parents[2]) -> str | None:
     return commit.strip() + (" with uncommitted changes" if changed else "")
 
 
-def _prove(registry: Registry, version: Mapping[str, Any]) -> None:
-    """Fetch the weights as any user will, before anyone is told that they are there."""
-    clone = registry.clone
-    proof = clone.scratch / "proof"
-    download(clone, str(clone.folder), clone.git("rev-parse", "HEAD").strip(), proof, version["tag"])
-    check(proof, version["policy_digest"], version["tag"])
+def _model_card(version: Mapping[str, Any], verdict: Any, summary: Any, provenance: Any) -> str:
+    """Return the model card in Markdown; equal inputs give equal text."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(  # Markdown: nothing to escape
+        loader=FileSystemLoader(Path(__file__).parent),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    configs: dict[str, Any] = provenance["configs"]
+    models = (config["model"] for config in configs.values() if isinstance(config.get("model"), dict))
+    return environment.get_template("model_card.md.jinja").render(
+        version=version,
+        verdict=verdict,
+        summary=summary,
+        provenance=provenance,
+        configs={
+            stage: yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=100).rstrip()
+            for stage, values in configs.items()
+        },
+        names={"base": "Base", "sft": "SFT", "grpo": "GRPO"},
+        model={"base": "unknown", "prompt": None, **next(models, {})},
+        parts=[verdict["target"], *verdict["others"]],
+    )

@@ -1,7 +1,7 @@
 """The registry: a git repository whose tags are versions of models, with the weights in a DVC remote.
 
-A version is made in a clone and becomes one by a single push of its commit and its tag. Whatever is killed before
-leaves a clone that the next run throws away; whatever is killed after finds the version already there.
+A version is prepared in a clone and registered by a single push of its commit and its tag. If a run is killed before
+the push, the next run discards the clone; if it is killed after the push, the next run finds the version.
 """
 
 import configparser
@@ -21,21 +21,21 @@ from typing import Any
 
 import yaml
 
+from components.shared import lineage
 from components.shared.errors import PipelineError, RetryableError
 from components.shared.progress import say
 from components.shared.workspace import Workspace
 
 POLICY = "policy"
-"""Where a version keeps its weights, relative to the registry."""
+"""Folder of a version's weights, relative to the registry."""
 VERSION_FILE = "version.json"
 _REMOTE = "storage"
 _VIEW = "grpo-pipeline.view"
-"""Set in the git config of registries made here: their working tree is ours to put back."""
-_HELD_BY_OTHERS = re.compile("cannot lock ref|failed to update ref|incorrect old value")
-"""What git says where two pushes meet on the server, and also where a lock is stale."""
-_HELD_PAUSES_S = (0.2, 1.0, 5.0)
-"""Between pushes that a lock on the server refuses."""
-_README_FILE = "README.md"
+"""Git setting of registries made here: their working tree only shows the newest version and may be reset."""
+_REF_LOCKED = re.compile("cannot lock ref|failed to update ref|incorrect old value")
+"""Git's message when two pushes collide on the server, and also when a lock there is stale."""
+_PUSH_PAUSES_S = (0.2, 1.0, 5.0)
+"""Pauses between pushes that collide with a lock on the server."""
 _README = """# Model registry
 
 Every tag `<name>@v<version>` is a registered version: its weights (`policy.dvc` points to them), model card, report,
@@ -46,26 +46,20 @@ verdict and lineage. List the versions with `gto show`, fetch one with
 
 @dataclass(frozen=True)
 class Registry:
-    """A clone of the registry in which the next version is made."""
+    """A clone of the registry in which the next version is prepared."""
 
     location: str
     clone: Workspace
-    source: str
-    """Where the clone is from: the location as git is told of it."""
+    origin: str
+    """What the clone was made from: a URL, or the absolute path of a folder."""
     storage: str | None
-    """The storage that was asked for; None for the one that the registry has."""
-
-    def versions(self, name: str) -> list[tuple[int, int, int]]:
-        """Every version of a model, oldest first, also those withdrawn since: no number is given twice."""
-        tags = self.clone.git("tag", "--list", f"{name}@v*").split()
-        numbers = (re.match(rf"{name}@v(\d+)\.(\d+)\.(\d+)(?![\w.-])", tag) for tag in tags)
-        return sorted({(int(match[1]), int(match[2]), int(match[3])) for match in numbers if match})
+    """The configured storage; None for the one that the registry has."""
 
     def find(self, name: str, policy_digest: str) -> dict[str, Any] | None:
-        """Return version.json of the registered version with these weights; None where there is none."""
-        for numbers in reversed(self.versions(name)):
+        """Return version.json of the registered version with these weights; None if there is none."""
+        for numbers in reversed(self._versions(name)):
             tag = f"{name}@{_text(numbers)}"
-            if self.clone.git("tag", "--list", f"{tag}!*"):  # withdrawn
+            if self.clone.git("tag", "--list", f"{tag}!*"):  # deprecated
                 continue
             version: dict[str, Any] = json.loads(self.read(tag, VERSION_FILE))
             if version["policy_digest"] == policy_digest:
@@ -73,34 +67,37 @@ class Registry:
         return None
 
     def next_version(self, name: str) -> str:
-        """The version that comes after all others."""
-        versions = self.versions(name)
-        if not versions:
-            return "v0.0.1"
-        major, minor, patch = versions[-1]
+        """Return the number after the latest version, such as `v0.0.2`; numbers of deprecated versions stay taken."""
+        *_, (major, minor, patch) = [(0, 0, 0), *self._versions(name)]
         return _text((major, minor, patch + 1))
 
+    def _versions(self, name: str) -> list[tuple[int, int, int]]:
+        tags = self.clone.git("tag", "--list", f"{name}@v*").split()
+        numbers = (re.match(rf"{name}@v(\d+)\.(\d+)\.(\d+)(?![\w.-])", tag) for tag in tags)
+        return sorted({(int(match[1]), int(match[2]), int(match[3])) for match in numbers if match})
+
     def read(self, tag: str, path: str) -> str:
-        """Return a text file as it was registered."""
+        """Return a text file of a registered version."""
         return self.clone.git("show", f"refs/tags/{tag}:{path}")
 
     def pipeline_commit(self, tag: str) -> str:
-        """The commit of the pipeline's code that registered a version."""
-        commit = self.clone.git("log", "-1", "--format=%(trailers:key=Pipeline-Commit,valueonly)", f"refs/tags/{tag}")
-        return commit.strip()
+        """Return the commit of the pipeline's code that registered a version."""
+        return self.clone.git(
+            "log", "-1", "--format=%(trailers:key=Pipeline-Commit,valueonly)", f"refs/tags/{tag}"
+        ).strip()
 
     def storage_url(self) -> str:
-        """Where the weights are stored, as the registry has it."""
-        path = self.clone.folder / ".dvc" / "config"
+        """Return the storage of the weights: a URL, or an absolute path on this machine."""
         config = configparser.ConfigParser(interpolation=None)
-        config.read_string(path.read_text("utf-8"))
+        config.read_string((self.clone.folder / ".dvc" / "config").read_text("utf-8"))
         try:
-            return config[f"'remote \"{_REMOTE}\"'"]["url"]
+            url = config[f"'remote \"{_REMOTE}\"'"]["url"]
         except KeyError:
-            raise PipelineError(f"{self.location}: .dvc/config there has no remote named `{_REMOTE}`") from None
+            raise PipelineError(f"{self.location}: its .dvc/config has no remote named `{_REMOTE}`") from None
+        return url if is_url(url) else os.path.normpath(Path(self.origin) / ".dvc" / url)
 
     def store(self, policy: Path) -> str:
-        """Copy the weights into the storage and return the pointer to them."""
+        """Copy the weights into the storage and return the DVC pointer to them."""
         copy, cache = self.clone.folder / POLICY, self.clone.folder / ".dvc" / "cache"
         shutil.copytree(policy, copy)
         try:
@@ -108,124 +105,201 @@ class Registry:
             self.clone.dvc("push", f"{POLICY}.dvc")
         except PipelineError as error:
             reason = str(error).removeprefix("dvc: ")
-            raise type(error)(f"{self.known_storage()}: the weights cannot be stored there: {reason}") from None
-        # Weights are large, and from here on it must be the storage that gives them back.
+            raise type(error)(f"{self.storage_url()}: cannot store the weights there: {reason}") from None
+        # Weights are large, and the verification has to read them from the storage, not from here.
         for folder in (copy, cache):
             shutil.rmtree(folder)
         return (self.clone.folder / f"{POLICY}.dvc").read_text(encoding="utf-8")
 
     def commit(self, name: str, files: Mapping[str, str | Path], message: str) -> None:
-        """Commit the pointer and the files of a version; nothing is visible to anyone yet."""
+        """Commit the pointer and the files of a version in the clone; nobody else sees it yet."""
         artifacts = {"artifacts": {name: {"path": POLICY, "type": "model", "desc": "policy trained with GRPO"}}}
-        texts = {_README_FILE: _README, ".gitignore": f"/{POLICY}\n", "dvc.yaml": yaml.safe_dump(artifacts)}
+        texts = {".gitignore": f"/{POLICY}\n", "dvc.yaml": yaml.safe_dump(artifacts)}
+        if not (self.clone.folder / "README.md").exists():  # otherwise it may have been edited
+            texts["README.md"] = _README
         for path, content in {**texts, **files}.items():
             target = self.clone.folder / path
-            if path == _README_FILE and target.exists():
-                continue  # it may be somebody's own by now
             if isinstance(content, Path):
                 shutil.copyfile(content, target)
             else:
                 target.write_text(content, encoding="utf-8")
         self.clone.git("add", "--all")
-        # The same version may be committed without its tag, if the push was killed between the two.
+        # The commit may already be there without its tag, if a push was killed between the two.
         if self.clone.git("status", "--porcelain"):
             self.clone.git("commit", "--quiet", "--message", message)
 
-    def publish(self, name: str, version: str) -> bool:
-        """Tag the commit with GTO and push both at once: from here on the version is registered.
+    def verify(self, version: Mapping[str, Any]) -> None:
+        """Fetch the weights of the committed version as a user will; PipelineError unless they are the policy's."""
+        folder = self.clone.scratch / "verification"
+        _download(
+            self.clone, str(self.clone.folder), self.clone.git("rev-parse", "HEAD").strip(), folder, version["tag"]
+        )
+        _check(folder, version["policy_digest"], version["tag"])
 
-        False where others have changed the registry since it was read: see `catch_up`. PipelineError where it refuses.
+    def publish(self, name: str, version: str) -> bool:
+        """Tag the commit with GTO and push both atomically: from then on the version is registered.
+
+        Returns False if the registry has changed since it was read (see `catch_up`); PipelineError if it refuses.
         """
         self.clone.gto("register", name, "HEAD", "--version", version)
         branch, tag = f"refs/heads/{self._branch}", f"refs/tags/{name}@{version}"
-        for pause_s in (*_HELD_PAUSES_S, None):
+        for pause_s in (*_PUSH_PAUSES_S, None):
             try:
                 self.clone.git("push", "--quiet", "--atomic", "origin", f"HEAD:{branch}", tag)
             except PipelineError as error:
-                if self._has_moved(branch, tag):
+                if self._has_changed(branch, tag):
                     return False
-                is_held = _HELD_BY_OTHERS.search(str(error)) is not None
-                if not is_held or pause_s is None:
-                    kind = RetryableError if is_held else type(error)
-                    raise kind(f"{self.location}: does not take {name}@{version}: {error}") from None
+                is_locked = _REF_LOCKED.search(str(error)) is not None
+                if not is_locked or pause_s is None:
+                    kind = RetryableError if is_locked else type(error)
+                    raise kind(f"{self.location}: does not accept {name}@{version}: {error}") from None
                 time.sleep(pause_s)
             else:
                 return True
         raise AssertionError("the last attempt returns or raises")
 
     def catch_up(self) -> None:
-        """Put the clone to what the registry is now, without what was committed and tagged here in vain."""
+        """Reset the clone to the current state of the registry, without the commit and tag that were not pushed."""
         refs = ("+refs/heads/*:refs/remotes/origin/*", "+refs/tags/*:refs/tags/*")
         self.clone.git("fetch", "--quiet", "--prune", "origin", *refs)
-        if self._seen() is not None:
+        if self._base_commit() is not None:
             self.clone.git("reset", "--quiet", "--hard", f"refs/remotes/origin/{self._branch}")
         self.configure()
 
     def configure(self) -> None:
-        """Have DVC's config in the clone, and check that the storage is the registry's own."""
-        configured = self.clone.folder / ".dvc" / "config"
-        if not configured.is_file():
+        """Write DVC's config into the clone if it is missing, and check the storage."""
+        config = self.clone.folder / ".dvc" / "config"
+        if not config.is_file():
             if self.storage is None:
                 raise PipelineError("register.storage: a registry at a URL needs the folder or URL of its storage")
             self.clone.dvc("init", "--force")
-            configured.write_text(_dvc_config(self.source, self.storage), encoding="utf-8")
-        _prepare_storage(self)
+            config.write_text(_dvc_config(self.origin, self.storage), encoding="utf-8")
+        url, storage = self.storage_url(), self.storage
+        configured = storage if storage is None or is_url(storage) else str(Path(storage).resolve())
+        if configured is not None and configured != url:
+            raise PipelineError(
+                f"register.storage: the versions in {self.location} are stored in {url}, not in {configured}"
+            )
+        if not is_url(url):
+            self._check_storage(Path(url))
+        # DVC prefers config.local, and git ignores it. With hard links cache and working tree share one copy.
+        local = f"[cache]\n    type = hardlink\n['remote \"{_REMOTE}\"']\n    url = {url}\n"
+        config.with_name("config.local").write_text(local, encoding="utf-8")
 
-    def known_storage(self) -> str:
-        """Where the weights are stored, as seen from anywhere on this machine."""
-        url = self.storage_url()
-        return url if is_url(url) else os.path.normpath(Path(self.source) / ".dvc" / url)
+    def _check_storage(self, folder: Path) -> None:
+        if not folder.is_dir() and self.clone.git("tag", "--list"):
+            raise PipelineError(
+                f"{folder}: the storage with the weights of the registered versions is missing; restore it"
+            )
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK):
+            raise PipelineError(f"{folder}: not writable; choose another folder for register.storage")
 
     @property
     def _branch(self) -> str:
         return self.clone.git("symbolic-ref", "--short", "HEAD").strip()
 
-    def _seen(self) -> str | None:
-        """The commit that the registry was at when it was read; None for an empty one."""
-        seen = self.clone.try_git("rev-parse", "--verify", "--quiet", f"refs/remotes/origin/{self._branch}")
-        return seen and seen.strip()
+    def _base_commit(self) -> str | None:
+        """The commit of the registry when it was last read; None if it was empty."""
+        commit = self.clone.try_git("rev-parse", "--verify", "--quiet", f"refs/remotes/origin/{self._branch}")
+        return commit and commit.strip()
 
-    def _has_moved(self, branch: str, tag: str) -> bool:
-        """Whether the branch of the registry is another commit than was seen, or the tag is there."""
+    def _has_changed(self, branch: str, tag: str) -> bool:
+        """Whether somebody else has pushed to the branch, or pushed the tag, since the registry was read."""
         listed = self.clone.git("ls-remote", "origin", branch, tag).splitlines()
-        there = {ref: commit for commit, _, ref in (line.partition("\t") for line in listed)}
-        return tag in there or there.get(branch) != self._seen()
+        commits = {ref: commit for commit, _, ref in (line.partition("\t") for line in listed)}
+        return tag in commits or commits.get(branch) != self._base_commit()
 
 
 @contextmanager
 def open_registry(location: str, storage: str | None) -> Iterator[Registry]:
-    """Open a registry for writing, made on first use; a folder is locked meanwhile and left clean."""
+    """Open a registry for writing and create it on first use; a folder is locked meanwhile and left clean."""
     if is_url(location):
         with tempfile.TemporaryDirectory() as scratch:
             yield _clone(location, location, storage, Workspace(Path(scratch), Path(scratch)))
         return
     folder = Path(location).resolve()
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with _lock(folder) as held:
+    with _lock(folder) as descriptors:
         scratch_folder = folder.with_name(f".{folder.name}.work")
-        killed = scratch_folder.exists()
+        was_killed = scratch_folder.exists()
         shutil.rmtree(scratch_folder, ignore_errors=True)
         scratch_folder.mkdir()
-        outside = Workspace(scratch_folder, scratch_folder, held)
+        workspace = Workspace(scratch_folder, scratch_folder, descriptors)
         try:
-            _ensure_repository(folder, outside)
-            view = Workspace(folder, scratch_folder, held)
-            if killed:
+            _ensure_repository(folder, workspace)
+            if was_killed:
                 _remove_stale_locks(folder)
-            yield _clone(location, str(folder), storage or f"{folder}-storage", outside)
-            _refresh(view)
+            yield _clone(location, str(folder), storage or f"{folder}-storage", workspace)
+            view = Workspace(folder, scratch_folder, descriptors)
+            if (folder / ".git").exists() and view.try_git("rev-parse", "--verify", "--quiet", "HEAD"):
+                view.git("reset", "--quiet", "--hard")
         finally:
             shutil.rmtree(scratch_folder, ignore_errors=True)
 
 
+def fetch(registry: str, version: str, destination: Path) -> dict[str, Any]:
+    """Fill the folder `destination` with the weights of a version (`v0.0.1` or `grpo-policy@v0.0.1`).
+
+    Returns the version's version.json. The folder appears once it is complete and has the registered digest.
+    """
+    destination = destination.resolve()  # DVC runs in another folder
+    if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
+        raise PipelineError(f"{destination}: is not empty; choose a new folder for the weights")
+    if not is_url(registry) and not Path(registry).is_dir():
+        raise PipelineError(f"{registry}: no such registry; nothing has been registered there")
+    origin = registry if is_url(registry) else str(Path(registry).resolve())
+    partial = destination.with_name(f".{destination.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        workspace = Workspace(partial, partial)
+        workspace.git("clone", "--quiet", "--bare", origin, "registry")
+        clone = Workspace(partial / "registry", partial)
+        tag = _matching_tag(registry, clone.git("tag", "--list", "*@v*").split(), version)
+        registered: dict[str, Any] = json.loads(clone.git("show", f"refs/tags/{tag}:{VERSION_FILE}"))
+        _download(workspace, origin, tag, partial / POLICY, tag)
+        _check(partial / POLICY, registered["policy_digest"], tag)
+        (partial / POLICY).rename(destination)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return registered
+
+
 def is_url(location: str) -> bool:
-    """Whether a location is served by someone, in any of git's and DVC's ways to write that."""
+    """Whether a location is a URL, in any of the forms that git and DVC accept, and not a folder."""
     return "://" in location or re.match(r"[\w.-]+@[\w.-]+:", location) is not None
+
+
+def _download(workspace: Workspace, repository: str, revision: str, destination: Path, tag: str) -> None:
+    try:
+        workspace.dvc_get(repository, POLICY, revision, destination)
+    except PipelineError as error:
+        raise type(error)(f"{tag}: cannot fetch the weights: {str(error).removeprefix('dvc: ')}") from None
+
+
+def _check(folder: Path, policy_digest: str, tag: str) -> None:
+    digest = lineage.digest(folder)
+    if digest != policy_digest:
+        raise PipelineError(
+            f"{tag}: the storage returned weights with digest {digest[:12]} instead of the registered "
+            f"{policy_digest[:12]}; they were changed or damaged there"
+        )
+
+
+def _matching_tag(registry: str, tags: list[str], version: str) -> str:
+    versions = sorted(tag for tag in tags if not tag.endswith("!"))
+    matching = [tag for tag in versions if version in (tag, tag.partition("@")[2])]
+    if not matching:
+        raise PipelineError(f"{registry}: no version {version}; available: {', '.join(versions) or 'none'}")
+    if len(matching) > 1:
+        raise PipelineError(f"{registry}: {version} is ambiguous: {' or '.join(matching)}; give the full name")
+    return matching[0]
 
 
 @contextmanager
 def _lock(folder: Path) -> Iterator[tuple[int, ...]]:
-    """Hold the registry for this process and what it starts; the kernel lets go when the last of them ends."""
+    """Lock the registry for this process and its children; the kernel releases it when the last of them ends."""
     with folder.with_name(f".{folder.name}.lock").open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -235,91 +309,54 @@ def _lock(folder: Path) -> Iterator[tuple[int, ...]]:
         yield (file.fileno(),)
 
 
-def _ensure_repository(folder: Path, outside: Workspace) -> None:
-    """Make an empty repository aside and move it into place, unless there is one."""
+def _ensure_repository(folder: Path, workspace: Workspace) -> None:
+    """Create an empty repository aside and move it into place, unless there is one."""
+    unwritable = PipelineError(f"{folder}: not writable; choose another folder for register.registry")
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
-        made = outside.folder / "new"
-        outside.git("init", "--quiet", "--initial-branch", "main", str(made))
+        new = workspace.folder / "new"
+        workspace.git("init", "--quiet", "--initial-branch", "main", str(new))
         for key, value in ((_VIEW, "true"), ("receive.denyCurrentBranch", "ignore")):
-            outside.git("-C", str(made), "config", key, value)
+            workspace.git("-C", str(new), "config", key, value)
         if not os.access(folder if folder.exists() else folder.parent, os.W_OK):
-            raise PipelineError(f"{folder}: cannot be written to; give the registry a folder that can")
-        made.rename(folder)
+            raise unwritable
+        new.rename(folder)
         return
-    if not _is_repository(folder):
-        raise PipelineError(f"{folder}: holds something else than a registry; name a new or empty folder")
-    if outside.try_git("-C", str(folder), "config", "--get", _VIEW) is None and (folder / ".git").exists():
+    # Without asking git, which would answer for a repository around the folder.
+    if not ((folder / ".git").is_dir() or ((folder / "HEAD").is_file() and (folder / "objects").is_dir())):
+        raise PipelineError(f"{folder}: contains something other than a registry; choose a new or empty folder")
+    if workspace.try_git("-C", str(folder), "config", "--get", _VIEW) is None and (folder / ".git").exists():
         raise PipelineError(
-            f"{folder}: is a git repository with a working tree of its own; "
-            "name a new folder, a bare repository or a URL"
+            f"{folder}: is the working tree of another git repository; choose a new folder, a bare repository or a URL"
         )
-    objects = folder / (".git" if (folder / ".git").is_dir() else "") / "objects"
-    if not os.access(objects, os.W_OK):
-        raise PipelineError(f"{folder}: cannot be written to; give the registry a folder that can")
+    if not os.access(folder / (".git" if (folder / ".git").is_dir() else "") / "objects", os.W_OK):
+        raise unwritable
 
 
-def _is_repository(folder: Path) -> bool:
-    # Not asked of git, which would answer for a repository around the folder.
-    return (folder / ".git").is_dir() or ((folder / "HEAD").is_file() and (folder / "objects").is_dir())
-
-
-def _clone(location: str, source: str, storage: str | None, outside: Workspace) -> Registry:
-    clone = Workspace(outside.folder / "clone", outside.scratch, outside.held)
-    outside.git("clone", "--quiet", "--no-local", source, str(clone.folder))
-    registry = Registry(location, clone, source, storage)
+def _clone(location: str, origin: str, storage: str | None, workspace: Workspace) -> Registry:
+    clone = Workspace(workspace.folder / "clone", workspace.scratch, workspace.held)
+    workspace.git("clone", "--quiet", "--no-local", origin, str(clone.folder))
+    registry = Registry(location, clone, origin, storage)
     registry.configure()
     return registry
 
 
-def _dvc_config(source: str, storage: str) -> str:
-    """DVC's config of a new registry; the storage relative to it where both are folders, to be moved together."""
-    url = storage
-    if not is_url(storage):
-        url = str(Path(storage).resolve())
-        # DVC finds relative ones only from a working tree.
-        if (Path(source) / ".git").exists():
-            url = os.path.relpath(url, Path(source) / ".dvc")
+def _dvc_config(origin: str, storage: str) -> str:
+    """Return DVC's config of a new registry; folders are relative, so that both can be moved together."""
+    url = storage if is_url(storage) else str(Path(storage).resolve())
+    # DVC resolves relative paths only from a working tree.
+    if not is_url(storage) and (Path(origin) / ".git").exists():
+        url = os.path.relpath(url, Path(origin) / ".dvc")
     return (
         f"[core]\n    analytics = false\n    check_update = false\n    remote = {_REMOTE}\n"
         f"['remote \"{_REMOTE}\"']\n    url = {url}\n"
     )
 
 
-def _prepare_storage(registry: Registry) -> None:
-    """Check that the storage is the registry's own, and tell the clone where it is."""
-    known, storage = registry.known_storage(), registry.storage
-    asked = storage if storage is None or is_url(storage) else str(Path(storage).resolve())
-    if asked is not None and asked != known:
-        raise PipelineError(
-            f"register.storage: the versions in {registry.location} are stored in {known}, not in {asked}"
-        )
-    if not is_url(known):
-        _ensure_storage(Path(known), used=bool(registry.clone.git("tag", "--list")))
-    local = registry.clone.folder / ".dvc" / "config.local"  # git ignores it, DVC prefers it
-    # With hard links the cache and the working tree share one copy of the weights.
-    text = f"[cache]\n    type = hardlink\n['remote \"{_REMOTE}\"']\n    url = {known}\n"
-    local.write_text(text, encoding="utf-8")
-
-
-def _ensure_storage(folder: Path, *, used: bool) -> None:
-    if used and not folder.is_dir():
-        raise PipelineError(f"{folder}: the storage of the registered versions is missing; put it back")
-    folder.mkdir(parents=True, exist_ok=True)
-    if not os.access(folder, os.W_OK):
-        raise PipelineError(f"{folder}: cannot be written to; give the storage a folder that can")
-
-
 def _remove_stale_locks(folder: Path) -> None:
-    """Remove git's lock files: the registration that was killed held them, and nobody else writes meanwhile."""
+    """Remove the lock files of git that a killed registration left; nobody else writes while the registry is locked."""
     for lock in (folder / ".git").rglob("*.lock"):
         with contextlib.suppress(FileNotFoundError):
             lock.unlink()
-
-
-def _refresh(view: Workspace) -> None:
-    """Put the working tree, if there is one, to the newest commit."""
-    if (view.folder / ".git").exists() and view.try_git("rev-parse", "--verify", "--quiet", "HEAD"):
-        view.git("reset", "--quiet", "--hard")
 
 
 def _text(numbers: tuple[int, int, int]) -> str:

@@ -85,7 +85,7 @@ def test_what_cannot_be_had_is_named(repository: _Repository, tmp_path: Path) ->
     cases = {
         str(gone): _section(gone, commit),
         f"has no commit {'0' * 40}": _section(repository.folder, "0" * 40),
-        "data/other.jsonl cannot be had from": _section(repository.folder, commit, Path("data/other.jsonl")),
+        "cannot read data/other.jsonl from": _section(repository.folder, commit, Path("data/other.jsonl")),
     }
     for number, (expected, section) in enumerate(cases.items()):
         with pytest.raises(PipelineError, match=expected) as raised:
@@ -95,10 +95,10 @@ def test_what_cannot_be_had_is_named(repository: _Repository, tmp_path: Path) ->
     (stored,) = [path for path in repository.remote.rglob("*") if path.is_file() and b"What is 3 " in path.read_bytes()]
     stored.chmod(0o644)
     stored.write_bytes(stored.read_bytes().replace(b"3", b"4"))
-    with pytest.raises(PipelineError, match=f"{_TRAIN} cannot be had from .* is damaged: its object {stored} has"):
+    with pytest.raises(PipelineError, match=f"cannot read {_TRAIN} from .* is damaged: its object {stored} has"):
         _answers(_section(repository.folder, commit), tmp_path / "damaged")
     shutil.rmtree(repository.remote)
-    with pytest.raises(PipelineError, match=f"{_TRAIN} cannot be had from"):
+    with pytest.raises(PipelineError, match=f"cannot read {_TRAIN} from"):
         _answers(_section(repository.folder, commit), tmp_path / "empty")
 
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from components.register.catalogue_entry import _scores
+from components.register.catalogue import scores
 
 
 def score(correct: int, total: int) -> dict[str, Any]:
@@ -15,7 +15,7 @@ def test_the_accuracy_on_several_targets_counts_problems() -> None:
     of_source = {"large": score(90, 900), "small": score(90, 100), "other": score(0, 500)}
     target = {"source": "large + small", "sources": ["large", "small"], "gain": 0.1, "p_value": 0.01}
     verdict = {"passed": True, "target": {**target, "grpo": score(180, 1000)}}
-    found = _scores(verdict, {"models": {"grpo": of_source}})
+    found = scores(verdict, {"models": {"grpo": of_source}})
     assert found["accuracy_grpo"] == 0.18
     assert (found["accuracy_grpo.large"], found["accuracy_grpo.small"], found["accuracy_grpo.other"]) == (0.1, 0.9, 0.0)
     assert found["num_test_problems"] == 1000

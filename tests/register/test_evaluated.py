@@ -131,7 +131,7 @@ def test_a_policy_compared_with_another_model_than_it_was_trained_from_is_refuse
 
     rewrite(report / "lineage.json", change)
     message = refusal(policy, report)
-    assert "compares the policy with a model of digest ffffffffffff, but it was trained from " in message
+    assert "compares the policy with the model ffffffffffff, but GRPO started from " in message
 
 
 def _without(name: str) -> Callable[[Any], object]:
@@ -147,17 +147,17 @@ def _without(name: str) -> Callable[[Any], object]:
         (
             "verdict.json",
             lambda verdict: verdict.update(enforced=False),
-            "was decided with enforce False, and the report",
+            "applied enforce False, but the report",
         ),
-        ("verdict.json", lambda verdict: verdict["target"].update(max_p_value=0.9), "decided with max_p_value 0.9"),
-        ("verdict.json", lambda verdict: verdict["target"].update(passed=False), "`passed` is not what its parts say"),
+        ("verdict.json", lambda verdict: verdict["target"].update(max_p_value=0.9), "applied max_p_value 0.9"),
+        ("verdict.json", lambda verdict: verdict["target"].update(passed=False), "`passed` contradicts"),
         (
             "summary.json",
             lambda summary: summary["verdict"].update(passed=False),
-            "summary.json: repeats another verdict",
+            "summary.json: has another verdict",
         ),
-        ("verdict.json", lambda verdict: verdict.pop("target"), "is not as the report stage writes it ('target')"),
-        ("provenance.json", lambda made: made["inputs"].update({"grpo model": "0"}), "names other models than lineage"),
+        ("verdict.json", lambda verdict: verdict.pop("target"), "not as the report stage writes it ('target')"),
+        ("provenance.json", lambda made: made["inputs"].update({"grpo model": "0"}), "has other models than lineage"),
     ],
 )
 def test_a_report_whose_parts_disagree_is_refused(

@@ -10,9 +10,7 @@ from typing import Any
 
 import pytest
 
-from components.register.catalogue_access import access_to
-from components.register.catalogue_entry import RUN_ID_VARIABLE, RUN_NAME_VARIABLE, Entry, Origin
-from components.register.model_registry import Catalogue
+from components.register.catalogue import RUN_ID_VARIABLE, RUN_NAME_VARIABLE, Catalogue, Entry, Run
 from components.shared.errors import PipelineError, RetryableError
 from tests.fake_cluster import AFTER, BEFORE, ApiServer, Fault, self_signed
 from tests.register.http_storage import http_storage
@@ -33,7 +31,7 @@ ENTRY = Entry(
         "registry": "https://git.example/models",
         "registry_tag": "grpo-policy@v0.0.1",
     },
-    origin=Origin("run-1", "nightly", "team"),
+    run=Run("run-1", "nightly", "team"),
 )
 TABLES = ("registered_models", "model_versions", "model_artifacts")
 
@@ -48,7 +46,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[ApiServer]:
 
 def announce(server: ApiServer, entry: Entry = ENTRY, **environment: str) -> bool:
     """Make a version known, as the stage does."""
-    return Catalogue(access_to(server.url, environment)).announce(entry)
+    return Catalogue(server.url, environment).announce(entry)
 
 
 def registered(server: ApiServer) -> list[dict[str, Any]]:
@@ -94,7 +92,7 @@ def test_again_changes_nothing(server: ApiServer) -> None:
     """The same weights under the same version are found, also by another run."""
     announce(server)
     before = [dict(each) for each in registered(server)]
-    assert not announce(server, dataclasses.replace(ENTRY, origin=Origin("run-2", "later", "team")))
+    assert not announce(server, dataclasses.replace(ENTRY, run=Run("run-2", "later", "team")))
     assert registered(server) == before
 
 
@@ -134,7 +132,7 @@ def test_two_runs_at_once_make_one_version(server: ApiServer) -> None:
     # Each question finds nothing, as if asked a moment before the other run made it.
     for path in ("/registered_model?", "/model_version?"):
         server.faults.add(Fault("GET", path.replace("?", r"\?"), status=404))
-    assert announce(server)
+    assert not announce(server)
     registered(server)
 
 
@@ -152,7 +150,7 @@ def test_other_weights_under_the_same_version_are_refused(server: ApiServer) -> 
 def test_another_address_of_the_same_weights_is_refused(server: ApiServer) -> None:
     """Weights that have moved are not silently registered at the old place."""
     announce(server)
-    with pytest.raises(PipelineError, match=r"lie at s3://models/.*and they lie at s3://moved/"):
+    with pytest.raises(PipelineError, match=r"weights are at s3://moved/.*has the address s3://models/"):
         announce(server, dataclasses.replace(ENTRY, uri="s3://moved/files"))
 
 
@@ -170,10 +168,10 @@ def test_a_server_of_another_age_is_named() -> None:
     """The message says which version of the API the server speaks."""
     with ApiServer() as server:
         server.registry.api_versions = ("v1alpha2",)
-        with pytest.raises(PipelineError, match="speaks v1alpha2 of its API; v1 and v1alpha3 are understood"):
+        with pytest.raises(PipelineError, match="has version v1alpha2 of the API; supported: v1 and v1alpha3"):
             announce(server)
         server.registry.api_versions = ()
-        with pytest.raises(PipelineError, match="is no model registry"):
+        with pytest.raises(PipelineError, match="not a model registry"):
             announce(server)
 
 
@@ -190,14 +188,14 @@ def test_the_token_is_from_a_file_or_the_environment(server: ApiServer, tmp_path
     with pytest.raises(PipelineError, match="this one is from MODEL_REGISTRY_TOKEN") as refused:
         announce(server, MODEL_REGISTRY_TOKEN="wr0ng")
     assert "wr0ng" not in str(refused.value)
-    with pytest.raises(PipelineError, match="none was given; set MODEL_REGISTRY_TOKEN_FILE"):
+    with pytest.raises(PipelineError, match="there is none; set MODEL_REGISTRY_TOKEN_FILE"):
         announce(server)
 
 
 def test_a_refusal_by_the_mesh_is_one_line(server: ApiServer) -> None:
     """Istio's RBAC answer reaches the reader."""
     server.faults.add(Fault(status=403))
-    with pytest.raises(PipelineError, match="the model registry forbids it"):
+    with pytest.raises(PipelineError, match="the model registry denies access"):
         announce(server)
 
 
@@ -213,8 +211,8 @@ def test_own_certificates_are_trusted_if_they_are_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("address", ["model-registry:8080", "http://user:secret@host", "ftp://host", ""])
 def test_what_is_no_address_is_said_to_be_none(address: str) -> None:
     """The message shows how one looks."""
-    with pytest.raises(PipelineError, match=r"is no address; write one such as http://"):
-        access_to(address, {})
+    with pytest.raises(PipelineError, match=r"not a valid address; use one such as http://"):
+        Catalogue(address, {})
 
 
 @pytest.mark.slow
@@ -258,7 +256,7 @@ def test_weights_in_a_folder_are_not_announced(
     monkeypatch.chdir(tmp_path)
     with ApiServer() as server:
         config = make_config(Path(), model_registry=server.url)
-        with pytest.raises(PipelineError, match=r"register\.storage: the weights lie in the folder"):
+        with pytest.raises(PipelineError, match=r"register\.storage: the weights are in the folder"):
             run_register(config, make_policy(tmp_path / "policy"), reports["passed"], tmp_path / "registration")
         assert server.registry.documents("registered_models") == []
         assert not (tmp_path / "registry" / "version.json").exists()

@@ -15,8 +15,8 @@ import pytest
 import yaml
 
 from components.register.config import RegisterConfig
-from components.register.fetch import fetch
 from components.register.register import project_commit, register
+from components.register.registry import fetch
 from components.report.config import ReportConfig
 from components.report.report import report
 from components.shared import jsonl, lineage, step
@@ -198,7 +198,7 @@ def test_other_weights_are_the_next_version(registered: Registered, reports: dic
     assert run_register(config, other, reports["passed"], tmp_path / "r4")["version"] == "v0.0.3"
     fetch(config.registry, "grpo-policy@v0.0.1", tmp_path / "first")
     assert lineage.digest(tmp_path / "first") == lineage.digest(policy)
-    with pytest.raises(PipelineError, match=r"v0\.0\.1 may be grpo-policy@v0\.0\.1 or second@v0\.0\.1"):
+    with pytest.raises(PipelineError, match=r"v0\.0\.1 is ambiguous: grpo-policy@v0\.0\.1 or second@v0\.0\.1"):
         fetch(config.registry, "v0.0.1", tmp_path / "which")
 
 
@@ -384,10 +384,10 @@ def test_a_folder_with_other_content_is_left_alone(reports: dict[str, Path], tmp
     policy = make_policy(tmp_path / "policy")
     (tmp_path / "registry").mkdir()
     (tmp_path / "registry" / "thesis.txt").write_text("mine")
-    with pytest.raises(PipelineError, match="registry: holds something else than a registry"):
+    with pytest.raises(PipelineError, match="registry: contains something other than a registry"):
         run_register(make_config(tmp_path), policy, reports["passed"], tmp_path / "none")
     subprocess.run(["git", "init", "--quiet", str(tmp_path / "registry")], check=True)
-    with pytest.raises(PipelineError, match="git repository with a working tree of its own"):
+    with pytest.raises(PipelineError, match="working tree of another git repository"):
         run_register(make_config(tmp_path), policy, reports["passed"], tmp_path / "none")
     assert (tmp_path / "registry" / "thesis.txt").read_text() == "mine"
 
@@ -399,9 +399,9 @@ def test_a_lost_or_changed_storage_is_named(registered: Registered, reports: dic
     with pytest.raises(PipelineError, match=r"register\.storage: the versions in .* are stored in .*registry-storage"):
         run_register(moved, policy, reports["passed"], tmp_path / "none")
     (tmp_path / "registry-storage").rename(tmp_path / "gone")
-    with pytest.raises(PipelineError, match="storage of the registered versions is missing"):
+    with pytest.raises(PipelineError, match="storage with the weights of the registered versions is missing"):
         run_register(config, policy, reports["passed"], tmp_path / "none")
-    with pytest.raises(PipelineError, match=r"v0\.0\.1: .* cannot be had: policy: its list of files .*missing"):
+    with pytest.raises(PipelineError, match=r"v0\.0\.1: cannot fetch the weights: policy: its list of files .*missing"):
         fetch(config.registry, "v0.0.1", tmp_path / "fetched")
     assert not (tmp_path / "fetched").exists()
 
@@ -427,7 +427,7 @@ def test_weights_that_do_not_come_back_are_not_registered(reports: dict[str, Pat
     with http_storage(loses_bytes=True) as storage:
         config = make_config(tmp_path, storage=storage)
         with pytest.raises(
-            PipelineError, match=rf"v0\.0\.1: the weights cannot be had: .* {storage}/files/md5/.*damaged"
+            PipelineError, match=rf"v0\.0\.1: cannot fetch the weights: .* {storage}/files/md5/.*damaged"
         ):
             run_register(config, policy, reports["passed"], tmp_path / "none")
     assert tags(tmp_path / "registry") == []
@@ -441,7 +441,7 @@ def test_a_push_to_s3_that_was_cut_off_is_finished_by_the_next_run(
     with s3_storage("dies in mid-push") as storage:
         for name, value in storage.environment.items():
             monkeypatch.setenv(name, value)
-        with pytest.raises(RetryableError, match="s3://bucket/models: the weights cannot be stored there: failed to"):
+        with pytest.raises(RetryableError, match="s3://bucket/models: cannot store the weights there: failed to"):
             run_register(config, policy, reports["passed"], tmp_path / "none")
         assert tags(tmp_path / "registry") == []
         storage.fault = None
@@ -463,7 +463,7 @@ def test_a_version_is_fetched_into_a_relative_folder(registered: Registered, tmp
 
 def test_a_version_that_is_not_there_is_answered_with_those_that_are(registered: Registered, tmp_path: Path) -> None:
     """One line that lists what exists; no registry at all is another line."""
-    with pytest.raises(PipelineError, match=r"no version v7\.0\.0; there are grpo-policy@v0\.0\.1$"):
+    with pytest.raises(PipelineError, match=r"no version v7\.0\.0; available: grpo-policy@v0\.0\.1$"):
         fetch(registered[0].registry, "v7.0.0", tmp_path / "fetched")
     with pytest.raises(PipelineError, match="no such registry"):
         fetch(str(tmp_path / "nowhere"), "v0.0.1", tmp_path / "fetched")
@@ -512,7 +512,7 @@ def test_the_commit_of_the_project_is_known_inside_git_only(tmp_path: Path) -> N
 def test_the_stage_loads_neither_torch_nor_transformers() -> None:
     """Registration runs in the light image."""
     code = (
-        "import sys; from components.register import register, fetch; "
+        "import sys; from components.register import register, catalogue; "
         "sys.exit(bool({'torch', 'transformers', 'dvc', 'gto', 'scipy', 'matplotlib'} & set(sys.modules)))"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

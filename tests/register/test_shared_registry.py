@@ -9,8 +9,7 @@ import pytest
 from components.register import register as module
 from components.register import registry
 from components.register.config import RegisterConfig
-from components.register.fetch import fetch
-from components.register.registry import Registry
+from components.register.registry import Registry, fetch
 from components.report.config import ReportConfig
 from components.report.report import report
 from components.shared import lineage, step
@@ -146,7 +145,7 @@ def test_whoever_never_gets_a_turn_may_try_again(
     """A registry that changes before every push ends the attempts, as something that may pass."""
     monkeypatch.setattr(module, "_ATTEMPTS", 2)
     pushed = before_each_push(monkeypatch, lambda attempt: commit_of_another(shared, attempt))
-    with pytest.raises(RetryableError, match="was changed by others 2 times"):
+    with pytest.raises(RetryableError, match="changed before each of 2 pushes"):
         run_register(config_of(shared), make_policy(tmp_path / "policy"), report_passed, tmp_path / "out")
     assert len(pushed) == 2
     assert tags(shared) == []
@@ -156,10 +155,10 @@ def test_a_stale_lock_on_the_server_is_told_as_such(
     report_passed: Path, shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody else has changed anything: it may be gone the next time, and git's words say which file it is."""
-    monkeypatch.setattr(registry, "_HELD_PAUSES_S", (0.0,))
+    monkeypatch.setattr(registry, "_PUSH_PAUSES_S", (0.0,))
     (shared / "refs/heads").mkdir(parents=True, exist_ok=True)
     (shared / "refs/heads/main.lock").touch()
-    with pytest.raises(RetryableError, match=r"does not take grpo-policy@v0\.0\.1: .*main\.lock"):
+    with pytest.raises(RetryableError, match=r"does not accept grpo-policy@v0\.0\.1: .*main\.lock"):
         run_register(config_of(shared), make_policy(tmp_path / "policy"), report_passed, tmp_path / "out")
     assert tags(shared) == []
 
@@ -174,7 +173,7 @@ def test_a_refusal_is_told_with_its_reason(
     with pytest.raises(PipelineError, match="releases are frozen until Monday") as refused:
         run_register(config_of(shared), make_policy(tmp_path / "policy"), report_passed, tmp_path / "out")
     assert refused.value.exit_code == 2
-    assert f"file://{shared}: does not take grpo-policy@v0.0.1" in str(refused.value)
+    assert f"file://{shared}: does not accept grpo-policy@v0.0.1" in str(refused.value)
     assert "\n" not in str(refused.value)
     assert len(pushed) == 1
     assert tags(shared) == []
