@@ -90,7 +90,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from pipelines.local import run
+    from pipelines.run.local import run
 
     return run(options.params, containers=options.containers)
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipelines.screen import Screen, Style
+from pipelines.run.screen import Screen, Style
 
 if TYPE_CHECKING:
     from pipelines.cluster.connection import Settings

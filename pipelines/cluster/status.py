@@ -11,7 +11,7 @@ from pipelines.cluster.logs import LOST, failures, is_lost
 from pipelines.cluster.runs import Cluster
 from pipelines.cluster.schedules import listed
 from pipelines.cluster.tasks import CACHED, FINISHED, Task, planned, tasks
-from pipelines.followed import duration
+from pipelines.run.journal import duration
 
 _SHOWN = 10
 _ID = 8

@@ -10,8 +10,8 @@ from components.shared.errors import RetryableError
 from pipelines.cluster.logs import LOOK_EVERY, LOST, failures, is_lost
 from pipelines.cluster.runs import Cluster
 from pipelines.cluster.tasks import CACHED, FINISHED, NOT_REACHED, planned, tasks, was_stopped
-from pipelines.followed import duration
-from pipelines.screen import Screen, Style
+from pipelines.run.journal import duration
+from pipelines.run.screen import Screen, Style
 
 _POLL_S = 10.0
 _PATIENCE_S = 600.0

@@ -9,7 +9,7 @@ from kfp import dsl, local
 from components.preflight.config import resolved
 from components.prepare_data.component import prepare_data
 from components.validate_data.component import validate_data
-from pipelines import containers
+from pipelines.run import containers
 
 
 @dsl.pipeline(name="light")  # type: ignore[untyped-decorator]

@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 
-from pipelines.followed import Followed, duration
-from pipelines.journal import Journal
-from pipelines.screen import Screen
+from pipelines.run.journal import Followed, Journal, duration
+from pipelines.run.screen import Screen
 
 TASKS = [{"stage": "prepare_data", "title": "prepare_data"}, {"stage": "evaluate", "title": "evaluate base"}]
 

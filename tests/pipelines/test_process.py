@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-import pipelines.process
-from pipelines.process import lines, process
+import pipelines.run.process
+from pipelines.run.process import lines, process
 
 _STUBBORN = """
 import signal, time
@@ -20,7 +20,7 @@ time.sleep(30)
 
 def test_a_process_that_heeds_no_request_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither Ctrl-C nor SIGTERM ends it; nothing that was started outlives the block."""
-    monkeypatch.setattr(pipelines.process, "_GRACE_S", 0.1)
+    monkeypatch.setattr(pipelines.run.process, "_GRACE_S", 0.1)
     with process([sys.executable, "-c", _STUBBORN], os.environ, grace_s=0.1) as started:
         assert next(line for line in lines(started) if line is not None) == b"ready"
     assert started.returncode == -signal.SIGKILL

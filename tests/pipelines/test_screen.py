@@ -2,7 +2,7 @@ import io
 
 import pytest
 
-from pipelines.screen import Screen, StageLines, Style
+from pipelines.run.screen import Screen, StageLines, Style
 
 LINES = StageLines(["train_sft", "evaluate", "report", "evaluate"])
 

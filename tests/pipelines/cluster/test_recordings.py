@@ -10,7 +10,7 @@ from pipelines.cluster.connection import connect, settings
 from pipelines.cluster.runs import Cluster
 from pipelines.cluster.status import of_run
 from pipelines.cluster.tasks import tasks
-from pipelines.screen import Screen
+from pipelines.run.screen import Screen
 from tests.pipelines.cluster.argo import Stage, details
 from tests.pipelines.cluster.replay import RECORDINGS, Recorded, Replay
 

@@ -8,7 +8,7 @@ from pipelines.cli import main
 from pipelines.cluster import logs, wait
 from pipelines.cluster.connection import connect, settings
 from pipelines.cluster.runs import Cluster
-from pipelines.screen import Screen
+from pipelines.run.screen import Screen
 from tests.fake_cluster import ApiServer, Fault, Json
 from tests.pipelines.cluster.argo import WORKFLOW, Stage, details, pod
 

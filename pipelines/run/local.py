@@ -16,11 +16,10 @@ from components.preflight.inputs import contradictions, missing_here
 from components.shared.errors import PipelineError, refuse_all
 from components.shared.progress import TERMINAL_VARIABLE
 from components.shared.step import JOURNAL_VARIABLE
-from pipelines import summary
-from pipelines.followed import Followed, duration
-from pipelines.journal import Journal
-from pipelines.process import lines, process
-from pipelines.screen import Screen, Style
+from pipelines.run import summary
+from pipelines.run.journal import Followed, Journal, duration
+from pipelines.run.process import lines, process
+from pipelines.run.screen import Screen, Style
 
 OUTPUTS = Path("outputs")
 PARAMS, JOURNAL, LOG, ARTIFACTS = "params.yaml", "journal.jsonl", "kfp.log", "artifacts"
@@ -67,7 +66,7 @@ def run(params_path: Path, *, containers: bool = False) -> int:
 def _containers() -> ModuleType:
     """What runs stages in containers, where they are asked for: it takes a package that nothing else does."""
     try:
-        from pipelines import containers
+        from pipelines.run import containers
     except ModuleNotFoundError as error:
         raise PipelineError(f"--containers needs the Python package {error.name}: pip install docker") from None
     return containers
@@ -94,7 +93,7 @@ def _grace_s(params: Params) -> float:
 def _execute(folder: Path, followed: Followed, screen: Screen, *, grace_s: float, containers: bool) -> int:
     """Run the graph in a process of its own until it ends, and return that process's exit status."""
     paths = [str(folder.resolve() / name) for name in (PARAMS, ARTIFACTS, JOURNAL)]
-    command = [sys.executable, "-m", "pipelines.local_graph", *paths, *(["--containers"] if containers else [])]
+    command = [sys.executable, "-m", "pipelines.run.graph_process", *paths, *(["--containers"] if containers else [])]
     with (
         _containers().none_left(folder.resolve()) if containers else nullcontext(),
         # KFP leaves temporary folders behind; they go away with this one.

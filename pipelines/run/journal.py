@@ -1,13 +1,16 @@
 """A run as it goes by: the journal and the output of its stages, brought into order and onto the screen."""
 
+import json
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from pipelines.journal import Event, Journal
-from pipelines.screen import Screen, StageLines, Style
+from pipelines.run.screen import Screen, StageLines, Style
+
+Event = dict[str, Any]
 
 
 @dataclass
@@ -24,7 +27,7 @@ class Task:
 class Followed:
     """Knows at any time which task runs, what is finished and what has failed."""
 
-    def __init__(self, screen: Screen, journal: Journal) -> None:
+    def __init__(self, screen: Screen, journal: "Journal") -> None:
         self.tasks: list[Task] = []
         self.exit_code: int | None = None
         """That of the stage that failed with an error meant for people."""
@@ -111,6 +114,24 @@ class Followed:
     def _announce(self) -> None:
         if self.running:
             self._screen.header(self.tasks.index(self.running) + 1, len(self.tasks), self.running.title)
+
+
+class Journal:
+    """Reads the lines that have been added to a journal since the last time."""
+
+    def __init__(self, path: Path) -> None:
+        path.touch()
+        self._file = path.open(encoding="utf-8")
+        self._partial = ""
+
+    def new(self) -> list[Event]:
+        """Return the events not returned before; a line still being written waits for its end."""
+        *lines, self._partial = (self._partial + self._file.read()).split("\n")
+        return [json.loads(line) for line in lines]
+
+    def close(self) -> None:
+        """Stop reading."""
+        self._file.close()
 
 
 def duration(seconds: float) -> str:

@@ -1,6 +1,6 @@
-"""The graph under KFP's local runner: `python -m pipelines.local_graph PARAMS PIPELINE_ROOT JOURNAL [--containers]`.
+"""The graph under KFP's local runner, `python -m ... PARAMS PIPELINE_ROOT JOURNAL [--containers]`.
 
-Started by `pipelines.local`, which reads what comes out and shows the part of it that is meant for people.
+Started by `pipelines.run.local`, which reads what comes out and shows the part of it that is meant for people.
 """
 
 import json
@@ -40,7 +40,7 @@ def _in_processes() -> local.SubprocessRunner:
 
 
 def _in_containers(journal: Path) -> local.DockerRunner:
-    from pipelines import containers  # the package `docker` is there for this alone
+    from pipelines.run import containers  # the package `docker` is there for this alone
 
     return containers.runner(journal.parent, journal)
 

@@ -10,8 +10,8 @@ from components.report.page import render_report
 from components.shared import jsonl, lineage
 from components.shared.page import percent
 from components.shared.problem import Split, problems_file
-from pipelines.followed import Task
-from pipelines.screen import Screen, Style
+from pipelines.run.journal import Task
+from pipelines.run.screen import Screen, Style
 
 PAGE, FIGURES = "report.html", "summary.json"
 _MODELS = {"base": "base", "sft": "SFT", "grpo": "GRPO"}
