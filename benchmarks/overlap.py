@@ -24,7 +24,7 @@ from components.preflight.config import resolved
 from components.prepare_data.config import PrepareConfig
 from components.prepare_data.prepare import prepare
 from components.shared import jsonl
-from components.shared.base_model import ModelConfig
+from components.shared.model import ModelConfig
 from components.shared.problem import Split, read_problems
 from components.train_grpo.config import TrainGRPOConfig
 from components.train_grpo.samplers import SERVERS_VARIABLE

@@ -21,7 +21,7 @@ from components.policy.determinism import make_deterministic
 from components.rollout import transformers_sampler
 from components.rollout.sampler import Completion
 from components.shared.answer_policy import AnswerPolicy
-from components.shared.base_model import ModelConfig
+from components.shared.model import ModelConfig
 from components.shared.problem import Problem, Split
 from components.train_grpo.config import RewardName, TrainGRPOConfig
 from components.train_grpo.prompts import Prompts

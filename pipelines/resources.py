@@ -7,12 +7,13 @@ from typing import Any
 from kfp import dsl, kubernetes
 
 from components.preflight.config import LONGEST_TRAINING_S, MOUNT, SECRET_KEYS
+from components.shared.environment import RUN_ID_VARIABLE, RUN_NAME_VARIABLE
 
 _GPU = "nvidia.com/gpu"
 _HOUR_S = 3600
 _RUN_FIELDS = {
-    "GRPO_PIPELINE_RUN_ID": "metadata.labels['pipeline/runid']",
-    "GRPO_PIPELINE_RUN_NAME": "metadata.annotations['pipelines.kubeflow.org/run_name']",
+    RUN_ID_VARIABLE: "metadata.labels['pipeline/runid']",
+    RUN_NAME_VARIABLE: "metadata.annotations['pipelines.kubeflow.org/run_name']",
 }
 """Where Kubeflow writes down, on each pod, which run it belongs to."""
 _RETRY_WINDOW_S = 365 * 24 * _HOUR_S

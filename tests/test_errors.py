@@ -17,9 +17,9 @@ import pytest
 import yaml
 
 from components.prepare_data.config import PrepareConfig
-from components.prepare_data.prepare import prepare
-from components.shared import step
-from components.shared.step import JOURNAL_VARIABLE
+from components.prepare_data.prepare import STAGE
+from components.shared.environment import JOURNAL_VARIABLE
+from components.shared.stage import run
 from tests.presets import preset
 from tests.report.synthetic import make_run, write_bare_report
 
@@ -47,7 +47,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Good inputs for every stage; only the model folders hold no model."""
     folder = tmp_path_factory.mktemp("inputs")
     config = PrepareConfig.model_validate(PARAMS["prepare_data"])
-    step.run(prepare, "prepare_data", config, {"problems": folder / "problems"})
+    run(STAGE, config, {"problems": folder / "problems"})
     make_run(folder / "run", problems=40)
     for name in ("reference", "policy"):
         (folder / name).mkdir()
@@ -352,7 +352,7 @@ def _file_as_parent(folder: Path, output: str) -> str:
 def _folder_of_another_kind(folder: Path, output: str) -> str:
     (folder / output).mkdir(parents=True)
     (folder / output / "thesis.tex").write_text("mine")
-    return f"output `{Path(output).name}`: {output} holds something else than a stage's output; name a new folder"
+    return f"output `{Path(output).name}`: {output} has files that no stage made; name a new folder"
 
 
 @pytest.mark.parametrize("occupy", [_file_as_output, _file_as_parent, _folder_of_another_kind])

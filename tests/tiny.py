@@ -9,7 +9,7 @@ from components.policy.checkpoint import Checkpoint, create
 from components.policy.config import EngineConfig
 from components.policy.packing import MicroBatch, TokenSequence, pack
 from components.shared.answer_policy import AnswerPolicy
-from components.shared.base_model import ModelConfig
+from components.shared.model import ModelConfig
 from components.shared.problem import Problem, Split
 
 MODEL = ModelConfig(base="scratch:tiny", prompt="{question}\n", answer=AnswerPolicy.DECLARED)

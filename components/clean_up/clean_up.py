@@ -13,8 +13,8 @@ from components.cluster.cleanup import delete_run
 from components.cluster.trainjob.patience import is_passing
 from components.shared.errors import PipelineError, RetryableError
 from components.shared.progress import say
-from components.shared.retries import with_retries
-from components.shared.step import errors_in_one_line
+from components.shared.stage import exit_on_error
+from components.shared.task import with_retries
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Ending:
 
 def run(ending: Ending, namespace: str, page: str) -> None:
     """Do the clean-up as a Kubeflow task, with the summary written to `page` also where something went wrong."""
-    with errors_in_one_line("clean_up"):
+    with exit_on_error("clean_up"):
         removed: list[str] = []
         with_retries("clean_up", lambda: clean_up(ending, namespace, Path(page), removed))
 

@@ -7,10 +7,9 @@ from typing import Any
 from kubernetes import client, config
 from kubernetes.config.config_exception import ConfigException
 
+from components.shared.environment import KUBECONFIG_VARIABLE
 from components.shared.errors import PipelineError
 
-KUBECONFIG_VARIABLE = "GRPO_PIPELINE_KUBECONFIG"
-"""Names a kubeconfig to be used in place of the pod's service account or of kubectl's own."""
 _CONNECT_S, _READ_S = 5.0, 20.0
 _UNAUTHORIZED = 401
 _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")

@@ -10,11 +10,10 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_type_hints
 
 from components.shared import jsonl
 from components.shared.config import Config, validate
-from components.shared.step import config_type
 
 _JOB = "job.json"
 
@@ -68,7 +67,8 @@ class Job:
 
     def call(self) -> dict[str, float]:
         """Make the call, in this process."""
-        config = validate(config_type(_imported(self.function)), self.config, name="")
+        config_type: type[Config] = get_type_hints(_imported(self.function))["config"]
+        config = validate(config_type, self.config, name="")
         return called(self.function, config, self._paths())
 
     def _paths(self) -> dict[str, Path]:

@@ -14,7 +14,7 @@ from torch.distributed.run import config_from_args, parse_args
 
 from components.cluster.agent import run_ranks
 from components.cluster.job import Job
-from components.shared.pod import keep_files_in_group
+from components.shared.task import keep_files_in_group
 
 
 def main() -> int:

@@ -7,16 +7,16 @@ from pathlib import Path
 
 from components.cluster.job import Job
 from components.cluster.tether import die_with_parent
+from components.shared.environment import TERMINAL_VARIABLE
 from components.shared.errors import PipelineError
-from components.shared.memory import memory_for
-from components.shared.progress import TERMINAL_VARIABLE
+from components.shared.system_errors import explain_out_of_memory
 
 
 def run_rank(job: Job, rank: int) -> int:
     """Make the job's call and keep its outcome; return the exit code."""
     try:
         _require_all(job)
-        with memory_for("this stage"):
+        with explain_out_of_memory("this stage"):
             result = job.call()
     except PipelineError as error:
         job.write_outcome(rank, {"error": str(error), "exit_code": error.exit_code})

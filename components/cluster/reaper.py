@@ -18,7 +18,7 @@ from components.cluster.cleanup import delete
 from components.cluster.trainjob.patience import reason
 from components.shared.errors import RetryableError
 from components.shared.progress import say
-from components.shared.step import errors_in_one_line
+from components.shared.stage import exit_on_error
 
 _STAGE = "reaper"
 
@@ -47,7 +47,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m components.cluster.reaper", description=__doc__.split("\n", 1)[0])
     parser.add_argument("--namespace", default="", help="default: that of this pod")
     options = parser.parse_args()
-    with errors_in_one_line(_STAGE):
+    with exit_on_error(_STAGE):
         namespace = options.namespace or own_namespace()
         try:
             reaped = reap(connect(), namespace, datetime.now(UTC))

@@ -11,11 +11,12 @@ import torch
 
 from components.cluster.job import Job
 from components.cluster.servers import server_command, server_environment
-from components.cluster.trainjob.manifest import JOB_VARIABLE, SERVER_PORT
+from components.cluster.trainjob.manifest import SERVER_PORT
 from components.policy.config import Dtype
 from components.rollout.vllm.config import ServersConfig
 from components.shared.config import validate
-from components.shared.pod import keep_files_in_group
+from components.shared.environment import JOB_VARIABLE
+from components.shared.task import keep_files_in_group
 
 
 def main() -> None:

@@ -7,17 +7,15 @@ from typing import Any
 from components.cluster.cluster import Cluster, active
 from components.cluster.config import ClusterConfig
 from components.cluster.volume import StageFolders
-from components.shared import lineage, step
+from components.shared import lineage, task
 from components.shared.config import Config, validate
-from components.shared.model_reference import followed
-from components.shared.pod import keep_files_in_group
+from components.shared.model import resolve_reference
 from components.shared.progress import say
-from components.shared.retries import with_retries
-from components.shared.step import Step
+from components.shared.stage import Stage, exit_on_error, run
 
 
 def run_task(
-    stage: Step, section: str, config: Mapping[str, Any], *, cluster: Mapping[str, Any], run_id: str, **folders: str
+    stage: Stage, config: Mapping[str, Any], *, cluster: Mapping[str, Any], run_id: str, **folders: str
 ) -> dict[str, float]:
     """Run a stage as a Kubeflow task: plain values in, metrics out, the exit code as from the command line.
 
@@ -25,38 +23,31 @@ def run_task(
     that they share, and the task's own folders get models by reference and copies of all else.
     """
     if not cluster:
-        return step.run_task(stage, section, config, **folders)
-    with step.errors_in_one_line(section):
+        return task.run_task(stage, config, **folders)
+    with exit_on_error(stage.name):
         wanted = validate(ClusterConfig, dict(cluster), name="cluster")
-        place = StageFolders(Path(wanted.mount), run_id, section)
-        there = Cluster(wanted, run_id, section, place.records)
-        settings = validate(step.config_type(stage), dict(config), name=section)
+        place = StageFolders(Path(wanted.mount), run_id, stage.name)
+        there = Cluster(wanted, run_id, stage.name, place.records)
+        settings = validate(stage.config, dict(config), name=stage.name)
         paths = {name: Path(path) for name, path in folders.items()}
-        keep_files_in_group()
-        return with_retries(section, lambda: _on_volume(stage, section, settings, there, place, paths))
+        task.keep_files_in_group()
+        return task.with_retries(stage.name, lambda: _on_volume(stage, settings, there, place, paths))
 
 
 def _on_volume(
-    stage: Step, section: str, config: Config, cluster: Cluster, place: StageFolders, folders: Mapping[str, Path]
+    stage: Stage, config: Config, cluster: Cluster, place: StageFolders, folders: Mapping[str, Path]
 ) -> dict[str, float]:
-    kinds = step.kinds_of(stage)
-    outputs = [name for name in folders if kinds[name] == "output"]
-    inputs = {name: place.input(path) for name, path in folders.items() if kinds[name] == "input"}
-    read = {name: followed(path) for name, path in inputs.items()}
-    metrics = place.finished(outputs, config, lambda: lineage.describe(section, config.model_dump(mode="json"), read))
+    inputs = {name: place.input(folders[name]) for name in stage.inputs}
+    read = {name: resolve_reference(path) for name, path in inputs.items()}
+    metrics = place.finished(
+        stage.outputs, config, lambda: lineage.describe(stage.name, config.model_dump(mode="json"), read)
+    )
     if metrics is None:
-        on_volume = {**inputs, **{name: place.output(name) for name in outputs}}
+        on_volume = {**inputs, **{name: place.output(name) for name in stage.outputs}}
         with active(cluster):
-            metrics = step.run(
-                stage,
-                section,
-                config,
-                on_volume,
-                work_root=place.work_root,
-                before_outputs_stand=place.keep_metrics,
-            )
+            metrics = run(stage, config, on_volume, work_root=place.work_root, before_publish=place.keep_metrics)
     else:
-        say(section, "has been finished before, by an earlier attempt of this run")
-    for name in outputs:
+        say(stage.name, "has been finished before, by an earlier attempt of this run")
+    for name in stage.outputs:
         place.hand_over(name, folders[name])
     return metrics

@@ -15,8 +15,8 @@ from typing import Any
 from components.shared import jsonl, lineage
 from components.shared.config import Config
 from components.shared.errors import PipelineError
-from components.shared.made_from import is_same
-from components.shared.model_reference import followed, is_model, refer
+from components.shared.lineage import same_fingerprint
+from components.shared.model import holds_model, resolve_reference, write_reference
 
 _METRICS = "metrics.json"
 
@@ -57,7 +57,7 @@ class StageFolders:
 
     def input(self, given: Path) -> Path:
         """Return an input that is on the volume, or is a reference to what is; else a copy of it there."""
-        if followed(given).resolve().is_relative_to(self.mount.resolve()):
+        if resolve_reference(given).resolve().is_relative_to(self.mount.resolve()):
             return given
         place = self._run / "inputs" / lineage.digest(given)[:16]
         if not place.exists():
@@ -79,7 +79,7 @@ class StageFolders:
         if not (self._own / _METRICS).is_file():
             return None
         wanted = made_by()
-        if not all(is_same(config, wanted, lineage.read(self.output(name))) for name in outputs):
+        if not all(same_fingerprint(config, wanted, lineage.read(self.output(name))) for name in outputs):
             return None
         metrics: dict[str, float] = jsonl.read_json(self._own / _METRICS)
         return metrics
@@ -87,7 +87,7 @@ class StageFolders:
     def hand_over(self, name: str, path: Path) -> None:
         """Give an output to Kubeflow: a model by reference, all else as a copy."""
         made = self.output(name)
-        if is_model(made):
-            refer(path, made)
+        if holds_model(made):
+            write_reference(path, made)
         else:
             shutil.copytree(made, path, dirs_exist_ok=True)

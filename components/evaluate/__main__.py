@@ -1,7 +1,7 @@
 """Examine a model: `python -m components.evaluate --model DIR --problems DIR --evaluation DIR`."""
 
-from components.evaluate.evaluate import evaluate
-from components.shared.step import main
+from components.evaluate.evaluate import STAGE
+from components.shared.stage import main
 
 if __name__ == "__main__":
-    main(evaluate, "evaluate")
+    main(STAGE)

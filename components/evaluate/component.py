@@ -24,9 +24,9 @@ def evaluate(
         evaluation: One record per problem and sample, and scores with confidence intervals.
         metrics: Accuracy per dataset.
     """
-    from components.evaluate.evaluate import evaluate as step
-    from components.shared.step import run_task
+    from components.evaluate.evaluate import STAGE
+    from components.shared.task import run_task
 
-    values = run_task(step, "evaluate", config, model=model.path, problems=problems.path, evaluation=evaluation.path)
+    values = run_task(STAGE, config, model=model.path, problems=problems.path, evaluation=evaluation.path)
     for name, value in values.items():
         metrics.log_metric(name, value)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,10 +16,10 @@ from components.rollout.sampler import Completion, Generate, grade_completions
 from components.rollout.transformers_sampler import TransformersSampler
 from components.shared import jsonl
 from components.shared.answer_policy import AnswerPolicy
-from components.shared.memory import memory_for
 from components.shared.problem import Problem, Split, read_problems
 from components.shared.progress import Progress, progress
-from components.shared.step import In, Out
+from components.shared.stage import Stage
+from components.shared.system_errors import explain_out_of_memory
 
 _STAGE = "evaluate"
 
@@ -33,11 +34,11 @@ class _Examination:
     policy: AnswerPolicy
 
 
-def evaluate(config: EvaluateConfig, *, model: In, problems: In, evaluation: Out) -> dict[str, float]:
+def evaluate(config: EvaluateConfig, *, model: Path, problems: Path, evaluation: Path) -> dict[str, float]:
     """Let a model answer every test problem, greedily and by drawing, and score the answers."""
     make_deterministic(config.seed)
     # Half the digits of bfloat16 training are no reason to examine in bfloat16.
-    with memory_for("loading the model in float32", "use a smaller model"):
+    with explain_out_of_memory("loading the model in float32", "use a smaller model"):
         checkpoint = load(model, dtype=torch.float32)
     examined = read_problems(problems, Split.TEST)
     with Verifier() as verify:
@@ -51,6 +52,15 @@ def evaluate(config: EvaluateConfig, *, model: In, problems: In, evaluation: Out
         "worked_fraction": summary["worked_fraction"],
         "mean_length_tokens": summary["mean_length_tokens"],
     }
+
+
+STAGE = Stage(
+    name="evaluate",
+    function=evaluate,
+    config=EvaluateConfig,
+    inputs=("model", "problems"),
+    outputs=("evaluation",),
+)
 
 
 def _answers(examination: _Examination, problems: Sequence[Problem]) -> list[dict[str, Any]]:
@@ -78,7 +88,7 @@ def _sweep(
     found: list[list[dict[str, Any]]] = []
     right = 0
     for batch in _batches([problems[index] for index in order], max(1, config.max_batch_size // num_samples)):
-        with memory_for(f"answers to {len(batch)} problems at once", *remedies):
+        with explain_out_of_memory(f"answers to {len(batch)} problems at once", *remedies):
             groups = examination.generate(
                 [problem.question for problem in batch],
                 num_samples=num_samples,

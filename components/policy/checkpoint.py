@@ -22,11 +22,10 @@ from components.policy.compatibility import require_supported_layers, require_su
 from components.policy.lora import merged_state_dict
 from components.policy.packing import TokenSequence
 from components.shared import jsonl, lineage, tokenizer
-from components.shared.base_model import ModelConfig, ScratchModel, require_model_folder
 from components.shared.errors import PipelineError
-from components.shared.memory import refused_memory
-from components.shared.model_reference import PIPELINE_FILE
+from components.shared.model import PIPELINE_FILE, ModelConfig, ScratchModel, require_model_folder
 from components.shared.problem import Problem
+from components.shared.system_errors import out_of_memory
 
 
 @dataclass(frozen=True)
@@ -133,7 +132,7 @@ def _read(base: str, config: ModelConfig, dtype: torch.dtype, *, revision: str |
         )
         text = AutoTokenizer.from_pretrained(base, revision=revision)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        if refused_memory(error) is not None:
+        if out_of_memory(error) is not None:
             raise
         reason = str(error).strip().split("\n", 1)[0]
         raise PipelineError(f"model {base}: cannot be loaded ({reason})") from None

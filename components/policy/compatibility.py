@@ -12,8 +12,8 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from components.policy.attention import PackedLayout
 from components.policy.logprobs import LogprobModel, completion_logprobs, use_float32_logits
 from components.policy.packing import MicroBatch, TokenSequence, pack
-from components.shared.base_model import require_attention_layers
 from components.shared.errors import PipelineError
+from components.shared.model import require_attention_layers
 
 _PROBE_LENGTHS = ((7, (4, 6, 5)), (5, (3, 6)))
 """Tokens of each prompt on which a model is tried out, and of its completions."""

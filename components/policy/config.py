@@ -4,8 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from components.shared.config import Config
-from components.shared.operational import Operational
+from components.shared.config import Config, Operational
 
 Dtype = Literal["float32", "bfloat16"]
 

@@ -44,11 +44,11 @@ class Resumption:
         self._writer = None
         newest = None
         if ranks.is_main:
-            made_from = work_of.made_from_in(work)
+            fingerprint = work_of.fingerprint_in(work)
             self._writer = checkpoints.Writer(
-                folder, keep_last=config.keep_last, keep_best=config.keep_best, made_from=made_from
+                folder, keep_last=config.keep_last, keep_best=config.keep_best, fingerprint=fingerprint
             )
-            newest = checkpoints.latest(folder, stage=stage, made_from=made_from)
+            newest = checkpoints.latest(folder, stage=stage, fingerprint=fingerprint)
         # Only the first process reads all of it to see that it is whole.
         found = ranks.all_gather(newest, "the choice of a checkpoint")[0]
         self.steps_done = found.step if found else 0

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from components.policy.config import EngineConfig
 from components.shared import jsonl
-from components.shared.memory import memory_for
+from components.shared.system_errors import explain_out_of_memory
 
 
 def learning_rate(step: int, *, peak: float, warmup_steps: int, num_steps: int, final_fraction: float) -> float:
@@ -35,13 +35,13 @@ def memory_for_loading(stage: str, config: EngineConfig) -> AbstractContextManag
         remedies.append(f"set {key}.offload: all (it is {config.offload})")
     if config.num_processes > 1:
         remedies.append(f"lower {key}.num_processes (it is {config.num_processes}): each loads the model")
-    return memory_for("loading the model", *remedies, "use a smaller model")
+    return explain_out_of_memory("loading the model", *remedies, "use a smaller model")
 
 
 def memory_for_passes(stage: str, config: EngineConfig, purpose: str, *more: str) -> AbstractContextManager[None]:
     """Name what helps where micro-batches do not fit, and what else does."""
     lower = f"lower {stage}.engine.micro_batch_tokens (it is {config.micro_batch_tokens})"
-    return memory_for(purpose, lower, *more)
+    return explain_out_of_memory(purpose, lower, *more)
 
 
 def memory_for_update(stage: str, config: EngineConfig) -> AbstractContextManager[None]:

@@ -12,7 +12,7 @@ from components.prepare_data.config import PrepareConfig
 from components.register.config import RegisterConfig
 from components.report.config import ReportConfig
 from components.shared.config import Config, problems, read_params, with_shared_keys
-from components.shared.errors import refuse_all
+from components.shared.errors import raise_all
 from components.train_grpo.config import TrainGRPOConfig
 from components.train_sft.config import TrainSFTConfig
 from components.validate_data.config import ValidateConfig
@@ -74,7 +74,7 @@ def load_params(path: Path) -> Params:
     wrong = problems(Params, values, name="", path=path)
     if "model" not in values.get("validate_data", {}):  # then it is named where it stands
         wrong = [line for line in wrong if ": validate_data.model" not in line]
-    refuse_all(wrong)
+    raise_all(wrong)
     return Params.model_validate(values)
 
 

@@ -5,7 +5,7 @@ import tempfile
 from pathlib import Path
 
 from components.shared.errors import PipelineError
-from components.shared.workspace import Workspace
+from components.shared.versioning import Workspace
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SHOWN = 5

@@ -16,8 +16,8 @@ from components.preflight.storage import is_url
 from components.prepare_data.config import PrepareConfig
 from components.prepare_data.source import FileSource, MalformedRowError, raw_rows
 from components.register.catalogue import Catalogue
-from components.shared.base_model import context_tokens, model_config
 from components.shared.errors import PipelineError
+from components.shared.model import context_tokens, model_config
 from components.shared.problem import Split
 from components.train_grpo import own_reward
 from components.train_grpo.config import RewardName, TrainGRPOConfig, is_own

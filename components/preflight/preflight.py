@@ -15,9 +15,9 @@ from components.preflight.side_by_side import side_by_side
 from components.preflight.storage import credentials, images, training_secrets
 from components.preflight.summary import summary
 from components.shared import config
-from components.shared.errors import PipelineError, RetryableError, refuse_all
+from components.shared.errors import PipelineError, RetryableError, raise_all
 from components.shared.progress import say
-from components.shared.step import errors_in_one_line
+from components.shared.stage import exit_on_error
 
 DEADLINE_S = 90.0
 """Time for all checks together: for a minute the cluster is asked again where it is busy."""
@@ -58,7 +58,7 @@ def preflight(form: Form, *, deadline_s: float = DEADLINE_S, clock: Clock | None
         NothingNewError: Nothing is wrong, and the run was told to end where it is not new.
     """
     # Before all else, so that no other line repeats it.
-    refuse_all(credentials(form))
+    raise_all(credentials(form))
     sections, wrong = sections_of(form, _NO_COMMIT, training_secrets(form))
     wrong += wrong_sections(sections) + images(form) + comparable(form)
     if not wrong:
@@ -70,7 +70,7 @@ def preflight(form: Form, *, deadline_s: float = DEADLINE_S, clock: Clock | None
             wrong += [] if isinstance(answer, UnansweredError) else [f"{name}: {answer}"]
         elif name != REVISION:
             wrong += answer
-    refuse_all(wrong + unanswered if wrong else [])
+    raise_all(wrong + unanswered if wrong else [])
     if unanswered:
         trouble = "the cluster cannot be asked now, so nothing is known to be wrong with this run; start it again later"
         raise RetryableError("\n".join([trouble, *unanswered]))
@@ -85,7 +85,7 @@ def run(given: dict[str, Any]) -> None:
     """Do preflight as a Kubeflow task, which is given the form, and paths for what is handed on."""
     page, sections = given.pop("configuration"), [name for name in given if name.endswith("_config")]
     paths = {name: Path(given.pop(name)) for name in (*sections, "evaluate_gpus", "evaluate_node_selector")}
-    with errors_in_one_line("preflight"):
+    with exit_on_error("preflight"):
         ready = preflight(given)
         for name, path in paths.items():
             value = ready.values[name]

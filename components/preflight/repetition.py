@@ -4,9 +4,9 @@ from components.preflight.config import Params
 from components.preflight.form import CLUSTER, Form
 from components.preflight.storage import is_url
 from components.shared import config, lineage
-from components.shared.errors import NothingNewError
+from components.shared.errors import UnchangedRunError
 from components.shared.progress import say
-from components.shared.unchanged import changes, last_promoted
+from components.shared.versioning import changes_since, newest_version
 
 PARAMETER = "run_skip_if_unchanged"
 _MADE_BY = ("prepare_data", "train_sft", "train_grpo")
@@ -23,17 +23,17 @@ def comparable(form: Form) -> list[str]:
 def refuse_repetition(form: Form, sections: config.Params) -> None:
     """Go on where a run of these sections is new, or nobody asked.
 
-    NothingNewError where it would make the newest version anew, PipelineError where the registry does not answer.
+    UnchangedRunError where it would make the newest version anew, PipelineError where the registry does not answer.
     """
     if not form[PARAMETER]:
         return
     params = Params.model_validate({name: section for name, section in sections.items() if name != CLUSTER})
-    promoted = last_promoted(form["registry_repository"], params.register.name)
+    promoted = newest_version(form["registry_repository"], params.register.name)
     if promoted is None:
         say("preflight", f"{form['registry_repository']} has no version of {params.register.name} yet")
         return
     configs = {stage: getattr(params, stage) for stage in _MADE_BY}
-    found = changes(promoted, configs, lineage.code_digest())
+    found = changes_since(promoted, configs, lineage.code_digest())
     if not found:
-        raise NothingNewError(f"nothing has changed since {promoted.tag}: code, data and config would make it anew")
+        raise UnchangedRunError(f"nothing has changed since {promoted.tag}: code, data and config would make it anew")
     say("preflight", f"changed since {promoted.tag}: {', '.join(found)}")

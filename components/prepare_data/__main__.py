@@ -1,7 +1,7 @@
 """Run with `python -m components.prepare_data --params params.yaml --problems outputs/problems`."""
 
-from components.prepare_data.prepare import prepare
-from components.shared.step import main
+from components.prepare_data.prepare import STAGE
+from components.shared.stage import main
 
 if __name__ == "__main__":
-    main(prepare, "prepare_data")
+    main(STAGE)

@@ -20,8 +20,8 @@ def prepare_data(
         problems: The problems of both splits, the manifest, and what was left out and why.
         metrics: Numbers of problems kept, removed as contaminated, and set aside as malformed.
     """
-    from components.prepare_data.prepare import prepare
-    from components.shared.step import run_task
+    from components.prepare_data.prepare import STAGE
+    from components.shared.task import run_task
 
-    for name, value in run_task(prepare, "prepare_data", config, problems=problems.path).items():
+    for name, value in run_task(STAGE, config, problems=problems.path).items():
         metrics.log_metric(name, value)

@@ -15,7 +15,7 @@ from components.shared import jsonl, lineage
 from components.shared.errors import PipelineError
 from components.shared.problem import Problem, Split, problems_file, write_problems
 from components.shared.progress import say
-from components.shared.step import Out
+from components.shared.stage import Stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class _Intake:
     files: list[RawFile] = field(default_factory=list)
 
 
-def prepare(config: PrepareConfig, *, problems: Out) -> dict[str, float]:
+def prepare(config: PrepareConfig, *, problems: Path) -> dict[str, float]:
     """Turn raw datasets into problems with a train and a test split that share nothing."""
     intake = _read_sources(config)
     train, test = intake.problems[Split.TRAIN], intake.problems[Split.TEST]
@@ -77,6 +77,15 @@ def prepare(config: PrepareConfig, *, problems: Out) -> dict[str, float]:
         "num_contaminated": len(contaminated),
         "num_quarantined": len(intake.quarantine),
     }
+
+
+STAGE = Stage(
+    name="prepare_data",
+    function=prepare,
+    config=PrepareConfig,
+    inputs=(),
+    outputs=("problems",),
+)
 
 
 def _read_sources(config: PrepareConfig) -> _Intake:

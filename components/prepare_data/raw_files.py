@@ -16,7 +16,7 @@ import yaml
 from components.prepare_data.config import DataRepository, PrepareConfig
 from components.shared.errors import PipelineError
 from components.shared.progress import say
-from components.shared.workspace import Workspace
+from components.shared.versioning import Workspace
 
 _RAW = Path("data/raw")
 _REMOTE = Path("outputs/dvc-remote")

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import yaml
 
 from components.register.registry import POLICY, VERSION_FILE, Registry, is_url
+from components.shared.environment import RUN_ID_VARIABLE, RUN_NAME_VARIABLE
 from components.shared.errors import PipelineError, RetryableError
 
 if TYPE_CHECKING:
@@ -25,9 +26,6 @@ if TYPE_CHECKING:
 TOKEN_VARIABLE = "MODEL_REGISTRY_TOKEN"
 TOKEN_FILE_VARIABLES = ("MODEL_REGISTRY_TOKEN_FILE", "KF_PIPELINES_SA_TOKEN_PATH")
 CA_VARIABLE = "MODEL_REGISTRY_CA_FILE"
-RUN_ID_VARIABLE = "GRPO_PIPELINE_RUN_ID"
-RUN_NAME_VARIABLE = "GRPO_PIPELINE_RUN_NAME"
-"""Set in the pod of the stage; outside of Kubeflow there is no run."""
 _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _PORTS = {"http": 8080, "https": 443}
 _CLIENT_VERSION = "v1"

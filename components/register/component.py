@@ -24,9 +24,9 @@ def register(
         registration: The version and its model card.
         metrics: Whether a new version was registered.
     """
-    from components.register.register import register as step
-    from components.shared.step import run_task
+    from components.register.register import STAGE
+    from components.shared.task import run_task
 
-    values = run_task(step, "register", config, policy=policy.path, report=report.path, registration=registration.path)
+    values = run_task(STAGE, config, policy=policy.path, report=report.path, registration=registration.path)
     for name, value in values.items():
         metrics.log_metric(name, value)

@@ -16,20 +16,19 @@ from components.register.config import RegisterConfig
 from components.register.evidence import check_evidence
 from components.register.registry import POLICY, VERSION_FILE, Registry, open_registry
 from components.shared import jsonl, lineage
+from components.shared.environment import REVISION_VARIABLE
 from components.shared.errors import GateMissedError, RetryableError
 from components.shared.progress import say
-from components.shared.step import In, Out
-from components.shared.workspace import Workspace
+from components.shared.stage import Stage
+from components.shared.versioning import Workspace
 
 _CARD = "model_card.md"
-_REVISION_VARIABLE = "GRPO_PIPELINE_REVISION"
-"""Set in the images: the git revision of their code."""
 _ATTEMPTS = 10
 """Pushes to a registry that others change at the same time."""
 _REPORT_FILES = ("report.html", "verdict.json", "summary.json", "provenance.json")
 
 
-def register(config: RegisterConfig, *, policy: In, report: In, registration: Out) -> dict[str, float]:
+def register(config: RegisterConfig, *, policy: Path, report: Path, registration: Path) -> dict[str, float]:
     """Enforce the gate's verdict and register the policy as a new version unless its weights already are one."""
     policy_digest = lineage.digest(policy)
     check_evidence(report, policy, policy_digest)
@@ -55,6 +54,15 @@ def register(config: RegisterConfig, *, policy: In, report: In, registration: Ou
     jsonl.write_json(registration / VERSION_FILE, version)
     (registration / _CARD).write_text(card, encoding="utf-8")
     return {"registered": float(is_new), "gate_passed": float(verdict["passed"])}
+
+
+STAGE = Stage(
+    name="register",
+    function=register,
+    config=RegisterConfig,
+    inputs=("policy", "report"),
+    outputs=("registration",),
+)
 
 
 def _enforce(verdict: Mapping[str, Any]) -> None:
@@ -121,7 +129,7 @@ def project_commit(project: Path = Path(__file__).parents[2]) -> str | None:
     Outside a repository, as in an image, it is the commit that the image was built from.
     """
     if not (project / ".git").exists():
-        return os.environ.get(_REVISION_VARIABLE)
+        return os.environ.get(REVISION_VARIABLE)
     workspace = Workspace(project, project)
     commit = workspace.try_git("rev-parse", "--verify", "HEAD")
     if commit is None:

@@ -24,7 +24,7 @@ import yaml
 from components.shared import lineage
 from components.shared.errors import PipelineError, RetryableError
 from components.shared.progress import say
-from components.shared.workspace import Workspace
+from components.shared.versioning import Workspace
 
 POLICY = "policy"
 """Folder of a version's weights, relative to the registry."""

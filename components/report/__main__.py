@@ -1,7 +1,7 @@
 """Run the report stage: `python -m components.report --params params.yaml --base-evaluation FOLDER ...`."""
 
-from components.report.report import report
-from components.shared.step import main
+from components.report.report import STAGE
+from components.shared.stage import main
 
 if __name__ == "__main__":
-    main(report, "report")
+    main(STAGE)

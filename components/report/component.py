@@ -37,12 +37,11 @@ def report(  # noqa: PLR0917 - a task has as many parameters as inputs and outpu
     import shutil
     from pathlib import Path
 
-    from components.report.report import report as step
-    from components.shared.step import run_task
+    from components.report.report import STAGE
+    from components.shared.task import run_task
 
     values = run_task(
-        step,
-        "report",
+        STAGE,
         config,
         base_evaluation=base_evaluation.path,
         sft_evaluation=sft_evaluation.path,

@@ -10,19 +10,19 @@ from components.report.findings import Findings, find
 from components.report.page import render
 from components.shared import jsonl
 from components.shared.progress import say
-from components.shared.step import In, Out
+from components.shared.stage import Stage
 
 
 def report(
     config: ReportConfig,
     *,
-    base_evaluation: In,
-    sft_evaluation: In,
-    grpo_evaluation: In,
-    sft_training: In,
-    grpo_training: In,
-    validation: In,
-    report: Out,
+    base_evaluation: Path,
+    sft_evaluation: Path,
+    grpo_evaluation: Path,
+    sft_training: Path,
+    grpo_training: Path,
+    validation: Path,
+    report: Path,
 ) -> dict[str, float]:
     """Compare base, SFT and GRPO on the same problems, decide the promotion gate and write the page."""
     folders: dict[str, Path] = {
@@ -40,6 +40,15 @@ def report(
     jsonl.write_json(report / "provenance.json", findings.provenance.as_json())
     _say_verdict(findings)
     return _metrics(findings)
+
+
+STAGE = Stage(
+    name="report",
+    function=report,
+    config=ReportConfig,
+    inputs=("base_evaluation", "sft_evaluation", "grpo_evaluation", "sft_training", "grpo_training", "validation"),
+    outputs=("report",),
+)
 
 
 def _say_verdict(findings: Findings) -> None:

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from components.shared import durable, jsonl, lineage
+from components.shared import durable, jsonl, lineage, system_errors
 from components.shared.errors import PipelineError
-from components.shared.made_from import MadeFrom, differences
+from components.shared.lineage import Fingerprint, differences
 from components.shared.progress import say
 
 FOLDER = "checkpoints"
@@ -29,7 +29,7 @@ Listing = dict[str, dict[str, Any]]
 
 
 @dataclass(frozen=True)
-class Found:
+class Checkpoint:
     """A checkpoint that was whole when it was looked for."""
 
     step: int
@@ -37,19 +37,19 @@ class Found:
     score: float | None
 
 
-def latest(folder: Path, *, stage: str, made_from: MadeFrom | None = None) -> Found | None:
+def latest(folder: Path, *, stage: str, fingerprint: Fingerprint | None = None) -> Checkpoint | None:
     """Return the newest whole checkpoint, or None where there is none at all.
 
     One that is torn or damaged is passed over with a line said; a PipelineError where that leaves none, or where the
-    checkpoint is of a run that is not `made_from` the same.
+    checkpoint is of a run that is not `fingerprint` the same.
     """
     stored = _stored(folder)
     for step in sorted(stored, reverse=True):
         fault = _fault(stored[step])
         if fault is None:
             manifest = _manifest(stored[step])
-            _refuse_foreign(stored[step], manifest["made_from"], made_from, stage)
-            return Found(step, stored[step], manifest["score"])
+            _refuse_foreign(stored[step], manifest["fingerprint"], fingerprint, stage)
+            return Checkpoint(step, stored[step], manifest["score"])
         say(stage, f"{fault}; this checkpoint is passed over")
     if stored:
         raise PipelineError(
@@ -68,14 +68,16 @@ class Writer:
     """The one process that writes checkpoints into a folder; a RetryableError for a second one.
 
     Keeps the last `keep_last` checkpoints and, with `keep_best`, the one with the highest score, of equals the later.
-    Each holds what the run is `made_from`.
+    Each holds what the run is `fingerprint`.
     """
 
-    def __init__(self, folder: Path, *, keep_last: int, keep_best: bool, made_from: MadeFrom | None = None) -> None:
+    def __init__(
+        self, folder: Path, *, keep_last: int, keep_best: bool, fingerprint: Fingerprint | None = None
+    ) -> None:
         assert keep_last > 0
-        self._made_from = made_from
+        self._fingerprint = fingerprint
         self._folder, self._keep_last, self._keep_best = folder, keep_last, keep_best
-        self._lock = durable.hold(folder / _LOCK)  # let go with this object
+        self._lock = durable.lock_folder(folder / _LOCK)  # let go with this object
         for left in folder.glob(".step-*"):
             durable.remove(left)
 
@@ -90,7 +92,7 @@ class Writer:
         if target.exists() and _fault(target):
             durable.discard(target)
         if not target.exists():
-            made = {"format": _FORMAT, "step": step, "score": score, "made_from": self._made_from}
+            made = {"format": _FORMAT, "step": step, "score": score, "fingerprint": self._fingerprint}
             self._write(target, write, made)
         self._thin_out(step)
 
@@ -105,8 +107,8 @@ class Writer:
             partial.rename(target)
             durable.sync(self._folder)
         except Exception as error:
-            number = durable.errno_of(error)
-            if number not in durable.NO_ROOM:
+            number = system_errors.errno_of(error)
+            if number not in system_errors.NO_ROOM:
                 raise
             raise PipelineError(f"{target}: {self._room(number, partial)}") from error
         finally:
@@ -153,11 +155,11 @@ def _score(folder: Path) -> float | None:
     return score
 
 
-def _refuse_foreign(folder: Path, made: MadeFrom | None, made_from: MadeFrom | None, stage: str) -> None:
+def _refuse_foreign(folder: Path, made: Fingerprint | None, fingerprint: Fingerprint | None, stage: str) -> None:
     """Raise PipelineError for a whole checkpoint that was put among those of another run."""
-    if made_from is None or made == made_from:
+    if fingerprint is None or made == fingerprint:
         return
-    why = "which is not known" if made is None else differences(stage, made, made_from)
+    why = "which is not known" if made is None else differences(stage, made, fingerprint)
     raise PipelineError(
         f"{folder}: is a checkpoint of another run, made from something else: {why}; move it out of this folder"
     )

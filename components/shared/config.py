@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
-from pydantic_core import ErrorDetails
+from pydantic_core import ErrorDetails, to_jsonable_python
 
 from components.shared.errors import PipelineError
 
@@ -50,6 +50,27 @@ class SameAs:
 
     section: str
     key: str
+
+
+class Operational:
+    """Marks a key that decides where, how fast or how long something is computed, and not what the result is.
+
+    Used as `num_processes: Annotated[int, Operational] = Field(gt=0)`. A run resumed with another value of such a key
+    continues from its checkpoints.
+    """
+
+
+def without_operational(value: Any) -> Any:
+    """Return a config, or a part of one, as a JSON value without its operational keys."""
+    if isinstance(value, BaseModel):
+        fields = type(value).model_fields
+        names = [name for name, field in fields.items() if Operational not in field.metadata]
+        return {name: without_operational(getattr(value, name)) for name in names}
+    if isinstance(value, dict):
+        return {str(key): without_operational(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_operational(each) for each in value]
+    return to_jsonable_python(value)
 
 
 class _Loader(yaml.SafeLoader):

@@ -1,21 +1,14 @@
 """Folders that outlast a kill at any moment: synced before they count, renamed before they go, one user at a time."""
 
-import errno
 import fcntl
 import os
 import platform
-import re
 import shutil
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
 from components.shared.errors import RetryableError
-
-NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-"""How a disk, a quota or a limit says that no more can be written."""
-_RUST_OS_ERROR = re.compile(r"\(os error (\d+)\)")
 
 
 def sync(path: Path) -> None:
@@ -57,7 +50,7 @@ class InUseError(RetryableError):
         self.holder = holder
 
 
-def hold(path: Path) -> TextIO:
+def lock_folder(path: Path) -> TextIO:
     """Hold the folder of the lock file `path` until the file returned is closed or this process ends, however it does.
 
     An InUseError says who holds it already. The lock is the process's own: a child that outlives it holds nothing.
@@ -76,8 +69,8 @@ def hold(path: Path) -> TextIO:
     return _signed(file)
 
 
-def hold_after(path: Path) -> TextIO:
-    """Hold the folder of a lock file as `hold` does, once whoever holds it has let go of it or ended.
+def wait_for_lock(path: Path) -> TextIO:
+    """Hold the folder of a lock file as `lock_folder` does, once whoever holds it has let go of it or ended.
 
     It is the file system that tells when a process on another host has ended: on NFS some minutes after its host died.
     """
@@ -93,7 +86,7 @@ def hold_after(path: Path) -> TextIO:
         file.close()  # the one who held it has removed the folder, as a run does that has finished
 
 
-def is_held(path: Path) -> bool:
+def is_locked(path: Path) -> bool:
     """Tell whether another process holds the folder of a lock file."""
     try:
         with path.open(encoding="utf-8") as file:
@@ -129,32 +122,6 @@ def _signed(file: TextIO) -> TextIO:
     return file
 
 
-def full_disk(error: Exception, folders: Sequence[Path]) -> str | None:
-    """Return what is full, and how much room there is and was taken; None where an error is about something else.
-
-    `folders` are those that were being filled: of these the fullest is named where the system does not say which file.
-    """
-    number = errno_of(error)
-    if number not in NO_ROOM:
-        return None
-    free = {folder: shutil.disk_usage(folder).free for folder in folders if folder.is_dir()}
-    fullest = min(free, key=lambda folder: free[folder])
-    name = getattr(error, "filename", None)
-    return (
-        f"{name or fullest}: {os.strerror(number).lower()}: {size(fullest):,} bytes are in {fullest} so far, "
-        f"{free[fullest]:,} are free; make room and run again"
-    )
-
-
 def size(folder: Path) -> int:
     """Return the bytes of all files below a folder."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-
-
-def errno_of(error: Exception) -> int | None:
-    """Return the number of what the operating system refused; None for any other error, which is a bug."""
-    if isinstance(error, OSError):
-        return error.errno
-    # Libraries in Rust (safetensors, tokenizers) raise exceptions of their own that carry the error as text.
-    wrapped = _RUST_OS_ERROR.search(str(error))
-    return int(wrapped[1]) if wrapped else None

@@ -7,14 +7,14 @@ class PipelineError(Exception):
     """Bad configuration, data or environment: correct what the message names, then run again."""
 
     exit_code = 2
-    outputs_stand = False
+    keeps_outputs = False
     """True where the stage did all its work and this is its verdict: its outputs are kept."""
 
 
 class DataRejectedError(PipelineError):
     """The data do not pass validation; the validation report says which rows."""
 
-    outputs_stand = True
+    keeps_outputs = True
 
 
 class GateMissedError(PipelineError):
@@ -23,7 +23,7 @@ class GateMissedError(PipelineError):
     exit_code = 3
 
 
-class NothingNewError(PipelineError):
+class UnchangedRunError(PipelineError):
     """A run would make anew what is registered already, and was told to end then; nothing was done."""
 
     exit_code = 4
@@ -43,13 +43,13 @@ class StoppedError(RetryableError):
     is_final = True
 
 
-class GivenUpError(RetryableError):
+class RetriesExhaustedError(RetryableError):
     """It may work another time, but was tried as often, or waited for as long, as the settings allow."""
 
     is_final = True
 
 
-def refuse_all(problems: Sequence[str]) -> None:
+def raise_all(problems: Sequence[str]) -> None:
     """Raise one PipelineError that names every problem, a line each; do nothing where there is none."""
     if len(problems) == 1:
         raise PipelineError(problems[0])

@@ -1,19 +1,23 @@
 """Lineage: what an artifact was made from, so that any version can be made again.
 
-Digests are over content only: equal bytes have equal digests wherever they lie.
+Digests are over content only: equal bytes have equal digests wherever they lie. A fingerprint is the part of a lineage
+that decides whether two runs do the same work.
 """
 
 import hashlib
 import json
 import platform
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from components.shared import jsonl
+from components.shared.config import Config, without_operational
 from components.shared.errors import PipelineError
 
 FILE_NAME = "lineage.json"
@@ -87,3 +91,63 @@ def read(folder: Path) -> dict[str, Any] | None:
 def write(folder: Path, lineage: dict[str, Any]) -> None:
     """Keep `lineage` in an artifact's folder."""
     jsonl.write_json(folder / FILE_NAME, lineage)
+
+
+Fingerprint = Mapping[str, Any]
+"""What decides whether one run can go on from where another stopped: `config`, `inputs` (digests by name), and `code`
+(a digest), with `files` of code (digests by path) where it is written down for people."""
+_NONE = object()
+_NUM_NAMED = 3
+"""Files of code that are named one by one."""
+
+
+def fingerprint(config: Config, made_by: Mapping[str, Any]) -> Fingerprint:
+    """Return what work is made from, out of its lineage; keys that do not change the result are left out."""
+    inputs = {name: made["digest"] for name, made in made_by["inputs"].items()}
+    return {"config": without_operational(config), "inputs": inputs, "code": made_by["code"]}
+
+
+def same_fingerprint(config: Config, made_by: Mapping[str, Any], other: Mapping[str, Any] | None) -> bool:
+    """Tell whether two lineages are of the same work; `config` is that of the first."""
+    if other is None:
+        return False
+    try:
+        recorded = type(config).model_validate(other["config"])
+    except ValidationError:  # of another version of the code
+        return False
+    return fingerprint(config, made_by) == fingerprint(recorded, other)
+
+
+def differences(stage: str, before: Fingerprint, now: Fingerprint) -> str:
+    """Return in words how two pieces of work of a stage differ: each key with both values, inputs, files of code."""
+    old, new = (dict(_flat(stage, each["config"])) for each in (before, now))
+    keys = [name for name in {**old, **new} if old.get(name, _NONE) != new.get(name, _NONE)]
+    found = [f"{name}: {_shown(old, name)} -> {_shown(new, name)}" for name in keys]
+    inputs = before["inputs"], now["inputs"]
+    found += [f"the input `{name}`" for name in _unequal(*inputs)]
+    if before["code"] != now["code"]:
+        files = [f"components/{name}" for name in _unequal(before.get("files", {}), now.get("files", {}))]
+        found.append(f"the code of {_first_of(files)}" if files else "the code")
+    return "; ".join(found)
+
+
+def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Each value of a config with its path."""
+    if isinstance(value, dict) and value:
+        for key, each in value.items():
+            yield from _flat(f"{name}.{key}", each)
+    else:
+        yield name, value
+
+
+def _shown(values: Mapping[str, Any], name: str) -> str:
+    return json.dumps(values[name], ensure_ascii=False) if name in values else "(none)"
+
+
+def _unequal(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
+    return sorted(name for name in {**one, **other} if one.get(name) != other.get(name))
+
+
+def _first_of(names: Sequence[str]) -> str:
+    more = len(names) - _NUM_NAMED
+    return ", ".join(names[:_NUM_NAMED]) + (f" and {more} more files" if more > 0 else "")

@@ -10,8 +10,8 @@ from typing import TextIO
 
 from tqdm import tqdm
 
-TERMINAL_VARIABLE = "GRPO_PIPELINE_TERMINAL"
-"""Names the terminal to draw on when standard output is a pipe, as it is under Kubeflow's local runner."""
+from components.shared.environment import TERMINAL_VARIABLE
+
 _INTERVAL_S = 5.0
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from components.shared.base_model import ModelConfig
 from components.shared.errors import PipelineError
+from components.shared.model import ModelConfig
 from components.shared.problem import Problem
 
 PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"

@@ -1,6 +1,6 @@
 """A stage's unfinished work: found again by what it is made from, one run at a time, and never given up in silence.
 
-<root>/<stage>/<key>/      the folder of a run that has not finished, with `made_from.json`
+<root>/<stage>/<key>/      the folder of a run that has not finished, with `fingerprint.json`
 <root>/<stage>/<key>.json  where the last run that finished has put its outputs, for those that waited for it
 """
 
@@ -16,27 +16,27 @@ from typing import Any, NoReturn, TextIO
 
 from components.shared import checkpoints, durable, jsonl, lineage
 from components.shared.errors import PipelineError, StoppedError
-from components.shared.made_from import MadeFrom, differences
+from components.shared.lineage import Fingerprint, differences
 from components.shared.progress import say
 
-_LOCK, _RECORD = "run.lock", "made_from.json"
+_LOCK, _RECORD = "run.lock", "fingerprint.json"
 _NUM_NAMED = 3
 """Other unfinished work that is named piece by piece."""
 
 
-def made_from_in(folder: Path) -> MadeFrom | None:
+def fingerprint_in(folder: Path) -> Fingerprint | None:
     """Return what the work in a folder is made from, without files of code; None where nobody has written it down."""
     recorded = _recorded(folder)
     return None if recorded is None else {name: value for name, value in recorded.items() if name != "files"}
 
 
-def _recorded(folder: Path) -> MadeFrom | None:
+def _recorded(folder: Path) -> Fingerprint | None:
     path = folder / _RECORD
     return jsonl.read_json(path) if path.is_file() else None
 
 
 @dataclass
-class HeldWork:
+class WorkFolder:
     """The folder of unfinished work that this run alone has now."""
 
     stage: str
@@ -65,7 +65,7 @@ class HeldWork:
         metrics: dict[str, float] = result["metrics"]
         return metrics
 
-    def begin(self, now: MadeFrom) -> None:
+    def begin(self, now: Fingerprint) -> None:
         """Write down what the work is made from; where it is new, say which unfinished work it does not go on with."""
         self._result.unlink(missing_ok=True)
         record = {**now, "files": lineage.code_files()}
@@ -93,7 +93,7 @@ class HeldWork:
 
 
 @contextmanager
-def held(root: Path, stage: str, now: MadeFrom) -> Iterator[HeldWork]:
+def locked_work(root: Path, stage: str, now: Fingerprint) -> Iterator[WorkFolder]:
     """Hold the folder of unfinished work; it is kept unless the block ends well or nothing was done.
 
     Where another run holds it this one waits, and has what that one has left: its result, or what it did not finish.
@@ -103,7 +103,7 @@ def held(root: Path, stage: str, now: MadeFrom) -> Iterator[HeldWork]:
     folder = root / stage / lineage.value_digest(now)[:16]
     lock, waited = _hold(stage, folder)
     with lock:
-        work = HeldWork(stage, folder, waited)
+        work = WorkFolder(stage, folder, waited)
         try:
             yield work
         except BaseException:
@@ -116,12 +116,12 @@ def held(root: Path, stage: str, now: MadeFrom) -> Iterator[HeldWork]:
 def _hold(stage: str, folder: Path) -> tuple[TextIO, bool]:
     """Return the lock of a folder, and whether it was waited for."""
     try:
-        return durable.hold(folder / _LOCK), False
+        return durable.lock_folder(folder / _LOCK), False
     except durable.InUseError as error:
         holder = error.holder
     with _ended_when_told(folder):
         say(stage, f"{folder} is in use by {holder}, which does the same work; waiting to take its result")
-        return durable.hold_after(folder / _LOCK), True
+        return durable.wait_for_lock(folder / _LOCK), True
 
 
 @contextmanager
@@ -141,12 +141,12 @@ def _ended_when_told(folder: Path) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _say_others(stage: str, folder: Path, now: MadeFrom) -> None:
+def _say_others(stage: str, folder: Path, now: Fingerprint) -> None:
     """Name other unfinished work of the stage that nobody is at, with what differs."""
     steps, times = {}, {}
     for other in folder.parent.glob("[!.]*/"):
         step = None if other == folder else checkpoints.last_step(other)
-        if step is not None and not durable.is_held(other / _LOCK):
+        if step is not None and not durable.is_locked(other / _LOCK):
             with suppress(FileNotFoundError):  # its run may have finished meanwhile
                 steps[other], times[other] = step, other.stat().st_mtime
     newest = sorted(times, key=lambda other: times[other], reverse=True)
@@ -162,7 +162,7 @@ def _say_others(stage: str, folder: Path, now: MadeFrom) -> None:
         )
 
 
-def _why(stage: str, other: Path, now: MadeFrom) -> str:
+def _why(stage: str, other: Path, now: Fingerprint) -> str:
     try:
         before = _recorded(other)
     except PipelineError:

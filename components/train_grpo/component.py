@@ -33,11 +33,10 @@ def train_grpo(  # noqa: PLR0917 - a task has as many parameters as inputs and o
         run_id: Of the run that the job belongs to, as its label.
     """
     from components.cluster.task import run_task
-    from components.train_grpo.train import train
+    from components.train_grpo.train import STAGE
 
     values = run_task(
-        train,
-        "train_grpo",
+        STAGE,
         config,
         cluster=cluster,
         run_id=run_id,

@@ -12,8 +12,7 @@ from pydantic import Field, field_validator, model_validator
 
 from components.policy.config import CheckpointConfig, EngineConfig
 from components.rollout.vllm.config import ServersConfig, VllmConfig
-from components.shared.config import Config
-from components.shared.operational import Operational
+from components.shared.config import Config, Operational
 
 
 class AdvantageEstimator(StrEnum):

@@ -7,7 +7,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreT
 
 from components.policy.checkpoint import Checkpoint
 from components.shared.errors import PipelineError
-from components.shared.memory import refused_memory
+from components.shared.system_errors import out_of_memory
 
 _EXPECTED = "the folder or hub id of a sequence classifier is expected, or `reference` to make one"
 
@@ -48,7 +48,7 @@ def _load(base: str, reference: Checkpoint) -> PreTrainedModel:
         )
         tokenizer = AutoTokenizer.from_pretrained(base)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        if refused_memory(error) is not None:
+        if out_of_memory(error) is not None:
             raise
         reason = str(error).strip().split("\n", 1)[0]
         raise PipelineError(f"{_name(base)}: cannot be loaded ({reason}); {_EXPECTED}") from None

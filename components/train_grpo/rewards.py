@@ -15,8 +15,8 @@ from functools import partial
 
 from components.grading.verifier import Grade, Verdict, has_reasoning, is_unit_tests, require_sandbox
 from components.rollout.sampler import Completion
-from components.shared.base_model import ModelConfig
 from components.shared.errors import PipelineError
+from components.shared.model import ModelConfig
 from components.shared.problem import Problem
 from components.train_grpo import own_reward
 from components.train_grpo.config import RewardName, TrainGRPOConfig, is_own

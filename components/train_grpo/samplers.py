@@ -6,12 +6,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from components.cluster.cluster import current
-from components.cluster.handover import SERVERS_VARIABLE, WEIGHTS_VARIABLE
 from components.cluster.memory_folder import memory_folder
+from components.shared.environment import SERVERS_VARIABLE, WEIGHTS_VARIABLE
 from components.shared.errors import PipelineError
 from components.train_grpo.config import TrainGRPOConfig
-
-__all__ = ["SERVERS_VARIABLE", "WEIGHTS_VARIABLE", "samplers_running"]
 
 
 @contextmanager

@@ -11,8 +11,8 @@ from components.rollout.transformers_sampler import ShardedSampler, Transformers
 from components.rollout.vllm.engine import VllmEngine
 from components.rollout.vllm.sampler import Engine, VllmSampler
 from components.rollout.vllm.servers import VllmServers
+from components.shared.environment import SERVERS_VARIABLE, WEIGHTS_VARIABLE
 from components.train_grpo.config import TrainGRPOConfig
-from components.train_grpo.samplers import SERVERS_VARIABLE, WEIGHTS_VARIABLE
 
 
 @contextmanager

@@ -1,7 +1,9 @@
 """Group Relative Policy Optimization: from the reference checkpoint to the policy."""
 
+from pathlib import Path
+
 from components.cluster.together import run_together
-from components.shared.step import In, Out, Work
+from components.shared.stage import Stage
 from components.train_grpo.config import TrainGRPOConfig
 from components.train_grpo.samplers import samplers_running
 
@@ -9,7 +11,7 @@ _RANK = "components.train_grpo.train_rank:train_rank"
 
 
 def train(
-    config: TrainGRPOConfig, *, problems: In, reference: In, policy: Out, training: Out, timings: Out, work: Work
+    config: TrainGRPOConfig, *, problems: Path, reference: Path, policy: Path, training: Path, timings: Path, work: Path
 ) -> dict[str, float]:
     """Optimise the reference checkpoint with GRPO on the training problems."""
     with samplers_running(config, reference, work):
@@ -23,3 +25,13 @@ def train(
             grace_s=config.checkpoint.grace_s,
             with_samplers=config.sampler.servers is not None,
         )
+
+
+STAGE = Stage(
+    name="train_grpo",
+    function=train,
+    config=TrainGRPOConfig,
+    inputs=("problems", "reference"),
+    outputs=("policy", "training", "timings"),
+    has_work=True,
+)

@@ -23,9 +23,9 @@ from components.policy.lora import merged_state_dict
 from components.policy.packing import pack_shard
 from components.policy.training import learning_rate, memory_for_passes, memory_for_update
 from components.rollout.sampler import Sampler
-from components.shared.memory import memory_for
 from components.shared.problem import Problem
 from components.shared.progress import Progress, progress, say
+from components.shared.system_errors import explain_out_of_memory
 from components.train_grpo.ahead import Ahead
 from components.train_grpo.config import KLPlacement, TrainGRPOConfig
 from components.train_grpo.experience import Experience, experience
@@ -326,7 +326,7 @@ class Trainer:
             remedies.insert(0, f"lower {_STAGE}.sampler.vllm.cache_gib (it is {sampler.vllm.cache_gib:g})")
         elif not sampler.servers:
             remedies.insert(0, f"lower {_STAGE}.sampling.max_batch_size (it is {sampling.max_batch_size})")
-        return memory_for("the rollout", *remedies)
+        return explain_out_of_memory("the rollout", *remedies)
 
     def _memory_for_logprobs(self) -> AbstractContextManager[None]:
         """Name what helps where the reference, or a forward pass over the rollout, does not fit."""

@@ -31,11 +31,10 @@ def train_sft(
         run_id: Of the run that the job belongs to, as its label.
     """
     from components.cluster.task import run_task
-    from components.train_sft.train import train
+    from components.train_sft.train import STAGE
 
     values = run_task(
-        train,
-        "train_sft",
+        STAGE,
         config,
         cluster=cluster,
         run_id=run_id,

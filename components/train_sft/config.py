@@ -5,9 +5,8 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from components.policy.config import CheckpointConfig, EngineConfig
-from components.shared.base_model import ModelConfig
-from components.shared.config import Config
-from components.shared.operational import Operational
+from components.shared.config import Config, Operational
+from components.shared.model import ModelConfig
 
 
 class TrainSFTConfig(Config):

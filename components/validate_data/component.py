@@ -27,11 +27,11 @@ def validate_data(
     import shutil
     from pathlib import Path
 
-    from components.shared.step import run_task
-    from components.validate_data.validate import PAGE, validate
+    from components.shared.task import run_task
+    from components.validate_data.validate import PAGE, STAGE
 
     try:
-        values = run_task(validate, "validate_data", config, problems=problems.path, validation=validation.path)
+        values = run_task(STAGE, config, problems=problems.path, validation=validation.path)
     finally:
         written = Path(validation.path) / PAGE
         if written.is_file():

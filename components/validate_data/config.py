@@ -4,8 +4,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from components.shared.base_model import ModelConfig
 from components.shared.config import Config, SameAs
+from components.shared.model import ModelConfig
 
 
 class ValidateConfig(Config):

@@ -10,7 +10,7 @@ from components.shared.errors import DataRejectedError
 from components.shared.page import render
 from components.shared.problem import Split
 from components.shared.progress import say
-from components.shared.step import In, Out
+from components.shared.stage import Stage
 from components.validate_data import rows as raw
 from components.validate_data.config import ValidateConfig
 from components.validate_data.expectations import Severity, expectations
@@ -23,7 +23,7 @@ _TEMPLATE = Path(__file__).parent / "report.html.jinja"
 _NAMED = 3
 
 
-def validate(config: ValidateConfig, *, problems: In, validation: Out) -> dict[str, float]:
+def validate(config: ValidateConfig, *, problems: Path, validation: Path) -> dict[str, float]:
     """Check the problems against every expectation; reject them where a critical one is not met."""
     rows = raw.read(problems)
     frame = derive(rows, config)
@@ -44,6 +44,15 @@ def validate(config: ValidateConfig, *, problems: In, validation: Out) -> dict[s
         raise DataRejectedError(_rejection(rejected))
     say("validate_data", f"{len(rows):,} problems, all critical expectations met")
     return _metrics(result, outcomes)
+
+
+STAGE = Stage(
+    name="validate_data",
+    function=validate,
+    config=ValidateConfig,
+    inputs=("problems",),
+    outputs=("validation",),
+)
 
 
 def _missed(outcomes: Sequence[Outcome], severity: Severity) -> list[Outcome]:

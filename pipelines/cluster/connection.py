@@ -8,17 +8,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from components.shared.environment import (
+    CA_VARIABLE,
+    COOKIE_VARIABLE,
+    ENDPOINT_VARIABLES,
+    NAMESPACE_VARIABLE,
+    TOKEN_FILE_VARIABLES,
+    TOKEN_VARIABLE,
+)
 from components.shared.errors import PipelineError
 from pipelines.cluster.explained import explained
 
 if TYPE_CHECKING:
     import kfp
 
-ENDPOINT_VARIABLES = ("GRPO_PIPELINE_ENDPOINT", "KF_PIPELINES_ENDPOINT")
-NAMESPACE_VARIABLE = "GRPO_PIPELINE_NAMESPACE"
-TOKEN_VARIABLE, COOKIE_VARIABLE = "GRPO_PIPELINE_TOKEN", "GRPO_PIPELINE_COOKIE"
-TOKEN_FILE_VARIABLES = ("GRPO_PIPELINE_TOKEN_FILE", "KF_PIPELINES_SA_TOKEN_PATH")
-CA_VARIABLE = "GRPO_PIPELINE_CA_FILE"
 _POD_TOKEN = Path("/var/run/secrets/kubeflow/pipelines/token")
 """Where Kubeflow gives a pod its token for Kubeflow Pipelines."""
 _IN_CLUSTER = "http://ml-pipeline.kubeflow.svc.cluster.local:8888"

@@ -12,7 +12,7 @@ from components.preflight.form import KEYS, PREFIX, form_of, sections_of
 from components.preflight.repetition import PARAMETER
 from components.preflight.sections import contradicting, wrong_sections
 from components.preflight.storage import credentials, is_url
-from components.shared.errors import PipelineError, refuse_all
+from components.shared.errors import PipelineError, raise_all
 from pipelines.cluster.package import Package
 
 Form = dict[str, Any]
@@ -53,7 +53,7 @@ def _check(form: Form) -> None:
         sections, wrong = sections_of(form, _ANY_COMMIT, {})
         wrong += wrong_sections(sections)
         wrong += [] if wrong else contradicting(sections)
-    refuse_all(wrong)
+    raise_all(wrong)
 
 
 def skipping_repetition(form: Form, settings: Sequence[str]) -> Form:

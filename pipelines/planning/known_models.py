@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from components.shared import jsonl
-from components.shared.base_model import ModelConfig
 from components.shared.errors import PipelineError
+from components.shared.model import ModelConfig
 from pipelines.planning.model_shape import ModelShape
 
 WORD_VOCABULARY = 234

@@ -18,9 +18,9 @@ from docker.types import Mount
 from kfp import local
 from kfp.local import docker_task_handler
 
+from components.shared.environment import JOURNAL_VARIABLE
 from components.shared.errors import PipelineError
 from components.shared.images import GPU, LIGHT
-from components.shared.step import JOURNAL_VARIABLE
 
 _LABEL = "grpo-pipeline/run"
 """Of every container of a run: its folder."""

@@ -13,9 +13,8 @@ from typing import BinaryIO
 
 from components.preflight.config import Params, as_yaml, load_params
 from components.preflight.inputs import contradictions, missing_here
-from components.shared.errors import PipelineError, refuse_all
-from components.shared.progress import TERMINAL_VARIABLE
-from components.shared.step import JOURNAL_VARIABLE
+from components.shared.environment import JOURNAL_VARIABLE, TERMINAL_VARIABLE
+from components.shared.errors import PipelineError, raise_all
 from pipelines.run import summary
 from pipelines.run.journal import Followed, Journal, duration
 from pipelines.run.process import lines, process
@@ -40,7 +39,7 @@ def run(params_path: Path, *, containers: bool = False) -> int:
     """
     params = load_params(params_path)
     wrong = contradictions(params) + missing_here(params, containers=containers)
-    refuse_all([f"{params_path}: {line}" for line in wrong])
+    raise_all([f"{params_path}: {line}" for line in wrong])
     if containers:
         _containers().check()
     started = time.monotonic()

@@ -8,10 +8,9 @@ import pytest
 
 from components.clean_up.clean_up import Ending, clean_up, run
 from components.cluster import names
-from components.cluster.api import KUBECONFIG_VARIABLE
-from components.shared import retries
+from components.shared import task
+from components.shared.environment import KUBECONFIG_VARIABLE, POD_VARIABLE
 from components.shared.errors import RetryableError
-from components.shared.pod import POD_VARIABLE
 from tests.fake_cluster import ApiServer, Fault, kinds
 
 _RUN = "0b1c2d3e"
@@ -151,7 +150,7 @@ def test_a_cluster_that_is_busy_is_asked_again(
 ) -> None:
     """By the task itself: to Kubeflow it is a failure like all others, and a job would be left."""
     monkeypatch.setenv(POD_VARIABLE, "clean-up-1")
-    monkeypatch.setattr(retries, "PAUSES_S", (0.0,))
+    monkeypatch.setattr(task, "PAUSES_S", (0.0,))
     _add_job(server, "sft", _RUN)
     server.faults.add(Fault("DELETE", status=503))
     run(_FAILED, "", str(tmp_path / "summary.md"))

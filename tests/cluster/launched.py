@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from components.cluster.api import KUBECONFIG_VARIABLE
 from components.cluster.cluster import Cluster
 from components.cluster.config import ClusterConfig
 from components.cluster.job import Failure, Job
 from components.cluster.trainjob.run import run_on_cluster
 from components.shared import jsonl
+from components.shared.environment import KUBECONFIG_VARIABLE
 from tests.fake_cluster import ApiServer, kinds, script
 
 RUN_ID = "0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0"

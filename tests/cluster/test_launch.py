@@ -9,7 +9,7 @@ import pytest
 
 from components.cluster import names
 from components.cluster.trainjob.run import run_on_cluster
-from components.shared.errors import GivenUpError, PipelineError, RetryableError
+from components.shared.errors import PipelineError, RetriesExhaustedError, RetryableError
 from tests.cluster.launched import RESULT, RUN_ID, Launched, launched
 from tests.fake_cluster import ApiServer, Change, Fault, kinds, runtime, script
 
@@ -427,7 +427,7 @@ def test_a_job_that_is_deleted_again_and_again_is_given_up(make: Make, server: A
     job = make(max_restarts=2)
     delete = script.Do(lambda: server.cluster.remove(kinds.TRAIN_JOBS, job.trainjobs()[0]["metadata"]["name"]))
     server.cluster.play(script.Running(50), delete)
-    with pytest.raises(GivenUpError, match="somebody has deleted the training job"):
+    with pytest.raises(RetriesExhaustedError, match="somebody has deleted the training job"):
         job.run()
     assert len([request for request in server.requests if request.method == "POST"]) == 3
 

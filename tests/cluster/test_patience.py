@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 from kubernetes import client
 
-from components.cluster.api import KUBECONFIG_VARIABLE, connect
+from components.cluster.api import connect
 from components.cluster.trainjob.objects import Objects
 from components.cluster.trainjob.patience import Patience, UnansweredError, is_passing
+from components.shared.environment import KUBECONFIG_VARIABLE
 from components.shared.errors import PipelineError
 from tests.fake_cluster import ApiServer
 

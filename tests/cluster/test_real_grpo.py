@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from components.cluster.api import KUBECONFIG_VARIABLE
 from components.cluster.task import run_task
 from components.policy.checkpoint import save
 from components.shared import lineage
-from components.shared.model_reference import followed, refer
+from components.shared.environment import KUBECONFIG_VARIABLE
+from components.shared.model import resolve_reference, write_reference
 from components.shared.problem import Split, write_problems
-from components.train_grpo.train import train
+from components.train_grpo.train import STAGE
 from tests import tiny
 from tests.cluster import dying
 from tests.fake_cluster import ApiServer, RealClock, kinds, script
@@ -44,7 +44,7 @@ def _run_step(folder: Path, given: dict[str, Path], cluster: dict[str, Any]) -> 
     folder.mkdir(exist_ok=True)
     folders = {**given, **{name: folder / name for name in OUTPUTS}}
     paths = {name: str(path) for name, path in folders.items()}
-    return run_task(train, "train_grpo", _config(), cluster=cluster, run_id=RUN_ID, **paths)
+    return run_task(STAGE, _config(), cluster=cluster, run_id=RUN_ID, **paths)
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def given(tmp_path: Path) -> dict[str, Path]:
     write_problems(problems, Split.TRAIN, tiny.PROBLEMS[:4])
     save(tiny.checkpoint(), model)
     lineage.write(model, {"stage": "train_sft"})
-    refer(reference, model)
+    write_reference(reference, model)
     return {"problems": problems, "reference": reference}
 
 
@@ -104,10 +104,10 @@ def test_grpo_on_a_cluster(
     monkeypatch.chdir(tmp_path)
     assert _run_step(tmp_path / "here", given, {}) == metrics
     reference, policy = (
-        followed(path) / "model.safetensors" for path in (given["reference"], tmp_path / "here/policy")
+        resolve_reference(path) / "model.safetensors" for path in (given["reference"], tmp_path / "here/policy")
     )
     assert reference.read_bytes() != policy.read_bytes()
     for name in LEARNED:
-        there, again, here = (followed(tmp_path / place / name) for place in ("there", "again", "here"))
+        there, again, here = (resolve_reference(tmp_path / place / name) for place in ("there", "again", "here"))
         assert lineage.read(there) == lineage.read(here)
         assert lineage.digest(there) == lineage.digest(again) == lineage.digest(here)

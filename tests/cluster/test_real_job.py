@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from components.cluster.api import KUBECONFIG_VARIABLE
 from components.cluster.task import run_task
 from components.shared import lineage
-from components.shared.model_reference import followed
+from components.shared.environment import KUBECONFIG_VARIABLE
+from components.shared.model import resolve_reference
 from components.shared.problem import Split, write_problems
-from components.train_sft.train import train
+from components.train_sft.train import STAGE
 from tests import tiny
 from tests.fake_cluster import ApiServer, RealClock, kinds, script
 
@@ -42,7 +42,7 @@ def run_step(folder: Path, problems: Path, cluster: dict[str, Any]) -> dict[str,
     folders = {name: str(folder / name) for name in OUTPUTS}
     for path in folders.values():
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-    return run_task(train, "train_sft", config(), cluster=cluster, run_id=RUN_ID, problems=str(problems), **folders)
+    return run_task(STAGE, config(), cluster=cluster, run_id=RUN_ID, problems=str(problems), **folders)
 
 
 def test_a_training_job_gives_what_the_same_step_gives_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,6 +61,6 @@ def test_a_training_job_gives_what_the_same_step_gives_here(tmp_path: Path, monk
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.chdir(tmp_path)
     assert metrics == run_step(tmp_path / "here", problems, {})
-    there, here = (followed(tmp_path / place / "reference") for place in ("there", "here"))
+    there, here = (resolve_reference(tmp_path / place / "reference") for place in ("there", "here"))
     assert there.is_relative_to(volume)
     assert lineage.digest(there) == lineage.digest(here)

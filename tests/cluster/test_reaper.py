@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from components.cluster import names
-from components.cluster.api import KUBECONFIG_VARIABLE, connect, own_namespace
+from components.cluster.api import connect, own_namespace
 from components.cluster.cleanup import delete_run
 from components.cluster.reaper import reap
+from components.shared.environment import KUBECONFIG_VARIABLE
 from tests.cluster.launched import RUN_ID
 from tests.fake_cluster import ApiServer, Fault, kinds, script
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from components.cluster.api import KUBECONFIG_VARIABLE
 from components.cluster.trainjob.termination import Termination
+from components.shared.environment import KUBECONFIG_VARIABLE
 from tests.cluster.jobs import train_job
 from tests.fake_cluster import ApiServer, Fault, kinds, script
 

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from components.cluster import names
-from components.cluster.api import KUBECONFIG_VARIABLE, connect
+from components.cluster.api import connect
 from components.cluster.reaper import reap
+from components.shared.environment import KUBECONFIG_VARIABLE
 from tests.fake_cluster import ApiServer, Fault, RealClock, kinds, script
 
 pytestmark = pytest.mark.slow
@@ -26,14 +27,14 @@ from components.cluster.cluster import Cluster, active
 from components.cluster.config import ClusterConfig
 from components.cluster.together import run_together
 from components.cluster.trainjob import termination
-from components.shared.step import errors_in_one_line
+from components.shared.stage import exit_on_error
 from tests.launch.jobs import JobConfig
 root = Path(sys.argv[1])
 termination._CONTAINER_LOG = str(root / "container.log")
 config = ClusterConfig(image="gpu:1", mount=str(root), delete="never")
 cluster = Cluster(config, "0f1e2d3c", "train_grpo", root / "records")
 job = JobConfig(ending="go_on", rank=0, seconds=0)
-with errors_in_one_line("train_grpo"), active(cluster):
+with exit_on_error("train_grpo"), active(cluster):
     run_together("tests.launch.jobs:act", job, {"folder": root}, num_processes=1, work=root / "work", grace_s=1)
 """
 

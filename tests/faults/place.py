@@ -16,7 +16,7 @@ import yaml
 
 from components.shared import checkpoints
 from components.shared.config import Config
-from components.shared.step import JOURNAL_VARIABLE, WORK_VARIABLE
+from components.shared.environment import JOURNAL_VARIABLE, WORK_VARIABLE
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 300

@@ -12,9 +12,10 @@ import pytest
 import yaml
 
 from components.report.config import ReportConfig
-from components.report.report import report
-from components.shared import lineage, step
+from components.report.report import STAGE
+from components.shared import lineage
 from components.shared.lineage import digest
+from components.shared.stage import run
 from tests.images import engine
 from tests.images.engine import Image
 from tests.pipelines.project import smoke
@@ -78,7 +79,7 @@ def test_a_policy_is_reported_and_registered_in_it(light: Image, folder: Path) -
     inputs = make_run(folder / "run")
     light.run(*_stage("report", **inputs, report=folder / "report"), folder=folder, user=ANYBODY)
     config = ReportConfig.model_validate(yaml.safe_load((folder / "params.yaml").read_text())["report"])
-    step.run(report, "report", config, {**inputs, "report": folder / "outside"})
+    run(STAGE, config, {**inputs, "report": folder / "outside"})
     assert digest(folder / "report") == digest(folder / "outside")
     policy = folder / "policy"
     policy.mkdir()

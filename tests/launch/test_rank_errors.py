@@ -4,7 +4,7 @@ import pytest
 
 from components.cluster.job import Job
 from components.cluster.rank_errors import error_of_ranks
-from components.shared.memory import refused_memory
+from components.shared.system_errors import out_of_memory
 
 
 @pytest.fixture
@@ -37,8 +37,8 @@ def test_the_log_below_an_error_does_not_say_what_it_is(job: Job) -> None:
     error = error_of_ranks(job)
     assert error is not None
     assert "out of memory" in str(error)
-    assert refused_memory(error) is None
+    assert out_of_memory(error) is None
     job.write_outcome(1, {"error": "OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB", "exit_code": 1})
     error = error_of_ranks(job)
     assert error is not None
-    assert refused_memory(error) is not None
+    assert out_of_memory(error) is not None

@@ -6,7 +6,7 @@ import pytest
 
 from components.cluster import serve
 from components.cluster.job import Job
-from components.cluster.trainjob.manifest import JOB_VARIABLE
+from components.shared.environment import JOB_VARIABLE
 from tests.train_grpo.settings import grpo_config
 from tests.train_grpo.test_own_weights import SERVERS
 

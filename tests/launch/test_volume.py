@@ -11,8 +11,8 @@ from components.cluster.task import run_task
 from components.cluster.volume import StageFolders
 from components.shared import durable, jsonl, lineage
 from components.shared.config import Config
-from components.shared.model_reference import PIPELINE_FILE, followed
-from components.shared.step import In, Out, Work
+from components.shared.model import PIPELINE_FILE, resolve_reference
+from components.shared.stage import Stage
 
 RUN_ID = "0f1e2d3c"
 CALLS: list[Path] = []
@@ -28,7 +28,7 @@ class KilledError(BaseException):
     """Nothing handles it."""
 
 
-def train(config: TrainingConfig, *, problems: In, model: Out, training: Out, work: Work) -> dict[str, float]:
+def train(config: TrainingConfig, *, problems: Path, model: Path, training: Path, work: Path) -> dict[str, float]:
     """Make a model of the problems; leave something unfinished where it is killed."""
     CALLS.append(problems)
     assert current() is not None
@@ -41,6 +41,10 @@ def train(config: TrainingConfig, *, problems: In, model: Out, training: Out, wo
     jsonl.write_json(model / PIPELINE_FILE, {"prompt": "{question}", "answer": "declared"})
     (training / "curves.csv").write_text("step\n1\n")
     return {"resumed": float(left)}
+
+
+def _stage(name: str = "train_sft") -> Stage:
+    return Stage(name, train, TrainingConfig, ("problems",), ("model", "training"), has_work=True)
 
 
 @pytest.fixture
@@ -62,7 +66,7 @@ def run(tmp_path: Path) -> Any:
         folders = {"problems": problems, **{name: tmp_path / attempt / name for name in ("model", "training")}}
         paths = {name: str(path) for name, path in folders.items()}
         cluster = {"image": "gpu:1", "mount": str(tmp_path / "volume")}
-        return run_task(train, stage, config, cluster=cluster, run_id=run_id, **paths)
+        return run_task(_stage(stage), config, cluster=cluster, run_id=run_id, **paths)
 
     return run
 
@@ -73,7 +77,7 @@ def test_everything_lies_on_the_volume(run: Any, tmp_path: Path) -> None:
     volume = tmp_path / "volume"
     assert CALLS[0].is_relative_to(volume)
     model = volume / "grpo-pipeline" / RUN_ID / "train_sft" / "model"
-    assert followed(tmp_path / "1" / "model") == model
+    assert resolve_reference(tmp_path / "1" / "model") == model
     assert (model / "train.jsonl").read_text() == "{}\n"
     assert (tmp_path / "1" / "training" / "curves.csv").is_file()
     made_by = lineage.read(model)
@@ -87,7 +91,7 @@ def test_a_model_on_the_volume_is_read_where_it_is(run: Any, tmp_path: Path) -> 
     """Given by reference, as the stage before has left it; its digest is that of what is read."""
     run()
     run("2", problems=tmp_path / "1" / "model", stage="train_grpo")
-    model = followed(tmp_path / "1" / "model")
+    model = resolve_reference(tmp_path / "1" / "model")
     assert CALLS[1] == model
     made_by = lineage.read(tmp_path / "2" / "model")
     assert made_by is not None
@@ -97,7 +101,7 @@ def test_a_model_on_the_volume_is_read_where_it_is(run: Any, tmp_path: Path) -> 
 def test_a_model_that_has_changed_is_refused(run: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What the stage before has made is not what is there now."""
     run()
-    (followed(tmp_path / "1" / "model") / "train.jsonl").write_text("[]")
+    (resolve_reference(tmp_path / "1" / "model") / "train.jsonl").write_text("[]")
     with pytest.raises(SystemExit):
         run("2", problems=tmp_path / "1" / "model", stage="train_grpo")
     assert "has changed since it was passed on" in capsys.readouterr().err
@@ -122,7 +126,7 @@ def test_a_finished_stage_is_not_run_again(run: Any, tmp_path: Path, monkeypatch
             run("1")
     assert run("2") == {"resumed": 0.0}
     assert len(CALLS) == 1
-    assert followed(tmp_path / "2" / "model").is_dir()
+    assert resolve_reference(tmp_path / "2" / "model").is_dir()
     assert run("3", ending="other") == {"resumed": 0.0}
     assert len(CALLS) == 2, "another config makes another model"
 
@@ -170,13 +174,13 @@ def test_a_run_takes_the_result_of_another_that_does_the_same(
         monkeypatch.setattr(StageFolders, "keep_metrics", finish_late)
         run("first", run_id="another-run")
 
-    hold_after = durable.hold_after
+    wait_for_lock = durable.wait_for_lock
 
     def wait(path: Path) -> Any:
         waited.touch()
-        return hold_after(path)
+        return wait_for_lock(path)
 
-    monkeypatch.setattr(durable, "hold_after", wait)
+    monkeypatch.setattr(durable, "wait_for_lock", wait)
     other = multiprocessing.get_context("fork").Process(target=first)
     other.start()
     _wait_for(begun)
@@ -186,7 +190,7 @@ def test_a_run_takes_the_result_of_another_that_does_the_same(
     assert run("2") == {"resumed": 0.0}
     assert CALLS == []
     model = tmp_path / "volume/grpo-pipeline" / RUN_ID / "train_sft/model"
-    assert followed(tmp_path / "2" / "model") == model
+    assert resolve_reference(tmp_path / "2" / "model") == model
     assert (model / "train.jsonl").read_text() == "{}\n"
 
 
@@ -211,5 +215,5 @@ def test_a_run_without_a_fitting_id_is_refused(tmp_path: Path, run_id: str, caps
     """It is a label of all that the run makes."""
     cluster = {"image": "gpu:1", "mount": str(tmp_path)}
     with pytest.raises(SystemExit):
-        run_task(train, "train_sft", {}, cluster=cluster, run_id=run_id)
+        run_task(_stage(), {}, cluster=cluster, run_id=run_id)
     assert "cannot be a label" in capsys.readouterr().err

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from components.shared.environment import ENDPOINT_VARIABLES
 from pipelines.cli import main
-from pipelines.cluster.connection import ENDPOINT_VARIABLES
 from tests.presets import preset
 
 ROOT = Path(__file__).parents[2]

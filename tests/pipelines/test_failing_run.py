@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from components.cluster.api import KUBECONFIG_VARIABLE
+from components.shared.environment import KUBECONFIG_VARIABLE
 from tests.fake_cluster import ApiServer, kinds
 
 ROOT = Path(__file__).parents[2]

@@ -7,8 +7,8 @@ import pytest
 import yaml
 
 from components.shared.answer_policy import AnswerPolicy
-from components.shared.base_model import ModelConfig
 from components.shared.errors import PipelineError
+from components.shared.model import ModelConfig
 from pipelines import plan
 from pipelines.cli import main
 from pipelines.planning.hardware import GIB, GPUS, gpu, usable_bytes

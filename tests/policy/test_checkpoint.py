@@ -10,8 +10,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma2Config, Gemm
 
 from components.policy.checkpoint import create, load, save, save_base
 from components.shared.answer_policy import AnswerPolicy
-from components.shared.base_model import ModelConfig
 from components.shared.errors import PipelineError
+from components.shared.model import ModelConfig
 from tests import tiny
 
 

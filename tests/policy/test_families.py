@@ -15,8 +15,8 @@ from components.policy.compatibility import require_supported_model
 from components.policy.logprobs import LogprobModel, completion_logprobs
 from components.shared import jsonl
 from components.shared.answer_policy import AnswerPolicy
-from components.shared.base_model import ModelConfig
 from components.shared.errors import PipelineError
+from components.shared.model import ModelConfig
 from tests import tiny
 from tests.policy import plain
 

@@ -77,8 +77,8 @@ def test_a_checkpoint_knows_the_work_it_belongs_to(tmp_path: Path) -> None:
     for folder, seed in ((own, 1), (other, 2)):
         (folder / "checkpoints").mkdir(parents=True)
         made_from = {**MADE_FROM, "config": {"seed": seed}}
-        (folder / "made_from.json").write_text(json.dumps({**made_from, "files": {"a.py": str(seed)}}))
-        writer = Writer(folder / "checkpoints", keep_last=1, keep_best=False, made_from=made_from)
+        (folder / "fingerprint.json").write_text(json.dumps({**made_from, "files": {"a.py": str(seed)}}))
+        writer = Writer(folder / "checkpoints", keep_last=1, keep_best=False, fingerprint=made_from)
         writer.save(seed, lambda folder: (folder / "policy.safetensors").touch(), score=None)
         del writer
     assert _resumed(own).steps_done == 1

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from components.cluster.api import KUBECONFIG_VARIABLE
 from components.preflight.config import SECRET_KEYS
 from components.preflight.form import Form
+from components.shared.environment import KUBECONFIG_VARIABLE
 from pipelines.grpo_post_training_on_cluster import FORM
 from tests.fake_cluster import ApiServer
 

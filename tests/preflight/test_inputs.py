@@ -9,8 +9,8 @@ import yaml
 
 from components.preflight.config import Params, load_params
 from components.preflight.inputs import contradictions, missing_here
-from components.shared.base_model import context_tokens
 from components.shared.errors import PipelineError
+from components.shared.model import context_tokens
 from pipelines.cli import main
 from tests.presets import preset
 

@@ -10,7 +10,7 @@ from components.preflight.preflight import preflight
 from components.preflight.repetition import PARAMETER, comparable, refuse_repetition
 from components.preflight.sections import complete
 from components.shared import config, lineage
-from components.shared.errors import NothingNewError, PipelineError
+from components.shared.errors import PipelineError, UnchangedRunError
 from tests.fake_cluster import ApiServer
 from tests.preflight.conftest import git
 
@@ -47,7 +47,9 @@ def test_a_run_that_would_make_the_newest_version_anew_is_known(asked: Form, rep
     """By code, data and config, whoever made an older version with others."""
     register(repository, "grpo-policy@v0.0.1", {**asked, "grpo_num_steps": 3}, code=lineage.code_digest())
     register(repository, "grpo-policy@v0.0.2", asked, code=lineage.code_digest())
-    with pytest.raises(NothingNewError, match=r"nothing has changed since grpo-policy@v0\.0\.2: code, data and config"):
+    with pytest.raises(
+        UnchangedRunError, match=r"nothing has changed since grpo-policy@v0\.0\.2: code, data and config"
+    ):
         refuse_repetition(asked, resolved(asked))
 
 
@@ -94,5 +96,5 @@ def test_preflight_ends_a_run_that_is_not_new(asked: Form, repository: Path, ser
     wanted = {**asked, "registry_weights_remote": "/work/registry-storage"}
     with pytest.raises(PipelineError, match=r"^cluster_volume_claim: "):
         preflight({**wanted, "cluster_volume_claim": "missing"})
-    with pytest.raises(NothingNewError):
+    with pytest.raises(UnchangedRunError):
         preflight(wanted)

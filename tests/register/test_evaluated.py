@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from components.register.config import RegisterConfig
-from components.register.register import register
-from components.shared import jsonl, lineage, step
+from components.register.register import STAGE as REGISTER
+from components.shared import jsonl, lineage
 from components.shared.errors import GateMissedError, PipelineError
-from components.shared.model_reference import refer
+from components.shared.model import write_reference
+from components.shared.stage import run
 from tests.report.synthetic import made_by_grpo, write_bare_report
 
 
@@ -62,7 +63,7 @@ def refusal(policy: Path, report: Path) -> str:
     before = sorted(folder.rglob("*"))
     config = RegisterConfig(registry=str(folder / "registry"), name="grpo-policy")
     with pytest.raises(PipelineError) as refused:
-        step.run(register, "register", config, {"policy": policy, "report": report, "registration": folder / "out"})
+        run(REGISTER, config, {"policy": policy, "report": report, "registration": folder / "out"})
     assert refused.value.exit_code == 2
     assert "\n" not in str(refused.value)
     assert sorted(folder.rglob("*")) == before
@@ -110,13 +111,13 @@ def reference(made: Any) -> Any:
 def test_a_policy_passed_on_by_reference_is_compared_by_its_content(policy: Path, report: Path, file: str) -> None:
     """The folder that a reference names is what has to be the one that was evaluated."""
     set_verdict(report, passed=False, enforced=True)
-    refer(report.parent / "reference", policy)
+    write_reference(report.parent / "reference", policy)
     config = RegisterConfig(registry=str(report.parent / "registry"), name="grpo-policy")
     folders = {"policy": report.parent / "reference", "report": report, "registration": report.parent / "out"}
     with pytest.raises(GateMissedError):  # it is the gate that refuses the policy that was evaluated
-        step.run(register, "register", config, folders)
+        run(REGISTER, config, folders)
     (policy / file).write_bytes((policy / file).read_bytes().replace(b"a", b"`", 1))
-    refer(report.parent / "reference", policy)
+    write_reference(report.parent / "reference", policy)
     assert "evaluated" in refusal(report.parent / "reference", report)
 
 

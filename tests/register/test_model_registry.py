@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from components.register.catalogue import RUN_ID_VARIABLE, RUN_NAME_VARIABLE, Catalogue, Entry, Run
+from components.register.catalogue import Catalogue, Entry, Run
+from components.shared.environment import RUN_ID_VARIABLE, RUN_NAME_VARIABLE
 from components.shared.errors import PipelineError, RetryableError
 from tests.fake_cluster import AFTER, BEFORE, ApiServer, Fault, self_signed
 from tests.register.http_storage import http_storage

@@ -15,12 +15,14 @@ import pytest
 import yaml
 
 from components.register.config import RegisterConfig
-from components.register.register import project_commit, register
+from components.register.register import STAGE as REGISTER
+from components.register.register import project_commit
 from components.register.registry import fetch
 from components.report.config import ReportConfig
-from components.report.report import report
-from components.shared import jsonl, lineage, step
+from components.report.report import STAGE as REPORT
+from components.shared import jsonl, lineage
 from components.shared.errors import GateMissedError, PipelineError, RetryableError
+from components.shared.stage import run
 from pipelines import cli
 from tests.register.http_storage import http_storage
 from tests.register.s3_storage import s3_storage
@@ -44,7 +46,7 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for name, (skill, gate) in cases.items():
         folders = make_run(base / f"{name}-run", skill=skill, problems=120)
         config = ReportConfig.model_validate({"gate": gate, "num_examples": 2})
-        step.run(report, "report", config, {**folders, "report": base / name})
+        run(REPORT, config, {**folders, "report": base / name})
     return {name: base / name for name in cases}
 
 
@@ -68,7 +70,7 @@ def make_config(folder: Path, **values: Any) -> RegisterConfig:
 def run_register(config: RegisterConfig, policy: Path, report_folder: Path, out: Path) -> dict[str, Any]:
     """Run the stage as the runners do, with the report made one on this policy; returns version.json."""
     folders = {"policy": policy, "report": report_on(report_folder, policy), "registration": out}
-    step.run(register, "register", config, folders)
+    run(REGISTER, config, folders)
     version: dict[str, Any] = jsonl.read_json(out / "version.json")
     return version
 

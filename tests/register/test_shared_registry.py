@@ -11,9 +11,10 @@ from components.register import registry
 from components.register.config import RegisterConfig
 from components.register.registry import Registry, fetch
 from components.report.config import ReportConfig
-from components.report.report import report
-from components.shared import lineage, step
+from components.report.report import STAGE as REPORT
+from components.shared import lineage
 from components.shared.errors import PipelineError, RetryableError
+from components.shared.stage import run
 from tests.register.test_register import (
     GATE,
     _command,
@@ -46,7 +47,7 @@ def report_passed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The report of a run that passed the gate."""
     folder = tmp_path_factory.mktemp("run")
     config = ReportConfig.model_validate({"gate": GATE, "num_examples": 2})
-    step.run(report, "report", config, {**make_run(folder / "inputs", problems=120), "report": folder / "passed"})
+    run(REPORT, config, {**make_run(folder / "inputs", problems=120), "report": folder / "passed"})
     return folder / "passed"
 
 

@@ -14,9 +14,10 @@ import pytest
 
 from components.report.config import ReportConfig
 from components.report.page import render_report
-from components.report.report import report
-from components.shared import jsonl, lineage, step
+from components.report.report import STAGE
+from components.shared import jsonl, lineage
 from components.shared.errors import PipelineError
+from components.shared.stage import run
 from tests.report.synthetic import SKILL, make_run
 
 VALUES: dict[str, Any] = {
@@ -40,7 +41,7 @@ def own_run(shared_run: dict[str, Path], tmp_path: Path) -> dict[str, Path]:
 
 def run_report(folders: Mapping[str, Path], out: Path, config: ReportConfig = CONFIG) -> dict[str, float]:
     """Run the stage as the runners do."""
-    return step.run(report, "report", config, {**folders, "report": out})
+    return run(STAGE, config, {**folders, "report": out})
 
 
 @pytest.fixture(scope="module")

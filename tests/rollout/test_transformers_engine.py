@@ -13,8 +13,8 @@ from components.rollout import transformers_sampler
 from components.rollout.sampler import Completion
 from components.rollout.transformers_sampler import Decoding, TransformersSampler, inverse_cdf
 from components.shared.answer_policy import AnswerPolicy
-from components.shared.base_model import ModelConfig
 from components.shared.errors import PipelineError
+from components.shared.model import ModelConfig
 from tests import tiny
 
 QUESTIONS = [*(problem.question for problem in tiny.PROBLEMS[:5]), "Tom has 3?"]

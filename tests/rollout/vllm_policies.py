@@ -9,7 +9,7 @@ from components.policy.logprobs import LogprobModel, completion_logprobs
 from components.policy.packing import TokenSequence
 from components.rollout.vllm.config import ServersConfig
 from components.shared.answer_policy import AnswerPolicy
-from components.shared.base_model import ModelConfig
+from components.shared.model import ModelConfig
 from tests import tiny
 
 QUESTIONS = [*(problem.question for problem in tiny.PROBLEMS[:3]), "Tom has 3 apples. " * 60]

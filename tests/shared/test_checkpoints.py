@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from components.shared import lineage
-from components.shared.checkpoints import Found, Writer, latest
+from components.shared.checkpoints import Checkpoint, Writer, latest
 from components.shared.errors import PipelineError, RetryableError
 
 _ROOT = Path(__file__).parents[2]
@@ -80,7 +80,7 @@ def test_a_checkpoint_is_found_with_what_was_written(tmp_path: Path) -> None:
     """Step, score and every file; the newest of several."""
     _save(tmp_path / "new/folder", 3, 12, score_12=0.5)
     found = latest(tmp_path / "new/folder", stage="train")
-    assert found == Found(12, tmp_path / "new/folder/step-000012", 0.5)
+    assert found == Checkpoint(12, tmp_path / "new/folder/step-000012", 0.5)
     assert _latest_step(tmp_path / "new/folder") == 12
 
 
@@ -214,14 +214,14 @@ def _made_from(**changes: Any) -> dict[str, Any]:
 )
 def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path, other: dict[str, Any] | None, difference: str) -> None:
     """However whole it is, and in one line that says what differs; among its own it is found."""
-    Writer(tmp_path, keep_last=9, keep_best=False, made_from=other).save(2, _fill(2), score=None)
+    Writer(tmp_path, keep_last=9, keep_best=False, fingerprint=other).save(2, _fill(2), score=None)
     with pytest.raises(PipelineError) as refused:
-        latest(tmp_path, stage="train", made_from=_made_from())
+        latest(tmp_path, stage="train", fingerprint=_made_from())
     assert str(refused.value) == (
         f"{tmp_path}/step-000002: is a checkpoint of another run, made from something else: {difference}; "
         "move it out of this folder"
     )
-    assert latest(tmp_path, stage="train", made_from=other) == Found(2, tmp_path / "step-000002", None)
+    assert latest(tmp_path, stage="train", fingerprint=other) == Checkpoint(2, tmp_path / "step-000002", None)
 
 
 @pytest.mark.parametrize(
@@ -411,10 +411,10 @@ _WRITER = """
 import sys, time
 from pathlib import Path
 from components.shared.checkpoints import Writer
-from components.shared.step import errors_in_one_line
+from components.shared.stage import exit_on_error
 def fill(folder):
     (folder / "weights.bin").write_bytes(bytes(int(sys.argv[2])))
-with errors_in_one_line("train"):
+with exit_on_error("train"):
     writer = Writer(Path(sys.argv[1]), keep_last=1, keep_best=False)
     writer.save(int(sys.argv[3]), fill, score=None)
     print("saved", flush=True)

@@ -10,7 +10,7 @@ from typing import Any, TextIO
 import pytest
 
 from components.shared import durable
-from components.shared.durable import hold
+from components.shared.durable import lock_folder
 from components.shared.errors import RetryableError
 
 
@@ -30,7 +30,7 @@ def test_a_lock_on_what_has_been_removed_holds_nothing(
 
     monkeypatch.setattr(fcntl, "lockf", lock_late)
     with pytest.raises(RetryableError, match="work: is in use by another process; wait until that has ended"):
-        hold(folder / "run.lock")
+        lock_folder(folder / "run.lock")
 
 
 def test_a_folder_is_renamed_before_it_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import yaml
 
 from components.shared import dvc_process
 from components.shared.errors import PipelineError, RetryableError
-from components.shared.workspace import Workspace
+from components.shared.versioning import Workspace
 from tests.register.s3_storage import Fault, s3_storage
 
 FILES = {"config.json": b'{"a": 1}', "inner/model.safetensors": b"weights" * 1000, "lineage.json": b'{"stage": "x"}'}

@@ -7,7 +7,12 @@ import torch
 
 from components.rollout.vllm.config import refuse_memory_of_vllm
 from components.shared.errors import PipelineError
-from components.shared.memory import NotEnoughMemoryError, memory_for, refused_in, refused_memory
+from components.shared.system_errors import (
+    NotEnoughMemoryError,
+    explain_out_of_memory,
+    out_of_memory,
+    out_of_memory_in_log,
+)
 
 ON_A_GPU = (
     "CUDA out of memory. Tried to allocate 20.50 GiB. GPU 1 has a total capacity of 79.15 GiB of which 3.12 GiB is "
@@ -26,7 +31,7 @@ ON_A_GPU = (
 )
 def test_a_refused_allocation_is_recognised(allocate: Callable[[], object], refused: str) -> None:
     """Whoever asked for the memory, with the amount where the error says it."""
-    with pytest.raises(NotEnoughMemoryError) as error, memory_for("a test", "lower this", "lower that"):
+    with pytest.raises(NotEnoughMemoryError) as error, explain_out_of_memory("a test", "lower this", "lower that"):
         allocate()
     amount = f": {refused}" if refused else ""
     assert str(error.value) == f"not enough memory for a test{amount}; lower this, or lower that"
@@ -34,10 +39,10 @@ def test_a_refused_allocation_is_recognised(allocate: Callable[[], object], refu
 
 def test_a_gpu_says_how_much_it_has() -> None:
     """The error is torch's own, which is there without a GPU too."""
-    refused = refused_memory(torch.OutOfMemoryError(ON_A_GPU))
+    refused = out_of_memory(torch.OutOfMemoryError(ON_A_GPU))
     assert refused == "tried to allocate another 20.50 GiB, 3.12 GiB of 79.15 GiB are free on GPU 1"
-    assert refused_memory(RuntimeError("CUDA error: out of memory")) == ""
-    assert refused_memory(OSError(12, "Cannot allocate memory")) == ""
+    assert out_of_memory(RuntimeError("CUDA error: out of memory")) == ""
+    assert out_of_memory(OSError(12, "Cannot allocate memory")) == ""
 
 
 @pytest.mark.parametrize(
@@ -48,7 +53,7 @@ def test_a_gpu_says_how_much_it_has() -> None:
 def test_another_error_stays_as_it_is(error: Exception) -> None:
     """So does one that is for people already."""
     for each in (error, PipelineError("not enough memory for something else")):
-        with pytest.raises(type(each)) as found, memory_for("a test"):
+        with pytest.raises(type(each)) as found, explain_out_of_memory("a test"):
             raise each
         assert found.value is each
 
@@ -75,4 +80,4 @@ def test_a_sampler_without_memory_is_told_apart(printed: str, tmp_path: Path) ->
 
 def test_a_sampler_that_ends_for_another_reason_is_not_about_memory() -> None:
     """What is printed on the way, such as advice about memory, is no error."""
-    assert refused_in("INFO lower max_num_seqs if you run out of memory\nValueError: no such model\n") is None
+    assert out_of_memory_in_log("INFO lower max_num_seqs if you run out of memory\nValueError: no such model\n") is None

@@ -4,7 +4,7 @@ import pytest
 
 from components.shared import jsonl, lineage
 from components.shared.errors import PipelineError
-from components.shared.model_reference import PIPELINE_FILE, followed, is_model, refer, refuse_changed
+from components.shared.model import PIPELINE_FILE, holds_model, require_unchanged, resolve_reference, write_reference
 
 ASKING = {"prompt": "{question}\n", "answer": "declared"}
 
@@ -21,50 +21,50 @@ def _model(folder: Path) -> Path:
 def test_a_reference_leads_to_the_model(tmp_path: Path) -> None:
     """It is small, says how the model is asked, and has the model's lineage."""
     model = _model(tmp_path / "model")
-    refer(tmp_path / "reference", model)
+    write_reference(tmp_path / "reference", model)
     assert sorted(path.name for path in (tmp_path / "reference").iterdir()) == [lineage.FILE_NAME, PIPELINE_FILE]
     assert jsonl.read_json(tmp_path / "reference" / PIPELINE_FILE)["prompt"] == ASKING["prompt"]
     assert lineage.read(tmp_path / "reference") == lineage.read(model)
-    assert followed(tmp_path / "reference") == model
-    assert (is_model(model), is_model(tmp_path / "reference")) == (True, False)
+    assert resolve_reference(tmp_path / "reference") == model
+    assert (holds_model(model), holds_model(tmp_path / "reference")) == (True, False)
 
 
 def test_what_is_no_reference_is_itself(tmp_path: Path) -> None:
     """Data, models by value, models of a hub, and models that no stage has made: how those are asked is here alone."""
     (tmp_path / "data").mkdir()
-    assert followed(tmp_path / "data") == tmp_path / "data"
-    assert followed(_model(tmp_path / "model")) == tmp_path / "model"
+    assert resolve_reference(tmp_path / "data") == tmp_path / "data"
+    assert resolve_reference(_model(tmp_path / "model")) == tmp_path / "model"
     (tmp_path / "plain").mkdir()
     for weights in ({"weights": "org/model", "revision": "1"}, {"weights": str(tmp_path / "plain"), "digest": "0"}):
         folder = tmp_path / "by reference"
         folder.mkdir(exist_ok=True)
         jsonl.write_json(folder / PIPELINE_FILE, {**ASKING, **weights})
-        assert followed(folder) == folder
+        assert resolve_reference(folder) == folder
 
 
 def test_a_model_that_is_asked_otherwise_is_not_followed(tmp_path: Path) -> None:
     """As where a run begins with a model of another run: its prompt would be forgotten."""
     model = _model(tmp_path / "model")
-    refer(tmp_path / "reference", model)
+    write_reference(tmp_path / "reference", model)
     described = jsonl.read_json(tmp_path / "reference" / PIPELINE_FILE)
     jsonl.write_json(tmp_path / "reference" / PIPELINE_FILE, {**described, "prompt": "Q: {question}"})
-    assert followed(tmp_path / "reference") == tmp_path / "reference"
+    assert resolve_reference(tmp_path / "reference") == tmp_path / "reference"
 
 
 def test_a_model_that_is_gone_is_missed(tmp_path: Path) -> None:
     """With the folder, which may be on a volume that is not mounted."""
     model = _model(tmp_path / "model")
-    refer(tmp_path / "reference", model)
+    write_reference(tmp_path / "reference", model)
     model.rename(tmp_path / "elsewhere")
     with pytest.raises(PipelineError, match=r"is not there; is the volume with it mounted\?"):
-        followed(tmp_path / "reference")
+        resolve_reference(tmp_path / "reference")
 
 
 def test_a_model_that_has_changed_is_refused(tmp_path: Path) -> None:
     """What was measured would not be what was passed on."""
     model = _model(tmp_path / "model")
-    refer(tmp_path / "reference", model)
-    refuse_changed(tmp_path / "reference", lineage.digest(model))
+    write_reference(tmp_path / "reference", model)
+    require_unchanged(tmp_path / "reference", lineage.digest(model))
     (model / "model.safetensors").write_bytes(b"others")
     with pytest.raises(PipelineError, match="has changed since it was passed on"):
-        refuse_changed(tmp_path / "reference", lineage.digest(model))
+        require_unchanged(tmp_path / "reference", lineage.digest(model))

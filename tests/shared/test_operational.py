@@ -7,8 +7,7 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import Field
 
-from components.shared.config import Config
-from components.shared.operational import Operational, without_operational
+from components.shared.config import Config, Operational, without_operational
 
 
 class _Precision(StrEnum):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from components.shared.progress import TERMINAL_VARIABLE
+from components.shared.environment import TERMINAL_VARIABLE
 
 _ROOT = Path(__file__).parents[2]
 _STEPS = """

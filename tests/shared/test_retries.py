@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from components.cluster import task
-from components.shared import retries, step
+from components.cluster import task as cluster_task
+from components.shared import task
 from components.shared.config import Config
-from components.shared.errors import GateMissedError, GivenUpError, PipelineError, RetryableError
-from components.shared.pod import POD_VARIABLE
-from components.shared.retries import PAUSES_S, with_retries
-from components.shared.step import Out
-from components.shared.workspace import Workspace
+from components.shared.environment import POD_VARIABLE
+from components.shared.errors import GateMissedError, PipelineError, RetriesExhaustedError, RetryableError
+from components.shared.stage import Stage
+from components.shared.task import PAUSES_S, with_retries
+from components.shared.versioning import Workspace
 
 BUSY = RetryableError("the server is busy")
 STALE = OSError(errno.ESTALE, "Stale file handle", "/work/x")
@@ -69,7 +69,7 @@ def test_there_is_an_end_to_trying() -> None:
     [
         PipelineError("a key is wrong"),
         GateMissedError("the gate is missed"),
-        GivenUpError("tried three times"),
+        RetriesExhaustedError("tried three times"),
         OSError(errno.ENOSPC, "No space left on device"),
         ValueError("a mistake in the code"),
     ],
@@ -98,25 +98,28 @@ class CopyConfig(Config):
 _attempts = Attempts()
 
 
-def copy(config: CopyConfig, *, copies: Out) -> dict[str, float]:
+def copy(config: CopyConfig, *, copies: Path) -> dict[str, float]:
     """Fail until the server answers."""
     del config
     (copies / "copy.txt").write_text(_attempts())
     return {"copies": 1.0}
 
 
+STAGE = Stage("copy", copy, CopyConfig, (), ("copies",))
+
+
 @pytest.mark.usefixtures("pod")
 @pytest.mark.parametrize("on_cluster", [True, False])
 def test_every_task_of_kubeflow_tries_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_cluster: bool) -> None:
     """Stages in their own pod, and the steps of training jobs."""
-    monkeypatch.setattr(retries, "PAUSES_S", (0.0,))
+    monkeypatch.setattr(task, "PAUSES_S", (0.0,))
     _attempts.left = [BUSY]
     copies = tmp_path / "copies"
     if on_cluster:
         cluster = {"image": "gpu:1", "mount": str(tmp_path)}
-        found = task.run_task(copy, "copy", {}, cluster=cluster, run_id="run-1", copies=str(copies))
+        found = cluster_task.run_task(STAGE, {}, cluster=cluster, run_id="run-1", copies=str(copies))
     else:
-        found = step.run_task(copy, "copy", {}, copies=str(copies))
+        found = task.run_task(STAGE, {}, copies=str(copies))
     assert found == {"copies": 1.0}
     assert (copies / "copy.txt").read_text() == "done"
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from components.shared.answer_policy import AnswerPolicy
-from components.shared.base_model import ModelConfig
 from components.shared.errors import PipelineError
+from components.shared.model import ModelConfig
 from components.shared.problem import Problem, Split, write_problems
 from components.shared.tokenizer import EOS, PAD, UNKNOWN, tokenizer_for
 
@@ -134,7 +134,7 @@ def test_equal_problems_give_an_equal_tokenizer(tmp_path: Path, model: ModelConf
 
 def _printed_elsewhere(model: ModelConfig, folder: Path, hash_seed: str) -> str:
     code = (
-        "import sys; from pathlib import Path; from components.shared.base_model import ModelConfig; "
+        "import sys; from pathlib import Path; from components.shared.model import ModelConfig; "
         "from components.shared.problem import Split, read_problems; "
         "from components.shared.tokenizer import tokenizer_for; "
         "model = ModelConfig.model_validate_json(sys.argv[1]); "

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from components.shared.errors import PipelineError, RetryableError
-from components.shared.workspace import Workspace
+from components.shared.versioning import Workspace
 
 
 def test_a_server_that_is_not_there_may_come_back(tmp_path: Path) -> None:

@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from components.shared.config import load_section
-from components.shared.operational import without_operational
+from components.shared.config import load_section, without_operational
 from components.train_grpo.config import TrainGRPOConfig, reward_column
 from tests.train_grpo.settings import grpo_config
 

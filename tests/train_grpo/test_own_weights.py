@@ -10,7 +10,7 @@ from components.grading.verifier import Verifier
 from components.policy.checkpoint import load, save
 from components.rollout.vllm.config import WeightsBy
 from components.rollout.vllm.verification import StaleWeightsError
-from components.train_grpo import samplers
+from components.shared.environment import WEIGHTS_VARIABLE
 from components.train_grpo.plain_groups import from_plain, to_plain
 from components.train_grpo.sampling import vllm_sampler
 from components.train_grpo.train_rank import build_trainer
@@ -40,7 +40,7 @@ def make(tmp_path: Path, verify: Verifier, monkeypatch: pytest.MonkeyPatch) -> M
     """A function that makes a trainer whose sampler has weights of its own."""
     (tmp_path / "reference").mkdir()
     save(tiny.checkpoint(), tmp_path / "reference")
-    monkeypatch.setenv(samplers.WEIGHTS_VARIABLE, str(tmp_path / "weights"))
+    monkeypatch.setenv(WEIGHTS_VARIABLE, str(tmp_path / "weights"))
     (tmp_path / "weights").mkdir()
 
     def trainer(

@@ -17,7 +17,7 @@ from components.policy.packing import TokenSequence
 from components.rollout.sampler import Completion
 from components.rollout.transformers_sampler import TransformersSampler
 from components.shared.answer_policy import AnswerPolicy
-from components.shared.base_model import ModelConfig
+from components.shared.model import ModelConfig
 from components.shared.problem import Problem
 from components.train_grpo.train_rank import build_trainer
 from components.train_grpo.trainer import History, Trainer

@@ -8,8 +8,8 @@ from components.grading.verifier import Grade, Verdict
 from components.policy.packing import TokenSequence
 from components.rollout.sampler import Completion
 from components.shared.answer_policy import AnswerPolicy
-from components.shared.base_model import ModelConfig
 from components.shared.errors import PipelineError
+from components.shared.model import ModelConfig
 from components.train_grpo.rewards import (
     accuracy,
     answer_format,

@@ -5,8 +5,9 @@ import pytest
 
 from components.cluster.cluster import Cluster, active
 from components.cluster.config import ClusterConfig
+from components.shared.environment import SERVERS_VARIABLE, WEIGHTS_VARIABLE
 from components.shared.errors import PipelineError
-from components.train_grpo.samplers import SERVERS_VARIABLE, WEIGHTS_VARIABLE, samplers_running
+from components.train_grpo.samplers import samplers_running
 from tests.train_grpo.settings import grpo_config
 from tests.train_grpo.test_own_weights import SERVERS
 

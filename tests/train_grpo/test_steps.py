@@ -14,7 +14,7 @@ from components.policy.checkpoint import Checkpoint
 from components.policy.packing import TokenSequence
 from components.rollout.sampler import Completion
 from components.shared.answer_policy import AnswerPolicy
-from components.shared.base_model import ModelConfig
+from components.shared.model import ModelConfig
 from components.shared.tokenizer import tokenizer_for
 from components.train_grpo.steps import Step, TextStep, outcome, verified_steps, worked_steps
 from tests import tiny

@@ -190,7 +190,7 @@ def test_a_check_that_breaks_is_no_verdict_on_the_data(problems: Path) -> None:
     rule = Rule("ExpectColumnSumToBeBetween", "row", {"min_value": 1})
     with pytest.raises(PipelineError, match="`broken` could not be checked") as error:
         suite.run(frame, [Expectation("broken", "Labels are numbers", Severity.CRITICAL, rule)])
-    assert not error.value.outputs_stand
+    assert not error.value.keeps_outputs
 
 
 @pytest.mark.parametrize("content", [b'{"id": ', b"\xff\xfe"])
@@ -200,7 +200,7 @@ def test_a_file_that_is_no_json_lines_is_named_with_its_line(problems: Path, tmp
     path.write_bytes(path.read_bytes() + content)
     with pytest.raises(PipelineError, match=r"train\.jsonl:21") as error:
         run(problems, tmp_path / "validation")
-    assert not error.value.outputs_stand
+    assert not error.value.keeps_outputs
 
 
 def test_equal_problems_give_equal_bytes(problems: Path, tmp_path: Path) -> None:

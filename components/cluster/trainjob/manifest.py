@@ -9,6 +9,7 @@ from components.cluster.cluster import Cluster
 from components.cluster.config import ClusterConfig
 from components.cluster.job import Job
 from components.shared import lineage
+from components.shared.environment import JOB_VARIABLE
 from components.shared.errors import PipelineError
 
 Json = dict[str, Any]
@@ -18,8 +19,6 @@ STALE_AFTER_S = 600
 NODE, ROLLOUT = "node", "rollout"
 """Replicated jobs of the runtimes, each with a container of the same name."""
 SERVER_PORT = 8000
-JOB_VARIABLE = "GRPO_PIPELINE_JOB"
-"""Tells a server's pod the folder of the job that it is part of."""
 _RUNTIME, _RUNTIME_WITH_SERVERS = "grpo-torch", "grpo-torch-vllm"
 _MANAGER = "grpo-pipeline/launcher"
 _GPU, _GPU_TYPE = "nvidia.com/gpu", "nvidia.com/gpu.product"

@@ -13,7 +13,6 @@ from components.cluster import names
 from components.cluster.api import connect, own_namespace
 from components.cluster.clock import Clock, SystemClock
 from components.cluster.cluster import Cluster
-from components.cluster.handover import SERVERS_VARIABLE, WEIGHTS_VARIABLE
 from components.cluster.job import Job
 from components.cluster.rank_errors import error_of_ranks
 from components.cluster.trainjob.causes import cause
@@ -25,8 +24,8 @@ from components.cluster.trainjob.state import Phase
 from components.cluster.trainjob.submission import LingeringError, Submission, beat
 from components.cluster.trainjob.termination import Termination
 from components.cluster.trainjob.watch import LostError, Seen, StalledError, Watch
-from components.shared.errors import GivenUpError, PipelineError, RetryableError
-from components.shared.pod import POD_VARIABLE
+from components.shared.environment import POD_VARIABLE, SERVERS_VARIABLE, WEIGHTS_VARIABLE
+from components.shared.errors import PipelineError, RetriesExhaustedError, RetryableError
 from components.shared.progress import say
 
 _PASSED_ON = (WEIGHTS_VARIABLE, "HF_HUB_OFFLINE")
@@ -85,7 +84,7 @@ class _ClusterRun:
                 if not isinstance(outcome, Exception):
                     return outcome
                 if not left:
-                    raise GivenUpError(str(outcome)) from outcome
+                    raise RetriesExhaustedError(str(outcome)) from outcome
                 after = f"{left - 1} more times after that" if left > 1 else "for the last time"
                 say(self._cluster.stage, f"{outcome}; trying again with {self._name}, {after}")
         raise AssertionError("the last attempt returns or raises")
@@ -146,7 +145,7 @@ class _ClusterRun:
         self._show(tails)
         self._leave(watch.seen, well=False, ended=phase is not None)
         if may_pass:
-            raise GivenUpError(str(failure)) from failure
+            raise RetriesExhaustedError(str(failure)) from failure
         raise failure
 
     def _submitted(self) -> Json:

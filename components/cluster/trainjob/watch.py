@@ -16,7 +16,7 @@ from components.cluster.trainjob.obstacles import Obstacles, obstacle
 from components.cluster.trainjob.patience import Patience
 from components.cluster.trainjob.state import Phase, first_node, phase_of
 from components.cluster.trainjob.submission import beat
-from components.shared.errors import GivenUpError, PipelineError, RetryableError
+from components.shared.errors import PipelineError, RetriesExhaustedError, RetryableError
 from components.shared.progress import say, say_line
 
 Json = dict[str, Any]
@@ -61,7 +61,7 @@ class Watch:
         """Return how the job has ended.
 
         Raises:
-            GivenUpError: It waits for the queue or for its pods to start for longer than it may.
+            RetriesExhaustedError: It waits for the queue or for its pods to start for longer than it may.
             StalledError: Its pods run and print nothing for longer than they may.
             LostError: Somebody has deleted it.
             UnansweredError: The API server does not answer.
@@ -114,7 +114,9 @@ class Watch:
         config, spent_s = self._cluster.config, self._clock.monotonic() - self._phase_began_s
         if phase is Phase.QUEUED and spent_s > config.queue_timeout_s:
             why = obstacle([], self._events([self.seen.job]))
-            raise GivenUpError(f"{self._name}: not admitted by the queue within {_said('queue', config)}: {why}")
+            raise RetriesExhaustedError(
+                f"{self._name}: not admitted by the queue within {_said('queue', config)}: {why}"
+            )
         if phase is Phase.PENDING:
             self._refuse_unstarted(spent_s)
         if phase is Phase.RUNNING:
@@ -128,7 +130,7 @@ class Watch:
         why = obstacle(self.seen.pods, self._events(self.seen.pods[:1] or [self.seen.job]))
         if late:
             limit = _said("start", self._cluster.config)
-            raise GivenUpError(f"{self._name}: not all pods run within {limit}: {why}")
+            raise RetriesExhaustedError(f"{self._name}: not all pods run within {limit}: {why}")
         if why != self._told:
             self._told = why
             say(self._cluster.stage, why)

@@ -8,7 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from components.policy.config import Dtype
 from components.shared.config import Config
-from components.shared.memory import NotEnoughMemoryError, described, refused_in
+from components.shared.system_errors import NotEnoughMemoryError, out_of_memory_in_log, out_of_memory_message
 
 WeightsBy = Literal["folder", "nccl", "ipc", "gloo"]
 _ROOT = Path(__file__).parents[2]
@@ -18,8 +18,6 @@ _OF_THE_RANK = ("RANK", "LOCAL_", "WORLD_SIZE", "GROUP_", "ROLE_", "MASTER_", "T
 
 _MAX_SEQUENCES = 256
 """That are computed together, and so the largest group; more wait."""
-OWNER_VARIABLE = "GRPO_PIPELINE_VLLM_OWNER"
-"""The process with which vLLM's are to end, where nothing else sees to it."""
 
 
 class VllmConfig(Config):
@@ -93,10 +91,12 @@ def engine_arguments(config: VllmConfig, dtype: Dtype) -> dict[str, Any]:
 
 def refuse_memory_of_vllm(printed: str, log: Path, section: str) -> None:
     """Raise NotEnoughMemoryError where that is why vLLM has ended, by what it printed to its log."""
-    refused = refused_in(printed)
+    refused = out_of_memory_in_log(printed)
     if refused is not None:
         remedies = (f"lower {section}.cache_gib", f"lower {section}.max_tokens")
-        raise NotEnoughMemoryError(f"{described(refused, 'the start of vLLM', *remedies)}; its output is in {log}")
+        raise NotEnoughMemoryError(
+            f"{out_of_memory_message(refused, 'the start of vLLM', *remedies)}; its output is in {log}"
+        )
 
 
 def environment(config: VllmConfig, folder: str) -> dict[str, str]:

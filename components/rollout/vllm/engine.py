@@ -20,7 +20,6 @@ from components.policy.config import Dtype
 from components.policy.packing import TokenSequence
 from components.rollout.sampler import Completion
 from components.rollout.vllm.config import (
-    OWNER_VARIABLE,
     VllmConfig,
     engine_arguments,
     environment,
@@ -37,8 +36,9 @@ from components.rollout.vllm.requests import (
 )
 from components.rollout.vllm.transfer import Transfer
 from components.rollout.vllm.verification import refuse_other_weights, shapes, weights_in
+from components.shared.environment import OWNER_VARIABLE
 from components.shared.errors import PipelineError, RetryableError
-from components.shared.memory import refused_memory
+from components.shared.system_errors import out_of_memory
 
 _NAME = "vLLM in this process"
 _LOCAL = "127.0.0.1"
@@ -207,7 +207,7 @@ def _refusing_what_cannot_start(log: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if not isinstance(error, EngineEndedError) and refused_memory(error) is None:
+        if not isinstance(error, EngineEndedError) and out_of_memory(error) is None:
             raise
         printed = log.read_bytes()[before:].decode(errors="replace") if log.exists() else ""
         refuse_memory_of_vllm(printed, log, "train_grpo.sampler.vllm")
@@ -276,7 +276,7 @@ def _within(deadline_s: float, log: Path, llm: Any = None) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # vLLM raises whatever its engine's process died of
-        if refused_memory(error) is not None:  # it would be refused again; who asked knows what helps
+        if out_of_memory(error) is not None:  # it would be refused again; who asked knows what helps
             raise
         raise _told_of(error, deadline_s if overdue.is_set() else None, log) from error
     finally:

@@ -10,9 +10,9 @@ from contextlib import suppress
 from typing import Any
 
 import components.rollout.vllm.gloo  # noqa: F401  # makes it known to vLLM
-from components.rollout.vllm.config import OWNER_VARIABLE
 from components.rollout.vllm.loaded_weights import held_weights, renew_head
 from components.rollout.vllm.verification import HeldWeights
+from components.shared.environment import OWNER_VARIABLE
 
 
 class WeightLoading:

@@ -10,27 +10,28 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
 
-from components.shared import lineage, step
-from components.shared.config import Config
+from components.shared import environment, lineage, task
+from components.shared.config import Config, Operational
 from components.shared.errors import DataRejectedError, GateMissedError, PipelineError, RetryableError
-from components.shared.operational import Operational
-from components.shared.step import In, Out, Work
-from components.shared.work import HeldWork
+from components.shared.stage import Stage, run
+from components.shared.work import WorkFolder
 
 _ROOT = Path(__file__).parents[2]
 _STAGE = '''
 """A stage of its own."""
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from components.shared import errors
 from components.shared.config import Config
-from components.shared.step import In, Out, main
+from components.shared.stage import Stage, main
 
 
 class CopyConfig(Config):
@@ -41,7 +42,7 @@ class CopyConfig(Config):
     pause_s: float = 0
 
 
-def copy(config: CopyConfig, *, raw_texts: In, copies: Out, notes: Out) -> dict[str, float]:
+def copy(config: CopyConfig, *, raw_texts: Path, copies: Path, notes: Path) -> dict[str, float]:
     """Copy the texts, with notes on it.
 
     More about it.
@@ -56,7 +57,7 @@ def copy(config: CopyConfig, *, raw_texts: In, copies: Out, notes: Out) -> dict[
     return {"copies": float(config.times)}
 
 
-main(copy, "copy")
+main(Stage("copy", copy, CopyConfig, ("raw_texts",), ("copies", "notes")))
 '''
 _FAILURES = """{
     "data": errors.PipelineError("copy: text.txt:3: is upside down"),
@@ -77,32 +78,32 @@ class _NoConfig(Config):
     seed: int = 0
 
 
-def _write(config: _NoConfig, *, first: Out, second: Out) -> dict[str, float]:
+def _write(config: _NoConfig, *, first: Path, second: Path) -> dict[str, float]:
     """Fill two folders."""
     (first / "a.txt").write_text("new")
     (second / "b.txt").write_text("new")
     return {"files": 2.0}
 
 
-def _write_and_fail(config: _NoConfig, *, first: Out, second: Out) -> dict[str, float]:
+def _write_and_fail(config: _NoConfig, *, first: Path, second: Path) -> dict[str, float]:
     """Fill two folders, then fail."""
     _write(config, first=first, second=second)
     raise PipelineError("out of ink")
 
 
-def _write_and_reject(config: _NoConfig, *, first: Out, second: Out) -> dict[str, float]:
+def _write_and_reject(config: _NoConfig, *, first: Path, second: Path) -> dict[str, float]:
     """Fill two folders, then refuse what they say."""
     _write(config, first=first, second=second)
     raise DataRejectedError("all of it is wrong")
 
 
-def _interrupted(config: _NoConfig, *, first: Out, second: Out) -> dict[str, float]:
+def _interrupted(config: _NoConfig, *, first: Path, second: Path) -> dict[str, float]:
     """Fill two folders until somebody presses Ctrl-C."""
     _write(config, first=first, second=second)
     raise KeyboardInterrupt
 
 
-def _remember_input(config: _NoConfig, *, source: In, first: Out) -> dict[str, float]:
+def _remember_input(config: _NoConfig, *, source: Path, first: Path) -> dict[str, float]:
     """Fill one folder from another."""
     (first / "a.txt").write_text((source / "a.txt").read_text())
     return {}
@@ -117,10 +118,21 @@ def _files(folder: Path) -> dict[str, str]:
     }
 
 
-def _run(function: step.Step, folder: Path, seed: int = 0) -> dict[str, float]:
-    return step.run(
-        function, "write", _NoConfig(seed=seed), {"first": folder / "out/first", "second": folder / "second"}
-    )
+Function = Callable[..., dict[str, float]]
+
+
+def _stage(function: Function, name: str = "write") -> Stage:
+    return Stage(name, function, _NoConfig, inputs=(), outputs=("first", "second"))
+
+
+def _run(function: Function, folder: Path, seed: int = 0) -> dict[str, float]:
+    folders = {"first": folder / "out/first", "second": folder / "second"}
+    return run(_stage(function), _NoConfig(seed=seed), folders)
+
+
+def _run_on(function: Function, name: str, source: Path, first: Path) -> dict[str, float]:
+    stage = Stage(name, function, _NoConfig, ("source",), ("first",))
+    return run(stage, _NoConfig(), {"source": source, "first": first})
 
 
 _NEW = {"out/first/a.txt": "new", "out/first/lineage.json": "", "second/b.txt": "new", "second/lineage.json": ""}
@@ -147,7 +159,7 @@ def test_outputs_are_not_there_before_the_stage_is_done(tmp_path: Path) -> None:
     """Nobody can take half a folder for a whole one: the step is given other folders to fill."""
     seen: list[bool] = []
 
-    def look(config: _NoConfig, *, first: Out, second: Out) -> dict[str, float]:
+    def look(config: _NoConfig, *, first: Path, second: Path) -> dict[str, float]:
         seen.extend((first != tmp_path / "out/first", not (tmp_path / "out/first").exists()))
         return _write(config, first=first, second=second)
 
@@ -203,7 +215,7 @@ def test_outputs_are_on_disk_before_they_count(
     [(_write_and_fail, PipelineError), (_interrupted, KeyboardInterrupt)],
     ids=["error", "Ctrl-C"],
 )
-def test_a_stage_that_fails_leaves_nothing(tmp_path: Path, function: step.Step, error: type[BaseException]) -> None:
+def test_a_stage_that_fails_leaves_nothing(tmp_path: Path, function: Function, error: type[BaseException]) -> None:
     """Neither outputs nor the folders it was filling."""
     with pytest.raises(error):
         _run(function, tmp_path)
@@ -239,7 +251,7 @@ def test_what_a_killed_run_left_does_not_get_into_the_next(tmp_path: Path) -> No
     [
         ("a_file", "a_file is not a folder; name a new one"),
         ("a_link", "a_link is not a folder; name a new one"),
-        ("mine", "mine holds something else than a stage's output; name a new folder"),
+        ("mine", "mine has files that no stage made; name a new folder"),
         ("source", "source overlaps with the input "),  # which is a folder in it
         ("source/inside", "source/inside overlaps with the input "),
         ("x/../source", "x/../source overlaps with the input "),
@@ -257,13 +269,17 @@ def test_an_output_that_would_cost_something_is_refused_before_any_work(
     (tmp_path / "a_link").symlink_to(tmp_path / "mine")
     before = _files(tmp_path)
 
-    def never(config: _NoConfig, *, source: In, first: Out) -> dict[str, float]:
+    def never(config: _NoConfig, *, source: Path, first: Path) -> dict[str, float]:
         pytest.fail("it was run")
 
     source = tmp_path / "source/deep" if output == "source" else tmp_path / "source"
     source.mkdir(exist_ok=True)
     with pytest.raises(PipelineError) as refused:
-        step.run(never, "write", _NoConfig(), {"source": source, "first": tmp_path / output})
+        run(
+            Stage("write", never, _NoConfig, ("source",), ("first",)),
+            _NoConfig(),
+            {"source": source, "first": tmp_path / output},
+        )
     assert str(refused.value).startswith(f"write: output `first`: {tmp_path}/{message}")
     assert _files(tmp_path) == before
 
@@ -282,7 +298,11 @@ def test_an_input_that_is_no_folder_is_named(tmp_path: Path, kind: str) -> None:
     if kind == "file":
         source.write_text("")
     with pytest.raises(PipelineError) as refused:
-        step.run(_remember_input, "write", _NoConfig(), {"source": source, "first": tmp_path / "out/first"})
+        run(
+            Stage("write", _remember_input, _NoConfig, ("source",), ("first",)),
+            _NoConfig(),
+            {"source": source, "first": tmp_path / "out/first"},
+        )
     assert str(refused.value) == (f"write: input `source`: {source} is not a folder; run the stage that makes it first")
     assert not (tmp_path / "out").exists()
 
@@ -305,7 +325,11 @@ def test_lineage_holds_what_went_in(tmp_path: Path) -> None:
     """The digest of each input folder and the lineage it came with."""
     _run(_write, tmp_path)
     source = tmp_path / "out/first"
-    step.run(_remember_input, "next", _NoConfig(), {"source": source, "first": tmp_path / "third"})
+    run(
+        Stage("next", _remember_input, _NoConfig, ("source",), ("first",)),
+        _NoConfig(),
+        {"source": source, "first": tmp_path / "third"},
+    )
     made = lineage.read(tmp_path / "third")
     assert made
     assert made["inputs"] == {"source": {"digest": lineage.digest(source), "lineage": lineage.read(source)}}
@@ -315,7 +339,7 @@ def test_the_journal_tells_when_a_stage_started_and_what_came_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One line per event, with the folders to come, and the seconds and metrics at the end."""
-    monkeypatch.setenv(step.JOURNAL_VARIABLE, str(tmp_path / "journal.jsonl"))
+    monkeypatch.setenv(environment.JOURNAL_VARIABLE, str(tmp_path / "journal.jsonl"))
     _run(_write, tmp_path)
     started, finished = map(json.loads, (tmp_path / "journal.jsonl").read_text().splitlines())
     folders = {"first": str(tmp_path / "out/first"), "second": str(tmp_path / "second")}
@@ -327,17 +351,17 @@ def test_the_journal_tells_when_a_stage_started_and_what_came_of_it(
 def test_a_task_takes_plain_values_and_folders(tmp_path: Path) -> None:
     """As Kubeflow hands them over: a whole float for an integer, paths as text."""
     folders = {"first": str(tmp_path / "out/first"), "second": str(tmp_path / "second")}
-    assert step.run_task(_write, "write", {"seed": 3.0}, **folders) == {"files": 2.0}
+    assert task.run_task(_stage(_write), {"seed": 3.0}, **folders) == {"files": 2.0}
     made = lineage.read(tmp_path / "second")
     assert made
     assert made["config"] == {"seed": 3}
 
 
 def test_a_task_ends_like_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One line and the exit code, also for a config that does not hold."""
+    """One line and the exit code, also for a config that does not lock_folder."""
     folders = {"first": str(tmp_path / "out/first"), "second": str(tmp_path / "second")}
     with pytest.raises(SystemExit) as ended:
-        step.run_task(_write, "write", {"sed": 3.0}, **folders)
+        task.run_task(_stage(_write), {"sed": 3.0}, **folders)
     assert ended.value.code == 2
     assert capsys.readouterr().err == "error: write: write.sed: unknown key; did you mean `seed`?\n"
 
@@ -348,14 +372,14 @@ class _LongConfig(Config):
     num_processes: Annotated[int, Operational] = 1
 
 
-def _long(failure: BaseException | None, seen: list[Path]) -> step.Step:
+def _long(failure: BaseException | None, seen: list[Path]) -> Function:
     """A step that writes down how far it has come, and goes on from there."""
 
-    def train(config: _LongConfig, *, source: In, model: Out, checkpoints: Work) -> dict[str, float]:
-        seen.append(checkpoints)
-        begun = len(list(checkpoints.glob("*.txt")))
+    def train(config: _LongConfig, *, source: Path, model: Path, work: Path) -> dict[str, float]:
+        seen.append(work)
+        begun = len(list(work.glob("*.txt")))
         for number in range(begun, config.num_steps):
-            (checkpoints / f"{number}.txt").write_text("reached")
+            (work / f"{number}.txt").write_text("reached")
         (model / "weights.txt").write_text("trained")
         if failure is not None:
             raise failure
@@ -364,20 +388,24 @@ def _long(failure: BaseException | None, seen: list[Path]) -> step.Step:
     return train
 
 
+def _long_stage(function: Function, name: str = "train") -> Stage:
+    return Stage(name, function, _LongConfig, ("source",), ("model",), has_work=True)
+
+
 @pytest.fixture
 def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where unfinished work is kept; the input of the long step is there."""
-    monkeypatch.setenv(step.WORK_VARIABLE, str(tmp_path / "work"))
+    monkeypatch.setenv(environment.WORK_VARIABLE, str(tmp_path / "work"))
     (tmp_path / "source").mkdir()
     (tmp_path / "source/text.txt").write_text("text")
     return tmp_path / "work"
 
 
-def _train(folder: Path, failure: BaseException | None = None, *, stage: str = "train", **config: int) -> Path:
+def _train(folder: Path, failure: BaseException | None = None, *, name: str = "train", **config: int) -> Path:
     """Run the long step and return its folder of unfinished work."""
     seen: list[Path] = []
     folders = {"source": folder / "source", "model": folder / "out/model"}
-    step.run(_long(failure, seen), stage, _LongConfig(**config), folders)
+    run(_long_stage(_long(failure, seen), name), _LongConfig(**config), folders)
     return seen[0]
 
 
@@ -386,10 +414,10 @@ def _unfinished(work: Path) -> list[Path]:
     return [path for path in work.glob("*/*") if path.is_dir()]
 
 
-def _begun(folder: Path, *, stage: str = "train", **config: int) -> float:
+def _begun(folder: Path, *, name: str = "train", **config: int) -> float:
     """How many steps an unfinished run had left for one with this config."""
     folders = {"source": folder / "source", "model": folder / "out/model"}
-    return step.run(_long(None, []), stage, _LongConfig(**config), folders)["begun"]
+    return run(_long_stage(_long(None, []), name), _LongConfig(**config), folders)["begun"]
 
 
 @pytest.mark.parametrize(
@@ -440,9 +468,9 @@ def test_the_place_of_unfinished_work(tmp_path: Path, work: Path, monkeypatch: p
     assert named.parent == work / "train"
     assert re.fullmatch("[0-9a-f]{16}", named.name)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv(step.WORK_VARIABLE, "")
+    monkeypatch.setenv(environment.WORK_VARIABLE, "")
     assert _train(tmp_path) == Path("outputs/work/train") / named.name
-    monkeypatch.delenv(step.WORK_VARIABLE)
+    monkeypatch.delenv(environment.WORK_VARIABLE)
     assert _train(tmp_path) == Path("outputs/work/train") / named.name
 
 
@@ -451,7 +479,7 @@ def test_who_may_go_on_from_unfinished_work(tmp_path: Path, work: Path, monkeypa
     with pytest.raises(PipelineError):
         _train(tmp_path, PipelineError("out of ink"))
     assert _begun(tmp_path, seed=1) == 0
-    assert _begun(tmp_path, stage="tune") == 0
+    assert _begun(tmp_path, name="tune") == 0
     (tmp_path / "source/text.txt").write_text("TEXT")
     assert _begun(tmp_path) == 0
     (tmp_path / "source/text.txt").write_text("text")
@@ -495,27 +523,29 @@ def test_a_step_without_work_leaves_no_trace_of_it(tmp_path: Path, work: Path) -
 
 _LONG_STAGE = '''
 import time
+from pathlib import Path
+
 from components.shared.config import Config
-from components.shared.step import In, Out, Work, main
+from components.shared.stage import Stage, main
 
 
 class TrainConfig(Config):
     """How long it takes."""
 
 
-def train(config: TrainConfig, *, source: In, model: Out, checkpoints: Work) -> dict[str, float]:
+def train(config: TrainConfig, *, source: Path, model: Path, work: Path) -> dict[str, float]:
     """Train until the input says that it is enough."""
     with (source.parent / "calls").open("a") as calls:
         calls.write(".")
-    (model / "weights.txt").write_text(f"{len(list(checkpoints.glob('*.txt')))} found")
-    (checkpoints / "0.txt").write_text("reached")
+    (model / "weights.txt").write_text(f"{len(list(work.glob('*.txt')))} found")
+    (work / "0.txt").write_text("reached")
     deadline = time.monotonic() + 30
     while not (source.parent / "enough").exists() and time.monotonic() < deadline:
         time.sleep(0.02)
     return {"loss": 0.25}
 
 
-main(train, "train")
+main(Stage("train", train, TrainConfig, ("source",), ("model",), has_work=True))
 '''
 
 
@@ -531,11 +561,11 @@ class _LongStage:
     def start(self, *options: str) -> subprocess.Popen[str]:
         """Start the command."""
         command = [sys.executable, "stage.py", "--source", "source", *options]
-        environment = {name: value for name, value in os.environ.items() if name != step.WORK_VARIABLE}
+        variables = {name: value for name, value in os.environ.items() if name != environment.WORK_VARIABLE}
         return subprocess.Popen(
             command,
             cwd=self.folder,
-            env={**environment, "PYTHONPATH": str(_ROOT), step.JOURNAL_VARIABLE: "journal.jsonl"},
+            env={**variables, "PYTHONPATH": str(_ROOT), environment.JOURNAL_VARIABLE: "journal.jsonl"},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -627,12 +657,12 @@ def test_a_result_that_was_replaced_or_removed_is_not_taken(tmp_path: Path, work
         _train(tmp_path, RetryableError("a peer was lost"))
     _train(tmp_path)
     (result,) = work.glob("train/*.json")
-    waited = HeldWork("train", result.with_suffix(""), waited=True)
+    waited = WorkFolder("train", result.with_suffix(""), waited=True)
     aside = tmp_path / "aside"
     aside.mkdir()
     assert waited.take({"model": aside}) == {"begun": 3.0}
     assert _files(aside) == _files(tmp_path / "out/model")
-    assert HeldWork("train", result.with_suffix(""), waited=False).take({"model": aside}) is None
+    assert WorkFolder("train", result.with_suffix(""), waited=False).take({"model": aside}) is None
     assert waited.take({"another": aside}) is None
     lineage.write(tmp_path / "out/model", {"stage": "train", "config": {"seed": 7}})
     assert waited.take({"model": aside}) is None
@@ -649,7 +679,7 @@ def unfinished(tmp_path: Path, work: Path) -> Path:
     seen: list[Path] = []
     folders = {"source": tmp_path / "source", "model": tmp_path / "out/model"}
     with pytest.raises(PipelineError):
-        step.run(_long(PipelineError("out of ink"), seen), "train", _LongConfig(), folders)
+        run(_long_stage(_long(PipelineError("out of ink"), seen)), _LongConfig(), folders)
     (seen[0] / "checkpoints/step-000040").mkdir(parents=True)
     return seen[0]
 
@@ -693,7 +723,7 @@ def test_of_much_unfinished_work_the_latest_is_named(
             _train(tmp_path, PipelineError("out of ink"), seed=number)
     for other in _unfinished(unfinished.parents[1]):
         (other / "checkpoints/step-000001").mkdir(parents=True)
-    (unfinished / "made_from.json").unlink()
+    (unfinished / "fingerprint.json").unlink()
     os.utime(unfinished, (4e9, 4e9))
     files = lineage.code_files()
     monkeypatch.setattr(lineage, "code_files", lambda: {**files, **dict.fromkeys("abcde", "")})
@@ -724,9 +754,10 @@ def test_work_that_another_run_is_at_is_not_called_unfinished(
 
 _HOLD = """
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from components.shared.durable import hold
-held = hold(Path(sys.argv[1]))
+from components.shared.durable import lock_folder
+held = lock_folder(Path(sys.argv[1]))
 print("held", flush=True)
 sys.stdin.read()
 """
@@ -750,7 +781,7 @@ class _Stage:
     @property
     def environment(self) -> dict[str, str]:
         """The project's code, and a journal."""
-        return {**os.environ, "PYTHONPATH": str(_ROOT), step.JOURNAL_VARIABLE: "journal.jsonl"}
+        return {**os.environ, "PYTHONPATH": str(_ROOT), environment.JOURNAL_VARIABLE: "journal.jsonl"}
 
     def use(self, **config: Any) -> None:
         """Write the params."""

@@ -3,9 +3,9 @@
 import pytest
 
 from components.shared.answer_policy import AnswerPolicy
-from components.shared.base_model import SCRATCH_MODELS, ModelConfig
 from components.shared.config import validate
 from components.shared.errors import PipelineError
+from components.shared.model import SCRATCH_MODELS, ModelConfig
 
 
 @pytest.mark.parametrize("preset", sorted(SCRATCH_MODELS))

@@ -1,6 +1,7 @@
-"""The base model that a pipeline starts from, named in params: a Hugging Face id or folder, or `scratch:<preset>`."""
+"""The base model named in params, folders that hold a model, and folders that refer to one elsewhere."""
 
 import logging
+import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 
 from pydantic import Field, field_validator
 
-from components.shared import jsonl
+from components.shared import jsonl, lineage
 from components.shared.answer_policy import AnswerPolicy
 from components.shared.config import Config
 from components.shared.errors import PipelineError
@@ -147,3 +148,57 @@ def _config_from_hub(base: str) -> Path:
         raise PipelineError(
             f"{base}: neither a folder nor a model that can be fetched ({type(error).__name__}); {remedy}"
         ) from None
+
+
+PIPELINE_FILE = "pipeline.json"
+"""Beside the weights: how a question is put to the model ("prompt"), where its responses state their answer ("answer")
+and, if the weights are elsewhere, where ("weights"), with their "digest" or "revision"."""
+
+
+def holds_model(folder: Path) -> bool:
+    """Tell whether a stage has put a whole model into a folder, and no reference to one."""
+    path = folder / PIPELINE_FILE
+    return path.is_file() and "weights" not in jsonl.read_json(path)
+
+
+def write_reference(folder: Path, model: Path) -> None:
+    """Fill a folder with a reference to a model that a stage has made, and with its lineage."""
+    described = jsonl.read_json(model / PIPELINE_FILE)
+    folder.mkdir(parents=True, exist_ok=True)
+    jsonl.write_json(
+        folder / PIPELINE_FILE, {**described, "weights": str(model.resolve()), "digest": lineage.digest(model)}
+    )
+    shutil.copy(model / lineage.FILE_NAME, folder / lineage.FILE_NAME)
+
+
+def resolve_reference(folder: Path) -> Path:
+    """Return the folder of the model that a stage has made, where `folder` is but a reference to it; else `folder`.
+
+    A reference to a model that no stage has made stays one: how it is asked is written there alone.
+    """
+    path = folder / PIPELINE_FILE
+    if not path.is_file():
+        return folder
+    described = jsonl.read_json(path)
+    if "digest" not in described:
+        return folder
+    model = Path(described["weights"])
+    if not model.is_dir():
+        raise PipelineError(f"{path}: the model is in {model}, which is not there; is the volume with it mounted?")
+    if not (model / lineage.FILE_NAME).is_file() or not (model / PIPELINE_FILE).is_file():
+        return folder
+    own = jsonl.read_json(model / PIPELINE_FILE)
+    is_same = all(own.get(key) == described.get(key) for key in ("prompt", "answer"))
+    return model if is_same and "weights" not in own else folder
+
+
+def require_unchanged(folder: Path, digest: str) -> None:
+    """Raise PipelineError where `folder` refers to a model of another digest than the one that is there now."""
+    if resolve_reference(folder) == folder:
+        return
+    described = jsonl.read_json(folder / PIPELINE_FILE)
+    if described["digest"] != digest:
+        raise PipelineError(
+            f"model {described['weights']}: has changed since it was passed on: its digest is {digest}, where "
+            f"{described['digest']} is expected; run the stage that made it again"
+        )

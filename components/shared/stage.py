@@ -1,0 +1,240 @@
+"""The step contract: how every stage is declared and run, from the command line, by DVC and by Kubeflow.
+
+A stage is a function from folders to folders, `(config, *, <input>=..., <output>=..., work=...) -> metrics`, declared
+as a `Stage` beside it. Outputs are filled in folders next to their places and renamed when the stage is done, so a
+killed or failed stage leaves nothing that could be mistaken for a result. A stage of hours has a `work` folder for
+checkpoints as well: the next run of the same work finds there what an unfinished one left.
+"""
+
+import argparse
+import inspect
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import gettempdir
+from typing import Any
+
+from components.shared import durable, lineage
+from components.shared.config import Config, load_section
+from components.shared.environment import JOURNAL_VARIABLE, WORK_VARIABLE
+from components.shared.errors import PipelineError, RetryableError
+from components.shared.lineage import fingerprint
+from components.shared.model import require_unchanged, resolve_reference
+from components.shared.system_errors import (
+    TRANSIENT_ERRNOS,
+    errno_of,
+    full_disk,
+    out_of_memory,
+    out_of_memory_message,
+)
+from components.shared.work import WorkFolder, locked_work
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage: what the command line, DVC's graph and the Kubeflow component all run."""
+
+    name: str
+    """Its section in the params file, and its package: `python -m components.<name>`."""
+    function: Callable[..., dict[str, float]]
+    """Takes the config and each folder by its name, fills the outputs and returns the stage's metrics."""
+    config: type[Config]
+    inputs: tuple[str, ...]
+    """Folders that the function reads."""
+    outputs: tuple[str, ...]
+    """Folders that the function finds empty and fills."""
+    has_work: bool = False
+    """Whether the function takes a folder `work` that outlives a failed or killed run, for checkpoints."""
+
+
+def main(stage: Stage) -> None:
+    """Run a stage from the command line: `--params FILE` and one option per input and output folder."""
+    summary = (inspect.getdoc(stage.function) or "").split("\n", 1)[0]
+    parser = argparse.ArgumentParser(prog=f"python -m components.{stage.name}", description=summary)
+    parser.add_argument("--params", type=Path, default=Path("params.yaml"), help="params file (default: %(default)s)")
+    for kind, names in (("input", stage.inputs), ("output", stage.outputs)):
+        for name in names:
+            parser.add_argument(f"--{name.replace('_', '-')}", type=Path, required=True, help=f"{kind} folder")
+    options = vars(parser.parse_args())
+    params = options.pop("params")
+    with exit_on_error(stage.name):
+        run(stage, load_section(params, stage.name, stage.config), options)
+
+
+def run(
+    stage: Stage,
+    config: Config,
+    folders: Mapping[str, Path],
+    *,
+    work_root: Path | None = None,
+    before_publish: Callable[[dict[str, float]], object] = lambda metrics: None,
+) -> dict[str, float]:
+    """Run a stage and move its outputs, with their lineage, to their folders; return its metrics.
+
+    An input that is a reference to a model is replaced by that model. Unfinished work is kept below `work_root`, by
+    default outputs/work. Where another run does the same work already, this one waits and copies its result.
+    """
+    originals = {name: folders[name] for name in stage.inputs}
+    outputs = {name: folders[name] for name in stage.outputs}
+    _check_inputs(stage.name, originals)
+    inputs = {name: resolve_reference(path) for name, path in originals.items()}
+    _check_outputs(stage.name, inputs, outputs)
+    started = time.monotonic()
+    _log_event(stage.name, "started", outputs=outputs)
+    made_by = lineage.describe(stage.name, config.model_dump(mode="json"), inputs)
+    for name, path in originals.items():
+        require_unchanged(path, made_by["inputs"][name]["digest"])
+    verdict = None
+    with _work_folder(stage, config, made_by, work_root) as work:
+        with _partial_outputs(outputs, work) as partial:
+            metrics = work.take(partial) if work else None
+            is_copy = metrics is not None
+            if metrics is None:
+                metrics, verdict = _fill(stage, config, made_by, inputs, partial, work)
+            before_publish(metrics)
+        if work and not is_copy and not verdict:
+            work.finish(outputs, made_by, metrics)
+    if verdict:
+        raise verdict
+    _log_event(stage.name, "finished", seconds=round(time.monotonic() - started, 3), metrics=metrics)
+    return metrics
+
+
+def _check_inputs(name: str, inputs: Mapping[str, Path]) -> None:
+    for key, path in inputs.items():
+        if not path.is_dir():
+            raise PipelineError(f"{name}: input `{key}`: {path} is not a folder; run the stage that makes it first")
+
+
+def _check_outputs(name: str, inputs: Mapping[str, Path], outputs: Mapping[str, Path]) -> None:
+    """Refuse a path that could not be replaced at the end, or whose content is not a stage's to replace."""
+    for key, path in outputs.items():
+        where = f"{name}: output `{key}`: {path}"
+        if path.is_symlink() or (path.exists() and not path.is_dir()):
+            raise PipelineError(f"{where} is not a folder; name a new one")
+        if path.is_dir() and any(path.iterdir()) and not (path / lineage.FILE_NAME).is_file():
+            raise PipelineError(f"{where} has files that no stage made; name a new folder")
+        for other in inputs.values():
+            output, source = path.resolve(), other.resolve()
+            if output.is_relative_to(source) or source.is_relative_to(output):
+                raise PipelineError(f"{where} overlaps with the input {other}; name another folder")
+
+
+def _fill(
+    stage: Stage,
+    config: Config,
+    made_by: Mapping[str, Any],
+    inputs: Mapping[str, Path],
+    outputs: Mapping[str, Path],
+    work: WorkFolder | None,
+) -> tuple[dict[str, float], PipelineError | None]:
+    """Call the stage's function; return its metrics, and its verdict where it raises one and keeps its outputs."""
+    metrics: dict[str, float] = {}
+    verdict: PipelineError | None = None
+    folders = {**inputs, **outputs}
+    if work:
+        work.begin(fingerprint(config, made_by))
+        folders["work"] = work.folder
+    try:
+        metrics = stage.function(config, **folders)
+    except PipelineError as error:
+        if not error.keeps_outputs:
+            raise
+        verdict = error
+    for folder in outputs.values():
+        lineage.write(folder, dict(made_by))
+    return metrics, verdict
+
+
+@contextmanager
+def _work_folder(
+    stage: Stage, config: Config, made_by: Mapping[str, Any], root: Path | None
+) -> Iterator[WorkFolder | None]:
+    """The folder for unfinished work of a stage that takes one; None for others."""
+    if not stage.has_work:
+        yield None
+        return
+    root = root or Path(os.environ.get(WORK_VARIABLE) or "outputs/work")
+    with locked_work(root, stage.name, fingerprint(config, made_by)) as work:
+        yield work
+
+
+@contextmanager
+def _partial_outputs(outputs: Mapping[str, Path], work: WorkFolder | None) -> Iterator[dict[str, Path]]:
+    """Empty folders next to the outputs; renamed into place on success, removed on failure."""
+    partial = {name: path.with_name(f".{path.name}.partial") for name, path in outputs.items()}
+    try:
+        for folder in partial.values():
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
+        yield partial
+        for folder in partial.values():
+            durable.sync_tree(folder)
+        for name, path in outputs.items():
+            _replace(path, partial[name])
+    except Exception as error:
+        message = full_disk(error, [*partial.values(), *([work.folder] if work else []), Path(gettempdir())])
+        if message is None:
+            raise
+        raise PipelineError(message) from error
+    finally:
+        for folder in partial.values():
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _replace(path: Path, new: Path) -> None:
+    """Put `new` in the place of `path`; at any interruption `path` is complete or absent."""
+    old = path.with_name(f".{path.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    if path.exists():
+        path.rename(old)
+    new.rename(path)
+    durable.sync(path.parent)  # before anything is removed that it could be recovered from
+    shutil.rmtree(old, ignore_errors=True)
+
+
+@contextmanager
+def exit_on_error(name: str) -> Iterator[None]:
+    """Turn errors meant for people into one line on standard error and their exit code."""
+    try:
+        yield
+    except PipelineError as error:
+        _exit(name, str(error), error.exit_code)
+    except Exception as error:
+        memory = out_of_memory(error)
+        message = _refused_by_system(error) if memory is None else out_of_memory_message(memory, "this stage")
+        if message is None:
+            raise
+        is_transient = isinstance(error, OSError) and error.errno in TRANSIENT_ERRNOS
+        _exit(name, message, RetryableError.exit_code if is_transient else PipelineError.exit_code)
+
+
+def _refused_by_system(error: Exception) -> str | None:
+    """What the operating system refused, such as a file; None for any other error, which is a bug."""
+    number = errno_of(error)
+    if number is None:
+        return None
+    where = f"{error.filename}: " if isinstance(error, OSError) and error.filename else ""
+    return f"{where}{os.strerror(number).lower()}"
+
+
+def _exit(name: str, message: str, exit_code: int) -> None:
+    print(f"error: {name}: {message.removeprefix(f'{name}: ')}", file=sys.stderr, flush=True)
+    with suppress(OSError):  # the journal may be on the disk that is full
+        _log_event(name, "failed", error=message, exit_code=exit_code)
+    sys.exit(exit_code)
+
+
+def _log_event(name: str, event: str, **details: Any) -> None:
+    """Append one JSON line to the run's journal, if there is one."""
+    journal = os.environ.get(JOURNAL_VARIABLE)
+    if journal:
+        line = {"stage": name, "event": event, **details}
+        with Path(journal).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line, default=str) + "\n")
