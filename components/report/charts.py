@@ -4,9 +4,14 @@ import io
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
-from components.report.curves import Curve
+from markupsafe import Markup
+
+from components.shared import jsonl
 from components.shared.page import percent
 
 if TYPE_CHECKING:
@@ -15,35 +20,53 @@ if TYPE_CHECKING:
 
 MODEL_COLORS = {"base": "#8b93a1", "sft": "#4a8fd4", "grpo": "#e0803a"}
 _SERIES_COLORS = ("#e0803a", "#4a8fd4", "#4aa36c")
-PHASE_COLORS = ("#e0803a", "#4a8fd4", "#b56bc4", "#8b93a1", "#4aa36c", "#d9d9d9")
+_PHASE_COLORS = ("#e0803a", "#4a8fd4", "#b56bc4", "#8b93a1", "#4aa36c", "#d9d9d9")
+_MAX_POINTS = 400
+_MIN_SMOOTHED = 20
+"""Number of steps from which single ones are noise to the eye, so a running mean is drawn over them."""
+_PHASES = {
+    "sampling_s": "sampling",
+    "scoring_s": "scoring",
+    "sync_s": "weight sync",
+    "reference_s": "reference",
+    "update_s": "update",
+    "other_s": "waiting and other",
+}
 _TEXT = "#010203"
-"""Stands for the color of the page's text while matplotlib draws; becomes `currentColor`."""
+"""Placeholder for the color of the page's text while matplotlib draws; becomes `currentColor`."""
 _STYLE = {
     "svg.fonttype": "none",
     "svg.hashsalt": "grpo-pipeline",
     "font.family": "DejaVu Sans",
     "font.size": 8.5,
-    "text.color": _TEXT,
-    "axes.labelcolor": _TEXT,
-    "axes.edgecolor": _TEXT,
-    "axes.linewidth": 0.6,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "xtick.color": _TEXT,
-    "ytick.color": _TEXT,
-    "xtick.major.width": 0.6,
-    "ytick.major.width": 0.6,
-    "xtick.major.size": 2.5,
-    "ytick.major.size": 2.5,
+    **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), _TEXT),
+    **dict.fromkeys(("axes.linewidth", "xtick.major.width", "ytick.major.width", "grid.linewidth"), 0.6),
+    **dict.fromkeys(("axes.spines.top", "axes.spines.right", "path.simplify"), False),
+    **dict.fromkeys(("xtick.major.size", "ytick.major.size"), 2.5),
     "grid.color": "#88888840",
-    "grid.linewidth": 0.6,
     "lines.solid_capstyle": "round",
-    "path.simplify": False,
 }
 
 
-def accuracy_chart(models: Mapping[str, Mapping[str, Any]], names: Mapping[str, str]) -> str:
-    """Draw each model's accuracy by source with its 95 % interval; `models` holds a score per model and source."""
+@dataclass(frozen=True)
+class _Curve:
+    """One quantity over the optimizer steps, thinned to what a page can carry."""
+
+    name: str
+    steps: list[float]
+    values: list[float]
+
+    @property
+    def smoothed(self) -> list[float] | None:
+        """Centered running mean; None for a curve too short to need one."""
+        if len(self.values) < _MIN_SMOOTHED:
+            return None
+        reach = max(1, len(self.values) // 20)
+        return [fmean(self.values[max(0, at - reach) : at + reach + 1]) for at in range(len(self.values))]
+
+
+def accuracy_chart(models: Mapping[str, Mapping[str, Any]], names: Mapping[str, str]) -> Markup:
+    """Draw each model's accuracy by source with its 95 % interval; `models` has a score per model and source."""
     sources = list(next(iter(models.values())))
     with _figure(width=max(7.6, 2.2 * len(sources) + 1.0), height=2.4) as (figure, axes):
         width = 0.8 / len(models)
@@ -69,44 +92,84 @@ def _bar(axes: "Axes", at: float, score: Mapping[str, Any], *, width: float, col
     axes.text(at, high + 2, percent(score["accuracy"]), ha="center", va="bottom", fontsize=9, fontweight="bold")
 
 
-def line_chart(curves: Sequence[Curve], *, title: str, fraction: bool = False, from_zero: bool = False) -> str:
-    """Draw curves over the steps: the running mean strong over the raw values."""
+def curve_chart(
+    steps: Sequence[Mapping[str, Any]], title: str, names: Mapping[str, str], *, fraction: bool = False
+) -> tuple[Markup | None, list[tuple[str, str]]]:
+    """Draw columns of the steps, the running mean strong over the raw values.
+
+    Args:
+        steps: One mapping per optimizer step.
+        title: For screen readers.
+        names: Name of each column in the legend.
+        fraction: Whether the values are fractions, drawn from 0 % to 100 %.
+
+    Returns:
+        The chart, or None if no step has any of the columns; and its legend of names and colors, empty for one column.
+    """
+    curves = [curve for key, name in names.items() if (curve := _curve(steps, key, name))]
+    if not curves:
+        return None, []
     scale = 100 if fraction else 1
     with _figure(width=3.4, height=1.9) as (figure, axes):
-        for place, (line, color) in enumerate(zip(curves, _SERIES_COLORS, strict=False)):
-            values = [scale * value for value in line.smoothed or line.values]
-            if line.smoothed and not place:
-                axes.plot(line.steps, [scale * y for y in line.values], color=color, linewidth=0.7, alpha=0.4)
-            # A second curve is dashed: where two are one, both are still seen.
+        for place, (curve, color) in enumerate(zip(curves, _SERIES_COLORS, strict=False)):
+            values = [scale * value for value in curve.smoothed or curve.values]
+            if curve.smoothed and not place:
+                axes.plot(curve.steps, [scale * y for y in curve.values], color=color, linewidth=0.7, alpha=0.4)
+            # The second curve is dashed, so that both are visible if they coincide.
             style = {"linestyle": (0, (3, 2)), "linewidth": 1.3} if place else {"linewidth": 1.6}
-            axes.plot(line.steps, values, color=color, marker="o" if len(values) == 1 else None, markersize=4, **style)
-        if from_zero:
-            axes.set_ylim(bottom=0)
+            marker = "o" if len(values) == 1 else None
+            axes.plot(curve.steps, values, color=color, marker=marker, markersize=4, **style)
+        axes.set_ylim(bottom=0)
         if fraction:
             axes.set_ylim(-4, 104)
             axes.set_yticks(range(0, 101, 25), [f"{tick} %" for tick in range(0, 101, 25)])
-        axes.locator_params(axis="x", integer=True, nbins=6)
-        axes.set_xlabel("step", fontsize=8)
+        _label_steps(axes, ticks=6)
         axes.grid(axis="y")
-        return _svg(figure, title)
+        legend = [(curve.name, color) for curve, color in zip(curves, _SERIES_COLORS, strict=False)]
+        return _svg(figure, title), legend if len(names) > 1 else []
 
 
-def phase_chart(curves: Sequence[Curve]) -> str:
-    """Draw the seconds of each phase over the steps, one upon the other."""
+def phase_chart(timings: Path) -> dict[str, Any]:
+    """Draw the seconds of each phase of the GRPO steps, stacked, from the timings of train_grpo.
+
+    Returns:
+        The `chart`, each phase's color and share of the time, and the median time of a step.
+    """
+    rows = [dict(row) for _, row in jsonl.read_rows(timings / "timings.jsonl")]
+    for row in rows:
+        # Phases that overlap, as with prefetching, may leave nothing.
+        row["other_s"] = max(0.0, row["step_s"] - sum(row.get(phase, 0.0) for phase in _PHASES))
+    curves = [curve for phase, name in _PHASES.items() if (curve := _curve(rows, phase, name))]
+    total = sum(sum(curve.values) for curve in curves)
     with _figure(width=7.6, height=2.2) as (figure, axes):
-        smoothed = [line.smoothed or line.values for line in curves]
-        axes.stackplot(curves[0].steps, smoothed, colors=PHASE_COLORS[: len(curves)], alpha=0.85, linewidth=0)
+        values = [curve.smoothed or curve.values for curve in curves]
+        axes.stackplot(curves[0].steps, values, colors=_PHASE_COLORS[: len(curves)], alpha=0.85, linewidth=0)
         axes.set_ylim(bottom=0)
-        axes.locator_params(axis="x", integer=True, nbins=10)
-        axes.set_xlabel("step", fontsize=8)
+        _label_steps(axes, ticks=10)
         axes.set_ylabel("seconds", fontsize=8)
         axes.margins(x=0)
-        return _svg(figure, "Seconds of each phase of a GRPO step")
+        chart = _svg(figure, "Seconds of each phase of a GRPO step")
+    return {
+        "chart": chart,
+        "shares": {curve.name: sum(curve.values) / total for curve in curves},
+        "colors": {curve.name: color for curve, color in zip(curves, _PHASE_COLORS, strict=False)},
+        "step_s": median(row["step_s"] for row in rows),
+    }
 
 
-def series_color(index: int) -> str:
-    """The color in which `line_chart` draws its curve at `index`."""
-    return _SERIES_COLORS[index]
+def _curve(steps: Sequence[Mapping[str, Any]], key: str, name: str) -> _Curve | None:
+    """Return one column; None if no step has it (KL without a KL term, for one)."""
+    points = [(float(row["step"]), float(row[key])) for row in steps if row.get(key) is not None]
+    if not points:
+        return None
+    size = -(-len(points) // _MAX_POINTS)
+    bins = [points[start : start + size] for start in range(0, len(points), size)]
+    return _Curve(name, [fmean(x for x, _ in part) for part in bins], [fmean(y for _, y in part) for part in bins])
+
+
+def _label_steps(axes: "Axes", *, ticks: int) -> None:
+    axes.locator_params(axis="x", integer=True, nbins=ticks)
+    axes.set_xlabel("step", fontsize=8)
 
 
 @contextmanager
@@ -119,17 +182,17 @@ def _figure(*, width: float, height: float) -> "Iterator[tuple[Figure, Axes]]":
         yield figure, figure.add_subplot()
 
 
-def _svg(figure: "Figure", title: str) -> str:
-    """The figure as an element to stand inside HTML: no prolog, no namespaces, no fixed size, the page's own colors."""
+def _svg(figure: "Figure", title: str) -> Markup:
+    """Return the figure as an element for HTML: no prolog, no namespaces, no fixed size, the page's own colors."""
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<defs>\s*</defs>", "", text, flags=re.DOTALL)
-    text = re.sub(r' id="[a-z0-9.]+_\d+"', "", text)  # groups' names, the same in every figure of the page
+    text = re.sub(r' id="[a-z0-9.]+_\d+"', "", text)  # names of groups, the same in every figure of the page
     text = re.sub(r' xmlns(:\w+)?="[^"]*"', "", text)
     view = re.search(r'viewBox="[^"]*"', text)
     assert view is not None
     text = re.sub(r"<svg [^>]*>", f'<svg class="chart" role="img" aria-label="{title}" {view.group()}>', text, count=1)
     text = text.replace("xlink:href", "href").replace(_TEXT, "currentColor").replace("'DejaVu Sans'", "sans-serif")
-    return re.sub(r"\n\s*", "\n", text).strip()
+    return Markup(re.sub(r"\n\s*", "\n", text).strip())

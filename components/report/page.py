@@ -1,6 +1,7 @@
-"""The report as one self-contained HTML page: a plain function over the folders that the stages left."""
+"""The report as one self-contained HTML page: a plain function over the outputs of the stages before it."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -8,140 +9,116 @@ import yaml
 from jinja2 import UndefinedError
 from markupsafe import Markup
 
-from components.report import charts, examples, wording
+from components.report import charts, formatting
 from components.report.config import ReportConfig
-from components.report.curves import curve, read_steps
-from components.report.findings import MODELS, Findings, find
-from components.report.phases import phases
-from components.shared import page
+from components.report.findings import MODELS, Findings, Pair, find
+from components.shared import jsonl, page
 from components.shared.errors import PipelineError
+from components.shared.lineage import value_digest
 
-_CURVES: tuple[tuple[str, dict[str, str], dict[str, bool]], ...] = (
-    ("Reward and accuracy of the samples", {"reward": "reward", "accuracy": "accuracy"}, {"from_zero": True}),
-    ("Worked share of the samples", {"worked_fraction": "worked"}, {"fraction": True}),
-    ("Response length (tokens)", {"completion_length_tokens": "tokens"}, {"from_zero": True}),
-    ("KL from the reference (nats per token)", {"kl": "KL"}, {"from_zero": True}),
-    ("Entropy (nats per token)", {"entropy": "entropy"}, {"from_zero": True}),
-    (
-        "Clip fraction of the tokens",
-        {"clip_high_fraction": "ratio too high", "clip_low_fraction": "ratio too low"},
-        {"from_zero": True},
-    ),
-    (
-        "Sampler against trainer (nats per token)",
-        {"sampler_mismatch": "mean difference", "sampler_mismatch_max": "largest"},
-        {"from_zero": True},
-    ),
-    ("Gradient norm", {"gradient_norm": "norm"}, {"from_zero": True}),
-    (
-        "Groups without spread; samples cut off or unscorable",
-        {
-            "groups_without_spread_fraction": "without spread",
-            "truncated_fraction": "cut off",
-            "unscorable_fraction": "unscorable",
-        },
-        {"fraction": True},
-    ),
-)
-_SFT_CURVES: tuple[tuple[str, dict[str, str], dict[str, bool]], ...] = (
-    ("SFT loss (nats per token)", {"loss": "loss"}, {"from_zero": True}),
-)
+_GRPO_CURVES: dict[str, dict[str, str]] = {
+    "Reward and accuracy of the samples": {"reward": "reward", "accuracy": "accuracy"},
+    "Worked share of the samples": {"worked_fraction": "worked"},
+    "Response length (tokens)": {"completion_length_tokens": "tokens"},
+    "KL from the reference (nats per token)": {"kl": "KL"},
+    "Entropy (nats per token)": {"entropy": "entropy"},
+    "Clip fraction of the tokens": {"clip_high_fraction": "ratio too high", "clip_low_fraction": "ratio too low"},
+    "Sampler against trainer (nats per token)": {
+        "sampler_mismatch": "mean difference",
+        "sampler_mismatch_max": "largest",
+    },
+    "Gradient norm": {"gradient_norm": "norm"},
+    "Zero-variance groups; truncated or unscorable samples": {
+        "groups_without_spread_fraction": "zero variance",
+        "truncated_fraction": "truncated",
+        "unscorable_fraction": "unscorable",
+    },
+}
+_SFT_CURVES = {"SFT loss (nats per token)": {"loss": "loss"}}
+_FRACTIONS = {"worked_fraction", "groups_without_spread_fraction"}
+"""First columns of the charts that are drawn from 0 % to 100 %."""
+
+
+@dataclass(frozen=True)
+class ExampleGroup:
+    """Examples of one outcome, and how many problems had it."""
+
+    title: str
+    total: int
+    pairs: list[Pair]
 
 
 def render_report(
     config: ReportConfig,
     folders: Mapping[str, Path],
     *,
+    findings: Findings | None = None,
     version: Mapping[str, Any] | None = None,
     seconds: Mapping[str, float] | None = None,
     timings: Path | None = None,
 ) -> str:
     """Return the page over the report stage's input folders, by their names in the graph.
 
-    `version` (a registration's version.json), `seconds` per stage and `timings` of train_grpo are of one run, and no
-    part of what equal runs have in common.
+    Args:
+        config: The gate, and the size of the page.
+        folders: The inputs of the report stage.
+        findings: What `find` returns for them, if it has been called already.
+        version: A registration's version.json; like the next two, not the same in equal runs.
+        seconds: Time of each stage.
+        timings: The output `timings` of train_grpo.
     """
-    return render(find(config, folders), config, folders, version=version, seconds=seconds, timings=timings)
-
-
-def render(
-    findings: Findings,
-    config: ReportConfig,
-    folders: Mapping[str, Path],
-    *,
-    version: Mapping[str, Any] | None = None,
-    seconds: Mapping[str, float] | None = None,
-    timings: Path | None = None,
-) -> str:
-    """Return the page of findings that were already read."""
     here = Path(__file__).parent
-    values = _context(findings, config, folders)
-    of_run = {"version": version, "seconds": seconds, "phases": phases(timings) if timings else None}
-    style = Markup((here / "report.css").read_text("utf-8"))
-    try:
-        return page.render(here / "report.html.jinja", **values, **of_run, say=wording, style=style)
-    except UndefinedError as error:
-        raise PipelineError(f"the inputs lack what the report shows ({error}); run their stages again") from None
-
-
-def _context(findings: Findings, config: ReportConfig, folders: Mapping[str, Path]) -> dict[str, Any]:
-    return {
-        "names": MODELS,
+    findings = findings or find(config, folders)
+    configs = findings.provenance.configs.items()
+    values = {
+        "findings": findings,
+        "target": findings.verdict["target"],
+        "models": MODELS,
         "colors": charts.MODEL_COLORS,
-        "verdict": findings.verdict,
-        "learned": findings.learned,
-        "evaluations": findings.evaluations,
-        "sources": findings.sources,
-        "by_source": findings.by_source,
-        "worked": findings.of_each_model("worked_fraction"),
-        "length": findings.of_each_model("mean_length_tokens"),
-        "truncated": findings.of_each_model("truncated_fraction"),
-        "subjects": _groups(findings, "by_subject"),
-        "levels": _groups(findings, "by_level"),
-        "base_model": _base_model(findings),
-        "accuracy_chart": Markup(charts.accuracy_chart(findings.by_source, MODELS)),
-        "panels": _panels(folders["grpo_training"], _CURVES) + _panels(folders["sft_training"], _SFT_CURVES),
-        "examples": examples.choose(findings.pairs, config.num_examples),
-        "validation": findings.validation,
-        "provenance": findings.provenance,
+        "accuracy_chart": charts.accuracy_chart(findings.by_source, MODELS),
+        "panels": _panels(folders["grpo_training"], _GRPO_CURVES) + _panels(folders["sft_training"], _SFT_CURVES),
+        "phases": charts.phase_chart(timings) if timings else None,
+        "examples": choose_examples(findings.pairs, config.num_examples),
         "configs": {
-            stage: yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=100)
-            for stage, values in findings.provenance.configs.items()
+            stage: yaml.safe_dump(each, sort_keys=False, allow_unicode=True, width=100) for stage, each in configs
         },
+        "version": version,
+        "seconds": seconds,
+        "formatting": formatting,
+        "style": Markup((here / "report.css").read_text("utf-8")),
     }
+    try:
+        return page.render(here / "report.html.jinja", **values)
+    except UndefinedError as error:
+        raise PipelineError(f"report: its inputs lack a value of the page ({error}); run their stages again") from None
 
 
-def _groups(findings: Findings, key: str) -> list[tuple[str, str, dict[str, Any]]]:
-    """Rows of a table by subject or level: source, group, and each model's score; without groups no rows."""
-    rows = []
-    for source in findings.sources:
-        scores = {
-            model: evaluation.scores["greedy"][key].get(source, {})
-            for model, evaluation in findings.evaluations.items()
-        }
-        groups = [group for group in scores["grpo"] if group]
-        if len(groups) > 1:
-            rows += [(source, group, {model: scores[model][group] for model in MODELS}) for group in sorted(groups)]
-    return rows
+def choose_examples(pairs: Sequence[Pair], number: int) -> list[ExampleGroup]:
+    """Return about `number` examples: half newly right, a quarter newly wrong, the rest right before and after.
 
-
-def _base_model(findings: Findings) -> str | None:
-    """The name of the base model in the configs that the artifacts carry."""
-    for config in findings.provenance.configs.values():
-        model = config.get("model")
-        if isinstance(model, dict) and "base" in model:
-            return str(model["base"])
-    return None
+    Chosen by the digest of the problem's id: the same in every run, and not hand-picked.
+    """
+    shuffled = sorted(pairs, key=lambda pair: value_digest(pair.sft.id))
+    newly_right, newly_wrong = -(-number // 2), number // 4
+    shares = {
+        (False, True): ("SFT wrong, GRPO right", newly_right),
+        (True, False): ("SFT right, GRPO wrong", newly_wrong),
+        (True, True): ("Both right", number - newly_right - newly_wrong),
+    }
+    members = {outcome: [pair for pair in shuffled if pair.right == outcome] for outcome in shares}
+    return [
+        ExampleGroup(title, len(members[outcome]), members[outcome][:share])
+        for outcome, (title, share) in shares.items()
+    ]
 
 
 def _panels(
-    training: Path, wanted: Sequence[tuple[str, dict[str, str], dict[str, bool]]]
+    training: Path, charted: Mapping[str, Mapping[str, str]]
 ) -> list[tuple[str, list[tuple[str, str]], Markup | None]]:
-    """Each chart with its title and legend; None in its place where no step recorded the quantity."""
-    steps = read_steps(training)
+    """Return title, legend and chart of each figure; the chart is None if no step recorded its columns."""
+    steps = [row for _, row in jsonl.read_rows(training / "steps.jsonl")]
     panels = []
-    for title, keys, options in wanted:
-        curves = [line for key, name in keys.items() if (line := curve(steps, key, name))]
-        legend = [(line.name, charts.series_color(index)) for index, line in enumerate(curves)] if len(keys) > 1 else []
-        panels.append((title, legend, Markup(charts.line_chart(curves, title=title, **options)) if curves else None))
+    for title, names in charted.items():
+        chart, legend = charts.curve_chart(steps, title, names, fraction=next(iter(names)) in _FRACTIONS)
+        panels.append((title, legend, chart))
     return panels

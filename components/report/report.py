@@ -1,13 +1,14 @@
-"""The report stage: shows what a run amounts to and decides whether the policy may be registered.
+"""The report stage: compares the models of a run and decides whether the policy may be registered.
 
-A stage of its own because a missed gate must still leave a report: the verdict is written here, `register` enforces it.
+A stage of its own because a missed gate must still leave a report: the verdict is decided here, `register` enforces it.
 """
 
+from dataclasses import asdict
 from pathlib import Path
 
 from components.report.config import ReportConfig
 from components.report.findings import Findings, find
-from components.report.page import render
+from components.report.page import render_report
 from components.shared import jsonl
 from components.shared.progress import say
 from components.shared.stage import Stage
@@ -34,10 +35,10 @@ def report(
         "validation": validation,
     }
     findings = find(config, folders)
-    (report / "report.html").write_text(render(findings, config, folders), encoding="utf-8")
+    (report / "report.html").write_text(render_report(config, folders, findings=findings), encoding="utf-8")
     jsonl.write_json(report / "verdict.json", findings.verdict)
     jsonl.write_json(report / "summary.json", findings.summary())
-    jsonl.write_json(report / "provenance.json", findings.provenance.as_json())
+    jsonl.write_json(report / "provenance.json", asdict(findings.provenance))
     _say_verdict(findings)
     return _metrics(findings)
 
@@ -55,8 +56,8 @@ def _say_verdict(findings: Findings) -> None:
     if not findings.learned:
         say("report", "warning: GRPO learned nothing, no step had a gradient: the policy is its reference")
     verdict = findings.verdict
-    parts = [verdict["target"], *verdict["others"]]
-    say("report", f"gate {'passed' if verdict['passed'] else 'MISSED'}: " + "; ".join(part["reason"] for part in parts))
+    reasons = "; ".join(part["reason"] for part in (verdict["target"], *verdict["others"]))
+    say("report", f"gate {'passed' if verdict['passed'] else 'MISSED'}: {reasons}")
 
 
 def _metrics(findings: Findings) -> dict[str, float]:
@@ -66,9 +67,5 @@ def _metrics(findings: Findings) -> dict[str, float]:
         for model, scores in findings.by_source.items()
         for source, score in scores.items()
     }
-    return {
-        **accuracies,
-        "gain": target["gain"],
-        "p_value": target["p_value"],
-        "gate_passed": float(findings.verdict["passed"]),
-    }
+    passed = float(findings.verdict["passed"])
+    return {**accuracies, "gain": target["gain"], "p_value": target["p_value"], "gate_passed": passed}

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from components.preflight.config import load_params, resolved
-from components.report import wording
+from components.report import formatting
 from components.report.page import render_report
 from components.shared import jsonl, lineage
 from components.shared.page import percent
@@ -86,4 +86,4 @@ def _row(label: str, cells: Any) -> str:
 
 
 def _score(score: dict[str, Any]) -> str:
-    return f"{percent(score['accuracy'])} ({wording.interval(score['interval'])})"
+    return f"{percent(score['accuracy'])} ({formatting.interval(score['interval'])})"

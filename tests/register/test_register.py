@@ -228,7 +228,7 @@ def test_a_missed_gate_registers_nothing(registered: Registered, reports: dict[s
         run_register(config, other, reports["missed"], tmp_path / "none")
     assert missed.value.exit_code == 3
     assert "\n" not in str(missed.value)
-    assert "points gained where +10.0 are asked" in str(missed.value)
+    assert "(at least +10.0 required)" in str(missed.value)
     assert not (tmp_path / "none").exists()
     assert _content(tmp_path / "registry") == before
 

@@ -1,47 +1,43 @@
 """The promotion gate on paired answers counted by hand."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
 from components.preflight.config import load_params
 from components.report.config import GateConfig
-from components.report.evaluation import Outcome, Pair, Record
+from components.report.findings import Pair, Record
 from components.report.gate import decide
 from components.shared.errors import PipelineError
 from components.shared.statistics import paired_difference_interval
 from tests.presets import FILES
 
+Outcome = Literal["right", "wrong", "unscorable"]
 GATE = GateConfig(target=("words",), min_gain=0.1, max_p_value=0.05, margin=0.1, enforce=True)
 
 
-def make_pairs(source: str, *, both: int, only_sft: int, only_grpo: int, neither: int) -> list[Pair]:
-    """So many problems of each outcome."""
-    table: dict[tuple[Outcome, Outcome], int] = {
-        ("right", "right"): both,
-        ("right", "wrong"): only_sft,
-        ("wrong", "right"): only_grpo,
-        ("wrong", "wrong"): neither,
-    }
-    outcomes = [outcome for outcome, number in table.items() for _ in range(number)]
-    return [make_pair(source, index, first, second) for index, (first, second) in enumerate(outcomes)]
+def pairs_of(source: str, *, both: int = 0, only_sft: int = 0, only_grpo: int = 0, neither: int = 0) -> list[Pair]:
+    """Return that many problems with each outcome."""
+    pairs = []
+    for number, (sft, grpo) in ((both, "rr"), (only_sft, "rw"), (only_grpo, "wr"), (neither, "ww")):
+        pairs += [make_pair(source, _OUTCOMES[sft], _OUTCOMES[grpo])] * number
+    return pairs
 
 
-def make_pair(source: str, index: int, first: Outcome, second: Outcome) -> Pair:
-    """One problem as both models answered it."""
-    return Pair(*(make_record(f"{source}/{index}", source, outcome) for outcome in (first, second)))
+_OUTCOMES: dict[str, Outcome] = {"r": "right", "w": "wrong"}
 
 
-def make_record(identity: str, source: str, outcome: Outcome) -> Record:
-    """One greedy answer."""
-    values: dict[str, Any] = {"id": identity, "source": source, "verdict": outcome, "question": "q", "answer": "1"}
-    return Record(**values, sample=0, response="#### 1", extracted="1", num_tokens=3, worked=False)
+def make_pair(source: str, sft: Outcome, grpo: Outcome) -> Pair:
+    """One problem with the answers of both models."""
+    values: dict[str, Any] = {"id": "1", "source": source, "question": "q", "answer": "1", "sample": 0}
+    values |= {"response": "#### 1", "extracted": "1", "num_tokens": 3, "worked": False}
+    return Pair(Record(**values, verdict=sft), Record(**values, verdict=grpo))
 
 
-def test_a_clear_gain_passes_with_its_numbers() -> None:
-    """Twenty put right against five broken out of a hundred: 15 points, exact p 0.0041."""
-    verdict = decide(make_pairs("words", both=50, only_sft=5, only_grpo=20, neither=25), GATE)
+def test_clear_gain_passes_with_its_figures() -> None:
+    """Twenty newly right against five newly wrong out of a hundred: 15 points, exact p 0.0041."""
+    verdict = decide(pairs_of("words", both=50, only_sft=5, only_grpo=20, neither=25), GATE)
     target = verdict["target"]
     assert verdict["passed"]
     assert verdict["enforced"]
@@ -57,40 +53,39 @@ def test_a_clear_gain_passes_with_its_numbers() -> None:
 @pytest.mark.parametrize(
     ("only_sft", "only_grpo", "gain_passed", "p_value_passed"),
     [
-        (0, 9, False, True),  # nine points, ten are asked
+        (0, 9, False, True),  # nine points, ten are required
         (0, 10, True, True),  # exactly ten
         (30, 40, True, False),  # ten points that chance explains
-        (20, 5, False, True),  # certain, and for the worse
+        (20, 5, False, True),  # significant, and for the worse
         (0, 0, False, False),
     ],
 )
-def test_the_target_needs_both_the_gain_and_the_certainty(
+def test_target_needs_both_gain_and_significance(
     only_sft: int, only_grpo: int, gain_passed: bool, p_value_passed: bool
 ) -> None:
-    """Either alone misses the gate, and the reason names both figures with what is asked."""
-    neither = 100 - only_sft - only_grpo
-    verdict = decide(make_pairs("words", both=0, only_sft=only_sft, only_grpo=only_grpo, neither=neither), GATE)
+    """Either alone misses the gate, and the reason has both figures with what is required."""
+    pairs = pairs_of("words", only_sft=only_sft, only_grpo=only_grpo, neither=100 - only_sft - only_grpo)
+    verdict = decide(pairs, GATE)
     assert verdict["target"]["gain_passed"] is gain_passed
     assert verdict["target"]["p_value_passed"] is p_value_passed
     assert verdict["passed"] is (gain_passed and p_value_passed)
     if not verdict["passed"]:
-        assert "+10.0 are asked" in verdict["reasons"][0]
-        assert "at most 0.05 is allowed" in verdict["reasons"][0]
+        assert "at least +10.0 required" in verdict["reasons"][0]
+        assert "at most 0.05 allowed" in verdict["reasons"][0]
 
 
-def test_a_certain_loss_never_passes_however_little_is_asked() -> None:
-    """With no gain asked for, a significant difference must still be one for the better."""
+@pytest.mark.parametrize(("only_sft", "only_grpo", "passed"), [(0, 0, False), (20, 0, False), (0, 20, True)])
+def test_significant_loss_never_passes_however_low_the_thresholds(only_sft: int, only_grpo: int, passed: bool) -> None:
+    """With no gain required, a significant difference must still be one for the better."""
     gate = GATE.model_copy(update={"min_gain": 0.0, "max_p_value": 1.0})
-    assert not decide(make_pairs("words", both=0, only_sft=0, only_grpo=0, neither=9), gate)["passed"]
-    assert not decide(make_pairs("words", both=0, only_sft=20, only_grpo=0, neither=9), gate)["passed"]
-    assert decide(make_pairs("words", both=0, only_sft=0, only_grpo=20, neither=9), gate)["passed"]
+    assert decide(pairs_of("words", only_sft=only_sft, only_grpo=only_grpo, neither=9), gate)["passed"] is passed
 
 
-def test_another_source_must_not_get_worse_beyond_the_margin() -> None:
-    """What counts is the lower bound: few problems leave a loss possible even where none was seen."""
-    target = make_pairs("words", both=50, only_sft=5, only_grpo=20, neither=25)
-    many = decide(target + make_pairs("math", both=500, only_sft=20, only_grpo=20, neither=460), GATE)
-    few = decide(target + make_pairs("math", both=5, only_sft=1, only_grpo=1, neither=3), GATE)
+def test_other_source_must_not_get_worse_than_the_margin() -> None:
+    """What counts is the lower bound: with few problems a loss is possible even if none was measured."""
+    target = pairs_of("words", both=50, only_sft=5, only_grpo=20, neither=25)
+    many = decide(target + pairs_of("math", both=500, only_sft=20, only_grpo=20, neither=460), GATE)
+    few = decide(target + pairs_of("math", both=5, only_sft=1, only_grpo=1, neither=3), GATE)
     assert many["passed"]
     assert many["others"][0]["lower_bound"] > -0.1
     assert few["others"][0]["gain"] == 0
@@ -101,33 +96,29 @@ def test_another_source_must_not_get_worse_beyond_the_margin() -> None:
     assert few["reasons"][0].startswith("math: ")
 
 
-def test_targets_are_taken_together() -> None:
+def test_target_sources_are_pooled() -> None:
     """Two target sources are one test on all their problems: the larger one counts for more."""
-    pairs = make_pairs("a", both=0, only_sft=0, only_grpo=6, neither=4) + make_pairs(
-        "b", both=0, only_sft=1, only_grpo=2, neither=27
-    )
+    pairs = pairs_of("a", only_grpo=6, neither=4) + pairs_of("b", only_sft=1, only_grpo=2, neither=27)
     verdict = decide(pairs, GATE.model_copy(update={"target": ("a", "b")}))
-    assert verdict["target"]["gain"] == 7 / 40
-    assert (verdict["target"]["sft"]["accuracy"], verdict["target"]["grpo"]["accuracy"]) == (1 / 40, 8 / 40)
-    assert verdict["target"]["source"] == "a + b"
+    target = verdict["target"]
+    assert (target["gain"], target["sft"]["accuracy"], target["grpo"]["accuracy"]) == (7 / 40, 1 / 40, 8 / 40)
+    assert target["source"] == "a + b"
     assert verdict["others"] == []
 
 
-def test_unscorable_is_not_right_on_either_side_and_is_shown() -> None:
-    """An answer that nobody could grade earns nothing, for SFT as for GRPO."""
-    pairs = [make_pair("words", 0, "unscorable", "right"), make_pair("words", 1, "right", "unscorable")]
-    target = decide(pairs, GATE)["target"]
+def test_unscorable_answer_is_not_right_and_is_counted() -> None:
+    """An answer that could not be graded earns nothing, for SFT as for GRPO."""
+    target = decide([make_pair("words", "unscorable", "right"), make_pair("words", "right", "unscorable")], GATE)[
+        "target"
+    ]
     assert (target["sft"]["correct"], target["grpo"]["correct"], target["gain"]) == (1, 1, 0.0)
     assert target["unscorable"] == {"sft": 1, "grpo": 1}
 
 
-def test_a_target_without_problems_is_named() -> None:
+def test_target_without_problems_is_an_error() -> None:
     """A misspelt source must not make the gate pass on nothing."""
-    with pytest.raises(PipelineError, match=r"report\.gate\.target: no test problem is from `word`; there are words"):
-        decide(
-            make_pairs("words", both=1, only_sft=0, only_grpo=0, neither=0),
-            GATE.model_copy(update={"target": ("word",)}),
-        )
+    with pytest.raises(PipelineError, match=r'gate\.target: no test problem comes from "word"; .*: words, math'):
+        decide(pairs_of("words", both=1) + pairs_of("math", both=1), GATE.model_copy(update={"target": ("word",)}))
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)

@@ -175,13 +175,13 @@ def test_the_phases_of_a_step_are_drawn_where_they_are_known(shared_run: dict[st
     ]
     jsonl.write_rows(tmp_path / "timings.jsonl", rows)
     text = render_report(CONFIG, shared_run, timings=tmp_path)
-    assert "took longer than 5 s" in text
+    assert "median GRPO step took 5 s" in text
     shown = re.findall(r"</i>([a-z ]+) (\d+)\u202f%", text[text.index("Where the time went") :])
     assert shown[:4] == [
         ("sampling", "60"),
-        ("weights to the sampler", "10"),
+        ("weight sync", "10"),
         ("update", "20"),
-        ("waiting and the rest", "10"),
+        ("waiting and other", "10"),
     ]
     assert "Where the time went" not in render_report(CONFIG, shared_run)
 
@@ -212,7 +212,7 @@ def test_a_problem_that_only_one_model_answered_is_named(own_run: dict[str, Path
 def test_another_problem_under_the_same_id_is_refused(own_run: dict[str, Path], tmp_path: Path) -> None:
     """Equal ids with another expected answer come from other data."""
     _edit_records(own_run["grpo_evaluation"], lambda row: {**row, "answer": row["answer"] + "0"})
-    with pytest.raises(PipelineError, match=r"problem .*/test/00000 is not the one that"):
+    with pytest.raises(PipelineError, match=r"problem .*/test/00000 has another source or answer than"):
         run_report(own_run, tmp_path / "report")
 
 
@@ -226,7 +226,7 @@ def test_a_problem_answered_twice_is_refused(own_run: dict[str, Path], tmp_path:
 def test_scores_of_other_records_are_refused(own_run: dict[str, Path], tmp_path: Path) -> None:
     """Tables and gate must speak of the same answers."""
     shutil.copy(own_run["sft_evaluation"] / "scores.json", own_run["grpo_evaluation"] / "scores.json")
-    with pytest.raises(PipelineError, match=r"scores\.json: counts .* evaluate again"):
+    with pytest.raises(PipelineError, match=r"scores\.json: has .* evaluate again"):
         run_report(own_run, tmp_path / "report")
 
 
@@ -251,7 +251,7 @@ def test_a_quantity_that_no_step_recorded_leaves_its_place(own_run: dict[str, Pa
     rows = [row for _, row in jsonl.read_rows(own_run["grpo_training"] / "steps.jsonl")]
     jsonl.write_rows(own_run["grpo_training"] / "steps.jsonl", ({**row, "kl": None} for row in rows))
     text = render_report(CONFIG, own_run)
-    assert text.count("No step recorded it.") == 1
+    assert text.count("Not recorded in this run.") == 1
     assert text.count("<svg") == 10
 
 

@@ -1,4 +1,4 @@
-"""Numbers as the report words them: the same digits wherever a figure is repeated."""
+"""Formats of the report's figures: the gate, the page and the terminal show the same digits."""
 
 from collections.abc import Sequence
 
@@ -7,23 +7,23 @@ _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def points(fraction: float) -> str:
-    """A difference of accuracies with its sign, such as `+22.0`."""
+    """Return a difference of accuracies in percentage points with its sign, such as `+22.0`."""
     text = f"{100 * fraction:+.1f}"
     return "0.0" if text in {"+0.0", "-0.0"} else text.replace("-", _MINUS)
 
 
 def interval(bounds: Sequence[float]) -> str:
-    """The interval of an accuracy in percent, such as `79.1 to 85.3`."""
+    """Return the interval of an accuracy in percent, such as `79.1 to 85.3`."""
     return f"{100 * bounds[0]:.1f} to {100 * bounds[1]:.1f}"
 
 
 def points_interval(bounds: Sequence[float]) -> str:
-    """The interval of a difference in points, such as `+17.2 to +26.6`."""
+    """Return the interval of a difference in percentage points, such as `+17.2 to +26.6`."""
     return f"{points(bounds[0])} to {points(bounds[1])}"
 
 
 def probability(p_value: float) -> str:
-    """A p-value: plain where it can be read, a power of ten where it is tiny."""
+    """Return a p-value: three decimals, or a power of ten if it is tiny."""
     if p_value == 0:
         return "0"
     if p_value >= 0.001:
@@ -34,11 +34,11 @@ def probability(p_value: float) -> str:
 
 
 def shorten(text: str, characters: int) -> str:
-    """The text, cut where it says no more than the reader already knows."""
+    """Return the text, truncated to a number of characters."""
     return text if len(text) <= characters else text[:characters].rstrip() + " …"
 
 
 def duration(seconds: float) -> str:
-    """A time span, such as `1 min 12 s`."""
+    """Return a time span, such as `1 min 12 s`."""
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest:02d} s" if minutes else f"{seconds:.1f} s"
