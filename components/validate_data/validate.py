@@ -1,4 +1,4 @@
-"""Decides whether problems are fit to train and to evaluate on, and shows on one page what they are like."""
+"""Decide whether problems are fit for training and evaluation, and describe them on one page."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -11,23 +11,21 @@ from components.shared.page import render
 from components.shared.problem import Split
 from components.shared.progress import say
 from components.shared.stage import Stage
-from components.validate_data import rows as raw
 from components.validate_data.config import ValidateConfig
-from components.validate_data.expectations import Severity, expectations
-from components.validate_data.frame import derive
-from components.validate_data.statistics import describe
-from components.validate_data.suite import Outcome, run
+from components.validate_data.expectations import Outcome, Severity, check, expectations
+from components.validate_data.frame import build_frame, describe, load_rows
 
 PAGE = "report.html"
 _TEMPLATE = Path(__file__).parent / "report.html.jinja"
-_NAMED = 3
+_MAX_NAMED = 3
+"""Rows that a message names."""
 
 
 def validate(config: ValidateConfig, *, problems: Path, validation: Path) -> dict[str, float]:
-    """Check the problems against every expectation; reject them where a critical one is not met."""
-    rows = raw.read(problems)
-    frame = derive(rows, config)
-    outcomes = run(frame, expectations(config))
+    """Check the problems against every expectation; reject them if a critical one is not met."""
+    rows = load_rows(problems)
+    frame = build_frame(rows, config)
+    outcomes = check(frame, expectations(config))
     result = {
         "success": not _missed(outcomes, Severity.CRITICAL),
         "rows": {str(split): sum(row.split == split for row in rows) for split in Split},
@@ -39,7 +37,7 @@ def validate(config: ValidateConfig, *, problems: Path, validation: Path) -> dic
     (validation / PAGE).write_text(page, encoding="utf-8")
     for outcome in outcomes:
         if not outcome.success and outcome.severity != Severity.CRITICAL:
-            say("validate_data", f"{outcome.severity}: {_in_words(outcome)}")
+            say("validate_data", f"{outcome.severity}: {_describe(outcome)}")
     if rejected := _missed(outcomes, Severity.CRITICAL):
         raise DataRejectedError(_rejection(rejected))
     say("validate_data", f"{len(rows):,} problems, all critical expectations met")
@@ -68,16 +66,16 @@ def _metrics(result: dict[str, Any], outcomes: Sequence[Outcome]) -> dict[str, f
 def _rejection(missed: Sequence[Outcome]) -> str:
     others = [outcome.name for outcome in missed[1:]]
     also = f"; also not met: {', '.join(others)}" if others else ""
-    return f"{_in_words(missed[0])}{also}; {PAGE} has the details"
+    return f"{_describe(missed[0])}{also}; {PAGE} has the details"
 
 
-def _in_words(outcome: Outcome) -> str:
-    """One line: which expectation, how many rows, the first of them, what is wrong with it."""
+def _describe(outcome: Outcome) -> str:
+    """Return one line with the expectation, the first rows that do not meet it, and why the first one does not."""
     text = f"`{outcome.name}` is not met ({outcome.title[:1].lower()}{outcome.title[1:]})"
     if not outcome.unexpected:
         return f"{text}: {outcome.detail}"
-    named = outcome.examples[:_NAMED]
-    more = outcome.unexpected - len(named)
-    reason = f" ({outcome.detail})" if outcome.detail else ""
-    listed = f"{named[0]}{reason}" + "".join(f", {label}" for label in named[1:])
-    return f"{text}: {listed}{f' and {more:,} more' if more > 0 else ''}"
+    first, *others = outcome.examples[:_MAX_NAMED]
+    detail = f" ({outcome.detail})" if outcome.detail else ""
+    num_more = outcome.unexpected - 1 - len(others)
+    more = f" and {num_more:,} more" if num_more else ""
+    return f"{text}: {', '.join([f'{first}{detail}', *others])}{more}"
