@@ -8,9 +8,8 @@ from kubernetes import client
 from urllib3.exceptions import HTTPError
 
 from components.clean_up.tasks import Task, tasks_of
-from components.cluster.api import connect, own_namespace
-from components.cluster.cleanup import delete_run
-from components.cluster.trainjob.patience import is_passing
+from components.cluster.kube import connect, is_transient, own_namespace
+from components.cluster.reaper import delete_run
 from components.shared.errors import PipelineError, RetryableError
 from components.shared.progress import say
 from components.shared.stage import exit_on_error
@@ -48,7 +47,7 @@ def clean_up(ending: Ending, namespace: str, page: Path, removed: list[str]) -> 
         tasks = tasks_of(api, own_namespace(), ending.run_id)
     except (client.ApiException, HTTPError, PipelineError) as error:
         _write(page, summary(ending, tasks, [f"It may be that something is left: {_reason(error)}"]))
-        if isinstance(error, client.ApiException) and not is_passing(error):
+        if isinstance(error, client.ApiException) and not is_transient(error):
             raise PipelineError(f"the cluster refuses: {_reason(error)}") from None
         raise RetryableError(f"the cluster does not answer: {_reason(error)}") from None
     left = [f"Removed: {', '.join(removed)}." if removed else "Nothing of the run was left in the cluster."]

@@ -1,6 +1,10 @@
-"""torchrun's own launcher, on this machine: `python -m components.cluster.agent FOLDER PARENT` starts the ranks.
+"""torchrun's launcher, which starts the ranks of one node and ends them all when one of them fails.
 
-It ends when they have, and ends them all when one of them fails, or the process with the number PARENT ends.
+`python -m components.cluster.agent FOLDER PARENT` starts all ranks of a job on this machine, and dies with the process
+PARENT. `python -m components.cluster.agent FOLDER` starts those of one pod of a TrainJob: Kubeflow Trainer tells the
+number of nodes, this node's and the address of the first in the environment (PET_NNODES and others), as torchrun reads
+it. Unlike torchrun, it ends with the exit code of the first rank to fail: what a restart cannot cure (2) differs from
+what may pass (75).
 """
 
 import logging
@@ -8,44 +12,29 @@ import math
 import os
 import signal
 import sys
+import tempfile
 from pathlib import Path
 
 from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, PContext, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+from torch.distributed.run import config_from_args, parse_args
 
-from components.cluster.job import Failure, Job
-from components.cluster.tether import die_with_parent
+from components.cluster.job import Job, RankFailure
+from components.cluster.watchdog import die_with_parent
 from components.shared.errors import RetryableError
+from components.shared.task import keep_files_in_group
 
 _AFTER_FAILURE_S = 3
+_RANK = "components.cluster.rank"
 
 
-def run_ranks(job: Job, config: LaunchConfig, *, node: int) -> int:
-    """Start the ranks of a node and wait for their end; return the exit code of the first that failed, or 0."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // config.nproc_per_node)))
-    # Whatever ends a rank is told by `run_together`, in a line.
-    for part in ("multiprocessing.api", "agent.server.api"):
-        logging.getLogger(f"torch.distributed.elastic.{part}").setLevel(logging.CRITICAL)
-    config.monitor_interval = 0.1
-    config.shutdown_timeout = math.ceil(job.grace_s) + 1
-    # For the others where a rank has failed: torchrun's half a minute would be for nothing, as they wait for that one.
-    PContext.close.__defaults__ = (None, _AFTER_FAILURE_S)
-    try:
-        elastic_launch(config, sys.executable)("-u", "-m", "components.cluster.rank", str(job.folder), str(os.getpid()))
-    except ChildFailedError as error:
-        failures = [Failure(rank, each.exitcode, each.timestamp) for rank, each in error.failures.items()]
-        job.write_ended(node, failures)
-        first = min(failures, key=lambda each: each.time).exit_code
-        return first if first > 0 else 128 - first
-    except SignalException:
-        return RetryableError.exit_code
-    return 0
-
-
-def _on_this_machine(job: Job) -> LaunchConfig:
-    return LaunchConfig(
+def run_here(job: Job) -> int:
+    """Run all ranks of a job on this machine; return the exit code of the first to fail, or 0."""
+    # A terminal sends these to every process. The parent passes requests on; ranks handle them as well.
+    for request in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(request, signal.SIG_IGN)
+    config = LaunchConfig(
         run_id="ranks",
         min_nodes=1,
         max_nodes=1,
@@ -54,15 +43,44 @@ def _on_this_machine(job: Job) -> LaunchConfig:
         rdzv_endpoint="localhost:0",
         signals_to_handle="SIGTERM",
         max_restarts=0,
-        # Beside what else the job leaves: by default a folder among the temporary files, which nobody removes.
+        # With the other files of the job: the default is a temporary folder that nobody removes.
         logs_specs=DefaultLogsSpecs(log_dir=str(job.folder / "torchrun")),
     )
+    return _run_ranks(job, config, node=0)
+
+
+def run_in_pod(job: Job) -> int:
+    """Run the ranks of this pod; return the exit code of the first to fail, or 0."""
+    keep_files_in_group()
+    with tempfile.TemporaryDirectory(prefix="torchrun-") as logs:
+        config, _, _ = config_from_args(parse_args([f"--log-dir={logs}", "-m", _RANK]))
+        return _run_ranks(job, config, node=int(os.environ["PET_NODE_RANK"]))
+
+
+def _run_ranks(job: Job, config: LaunchConfig, *, node: int) -> int:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // config.nproc_per_node)))
+    # Failures of ranks are reported by whoever runs the job, in one line.
+    for part in ("multiprocessing.api", "agent.server.api"):
+        logging.getLogger(f"torch.distributed.elastic.{part}").setLevel(logging.CRITICAL)
+    config.monitor_interval = 0.1
+    config.shutdown_timeout = math.ceil(job.grace_s) + 1
+    # For the other ranks after one has failed: they wait for it in vain, so torchrun's 30 s would be wasted.
+    PContext.close.__defaults__ = (None, _AFTER_FAILURE_S)
+    try:
+        elastic_launch(config, sys.executable)("-u", "-m", _RANK, str(job.folder), str(os.getpid()))
+    except ChildFailedError as error:
+        failures = [RankFailure(rank, each.exitcode, each.timestamp) for rank, each in error.failures.items()]
+        job.write_failures(node, failures)
+        first = min(failures, key=lambda each: each.time).exit_code
+        return first if first > 0 else 128 - first
+    except SignalException:
+        return RetryableError.exit_code
+    return 0
 
 
 if __name__ == "__main__":
-    die_with_parent(int(sys.argv[2]))
-    # A terminal sends these to every process. The parent passes requests on, and ranks look out for themselves.
-    for request in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(request, signal.SIG_IGN)
-    this = Job.read(Path(sys.argv[1]))
-    sys.exit(run_ranks(this, _on_this_machine(this), node=0))
+    if sys.argv[2:]:
+        die_with_parent(int(sys.argv[2]))
+        sys.exit(run_here(Job.read(Path(sys.argv[1]))))
+    sys.exit(run_in_pod(Job.read(Path(sys.argv[1]))))

@@ -1,51 +1,48 @@
-"""One process of a job: `python -m components.cluster.rank FOLDER`, as torchrun starts it on any host."""
+"""One rank of a job: `python -m components.cluster.rank FOLDER PARENT`, as torchrun's launcher starts it."""
 
 import os
 import sys
 import traceback
 from pathlib import Path
+from typing import Any
 
 from components.cluster.job import Job
-from components.cluster.tether import die_with_parent
+from components.cluster.watchdog import die_with_parent
 from components.shared.environment import TERMINAL_VARIABLE
 from components.shared.errors import PipelineError
 from components.shared.system_errors import explain_out_of_memory
 
 
 def run_rank(job: Job, rank: int) -> int:
-    """Make the job's call and keep its outcome; return the exit code."""
+    """Make the job's call and write its outcome; return the exit code."""
+    outcome: dict[str, Any]
     try:
-        _require_all(job)
+        _check_world_size(job)
         with explain_out_of_memory("this stage"):
-            result = job.call()
+            outcome = {"result": job.call(), "exit_code": 0}
     except PipelineError as error:
-        job.write_outcome(rank, {"error": str(error), "exit_code": error.exit_code})
-        return error.exit_code
+        outcome = {"error": str(error), "exit_code": error.exit_code}
     except OSError as error:
-        job.write_outcome(rank, {"error": str(error), "errno": error.errno, "file": _name(error), "exit_code": 1})
         traceback.print_exc()
-        return 1
+        file = None if error.filename is None else str(error.filename)
+        outcome = {"error": str(error), "errno": error.errno, "file": file, "exit_code": 1}
     except Exception as error:
         traceback.print_exc()
-        job.write_outcome(rank, {"error": f"{type(error).__name__}: {error}", "exit_code": 1})
-        return 1
-    job.write_outcome(rank, {"result": result, "exit_code": 0})
-    return 0
+        outcome = {"error": f"{type(error).__name__}: {error}", "exit_code": 1}
+    job.write_outcome(rank, outcome)
+    exit_code: int = outcome["exit_code"]
+    return exit_code
 
 
-def _require_all(job: Job) -> None:
-    """Refuse to run as one of another number of processes: what is computed would look right and be wrong."""
+def _check_world_size(job: Job) -> None:
+    """Refuse to run as one of another number of processes: the results would look right and be wrong."""
     size = int(os.environ["WORLD_SIZE"])
     if size != job.num_processes:
         raise PipelineError(f"the job is for {job.num_processes} processes, but {size} were launched (WORLD_SIZE)")
 
 
-def _name(error: OSError) -> str | None:
-    return None if error.filename is None else str(error.filename)
-
-
-def _talk_to(log: Path) -> None:
-    """Send everything that this process prints to a file: only the first rank talks to the person."""
+def _redirect_output(log: Path) -> None:
+    """Send everything that this process prints to a file: only the first rank prints for the user."""
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     for stream in (1, 2):
         os.dup2(file, stream)
@@ -53,15 +50,18 @@ def _talk_to(log: Path) -> None:
     os.environ.pop(TERMINAL_VARIABLE, None)
 
 
-if __name__ == "__main__":
-    die_with_parent(int(sys.argv[2]) if sys.argv[2:] else os.getppid())
-    this = Job.read(Path(sys.argv[1]))
-    number = int(os.environ["RANK"])
-    this.begin(number)
-    if number:
-        _talk_to(this.log(number))
-    exit_code = run_rank(this, number)
+def main() -> None:
+    """Run this rank, and end without finalisation, which would wait for collectives that other ranks have left."""
+    die_with_parent(int(sys.argv[2]))
+    job, rank = Job.read(Path(sys.argv[1])), int(os.environ["RANK"])
+    job.start_rank(rank)
+    if rank:
+        _redirect_output(job.log(rank))
+    exit_code = run_rank(job, rank)
     sys.stdout.flush()
     sys.stderr.flush()
-    # No finalisation: a collective that another process has left would be waited for.
     os._exit(exit_code)
+
+
+if __name__ == "__main__":
+    main()

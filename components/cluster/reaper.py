@@ -1,45 +1,52 @@
-"""Removes training jobs whose step is gone: `python -m components.cluster.reaper`, every few minutes.
+"""Removes training jobs that nobody waits for: `python -m components.cluster.reaper`, every few minutes.
 
-A step that is killed outright can remove nothing. Its job lives on until its heartbeat is older than the job itself
-says; jobs without a heartbeat, and those that others have made, are left alone.
+A step that is killed outright cannot remove its job. The job runs on until its heartbeat is older than the job's own
+annotation allows; jobs without a heartbeat and jobs of other projects are left alone.
 """
 
 import argparse
-from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any
 
 from kubernetes import client
 from urllib3.exceptions import HTTPError
 
-from components.cluster import names
-from components.cluster.api import connect, own_namespace
-from components.cluster.cleanup import delete
-from components.cluster.trainjob.patience import reason
+from components.cluster import kube
+from components.cluster.kube import Json, TrainJobs
 from components.shared.errors import RetryableError
 from components.shared.progress import say
 from components.shared.stage import exit_on_error
 
-_STAGE = "reaper"
-
 
 def reap(api: client.ApiClient, namespace: str, now: datetime) -> list[str]:
-    """Delete the jobs whose heartbeat is stale at this time; return their names."""
-    custom = client.CustomObjectsApi(api)
-    where = (names.GROUP, names.VERSION, namespace, names.PLURAL)
-    found = custom.list_namespaced_custom_object(*where, label_selector=names.selector({}))
-    stale = [job["metadata"] for job in found["items"] if names.is_ours(job) and _is_stale(job, now)]
-    return [each["name"] for each in stale if delete(custom, namespace, each["name"], as_seen=each)]
+    """Delete the jobs whose heartbeat is stale at this time; return their names.
+
+    Raises:
+        kubernetes.client.ApiException: The API server refuses.
+        urllib3.exceptions.HTTPError: It does not answer.
+    """
+    jobs = TrainJobs(api, namespace)
+    stale = [job["metadata"] for job in jobs.find({}) if _is_stale(job["metadata"], now)]
+    # Unless the heartbeat was renewed meanwhile.
+    return [metadata["name"] for metadata in stale if jobs.delete(metadata["name"], unchanged=metadata)]
 
 
-def _is_stale(job: Mapping[str, Any], now: datetime) -> bool:
-    """Tell whether nobody waits for a job; one whose annotations cannot be read is left to people."""
-    annotations = job["metadata"].get("annotations") or {}
+def delete_run(api: client.ApiClient, namespace: str, run_id: str) -> list[str]:
+    """Delete the training jobs of a run with their pods; return their names. Raises as `reap`."""
+    assert run_id
+    jobs = TrainJobs(api, namespace)
+    names = [job["metadata"]["name"] for job in jobs.find({kube.RUN_ID: run_id})]
+    return [name for name in names if jobs.delete(name)]
+
+
+def _is_stale(metadata: Json, now: datetime) -> bool:
+    """Tell whether nobody waits for a job; jobs whose annotations cannot be read are left to people."""
+    annotations = metadata.get("annotations") or {}
     try:
-        beaten = datetime.fromisoformat(annotations[names.HEARTBEAT])
-        return (now - beaten).total_seconds() > float(annotations[names.STALE_AFTER_S])
+        beat = datetime.fromisoformat(annotations[kube.HEARTBEAT])
+        is_stale = (now - beat).total_seconds() > float(annotations[kube.STALE_AFTER_S])
     except (KeyError, ValueError, TypeError):
         return False
+    return is_stale and kube.RUN_ID in metadata["labels"]
 
 
 def main() -> None:
@@ -47,13 +54,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m components.cluster.reaper", description=__doc__.split("\n", 1)[0])
     parser.add_argument("--namespace", default="", help="default: that of this pod")
     options = parser.parse_args()
-    with exit_on_error(_STAGE):
-        namespace = options.namespace or own_namespace()
+    with exit_on_error("reaper"):
+        namespace = options.namespace or kube.own_namespace()
         try:
-            reaped = reap(connect(), namespace, datetime.now(UTC))
+            reaped = reap(kube.connect(), namespace, datetime.now(UTC))
         except (client.ApiException, HTTPError) as error:
-            raise RetryableError(f"training jobs of {namespace} cannot be looked through: {reason(error)}") from None
-    say(_STAGE, f"removed {', '.join(reaped)}" if reaped else f"nothing to remove in {namespace}")
+            message = f"cannot list and delete training jobs of {namespace}: {kube.error_message(error)}"
+            raise RetryableError(message) from None
+    say("reaper", f"removed {', '.join(reaped)}" if reaped else f"nothing to remove in {namespace}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""vLLM servers of a run: started together, started again when they end, and gone when the run is."""
+"""vLLM servers: as processes of this machine, restarted when they fail and gone when the run is, or one in a pod.
+
+`python -m components.cluster.servers` becomes the server of a pod that runs beside a TrainJob's ranks.
+"""
 
 import functools
 import json
@@ -19,6 +22,8 @@ from typing import Any
 
 import urllib3
 
+from components.cluster.job import Job
+from components.cluster.watchdog import watched
 from components.policy.config import Dtype
 from components.rollout.vllm.client import INITIAL_VERSION, ServerLostError, VllmClient
 from components.rollout.vllm.config import (
@@ -27,40 +32,88 @@ from components.rollout.vllm.config import (
     environment,
     refuse_memory_of_vllm,
 )
+from components.shared.config import validate
+from components.shared.environment import JOB_VARIABLE
 from components.shared.errors import PipelineError, RetryableError
 from components.shared.progress import say
+from components.shared.task import keep_files_in_group
 
 _HOST = "127.0.0.1"
-_POLL_S = 0.2
-_LOOK_S = 0.5
-"""Between looks at whether the servers still answer."""
-_HEALTH_S = 2.0
+_START_POLL_S = 0.2
+_CHECK_EVERY_S = 0.5
+_HEALTH_TIMEOUT_S = 2.0
 """For an answer to /health, which computes nothing."""
-_SAY_EVERY_S = 10.0
+_REPORT_EVERY_S = 10.0
 _MAX_RESTARTS = 3
-"""Of one server that does not answer in between: what fails as often will fail again."""
+"""Restarts of one server without an answer in between."""
 _TAIL_BYTES = 3000
 _END_S = 15.0
-_SWEEP_S = 5.0
-_GUARD = Path(__file__).with_name("guard.py")
+_KILL_S = 5.0
+
+
+@contextmanager
+def vllm_servers(checkpoint: Path, config: ServersConfig, *, dtype: Dtype, logs: Path) -> Iterator[list[str]]:
+    """Run servers of the policy in `checkpoint` while the block runs; yield their URLs.
+
+    Each prints to a file of its own in `logs`. One that ends or fails meanwhile is restarted, at the same URL and with
+    the weights of `checkpoint`.
+
+    Raises:
+        PipelineError: A server does not start; with the end of its output.
+        RetryableError: A server does not answer within `start_deadline_s`; with the end of its output.
+    """
+    logs.mkdir(parents=True, exist_ok=True)
+    servers = [
+        ServerProcess(
+            _server_command(checkpoint, config, dtype, devices),
+            logs / f"vllm-{number}.log",
+            functools.partial(_server_environment, config, devices),
+        )
+        for number, devices in enumerate(config.devices or [None] * config.num_servers)
+    ]
+    with running(servers, config.start_deadline_s, config.health_deadline_s):
+        for server in servers:
+            _check_sampling(server, config.request_deadline_s)
+        yield [server.url for server in servers]
+
+
+@contextmanager
+def running(servers: Sequence["ServerProcess"], start_deadline_s: float, health_deadline_s: float) -> Iterator[None]:
+    """Start servers, and restart those that fail for as long as the block runs."""
+    ending = threading.Event()
+    thread: threading.Thread | None = None
+    try:
+        for server in servers:
+            server.start()
+        _wait_until_ready(servers, start_deadline_s)
+        supervisor = Supervisor(servers, start_deadline_s=start_deadline_s, health_deadline_s=health_deadline_s)
+        thread = threading.Thread(target=supervisor.run, args=(ending,), daemon=True)
+        thread.start()
+        yield
+    finally:
+        ending.set()
+        if thread is not None:
+            thread.join()
+        for server in servers:
+            server.close()
 
 
 class Health(Enum):
-    """What a server answers when it is asked whether it can work."""
+    """The answer of a server to a health check."""
 
     READY = auto()
     BROKEN = auto()
-    """It says that its engine is dead, or nobody listens at its address any more."""
+    """Its engine is dead, or its port is closed."""
     SILENT = auto()
     """No answer in time; it may be busy."""
 
 
 class ServerProcess:
-    """One server and the port that is kept for it; its environment depends on the folder that it has for its files."""
+    """A server and its port; its environment depends on the folder for its files."""
 
     def __init__(self, command: Sequence[str], log: Path, environment: Callable[[str], dict[str, str]]) -> None:
-        # Bound and never listening: the kernel gives the port to nobody else, and lets the server, which binds with
-        # SO_REUSEADDR as well, have it each time it starts.
+        # Bound but not listening: the kernel gives the port to nobody else, and lets the server, which also binds with
+        # SO_REUSEADDR, have it each time it starts.
         self._port = socket.socket()
         self._port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self._port.bind((_HOST, 0))
@@ -69,195 +122,88 @@ class ServerProcess:
         self._command = [*command, f"--host={_HOST}", f"--port={self._port.getsockname()[1]}"]
         self._environment = environment
         self._process: subprocess.Popen[bytes] | None = None
-        self._begin = 0
-        """Where in the log the output of the last start begins."""
+        self._log_start = 0
+        """Where the output of the last start begins in the log."""
 
     def start(self) -> None:
-        """Start the server; it takes a while until it answers."""
+        """Start the server, which takes a while until it answers."""
         folder = Path(tempfile.mkdtemp(prefix="vllm-"))
         with self.log.open("ab") as log:
-            self._begin = log.tell()
+            self._log_start = log.tell()
             self._process = subprocess.Popen(
-                [sys.executable, "-P", str(_GUARD), str(folder), *self._command],
+                watched(folder, self._command),
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=self._environment(str(folder)),
-                start_new_session=True,  # a group of its own, which ends as one
+                start_new_session=True,  # a group of its own, which is killed as one
             )
 
     @property
     def ended(self) -> bool:
-        """Whether the server is gone."""
+        """Whether the process has ended."""
         return self._process is None or self._process.poll() is not None
 
     def health(self) -> Health:
         """Ask the server whether it is ready for requests."""
         try:
-            # Not by way of a proxy, whatever the environment says: it is on this machine.
-            status = urllib3.request("GET", f"{self.url}/health", timeout=_HEALTH_S, retries=False).status
+            # Without a proxy, whatever the environment says: it is on this machine.
+            status = urllib3.request("GET", f"{self.url}/health", timeout=_HEALTH_TIMEOUT_S, retries=False).status
         except urllib3.exceptions.HTTPError as error:
             return Health.BROKEN if isinstance(error.__cause__, ConnectionRefusedError) else Health.SILENT
         return Health.READY if status == 200 else Health.BROKEN
 
-    def answers(self) -> bool:
-        """Tell whether the server is ready for requests."""
-        return self.health() is Health.READY
-
     def printed(self) -> str:
         """Return what the server has printed since its last start."""
-        return self.log.read_bytes()[self._begin :].decode(errors="replace")
+        return self.log.read_bytes()[self._log_start :].decode(errors="replace")
 
     def tail(self) -> str:
-        """Return the end of what the server printed."""
+        """Return the end of the server's output, with the name of its log."""
         text = self.log.read_bytes()[-_TAIL_BYTES:].decode(errors="replace")
         return f"the end of {self.log}:\n{text}"
 
-    def stop(self) -> None:
-        """End the server and all that it started, and let go of its port."""
+    def close(self) -> None:
+        """End the server for good, and release its port."""
         self.end()
         self._port.close()
 
     def end(self) -> None:
-        """End the server and all that it started: SIGTERM, then SIGKILL of the whole group. It can be started again."""
+        """End the server and all its children: SIGTERM, then SIGKILL of the whole group. It can be started again."""
         if self._process is None:
             return
         assert self._process.stdin is not None
-        self._process.stdin.close()  # the guard ends the server, in good order if it can
+        self._process.stdin.close()  # its watchdog ends it
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_END_S)
-        self._sweep()
+        self._kill_group()
 
-    def _sweep(self) -> None:
-        """End what is left of the server's group, should its guard have been killed, and see it gone."""
+    def _kill_group(self) -> None:
+        """Kill what is left of the server's group, as where its watchdog was killed, and wait until it is gone."""
         assert self._process is not None
-        deadline = time.monotonic() + _SWEEP_S
+        deadline = time.monotonic() + _KILL_S
         with suppress(ProcessLookupError):
             while time.monotonic() < deadline:
                 os.killpg(self._process.pid, signal.SIGKILL)
-                self._process.poll()  # until it is reaped it is in its group
+                self._process.poll()  # until it is waited for, it is in its group
                 time.sleep(0.01)
-        self._process = None  # its number may come to be another group's
-
-
-@contextmanager
-def vllm_servers(checkpoint: Path, config: ServersConfig, *, dtype: Dtype, logs: Path) -> Iterator[list[str]]:
-    """Run servers of the policy in `checkpoint` while the block runs; give their addresses.
-
-    What each prints goes to a file of its own in `logs`. One that ends meanwhile, or can work no more, is started
-    again, at the same address and with the weights of `checkpoint`. PipelineError where one does not start,
-    RetryableError where it takes longer than `start_deadline_s`; both hold the end of what it printed.
-    """
-    logs.mkdir(parents=True, exist_ok=True)
-    servers = [
-        ServerProcess(
-            server_command(checkpoint, config, dtype, devices),
-            logs / f"vllm-{number}.log",
-            functools.partial(server_environment, config, devices),
-        )
-        for number, devices in enumerate(config.devices or [None] * config.num_servers)
-    ]
-    with running(servers, config.start_deadline_s, config.health_deadline_s):
-        for server in servers:
-            _rehearse(server, config.request_deadline_s)
-        yield [server.url for server in servers]
-
-
-@contextmanager
-def running(servers: Sequence[ServerProcess], start_deadline_s: float, health_deadline_s: float) -> Iterator[None]:
-    """Start the servers, and have them answer for as long as the block runs."""
-    ending = threading.Event()
-    thread: threading.Thread | None = None
-    try:
-        for server in servers:
-            server.start()
-        _await(servers, start_deadline_s)
-        keeper = Keeper(servers, start_deadline_s=start_deadline_s, health_deadline_s=health_deadline_s)
-        thread = threading.Thread(target=keeper.run, args=(ending,), daemon=True)
-        thread.start()
-        yield
-    finally:
-        ending.set()
-        if thread is not None:
-            thread.join()
-        for server in servers:
-            server.stop()
-
-
-def _rehearse(server: ServerProcess, deadline_s: float) -> None:
-    """Have one token drawn: some models are loaded, and only then found to be none that vLLM can compute here."""
-    connection = VllmClient(server.url, deadline_s)
-    try:
-        connection.generate((0,), {"max_tokens": 1, "logprobs": 0, "detokenize": False}, INITIAL_VERSION)
-    except ServerLostError as error:
-        raise PipelineError(f"a vLLM server cannot sample from the model: {error}; {server.tail()}") from None
-    finally:
-        connection.close()
-
-
-def server_environment(config: ServersConfig, devices: str | None, folder: str) -> dict[str, str]:
-    """Return the environment of a vLLM server that has its files in the folder."""
-    visible = {} if devices is None else {"CUDA_VISIBLE_DEVICES": devices}
-    # The endpoints that load weights.
-    return {**environment(config, folder), "VLLM_SERVER_DEV_MODE": "1", **visible}
-
-
-def server_command(checkpoint: Path, config: ServersConfig, dtype: Dtype, devices: str | None) -> list[str]:
-    """Return the command of a vLLM server, without its address."""
-    arguments = {
-        **engine_arguments(config, dtype),
-        "model": str(checkpoint),
-        "tensor_parallel_size": 1 if devices is None else len(devices.split(",")),
-        "disable_uvicorn_access_log": True,
-        "enable_scale_out": True,  # the endpoint that takes and gives tokens
-    }
-    flags = {name.replace("_", "-"): value for name, value in arguments.items()}
-    spelt = [_flag(name, value) for name, value in flags.items()]
-    return [sys.executable, "-P", "-W", "ignore", "-m", "vllm.entrypoints.openai.api_server", *spelt]
-
-
-def _flag(name: str, value: Any) -> str:
-    if isinstance(value, bool):
-        return f"--{name}" if value else f"--no-{name}"
-    return f"--{name}={json.dumps(value) if isinstance(value, dict) else value}"
-
-
-def _await(servers: Sequence[ServerProcess], deadline_s: float) -> None:
-    """Return when all servers answer."""
-    started = said = time.monotonic()
-    say("vllm", f"starting {len(servers)} server{'s' * (len(servers) > 1)}, whose output is in {servers[0].log.parent}")
-    waiting = list(servers)
-    while waiting:
-        for server in waiting:
-            if server.ended:
-                refuse_memory_of_vllm(server.printed(), server.log, "train_grpo.sampler.servers")
-                raise PipelineError(f"a vLLM server has ended before it answered; {server.tail()}")
-        waiting = [server for server in waiting if not server.answers()]
-        now = time.monotonic()
-        if waiting and now - started > deadline_s:
-            raise RetryableError(f"a vLLM server does not answer after {deadline_s:g} s; {waiting[0].tail()}")
-        if now - said > _SAY_EVERY_S:
-            said = now
-            say("vllm", f"{len(servers) - len(waiting)} of {len(servers)} servers answer after {now - started:.0f} s")
-        time.sleep(_POLL_S)
-    say("vllm", f"all servers answer after {time.monotonic() - started:.0f} s")
+        self._process = None  # another group may get its number
 
 
 @dataclass(eq=False)
-class _Watched:
-    """What is known of a server that is to be kept running."""
+class _State:
+    """What is known of a supervised server."""
 
     server: ServerProcess
     started: float
-    """When it was last started, by the keeper's clock."""
+    """When it was last started."""
     answered: float | None
     """When it last answered; None where it has not since its start."""
     restarts: int = 0
     """Since it last answered."""
 
 
-class Keeper:
-    """Keeps servers running: ends those that can work no more, and starts again what has ended."""
+class Supervisor:
+    """Ends servers that have failed, and starts them again."""
 
     def __init__(
         self,
@@ -267,51 +213,127 @@ class Keeper:
         health_deadline_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Take servers that answer."""
-        self._watched = [_Watched(server, clock(), clock()) for server in servers]
+        """Supervise servers that answer."""
+        self._states = [_State(server, clock(), clock()) for server in servers]
         self._start_deadline_s, self._health_deadline_s = start_deadline_s, health_deadline_s
         self._clock = clock
 
     def run(self, ending: threading.Event) -> None:
-        """Look after the servers until `ending` is set."""
-        while not ending.wait(_LOOK_S):
-            self.look()
+        """Check the servers until `ending` is set."""
+        while not ending.wait(_CHECK_EVERY_S):
+            self.check()
 
-    def look(self) -> None:
-        """Look at each server once, and start those again that have failed."""
-        for watched in self._watched:
-            if watched.restarts > _MAX_RESTARTS:
-                continue
-            failure = self._failure(watched)
-            if failure is not None:
-                self._restart(watched, failure)
+    def check(self) -> None:
+        """Check each server once, and restart those that have failed."""
+        for state in self._states:
+            if state.restarts <= _MAX_RESTARTS and (failure := self._failure(state)):
+                self._restart(state, failure)
 
-    def _failure(self, watched: _Watched) -> str | None:
-        """Say why a server has to be started again; None where it works, is busy, or is about to answer."""
-        if watched.server.ended:
+    def _failure(self, state: _State) -> str | None:
+        """Return why a server has to be restarted; None where it works, is busy, or is still starting."""
+        if state.server.ended:
             return "has ended"
-        health, now = watched.server.health(), self._clock()
+        health, now = state.server.health(), self._clock()
         if health is Health.READY:
-            watched.answered, watched.restarts = now, 0
-        elif watched.answered is None:
-            late = now - watched.started > self._start_deadline_s
+            state.answered, state.restarts = now, 0
+        elif state.answered is None:
+            late = now - state.started > self._start_deadline_s
             return f"does not answer {self._start_deadline_s:g} s after its start" if late else None
         elif health is Health.BROKEN:
-            return "is no longer serving (its engine is dead or its port closed)"
-        elif now - watched.answered > self._health_deadline_s:
+            return "no longer serves requests (its engine is dead or its port closed)"
+        elif now - state.answered > self._health_deadline_s:
             return f"has not answered for {self._health_deadline_s:g} s"
         return None
 
-    def _restart(self, watched: _Watched, failure: str) -> None:
-        server = watched.server
+    def _restart(self, state: _State, failure: str) -> None:
+        server = state.server
         server.end()
-        watched.restarts += 1
-        if watched.restarts > _MAX_RESTARTS:
-            say("vllm", f"{server.url} {failure}, {watched.restarts} times in a row: giving up on it; {server.tail()}")
+        state.restarts += 1
+        if state.restarts > _MAX_RESTARTS:
+            say("vllm", f"{server.url} {failure}, {state.restarts} times in a row: giving up on it; {server.tail()}")
             return
         say("vllm", f"{server.url} {failure}; starting it again (its output: {server.log})")
-        watched.started, watched.answered = self._clock(), None
+        state.started, state.answered = self._clock(), None
         try:
             server.start()
         except OSError as error:
             say("vllm", f"{server.url} cannot be started: {error}")
+
+
+def _wait_until_ready(servers: Sequence[ServerProcess], deadline_s: float) -> None:
+    started = reported = time.monotonic()
+    say("vllm", f"starting {len(servers)} server{'s' * (len(servers) > 1)}, whose output is in {servers[0].log.parent}")
+    waiting = list(servers)
+    while waiting:
+        for server in waiting:
+            if server.ended:
+                refuse_memory_of_vllm(server.printed(), server.log, "train_grpo.sampler.servers")
+                raise PipelineError(f"a vLLM server ended before it answered; {server.tail()}")
+        waiting = [server for server in waiting if server.health() is not Health.READY]
+        now = time.monotonic()
+        if waiting and now - started > deadline_s:
+            raise RetryableError(f"a vLLM server does not answer after {deadline_s:g} s; {waiting[0].tail()}")
+        if now - reported > _REPORT_EVERY_S:
+            reported = now
+            say("vllm", f"{len(servers) - len(waiting)} of {len(servers)} servers answer after {now - started:.0f} s")
+        time.sleep(_START_POLL_S)
+    say("vllm", f"all servers answer after {time.monotonic() - started:.0f} s")
+
+
+def _check_sampling(server: ServerProcess, deadline_s: float) -> None:
+    """Sample one token: with some models, a server starts and only then turns out to be unable to run them."""
+    client = VllmClient(server.url, deadline_s)
+    try:
+        client.generate((0,), {"max_tokens": 1, "logprobs": 0, "detokenize": False}, INITIAL_VERSION)
+    except ServerLostError as error:
+        raise PipelineError(f"a vLLM server cannot sample from the model: {error}; {server.tail()}") from None
+    finally:
+        client.close()
+
+
+def _server_environment(config: ServersConfig, devices: str | None, folder: str) -> dict[str, str]:
+    """Return the environment of a vLLM server that has its files in the folder."""
+    visible = {} if devices is None else {"CUDA_VISIBLE_DEVICES": devices}
+    # Development mode has the endpoints that load weights.
+    return {**environment(config, folder), "VLLM_SERVER_DEV_MODE": "1", **visible}
+
+
+def _server_command(checkpoint: Path, config: ServersConfig, dtype: Dtype, devices: str | None) -> list[str]:
+    """Return the command of a vLLM server, without its address."""
+    arguments = {
+        **engine_arguments(config, dtype),
+        "model": str(checkpoint),
+        "tensor_parallel_size": 1 if devices is None else len(devices.split(",")),
+        "disable_uvicorn_access_log": True,
+        "enable_scale_out": True,  # the endpoint that takes and returns tokens
+    }
+    flags = [_flag(name.replace("_", "-"), value) for name, value in arguments.items()]
+    return [sys.executable, "-P", "-W", "ignore", "-m", "vllm.entrypoints.openai.api_server", *flags]
+
+
+def _flag(name: str, value: Any) -> str:
+    if isinstance(value, bool):
+        return f"--{name}" if value else f"--no-{name}"
+    return f"--{name}={json.dumps(value) if isinstance(value, dict) else value}"
+
+
+def serve_in_pod() -> None:
+    """Become the server of this pod, with the model and the settings of the job that it belongs to."""
+    import torch
+
+    from components.cluster.manifest import SERVER_PORT
+
+    keep_files_in_group()
+    job = Job.read(Path(os.environ[JOB_VARIABLE]))
+    # The GPUs are the pod's: devices in the params are those of a machine without pods.
+    settings = {**job.config["sampler"]["servers"], "devices": None}
+    config = validate(ServersConfig, settings, name="train_grpo.sampler.servers")
+    devices = ",".join(map(str, range(torch.cuda.device_count()))) or None
+    dtype: Dtype = "bfloat16" if job.config["engine"]["precision"] == "bf16" else "float32"
+    command = _server_command(Path(job.folders["reference"]), config, dtype, devices)
+    variables = _server_environment(config, devices, tempfile.mkdtemp(prefix="vllm-"))
+    os.execve(command[0], [*command, "--host=0.0.0.0", f"--port={SERVER_PORT}"], variables)
+
+
+if __name__ == "__main__":
+    serve_in_pod()

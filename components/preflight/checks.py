@@ -3,9 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 
-from components.cluster.api import connect, own_namespace
-from components.cluster.clock import Clock
-from components.cluster.trainjob.patience import Patience
+from components.cluster.kube import Clock, RetryPolicy, connect, own_namespace
 from components.preflight import cluster, permissions, storage
 from components.preflight.dry_run import dry_run
 from components.preflight.form import CLUSTER, Form
@@ -38,10 +36,10 @@ def checks(form: Form, sections: Params, *, valid: bool, clock: Clock) -> dict[s
         found |= {"models": partial(models, sections), "rewards": partial(rewards, sections)}
     if form["data_repository"]:
         found[REVISION] = partial(_commit, form["data_repository"], form["data_revision"])
-    return {**found, **_of_cluster(form, sections, Patience(clock, _PATIENCE_S), valid=valid)}
+    return {**found, **_of_cluster(form, sections, RetryPolicy(clock, _PATIENCE_S), valid=valid)}
 
 
-def _of_cluster(form: Form, sections: Params, patience: Patience, *, valid: bool) -> dict[str, Check]:
+def _of_cluster(form: Form, sections: Params, retries: RetryPolicy, *, valid: bool) -> dict[str, Check]:
     section = sections[CLUSTER]
     try:
         api = connect()
@@ -59,7 +57,7 @@ def _of_cluster(form: Form, sections: Params, patience: Patience, *, valid: bool
         found["training job"] = partial(dry_run, api, namespace, sections)
     if form["cluster_queue"]:
         found["cluster_queue"] = partial(cluster.local_queue, api, namespace, form["cluster_queue"])
-    return {name: partial(patience.ask, "answer", check) for name, check in found.items()}
+    return {name: partial(retries.call, "answer", check) for name, check in found.items()}
 
 
 def _grace_s(sections: Params) -> float:

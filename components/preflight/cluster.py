@@ -5,7 +5,7 @@ from typing import Any
 
 from kubernetes import client
 
-from components.cluster.trainjob.manifest import NODE
+from components.cluster.manifest import NODE
 from components.shared.progress import say
 
 _TRAINER, _TRAINER_VERSION = "trainer.kubeflow.org", "v1alpha1"

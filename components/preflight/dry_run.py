@@ -7,12 +7,11 @@ from typing import Any
 
 from kubernetes import client
 
-from components.cluster import names
-from components.cluster.cluster import Cluster
-from components.cluster.config import ClusterConfig
+from components.cluster import kube
+from components.cluster.config import ClusterConfig, ClusterStage
 from components.cluster.job import Job
-from components.cluster.trainjob.manifest import train_job
-from components.cluster.trainjob.patience import is_passing
+from components.cluster.kube import is_transient
+from components.cluster.manifest import train_job
 from components.shared.config import Params
 
 _STAGE = "train_grpo"
@@ -28,14 +27,14 @@ def dry_run(api: client.ApiClient, namespace: str, sections: Params) -> list[str
     """
     config = ClusterConfig.model_validate(sections["cluster"])
     manifest = train_job(
-        _job(sections[_STAGE]), Cluster(config, "preflight", _STAGE, Path(config.mount)), {}, None, _now()
+        _job(sections[_STAGE]), ClusterStage(config, "preflight", _STAGE, Path(config.mount)), {}, None, _now()
     )
     try:
         client.CustomObjectsApi(api).create_namespaced_custom_object(
-            names.GROUP, names.VERSION, namespace, names.PLURAL, manifest, dry_run="All", field_validation="Strict"
+            kube.GROUP, kube.VERSION, namespace, kube.PLURAL, manifest, dry_run="All", field_validation="Strict"
         )
     except client.ApiException as error:
-        if is_passing(error):
+        if is_transient(error):
             raise
         if error.status in _NAMED_ELSEWHERE:
             return []

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from components.cluster.clock import Clock, SystemClock
-from components.cluster.trainjob.patience import UnansweredError
+from components.cluster.kube import Clock, SystemClock, UnavailableError
 from components.preflight.checks import REVISION, checks
 from components.preflight.form import CLUSTER, Form, sections_of
 from components.preflight.repetition import comparable, refuse_repetition
@@ -64,10 +63,10 @@ def preflight(form: Form, *, deadline_s: float = DEADLINE_S, clock: Clock | None
     if not wrong:
         wrong += without_files(form, sections) + contradicting(sections)
     found = side_by_side(checks(form, sections, valid=not wrong, clock=clock or SystemClock()), deadline_s)
-    unanswered = [f"{name}: {answer}" for name, answer in found.items() if isinstance(answer, UnansweredError)]
+    unanswered = [f"{name}: {answer}" for name, answer in found.items() if isinstance(answer, UnavailableError)]
     for name, answer in found.items():
         if isinstance(answer, PipelineError):
-            wrong += [] if isinstance(answer, UnansweredError) else [f"{name}: {answer}"]
+            wrong += [] if isinstance(answer, UnavailableError) else [f"{name}: {answer}"]
         elif name != REVISION:
             wrong += answer
     raise_all(wrong + unanswered if wrong else [])

@@ -12,7 +12,7 @@ POD_VARIABLE = "KFP_POD_NAME"
 """Name of the task's pod. Set by Kubeflow Pipelines, read by components.shared.task and components.cluster."""
 JOB_VARIABLE = "GRPO_PIPELINE_JOB"
 """Folder of the job that a vLLM server's pod belongs to.
-Set in the TrainJob's manifest, read by components.cluster.serve."""
+Set in the TrainJob's manifest, read by components.cluster.servers."""
 SERVERS_VARIABLE = "GRPO_PIPELINE_SAMPLERS"
 """Addresses of running vLLM servers, separated by commas.
 Set by train_grpo and in the TrainJob's manifest, read by train_grpo's ranks."""

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from components.cluster.cluster import current
-from components.cluster.memory_folder import memory_folder
+from components.cluster.config import current_stage
+from components.cluster.watchdog import memory_folder
 from components.shared.environment import SERVERS_VARIABLE, WEIGHTS_VARIABLE
 from components.shared.errors import PipelineError
 from components.train_grpo.config import TrainGRPOConfig
@@ -23,9 +23,9 @@ def samplers_running(config: TrainGRPOConfig, reference: Path, work: Path) -> It
     if servers is None and config.sampler.vllm is None:
         yield
         return
-    cluster = current()
-    if cluster is not None:
-        if servers is not None and not cluster.config.rollout_servers:
+    stage = current_stage()
+    if stage is not None:
+        if servers is not None and not stage.config.rollout_servers:
             raise PipelineError("sampler.servers needs pods to run in: set cluster.rollout_servers to their number")
         (work / "weights").mkdir(exist_ok=True)
         with _told(WEIGHTS_VARIABLE, str(work / "weights")):

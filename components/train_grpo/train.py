@@ -2,12 +2,10 @@
 
 from pathlib import Path
 
-from components.cluster.together import run_together
+from components.cluster.launch import run_ranks
 from components.shared.stage import Stage
 from components.train_grpo.config import TrainGRPOConfig
 from components.train_grpo.samplers import samplers_running
-
-_RANK = "components.train_grpo.train_rank:train_rank"
 
 
 def train(
@@ -15,8 +13,8 @@ def train(
 ) -> dict[str, float]:
     """Optimise the reference checkpoint with GRPO on the training problems."""
     with samplers_running(config, reference, work):
-        return run_together(
-            _RANK,
+        return run_ranks(
+            _train_rank,
             config,
             {"problems": problems, "reference": reference, "work": work},
             {"policy": policy, "training": training, "timings": timings},
@@ -35,3 +33,10 @@ STAGE = Stage(
     outputs=("policy", "training", "timings"),
     has_work=True,
 )
+
+
+def _train_rank(config: TrainGRPOConfig, **folders: Path) -> dict[str, float]:
+    """Train in this process; torch is imported here, as a process that only launches others does without it."""
+    from components.train_grpo.train_rank import train_rank
+
+    return train_rank(config, **folders)

@@ -2,19 +2,17 @@
 
 from pathlib import Path
 
-from components.cluster.together import run_together
+from components.cluster.launch import run_ranks
 from components.shared.stage import Stage
 from components.train_sft.config import TrainSFTConfig
-
-_RANK = "components.train_sft.train_rank:train_rank"
 
 
 def train(
     config: TrainSFTConfig, *, problems: Path, base_model: Path, reference: Path, training: Path, work: Path
 ) -> dict[str, float]:
     """Fine-tune the base model on the training problems' solutions."""
-    return run_together(
-        _RANK,
+    return run_ranks(
+        _train_rank,
         config,
         {"problems": problems, "work": work},
         {"base_model": base_model, "reference": reference, "training": training},
@@ -32,3 +30,10 @@ STAGE = Stage(
     outputs=("base_model", "reference", "training"),
     has_work=True,
 )
+
+
+def _train_rank(config: TrainSFTConfig, **folders: Path) -> dict[str, float]:
+    """Train in this process; torch is imported here, as a process that only launches others does without it."""
+    from components.train_sft.train_rank import train_rank
+
+    return train_rank(config, **folders)

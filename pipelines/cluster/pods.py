@@ -67,7 +67,7 @@ def _log_from_kubernetes(cluster: Cluster, pod: str, no_ui: _NoUiError) -> str:
     from kubernetes.client import ApiException, CoreV1Api
     from urllib3.exceptions import HTTPError
 
-    from components.cluster.api import connect
+    from components.cluster.kube import connect
 
     try:
         answer = CoreV1Api(connect()).read_namespaced_pod_log(

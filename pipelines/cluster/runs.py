@@ -132,8 +132,8 @@ def _remove_jobs(namespace: str, run_id: str) -> Iterator[str]:
     from kubernetes.client import ApiException
     from urllib3.exceptions import HTTPError
 
-    from components.cluster.api import connect
-    from components.cluster.cleanup import delete_run
+    from components.cluster.kube import connect
+    from components.cluster.reaper import delete_run
 
     try:
         removed = delete_run(connect(), namespace, run_id)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from components.clean_up.clean_up import Ending, clean_up, run
-from components.cluster import names
+from components.cluster import kube
 from components.shared import task
 from components.shared.environment import KUBECONFIG_VARIABLE, POD_VARIABLE
 from components.shared.errors import RetryableError
@@ -26,7 +26,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiServe
 
 
 def _add_job(server: ApiServer, name: str, run_id: str) -> None:
-    labels = {names.MANAGED_BY: names.OURS, names.RUN_ID: run_id}
+    labels = {kube.MANAGED_BY: kube.PROJECT, kube.RUN_ID: run_id}
     kind = {"apiVersion": kinds.TRAIN_JOBS.api_version, "kind": "TrainJob"}
     server.cluster.add_runtime(name)
     spec = {"runtimeRef": {"kind": "TrainingRuntime", "name": name}, "suspend": False}

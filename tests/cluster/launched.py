@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from components.cluster.cluster import Cluster
-from components.cluster.config import ClusterConfig
-from components.cluster.job import Failure, Job
-from components.cluster.trainjob.run import run_on_cluster
+from components.cluster.config import ClusterConfig, ClusterStage
+from components.cluster.job import Job, RankFailure
+from components.cluster.trainjob import run_on_cluster
 from components.shared import jsonl
 from components.shared.environment import KUBECONFIG_VARIABLE
 from tests.fake_cluster import ApiServer, kinds, script
@@ -30,7 +29,7 @@ class Launched:
     run_id: str = RUN_ID
 
     @property
-    def cluster(self) -> Cluster:
+    def cluster(self) -> ClusterStage:
         """Where it runs."""
         settings = {
             "image": "registry.example/python-gpu:1",
@@ -43,14 +42,14 @@ class Launched:
             "max_restarts": 0,
             **self.changes,
         }
-        return Cluster(ClusterConfig.model_validate(settings), self.run_id, "train_grpo", self.root / "records")
+        return ClusterStage(ClusterConfig.model_validate(settings), self.run_id, "train_grpo", self.root / "records")
 
     @property
     def job(self) -> Job:
         """What its ranks do."""
         return Job(
             folder=self.root / "work" / "launch",
-            function="tests.launch.jobs:act",
+            function="tests.cluster.ranks:act",
             config={"ending": "go_on", "rank": 0, "seconds": 0},
             folders={"folder": str(self.root)},
             outputs={"policy": str(self.root / "policy")},
@@ -68,17 +67,17 @@ class Launched:
         """Write what ranks write that end well."""
         job = Job.read(self.job.folder)
         for rank in range(NUM_RANKS):
-            job.begin(rank)
+            job.start_rank(rank)
             job.write_outcome(rank, {"result": RESULT, "exit_code": 0})
         (Path(job.outputs["policy"]) / "weights").write_text("learned")
 
     def fail(self, *, rank: int = 0, error: str = "", exit_code: int = 75) -> None:
         """Write what a rank writes that fails; without a word where there is no error."""
         job = Job.read(self.job.folder)
-        job.begin(rank)
+        job.start_rank(rank)
         if error:
             job.write_outcome(rank, {"error": error, "exit_code": exit_code})
-        job.write_ended(rank, [Failure(rank, exit_code, 1)])
+        job.write_failures(rank, [RankFailure(rank, exit_code, 1)])
 
     def goes_well(self, *before: script.Step) -> tuple[script.Step, ...]:
         """The end of a script in which all ranks end well."""

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from components.cluster.rank_errors import SilentEndError
-from components.cluster.trainjob.causes import cause
+from components.cluster.failures import SilentRankError, failure_reason
 from components.shared.errors import PipelineError, RetryableError
 
 JOB = {
@@ -43,10 +42,10 @@ class Sign:
 SIGNS = {
     "memory": Sign("out of memory", PipelineError, pods=(_pod("a", reason="OOMKilled", exitCode=137),)),
     "mistake": Sign("a key is wrong", PipelineError, error=PipelineError("a key is wrong")),
-    "node": Sign("taken away", RetryableError, pods=(_pod("b", condition="PreemptionByScheduler"),)),
+    "node": Sign("was disrupted", RetryableError, pods=(_pod("b", condition="PreemptionByScheduler"),)),
     "loss of another": Sign("rank 7 did not come", RetryableError, error=RetryableError("rank 7 did not come")),
     "log": Sign("Watchdog", RetryableError, tails={"c": ["Watchdog caught collective operation timeout"]}),
-    "silence": Sign("rank 1 was killed", RetryableError, error=SilentEndError("rank 1 was killed")),
+    "silence": Sign("rank 1 was killed", RetryableError, error=SilentRankError("rank 1 was killed")),
     "exit code": Sign("ended with exit code 2", PipelineError, pods=(_pod("d", exitCode=2),)),
     "job": Sign("jobset failed", RetryableError),
 }
@@ -65,7 +64,7 @@ def test_the_cause_is_told_from_its_consequences(first: str, second: str) -> Non
     signs = [SIGNS[first], SIGNS[second]]
     pods = [pod for sign in reversed(signs) for pod in sign.pods]
     tails = {where: lines for sign in signs for where, lines in sign.tails.items()}
-    found = cause(JOB, pods, tails, next((sign.error for sign in signs if sign.error), None))
+    found = failure_reason(JOB, pods, tails, next((sign.error for sign in signs if sign.error), None))
     assert signs[0].said in str(found)
     assert isinstance(found, RetryableError) == (signs[0].kind is RetryableError)
 
@@ -75,6 +74,6 @@ def test_a_deadline_goes_before_all_signs_of_it(name: str) -> None:
     """When the time is over pods are killed, ranks lose one another, and none of that is the cause."""
     over = {"type": "Failed", "status": "True", "reason": "DeadlineExceeded", "message": ""}
     sign = SIGNS[name]
-    found = cause({**JOB, "status": {"conditions": [over]}}, list(sign.pods), sign.tails, sign.error)
+    found = failure_reason({**JOB, "status": {"conditions": [over]}}, list(sign.pods), sign.tails, sign.error)
     assert "training_timeout_s" in str(found)
     assert not isinstance(found, RetryableError)

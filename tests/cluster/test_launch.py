@@ -7,8 +7,8 @@ from typing import Any, Protocol
 
 import pytest
 
-from components.cluster import names
-from components.cluster.trainjob.run import run_on_cluster
+from components.cluster import kube
+from components.cluster.trainjob import run_on_cluster
 from components.shared.errors import PipelineError, RetriesExhaustedError, RetryableError
 from tests.cluster.launched import RESULT, RUN_ID, Launched, launched
 from tests.fake_cluster import ApiServer, Change, Fault, kinds, runtime, script
@@ -68,7 +68,7 @@ def test_what_is_kept_of_a_job(make: Make, server: ApiServer) -> None:
     job = make()
     server.cluster.play(*job.goes_well())
     job.run()
-    assert job.records("trainjob.json")["metadata"]["labels"][names.RUN_ID] == RUN_ID
+    assert job.records("trainjob.json")["metadata"]["labels"][kube.RUN_ID] == RUN_ID
     assert len(job.records("pods.json")) == 2
     assert {"Scheduled", "Started"} <= {event["reason"] for event in job.records("events.json")}
     assert job.records("rank-0.log") == "step 1\nstep 2\n"
@@ -241,7 +241,7 @@ def test_a_running_job_is_adopted(make: Make, server: ApiServer, capfd: pytest.C
     (running,) = job.trainjobs()
     server.clock.advance(100)
     assert job.run() == RESULT
-    assert "is there already and goes on" in capfd.readouterr().out
+    assert "exists already and is adopted" in capfd.readouterr().out
     assert len([request for request in server.requests if request.method == "POST"]) == 1
     assert job.records("trainjob.json")["metadata"]["uid"] == running["metadata"]["uid"]
 
@@ -395,7 +395,7 @@ def test_what_becomes_of_an_ended_job(make: Make, server: ApiServer, delete: str
         with pytest.raises(PipelineError):
             job.run()
     assert len(job.trainjobs()) == left
-    assert all(names.HEARTBEAT not in each["metadata"]["annotations"] for each in job.trainjobs())
+    assert all(kube.HEARTBEAT not in each["metadata"]["annotations"] for each in job.trainjobs())
 
 
 def test_a_job_that_has_not_ended_is_never_left(make: Make, server: ApiServer) -> None:

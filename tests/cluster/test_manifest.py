@@ -1,21 +1,21 @@
 """The TrainJob as the cluster takes it."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from components.cluster import names
-from components.cluster.trainjob.manifest import Owner, job_name, train_job
+from components.cluster import kube
+from components.cluster.manifest import job_name, owner_reference, train_job
 from components.shared import lineage
 from components.shared.errors import PipelineError
 from tests.cluster.launched import RUN_ID, Launched, launched
 from tests.fake_cluster import ApiServer, kinds, script
 
 NOW = "2026-01-01T00:00:00+00:00"
-OWNER = Owner("argoproj.io/v1alpha1", "Workflow", "run-1", "1234")
+CONTROLLER = {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "name": "run-1", "uid": "1234"}
+OWNER = owner_reference({"metadata": {"ownerReferences": [{**CONTROLLER, "controller": True}]}})
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_the_pods_of_a_job(server: ApiServer, tmp_path: Path, monkeypatch: pytes
         assert spec["terminationGracePeriodSeconds"] == 60, "the runtime's, which no patch changes"
         assert pod["metadata"]["labels"]["sidecar.istio.io/inject"] == "false"
         assert pod["metadata"]["annotations"]["sidecar.istio.io/inject"] == "false"
-        assert pod["metadata"]["labels"][names.RUN_ID] == RUN_ID
+        assert pod["metadata"]["labels"][kube.RUN_ID] == RUN_ID
         environment = {each["name"]: each for each in container["env"]}
         assert environment["HF_TOKEN"]["valueFrom"] == {"secretKeyRef": {"name": "hub", "key": "HF_TOKEN"}}
         assert environment["PET_NNODES"]["value"] == "2"
@@ -105,8 +105,8 @@ def test_the_job_itself(server: ApiServer, tmp_path: Path, monkeypatch: pytest.M
             "blockOwnerDeletion": False,
         }
     ]
-    assert metadata["annotations"][names.HEARTBEAT] == NOW
-    assert float(metadata["annotations"][names.STALE_AFTER_S]) > 60
+    assert metadata["annotations"][kube.HEARTBEAT] == NOW
+    assert float(metadata["annotations"][kube.STALE_AFTER_S]) > 60
     assert manifest["spec"]["activeDeadlineSeconds"] == 3600
     assert manifest["spec"]["runtimeRef"]["kind"] == "TrainingRuntime"
 
@@ -117,14 +117,16 @@ def test_the_name_and_the_digest_tell_jobs_apart(
     """Equal when the same is asked for at another time by another pod; different when anything else is."""
     job = launched(server, tmp_path, monkeypatch)
     first = _manifest(job)
-    again = train_job(job.job, job.cluster, {}, replace(OWNER, name="other", uid="1"), "2027-01-01T00:00:00+00:00")
+    again = train_job(
+        job.job, job.cluster, {}, {**CONTROLLER, "name": "other", "uid": "1"}, "2027-01-01T00:00:00+00:00"
+    )
     for each in (first, again):
-        each["identity"] = each["metadata"]["name"], each["metadata"]["annotations"][names.SPEC_DIGEST]
+        each["identity"] = each["metadata"]["name"], each["metadata"]["annotations"][kube.SPEC_DIGEST]
     assert again["identity"] == first["identity"]
     job.changes["cpu_per_node"] = 9
     other = _manifest(job)
     assert other["metadata"]["name"] != first["metadata"]["name"]
-    assert other["metadata"]["annotations"][names.SPEC_DIGEST] != first["metadata"]["annotations"][names.SPEC_DIGEST]
+    assert other["metadata"]["annotations"][kube.SPEC_DIGEST] != first["metadata"]["annotations"][kube.SPEC_DIGEST]
 
 
 @pytest.mark.parametrize(

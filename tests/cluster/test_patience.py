@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 from kubernetes import client
 
-from components.cluster.api import connect
-from components.cluster.trainjob.objects import Objects
-from components.cluster.trainjob.patience import Patience, UnansweredError, is_passing
+from components.cluster.kube import RetryPolicy, TrainJobs, UnavailableError, connect, is_transient
 from components.shared.environment import KUBECONFIG_VARIABLE
 from components.shared.errors import PipelineError
 from tests.fake_cluster import ApiServer
@@ -24,13 +22,13 @@ def _answer(status: int, message: str = "said so") -> client.ApiException:
 @pytest.mark.parametrize("status", [401, 408, 409, 410, 429, 500, 502, 503, 504])
 def test_an_answer_that_may_be_another_next_time(status: int) -> None:
     """A token that is being replaced, a lost race, an expired version, a busy server."""
-    assert is_passing(_answer(status))
+    assert is_transient(_answer(status))
 
 
 @pytest.mark.parametrize("status", [400, 403, 404, 405, 422])
 def test_an_answer_that_will_be_the_same(status: int) -> None:
     """A mistake in what was asked, or no right to ask."""
-    assert not is_passing(_answer(status))
+    assert not is_transient(_answer(status))
 
 
 @pytest.mark.parametrize(
@@ -42,8 +40,8 @@ def test_an_answer_that_will_be_the_same(status: int) -> None:
 )
 def test_a_webhook_that_waited_in_vain_is_no_refusal(message: str) -> None:
     """Whatever the status is that it comes with."""
-    assert is_passing(_answer(403, message))
-    assert is_passing(_answer(400, message))
+    assert is_transient(_answer(403, message))
+    assert is_transient(_answer(400, message))
 
 
 @pytest.fixture
@@ -73,19 +71,19 @@ def test_a_token_that_comes_late_is_waited_for(
     server: ApiServer, tmp_path: Path, after_s: float, answers: bool
 ) -> None:
     """The kubelet replaces tokens in pods within minutes; one that never comes is named in the end."""
-    objects = Objects(connect(), server.namespace)
+    objects = TrainJobs(connect(), server.namespace)
     server.access.rotate()
-    patience = Patience(LateToken(server, tmp_path / "kubeconfig", after_s))
+    patience = RetryPolicy(LateToken(server, tmp_path / "kubeconfig", after_s))
     if answers:
-        assert patience.ask("list training jobs", lambda: objects.jobs({})) == []
+        assert patience.call("list training jobs", lambda: objects.find({})) == []
     else:
-        with pytest.raises(UnansweredError, match=r"did not list training jobs within 900 s: .*401"):
-            patience.ask("list training jobs", lambda: objects.jobs({}))
+        with pytest.raises(UnavailableError, match=r"did not list training jobs within 900 s: .*401"):
+            patience.call("list training jobs", lambda: objects.find({}))
 
 
 def test_a_refusal_is_named_at_once(server: ApiServer) -> None:
     """Without a second question."""
     server.access.rules = []
     with pytest.raises(PipelineError, match="the cluster refuses to list training jobs"):
-        Patience(server.clock).ask("list training jobs", lambda: Objects(connect(), server.namespace).jobs({}))
+        RetryPolicy(server.clock).call("list training jobs", lambda: TrainJobs(connect(), server.namespace).find({}))
     assert len(server.requests) == 1

@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from components.cluster import names
-from components.cluster.api import connect, own_namespace
-from components.cluster.cleanup import delete_run
-from components.cluster.reaper import reap
+from components.cluster import kube
+from components.cluster.kube import connect, own_namespace
+from components.cluster.reaper import delete_run, reap
 from components.shared.environment import KUBECONFIG_VARIABLE
 from tests.cluster.launched import RUN_ID
 from tests.fake_cluster import ApiServer, Fault, kinds, script
@@ -31,10 +30,10 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiServe
 
 
 def _add(server: ApiServer, name: str, *, labels: dict[str, str] | None = None, **annotations: str) -> None:
-    ours = {names.MANAGED_BY: names.OURS, names.RUN_ID: RUN_ID, names.STAGE: "train-grpo"}
-    reference = {"apiGroup": names.GROUP, "kind": "TrainingRuntime", "name": "grpo-torch"}
+    ours = {kube.MANAGED_BY: kube.PROJECT, kube.RUN_ID: RUN_ID, kube.STAGE: "train-grpo"}
+    reference = {"apiGroup": kube.GROUP, "kind": "TrainingRuntime", "name": "grpo-torch"}
     job: dict[str, Any] = {
-        "apiVersion": f"{names.GROUP}/{names.VERSION}",
+        "apiVersion": f"{kube.GROUP}/{kube.VERSION}",
         "kind": "TrainJob",
         "metadata": {
             "name": name,
@@ -64,7 +63,7 @@ def test_only_our_stale_jobs_are_reaped(server: ApiServer) -> None:
     _add(server, "odd", heartbeat="yesterday", stale_after_s="600")
     _add(server, "naive", heartbeat="2025-01-01T00:00:00", stale_after_s="600")
     _add(server, "foreign", labels=foreign, heartbeat=_ago(server, 9000), stale_after_s="600")
-    _add(server, "no-run", labels={names.MANAGED_BY: names.OURS}, heartbeat=_ago(server, 9000), stale_after_s="600")
+    _add(server, "no-run", labels={kube.MANAGED_BY: kube.PROJECT}, heartbeat=_ago(server, 9000), stale_after_s="600")
     assert reap(connect(), own_namespace(), server.clock.now()) == ["stale"]
     assert _left(server) == {"alive", "patient", "kept", "odd", "naive", "foreign", "no-run"}
 
@@ -84,7 +83,7 @@ def test_a_heart_that_beats_again_meanwhile_saves_the_job(server: ApiServer) -> 
 
 def test_a_run_is_cleaned_up_by_its_label(server: ApiServer) -> None:
     """Whatever state its jobs are in; those of other runs stay."""
-    other = {names.MANAGED_BY: names.OURS, names.RUN_ID: "another", names.STAGE: "train-grpo"}
+    other = {kube.MANAGED_BY: kube.PROJECT, kube.RUN_ID: "another", kube.STAGE: "train-grpo"}
     _add(server, "sft")
     _add(server, "grpo", heartbeat=_ago(server, 1), stale_after_s="600")
     _add(server, "other", labels=other)

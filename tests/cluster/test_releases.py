@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from components.cluster.trainjob.manifest import Owner, train_job
+from components.cluster.manifest import train_job
 from tests.cluster.launched import launched
 from tests.cluster.releases import needs_upstream, refused
 from tests.fake_cluster import ApiServer
@@ -40,7 +40,7 @@ def manifest(server: ApiServer, root: Path, monkeypatch: pytest.MonkeyPatch, *, 
         service_account="trainer",
     )
     job.with_samplers = with_samplers
-    owner = Owner("argoproj.io/v1alpha1", "Workflow", "run-1", "1234")
+    owner = {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "name": "run-1", "uid": "1234"}
     return train_job(job.job, job.cluster, {"HF_HUB_OFFLINE": "1"}, owner, "2026-01-01T00:00:00+00:00")
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from components.cluster.api import connect
+from components.cluster.kube import connect
 from components.cluster.reaper import reap
 from components.shared.errors import PipelineError
 from tests.cluster.launched import RESULT, Launched, launched

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from components.cluster.trainjob.termination import Termination
+from components.cluster.termination import Termination
 from components.shared.environment import KUBECONFIG_VARIABLE
 from tests.cluster.jobs import train_job
 from tests.fake_cluster import ApiServer, Fault, kinds, script
@@ -29,7 +29,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiServe
 def _stop(server: ApiServer, work: Path, number: int = signal.SIGTERM) -> None:
     """Be told to stop while the job runs."""
     stopped = Termination("train_grpo", server.namespace, JOB, pod=(server.namespace, "launcher"), work=work)
-    with pytest.raises(SystemExit) as ended, stopped.prepared():
+    with pytest.raises(SystemExit) as ended, stopped.handled():
         signal.raise_signal(number)
     assert ended.value.code == 128 + number
 
@@ -45,7 +45,7 @@ def test_the_job_goes_and_the_log_says_so(
     assert server.cluster.all(kinds.TRAIN_JOBS) == []
     first, second = capfd.readouterr().out.splitlines()
     assert first == f"train_grpo: stopped by {number.name}: the training job {JOB} is removed"
-    assert second.startswith("train_grpo: the checkpoint of step 200 is kept")
+    assert second.startswith("train_grpo: the next run goes on from the checkpoint of step 200")
 
 
 def test_a_job_that_could_not_be_removed_is_named(
@@ -55,8 +55,8 @@ def test_a_job_that_could_not_be_removed_is_named(
     server.faults.add(Fault("DELETE", status=503, times=10))
     _stop(server, tmp_path)
     said = capfd.readouterr().out
-    assert f"the training job {JOB} could not be removed, which is left to clean_up and the reaper" in said
-    assert "no checkpoint is kept yet" in said
+    assert f"the training job {JOB} could not be removed; clean_up or the reaper will remove it" in said
+    assert "there is no checkpoint yet" in said
 
 
 def test_the_job_of_a_drained_node_waits_for_the_next_attempt(

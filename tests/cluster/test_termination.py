@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from components.cluster import names
-from components.cluster.api import connect
+from components.cluster import kube
+from components.cluster.kube import connect
 from components.cluster.reaper import reap
 from components.shared.environment import KUBECONFIG_VARIABLE
 from tests.fake_cluster import ApiServer, Fault, RealClock, kinds, script
@@ -23,19 +23,20 @@ ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import sys
 from pathlib import Path
-from components.cluster.cluster import Cluster, active
+from components.cluster.config import ClusterConfig, ClusterStage, on_cluster
+from components.cluster.launch import run_ranks
+from components.cluster import termination
+from tests.cluster.ranks import JobConfig, act
 from components.cluster.config import ClusterConfig
-from components.cluster.together import run_together
 from components.cluster.trainjob import termination
 from components.shared.stage import exit_on_error
-from tests.launch.jobs import JobConfig
 root = Path(sys.argv[1])
 termination._CONTAINER_LOG = str(root / "container.log")
 config = ClusterConfig(image="gpu:1", mount=str(root), delete="never")
-cluster = Cluster(config, "0f1e2d3c", "train_grpo", root / "records")
+cluster = ClusterStage(config, "0f1e2d3c", "train_grpo", root / "records")
 job = JobConfig(ending="go_on", rank=0, seconds=0)
-with exit_on_error("train_grpo"), active(cluster):
-    run_together("tests.launch.jobs:act", job, {"folder": root}, num_processes=1, work=root / "work", grace_s=1)
+with exit_on_error("train_grpo"), on_cluster(cluster):
+    run_ranks(act, job, {"folder": root}, num_processes=1, work=root / "work", grace_s=1)
 """
 
 
@@ -134,7 +135,7 @@ def test_a_killed_step_leaves_a_job_for_the_reaper(server: ApiServer, tmp_path: 
         os.kill(process.pid, signal.SIGKILL)
         process.wait(5)
     (job,) = server.cluster.all(kinds.TRAIN_JOBS)
-    stale_after_s = float(job["metadata"]["annotations"][names.STALE_AFTER_S])
+    stale_after_s = float(job["metadata"]["annotations"][kube.STALE_AFTER_S])
     now = datetime.now(UTC)
     assert reap(connect(), "team", now + timedelta(seconds=stale_after_s - 120)) == []
     assert reap(connect(), "team", now + timedelta(seconds=stale_after_s + 1)) == [job["metadata"]["name"]]

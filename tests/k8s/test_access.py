@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from kubernetes import client, config
 
-from components.cluster import names, reaper
-from components.cluster.cleanup import delete_run
+from components.cluster import kube, reaper
 from components.cluster.config import ClusterConfig
+from components.cluster.reaper import delete_run
 from components.preflight import cluster
 from components.preflight.permissions import LAUNCH
 from components.shared.errors import PipelineError
@@ -135,15 +135,15 @@ def test_launching_uses_every_right_of_a_launcher_and_no_other(
 
 
 def _make_job(api: client.ApiClient, namespace: str, heartbeat: str | None = None) -> None:
-    annotations = {names.HEARTBEAT: heartbeat, names.STALE_AFTER_S: "60"} if heartbeat else {}
-    labels = {names.MANAGED_BY: names.OURS, names.RUN_ID: "run-1"}
+    annotations = {kube.HEARTBEAT: heartbeat, kube.STALE_AFTER_S: "60"} if heartbeat else {}
+    labels = {kube.MANAGED_BY: kube.PROJECT, kube.RUN_ID: "run-1"}
     client.CustomObjectsApi(api).create_namespaced_custom_object(
-        names.GROUP,
-        names.VERSION,
+        kube.GROUP,
+        kube.VERSION,
         namespace,
-        names.PLURAL,
+        kube.PLURAL,
         {
-            "apiVersion": f"{names.GROUP}/{names.VERSION}",
+            "apiVersion": f"{kube.GROUP}/{kube.VERSION}",
             "kind": "TrainJob",
             "metadata": {"name": "grpo-1", "labels": labels, "annotations": annotations},
             "spec": {"runtimeRef": {"kind": "TrainingRuntime", "name": "grpo-torch"}},

@@ -5,7 +5,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from components.cluster.trainjob.manifest import SERVER_PORT
+from components.cluster.manifest import SERVER_PORT
 from components.preflight.config import load_params
 from components.shared.errors import PipelineError
 from tests.cluster.releases import needs_upstream, refused

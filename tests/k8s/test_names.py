@@ -4,7 +4,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from components.cluster import names
+from components.cluster import kube
 from components.cluster.config import ClusterConfig
 from components.preflight.config import MOUNT
 from components.shared import images
@@ -68,7 +68,7 @@ def test_what_containers_start_is_there() -> None:
 def test_pods_carry_the_label_by_which_what_is_ours_is_found() -> None:
     """As everything that a run makes."""
     for where, template in templates().items():
-        assert template["metadata"]["labels"][names.MANAGED_BY] == names.OURS, where
+        assert template["metadata"]["labels"][kube.MANAGED_BY] == kube.PROJECT, where
 
 
 @pytest.mark.parametrize("overlay_name", [name for name in OVERLAYS if name.endswith("kueue")])

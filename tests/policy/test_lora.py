@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from components.cluster.together import run_together
+from components.cluster.launch import run_ranks
 from components.policy.checkpoint import Checkpoint, load, save
 from components.policy.config import LoraConfig
 from components.policy.engine import Policy, load_parameters
@@ -23,7 +23,7 @@ from components.shared.problem import Split, write_problems
 from components.train_sft.config import TrainSFTConfig
 from tests import tiny
 from tests.policy import plain
-from tests.policy.adapters import STAGES
+from tests.policy.adapters import STAGES, fine_tune
 
 LORA = {"rank": 2, "alpha": 6.0, "targets": ["q_proj", "down_proj"]}
 
@@ -332,8 +332,8 @@ def test_fine_tuning_does_not_depend_on_processes_or_sharding(tmp_path: Path) ->
     write_problems(tmp_path / "problems", Split.TRAIN, tiny.PROBLEMS)
     folders = {"problems": tmp_path / "problems", "folder": tmp_path}
     for number in STAGES:
-        found = run_together(
-            "tests.policy.adapters:fine_tune",
+        found = run_ranks(
+            fine_tune,
             _fine_tuning(number),
             folders,
             num_processes=number,

@@ -2,10 +2,11 @@ from pathlib import Path
 
 import pytest
 
-from components.cluster.together import run_together
+from components.cluster.launch import run_ranks
 from components.policy.parallel import SINGLE_PROCESS, Ranks
 from components.shared.errors import RetryableError
 from tests import tiny
+from tests.policy import meetings
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 8])
@@ -28,8 +29,8 @@ def test_a_process_by_itself_waits_for_nobody() -> None:
 def test_every_process_gets_what_the_others_give(tmp_path: Path) -> None:
     """In the order of the ranks, however large and however often; the store does not grow with it."""
     config = tiny.engine_config(num_processes=3)
-    found = run_together(
-        "tests.policy.meetings:exchange",
+    found = run_ranks(
+        meetings.exchange,
         config,
         {"folder": tmp_path},
         num_processes=3,
@@ -44,8 +45,8 @@ def test_a_process_that_does_not_come_is_named(tmp_path: Path) -> None:
     """With its rank, host and process, once the deadline is over."""
     config = tiny.engine_config(num_processes=2, deadline_s=2)
     with pytest.raises(RetryableError) as raised:
-        run_together(
-            "tests.policy.meetings:come_late",
+        run_ranks(
+            meetings.come_late,
             config,
             {"folder": tmp_path},
             num_processes=2,
@@ -64,8 +65,8 @@ def test_a_collective_has_the_deadline_too(stall: str, tmp_path: Path) -> None:
     """A rank that stands still in the middle of it is named, and the run ends, which can be tried again."""
     config = tiny.engine_config(num_processes=2, deadline_s=3)
     with pytest.raises(RetryableError) as raised:
-        run_together(
-            f"tests.policy.meetings:{stall}",
+        run_ranks(
+            getattr(meetings, stall),
             config,
             {"folder": tmp_path},
             num_processes=2,

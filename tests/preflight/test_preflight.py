@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from components.cluster.clock import Clock
+from components.cluster.kube import Clock
 from components.preflight.form import Form
 from components.preflight.preflight import preflight
 from components.preflight.side_by_side import side_by_side

@@ -2,7 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from components.cluster.together import run_together
+from components.cluster.launch import run_ranks
+from tests.train_grpo.references import compare
 from tests.train_grpo.settings import grpo_config
 
 
@@ -11,8 +12,8 @@ from tests.train_grpo.settings import grpo_config
 def test_where_the_reference_is_does_not_change_what_it_says(tmp_path: Path, num_processes: int) -> None:
     """Whole, sharded or offloaded, and also once it has taken the policy's weights."""
     config = grpo_config(engine__num_processes=num_processes)
-    found = run_together(
-        "tests.train_grpo.references:compare",
+    found = run_ranks(
+        compare,
         config,
         {"folder": tmp_path},
         num_processes=num_processes,

@@ -5,7 +5,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from components.cluster.together import run_together
+from components.cluster.launch import run_ranks
 from components.policy.checkpoint import save
 from components.shared import jsonl
 from components.shared.problem import Split, write_problems
@@ -95,9 +95,7 @@ def test_two_processes_go_on_where_they_were_stopped(tmp_path: Path) -> None:
         (tmp_path / f"zero_{stage}").mkdir()
     config = _config(engine__num_processes=2)
     folders = {**_undecided(tmp_path), "folder": tmp_path}
-    run_together(
-        "tests.train_grpo.interrupted:run_both", config, folders, num_processes=2, work=tmp_path / "work", grace_s=30
-    )
+    run_ranks(run_both, config, folders, num_processes=2, work=tmp_path / "work", grace_s=30)
     policies = []
     for stage in (0, 2, 3):
         _assert_equal(tmp_path / f"zero_{stage}", num_steps=4)

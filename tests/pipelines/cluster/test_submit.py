@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from kubernetes import client, config
 
-from components.cluster import names
+from components.cluster import kube
 from components.preflight.config import resolved
 from components.preflight.form import form_of
 from pipelines.cli import main
@@ -261,14 +261,14 @@ def test_stopping_what_has_ended_still_cleans_up(
 
 
 def _add_job(server: ApiServer, name: str, run_id: str, namespace: str = "kubeflow") -> None:
-    labels = {names.MANAGED_BY: names.OURS, names.RUN_ID: run_id}
+    labels = {kube.MANAGED_BY: kube.PROJECT, kube.RUN_ID: run_id}
     body = {
-        "apiVersion": f"{names.GROUP}/{names.VERSION}",
+        "apiVersion": f"{kube.GROUP}/{kube.VERSION}",
         "kind": "TrainJob",
         "metadata": {"name": name, "labels": labels},
         "spec": {"runtimeRef": {"kind": "TrainingRuntime", "name": "grpo-torch"}},
     }
     api = config.new_client_from_config(os.environ["GRPO_PIPELINE_KUBECONFIG"])
     client.CustomObjectsApi(api).create_namespaced_custom_object(
-        names.GROUP, names.VERSION, namespace, names.PLURAL, body, field_validation="Strict"
+        kube.GROUP, kube.VERSION, namespace, kube.PLURAL, body, field_validation="Strict"
     )

@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
+from components.cluster.failures import error_of_ranks
 from components.cluster.job import Job
-from components.cluster.rank_errors import error_of_ranks
 from components.shared.system_errors import out_of_memory
 
 
@@ -12,7 +12,7 @@ def job(tmp_path: Path) -> Job:
     """A job of two ranks that has been written down."""
     job = Job(
         folder=tmp_path / "launch",
-        function="tests.launch.jobs:act",
+        function="tests.cluster.ranks:act",
         config={},
         folders={},
         outputs={},

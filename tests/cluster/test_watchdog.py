@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from components.cluster.memory_folder import memory_folder
+from components.cluster.watchdog import memory_folder
 
 _ROOT = Path(__file__).parents[2]
 _COMMAND = """
 import sys, time
 from pathlib import Path
-from components.cluster.memory_folder import memory_folder
+from components.cluster.watchdog import memory_folder
 with memory_folder(Path(sys.argv[1]), Path(sys.argv[1]) / "otherwise") as folder:
     (folder / "3").mkdir()
     (folder / "3" / "model.safetensors").write_bytes(bytes(1000))
@@ -92,7 +92,7 @@ def test_what_is_left_without_a_guard_goes_with_the_next_run(command: "subproces
 def test_the_folder_is_gone_after_its_block(tmp_path: Path) -> None:
     """So is its guard."""
     with memory_folder(tmp_path, tmp_path / "otherwise") as folder:
-        assert len(_guards(folder)) == 1
+        _wait_until(lambda: len(_guards(folder)) == 1)
     assert not folder.exists()
     assert not _guards(folder)
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from components.cluster.failures import error_of_ranks
 from components.cluster.job import Job
-from components.cluster.rank_errors import error_of_ranks
 from tests import tiny
 from tests.policy.meetings import CUT
 
@@ -27,7 +27,7 @@ NODES = 2
 def _job(folder: Path, ending: str, *, num_processes: int = NODES) -> Job:
     job = Job(
         folder=folder / "launch",
-        function="tests.launch.jobs:act",
+        function="tests.cluster.ranks:act",
         config={"ending": ending, "rank": 1, "seconds": 0 if ending == "go_on" else 60},
         folders={"folder": str(folder)},
         outputs={},
@@ -51,7 +51,7 @@ def _nodes(job: Job) -> Iterator[list["subprocess.Popen[bytes]"]]:
         "PET_MASTER_PORT": str(port),
         "OMP_NUM_THREADS": "1",
     }
-    command = [sys.executable, "-m", "components.cluster.node", str(job.folder)]
+    command = [sys.executable, "-m", "components.cluster.agent", str(job.folder)]
     with ExitStack() as ending:
         nodes = []
         for number in range(NODES):

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from components.cluster.together import run_together
+from components.cluster.launch import run_ranks
 from components.shared.errors import PipelineError, RetryableError
-from tests.launch.jobs import STEP_ENDS, TOLD, JobConfig
+from tests.cluster.ranks import STEP_ENDS, TOLD, JobConfig, act
 
 pytestmark = pytest.mark.slow
 GRACE_S = 60
@@ -19,16 +19,16 @@ ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import sys
 from pathlib import Path
-from components.cluster.together import run_together
+from components.cluster.launch import run_ranks
 from components.policy import stopping
 from components.shared.errors import PipelineError
-from tests.launch.jobs import JobConfig
+from tests.cluster.ranks import JobConfig, act
 stopping._SAME_S = 0.0
 config = JobConfig(ending=sys.argv[1], rank=0, seconds=120)
 folder = Path(sys.argv[2])
 options = {"num_processes": 2, "work": folder / "work", "grace_s": float(sys.argv[3])}
 try:
-    run_together("tests.launch.jobs:act", config, {"folder": folder}, **options)
+    run_ranks(act, config, {"folder": folder}, **options)
 except PipelineError as error:
     print(error)
     sys.exit(error.exit_code)
@@ -39,8 +39,8 @@ def _run(
     folder: Path, ending: str, *, rank: int = 1, seconds: float = 120, num_processes: int = 2, grace_s: float = 1
 ) -> dict[str, float]:
     config = JobConfig(ending=ending, rank=rank, seconds=seconds)
-    return run_together(
-        "tests.launch.jobs:act",
+    return run_ranks(
+        act,
         config,
         {"folder": folder},
         num_processes=num_processes,
@@ -153,7 +153,7 @@ def test_a_second_request_to_stop_is_not_waited_for(tmp_path: Path) -> None:
         program.terminate()
         out, _ = program.communicate(timeout=60)
     assert program.returncode == 75
-    assert out.endswith("the step under way is lost; run the same again to go on from the last checkpoint\n")
+    assert out.endswith("the current step is lost; run the same again to go on from the last checkpoint\n")
     assert _within(5, lambda: all(map(_gone, _pids(tmp_path))))
 
 

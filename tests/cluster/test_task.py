@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from components.cluster.cluster import current
-from components.cluster.task import run_task
-from components.cluster.volume import StageFolders
+from components.cluster.config import current_stage
+from components.cluster.task import StageFolders, run_task
 from components.shared import durable, jsonl, lineage
 from components.shared.config import Config
 from components.shared.model import PIPELINE_FILE, resolve_reference
@@ -31,7 +30,7 @@ class KilledError(BaseException):
 def train(config: TrainingConfig, *, problems: Path, model: Path, training: Path, work: Path) -> dict[str, float]:
     """Make a model of the problems; leave something unfinished where it is killed."""
     CALLS.append(problems)
-    assert current() is not None
+    assert current_stage() is not None
     left = (work / "checkpoint").exists()
     work.mkdir(exist_ok=True)
     (work / "checkpoint").touch()
@@ -121,7 +120,7 @@ def test_a_finished_stage_is_not_run_again(run: Any, tmp_path: Path, monkeypatch
         raise KilledError
 
     with monkeypatch.context() as patched:
-        patched.setattr(StageFolders, "hand_over", die)
+        patched.setattr(StageFolders, "pass_on", die)
         with pytest.raises(KilledError):
             run("1")
     assert run("2") == {"resumed": 0.0}
@@ -171,7 +170,7 @@ def test_a_run_takes_the_result_of_another_that_does_the_same(
         _wait_for(waited)
 
     def first() -> None:
-        monkeypatch.setattr(StageFolders, "keep_metrics", finish_late)
+        monkeypatch.setattr(StageFolders, "write_metrics", finish_late)
         run("first", run_id="another-run")
 
     wait_for_lock = durable.wait_for_lock

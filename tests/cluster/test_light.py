@@ -14,9 +14,8 @@ _HEAVY = ("torch", "transformers", "deepspeed", "vllm", "safetensors", "tokenize
         "components.train_sft.train",
         "components.train_grpo.train",
         "components.cluster.task",
-        "components.cluster.trainjob.run",
+        "components.cluster.trainjob",
         "components.cluster.reaper",
-        "components.cluster.cleanup",
     ],
 )
 def test_importing_is_light(module: str) -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from components.cluster import serve
+from components.cluster import servers
 from components.cluster.job import Job
 from components.shared.environment import JOB_VARIABLE
 from tests.train_grpo.settings import grpo_config
@@ -27,7 +27,7 @@ def test_a_pod_becomes_the_server_that_its_job_asks_for(tmp_path: Path, monkeypa
     became: list[Any] = []
     monkeypatch.setenv(JOB_VARIABLE, str(job.folder))
     monkeypatch.setattr(os, "execve", lambda *command: became.extend(command))
-    serve.main()
+    servers.serve_in_pod()
     program, command, environment = became
     assert Path(program).name.startswith("python")
     assert {"--host=0.0.0.0", "--port=8000", f"--model={tmp_path / 'reference'}", "--dtype=float32"} <= set(command)

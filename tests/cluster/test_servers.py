@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from components.cluster import servers as launcher
-from components.cluster.servers import Keeper, ServerProcess, running
+from components.cluster.servers import Health, ServerProcess, Supervisor, running
 from components.shared.errors import PipelineError, RetryableError
 
 _ROOT = Path(__file__).parents[2]
@@ -38,6 +38,10 @@ time.sleep(600)
 
 def _server(folder: Path, *flags: str, number: int = 0) -> ServerProcess:
     return ServerProcess([sys.executable, "-c", SERVER, *flags], folder / f"{number}.log", lambda _: dict(os.environ))
+
+
+def _is_ready(server: ServerProcess) -> bool:
+    return server.health() is Health.READY
 
 
 def _pids(log: Path) -> list[list[int]]:
@@ -98,7 +102,7 @@ def test_nothing_is_left_where_the_launcher_is_killed(tmp_path: Path, folders: P
 import sys, time
 sys.path.insert(0, {str(_ROOT)!r})
 from pathlib import Path
-from tests.launch.test_servers import _server
+from tests.cluster.test_servers import _server
 from components.cluster.servers import running
 with running([_server(Path({str(tmp_path)!r}))], 20, 20):
     print("ready", flush=True)
@@ -122,7 +126,7 @@ def test_a_server_that_is_killed_is_started_again_at_its_address(tmp_path: Path,
         first = _pids(tmp_path / "0.log")[0]
         os.kill(first[0] if victim == "server" else os.getpgid(first[0]), signal.SIGKILL)
         _wait_until(lambda: len(_pids(tmp_path / "0.log")) == 2)
-        _wait_until(server.answers)
+        _wait_until(lambda: _is_ready(server))
         assert not any(_is_alive(pid) for pid in first)
     assert not any(_is_alive(pid) for pids in _pids(tmp_path / "0.log") for pid in pids)
 
@@ -138,15 +142,15 @@ class Clock:
 
 
 @pytest.fixture
-def kept(tmp_path: Path) -> Iterator[tuple[ServerProcess, Keeper, Clock]]:
-    """A server that answers, and a keeper that looks at it when it is told to, by a clock that is moved by hand."""
+def kept(tmp_path: Path) -> Iterator[tuple[ServerProcess, Supervisor, Clock]]:
+    """A server that answers, and a supervisor that looks at it when it is told to, by a clock that is moved by hand."""
     server, clock = _server(tmp_path), Clock()
     server.start()
     try:
-        _wait_until(server.answers)
-        yield server, Keeper([server], start_deadline_s=100, health_deadline_s=30, clock=clock), clock
+        _wait_until(lambda: _is_ready(server))
+        yield server, Supervisor([server], start_deadline_s=100, health_deadline_s=30, clock=clock), clock
     finally:
-        server.stop()
+        server.close()
     assert not any(_is_alive(pid) for pids in _pids(server.log) for pid in pids)
 
 
@@ -156,56 +160,56 @@ def _tell(server: ServerProcess, state: str) -> None:
 
 @pytest.mark.parametrize("state", ["dead", "closing"])
 def test_a_server_without_its_engine_is_ended_and_started_again_at_once(
-    kept: tuple[ServerProcess, Keeper, Clock], state: str
+    kept: tuple[ServerProcess, Supervisor, Clock], state: str
 ) -> None:
     """It says that its engine is dead, or it listens no more and yet goes on, as vLLM does while requests wait."""
-    server, keeper, _ = kept
-    keeper.look()
+    server, supervisor, _ = kept
+    supervisor.check()
     assert len(_pids(server.log)) == 1
     _tell(server, state)
     if state == "closing":
-        _wait_until(lambda: not server.answers())
-    keeper.look()
+        _wait_until(lambda: not _is_ready(server))
+    supervisor.check()
     assert not any(_is_alive(pid) for pid in _pids(server.log)[0])
     _tell(server, "well")
-    _wait_until(server.answers)
+    _wait_until(lambda: _is_ready(server))
     assert len(_pids(server.log)) == 2
 
 
 def test_a_server_that_hangs_is_started_again_when_its_deadline_has_passed(
-    kept: tuple[ServerProcess, Keeper, Clock], monkeypatch: pytest.MonkeyPatch
+    kept: tuple[ServerProcess, Supervisor, Clock], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that is only slow to answer is left alone until then, and so is one that has just been started."""
-    server, keeper, clock = kept
-    monkeypatch.setattr(launcher, "_HEALTH_S", 0.1)
+    server, supervisor, clock = kept
+    monkeypatch.setattr(launcher, "_HEALTH_TIMEOUT_S", 0.1)
     _tell(server, "hangs")
     clock.now = 30
-    keeper.look()
+    supervisor.check()
     assert all(_is_alive(pid) for pid in _pids(server.log)[0])
     clock.now = 31
-    keeper.look()
+    supervisor.check()
     _wait_until(lambda: len(_pids(server.log)) == 2)
     clock.now = 31 + 100
-    keeper.look()
+    supervisor.check()
     assert len(_pids(server.log)) == 2
     clock.now = 31 + 101
-    keeper.look()
+    supervisor.check()
     _wait_until(lambda: len(_pids(server.log)) == 3)
     assert not any(_is_alive(pid) for pids in _pids(server.log)[:2] for pid in pids)
 
 
 def test_a_server_that_answers_in_between_may_fail_as_often_as_it_likes(
-    kept: tuple[ServerProcess, Keeper, Clock],
+    kept: tuple[ServerProcess, Supervisor, Clock],
 ) -> None:
     """Only failures in a row count: four restarts, each of which leads to an answer, are made."""
-    server, keeper, _ = kept
+    server, supervisor, _ = kept
     for number in range(1, 5):
         os.kill(_pids(server.log)[-1][0], signal.SIGKILL)
         _wait_until(lambda: server.ended)
-        keeper.look()
-        _wait_until(server.answers)
+        supervisor.check()
+        _wait_until(lambda: _is_ready(server))
         assert len(_pids(server.log)) == number + 1
-        keeper.look()
+        supervisor.check()
 
 
 def test_what_a_server_printed_before_its_last_start_is_kept_apart(tmp_path: Path) -> None:
@@ -213,8 +217,8 @@ def test_what_a_server_printed_before_its_last_start_is_kept_apart(tmp_path: Pat
     (tmp_path / "0.log").write_text("torch.OutOfMemoryError: CUDA out of memory\n")
     server = _server(tmp_path)
     server.start()
-    _wait_until(server.answers)
-    server.stop()
+    _wait_until(lambda: _is_ready(server))
+    server.close()
     assert "out of memory" not in server.printed()
     assert server.printed()
     assert (tmp_path / "0.log").read_text().endswith(server.printed())
@@ -233,7 +237,7 @@ def test_a_start_that_the_system_refuses_is_not_the_last(tmp_path: Path, monkeyp
     with running([server], 20, 20):
         monkeypatch.setattr(ServerProcess, "start", start_or_refuse)
         os.kill(_pids(tmp_path / "0.log")[0][0], signal.SIGKILL)
-        _wait_until(lambda: len(_pids(tmp_path / "0.log")) == 2 and server.answers())
+        _wait_until(lambda: len(_pids(tmp_path / "0.log")) == 2 and server.health() is Health.READY)
     assert not refused
 
 
@@ -276,4 +280,4 @@ def test_a_port_is_nobody_elses_while_its_server_is_down(tmp_path: Path) -> None
     port = int(server.url.rsplit(":", 1)[1])
     with socket.socket() as other, pytest.raises(OSError, match="in use"):
         other.bind(("127.0.0.1", port))
-    server.stop()
+    server.close()

@@ -1,0 +1,311 @@
+"""The Kubernetes API: a connection, a retry policy, and the training jobs of a namespace with their pods and logs."""
+
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from kubernetes import client, config
+from kubernetes.config.config_exception import ConfigException
+from urllib3.exceptions import HTTPError
+
+from components.shared.environment import KUBECONFIG_VARIABLE
+from components.shared.errors import PipelineError, RetryableError
+
+Json = dict[str, Any]
+
+GROUP, VERSION, PLURAL = "trainer.kubeflow.org", "v1alpha1", "trainjobs"
+"""The custom resource TrainJob."""
+MANAGED_BY, PROJECT = "app.kubernetes.io/managed-by", "grpo-pipeline"
+"""Label of every object of this project, and its value."""
+RUN_ID, STAGE = "grpo-pipeline/run-id", "grpo-pipeline/stage"
+"""Labels of every object of a run."""
+WORK = "grpo-pipeline/work"
+"""Label of a training job: a digest of its folder of checkpoints, to which two jobs must not write at the same time."""
+HEARTBEAT = "grpo-pipeline/heartbeat"
+"""Annotation: when the step that waits for a job was last known to be alive (RFC 3339)."""
+STALE_AFTER_S = "grpo-pipeline/stale-after-s"
+"""Annotation: seconds after its heartbeat for which a job is left alone; after that it is orphaned."""
+SPEC_DIGEST = "grpo-pipeline/spec-digest"
+"""Annotation: SHA-256 of what was submitted, by which a repeated step recognises its job."""
+
+_CONNECT_S, _READ_S = 5.0, 20.0
+_FOLLOW_S = (5.0, 90.0)
+"""Seconds to connect, and to wait for the next line of a log: a connection may be lost without notice."""
+_SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+_UNAUTHORIZED, _NOT_FOUND, _CONFLICT = 401, 404, 409
+_RETRY_S = 900.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
+_TRANSIENT = {401, 408, 409, 410, 429, 500, 502, 503, 504}
+"""Statuses that may change: a token that is being replaced, a lost race, a busy server."""
+_TRANSIENT_MESSAGES = ("context deadline exceeded", "failed calling webhook", "failed to call webhook")
+"""Of a webhook that did not answer in time, also where that makes another one deny the request."""
+_Answer = TypeVar("_Answer")
+
+
+class Clock(Protocol):
+    """The time, which tests replace."""
+
+    def monotonic(self) -> float:
+        """Return seconds since some moment; they never go back."""
+        ...
+
+    def now(self) -> datetime:
+        """Return date and time in UTC."""
+        ...
+
+    def sleep(self, seconds: float) -> None:
+        """Wait."""
+        ...
+
+
+class SystemClock:
+    """The clock of this machine."""
+
+    monotonic = staticmethod(time.monotonic)
+    sleep = staticmethod(time.sleep)
+
+    @staticmethod
+    def now() -> datetime:
+        """See `Clock`."""
+        return datetime.now(UTC)
+
+
+class _Client(client.ApiClient):  # type: ignore[misc]  # the client has no types
+    """A client whose calls have a deadline, and which reads its token again when that has been replaced."""
+
+    def __init__(self) -> None:
+        super().__init__(_configuration())
+
+    def call_api(self, *args: Any, **options: Any) -> Any:
+        """Make a call; see `kubernetes.client.ApiClient`."""
+        if options.get("_request_timeout") is None:
+            options["_request_timeout"] = (_CONNECT_S, _READ_S)
+        try:
+            return super().call_api(*args, **options)
+        except client.ApiException as error:
+            if error.status != _UNAUTHORIZED:
+                raise
+        new = _configuration()
+        # With the hook, which would put the old token back before each call.
+        self.configuration.api_key, self.configuration.refresh_api_key_hook = new.api_key, new.refresh_api_key_hook
+        return super().call_api(*args, **options)
+
+
+def connect() -> client.ApiClient:
+    """Return a client for the cluster of this pod or of the kubeconfig; it makes no call yet.
+
+    Raises:
+        PipelineError: No cluster is configured.
+    """
+    return _Client()
+
+
+def own_namespace() -> str:
+    """Return the namespace of this pod, or of the kubeconfig's context. Raises as `connect`."""
+    path = _SERVICE_ACCOUNT / "namespace"
+    if KUBECONFIG_VARIABLE not in os.environ and path.is_file():
+        return path.read_text(encoding="utf-8").strip()
+    try:
+        _, active = config.list_kube_config_contexts(os.environ.get(KUBECONFIG_VARIABLE))
+    except ConfigException as error:
+        raise _no_cluster(error) from None
+    namespace: str = active["context"].get("namespace", "default")
+    return namespace
+
+
+def _configuration() -> client.Configuration:
+    loaded = client.Configuration()
+    try:
+        if KUBECONFIG_VARIABLE in os.environ or not _SERVICE_ACCOUNT.is_dir():
+            config.load_kube_config(os.environ.get(KUBECONFIG_VARIABLE), client_configuration=loaded)
+        else:
+            config.load_incluster_config(client_configuration=loaded)
+    except (ConfigException, OSError) as error:
+        raise _no_cluster(error) from None
+    loaded.retries = False  # callers know what may be repeated, and how often
+    return loaded
+
+
+def _no_cluster(error: Exception) -> PipelineError:
+    return PipelineError(
+        f"no cluster is configured: {error}; run in a pod with a service account, or set {KUBECONFIG_VARIABLE} to the "
+        "path of a kubeconfig"
+    )
+
+
+class UnavailableError(RetryableError):
+    """The API server did not do in time what it was asked to; nothing is known to have changed."""
+
+
+class RetryPolicy:
+    """Repeats calls of the API server, which is restarted, upgraded and busy at times: for 15 minutes by default."""
+
+    def __init__(self, clock: Clock, limit_s: float = _RETRY_S) -> None:
+        self._clock, self._limit_s = clock, limit_s
+
+    def call(self, action: str, request: Callable[[], _Answer]) -> _Answer:
+        """Return the answer to a request; `action` names it in errors, as in "list pods".
+
+        Raises:
+            UnavailableError: There was no answer in time.
+            PipelineError: The API server refuses.
+        """
+        began, pause = self._clock.monotonic(), _FIRST_PAUSE_S
+        while True:
+            try:
+                return request()
+            except (client.ApiException, HTTPError) as error:
+                if not is_transient(error):
+                    raise PipelineError(f"the cluster refuses to {action}: {error_message(error)}") from None
+                left = self._limit_s - (self._clock.monotonic() - began)
+                if left <= 0:
+                    message = f"the API server did not {action} within {self._limit_s:g} s: {error_message(error)}"
+                    raise UnavailableError(message) from None
+                self._clock.sleep(min(_retry_after_s(error) or pause, left))
+                pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+
+def is_transient(error: client.ApiException | HTTPError) -> bool:
+    """Tell whether the same call may succeed the next time."""
+    if isinstance(error, HTTPError) or error.status in _TRANSIENT:
+        return True
+    return any(message in error_message(error) for message in _TRANSIENT_MESSAGES)
+
+
+def error_message(error: client.ApiException | HTTPError) -> str:
+    """Return in one line why a call failed."""
+    if isinstance(error, HTTPError):
+        return str(error).split("\n", 1)[0]
+    try:
+        message = json.loads(error.body)["message"]
+    except (ValueError, KeyError, TypeError):
+        message = error.reason
+    return f"{message} ({error.status})"
+
+
+def _retry_after_s(error: client.ApiException | HTTPError) -> float | None:
+    headers = getattr(error, "headers", None) or {}
+    wait: str = headers.get("Retry-After", "")
+    return min(float(wait), _LONGEST_PAUSE_S) if wait.isdigit() else None
+
+
+def selector(labels: Mapping[str, str]) -> str:
+    """Return a label selector for objects of this project that have these labels too."""
+    return ",".join(f"{name}={value}" for name, value in {MANAGED_BY: PROJECT, **labels}.items())
+
+
+@dataclass
+class Snapshot:
+    """A training job and its pods, as last seen."""
+
+    job: Json
+    pods: list[Json] = field(default_factory=list)
+
+
+class TrainJobs:
+    """The training jobs of a namespace, their pods, events and logs, as plain JSON.
+
+    Every call raises kubernetes.client.ApiException where it is refused, urllib3.exceptions.HTTPError where there is no
+    answer.
+    """
+
+    def __init__(self, api: client.ApiClient, namespace: str) -> None:
+        self.namespace = namespace
+        self._api = api
+        self._custom = client.CustomObjectsApi(api)
+        self._resource = (GROUP, VERSION, namespace, PLURAL)
+
+    def get(self, name: str) -> Json | None:
+        """Return a job, or None where there is none."""
+        try:
+            job: Json = self._custom.get_namespaced_custom_object(*self._resource, name)
+        except client.ApiException as error:
+            if error.status != _NOT_FOUND:
+                raise
+            return None
+        return job
+
+    def find(self, labels: Mapping[str, str]) -> list[Json]:
+        """Return the jobs of this project that have these labels."""
+        jobs = self._custom.list_namespaced_custom_object(*self._resource, label_selector=selector(labels))
+        return list(jobs["items"])
+
+    def create(self, manifest: Json) -> None:
+        """Submit a job, unless one of this name exists; a field that the cluster does not know is an error."""
+        try:
+            self._custom.create_namespaced_custom_object(*self._resource, manifest, field_validation="Strict")
+        except client.ApiException as error:
+            # It also exists where an earlier call succeeded whose answer was lost.
+            if error.status != _CONFLICT:
+                raise
+
+    def delete(self, name: str, *, unchanged: Json | None = None, pods_first: bool = False) -> bool:
+        """Delete a job with its pods; return whether it existed.
+
+        With the metadata `unchanged`, a job that has changed since is left alone, and False is returned. With
+        `pods_first`, the job exists until all its pods are gone.
+        """
+        required = unchanged and client.V1Preconditions(
+            uid=unchanged["uid"], resource_version=unchanged["resourceVersion"]
+        )
+        policy = "Foreground" if pods_first else "Background"
+        options = client.V1DeleteOptions(propagation_policy=policy, preconditions=required)
+        try:
+            self._custom.delete_namespaced_custom_object(*self._resource, name, body=options)
+        except client.ApiException as error:
+            if error.status == _NOT_FOUND or (unchanged and error.status == _CONFLICT):
+                return False
+            raise
+        return True
+
+    def patch(self, job: Json, metadata: Json) -> None:
+        """Merge something into a job's metadata, unless another job has taken its name."""
+        changes = {"metadata": {"uid": job["metadata"]["uid"], **metadata}}
+        self._custom.patch_namespaced_custom_object(*self._resource, job["metadata"]["name"], changes)
+
+    def beat(self, job: Json, now: datetime | None) -> None:
+        """Renew the heartbeat of a job, or remove it with None."""
+        self.patch(job, {"annotations": {HEARTBEAT: now and now.isoformat()}})
+
+    def pod(self, name: str) -> Json | None:
+        """Return a pod, or None where there is none; from a list, which is all that a step's role allows."""
+        pods = self._list("pods", fieldSelector=f"metadata.name={name}")
+        return pods[0] if pods else None
+
+    def pods(self, job_name: str) -> list[Json]:
+        """Return the pods of a job."""
+        return self._list("pods", labelSelector=f"jobset.sigs.k8s.io/jobset-name={job_name}")
+
+    def events(self, about: Json) -> list[Json]:
+        """Return the events of an object, the oldest first."""
+        events = self._list("events", fieldSelector=f"involvedObject.uid={about['metadata']['uid']}")
+        return sorted(events, key=lambda each: each.get("lastTimestamp") or "")
+
+    def log(self, pod: str, container: str, *, follow: bool, since: str | None = None, tail: int | None = None) -> Any:
+        """Return the response whose body is a log, each line with its time; with `follow` it does not end."""
+        query = {"container": container, "follow": str(follow).lower(), "timestamps": "true"}
+        query |= {"sinceTime": since} if since else {}
+        query |= {"tailLines": str(tail)} if tail else {}
+        return self._get(f"pods/{pod}/log", query, _FOLLOW_S if follow else None)
+
+    def _list(self, resource: str, **query: str) -> list[Json]:
+        items: list[Json] = json.loads(self._get(resource, query).data)["items"]
+        return items
+
+    def _get(self, path: str, query: Mapping[str, str], timeout: tuple[float, float] | None = None) -> Any:
+        """Return the response to a request for core objects; the client's own methods know no `sinceTime`."""
+        return self._api.call_api(
+            f"/api/v1/namespaces/{self.namespace}/{path}",
+            "GET",
+            query_params=list(query.items()),
+            header_params={"Accept": "application/json, */*"},
+            auth_settings=["BearerToken"],
+            _return_http_data_only=True,
+            _preload_content=False,
+            _request_timeout=timeout,
+        )

@@ -1,0 +1,101 @@
+"""Runs a stage's rank function in several processes: here, with torchrun's launcher, or as a TrainJob on a cluster."""
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import MappingProxyType
+
+from components.cluster.config import current_stage
+from components.cluster.failures import error_of_ranks
+from components.cluster.job import Job, RankFunction, name_of
+from components.policy.shutdown import on_stop_signal
+from components.shared.config import Config
+from components.shared.errors import RetryableError, StoppedError
+
+_POLL_S = 1.0
+_MARGIN_S = 10.0
+"""Time for the launcher beyond that of its ranks."""
+_RESUME = "run the same again to go on from the last checkpoint"
+
+
+def run_ranks(
+    function: RankFunction,
+    config: Config,
+    folders: Mapping[str, Path],
+    outputs: Mapping[str, Path] = MappingProxyType({}),
+    *,
+    num_processes: int,
+    work: Path,
+    grace_s: float,
+    with_samplers: bool = False,
+) -> dict[str, float]:
+    """Call `function` with config, folders and outputs in `num_processes` processes; return the first one's result.
+
+    A single process is this one, except on a cluster. The failure of one process ends all, and its error is raised.
+    With `with_samplers`, the vLLM servers of a cluster's TrainJob run beside the processes.
+    """
+    stage = current_stage()
+    if stage is None and num_processes == 1:
+        return function(config, **folders, **outputs)
+    job = Job(
+        folder=(work / "launch").resolve(),
+        function=name_of(function),
+        config=config.model_dump(mode="json"),
+        folders={name: str(path.resolve()) for name, path in folders.items()},
+        outputs={name: str(path.resolve()) for name, path in outputs.items()},
+        num_processes=num_processes,
+        grace_s=grace_s,
+        with_samplers=with_samplers,
+    )
+    if stage is not None:
+        from components.cluster.trainjob import run_on_cluster
+
+        return run_on_cluster(job, stage)
+    job.write()
+    exit_code, stop_requested = _run_agent(job)
+    results = job.results()
+    if results is None:
+        raise _error_of(job, exit_code, stop_requested=stop_requested)
+    return results[0]
+
+
+def _run_agent(job: Job) -> tuple[int, bool]:
+    """Run the launcher to its end; return its exit code and whether this process was asked to stop meanwhile.
+
+    The request is passed on to the launcher, which then has the time that ranks need; a second one kills it.
+    """
+    command = [sys.executable, "-m", "components.cluster.agent", str(job.folder), str(os.getpid())]
+    stop_requested = threading.Event()
+    with subprocess.Popen(command) as agent:
+
+        def stop() -> None:
+            stop_requested.set()
+            agent.terminate()
+
+        with on_stop_signal(stop, agent.kill):  # the ranks die with the launcher
+            while not stop_requested.is_set():
+                with suppress(subprocess.TimeoutExpired):
+                    return agent.wait(_POLL_S), stop_requested.is_set()
+            try:
+                return agent.wait(job.grace_s + _MARGIN_S), True
+            except subprocess.TimeoutExpired:
+                agent.kill()
+                return agent.wait(), True
+
+
+def _error_of(job: Job, exit_code: int, *, stop_requested: bool) -> Exception:
+    """Return the error that ended a job."""
+    error = error_of_ranks(job)
+    if error is not None:
+        return StoppedError(str(error)) if stop_requested and isinstance(error, RetryableError) else error
+    if exit_code == RetryableError.exit_code:
+        return StoppedError(
+            f"stopped during a step, which took longer than checkpoint.grace_s ({job.grace_s:g} s); {_RESUME}"
+        )
+    if stop_requested:
+        return StoppedError(f"stopped at once by a second request: the current step is lost; {_RESUME}")
+    return RetryableError("the launcher of the processes was killed; run the same again to go on")

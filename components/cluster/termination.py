@@ -1,0 +1,143 @@
+"""What a step does when it is asked to stop while its job runs: it deletes the job first, then prints what remains.
+
+Kubeflow leaves about a second between the signal and the end of the process, whatever the pod's grace period is.
+"""
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+
+from kubernetes import client
+from urllib3.exceptions import HTTPError
+
+from components.cluster.kube import GROUP, PLURAL, VERSION, connect
+from components.cluster.manifest import STALE_AFTER_S
+from components.shared import checkpoints
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_DELETE_TIMEOUT = (0.5, 0.5)
+"""Seconds to connect and to read. The client ignores a single number that is no integer, and waits for ever."""
+_POD_TIMEOUT = (0.2, 0.2)
+_TRIES, _RETRY_S = 3, 0.15
+_KEEP_ALIVE_S = 15.0
+_CONTAINER_LOG = "/proc/1/fd/1"
+"""Standard output of the container's first process, which outlives the reader of this process's output."""
+
+
+class Termination:
+    """Handles requests to stop while a job is in the cluster or being created there.
+
+    The job is deleted, unless this step's own pod is being deleted: then its node is drained, and another attempt of
+    the step is likely to adopt the job. Where none does, the reaper removes it.
+
+    The connection is its own and kept open: a handler must not wait for a lock that its own thread holds.
+    """
+
+    def __init__(self, stage: str, namespace: str, name: str, *, pod: tuple[str, str] | None, work: Path) -> None:
+        self._stage, self._name, self._work = stage, name, work
+        self._job = (GROUP, VERSION, namespace, PLURAL, name)
+        self._pod = pod
+        """Namespace and name."""
+        api = connect()
+        self._custom, self._core = client.CustomObjectsApi(api), client.CoreV1Api(api)
+        self._over = threading.Event()
+        self.is_creating = False
+        """Whether a call that creates the job is under way: the job may appear after it was first deleted."""
+        self.stop_other_requests: Callable[[], None] = lambda: None
+
+    @contextmanager
+    def handled(self) -> Iterator[None]:
+        """Handle requests to stop while the block runs: delete the job and exit with 128 plus the signal's number."""
+        before = {number: signal.signal(number, self._stop) for number in _SIGNALS}
+        threading.Thread(target=self._keep_alive, name="connection for termination", daemon=True).start()
+        try:
+            yield
+        finally:
+            self._over.set()
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _stop(self, number: int, _: FrameType | None) -> None:
+        if self._over.is_set():
+            return
+        self._over.set()
+        if self._is_pod_deleted():
+            outcome = (
+                f"this pod is being deleted: the training job {self._name} goes on; unless another attempt adopts it, "
+                f"the reaper removes it after {STALE_AFTER_S:g} s"
+            )
+        elif self._delete_repeatedly():
+            outcome = f"the training job {self._name} is removed"
+        else:
+            outcome = f"the training job {self._name} could not be removed; clean_up or the reaper will remove it"
+        self._print(f"stopped by {signal.Signals(number).name}: {outcome}", self._checkpoint())
+        raise SystemExit(128 + number)
+
+    def _checkpoint(self) -> str:
+        step = checkpoints.last_step(self._work)
+        if step is None:
+            return "there is no checkpoint yet, unless the ranks write one as they end"
+        return f"the next run goes on from the checkpoint of step {step}, or from one that the ranks write as they end"
+
+    def _print(self, *lines: str) -> None:
+        """Print lines, past all buffers and locks: this is a signal handler.
+
+        Kubeflow's launcher, which reads this process's output, ends by the same signal; then they go to the container's
+        log.
+        """
+        text = "".join(f"{self._stage}: {line}\n" for line in lines).encode()
+        try:
+            os.write(1, text)
+        except OSError:
+            with suppress(OSError):
+                log = os.open(_CONTAINER_LOG, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK)
+                os.write(log, text)
+                os.close(log)
+
+    def _is_pod_deleted(self) -> bool:
+        """Tell whether this step's pod is being deleted, which it is not where the run is ended or out of time."""
+        if self._pod is None:
+            return False
+        namespace, name = self._pod
+        try:
+            response = self._core.list_namespaced_pod(
+                namespace, field_selector=f"metadata.name={name}", _request_timeout=_POD_TIMEOUT, _preload_content=False
+            )
+        except (client.ApiException, HTTPError):
+            return False
+        return any("deletionTimestamp" in pod["metadata"] for pod in json.loads(response.data)["items"])
+
+    def _delete_repeatedly(self) -> bool:
+        """Delete the job; return whether it is gone or going."""
+        deleted = False
+        for attempt in range(_TRIES):
+            deleted = self._delete()
+            if attempt == 0:
+                self.stop_other_requests()
+            if deleted and not self.is_creating:
+                break
+            time.sleep(_RETRY_S)
+        return deleted
+
+    def _delete(self) -> bool:
+        options = client.V1DeleteOptions(propagation_policy="Background")
+        try:
+            self._custom.delete_namespaced_custom_object(*self._job, body=options, _request_timeout=_DELETE_TIMEOUT)
+        except client.ApiException as error:
+            return bool(error.status == 404)
+        except HTTPError:
+            return False
+        return True
+
+    def _keep_alive(self) -> None:
+        while True:
+            with suppress(client.ApiException, HTTPError):
+                self._custom.get_namespaced_custom_object(*self._job)
+            if self._over.wait(_KEEP_ALIVE_S):
+                return

@@ -1,0 +1,113 @@
+"""Leaves neither processes nor folders behind, however the process that owns them ends, SIGKILL included.
+
+As a program it is the watchdog itself, and needs the standard library alone: `python watchdog.py FOLDER [COMMAND...]`
+runs the command. Its owner keeps a pipe to its standard input open; when the pipe closes or the command ends, it
+terminates everything that the command has started and removes the folder.
+"""
+
+import ctypes
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+_MEMORY = Path("/dev/shm")
+_PREFIX = "grpo-pipeline-"
+_COPIES = 3
+"""Copies of the weights that may exist at once: one being written, one being loaded, one to spare."""
+_GRACE_S = 5.0
+"""Time for the command to end after SIGTERM."""
+_TRIES, _RETRY_S = 100, 0.1
+"""Of removing a folder: processes that end together with the owner may still be writing there."""
+
+
+def die_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when `parent`, which started it, ends (Linux only)."""
+    if sys.platform != "linux":
+        return
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it ended before the request, for example while Python started
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def watched(folder: Path, command: Sequence[str] = ()) -> list[str]:
+    """Return the command line of a watchdog; start it in a session of its own, with a pipe as its standard input."""
+    return [sys.executable, "-P", __file__, str(folder), *command]
+
+
+@contextmanager
+def memory_folder(like: Path, otherwise: Path) -> Iterator[Path]:
+    """Yield a folder with room for copies of the files in `like`: in memory, or `otherwise` where memory is short.
+
+    It is removed with the block, and by a watchdog if this process is killed. If the watchdog is killed as well, the
+    next run removes it.
+    """
+    _remove_orphaned_folders()
+    size = sum(path.stat().st_size for path in like.rglob("*") if path.is_file())
+    fits = _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > _COPIES * size
+    folder = _MEMORY / f"{_PREFIX}{os.getpid()}" if fits else otherwise
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        # Without this process's output, so that nobody who reads it to its end waits for the watchdog.
+        with subprocess.Popen(
+            watched(folder),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        ):
+            yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _remove_orphaned_folders() -> None:
+    """Remove the memory folders of processes that no longer exist."""
+    for folder in _MEMORY.glob(f"{_PREFIX}*"):
+        try:
+            os.kill(int(folder.name.removeprefix(_PREFIX)), 0)
+        except ProcessLookupError:
+            shutil.rmtree(folder, ignore_errors=True)
+        except (ValueError, PermissionError):
+            continue
+
+
+def main() -> None:
+    """Wait until the owner or the command ends; the command and its children are in this process's group."""
+    folder, *command = sys.argv[1:]
+    events = select.poll()
+    events.register(sys.stdin.fileno(), select.POLLIN | select.POLLHUP)
+    if not command:
+        events.poll()
+        _remove(Path(folder))
+        return
+    child = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+    events.register(os.pidfd_open(child.pid), select.POLLIN)
+    events.poll()
+    child.terminate()
+    try:
+        child.wait(_GRACE_S)
+    except subprocess.TimeoutExpired:
+        pass
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.killpg(0, signal.SIGKILL)
+
+
+def _remove(folder: Path) -> None:
+    for _ in range(_TRIES):
+        shutil.rmtree(folder, ignore_errors=True)
+        if not folder.exists():
+            return
+        time.sleep(_RETRY_S)
+
+
+if __name__ == "__main__":
+    main()
