@@ -1,4 +1,4 @@
-"""The server's time: told by the test and by the sleeps of the code under test, or the machine's own, made faster.
+"""The server's time: moved by the test and by the sleeps of the code under test, or the machine's own, made faster.
 
 Everything the scripted cluster does is an action due at some time. One lock guards time and objects alike, so what a
 request sees is the state at one moment.
@@ -12,107 +12,66 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
-_HANDSHAKE_S = 0.2
-"""How long a moving clock waits for a thread it has woken to sleep again, in real time."""
-
 Action = Callable[[], None]
 
 
 class Clock:
     """Time that stands still until somebody advances it.
 
-    The thread that made the clock drives it: its `sleep` moves time. Any other thread's `sleep` lasts until the time
-    has come, and the clock stops there on its way and lets that thread work before it goes on.
-
-    Args:
-        idle_s: With this, an open watch in which nothing has happened for so many real seconds moves the clock to
-            whatever is due next: for code that waits in watches and never sleeps.
+    Only the thread that made the clock may sleep: that moves time.
     """
 
-    def __init__(self, *, idle_s: float | None = None) -> None:
+    def __init__(self) -> None:
         self.changed = threading.Condition(threading.RLock())
-        self.idle_s = idle_s
         self._elapsed = 0.0
         self._due: list[tuple[float, int, Action]] = []
         self._numbers = itertools.count()
         self._driver = threading.get_ident()
         self.is_closed = False
         self.mistakes: list[Exception] = []
-        """Of actions that no thread of the test has asked for."""
+        """Of actions that ran in a thread of the clock's own."""
 
     def monotonic(self) -> float:
-        """Seconds since the clock was made."""
+        """Return the seconds since the clock was made."""
         return self._elapsed
 
     def now(self) -> datetime:
-        """The date and time, in UTC."""
+        """Return the date and time, in UTC."""
         return START + timedelta(seconds=self.monotonic())
 
+    def stamp(self) -> str:
+        """Return the date and time as Kubernetes writes it, without fractions of a second."""
+        return self.now().strftime("%Y-%m-%dT%H:%M:%SZ")
+
     def sleep(self, seconds: float) -> None:
-        """What the code under test calls for `time.sleep`."""
-        if threading.get_ident() == self._driver:
-            self.advance(seconds)
-        else:
-            self._sleep_aside(seconds)
+        """Sleep, as the code under test does instead of `time.sleep`."""
+        if threading.get_ident() != self._driver:
+            raise NotImplementedError("a sleep in a thread other than the one that made the clock")
+        self.advance(seconds)
 
     def advance(self, seconds: float) -> None:
-        """Move time forward; what becomes due happens at its moment, in order."""
+        """Move time forward; actions that become due happen at their moment, in order."""
         with self.changed:
-            self._run_until(self._elapsed + max(seconds, 0.0))
+            target = self._elapsed + max(seconds, 0.0)
+            while self._due and self._due[0][0] <= target and not self.is_closed:
+                at, _, action = heapq.heappop(self._due)
+                self._elapsed = max(self._elapsed, at)
+                action()
+                self.changed.notify_all()
+            self._elapsed = max(self._elapsed, target)
+            self.changed.notify_all()
 
     def call_in(self, seconds: float, action: Action) -> None:
-        """Have something happen; actions due at one moment happen in the order in which they were asked for."""
+        """Schedule an action; those due at one moment happen in the order in which they were scheduled."""
         with self.changed:
             heapq.heappush(self._due, (self.monotonic() + seconds, next(self._numbers), action))
             self.changed.notify_all()
 
-    def wait_for(self, happened: Callable[[], bool], deadline: float) -> bool:
-        """Wait until something has happened or the deadline is past; returns whether it has. Holds the lock."""
-        while not happened():
-            if self.is_closed or self.monotonic() >= deadline:
-                return False
-            self._pause(deadline)
-        return True
-
     def close(self) -> None:
-        """Let everybody who waits go."""
+        """Release all threads that wait."""
         with self.changed:
             self.is_closed = True
             self.changed.notify_all()
-
-    def _pause(self, deadline: float) -> None:
-        if not self.changed.wait(self.idle_s) and self.idle_s is not None:
-            self._run_until(min(deadline, self._due[0][0] if self._due else deadline))
-
-    def _run_until(self, target: float) -> None:
-        while self._due and self._due[0][0] <= target and not self.is_closed:
-            at, _, action = heapq.heappop(self._due)
-            self._elapsed = max(self._elapsed, at)
-            action()
-            self.changed.notify_all()
-        self._elapsed = max(self._elapsed, target)
-        self.changed.notify_all()
-
-    def _sleep_aside(self, seconds: float) -> None:
-        """Sleep in a thread that does not drive: wake at the moment, and hold time until it sleeps again."""
-        woken = threading.Event()
-        thread = threading.current_thread()
-        done = _asleep_again(thread)
-
-        def wake() -> None:
-            done.clear()
-            woken.set()
-            self.changed.release()
-            try:
-                _settle(done, thread)
-            finally:
-                self.changed.acquire()
-
-        done.set()
-        self.call_in(seconds, wake)
-        while not woken.wait(0.05):
-            if self.is_closed:
-                return
 
 
 class RealClock(Clock):
@@ -122,23 +81,19 @@ class RealClock(Clock):
         super().__init__()
         self._speed = speed
         self._began = time.monotonic()
-        self._ticker = threading.Thread(target=self._tick, name="clock", daemon=True)
-        self._ticker.start()
+        threading.Thread(target=self._tick, name="clock", daemon=True).start()
 
     def monotonic(self) -> float:
-        """Seconds since the clock was made, as this clock counts them."""
+        """Return the seconds since the clock was made, at its speed."""
         return (time.monotonic() - self._began) * self._speed
 
     def sleep(self, seconds: float) -> None:
-        """Sleep so long as this clock counts."""
+        """Sleep for so many seconds of this clock."""
         time.sleep(seconds / self._speed)
 
     def advance(self, seconds: float) -> None:
-        """Wait for the time to come."""
+        """Wait until the time has come."""
         self.sleep(seconds)
-
-    def _pause(self, deadline: float) -> None:
-        self.changed.wait(max(deadline - self.monotonic(), 0.0) / self._speed)
 
     def _tick(self) -> None:
         with self.changed:
@@ -152,20 +107,6 @@ class RealClock(Clock):
         try:
             action()
         except Exception as error:
-            # In this thread nobody would see it.
+            # Nobody would see it in this thread.
             self.mistakes.append(error)
         self.changed.notify_all()
-
-
-_sleepers: dict[threading.Thread, threading.Event] = {}
-
-
-def _asleep_again(thread: threading.Thread) -> threading.Event:
-    return _sleepers.setdefault(thread, threading.Event())
-
-
-def _settle(done: threading.Event, thread: threading.Thread) -> None:
-    """Wait until a thread sleeps again or has ended, but not long: it may be waiting for something else."""
-    given_up = time.monotonic() + _HANDSHAKE_S
-    while not done.wait(0.002) and thread.is_alive() and time.monotonic() < given_up:
-        pass

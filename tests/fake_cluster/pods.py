@@ -1,147 +1,132 @@
-"""The pods of the scripted cluster: made, scheduled, started, ended; with the events that tell of it."""
+"""The pods of training jobs: as Trainer and JobSet make them, scheduled, started and ended, with events and logs."""
 
-from tests.fake_cluster.errors import Json
+import copy
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from tests.fake_cluster.admission import ANCESTOR_LABEL
+from tests.fake_cluster.http import Json
 from tests.fake_cluster.kinds import EVENTS, PODS
-from tests.fake_cluster.logs import Logs
-from tests.fake_cluster.pod_templates import PodTemplate
-from tests.fake_cluster.store import Store, key_of, rfc3339
+from tests.fake_cluster.store import Store, key_of
+
+_PORT = 29500
+_JOB_SET, _JOB = "jobset.sigs.k8s.io/jobset-name", "jobset.sigs.k8s.io/replicatedjob-name"
+INDEX = "batch.kubernetes.io/job-completion-index"
+
+
+@dataclass
+class Output:
+    """What a container has printed, with the times."""
+
+    lines: list[tuple[datetime, str]] = field(default_factory=list)
+    is_over: bool = False
+
+
+Outputs = dict[tuple[str, str], Output]
+"""By the pod's uid and the name of the container."""
 
 
 class Pods:
-    """What the scheduler and the kubelets do to the pods of one job."""
+    """What the scheduler and the kubelets do to pods."""
 
-    def __init__(self, store: Store, logs: Logs) -> None:
-        self._store, self._logs = store, logs
-        self._num_events = 0
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.outputs: Outputs = {}
+        self._numbers = itertools.count()
 
-    def create(self, job: Json, template: PodTemplate, owner: Json, attempt: int) -> None:
-        """Make a pod, Pending and without a node."""
-        metadata = job["metadata"]
-        made = self._store.version
-        name = f"{metadata['name']}-{template.job}-{template.replica}-{template.index}-{made:05x}"[-253:]
-        labels = {**template.metadata["labels"], "jobset.sigs.k8s.io/restart-attempt": str(attempt)}
-        annotations = {
-            **template.metadata["annotations"],
-            "batch.kubernetes.io/job-completion-index": str(template.index),
-        }
-        self._store.create(
-            {
-                "apiVersion": "v1",
-                "kind": "Pod",
-                "metadata": {
-                    "name": name,
-                    "namespace": metadata["namespace"],
-                    "labels": labels,
-                    "annotations": annotations,
-                    "ownerReferences": [reference_to(owner)],
-                },
-                "spec": template.spec,
-                "status": {"phase": "Pending"},
-            }
-        )
+    def create(self, pod: Json, owner: Json) -> None:
+        """Create a pod without a node, under a name of its own."""
+        name = f"{pod['metadata']['name']}-{next(self._numbers):05x}"
+        self._store.create({**pod, "metadata": {**pod["metadata"], "name": name, "ownerReferences": [owner]}})
 
-    def of(self, job: Json, replicated: str = "") -> list[Json]:
-        """The pods of a job, or of one of its replicated jobs, in the order of their index."""
-        metadata = job["metadata"]
-        found = []
-        for pod in self._store.all(PODS, metadata["namespace"]):
+    def of(self, job: Json, replicated_job: str = "") -> list[Json]:
+        """Return the pods of a job, or of one of its replicated jobs, in the order of their index."""
+        pods = []
+        for pod in self._store.all(PODS, job["metadata"]["namespace"]):
             labels = pod["metadata"].get("labels", {})
-            mine = labels.get("jobset.sigs.k8s.io/jobset-name") == metadata["name"]
-            if mine and labels["jobset.sigs.k8s.io/replicatedjob-name"].startswith(replicated):
-                found.append(pod)
-        return sorted(found, key=lambda pod: int(pod["metadata"]["labels"]["batch.kubernetes.io/job-completion-index"]))
+            if labels.get(_JOB_SET) == job["metadata"]["name"] and labels[_JOB].startswith(replicated_job):
+                pods.append(pod)
+        return sorted(pods, key=lambda pod: int(pod["metadata"]["labels"][INDEX]))
 
     def unschedulable(self, pod: Json, message: str) -> None:
         """The scheduler finds no node."""
-        condition = self._condition("PodScheduled", "False", "Unschedulable", message)
+        condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
         self._set(pod, phase="Pending", conditions=[condition])
-        self.event(pod, "Warning", "FailedScheduling", message, "default-scheduler")
+        self.event(pod, "Warning", "FailedScheduling", message)
 
     def assign(self, pod: Json) -> None:
-        """The scheduler finds a node; the container is being made."""
-        if not pod["spec"].get("nodeName"):
-            node = f"gpu-{pod['metadata']['labels']['batch.kubernetes.io/job-completion-index']}"
-            pod["spec"]["nodeName"] = node
-            self.event(pod, "Normal", "Scheduled", f"Successfully assigned the pod to {node}", "default-scheduler")
-        self._waiting(pod, "ContainerCreating", "")
+        """The scheduler finds a node; the container is being created."""
+        if "nodeName" not in pod["spec"]:
+            pod["spec"]["nodeName"] = f"gpu-{pod['metadata']['labels'][INDEX]}"
+            message = f"Successfully assigned the pod to {pod['spec']['nodeName']}"
+            self.event(pod, "Normal", "Scheduled", message)
+        self._wait(pod, {"reason": "ContainerCreating"})
 
     def pull_fails(self, pod: Json, message: str) -> None:
         """The kubelet cannot get the image, and tries again ever more rarely."""
         image = pod["spec"]["containers"][0].get("image", "")
-        self._waiting(pod, "ImagePullBackOff", f'Back-off pulling image "{image}": {message}')
-        self.event(pod, "Warning", "Failed", f'Failed to pull image "{image}": {message}', "kubelet")
-        self.event(pod, "Warning", "Failed", "Error: ErrImagePull", "kubelet")
-        self.event(pod, "Normal", "BackOff", f'Back-off pulling image "{image}"', "kubelet")
+        back_off = f'Back-off pulling image "{image}"'
+        self._wait(pod, {"reason": "ImagePullBackOff", "message": f"{back_off}: {message}"})
+        self.event(pod, "Warning", "Failed", f'Failed to pull image "{image}": {message}')
+        self.event(pod, "Warning", "Failed", "Error: ErrImagePull")
+        self.event(pod, "Normal", "BackOff", back_off)
 
     def start(self, pod: Json) -> None:
         """The containers run."""
-        started = rfc3339(self._store.clock.now())
+        started = self._store.clock.stamp()
         for container in pod["spec"]["containers"]:
-            self._logs.begin(pod, container["name"])
-        states = [_container_status(each, {"running": {"startedAt": started}}) for each in pod["spec"]["containers"]]
-        self._set(
-            pod,
-            phase="Running",
-            conditions=[self._condition("PodScheduled", "True"), self._condition("Ready", "True")],
-            containerStatuses=states,
-            startTime=started,
-            podIP="10.0.0.1",
-        )
-        self.event(pod, "Normal", "Started", "Started container", "kubelet")
+            self.outputs[pod["metadata"]["uid"], container["name"]] = Output()
+        states = _container_statuses(pod, {"running": {"startedAt": started}})
+        conditions = [{"type": type_, "status": "True"} for type_ in ("PodScheduled", "Ready")]
+        self._set(pod, phase="Running", conditions=conditions, containerStatuses=states, startTime=started)
+        self.event(pod, "Normal", "Started", "Started container")
 
-    def say(self, pod: Json, *lines: str) -> None:
-        """The first container prints."""
-        self._logs.write(pod, pod["spec"]["containers"][0]["name"], *lines)
+    def print(self, pod: Json, *lines: str, container: str = "") -> None:
+        """A container, the first if none is named, prints lines."""
+        name = container or pod["spec"]["containers"][0]["name"]
+        output = self.outputs.setdefault((pod["metadata"]["uid"], name), Output())
+        output.lines += [(self._store.clock.now(), line) for line in lines]
+        self._store.clock.changed.notify_all()
 
     def stop(self, pod: Json, exit_code: int, reason: str) -> None:
         """All containers end."""
-        now = rfc3339(self._store.clock.now())
-        ended = {"terminated": {"exitCode": exit_code, "reason": reason, "finishedAt": now}}
-        states = [_container_status(each, ended) for each in pod["spec"]["containers"]]
-        phase = "Succeeded" if exit_code == 0 else "Failed"
-        self._set(pod, phase=phase, conditions=[self._condition("Ready", "False")], containerStatuses=states)
-        for container in pod["spec"]["containers"]:
-            self._logs.end(pod, container["name"])
+        ended = {"exitCode": exit_code, "reason": reason, "finishedAt": self._store.clock.stamp()}
+        states = _container_statuses(pod, {"terminated": ended})
+        phase = "Failed" if exit_code else "Succeeded"
+        self._set(pod, phase=phase, conditions=[{"type": "Ready", "status": "False"}], containerStatuses=states)
+        self.end_logs(pod)
 
     def remove(self, pod: Json) -> None:
-        """The pod is gone, and its log with it."""
-        for container in pod["spec"]["containers"]:
-            self._logs.end(pod, container["name"])
+        """The pod is deleted, and its log with it."""
+        self.end_logs(pod)
         self._store.remove(key_of(pod))
 
-    def event(self, about: Json, type_: str, reason: str, message: str, component: str) -> None:
+    def end_logs(self, pod: Json) -> None:
+        """End the logs of all containers, for whoever follows them."""
+        for (uid, _), output in self.outputs.items():
+            output.is_over = output.is_over or uid == pod["metadata"]["uid"]
+        self._store.clock.changed.notify_all()
+
+    def event(self, about: Json, type_: str, reason: str, message: str) -> None:
         """Write an event, or count the one that says the same."""
-        metadata = about["metadata"]
-        now = rfc3339(self._store.clock.now())
+        metadata, now = about["metadata"], self._store.clock.stamp()
         for event in self._store.all(EVENTS, metadata["namespace"]):
-            if event["involvedObject"]["uid"] == metadata["uid"] and event["message"] == message:
+            if (event["involvedObject"]["uid"], event["message"]) == (metadata["uid"], message):
                 self._store.replace({**event, "count": event["count"] + 1, "lastTimestamp": now})
                 return
-        self._num_events += 1
-        involved = {"apiVersion": about["apiVersion"], "kind": about["kind"], "namespace": metadata["namespace"]}
-        self._store.create(
-            {
-                "apiVersion": "v1",
-                "kind": "Event",
-                "metadata": {
-                    "name": f"{metadata['name']}.{self._store.version:016x}"[-253:],
-                    "namespace": metadata["namespace"],
-                },
-                "involvedObject": {**involved, "name": metadata["name"], "uid": metadata["uid"]},
-                "type": type_,
-                "reason": reason,
-                "message": message,
-                "source": {"component": component},
-                "firstTimestamp": now,
-                "lastTimestamp": now,
-                "count": 1,
-            }
-        )
+        involved = {key: about[key] for key in ("apiVersion", "kind")}
+        involved |= {key: metadata[key] for key in ("namespace", "name", "uid")}
+        name = f"{metadata['name']}.{len(self._store.all(EVENTS)):016x}"
+        event = {"apiVersion": "v1", "kind": "Event", "metadata": {"name": name, "namespace": metadata["namespace"]}}
+        event |= {"involvedObject": involved, "type": type_, "reason": reason, "message": message}
+        self._store.create({**event, "firstTimestamp": now, "lastTimestamp": now, "count": 1})
 
-    def _waiting(self, pod: Json, reason: str, message: str) -> None:
-        state = {"waiting": {"reason": reason, **({"message": message} if message else {})}}
-        states = [_container_status(each, state) for each in pod["spec"]["containers"]]
-        scheduled = self._condition("PodScheduled", "True")
+    def _wait(self, pod: Json, reason: Json) -> None:
+        states = _container_statuses(pod, {"waiting": reason})
+        scheduled = {"type": "PodScheduled", "status": "True"}
         self._set(pod, phase="Pending", conditions=[scheduled], containerStatuses=states)
 
     def _set(self, pod: Json, **status: object) -> None:
@@ -149,31 +134,93 @@ class Pods:
         if current is not None:
             self._store.replace({**current, "spec": pod["spec"], "status": {**current["status"], **status}})
 
-    def _condition(self, type_: str, status: str, reason: str = "", message: str = "") -> Json:
-        moment = rfc3339(self._store.clock.now())
-        return {"type": type_, "status": status, "reason": reason, "message": message, "lastTransitionTime": moment}
+
+def pods_of(train_job: Json, runtime: Json, attempt: int) -> Iterator[tuple[str, Json]]:
+    """Yield the pods that a TrainJob has while it runs, each with the name of its Job.
+
+    They are the runtime's templates, with the TrainJob's own fields and its patches merged in.
+    """
+    name = train_job["metadata"]["name"]
+    for replicated_job in runtime["spec"]["template"]["spec"]["replicatedJobs"]:
+        template = copy.deepcopy(replicated_job["template"]["spec"]["template"])
+        metadata = {"labels": {}, "annotations": {}, **template.get("metadata", {})}
+        for patch in _patches(train_job, replicated_job["name"]):
+            for key, values in patch.get("metadata", {}).items():
+                metadata[key] = {**metadata[key], **values}
+            _merge(template["spec"], patch.get("spec", {}))
+        count = replicated_job["template"]["spec"].get("parallelism", 1)
+        step = replicated_job["template"].get("metadata", {}).get("labels", {}).get(ANCESTOR_LABEL)
+        if step == "trainer":
+            count = train_job["spec"].get("trainer", {}).get("numNodes") or runtime["spec"]["mlPolicy"]["numNodes"]
+            _set_trainer(train_job, template["spec"], count)
+        for replica, index in itertools.product(range(replicated_job.get("replicas", 1)), range(count)):
+            job = f"{name}-{replicated_job['name']}-{replica}"
+            labels = {
+                **metadata["labels"],
+                _JOB_SET: name,
+                _JOB: replicated_job["name"],
+                "jobset.sigs.k8s.io/job-index": str(replica),
+                "jobset.sigs.k8s.io/restart-attempt": str(attempt),
+                "batch.kubernetes.io/job-name": job,
+                INDEX: str(index),
+                **({ANCESTOR_LABEL: step} if step else {}),
+            }
+            made = {"name": f"{job}-{index}", "namespace": train_job["metadata"]["namespace"]}
+            made |= {"labels": labels, "annotations": {**metadata["annotations"], INDEX: str(index)}}
+            spec = copy.deepcopy(template["spec"])
+            yield (
+                job,
+                {"apiVersion": "v1", "kind": "Pod", "metadata": made, "spec": spec, "status": {"phase": "Pending"}},
+            )
 
 
-def reference_to(owner: Json) -> Json:
-    """An owner reference, as controllers write it."""
-    return {
-        "apiVersion": owner["apiVersion"],
-        "kind": owner["kind"],
-        "name": owner["metadata"]["name"],
-        "uid": owner["metadata"]["uid"],
-        "controller": True,
-        "blockOwnerDeletion": True,
-    }
+def _patches(train_job: Json, replicated_job: str) -> Iterator[Json]:
+    for patch in train_job["spec"].get("runtimePatches", []):
+        template = patch.get("trainingRuntimeSpec", {}).get("template", {})
+        for each in template.get("spec", {}).get("replicatedJobs", []):
+            if each["name"] == replicated_job:
+                yield each.get("template", {}).get("spec", {}).get("template", {})
 
 
-def _container_status(container: Json, state: Json) -> Json:
+def _merge(spec: Json, patch: Json) -> None:
+    """Merge a patch into the spec of a pod or a container: lists by name, mappings by key."""
+    for key, value in patch.items():
+        if key in ("containers", "initContainers"):
+            containers = {each["name"]: each for each in spec[key]}
+            for container in value:
+                _merge(containers[container["name"]], container)
+        elif isinstance(value, list):
+            spec[key] = _by_name([*spec.get(key, []), *value])
+        else:
+            spec[key] = {**spec.get(key, {}), **value} if isinstance(value, dict) else value
+
+
+def _by_name(items: list[Any]) -> list[Any]:
+    """Return items of which later ones replace earlier ones of the same name; those without one all stay."""
+    named = {each.get("mountPath", each.get("name", str(each))): each for each in items}
+    return list(named.values())
+
+
+def _set_trainer(train_job: Json, spec: Json, count: int) -> None:
+    """Set what Trainer's torch plugin writes into the container `node`."""
+    trainer, name = train_job["spec"].get("trainer", {}), train_job["metadata"]["name"]
+    container = next(each for each in spec["containers"] if each["name"] == "node")
+    container |= {key: trainer[key] for key in ("image", "command", "args") if key in trainer}
+    if "resourcesPerNode" in trainer:
+        container["resources"] = trainer["resourcesPerNode"]
+    rank = {"fieldRef": {"fieldPath": f"metadata.annotations['{INDEX}']"}}
+    added = [
+        *trainer.get("env", []),
+        {"name": "PET_NNODES", "value": str(count)},
+        {"name": "PET_NPROC_PER_NODE", "value": str(trainer.get("numProcPerNode", "auto"))},
+        {"name": "PET_NODE_RANK", "valueFrom": rank},
+        {"name": "PET_MASTER_ADDR", "value": f"{name}-node-0-0.{name}"},
+        {"name": "PET_MASTER_PORT", "value": str(_PORT)},
+    ]
+    container["env"] = _by_name([*container.get("env", []), *added])
+
+
+def _container_statuses(pod: Json, state: Json) -> list[Json]:
     running = "running" in state
-    return {
-        "name": container["name"],
-        "image": container.get("image", ""),
-        "imageID": "",
-        "ready": running,
-        "started": running,
-        "restartCount": 0,
-        "state": state,
-    }
+    static = {"imageID": "", "ready": running, "started": running, "restartCount": 0, "state": state}
+    return [{"name": each["name"], "image": each.get("image", ""), **static} for each in pod["spec"]["containers"]]

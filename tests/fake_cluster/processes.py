@@ -4,7 +4,6 @@ Folders are not mounted: the volume has to lie at the same path here. Names of p
 of a job meet at this machine's own address.
 """
 
-import base64
 import contextlib
 import os
 import signal
@@ -15,9 +14,9 @@ import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from tests.fake_cluster.errors import Json
-from tests.fake_cluster.kinds import PODS, SECRETS
-from tests.fake_cluster.logs import Logs
+from tests.fake_cluster.http import Json
+from tests.fake_cluster.kinds import PODS
+from tests.fake_cluster.pods import INDEX, Pods
 from tests.fake_cluster.store import Change, Store
 
 _ROOT = Path(__file__).parents[2]
@@ -29,10 +28,10 @@ Ended = Callable[[Json, int], None]
 class Processes:
     """The processes of all pods. One whose pod is removed gets SIGTERM, and SIGKILL after its time of grace."""
 
-    def __init__(self, store: Store, logs: Logs) -> None:
-        self._store, self._logs = store, logs
+    def __init__(self, store: Store, pods: Pods) -> None:
+        self._store, self._pods = store, pods
         self._running: dict[str, subprocess.Popen[str]] = {}
-        store.listen(self._see)
+        store.listen(self._end_removed)
 
     def start(self, pod: Json, port: int, environment: Mapping[str, str], ended: Ended) -> None:
         """Start a pod's first container, and call back when it has ended."""
@@ -40,7 +39,7 @@ class Processes:
         process = subprocess.Popen(
             [*container["command"], *container.get("args", [])],
             cwd="/tmp",
-            env={**_image(), **environment, **self._variables(pod, container, port)},
+            env={**_image(), **environment, **_variables(pod, container, port)},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -56,56 +55,44 @@ class Processes:
         for process in self._running.values():
             _signal(process, signal.SIGKILL)
 
-    def _variables(self, pod: Json, container: Json, port: int) -> dict[str, str]:
-        index = pod["metadata"]["annotations"]["batch.kubernetes.io/job-completion-index"]
-        found = {}
-        for each in container.get("env", []):
-            source = each.get("valueFrom", {})
-            if "fieldRef" in source:
-                found[each["name"]] = index
-            elif "secretKeyRef" in source:
-                found[each["name"]] = self._secret(pod, **source["secretKeyRef"])
-            else:
-                found[each["name"]] = each.get("value", "")
-        return {**found, "PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": str(port)}
-
-    def _secret(self, pod: Json, name: str, key: str) -> str:
-        secret = self._store.get(SECRETS, pod["metadata"]["namespace"], name)
-        assert secret is not None, f"CreateContainerConfigError: secret {name} not found"
-        return base64.b64decode(secret["data"][key]).decode()
-
     def _attend(self, pod: Json, process: subprocess.Popen[str], ended: Ended) -> None:
         assert process.stdout is not None
         changed = self._store.clock.changed
         for line in process.stdout:
             with changed:
-                self._logs.write(pod, pod["spec"]["containers"][0]["name"], line.rstrip("\n"))
+                self._pods.print(pod, line.rstrip("\n"))
         code = process.wait()
         with changed:
             self._running.pop(pod["metadata"]["uid"], None)
             ended(pod, code if code >= 0 else 128 - code)
 
-    def _see(self, change: Change) -> None:
-        if change.kind == PODS and change.type == "DELETED":
-            process = self._running.get(change.after["metadata"]["uid"])
-            if process is not None:
-                _signal(process, signal.SIGTERM)
-                grace = change.after["spec"].get("terminationGracePeriodSeconds", _GRACE_S)
-                timer = threading.Timer(grace, _signal, (process, signal.SIGKILL))
-                timer.daemon = True
-                timer.start()
+    def _end_removed(self, change: Change) -> None:
+        process = self._running.get(change.after["metadata"]["uid"])
+        if change.kind == PODS and change.type == "DELETED" and process is not None:
+            _signal(process, signal.SIGTERM)
+            grace = change.after["spec"].get("terminationGracePeriodSeconds", _GRACE_S)
+            timer = threading.Timer(grace, _signal, (process, signal.SIGKILL))
+            timer.daemon = True
+            timer.start()
 
 
 def free_port() -> int:
-    """A port on which nobody listens."""
+    """Return a port on which nobody listens."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
 
 
+def _variables(pod: Json, container: Json, port: int) -> dict[str, str]:
+    index = pod["metadata"]["annotations"][INDEX]
+    # Of sources there are fields only, and of those only the index.
+    variables = {each["name"]: each.get("value", index) for each in container.get("env", [])}
+    return {**variables, "PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": str(port)}
+
+
 def _image() -> dict[str, str]:
-    """What the image would have: this interpreter, and the code."""
+    """Return the environment that the image would have: this interpreter, and the code."""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     return {"PATH": path, "HOME": "/tmp", "PYTHONPATH": str(_ROOT), "PYTHONUNBUFFERED": "1"}
 

@@ -1,13 +1,12 @@
-"""What becomes of a training job, as small data that reads like its history.
+"""What happens to a training job, as small data that reads like its history.
 
 A script is a tuple of steps, one after another. `seconds=None` lasts for ever. A job without a script of its own runs
-`GOES_WELL`.
+`SUCCEEDS`.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-UNSCHEDULABLE = "0/4 nodes are available: 4 Insufficient nvidia.com/gpu. preemption: 0/4 nodes are available."
 NCCL_TIMEOUT = (
     "[rank0]:[E ProcessGroupNCCL.cpp:632] [Rank 0] Watchdog caught collective operation timeout: "
     "WorkNCCL(SeqNum=412, OpType=ALLREDUCE, NumelIn=1048576, NumelOut=1048576, Timeout(ms)=600000) "
@@ -29,7 +28,7 @@ class Unschedulable:
     """The pods are Pending, and the scheduler says why."""
 
     seconds: float | None = 60
-    message: str = UNSCHEDULABLE
+    message: str = "0/4 nodes are available: 4 Insufficient nvidia.com/gpu. preemption: 0/4 nodes are available."
 
 
 @dataclass(frozen=True)
@@ -50,13 +49,13 @@ class Running:
 
 @dataclass(frozen=True)
 class Executed:
-    """The containers of `node` really run, as processes of this machine; the job ends as they do.
+    """The containers of `node` really run, as processes of this machine, and the job ends as they do.
 
     Needs a RealClock. A failure restarts all of them as often as the runtime allows.
     """
 
     environment: tuple[tuple[str, str], ...] = ()
-    """What the image would have in its environment."""
+    """The environment variables of the image."""
 
 
 @dataclass(frozen=True)
@@ -74,14 +73,6 @@ class NodeLost:
 
 
 @dataclass(frozen=True)
-class Restarted:
-    """A container ends with this exit code, and JobSet starts all pods anew; fails where no restart is allowed."""
-
-    exit_code: int = 1
-    lines: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
 class Failed:
     """A container ends with this exit code, and the job has failed."""
 
@@ -89,15 +80,13 @@ class Failed:
     reason: str = "Error"
     """`OOMKilled` for exit code 137, as the kubelet reports it."""
     lines: tuple[str, ...] = ()
-    """What the container prints last."""
+    """The last lines that the container prints."""
     rank: int = 0
 
 
 @dataclass(frozen=True)
 class Complete:
     """Every container ends with exit code 0."""
-
-    lines: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -107,21 +96,9 @@ class Do:
     action: Callable[[], None]
 
 
-Step = (
-    Queued
-    | Unschedulable
-    | PullBackOff
-    | Running
-    | Executed
-    | Preempted
-    | NodeLost
-    | Restarted
-    | Failed
-    | Complete
-    | Do
-)
+Step = Queued | Unschedulable | PullBackOff | Running | Executed | Preempted | NodeLost | Failed | Complete | Do
 Script = tuple[Step, ...]
 
 OUT_OF_MEMORY = Failed(exit_code=137, reason="OOMKilled")
 NCCL_HANGS = Failed(exit_code=134, lines=NCCL_TIMEOUT)
-GOES_WELL: Script = (Running(10, ("step 1", "step 2", "step 3")), Complete())
+SUCCEEDS: Script = (Running(10, ("step 1", "step 2", "step 3")), Complete())

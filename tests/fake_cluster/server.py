@@ -1,44 +1,73 @@
-"""The server: takes requests over HTTP, writes them down, lets faults happen, and hands them to the APIs."""
+"""The server: takes requests over HTTP, records them, injects faults, and hands them to the three APIs."""
 
 import contextlib
+import ipaddress
 import json
 import os
 import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Self
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 import yaml
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
-from tests.fake_cluster import kfp_api, registry_api
-from tests.fake_cluster.access import Access
-from tests.fake_cluster.clock import Clock
-from tests.fake_cluster.cluster import Cluster
-from tests.fake_cluster.errors import ApiError, Json
-from tests.fake_cluster.faults import AFTER, BEFORE, Fault, Faults
-from tests.fake_cluster.http import Answer, Request
-from tests.fake_cluster.kubernetes_api import KubernetesApi
-from tests.fake_cluster.logs import LogReader, Logs
+from tests.fake_cluster.clock import START, Clock
+from tests.fake_cluster.cluster import ScriptedCluster
+from tests.fake_cluster.http import AFTER, BEFORE, Answer, ApiError, Fault, Faults, Request
+from tests.fake_cluster.kfp import KfpApi
+from tests.fake_cluster.kubernetes import KubernetesApi
+from tests.fake_cluster.registry import RegistryApi
 from tests.fake_cluster.store import Store
-from tests.fake_cluster.tls import Certificate
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """A server's certificate, which is its own authority, and its key."""
+
+    file: Path
+    key: Path
+
+
+def self_signed(folder: Path) -> Certificate:
+    """Make a certificate for 127.0.0.1 that a client trusts only if it is told to."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
+    address = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+    builder = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+    builder = builder.not_valid_before(START - timedelta(days=3650)).not_valid_after(START + timedelta(days=36500))
+    builder = builder.add_extension(address, critical=False)
+    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+    certificate = Certificate(folder / "certificate.pem", folder / "key.pem")
+    pem = serialization.Encoding.PEM
+    certificate.file.write_bytes(builder.sign(key, hashes.SHA256()).public_bytes(pem))
+    plain = (serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    certificate.key.write_bytes(key.private_bytes(pem, *plain))
+    return certificate
 
 
 class ApiServer:
     """A cluster's API server, for as long as the `with` lasts.
 
+    At its end it raises the first mistake of its own, such as NotImplementedError for a request that it does not know.
+
     Attributes:
         clock: The server's time; the code under test takes its `sleep`, `monotonic` and `now`.
         cluster: What happens to TrainJobs, and direct access to the objects.
+        store: The objects of the cluster.
         faults: What goes wrong on the way.
         access: Token and role of the Kubernetes client.
-        kfp: Kubeflow Pipelines: its experiments, pipelines, runs and schedules.
-        registry: What is in the model registry, and what it speaks.
-        requests: What was asked, in the order in which it came.
+        kfp: Kubeflow Pipelines: its experiments, runs and schedules.
+        registry: The model registry.
+        requests: All requests, in the order in which they arrived.
     """
 
     def __init__(
@@ -51,15 +80,14 @@ class ApiServer:
     ) -> None:
         self.clock = clock or Clock()
         self.namespace = namespace
-        self.access = Access(user=f"system:serviceaccount:{namespace}:pipeline-runner")
         self.faults = Faults(seed=seed)
         self.requests: list[Request] = []
         self.store = Store(self.clock)
-        logs = Logs(self.clock)
-        self.cluster = Cluster(self.store, logs, namespace)
-        self.registry = registry_api.RegistryApi(self.clock)
-        self.kfp = kfp_api.KfpApi(self.clock, namespaces=(namespace,))
-        self._kubernetes = KubernetesApi(self.store, self.access, LogReader(self.store, logs))
+        self.cluster = ScriptedCluster(self.store, namespace)
+        self.registry = RegistryApi(self.clock)
+        self.kfp = KfpApi(self.clock, namespaces=(namespace,))
+        self._kubernetes = KubernetesApi(self.cluster, namespace)
+        self.access = self._kubernetes.access
         self._mistakes: list[Exception] = []
         self._server = _Server(("127.0.0.1", 0), _RequestHandler)
         self._server.owner = self
@@ -91,57 +119,37 @@ class ApiServer:
     def kubeconfig(self, path: Path) -> Path:
         """Write a kubeconfig for the client, with its token."""
         user = {"token": self.access.token} if self.access.token else {}
-        authority = {"certificate-authority": str(self._certificate.file)} if self._certificate else {}
         config = {
             "apiVersion": "v1",
             "kind": "Config",
             "current-context": "test",
-            "clusters": [{"name": "test", "cluster": {"server": self.url, **authority}}],
+            "clusters": [{"name": "test", "cluster": {"server": self.url}}],
             "users": [{"name": "test", "user": user}],
             "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test", "namespace": self.namespace}}],
         }
         path.write_text(yaml.safe_dump(config), encoding="utf-8")
         return path
 
-    def answer(self, request: Request, fault: Fault | None) -> Answer:
-        """Answer one request, well or not."""
-        if fault is not None and fault.status and not fault.effect:
+    def answer(self, request: Request, fault: Fault) -> Answer:
+        """Answer one request by the API that its path names, or as the fault wants."""
+        if fault.status and not fault.effect:
             return _faulty(fault)
+        apis = (self.registry, self.kfp, self._kubernetes)
+        api = next(each for each in apis if request.path.startswith(each.prefixes))
         try:
-            answer = self._route(request)
+            answer = api.answer(request)
         except ApiError as error:
-            answer = Answer(_refusal(request, error), error.code)
+            answer = Answer(api.refusal(request, error), error.code)
         except Exception as error:
-            # A mistake of the server's own must not pass for one that it was told to make.
+            # A mistake of the server's own must not pass for an injected fault.
             self._mistakes.append(error)
             raise
-        return _faulty(fault) if fault is not None and fault.status else answer
-
-    def _route(self, request: Request) -> Answer:
-        if request.path.startswith(registry_api.PREFIX):
-            return self.registry.answer(request)
-        if request.path.startswith((kfp_api.PREFIX, kfp_api.PODS_PREFIX)):
-            return self.kfp.answer(request)
-        return self._kubernetes.answer(request)
-
-
-def _refusal(request: Request, error: ApiError) -> Json | str:
-    """A refusal in the form that the API has for it."""
-    if request.path.startswith(kfp_api.PODS_PREFIX):
-        return error.message
-    if request.path.startswith(registry_api.PREFIX):
-        return {"code": str(error.code), "message": error.message}
-    if request.path.startswith(kfp_api.PREFIX):
-        code = {400: 3, 401: 16, 403: 7, 404: 5, 409: 6}.get(error.code, 13)
-        return {"error": error.message, "code": code, "message": error.message, "details": []}
-    return error.status()
+        return _faulty(fault) if fault.status else answer
 
 
 def _faulty(fault: Fault) -> Answer:
     messages = {429: "too many requests, please try again later", 401: "Unauthorized"}
-    error = ApiError(fault.status, messages.get(fault.status, "injected fault"))
-    headers = {"Retry-After": str(fault.retry_after_s)} if fault.retry_after_s else {}
-    return Answer(error.status(), fault.status, headers)
+    return Answer(ApiError(fault.status, messages.get(fault.status, "injected fault")).status(), fault.status)
 
 
 class _Server(ThreadingHTTPServer):
@@ -155,13 +163,13 @@ class _Server(ThreadingHTTPServer):
         super().__init__(*arguments)
 
     def hang_up(self) -> None:
-        """Close what clients keep open for their next request, with the threads that wait for it."""
+        """Close the connections that clients keep open, with the threads that wait for them."""
         for connection in list(self.connections):
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Clients that are killed leave broken connections behind; that is no news."""
+        """Ignore the broken connections of clients that were killed."""
 
 
 class _RequestHandler(BaseHTTPRequestHandler):
@@ -180,70 +188,61 @@ class _RequestHandler(BaseHTTPRequestHandler):
         super().finish()
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing: `ApiServer.requests` has it all."""
+        """Print nothing: `ApiServer.requests` has it all."""
 
     def _handle(self) -> None:
         owner = self.server.owner
         request = self._read()
-        fault = owner.faults.befalls(request)
+        fault = owner.faults.next(request)
         owner.requests.append(request)
-        if fault is not None and fault.delay_s:
-            time.sleep(fault.delay_s)
-        if fault is not None and fault.drop == BEFORE:
-            self._hang_up()
-            return
+        time.sleep(fault.delay_s)
+        if fault.drop == BEFORE:
+            return self._hang_up()
         answer = owner.answer(request, fault)
-        if fault is not None and fault.drop == AFTER:
-            self._hang_up()
-            return
+        if fault.drop == AFTER:
+            return self._hang_up()
         request.status = answer.status
-        if answer.stream is None:
-            self._send(answer)
-        else:
-            self._stream(answer, answer.stream, fault or Fault())
+        return self._stream(answer, fault) if answer.stream else self._send(answer, fault)
 
-    do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _handle
+    do_GET = do_POST = do_PATCH = do_DELETE = _handle
 
     def _read(self) -> Request:
         parts = urlsplit(self.path)
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         return Request(
             method=self.command,
             path=unquote(parts.path),
             query=dict(parse_qsl(parts.query, keep_blank_values=True)),
             headers={name.lower(): value for name, value in self.headers.items()},
-            body=body,
+            body=self.rfile.read(int(self.headers.get("Content-Length") or 0)),
             time=self.server.owner.clock.monotonic(),
-            arrived=time.monotonic(),
         )
 
-    def _send(self, answer: Answer) -> None:
+    def _send(self, answer: Answer, fault: Fault) -> None:
         is_text = isinstance(answer.body, str)
-        body = answer.body.encode() if isinstance(answer.body, str) else json.dumps(answer.body).encode()
+        body = (answer.body if isinstance(answer.body, str) else json.dumps(answer.body)).encode()
         self.send_response(answer.status)
-        headers = {"Content-Type": "text/plain" if is_text else "application/json", **answer.headers}
-        for name, value in {**headers, "Content-Length": str(len(body))}.items():
-            self.send_header(name, value)
+        self.send_header("Content-Type", "text/plain" if is_text else "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        if fault.retry_after_s:
+            self.send_header("Retry-After", str(fault.retry_after_s))
         self.end_headers()
         self.wfile.write(body)
 
-    def _stream(self, answer: Answer, chunks: Iterator[bytes], fault: Fault) -> None:
+    def _stream(self, answer: Answer, fault: Fault) -> None:
         self.send_response(answer.status)
-        for name, value in {**answer.headers, "Transfer-Encoding": "chunked", "Connection": "close"}.items():
+        headers = {"Content-Type": "text/plain", "Transfer-Encoding": "chunked", "Connection": "close"}
+        for name, value in headers.items():
             self.send_header(name, value)
         self.end_headers()
         self.wfile.flush()
-        left = fault.ends_after if fault.cut_after is None else fault.cut_after
-        for chunk in chunks:
-            piece = chunk if left is None else chunk[:left]
+        num_sent = 0
+        for chunk in answer.stream or ():
+            piece = chunk if fault.cut_after is None else chunk[: fault.cut_after - num_sent]
+            num_sent += len(piece)
             self.wfile.write(b"%x\r\n%s\r\n" % (len(piece), piece) if piece else b"")
             self.wfile.flush()
-            left = None if left is None else left - len(piece)
-            if left == 0 and fault.cut_after is not None:
-                self._hang_up()
-                return
-            if left == 0:
-                break
+            if num_sent == fault.cut_after:
+                return self._hang_up()
         self.wfile.write(b"0\r\n\r\n")
         self.close_connection = True
 

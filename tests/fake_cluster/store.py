@@ -1,184 +1,158 @@
-"""The objects of the cluster, each change of them, and what they leave to the garbage collector."""
+"""The objects of the cluster, and the garbage collector."""
 
 import copy
+import itertools
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 from tests.fake_cluster.clock import Clock
-from tests.fake_cluster.errors import Json
+from tests.fake_cluster.http import Json
 from tests.fake_cluster.kinds import Kind, kind_of
 
 Key = tuple[Kind, str, str]
 """Kind, namespace (empty for kinds without one) and name."""
-FOREGROUND = "foregroundDeletion"
-"""The finalizer of an object that goes after what it owns."""
-COLLECT_S = 1.0
-"""How long after its last owner an object is removed."""
+_FOREGROUND = "foregroundDeletion"
+"""The finalizer of an object that is deleted after what it owns."""
+_COLLECT_S = 1.0
+"""Time from the deletion of an object's last owner to its own."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """One write, as watches tell it."""
+    """One write to the store."""
 
-    version: int
     type: str
+    """ADDED, MODIFIED or DELETED."""
     kind: Kind
     before: Json | None
     after: Json
 
 
-def rfc3339(moment: datetime) -> str:
-    """Seconds are all that Kubernetes keeps in metadata."""
-    return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
 def key_of(document: Json) -> Key:
-    """Where an object is kept."""
+    """Return the key of an object."""
     metadata = document["metadata"]
     return kind_of(document["apiVersion"], document["kind"]), metadata.get("namespace", ""), metadata["name"]
 
 
+def reference_to(owner: Json) -> Json:
+    """Return an owner reference, as controllers write it."""
+    reference = {"apiVersion": owner["apiVersion"], "kind": owner["kind"]}
+    reference |= {key: owner["metadata"][key] for key in ("name", "uid")}
+    return {**reference, "controller": True, "blockOwnerDeletion": True}
+
+
 class Store:
-    """Objects by key, and the history of their changes as far as it is kept. Callers hold the clock's lock."""
+    """Objects by key. Callers hold the clock's lock; what they get are copies."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
-        self.version = 1
-        self.oldest = 0
-        """Changes up to this version are forgotten: a watch from an older one gets 410 Gone."""
-        self.history: list[Change] = []
         self._objects: dict[Key, Json] = {}
-        self._num_uids = 0
+        self._versions = itertools.count(1)
+        self._uids = itertools.count(1)
         self._listeners: list[Callable[[Change], None]] = []
 
     def get(self, kind: Kind, namespace: str, name: str) -> Json | None:
-        """A copy of an object."""
+        """Return an object, or None."""
         return copy.deepcopy(self._objects.get((kind, namespace, name)))
 
     def all(self, kind: Kind, namespace: str = "") -> list[Json]:
-        """Copies of all objects of a kind, of one namespace or of all, in the order of their keys."""
-        found = sorted((key[1:], key) for key in self._objects if key[0] == kind and namespace in ("", key[1]))
-        return [copy.deepcopy(self._objects[key]) for _, key in found]
+        """Return the objects of a kind, of one namespace or of all, by name."""
+        keys = [key for key in self._objects if key[0] == kind and namespace in ("", key[1])]
+        return [copy.deepcopy(self._objects[key]) for key in sorted(keys, key=lambda key: key[1:])]
 
     def create(self, document: Json) -> Json:
-        """Keep a new object; gives it its uid, version and time."""
-        made = copy.deepcopy(document)
-        metadata = made["metadata"]
-        self._num_uids += 1
-        metadata.setdefault("uid", str(uuid.UUID(int=self._num_uids, version=4)))
-        metadata["creationTimestamp"] = rfc3339(self.clock.now())
-        metadata["generation"] = 1
-        self._write("ADDED", None, made)
+        """Add an object, and return it with its uid, version and time."""
+        created = copy.deepcopy(document)
+        metadata = created["metadata"]
+        metadata.setdefault("uid", str(uuid.UUID(int=next(self._uids), version=4)))
+        metadata |= {"creationTimestamp": self.clock.stamp(), "generation": 1}
+        self._write("ADDED", None, created)
         if metadata.get("ownerReferences"):
-            self.collect_soon()
-        return copy.deepcopy(made)
+            self._collect_soon()
+        return copy.deepcopy(created)
 
     def replace(self, document: Json) -> Json:
-        """Keep a new state of an object; equal states are no change and get no version."""
-        before = self._objects[key_of(document)]
-        made = copy.deepcopy(document)
-        made["metadata"]["resourceVersion"] = before["metadata"]["resourceVersion"]
-        if made == before:
-            return made
-        if _desired(made) != _desired(before):
-            made["metadata"]["generation"] = before["metadata"].get("generation", 1) + 1
-        self._write("MODIFIED", before, made)
-        if "deletionTimestamp" in made["metadata"] and not made["metadata"].get("finalizers"):
-            self.remove(key_of(made))
-        return copy.deepcopy(made)
+        """Write a new state of an object; an equal state is no change and gets no version."""
+        before, after = self._objects[key_of(document)], copy.deepcopy(document)
+        after["metadata"]["resourceVersion"] = before["metadata"]["resourceVersion"]
+        if after == before:
+            return after
+        if after.get("spec") != before.get("spec"):
+            after["metadata"]["generation"] = before["metadata"].get("generation", 1) + 1
+        self._write("MODIFIED", before, after)
+        if "deletionTimestamp" in after["metadata"] and not after["metadata"].get("finalizers"):
+            self.remove(key_of(after))
+        return copy.deepcopy(after)
 
     def patch(self, kind: Kind, namespace: str, name: str, **parts: Any) -> None:
-        """Set top-level parts of an object, if it is still there: what the cluster's own controllers write."""
+        """Set top-level parts of an object if it still exists, as controllers do."""
         document = self.get(kind, namespace, name)
         if document is not None:
             self.replace({**document, **parts})
 
+    def delete(self, key: Key, policy: str = "Background") -> None:
+        """Delete an object: after what it owns with the policy Foreground, at once otherwise."""
+        document = self._objects[key]
+        if policy == "Foreground" and self._owned_by(document):
+            self._finalize(document, _FOREGROUND)
+        else:
+            self.remove(key)
+
     def remove(self, key: Key) -> None:
-        """Forget an object, and have the garbage collector look at what it owned."""
-        gone = self._objects.pop(key, None)
-        if gone is None:
-            return
-        self.version += 1
-        last = copy.deepcopy(gone)
-        last["metadata"]["resourceVersion"] = str(self.version)
-        self._tell(Change(self.version, "DELETED", key[0], gone, last))
-        self.collect_soon()
-
-    def owned_by(self, uid: str) -> Iterator[Json]:
-        """The objects that name an owner."""
-        for document in list(self._objects.values()):
-            if any(owner["uid"] == uid for owner in document["metadata"].get("ownerReferences", [])):
-                yield copy.deepcopy(document)
-
-    def release(self, uid: str) -> None:
-        """Take an owner off what it owns, as deletion with the policy Orphan does."""
-        for document in self.owned_by(uid):
-            owners = [owner for owner in document["metadata"]["ownerReferences"] if owner["uid"] != uid]
-            document["metadata"]["ownerReferences"] = owners
-            self.replace(document)
+        """Remove an object, whatever its finalizers; what it owns is collected."""
+        removed = self._objects.pop(key, None)
+        if removed is not None:
+            last = copy.deepcopy(removed)
+            last["metadata"]["resourceVersion"] = str(next(self._versions))
+            self._notify(Change("DELETED", key[0], removed, last))
+            self._collect_soon()
 
     def listen(self, listener: Callable[[Change], None]) -> None:
-        """Have every later change told."""
+        """Call a function with every later change."""
         self._listeners.append(listener)
 
-    def compact(self) -> None:
-        """Forget all history, as a busy server does after some minutes."""
-        self.oldest = self.version
-        self.history.clear()
-        self.clock.changed.notify_all()
-
-    def collect_soon(self) -> None:
-        """Have the garbage collector look."""
-        self.clock.call_in(COLLECT_S, self._collect)
-
-    def _collect(self) -> None:
-        """Remove what has owners of which none stays, then those that waited for it (foreground deletion)."""
-        there = self._by_uid()
-        staying = {uid for uid, document in there.items() if not _waits_for_owned(document)}
-        for key, document in list(self._objects.items()):
-            owners = document["metadata"].get("ownerReferences")
-            if owners and not any(owner["uid"] in staying for owner in owners):
-                self._collect_one(key, document, is_awaited=any(owner["uid"] in there for owner in owners))
-        for uid, document in self._by_uid().items():
-            if _waits_for_owned(document) and not any(True for _ in self.owned_by(uid)):
-                done = copy.deepcopy(document)
-                done["metadata"]["finalizers"].remove(FOREGROUND)
-                self.replace(done)
-
-    def _collect_one(self, key: Key, document: Json, *, is_awaited: bool) -> None:
-        """Remove an object; one whose owner waits for it goes after what it owns itself."""
-        if not is_awaited or not any(True for _ in self.owned_by(document["metadata"]["uid"])):
-            self.remove(key)
-        elif not _waits_for_owned(document):
-            waiting = copy.deepcopy(document)
-            waiting["metadata"]["finalizers"] = [*waiting["metadata"].get("finalizers", []), FOREGROUND]
-            waiting["metadata"]["deletionTimestamp"] = rfc3339(self.clock.now())
-            self.replace(waiting)
-            self.collect_soon()
-
-    def _by_uid(self) -> dict[str, Json]:
-        return {document["metadata"]["uid"]: document for document in self._objects.values()}
-
     def _write(self, type_: str, before: Json | None, document: Json) -> None:
-        self.version += 1
-        document["metadata"]["resourceVersion"] = str(self.version)
+        document["metadata"]["resourceVersion"] = str(next(self._versions))
         self._objects[key_of(document)] = document
-        self._tell(Change(self.version, type_, key_of(document)[0], before, copy.deepcopy(document)))
+        self._notify(Change(type_, key_of(document)[0], before, copy.deepcopy(document)))
 
-    def _tell(self, change: Change) -> None:
-        self.history.append(change)
+    def _notify(self, change: Change) -> None:
         for listener in self._listeners:
             listener(change)
         self.clock.changed.notify_all()
 
+    def _owned_by(self, owner: Json) -> list[Json]:
+        uid = owner["metadata"]["uid"]
+        return [each for each in self._objects.values() if uid in _owners(each)]
 
-def _desired(document: Json) -> Json:
-    """What an object wants, without what is known about it."""
-    return {name: part for name, part in document.items() if name not in ("metadata", "status")}
+    def _collect_soon(self) -> None:
+        self.clock.call_in(_COLLECT_S, self._collect)
+
+    def _collect(self) -> None:
+        """Delete objects of which no owner stays, and then those whose deletion waited for them (foreground)."""
+        by_uid = {each["metadata"]["uid"]: each for each in self._objects.values()}
+        staying = {uid for uid, each in by_uid.items() if not _is_waiting(each)}
+        for key, document in list(self._objects.items()):
+            owners = _owners(document)
+            if owners and not owners & staying and not _is_waiting(document):
+                # An owner that is deleted in the foreground hands that on to what it owns.
+                self.delete(key, "Foreground" if owners & set(by_uid) else "Background")
+        for key, document in list(self._objects.items()):
+            if _is_waiting(document) and not self._owned_by(document):
+                self.remove(key)
+
+    def _finalize(self, document: Json, finalizer: str) -> None:
+        waiting = copy.deepcopy(document)
+        waiting["metadata"] |= {"finalizers": [finalizer], "deletionTimestamp": self.clock.stamp()}
+        self.replace(waiting)
+        self._collect_soon()
 
 
-def _waits_for_owned(document: Json) -> bool:
-    return FOREGROUND in document["metadata"].get("finalizers", [])
+def _owners(document: Json) -> set[str]:
+    return {owner["uid"] for owner in document["metadata"].get("ownerReferences", [])}
+
+
+def _is_waiting(document: Json) -> bool:
+    return _FOREGROUND in document["metadata"].get("finalizers", [])

@@ -150,7 +150,7 @@ def test_keys_that_contradict_one_another_and_what_is_missing_are_named_by_param
 
 def test_a_cluster_without_trainer_is_told(server: ApiServer, form: Form) -> None:
     """Neither the kind nor its runtime: the line says which version is needed."""
-    server.cluster.undefine(kinds.TRAIN_JOBS)
+    server.cluster.uninstall(kinds.TRAIN_JOBS)
     assert _line(form).startswith("this cluster has no TrainJob (trainer.kubeflow.org/v1alpha1); Kubeflow Trainer 2.2")
 
 

@@ -3,6 +3,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 from components.shared.errors import PipelineError, RetryableError
 from pipelines.cli import main
@@ -11,7 +12,6 @@ from pipelines.cluster.connection import connect, settings
 from pipelines.cluster.runs import Cluster
 from pipelines.run.screen import Screen
 from tests.fake_cluster import ApiServer, Fault, Json
-from tests.fake_cluster.kfp_documents import packed
 from tests.pipelines.cluster.argo import Stage, details, driver_pod, pod
 
 DONE = Stage("SUCCEEDED", ["SUCCEEDED"], ended="2026-11-22T10:01:15Z")
@@ -25,7 +25,8 @@ UNPREPARED = Stage(None, started="2026-11-22T10:03:00Z", driver="FAILED")
 @pytest.fixture(scope="module")
 def spec(pipeline: Path) -> Json:
     """The pipeline as a run holds it."""
-    return packed(pipeline.read_bytes())
+    pipeline_spec, platform_spec = yaml.safe_load_all(pipeline.read_text())
+    return {"pipeline_spec": pipeline_spec, "platform_spec": platform_spec}
 
 
 @pytest.fixture
@@ -166,21 +167,19 @@ def test_a_run_after_a_retry_is_shown(
 
 
 def test_a_run_of_an_uploaded_pipeline_shows_its_stages(
-    server: ApiServer, pipeline: Path, cluster: Cluster, capsys: pytest.CaptureFixture[str]
+    server: ApiServer, run_id: str, spec: Json, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Such a run refers to a version and holds no pipeline; once the version is deleted, that is said."""
-    client = cluster.client
-    uploaded = client.upload_pipeline(str(pipeline), "grpo")
-    (version,) = client.list_pipeline_versions(uploaded.pipeline_id).pipeline_versions
-    reference = {"pipeline_id": uploaded.pipeline_id, "version_id": version.pipeline_version_id}
-    experiment = client.create_experiment("forms").experiment_id
-    run_id = client.run_pipeline(experiment, "from the form", **reference).run_id
+    version = server.kfp.new(server.kfp.versions, "pipeline_version_id", pipeline_id="grpo", pipeline_spec=spec)
+    run = server.kfp.runs[run_id]
+    del run["pipeline_spec"]
+    reference = {"pipeline_id": "grpo", "pipeline_version_id": version["pipeline_version_id"]}
+    run["pipeline_version_reference"] = reference
     tell(server, run_id, "FAILED", preflight=Stage("FAILED", ["FAILED"]))
     server.kfp.pods[pod("preflight", 0)] = "error: preflight: no runtime\n"
-    assert "pipeline_spec" not in server.kfp.runs[run_id]
     assert main(["status", run_id]) == 0
     assert capsys.readouterr().out.endswith("error: preflight: no runtime\n")
-    client.delete_pipeline_version(uploaded.pipeline_id, version.pipeline_version_id)
+    server.kfp.versions.clear()
     assert main(["status", run_id]) == 0
     assert "its stages are not known" in capsys.readouterr().out
 

@@ -1,0 +1,287 @@
+"""Kubeflow Pipelines' API v2beta1 as far as the product calls it, and what its UI server says about pods."""
+
+import json
+import uuid
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from croniter import croniter
+
+from tests.fake_cluster.clock import Clock
+from tests.fake_cluster.http import Answer, ApiError, Json, Request, Route, dispatch
+
+_API, _PODS = "/apis/v2beta1/", "/k8s/pod"
+_GRPC_CODES = {400: 3, 401: 16, 403: 7, 404: 5, 409: 6}
+_FINISHED = {"SUCCEEDED", "FAILED", "CANCELED", "SKIPPED"}
+_STOPS_S = 5.0
+"""Time from the request to stop a run until it has stopped."""
+_PAGE_SIZE = 20
+_TYPES: dict[str, tuple[Any, str]] = {
+    "NUMBER_INTEGER": ((int, float), "double or integer"),
+    "NUMBER_DOUBLE": ((int, float), "double or integer"),
+    "STRING": (str, "string"),
+    "BOOLEAN": (bool, "bool"),
+    "LIST": (list, "list"),
+    "STRUCT": (dict, "struct"),
+}
+_PARTS = ("pipelineInfo", "root", "schemaVersion", "components", "deploymentSpec")
+_JOB = ("display_name", "description", "pipeline_spec", "runtime_config", "service_account")
+Table = dict[str, Json]
+
+
+@dataclass
+class KfpApi:
+    """The state of Kubeflow Pipelines and its answers.
+
+    Attributes:
+        multi_user: Whether there are profiles: each has its namespace, which requests must name.
+        namespaces: Those that this user may use.
+        token: The token that the client must present.
+        cookie: The cookie that it may present instead. With neither, none is needed.
+        has_ui: Whether the address is that of the UI server, which answers about pods, or of the API server behind it.
+        pods: What each pod of a run has printed; None where it has not begun.
+        events: The warnings about a pod.
+        workflows: The names of the workflows of scheduled runs, with which the names of their pods begin.
+    """
+
+    clock: Clock
+    multi_user: bool = False
+    namespaces: tuple[str, ...] = ("team",)
+    token: str | None = None
+    cookie: str | None = None
+    has_ui: bool = True
+    experiments: Table = field(default_factory=dict)
+    versions: Table = field(default_factory=dict)
+    runs: Table = field(default_factory=dict)
+    recurring_runs: Table = field(default_factory=dict)
+    pods: dict[str, str | None] = field(default_factory=dict)
+    events: dict[str, list[Json]] = field(default_factory=dict)
+    workflows: dict[str, str] = field(default_factory=dict)
+    prefixes = (_API, _PODS)
+    _num_rows: int = 0
+
+    def refusal(self, request: Request, error: ApiError) -> Json | str:
+        """Return a refusal as this API writes it; the UI server answers with plain text."""
+        if request.path.startswith(_PODS) and self.has_ui:
+            return error.message
+        code = _GRPC_CODES.get(error.code, 13)
+        return {"error": error.message, "code": code, "message": error.message, "details": []}
+
+    def answer(self, request: Request) -> Answer:
+        """Answer a request, or raise ApiError."""
+        if request.path != f"{_API}healthz":
+            self._authenticate(request)
+        if request.path.startswith(_PODS) and not self.has_ui:
+            raise ApiError(404, "Not Found")
+        routes: list[Route] = [
+            ("GET", f"{_API}healthz", lambda _: Answer({"multi_user": self.multi_user})),
+            ("POST", f"{_API}experiments", self._create_experiment),
+            ("GET", f"{_API}experiments", partial(self._list, self.experiments, "experiments")),
+            ("GET", f"{_API}pipelines/{{}}/versions/{{}}", self._get_version),
+            ("POST", f"{_API}runs", self._create_run),
+            ("GET", f"{_API}runs", partial(self._list, self.runs, "runs")),
+            ("GET", f"{_API}runs/{{}}", lambda _, id_: Answer(_existing(self.runs, "Run", id_))),
+            ("POST", f"{_API}runs/{{}}:terminate", self._terminate),
+            ("POST", f"{_API}recurringruns", self._create_recurring),
+            ("GET", f"{_API}recurringruns", partial(self._list, self.recurring_runs, "recurringRuns")),
+            ("DELETE", f"{_API}recurringruns/{{}}", self._delete_recurring),
+            ("POST", f"{_API}recurringruns/{{}}:enable", partial(self._switch, "ENABLED")),
+            ("POST", f"{_API}recurringruns/{{}}:disable", partial(self._switch, "DISABLED")),
+            ("GET", _PODS, self._pod),
+            ("GET", f"{_PODS}/logs", self._log),
+            ("GET", f"{_PODS}/events", self._events),
+        ]
+        with self.clock.changed:
+            return dispatch(routes, request, request.path)
+
+    def new(self, table: Table, key: str, **values: object) -> Json:
+        """Add a row with its id and time; values that are None are left out."""
+        self._num_rows += 1
+        id_ = str(uuid.UUID(int=self._num_rows << 64, version=4))
+        row = {key: id_, "created_at": self.clock.stamp(), **values}
+        table[id_] = {name: value for name, value in row.items() if value is not None}
+        return table[id_]
+
+    def set_state(self, run_id: str, state: str) -> None:
+        """Put a run into a state."""
+        with self.clock.changed:
+            run = self.runs[run_id]
+            run["state"] = state
+            run.setdefault("state_history", []).append({"state": state, "update_time": self.clock.stamp()})
+            if state in _FINISHED:
+                run["finished_at"] = self.clock.stamp()
+
+    def fire(self, recurring: Json, workflow: str) -> Json:
+        """Start a run of a schedule, as when its time has come."""
+        job = {name: recurring[name] for name in ("recurring_run_id", "experiment_id", "namespace", *_JOB[2:4])}
+        run = self.new(self.runs, "run_id", display_name=workflow, **job)
+        self.workflows[run["run_id"]] = workflow
+        self.set_state(run["run_id"], "RUNNING")
+        return run
+
+    def _authenticate(self, request: Request) -> None:
+        headers = request.headers
+        by_token = self.token is not None and headers.get("authorization") == f"Bearer {self.token}"
+        by_cookie = self.cookie is not None and headers.get("cookie") == self.cookie
+        if (self.token or self.cookie) and not (by_token or by_cookie):
+            raise ApiError(401, "Request header error: there is no user identity header.")
+
+    def _check_namespace(self, namespace: str) -> None:
+        if self.multi_user and not namespace:
+            raise ApiError(400, "Namespace cannot be empty in multi-user mode")
+        if self.multi_user and namespace not in self.namespaces:
+            raise ApiError(403, f"User is not authorized in the namespace {namespace}")
+
+    def _list(self, table: Table, key: str, request: Request) -> Answer:
+        request.check_query("namespace", "filter", "sort_by", "page_size", "page_token")
+        query, namespace = request.query, request.query.get("namespace", "")
+        self._check_namespace(namespace)
+        rows = [row for row in table.values() if not self.multi_user or row["namespace"] == namespace]
+        for predicate in json.loads(query.get("filter") or "{}").get("predicates", []):
+            if predicate["operation"] not in (1, "EQUALS"):
+                raise NotImplementedError(f"the filter {predicate}")
+            rows = [row for row in rows if row[predicate["key"]] == predicate["stringValue"]]
+        order = query.get("sort_by") or "created_at"
+        if order not in ("created_at", "created_at desc"):
+            raise NotImplementedError(f"sort_by {order}")
+        rows.sort(key=lambda row: str(row.get("created_at", "")), reverse=order.endswith("desc"))
+        start = int(query.get("page_token") or 0)
+        end = start + (int(query.get("page_size") or 0) or _PAGE_SIZE)
+        token = {"next_page_token": str(end)} if end < len(rows) else {}
+        return Answer({key: rows[start:end], "total_size": len(rows), **token})
+
+    def _create_experiment(self, request: Request) -> Answer:
+        body = request.object()
+        name, namespace = body.get("display_name"), body.get("namespace") or ""
+        self._check_namespace(namespace)
+        if not name:
+            raise ApiError(400, "Experiment name is empty. Please specify a valid experiment name")
+        if any((row["display_name"], row["namespace"]) == (name, namespace) for row in self.experiments.values()):
+            raise ApiError(409, f"Experiment {name} already exists")
+        values = {"display_name": name, "namespace": namespace, "storage_state": "AVAILABLE"}
+        return Answer(self.new(self.experiments, "experiment_id", **values))
+
+    def _get_version(self, _: Request, __: str, id_: str) -> Answer:
+        return Answer(_existing(self.versions, "PipelineVersion", id_))
+
+    def _job(self, body: Json) -> Json:
+        """Return what a run and a recurring run have in common, if it can be run."""
+        if not body.get("display_name"):
+            raise ApiError(400, "The run name is empty. Please specify a valid name")
+        experiment = _existing(self.experiments, "Experiment", body.get("experiment_id") or "")
+        self._check_namespace(experiment["namespace"])
+        _check_pipeline(body.get("pipeline_spec") or {})
+        _check_parameters(body["pipeline_spec"], (body.get("runtime_config") or {}).get("parameters") or {})
+        job = {name: body[name] for name in _JOB if name in body}
+        return {**job, "experiment_id": experiment["experiment_id"], "namespace": experiment["namespace"]}
+
+    def _create_run(self, request: Request) -> Answer:
+        run = self.new(self.runs, "run_id", **self._job(request.object()), storage_state="AVAILABLE")
+        self.set_state(run["run_id"], "PENDING")
+        return Answer(run)
+
+    def _terminate(self, _: Request, id_: str) -> Answer:
+        run = _existing(self.runs, "Run", id_)
+        if run["state"] not in ("PENDING", "RUNNING", "PAUSED"):
+            raise ApiError(400, f"Failed to terminate run {id_}: it is in the state {run['state']}")
+        self.set_state(id_, "CANCELING")
+
+        def end() -> None:
+            # The state of a run is read from its workflow. A run that is stopped counts as failed.
+            if "recurring_run_id" not in run or id_ in self.workflows:
+                self.set_state(id_, "FAILED")
+
+        self.clock.call_in(_STOPS_S, end)
+        return Answer({})
+
+    def _create_recurring(self, request: Request) -> Answer:
+        body = request.object()
+        most = int(body.get("max_concurrency") or 0)
+        if not 1 <= most <= 10:
+            found = f"between 1 and 10 (inclusive). Found {most}"
+            raise ApiError(400, f"The max concurrency of the recurring run must be {found}")
+        cron = (body.get("trigger") or {}).get("cron_schedule", {}).get("cron", "")
+        # Five fields are taken for six without the last: a trap, not an error.
+        if not croniter.is_valid(cron if len(cron.split()) == 6 else f"{cron} *", second_at_beginning=True):
+            raise ApiError(400, "Schedule cron is not a supported format(https://godoc.org/github.com/robfig/cron)")
+        status = {"ENABLE": "ENABLED", "DISABLE": "DISABLED"}.get(body.get("mode", ""))
+        if status is None:
+            raise ApiError(400, f"Invalid recurring run mode: {body.get('mode')}")
+        settings = {name: body[name] for name in ("max_concurrency", "trigger", "mode", "no_catchup") if name in body}
+        row = self.new(self.recurring_runs, "recurring_run_id", **self._job(body), **settings, status=status)
+        return Answer(row)
+
+    def _delete_recurring(self, _: Request, id_: str) -> Answer:
+        """Delete a schedule; its workflows belong to it, and go with their pods, of which its runs learn nothing."""
+        _existing(self.recurring_runs, "RecurringRun", id_)
+        runs = [run_id for run_id, run in self.runs.items() if run.get("recurring_run_id") == id_]
+        gone = tuple(self.workflows.pop(run_id) for run_id in runs)
+        self.pods = {pod: text for pod, text in self.pods.items() if not pod.startswith(gone)}
+        del self.recurring_runs[id_]
+        return Answer({})
+
+    def _switch(self, status: str, _: Request, id_: str) -> Answer:
+        _existing(self.recurring_runs, "RecurringRun", id_)["status"] = status
+        return Answer({})
+
+    def _log(self, request: Request) -> Answer:
+        printed = self.pods.get(_pod_of(request))
+        if printed is None:  # the pod has not begun, or is gone: then the archive is tried, and has nothing
+            raise ApiError(500, "Could not get main container logs: S3Error: The specified key does not exist.")
+        return Answer(printed)
+
+    def _pod(self, request: Request) -> Answer:
+        pod = _pod_of(request)
+        if pod not in self.pods:
+            raise ApiError(500, f'Could not get pod {pod}: pods "{pod}" not found')
+        return Answer(json.dumps({"kind": "Pod", "metadata": {"name": pod}}))
+
+    def _events(self, request: Request) -> Answer:
+        items = [{"type": "Warning", **each} for each in self.events.get(_pod_of(request), [])]
+        return Answer(json.dumps({"kind": "EventList", "items": items}))
+
+
+def _existing(table: Table, kind: str, id_: str) -> Json:
+    if id_ not in table:
+        raise ApiError(404, f"{kind} {id_} not found")
+    return table[id_]
+
+
+def _pod_of(request: Request) -> str:
+    for name in ("podname", "podnamespace"):
+        if not request.query.get(name):
+            raise ApiError(422, f"{name} argument is required")
+    return request.query["podname"]
+
+
+def _check_pipeline(pipeline: Json) -> None:
+    """Refuse what is no pipeline with both its documents.
+
+    The real server takes one without the second document, and its pods then have no volumes, secrets and tolerations:
+    the product never means to send it so.
+    """
+    spec, platform = pipeline.get("pipeline_spec") or {}, pipeline.get("platform_spec") or {}
+    if any(part not in spec for part in _PARTS) or not spec["pipelineInfo"].get("name"):
+        raise ApiError(400, "unknown template format: pipeline spec is invalid")
+    executors = platform.get("platforms", {}).get("kubernetes", {}).get("deploymentSpec", {}).get("executors")
+    if not executors or not set(executors) <= set(spec["deploymentSpec"].get("executors", {})):
+        raise ApiError(400, "the pipeline has no document with the executors of platforms.kubernetes")
+
+
+def _check_parameters(pipeline: Json, values: Json) -> None:
+    """Refuse parameters that a pipeline does not have, lacks, or has of another type."""
+    inputs = pipeline["pipeline_spec"]["root"].get("inputDefinitions", {}).get("parameters", {})
+    unknown = sorted(set(values) - set(inputs))
+    if unknown:
+        raise ApiError(400, f"parameter(s) provided are not required by pipeline: {', '.join(unknown)}")
+    for name, definition in inputs.items():
+        if name not in values:
+            if not definition.get("isOptional") and "defaultValue" not in definition:
+                why = "is not optional, yet has neither default value nor user provided value"
+                raise ApiError(400, f"parameter {name} {why}")
+            continue
+        accepted, type_ = _TYPES[definition["parameterType"]]
+        if not isinstance(values[name], accepted) or (isinstance(values[name], bool) and type_ != "bool"):
+            why = f"requires type {type_}, but the parameter value is not of {type_} value type"
+            raise ApiError(400, f"input parameter {name} {why}")

@@ -1,0 +1,147 @@
+"""Kubeflow Model Registry's REST API as far as its client calls it: models, versions and their artifacts.
+
+Nothing in it is atomic: model, version and artifact are three requests, and a client that dies between them leaves
+what the next one finds.
+"""
+
+import re
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import mr_openapi
+from pydantic import ValidationError
+
+from tests.fake_cluster.clock import Clock
+from tests.fake_cluster.http import Answer, ApiError, Json, Request, Route, dispatch
+
+_PREFIX = "/api/model_registry/"
+_MODELS, _VERSIONS, _ARTIFACTS = "registered_models", "model_versions", "model_artifacts"
+_SCHEMAS: dict[str, Any] = {
+    _MODELS: mr_openapi.RegisteredModelCreate,
+    _VERSIONS: mr_openapi.ModelVersionCreate,
+    _ARTIFACTS: mr_openapi.ModelArtifact,
+}
+_VALUES: dict[str, tuple[str, Any]] = {
+    "MetadataBoolValue": ("bool_value", bool),
+    "MetadataIntValue": ("int_value", str),
+    "MetadataDoubleValue": ("double_value", (int, float)),
+    "MetadataStringValue": ("string_value", str),
+}
+_SET_BY_SERVER = ("id", "createTimeSinceEpoch", "lastUpdateTimeSinceEpoch")
+
+
+@dataclass
+class RegistryApi:
+    """The registry's state and its answers.
+
+    Attributes:
+        api_versions: The versions of the API that are served: `v1`, `v1alpha3` or both.
+        token: The token that the client must present; with None none is needed.
+        tables: What is registered, each with the id of its parent.
+    """
+
+    clock: Clock
+    api_versions: tuple[str, ...] = ("v1",)
+    token: str | None = None
+    tables: dict[str, list[tuple[str, Json]]] = field(
+        default_factory=lambda: {_MODELS: [], _VERSIONS: [], _ARTIFACTS: []}
+    )
+    prefixes = (_PREFIX,)
+
+    def refusal(self, _: Request, error: ApiError) -> Json:
+        """Return a refusal as this API writes it."""
+        return {"code": str(error.code), "message": error.message}
+
+    def documents(self, table: str) -> list[Json]:
+        """Return what is registered: of `registered_models`, `model_versions` or `model_artifacts`."""
+        return [document for _, document in self.tables[table]]
+
+    def answer(self, request: Request) -> Answer:
+        """Answer a request, or raise ApiError."""
+        if self.token is not None and request.headers.get("authorization") != f"Bearer {self.token}":
+            raise ApiError(401, "Unauthorized")
+        version, _, path = request.path.removeprefix(_PREFIX).partition("/")
+        if version not in self.api_versions:
+            raise ApiError(404, "404 page not found")
+        routes: list[Route] = [
+            *[("GET", table.removesuffix("s"), partial(self._find, table)) for table in self.tables],
+            *[("GET", table, partial(self._list, table)) for table in self.tables],
+            ("POST", _MODELS, lambda request: self._create(_MODELS, "", request.object())),
+            ("POST", _VERSIONS, self._create_version),
+            ("GET", f"{_MODELS}/{{}}/versions", partial(self._list, _VERSIONS)),
+            ("GET", f"{_VERSIONS}/{{}}/artifacts", partial(self._list, _ARTIFACTS)),
+            ("POST", f"{_VERSIONS}/{{}}/artifacts", self._attach),
+        ]
+        with self.clock.changed:
+            return dispatch(routes, request, path)
+
+    def _list(self, table: str, request: Request, parent: str | None = None) -> Answer:
+        documents = [document for of, document in self.tables[table] if parent in (None, of)]
+        size = int(request.query.get("pageSize") or len(documents) or 1)
+        start = int(request.query.get("nextPageToken") or 0)
+        items, token = documents[start : start + size], str(start + size) if start + size < len(documents) else ""
+        return Answer({"items": items, "size": len(items), "pageSize": size, "nextPageToken": token})
+
+    def _find(self, table: str, request: Request) -> Answer:
+        request.check_query("name", "parentResourceId")
+        name, parent = request.query.get("name", ""), request.query.get("parentResourceId", "")
+        if not name or (table != _MODELS and not parent):
+            raise ApiError(400, "invalid parameters call, supply either (name and parentResourceId), or externalId")
+        for of, document in self.tables[table]:
+            if (document["name"], of) == (name, parent):
+                return Answer(document)
+        raise ApiError(404, f"no {table} found for name={name}")
+
+    def _create_version(self, request: Request) -> Answer:
+        body = request.object()
+        return self._create(_VERSIONS, body.get("registeredModelId", ""), body)
+
+    def _attach(self, request: Request, version: str) -> Answer:
+        body = request.object()
+        if body.get("artifactType") != "model-artifact" or body.get("id"):
+            raise NotImplementedError(f"the artifact {body}")
+        return self._create(_ARTIFACTS, version, body)
+
+    def _create(self, table: str, parent: str, body: Json) -> Answer:
+        document = _checked(_SCHEMAS[table], body)
+        above = {_MODELS: None, _VERSIONS: _MODELS, _ARTIFACTS: _VERSIONS}[table]
+        if above and parent not in {each["id"] for each in self.documents(above)}:
+            raise ApiError(404, f"no {above} found for id {parent}")
+        if any((of, each["name"]) == (parent, document.get("name")) for of, each in self.tables[table]):
+            raise ApiError(409, f"{table} {document.get('name')}: already exists")
+        id_ = str(1 + sum(map(len, self.tables.values())))
+        times = dict.fromkeys(_SET_BY_SERVER[1:], str(int(self.clock.now().timestamp() * 1000)))
+        document = {"state": "LIVE", **document, "id": id_, **times}
+        self.tables[table].append((parent, document))
+        return Answer(document, 201)
+
+
+def _checked(model: Any, body: Json) -> Json:
+    """Return a document if it has only fields of its kind, of their types."""
+    known = {each.alias or name for name, each in model.model_fields.items()}
+    for name in body:
+        if name not in known:
+            raise ApiError(400, f'json: unknown field "{name}"')
+    for name, value in (body.get("customProperties") or {}).items():
+        _check_property(name, value)
+    try:
+        model.from_dict(body)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ApiError(400, f"required field {first['loc'][0]}: {first['msg']}") from None
+    return {name: value for name, value in body.items() if value is not None and name not in _SET_BY_SERVER}
+
+
+def _check_property(name: str, value: Json) -> None:
+    if value.get("metadataType") not in _VALUES:
+        raise ApiError(400, f"customProperties.{name}: metadataType is required")
+    key, type_ = _VALUES[value["metadataType"]]
+    found = value.get(key)
+    is_right = isinstance(found, type_) and isinstance(found, bool) == (type_ is bool)
+    if (
+        set(value) != {key, "metadataType"}
+        or not is_right
+        or (key == "int_value" and not re.match(r"-?\d+$", str(found)))
+    ):
+        raise ApiError(400, f"customProperties.{name}: {key} is required")
