@@ -1,20 +1,20 @@
-"""Attention over sequences of different lengths laid end to end, with the log-sum-exp that lets parts be joined.
+"""Attention over packed sequences in which the completions of a group share their prompt, which is computed once.
+
+A micro-batch is one row of tokens: the prompts of its groups, then the completions of the first group, of the second,
+and so on, and last sequences that share nothing. A completion token sees its prompt and its own completion up to
+itself. Both parts are softmaxes of their own, joined by their log-sum-exp into the one softmax they make up. Models run
+it through transformers' attention interface, so everything else of theirs stays as it is.
 
 `attend` and `attend_backward` are one interface over two kernels: PyTorch's flash attention for CPUs (any float type),
-and its flash attention for GPUs (bfloat16 and float16). What neither takes goes through plain matrix products. The
-backward pass is given the output and log-sum-exp of the *whole* softmax, of which these keys may be only a part: the
-gradients are then those of that part.
-
-Models attend through it to a row of tokens with the prompts of its groups, then the completions of the first group, of
-the second, and so on, and last sequences that share nothing. A completion token sees its prompt, which is computed once
-for the group, and its own completion up to itself. Both parts are softmaxes of their own, joined by their log-sum-exp.
+and its flash attention for GPUs (bfloat16 and float16). What neither takes goes through plain matrix products.
 
 Shape suffixes:
-    T  queries, S  keys, all sequences end to end      H  heads
-    B  sequences of equal length in a row              D  size of a head
+    T  tokens of the row, or queries; S  keys; all sequences end to end
+    B  sequences of equal length in a row
+    K  heads of keys and values, H  heads of queries, D  size of a head
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -26,6 +26,7 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from components.shared.errors import PipelineError
 
+_NAME = "grpo_layout"
 _cpu_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _cpu_flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 _cuda_flash = torch.ops.aten._flash_attention_forward
@@ -45,12 +46,8 @@ class Segments:
     @property
     def lengths(self) -> list[tuple[int, int]]:
         """The numbers of queries and keys of each sequence."""
-        return [
-            (query_stop - query_start, key_stop - key_start)
-            for (query_start, query_stop), (key_start, key_stop) in zip(
-                pairwise(self.query_bounds), pairwise(self.key_bounds), strict=True
-            )
-        ]
+        queries, keys = ([stop - start for start, stop in pairwise(x)] for x in (self.query_bounds, self.key_bounds))
+        return list(zip(queries, keys, strict=True))
 
     def runs(self) -> Iterator[tuple[int, slice, slice]]:
         """Yield neighbours of equal lengths together: how many they are, their queries and their keys."""
@@ -61,117 +58,6 @@ class Segments:
                 queries = slice(self.query_bounds[start], self.query_bounds[stop])
                 yield stop - start, queries, slice(self.key_bounds[start], self.key_bounds[stop])
                 start = stop
-
-
-def attend(q_THD: Tensor, k_SHD: Tensor, v_SHD: Tensor, segments: Segments, scale: float) -> tuple[Tensor, Tensor]:
-    """Return softmax(scale * q k') v per sequence, (T, H, D), and the log of the softmax's denominator, (T, H)."""
-    if _for_cuda_flash(q_THD):
-        arguments = _cuda_bounds(segments, q_THD.device)
-        out_THD, lse_HT, *_ = _cuda_flash(q_THD, k_SHD, v_SHD, *arguments, 0.0, segments.causal, False, scale=scale)
-        return out_THD, lse_HT.T
-    out_THD = torch.empty_like(q_THD)
-    lse_TH = q_THD.new_empty(q_THD.shape[:2], dtype=torch.promote_types(q_THD.dtype, torch.float32))
-    for count, queries, keys in segments.runs():
-        q_BHTD, k_BHSD, v_BHSD = (_split(x, count) for x in (q_THD[queries], k_SHD[keys], v_SHD[keys]))
-        if q_THD.is_cuda:
-            out_BHTD, lse_BHT = _plain(q_BHTD, k_BHSD, v_BHSD, segments.causal, scale)
-        else:
-            out_BHTD, lse_BHT = _cpu_flash(q_BHTD, k_BHSD, v_BHSD, 0.0, segments.causal, scale=scale)
-        out_THD[queries] = _join(out_BHTD)
-        lse_TH[queries] = lse_BHT.transpose(1, 2).flatten(0, 1)
-    return out_THD, lse_TH
-
-
-def attend_backward(
-    grad_THD: Tensor,
-    qkv: tuple[Tensor, Tensor, Tensor],
-    out_THD: Tensor,
-    lse_TH: Tensor,
-    segments: Segments,
-    scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of q, k and v from these keys, given the output and log-sum-exp over all keys."""
-    q_THD, k_SHD, v_SHD = qkv
-    if _for_cuda_flash(q_THD):
-        arguments = _cuda_bounds(segments, q_THD.device)
-        unused = torch.empty(0, dtype=torch.uint64, device=q_THD.device)
-        rng = torch.empty(2, dtype=torch.uint64, device=q_THD.device)
-        found: tuple[Tensor, Tensor, Tensor] = _cuda_flash_backward(
-            grad_THD.contiguous(), *qkv, out_THD, lse_TH.T.contiguous(),
-            *arguments, 0.0, segments.causal, rng, unused, scale=scale,
-        )  # fmt: skip
-        return found
-    grads = (torch.empty_like(q_THD), torch.empty_like(k_SHD), torch.empty_like(v_SHD))
-    backward = _plain_backward if q_THD.is_cuda else _cpu_backward
-    for count, queries, keys in segments.runs():
-        grad, q, k, v, out = (
-            _split(x, count) for x in (grad_THD[queries], q_THD[queries], k_SHD[keys], v_SHD[keys], out_THD[queries])
-        )
-        lse_BHT = lse_TH[queries].unflatten(0, (count, -1)).transpose(1, 2)
-        parts = backward(grad, q, k, v, out, lse_BHT, segments.causal, scale)
-        for total, part, rows in zip(grads, parts, (queries, keys, keys), strict=True):
-            total[rows] = _join(part)
-    return grads
-
-
-def _split(x_THD: Tensor, count: int) -> Tensor:
-    """(count * T, H, D) -> (count, H, T, D), as a view."""
-    x_BHTD: Tensor = x_THD.unflatten(0, (count, -1)).transpose(1, 2)
-    return x_BHTD
-
-
-def _join(x_BHTD: Tensor) -> Tensor:
-    return x_BHTD.transpose(1, 2).flatten(0, 1)
-
-
-def _cpu_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool, scale: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    found: tuple[Tensor, Tensor, Tensor] = _cpu_flash_backward(
-        grad, q, k, v, out, lse.contiguous(), 0.0, causal, scale=scale
-    )
-    return found
-
-
-def _scores(q_BHTD: Tensor, k_BHSD: Tensor, causal: bool, scale: float) -> Tensor:
-    scores_BHTS = (q_BHTD @ k_BHSD.mT) * scale
-    if causal:
-        future_TS = torch.ones(scores_BHTS.shape[-2:], dtype=torch.bool, device=q_BHTD.device).triu(1)
-        scores_BHTS = scores_BHTS.masked_fill(future_TS, -torch.inf)
-    return scores_BHTS.to(torch.promote_types(q_BHTD.dtype, torch.float32))
-
-
-def _plain(q_BHTD: Tensor, k_BHSD: Tensor, v_BHSD: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
-    scores_BHTS = _scores(q_BHTD, k_BHSD, causal, scale)
-    lse_BHT = scores_BHTS.logsumexp(-1)
-    return torch.exp(scores_BHTS - lse_BHT[..., None]).to(v_BHSD.dtype) @ v_BHSD, lse_BHT
-
-
-def _plain_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool, scale: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    share_BHTS = torch.exp(_scores(q, k, causal, scale) - lse[..., None]).to(q.dtype)
-    grad_share_BHTS = grad @ v.mT
-    grad_scores_BHTS = share_BHTS * (grad_share_BHTS - (grad * out).sum(-1, keepdim=True)) * scale
-    return grad_scores_BHTS @ k, grad_scores_BHTS.mT @ q, share_BHTS.mT @ grad
-
-
-def _for_cuda_flash(q_THD: Tensor) -> bool:
-    """Tell whether the kernel takes this: half precision, heads of up to 256 by eights, Ampere or later."""
-    size = q_THD.shape[-1]
-    fits = q_THD.dtype in (torch.bfloat16, torch.float16) and size <= 256 and size % 8 == 0
-    return q_THD.is_cuda and fits and torch.cuda.get_device_capability(q_THD.device) >= (8, 0)
-
-
-@lru_cache(maxsize=16)
-def _cuda_bounds(segments: Segments, device: torch.device) -> tuple[Tensor, Tensor, int, int]:
-    bounds = (segments.query_bounds, segments.key_bounds)
-    cumulative = [torch.tensor(each, dtype=torch.int32, device=device) for each in bounds]
-    longest = [max(lengths) for lengths in zip(*segments.lengths, strict=True)]
-    return cumulative[0], cumulative[1], longest[0], longest[1]
-
-
-_NAME = "grpo_layout"
 
 
 @dataclass(frozen=True)
@@ -203,6 +89,49 @@ class PackedLayout:
         k_THD, v_THD = (x.repeat_interleave(repeats, dim=1) if repeats > 1 else x for x in (k_TKD, v_TKD))
         out_THD: Tensor = _SharedPrefixAttention.apply(q_THD, k_THD, v_THD, self, scale)  # type: ignore[no-untyped-call]
         return out_THD
+
+
+def use_packed_attention(model: PreTrainedModel) -> PreTrainedModel:
+    """Make the model take a `layout` that says what each token attends to; it then refuses to run without one.
+
+    A layout has the method `attend(layer, q, k, v, scale)` for one row of tokens.
+    """
+    AttentionInterface.register(_NAME, _attention)
+    model.set_attn_implementation(_NAME)
+    return model
+
+
+def _attention(
+    module: nn.Module,
+    q_1HTD: Tensor,
+    k_1KTD: Tensor,
+    v_1KTD: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    layout: Any = None,
+    scaling: float | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    name = type(module).__name__
+    if layout is None:
+        raise PipelineError(f"{name} does not pass the layout of the sequences on, which training here needs")
+    # Layers that do not pass their window on have that of their config; None for all tokens.
+    window = others.get("sliding_window", getattr(getattr(module, "config", None), "sliding_window", None))
+    special = attention_mask is not None or others.get("softcap") is not None or others.get("s_aux") is not None
+    if special or (window or layout.longest) < layout.longest:
+        raise PipelineError(
+            f"{name} attends with a soft cap, sinks, a mask of its own or a window shorter than the sequences, "
+            "which training here does not support"
+        )
+    if v_1KTD.shape[-1] != q_1HTD.shape[-1]:
+        raise PipelineError(
+            f"{name} has values of another size than its keys (multi-head latent attention), "
+            "which training here does not support"
+        )
+    q_THD, k_TKD, v_TKD = (x.squeeze(0).transpose(0, 1) for x in (q_1HTD, k_1KTD, v_1KTD))
+    scale = q_THD.shape[-1] ** -0.5 if scaling is None else scaling
+    out_THD: Tensor = layout.attend(module.layer_idx, q_THD, k_TKD, v_TKD, scale)
+    return out_THD.unsqueeze(0), None
 
 
 class _SharedPrefixAttention(torch.autograd.Function):
@@ -241,49 +170,104 @@ def _join_softmaxes(out_THD: Tensor, lse_TH: Tensor, other_out_THD: Tensor, othe
     lse_TH.copy_(joined_TH)
 
 
-def use_packed_attention(model: PreTrainedModel) -> PreTrainedModel:
-    """Make the model take a `layout` that says what each token attends to; it then refuses to run without one.
+def attend(q_THD: Tensor, k_SHD: Tensor, v_SHD: Tensor, segments: Segments, scale: float) -> tuple[Tensor, Tensor]:
+    """Return softmax(scale * q k') v per sequence, (T, H, D), and the log of the softmax's denominator, (T, H)."""
+    if _fits_cuda_flash(q_THD):
+        arguments = _cuda_bounds(segments, q_THD.device)
+        out_THD, lse_HT, *_ = _cuda_flash(q_THD, k_SHD, v_SHD, *arguments, 0.0, segments.causal, False, scale=scale)
+        return out_THD, lse_HT.T
+    out_THD = torch.empty_like(q_THD)
+    lse_TH = q_THD.new_empty(q_THD.shape[:2], dtype=torch.promote_types(q_THD.dtype, torch.float32))
+    for count, queries, keys in segments.runs():
+        q_BHTD, k_BHSD, v_BHSD = (_split(x, count) for x in (q_THD[queries], k_SHD[keys], v_SHD[keys]))
+        if q_THD.is_cuda:
+            out_BHTD, lse_BHT = _plain(q_BHTD, k_BHSD, v_BHSD, segments.causal, scale)
+        else:
+            out_BHTD, lse_BHT = _cpu_flash(q_BHTD, k_BHSD, v_BHSD, 0.0, segments.causal, scale=scale)
+        out_THD[queries] = _join(out_BHTD)
+        lse_TH[queries] = lse_BHT.transpose(1, 2).flatten(0, 1)
+    return out_THD, lse_TH
 
-    A layout has the method `attend(layer, q, k, v, scale)` for one row of tokens.
+
+def attend_backward(
+    grad_THD: Tensor,
+    qkv: tuple[Tensor, Tensor, Tensor],
+    out_THD: Tensor,
+    lse_TH: Tensor,
+    segments: Segments,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of q, k and v from these keys, given output and log-sum-exp of the softmax over all keys.
+
+    These keys may be only a part of all: the gradients are then those of that part.
     """
-    AttentionInterface.register(_NAME, _attention)
-    model.set_attn_implementation(_NAME)
-    return model
+    q_THD, k_SHD, v_SHD = qkv
+    if _fits_cuda_flash(q_THD):
+        arguments = _cuda_bounds(segments, q_THD.device)
+        unused = torch.empty(0, dtype=torch.uint64, device=q_THD.device)
+        rng = torch.empty(2, dtype=torch.uint64, device=q_THD.device)
+        gradients: tuple[Tensor, Tensor, Tensor] = _cuda_flash_backward(
+            grad_THD.contiguous(), *qkv, out_THD, lse_TH.T.contiguous(),
+            *arguments, 0.0, segments.causal, rng, unused, scale=scale,
+        )  # fmt: skip
+        return gradients
+    grads = (torch.empty_like(q_THD), torch.empty_like(k_SHD), torch.empty_like(v_SHD))
+    for count, queries, keys in segments.runs():
+        rows = (grad_THD[queries], q_THD[queries], k_SHD[keys], v_SHD[keys], out_THD[queries])
+        grad, q, k, v, out = (_split(x, count) for x in rows)
+        lse_BHT = lse_TH[queries].unflatten(0, (count, -1)).transpose(1, 2)
+        if q_THD.is_cuda:
+            parts = _plain_backward(grad, q, k, v, out, lse_BHT, segments.causal, scale)
+        else:
+            parts = _cpu_flash_backward(grad, q, k, v, out, lse_BHT.contiguous(), 0.0, segments.causal, scale=scale)
+        for total, part, places in zip(grads, parts, (queries, keys, keys), strict=True):
+            total[places] = _join(part)
+    return grads
 
 
-def _attention(
-    module: nn.Module,
-    q_1HTD: Tensor,
-    k_1KTD: Tensor,
-    v_1KTD: Tensor,
-    attention_mask: Tensor | None,
-    *,
-    layout: Any = None,
-    scaling: float | None = None,
-    **others: Any,
-) -> tuple[Tensor, None]:
-    if layout is None:
-        raise PipelineError(
-            f"{type(module).__name__} does not hand on the layout of the sequences, which training here needs"
-        )
-    special = attention_mask is not None or others.get("softcap") is not None or others.get("s_aux") is not None
-    if special or (_window(module, others) or layout.longest) < layout.longest:
-        raise PipelineError(
-            f"{type(module).__name__} attends with a soft cap, sinks, a mask of its own or a window shorter than the "
-            "sequences, which training here does not follow"
-        )
-    if v_1KTD.shape[-1] != q_1HTD.shape[-1]:
-        raise PipelineError(
-            f"{type(module).__name__} has values of another size than its keys (multi-head latent attention), "
-            "which training here does not follow"
-        )
-    q_THD, k_TKD, v_TKD = (x.squeeze(0).transpose(0, 1) for x in (q_1HTD, k_1KTD, v_1KTD))
-    scale = q_THD.shape[-1] ** -0.5 if scaling is None else scaling
-    out_THD: Tensor = layout.attend(module.layer_idx, q_THD, k_TKD, v_TKD, scale)
-    return out_THD.unsqueeze(0), None
+def _split(x_THD: Tensor, count: int) -> Tensor:
+    """(count * T, H, D) -> (count, H, T, D), as a view."""
+    x_BHTD: Tensor = x_THD.unflatten(0, (count, -1)).transpose(1, 2)
+    return x_BHTD
 
 
-def _window(module: nn.Module, others: Mapping[str, Any]) -> int | None:
-    """The tokens that a layer looks back on, None for all; layers that do not hand it on have that of their config."""
-    window: int | None = others.get("sliding_window", getattr(getattr(module, "config", None), "sliding_window", None))
-    return window
+def _join(x_BHTD: Tensor) -> Tensor:
+    return x_BHTD.transpose(1, 2).flatten(0, 1)
+
+
+def _scores(q_BHTD: Tensor, k_BHSD: Tensor, causal: bool, scale: float) -> Tensor:
+    scores_BHTS = (q_BHTD @ k_BHSD.mT) * scale
+    if causal:
+        future_TS = torch.ones(scores_BHTS.shape[-2:], dtype=torch.bool, device=q_BHTD.device).triu(1)
+        scores_BHTS = scores_BHTS.masked_fill(future_TS, -torch.inf)
+    return scores_BHTS.to(torch.promote_types(q_BHTD.dtype, torch.float32))
+
+
+def _plain(q_BHTD: Tensor, k_BHSD: Tensor, v_BHSD: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+    scores_BHTS = _scores(q_BHTD, k_BHSD, causal, scale)
+    lse_BHT = scores_BHTS.logsumexp(-1)
+    return torch.exp(scores_BHTS - lse_BHT[..., None]).to(v_BHSD.dtype) @ v_BHSD, lse_BHT
+
+
+def _plain_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    weights_BHTS = torch.exp(_scores(q, k, causal, scale) - lse[..., None]).to(q.dtype)
+    grad_weights_BHTS = grad @ v.mT
+    grad_scores_BHTS = weights_BHTS * (grad_weights_BHTS - (grad * out).sum(-1, keepdim=True)) * scale
+    return grad_scores_BHTS @ k, grad_scores_BHTS.mT @ q, weights_BHTS.mT @ grad
+
+
+def _fits_cuda_flash(q_THD: Tensor) -> bool:
+    """Tell whether the GPU kernel takes this: half precision, heads of up to 256 by eights, Ampere or later."""
+    size = q_THD.shape[-1]
+    fits = q_THD.dtype in (torch.bfloat16, torch.float16) and size <= 256 and size % 8 == 0
+    return q_THD.is_cuda and fits and torch.cuda.get_device_capability(q_THD.device) >= (8, 0)
+
+
+@lru_cache(maxsize=16)
+def _cuda_bounds(segments: Segments, device: torch.device) -> tuple[Tensor, Tensor, int, int]:
+    bounds = (segments.query_bounds, segments.key_bounds)
+    cumulative = [torch.tensor(each, dtype=torch.int32, device=device) for each in bounds]
+    longest = [max(lengths) for lengths in zip(*segments.lengths, strict=True)]
+    return cumulative[0], cumulative[1], longest[0], longest[1]

@@ -1,4 +1,4 @@
-"""Checkpoints: plain Hugging Face folders, with the prompt the model was trained on beside the weights."""
+"""Model checkpoints: Hugging Face folders, with the prompt that the model was trained on beside the weights."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ from components.shared.system_errors import out_of_memory
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A model with what is needed to talk to it."""
+    """A model with its tokenizer and prompt."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
@@ -38,7 +38,7 @@ class Checkpoint:
 
     @property
     def end_ids(self) -> tuple[int, ...]:
-        """The tokens that end a completion: the model's own, else the tokenizer's."""
+        """The tokens that end a completion: those of the model, else of the tokenizer."""
         end = self.model.generation_config.eos_token_id
         if end is None:
             end = self.tokenizer.eos_token_id
@@ -46,27 +46,27 @@ class Checkpoint:
 
     @property
     def pad_id(self) -> int:
-        """The token that fills rows up; any will do, since nothing is ever masked by comparing with it."""
+        """The token that pads rows; any will do, since nothing is ever masked by comparing with it."""
         pad = self.tokenizer.pad_token_id
         return self.end_ids[0] if pad is None else pad
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """The device of the weights."""
         device: torch.device = self.model.device
         return device
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """Return the tokens of a piece of text, with no special token added."""
+        """Return the tokens of a text, without special tokens."""
         return tuple(self.tokenizer.encode(text, add_special_tokens=False))
 
     def prompt_ids(self, question: str) -> tuple[int, ...]:
-        """Return the tokens of the prompt that asks `question`, after the begin token of a model that has one."""
+        """Return the tokens of the prompt that asks `question`, after the begin token if the model has one."""
         begin = [token for token in self.tokenizer.encode("") if token == self.tokenizer.bos_token_id]
         return (*begin, *self.encode(self.config.ask(question)))
 
     def example(self, problem: Problem) -> TokenSequence:
-        """Return a problem with its solution and an end token: what fine-tuning imitates."""
+        """Return a problem with its solution and an end token: the target of fine-tuning."""
         return TokenSequence(self.prompt_ids(problem.question), (*self.encode(problem.solution), self.end_ids[0]))
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -76,26 +76,26 @@ class Checkpoint:
 
 
 def create(config: ModelConfig, problems: Sequence[Problem], *, seed: int, dtype: torch.dtype) -> Checkpoint:
-    """Return the base model: read from a folder or hub, or made from scratch with a vocabulary from `problems`."""
+    """Return the base model: from a folder or hub, or initialised from scratch with a vocabulary from `problems`."""
     if config.scratch is None:
         return _read(config.base, config, dtype)
     torch.manual_seed(seed)
-    built = tokenizer.tokenizer_for(config, problems)
+    tokenizer_object = tokenizer.tokenizer_for(config, problems)
     fast = PreTrainedTokenizerFast(
-        tokenizer_object=built,
+        tokenizer_object=tokenizer_object,
         pad_token=tokenizer.PAD,
         eos_token=tokenizer.EOS,
         unk_token=tokenizer.UNKNOWN,
         clean_up_tokenization_spaces=False,
     )
-    size = _qwen3(config.scratch, built.get_vocab_size(), eos=fast.eos_token_id, pad=fast.pad_token_id)
-    return Checkpoint(_on_device(Qwen3ForCausalLM(size).to(dtype)), fast, config)
+    qwen3 = _qwen3_config(config.scratch, fast)
+    return Checkpoint(_to_device(Qwen3ForCausalLM(qwen3).to(dtype)), fast, config)
 
 
-def _qwen3(size: ScratchModel, vocabulary_size: int, *, eos: int, pad: int) -> Qwen3Config:
+def _qwen3_config(size: ScratchModel, text: PreTrainedTokenizerFast) -> Qwen3Config:
     # Qwen3 and not Qwen2, for which transformers' AutoTokenizer replaces the saved splitting rules by its own.
     return Qwen3Config(
-        vocab_size=vocabulary_size,
+        vocab_size=len(text),
         hidden_size=size.hidden_size,
         intermediate_size=4 * size.hidden_size,
         num_hidden_layers=size.num_layers,
@@ -103,22 +103,22 @@ def _qwen3(size: ScratchModel, vocabulary_size: int, *, eos: int, pad: int) -> Q
         num_key_value_heads=size.num_heads,
         head_dim=size.hidden_size // size.num_heads,
         max_position_embeddings=size.max_tokens,
-        # The usual 0.02 suits models ten times as wide; at this size it costs half the accuracy after the same steps.
+        # The usual 0.02 suits models ten times as wide; at this size it halves the accuracy after the same steps.
         initializer_range=0.05,
-        # Untied: vLLM's in-place weight reload keeps the old output head of a tied model without a word.
+        # Untied: vLLM's in-place weight reload silently keeps the old output head of a tied model.
         tie_word_embeddings=False,
-        eos_token_id=eos,
+        eos_token_id=text.eos_token_id,
         bos_token_id=None,
-        pad_token_id=pad,
+        pad_token_id=text.pad_token_id,
     )
 
 
 def load(folder: Path, *, dtype: torch.dtype) -> Checkpoint:
     """Return the checkpoint that a stage saved in `folder`."""
     described = jsonl.read_json(folder / PIPELINE_FILE)
-    weights = described.get("weights", str(folder))
-    config = ModelConfig(base=weights, prompt=described["prompt"], answer=described["answer"])
-    return _read(weights, config, dtype, revision=described.get("revision"))
+    base = described.get("weights", str(folder))
+    config = ModelConfig(base=base, prompt=described["prompt"], answer=described["answer"])
+    return _read(base, config, dtype, revision=described.get("revision"))
 
 
 def _read(base: str, config: ModelConfig, dtype: torch.dtype, *, revision: str | None = None) -> Checkpoint:
@@ -140,41 +140,36 @@ def _read(base: str, config: ModelConfig, dtype: torch.dtype, *, revision: str |
         missing = sorted(loading["missing_keys"])
         raise PipelineError(f"model {base}: lacks {len(missing)} of its weights, such as {missing[0]}")
     require_supported_model(model)
-    # A checkpoint's own sampling defaults (top-p, repetition penalty ...) would silently change what is sampled.
+    # The sampling defaults of a checkpoint (top-p, repetition penalty ...) would silently change what is sampled.
     end = model.generation_config.eos_token_id
     model.generation_config = GenerationConfig(eos_token_id=end)
-    return Checkpoint(_on_device(model), text, config)
+    return Checkpoint(_to_device(model), text, config)
 
 
-def _on_device(model: PreTrainedModel) -> PreTrainedModel:
+def _to_device(model: PreTrainedModel) -> PreTrainedModel:
     moved: PreTrainedModel = model.to("cuda" if torch.cuda.is_available() else "cpu")
     return moved
 
 
 def save(checkpoint: Checkpoint, folder: Path) -> None:
-    """Write a Hugging Face folder that `AutoModelForCausalLM.from_pretrained` loads, adapters added to the weights."""
+    """Write a Hugging Face folder that `AutoModelForCausalLM` loads, adapters merged into the weights."""
     checkpoint.model.save_pretrained(folder, state_dict=merged_state_dict(checkpoint.model))
     checkpoint.tokenizer.save_pretrained(folder)
-    jsonl.write_json(folder / PIPELINE_FILE, _asking(checkpoint.config))
+    jsonl.write_json(folder / PIPELINE_FILE, _prompt(checkpoint.config))
 
 
 def save_base(checkpoint: Checkpoint, folder: Path) -> None:
-    """Write a base model: in full where it was made from scratch, else by reference to where it lies."""
+    """Write a base model: in full if it was initialised from scratch, else a reference to its folder or hub."""
     if checkpoint.config.scratch:
         save(checkpoint, folder)
         return
     base = checkpoint.config.base
     weights = str(Path(base).resolve()) if Path(base).is_dir() else base
-    # A hub's branch moves, a folder's content may: what exactly was used is written down.
-    exact = {"digest": lineage.digest(Path(base))} if Path(base).is_dir() else {"revision": _revision(checkpoint)}
-    jsonl.write_json(folder / PIPELINE_FILE, {**_asking(checkpoint.config), "weights": weights, **exact})
+    # A branch of a hub moves, and so may the content of a folder: the exact version is recorded.
+    commit = getattr(checkpoint.model.config, "_commit_hash", None)
+    exact = {"digest": lineage.digest(Path(base))} if Path(base).is_dir() else {"revision": commit}
+    jsonl.write_json(folder / PIPELINE_FILE, {**_prompt(checkpoint.config), "weights": weights, **exact})
 
 
-def _asking(config: ModelConfig) -> dict[str, str]:
+def _prompt(config: ModelConfig) -> dict[str, str]:
     return {"prompt": config.prompt, "answer": config.answer}
-
-
-def _revision(checkpoint: Checkpoint) -> str | None:
-    """The commit of the hub repository that the model was read from."""
-    commit: str | None = getattr(checkpoint.model.config, "_commit_hash", None)
-    return commit

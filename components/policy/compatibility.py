@@ -1,4 +1,7 @@
-"""Which models can be trained: those that attend as usual and whose logits are those of their output layer."""
+"""Which models can be trained here: all layers attend as usual, and the logits are those of the output layer.
+
+Each model is tried out when it is loaded: what it samples would otherwise not be what is scored in training.
+"""
 
 import random
 from collections.abc import Sequence
@@ -16,18 +19,18 @@ from components.shared.errors import PipelineError
 from components.shared.model import require_attention_layers
 
 _PROBE_LENGTHS = ((7, (4, 6, 5)), (5, (3, 6)))
-"""Tokens of each prompt on which a model is tried out, and of its completions."""
+"""Tokens of each probe prompt, and of its completions."""
 _TOLERANCE = 1e-3
-"""Of log-probabilities, in nats and as a share: in float32 two kernels differ by 1e-5 at the most."""
+"""Of log-probabilities, in nats and relative: in float32 two kernels differ by at most 1e-5."""
 _TOLERANCE_BF16 = 1e-1
 """In bfloat16 each layer rounds to 2^-9 of a value: the two kernels differ in the third digit of the hidden states, and
-logits of some tens of nats in their tenths. What is small beside that, `_refuse_contact` sees."""
+logits of some tens of nats in their tenths. Smaller leaks between completions are found by `_require_isolation`."""
 
 
 def require_supported_layers(config: PreTrainedConfig, *, name: str) -> None:
-    """Stop if a model's config names a type of layer that is not attention over all tokens or a window of them.
+    """Raise PipelineError if a config names a type of layer that is not attention over all tokens or a window of them.
 
-    All completions lie in one row here, and only attention is told which tokens belong together: a convolution, a
+    All completions lie in one row here, and only attention knows which tokens belong together: a convolution, a
     recurrence or linear attention would carry one completion into the next. Configs that name no types are left to
     `require_supported_model`, which sees what each layer does.
     """
@@ -38,41 +41,41 @@ def require_supported_layers(config: PreTrainedConfig, *, name: str) -> None:
 
 @torch.no_grad()
 def require_supported_model(model: PreTrainedModel) -> None:
-    """Stop if the model's own log-probabilities are not those that are trained on.
+    """Raise PipelineError if the model's own log-probabilities are not those that are trained on.
 
     Some families rescale or cap their logits after the output layer (Gemma, Cohere, Granite), attend by rules of
-    their own, or let tokens see one another without attention: what they sample would not be what is scored here.
+    their own, or connect tokens without attention.
     """
     use_float32_logits(model.get_output_embeddings())
-    sequences = _probe(len(model.get_output_embeddings().weight))
-    logprobs_M = torch.cat([_plain_logprobs(model, sequence) for sequence in sequences]).double()
+    sequences = _probes(len(model.get_output_embeddings().weight))
+    expected_M = torch.cat([_unpacked_logprobs(model, sequence) for sequence in sequences]).double()
     (batch,) = pack(sequences, max_tokens=10**9, device=model.device)
-    layout = _WatchedLayout(batch.layout.own, batch.layout.shared, batch.layout.longest)
-    scorer = LogprobModel(model, temperature=1.0)
-    scored_M = completion_logprobs(scorer, [replace(batch, layout=layout)], len(logprobs_M))
-    _refuse_layers_without_attention(model, layout.layers)
-    _refuse_contact(scorer, batch)
+    layout = _RecordingLayout(batch.layout.own, batch.layout.shared, batch.layout.longest)
+    packed = LogprobModel(model, temperature=1.0)
+    logprobs_M = completion_logprobs(packed, [replace(batch, layout=layout)], len(expected_M))
+    _require_attention_in_order(model, layout.layers)
+    _require_isolation(packed, batch)
     tolerance = _TOLERANCE_BF16 if model.dtype == torch.bfloat16 else _TOLERANCE
-    if not torch.allclose(scored_M, logprobs_M, rtol=tolerance, atol=tolerance):
+    if not torch.allclose(logprobs_M, expected_M, rtol=tolerance, atol=tolerance):
         raise _unusual(model)
 
 
-def _probe(vocabulary_size: int) -> list[TokenSequence]:
+def _probes(vocabulary_size: int) -> list[TokenSequence]:
     """Two groups of random tokens: no prompt and no completion ends as another does, as far as the vocabulary allows.
 
     A layer that takes a token from the row before it, and not from the token's own sequence, takes another one then.
     """
-    draw = random.Random(0)
+    random_ = random.Random(0)
 
     def ids(length: int) -> tuple[int, ...]:
-        return tuple(draw.choices(range(vocabulary_size), k=length))
+        return tuple(random_.choices(range(vocabulary_size), k=length))
 
     groups = [(ids(length), lengths) for length, lengths in _PROBE_LENGTHS]
     return [TokenSequence(prompt_ids, ids(length)) for prompt_ids, lengths in groups for length in lengths]
 
 
-def _plain_logprobs(model: PreTrainedModel, sequence: TokenSequence) -> Tensor:
-    """The model's own log-probabilities of a completion, for a model whose logits are those of its output layer."""
+def _unpacked_logprobs(model: PreTrainedModel, sequence: TokenSequence) -> Tensor:
+    """Return the model's own log-probabilities of a completion; PipelineError if its output layer is not the last."""
     outputs: list[Tensor] = []
     hook = model.get_output_embeddings().register_forward_hook(lambda _layer, _inputs, output: outputs.append(output))
     ids_S = torch.tensor((*sequence.prompt_ids, *sequence.completion_ids), device=model.device)
@@ -89,12 +92,12 @@ def _plain_logprobs(model: PreTrainedModel, sequence: TokenSequence) -> Tensor:
 
 def _unusual(model: PreTrainedModel) -> PipelineError:
     name = type(model).__name__
-    return PipelineError(f"{name} does not follow the usual attention and output layer, which training here needs")
+    return PipelineError(f"{name} does not have the usual attention and output layer, which training here needs")
 
 
 @dataclass(frozen=True)
-class _WatchedLayout(PackedLayout):
-    """A layout that notes the layers that attend by it."""
+class _RecordingLayout(PackedLayout):
+    """A layout that records the layers that attend by it."""
 
     layers: list[int] = field(default_factory=list)
 
@@ -103,8 +106,8 @@ class _WatchedLayout(PackedLayout):
         return super().attend(layer, q_THD, k_TKD, v_TKD, scale)
 
 
-def _refuse_layers_without_attention(model: PreTrainedModel, attended: Sequence[int]) -> None:
-    """Stop unless each layer attends by the layout, once, in the order of the layers: samplers keep keys by layer."""
+def _require_attention_in_order(model: PreTrainedModel, attended: Sequence[int]) -> None:
+    """Require that each layer attends by the layout, once, in the order of the layers: samplers keep keys by layer."""
     config: Any = model.config.get_text_config(decoder=True)
     if list(attended) == list(range(config.num_hidden_layers)):
         return
@@ -117,22 +120,21 @@ def _refuse_layers_without_attention(model: PreTrainedModel, attended: Sequence[
     )
 
 
-def _refuse_contact(scorer: LogprobModel, batch: MicroBatch) -> None:
-    """Stop if one completion is computed from another: not-a-numbers in one have to stay in it.
+def _require_isolation(model: LogprobModel, batch: MicroBatch) -> None:
+    """Require that no completion is computed from another: NaNs in one must not reach any other.
 
-    They pass through whatever connects two tokens, be its weight ever so small, and through nothing else.
+    They pass through whatever connects two tokens, however small its weight, and through nothing else.
     """
     num_prompts = len(batch.layout.shared.key_bounds) - 1
     start, stop = batch.layout.own.query_bounds[num_prompts : num_prompts + 2]
     place_C = torch.arange(start, stop, device=batch.source_N.device)
-    embedding = scorer.model.get_input_embeddings()
-    hook = embedding.register_forward_hook(
+    hook = model.model.get_input_embeddings().register_forward_hook(
         lambda _layer, _inputs, embedded_1TD: embedded_1TD.index_fill(1, place_C, torch.nan)
     )
-    logprobs_N = scorer(batch).logprobs_N
+    logprobs_N = model(batch).logprobs_N
     hook.remove()
     if not torch.equal(logprobs_N.isnan(), torch.isin(batch.source_N, place_C)):
         raise PipelineError(
-            f"{type(scorer.model).__name__} connects tokens otherwise than by attention (as a convolution or a "
-            "recurrence does): completions of the same prompt would see one another"
+            f"{type(model.model).__name__} connects tokens by more than attention (such as a convolution or a "
+            "recurrence): completions of the same prompt would see one another"
         )

@@ -1,4 +1,4 @@
-"""Configuration of training, shared by SFT and GRPO; no torch here, so that params can be checked in an instant."""
+"""Configuration of training, shared by SFT and GRPO; no torch here, so that params are checked in an instant."""
 
 from typing import Annotated, Literal
 
@@ -10,16 +10,16 @@ Dtype = Literal["float32", "bfloat16"]
 
 
 class CheckpointConfig(Config):
-    """What is kept of a run that is not finished, to go on from."""
+    """Checkpoints of an unfinished run, from which it is resumed."""
 
     every_steps: int = Field(20, gt=0)
-    """Steps between checkpoints; there is one more when a run is told to stop."""
+    """Steps between checkpoints; another is written when the run is asked to stop."""
     keep_last: int = Field(2, gt=0)
-    """Checkpoints kept, older ones removed."""
+    """Checkpoints that are kept; older ones are removed."""
     keep_best: bool = True
-    """Whether the one with the best accuracy (GRPO) or loss (SFT) of its step is kept beside the last."""
+    """Whether to also keep the checkpoint with the best accuracy (GRPO) or loss (SFT) of its step."""
     grace_s: float = Field(600, gt=0)
-    """Time in which a run that is told to stop ends its step and writes a checkpoint; then it ends without."""
+    """Time to finish the step and write a checkpoint after a request to stop; then the process exits without."""
 
 
 ALL_LINEAR = "all-linear"
@@ -27,46 +27,45 @@ ALL_LINEAR = "all-linear"
 
 
 class LoraConfig(Config):
-    """Training of small matrices beside weights that stay as they are (lora.py)."""
+    """Training of low-rank adapters beside frozen weights (lora.py)."""
 
     rank: int = Field(16, gt=0)
-    """Inner size of the pair of matrices beside a weight."""
+    """Inner size of the two matrices of an adapter."""
     alpha: float = Field(32, gt=0)
     """Their product is multiplied by alpha / rank."""
     targets: list[str] = Field([ALL_LINEAR], min_length=1)
-    """Names of the layers that are adapted, such as q_proj and v_proj, in every block; or `all-linear` alone."""
+    """Names of the layers that get adapters, such as q_proj and v_proj, in every block; or `all-linear` alone."""
 
     @model_validator(mode="after")
     def _all_is_all(self) -> "LoraConfig":
         if ALL_LINEAR in self.targets and len(self.targets) > 1:
-            raise ValueError(f"targets: {ALL_LINEAR} stands for all layers, and by itself")
+            raise ValueError(f"targets: {ALL_LINEAR} means all layers; remove it or the other targets")
         return self
 
 
 class EngineConfig(Config):
-    """How the policy is held and updated."""
+    """How the model is trained: processes, sharding, precision and memory."""
 
     num_processes: Annotated[int, Operational] = Field(1, gt=0)
-    """Processes that train together, one for each GPU."""
+    """Processes that train together, one per GPU."""
     deadline_s: Annotated[float, Operational] = Field(1800, gt=0)
-    """Time that a process waits for the others before the run stops and names those that are missing: more than any
-    of them may need longer than another for a rollout."""
+    """Time that a process waits for the others before the run stops and names the missing ones; longer than the
+    rollout of one process may take beyond that of another."""
     zero_stage: Annotated[Literal[0, 1, 2, 3], Operational] = 2
-    """What DeepSpeed shards over processes: 0 nothing, 1 optimizer, 2 and gradients, 3 and weights."""
+    """What DeepSpeed shards over processes: 0 nothing, 1 the optimizer, 2 also gradients, 3 also weights."""
     offload: Annotated[Literal["none", "optimizer", "all"], Operational] = "none"
-    """What is kept in the memory of the host: the optimizer's state, or the weights between their uses too."""
+    """What is kept in the memory of the host: the state of the optimizer, or also the weights between uses."""
     lora: LoraConfig | None = None
-    """Adapters that are trained in place of the weights, and added to them wherever a model is saved; null trains the
-    weights."""
+    """Adapters to train instead of the weights, merged into them wherever a model is saved; null trains the weights."""
     precision: Literal["fp32", "bf16"] = "bf16"
     """Type of weights and activations; bf16 keeps fp32 master weights in the optimizer."""
     gradient_checkpointing: Annotated[bool, Operational] = True
-    """Whether activations are computed again in the backward pass: one more forward pass, and memory for few."""
+    """Whether activations are recomputed in the backward pass: less memory for one more forward pass."""
     micro_batch_tokens: Annotated[int, Operational] = Field(16384, gt=0)
-    """Tokens that go through the model at once, a group's prompt counted once; memory, never the result, depends on
-    it. A group that does not fit is split, and its prompt computed once per part."""
+    """Tokens that go through the model at once, the prompt of a group counted once; affects memory, not the result.
+    A group that does not fit is split, and its prompt computed once per part."""
     weight_decay: float = Field(0.0, ge=0)
-    """Decoupled weight decay of AdamW, on matrices only."""
+    """Decoupled weight decay of AdamW, for matrices only."""
     max_gradient_norm: float = Field(1.0, gt=0)
     """Norm to which the gradient of an optimizer step is clipped."""
 

@@ -1,6 +1,9 @@
-"""Equal inputs give equal bytes: what has to be set before torch is used."""
+"""Random numbers: equal inputs give equal bytes, also after a run was resumed."""
 
 import os
+import random
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 import transformers
@@ -15,3 +18,18 @@ def make_deterministic(seed: int) -> None:
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # no stub
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
+
+
+def random_state() -> dict[str, Any]:
+    """Return the state of the generators of this process and of its GPU (a machine may have others)."""
+    cuda = torch.cuda.get_rng_state() if torch.cuda.is_available() else None
+    return {"python": random.getstate(), "torch": torch.get_rng_state(), "cuda": cuda}
+
+
+def set_random_state(state: Mapping[str, Any]) -> None:
+    """Set the generators to what `random_state` returned."""
+    version, numbers, gauss = state["python"]
+    random.setstate((version, tuple(numbers), gauss))
+    torch.set_rng_state(state["torch"])
+    if state["cuda"] is not None and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])

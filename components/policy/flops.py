@@ -1,11 +1,11 @@
-"""The arithmetic a model cannot do without, and the rate at which this machine could do it.
+"""The operations that a model needs, and the rate at which this machine could do them.
 
 A product of an (a x b) and a (b x c) matrix is 2abc operations. Each prompt token counts once per group, each
 completion token once; embeddings are looked up, not multiplied.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
@@ -16,7 +16,7 @@ from components.policy.packing import MicroBatch
 
 
 class FlopCounter:
-    """Counts the operations of a model; made before its weights are sharded."""
+    """Counts the operations of a model; to be made before its weights are sharded."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         config = model.config
@@ -29,7 +29,7 @@ class FlopCounter:
         self._attention_size: int = head_size * config.num_attention_heads * config.num_hidden_layers
 
     def forward_flops(self, batches: Sequence[MicroBatch]) -> float:
-        """Return the operations of one forward pass; with the backward pass they are three times as many."""
+        """Return the operations of one forward pass; a backward pass takes twice as many."""
         num_tokens = sum(len(batch.input_ids_T) for batch in batches)
         num_scored = sum(len(batch.target_N) for batch in batches)
         num_pairs = sum(_pairs(batch.layout.own) + _pairs(batch.layout.shared) for batch in batches)
@@ -38,24 +38,20 @@ class FlopCounter:
 
 
 def _pairs(segments: Segments) -> float:
-    """Queries times the keys each of them sees."""
+    """Return the number of pairs of a query and a key that it sees."""
     return sum(q * (q + 1) / 2 if segments.causal else q * k for q, k in segments.lengths)
 
 
 def measure_matmul_flops(device: torch.device, dtype: torch.dtype) -> float:
-    """Return the operations per second of a large matrix product here, measured: the limit that is compared with."""
+    """Return the measured operations per second of a large matrix product here: the upper limit of utilisation."""
+    synchronize: Callable[[], None] = torch.cuda.synchronize if device.type == "cuda" else lambda: None
     size = 8192 if device.type == "cuda" else 2048
     left = torch.ones(size, size, device=device, dtype=dtype)
     fastest = float("inf")
-    for _ in range(8):  # the first is not warm
-        _finish_pending(device)
+    for _ in range(8):  # the first are slower
+        synchronize()
         started = time.perf_counter()
         torch.mm(left, left)
-        _finish_pending(device)
+        synchronize()
         fastest = min(fastest, time.perf_counter() - started)
     return 2.0 * size**3 / fastest
-
-
-def _finish_pending(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize()

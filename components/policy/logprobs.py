@@ -3,7 +3,7 @@
 The output layer is applied to a chunk of tokens at a time, so that the N x V logits never exist at once.
 
 Shape suffixes as in packing.py, and
-    C  tokens of a chunk, D  hidden size, V  vocabulary, R  rows of any number of tokens
+    C  tokens of a chunk, D  hidden size, V  vocabulary
 """
 
 from collections.abc import Callable, Sequence
@@ -19,23 +19,23 @@ from components.policy.attention import use_packed_attention
 from components.policy.packing import MicroBatch
 
 _CHUNK_ELEMENTS = 4_194_304
-"""Logits that exist at once: enough for the matrix product to run at its full rate, little enough for the cache."""
-_MIN_ROWS = 64
-"""Tokens of a chunk even so: each chunk reads the whole weight, which is then the larger of the two."""
+"""Logits that exist at once: enough for the matrix product to run at its full rate, few enough for the cache."""
+_MIN_CHUNK_TOKENS = 64
+"""Tokens of a chunk even if they have more logits: each chunk reads the whole weight, which is then larger."""
 
 
 @dataclass(frozen=True)
 class TokenLogprobs:
-    """What a model says of each completion token."""
+    """What a model computes for each completion token."""
 
     logprobs_N: Tensor
     """Natural log of the probability of the token, at the sampling temperature."""
     entropy_N: Tensor
-    """Entropy in nats of the distribution the token was drawn from."""
+    """Entropy in nats of the distribution the token was sampled from."""
 
 
 class LogprobModel(nn.Module):
-    """Scores completion tokens: the module that is trained, so that sharding sees one forward."""
+    """A language model with its `TokenHead`: the module that is trained, so that sharding sees one forward."""
 
     def __init__(self, model: PreTrainedModel, *, temperature: float) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class LogprobModel(nn.Module):
         self.head = TokenHead(model.get_output_embeddings(), temperature=temperature)
 
     def forward(self, batch: MicroBatch) -> TokenLogprobs:
-        """Return the scores of the N completion tokens of `batch`."""
+        """Return the log-probabilities of the N completion tokens of `batch`."""
         hidden_1TD = self.model.get_decoder()(
             input_ids=batch.input_ids_T[None],
             position_ids=batch.position_ids_T[None],
@@ -55,12 +55,12 @@ class LogprobModel(nn.Module):
 
 @torch.no_grad()
 def completion_logprobs(
-    scorer: Callable[[MicroBatch], TokenLogprobs], batches: Sequence[MicroBatch], num_tokens: int
+    model: Callable[[MicroBatch], TokenLogprobs], batches: Sequence[MicroBatch], num_tokens: int
 ) -> Tensor:
-    """Return the log-probability of every completion token that is in `batches`, at its place of M; NaN elsewhere."""
+    """Return the log-probability of each of M = `num_tokens` completion tokens; NaN for those not in `batches`."""
     logprobs_M = torch.full((num_tokens,), torch.nan, dtype=torch.float64, device=batches[0].target_N.device)
     for batch in batches:
-        logprobs_M[batch.token_N] = scorer(batch).logprobs_N.double()
+        logprobs_M[batch.token_N] = model(batch).logprobs_N.double()
     return logprobs_M
 
 
@@ -74,10 +74,19 @@ def disable_dropout(model: nn.Module) -> None:
             attention.attention_dropout = 0.0
 
 
-class TokenHead(nn.Module):
-    """The model's output layer, asked only for what is needed of it.
+def use_float32_logits(output_layer: nn.Linear) -> None:
+    """Make the layer itself return logits in float32 at least, so that a sampler computes the logits of the trainer."""
 
-    The layer's weight is a parameter of this module too, so that sharding gathers it when this module runs.
+    def forward(layer: nn.Linear, hidden_CD: Tensor) -> Tensor:
+        return _logits(hidden_CD, layer.weight, layer.bias, temperature=1.0)
+
+    setattr(output_layer, "forward", MethodType(forward, output_layer))  # noqa: B010  # a method, to mypy
+
+
+class TokenHead(nn.Module):
+    """The output layer of a model, followed by log-softmax, for given tokens only.
+
+    The layer's weight is a parameter of this module too, so that ZeRO 3 gathers it when this module runs.
     """
 
     def __init__(self, output_layer: nn.Linear, *, temperature: float) -> None:
@@ -93,26 +102,19 @@ class TokenHead(nn.Module):
         trainers disagree most.
         """
         arguments = (hidden_ND, self.weight, self.bias, target_N, self.temperature)
-        found: tuple[Tensor, Tensor] = _ChunkedLogprobs.apply(*arguments)  # type: ignore[no-untyped-call]
-        return found
-
-
-def use_float32_logits(output_layer: nn.Linear) -> None:
-    """Have the layer itself return logits in float32 at least, so that a sampler's are those of the trainer."""
-    setattr(output_layer, "forward", MethodType(_precise_forward, output_layer))  # noqa: B010  # a method, to mypy
-
-
-def _precise_forward(layer: nn.Linear, hidden_RD: Tensor) -> Tensor:
-    return _logits(hidden_RD, layer.weight, layer.bias, temperature=1.0)
+        scores: tuple[Tensor, Tensor] = _ChunkedLogprobs.apply(*arguments)  # type: ignore[no-untyped-call]
+        return scores
 
 
 class _ChunkedLogprobs(torch.autograd.Function):
+    """Computes the logits of a chunk at a time, and once more in the backward pass."""
+
     @staticmethod
     def forward(
         ctx: Any, hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, target_N: Tensor, temperature: float
     ) -> tuple[Tensor, Tensor]:
-        precise = torch.promote_types(hidden_ND.dtype, torch.float32)
-        logprobs_N, entropy_N, lse_N = hidden_ND.new_empty(3, len(target_N), dtype=precise)
+        dtype = torch.promote_types(hidden_ND.dtype, torch.float32)
+        logprobs_N, entropy_N, lse_N = hidden_ND.new_empty(3, len(target_N), dtype=dtype)
         for rows in _chunks(len(target_N), len(weight_VD)):
             logits_CV = _logits(hidden_ND[rows], weight_VD, bias_V, temperature)
             highest_C1 = logits_CV.amax(-1, keepdim=True)
@@ -128,27 +130,25 @@ class _ChunkedLogprobs(torch.autograd.Function):
         return logprobs_N, entropy_N
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad_logprobs_N: Tensor | None, grad_entropy_N: Tensor | None) -> tuple[Tensor | None, ...]:
         hidden_ND, weight_VD, bias_V, target_N, lse_N, entropy_N = ctx.saved_tensors
-        grad_logprobs_N, grad_entropy_N = grads
+        if grad_logprobs_N is None:
+            grad_logprobs_N = torch.zeros_like(lse_N)
         grad_hidden_ND = torch.empty_like(hidden_ND)
-        precise = lse_N.dtype
-        # Beside adapters the layer is frozen.
-        grad_weight_VD = torch.zeros_like(weight_VD, dtype=precise) if ctx.needs_input_grad[1] else None
-        grad_bias_V = None if bias_V is None else torch.zeros_like(bias_V, dtype=precise)
+        # Accumulated over chunks in float32 at least. With adapters the weight is frozen and has no gradient.
+        grad_weight_VD = torch.zeros_like(weight_VD, dtype=lse_N.dtype) if ctx.needs_input_grad[1] else None
+        grad_bias_V = None if bias_V is None else torch.zeros_like(bias_V, dtype=lse_N.dtype)
         for rows in _chunks(len(target_N), len(weight_VD)):
             logits_CV = _logits(hidden_ND[rows], weight_VD, bias_V, ctx.temperature)
-            grad_CV = logits_CV.sub_(lse_N[rows, None])  # log pi, then in place what it becomes
+            grad_CV = logits_CV.sub_(lse_N[rows, None])  # log pi, turned into the gradient of the logits in place
+            # dlog pi(target)/dlogit_v = [v = target] - pi_v;  dH/dlogit_v = -pi_v (log pi_v + H)
             if grad_entropy_N is None:
-                grad_CV = grad_CV.exp_()
-                grad_CV.mul_(-_or_zeros(grad_logprobs_N, lse_N)[rows, None])
+                grad_CV = grad_CV.exp_().mul_(-grad_logprobs_N[rows, None])
             else:
-                # dH/dlogit_v = -pi_v (log pi_v + H);  dlog pi(target)/dlogit_v = [v = target] - pi_v
                 inner_CV = grad_CV + entropy_N[rows, None]
-                inner_CV.mul_(grad_entropy_N[rows, None]).add_(_or_zeros(grad_logprobs_N, lse_N)[rows, None])
+                inner_CV.mul_(grad_entropy_N[rows, None]).add_(grad_logprobs_N[rows, None])
                 grad_CV = grad_CV.exp_().mul_(inner_CV).neg_()
-            if grad_logprobs_N is not None:
-                grad_CV.scatter_add_(1, target_N[rows, None], grad_logprobs_N[rows, None])
+            grad_CV.scatter_add_(1, target_N[rows, None], grad_logprobs_N[rows, None])
             grad_CV = grad_CV.div_(ctx.temperature)
             if grad_bias_V is not None:
                 grad_bias_V += grad_CV.sum(0)
@@ -159,11 +159,11 @@ class _ChunkedLogprobs(torch.autograd.Function):
 
 
 def _chunks(num_tokens: int, vocabulary_size: int) -> list[slice]:
-    """Parts of equal size as far as possible, of at most `_CHUNK_ELEMENTS` logits or `_MIN_ROWS` tokens."""
-    most = max(_MIN_ROWS, _CHUNK_ELEMENTS // vocabulary_size)
-    count = -(-num_tokens // most)
-    size = -(-num_tokens // max(1, count))
-    return [slice(start, min(start + size, num_tokens)) for start in range(0, num_tokens, size)] if num_tokens else []
+    """Split the tokens into parts of equal size, of at most `_CHUNK_ELEMENTS` logits or `_MIN_CHUNK_TOKENS` tokens."""
+    limit = max(_MIN_CHUNK_TOKENS, _CHUNK_ELEMENTS // vocabulary_size)
+    count = max(1, -(-num_tokens // limit))
+    size = max(1, -(-num_tokens // count))
+    return [slice(start, min(start + size, num_tokens)) for start in range(0, num_tokens, size)]
 
 
 def _logits(hidden_CD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, temperature: float) -> Tensor:
@@ -178,8 +178,8 @@ def _product(left: Tensor, right: Tensor) -> Tensor:
     """Return the matrix product in float32 at least, whatever the types of the factors."""
     if right.is_cuda and right.dtype in (torch.bfloat16, torch.float16):
         return torch.mm(left.to(right.dtype), right, out_dtype=torch.float32)
-    precise = torch.promote_types(right.dtype, torch.float32)
-    return left.to(precise) @ right.to(precise)
+    dtype = torch.promote_types(right.dtype, torch.float32)
+    return left.to(dtype) @ right.to(dtype)
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
@@ -187,7 +187,3 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
         total.addmm_(left, right)
     else:
         total.add_(_product(left, right))
-
-
-def _or_zeros(grad_N: Tensor | None, like_N: Tensor) -> Tensor:
-    return torch.zeros_like(like_N) if grad_N is None else grad_N

@@ -1,8 +1,7 @@
-"""The processes that train one model together: who they are, what they exchange, and how long they wait.
+"""The processes (ranks) that train one model together, what they exchange, and how long they wait for one another.
 
-Every exchange begins with a meeting at a store that all of them reach: whoever does not come in time is known by name,
-which no collective of torch tells. Between meetings only DeepSpeed's collectives wait, with the same deadline (see
-`set_group_timeouts`).
+Every exchange begins with a barrier at a store that all of them reach, so that a rank that is missing is known by name,
+which no collective of torch tells. Between barriers only DeepSpeed's collectives wait, with the same deadline.
 """
 
 import os
@@ -25,42 +24,42 @@ from torch.distributed.rendezvous import rendezvous
 from components.policy.config import EngineConfig
 from components.shared.errors import PipelineError, RetryableError
 
-_JOIN_S = 300.0
+_START_S = 300.0
 """Time for all processes to start: images are pulled and libraries imported at different speeds."""
-_BEAT_S = 0.5
-_SILENCE_S = 6 * _BEAT_S
+_HEARTBEAT_S = 0.5
+_SILENCE_S = 6 * _HEARTBEAT_S
 _ANSWER_S = 5.0
-"""Time for the store to answer. Torch keeps its own limits by asking it, so they do not hold where it is cut off."""
+"""Time for the store to answer. Torch enforces its own timeouts by asking it, so they fail where it is unreachable."""
 _Value = TypeVar("_Value")
 
 
 class MissingRankError(RetryableError):
-    """A process has not come to where the others wait for it."""
+    """A process has not arrived at a barrier, or has stopped responding."""
 
 
 @dataclass
 class Ranks:
-    """The processes of a run as one of them sees them."""
+    """The processes of a run as seen by one of them."""
 
     rank: int
     world_size: int
     deadline_s: float = 0.0
     """How long to wait for the others."""
     store: Store | None = None
-    _barriers: int = field(default=0, init=False)
+    _num_barriers: int = field(default=0, init=False)
 
     @property
     def is_main(self) -> bool:
-        """Whether this is the one that writes files and talks."""
+        """Whether this is the process that writes files and reports progress."""
         return self.rank == 0
 
     def shard(self, items: Sequence[_Value]) -> Sequence[_Value]:
-        """Return this process's part of what is divided among all: as even as can be, and in order."""
+        """Return this process's part of items that are divided among all, as evenly as possible and in order."""
         start, stop = (len(items) * number // self.world_size for number in (self.rank, self.rank + 1))
         return items[start:stop]
 
     def all_gather(self, value: _Value, what: str) -> list[_Value]:
-        """Return the values of all processes in their order; `what` says in an error where they meet for it."""
+        """Return the values of all processes, by rank; see `barrier`."""
         if self.world_size == 1:
             return [value]
         self.barrier(what)
@@ -69,136 +68,111 @@ class Ranks:
         return values
 
     def barrier(self, what: str) -> None:
-        """Wait until every process has come here; MissingRankError with the names of those that have not in time."""
+        """Wait until every process is at `what`; MissingRankError names those that are not in time."""
         if self.store is None:
             return
-        self._barriers += 1
-        _answered(lambda: self._come(what), what, within_s=self.deadline_s + _ANSWER_S)
+        self._num_barriers += 1
+        _ask_store(lambda: self._arrive(what), what, within_s=self.deadline_s + _ANSWER_S)
 
-    def _come(self, what: str) -> None:
+    def _arrive(self, what: str) -> None:
         assert self.store is not None
-        keys = [_at(self._barriers, number) for number in range(self.world_size)]
+        keys = [_key(self._num_barriers, rank) for rank in range(self.world_size)]
         try:
             self.store.set(keys[self.rank], what)
             self.store.wait(keys, timedelta(seconds=self.deadline_s))
         except RuntimeError as error:
-            missing = self._missing(keys)
+            missing = self._names(lambda: [rank for rank, key in enumerate(keys) if not self._has(key)])
             if not missing:
                 raise RetryableError(f"the store of the processes is lost at {what}: {_first_line(error)}") from error
             raise MissingRankError(
-                f"{', '.join(missing)} of {self.world_size} did not come to {what} within {self.deadline_s:g} s"
+                f"{', '.join(missing)} of {self.world_size} did not reach {what} within {self.deadline_s:g} s"
             ) from None
-        # Whoever is here has left the meeting before the last: nobody waits for its key any more.
-        if self._barriers > 2:
-            self.store.delete_key(_at(self._barriers - 2, self.rank))
+        # Every process that is here has passed the barrier before the last: its keys are no longer waited for.
+        if self._num_barriers > 2:
+            self.store.delete_key(_key(self._num_barriers - 2, self.rank))
 
     @contextmanager
     def report_lost_ranks(self) -> Iterator[None]:
-        """Have an error of a collective of torch name the processes that gave no sign of life when it came."""
+        """Turn an error of one of torch's collectives into one that names the processes that stopped responding."""
         try:
             yield
         except RuntimeError as error:
             if not isinstance(error, DistError) and "gloo" not in str(error):
                 raise
-            silent = _answered(self._silent, "a collective", within_s=_SILENCE_S + _ANSWER_S)
-            if silent:
-                raise MissingRankError(f"{', '.join(silent)} of {self.world_size} gives no sign of life") from error
+            lost = _ask_store(lambda: self._names(self._silent), "a collective", within_s=_SILENCE_S + _ANSWER_S)
+            if lost:
+                raise MissingRankError(f"{', '.join(lost)} of {self.world_size} stopped responding") from error
             raise RetryableError(f"the processes lost one another: {_first_line(error)}") from error
 
-    def beat(self, store: Store) -> None:
-        """Give a sign of life now and then, from a thread of its own."""
+    def start_heartbeat(self, store: Store) -> None:
+        """Increase this process's counter in the store regularly, from a thread."""
 
-        def go_on() -> None:
-            with suppress(RuntimeError):  # the store goes with the first process that ends
+        def beat() -> None:
+            with suppress(RuntimeError):  # the store ends with the process that holds it
                 while True:
                     store.add(f"beat/{self.rank}", 1)
-                    time.sleep(_BEAT_S)
+                    time.sleep(_HEARTBEAT_S)
 
-        threading.Thread(target=go_on, daemon=True).start()
+        threading.Thread(target=beat, daemon=True).start()
 
-    def _silent(self) -> list[str]:
-        """The names of the processes that give no sign of life for some beats."""
+    def _silent(self) -> list[int]:
+        """Return the ranks whose heartbeat has stopped."""
         assert self.store is not None
-        others = [number for number in range(self.world_size) if number != self.rank]
-        try:
-            before = [self.store.add(f"beat/{number}", 0) for number in others]
-            time.sleep(_SILENCE_S)
-            after = [self.store.add(f"beat/{number}", 0) for number in others]
-            silent = [number for number, old, new in zip(others, before, after, strict=True) if old == new]
-            return [self._name(number) for number in silent]
-        except RuntimeError:
-            return []
+        others = [rank for rank in range(self.world_size) if rank != self.rank]
+        before = [self.store.add(f"beat/{rank}", 0) for rank in others]
+        time.sleep(_SILENCE_S)
+        after = [self.store.add(f"beat/{rank}", 0) for rank in others]
+        return [rank for rank, old, new in zip(others, before, after, strict=True) if old == new]
 
-    def _name(self, number: int) -> str:
+    def _names(self, find: Callable[[], list[int]]) -> list[str]:
+        """Return the ranks that are found, with host and process where known; none if the store is lost."""
         assert self.store is not None
-        key = f"name/{number}"  # one that never came has set none, and would be waited for
-        return f"rank {number} ({self.store.get(key).decode()})" if self.store.check([key]) else f"rank {number}"
+        names = []
+        with suppress(RuntimeError):
+            for rank in find():
+                key = f"name/{rank}"  # a rank that never started has none, and `get` would wait for it
+                names.append(f"rank {rank} ({self.store.get(key).decode()})" if self._has(key) else f"rank {rank}")
+        return names
 
-    def _missing(self, keys: Sequence[str]) -> list[str]:
-        """The names of the processes that have not set their key."""
+    def _has(self, key: str) -> bool:
         assert self.store is not None
-        try:
-            absent = [number for number, key in enumerate(keys) if not self.store.check([key])]
-            return [self._name(number) for number in absent]
-        except RuntimeError:
-            return []
+        return bool(self.store.check([key]))
 
 
 SINGLE_PROCESS = Ranks(0, 1)
 """A process by itself."""
-
-
-def _answered(ask: Callable[[], _Value], what: str, *, within_s: float) -> _Value:
-    """Return what the store answers, or raise what asking it raises; RetryableError where it does not answer in time.
-
-    A thread that waits for an answer cannot be ended: it is left behind.
-    """
-    answer: Future[_Value] = Future()
-
-    def put_question() -> None:
-        try:
-            answer.set_result(ask())
-        except BaseException as error:
-            answer.set_exception(error)
-
-    threading.Thread(target=put_question, daemon=True).start()
-    try:
-        return answer.result(within_s)
-    except TimeoutError:
-        raise RetryableError(
-            f"the store of the processes does not answer at {what}: is this host cut off from the first one?"
-        ) from None
-
-
-def _at(meeting: int, rank: int) -> str:
-    return f"meeting/{meeting}/{rank}"
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().split("\n", 1)[0]
+_ranks: Ranks | None = None
 
 
 def init_ranks(config: EngineConfig) -> Ranks:
-    """Join the processes that were launched together, or stop unless there are as many as the config asks for.
+    """Join the processes that were launched together; PipelineError unless there are as many as the config says.
 
-    A process that was launched by itself forms the group of one that DeepSpeed wants.
+    A process that was launched by itself forms the group of one that DeepSpeed needs.
     """
-    global _joined  # noqa: PLW0603  # torch's group of processes is one for each process, too
+    global _ranks  # noqa: PLW0603  # torch has one process group per process, too
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size != config.num_processes:
         raise PipelineError(
             f"engine.num_processes is {config.num_processes}, but {size} {'was' if size == 1 else 'were'} launched "
             "(WORLD_SIZE)"
         )
-    if _joined is None:
-        _joined = _join(size, config.deadline_s)
-    return _joined
+    if _ranks is None:
+        _ranks = _init_process_group(size, config.deadline_s)
+    return _ranks
 
 
-_joined: Ranks | None = None
+def set_group_timeouts() -> None:
+    """Give all process groups the deadline of the run: those that DeepSpeed makes have torch's, half an hour.
+
+    Call it after each `deepspeed.initialize`.
+    """
+    if _ranks is None or _ranks.world_size == 1:
+        return
+    for group in distributed_c10d._world.pg_map:
+        distributed_c10d._set_pg_timeout(timedelta(seconds=_ranks.deadline_s), group)
 
 
-def _join(size: int, deadline_s: float) -> Ranks:
+def _init_process_group(size: int, deadline_s: float) -> Ranks:
     os.environ.setdefault("LOCAL_RANK", "0")
     os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
     # Objects are exchanged over the network of the hosts, tensors over that of the accelerators.
@@ -209,11 +183,11 @@ def _join(size: int, deadline_s: float) -> Ranks:
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     try:
-        store, rank, size = next(rendezvous("env://", timeout=timedelta(seconds=_JOIN_S)))
-        own, beats = PrefixStore("ranks", store), PrefixStore("ranks", store.clone())
-        own.set(f"name/{rank}", f"{socket.gethostname()}, process {os.getpid()}")
-        ranks = Ranks(rank, size, max(deadline_s, _JOIN_S), own)
-        ranks.beat(beats)
+        store, rank, size = next(rendezvous("env://", timeout=timedelta(seconds=_START_S)))
+        ranks = Ranks(rank, size, max(deadline_s, _START_S), PrefixStore("ranks", store))
+        assert ranks.store is not None
+        ranks.store.set(f"name/{rank}", f"{socket.gethostname()}, process {os.getpid()}")
+        ranks.start_heartbeat(PrefixStore("ranks", store.clone()))
         ranks.barrier("the start")
     except (RuntimeError, ValueError) as error:
         raise RetryableError(f"the processes did not find one another: {_first_line(error)}") from error
@@ -224,12 +198,31 @@ def _join(size: int, deadline_s: float) -> Ranks:
     return ranks
 
 
-def set_group_timeouts() -> None:
-    """Give all groups of processes the deadline of the run: those that DeepSpeed makes have torch's, half an hour.
+def _ask_store(ask: Callable[[], _Value], what: str, *, within_s: float) -> _Value:
+    """Return what asking the store returns, or raise what it raises; RetryableError where it does not answer in time.
 
-    To be called after each `deepspeed.initialize`.
+    A thread that waits for an answer cannot be ended, and is left behind.
     """
-    if _joined is None or _joined.world_size == 1:
-        return
-    for group in distributed_c10d._world.pg_map:
-        distributed_c10d._set_pg_timeout(timedelta(seconds=_joined.deadline_s), group)
+    answer: Future[_Value] = Future()
+
+    def work() -> None:
+        try:
+            answer.set_result(ask())
+        except BaseException as error:
+            answer.set_exception(error)
+
+    threading.Thread(target=work, daemon=True).start()
+    try:
+        return answer.result(within_s)
+    except TimeoutError:
+        raise RetryableError(
+            f"the store of the processes does not answer at {what}: is this host cut off from the first one?"
+        ) from None
+
+
+def _key(barrier: int, rank: int) -> str:
+    return f"barrier/{barrier}/{rank}"
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().split("\n", 1)[0]

@@ -1,4 +1,4 @@
-"""Being told to stop: a request is kept until the step at hand is done, so that nothing of it is lost."""
+"""Graceful shutdown: a run that is asked to stop finishes its step and writes a checkpoint first."""
 
 import os
 import signal
@@ -11,64 +11,64 @@ from types import FrameType
 
 from components.shared.errors import RetryableError
 
-_REQUESTS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _SAME_S = 1.0
-"""Time in which requests count as one: `timeout` sends its signal twice, and a terminal to every process."""
+"""Time in which signals count as one request: `timeout` sends its signal twice, and a terminal to every process."""
 
 
 class StopRequest:
-    """Whether this process was told to stop."""
+    """Whether this process was asked to stop."""
 
     requested = False
 
 
 @contextmanager
-def on_stop_signal(first: Callable[[], object], again: Callable[[], object]) -> Iterator[None]:
-    """Call `first` when this process is told to stop (SIGTERM, Ctrl-C), and `again` when it is told once more."""
-    told: list[float] = []
+def graceful_shutdown(grace_s: float) -> Iterator[StopRequest]:
+    """Record requests to stop for the block to act on; exit after `grace_s`, or at a second request.
 
-    def request(number: int, _: FrameType | None) -> None:
-        del number
-        if not told:
-            told.append(time.monotonic())
-            first()
-        elif time.monotonic() - told[0] > _SAME_S:
-            again()
+    The last checkpoint stays valid then. The first request reaches a rank from the terminal and from its launcher;
+    only the launcher acts on a second one, and ends its ranks.
+    """
+    stop = StopRequest()
+    timer = threading.Timer(grace_s, _exit, args=[f", but the current step took longer than {grace_s:g} s"])
+    timer.daemon = True
 
-    before = {number: signal.signal(number, request) for number in _REQUESTS}
+    def first() -> None:
+        stop.requested = True
+        timer.start()
+
+    def again() -> None:
+        if "RANK" not in os.environ:
+            _exit(" a second time: the current step is lost")
+
     try:
-        yield
+        with on_stop_signal(first, again):
+            yield stop
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        timer.cancel()
 
 
 @contextmanager
-def graceful_shutdown(grace_s: float) -> Iterator[StopRequest]:
-    """Keep a request to stop for the block to look at; one not heeded for `grace_s`, or a second one, ends the process.
+def on_stop_signal(first: Callable[[], object], again: Callable[[], object]) -> Iterator[None]:
+    """Call `first` when this process is asked to stop (SIGTERM, SIGHUP, Ctrl-C), and `again` for later requests."""
+    first_at: float | None = None
 
-    Then the checkpoint before stands. A rank ends with its launcher, which alone heeds the second request: the first
-    reaches a rank from the terminal and from the launcher.
-    """
-    stop = StopRequest()
-    overdue = threading.Timer(grace_s, _give_up, args=[f", but the step at hand took longer than {grace_s:g} s"])
-    overdue.daemon = True
+    def handle(_number: int, _frame: FrameType | None) -> None:
+        nonlocal first_at
+        if first_at is None:
+            first_at = time.monotonic()
+            first()
+        elif time.monotonic() - first_at > _SAME_S:
+            again()
 
-    def request() -> None:
-        stop.requested = True
-        overdue.start()
-
-    def insist() -> None:
-        if "RANK" not in os.environ:
-            _give_up(" a second time: the step at hand is lost")
-
+    previous = {number: signal.signal(number, handle) for number in _SIGNALS}
     try:
-        with on_stop_signal(request, insist):
-            yield stop
+        yield
     finally:
-        overdue.cancel()
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
-def _give_up(reason: str) -> None:
-    print(f"error: told to stop{reason}", file=sys.stderr, flush=True)
+def _exit(reason: str) -> None:
+    print(f"error: asked to stop{reason}", file=sys.stderr, flush=True)
     os._exit(RetryableError.exit_code)

@@ -1,4 +1,4 @@
-"""The learning rate over the steps of a run."""
+"""What the training loops of SFT and GRPO share: learning rate, curves, and advice where memory runs out."""
 
 import csv
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from components.shared.system_errors import explain_out_of_memory
 
 
 def learning_rate(step: int, *, peak: float, warmup_steps: int, num_steps: int, final_fraction: float) -> float:
-    """Return the rate of `step` (from 0): linear up to `peak`, then linear down to `final_fraction` of it."""
+    """Return the rate of `step` (from 0): linear warm-up to `peak`, then linear decay to `final_fraction` of it."""
     if step < warmup_steps:
         return peak * (step + 1) / warmup_steps
     done = (step - warmup_steps) / max(1, num_steps - 1 - warmup_steps)
@@ -28,7 +28,7 @@ def write_curves(folder: Path, rows: Sequence[Mapping[str, float | None]]) -> No
 
 
 def memory_for_loading(stage: str, config: EngineConfig) -> AbstractContextManager[None]:
-    """Name what helps where a model, its optimizer or its reference does not fit."""
+    """Say which keys to change where a model, its optimizer or its reference does not fit."""
     key = f"{stage}.engine"
     remedies = [f"set {key}.zero_stage: 3 (it is {config.zero_stage})"] if config.zero_stage < 3 else []
     if config.offload != "all":
@@ -39,13 +39,13 @@ def memory_for_loading(stage: str, config: EngineConfig) -> AbstractContextManag
 
 
 def memory_for_passes(stage: str, config: EngineConfig, purpose: str, *more: str) -> AbstractContextManager[None]:
-    """Name what helps where micro-batches do not fit, and what else does."""
+    """Say which keys to change where micro-batches do not fit, and what else helps."""
     lower = f"lower {stage}.engine.micro_batch_tokens (it is {config.micro_batch_tokens})"
     return explain_out_of_memory(purpose, lower, *more)
 
 
 def memory_for_update(stage: str, config: EngineConfig) -> AbstractContextManager[None]:
-    """Name what helps where the backward pass or the optimizer's step does not fit."""
+    """Say which keys to change where the backward pass or the optimizer's step does not fit."""
     more = [] if config.gradient_checkpointing else [f"set {stage}.engine.gradient_checkpointing: true"]
     more += [f"set {stage}.engine.offload: optimizer"] if config.offload == "none" else []
     return memory_for_passes(stage, config, "the update of the policy", *more)

@@ -88,7 +88,7 @@ def test_grpo_on_a_cluster(
     metrics = _run_step(tmp_path / "there", given, cluster)
     said = capfd.readouterr().out
     assert (tmp_path / "died").exists()
-    assert "train_grpo: going on after step 1" in said
+    assert "train_grpo: resuming after step 1" in said
     assert "train_grpo 3/3" in said
     assert server.cluster.all(kinds.TRAIN_JOBS) == []
     assert sorted(path.name for path in (tmp_path / "there" / "policy").iterdir()) == ["lineage.json", "pipeline.json"]

@@ -60,5 +60,5 @@ def test_a_full_disk_leaves_earlier_checkpoints_intact(
     if disk:
         (disk / "filler").unlink()
     assert place.run(config) == 0, place.err
-    assert f"going on after step {step}\n" in place.out
+    assert f"resuming after step {step}\n" in place.out
     assert place.results() == undisturbed.results()

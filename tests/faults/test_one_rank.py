@@ -49,7 +49,7 @@ def test_a_slow_rank_is_reported_and_a_hung_rank_ends_the_run(place: Place) -> N
     stopped_at = _hang_one_rank(place, two)
     resumed_to = _resume_for_a_while(place, one, stopped_at)
     assert place.run(two) == 0, place.err
-    assert f"going on after step {resumed_to}\n" in place.out
+    assert f"resuming after step {resumed_to}\n" in place.out
     place.assert_nothing_left()
     rows = place.rows("timings/timings.jsonl")
     assert [row["step"] for row in rows] == list(range(1, NUM_STEPS + 1))
@@ -67,7 +67,9 @@ def _hang_one_rank(place: Place, config: TrainGRPOConfig) -> int:
     rank = next(each for each in place.processes() if each.kind == f"rank {FAULTY_RANK}")
     os.kill(rank.pid, signal.SIGSTOP)
     assert command.wait(300) == RetryableError.exit_code
-    assert re.search(rf"rank {FAULTY_RANK} \(.*, process {rank.pid}\) of 2 (did not come|gives no sign)", place.err)
+    assert re.search(
+        rf"rank {FAULTY_RANK} \(.*, process {rank.pid}\) of 2 (did not reach|stopped responding)", place.err
+    )
     assert place.error_line.startswith(f"error: train_grpo: rank {FAULTY_RANK} (")
     place.assert_nothing_runs()
     return place.checkpoints()[-1]
@@ -79,5 +81,5 @@ def _resume_for_a_while(place: Place, config: TrainGRPOConfig, stopped_at: int) 
     place.wait_for_checkpoint(NUM_STEPS // 2, command)
     command.terminate()
     assert command.wait(20) == RetryableError.exit_code
-    assert f"going on after step {stopped_at}\n" in place.out
+    assert f"resuming after step {stopped_at}\n" in place.out
     return place.checkpoints()[-1]

@@ -38,12 +38,12 @@ def _assert_stops_and_resumes(place: Place, config: TrainGRPOConfig | TrainSFTCo
     assert command.wait(config.checkpoint.grace_s) == RetryableError.exit_code
     step = place.checkpoints()[-1]
     assert place.error_line == (
-        f"error: {place.stage}: told to stop: step {step} of {config.num_steps} is done and kept; "
-        "run the same again to go on"
+        f"error: {place.stage}: stopped on request: step {step} of {config.num_steps} is saved; "
+        "run the same command again to resume"
     )
     place.assert_nothing_runs()
     assert place.run(config) == 0, place.err
-    assert f"{place.stage}: going on after step {step}\n" in place.out
+    assert f"{place.stage}: resuming after step {step}\n" in place.out
     assert place.results() == other.results()
     place.assert_nothing_left()
     assert [line["event"] for line in place.journal()] == ["started", "failed", "started", "finished"]
@@ -86,7 +86,7 @@ def test_two_ranks_finish_the_step_in_progress_when_stopped(place: Place) -> Non
         step = place.checkpoints()[-1]
         # A request during the writing of a checkpoint takes effect after the next step.
         assert step in (done + 1, done + 2)
-        assert place.error_line.startswith(f"error: train_grpo: told to stop: step {step} of 90 is done and kept")
+        assert place.error_line.startswith(f"error: train_grpo: stopped on request: step {step} of 90 is saved")
         place.assert_latest_checkpoint(step)
         place.assert_nothing_runs()
 
@@ -106,7 +106,7 @@ def test_a_step_longer_than_the_grace_period_is_abandoned(place: Place) -> None:
     stopped = time.monotonic()
     assert command.wait(120) == RetryableError.exit_code
     assert time.monotonic() - stopped > 0.9
-    assert place.error_line == "error: told to stop, but the step at hand took longer than 1 s"
+    assert place.error_line == "error: asked to stop, but the current step took longer than 1 s"
     assert place.checkpoints() == [1, 2]
     place.assert_latest_checkpoint(2)
     place.assert_nothing_runs()
@@ -124,6 +124,6 @@ def test_a_run_with_all_steps_done_only_writes_its_outputs(
     assert place.error_line.endswith("is a directory")
     assert place.checkpoints()[-1] == config.num_steps
     assert place.run(config) == 0, place.err
-    assert f"train_grpo: going on after step {config.num_steps}: nothing is left to do\n" in place.out
+    assert f"train_grpo: resuming after step {config.num_steps}: all steps are done\n" in place.out
     assert place.results() == undisturbed.results()
     place.assert_nothing_left()

@@ -30,7 +30,7 @@ def exchange(config: EngineConfig, *, folder: Path) -> dict[str, float]:
     shares = ranks.all_gather(list(ranks.shard(range(7))), "shares")
     assert [item for share in shares for item in share] == list(range(7))
     assert ranks.store is not None
-    left = sum(ranks.store.check([f"meeting/{number}/{ranks.rank}"]) for number in range(1, 203))
+    left = sum(ranks.store.check([f"barrier/{number}/{ranks.rank}"]) for number in range(1, 203))
     return {"left": left}
 
 

@@ -159,7 +159,7 @@ def test_weights_that_are_missing_are_not_made_up(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("caps", "message"),
     [
-        ({"final_logit_softcapping": 0.01, "attn_logit_softcapping": None}, "Gemma2ForCausalLM does not follow"),
+        ({"final_logit_softcapping": 0.01, "attn_logit_softcapping": None}, "Gemma2ForCausalLM does not have"),
         ({"final_logit_softcapping": None, "attn_logit_softcapping": 50.0}, "Gemma2Attention attends with a soft cap"),
     ],
 )

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from components.policy.config import EngineConfig
@@ -146,14 +147,14 @@ def test_a_gradient_that_is_not_finite_ends_the_run(zero_stage: int) -> None:
 @pytest.mark.parametrize(
     ("zero_stage", "offload"), [(0, "none"), (1, "optimizer"), (2, "none"), (2, "optimizer"), (3, "none"), (3, "all")]
 )
-def test_an_engine_goes_on_from_the_state_of_another(zero_stage: int, offload: str) -> None:
+def test_an_engine_goes_on_from_the_state_of_another(tmp_path: Path, zero_stage: int, offload: str) -> None:
     """Two steps, and one with the second in another engine, end in the same bits, wherever the optimizer is kept."""
     config = tiny.engine_config(zero_stage=zero_stage, offload=offload)
     straight = _stepped(LogprobModel(tiny.checkpoint().model, temperature=1.0), config, 2)
     state = _stepped(LogprobModel(tiny.checkpoint().model, temperature=1.0), config, 1)
     scorer = LogprobModel(tiny.checkpoint(seed=2).model, temperature=1.0)
-    load_parameters(scorer, state)
-    resumed = _stepped(scorer, config, 1, state)
+    load_parameters(scorer, _saved(state, tmp_path))
+    resumed = _stepped(scorer, config, 1, tmp_path / "state")
     assert float(resumed["num_steps"]) == 2
     assert resumed.keys() == straight.keys()
     assert all(torch.equal(resumed[name], straight[name]) for name in straight)
@@ -161,15 +162,15 @@ def test_an_engine_goes_on_from_the_state_of_another(zero_stage: int, offload: s
 
 
 @pytest.mark.parametrize("zero_stage", [0, 2, 3])
-def test_a_state_from_before_the_first_step_is_one(zero_stage: int) -> None:
+def test_a_state_from_before_the_first_step_is_one(tmp_path: Path, zero_stage: int) -> None:
     """A run may have had nothing to learn from so far: it goes on as if it had not been stopped."""
     config = tiny.engine_config(zero_stage=zero_stage)
     straight = _stepped(LogprobModel(tiny.checkpoint().model, temperature=1.0), config, 1)
     state = Policy(LogprobModel(tiny.checkpoint().model, temperature=1.0), config).state()
     assert float(state["num_steps"]) == 0
     scorer = LogprobModel(tiny.checkpoint(seed=2).model, temperature=1.0)
-    load_parameters(scorer, state)
-    resumed = _stepped(scorer, config, 1, state)
+    load_parameters(scorer, _saved(state, tmp_path))
+    resumed = _stepped(scorer, config, 1, tmp_path / "state")
     assert resumed.keys() == straight.keys()
     assert all(torch.equal(resumed[name], straight[name]) for name in straight)
 
@@ -189,15 +190,18 @@ def test_where_the_optimizer_is_does_not_change_what_it_does() -> None:
             torch.testing.assert_close(each[name], value, rtol=1e-4, atol=1e-6)
 
 
-def _stepped(
-    scorer: LogprobModel, config: EngineConfig, steps: int, state: dict[str, Tensor] | None = None
-) -> dict[str, Tensor]:
+def _saved(state: dict[str, Tensor], folder: Path) -> Path:
+    save_file(state, folder / "state")
+    return folder / "state"
+
+
+def _stepped(scorer: LogprobModel, config: EngineConfig, steps: int, state: Path | None = None) -> dict[str, Tensor]:
     """The state after some steps, from that of another engine if there is one."""
     engine = Policy(scorer, config)
     if state is not None:
         engine.load_state(state)
     checkpoint = tiny.checkpoint()
-    done = 0 if state is None else int(state["num_steps"])
+    done = 0 if state is None else int(load_file(state)["num_steps"])
     for number in range(done, done + steps):
         for batch in tiny.batches([checkpoint.example(problem) for problem in tiny.PROBLEMS[number : number + 4]], 60):
             engine.backward(-engine(batch).logprobs_N.sum() / 100)

@@ -193,7 +193,7 @@ def test_layers_other_than_attention_are_refused_by_name(family: str, tmp_path: 
 
 
 WITHOUT_LAYOUT = "do not attend exactly once each"
-CONTACT = "connects tokens otherwise than by attention"
+CONTACT = "connects tokens by more than attention"
 LATENT = {"num_key_value_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 16, "v_head_dim": 8, "qk_rope_head_dim": 8}
 UNNAMED: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("bloom", {}, rf"\(BloomBlock\) that {WITHOUT_LAYOUT}"),
@@ -209,7 +209,7 @@ UNNAMED: tuple[tuple[str, dict[str, Any], str], ...] = (
         rf"\(Lfm2DecoderLayer\) that {WITHOUT_LAYOUT}",
     ),
     ("mpt", {}, WITHOUT_LAYOUT),
-    ("nanochat", {}, "does not follow the usual attention and output layer"),
+    ("nanochat", {}, "does not have the usual attention and output layer"),
     ("nemotron_h", {}, WITHOUT_LAYOUT),
     ("qwen3_5_text", {}, WITHOUT_LAYOUT),
     ("qwen3_next", {}, WITHOUT_LAYOUT),

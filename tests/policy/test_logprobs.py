@@ -187,7 +187,7 @@ def test_models_of_the_usual_kind_pass(config: Any) -> None:
 
 
 ATTENTION = "attends with a soft cap, sinks, a mask of its own or a window"
-LOGITS = "does not follow the usual attention and output layer"
+LOGITS = "does not have the usual attention and output layer"
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ LOGITS = "does not follow the usual attention and output layer"
         (MistralConfig(sliding_window=LONGEST - 1, **_SIZE), ATTENTION),
         (PhimoeConfig(sliding_window=LONGEST - 1, num_local_experts=2, **_SIZE), ATTENTION),
         (DogeConfig(**_SIZE), ATTENTION),
-        (StableLmConfig(**_SIZE), "does not hand on the layout"),
+        (StableLmConfig(**_SIZE), "does not pass the layout"),
     ],
     ids=[
         "attention-cap",

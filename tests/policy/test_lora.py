@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
@@ -240,15 +240,16 @@ def test_a_run_goes_on_from_its_adapters_and_their_optimizer(tmp_path: Path, zer
     engine = _engine(straight, zero_stage=zero_stage)
     _train(engine, straight, 2)
     state = engine.state()
+    save_file(state, tmp_path / "state")
     with engine.gather_full_parameters():
         save(straight, tmp_path)
     _train(engine, straight, 2)
     assert all("lora_" in name for name in state if name != "num_steps")
     resumed = _adapted()
     scorer = LogprobModel(resumed.model, temperature=1.0)
-    load_parameters(scorer, state)
+    load_parameters(scorer, tmp_path / "state")
     other = Policy(scorer, tiny.engine_config(zero_stage=zero_stage))
-    other.load_state(state)
+    other.load_state(tmp_path / "state")
     _train(other, resumed, 2)
     _assert_same(_plain(other, resumed), _plain(engine, straight))
 
@@ -296,7 +297,7 @@ def test_a_layer_that_cannot_be_adapted_is_named(target: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"targets": ["all-linear", "q_proj"]}, "all-linear stands for all layers"),
+        ({"targets": ["all-linear", "q_proj"]}, "all-linear means all layers"),
         ({"targets": []}, "lora.targets"),
         ({"rank": 0}, "lora.rank"),
         ({"alpha": 0}, "lora.alpha"),

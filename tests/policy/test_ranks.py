@@ -56,7 +56,7 @@ def test_a_process_that_does_not_come_is_named(tmp_path: Path) -> None:
     missing = (tmp_path / "1.pid").read_text()
     message = str(raised.value)
     assert message.startswith("rank 1 (")
-    assert message.endswith(f", process {missing}) of 2 did not come to the end of sampling within 2 s")
+    assert message.endswith(f", process {missing}) of 2 did not reach the end of sampling within 2 s")
 
 
 @pytest.mark.slow
@@ -74,4 +74,4 @@ def test_a_collective_has_the_deadline_too(stall: str, tmp_path: Path) -> None:
             grace_s=1,
         )
     missing = (tmp_path / "1.pid").read_text()
-    assert str(raised.value).endswith(f", process {missing}) of 2 gives no sign of life")
+    assert str(raised.value).endswith(f", process {missing}) of 2 stopped responding")

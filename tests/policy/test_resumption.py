@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from components.policy.config import CheckpointConfig
-from components.policy.engine import TensorFile, load_parameters
+from components.policy.engine import load_parameters
 from components.policy.parallel import SINGLE_PROCESS
 from components.policy.resume import Resumption, TrainingCheckpoint
 from components.shared.checkpoints import Writer
@@ -34,7 +34,7 @@ def _state(**changes: Tensor | None) -> dict[str, Tensor]:
     [
         ({"bias/exp_avg": None}, "lacks the tensor `bias/exp_avg`, so it is of another model"),
         ({"num_steps": None}, "lacks the tensor `num_steps`, so it is of another model"),
-        ({"head/weight": torch.ones(1)}, "holds the tensor `head/weight`, so it is of another model"),
+        ({"head/weight": torch.ones(1)}, "has the tensor `head/weight`, so it is of another model"),
         ({"weight/weight": torch.ones(2, 3)}, "the tensor `weight/weight` is 2x3, where the model's is 3x2"),
         ({"weight/exp_avg_sq": torch.ones(6)}, "the tensor `weight/exp_avg_sq` is 6, where the model's is 3x2"),
     ],
@@ -46,7 +46,7 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path, changes: dict[
     path = tmp_path / "policy.safetensors"
     save_file(_state(**changes), path)
     with pytest.raises(PipelineError) as refused:
-        load_parameters(layer, TensorFile(path))
+        load_parameters(layer, path)
     assert str(refused.value) == f"{path}: {fault}"
     assert torch.equal(layer.weight, before)
 
@@ -57,7 +57,7 @@ def test_a_checkpoint_of_the_model_is_taken(tmp_path: Path, moments: bool) -> No
     layer = nn.Linear(2, 3)
     state = {name: tensor for name, tensor in _state().items() if moments or "exp_avg" not in name}
     save_file(state, tmp_path / "policy.safetensors")
-    load_parameters(layer, TensorFile(tmp_path / "policy.safetensors"))
+    load_parameters(layer, tmp_path / "policy.safetensors")
     assert torch.equal(layer.weight, torch.ones(3, 2))
 
 

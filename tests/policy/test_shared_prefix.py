@@ -120,5 +120,5 @@ def test_attention_over_the_prompt_is_computed_once() -> None:
 def test_a_model_that_attends_by_layout_runs_with_one_only() -> None:
     """Without a layout a forward is an error, never plain attention over the whole row."""
     model = use_packed_attention(plain.qwen2())
-    with pytest.raises(PipelineError, match="does not hand on the layout"):
+    with pytest.raises(PipelineError, match="does not pass the layout"):
         model(input_ids=torch.tensor([[1, 2, 3]]))

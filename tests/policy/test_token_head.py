@@ -48,7 +48,7 @@ def test_it_is_a_softmax_over_all_logits(
 ) -> None:
     """Log-probabilities, entropies and all gradients equal those of full logits, wherever chunks begin and end."""
     monkeypatch.setattr(logprobs, "_CHUNK_ELEMENTS", int(rows_at_once * VOCABULARY_SIZE))
-    monkeypatch.setattr(logprobs, "_MIN_ROWS", 1)
+    monkeypatch.setattr(logprobs, "_MIN_CHUNK_TOKENS", 1)
     layer, (hidden_ND, target_N) = _layer(bias=bias), _given()
     wanted = [hidden_ND, *layer.parameters()]
     expected = _plainly(layer, hidden_ND, target_N, temperature)
@@ -141,7 +141,7 @@ def test_bf16_weights_are_summed_in_float32(device: str) -> None:
 def test_the_gradient_of_bf16_weights_is_summed_over_chunks_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thousand chunks of one token that all pull the same way: in bf16 the sum would stand still after some 256."""
     monkeypatch.setattr(logprobs, "_CHUNK_ELEMENTS", 1)
-    monkeypatch.setattr(logprobs, "_MIN_ROWS", 1)
+    monkeypatch.setattr(logprobs, "_MIN_CHUNK_TOKENS", 1)
     layer = nn.Linear(1, 2, bias=True, dtype=torch.bfloat16)
     nn.init.zeros_(layer.weight)
     nn.init.zeros_(layer.bias)
@@ -174,7 +174,7 @@ def test_the_logits_of_all_tokens_are_never_there_at_once(monkeypatch: pytest.Mo
     """Forward and backward hold no tensor larger than a chunk, the weight or the hidden states."""
     chunk, num_tokens, hidden_size, vocabulary_size = 40_000, 1500, 20, 3000
     monkeypatch.setattr(logprobs, "_CHUNK_ELEMENTS", chunk)
-    monkeypatch.setattr(logprobs, "_MIN_ROWS", 1)
+    monkeypatch.setattr(logprobs, "_MIN_CHUNK_TOKENS", 1)
     layer = _layer(bias=True, hidden_size=hidden_size, vocabulary_size=vocabulary_size)
     hidden_ND = torch.randn(num_tokens, hidden_size, dtype=torch.float64, requires_grad=True)
     target_N = torch.randint(vocabulary_size, (num_tokens,))

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from pydantic import ValidationError
+from safetensors.torch import save_file
 
 from components.grading.verifier import Verifier
 from components.policy.checkpoint import load, save
@@ -101,14 +102,15 @@ def test_sampling_ahead_is_one_update_behind(make: Make) -> None:
     assert all(row["gradient_norm"] for row in trainer.history.curves)
 
 
-def test_a_rollout_that_is_under_way_is_part_of_a_checkpoint(make: Make) -> None:
+def test_a_rollout_that_is_under_way_is_part_of_a_checkpoint(make: Make, tmp_path: Path) -> None:
     """A run gone on with after step 2 learns from what had been sampled, and ends with the same weights."""
     kept: dict[str, Any] = {}
     straight, _ = make(**AHEAD, sampler__max_mismatch=1.0)
 
     def keep(step: int) -> None:
         if step == 2:
-            kept.update(values=straight.values(), policy=straight.policy.state())
+            save_file(straight.policy.state(), tmp_path / "policy.safetensors")
+            kept.update(values=straight.values(), policy=tmp_path / "policy.safetensors")
 
     _run(straight, after_step=keep)
     resumed, sampler = make(**AHEAD, sampler__max_mismatch=1.0, saved=type("Saved", (), kept))
