@@ -1,4 +1,4 @@
-"""Contamination: train problems that give away a test problem, found by text, by words and by runs of words."""
+"""Contamination: train problems that give away a test problem, detected by text, by words and by n-grams of words."""
 
 import math
 import re
@@ -35,13 +35,13 @@ class Contamination:
     test: str
     match: Match
     overlap: float
-    """Fraction of the test question's n-grams that the train question holds; 1 for the same words."""
+    """Fraction of the test question's n-grams that the train question has; 1 for the same words."""
 
 
 def words(question: str) -> Words:
     """Return a question without case, spacing and punctuation.
 
-    Numbers and operators stay: x - 3 and x + 3 are two problems, and so are two of one template.
+    Numbers and operators stay: x - 3 and x + 3 are two problems, and so are two questions of one template.
     """
     plain = unicodedata.normalize("NFKC", question).casefold().translate(_MINUS_SIGNS)
     return tuple(_TOKEN.findall(_HYPHEN.sub(" ", plain)))
@@ -52,14 +52,14 @@ def find_contamination(
 ) -> list[Contamination]:
     """Return one entry for each train problem that is too close to a test problem, in the order of `train`."""
     index = _TestIndex(test, config)
-    return [found for problem in train if (found := index.closest(problem)) is not None]
+    return [closest for problem in train if (closest := index.closest(problem)) is not None]
 
 
 class _TestIndex:
     """The test questions by text, by words and by n-gram, so that each train question is compared in one pass.
 
-    Only the rarest n-grams of a test question are looked up: so many of them that a train question with none of these
-    cannot exceed the limit by the others. A figure that a thousand questions share hence costs nothing.
+    Only the rarest n-grams of a test question are indexed: so many that a train question without any of them cannot
+    exceed the limit. So a figure that a thousand questions share costs nothing.
     """
 
     def __init__(self, test: Iterable[Problem], config: ContaminationConfig) -> None:

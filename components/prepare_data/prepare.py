@@ -1,7 +1,6 @@
 """Prepare the problems: read every source, keep test problems out of training, and record what was left out."""
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,34 +17,15 @@ from components.shared.progress import say
 from components.shared.stage import Stage
 
 
-@dataclass(frozen=True, slots=True)
-class Quarantined:
-    """A row that was not used."""
-
-    file: str
-    line: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class RawFile:
-    """A file or folder that was read, with the digest of its content."""
-
-    path: str
-    source: str
-    split: Split
-    sha256: str
-    rows: int
-    """Rows read: fewer than it has if the config sets a limit."""
-
-
 @dataclass(slots=True)
 class _Intake:
     """Everything that was read, before contaminated problems are removed."""
 
     problems: dict[Split, list[Problem]] = field(default_factory=lambda: {split: [] for split in Split})
-    quarantine: list[Quarantined] = field(default_factory=list)
-    files: list[RawFile] = field(default_factory=list)
+    quarantine: list[dict[str, Any]] = field(default_factory=list)
+    """File, line and reason of each row that was not used."""
+    files: list[dict[str, Any]] = field(default_factory=list)
+    """Path, source, split and digest of each file or folder, and the rows that were read of it."""
 
 
 def prepare(config: PrepareConfig, *, problems: Path) -> dict[str, float]:
@@ -57,13 +37,13 @@ def prepare(config: PrepareConfig, *, problems: Path) -> dict[str, float]:
     splits = {Split.TRAIN: [problem for problem in train if problem.id not in removed], Split.TEST: test}
     for split, members in splits.items():
         write_problems(problems, split, members)
-    jsonl.write_rows(problems / "quarantine.jsonl", [asdict(row) for row in intake.quarantine])
+    jsonl.write_rows(problems / "quarantine.jsonl", intake.quarantine)
     jsonl.write_json(problems / "contamination.json", _contamination(config, contaminated))
     manifest = {
         "splits": {split: _split_entry(problems, split, members) for split, members in splits.items()},
         "removed_as_contaminated": len(contaminated),
         "quarantined": len(intake.quarantine),
-        "raw_files": [asdict(file) for file in intake.files],
+        "raw_files": intake.files,
     }
     jsonl.write_json(problems / "manifest.json", manifest)
     sizes = {split: len(members) for split, members in splits.items()}
@@ -95,7 +75,14 @@ def _read_sources(config: PrepareConfig) -> _Intake:
         for source in config.sources:
             if isinstance(source, FileSource):
                 for split in Split:
-                    _read_split(source, split, root, verify, config.max_malformed_fraction, intake)
+                    if path := source.path(split):
+                        problems, quarantine = _read_split(source, split, path, root, verify)
+                        num_rows = len(problems) + len(quarantine)
+                        _check_quarantine(path, quarantine, num_rows, config.max_malformed_fraction)
+                        intake.problems[split] += problems
+                        intake.quarantine += quarantine
+                        file = {"path": path.as_posix(), "source": source.kind, "split": split}
+                        intake.files.append({**file, "sha256": lineage.digest(root / path), "rows": num_rows})
             else:
                 for problem in source.problems(config.seed):
                     intake.problems[problem.split].append(problem)
@@ -109,47 +96,36 @@ def _read_sources(config: PrepareConfig) -> _Intake:
 
 
 def _read_split(
-    source: FileSource, split: Split, root: Path, verify: Verifier, max_malformed_fraction: float, intake: _Intake
-) -> None:
-    path = source.path(split)
-    if path is None:
-        return
+    source: FileSource, split: Split, path: Path, root: Path, verify: Verifier
+) -> tuple[list[Problem], list[dict[str, Any]]]:
+    """Return the problems of one split up to its limit, and the rows that were malformed."""
     problems: list[Problem] = []
-    quarantine: list[Quarantined] = []
-    for row in _parsed_rows(source, split, root, verify):
-        if isinstance(row, Quarantined):
-            quarantine.append(row)
-        else:
-            problems.append(row)
-            if len(problems) == source.limit(split):
-                break
-    num_rows = len(problems) + len(quarantine)
-    if not num_rows:
-        raise PipelineError(f"{path}: contains no row")
-    if len(quarantine) > max_malformed_fraction * num_rows:
-        first = quarantine[0]
-        raise PipelineError(
-            f"{path}: {len(quarantine)} of {num_rows} rows are malformed, more than "
-            f"prepare_data.max_malformed_fraction ({max_malformed_fraction:g}) allows; "
-            f"first: {first.file}:{first.line}: {first.reason}"
-        )
-    intake.problems[split] += problems
-    intake.quarantine += quarantine
-    intake.files.append(RawFile(path.as_posix(), source.kind, split, lineage.digest(root / path), num_rows))
-
-
-def _parsed_rows(source: FileSource, split: Split, root: Path, verify: Verifier) -> Iterator[Problem | Quarantined]:
-    path = source.path(split)
-    assert path is not None
+    quarantine: list[dict[str, Any]] = []
     for row in raw_rows(root / path):
         try:
             fields = source.read_row(row.columns(), verify)
         except MalformedRowError as error:
             # The path as in the config, not that of a temporary checkout.
             file = path / row.path.relative_to(root / path)
-            yield Quarantined(file.as_posix(), row.line, str(error))
-        else:
-            yield Problem(id=f"{source.kind}/{split}/{row.name}", source=source.kind, split=split, **fields._asdict())
+            quarantine.append({"file": file.as_posix(), "line": row.line, "reason": str(error)})
+            continue
+        name = f"{source.kind}/{split}/{row.name}"
+        problems.append(Problem(id=name, source=source.kind, split=split, **fields._asdict()))
+        if len(problems) == source.limit(split):
+            break
+    return problems, quarantine
+
+
+def _check_quarantine(path: Path, quarantine: list[dict[str, Any]], num_rows: int, max_fraction: float) -> None:
+    if not num_rows:
+        raise PipelineError(f"{path}: contains no row")
+    if len(quarantine) > max_fraction * num_rows:
+        first = quarantine[0]
+        raise PipelineError(
+            f"{path}: {len(quarantine)} of {num_rows} rows are malformed, more than "
+            f"prepare_data.max_malformed_fraction ({max_fraction:g}) allows; "
+            f"first: {first['file']}:{first['line']}: {first['reason']}"
+        )
 
 
 def _contamination(config: PrepareConfig, contaminated: list[Contamination]) -> dict[str, Any]:

@@ -1,10 +1,7 @@
 """Raw files: fetched for this machine behind their DVC pointers, or read from a git and DVC repository at a commit."""
 
 import hashlib
-import os
 import shutil
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -83,7 +80,11 @@ def fetch_raw_files(source: Path) -> None:
             cached.unlink()
         if not stored.is_file() or _md5(stored) != pointer.md5:
             _store(pointer, source)
-    _pull(missing)
+    # Without a home of its own, DVC keeps its temporary files beside the remote.
+    Workspace(Path(), _REMOTE.parent).dvc("pull", "--remote", "local", *(str(pointer.path) for pointer in missing))
+    for pointer in missing:
+        if not _is_present(pointer):
+            raise PipelineError(f"{pointer.target}: still missing after dvc pull; see `dvc status {pointer.path}`")
     say("data", f"fetched {', '.join(pointer.target.name for pointer in missing)} into {_RAW}")
 
 
@@ -132,24 +133,6 @@ def _store(pointer: Pointer, source: Path) -> None:
     partial = stored.with_suffix(".partial")
     shutil.copyfile(file, partial)
     partial.rename(stored)
-
-
-def _pull(pointers: list[Pointer]) -> None:
-    command = [sys.executable, "-m", "dvc", "pull", "--remote", "local"]
-    done = subprocess.run(
-        [*command, *(str(pointer.path) for pointer in pointers)],
-        env={**os.environ, "DVC_NO_ANALYTICS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        lines = (done.stderr.strip() or done.stdout.strip() or "no message").splitlines()
-        reason = next((line for line in lines if line.startswith("ERROR")), lines[-1])
-        raise PipelineError(f"dvc pull failed: {reason.removeprefix('ERROR: ')}")
-    for pointer in pointers:
-        if not _is_present(pointer):
-            raise PipelineError(f"{pointer.target}: still missing after dvc pull; see `dvc status {pointer.path}`")
 
 
 def _md5(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""The stage as a whole: what its folder holds, what makes it fail, and that equal inputs give equal bytes."""
+"""The stage as a whole: its config, the files it writes, what makes it fail, and that equal inputs give equal bytes."""
 
 import json
 import subprocess
@@ -11,12 +11,12 @@ import yaml
 
 from components.prepare_data.config import PrepareConfig
 from components.prepare_data.prepare import prepare
+from components.shared.config import validate
 from components.shared.errors import PipelineError
 from components.shared.lineage import file_digest
 from components.shared.problem import Split, read_problems
 
 _DATA = Path("../shared/data")
-_ROOT = Path(__file__).parents[2]
 _WORDS: dict[str, Any] = {
     "kind": "word_problems",
     "num_train": 40,
@@ -33,23 +33,14 @@ def _gsm8k(number: int) -> bytes:
     return json.dumps({"question": f"What is {number} plus 1?", "answer": f"#### {number + 1:,}"}).encode()
 
 
-def _write(path: Path, lines: list[bytes]) -> Path:
+def _write(path: Path, lines: list[bytes]) -> str:
     path.write_bytes(b"".join(line + b"\n" for line in lines))
-    return path
-
-
-def _section(*sources: dict[str, Any], max_malformed_fraction: float = 0.0) -> dict[str, Any]:
-    return {
-        "seed": 1,
-        "sources": list(sources),
-        "max_malformed_fraction": max_malformed_fraction,
-        "contamination": {"ngram_words": 13, "max_overlap": 0.5},
-    }
+    return str(path)
 
 
 def _prepare(folder: Path, *sources: dict[str, Any], max_malformed_fraction: float = 0.0) -> dict[str, float]:
     folder.mkdir()
-    section = _section(*sources, max_malformed_fraction=max_malformed_fraction)
+    section = {"sources": sources, "max_malformed_fraction": max_malformed_fraction}
     return prepare(PrepareConfig.model_validate(section), problems=folder)
 
 
@@ -61,13 +52,44 @@ def gsm8k(tmp_path: Path) -> dict[str, Any]:
     test = [_gsm8k(number) for number in range(1000, 1005)]
     return {
         "kind": "gsm8k",
-        "train": str(_write(tmp_path / "train.jsonl", train)),
-        "test": str(_write(tmp_path / "test.jsonl", test)),
+        "train": _write(tmp_path / "train.jsonl", train),
+        "test": _write(tmp_path / "test.jsonl", test),
     }
 
 
-def test_the_folder_holds_problems_and_an_account_of_them(tmp_path: Path, gsm8k: dict[str, Any]) -> None:
-    """Sources follow one another in the config's order; the manifest counts what is there and what is not."""
+def test_numbers_from_kubeflow_are_accepted() -> None:
+    """A task's parameters arrive as floats; whole ones are whole numbers."""
+    floats = {"seed": 1.0, "sources": [_WORDS | {"num_train": 10.0, "max_operands": 4.0}]}
+    integers = {"seed": 1, "sources": [_WORDS | {"num_train": 10}]}
+    assert validate(PrepareConfig, floats, name="prepare_data") == PrepareConfig.model_validate(integers)
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({"sources": []}, "prepare_data.sources: list should have at least 1 item"),
+        ({"sources": [{"kind": "gsm9k"}]}, "expected tags: 'gsm8k', 'math', 'math500', 'mbpp', 'word_problems'"),
+        ({"sources": [{"kind": "gsm8k"}]}, "has neither a `train` nor a `test` path"),
+        ({"sources": [{"kind": "gsm8k", "train": "a", "train_limit": 0}]}, "greater than or equal to 1, got 0"),
+        ({"sources": [_WORDS, _WORDS]}, "prepare_data.sources: `word_problems` occurs twice"),
+        ({"sources": [_WORDS | {"min_operands": 5}]}, "max_operands must not be below min_operands (5)"),
+        ({"sources": [_WORDS | {"max_operands": 7}]}, "max_operands: input should be less than or equal to 6, got 7"),
+        ({"sources": [_WORDS | {"families": ["total", "total"]}]}, "families must not name a family twice"),
+        ({"sources": [_WORDS | {"families": ["totals"]}]}, "'total', 'gains_and_losses', 'shared' or 'leftovers'"),
+        ({"sources": [_WORDS | {"num_train": 0, "num_test": 0}]}, "num_train and num_test must not both be 0"),
+        ({"sources": [_WORDS], "max_malformed_fraction": 1}, "max_malformed_fraction: input should be less than 1"),
+    ],
+)
+def test_invalid_section_is_refused_in_one_line(section: dict[str, Any], message: str) -> None:
+    """The key is named together with what would be accepted."""
+    with pytest.raises(PipelineError) as refused:
+        validate(PrepareConfig, section, name="prepare_data")
+    assert message in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_output_has_the_problems_and_a_manifest(tmp_path: Path, gsm8k: dict[str, Any]) -> None:
+    """Sources follow one another in the config's order; the manifest counts what was kept and what was left out."""
     metrics = _prepare(tmp_path / "out", gsm8k, _WORDS)
     assert metrics == {"num_train": 59, "num_test": 15, "num_contaminated": 1, "num_quarantined": 0}
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == _FILES
@@ -94,10 +116,8 @@ def test_the_folder_holds_problems_and_an_account_of_them(tmp_path: Path, gsm8k:
     ]
 
 
-def test_a_train_problem_that_is_in_the_test_split_is_removed_and_reported(
-    tmp_path: Path, gsm8k: dict[str, Any]
-) -> None:
-    """The report names both problems and how they match."""
+def test_train_problem_in_the_test_split_is_removed_and_reported(tmp_path: Path, gsm8k: dict[str, Any]) -> None:
+    """The report names both problems and how they match; test problems of other sources count too."""
     _prepare(tmp_path / "out", gsm8k)
     assert json.loads((tmp_path / "out/contamination.json").read_text()) == {
         "ngram_words": 13,
@@ -107,59 +127,56 @@ def test_a_train_problem_that_is_in_the_test_split_is_removed_and_reported(
         "problems": [{"train": "gsm8k/train/00003", "test": "gsm8k/test/00001", "match": "normalised", "overlap": 1.0}],
     }
     assert "gsm8k/train/00003" not in (tmp_path / "out/train.jsonl").read_text()
+    row = {"problem": "What is 7 plus 1?", "solution": "8", "answer": "8", "level": 1, "subject": "Algebra"}
+    math500 = {"kind": "math500", "test": _write(tmp_path / "m.jsonl", [json.dumps(row).encode()])}
+    assert _prepare(tmp_path / "both", gsm8k, math500)["num_contaminated"] == 2
 
 
-def test_a_train_problem_is_compared_with_the_tests_of_every_source(tmp_path: Path, gsm8k: dict[str, Any]) -> None:
-    """A test problem of one dataset that hides in the train split of another is found too."""
-    row = {"problem": "What is 7 plus 1?", "solution": "", "answer": "8", "level": 1, "subject": "Algebra"}
-    row["solution"] = r"It is $\boxed{8}$."
-    math500 = {"kind": "math500", "test": str(_write(tmp_path / "m.jsonl", [json.dumps(row).encode()]))}
-    assert _prepare(tmp_path / "out", gsm8k, math500)["num_contaminated"] == 2
-
-
-def test_malformed_rows_are_set_aside_with_file_line_and_reason(tmp_path: Path, gsm8k: dict[str, Any]) -> None:
-    """Up to the limit they cost nothing but themselves, and ids of the others stay what they were."""
+def test_malformed_rows_are_quarantined(tmp_path: Path, gsm8k: dict[str, Any]) -> None:
+    """With file, line and reason; up to the limit the others are used, and their ids stay the same."""
     lines = [_gsm8k(number) for number in range(10)]
     lines[2:5] = [b'{"question": "cut o', b'{"question": "caf\xe9", "answer": "#### 1"}', b'{"question": "no answer"}']
     path = _write(tmp_path / "bad.jsonl", lines)
-    metrics = _prepare(tmp_path / "out", gsm8k | {"train": str(path)}, max_malformed_fraction=0.3)
+    metrics = _prepare(tmp_path / "out", gsm8k | {"train": path}, max_malformed_fraction=0.3)
     assert (metrics["num_train"], metrics["num_quarantined"]) == (7, 3)
     quarantine = [json.loads(line) for line in (tmp_path / "out/quarantine.jsonl").read_text().splitlines()]
-    assert [(row["file"], row["line"]) for row in quarantine] == [(str(path), 3), (str(path), 4), (str(path), 5)]
+    assert [(row["file"], row["line"]) for row in quarantine] == [(path, 3), (path, 4), (path, 5)]
     assert quarantine[1]["reason"] == "not UTF-8 text (byte 17 of the line)"
     assert quarantine[2]["reason"] == "column `answer` is missing"
     assert [problem.id[-1] for problem in read_problems(tmp_path / "out", Split.TRAIN)] == list("0156789")
 
 
-def test_more_malformed_rows_than_allowed_are_an_error(tmp_path: Path, gsm8k: dict[str, Any]) -> None:
-    """The line says how many, of how many, in which file, and shows the first; each file is judged alone."""
-    test = _write(tmp_path / "bad.jsonl", [_gsm8k(1), b"{}", b"{}", _gsm8k(2)])
-    with pytest.raises(PipelineError) as refused:
-        _prepare(tmp_path / "out", gsm8k | {"test": str(test)}, max_malformed_fraction=0.49)
-    assert str(refused.value) == (
-        f"{test}: 2 of 4 rows are malformed, more than prepare_data.max_malformed_fraction (0.49) allows; "
-        f"first: {test}:2: column `answer` is missing"
-    )
-
-
-@pytest.mark.parametrize(("content", "message"), [(b"", "contains no row"), (b"{}\n{}\n", "2 of 2 rows are")])
-def test_a_file_without_a_usable_row_is_an_error(
-    tmp_path: Path, gsm8k: dict[str, Any], content: bytes, message: str
+@pytest.mark.parametrize(
+    ("lines", "limit", "message"),
+    [
+        (
+            [_gsm8k(1), b"{}", b"{}", _gsm8k(2)],
+            0.49,
+            "2 of 4 rows are malformed, more than prepare_data.max_malformed_fraction (0.49) allows; "
+            "first: {file}:2: column `answer` is missing",
+        ),
+        ([], 0.99, "contains no row"),
+        ([b"{}", b"{}"], 0.99, "2 of 2 rows are malformed, more than prepare_data.max_malformed_fraction (0.99)"),
+    ],
+)
+def test_file_with_too_few_usable_rows_is_an_error(
+    tmp_path: Path, gsm8k: dict[str, Any], lines: list[bytes], limit: float, message: str
 ) -> None:
-    """No limit lets an empty or wholly malformed file pass."""
-    (tmp_path / "bad.jsonl").write_bytes(content)
-    with pytest.raises(PipelineError, match=message):
-        _prepare(tmp_path / "out", gsm8k | {"train": str(tmp_path / "bad.jsonl")}, max_malformed_fraction=0.99)
+    """Each file is judged alone, and no limit lets an empty or entirely malformed one pass."""
+    file = _write(tmp_path / "bad.jsonl", lines)
+    with pytest.raises(PipelineError) as refused:
+        _prepare(tmp_path / "out", gsm8k | {"test": file}, max_malformed_fraction=limit)
+    assert str(refused.value).startswith(f"{file}: {message.format(file=file)}")
 
 
-def test_a_missing_file_says_how_to_get_it(tmp_path: Path, gsm8k: dict[str, Any]) -> None:
+def test_missing_file_says_how_to_get_it(tmp_path: Path, gsm8k: dict[str, Any]) -> None:
     """The message names the file and the command."""
     with pytest.raises(PipelineError, match=r"nowhere\.jsonl: no such file; `make data` fetches"):
         _prepare(tmp_path / "out", gsm8k | {"train": str(tmp_path / "nowhere.jsonl")})
 
 
 @pytest.mark.parametrize("missing", ["train", "test"])
-def test_a_split_without_problems_is_an_error(tmp_path: Path, gsm8k: dict[str, Any], missing: str) -> None:
+def test_split_without_problems_is_an_error(tmp_path: Path, gsm8k: dict[str, Any], missing: str) -> None:
     """There is nothing to learn from, or nothing to measure with."""
     with pytest.raises(PipelineError, match=f"prepare_data.sources: no source has a {missing} problem"):
         _prepare(tmp_path / "out", {name: value for name, value in gsm8k.items() if name != missing})
@@ -173,8 +190,8 @@ def test_limits_take_the_beginning_of_a_split(tmp_path: Path, gsm8k: dict[str, A
     assert [file["rows"] for file in manifest["raw_files"]] == [3, 2]
 
 
-def test_math_folders_become_problems(tmp_path: Path) -> None:
-    """Ids hold subject and file name, and a file that is no problem is quarantined under its own name."""
+def test_math_folder_is_read(tmp_path: Path) -> None:
+    """Ids have subject and file name, and a file that is not a problem is quarantined under its own name."""
     row = {"problem": "What is $1+1$?", "level": "Level ?", "type": "Algebra", "solution": r"$\boxed{2}$"}
     for name in ("train/algebra/2", "train/algebra/10", "train/geometry/1", "test/algebra/3"):
         path = tmp_path / "MATH" / f"{name}.json"
@@ -192,54 +209,33 @@ def test_math_folders_become_problems(tmp_path: Path) -> None:
     assert (Path(quarantined["file"]).name, quarantined["line"]) == ("1.json", 1)
 
 
-@pytest.mark.skipif(not _DATA.is_dir(), reason="the published files are not at hand")
-def test_the_published_files_are_read_whole(tmp_path: Path) -> None:
+@pytest.mark.skipif(not _DATA.is_dir(), reason="the published files are not here")
+def test_published_files_are_read_completely(tmp_path: Path) -> None:
     """No row of GSM8K or MATH-500 is malformed; two train problems tell a test problem's story again."""
     gsm8k = {"kind": "gsm8k", "train": str(_DATA / "gsm8k_train.jsonl"), "test": str(_DATA / "gsm8k_test.jsonl")}
     metrics = _prepare(tmp_path / "out", gsm8k, {"kind": "math500", "test": str(_DATA / "math500.jsonl")})
     assert metrics == {"num_train": 7471, "num_test": 1819, "num_contaminated": 2, "num_quarantined": 0}
-    test = read_problems(tmp_path / "out", Split.TEST)
-    assert {problem.level for problem in test if problem.source == "math500"} == {1, 2, 3, 4, 5}
-    assert len({problem.subject for problem in test if problem.source == "math500"}) == 7
-
-
-def _run(folder: Path, section: dict[str, Any]) -> subprocess.CompletedProcess[str]:
-    folder.mkdir(exist_ok=True)
-    (folder / "params.yaml").write_text(yaml.safe_dump({"prepare_data": section}), encoding="utf-8")
-    command = [sys.executable, "-m", "components.prepare_data"]
-    options = ["--params", str(folder / "params.yaml"), "--problems", str(folder / "problems")]
-    return subprocess.run([*command, *options], cwd=_ROOT, capture_output=True, text=True, check=False)
+    contamination = json.loads((tmp_path / "out/contamination.json").read_text())
+    assert [(each["train"], each["test"], each["match"]) for each in contamination["problems"]] == [
+        ("gsm8k/train/01314", "gsm8k/test/00602", "ngrams"),
+        ("gsm8k/train/05162", "gsm8k/test/00602", "ngrams"),
+    ]
+    math500 = [problem for problem in read_problems(tmp_path / "out", Split.TEST) if problem.source == "math500"]
+    assert {problem.level for problem in math500} == {1, 2, 3, 4, 5}
+    assert len({problem.subject for problem in math500}) == 7
 
 
 @pytest.mark.slow
-def test_two_runs_of_the_stage_give_equal_bytes(tmp_path: Path, gsm8k: dict[str, Any]) -> None:
-    """Run as a program, whatever the hash seed: the same files, lineage included, to the byte."""
+def test_two_runs_of_the_command_give_equal_bytes(tmp_path: Path, gsm8k: dict[str, Any]) -> None:
+    """Whatever the hash seed: byte-identical files, lineage included."""
+    params = tmp_path / "params.yaml"
+    params.write_text(yaml.safe_dump({"prepare_data": {"sources": [gsm8k, _WORDS]}}), encoding="utf-8")
     runs = []
     for name in ("one", "two"):
-        done = _run(tmp_path / name, _section(gsm8k, _WORDS))
-        assert done.returncode == 0, done.stderr
+        command = [sys.executable, "-m", "components.prepare_data", "--params", str(params)]
+        command += ["--problems", str(tmp_path / name)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
         assert "59 train and 15 test problems (left out: 1 contaminated, 0 malformed)" in done.stdout
-        runs.append({path.name: path.read_bytes() for path in (tmp_path / name / "problems").iterdir()})
+        runs.append({path.name: path.read_bytes() for path in (tmp_path / name).iterdir()})
     assert sorted(runs[0]) == sorted([*_FILES, "lineage.json"])
     assert runs[0] == runs[1]
-
-
-@pytest.mark.slow
-def test_a_failed_run_leaves_one_line_and_nothing_else(tmp_path: Path, gsm8k: dict[str, Any]) -> None:
-    """Exit code 2, the reason on standard error, and no folder that could be taken for a result."""
-    done = _run(tmp_path / "run", _section(gsm8k | {"train": "no/such/file.jsonl"}))
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: prepare_data: no/such/file.jsonl: no such file; `make data`")
-    assert done.stderr.count("\n") == 1
-    assert not (tmp_path / "run/problems").exists()
-
-
-@pytest.mark.slow
-def test_the_stage_stays_light() -> None:
-    """Preparing data loads neither torch nor transformers."""
-    script = (
-        "import sys, components.prepare_data.prepare, components.prepare_data.fetch; "
-        "print({'torch', 'transformers', 'dvc', 'pyarrow'} & set(sys.modules))"
-    )
-    done = subprocess.run([sys.executable, "-c", script], cwd=_ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "set()"

@@ -1,4 +1,4 @@
-"""The built-in word problems: arithmetic that can be trusted, splits that share nothing, equal seeds equal problems."""
+"""The built-in word problems: correct arithmetic, splits that share nothing, reproducible from a seed."""
 
 import re
 from collections import Counter
@@ -29,14 +29,14 @@ def _make(seed: int = 1, **changes: Any) -> list[Problem]:
 
 
 def _chain(problem: Problem) -> tuple[int, ...]:
-    """The calculation that a question asks for, read from its words alone."""
+    """Return the calculation that a question asks for, from its words alone."""
     signed = re.sub(
         r"(?:loses|gives away) (\d(?:, \d)*)", lambda lost: re.sub(r"(\d)", r"-\1", lost[1]), problem.question
     )
     return tuple(int(number) for number in re.findall(r"-?\d+", signed))
 
 
-def test_the_question_asks_for_the_answer() -> None:
+def test_question_asks_for_the_answer() -> None:
     """Adding up what the story says gives the answer, which is also what the solution ends in."""
     for problem in _make():
         assert sum(_chain(problem)) == int(problem.answer)
@@ -104,19 +104,19 @@ def test_families_and_levels_come_in_equal_shares() -> None:
 
 
 @pytest.mark.parametrize("fraction", [0.0, 0.3, 1.0])
-def test_the_worked_fraction_is_met(fraction: float) -> None:
-    """About the asked share of the solutions show their steps."""
+def test_worked_fraction_is_met(fraction: float) -> None:
+    """About that share of the solutions show their steps."""
     train = [problem for problem in _make(num_train=3000, worked_fraction=fraction) if problem.split == Split.TRAIN]
     assert sum("=" in problem.solution for problem in train) / len(train) == pytest.approx(fraction, abs=0.03)
 
 
-def test_the_worked_fraction_changes_no_question() -> None:
+def test_worked_fraction_changes_no_question() -> None:
     """Two runs that differ in how solutions are written are about the same problems."""
     bare, worked = _make(worked_fraction=0.0), _make(worked_fraction=1.0)
     assert [problem.question for problem in bare] == [problem.question for problem in worked]
 
 
-def test_asking_for_more_problems_than_exist_is_an_error() -> None:
-    """The message names the key and how many there are, instead of repeating problems."""
+def test_more_problems_than_exist_are_an_error() -> None:
+    """The message names the key and how many there are, and no problem is repeated."""
     with pytest.raises(PipelineError, match=r"word_problems: num_train is 500, but only \d\d distinct problems exist"):
         _make(num_train=500, families=["total"], min_operands=2, max_operands=2)

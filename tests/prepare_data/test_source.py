@@ -1,13 +1,14 @@
-"""Raw rows: the three layouts of a dataset, and lines that hold no row."""
+"""What datasets in files share: the three layouts of raw rows, lines without a row, and columns without a text."""
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pyarrow
 import pyarrow.parquet
 import pytest
 
-from components.prepare_data.source import MalformedRowError, excerpt, raw_rows
+from components.prepare_data.source import MalformedRowError, excerpt, raw_rows, text
 from components.shared.errors import PipelineError
 
 _ROWS = [{"problem": f"question {index}", "level": index} for index in range(3)]
@@ -21,7 +22,7 @@ def test_json_lines_keep_their_line_numbers(tmp_path: Path) -> None:
     assert [(row.line, row.name, row.columns()) for row in rows] == [(1, "00000", {"a": 1}), (3, "00002", {"a": 2})]
 
 
-def test_parquet_gives_the_rows_that_json_lines_give(tmp_path: Path) -> None:
+def test_parquet_and_json_lines_give_the_same_rows(tmp_path: Path) -> None:
     """The layout of a file changes neither its rows nor their names."""
     lines, parquet = tmp_path / "rows.jsonl", tmp_path / "rows.parquet"
     lines.write_text("".join(json.dumps(row) + "\n" for row in _ROWS), encoding="utf-8")
@@ -31,7 +32,7 @@ def test_parquet_gives_the_rows_that_json_lines_give(tmp_path: Path) -> None:
     assert [columns for _, _, columns in read[0]] == _ROWS
 
 
-def test_a_folder_is_read_by_subject_and_number(tmp_path: Path) -> None:
+def test_folder_is_read_by_subject_and_number(tmp_path: Path) -> None:
     """One JSON file per problem, of any layout inside; 2.json comes before 10.json, and other files are ignored."""
     for name in ("algebra/10.json", "algebra/2.json", "geometry/1.json"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -47,14 +48,13 @@ def test_a_folder_is_read_by_subject_and_number(tmp_path: Path) -> None:
     ("line", "reason"),
     [
         (b'{"question": "cut o', "not valid JSON"),
-        (b"nonsense", "not valid JSON"),
         (b"[1, 2]", "expected a JSON object, got list"),
         (b'{"question": "caf\xe9"}', "not UTF-8 text (byte 17 of the line)"),
         (b"[" * 100_000, "not valid JSON (nested too deeply)"),
     ],
 )
-def test_a_line_without_an_object_says_why(tmp_path: Path, line: bytes, reason: str) -> None:
-    """The reason stands alone: file and line are kept beside it."""
+def test_line_without_an_object_is_malformed(tmp_path: Path, line: bytes, reason: str) -> None:
+    """The reason does not repeat file and line, which quarantine.jsonl has beside it."""
     path = tmp_path / "rows.jsonl"
     path.write_bytes(line + b"\n")
     with pytest.raises(MalformedRowError) as refused:
@@ -63,7 +63,7 @@ def test_a_line_without_an_object_says_why(tmp_path: Path, line: bytes, reason: 
 
 
 @pytest.mark.parametrize("content", [b"", b"PAR1 cut off", b'{"problem": "json"}'])
-def test_a_file_that_is_no_parquet_is_an_error(tmp_path: Path, content: bytes) -> None:
+def test_file_that_is_not_parquet_is_an_error(tmp_path: Path, content: bytes) -> None:
     """A truncated parquet file has no readable row at all, so it cannot be quarantined row by row."""
     path = tmp_path / "rows.parquet"
     path.write_bytes(content)
@@ -71,7 +71,28 @@ def test_a_file_that_is_no_parquet_is_an_error(tmp_path: Path, content: bytes) -
         list(raw_rows(path))
 
 
-def test_a_shown_value_is_short() -> None:
-    """A reason stays readable whatever the row holds."""
+def test_text_is_the_first_column_that_is_present() -> None:
+    """Datasets name the same column differently."""
+    assert text({"type": "Algebra"}, "subject", "type") == "Algebra"
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        (None, "column `text` or `prompt` is missing"),
+        (" ", "column `prompt` is empty"),
+        (7, "column `prompt` is 7, expected text"),
+        ("\ud800", "column `prompt` contains half a surrogate pair"),
+    ],
+)
+def test_column_without_text_is_malformed(value: Any, reason: str) -> None:
+    """The reason names the column and what is wrong with it."""
+    with pytest.raises(MalformedRowError) as refused:
+        text({"prompt": value}, "text", "prompt")
+    assert reason in str(refused.value)
+
+
+def test_excerpt_is_short() -> None:
+    """A reason stays readable whatever the row contains."""
     assert excerpt("five") == '"five"'
     assert len(excerpt("x" * 1000)) < 50

@@ -1,0 +1,239 @@
+"""Raw files: fetched through a local DVC remote, and read from a git and DVC repository at a commit."""
+
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from components.prepare_data import raw_files as module
+from components.prepare_data.config import PrepareConfig
+from components.prepare_data.prepare import prepare
+from components.prepare_data.raw_files import fetch_raw_files, read_pointers
+from components.shared.errors import PipelineError
+from components.shared.lineage import file_digest
+from components.shared.problem import Split, read_problems
+
+_ROOT = Path(__file__).parents[2]
+_PUBLISHED = _ROOT / "../shared/data"
+_CONTENT = {"one.jsonl": b'{"a": 1}\n', "two.jsonl": b'{"a": 2}\n'}
+_ONE, _REMOTE, _CACHE = Path("data/raw/one.jsonl"), Path("outputs/dvc-remote"), Path(".dvc/cache")
+
+
+def _md5(content: bytes) -> str:
+    return hashlib.md5(content, usedforsecurity=False).hexdigest()
+
+
+@pytest.fixture
+def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder with the files; the working folder is an empty project with this one's DVC settings and pointers."""
+    folder, source = tmp_path / "project", tmp_path / "source"
+    (folder / "data/raw").mkdir(parents=True)
+    (folder / ".dvc").mkdir()
+    source.mkdir()
+    shutil.copy(_ROOT / ".dvc/config", folder / ".dvc/config")
+    shutil.copy(_ROOT / "data/raw/.gitignore", folder / "data/raw/.gitignore")
+    for name, content in _CONTENT.items():
+        (source / name).write_bytes(content)
+        pointer = {"outs": [{"md5": _md5(content), "size": len(content), "hash": "md5", "path": name}]}
+        (folder / f"data/raw/{name}.dvc").write_text(yaml.safe_dump(pointer), encoding="utf-8")
+    subprocess.run(["git", "init", "--quiet", str(folder)], check=True)
+    monkeypatch.chdir(folder)
+    return source
+
+
+def _damage(store: Path) -> None:
+    """Truncate the content of `one.jsonl` in DVC's cache or remote."""
+    md5 = _md5(_CONTENT["one.jsonl"])
+    path = store / "files" / "md5" / md5[:2] / md5[2:]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    path.write_bytes(_CONTENT["one.jsonl"][:-2])
+    path.chmod(0o444)  # as DVC leaves what it trusts
+
+
+@pytest.mark.slow
+def test_files_are_fetched_once(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """They arrive byte for byte, git sees no change, the source is needed once, and a lost one is in the remote."""
+    fetch_raw_files(source)
+    assert {path.name: path.read_bytes() for path in Path("data/raw").glob("*.jsonl")} == _CONTENT
+    status = ["git", "status", "--short", "--untracked-files=all", "data"]
+    assert "jsonl\n" not in subprocess.run(status, capture_output=True, text=True, check=True).stdout
+    assert Path("data/raw/.gitignore").read_bytes() == (_ROOT / "data/raw/.gitignore").read_bytes()
+    shutil.rmtree(source)
+    fetch_raw_files(source)
+    assert "data/raw is complete (2 files)" in capsys.readouterr().out
+    _ONE.unlink()
+    fetch_raw_files(source)
+    assert _ONE.read_bytes() == _CONTENT["one.jsonl"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("store", [_REMOTE, _CACHE])
+def test_damaged_copy_is_replaced_from_the_source(source: Path, store: Path) -> None:
+    """In the remote as in DVC's cache."""
+    _damage(store)
+    fetch_raw_files(source)
+    assert _ONE.read_bytes() == _CONTENT["one.jsonl"]
+
+
+@pytest.mark.slow
+def test_error_of_dvc_is_quoted(source: Path) -> None:
+    """In one line."""
+    Path(".dvc/config").write_text("[core]\n    remote = other\n", encoding="utf-8")
+    with pytest.raises(PipelineError, match=r"^dvc: .*local.*$"):
+        fetch_raw_files(source)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"), [(b"another", "has MD5"), (None, "no such file; `make data SOURCE=DIR")]
+)
+@pytest.mark.parametrize("damaged", [True, False])
+def test_source_without_the_right_file_is_an_error(
+    source: Path, content: bytes | None, reason: str, damaged: bool
+) -> None:
+    """The message also names a damaged copy in the remote; nothing is put in place."""
+    if damaged:
+        _damage(_REMOTE)
+    (source / "one.jsonl").unlink()
+    if content is not None:
+        (source / "one.jsonl").write_bytes(content)
+    named = r"dvc-remote/.*, the remote's copy of data/raw/one\.jsonl, is damaged; .*" if damaged else "^"
+    with pytest.raises(PipelineError, match=rf"{named}.*source/one\.jsonl: {reason}"):
+        fetch_raw_files(source)
+    assert not _ONE.exists()
+
+
+def test_changed_file_in_place_is_never_overwritten(source: Path) -> None:
+    """It may be somebody's work; the message says what to do."""
+    _ONE.write_bytes(b"edited")
+    with pytest.raises(PipelineError, match=r"one\.jsonl: has MD5 .* move it away"):
+        fetch_raw_files(source)
+    assert _ONE.read_bytes() == b"edited"
+
+
+@pytest.mark.parametrize("content", ["", "outs: []", "outs: [{path: x}]", "- a\n  b: [", "text"])
+def test_broken_pointer_is_an_error(source: Path, content: str) -> None:
+    """The message names the pointer."""
+    Path(f"{_ONE}.dvc").write_text(content, encoding="utf-8")
+    with pytest.raises(PipelineError, match=r"one\.jsonl\.dvc: not a DVC pointer to one file"):
+        fetch_raw_files(source)
+
+
+def test_folder_without_pointers_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message says where to run the command."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(PipelineError, match="data/raw: contains no DVC pointers; run this in the project's folder"):
+        fetch_raw_files(tmp_path)
+
+
+def test_remote_is_the_one_that_dvc_knows() -> None:
+    """The folder that is filled is the one that .dvc/config calls `local`."""
+    config = (_ROOT / ".dvc/config").read_text(encoding="utf-8")
+    assert f"url = ../{module._REMOTE.as_posix()}\n" in config
+
+
+@pytest.mark.skipif(not _PUBLISHED.is_dir(), reason="the published files are not here")
+def test_pointers_are_those_of_the_published_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Size and digests of the published files are those of the pointers and of data/README.md."""
+    monkeypatch.chdir(_ROOT)
+    readme = Path("data/README.md").read_text(encoding="utf-8")
+    pointers = read_pointers()
+    assert [pointer.target.name for pointer in pointers] == ["gsm8k_test.jsonl", "gsm8k_train.jsonl", "math500.jsonl"]
+    for pointer in pointers:
+        file = _PUBLISHED / pointer.target.name
+        assert _md5(file.read_bytes()) == pointer.md5
+        assert f"size: {file.stat().st_size}\n" in pointer.path.read_text(encoding="utf-8")
+        assert file_digest(file) in readme
+
+
+_TRAIN, _TEST = Path("data/train.jsonl"), Path("data/test.jsonl")
+
+
+class _Repository:
+    """A repository in which DVC keeps the train split, in a remote, and git the test split."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.remote = folder / "repository", folder / "remote"
+        (self.folder / "data").mkdir(parents=True)
+        self._run("git", "init", "--quiet")
+        self._dvc("init", "--quiet")
+        self._dvc("remote", "add", "--default", "store", str(self.remote))
+
+    def commit(self, answer: int) -> str:
+        """Commit splits whose only train problem has this answer, and return the commit."""
+        for path, number in ((_TRAIN, answer), (_TEST, 1000)):
+            row = {"question": f"What is {number} plus 0?", "answer": f"#### {number}"}
+            (self.folder / path).write_text(json.dumps(row) + "\n")
+        self._dvc("add", "--quiet", str(_TRAIN))
+        self._dvc("push", "--quiet")
+        self._run("git", "add", "--all")
+        self._run("git", "-c", "user.name=t", "-c", "user.email=t@localhost", "commit", "--quiet", "-m", "data")
+        return self._run("git", "rev-parse", "HEAD").strip()
+
+    def _dvc(self, *arguments: str) -> None:
+        self._run(sys.executable, "-m", "dvc", *arguments)
+
+    def _run(self, *command: str) -> str:
+        return subprocess.run(command, cwd=self.folder, check=True, capture_output=True, text=True).stdout
+
+
+def _section(url: Path, commit: str, train: Path = _TRAIN) -> dict[str, Any]:
+    return {
+        "repository": {"url": str(url), "commit": commit},
+        "sources": [{"kind": "gsm8k", "train": str(train), "test": str(_TEST)}],
+    }
+
+
+def _answers(section: dict[str, Any], folder: Path) -> list[str]:
+    folder.mkdir(exist_ok=True)
+    prepare(PrepareConfig.model_validate(section), problems=folder)
+    return [problem.answer for problem in read_problems(folder, Split.TRAIN)]
+
+
+@pytest.mark.slow
+def test_repository_is_read_at_its_commit(tmp_path: Path) -> None:
+    """Neither later commits nor the working tree matter; the content comes from the remote, and what fails is named."""
+    repository = _Repository(tmp_path)
+    first, second = repository.commit(1), repository.commit(2)
+    (repository.folder / _TRAIN).unlink()
+    shutil.rmtree(repository.folder / ".dvc/cache")
+    assert _answers(_section(repository.folder, first), tmp_path / "first") == ["1"]
+    assert _answers(_section(repository.folder, second), tmp_path / "second") == ["2"]
+    manifest = json.loads((tmp_path / "second/manifest.json").read_text())
+    assert [file["path"] for file in manifest["raw_files"]] == [str(_TRAIN), str(_TEST)]
+
+    def error(url: Path, commit: str, train: Path = _TRAIN) -> str:
+        with pytest.raises(PipelineError) as raised:
+            _answers(_section(url, commit, train), tmp_path / "failed")
+        assert "\n" not in str(raised.value)
+        return str(raised.value)
+
+    assert str(tmp_path / "gone") in error(tmp_path / "gone", second)
+    assert f"has no commit {'0' * 40}" in error(repository.folder, "0" * 40)
+    assert "cannot read data/other.jsonl from" in error(repository.folder, second, Path("data/other.jsonl"))
+    (stored,) = [path for path in repository.remote.rglob("*") if path.is_file() and b" 2 " in path.read_bytes()]
+    stored.chmod(0o644)
+    stored.write_bytes(stored.read_bytes().replace(b"2", b"4"))
+    assert f"is damaged: its object {stored} has" in error(repository.folder, second)
+    shutil.rmtree(repository.remote)
+    assert f"cannot read {_TRAIN} from" in error(repository.folder, second)
+
+
+@pytest.mark.parametrize(
+    ("train", "commit", "message"),
+    [
+        (Path("/data/train.jsonl"), "0" * 40, "not in the repository"),
+        (Path("../train.jsonl"), "0" * 40, "not in the repository"),
+        (_TRAIN, "main", "commit"),
+    ],
+)
+def test_repository_needs_a_commit_and_relative_paths(tmp_path: Path, train: Path, commit: str, message: str) -> None:
+    """Another path would be another file on every machine, and a branch another commit tomorrow."""
+    with pytest.raises(ValueError, match=message):
+        PrepareConfig.model_validate(_section(tmp_path, commit, train))
