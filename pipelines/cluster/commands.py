@@ -3,6 +3,7 @@
 import argparse
 import os
 import sys
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,124 +11,105 @@ from typing import TYPE_CHECKING, Any
 from pipelines.run.screen import Screen, Style
 
 if TYPE_CHECKING:
-    from pipelines.cluster.connection import Settings
-    from pipelines.cluster.runs import Cluster
+    from pipelines.cluster.kubeflow import Kubeflow, Settings
+
+_RUN = "id, beginning of an id, or name"
 
 
 def add_commands(commands: Any) -> None:
     """Add the commands to those of `grpo-pipeline`."""
-    command = commands.add_parser("submit", help="start a run on a cluster")
-    _add_run(command)
+    command = _add(commands, "submit", _submit, "start a run on a cluster", starts_runs=True)
     command.add_argument("--name", help="name of the run (default: the params file's and the time)")
     command.add_argument("--wait", action="store_true", help="show the run until it has ended")
-    command.set_defaults(command=_submit)
 
-    command = commands.add_parser("status", help="list runs on a cluster, or the stages of one")
-    command.add_argument("run", nargs="?", metavar="RUN", help="id, beginning of an id, or name")
-    command.set_defaults(command=_status)
-    _add_connection(command)
+    command = _add(commands, "status", _status, "list runs on a cluster, or the stages of one")
+    command.add_argument("run", nargs="?", metavar="RUN", help=_RUN)
 
-    command = commands.add_parser("logs", help="print what the stages of a run have printed")
-    command.add_argument("run", metavar="RUN", help="id, beginning of an id, or name")
+    command = _add(commands, "logs", _logs, "print what the stages of a run have printed")
+    command.add_argument("run", metavar="RUN", help=_RUN)
     command.add_argument("--stage", metavar="STAGE", help="of this stage only, such as train_grpo or `evaluate sft`")
     command.add_argument("-f", "--follow", action="store_true", help="until the run has ended")
-    command.set_defaults(command=_logs)
-    _add_connection(command)
 
-    command = commands.add_parser("stop", help="end a run and remove its training jobs")
-    command.add_argument("run", metavar="RUN", help="id, beginning of an id, or name")
-    command.set_defaults(command=_stop)
-    _add_connection(command)
+    command = _add(commands, "stop", _stop, "end a run and remove its training jobs")
+    command.add_argument("run", metavar="RUN", help=_RUN)
 
-    _add_schedule(commands.add_parser("schedule", help="start runs at set times"))
-
-
-def _add_schedule(parser: argparse.ArgumentParser) -> None:
-    actions = parser.add_subparsers(required=True, metavar="ACTION")
-    command = actions.add_parser("apply", help="make a schedule, or bring the one of this name to what is asked for")
+    schedule = commands.add_parser("schedule", help="start runs at set times")
+    actions = schedule.add_subparsers(required=True, metavar="ACTION")
+    command = _add(actions, "apply", _apply, "create or update the named schedule", starts_runs=True)
     command.add_argument("name", metavar="NAME")
     command.add_argument("--cron", required=True, help='six fields, UTC: "0 0 2 * * 1" is Monday at 02:00')
-    _add_run(command)
-    command.set_defaults(command=_apply)
-    command = actions.add_parser("list", help="list schedules and when they fire next")
-    command.set_defaults(command=_list)
-    _add_connection(command)
-    command = actions.add_parser("remove", help="remove a schedule once none of its runs goes on")
+    _add(actions, "list", _list, "list schedules and when they fire next")
+    command = _add(actions, "remove", _remove, "remove a schedule once all of its runs have ended")
     command.add_argument("name", metavar="NAME")
-    command.add_argument("--now", action="store_true", help="end runs of it that go on, and remove them with it")
-    command.set_defaults(command=_remove)
-    _add_connection(command)
+    command.add_argument("--now", action="store_true", help="end its unfinished runs, and remove them with it")
 
 
-def _add_run(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--params", type=Path, metavar="FILE", help="params file (default: the pipeline's own values)")
-    command.add_argument(
-        "--set", action="append", default=[], metavar="NAME=VALUE", help="a parameter, or a key of the params file"
-    )
-    command.add_argument("--pipeline", type=Path, metavar="FILE", help="compiled pipeline (default: compile it now)")
-    command.add_argument("--experiment", default="grpo-pipeline", help="where runs are kept (default: %(default)s)")
-    command.add_argument("--service-account", metavar="NAME", help="that runs the steps (default: Kubeflow's own)")
-    _add_connection(command)
-
-
-def _add_connection(command: argparse.ArgumentParser) -> None:
-    group = command.add_argument_group("connection", "each also from the environment; see docs/how-to/kubernetes.md")
+def _add(commands: Any, name: str, run: Any, summary: str, *, starts_runs: bool = False) -> argparse.ArgumentParser:
+    command: argparse.ArgumentParser = commands.add_parser(name, help=summary)
+    command.set_defaults(command=run)
+    if starts_runs:
+        option = command.add_argument
+        option("--params", type=Path, metavar="FILE", help="params file (default: the pipeline's own values)")
+        settings = "a parameter, or a key of the params file"
+        option("--set", action="append", default=[], metavar="NAME=VALUE", help=settings)
+        option("--pipeline", type=Path, metavar="FILE", help="compiled pipeline (default: compile it now)")
+        option("--experiment", default="grpo-pipeline", help="experiment of the runs (default: %(default)s)")
+        option("--service-account", metavar="NAME", help="that runs the steps (default: Kubeflow's own)")
+    group = command.add_argument_group("connection", "each also from the environment; see docs/install.md")
     group.add_argument("--endpoint", metavar="URL", help="address of Kubeflow Pipelines")
     group.add_argument("--namespace", help="of a profile, where Kubeflow has several users")
     group.add_argument("--token-file", type=Path, metavar="FILE", help="file that holds a token")
     group.add_argument("--ca-file", type=Path, metavar="FILE", help="certificates to trust, in PEM")
+    return command
 
 
 def _settings(options: argparse.Namespace) -> "Settings":
-    from pipelines.cluster.connection import settings
+    from pipelines.cluster.kubeflow import settings
 
-    return settings(
-        os.environ,
-        endpoint=options.endpoint,
-        namespace=options.namespace,
-        token_file=options.token_file,
-        ca_file=options.ca_file,
-    )
+    names = ("endpoint", "namespace", "token_file", "ca_file")
+    return settings(os.environ, **{name: getattr(options, name) for name in names})
 
 
-def _cluster(options: argparse.Namespace) -> "Cluster":
-    from pipelines.cluster.connection import connect
-    from pipelines.cluster.runs import Cluster
+def _connect(options: argparse.Namespace) -> "Kubeflow":
+    from pipelines.cluster.kubeflow import connect
 
-    to = _settings(options)
-    client = connect(to)
-    return Cluster(client, to.endpoint, to.namespace or client.get_user_namespace() or None)
+    return connect(_settings(options))
+
+
+def _print(lines: Iterable[str]) -> int:
+    for line in lines:
+        print(line, flush=True)
+    return 0
 
 
 def _submit(options: argparse.Namespace) -> int:
     from pipelines.cluster import runs
     from pipelines.cluster.package import package
     from pipelines.cluster.parameters import parameters
-    from pipelines.cluster.wait import wait
+    from pipelines.cluster.status import wait
 
     screen = Screen(sys.stdout, sys.stderr)
-    _settings(options)  # before half a minute of compiling: is there an address at all?
+    _settings(options)  # fails before half a minute of compiling if there is no address
     with package(options.pipeline) as compiled:
         values = parameters(compiled, options.params, options.set)
         _warn_of_images(values)
-        cluster = _cluster(options)
+        kubeflow = _connect(options)
         name = options.name or runs.run_name(options.params.stem if options.params else "params")
-        run = runs.submit(
-            cluster, compiled, values, name=name, experiment=options.experiment, account=options.service_account
-        )
+        of_run = {"name": name, "experiment": options.experiment, "service_account": options.service_account}
+        run = runs.submit(kubeflow, compiled, values, **of_run)
     screen.show(f"{name}  {run.run_id}")
-    screen.show(cluster.url(run.run_id), Style.DIM)
+    screen.show(kubeflow.url(run.run_id), Style.DIM)
     if not options.wait:
         return 0
     try:
-        return wait(cluster, run.run_id, screen)
+        return wait(kubeflow, run.run_id, screen)
     except KeyboardInterrupt:
         screen.show(f"the run goes on; `grpo-pipeline stop {run.run_id}` ends it")
         return 130
 
 
 def _warn_of_images(values: dict[str, Any]) -> None:
-    """Say so where a run would start from images that only this machine can have: its first task would not begin."""
+    """Warn if only this machine can have the images of a run: its first task would not begin."""
     local = [
         value for name, value in sorted(values.items()) if name.startswith("image_") and str(value).endswith(":dev")
     ]
@@ -141,58 +123,52 @@ def _warn_of_images(values: dict[str, Any]) -> None:
 def _status(options: argparse.Namespace) -> int:
     from pipelines.cluster.status import of_run, of_runs
 
-    cluster = _cluster(options)
-    for line in of_run(cluster, cluster.find(options.run)) if options.run else of_runs(cluster):
-        print(line)
-    return 0
+    kubeflow = _connect(options)
+    return _print(of_run(kubeflow, kubeflow.find(options.run)) if options.run else of_runs(kubeflow))
 
 
 def _logs(options: argparse.Namespace) -> int:
     from pipelines.cluster.logs import follow, logs
 
-    cluster = _cluster(options)
-    run = cluster.find(options.run)
-    lines = follow(cluster, run.run_id, options.stage) if options.follow else logs(cluster, run, options.stage)
+    kubeflow = _connect(options)
+    run = kubeflow.find(options.run)
     try:
-        for line in lines:
-            print(line, flush=True)
+        if options.follow:
+            return _print(follow(kubeflow, run.run_id, options.stage))
+        return _print(logs(kubeflow, run, options.stage))
     except KeyboardInterrupt:
         return 130
-    return 0
 
 
 def _stop(options: argparse.Namespace) -> int:
     from pipelines.cluster.runs import stop
 
-    cluster = _cluster(options)
-    run = cluster.find(options.run)
-    for line in stop(cluster, run):
-        print(line)
-    return 0
+    kubeflow = _connect(options)
+    return _print(stop(kubeflow, kubeflow.find(options.run)))
 
 
 def _apply(options: argparse.Namespace) -> int:
     from pipelines.cluster import cron, schedules
-    from pipelines.cluster.cron_words import next_times, words
     from pipelines.cluster.package import package
     from pipelines.cluster.parameters import parameters, skipping_repetition
 
-    when = cron.parse(options.cron)
+    cron.check(options.cron)
     _settings(options)
     with package(options.pipeline) as compiled:
         values = skipping_repetition(parameters(compiled, options.params, options.set), options.set)
         _warn_of_images(values)
-        schedule = schedules.Schedule(options.name, when, compiled, values, options.experiment, options.service_account)
-        done, going = schedules.apply(_cluster(options), schedule)
-    print(f"{options.name}  {done}: {words(when)}")
-    if done == schedules.ENABLED_AGAIN:
+        account = options.service_account
+        schedule = schedules.Schedule(options.name, options.cron, compiled, values, options.experiment, account)
+        outcome, unfinished = schedules.apply(_connect(options), schedule)
+    print(f"{options.name}  {outcome}: {cron.describe(options.cron)}")
+    if outcome == schedules.ENABLED_AGAIN:
         print("    at once, if a time passed while it was disabled")
-    for time in next_times(when, datetime.now(UTC)):
+    for time in cron.next_times(options.cron, datetime.now(UTC)):
         print(f"    {time}")
-    for run in going:
+    for run in unfinished:
         print(
-            f"note: {run.display_name} ({run.run_id}) goes on; the schedule that started it is disabled, and goes with "
-            "the next `schedule apply` or `schedule remove`",
+            f"note: {run.display_name} ({run.run_id}) is unfinished; its schedule is disabled, and removed by the "
+            "next `schedule apply` or `schedule remove`",
             file=sys.stderr,
         )
     return 0
@@ -201,14 +177,10 @@ def _apply(options: argparse.Namespace) -> int:
 def _list(options: argparse.Namespace) -> int:
     from pipelines.cluster.status import of_schedules
 
-    for line in of_schedules(_cluster(options)):
-        print(line)
-    return 0
+    return _print(of_schedules(_connect(options)))
 
 
 def _remove(options: argparse.Namespace) -> int:
     from pipelines.cluster.schedules import remove
 
-    for line in remove(_cluster(options), options.name, now=options.now):
-        print(line)
-    return 0
+    return _print(remove(_connect(options), options.name, now=options.now))

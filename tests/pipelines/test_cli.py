@@ -88,7 +88,7 @@ def test_a_missing_address_is_told_before_the_graph_is_looked_at(
     for name in (*ENDPOINT_VARIABLES, "KUBERNETES_SERVICE_HOST"):
         monkeypatch.delenv(name, raising=False)
     assert main([*command, "--pipeline", "nope.yaml"]) == 2
-    assert capsys.readouterr().err.startswith("error: no address of Kubeflow Pipelines: give --endpoint URL or set ")
+    assert capsys.readouterr().err.startswith("error: no address of Kubeflow Pipelines: pass --endpoint URL or set ")
 
 
 @pytest.mark.slow

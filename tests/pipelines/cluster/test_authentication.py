@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.cli import main
-from pipelines.cluster import connection
+from pipelines.cluster import kubeflow
 from tests.fake_cluster import ApiServer, Fault, self_signed
 
 SECRET = "s3cr3t-t0ken"
@@ -58,10 +58,10 @@ def test_no_secret_is_an_option(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("status", "code", "message"),
     [
-        (401, 2, "it does not know who asks; give --token-file FILE, or set GRPO_PIPELINE_TOKEN"),
-        (403, 2, "it knows who asks and says no; ask for access to the namespace"),
-        (429, 75, "cannot answer for the moment"),
-        (503, 75, "cannot answer for the moment"),
+        (401, 2, "not authenticated; pass --token-file FILE, or set GRPO_PIPELINE_TOKEN"),
+        (403, 2, "permission denied; ask for access to the namespace"),
+        (429, 75, "cannot answer now, try again later"),
+        (503, 75, "cannot answer now, try again later"),
     ],
 )
 def test_what_the_server_says_no_to_is_one_line(
@@ -92,7 +92,7 @@ def test_a_server_that_hangs_costs_one_time_limit(
     server: ApiServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It is not asked again and again, and the code says to try later."""
-    monkeypatch.setattr(connection, "_REQUEST_TIMEOUT_S", 1)
+    monkeypatch.setattr(kubeflow, "_REQUEST_TIMEOUT_S", 1)
     server.faults.add(Fault("GET", "/runs", delay_s=3, times=100))
     assert main(["status"]) == 75
     assert len([request for request in server.requests if "/runs" in request.path]) == 1
@@ -101,7 +101,7 @@ def test_a_server_that_hangs_costs_one_time_limit(
 
 @pytest.mark.parametrize(
     ("status", "message"),
-    [(200, "answers with something else than the API of Kubeflow Pipelines"), (404, "is no Kubeflow Pipelines")],
+    [(200, "the answer is not from the API of Kubeflow Pipelines"), (404, "not a Kubeflow Pipelines API")],
 )
 def test_an_address_of_something_else_is_told_from_kubeflow(
     status: int, message: str, capsys: pytest.CaptureFixture[str]
@@ -159,7 +159,7 @@ def test_a_server_with_a_certificate_of_its_own_is_trusted_when_told(
         monkeypatch.setenv("GRPO_PIPELINE_CA_FILE", str(certificate.file))
         assert main(["status"]) == 0
     assert main(["status", "--ca-file", str(tmp_path / "no.pem")]) == 2
-    missing = f"error: {tmp_path / 'no.pem'}: is no file with certificates that can be read\n"
+    missing = f"error: {tmp_path / 'no.pem'}: cannot read certificates from this file\n"
     assert capsys.readouterr().err.endswith(missing)
 
 

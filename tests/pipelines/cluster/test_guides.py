@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from pipelines.cli import parser
-from pipelines.cluster.cron import parse
+from pipelines.cluster import cron
 from pipelines.cluster.package import read
 from pipelines.cluster.parameters import parameters
 from tests.k8s.rendered import K8S, ROOT, one, overlay, render, require_kubectl
@@ -139,7 +139,7 @@ def test_the_command_line_takes_every_command(calls: list[Call], pipeline: Path)
         if "set" in options:
             parameters(compiled, options.params and call.folder / options.params, options.set)
         if "cron" in options:
-            parse(options.cron)
+            cron.check(options.cron)
 
 
 def test_make_has_every_target_and_variable(calls: list[Call]) -> None:

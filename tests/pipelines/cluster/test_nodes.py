@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from pipelines.cluster.nodes import Leaf, leaves
+from pipelines.cluster.stages import Leaf, leaves
 
 LABELS = {"app.kubernetes.io/managed-by": "grpo-pipeline", "grpo-pipeline/task": "any"}
 RETRIED = {"retryPolicy": {"maxRetryCount": 3}}

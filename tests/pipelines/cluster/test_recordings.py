@@ -5,11 +5,9 @@ from pathlib import Path
 import pytest
 
 from pipelines.cli import main
-from pipelines.cluster import logs, wait
-from pipelines.cluster.connection import connect, settings
-from pipelines.cluster.runs import Cluster
-from pipelines.cluster.status import of_run
-from pipelines.cluster.tasks import tasks
+from pipelines.cluster import logs, status
+from pipelines.cluster.kubeflow import Kubeflow, connect, settings
+from pipelines.cluster.stages import stages
 from pipelines.run.screen import Screen
 from tests.pipelines.cluster.argo import Stage, details
 from tests.pipelines.cluster.replay import RECORDINGS, Recorded, Replay
@@ -51,9 +49,9 @@ def server(recorded: Recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.fixture
-def cluster(server: Replay) -> Cluster:
+def kubeflow(server: Replay) -> Kubeflow:
     """The way to it."""
-    return Cluster(connect(settings({}, endpoint=server.url)), server.url, None)
+    return connect(settings({}, endpoint=server.url))
 
 
 def id_of(recorded: Recorded, name: str) -> str:
@@ -67,16 +65,16 @@ def at_its_end(recorded: Recorded, server: Replay, run_id: str) -> None:
     server.moments[run_id] = recorded.runs()[run_id][-1:]
 
 
-def test_every_run_names_the_stage_that_failed_and_why(recorded: Recorded, server: Replay, cluster: Cluster) -> None:
+def test_every_run_names_the_stage_that_failed_and_why(recorded: Recorded, server: Replay, kubeflow: Kubeflow) -> None:
     """In the stage's own words where its log can be read; stages that were not reached are no failures."""
     failed = {}
     for run_id in recorded.runs():
         at_its_end(recorded, server, run_id)
-        run = cluster.get(run_id)
-        stages = [task.title for task in tasks(run) if task.state == "FAILED"]
-        reasons = [line for line in of_run(cluster, run) if line.startswith("error: ")]
-        if stages or reasons:
-            (stage,), (reason,) = stages, reasons
+        run = kubeflow.run(run_id)
+        failing = [stage.title for stage in stages(run) if stage.state == "FAILED"]
+        reasons = [line for line in status.of_run(kubeflow, run) if line.startswith("error: ")]
+        if failing or reasons:
+            (stage,), (reason,) = failing, reasons
             failed[run.display_name] = (stage, reason)
     assert failed.keys() == FAILED.keys()
     for name, (stage, reason) in FAILED.items():
@@ -85,29 +83,31 @@ def test_every_run_names_the_stage_that_failed_and_why(recorded: Recorded, serve
 
 
 @pytest.mark.slow
-def test_every_moment_of_every_run_can_be_shown(recorded: Recorded, server: Replay, cluster: Cluster) -> None:
+def test_every_moment_of_every_run_can_be_shown(recorded: Recorded, server: Replay, kubeflow: Kubeflow) -> None:
     """Before a stage begins, while they run, when one is cancelled, after a retry: stages are in order, each once."""
     for run_id, moments in recorded.runs().items():
         for moment in moments:
             server.moments[run_id] = [moment]
-            run = cluster.get(run_id)
-            assert of_run(cluster, run)[0].startswith(f"{run.display_name}  {run_id}  ")
-            known = tasks(run)
+            run = kubeflow.run(run_id)
+            assert status.of_run(kubeflow, run)[0].startswith(f"{run.display_name}  {run_id}  ")
+            known = stages(run)
             assert len({task.name for task in known}) == len(known)
             begun = [task.started for task in known if task.started]
             assert begun == sorted(begun)
 
 
-def test_the_pods_of_every_stage_are_those_that_argo_made(recorded: Recorded, server: Replay, cluster: Cluster) -> None:
+def test_the_pods_of_every_stage_are_those_that_argo_made(
+    recorded: Recorded, server: Replay, kubeflow: Kubeflow
+) -> None:
     """All of them, retries, nested graphs and the exit hook included, for each run whose Workflow was kept."""
     compared = 0
     for run_id in recorded.runs():
         at_its_end(recorded, server, run_id)
-        run = cluster.get(run_id)
+        run = kubeflow.run(run_id)
         if run.state in ("SUCCEEDED", "FAILED") and run_id in recorded.pods_of:
             compared += 1
             made = {pod for pod in recorded.pods_of[run_id] if "-system-container-impl-" in pod}
-            assert {pod for task in tasks(run) for pod in task.pods} == made
+            assert {pod for task in stages(run) for pod in task.pods} == made
     assert compared >= 5
 
 
@@ -128,15 +128,15 @@ def test_logs_are_read_at_the_address_of_the_ui(
     assert "==> train_grpo, attempt 2 <==\n" in out
     assert "train_grpo: going on after step 149\n" in out
     assert main(["logs", id_of(recorded, "default-job")]) == 2
-    assert "default-job: no log of any stage to be read" in capsys.readouterr().err
+    assert "default-job: no log of any stage is available" in capsys.readouterr().err
 
 
 def test_waiting_tells_the_same_reason(
-    recorded: Recorded, server: Replay, cluster: Cluster, capsys: pytest.CaptureFixture[str]
+    recorded: Recorded, server: Replay, kubeflow: Kubeflow, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """From the first to the last that the server told about the run; stages that were not reached never begin."""
     run_id = id_of(recorded, "smoke-20261122T100527Z")
-    assert wait.wait(cluster, run_id, Screen(sys.stdout, sys.stderr), sleep=lambda _: None) == 1
+    assert status.wait(kubeflow, run_id, Screen(sys.stdout, sys.stderr), sleep=lambda _: None) == 1
     out, error = capsys.readouterr()
     assert [line for line in out.splitlines() if line.startswith("[")] == ["[1/11] preflight", "[2/11] clean_up"]
     lines = [line.strip() for line in error.splitlines()]
@@ -144,25 +144,25 @@ def test_waiting_tells_the_same_reason(
     assert lines[1] == "namespace kubeflow has no TrainingRuntime grpo-torch; apply an overlay of k8s/"
 
 
-def test_following_ends_with_the_run(recorded: Recorded, server: Replay, cluster: Cluster) -> None:
+def test_following_ends_with_the_run(recorded: Recorded, server: Replay, kubeflow: Kubeflow) -> None:
     """Every line once, though the run is asked for again and again."""
     run_id = id_of(recorded, "smoke-20261122T100527Z")
-    lines = list(logs.follow(cluster, run_id, "preflight", sleep=lambda _: None))
+    lines = list(logs.follow(kubeflow, run_id, "preflight", sleep=lambda _: None))
     assert lines[0] == "==> preflight <=="
     assert sum(line.startswith("error: preflight") for line in lines) == 1
 
 
-def test_a_run_started_in_the_form_shows_its_stages(recorded: Recorded, server: Replay, cluster: Cluster) -> None:
+def test_a_run_started_in_the_form_shows_its_stages(recorded: Recorded, server: Replay, kubeflow: Kubeflow) -> None:
     """It holds a reference to an uploaded version in place of a pipeline."""
-    run = cluster.get(id_of(recorded, "from the form"))
-    assert [(task.title, task.state) for task in tasks(run)] == [("preflight", "RUNNING")]
+    run = kubeflow.run(id_of(recorded, "from the form"))
+    assert [(task.title, task.state) for task in stages(run)] == [("preflight", "RUNNING")]
 
 
 def test_a_run_whose_workflow_was_removed_is_told_from_one_that_runs(
-    recorded: Recorded, server: Replay, cluster: Cluster
+    recorded: Recorded, server: Replay, kubeflow: Kubeflow
 ) -> None:
     """Kubeflow calls both running; of one there is no pod left."""
-    lost = [run_id for run_id in recorded.runs() if logs.is_lost(cluster, cluster.get(run_id))]
+    lost = [run_id for run_id in recorded.runs() if logs.is_lost(kubeflow, kubeflow.run(run_id))]
     assert lost == [id_of(recorded, REMOVED)]
 
 

@@ -5,9 +5,8 @@ import pytest
 
 from components.shared.errors import PipelineError
 from pipelines.cli import main
-from pipelines.cluster import logs, wait
-from pipelines.cluster.connection import connect, settings
-from pipelines.cluster.runs import Cluster
+from pipelines.cluster import logs, status
+from pipelines.cluster.kubeflow import connect, settings
 from pipelines.run.screen import Screen
 from tests.fake_cluster import ApiServer, Fault, Json
 from tests.pipelines.cluster.argo import WORKFLOW, Stage, details, pod
@@ -48,7 +47,7 @@ def test_a_schedule_is_made_once_for_a_name(
     assert (made["no_catchup"], int(made["max_concurrency"])) == (True, 1)
     assert made["runtime_config"]["parameters"]["grpo_num_steps"] == 9
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "weekly  created: at 02:00 UTC on Monday"
+    assert lines[0] == "weekly  created: At 02:00, only on Monday (UTC)"
     assert len(lines) == 6
     assert all(line.startswith("    Mon ") and line.endswith("02:00:00 UTC") for line in lines[1:])
 
@@ -130,10 +129,10 @@ def test_schedules_of_others_are_left_alone(
     apply()
     only(server)["description"] = "made by hand"
     assert apply() == 2
-    assert "weekly: there is a schedule of this name that was not made here" in capsys.readouterr().err
+    assert "weekly: grpo-pipeline did not create the schedule of this name" in capsys.readouterr().err
     assert main(["schedule", "remove", "weekly"]) == 2
     assert main(["schedule", "list"]) == 0
-    assert capsys.readouterr().out == "no schedules; `grpo-pipeline schedule apply` makes one\n"
+    assert capsys.readouterr().out == "no schedules; `grpo-pipeline schedule apply` creates one\n"
     assert len(server.kfp.recurring_runs) == 1
 
 
@@ -149,7 +148,7 @@ def test_schedules_are_listed_with_their_next_time_and_removed(
     assert main(["schedule", "list"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[:2] for line in lines[1:]] == [["daily", "enabled"], ["weekly", "enabled"]]
-    assert "at 01:30 UTC every day" in lines[1]
+    assert "At 01:30, every day (UTC)" in lines[1]
     assert main(["schedule", "remove", "daily"]) == 0
     assert main(["schedule", "remove", "daily"]) == 2
     assert "daily: no such schedule; there are weekly" in capsys.readouterr().err
@@ -174,7 +173,7 @@ def test_a_schedule_is_not_removed_under_a_run_of_its_own(
     capsys.readouterr()
     assert main(["schedule", "remove", "weekly"]) == 75
     error = capsys.readouterr().err
-    assert "weekly: disabled, and not removed yet" in error
+    assert "weekly: disabled but not removed" in error
     assert run_id in error
     assert ended not in error
     assert only(server)["status"] == "DISABLED"
@@ -201,11 +200,11 @@ def test_a_run_of_which_nothing_is_left_is_not_waited_for(
     apply()
     run_id = fire(server)
     server.kfp.pods.clear()
-    cluster = Cluster(connect(settings({}, endpoint=server.url)), server.url, None)
-    assert wait.wait(cluster, run_id, Screen(sys.stdout, sys.stderr), sleep=lambda _: None) == 1
-    assert "nothing of it runs any more" in capsys.readouterr().err
-    with pytest.raises(PipelineError, match="nothing of it runs any more"):
-        list(logs.follow(cluster, run_id, None, sleep=lambda _: None))
+    kubeflow = connect(settings({}, endpoint=server.url))
+    assert status.wait(kubeflow, run_id, Screen(sys.stdout, sys.stderr), sleep=lambda _: None) == 1
+    assert "no pod of the run exists any more" in capsys.readouterr().err
+    with pytest.raises(PipelineError, match="no pod of the run exists any more"):
+        list(logs.follow(kubeflow, run_id, None, sleep=lambda _: None))
 
 
 def test_a_schedule_that_is_removed_now_takes_its_run_with_it(
@@ -216,7 +215,7 @@ def test_a_schedule_that_is_removed_now_takes_its_run_with_it(
     run_id = fire(server)
     capsys.readouterr()
     assert main(["status", run_id]) == 0
-    assert "nothing of it runs any more" not in capsys.readouterr().out
+    assert "no pod of the run exists any more" not in capsys.readouterr().out
     assert main(["schedule", "remove", "weekly", "--now"]) == 0
     out = capsys.readouterr().out.splitlines()
     assert (out[0], out[-1]) == (f"{WORKFLOW}  stopping", "weekly  removed")
@@ -225,7 +224,7 @@ def test_a_schedule_that_is_removed_now_takes_its_run_with_it(
     assert main(["status", run_id]) == 0
     out = capsys.readouterr().out.splitlines()
     assert out[0] == f"{WORKFLOW}  {run_id}  canceling"
-    assert out[-1].startswith("nothing of it runs any more: its pods are gone")
+    assert out[-1].startswith("no pod of the run exists any more")
 
 
 def test_a_change_waits_for_the_run_of_what_was_there(

@@ -7,9 +7,8 @@ import yaml
 
 from components.shared.errors import PipelineError, RetryableError
 from pipelines.cli import main
-from pipelines.cluster import logs, wait
-from pipelines.cluster.connection import connect, settings
-from pipelines.cluster.runs import Cluster
+from pipelines.cluster import logs, status
+from pipelines.cluster.kubeflow import Kubeflow, connect, settings
 from pipelines.run.screen import Screen
 from tests.fake_cluster import ApiServer, Fault, Json
 from tests.pipelines.cluster.argo import Stage, details, driver_pod, pod
@@ -38,9 +37,9 @@ def run_id(server: ApiServer, spec: Json) -> str:
 
 
 @pytest.fixture
-def cluster(server: ApiServer) -> Cluster:
+def kubeflow(server: ApiServer) -> Kubeflow:
     """The way to it."""
-    return Cluster(connect(settings({}, endpoint=server.url)), server.url, None)
+    return connect(settings({}, endpoint=server.url))
 
 
 def tell(server: ApiServer, run_id: str, state: str, **stages: Stage) -> None:
@@ -154,7 +153,7 @@ def test_a_stage_that_could_not_be_prepared_has_failed(
 
 
 def test_a_run_after_a_retry_is_shown(
-    server: ApiServer, run_id: str, cluster: Cluster, capsys: pytest.CaptureFixture[str]
+    server: ApiServer, run_id: str, kubeflow: Kubeflow, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its history then has an entry without a state."""
     tell(server, run_id, "RUNNING", preflight=DONE, train_grpo=RUNNING)
@@ -163,7 +162,7 @@ def test_a_run_after_a_retry_is_shown(
     assert main(["status"]) == 0
     assert "nightly" in capsys.readouterr().out
     server.kfp.set_state(run_id, "FAILED")
-    assert wait.wait(cluster, run_id, Screen(sys.stdout, sys.stderr)) == 1
+    assert status.wait(kubeflow, run_id, Screen(sys.stdout, sys.stderr)) == 1
 
 
 def test_a_run_of_an_uploaded_pipeline_shows_its_stages(
@@ -181,7 +180,7 @@ def test_a_run_of_an_uploaded_pipeline_shows_its_stages(
     assert capsys.readouterr().out.endswith("error: preflight: no runtime\n")
     server.kfp.versions.clear()
     assert main(["status", run_id]) == 0
-    assert "its stages are not known" in capsys.readouterr().out
+    assert "its stages are unknown" in capsys.readouterr().out
 
 
 def test_a_log_that_is_gone_is_said_to_be(server: ApiServer, run_id: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -194,13 +193,13 @@ def test_a_log_that_is_gone_is_said_to_be(server: ApiServer, run_id: str, capsys
     assert main(["logs", run_id]) == 2
     out, error = capsys.readouterr()
     assert out.splitlines() == [
-        *("==> preflight <==", "(it did not run: the cache has its outputs)"),
+        *("==> preflight <==", "(not run: the cache has its outputs)"),
         *("==> train_grpo, attempt 1 <==", f"({gone})", "==> train_grpo, attempt 2 <==", f"({gone})"),
     ]
-    assert error == "error: nightly: no log of any stage to be read\n"
+    assert error == "error: nightly: no log of any stage is available\n"
     assert main(["logs", run_id, "--stage", "register", "-f"]) == 2
     assert main(["logs", run_id, "--stage", "register"]) == 2
-    assert "(it was not reached)" in capsys.readouterr().out
+    assert "(not reached)" in capsys.readouterr().out
 
 
 def test_what_keeps_a_pod_from_starting_is_told(
@@ -226,14 +225,14 @@ def test_what_keeps_a_pod_from_starting_is_told(
     assert capsys.readouterr().out.endswith(f"error: train_grpo: {reason}\n")
 
 
-def test_a_log_that_breaks_off_is_shown_as_far_as_it_goes(server: ApiServer, run_id: str, cluster: Cluster) -> None:
+def test_a_log_that_breaks_off_is_shown_as_far_as_it_goes(server: ApiServer, run_id: str, kubeflow: Kubeflow) -> None:
     """The server then adds its own error under the status of a success; alone, that is no log."""
     tell(server, run_id, "FAILED", train_grpo=Stage("FAILED", ["FAILED"]))
     server.kfp.pods[pod("train-grpo", 0)] = "step 1\nCould not get main container logs: Error: socket hang up"
-    assert list(logs.logs(cluster, cluster.get(run_id), None)) == ["==> train_grpo <==", "step 1"]
+    assert list(logs.logs(kubeflow, kubeflow.run(run_id), None)) == ["==> train_grpo <==", "step 1"]
     server.kfp.pods[pod("train-grpo", 0)] = "Could not get main container logs: Error: socket hang up"
     with pytest.raises(PipelineError, match="no log of any stage"):
-        list(logs.logs(cluster, cluster.get(run_id), None))
+        list(logs.logs(kubeflow, kubeflow.run(run_id), None))
 
 
 def test_inside_a_cluster_logs_come_from_kubernetes(
@@ -250,11 +249,11 @@ def test_inside_a_cluster_logs_come_from_kubernetes(
     assert capsys.readouterr().out.splitlines()[-1] == "error: train_sft: out of memory"
     monkeypatch.setenv("GRPO_PIPELINE_KUBECONFIG", "/nowhere")
     assert main(["logs", run_id]) == 2
-    assert capsys.readouterr().err == f"error: {server.url}: has no /k8s/pod/logs; name the address of the UI\n"
+    assert capsys.readouterr().err == f"error: {server.url}: has no /k8s/pod/logs; pass the address of the UI\n"
 
 
 def test_a_stage_that_was_stopped_is_told_from_one_that_broke(
-    server: ApiServer, run_id: str, cluster: Cluster, capsys: pytest.CaptureFixture[str]
+    server: ApiServer, run_id: str, kubeflow: Kubeflow, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It has no error of its own; its container ended by SIGTERM."""
     tell(server, run_id, "FAILED", train_grpo=Stage("FAILED", ["FAILED"]))
@@ -262,12 +261,12 @@ def test_a_stage_that_was_stopped_is_told_from_one_that_broke(
     assert main(["status", run_id]) == 0
     assert "error: train_grpo: stopped from outside (SIGTERM)" in capsys.readouterr().out
     server.kfp.runs[run_id]["state_history"].insert(1, {"state": "CANCELING"})
-    assert wait.wait(cluster, run_id, Screen(sys.stdout, sys.stderr)) == 1
+    assert status.wait(kubeflow, run_id, Screen(sys.stdout, sys.stderr)) == 1
     assert capsys.readouterr().out.splitlines()[-1].startswith("stopped  ")
 
 
 def test_following_prints_each_line_once_and_ends_with_the_run(
-    server: ApiServer, run_id: str, cluster: Cluster
+    server: ApiServer, run_id: str, kubeflow: Kubeflow
 ) -> None:
     """A line that is being written waits for its end; a log that cannot be had for a moment is asked for again."""
     train = pod("train-grpo", 0)
@@ -281,12 +280,12 @@ def test_following_prints_each_line_once_and_ends_with_the_run(
             lambda: tell(server, run_id, "SUCCEEDED", train_grpo=DONE),
         ]
     )
-    lines = list(logs.follow(cluster, run_id, None, sleep=lambda _: next(steps)()))
+    lines = list(logs.follow(kubeflow, run_id, None, sleep=lambda _: next(steps)()))
     assert lines == ["==> train_grpo <==", "step 1", "step 2", "last words"]
 
 
 def test_waiting_tells_a_run_as_plain_lines(
-    server: ApiServer, run_id: str, cluster: Cluster, capsys: pytest.CaptureFixture[str]
+    server: ApiServer, run_id: str, kubeflow: Kubeflow, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A line when a stage begins and one when it ends, each once, whatever the server does meanwhile."""
     steps: Iterator[Callable[[], None]] = iter(
@@ -299,7 +298,7 @@ def test_waiting_tells_a_run_as_plain_lines(
             lambda: tell(server, run_id, "SUCCEEDED", preflight=DONE, train_grpo=DONE),
         ]
     )
-    assert wait.wait(cluster, run_id, Screen(sys.stdout, sys.stderr), sleep=lambda _: next(steps)()) == 0
+    assert status.wait(kubeflow, run_id, Screen(sys.stdout, sys.stderr), sleep=lambda _: next(steps)()) == 0
     out, error = capsys.readouterr()
     assert out.splitlines() == [
         "[1/11] preflight",
@@ -314,7 +313,7 @@ def test_waiting_tells_a_run_as_plain_lines(
 def test_a_terminal_shows_what_is_under_way(
     server: ApiServer,
     run_id: str,
-    cluster: Cluster,
+    kubeflow: Kubeflow,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -327,19 +326,19 @@ def test_a_terminal_shows_what_is_under_way(
     )
     seconds = iter(range(0, 1000, 10))
     screen = Screen(sys.stdout, sys.stderr)
-    assert wait.wait(cluster, run_id, screen, sleep=lambda _: next(steps)(), now=lambda: float(next(seconds))) == 0
+    assert status.wait(kubeflow, run_id, screen, sleep=lambda _: next(steps)(), now=lambda: float(next(seconds))) == 0
     out = capsys.readouterr().out
     assert "\r\x1b[K      train_grpo  20.0 s\r\x1b[K      train_grpo  40.0 s\r\x1b[K      train_grpo done" in out
 
 
 def test_waiting_for_a_run_that_fails_says_why_and_is_no_success(
-    server: ApiServer, run_id: str, cluster: Cluster, capsys: pytest.CaptureFixture[str]
+    server: ApiServer, run_id: str, kubeflow: Kubeflow, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Exit code 1, the stage's own words or where to look for them, and the page."""
     tell(server, run_id, "FAILED", prepare_data=CACHED, train_sft=FAILED, train_grpo=FAILED, register=LEFT_OUT)
     server.kfp.pods[pod("train-sft", 1)] = "error: train_sft: out of memory\nlower the batch\nF1122 10:06:03 exit\n"
     server.kfp.pods[pod("train-grpo", 1)] = "step 1\n"
-    assert wait.wait(cluster, run_id, Screen(sys.stdout, sys.stderr)) == 1
+    assert status.wait(kubeflow, run_id, Screen(sys.stdout, sys.stderr)) == 1
     out, error = capsys.readouterr()
     assert error.splitlines() == [
         "      error: train_sft: out of memory",
@@ -351,9 +350,11 @@ def test_waiting_for_a_run_that_fails_says_why_and_is_no_success(
     assert out.splitlines()[-1].startswith("failed  ")
 
 
-def test_waiting_gives_up_when_nothing_answers(server: ApiServer, run_id: str, cluster: Cluster) -> None:
+def test_waiting_gives_up_when_nothing_answers(server: ApiServer, run_id: str, kubeflow: Kubeflow) -> None:
     """After ten minutes without an answer, with the code that says to try again."""
     server.faults.add(Fault("GET", "/runs/", status=503, times=1000))
     clock = iter(range(0, 10_000, 100))
     with pytest.raises(RetryableError):
-        wait.wait(cluster, run_id, Screen(sys.stdout, sys.stderr), sleep=lambda _: None, now=lambda: float(next(clock)))
+        status.wait(
+            kubeflow, run_id, Screen(sys.stdout, sys.stderr), sleep=lambda _: None, now=lambda: float(next(clock))
+        )

@@ -207,7 +207,9 @@ def test_stop_without_access_to_the_cluster_says_who_removes_the_jobs(
     assert main(["stop", only_run(server)["run_id"]]) == 0
     out = capsys.readouterr().out.splitlines()
     assert out[0].endswith("stopping")
-    assert out[1].startswith("training jobs are left to their steps and to the reaper: no cluster is configured")
+    assert out[1].startswith(
+        "training jobs not removed; their steps or the reaper will remove them: no cluster is configured"
+    )
     assert only_run(server)["state"] == "CANCELING"
 
 
@@ -256,7 +258,7 @@ def test_stopping_what_has_ended_still_cleans_up(
     capsys.readouterr()
     assert main(["stop", run_id]) == 0
     out = capsys.readouterr().out
-    assert "had ended already: failed" in out
+    assert "had already ended: failed" in out
     assert "training job grpo-mine removed" in out
 
 
