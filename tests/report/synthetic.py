@@ -1,14 +1,13 @@
-"""Folders as the stages before the report leave them, made up with a seed: SFT answers bare, GRPO works it out."""
+"""Made-up outputs of the stages before the report, from a seed: SFT answers bare, GRPO shows its work."""
 
 import random
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
+from components.evaluate.scores import scores
 from components.shared import jsonl, lineage
-from components.shared.statistics import mean_interval, score
 
 SKILL = {
     "base": {"words": 0.02, "gsm8k": 0.01},
@@ -25,21 +24,24 @@ def make_run(
     folder: Path, *, skill: Mapping[str, Mapping[str, float]] = SKILL, problems: int = 200, seed: int = 7
 ) -> dict[str, Path]:
     """Write the six inputs of the report stage; returns their folders by name."""
-    names = ("base_evaluation", "sft_evaluation", "grpo_evaluation", "sft_training", "grpo_training", "validation")
-    folders = {name: folder / name for name in names}
-    for path in folders.values():
-        path.mkdir(parents=True)
-    questions = make_questions(problems, random.Random(seed))
+    questions = _questions(problems, random.Random(seed))
+    folders = {name: folder / name for name in _lineages()}
+    for name, made in _lineages().items():
+        folders[name].mkdir(parents=True)
+        lineage.write(folders[name], made)
     for model in skill:
-        records = make_records(model, questions, skill[model], random.Random(f"{seed} {model}"))
-        write_evaluation(folders[f"{model}_evaluation"], records)
-    write_training(folders["sft_training"], folders["grpo_training"], random.Random(seed))
-    write_validation(folders["validation"], problems)
-    _write_lineage(folders)
+        evaluation = folders[f"{model}_evaluation"]
+        records = _records(model, questions, skill[model], random.Random(f"{seed} {model}"))
+        jsonl.write_rows(evaluation / "records.jsonl", records)
+        jsonl.write_json(evaluation / "scores.json", scores(records, num_samples=2, temperature=1.0))
+    rng = random.Random(seed)
+    jsonl.write_rows(folders["sft_training"] / "steps.jsonl", (_sft_step(step, rng) for step in range(300)))
+    jsonl.write_rows(folders["grpo_training"] / "steps.jsonl", (_grpo_step(step, 60, rng) for step in range(60)))
+    jsonl.write_json(folders["validation"] / "result.json", _validation(problems))
     return folders
 
 
-def make_questions(problems: int, rng: random.Random) -> list[Row]:
+def _questions(problems: int, rng: random.Random) -> list[Row]:
     """Sums in words, and a few problems of a second source that has no subjects."""
     questions = []
     for index in range(problems):
@@ -61,7 +63,7 @@ def make_questions(problems: int, rng: random.Random) -> list[Row]:
     return questions
 
 
-def make_records(model: str, questions: list[Row], skill: Mapping[str, float], rng: random.Random) -> list[Row]:
+def _records(model: str, questions: list[Row], skill: Mapping[str, float], rng: random.Random) -> list[Row]:
     """One greedy and two sampled answers per question."""
     records = []
     for question in questions:
@@ -75,8 +77,9 @@ def make_records(model: str, questions: list[Row], skill: Mapping[str, float], r
 def _record(model: str, question: Row, sample: int, right: bool, rng: random.Random) -> Row:
     answer = question["answer"] if right else str(int(question["answer"]) + rng.choice((-10, -1, 1, 2, 10)))
     worked = rng.random() < WORKED[model]
-    lines = _working(question["terms"]) if worked else []
-    response = "has has 4 has\n" * 8 if model == "base" and not right else "\n".join([*lines, f"#### {answer}"])
+    terms = question["terms"]
+    steps = [f"{sum(terms[:at])}+{terms[at]}={sum(terms[: at + 1])}" for at in range(1, len(terms))] if worked else []
+    response = "has has 4 has\n" * 8 if model == "base" and not right else "\n".join([*steps, f"#### {answer}"])
     unscorable = not right and rng.random() < 0.02
     return {
         **{key: question[key] for key in ("id", "source", "subject", "level", "question", "answer")},
@@ -91,165 +94,84 @@ def _record(model: str, question: Row, sample: int, right: bool, rng: random.Ran
     }
 
 
-def _working(terms: list[int]) -> list[str]:
-    lines, total = [], terms[0]
-    for term in terms[1:]:
-        lines.append(f"{total}+{term}={total + term}")
-        total += term
-    return lines
-
-
-def write_evaluation(folder: Path, records: list[Row]) -> None:
-    """Write records with the scores that belong to them."""
-    greedy = [record for record in records if record["sample"] == 0]
-    sources = sorted({record["source"] for record in records})
-    scores = {
-        "greedy": {
-            "all": _score(greedy),
-            "by_source": {source: _score([r for r in greedy if r["source"] == source]) for source in sources},
-            "by_subject": {source: _by(greedy, source, "subject") for source in sources},
-            "by_level": {source: _by(greedy, source, "level") for source in sources},
-        },
-        "sampled": {
-            "num_samples": 2,
-            "temperature": 1.0,
-            "by_source": {source: _sampled(records, source) for source in sources},
-        },
-        "mean_length_tokens": fmean(record["num_tokens"] for record in greedy),
-        "worked_fraction": fmean(record["worked"] for record in greedy),
-        "truncated_fraction": fmean(not record["finished"] for record in greedy),
-        "unscorable": sum(record["verdict"] == "unscorable" for record in greedy),
-    }
-    jsonl.write_rows(folder / "records.jsonl", records)
-    jsonl.write_json(folder / "scores.json", scores)
-
-
-def _score(records: list[Row]) -> Row:
-    return score(sum(record["verdict"] == "right" for record in records), len(records))
-
-
-def _by(records: list[Row], source: str, key: str) -> dict[str, Row]:
-    having = [record for record in records if record["source"] == source and record[key] not in ("", None)]
-    return {str(group): _score([r for r in having if r[key] == group]) for group in sorted({r[key] for r in having})}
-
-
-def _sampled(records: list[Row], source: str) -> Row:
-    right: dict[str, list[bool]] = {}
-    for record in records:
-        if record["sample"] > 0 and record["source"] == source:
-            right.setdefault(record["id"], []).append(record["verdict"] == "right")
-    means = [fmean(outcomes) for outcomes in right.values()]
-    return {
-        "accuracy": fmean(means),
-        "interval": list(mean_interval(means)),
-        "problems": len(means),
-        "samples": sum(len(outcomes) for outcomes in right.values()),
-    }
-
-
-def write_training(sft: Path, grpo: Path, rng: random.Random, *, steps: int = 60) -> None:
-    """Write the steps of both trainings: the worked share, the length and the reward rise together."""
-    jsonl.write_rows(
-        sft / "steps.jsonl",
-        (
-            {
-                "step": step,
-                "loss": 0.3 + 3.2 / (1 + 0.06 * step) + rng.gauss(0, 0.04),
-                "gradient_norm": 0.5 + 2 / (1 + 0.1 * step) + abs(rng.gauss(0, 0.1)),
-                "learning_rate": 1e-3,
-                "epoch": step / 150,
-            }
-            for step in range(300)
-        ),
-    )
-    jsonl.write_rows(grpo / "steps.jsonl", (_grpo_step(step, steps, rng) for step in range(steps)))
+def _sft_step(step: int, rng: random.Random) -> Row:
+    return {"step": step, "loss": 0.3 + 3.2 / (1 + 0.06 * step) + rng.gauss(0, 0.04)}
 
 
 def _grpo_step(step: int, steps: int, rng: random.Random) -> Row:
+    """The worked share, the length and the reward rise together."""
     done = step / steps
-    worked = min(1.0, max(0.0, 0.2 + 0.85 * done**0.6 + rng.gauss(0, 0.04)))
-    accuracy = min(1.0, max(0.0, 0.5 + 0.4 * worked + rng.gauss(0, 0.04)))
+    worked = _fraction(0.2 + 0.85 * done**0.6 + rng.gauss(0, 0.04))
+    accuracy = _fraction(0.5 + 0.4 * worked + rng.gauss(0, 0.04))
     return {
         "step": step,
         "reward": accuracy,
         "accuracy": accuracy,
         "worked_fraction": worked,
         "completion_length_tokens": 10 + 28 * worked + rng.gauss(0, 1),
-        "truncated_fraction": max(0.0, rng.gauss(0.01, 0.01)),
+        "truncated_fraction": _fraction(rng.gauss(0.01, 0.01)),
         "kl": 0.06 * done + abs(rng.gauss(0, 0.004)),
         "entropy": 0.5 - 0.3 * done + rng.gauss(0, 0.02),
         "sampler_mismatch": 3e-7,
         "sampler_mismatch_max": 2e-6,
-        "clip_high_fraction": max(0.0, rng.gauss(0.01, 0.005)),
-        "clip_low_fraction": max(0.0, rng.gauss(0.005, 0.002)),
-        "ratio_min": 0.8,
-        "ratio_max": 1.2,
-        "loss": rng.gauss(0, 0.01),
+        "clip_high_fraction": _fraction(rng.gauss(0.01, 0.005)),
+        "clip_low_fraction": _fraction(rng.gauss(0.005, 0.002)),
         "gradient_norm": 0.6 + abs(rng.gauss(0, 0.2)),
-        "learning_rate": 2e-4,
-        "groups_without_spread_fraction": min(1.0, max(0.0, 0.1 + 0.5 * done + rng.gauss(0, 0.05))),
+        "groups_without_spread_fraction": _fraction(0.1 + 0.5 * done + rng.gauss(0, 0.05)),
         "unscorable_fraction": 0.0,
     }
 
 
-def write_validation(folder: Path, problems: int) -> None:
-    """Write the result of a data validation that passed with one warning."""
-    titles = {
-        "ids_unique": ("Every problem has its own id", "critical", 0),
-        "answers_verifiable": ("The solution of every problem is graded right", "critical", 0),
-        "no_contamination": ("No test problem is found in the training problems", "critical", 0),
-        "question_length": ("Questions have between 10 and 2,000 characters", "warning", 3),
-    }
+def _fraction(value: float) -> float:
+    return min(1.0, max(0.0, value))
+
+
+def _validation(problems: int) -> Row:
+    """The result of a data validation that passed with one warning."""
     expectations = [
         {
-            "name": name,
             "title": title,
             "severity": severity,
             "success": unexpected == 0,
             "checked": 4000 + problems,
             "unexpected": unexpected,
-            "unexpected_percent": 100 * unexpected / (4000 + problems),
-            "examples": [],
-            "detail": "",
         }
-        for name, (title, severity, unexpected) in titles.items()
+        for title, severity, unexpected in (
+            ("Every problem has its own id", "critical", 0),
+            ("Questions have between 10 and 2,000 characters", "warning", 3),
+        )
     ]
-    result = {"success": True, "rows": {"train": 4000, "test": problems}, "expectations": expectations}
-    jsonl.write_json(folder / "result.json", {**result, "statistics": {}})
+    return {"success": True, "rows": {"train": 4000, "test": problems}, "expectations": expectations}
 
 
 def made_by_grpo() -> Row:
-    """The lineage of the policy that the evaluations are of."""
-    grpo = _made_by(
-        "train_grpo",
-        {"model": _MODEL, "prompts": 16, "group_size": 8, "steps": 60, "learning_rate": 2e-4, "kl_coefficient": 0.02},
-        {"problems": _PROBLEMS, "reference": _SFT},
-    )
+    """The lineage of the policy in the evaluation `grpo`."""
+    config = {"model": _MODEL, "prompts": 16, "group_size": 8, "steps": 60, "kl_coefficient": 0.02}
+    grpo = _made_by("train_grpo", config, {"problems": _PROBLEMS, "reference": _SFT})
     grpo["inputs"]["reference"]["digest"] = lineage.value_digest("sft")
     return grpo
 
 
 def write_bare_report(folder: Path, policy: Path) -> None:
-    """Write what of a report says that a policy was evaluated and passed the gate, without figures or a page."""
+    """Write the parts of a report that say a policy was evaluated and passed the gate, without figures or a page."""
     gate = {"target": ["words"], "min_gain": 0.1, "max_p_value": 0.01, "margin": 0.5, "enforce": True}
     target = {"sources": ["words"], "min_gain": 0.1, "max_p_value": 0.01, "passed": True}
     verdict = {"passed": True, "enforced": True, "target": target, "others": [], "reasons": []}
     made = _made_by("report", {"gate": gate, "num_examples": 0}, _lineages())
-    model = made["inputs"]["grpo_evaluation"]["lineage"]["inputs"]["model"]
-    model.update(digest=lineage.digest(policy), lineage=lineage.read(policy))
     models = {
-        f"{name} model": made["inputs"][f"{name}_evaluation"]["lineage"]["inputs"]["model"]["digest"]
-        for name in ("base", "sft", "grpo")
+        name: made["inputs"][f"{name}_evaluation"]["lineage"]["inputs"]["model"] for name in ("base", "sft", "grpo")
     }
+    models["grpo"].update(digest=lineage.digest(policy), lineage=lineage.read(policy))
     folder.mkdir(parents=True)
     lineage.write(folder, made)
     jsonl.write_json(folder / "verdict.json", verdict)
     jsonl.write_json(folder / "summary.json", {"verdict": verdict})
-    jsonl.write_json(folder / "provenance.json", {"inputs": models})
+    digests = {f"{name} model": model["digest"] for name, model in models.items()}
+    jsonl.write_json(folder / "provenance.json", {"inputs": digests})
 
 
 def report_on(report: Path, policy: Path) -> Path:
-    """Copy a report so that it is one on this policy: beside it, with its digest in the place of the made-up one."""
+    """Copy a report beside a policy, with the policy's digest in place of the made-up one."""
     folder = policy.with_name(f"{policy.name}-{report.name}-report")
     shutil.copytree(report, folder, dirs_exist_ok=True)
     for path in folder.glob("*.json"):
@@ -258,22 +180,16 @@ def report_on(report: Path, policy: Path) -> Path:
     return folder
 
 
-def _write_lineage(folders: Mapping[str, Path]) -> None:
-    for name, made in _lineages().items():
-        lineage.write(folders[name], made)
-
-
 def _lineages() -> dict[str, Row]:
     """The lineage of each input of the report stage."""
-    grpo = made_by_grpo()
     made = {
         "sft_training": _SFT,
-        "grpo_training": grpo,
+        "grpo_training": made_by_grpo(),
         "validation": _made_by("validate_data", {"min_rows": 100}, {"problems": _PROBLEMS}),
     }
-    for name, trained in (("base", _SFT), ("sft", _SFT), ("grpo", grpo)):
-        inputs = {"model": trained, "problems": _PROBLEMS}
-        evaluation = _made_by("evaluate", {"num_samples": 2, "temperature": 1.0}, inputs)
+    for name, model in (("base", _SFT), ("sft", _SFT), ("grpo", made["grpo_training"])):
+        config = {"num_samples": 2, "temperature": 1.0}
+        evaluation = _made_by("evaluate", config, {"model": model, "problems": _PROBLEMS})
         evaluation["inputs"]["model"]["digest"] = lineage.value_digest(name)
         made[f"{name}_evaluation"] = evaluation
     return made
@@ -291,8 +207,4 @@ def _made_by(stage: str, config: Row, inputs: Mapping[str, Row]) -> Row:
 
 _MODEL = {"base": "scratch:words", "prompt": "{question}\n", "answer": "declared"}
 _PROBLEMS = _made_by("prepare_data", {"num_train": 4000, "seed": 1}, {})
-_SFT = _made_by(
-    "train_sft",
-    {"model": _MODEL, "epochs": 2, "learning_rate": 1e-3},
-    {"problems": _PROBLEMS},
-)
+_SFT = _made_by("train_sft", {"model": _MODEL, "epochs": 2, "learning_rate": 1e-3}, {"problems": _PROBLEMS})
