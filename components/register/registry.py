@@ -333,7 +333,7 @@ def _ensure_repository(folder: Path, workspace: Workspace) -> None:
 
 
 def _clone(location: str, origin: str, storage: str | None, workspace: Workspace) -> Registry:
-    clone = Workspace(workspace.folder / "clone", workspace.scratch, workspace.held)
+    clone = Workspace(workspace.folder / "clone", workspace.scratch, workspace.locks)
     workspace.git("clone", "--quiet", "--no-local", origin, str(clone.folder))
     registry = Registry(location, clone, origin, storage)
     registry.configure()

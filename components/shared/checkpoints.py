@@ -1,23 +1,21 @@
-"""Numbered checkpoints in a folder: whatever moment a run is killed at, what is found is whole.
+"""Numbered checkpoints in a folder: at whatever moment a run is killed, each one found is complete.
 
-One process writes and any number read. A checkpoint is filled aside, sealed by a manifest of its files and their
-digests, synced and renamed; one that is not wanted any more is renamed before it is removed.
+One process writes and any number read. A checkpoint is written to a hidden folder, sealed by a manifest of its files
+and their digests, synced and renamed; one that is no longer needed is renamed before it is removed.
 """
 
-import errno
 import math
-import os
 import re
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from components.shared import durable, jsonl, lineage, system_errors
+from components.shared import durable, jsonl, lineage
 from components.shared.errors import PipelineError
-from components.shared.lineage import Fingerprint, differences
+from components.shared.lineage import Fingerprint
 from components.shared.progress import say
+from components.shared.system_errors import full_disk
 
 FOLDER = "checkpoints"
 """Where a stage keeps them in its folder of unfinished work."""
@@ -25,12 +23,12 @@ _FORMAT = 2
 _MANIFEST = "manifest.json"
 _LOCK = "writer.lock"
 _NAME = re.compile(r"step-(\d{6,})")
-Listing = dict[str, dict[str, Any]]
+_Listing = dict[str, dict[str, Any]]
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint that was whole when it was looked for."""
+    """A checkpoint that was complete when it was looked up."""
 
     step: int
     folder: Path
@@ -38,101 +36,93 @@ class Checkpoint:
 
 
 def latest(folder: Path, *, stage: str, fingerprint: Fingerprint | None = None) -> Checkpoint | None:
-    """Return the newest whole checkpoint, or None where there is none at all.
+    """Return the newest complete checkpoint, or None where there is none at all.
 
-    One that is torn or damaged is passed over with a line said; a PipelineError where that leaves none, or where the
-    checkpoint is of a run that is not `fingerprint` the same.
+    A damaged one is skipped with a line of output.
+
+    Raises:
+        PipelineError: All are damaged, or the checkpoint is of a run with another `fingerprint`.
     """
     stored = _stored(folder)
     for step in sorted(stored, reverse=True):
-        fault = _fault(stored[step])
-        if fault is None:
+        damage = _damage(stored[step])
+        if damage is None:
             manifest = _manifest(stored[step])
-            _refuse_foreign(stored[step], manifest["fingerprint"], fingerprint, stage)
+            _require_fingerprint(stored[step], manifest["fingerprint"], fingerprint, stage)
             return Checkpoint(step, stored[step], manifest["score"])
-        say(stage, f"{fault}; this checkpoint is passed over")
+        say(stage, f"{damage}; this checkpoint is skipped")
     if stored:
         raise PipelineError(
-            f"{folder}: none of the checkpoints is whole, as said above; put a copy of one back, "
-            "or remove them all to begin again at the first step"
+            f"{folder}: every checkpoint is damaged (see above); put a copy of one back, "
+            "or remove them all to start again from the first step"
         )
     return None
 
 
 def last_step(work: Path) -> int | None:
-    """Return the step of the newest checkpoint, whole or not, in a folder of unfinished work; None without any."""
+    """Return the step of the newest checkpoint, complete or not, in a folder of unfinished work; None without any."""
     return max((step for folder in work.glob("*/") for step in _stored(folder)), default=None)
 
 
 class Writer:
-    """The one process that writes checkpoints into a folder; a RetryableError for a second one.
+    """The one process that writes checkpoints into a folder; InUseError for a second one.
 
-    Keeps the last `keep_last` checkpoints and, with `keep_best`, the one with the highest score, of equals the later.
-    Each holds what the run is `fingerprint`.
+    Keeps the last `keep_last` checkpoints and, with `keep_best`, the one with the highest score (of equals the later).
+    Each records the run's `fingerprint`.
     """
 
     def __init__(
         self, folder: Path, *, keep_last: int, keep_best: bool, fingerprint: Fingerprint | None = None
     ) -> None:
         assert keep_last > 0
-        self._fingerprint = fingerprint
         self._folder, self._keep_last, self._keep_best = folder, keep_last, keep_best
-        self._lock = durable.lock_folder(folder / _LOCK)  # let go with this object
-        for left in folder.glob(".step-*"):
-            durable.remove(left)
+        self._fingerprint = fingerprint
+        self._lock = durable.lock_folder(folder / _LOCK)  # released with this object
+        for leftover in folder.glob(".step-*"):
+            durable.remove(leftover)
 
     def save(self, step: int, write: Callable[[Path], None], *, score: float | None) -> None:
-        """Keep what `write` puts into the folder it is given as the checkpoint of `step`.
+        """Store what `write` puts into its folder as the checkpoint of `step`.
 
-        The earlier ones stay until this one stands. A step that is there already, whole, is not written again: equal
-        runs have equal states. Checkpoints of later steps, which the run did not go on from, are removed.
+        Earlier ones stay until this one is complete. A complete checkpoint of the same step is not written again:
+        equal runs have equal states. Checkpoints of later steps, which the run did not resume from, are removed.
         """
         assert score is None or math.isfinite(score)
         target = self._folder / _name(step)
-        if target.exists() and _fault(target):
+        if target.exists() and _damage(target):
             durable.discard(target)
         if not target.exists():
-            made = {"format": _FORMAT, "step": step, "score": score, "fingerprint": self._fingerprint}
-            self._write(target, write, made)
-        self._thin_out(step)
+            self._write(target, write, {"format": _FORMAT, "step": step, "score": score})
+        self._prune(step)
 
     def _write(self, target: Path, write: Callable[[Path], None], manifest: dict[str, Any]) -> None:
         partial = target.with_name(f".{target.name}.partial")
         try:
             partial.mkdir()
             write(partial)
-            content = {**manifest, "files": _listing(partial)}
+            content = {**manifest, "fingerprint": self._fingerprint, "files": _listing(partial)}
             jsonl.write_json(partial / _MANIFEST, {"content": content, "digest": lineage.value_digest(content)})
             durable.sync_tree(partial)
-            partial.rename(target)
-            durable.sync(self._folder)
+            durable.replace(target, partial)
         except Exception as error:
-            number = system_errors.errno_of(error)
-            if number not in system_errors.NO_ROOM:
+            needed = max(map(durable.size, (partial, *_stored(self._folder).values())))
+            durable.remove(partial)
+            message = full_disk(error, target, f"the checkpoint takes {needed:,} bytes or more")
+            if message is None:
                 raise
-            raise PipelineError(f"{target}: {self._room(number, partial)}") from error
+            raise PipelineError(f"{message}; the earlier checkpoints are complete") from error
         finally:
-            shutil.rmtree(partial, ignore_errors=True)
+            durable.remove(partial)
 
-    def _room(self, number: int, partial: Path) -> str:
-        """Remove what was written and say how much room there is then, and how much it takes."""
-        needed = max(map(durable.size, (partial, *_stored(self._folder).values())))
-        shutil.rmtree(partial, ignore_errors=True)
-        free = shutil.disk_usage(self._folder).free
-        return (
-            f"{os.strerror(number).lower()}: the checkpoint takes {needed:,} bytes or more, {free:,} are free; "
-            "the earlier checkpoints are whole: make room and run again"
-        )
-
-    def _thin_out(self, newest: int) -> None:
-        """Remove every checkpoint that is not to be kept, now that the one of step `newest` stands."""
+    def _prune(self, newest: int) -> None:
+        """Remove every checkpoint that is not to be kept, now that the one of step `newest` is complete."""
         stored = _stored(self._folder)
         past = {step: folder for step, folder in stored.items() if step <= newest}
-        kept = set(sorted(past)[-self._keep_last :])
+        keep = set(sorted(past)[-self._keep_last :])
         if self._keep_best:
             scores = [(score, step) for step, folder in past.items() if (score := _score(folder)) is not None]
-            kept |= {step for _, step in sorted(scores)[-1:]}
-        for step in sorted(stored.keys() - kept):
+            keep |= {step for _, step in sorted(scores)[-1:]}
+        for step in sorted(stored.keys() - keep):
             durable.discard(stored[step])
 
 
@@ -141,7 +131,7 @@ def _name(step: int) -> str:
 
 
 def _stored(folder: Path) -> dict[int, Path]:
-    """The folder of each step, whole or not."""
+    """The folder of each step, complete or not."""
     named = ((path, _NAME.fullmatch(path.name)) for path in folder.glob("step-*"))
     return {int(match[1]): path for path, match in named if match}
 
@@ -155,48 +145,43 @@ def _score(folder: Path) -> float | None:
     return score
 
 
-def _refuse_foreign(folder: Path, made: Fingerprint | None, fingerprint: Fingerprint | None, stage: str) -> None:
-    """Raise PipelineError for a whole checkpoint that was put among those of another run."""
-    if fingerprint is None or made == fingerprint:
+def _require_fingerprint(folder: Path, actual: Fingerprint | None, expected: Fingerprint | None, stage: str) -> None:
+    """Raise PipelineError for a checkpoint that somebody put among those of another run."""
+    if expected is None or actual == expected:
         return
-    why = "which is not known" if made is None else differences(stage, made, fingerprint)
-    raise PipelineError(
-        f"{folder}: is a checkpoint of another run, made from something else: {why}; move it out of this folder"
-    )
+    why = "which is unknown" if actual is None else lineage.differences(stage, actual, expected)
+    raise PipelineError(f"{folder}: is a checkpoint of another run, which differs in {why}; move it out of this folder")
 
 
-def _fault(folder: Path) -> str | None:
-    """What a checkpoint has that is not as it was written; None for a whole one."""
+def _damage(folder: Path) -> str | None:
+    """How a checkpoint differs from what was written; None for a complete one."""
     try:
         manifest = _manifest(folder)
     except PipelineError as error:
         return str(error)
     if manifest["format"] != _FORMAT:
-        return f"{folder}: is in format {manifest['format']}, where {_FORMAT} is read"
+        return f"{folder}: is in format {manifest['format']}, expected {_FORMAT}"
     if folder.name != _name(manifest["step"]):
         return f"{folder}: is the checkpoint of step {manifest['step']} under another name"
-    written, there = manifest["files"], _listing(folder)
-    differing = [name for name in sorted(written.keys() | there.keys()) if written.get(name) != there.get(name)]
-    if differing:
-        name = differing[0]
-        return f"{folder / name}: {_difference(written.get(name), there.get(name))}"
-    return None
+    written, stored = manifest["files"], _listing(folder)
+    differing = (name for name in sorted({**written, **stored}) if written.get(name) != stored.get(name))
+    return next((f"{folder / name}: {_difference(written.get(name), stored.get(name))}" for name in differing), None)
 
 
-def _difference(written: dict[str, Any] | None, there: dict[str, Any] | None) -> str:
-    if there is None:
-        return os.strerror(errno.ENOENT).lower()
+def _difference(written: dict[str, Any] | None, stored: dict[str, Any] | None) -> str:
+    if stored is None:
+        return "no such file"
     if written is None:
-        return "is no file of this checkpoint"
-    if there["size"] != written["size"]:
-        return f"has {there['size']:,} of {written['size']:,} bytes"
+        return "is not a file of this checkpoint"
+    if stored["size"] != written["size"]:
+        return f"has {stored['size']:,} of {written['size']:,} bytes"
     return "is damaged: its SHA-256 is not that of what was written"
 
 
 def _manifest(folder: Path) -> dict[str, Any]:
-    """The sealed manifest of a checkpoint; a PipelineError where it is missing or not as it was written."""
+    """The sealed manifest of a checkpoint; PipelineError where it is missing or damaged."""
     if not folder.is_dir():
-        raise PipelineError(f"{folder}: is no folder")
+        raise PipelineError(f"{folder}: is not a folder")
     path = folder / _MANIFEST
     sealed = jsonl.read_json(path)
     if not isinstance(sealed, dict) or sealed.get("digest") != lineage.value_digest(sealed.get("content")):
@@ -205,7 +190,7 @@ def _manifest(folder: Path) -> dict[str, Any]:
     return content
 
 
-def _listing(folder: Path) -> Listing:
+def _listing(folder: Path) -> _Listing:
     """Size in bytes and SHA-256 of each file of a checkpoint."""
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / _MANIFEST)
     return {

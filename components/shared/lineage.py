@@ -7,7 +7,7 @@ that decides whether two runs do the same work.
 import hashlib
 import json
 import platform
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache
 from importlib import metadata
@@ -21,7 +21,13 @@ from components.shared.config import Config, without_operational
 from components.shared.errors import PipelineError
 
 FILE_NAME = "lineage.json"
+Fingerprint = Mapping[str, Any]
+"""What decides whether one run may resume the work of another: `config` without operational keys, `inputs` (digests by
+name) and `code` (a digest), with `files` of code (digests by path) where it is recorded for people."""
 _PACKAGES = ("deepspeed", "great-expectations", "math-verify", "numpy", "tokenizers", "torch", "transformers")
+_MISSING = object()
+_NUM_LISTED = 3
+"""Files of code that are listed one by one."""
 
 
 def file_digest(path: Path) -> str:
@@ -73,14 +79,14 @@ def describe(stage: str, config: dict[str, Any], inputs: dict[str, Path]) -> dic
 
 
 def _installed(packages: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Each package that is here with its version: the light image goes without some."""
+    """Each installed package with its version: the light image lacks some."""
     for name in packages:
         with suppress(metadata.PackageNotFoundError):
             yield name, metadata.version(name)
 
 
 def read(folder: Path) -> dict[str, Any] | None:
-    """Return the lineage kept in an artifact's folder, or None for one that no stage made."""
+    """Return the lineage in an artifact's folder, or None for one that no stage made."""
     path = folder / FILE_NAME
     if not path.is_file():
         return None
@@ -89,20 +95,12 @@ def read(folder: Path) -> dict[str, Any] | None:
 
 
 def write(folder: Path, lineage: dict[str, Any]) -> None:
-    """Keep `lineage` in an artifact's folder."""
+    """Write `lineage` into an artifact's folder."""
     jsonl.write_json(folder / FILE_NAME, lineage)
 
 
-Fingerprint = Mapping[str, Any]
-"""What decides whether one run can go on from where another stopped: `config`, `inputs` (digests by name), and `code`
-(a digest), with `files` of code (digests by path) where it is written down for people."""
-_NONE = object()
-_NUM_NAMED = 3
-"""Files of code that are named one by one."""
-
-
 def fingerprint(config: Config, made_by: Mapping[str, Any]) -> Fingerprint:
-    """Return what work is made from, out of its lineage; keys that do not change the result are left out."""
+    """Return the fingerprint of the work that a lineage describes."""
     inputs = {name: made["digest"] for name, made in made_by["inputs"].items()}
     return {"config": without_operational(config), "inputs": inputs, "code": made_by["code"]}
 
@@ -113,22 +111,22 @@ def same_fingerprint(config: Config, made_by: Mapping[str, Any], other: Mapping[
         return False
     try:
         recorded = type(config).model_validate(other["config"])
-    except ValidationError:  # of another version of the code
+    except ValidationError:  # written by another version of the code
         return False
     return fingerprint(config, made_by) == fingerprint(recorded, other)
 
 
 def differences(stage: str, before: Fingerprint, now: Fingerprint) -> str:
-    """Return in words how two pieces of work of a stage differ: each key with both values, inputs, files of code."""
+    """Return how two fingerprints differ, for people: keys with both values, inputs, files of code."""
     old, new = (dict(_flat(stage, each["config"])) for each in (before, now))
-    keys = [name for name in {**old, **new} if old.get(name, _NONE) != new.get(name, _NONE)]
-    found = [f"{name}: {_shown(old, name)} -> {_shown(new, name)}" for name in keys]
-    inputs = before["inputs"], now["inputs"]
-    found += [f"the input `{name}`" for name in _unequal(*inputs)]
+    keys = [name for name in {**old, **new} if old.get(name, _MISSING) != new.get(name, _MISSING)]
+    parts = [f"{name}: {_value(old, name)} -> {_value(new, name)}" for name in keys]
+    parts += [f"the input `{name}`" for name in _unequal(before["inputs"], now["inputs"])]
     if before["code"] != now["code"]:
         files = [f"components/{name}" for name in _unequal(before.get("files", {}), now.get("files", {}))]
-        found.append(f"the code of {_first_of(files)}" if files else "the code")
-    return "; ".join(found)
+        more = f" and {len(files) - _NUM_LISTED} more files" if len(files) > _NUM_LISTED else ""
+        parts.append(f"the code of {', '.join(files[:_NUM_LISTED])}{more}" if files else "the code")
+    return "; ".join(parts)
 
 
 def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
@@ -140,14 +138,9 @@ def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield name, value
 
 
-def _shown(values: Mapping[str, Any], name: str) -> str:
+def _value(values: Mapping[str, Any], name: str) -> str:
     return json.dumps(values[name], ensure_ascii=False) if name in values else "(none)"
 
 
 def _unequal(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
     return sorted(name for name in {**one, **other} if one.get(name) != other.get(name))
-
-
-def _first_of(names: Sequence[str]) -> str:
-    more = len(names) - _NUM_NAMED
-    return ", ".join(names[:_NUM_NAMED]) + (f" and {more} more files" if more > 0 else "")

@@ -14,19 +14,22 @@ from components.shared.answer_policy import AnswerPolicy
 from components.shared.config import Config
 from components.shared.errors import PipelineError
 
+PIPELINE_FILE = "pipeline.json"
+"""Beside the weights: how a question is put to the model ("prompt"), where its responses state their answer ("answer")
+and, if the weights are elsewhere, where ("weights"), with their "digest" or "revision"."""
 _SCRATCH_PREFIX = "scratch:"
 _CONFIG, _TOKENIZER = "config.json", "tokenizer.json"
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 _LAYER_TYPES = ("full_attention", "sliding_attention")
-"""As transformers' configs name them; training refuses a window once sequences outgrow it."""
+"""Names in transformers' configs; training refuses a window once sequences outgrow it."""
 _OLD_FULL_ATTENTION = "attention"
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "seq_length", "max_sequence_length")
-"""What families of models call the number of tokens that they read."""
+"""Names of the context length in different model families."""
 
 
 @dataclass(frozen=True)
 class ScratchModel:
-    """The size of a small Qwen3 made on the spot, with a tokenizer built from the training problems."""
+    """The size of a small Qwen3 made from scratch, with a tokenizer built from the training problems."""
 
     hidden_size: int
     num_layers: int
@@ -50,7 +53,7 @@ class ModelConfig(Config):
     base: str = Field(min_length=1)
     """Hugging Face id or folder, or `scratch:<preset>` for a small model that needs no download."""
     prompt: str = "{question}\n"
-    """Text put to the model; `{question}` stands for the question. One that holds `<think>` asks for thoughts."""
+    """Text put to the model; `{question}` stands for the question. One with `<think>` asks for thoughts."""
     answer: AnswerPolicy = AnswerPolicy.DECLARED
     """Where a response to this prompt has to state its final answer."""
 
@@ -74,9 +77,7 @@ class ModelConfig(Config):
     @property
     def scratch(self) -> ScratchModel | None:
         """The size of the model to make, or None where `base` is an existing one."""
-        return (
-            SCRATCH_MODELS[self.base.removeprefix(_SCRATCH_PREFIX)] if self.base.startswith(_SCRATCH_PREFIX) else None
-        )
+        return _scratch(self.base)
 
     @property
     def asks_for_thoughts(self) -> bool:
@@ -88,8 +89,12 @@ class ModelConfig(Config):
         return self.prompt.replace("{question}", question)
 
 
+def _scratch(base: str) -> ScratchModel | None:
+    return SCRATCH_MODELS[base.removeprefix(_SCRATCH_PREFIX)] if base.startswith(_SCRATCH_PREFIX) else None
+
+
 def require_model_folder(folder: Path) -> None:
-    """Raise PipelineError unless a folder holds a model, as far as the names of its files show."""
+    """Raise PipelineError unless a folder has a model's files, by their names."""
     if not (folder / _CONFIG).is_file():
         raise PipelineError(f"model {folder}: holds no {_CONFIG}; a Hugging Face model folder is expected")
     if not any((folder / name).is_file() for name in _WEIGHTS):
@@ -97,7 +102,7 @@ def require_model_folder(folder: Path) -> None:
 
 
 def require_attention_layers(types: Iterable[str], *, name: str) -> None:
-    """Raise PipelineError if a type of layer is none of attention over all tokens or a window of them."""
+    """Raise PipelineError if a layer is of another type than attention over all tokens or over a window."""
     others = sorted({str(layer_type) for layer_type in types} - {*_LAYER_TYPES, _OLD_FULL_ATTENTION})
     if others:
         raise PipelineError(
@@ -107,21 +112,22 @@ def require_attention_layers(types: Iterable[str], *, name: str) -> None:
 
 
 def context_tokens(base: str) -> int | None:
-    """Return how many tokens a base model reads at most; None where its config does not say.
+    """Return the context length of a base model in tokens; None where its config does not tell.
 
-    A folder is looked at, of a model on the hub the config alone is fetched.
+    Of a model on the hub only the config is fetched.
 
     Raises:
-        PipelineError: There is no such model, it is not to be had from here, or it has layers that cannot be trained.
+        PipelineError: There is no such model, it cannot be fetched, or it has layers that cannot be trained.
     """
-    if base.startswith(_SCRATCH_PREFIX):
-        return SCRATCH_MODELS[base.removeprefix(_SCRATCH_PREFIX)].max_tokens
+    scratch = _scratch(base)
+    if scratch:
+        return scratch.max_tokens
     config = model_config(base)
     if Path(base).is_dir() and not (Path(base) / _TOKENIZER).is_file():
         raise PipelineError(f"model {base}: holds no {_TOKENIZER}; a Hugging Face model folder is expected")
     config = config.get("text_config") or config
     require_attention_layers(config.get("layer_types") or config.get("layers_block_type") or (), name=base)
-    if config.get("rope_scaling"):  # stretches the context by rules of its own
+    if config.get("rope_scaling"):  # extends the context in ways of its own
         return None
     return next((config[key] for key in _CONTEXT_KEYS if isinstance(config.get(key), int)), None)
 
@@ -150,55 +156,46 @@ def _config_from_hub(base: str) -> Path:
         ) from None
 
 
-PIPELINE_FILE = "pipeline.json"
-"""Beside the weights: how a question is put to the model ("prompt"), where its responses state their answer ("answer")
-and, if the weights are elsewhere, where ("weights"), with their "digest" or "revision"."""
-
-
 def holds_model(folder: Path) -> bool:
-    """Tell whether a stage has put a whole model into a folder, and no reference to one."""
+    """Tell whether a folder has a whole model of a stage, rather than a reference to one."""
     path = folder / PIPELINE_FILE
     return path.is_file() and "weights" not in jsonl.read_json(path)
 
 
 def write_reference(folder: Path, model: Path) -> None:
     """Fill a folder with a reference to a model that a stage has made, and with its lineage."""
-    described = jsonl.read_json(model / PIPELINE_FILE)
+    place = {"weights": str(model.resolve()), "digest": lineage.digest(model)}
     folder.mkdir(parents=True, exist_ok=True)
-    jsonl.write_json(
-        folder / PIPELINE_FILE, {**described, "weights": str(model.resolve()), "digest": lineage.digest(model)}
-    )
+    jsonl.write_json(folder / PIPELINE_FILE, {**jsonl.read_json(model / PIPELINE_FILE), **place})
     shutil.copy(model / lineage.FILE_NAME, folder / lineage.FILE_NAME)
 
 
 def resolve_reference(folder: Path) -> Path:
-    """Return the folder of the model that a stage has made, where `folder` is but a reference to it; else `folder`.
+    """Return the folder of the model that `folder` refers to, where a stage has made it; else `folder`.
 
-    A reference to a model that no stage has made stays one: how it is asked is written there alone.
+    A reference to a model that no stage has made stays one: only there is written how a question is put to it.
     """
     path = folder / PIPELINE_FILE
-    if not path.is_file():
+    reference = jsonl.read_json(path) if path.is_file() else {}
+    if "digest" not in reference:
         return folder
-    described = jsonl.read_json(path)
-    if "digest" not in described:
-        return folder
-    model = Path(described["weights"])
+    model = Path(reference["weights"])
     if not model.is_dir():
-        raise PipelineError(f"{path}: the model is in {model}, which is not there; is the volume with it mounted?")
+        raise PipelineError(f"{path}: the model is in {model}, which is not there; is its volume mounted?")
     if not (model / lineage.FILE_NAME).is_file() or not (model / PIPELINE_FILE).is_file():
         return folder
     own = jsonl.read_json(model / PIPELINE_FILE)
-    is_same = all(own.get(key) == described.get(key) for key in ("prompt", "answer"))
+    is_same = all(own.get(key) == reference.get(key) for key in ("prompt", "answer"))
     return model if is_same and "weights" not in own else folder
 
 
 def require_unchanged(folder: Path, digest: str) -> None:
-    """Raise PipelineError where `folder` refers to a model of another digest than the one that is there now."""
+    """Raise PipelineError where `folder` refers to a model whose digest was another one than it is now."""
     if resolve_reference(folder) == folder:
         return
-    described = jsonl.read_json(folder / PIPELINE_FILE)
-    if described["digest"] != digest:
+    reference = jsonl.read_json(folder / PIPELINE_FILE)
+    if reference["digest"] != digest:
         raise PipelineError(
-            f"model {described['weights']}: has changed since it was passed on: its digest is {digest}, where "
-            f"{described['digest']} is expected; run the stage that made it again"
+            f"model {reference['weights']}: has changed since it was passed on: its digest is {digest}, where "
+            f"{reference['digest']} is expected; run the stage that made it again"
         )

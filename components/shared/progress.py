@@ -24,29 +24,29 @@ class Progress:
         self._bar = tqdm(total=total, desc=stage, file=terminal, leave=False, dynamic_ncols=True) if terminal else None
 
     def skip(self, steps: int) -> None:
-        """Count `steps` as done by an earlier run: no time was spent on them now."""
+        """Count `steps` as done by an earlier run: they take no time now."""
         self._done = self._skipped = steps
         if self._bar is not None:
             self._bar.update(steps)
 
     def advance(self, steps: int = 1, **figures: float | str) -> None:
-        """Count `steps` as done and show `figures`: a line in the log when the interval is over or all is done."""
+        """Count `steps` as done and show `figures`, with a line in the log at each interval and at the end."""
         self._done += steps
         text = "  ".join(f"{name.replace('_', ' ')} {_format(value)}" for name, value in figures.items())
         if self._bar is not None:
             self._bar.set_postfix_str(text, refresh=False)
             self._bar.update(steps)
         now = time.monotonic()
-        # Where the bar is drawn on standard output itself, lines in between would tear it.
+        # Where the bar is on standard output itself, lines in between would tear it.
         due = now - self._last_line >= _INTERVAL_S and not sys.stdout.isatty()
         if due or self._done == self._total:
             self._last_line = now
             if self._done == self._total:
-                self.close()  # the last line takes the place of the bar
+                self.close()  # the last line replaces the bar
             print(f"{self._stage} {self._done}/{self._total}  {text}  {self._time(now)}", flush=True)
 
     def rate(self, units: float) -> float:
-        """Return units per second where `units` were done since this was last asked."""
+        """Return units per second, where `units` were done since the last call."""
         now = time.monotonic()
         seconds, self._last_rate = now - self._last_rate, now
         return units / max(seconds, 1e-9)
@@ -54,11 +54,11 @@ class Progress:
     def _time(self, now: float) -> str:
         elapsed = now - self._started
         if self._done >= self._total:
-            return f"done in {_clock(elapsed)}"
-        return f"{_clock(elapsed / (self._done - self._skipped) * (self._total - self._done))} left"
+            return f"done in {tqdm.format_interval(elapsed)}"
+        return f"{tqdm.format_interval(elapsed / (self._done - self._skipped) * (self._total - self._done))} left"
 
     def close(self) -> None:
-        """Take the live bar away."""
+        """Remove the live bar."""
         if self._bar is not None:
             self._bar.close()
 
@@ -67,17 +67,17 @@ class Progress:
 def progress(stage: str, total: int) -> Iterator[Progress]:
     """Show the progress of `total` steps of `stage` while the block runs."""
     terminal = _terminal()
-    shown = Progress(stage, total, terminal)
+    bar = Progress(stage, total, terminal)
     try:
-        yield shown
+        yield bar
     finally:
-        shown.close()
+        bar.close()
         if terminal not in (None, sys.stdout):
             terminal.close()
 
 
 def say(stage: str, message: str) -> None:
-    """Print one line of what a stage did."""
+    """Print one line of a stage."""
     say_line(f"{stage}: {message}")
 
 
@@ -97,8 +97,3 @@ def _format(value: float | str) -> str:
     if isinstance(value, str):
         return value
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
-
-
-def _clock(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes}:{rest:02d}"

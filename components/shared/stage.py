@@ -93,7 +93,7 @@ def run(
     verdict = None
     with _work_folder(stage, config, made_by, work_root) as work:
         with _partial_outputs(outputs, work) as partial:
-            metrics = work.take(partial) if work else None
+            metrics = work.copy_result(partial) if work else None
             is_copy = metrics is not None
             if metrics is None:
                 metrics, verdict = _fill(stage, config, made_by, inputs, partial, work)
@@ -171,32 +171,24 @@ def _partial_outputs(outputs: Mapping[str, Path], work: WorkFolder | None) -> It
     partial = {name: path.with_name(f".{path.name}.partial") for name, path in outputs.items()}
     try:
         for folder in partial.values():
-            shutil.rmtree(folder, ignore_errors=True)
+            durable.remove(folder)
             folder.mkdir(parents=True)
         yield partial
         for folder in partial.values():
             durable.sync_tree(folder)
         for name, path in outputs.items():
-            _replace(path, partial[name])
+            durable.replace(path, partial[name])
     except Exception as error:
-        message = full_disk(error, [*partial.values(), *([work.folder] if work else []), Path(gettempdir())])
+        folders = [*partial.values(), *([work.folder] if work else []), Path(gettempdir())]
+        fullest = min(filter(Path.is_dir, folders), key=lambda folder: shutil.disk_usage(folder).free)
+        path = Path(getattr(error, "filename", None) or fullest)
+        message = full_disk(error, path, f"{durable.size(fullest):,} bytes are in {fullest} so far")
         if message is None:
             raise
         raise PipelineError(message) from error
     finally:
         for folder in partial.values():
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def _replace(path: Path, new: Path) -> None:
-    """Put `new` in the place of `path`; at any interruption `path` is complete or absent."""
-    old = path.with_name(f".{path.name}.old")
-    shutil.rmtree(old, ignore_errors=True)
-    if path.exists():
-        path.rename(old)
-    new.rename(path)
-    durable.sync(path.parent)  # before anything is removed that it could be recovered from
-    shutil.rmtree(old, ignore_errors=True)
+            durable.remove(folder)
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """Statistics of right and wrong answers: intervals, and the paired comparison of two models on the same problems.
 
-Wilson's score interval is used throughout in place of the normal one: it stays inside [0, 1] and keeps its
-coverage near 0 and 1, where small test sets and good models live.
+Wilson's score interval is used throughout instead of the normal one: it stays inside [0, 1] and keeps its coverage near
+0 and 1, where small test sets and good models are.
 """
 
 import math
@@ -15,11 +15,11 @@ Interval = tuple[float, float]
 def wilson_interval(correct: float, total: float, confidence: float = 0.95) -> Interval:
     """Return the score interval of a proportion (Wilson 1927), without continuity correction.
 
-    Whole numbers of problems are the rule; an effective number of them (see `mean_interval`) may be a fraction.
+    scipy's takes whole numbers of problems; an effective number of them (see `mean_interval`) may be a fraction.
     """
     if not 0 <= correct <= total or total == 0:
         raise ValueError(f"{correct} right of {total} is no proportion")
-    z_squared = _z(confidence) ** 2
+    z_squared = NormalDist().inv_cdf((1 + confidence) / 2) ** 2
     proportion = correct / total
     center = (proportion + z_squared / (2 * total)) / (1 + z_squared / total)
     spread = math.sqrt(z_squared * (proportion * (1 - proportion) + z_squared / (4 * total)) / total)
@@ -43,13 +43,13 @@ def score(correct: int, total: int) -> dict[str, Any]:
 def mean_interval(means: Sequence[float], confidence: float = 0.95) -> Interval:
     """Return the interval of the mean over problems of per-problem means in [0, 1].
 
-    Samples of one problem resemble each other, so problems are what is counted: the variance between them gives the
-    number of independent answers that would be as informative, and Wilson's interval is taken with that number.
-    One answer per problem gives `wilson_interval` itself.
+    Samples of one problem are correlated, so problems are what counts: the variance between them gives the effective
+    number of independent answers, and Wilson's interval is taken with that number. One answer per problem gives
+    `wilson_interval` itself.
     """
     mean = fmean(means)
     variance = pvariance(means, mean)
-    # Where nothing varies the variance says nothing: each problem then counts as one answer.
+    # Without variance each problem counts as one answer.
     effective_total = len(means) * mean * (1 - mean) / variance if variance > 0 else float(len(means))
     return wilson_interval(min(mean * effective_total, effective_total), effective_total, confidence)
 
@@ -99,7 +99,3 @@ def _corrected_correlation(both: int, only_first: int, only_second: int, neither
     if determinant > 0:
         determinant = max(determinant - (both + only_first + only_second + neither) / 2, 0)
     return determinant / math.sqrt(margins)
-
-
-def _z(confidence: float) -> float:
-    return NormalDist().inv_cdf((1 + confidence) / 2)

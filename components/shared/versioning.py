@@ -1,4 +1,4 @@
-"""Git, DVC and GTO as they are run here, and the newest version in a registry."""
+"""Git, DVC and GTO in one folder, with an identity of their own and errors in one line; versions in a registry."""
 
 import json
 import os
@@ -13,6 +13,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from components.shared import lineage
 from components.shared.config import Config, without_operational
 from components.shared.errors import PipelineError, RetryableError
 
@@ -24,16 +25,30 @@ _GIT_OPTIONS = (
     "gc.auto=0",
     "advice.detachedHead=false",
 )
+_REPOSITORY_VARIABLES = {
+    f"GIT_{name}"
+    for name in (
+        "DIR",
+        "WORK_TREE",
+        "INDEX_FILE",
+        "OBJECT_DIRECTORY",
+        "ALTERNATE_OBJECT_DIRECTORIES",
+        "COMMON_DIR",
+        "NAMESPACE",
+        "PREFIX",
+    )
+}
+"""Set by git around its hooks: with them every command would work on that other repository."""
 _ERROR_MARKS = ("fatal: ", "error: ", "ERROR: unexpected error - ", "ERROR: ")
 _DVC = Path(__file__).with_name("dvc_process.py")
-_PASSING = re.compile(
+_TRANSIENT = re.compile(
     r"Could not resolve host|Temporary failure in name resolution|Failed to connect"
     r"|Connection (refused|timed out|reset|closed)|Operation (timed out|too slow)"
     r"|hung up unexpectedly|early EOF|Empty reply from server|returned error: (429|5\d\d)|HTTP (429|5\d\d)"
 )
-"""What git says where a network or a server has failed, which may work the next time."""
+"""What git prints when a network or a server has failed."""
 _REFUSED = "! ["
-"""Begins git's line on a ref that the other side did not take."""
+"""Begins git's line on a ref that the other side did not accept."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +57,9 @@ class Workspace:
 
     folder: Path
     scratch: Path
-    """Where the tools may keep what they do not need again; their home where the process has none."""
-    held: tuple[int, ...] = ()
-    """Descriptors of locks. The tools inherit them: should this process be killed, the lock lasts until they end."""
+    """For temporary files of the tools, and their home where the process has none."""
+    locks: tuple[int, ...] = ()
+    """File descriptors of locks that the tools inherit: if this process is killed, the locks last until they end."""
 
     def git(self, *arguments: str) -> str:
         """Run git and return what it printed."""
@@ -52,7 +67,7 @@ class Workspace:
         return self._run("git", ["git", *options, *arguments])
 
     def try_git(self, *arguments: str) -> str | None:
-        """Run git and return what it printed; None where it says no."""
+        """Run git and return what it printed; None where it fails."""
         try:
             return self.git(*arguments)
         except PipelineError:
@@ -60,13 +75,13 @@ class Workspace:
 
     def dvc(self, *arguments: str) -> str:
         """Run DVC and return what it printed."""
-        # -P: the modules beside the script are none of DVC's.
+        # -P keeps the modules beside the script out of DVC's way.
         return self._run("dvc", [sys.executable, "-P", str(_DVC), *arguments])
 
     def dvc_get(self, repository: str, path: str, revision: str, destination: Path) -> None:
-        """Copy a file or folder that DVC keeps, as it was at one revision of a repository.
+        """Copy a file or folder that DVC tracks, as it was at one revision of a repository.
 
-        PipelineError with the file and the object of the storage where one is missing or damaged.
+        PipelineError with the file and its object in the storage where one is missing or damaged.
         """
         self.dvc("get-checked", repository, path, revision, str(destination.absolute()))
 
@@ -80,7 +95,7 @@ class Workspace:
                 command,
                 cwd=self.folder,
                 env=environment(self.scratch),
-                pass_fds=self.held,
+                pass_fds=self.locks,
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,
@@ -88,85 +103,65 @@ class Workspace:
                 check=False,
             )
         except FileNotFoundError:
-            raise PipelineError(f"{tool}: no such program; it is needed to work with versions") from None
+            raise PipelineError(f"{tool}: no such program; install it to work with versions") from None
         if done.returncode != 0:
-            kind = RetryableError if _may_pass(tool, done) else PipelineError
+            kind = RetryableError if _is_transient(tool, done) else PipelineError
             raise kind(f"{tool}: {_reason(done.stderr or done.stdout)}")
         return done.stdout
 
 
 def environment(scratch: Path) -> dict[str, str]:
-    """The environment for the tools: no repository but the folder's own, and no need of a home or an identity."""
-    kept = {name: value for name, value in os.environ.items() if not _points_to_a_repository(name)}
-    kept.setdefault("HOME", str(scratch))
-    kept.setdefault("DVC_SITE_CACHE_DIR", str(scratch / "dvc"))
-    identity = {
-        f"GIT_{role}_{key}": value
-        for role in ("AUTHOR", "COMMITTER")
-        for key, value in (("NAME", "grpo-pipeline"), ("EMAIL", "grpo-pipeline@localhost"))
-    }
-    return {**kept, **identity, "DVC_NO_ANALYTICS": "1", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C.UTF-8"}
+    """Return the tools' environment: no repository but the folder's own, and no need for a home or an identity."""
+    variables = {name: value for name, value in os.environ.items() if name not in _REPOSITORY_VARIABLES}
+    variables.setdefault("HOME", str(scratch))
+    variables.setdefault("DVC_SITE_CACHE_DIR", str(scratch / "dvc"))
+    for role in ("AUTHOR", "COMMITTER"):
+        variables |= {f"GIT_{role}_NAME": "grpo-pipeline", f"GIT_{role}_EMAIL": "grpo-pipeline@localhost"}
+    return {**variables, "DVC_NO_ANALYTICS": "1", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C.UTF-8"}
 
 
-def _points_to_a_repository(variable: str) -> bool:
-    """Set by git around its hooks: left in place, every command would work on that other repository."""
-    return variable.startswith("GIT_") and variable.removeprefix("GIT_") in {
-        "DIR",
-        "WORK_TREE",
-        "INDEX_FILE",
-        "OBJECT_DIRECTORY",
-        "ALTERNATE_OBJECT_DIRECTORIES",
-        "COMMON_DIR",
-        "NAMESPACE",
-        "PREFIX",
-    }
-
-
-def _may_pass(tool: str, done: "subprocess.CompletedProcess[str]") -> bool:
+def _is_transient(tool: str, done: "subprocess.CompletedProcess[str]") -> bool:
     """Whether a network or a server has failed; one that refuses a push hangs up as well, but says so."""
     if tool == "git":
-        return _REFUSED not in done.stderr and _PASSING.search(done.stderr) is not None
+        return _REFUSED not in done.stderr and _TRANSIENT.search(done.stderr) is not None
     return done.returncode == RetryableError.exit_code
 
 
 def _reason(output: str) -> str:
-    """What a tool says is wrong: its first line that is marked as an error, and why a server refuses a push."""
+    """The first line of a tool's output that is marked as an error, with the server's reasons for refusing a push."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     refused = [" ".join(line.removeprefix("! ").split()) for line in lines if line.startswith(_REFUSED)]
     if refused:
-        said = [line.removeprefix("remote:").strip() for line in lines if line.startswith("remote:")]
-        return "; ".join([refused[0], *filter(None, said)])
+        reasons = [line.removeprefix("remote:").strip() for line in lines if line.startswith("remote:")]
+        return "; ".join([refused[0], *filter(None, reasons)])
     for line in lines:
         for mark in _ERROR_MARKS:
             if line.startswith(mark):
                 return line.removeprefix(mark)
-    return lines[-1] if lines else "failed without a word"
-
-
-_LINEAGE = "lineage.json"
+    return lines[-1] if lines else "failed without any output"
 
 
 @dataclass(frozen=True)
 class ModelVersion:
-    """A registered version, and what its policy was made from."""
+    """A registered version, and the lineage of its policy."""
 
     tag: str
     lineage: Mapping[str, Any]
 
 
 def newest_version(registry: str, name: str) -> ModelVersion | None:
-    """Return the newest version of a model that was not withdrawn; None where none tells what it was made from.
+    """Return the newest version of a model that was not withdrawn; None where no version has a lineage.
 
     `registry` is a folder or a URL, as for `register`. PipelineError where it cannot be read.
     """
     with tempfile.TemporaryDirectory(prefix="grpo-pipeline-registry-") as scratch:
-        outside = Workspace(Path(scratch), Path(scratch))
-        outside.git("clone", "--quiet", "--bare", registry, "registry")
+        Workspace(Path(scratch), Path(scratch)).git("clone", "--quiet", "--bare", registry, "registry")
         clone = Workspace(Path(scratch) / "registry", Path(scratch))
         tags = clone.git("tag", "--list", f"{name}@v*").split()
-        for tag in sorted((each for each in tags if _number(each)), key=_number, reverse=True):
-            text = clone.try_git("show", f"refs/tags/{tag}:{_LINEAGE}")
-            if f"{tag}!" not in {each.partition("#")[0] for each in tags} and text is not None:
+        withdrawn = {tag.partition("!")[0] for tag in tags if "!" in tag}
+        for tag in sorted((tag for tag in tags if _number(tag) and tag not in withdrawn), key=_number, reverse=True):
+            text = clone.try_git("show", f"refs/tags/{tag}:{lineage.FILE_NAME}")
+            if text is not None:
                 return ModelVersion(tag, json.loads(text))
     return None
 
@@ -176,34 +171,32 @@ def _number(tag: str) -> tuple[int, ...]:
     return tuple(int(part) for part in match.groups()) if match else ()
 
 
-def changes_since(promoted: ModelVersion, configs: Mapping[str, Config], code: str) -> list[str]:
-    """Return what differs from what a version was made from, in words; empty where a run would make it again.
+def changes_since(version: ModelVersion, configs: Mapping[str, Config], code: str) -> list[str]:
+    """Return what differs from what a version was made from; empty where a run would reproduce it.
 
     Args:
-        promoted: The version.
+        version: The version.
         configs: The section of each stage that a policy is made by; data are named by commit, or are none.
         code: Digest of the code that would run.
     """
-    found = [] if promoted.lineage["code"] == code else ["the code"]
-    recorded = dict(_configs(promoted.lineage))
-    for stage, config in configs.items():
-        found += [f"{stage}.{key}" for key in _differing(config, recorded.get(stage, {}))]
-    return found
+    recorded = dict(_configs(version.lineage))
+    keys = [f"{stage}.{key}" for stage, config in configs.items() for key in _changed(config, recorded.get(stage, {}))]
+    return ([] if version.lineage["code"] == code else ["the code"]) + keys
 
 
-def _configs(lineage: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _configs(made_by: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """The config of each stage in a lineage."""
-    yield lineage["stage"], lineage["config"]
-    for made in lineage["inputs"].values():
-        if made["lineage"]:
-            yield from _configs(made["lineage"])
+    yield made_by["stage"], made_by["config"]
+    for source in made_by["inputs"].values():
+        if source["lineage"]:
+            yield from _configs(source["lineage"])
 
 
-def _differing(config: Config, recorded: Mapping[str, Any]) -> list[str]:
-    """The keys by which two configs would not give the same."""
+def _changed(config: Config, recorded: Mapping[str, Any]) -> list[str]:
+    """The keys of a config whose values differ from the recorded ones, operational keys apart."""
     try:
         before = without_operational(type(config).model_validate(recorded))
-    except ValidationError:  # of an older version of the code, which had other keys
+    except ValidationError:  # written by an older version of the code, with other keys
         before = {}
     now = without_operational(config)
     return [key for key in now if key not in before or now[key] != before[key]]

@@ -52,7 +52,7 @@ def test_a_full_disk_leaves_earlier_checkpoints_intact(
     leave_no_room(command.pid)
     assert command.wait(60) == PipelineError.exit_code
     assert f": {'no space left on device' if disk else 'file too large'}: the checkpoint takes" in place.error_line
-    assert place.error_line.endswith("the earlier checkpoints are whole: make room and run again")
+    assert place.error_line.endswith("make room and run again; the earlier checkpoints are complete")
     step = place.checkpoints()[-1]
     assert 2 <= step < config.num_steps
     place.assert_latest_checkpoint(step)

@@ -83,7 +83,7 @@ def test_a_checkpoint_knows_the_work_it_belongs_to(tmp_path: Path) -> None:
         del writer
     assert _resumed(own).steps_done == 1
     (other / "checkpoints/step-000002").rename(own / "checkpoints/step-000002")
-    with pytest.raises(PipelineError, match=r"step-000002: is a checkpoint of another run.*: sums\.seed: 2 -> 1; move"):
+    with pytest.raises(PipelineError, match=r"is a checkpoint of another run.* in sums\.seed: 2 -> 1; move"):
         _resumed(own)
 
 

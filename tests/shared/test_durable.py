@@ -1,62 +1,133 @@
-"""Holding a folder that goes away at the wrong moment; the rest is seen where it is used."""
+"""Folders that are replaced, removed and locked so that a kill at any moment does no harm."""
 
-import fcntl
+import multiprocessing
 import os
 import shutil
+import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import pytest
 
 from components.shared import durable
-from components.shared.durable import lock_folder
-from components.shared.errors import RetryableError
+from components.shared.durable import InUseError, is_locked, lock_folder, wait_for_lock
+
+_FORK = multiprocessing.get_context("fork")
 
 
-@pytest.mark.parametrize("made_again", [False, True])
-def test_a_lock_on_what_has_been_removed_holds_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made_again: bool
+@pytest.fixture
+def done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is asked of the file system, in order; paths are relative to the test's folder."""
+    calls: list[str] = []
+    rename, rmtree = os.rename, shutil.rmtree
+
+    def record_sync(descriptor: int) -> None:
+        calls.append("sync " + os.path.relpath(Path(f"/proc/self/fd/{descriptor}").readlink(), tmp_path))
+
+    def record_rename(old: Path, new: Path) -> None:
+        calls.append(f"rename {old.name} {new.name}")
+        rename(old, new)
+
+    def record_removal(path: Path, **options: Any) -> None:
+        calls.append(f"remove {path.name}")
+        rmtree(path, **options)
+
+    monkeypatch.setattr(os, "fsync", record_sync)
+    monkeypatch.setattr(os, "rename", record_rename)
+    monkeypatch.setattr(shutil, "rmtree", record_removal)
+    return calls
+
+
+def _folder(path: Path) -> Path:
+    (path / "deep").mkdir(parents=True)
+    (path / "deep/a.txt").touch()
+    return path
+
+
+def test_a_tree_is_synced_to_the_last_file_and_folder(tmp_path: Path, done: list[str]) -> None:
+    """Names are in the folders: these are synced, too."""
+    durable.sync_tree(_folder(tmp_path / "new"))
+    assert sorted(done) == ["sync new", "sync new/deep", "sync new/deep/a.txt"]
+
+
+def test_a_folder_is_replaced_by_renames(tmp_path: Path, done: list[str]) -> None:
+    """The new name is on disk before the old content is removed."""
+    for name in ("stands", "new", ".stands.old"):
+        _folder(tmp_path / name)
+    durable.replace(tmp_path / "stands", tmp_path / "new")
+    assert done == [
+        "remove .stands.old",
+        *("rename stands .stands.old", "rename new stands", "sync ."),
+        "remove .stands.old",
+    ]
+    durable.replace(tmp_path / "first", _folder(tmp_path / "new"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["first", "stands"]
+
+
+@pytest.mark.parametrize("make", [_folder, lambda path: path.touch()], ids=["folder", "file"])
+def test_a_folder_is_renamed_before_it_is_removed(
+    tmp_path: Path, done: list[str], make: Callable[[Path], object]
 ) -> None:
-    """The run before may finish, and another begin, after the lock file was opened and before it is locked."""
-    folder, lockf = tmp_path / "work", fcntl.lockf
-
-    def lock_late(file: TextIO, how: int) -> None:
-        shutil.rmtree(folder)
-        if made_again:
-            folder.mkdir()
-            (folder / "run.lock").touch()
-        lockf(file, how)
-
-    monkeypatch.setattr(fcntl, "lockf", lock_late)
-    with pytest.raises(RetryableError, match="work: is in use by another process; wait until that has ended"):
-        lock_folder(folder / "run.lock")
-
-
-def test_a_folder_is_renamed_before_it_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half of it never stands under its name; what a kill has left of an earlier removal goes, too."""
-    folder = tmp_path / "work"
-    (folder / "deep").mkdir(parents=True)
-    (tmp_path / ".work.removed/deep").mkdir(parents=True)
-    standing: list[bool] = []
-
-    def watched(remove: Callable[..., None]) -> Callable[..., None]:
-        def watch(*arguments: Any, **options: Any) -> None:
-            standing.append(folder.exists())
-            remove(*arguments, **options)
-
-        return watch
-
-    for name in ("unlink", "rmdir"):
-        monkeypatch.setattr(os, name, watched(getattr(os, name)))
-    (folder / "deep/a.txt").touch()
-    durable.discard(folder)
-    assert standing == [True, True, False, False, False]
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_file_is_discarded_as_a_folder_is(tmp_path: Path) -> None:
-    """It may stand where a folder was expected."""
-    (tmp_path / "work").touch()
+    """A part of it is never found under its name; what a kill left of an earlier removal goes, too."""
+    make(tmp_path / "work")
+    _folder(tmp_path / ".work.removed")
     durable.discard(tmp_path / "work")
+    assert done[:2] == ["remove .work.removed", "rename work .work.removed"]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_lock_names_its_owner(tmp_path: Path) -> None:
+    """A second one is refused until the first is released."""
+    path = tmp_path / "work/run.lock"
+    assert not is_locked(path)
+    lock = lock_folder(path)
+    assert is_locked(path)
+    with pytest.raises(InUseError, match=rf"work: is in use by process {os.getpid()} on \S+; wait until"):
+        lock_folder(path)
+    lock.release()
+    assert not is_locked(path)
+    lock_folder(path)
+
+
+def test_a_waiting_process_gets_the_lock_of_a_removed_folder(tmp_path: Path) -> None:
+    """A run that has finished removes its folder before it releases the lock."""
+    path = tmp_path / "work/run.lock"
+    lock, waited = lock_folder(path), list[Path]()
+    thread = threading.Thread(target=lambda: waited.append(Path(wait_for_lock(path).lock_file)))
+    thread.start()
+    thread.join(0.2)
+    assert waited == []
+    durable.discard(path.parent)
+    thread.join(0.2)
+    lock.release()
+    thread.join(30)
+    assert waited == [path]
+    assert path.exists()
+
+
+def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
+    """However it ends; a child that it has forked, and that lingers, does not keep the lock."""
+    path = tmp_path / "run.lock"
+    read, write = os.pipe()
+
+    def fork_and_die() -> None:
+        lock = lock_folder(path)
+        child = os.fork()
+        if child == 0:
+            signal.pause()
+        os.write(write, str(child).encode())
+        assert lock.is_locked
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    process = _FORK.Process(target=fork_and_die)
+    process.start()
+    process.join()
+    child = int(os.read(read, 20))
+    try:
+        assert process.exitcode == -signal.SIGKILL
+        os.kill(child, 0)
+        wait_for_lock(path)
+    finally:
+        os.kill(child, signal.SIGKILL)

@@ -56,7 +56,7 @@ def test_a_model_that_is_gone_is_missed(tmp_path: Path) -> None:
     model = _model(tmp_path / "model")
     write_reference(tmp_path / "reference", model)
     model.rename(tmp_path / "elsewhere")
-    with pytest.raises(PipelineError, match=r"is not there; is the volume with it mounted\?"):
+    with pytest.raises(PipelineError, match=r"is not there; is its volume mounted\?"):
         resolve_reference(tmp_path / "reference")
 
 

@@ -3,164 +3,150 @@
 import os
 import pty
 import re
-import subprocess
 import sys
 import termios
-import threading
-from pathlib import Path
+from contextlib import suppress
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from tqdm import tqdm
 
+from components.shared import progress
 from components.shared.environment import TERMINAL_VARIABLE
 
-_ROOT = Path(__file__).parents[2]
-_STEPS = """
-import sys, time
-from components.shared import progress
-progress._INTERVAL_S = {interval}
-with progress.progress("train_sft", {total}) as shown:
-    for step in range({steps}):
-        time.sleep({seconds})
-        shown.advance(loss=1 / (step + 1), tokens_per_s=12345.6, phase="warm up")
-progress.say("train_sft", "done")
-"""
+_LAST = "train_sft 5/5  loss 0.2  tokens per s 12,346  phase warm up  done in 00:05"
 
 
-def _code(*, total: int = 5, steps: int = 5, seconds: float = 0.05, interval: float = 0.0) -> list[str]:
-    code = _STEPS.format(total=total, steps=steps, seconds=seconds, interval=interval)
-    return [sys.executable, "-c", code]
+class _Clock:
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
 
 
-def _environment(**more: str) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if name != TERMINAL_VARIABLE}
-    # Draw every step: by default tqdm draws no more than ten times a second.
-    return {**kept, "PYTHONPATH": str(_ROOT), "TQDM_MININTERVAL": "0", **more}
+class _EagerBar(tqdm):  # type: ignore[type-arg]
+    """Draws every step, where tqdm draws ten times a second."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(mininterval=0, **options)
 
 
-def _in_pipe(command: list[str], **environment: str) -> list[str]:
-    done = subprocess.run(
-        command, cwd=_ROOT, env=_environment(**environment), capture_output=True, text=True, check=True, timeout=60
-    )
-    assert not done.stderr
-    assert "\r" not in done.stdout
-    return done.stdout.splitlines()
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> _Clock:
+    """A clock that each step moves; there is no terminal unless a test has one."""
+    clock = _Clock()
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=clock.monotonic))
+    monkeypatch.setattr(progress, "tqdm", _EagerBar)
+    monkeypatch.delenv(TERMINAL_VARIABLE, raising=False)
+    return clock
+
+
+def _run(clock: _Clock, *, total: int = 5, steps: int = 5, seconds: float = 1.0, skipped: int = 0) -> None:
+    with progress.progress("train_sft", total) as shown:
+        if skipped:
+            shown.skip(skipped)
+        for step in range(steps):
+            clock.now += seconds
+            shown.advance(loss=1 / (step + 1), tokens_per_s=12345.6, phase="warm up")
+    progress.say("train_sft", "done")
 
 
 class _Terminal:
     """A terminal of its own, and all that is drawn on it."""
 
     def __init__(self) -> None:
-        self._master, self.slave = pty.openpty()
-        termios.tcsetwinsize(self.slave, (24, 160))
-        self.name = os.ttyname(self.slave)
-        self._drawn = bytearray()
-        self._reader = threading.Thread(target=self._read)
-        self._reader.start()
+        self._master, slave = pty.openpty()
+        termios.tcsetwinsize(slave, (24, 160))
+        self.name = os.ttyname(slave)
+        self.stream = os.fdopen(slave, "w")
 
-    def _read(self) -> None:
-        while True:
-            try:
-                content = os.read(self._master, 4096)
-            except OSError:  # the last one that had it open has closed it
-                return
-            self._drawn += content
-
-    def end(self) -> str:
+    def close(self) -> str:
         """Close the terminal and return what was drawn, with every carriage return."""
-        os.close(self.slave)
-        self._reader.join(timeout=30)
+        self.stream.close()
+        drawn = bytearray()
+        with suppress(OSError):  # the end
+            while content := os.read(self._master, 4096):
+                drawn += content
         os.close(self._master)
-        return self._drawn.decode().replace("\r\n", "\n")
+        return drawn.decode().replace("\r\n", "\n")
 
 
-def _seen(drawn: str) -> list[str]:
-    """The lines that remain on the screen: a carriage return begins a line again and what follows overwrites it."""
-    seen = []
+def _screen(drawn: str) -> list[str]:
+    """The lines that remain: a carriage return begins a line again, and what follows overwrites it."""
+    lines = []
     for line in drawn.split("\n"):
         shown = ""
         for part in line.split("\r"):
             shown = part + shown[len(part) :]
-        seen.append(shown.rstrip())
-    return seen
+        lines.append(shown.rstrip())
+    return lines
 
 
-def test_a_log_has_a_line_per_interval_with_the_time_left() -> None:
-    """Stage, steps done, figures, and how long it will take."""
-    lines = _in_pipe(_code(steps=5, total=5))
-    assert len(lines) == 6
-    for number, line in enumerate(lines[:4], start=1):
-        assert re.fullmatch(
-            rf"train_sft {number}/5  loss [\d.]+  tokens per s 12,346  phase warm up  0:0\d left", line
-        ), line
+def test_a_log_has_a_line_per_interval(
+    clock: _Clock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the steps, the figures and the time left; the last step has a line of its own."""
+    monkeypatch.setattr(progress, "_INTERVAL_S", 2.0)
+    _run(clock)
+    assert capsys.readouterr().out.splitlines() == [
+        "train_sft 2/5  loss 0.5  tokens per s 12,346  phase warm up  00:03 left",
+        "train_sft 4/5  loss 0.25  tokens per s 12,346  phase warm up  00:01 left",
+        _LAST,
+        "train_sft: done",
+    ]
 
 
-def test_the_time_left_is_what_the_steps_so_far_foretell() -> None:
-    """Three steps of half a second to go at first, one at the end."""
-    lines = _in_pipe(_code(steps=3, total=4, seconds=0.5))
-    left = [int(line.removesuffix(" left").rpartition(":")[2]) for line in lines[:3]]
-    assert left[0] in {2, 3}
-    assert left[2] in {0, 1}
+def test_the_time_left_is_estimated_from_this_runs_steps(clock: _Clock, capsys: pytest.CaptureFixture[str]) -> None:
+    """Not from those of an earlier run, which took no time now."""
+    _run(clock, total=1000, skipped=900, steps=1, seconds=100.0)
+    assert capsys.readouterr().out.splitlines()[0].endswith("  2:45:00 left")
 
 
-def test_a_log_ends_with_what_it_came_to() -> None:
-    """The last step is shown though no interval is over, and says so."""
-    lines = _in_pipe(_code(interval=1000.0))
-    assert len(lines) == 2
-    assert re.fullmatch(r"train_sft 5/5  loss 0.2  tokens per s 12,346  phase warm up  done in 0:00", lines[0])
-    assert lines[1] == "train_sft: done"
-
-
-def test_nothing_is_shown_between_intervals() -> None:
-    """A log of thousands of steps stays one that can be read."""
-    lines = _in_pipe(_code(total=100, steps=40, seconds=0.02, interval=0.3))
-    assert 1 <= sum(line.startswith("train_sft ") for line in lines) <= 4
-
-
-def test_a_terminal_shows_a_bar_and_no_lines_between() -> None:
-    """The bar is drawn in one place and gone at the end; the last line and what follows have lines of their own."""
+def test_a_terminal_has_a_bar_and_no_lines_between(clock: _Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bar is gone at the end; the last line and what follows have lines of their own."""
     terminal = _Terminal()
-    subprocess.run(
-        _code(), cwd=_ROOT, env=_environment(), stdout=terminal.slave, stderr=terminal.slave, check=True, timeout=60
-    )
-    drawn = terminal.end()
+    monkeypatch.setattr(sys, "stdout", terminal.stream)
+    _run(clock)
+    drawn = terminal.close()
     bars = re.findall(r"\rtrain_sft: +(\d+)%\|[^\r\n]*loss [\d.]+  tokens per s 12,346", drawn)
     assert {"20", "40", "60", "80"} <= set(bars)
-    last, said, end = _seen(drawn)
-    assert re.fullmatch(r"train_sft 5/5  loss 0.2  tokens per s 12,346  phase warm up  done in 0:00", last)
-    assert (said, end) == ("train_sft: done", "")
+    assert _screen(drawn) == [_LAST, "train_sft: done", ""]
 
 
-def test_an_error_in_the_middle_takes_the_bar_away() -> None:
+def test_an_error_removes_the_bar(clock: _Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is printed next does not stand behind half a bar."""
     terminal = _Terminal()
-    code = _code(steps=3)
-    code[-1] = code[-1].replace("progress.say(", "    sys.exit('error: out of apples')\n#")
-    run = subprocess.run(
-        code, cwd=_ROOT, env=_environment(), stdout=terminal.slave, stderr=terminal.slave, check=False, timeout=60
-    )
-    drawn = terminal.end()
-    assert (run.returncode, _seen(drawn)) == (1, ["error: out of apples", ""])
+    monkeypatch.setattr(sys, "stdout", terminal.stream)
+    with suppress(ValueError), progress.progress("train_sft", 5) as shown:
+        clock.now += 1
+        shown.advance(3, loss=1.0)
+        raise ValueError
+    print("error: out of apples")
+    drawn = terminal.close()
     assert "60%|" in drawn
+    assert _screen(drawn) == ["error: out of apples", ""]
 
 
-def test_the_bar_is_drawn_on_the_named_terminal_where_output_is_a_pipe() -> None:
-    """A runner that reads the lines itself still lets the stage draw; its lines hold no trace of the bar."""
+def test_the_bar_is_on_the_named_terminal_where_output_is_a_pipe(
+    clock: _Clock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A runner that reads the lines itself lets the stage draw there; its lines have no trace of the bar."""
     terminal = _Terminal()
-    lines = _in_pipe(_code(), **{TERMINAL_VARIABLE: terminal.name})
-    drawn = terminal.end()
-    assert "\rtrain_sft: " in drawn
+    monkeypatch.setenv(TERMINAL_VARIABLE, terminal.name)
+    _run(clock)
+    drawn = terminal.close()
     assert "60%|" in drawn
-    assert "\n" not in drawn
-    assert _seen(drawn) == [""]
-    assert [line.split("  ")[0] for line in lines] == [*(f"train_sft {done}/5" for done in range(1, 6)), lines[-1]]
+    assert _screen(drawn) == [""]
+    assert capsys.readouterr().out.splitlines() == [_LAST, "train_sft: done"]
 
 
 @pytest.mark.parametrize(
-    ("figure", "shown"),
-    [("1234567.8", "1,234,568"), ("100", "100"), ("99.96", "100"), ("0.012345", "0.0123"), ("2e-7", "2e-07")],
+    ("figure", "text"),
+    [(1234567.8, "1,234,568"), (100, "100"), (99.96, "100"), (0.012345, "0.0123"), (2e-7, "2e-07"), ("warm", "warm")],
 )
-def test_figures_are_short(figure: str, shown: str) -> None:
-    """Three digits tell enough; from 100 on, whole numbers."""
-    code = _code(total=1, steps=1)
-    code[-1] = code[-1].replace("12345.6", figure)
-    assert f"tokens per s {shown}  phase" in _in_pipe(code)[0]
+def test_figures_are_short(clock: _Clock, capsys: pytest.CaptureFixture[str], figure: float | str, text: str) -> None:
+    """Three digits, and from 100 on whole numbers."""
+    with progress.progress("train_sft", 1) as shown:
+        shown.advance(tokens_per_s=figure)
+    assert capsys.readouterr().out == f"train_sft 1/1  tokens per s {text}  done in 00:00\n"

@@ -1,0 +1,122 @@
+"""Git in a workspace: which of its failures may pass; and whether a run would reproduce the newest version."""
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from components.shared.config import Config
+from components.shared.errors import PipelineError, RetryableError
+from components.shared.versioning import ModelVersion, Workspace, changes_since, newest_version
+from components.train_grpo.config import TrainGRPOConfig
+from components.train_sft.config import TrainSFTConfig
+from tests.presets import preset
+
+_CODE = "c0de"
+
+
+@pytest.mark.parametrize(
+    ("printed", "kind"),
+    [
+        ("fatal: unable to access 'https://git.example/': The requested URL returned error: 503", RetryableError),
+        ("fatal: unable to access 'https://git.example/': Failed to connect to git.example port 443", RetryableError),
+        ("fatal: unable to access 'https://gti.example/': Could not resolve host: gti.example", RetryableError),
+        ("fatal: the remote end hung up unexpectedly", RetryableError),
+        ("fatal: unable to access 'https://git.example/': The requested URL returned error: 403", PipelineError),
+        ("fatal: Authentication failed for 'https://git.example/'", PipelineError),
+    ],
+)
+def test_a_server_that_is_away_is_distinguished_from_one_that_refuses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, printed: str, kind: type[PipelineError]
+) -> None:
+    """Only the first is worth another attempt."""
+    program = tmp_path / "bin" / "git"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\necho "{printed}" >&2\nexit 128\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent), prepend=":")
+    with pytest.raises(PipelineError) as raised:
+        Workspace(tmp_path, tmp_path).git("push")
+    assert (type(raised.value), str(raised.value)) == (kind, f"git: {printed.removeprefix('fatal: ')}")
+
+
+def _commit(folder: Path, message: str = "x") -> Workspace:
+    """A new repository with one commit."""
+    work = Workspace(folder, folder.parent)
+    folder.mkdir()
+    work.git("init", "--quiet", "--initial-branch", "main")
+    work.git("commit", "--quiet", "--allow-empty", "--message", message)
+    return work
+
+
+def test_a_refused_push_gives_the_servers_reason(tmp_path: Path) -> None:
+    """What a hook prints, and which ref it refused."""
+    shared = tmp_path / "shared.git"
+    subprocess.run(["git", "init", "--quiet", "--bare", str(shared)], check=True)
+    (shared / "hooks" / "update").write_text("#!/bin/sh\necho 'no releases on Friday' >&2\nexit 1\n")
+    (shared / "hooks" / "update").chmod(0o755)
+    work = _commit(tmp_path / "work")
+    with pytest.raises(PipelineError, match=r"remote rejected\] HEAD -> main \(hook declined\); no releases on Friday"):
+        work.git("push", "--quiet", str(shared), "HEAD:refs/heads/main")
+
+
+def test_a_push_that_came_too_late_is_not_transient(tmp_path: Path) -> None:
+    """Although the server hangs up on an atomic push that it does not accept."""
+    shared = f"file://{tmp_path}/shared.git"
+    subprocess.run(["git", "init", "--quiet", "--bare", str(tmp_path / "shared.git")], check=True)
+    push = ("push", "--quiet", "--atomic", shared, "HEAD:refs/heads/main")
+    _commit(tmp_path / "first", "first").git(*push)
+    late = _commit(tmp_path / "second", "second")
+    late.git("tag", "second")
+    with pytest.raises(PipelineError, match=r"rejected\] +HEAD -> main \(fetch first\)") as failed:
+        late.git(*push, "refs/tags/second")
+    assert type(failed.value) is PipelineError
+
+
+def _configs(**changed: Any) -> dict[str, Config]:
+    """The sections that a policy is made by, with keys of train_grpo changed."""
+    params = preset()
+    return {
+        "train_sft": TrainSFTConfig.model_validate(params["train_sft"]),
+        "train_grpo": TrainGRPOConfig.model_validate({**params["train_grpo"], **changed}),
+    }
+
+
+def _version(**lineage: Any) -> ModelVersion:
+    """A version with the lineage of a policy of the smoke preset."""
+    dumped = {stage: config.model_dump(mode="json") for stage, config in _configs().items()}
+    sft = {"stage": "train_sft", "config": dumped["train_sft"], "inputs": {}, "code": _CODE}
+    inputs = {"reference": {"digest": "d", "lineage": sft}, "extra": {"digest": "d", "lineage": None}}
+    grpo = {"stage": "train_grpo", "config": dumped["train_grpo"], "inputs": inputs, "code": _CODE}
+    return ModelVersion("grpo-policy@v0.0.1", {**grpo, **lineage})
+
+
+def test_changes_since_a_version_are_named() -> None:
+    """The code and keys of any stage; operational keys, such as the number of processes, are no changes."""
+    assert changes_since(_version(), _configs(), _CODE) == []
+    engine = preset()["train_grpo"]["engine"]
+    assert changes_since(_version(), _configs(engine={**engine, "num_processes": 4}), _CODE) == []
+    assert changes_since(_version(), _configs(), "other") == ["the code"]
+    assert changes_since(_version(), _configs(group_size=8), _CODE) == ["train_grpo.group_size"]
+    sft = TrainSFTConfig.model_validate({**preset()["train_sft"], "learning_rate": 0.5})
+    assert changes_since(_version(), {**_configs(), "train_sft": sft}, _CODE) == ["train_sft.learning_rate"]
+    # Written by an older version of the code, with other keys.
+    assert "train_grpo.num_steps" in changes_since(_version(config={"laps": 3}), _configs(), _CODE)
+
+
+def test_the_newest_version_that_was_not_withdrawn_counts(tmp_path: Path) -> None:
+    """By its number, not its name (v0.0.10 is newer than v0.0.9), and among those of the same model."""
+    registry = _commit(tmp_path / "registry")
+    for version in ("v0.0.9", "v0.0.10", "v0.0.11"):
+        (registry.folder / "lineage.json").write_text(json.dumps({"of": version}))
+        registry.git("add", "--all")
+        registry.git("commit", "--quiet", "--message", version)
+        registry.git("tag", f"grpo-policy@{version}")
+    registry.git("tag", "grpo-policy@v0.0.11!#1")
+    assert newest_version(str(registry.folder), "grpo-policy") == ModelVersion("grpo-policy@v0.0.10", {"of": "v0.0.10"})
+    for other in ("grpo", "other"):
+        assert newest_version(str(registry.folder), other) is None
+    with pytest.raises(PipelineError, match=r"git: .*gone"):
+        newest_version(str(tmp_path / "gone"), "grpo-policy")

@@ -1,0 +1,305 @@
+"""Unfinished work: kept until the stage has finished, resumed by the same work alone, and never abandoned silently."""
+
+import os
+import re
+import shutil
+import signal
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated
+
+import pytest
+
+from components.shared import durable, lineage, work
+from components.shared.config import Config, Operational
+from components.shared.environment import WORK_VARIABLE
+from components.shared.errors import DataRejectedError, PipelineError, RetryableError, StoppedError
+from components.shared.stage import Stage, run
+from components.shared.work import WorkFolder
+
+_ADVICE = (
+    "train: this run starts at the first step; to resume unfinished work, undo the difference and run again; "
+    "to discard it, delete its folder\n"
+)
+
+
+class _TrainConfig(Config):
+    num_steps: int = 3
+    seed: int = 0
+    num_processes: Annotated[int, Operational] = 1
+
+
+class _Training:
+    """A stage that writes a file per step into its work folder, and resumes from these."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.root = folder, folder / "work"
+        self.calls: list[Path] = []
+        (folder / "source").mkdir()
+        (folder / "source/text.txt").write_text("text")
+
+    def run(
+        self,
+        failure: BaseException | None = None,
+        *,
+        name: str = "train",
+        source: str = "source",
+        output: str = "out/model",
+        before_end: Callable[[], object] = lambda: None,
+        **config: int,
+    ) -> float:
+        """Run the stage; return the number of steps that an unfinished run had done before."""
+
+        def train(config: _TrainConfig, *, source: Path, model: Path, work: Path) -> dict[str, float]:
+            self.calls.append(work)
+            done = len(list(work.glob("*.txt")))
+            for number in range(done, config.num_steps):
+                (work / f"{number}.txt").write_text("reached")
+            (model / "weights.txt").write_text("trained")
+            before_end()
+            if failure is not None:
+                raise failure
+            return {"done": float(done)}
+
+        stage = Stage(name, train, _TrainConfig, ("source",), ("model",), has_work=True)
+        folders = {"source": self.folder / source, "model": self.folder / output}
+        return run(stage, _TrainConfig(**config), folders)["done"]
+
+    def fail(self, seed: int = 0) -> Path:
+        """Run the stage until it fails after step 40; return its work folder."""
+        with pytest.raises(RetryableError):
+            self.run(RetryableError("a peer was lost"), seed=seed)
+        (self.calls[-1] / "checkpoints/step-000040").mkdir(parents=True)
+        return self.calls[-1]
+
+    def unfinished(self) -> list[Path]:
+        """All folders of unfinished work."""
+        return [path for path in self.root.glob("*/*") if path.is_dir()]
+
+
+@pytest.fixture
+def training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> _Training:
+    """A stage with unfinished work below `work`."""
+    monkeypatch.setenv(WORK_VARIABLE, str(tmp_path / "work"))
+    return _Training(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        PipelineError("out of ink"),
+        RetryableError("a peer was lost"),
+        KeyboardInterrupt(),
+        SystemExit(75),
+        OSError(28, ""),
+    ],
+    ids=["error", "retryable", "Ctrl-C", "exit", "disk"],
+)
+def test_unfinished_work_is_kept_until_the_stage_has_finished(training: _Training, error: BaseException) -> None:
+    """However it failed, the next run finds it; once the outputs are complete it is gone, with its lock."""
+    with pytest.raises(PipelineError if isinstance(error, OSError) else type(error)):
+        training.run(error)
+    assert not (training.folder / "out/model").exists()
+    assert training.run() == 3
+    assert (training.folder / "out/model/weights.txt").read_text() == "trained"
+    assert training.unfinished() == []
+    assert training.run() == 0
+
+
+def test_a_verdict_finishes_the_work(training: _Training) -> None:
+    """Its outputs are kept: there is nothing to resume."""
+    with pytest.raises(DataRejectedError):
+        training.run(DataRejectedError("all of it is wrong"))
+    assert (training.folder / "out/model/weights.txt").exists()
+    assert training.unfinished() == []
+
+
+def test_work_is_kept_when_outputs_cannot_be_renamed(training: _Training, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hours of work are not lost to a read-only folder."""
+
+    def refuse(path: Path, new: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    with monkeypatch.context() as broken:
+        broken.setattr(durable, "replace", refuse)
+        with pytest.raises(PermissionError):
+            training.run()
+    assert training.run() == 3
+
+
+def test_the_place_of_unfinished_work(training: _Training, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By stage and key, below the folder in the environment, else outputs/work; nothing of a killed removal stays."""
+    leftover = training.root / "train/.0123456789abcdef.removed"
+    leftover.mkdir(parents=True)
+    (leftover / "0.txt").write_text("reached")
+    training.run()
+    (folder,) = training.calls
+    assert folder.parent == training.root / "train"
+    assert re.fullmatch("[0-9a-f]{16}", folder.name)
+    assert not leftover.exists()
+    monkeypatch.chdir(training.folder)
+    for value in ("", None):
+        monkeypatch.setenv(WORK_VARIABLE, value) if value is not None else monkeypatch.delenv(WORK_VARIABLE)
+        training.run()
+        assert training.calls[-1] == Path("outputs/work/train") / folder.name
+
+
+def test_only_the_same_work_is_resumed(training: _Training, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same stage, config, inputs and code; neither the place nor the number of processes matters."""
+    training.fail()
+    assert training.run(seed=1) == 0
+    assert training.run(name="tune") == 0
+    text = training.folder / "source/text.txt"
+    text.write_text("TEXT")
+    assert training.run() == 0
+    text.write_text("text")
+    with monkeypatch.context() as changed:
+        changed.setattr(lineage, "code_digest", lambda: "another loss")
+        assert training.run() == 0
+    (training.folder / "source").rename(training.folder / "moved")
+    lineage.write(training.folder / "moved", {"stage": "made again by another version"})
+    assert training.run(source="moved", num_processes=8) == 3
+
+
+def test_inputs_are_hashed_once(training: _Training, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They may be hundreds of gigabytes of weights."""
+    digest, hashed = lineage.digest, list[Path]()
+
+    def record(path: Path) -> str:
+        hashed.append(path)
+        return digest(path)
+
+    monkeypatch.setattr(lineage, "digest", record)
+    training.run()
+    assert hashed == [training.folder / "source"]
+
+
+class _First:
+    """A run in another thread that has the work folder, and ends as soon as the second one waits for it."""
+
+    def __init__(self, training: _Training, monkeypatch: pytest.MonkeyPatch, failure: BaseException | None) -> None:
+        self.output: list[str] = []
+        self.at_waiting: Callable[[], object] = lambda: None
+        self._started, self._enough = threading.Event(), threading.Event()
+        monkeypatch.setattr(work, "say", self._say)
+        self._thread = threading.Thread(target=self._run, args=(training, failure))
+        self._thread.start()
+        assert self._started.wait(30)
+
+    def _run(self, training: _Training, failure: BaseException | None) -> None:
+        def block() -> None:
+            self._started.set()
+            assert self._enough.wait(30)
+
+        with suppress(RetryableError):
+            training.run(failure, before_end=block)
+
+    def _say(self, stage: str, message: str) -> None:
+        self.output.append(message)
+        if "waiting" in message:
+            self.at_waiting()
+            self._enough.set()
+
+    def end(self) -> None:
+        self._enough.set()
+        self._thread.join()
+
+
+@pytest.mark.parametrize("failure", [None, RetryableError("a peer was lost")], ids=["finished", "failed"])
+def test_a_run_waits_for_another_of_the_same_work(
+    training: _Training, monkeypatch: pytest.MonkeyPatch, failure: BaseException | None
+) -> None:
+    """It copies that one's result with its metrics, or resumes what it left unfinished."""
+    first = _First(training, monkeypatch, failure)
+    assert training.run(output="deep/another") == (0 if failure is None else 3)
+    first.end()
+    owner = rf"process {os.getpid()} on \S+"
+    assert re.fullmatch(rf"{training.calls[0]} is in use by {owner}, which does the same work; .*", first.output[0])
+    assert len(training.calls) == (1 if failure is None else 2)
+    assert (training.folder / "deep/another/weights.txt").read_text() == "trained"
+    if failure is None:
+        assert lineage.read(training.folder / "deep/another") == lineage.read(training.folder / "out/model")
+    assert training.unfinished() == []
+
+
+@pytest.mark.parametrize(("number", "error"), [(signal.SIGTERM, StoppedError), (signal.SIGINT, SystemExit)])
+def test_a_waiting_run_stops_at_once_when_asked(
+    training: _Training, monkeypatch: pytest.MonkeyPatch, number: int, error: type[BaseException]
+) -> None:
+    """It leaves nothing, and the other run continues."""
+    first = _First(training, monkeypatch, None)
+    first.at_waiting = lambda: os.kill(os.getpid(), number)
+    with pytest.raises(error):
+        training.run(output="another")
+    assert not list(training.folder.glob("*another*"))
+    first.end()
+    assert (training.folder / "out/model/weights.txt").exists()
+
+
+def test_a_result_that_was_replaced_or_removed_is_not_copied(training: _Training) -> None:
+    """A run that waited then does the work itself."""
+    training.fail()
+    training.run()
+    (result,) = training.root.glob("train/*.json")
+    waited = WorkFolder("train", result.with_suffix(""), waited=True)
+    copy = training.folder / "copy"
+    copy.mkdir()
+    assert waited.copy_result({"model": copy}) == {"done": 3.0}
+    assert (copy / "weights.txt").read_text() == "trained"
+    assert WorkFolder("train", result.with_suffix(""), waited=False).copy_result({"model": copy}) is None
+    assert waited.copy_result({"another": copy}) is None
+    lineage.write(training.folder / "out/model", {"stage": "train", "config": {"seed": 7}})
+    assert waited.copy_result({"model": copy}) is None
+    shutil.rmtree(training.folder / "out/model")
+    assert waited.copy_result({"model": copy}) is None
+    training.fail()
+    assert not result.exists(), "the result is not that of the run before the last"
+
+
+def test_unfinished_work_that_is_not_resumed_is_listed(
+    training: _Training, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With its folder, its step, and how it differs: keys with both values, inputs, files of code."""
+    line = f"train: {training.fail()}: unfinished work after step 40 is not resumed: "
+    assert training.run(seed=1, num_steps=4, num_processes=8) == 0
+    assert capsys.readouterr().out == f"{line}train.num_steps: 3 -> 4; train.seed: 0 -> 1\n{_ADVICE}"
+    (training.folder / "source/text.txt").write_text("TEXT")
+    files = lineage.code_files()
+    monkeypatch.setattr(lineage, "code_files", lambda: {**files, "train_grpo/loss.py": "another", "new.py": "new"})
+    training.run()
+    difference = "the input `source`; the code of components/new.py, components/train_grpo/loss.py"
+    assert capsys.readouterr().out == f"{line}{difference}\n{_ADVICE}"
+
+
+def test_work_that_is_in_use_or_resumed_is_not_listed(training: _Training, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nobody has abandoned it."""
+    lock = durable.lock_folder(training.fail() / "run.lock")
+    training.run(seed=1)
+    lock.release()
+    assert training.run(num_processes=8) == 3
+    assert capsys.readouterr().out == ""
+
+
+def test_of_much_unfinished_work_the_latest_is_listed(
+    training: _Training, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And of many files the first; the others are counted."""
+    newest = training.fail()
+    for number in range(1, 4):
+        training.fail(seed=number)
+    (newest / "fingerprint.json").unlink()
+    os.utime(newest, (4e9, 4e9))
+    files = lineage.code_files()
+    monkeypatch.setattr(lineage, "code_files", lambda: {**files, **dict.fromkeys("abcde", "")})
+    capsys.readouterr()
+    training.run(seed=9)
+    first, *others, more, advice = capsys.readouterr().out.splitlines()
+    assert first == f"train: {newest}: unfinished work after step 40 is not resumed: its fingerprint is unknown"
+    assert all(
+        line.endswith("the code of components/a, components/b, components/c and 2 more files") for line in others
+    )
+    assert len(others) == 2
+    assert more.endswith("/work/train: 1 more of its folders have unfinished work")
+    assert f"{advice}\n" == _ADVICE
