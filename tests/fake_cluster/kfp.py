@@ -114,7 +114,7 @@ class KfpApi:
 
     def fire(self, recurring: Json, workflow: str) -> Json:
         """Start a run of a schedule, as when its time has come."""
-        job = {name: recurring[name] for name in ("recurring_run_id", "experiment_id", "namespace", *_JOB[2:4])}
+        job = {name: recurring.get(name) for name in ("recurring_run_id", "experiment_id", "namespace", *_JOB[2:4])}
         run = self.new(self.runs, "run_id", display_name=workflow, **job)
         self.workflows[run["run_id"]] = workflow
         self.set_state(run["run_id"], "RUNNING")
@@ -127,7 +127,7 @@ class KfpApi:
         if (self.token or self.cookie) and not (by_token or by_cookie):
             raise ApiError(401, "Request header error: there is no user identity header.")
 
-    def _check_namespace(self, namespace: str) -> None:
+    def _check_namespace(self, namespace: str | None) -> None:
         if self.multi_user and not namespace:
             raise ApiError(400, "Namespace cannot be empty in multi-user mode")
         if self.multi_user and namespace not in self.namespaces:
@@ -137,7 +137,7 @@ class KfpApi:
         request.check_query("namespace", "filter", "sort_by", "page_size", "page_token")
         query, namespace = request.query, request.query.get("namespace", "")
         self._check_namespace(namespace)
-        rows = [row for row in table.values() if not self.multi_user or row["namespace"] == namespace]
+        rows = [row for row in table.values() if not self.multi_user or row.get("namespace") == namespace]
         for predicate in json.loads(query.get("filter") or "{}").get("predicates", []):
             if predicate["operation"] not in (1, "EQUALS"):
                 raise NotImplementedError(f"the filter {predicate}")
@@ -149,15 +149,15 @@ class KfpApi:
         start = int(query.get("page_token") or 0)
         end = start + (int(query.get("page_size") or 0) or _PAGE_SIZE)
         token = {"next_page_token": str(end)} if end < len(rows) else {}
-        return Answer({key: rows[start:end], "total_size": len(rows), **token})
+        return Answer({key: rows[start:end], "total_size": len(rows), **token} if rows else {})
 
     def _create_experiment(self, request: Request) -> Answer:
         body = request.object()
-        name, namespace = body.get("display_name"), body.get("namespace") or ""
+        name, namespace = body.get("display_name"), body.get("namespace") or None
         self._check_namespace(namespace)
         if not name:
             raise ApiError(400, "Experiment name is empty. Please specify a valid experiment name")
-        if any((row["display_name"], row["namespace"]) == (name, namespace) for row in self.experiments.values()):
+        if any((row["display_name"], row.get("namespace")) == (name, namespace) for row in self.experiments.values()):
             raise ApiError(409, f"Experiment {name} already exists")
         values = {"display_name": name, "namespace": namespace, "storage_state": "AVAILABLE"}
         return Answer(self.new(self.experiments, "experiment_id", **values))
@@ -170,11 +170,11 @@ class KfpApi:
         if not body.get("display_name"):
             raise ApiError(400, "The run name is empty. Please specify a valid name")
         experiment = _existing(self.experiments, "Experiment", body.get("experiment_id") or "")
-        self._check_namespace(experiment["namespace"])
+        self._check_namespace(experiment.get("namespace"))
         _check_pipeline(body.get("pipeline_spec") or {})
         _check_parameters(body["pipeline_spec"], (body.get("runtime_config") or {}).get("parameters") or {})
         job = {name: body[name] for name in _JOB if name in body}
-        return {**job, "experiment_id": experiment["experiment_id"], "namespace": experiment["namespace"]}
+        return {**job, "experiment_id": experiment["experiment_id"], "namespace": experiment.get("namespace")}
 
     def _create_run(self, request: Request) -> Answer:
         run = self.new(self.runs, "run_id", **self._job(request.object()), storage_state="AVAILABLE")
@@ -208,7 +208,8 @@ class KfpApi:
         status = {"ENABLE": "ENABLED", "DISABLE": "DISABLED"}.get(body.get("mode", ""))
         if status is None:
             raise ApiError(400, f"Invalid recurring run mode: {body.get('mode')}")
-        settings = {name: body[name] for name in ("max_concurrency", "trigger", "mode", "no_catchup") if name in body}
+        settings: Json = {name: body[name] for name in ("trigger", "mode", "no_catchup") if name in body}
+        settings["max_concurrency"] = str(most)  # as protobuf writes 64 bits
         row = self.new(self.recurring_runs, "recurring_run_id", **self._job(body), **settings, status=status)
         return Answer(row)
 

@@ -218,6 +218,7 @@ def _set_trainer(train_job: Json, spec: Json, count: int) -> None:
         {"name": "PET_MASTER_PORT", "value": str(_PORT)},
     ]
     container["env"] = _by_name([*container.get("env", []), *added])
+    container["ports"] = [*container.get("ports", []), {"containerPort": _PORT, "protocol": "TCP"}]
 
 
 def _container_statuses(pod: Json, state: Json) -> list[Json]:

@@ -1,0 +1,169 @@
+"""The fake Kubeflow Pipelines and model registry against recordings, and the schemas of their releases."""
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from tests.cluster.releases import UPSTREAM, needs_upstream
+from tests.fake_cluster import ApiServer, Json
+from tests.pipelines.cluster.replay import RECORDINGS, Recorded
+
+needs_recordings = pytest.mark.skipif(not RECORDINGS.is_dir(), reason=f"no recordings at {RECORDINGS}")
+API = "/apis/v2beta1/"
+
+
+@pytest.fixture(scope="module")
+def recorded() -> Recorded:
+    """The recorded exchanges."""
+    return Recorded()
+
+
+@pytest.fixture
+def server() -> Iterator[ApiServer]:
+    """A cluster."""
+    with ApiServer(namespace="kubeflow") as server:
+        yield server
+
+
+def call(server: ApiServer, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+    """Send a request; return status and body."""
+    data = json.dumps(body).encode() if body is not None else None
+    request = urllib.request.Request(server.url + path, data, method=method)
+    try:
+        with urllib.request.urlopen(request) as answer:
+            return answer.status, json.loads(answer.read())
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def exchange(recorded: Recorded, method: str, path: str) -> Json:
+    """Return the first recorded exchange that succeeded."""
+    return next(
+        each
+        for each in recorded.exchanges
+        if each["method"] == method and each["path"].startswith(path) and each["status"] == 200
+    )
+
+
+def check(fake: Any, real: Any) -> None:
+    """Check that an answer has fields of the recorded one only, of the same types."""
+    assert type(fake) is type(real)
+    if isinstance(fake, dict):
+        assert set(fake) <= set(real)
+        for key in set(fake) - {"pipeline_spec", "runtime_config"}:
+            check(fake[key], real[key])
+    if isinstance(fake, list) and fake and real:
+        check(fake[0], real[0])
+
+
+@needs_recordings
+def test_recorded_requests_have_answers_with_the_recorded_fields(recorded: Recorded, server: ApiServer) -> None:
+    """Experiments, runs from start to stop, and schedules."""
+    ids: Json = {}
+    assert call(server, "GET", f"{API}experiments")[1] == exchange(recorded, "GET", f"{API}experiments")["response"]
+    for path, key in (("experiments", "experiment_id"), ("runs", "run_id"), ("recurringruns", "recurring_run_id")):
+        real = exchange(recorded, "POST", API + path)
+        body = {**real["request"], **{key: value for key, value in ids.items() if key == "experiment_id"}}
+        status, fake = call(server, "POST", API + path, body)
+        assert status == 200
+        check(fake, real["response"])
+        lists = [each for each in recorded.exchanges if each["path"].startswith(f"{API}{path}?") and each["response"]]
+        for each in lists:
+            check(call(server, "GET", API + path)[1], each["response"])
+        ids[key] = fake[key]
+    moments = {run["state"]: run for runs in recorded.runs().values() for run in runs if "error" not in run}
+    run_id = ids["run_id"]
+    check(call(server, "GET", f"{API}runs/{run_id}")[1], moments["PENDING"])
+    assert call(server, "POST", f"{API}runs/{run_id}:terminate") == (200, {})
+    check(call(server, "GET", f"{API}runs/{run_id}")[1], moments["CANCELING"])
+    server.clock.advance(10)
+    check(call(server, "GET", f"{API}runs/{run_id}")[1], moments["FAILED"])
+    assert call(server, "DELETE", f"{API}recurringruns/{ids['recurring_run_id']}") == (200, {})
+    assert call(server, "GET", f"{API}healthz")[1].keys() == {"multi_user"}
+
+
+@needs_recordings
+def test_what_is_not_there_is_refused_in_the_recorded_form(recorded: Recorded, server: ApiServer) -> None:
+    """The API answers with a code of gRPC; the UI server has pods, which the API server has not."""
+    real = next(each for each in recorded.exchanges if each["status"] == 404)
+    query = "?podname=a&podnamespace=kubeflow"
+    assert call(server, "GET", f"/k8s/pod/logs{query}")[1].startswith("Could not get main container logs")
+    server.kfp.has_ui = False
+    for path in (f"{API}runs/none", f"/k8s/pod/logs{query}"):
+        status, text = call(server, "GET", path)
+        assert (status, json.loads(text)["code"]) == (404, real["response"]["code"])
+        assert set(real["response"]) <= set(json.loads(text))
+
+
+@needs_recordings
+def test_pipelines_without_their_platform_and_wrong_parameters_are_refused(
+    recorded: Recorded, server: ApiServer
+) -> None:
+    """Of the recorded request, with one thing changed."""
+    experiment = call(server, "POST", f"{API}experiments", {"display_name": "x"})[1]["experiment_id"]
+    body = {**exchange(recorded, "POST", f"{API}runs")["request"], "experiment_id": experiment}
+    parameters = body["runtime_config"]["parameters"]
+    name = next(name for name, value in parameters.items() if isinstance(value, int))
+    for change in (
+        {"pipeline_spec": {**body["pipeline_spec"], "platform_spec": None}},
+        {"runtime_config": {"parameters": {**parameters, "unknown": 1}}},
+        {"runtime_config": {"parameters": {**parameters, name: "many"}}},
+        {"display_name": ""},
+    ):
+        assert call(server, "POST", f"{API}runs", {**body, **change})[0] == 400
+    assert call(server, "POST", f"{API}runs", body)[0] == 200
+
+
+@needs_upstream
+@pytest.mark.parametrize("release", ["2.16.1", "2.17.0"])
+def test_fields_of_kubeflow_are_those_of_its_api(server: ApiServer, release: str) -> None:
+    """For both releases, whatever was recorded of one."""
+    path = UPSTREAM / f"pipelines-{release}" / "api-v2beta1.swagger.json"
+    definitions = json.loads(path.read_text())["definitions"]
+    kfp = server.kfp
+    run = kfp.new(kfp.runs, "run_id", display_name="x", experiment_id="1", storage_state="AVAILABLE")
+    kfp.set_state(run["run_id"], "FAILED")
+    assert set(run) <= set(definitions["v2beta1Run"]["properties"])
+    assert set(run["state_history"][0]) <= set(definitions["v2beta1RuntimeStatus"]["properties"])
+    assert {"ENABLED", "DISABLED"} <= set(definitions["v2beta1RecurringRunStatus"]["enum"])
+    assert run["state"] in definitions["v2beta1RuntimeState"]["enum"]
+
+
+@needs_upstream
+def test_the_registry_answers_by_the_schemas_of_its_release(server: ApiServer) -> None:
+    """A model, its version, its artifact, and lists of them."""
+    api = yaml.safe_load((UPSTREAM / "model-registry-0.3.8" / "openapi.yaml").read_text())
+    base = "/api/model_registry/v1/"
+    values = {"accuracy": {"metadataType": "MetadataDoubleValue", "double_value": 0.5}}
+    bodies: list[tuple[str, str, Json]] = [
+        ("registered_models", "RegisteredModel", {"name": "policy"}),
+        (
+            "model_versions",
+            "ModelVersion",
+            {"name": "v1", "registeredModelId": "1", "customProperties": values},
+        ),
+        (
+            "model_versions/2/artifacts",
+            "ModelArtifact",
+            {"artifactType": "model-artifact", "name": "policy", "uri": "s3://a/b"},
+        ),
+    ]
+    for path, schema, body in bodies:
+        assert call(server, "POST", base + path, {**body, "colour": "red"})[0] == 400
+        status, answer = call(server, "POST", base + path, body)
+        assert status == 201
+        jsonschema.Draft202012Validator({**api, "$ref": f"#/components/schemas/{schema}"}).validate(answer)
+        assert call(server, "POST", base + path, body)[0] == 409
+    for path, schema in (
+        ("registered_models", "RegisteredModelList"),
+        ("registered_models/1/versions", "ModelVersionList"),
+    ):
+        answer = call(server, "GET", base + path)[1]
+        jsonschema.Draft202012Validator({**api, "$ref": f"#/components/schemas/{schema}"}).validate(answer)
+        assert answer["size"] == 1

@@ -1,0 +1,199 @@
+"""The fake cluster against recordings of Trainer 2.3, JobSet 0.12 and Kueue 0.19, and the definitions of releases."""
+
+import copy
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from kubernetes import client, config
+
+from tests.cluster.jobs import NS, create, get, patch, queued_job, refused, train_job
+from tests.cluster.releases import UPSTREAM, fields, needs_upstream
+from tests.cluster.releases import refused as refused_by
+from tests.fake_cluster import ApiServer, Json, kinds, schemas, script
+from tests.fake_cluster.pods import pods_of
+from tests.pipelines.cluster.replay import RECORDINGS
+
+needs_recordings = pytest.mark.skipif(not RECORDINGS.is_dir(), reason=f"no recordings at {RECORDINGS}")
+GRACE = "terminationGracePeriodSeconds"
+KUEUE = [f"kueue.x-k8s.io/{name}" for name in ("cluster-queue-name", "podset", "local-queue-name")]
+QUEUED = "grpo-7f6d9408-77fb"
+"""The beginning of the name of a recorded job that was queued, admitted, and ended well."""
+
+
+@pytest.fixture
+def server() -> Iterator[ApiServer]:
+    """A cluster with a runtime."""
+    with ApiServer() as server:
+        server.cluster.add_runtime()
+        yield server
+
+
+@pytest.fixture
+def api(server: ApiServer, tmp_path: Path) -> client.ApiClient:
+    """The real client."""
+    return config.new_client_from_config(str(server.kubeconfig(tmp_path / "kubeconfig")))
+
+
+def recorded(name: str) -> list[Json]:
+    """Return the objects of a file of watch events."""
+    lines = (RECORDINGS / name).read_text().splitlines()
+    return [each.get("object", each) for each in map(json.loads, lines)]
+
+
+def patched_pod(job: Json) -> Json:
+    """Return what a TrainJob's first patch says about its pods."""
+    spec = job["spec"]["runtimePatches"][0]["trainingRuntimeSpec"]["template"]["spec"]
+    pod: Json = spec["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    return pod
+
+
+@needs_recordings
+def test_recorded_training_jobs_are_admitted_but_for_what_trainer_2_2_lacks(
+    server: ApiServer, api: client.ApiClient
+) -> None:
+    """They were written for Trainer 2.3; the fake cluster is a 2.2."""
+    for job in {each["metadata"]["name"]: each for each in recorded("trainer-2.3.0/trainjobs.jsonl")}.values():
+        del job["metadata"]["namespace"]
+        if GRACE in patched_pod(job):
+            assert f'{GRACE}"' in refused(create, api, job)
+            del patched_pod(job)[GRACE]
+        is_queued = "kueue.x-k8s.io/queue-name" in job["metadata"]["labels"]
+        assert create(api, job)["spec"] == {**job["spec"], "suspend": is_queued}
+
+
+@needs_recordings
+def test_pods_have_the_spec_that_trainer_gives_them() -> None:
+    """From the job and this project's runtime: image, command, environment, mounts, resources and ports."""
+    runtime = yaml.safe_load(Path("k8s/base/runtime-torch.yaml").read_text())
+    job_sets = {each["metadata"]["name"]: each for each in recorded("trainer-2.3.0/jobsets.jsonl")}
+    jobs = [each for each in recorded("trainer-2.3.0/trainjobs.jsonl") if each["metadata"]["name"] in job_sets]
+    for job in jobs:
+        template = job_sets[job["metadata"]["name"]]["spec"]["replicatedJobs"][0]["template"]["spec"]
+        pods = [pod for _, pod in pods_of(job, runtime, 0)]
+        assert len(pods) == template["parallelism"]
+        for spec in (template["template"]["spec"], *(pod["spec"] for pod in pods)):
+            spec[GRACE] = 0  # the runtime had another one then
+            assert spec == pods[0]["spec"] | {GRACE: 0}
+        labels = template["template"]["metadata"]["labels"].items()
+        assert {key for key, _ in labels - pods[0]["metadata"]["labels"].items()} <= set(KUEUE)
+    assert jobs
+
+
+@needs_recordings
+def test_a_queued_job_goes_through_the_recorded_states(server: ApiServer, api: client.ApiClient) -> None:
+    """Conditions in their order and words, and counts of pods that were seen."""
+    seen: list[Json] = []
+    server.store.listen(lambda change: seen.append(change.after) if change.kind == kinds.TRAIN_JOBS else None)
+    server.cluster.play(script.Queued(30), script.Running(60), script.Complete())
+    create(api, queued_job())
+    server.clock.advance(300)
+    every = recorded("trainer-2.3.0/trainjobs.jsonl")
+    real = [each for each in every if each["metadata"]["name"].startswith(QUEUED)]
+    seen.sort(key=lambda job: int(job["metadata"]["resourceVersion"]))
+    assert conditions(seen) == conditions(real)
+    counts = [each for job in every for each in job.get("status", {}).get("jobsStatus", [])]
+    assert [each for job in seen for each in job.get("status", {}).get("jobsStatus", []) if each not in counts] == []
+
+
+def conditions(jobs: list[Json]) -> list[list[Json]]:
+    """Return the conditions that jobs have, one after the other, without their times."""
+    found: list[list[Json]] = []
+    for job in jobs:
+        status = job.get("status", {}).get("conditions", [])
+        now = [{key: value for key, value in each.items() if key != "lastTransitionTime"} for each in status]
+        if now not in found[-1:]:
+            found.append(now)
+    return [each for each in found if each]
+
+
+@needs_recordings
+def test_events_and_pods_are_valid_and_have_recorded_fields(server: ApiServer, api: client.ApiClient) -> None:
+    """By Kubernetes' own schemas."""
+    server.cluster.play(script.PullBackOff(60), script.Running(60), script.OUT_OF_MEMORY)
+    create(api)
+    server.clock.advance(600)
+    events, pods = server.cluster.all(kinds.EVENTS), server.cluster.all(kinds.PODS)
+    assert [schemas.problems(each) for each in [*events, *pods]] == [[]] * len([*events, *pods])
+    known = {key for each in recorded("events.jsonl") for key in each} | {"apiVersion", "kind", "metadata"}
+    assert {key for each in events for key in each} <= known
+    assert {"Scheduled", "Failed", "BackOff", "Started"} == {each["reason"] for each in events}
+
+
+@needs_upstream
+def test_limits_are_those_of_the_definition() -> None:
+    """Numbers and enumerations of a TrainJob's fields, and the fields that only the newer release has."""
+    spec = definition("trainer-2.2.0")["properties"]["spec"]
+    for (model, field), limits in schemas.LIMITS.items():
+        place = spec["properties"]["trainer"] if model.endswith("Trainer") else spec
+        found = place["properties"][field]
+        assert found.items() >= limits.items() or "enum" in limits, field
+    older, newer = (fields(release, "TrainJob", "v1alpha1") for release in ("trainer-2.2.0", "trainer-2.3.0"))
+    assert {path.rpartition(".")[2] for path in newer - older} == {field for _, field in schemas.NEW_IN_2_3}
+    assert older - newer == set()
+
+
+@needs_upstream
+def test_rules_are_those_of_the_definition(api: client.ApiClient) -> None:
+    """Each refusal by a rule of the definition has the message that the rule has there."""
+    rules = set(messages(definition("trainer-2.2.0")))
+    create(api, train_job(trainer={"numNodes": 2}))
+    immutable = refused(patch, api, {"spec": {"trainer": {"numNodes": 3}}})
+    name = refused(create, api, train_job("1a"))
+    assert "field is immutable" in immutable
+    assert any("immutable" in rule for rule in rules)
+    assert any(rule in name for rule in rules)
+
+
+@needs_upstream
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"trainer": {"nodes": 2}},
+        {"trainer": {"numNodes": "2"}},
+        {"trainer": {"env": {}}},
+        {"suspend": "no"},
+        {"runtimeRef": {}},
+        {"activeDeadlineSeconds": 0},
+        {"runtimePatches": [{"manager": "a.b/c", "spec": {}}]},
+        {"trainer": {"resourcesPerNode": {"limits": {"cpu": True}}}},
+        {"trainer": {"command": ["x"] * 129}},
+        {"trainer": {"image": "x" * 501}},
+    ],
+    ids=str,
+)
+def test_both_refuse_the_same(server: ApiServer, api: client.ApiClient, change: dict[str, Any]) -> None:
+    """A good job is admitted by the fake cluster and by the definition; with the change, by neither."""
+    assert refused_by("trainer-2.2.0", create(api)) == []
+    assert refused_by("trainer-2.2.0", train_job(**change)) != []
+    assert refused(create, api, train_job("grpo-2", **change)).startswith(("400 ", "422 "))
+
+
+@needs_upstream
+def test_what_the_fake_cluster_writes_is_valid(server: ApiServer, api: client.ApiClient) -> None:
+    """A job with its status, at its end, by the definition of both releases."""
+    server.cluster.play(script.Running(60), script.Failed(1))
+    create(api)
+    server.clock.advance(300)
+    job = copy.deepcopy(get(api))
+    assert job["metadata"]["namespace"] == NS
+    for release in ("trainer-2.2.0", "trainer-2.3.0"):
+        assert refused_by(release, job) == []
+
+
+def definition(release: str) -> Json:
+    """Return the schema of a TrainJob."""
+    document = yaml.safe_load((UPSTREAM / release / "trainjobs.yaml").read_text())
+    schema: Json = document["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    return schema
+
+
+def messages(schema: Any) -> Iterator[str]:
+    """Yield the messages of all rules in a schema."""
+    if isinstance(schema, dict):
+        yield from (rule.get("message", "") for rule in schema.get("x-kubernetes-validations", []))
+    for each in schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ():
+        yield from messages(each)
