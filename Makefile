@@ -94,7 +94,7 @@ format: setup  ## Rewrite the code in the project's style
 repro: setup  ## Run the same stages under DVC: only what changed is computed
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/dvc repro
 
-compile: setup  ## Write pipelines/*.yaml, the graphs that Kubeflow runs, and docs/parameters.md
+compile: setup  ## Write pipelines/grpo_post_training.yaml, the graph that Kubeflow runs, and docs/parameters.md
 	@$(BIN)/grpo-pipeline compile
 	@$(BIN)/python -m pipelines.parameter_table > docs/parameters.md
 

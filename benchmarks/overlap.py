@@ -20,7 +20,7 @@ import yaml
 
 from components.cluster.servers import vllm_servers
 from components.policy import checkpoint as checkpoints
-from components.preflight.config import resolved
+from components.preflight.config import load_params
 from components.prepare_data.config import PrepareConfig
 from components.prepare_data.prepare import prepare
 from components.shared import jsonl
@@ -60,7 +60,7 @@ def main() -> None:
 
 def _measure(folder: Path, options: argparse.Namespace) -> dict[bool, list[Result]]:
     """The counted steps of all runs, by whether they sample ahead."""
-    params = resolved(_ROOT / "params/distributed.yaml")
+    params = load_params(_ROOT / "params/distributed.yaml").model_dump(mode="json")
     problems, reference = _inputs(folder, params)
     config = _config(params["train_grpo"], options)
     assert config.sampler.servers is not None

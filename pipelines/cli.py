@@ -7,11 +7,11 @@ from pathlib import Path
 
 from components.shared.answer_policy import AnswerPolicy
 from components.shared.errors import PipelineError
-from pipelines.cluster.commands import add_commands
+from pipelines.cluster.commands import PARAMS, add_commands
 
 # Each command imports what it needs by itself: `--help` and a mistyped option answer at once.
 
-COMPILED = Path(__file__).parent
+COMPILED = Path(__file__).with_name("grpo_post_training.yaml")
 _CHECKOUT = Path(__file__).parents[1]
 
 
@@ -55,8 +55,9 @@ def parser() -> argparse.ArgumentParser:
     command.add_argument("--params", type=Path, default=Path("params.yaml"), help="params file (default: %(default)s)")
     command.set_defaults(command=_config)
 
-    command = commands.add_parser("compile", help="write the graphs that Kubeflow runs")
-    command.add_argument("--output", type=Path, default=COMPILED, metavar="DIR", help="folder (default: %(default)s)")
+    command = commands.add_parser("compile", help="write the graph that Kubeflow runs")
+    command.add_argument("--params", type=Path, default=PARAMS, help="what the form opens with (default: %(default)s)")
+    command.add_argument("--output", type=Path, default=COMPILED, metavar="FILE", help="(default: %(default)s)")
     command.set_defaults(command=_compile)
 
     command = commands.add_parser("data", help="fetch GSM8K and MATH-500 into data/")
@@ -103,9 +104,11 @@ def _config(options: argparse.Namespace) -> int:
 
 
 def _compile(options: argparse.Namespace) -> int:
-    from pipelines.compile import write_all
+    from components.preflight.config import load_params
+    from pipelines.graph import write
 
-    print(*write_all(options.output), sep="\n")
+    write(options.output, load_params(options.params))
+    print(options.output)
     return 0
 
 

@@ -1,103 +1,100 @@
-"""The page that explains the run form: `python -m pipelines.parameter_table > docs/parameters.md`."""
+"""The page that explains every key and the run form: `python -m pipelines.parameter_table > docs/parameters.md`."""
 
-import itertools
 import json
-from collections.abc import Iterable, Mapping
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator
+from enum import StrEnum
+from typing import Any, Literal, get_args, get_origin
 
-import yaml
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined, to_jsonable_python
 
-from components.cluster.config import ClusterConfig
-from components.preflight.form import CLUSTER, PREFIX, is_rest
+from components.preflight.config import Params
+from components.preflight.form import parameters
+from components.shared.config import SameAs, shared_keys
 
-_FULL, _MINIMAL = "grpo_post_training_on_cluster", "grpo_post_training_minimal"
-_GROUPS = {
-    "base": "The model",
-    "cluster": "The cluster",
-    "data": "The data",
-    "grpo": "GRPO",
-    "image": "Images",
-    "registry": "Where versions go",
-    "run": "The run",
-    "secret": "Secrets",
-    "section": "Everything else",
-}
-_KINDS = {
-    "STRING": "text",
-    "NUMBER_INTEGER": "whole number",
-    "NUMBER_DOUBLE": "number",
-    "BOOLEAN": "true or false",
-    "STRUCT": "JSON object",
-    "LIST": "JSON list",
-}
-_TABLE = "| parameter | kind | default | minimal | meaning |\n|---|---|---|---|---|\n"
-_HEADER = """# Parameters of a run on a cluster
+_HEADER = """# Parameters
 
-Written by `make compile` from the compiled pipelines; not to be edited. Kubeflow's form shows the parameters in this
-order. `grpo-post-training-on-cluster` has all of them, `grpo-post-training-minimal` those that are marked; the others
-are there as they were compiled. Before anything else `preflight` checks all of them, and names all that is wrong.
+Written by `make compile` from the config models; not to be edited.
+
+## The form of a run on a cluster
+
+A parameter is named for its key of the params file. `overrides` has the other keys: sections as below, as JSON. The
+form opens with the values of the params file that was compiled. `deployment` is compiled into the graph.
+
+| parameter | type | meaning |
+|---|---|---|
 """
-_REST = """
-What has no parameter of its own is a key of one of these, as in `params.yaml`; the keys are explained in
-`components/<stage>/config.py`. A key that a parameter above stands for is refused here. By default each is what
-`params.yaml` was when the pipeline was compiled.
-"""
-_CLUSTER_KEYS = f"""
-## Keys of `{PREFIX}{CLUSTER}`
+_KINDS = {str: "text", int: "whole number", float: "number", bool: "true or false", dict: "JSON object"}
+_SECTION = """
+## {name}
 
-What a training job asks for beside the parameters above.
+{meaning}
 
 | key | default | meaning |
 |---|---|---|
 """
 
 
-def page(full: Mapping[str, Any], minimal: Iterable[str]) -> str:
-    """Return the page for the parameters of the long form, as its compiled document has them."""
-    groups = itertools.groupby(sorted(full.items()), key=lambda item: item[0].partition("_")[0])
-    text = _HEADER + "".join(_group(name, dict(parameters), set(minimal)) for name, parameters in groups)
-    return text + _CLUSTER_KEYS + "".join(_cluster_keys())
+def page() -> str:
+    """Return the page: the form, then a table for each section of a params file."""
+    rows = [f"| `{name}` | {_KINDS[each.type]} | {each.description} |\n" for name, each in parameters().items()]
+    return "".join([_HEADER, *rows, *(_section(name, field) for name, field in Params.model_fields.items())])
 
 
-def _group(name: str, parameters: Mapping[str, Any], minimal: set[str]) -> str:
-    intro = _REST if f"{name}_" == PREFIX else ""
-    rows = [_row(parameter, each, parameter in minimal) for parameter, each in parameters.items()]
-    return "".join([f"\n## {_GROUPS[name]}\n{intro}\n", _TABLE, *rows])
+def _section(name: str, field: FieldInfo) -> str:
+    (model,) = _models(field)
+    rows = [f"| `{key}` | {_default(each)} | {_meaning(each)} |\n" for key, each in _keys(model)]
+    return _SECTION.format(name=name, meaning=" ".join((model.__doc__ or "").split())) + "".join(rows)
 
 
-def _row(name: str, parameter: Mapping[str, Any], in_minimal: bool) -> str:
-    default = "" if name.startswith(PREFIX) else _code(parameter["defaultValue"], parameter["parameterType"])
-    kind, meaning = _KINDS[parameter["parameterType"]], " ".join(parameter["description"].split())
-    return f"| `{name}` | {kind} | {default} | {'yes' if in_minimal else ''} | {meaning} |\n"
+def _keys(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """Every key of a model that holds no others, with its path; those of a list's members and of a choice below it."""
+    shared = shared_keys(model)
+    for name, field in model.model_fields.items():
+        inner = [] if name in shared else _models(field)
+        if len(inner) != 1 or field.default is None:
+            yield f"{prefix}{name}", field
+        many = "[]" if len(inner) > 1 or "list" in str(field.annotation).split("[")[0] else ""
+        seen: set[str] = set()
+        for each in inner:
+            for key, found in _keys(each, f"{prefix}{name}{many}."):
+                if key not in seen:
+                    yield key, found
+                seen.add(key)
 
 
-def _code(value: Any, kind: str) -> str:
-    if value == "":
-        return "empty"
-    if kind == "NUMBER_INTEGER":
-        value = int(value)
-    return f"`{value if isinstance(value, str) else json.dumps(value)}`"
+def _models(field: FieldInfo) -> list[type[BaseModel]]:
+    """The models that a field may hold: itself, in a list, or as a choice."""
+    models: list[type[BaseModel]] = []
+    waiting: list[Any] = [field.annotation]
+    while waiting:
+        kind = waiting.pop(0)
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            models.append(kind)
+        else:
+            waiting += get_args(kind)
+    return models
 
 
-def _cluster_keys() -> Iterable[str]:
-    for name, field in ClusterConfig.model_fields.items():
-        if is_rest((CLUSTER, name)):
-            meaning = " ".join((field.description or "").split())
-            yield f"| `{name}` | {_code(field.get_default(), '')} | {meaning} |\n"
+def _default(field: FieldInfo) -> str:
+    source = next((mark for mark in field.metadata if isinstance(mark, SameAs)), None)
+    if source:
+        return f"`{source.section}.{source.key}`"
+    value = field.get_default(call_default_factory=True)
+    if value is PydanticUndefined:
+        return "required"
+    return f"`{value if isinstance(value, str) and value.isprintable() else json.dumps(to_jsonable_python(value))}`"
 
 
-def main() -> None:
-    """Print the page for the compiled pipelines in this folder."""
-    forms = [_parameters(Path(__file__).with_name(f"{name}.yaml")) for name in (_FULL, _MINIMAL)]
-    print(page(*forms), end="")
-
-
-def _parameters(path: Path) -> dict[str, Any]:
-    document = next(yaml.safe_load_all(path.read_text(encoding="utf-8")))
-    parameters: dict[str, Any] = document["root"]["inputDefinitions"]["parameters"]
-    return parameters
+def _meaning(field: FieldInfo) -> str:
+    text = " ".join((field.description or "").split()).replace("|", "\\|")
+    kind = field.annotation
+    choices: tuple[object, ...] = get_args(kind) if get_origin(kind) is Literal else ()
+    if isinstance(kind, type) and issubclass(kind, StrEnum):
+        choices = tuple(kind)
+    return f"{text} One of {', '.join(f'`{each}`' for each in choices)}.".strip() if len(choices) > 1 else text
 
 
 if __name__ == "__main__":
-    main()
+    print(page(), end="")

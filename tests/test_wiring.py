@@ -2,7 +2,7 @@
 
 import ast
 import importlib
-import inspect
+import itertools
 import re
 import subprocess
 import sys
@@ -12,14 +12,16 @@ from typing import Any
 
 import pytest
 import yaml
+from google.protobuf import json_format  # type: ignore[import-untyped]
 
-from components.preflight.config import Params, load_params
-from components.shared.config import SameAs
-from tests.pipelines.compiled import LAPTOP, VARIANTS, graph
+from components.preflight.config import STAGES, Params, load_params, stage_sections
+from components.shared.config import shared_keys
+from components.shared.stage import Stage
+from pipelines.graph import local_graph
+from tests.pipelines.compiled import graph
 from tests.presets import FILES
 
 ROOT = Path(__file__).parents[1]
-STAGES = list(Params.model_fields)
 AROUND = ["preflight", "clean_up"]
 """Tasks that a cluster's form of the graph has around the stages."""
 TOLD = {"config", "cluster", "run_id"}
@@ -34,7 +36,7 @@ LIGHT = [
     "components.report.report",
     "components.register.register",
     "pipelines.cli",
-    "pipelines.grpo_post_training",
+    "pipelines.graph",
     *(f"components.shared.{path.stem}" for path in sorted((ROOT / "components/shared").glob("[!_]*.py"))),
 ]
 
@@ -52,25 +54,26 @@ def test_every_stage_has_the_same_files(stage: str) -> None:
     assert sorted((ROOT / "tests" / stage).glob("test_*.py")), f"tests/{stage} holds no test"
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_the_graph_runs_every_stage_with_its_own_section(variant: str) -> None:
-    """Each task takes the section of its stage, from the form or from preflight, and no stage is left out."""
-    taken = {_stage_of(task): task["inputs"]["parameters"]["config"] for task in _stage_tasks(variant)}
-    if variant == LAPTOP:
-        assert taken == {stage: {"componentInputParameter": f"{stage}_config"} for stage in STAGES}
-        assert set(graph(variant).parameters) == {f"{stage}_config" for stage in STAGES}
-    else:
-        outputs = {stage: source["taskOutputParameter"] for stage, source in taken.items()}
-        assert outputs == {
-            stage: {"producerTask": "preflight", "outputParameterKey": f"{stage}_config"} for stage in STAGES
-        }
+def test_the_graph_runs_every_stage_with_its_own_section() -> None:
+    """Each task takes the section of its stage from preflight, and no stage is left out."""
+    sections = {_stage_of(task): task["inputs"]["parameters"]["config"] for task in _stage_tasks()}
+    assert {stage: source["taskOutputParameter"] for stage, source in sections.items()} == {
+        stage: {"producerTask": "preflight", "outputParameterKey": f"{stage}_config"} for stage in STAGES
+    }
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_every_variant_passes_the_same_things_on(variant: str) -> None:
-    """One graph: each task makes the same outputs, and takes the same ones of the same tasks, as on a laptop."""
-    assert _flow(variant) == _flow(LAPTOP)
-    assert set(_flow(LAPTOP)) == {name for name, _ in _resolved_dvc_stages()}
+def test_one_machine_runs_the_same_graph() -> None:
+    """Each task passes the same outputs on to the same tasks as on a cluster, and runs after the one before it."""
+    local, names = local_graph(stage_sections(load_params(FILES[0])))
+    spec = json_format.MessageToDict(local.pipeline_spec)
+    tasks = spec["root"]["dag"]["tasks"]
+    assert {_title_of(task): _sources(task, tasks) for task in tasks.values()} == {
+        _title_of(task): _sources(task, graph().tasks) for task in _stage_tasks()
+    }
+    assert {name.replace(" ", "@") for name in names} == {name for name, _ in _resolved_dvc_stages()}
+    by_title = {_title_of(task): (key, task) for key, task in tasks.items()}
+    for before, after in itertools.pairwise(name.replace(" ", "@") for name in names):
+        assert by_title[before][0] in by_title[after][1]["dependentTasks"]
 
 
 def test_dvc_has_the_same_stages_and_params_sections() -> None:
@@ -83,19 +86,18 @@ def test_dvc_has_the_same_stages_and_params_sections() -> None:
 def test_dvc_finds_every_section_it_watches() -> None:
     """DVC reads params.yaml itself and knows nothing of `extends` or of defaults: a section must be there."""
     text = yaml.safe_load((ROOT / "params.yaml").read_text())
-    assert list(text) == STAGES
+    assert tuple(text) == STAGES
     assert load_params(ROOT / "params.yaml")
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_dvc_and_kubeflow_draw_the_same_edges(variant: str) -> None:
-    """What runs after what is the same under both, on a cluster too."""
-    assert _dvc_edges() == _kubeflow_edges(variant)
+def test_dvc_and_kubeflow_draw_the_same_edges() -> None:
+    """What runs after what is the same under both."""
+    assert _dvc_edges() == _kubeflow_edges()
 
 
 def test_nothing_is_trained_measured_or_registered_before_validation() -> None:
     """Every stage but the first two has validation somewhere upstream."""
-    edges = _kubeflow_edges(LAPTOP)
+    edges = _kubeflow_edges()
     for task in edges:
         if task not in {"prepare_data", "validate_data"}:
             assert "validate_data" in _upstream(task, edges), task
@@ -175,15 +177,9 @@ def test_the_readme_names_only_what_exists() -> None:
     assert not missing
 
 
-def _stage_tasks(variant: str) -> list[dict[str, Any]]:
-    """The tasks of a variant's stages, without those that a cluster has around them."""
-    return [task for task in graph(variant).tasks.values() if _stage_of(task) not in AROUND]
-
-
-def _taken_from_other_sections(stage: str) -> list[str]:
-    section: Any = Params.model_fields[stage].annotation
-    marks = [mark for key in section.model_fields.values() for mark in key.metadata]
-    return [f"{mark.section}.{mark.key}" for mark in marks if isinstance(mark, SameAs)]
+def _stage_tasks() -> list[dict[str, Any]]:
+    """The tasks of the stages, without those that a cluster has around them."""
+    return [task for task in graph().tasks.values() if _stage_of(task) not in AROUND]
 
 
 def _stage_of(task: dict[str, Any]) -> str:
@@ -197,29 +193,26 @@ def _title_of(task: dict[str, Any]) -> str:
     return title.replace("-", "_").replace(" ", "@")
 
 
-def _kubeflow_edges(variant: str) -> dict[str, set[str]]:
-    titles = _titles(variant)
+def _kubeflow_edges() -> dict[str, set[str]]:
+    titles = {name: _title_of(task) for name, task in graph().tasks.items() if _stage_of(task) not in AROUND}
     return {
         _title_of(task): {titles[before] for before in task.get("dependentTasks", []) if before in titles}
-        for task in _stage_tasks(variant)
+        for task in _stage_tasks()
     }
 
 
-def _flow(variant: str) -> dict[str, tuple[set[str], dict[str, str]]]:
-    """The outputs of each task, and the output of another task behind each of its inputs."""
-    titles, components = _titles(variant), graph(variant).spec["components"]
-    flow = {}
-    for task in _stage_tasks(variant):
-        sources = {name: source["taskOutputArtifact"] for name, source in task["inputs"].get("artifacts", {}).items()}
-        taken = {name: f"{titles[each['producerTask']]}.{each['outputArtifactKey']}" for name, each in sources.items()}
-        outputs = components[task["componentRef"]["name"]]["outputDefinitions"]["artifacts"]
-        flow[_title_of(task)] = (set(outputs), taken)
-    return flow
+def _sources(task: dict[str, Any], tasks: dict[str, Any]) -> dict[str, str]:
+    """The output of another task behind each of a task's inputs."""
+    artifacts = task["inputs"].get("artifacts", {}).items()
+    sources = {name: source["taskOutputArtifact"] for name, source in artifacts}
+    return {
+        name: f"{_title_of(tasks[each['producerTask']])}.{each['outputArtifactKey']}" for name, each in sources.items()
+    }
 
 
-def _titles(variant: str) -> dict[str, str]:
-    tasks = graph(variant).tasks
-    return {name: _title_of(task) for name, task in tasks.items() if _stage_of(task) not in AROUND}
+def _taken_from_other_sections(stage: str) -> list[str]:
+    section: Any = Params.model_fields[stage].annotation
+    return [f"{source.section}.{source.key}" for source in shared_keys(section).values()]
 
 
 def _dvc_edges() -> dict[str, set[str]]:
@@ -247,12 +240,9 @@ def _upstream(task: str, edges: dict[str, set[str]]) -> set[str]:
 
 
 def _step_folders(stage: str) -> dict[str, str]:
-    """Name and kind of each folder that the step function of a stage takes, in order."""
-    entry = importlib.import_module(f"components.{stage}.__main__")
-    step = next(value for name, value in vars(entry).items() if inspect.isfunction(value) and name != "main")
-    hints = inspect.get_annotations(step)
-    kinds = {name: hint.__metadata__[0] for name, hint in hints.items() if name not in {"config", "return"}}
-    return {name: kind for name, kind in kinds.items() if kind != "work"}
+    """Name and kind of each folder that a stage takes, in order."""
+    declared: Stage = importlib.import_module(f"components.{stage}.__main__").STAGE
+    return {**dict.fromkeys(declared.inputs, "input"), **dict.fromkeys(declared.outputs, "output")}
 
 
 def _component_folders_used_by(stage: str) -> set[str]:

@@ -10,7 +10,7 @@ from components.shared.images import LIGHT
 @dsl.component(base_image=LIGHT, install_kfp_package=False)
 def clean_up(
     run_id: str,
-    section_cluster: dict[str, Any],
+    overrides: dict[str, Any],
     status: dsl.PipelineTaskFinalStatus,
     summary: dsl.Output[dsl.Markdown],
 ) -> None:
@@ -18,11 +18,11 @@ def clean_up(
 
     Args:
         run_id: Kubeflow's id of the run, which is a label of all that the run made.
-        section_cluster: The parameter of the pipeline, for the namespace of training jobs.
+        overrides: The parameter of the pipeline, for the namespace of training jobs.
         status: How the tasks before ended, from Kubeflow.
         summary: Each task with its outcome, its time and its last words; what was removed.
     """
     from components.clean_up.clean_up import Ending, run
 
     ending = Ending(run_id, status.state, status.error_message)
-    run(ending, section_cluster.get("namespace", ""), summary.path)
+    run(ending, overrides.get("cluster", {}).get("namespace", ""), summary.path)

@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 
 from components.shared.config import Config
 from components.shared.errors import PipelineError
+from components.shared.images import GPU
 
 _DAY_S = 24 * 3600
 _RUN_ID = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
@@ -42,7 +43,7 @@ class ClusterConfig(Config):
 
     namespace: str = ""
     """Namespace of the job; empty for that of the pod that submits it."""
-    image: str = Field(min_length=1)
+    image: str = Field(GPU, min_length=1)
     """Image of the job's pods, with torch, DeepSpeed and vLLM."""
     nodes: int = Field(default=1, gt=0)
     """Pods that train together; `engine.num_processes` are divided evenly among them."""

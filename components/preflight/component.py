@@ -9,38 +9,21 @@ from components.shared.images import LIGHT
 
 @dsl.component(base_image=LIGHT, install_kfp_package=False)
 def preflight(  # noqa: PLR0917 - the run form
-    base_model: str,
-    cluster_gpu_product: str,
+    cluster_gpu_type: str,
     cluster_gpus_per_node: int,
-    cluster_node_selector: dict[str, Any],
-    cluster_num_nodes: int,
+    cluster_nodes: int,
     cluster_queue: str,
-    cluster_tolerations: list[Any],
-    cluster_volume_claim: str,
-    data_repository: str,
-    data_revision: str,
-    grpo_group_size: int,
-    grpo_kl_coefficient: float,
-    grpo_learning_rate: float,
-    grpo_num_steps: int,
-    image_gpu: str,
-    image_light: str,
-    registry_kubeflow_url: str,
-    registry_repository: str,
-    registry_weights_remote: str,
-    run_skip_if_unchanged: bool,
-    secret_git: str,
-    secret_hub: str,
-    secret_model_registry: str,
-    secret_storage: str,
-    section_cluster: dict[str, Any],
-    section_evaluate: dict[str, Any],
-    section_prepare_data: dict[str, Any],
-    section_register: dict[str, Any],
-    section_report: dict[str, Any],
-    section_train_grpo: dict[str, Any],
-    section_train_sft: dict[str, Any],
-    section_validate_data: dict[str, Any],
+    deployment: dict[str, Any],
+    overrides: dict[str, Any],
+    prepare_data_repository_commit: str,
+    prepare_data_repository_url: str,
+    register_registry: str,
+    register_storage: str,
+    skip_if_unchanged: bool,
+    train_grpo_learning_rate: float,
+    train_grpo_loss_kl_coefficient: float,
+    train_grpo_num_steps: int,
+    train_sft_model_base: str,
     prepare_data_config: dsl.OutputPath(dict),  # type: ignore[valid-type]
     validate_data_config: dsl.OutputPath(dict),  # type: ignore[valid-type]
     train_sft_config: dsl.OutputPath(dict),  # type: ignore[valid-type]
@@ -51,14 +34,15 @@ def preflight(  # noqa: PLR0917 - the run form
     cluster_config: dsl.OutputPath(dict),  # type: ignore[valid-type]
     evaluate_gpus: dsl.OutputPath(str),  # type: ignore[valid-type]
     evaluate_node_selector: dsl.OutputPath(dict),  # type: ignore[valid-type]
+    evaluate_tolerations: dsl.OutputPath(list),  # type: ignore[valid-type]
     configuration: dsl.Output[dsl.Markdown],
 ) -> None:
     """Check the run form and the cluster, name all that is wrong at once, and hand the sections on to the stages.
 
-    The inputs are the parameters of the pipeline, where each is described; the outputs are the sections that they
-    mean, what the pods that evaluate ask for, and the configuration as a page.
+    The inputs are the parameters of the pipeline, where each is described, and what it was compiled with; the outputs
+    are the sections that they mean, what the pods that evaluate ask for, and the configuration as a page.
     """
-    given = dict(locals())  # first of all: what the task was given, by name
+    inputs = dict(locals())  # first of all: what the task was called with, by name
     from components.preflight.preflight import run
 
-    run(given)
+    run(inputs)

@@ -1,24 +1,33 @@
-"""What preflight checks: every section of the params file as one typed object, and the names of secrets."""
+"""A params file as one typed object: every section, and what can be wrong between sections."""
 
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
+from components.cluster.config import ClusterConfig
 from components.evaluate.config import EvaluateConfig
 from components.prepare_data.config import PrepareConfig
 from components.register.config import RegisterConfig
 from components.report.config import ReportConfig
-from components.shared.config import Config, problems, read_params, with_shared_keys
+from components.shared import images
+from components.shared.config import Config, problems, read_params, shared_keys, with_shared_keys
 from components.shared.errors import raise_all
-from components.train_grpo.config import TrainGRPOConfig
+from components.shared.problem import Split
+from components.train_grpo.config import RewardName, TrainGRPOConfig
 from components.train_sft.config import TrainSFTConfig
 from components.validate_data.config import ValidateConfig
 
+Sections = dict[str, dict[str, Any]]
+"""Sections as JSON, by name."""
+
 MOUNT = "/work"
 """Folder at which every pod of a run has the shared volume."""
+LONGEST_TRAINING_S = 60 * 24 * 3600
+"""Time after which Kubernetes ends the step of a training job, whatever the job's own limits are."""
 
 SECRET_KEYS = {
     "git": ("GIT_CONFIG_COUNT", "GIT_CONFIG_KEY_0", "GIT_CONFIG_VALUE_0"),
@@ -26,23 +35,45 @@ SECRET_KEYS = {
     "model_registry": ("MODEL_REGISTRY_TOKEN",),
     "storage": ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"),
 }
-"""Keys of each secret that a run may name; a task has them as environment variables of the same name.
+"""Keys of each secret that a run may use; a task has them as environment variables of the same name.
 
 Git reads its three as a setting, such as `http.https://git.example/.extraHeader` with a header that authorises.
 """
 
-SECRET_NAMES = {f"secret_{kind}": f"grpo-pipeline-{kind.replace('_', '-')}" for kind in SECRET_KEYS}
-"""Names of the secrets where a run does not say otherwise; these may be missing, where they are not needed."""
 
-LONGEST_TRAINING_S = 60 * 24 * 3600
-"""Time after which Kubernetes ends the step of a training job, whatever the job's own limits are."""
+class SecretsConfig(Config):
+    """Names of Kubernetes secrets. One with its default name may be missing, where it is not needed."""
+
+    git: str = Field("grpo-pipeline-git", min_length=1)
+    """With git's credentials, as GIT_CONFIG_COUNT, GIT_CONFIG_KEY_0 and GIT_CONFIG_VALUE_0."""
+    hub: str = Field("grpo-pipeline-hub", min_length=1)
+    """With HF_TOKEN, for gated models."""
+    model_registry: str = Field("grpo-pipeline-model-registry", min_length=1)
+    """With MODEL_REGISTRY_TOKEN, where the token of the service account is not enough."""
+    storage: str = Field("grpo-pipeline-storage", min_length=1)
+    """With AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, for DVC remotes."""
+
+
+class DeploymentConfig(Config):
+    """What differs between clusters and not between runs: it is compiled into the graph."""
+
+    image_light: str = Field(images.LIGHT, min_length=1)
+    """Image of every task that runs no model."""
+    image_gpu: str = Field(images.GPU, min_length=1)
+    """Image of every task and every pod that runs a model."""
+    image_pull_secret: str = Field("grpo-pipeline-images", min_length=1)
+    """Secret with which nodes pull the images; need not exist where they need none."""
+    volume: str = Field("grpo-pipeline", min_length=1)
+    """Volume claim, ReadWriteMany, that every pod sees at /work."""
+    secrets: SecretsConfig = SecretsConfig()
+
 
 with warnings.catch_warnings():
     # Every pydantic model has a class method `register`, from abc; the stage's name is more use here.
     warnings.filterwarnings("ignore", message='Field name "register"')
 
     class Params(Config):
-        """A section per stage, in the order in which they run."""
+        """A section per stage, in the order in which they run, and two for runs on a cluster."""
 
         prepare_data: PrepareConfig
         validate_data: ValidateConfig
@@ -51,15 +82,13 @@ with warnings.catch_warnings():
         evaluate: EvaluateConfig = EvaluateConfig()
         report: ReportConfig
         register: RegisterConfig = RegisterConfig()
+        cluster: ClusterConfig = ClusterConfig()
+        deployment: DeploymentConfig = DeploymentConfig()
 
         @model_validator(mode="before")
         @classmethod
         def _sections_share_keys(cls, sections: Any) -> Any:
-            if not isinstance(sections, dict):
-                return sections
-            models: dict[str, Any] = {name: field.annotation for name, field in cls.model_fields.items()}
-            shared = {name: with_shared_keys(model, sections.get(name, {}), sections) for name, model in models.items()}
-            return {**sections, **{name: section for name, section in shared.items() if section or name in sections}}
+            return with_all_shared_keys(sections) if isinstance(sections, dict) else sections
 
         @model_validator(mode="after")
         def _lengths_are_checked_with_the_model_that_is_trained(self) -> "Params":
@@ -67,23 +96,140 @@ with warnings.catch_warnings():
                 raise ValueError("validate_data.model and train_sft.model must be the same")
             return self
 
+        @property
+        def max_prompt_tokens(self) -> int:
+            """Tokens of the longest prompt that validation lets through, in most cases."""
+            return self.validate_data.max_prompt_tokens
+
+
+CLUSTER, DEPLOYMENT = "cluster", "deployment"
+STAGES = tuple(name for name in Params.model_fields if name not in {CLUSTER, DEPLOYMENT})
+"""The stages of the graph in the order in which they run; each has a section of its name."""
+_MODELS: dict[str, Any] = {name: field.annotation for name, field in Params.model_fields.items()}
+SHARED_KEYS = tuple((name, key) for name, model in _MODELS.items() for key in shared_keys(model))
+"""Keys, as section and name, that need not be set because another section has them."""
+
 
 def load_params(path: Path) -> Params:
     """Return the validated params in a file; a PipelineError names all that is wrong with them."""
     values = read_params(path)
-    wrong = problems(Params, values, name="", path=path)
-    if "model" not in values.get("validate_data", {}):  # then it is named where it stands
-        wrong = [line for line in wrong if ": validate_data.model" not in line]
-    raise_all(wrong)
+    raise_all(wrong_params(values, path))
     return Params.model_validate(values)
 
 
-def resolved(path: Path) -> dict[str, dict[str, Any]]:
-    """Return every section of a params file in full, as the stages get it: as JSON, without nulls, which KFP lacks."""
-    return load_params(path).model_dump(mode="json", exclude_none=True)
+def wrong_params(values: Sections, path: Path | None = None) -> list[str]:
+    """Return a line for each thing that is wrong with sections, wherever they come from."""
+    return [line for line in problems(Params, values, name="", path=path) if not _is_repeated(line, values)]
+
+
+def with_all_shared_keys(sections: Sections) -> Sections:
+    """Return sections in which those that take keys from others have them."""
+    shared = {name: with_shared_keys(model, sections.get(name, {}), sections) for name, model in _MODELS.items()}
+    return {**sections, **{name: section for name, section in shared.items() if section or name in sections}}
+
+
+def _is_repeated(line: str, values: Sections) -> bool:
+    """Whether a line is about a key that was taken from another section, where it is named as well."""
+    return any(f"{section}.{key}" in line and key not in values.get(section, {}) for section, key in SHARED_KEYS)
+
+
+def stage_sections(params: Params) -> Sections:
+    """Return the section of every stage in full, as JSON and without nulls, for which KFP has no value."""
+    return params.model_dump(mode="json", exclude_none=True, include=set(STAGES))
 
 
 def as_yaml(params: Params) -> str:
     """Return params as the text of a params file that extends nothing and leaves nothing to defaults."""
-    text: str = yaml.safe_dump(params.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=120)
+    names = {*STAGES, *params.model_fields_set}
+    values = params.model_dump(mode="json", include=names)
+    text: str = yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=120)
     return text
+
+
+def contradictions(params: Params) -> list[str]:
+    """Return a line for each pair of keys in different sections that cannot both hold."""
+    return [line for rule in (_splits, _gate, _sizes, _shares, _unit_tests, _sampler) for line in rule(params)]
+
+
+def exceeded_limits(params: Params, context: int) -> Iterator[str]:
+    """Yield a line for each limit that lets more tokens through than the base model reads (`context`)."""
+    completions = {
+        "train_grpo.sampling.max_new_tokens": params.train_grpo.sampling.max_new_tokens,
+        "evaluate.max_new_tokens": params.evaluate.max_new_tokens,
+    }
+    base, prompt = params.train_sft.model.base, params.max_prompt_tokens
+    for key, tokens in completions.items():
+        if prompt + tokens > context:
+            yield (
+                f"{key}: {tokens:,} tokens after a prompt of up to {prompt:,} (validate_data.max_prompt_tokens) "
+                f"are more than the {context:,} that {base} reads"
+            )
+    if params.train_sft.max_tokens > context:
+        yield f"train_sft.max_tokens: is {params.train_sft.max_tokens:,}, and {base} reads {context:,} tokens"
+
+
+def _sources(params: Params, split: Split) -> list[str]:
+    return [source.kind for source in params.prepare_data.sources if source.max_problems(split) != 0]
+
+
+def _splits(params: Params) -> Iterator[str]:
+    for split in Split:
+        if not _sources(params, split):
+            yield f"prepare_data.sources: no source has {split} problems; set `{split}` or `num_{split}` of one"
+
+
+def _gate(params: Params) -> Iterator[str]:
+    names = _sources(params, Split.TEST)
+    for name in params.report.gate.target:
+        if name not in names:
+            yield (
+                f'report.gate.target: no test problem comes from "{name}"; '
+                f"sources with test problems: {', '.join(names) or 'none'}"
+            )
+
+
+def _sizes(params: Params) -> Iterator[str]:
+    """Required numbers of problems that the sources cannot reach, whatever is in their files."""
+    required = {
+        "validate_data.min_train_rows": (Split.TRAIN, params.validate_data.min_train_rows),
+        "validate_data.min_test_rows": (Split.TEST, params.validate_data.min_test_rows),
+        "train_grpo.prompts_per_step": (Split.TRAIN, params.train_grpo.prompts_per_step),
+    }
+    for key, (split, number) in required.items():
+        limits = [source.max_problems(split) for source in params.prepare_data.sources]
+        total = sum(each for each in limits if each is not None)
+        if None not in limits and 0 < total < number:
+            yield f"{key}: is {number:,}, and prepare_data.sources has at most {total:,} {split} problems"
+
+
+def _shares(params: Params) -> Iterator[str]:
+    weights, names = params.train_grpo.prompts.source_weights, _sources(params, Split.TRAIN)
+    key = "train_grpo.prompts.source_weights"
+    if not weights:
+        return
+    for name in sorted(set(weights) - set(names)):
+        yield f'{key}: no train problem comes from "{name}"; sources with train problems: {", ".join(names) or "none"}'
+    for name in names:
+        if name not in weights:
+            yield f'{key}: "{name}" has train problems and no weight; give it one (0 leaves it out)'
+
+
+def _unit_tests(params: Params) -> Iterator[str]:
+    others = [source for source in _sources(params, Split.TRAIN) if source != "mbpp"]
+    if RewardName.CODE_TESTS in params.train_grpo.reward.weights and others:
+        yield (
+            f"train_grpo.reward.weights.code_tests: problems from {others[0]} have no unit tests; "
+            "leave it out, `accuracy` judges both kinds"
+        )
+
+
+def _sampler(params: Params) -> Iterator[str]:
+    sampler = params.train_grpo.sampler
+    engine = sampler.vllm or sampler.servers
+    needed = params.max_prompt_tokens + params.train_grpo.sampling.max_new_tokens
+    if engine and engine.max_tokens < needed:
+        key = "train_grpo.sampler." + ("vllm" if sampler.vllm else "servers")
+        yield (
+            f"{key}.max_tokens: is {engine.max_tokens:,}; a prompt (validate_data.max_prompt_tokens) with its "
+            f"completion (train_grpo.sampling.max_new_tokens) takes up to {needed:,}"
+        )

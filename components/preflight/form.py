@@ -1,111 +1,206 @@
-"""The run form: typed parameters, each for a key of the params file, and a JSON parameter per section for the rest.
+"""The run form: a typed parameter for each of a dozen keys of the params file, and one JSON object for the rest.
 
-One table says which key a parameter stands for. It takes a params file apart into a form, and a form together into
-sections; a key is either in the form's typed part or in its JSON, never in both.
+A parameter is named for its key, with `_` for `.`: `train_grpo_num_steps` is `train_grpo.num_steps`. A key is either a
+parameter or in the JSON, never both.
 """
 
 import copy
+import json
 from collections.abc import Mapping
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, NamedTuple, get_args
 
-from components.preflight.config import MOUNT
-from components.shared.config import Params
+from components.cluster.config import ClusterConfig
+from components.preflight.config import (
+    CLUSTER,
+    DEPLOYMENT,
+    LONGEST_TRAINING_S,
+    MOUNT,
+    SHARED_KEYS,
+    DeploymentConfig,
+    Params,
+    Sections,
+    stage_sections,
+    wrong_params,
+)
 
 Form = dict[str, Any]
 Key = tuple[str, ...]
 
-CLUSTER = "cluster"
-"""The section that no params file has: what a training job asks of the cluster."""
-PREFIX = "section_"
-"""Of the JSON parameters: `section_train_grpo` holds the rest of `train_grpo`."""
-
-KEYS: dict[str, tuple[Key, ...]] = {
-    "base_model": (("validate_data", "model", "base"), ("train_sft", "model", "base")),
-    "cluster_gpu_product": ((CLUSTER, "gpu_type"),),
-    "cluster_gpus_per_node": ((CLUSTER, "gpus_per_node"),),
-    "cluster_node_selector": ((CLUSTER, "node_selector"),),
-    "cluster_num_nodes": ((CLUSTER, "nodes"),),
-    "cluster_queue": ((CLUSTER, "queue"),),
-    "cluster_tolerations": ((CLUSTER, "tolerations"),),
-    "cluster_volume_claim": ((CLUSTER, "volume"),),
-    "grpo_group_size": (("train_grpo", "group_size"),),
-    "grpo_kl_coefficient": (("train_grpo", "loss", "kl", "coefficient"),),
-    "grpo_learning_rate": (("train_grpo", "learning_rate"),),
-    "grpo_num_steps": (("train_grpo", "num_steps"),),
-    "image_gpu": ((CLUSTER, "image"),),
-    "registry_kubeflow_url": (("register", "model_registry"),),
-    "registry_repository": (("register", "registry"),),
-    "registry_weights_remote": (("register", "storage"),),
-}
-"""The keys that each typed parameter stands for."""
-
-_NUM_PROCESSES = (("train_sft", "engine", "num_processes"), ("train_grpo", "engine", "num_processes"))
+OVERRIDES = "overrides"
+"""The JSON parameter: sections of a params file, with the keys that have no parameter of their own."""
+SKIP_IF_UNCHANGED = "skip_if_unchanged"
+TYPED_KEYS: tuple[Key, ...] = tuple(
+    tuple(key.split("."))
+    for key in (
+        "cluster.gpu_type",
+        "cluster.gpus_per_node",
+        "cluster.nodes",
+        "cluster.queue",
+        "prepare_data.repository.url",
+        "prepare_data.repository.commit",
+        "register.registry",
+        "register.storage",
+        "train_grpo.learning_rate",
+        "train_grpo.loss.kl.coefficient",
+        "train_grpo.num_steps",
+        "train_sft.model.base",
+    )
+)
 _REPOSITORY = ("prepare_data", "repository")
-_MOUNT, _SECRETS = (CLUSTER, "mount"), (CLUSTER, "secrets")
-
-_FOLLOWS: dict[Key, str] = {
-    **dict.fromkeys(_NUM_PROCESSES, "cluster_num_nodes times cluster_gpus_per_node"),
-    _REPOSITORY: "data_repository and data_revision",
-    _SECRETS: "secret_hub",
-    _MOUNT: f"the pipeline, which mounts the volume at {MOUNT}",
+_NUM_PROCESSES = (("train_sft", "engine", "num_processes"), ("train_grpo", "engine", "num_processes"))
+_DERIVED: dict[Key, str] = {
+    **dict.fromkeys(_NUM_PROCESSES, "cluster_nodes times cluster_gpus_per_node"),
+    (CLUSTER, "image"): "deployment.image_gpu, which is compiled into the graph",
+    (CLUSTER, "volume"): "deployment.volume, which is compiled into the graph",
+    (CLUSTER, "secrets"): "deployment.secrets, which is compiled into the graph",
+    (DEPLOYMENT,): "the compiled graph; set it in the params file that is compiled or submitted",
+    (CLUSTER, "mount"): f"the graph, which mounts the volume at {MOUNT}",
 }
-"""Keys that no parameter holds by itself, and what they follow from."""
+"""Keys that nobody sets, and what they follow from."""
+_MARGIN_S = 3600
+"""Time that a step has beyond its job's: to be scheduled, and to collect what the job left."""
+_FENCE = "```"
+
+
+class Parameter(NamedTuple):
+    """A field of the form."""
+
+    type: type
+    description: str
+
+
+def parameters() -> dict[str, Parameter]:
+    """Return every parameter of the form in alphabetical order, described as in the config models."""
+    typed = {name_of(key): _parameter(key) for key in TYPED_KEYS}
+    others = {
+        SKIP_IF_UNCHANGED: Parameter(bool, "End at once if code, data and config are those of the newest version."),
+        OVERRIDES: Parameter(dict, "Every other key, as JSON: sections and keys of a params file, and `cluster`."),
+    }
+    return dict(sorted({**typed, **others}.items()))
+
+
+def name_of(key: Key) -> str:
+    """Return the name of the parameter for a key."""
+    return "_".join(key)
 
 
 def form_of(params: Params) -> Form:
-    """Return the run form that means what a params file without nulls means, with its defaults for the cluster."""
-    rest = copy.deepcopy(params)
-    processes = max(_pop(rest, key) for key in _NUM_PROCESSES)
-    repository = rest["prepare_data"].pop("repository", {})
-    typed = {name: [_pop(rest, key) for key in keys][-1] for name, keys in KEYS.items() if keys[0][0] != CLUSTER}
-    return {
-        **typed,
-        "registry_repository": _on_volume(typed["registry_repository"]),
-        "registry_weights_remote": _on_volume(typed["registry_weights_remote"] or ""),
-        "registry_kubeflow_url": typed["registry_kubeflow_url"] or "",
-        "cluster_num_nodes": 1,
-        "cluster_gpus_per_node": processes,
-        "data_repository": repository.get("url", ""),
-        "data_revision": repository.get("commit", ""),
-        **{PREFIX + stage: section for stage, section in rest.items()},
-    }
+    """Return the run form that means what params mean: typed parameters, and as JSON what differs from defaults."""
+    rest = params.model_dump(mode="json", exclude_defaults=True, exclude={DEPLOYMENT})
+    everything = params.model_dump(mode="json")
+    typed = {}
+    for key in TYPED_KEYS:
+        value = _get(everything, key)
+        typed[name_of(key)] = "" if value is None else value
+        _remove(rest, key)
+    processes = max(_get(everything, key) for key in _NUM_PROCESSES)
+    for key in (*_NUM_PROCESSES, *SHARED_KEYS, _REPOSITORY):
+        _remove(rest, key)
+    if not {"nodes", "gpus_per_node"} & params.cluster.model_fields_set:
+        typed |= {"cluster_nodes": 1, "cluster_gpus_per_node": processes}
+    for name in ("register_registry", "register_storage"):
+        typed[name] = _on_volume(typed[name])
+    overrides = {name: section for name, section in rest.items() if section}
+    return {**typed, SKIP_IF_UNCHANGED: False, OVERRIDES: overrides}
 
 
-def sections_of(form: Form, data_commit: str, secrets: Mapping[str, list[str]]) -> tuple[Params, list[str]]:
-    """Return the sections that a form means, the cluster's among them, and a line for each key that is given twice.
+def sections_of(
+    form: Form, deployment: DeploymentConfig, *, commit: str, secrets: Mapping[str, list[str]]
+) -> tuple[Sections, list[str]]:
+    """Return the sections that a form means, the cluster's among them, and a line for each key that is set twice.
 
     Args:
         form: A value for every parameter.
-        data_commit: The commit that its data_revision is.
+        deployment: What the graph was compiled with.
+        commit: The commit that the form's branch, tag or commit of the data stands for.
         secrets: Secrets for the pods of training jobs, with their keys.
     """
-    sections = {
-        name.removeprefix(PREFIX): copy.deepcopy(form[name]) for name in sorted(form) if name.startswith(PREFIX)
-    }
-    twice = [_twice(key, name) for name, keys in KEYS.items() for key in keys if _has(sections, key)]
-    twice += [_twice(key, origin) for key, origin in _FOLLOWS.items() if _has(sections, key)]
-    for name, keys in KEYS.items():
-        for key in keys:
-            # An empty field of the form is what null is in a params file: KFP has no value for it.
-            if form[name] not in ("", None):
-                _put(sections, key, form[name])
+    sections: Sections = copy.deepcopy(form[OVERRIDES])
+    sections.setdefault(CLUSTER, {})
+    twice = [_twice(key, name_of(key)) for key in TYPED_KEYS if _has(sections, key)]
+    twice += [_twice(key, origin) for key, origin in _DERIVED.items() if _has(sections, key)]
+    for key in TYPED_KEYS:
+        value = form[name_of(key)]
+        # An empty field of the form is what null is in a params file: KFP has no value for it.
+        if value not in ("", None) and key[:2] != _REPOSITORY:
+            set_key(sections, key, value)
+    if form["prepare_data_repository_url"]:
+        set_key(sections, _REPOSITORY, {"url": form["prepare_data_repository_url"], "commit": commit})
     for key in _NUM_PROCESSES:
-        _put(sections, key, form["cluster_num_nodes"] * max(1, form["cluster_gpus_per_node"]))
-    if form["data_repository"]:
-        _put(sections, _REPOSITORY, {"url": form["data_repository"], "commit": data_commit})
-    _put(sections, _MOUNT, MOUNT)
-    _put(sections, _SECRETS, dict(secrets))
+        set_key(sections, key, form["cluster_nodes"] * max(1, form["cluster_gpus_per_node"]))
+    cluster = {"image": deployment.image_gpu, "volume": deployment.volume, "mount": MOUNT, "secrets": dict(secrets)}
+    for name, value in cluster.items():
+        set_key(sections, (CLUSTER, name), value)
     return sections, twice
 
 
-def is_rest(key: Key) -> bool:
-    """Tell whether a key may stand in the JSON of its section: no parameter stands for it, and none implies it."""
-    return key not in _FOLLOWS and all(key not in keys for keys in KEYS.values())
+def wrong_sections(sections: Sections) -> list[str]:
+    """Return a line for each thing that is wrong with the sections of a form, by the parameter that it comes from."""
+    lines = [in_the_form(line) for line in wrong_params(sections)]
+    if lines:
+        return list(dict.fromkeys(lines))
+    return _too_long(ClusterConfig.model_validate(sections[CLUSTER]))
+
+
+def complete(sections: Sections) -> Sections:
+    """Return valid sections in full, as the stages and training jobs get them."""
+    params = Params.model_validate(sections)
+    return {**stage_sections(params), CLUSTER: params.cluster.model_dump(mode="json", exclude_none=True)}
+
+
+def in_the_form(line: str) -> str:
+    """Return a line about a key, named as the person who fills in the form knows it."""
+    key, separator, rest = line.partition(": ")
+    typed = {".".join(each): name_of(each) for each in TYPED_KEYS}
+    return f"{typed.get(key, f'{OVERRIDES}.{key}')}{separator}{rest}"
+
+
+def set_key(values: Any, key: Key, new: Any) -> None:
+    """Set a key in nested mappings; None resets it."""
+    if new is None:
+        _remove(values, key)
+        return
+    for part in key[:-1]:
+        values = values.setdefault(part, {})
+        if not isinstance(values, dict):  # what stands there is refused with the section
+            return
+    values[key[-1]] = new
+
+
+def page(form: Form, sections: Sections, notes: Mapping[str, str]) -> str:
+    """Return the configuration of a run as Markdown: the parameters, what was looked up, every section in full."""
+    rows = [f"| {name} | `{json.dumps(value)}` |" for name, value in sorted(form.items()) if name != OVERRIDES]
+    lines = ["# Configuration of this run", "", "| parameter | value |", "|---|---|", *rows, ""]
+    lines += [f"- {name}: {note}" for name, note in notes.items()]
+    for name, section in sections.items():
+        lines += ["", f"## {name}", "", f"{_FENCE}json", json.dumps(section, indent=2, ensure_ascii=False), _FENCE]
+    return "\n".join([*lines, ""])
+
+
+def _parameter(key: Key) -> Parameter:
+    """The type and the description that a key has in the config models."""
+    model: Any = Params
+    for part in key[:-1]:
+        kind = model.model_fields[part].annotation
+        model = next(each for each in (kind, *get_args(kind)) if hasattr(each, "model_fields"))
+    field = model.model_fields[key[-1]]
+    kind = next(each for each in (*get_args(field.annotation), field.annotation) if each is not type(None))
+    return Parameter(kind, " ".join((field.description or "").replace("null", "empty").split()))
+
+
+def _too_long(cluster: ClusterConfig) -> list[str]:
+    longest = LONGEST_TRAINING_S - _MARGIN_S
+    if cluster.deadline_s <= longest:
+        return []
+    return [
+        f"{OVERRIDES}.{CLUSTER}: the time limits add up to {cluster.deadline_s:.0f} s over all restarts; "
+        f"accepted: {longest} s, after which the step itself is ended"
+    ]
 
 
 def _twice(key: Key, origin: str) -> str:
-    return f"{PREFIX}{'.'.join(key)}: follows from {origin}; leave it out here"
+    return f"{OVERRIDES}.{'.'.join(key)}: follows from {origin}; leave it out here"
 
 
 def _on_volume(location: str) -> str:
@@ -115,27 +210,22 @@ def _on_volume(location: str) -> str:
     return f"{MOUNT}/{PurePosixPath(location).name}"
 
 
-def _has(sections: Mapping[str, Any], key: Key) -> bool:
-    value: Any = sections
+def _get(values: Any, key: Key) -> Any:
     for part in key:
-        if not isinstance(value, Mapping) or part not in value:
-            return False
-        value = value[part]
-    return True
+        values = values.get(part) if isinstance(values, dict) else None
+    return values
 
 
-def _pop(sections: Params, key: Key) -> Any:
-    """Take a key out; None where it was left out, which is how a null comes."""
-    value: Any = sections
-    for part in key[:-1]:
-        value = value[part]
-    return value.pop(key[-1], None)
+def _has(values: Any, key: Key) -> bool:
+    holder = _get(values, key[:-1])
+    return isinstance(holder, dict) and key[-1] in holder
 
 
-def _put(sections: Params, key: Key, new: Any) -> None:
-    value: Any = sections
-    for part in key[:-1]:
-        value = value.setdefault(part, {})
-        if not isinstance(value, dict):  # what stands there is refused with the section
-            return
-    value[key[-1]] = new
+def _remove(values: Any, key: Key) -> None:
+    """Remove a key, and the mappings above it that are empty then."""
+    if not _has(values, key):
+        return
+    holder = _get(values, key[:-1])
+    del holder[key[-1]]
+    if not holder and len(key) > 1:
+        _remove(values, key[:-1])

@@ -1,27 +1,30 @@
 """The first task of a run on a cluster: find everything that is wrong before anything is spent."""
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from components.cluster.kube import Clock, SystemClock, UnavailableError
-from components.preflight.checks import REVISION, checks
-from components.preflight.form import CLUSTER, Form, sections_of
-from components.preflight.repetition import comparable, refuse_repetition
-from components.preflight.sections import complete, contradicting, without_files, wrong_sections
-from components.preflight.side_by_side import side_by_side
-from components.preflight.storage import credentials, images, training_secrets
-from components.preflight.summary import summary
-from components.shared import config
+from components.cluster.kube import Clock, RetryPolicy, SystemClock, UnavailableError, connect, own_namespace
+from components.preflight import cluster, remotes
+from components.preflight.config import CLUSTER, DEPLOYMENT, DeploymentConfig, Params, Sections, contradictions
+from components.preflight.form import Form, complete, in_the_form, page, sections_of, wrong_sections
+from components.preflight.inputs import Check, run_concurrently, unusable_models, unusable_rewards
+from components.shared.config import validate
 from components.shared.errors import PipelineError, RetryableError, raise_all
 from components.shared.progress import say
 from components.shared.stage import exit_on_error
 
 DEADLINE_S = 90.0
 """Time for all checks together: for a minute the cluster is asked again where it is busy."""
+_RETRY_S = 60.0
+"""Time for which a request is repeated if the cluster, or a webhook, is busy."""
 _PRODUCT_LABEL = "nvidia.com/gpu.product"
-_NO_COMMIT = "0" * 40
+_REVISION = "prepare_data_repository_commit"
+"""The check that returns a commit; all others return a line for each thing that is wrong."""
+_ANY_COMMIT = "0" * 40
 """In the place of a commit that is not known yet."""
 
 
@@ -29,65 +32,141 @@ _NO_COMMIT = "0" * 40
 class Ready:
     """What a run goes on with when nothing is wrong."""
 
-    sections: config.Params
+    sections: Sections
     """Of every stage, and `cluster`."""
-    summary: str
-    """Markdown, for people."""
+    page: str
+    """The configuration as Markdown, for people."""
 
     @property
-    def values(self) -> dict[str, Any]:
+    def outputs(self) -> dict[str, Any]:
         """What the tasks that follow take, by the names of preflight's outputs."""
-        cluster = self.sections[CLUSTER]
-        product = cluster.get("gpu_type")
-        selector = {**cluster["node_selector"], **({_PRODUCT_LABEL: product} if product else {})}
+        section = self.sections[CLUSTER]
+        product = section.get("gpu_type")
+        selector = {**section["node_selector"], **({_PRODUCT_LABEL: product} if product else {})}
         return {
-            **{f"{name}_config": section for name, section in self.sections.items()},
+            **{f"{name}_config": each for name, each in self.sections.items()},
             # Text: Kubeflow reads how many accelerators a task wants from text alone.
-            "evaluate_gpus": str(min(1, cluster["gpus_per_node"])),
+            "evaluate_gpus": str(min(1, section["gpus_per_node"])),
             "evaluate_node_selector": selector,
+            "evaluate_tolerations": section["tolerations"],
         }
 
 
-def preflight(form: Form, *, deadline_s: float = DEADLINE_S, clock: Clock | None = None) -> Ready:
-    """Return the sections that the run form means, with the data's revision as a commit.
+def run(inputs: dict[str, Any]) -> None:
+    """Do preflight as a Kubeflow task: `inputs` are the form, the deployment, and paths for what is handed on."""
+    configuration = inputs.pop("configuration")
+    paths = {name: Path(inputs.pop(name)) for name in list(inputs) if name.endswith("_config")}
+    paths |= {name: Path(inputs.pop(name)) for name in list(inputs) if name.startswith("evaluate_")}
+    with exit_on_error("preflight"):
+        deployment = validate(DeploymentConfig, inputs.pop(DEPLOYMENT), name=DEPLOYMENT)
+        ready = preflight(inputs, deployment)
+        for name, path in paths.items():
+            value = ready.outputs[name]
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(value if isinstance(value, str) else json.dumps(value), encoding="utf-8")
+        Path(configuration.path).write_text(ready.page, encoding="utf-8")
+
+
+def preflight(
+    form: Form, deployment: DeploymentConfig, *, deadline_s: float = DEADLINE_S, clock: Clock | None = None
+) -> Ready:
+    """Return the sections that the run form means, with the commit of the data in the place of a branch or tag.
 
     Raises:
         PipelineError: Something is wrong; all of it is named, a line each.
         RetryableError: Nothing is known to be wrong, but the cluster or one of its webhooks does not answer.
-        NothingNewError: Nothing is wrong, and the run was told to end where it is not new.
+        UnchangedRunError: Nothing is wrong, and the run was told to end if it would reproduce the newest version.
     """
     # Before all else, so that no other line repeats it.
-    raise_all(credentials(form))
-    sections, wrong = sections_of(form, _NO_COMMIT, training_secrets(form))
-    wrong += wrong_sections(sections) + images(form) + comparable(form)
-    if not wrong:
-        wrong += without_files(form, sections) + contradicting(sections)
-    found = side_by_side(checks(form, sections, valid=not wrong, clock=clock or SystemClock()), deadline_s)
-    unanswered = [f"{name}: {answer}" for name, answer in found.items() if isinstance(answer, UnavailableError)]
-    for name, answer in found.items():
+    raise_all(remotes.passwords(form))
+    secrets = remotes.training_secrets(deployment)
+    sections, wrong = sections_of(form, deployment, commit=_ANY_COMMIT, secrets=secrets)
+    wrong += wrong_sections(sections)
+    params = None if wrong else Params.model_validate(sections)
+    wrong += remotes.mutable_images(deployment) + remotes.incomparable(form)
+    wrong += [*_files(form, params), *map(in_the_form, contradictions(params))] if params else []
+    checks = _checks(form, deployment, sections, params, clock or SystemClock())
+    answers = run_concurrently(checks, deadline_s)
+    commit = _commit_or_refuse(answers, wrong)
+    sections = complete(sections_of(form, deployment, commit=commit, secrets=secrets)[0])
+    say("preflight", f"{len(answers)} checks passed" + (f"; data at commit {commit}" if commit else ""))
+    remotes.refuse_repetition(form, Params.model_validate(sections))
+    return Ready(sections, page(form, sections, {"data at commit": commit} if commit else {}))
+
+
+def _commit_or_refuse(answers: dict[str, Any], wrong: list[str]) -> str:
+    """Return the commit of the data, if there is one and nothing is wrong; raise what is wrong otherwise."""
+    unanswered = [f"{name}: {answer}" for name, answer in answers.items() if isinstance(answer, UnavailableError)]
+    for name, answer in answers.items():
         if isinstance(answer, PipelineError):
             wrong += [] if isinstance(answer, UnavailableError) else [f"{name}: {answer}"]
-        elif name != REVISION:
+        elif name != _REVISION:
             wrong += answer
     raise_all(wrong + unanswered if wrong else [])
     if unanswered:
-        trouble = "the cluster cannot be asked now, so nothing is known to be wrong with this run; start it again later"
+        trouble = "the cluster does not answer, so this run could not be checked; start it again later"
         raise RetryableError("\n".join([trouble, *unanswered]))
-    commit = found.get(REVISION, "")
-    sections = complete(sections_of(form, commit, training_secrets(form))[0])
-    say("preflight", f"{len(found)} checks passed" + (f"; data at commit {commit}" if commit else ""))
-    refuse_repetition(form, sections)
-    return Ready(sections, summary(form, sections, {"data at commit": commit} if commit else {}))
+    commit: str = answers.get(_REVISION, "")
+    return commit
 
 
-def run(given: dict[str, Any]) -> None:
-    """Do preflight as a Kubeflow task, which is given the form, and paths for what is handed on."""
-    page, sections = given.pop("configuration"), [name for name in given if name.endswith("_config")]
-    paths = {name: Path(given.pop(name)) for name in (*sections, "evaluate_gpus", "evaluate_node_selector")}
-    with exit_on_error("preflight"):
-        ready = preflight(given)
-        for name, path in paths.items():
-            value = ready.values[name]
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(value if isinstance(value, str) else json.dumps(value), encoding="utf-8")
-        Path(page.path).write_text(ready.summary, encoding="utf-8")
+def _files(form: Form, params: Params) -> list[str]:
+    """Return a line if the sources read files of no repository, or a repository is named and nothing is read."""
+    files, url = params.prepare_data.files, form["prepare_data_repository_url"]
+    if files and not url:
+        return [
+            f"prepare_data_repository_url: is empty, and {files[0]} is read from a git and DVC repository; "
+            "set it, with prepare_data_repository_commit"
+        ]
+    if url and not files:
+        return ["prepare_data_repository_url: no source in prepare_data.sources reads a file; leave it empty"]
+    return []
+
+
+def _checks(
+    form: Form, deployment: DeploymentConfig, sections: Sections, params: Params | None, clock: Clock
+) -> dict[str, Check]:
+    """Every check that waits for somebody else, by what it is about; `params` are None where sections are wrong."""
+    registry, storage, url = (
+        form[name] for name in ("register_registry", "register_storage", "prepare_data_repository_url")
+    )
+    checks: dict[str, Check] = {
+        "register_registry": partial(remotes.registry, registry),
+        "register_storage": partial(remotes.storage, registry, storage),
+        "secrets": partial(remotes.missing_secrets, deployment),
+    }
+    if params:
+        checks["models"] = lambda: list(map(in_the_form, unusable_models(params)))
+        checks["rewards"] = lambda: list(map(in_the_form, unusable_rewards(params)))
+        if params.register.model_registry:
+            checks["model registry"] = partial(remotes.model_registry, params.register.model_registry, storage)
+    if url:
+        checks[_REVISION] = partial(remotes.commit_of, url, form[_REVISION])
+    return {**checks, **_of_cluster(sections, params, deployment.volume, RetryPolicy(clock, _RETRY_S))}
+
+
+def _of_cluster(sections: Sections, params: Params | None, volume: str, retries: RetryPolicy) -> dict[str, Check]:
+    section = sections[CLUSTER] if isinstance(sections[CLUSTER], dict) else {}
+    try:
+        api = connect()
+        namespace = str(section.get("namespace") or own_namespace())
+    except PipelineError as error:
+        return {"cluster": partial(_raise, error)}
+    runtime = "grpo-torch-vllm" if section.get("rollout_servers") else "grpo-torch"
+    grace_s = max(params.train_sft.checkpoint.grace_s, params.train_grpo.checkpoint.grace_s) if params else None
+    checks: dict[str, Callable[[], list[str]]] = {
+        "trainer": partial(cluster.trainer, api),
+        "runtime": partial(cluster.runtime, api, namespace, runtime, grace_s),
+        "volume": partial(cluster.volume, api, namespace, volume),
+        "permissions": partial(cluster.permissions, api, namespace),
+    }
+    if params:
+        job = {name: each.model_dump(mode="json") for name, each in dict(params).items()}
+        checks["training job"] = partial(cluster.dry_run, api, namespace, job)
+    if section.get("queue"):
+        checks["cluster_queue"] = partial(cluster.local_queue, api, namespace, str(section["queue"]))
+    return {name: partial(retries.call, "answer", check) for name, check in checks.items()}
+
+
+def _raise(error: PipelineError) -> None:
+    raise error

@@ -23,7 +23,8 @@ class DataRepository(Config):
     url: str = Field(min_length=1)
     """URL or folder of the repository."""
     commit: str = Field(pattern=r"^[0-9a-f]{40}$")
-    """The full hash: a branch or a tag may point to another commit tomorrow."""
+    """Full hash of a commit: a branch or a tag may point to another one tomorrow. The form of a run on a cluster takes
+    a branch or a tag as well, and looks it up once."""
 
 
 class ContaminationConfig(Config):

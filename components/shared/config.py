@@ -197,12 +197,17 @@ def with_shared_keys(model: type[BaseModel], section: Any, sections: Params) -> 
     if not isinstance(section, dict):
         return section
     shared: dict[str, Any] = {}
-    for name, field in model.model_fields.items():
-        for mark in field.metadata:
-            other = sections.get(mark.section) if isinstance(mark, SameAs) else None
-            if isinstance(other, dict) and mark.key in other:
-                shared[name] = other[mark.key]
+    for name, source in shared_keys(model).items():
+        other = sections.get(source.section)
+        if isinstance(other, dict) and source.key in other:
+            shared[name] = other[source.key]
     return _merge(shared, section)
+
+
+def shared_keys(model: type[BaseModel]) -> dict[str, SameAs]:
+    """Return the keys of a section that are the same as those of another one."""
+    fields = model.model_fields.items()
+    return {name: mark for name, field in fields for mark in field.metadata if isinstance(mark, SameAs)}
 
 
 def validate(model: type[ConfigT], values: Any, *, name: str, path: Path | None = None) -> ConfigT:

@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from pipelines.run.screen import Screen, Style
 
+PARAMS = Path(__file__).parents[2] / "params.yaml"
+"""What a run does if no other params file is named."""
+
 if TYPE_CHECKING:
     from pipelines.cluster.kubeflow import Kubeflow, Settings
 
@@ -90,9 +93,9 @@ def _submit(options: argparse.Namespace) -> int:
 
     screen = Screen(sys.stdout, sys.stderr)
     _settings(options)  # fails before half a minute of compiling if there is no address
-    with package(options.pipeline) as compiled:
+    with package(options.pipeline, options.params or PARAMS) as compiled:
         values = parameters(compiled, options.params, options.set)
-        _warn_of_images(values)
+        _warn_of_images(compiled.images)
         kubeflow = _connect(options)
         name = options.name or runs.run_name(options.params.stem if options.params else "params")
         of_run = {"name": name, "experiment": options.experiment, "service_account": options.service_account}
@@ -108,11 +111,9 @@ def _submit(options: argparse.Namespace) -> int:
         return 130
 
 
-def _warn_of_images(values: dict[str, Any]) -> None:
+def _warn_of_images(images: Iterable[str]) -> None:
     """Warn if only this machine can have the images of a run: its first task would not begin."""
-    local = [
-        value for name, value in sorted(values.items()) if name.startswith("image_") and str(value).endswith(":dev")
-    ]
+    local = [image for image in images if image.endswith(":dev")]
     if local:
         print(
             f"note: no registry has {local[0]}; set IMAGE_REGISTRY and IMAGE_TAG as `make images` prints",
@@ -154,9 +155,9 @@ def _apply(options: argparse.Namespace) -> int:
 
     cron.check(options.cron)
     _settings(options)
-    with package(options.pipeline) as compiled:
+    with package(options.pipeline, options.params or PARAMS) as compiled:
         values = skipping_repetition(parameters(compiled, options.params, options.set), options.set)
-        _warn_of_images(values)
+        _warn_of_images(compiled.images)
         account = options.service_account
         schedule = schedules.Schedule(options.name, options.cron, compiled, values, options.experiment, account)
         outcome, unfinished = schedules.apply(_connect(options), schedule)

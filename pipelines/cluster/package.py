@@ -25,21 +25,24 @@ class Package:
     types: dict[str, str]
     """Of each parameter, in Kubeflow's words: STRING, NUMBER_INTEGER, NUMBER_DOUBLE, BOOLEAN, STRUCT or LIST."""
     defaults: dict[str, Any]
+    images: tuple[str, ...]
+    """That its tasks run in."""
     digest: str
     """Of all that the file says."""
 
 
 @contextmanager
-def package(path: Path | None) -> Iterator[Package]:
-    """Yield the pipeline in a file, or else the one that this code compiles to with the images of the environment."""
+def package(path: Path | None, params: Path) -> Iterator[Package]:
+    """Yield the pipeline in a file, or else the one that this code compiles to with a params file."""
     if path is not None:
         yield read(path)
         return
-    from pipelines.compile import write
+    from components.preflight.config import load_params
+    from pipelines.graph import write
 
     with tempfile.TemporaryDirectory(prefix="grpo-pipeline-") as folder:
         compiled = Path(folder) / "pipeline.yaml"
-        write(compiled)
+        write(compiled, load_params(params))
         yield read(compiled)
 
 
@@ -49,6 +52,7 @@ def read(path: Path) -> Package:
         documents = [each for each in yaml.load_all(path.read_text(encoding="utf-8"), _LOADER) if each]
         parameters = documents[0]["root"].get("inputDefinitions", {}).get("parameters", {})
         name = documents[0]["pipelineInfo"]["name"]
+        containers = [each["container"] for each in documents[0]["deploymentSpec"]["executors"].values()]
     except (yaml.YAMLError, UnicodeDecodeError, LookupError, TypeError):
         raise PipelineError(f"{path}: is no compiled pipeline; `grpo-pipeline compile` writes one") from None
     return Package(
@@ -56,5 +60,6 @@ def read(path: Path) -> Package:
         name=name,
         types={each: definition["parameterType"] for each, definition in parameters.items()},
         defaults={each: one["defaultValue"] for each, one in parameters.items() if "defaultValue" in one},
+        images=tuple(sorted({container["image"] for container in containers})),
         digest=lineage.value_digest(documents),
     )

@@ -7,15 +7,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from components.preflight.config import resolved
-from components.preflight.form import KEYS, PREFIX, form_of, sections_of
-from components.preflight.repetition import PARAMETER
-from components.preflight.sections import contradicting, wrong_sections
-from components.preflight.storage import credentials, is_url
+from components.preflight.config import DEPLOYMENT, DeploymentConfig, Params, contradictions, load_params
+from components.preflight.form import (
+    OVERRIDES,
+    SKIP_IF_UNCHANGED,
+    Form,
+    form_of,
+    in_the_form,
+    name_of,
+    sections_of,
+    set_key,
+    wrong_sections,
+)
+from components.preflight.remotes import is_url, passwords
 from components.shared.errors import PipelineError, raise_all
 from pipelines.cluster.package import Package
-
-Form = dict[str, Any]
 
 _ANY_COMMIT = "0" * 40
 """In the place of that of the data, which preflight looks up."""
@@ -36,7 +42,7 @@ def parameters(package: Package, params: Path | None, settings: Sequence[str]) -
     """
     form = copy.deepcopy(package.defaults)
     if params is not None:
-        form |= form_of(resolved(params))
+        form |= form_of(load_params(params))
     for setting in settings:
         name, equals, text = setting.partition("=")
         if not equals:
@@ -48,48 +54,38 @@ def parameters(package: Package, params: Path | None, settings: Sequence[str]) -
 
 def _check(form: Form) -> None:
     """Refuse what preflight would refuse without asking anybody: a secret that got to Kubeflow would be kept there."""
-    wrong = credentials({**dict.fromkeys(KEYS, ""), "data_repository": "", **form})
-    if not wrong and set(KEYS) <= set(form):  # a shorter form has the rest compiled in
-        sections, wrong = sections_of(form, _ANY_COMMIT, {})
-        wrong += wrong_sections(sections)
-        wrong += [] if wrong else contradicting(sections)
+    raise_all(passwords(form))
+    sections, wrong = sections_of(form, DeploymentConfig(), commit=_ANY_COMMIT, secrets={})
+    wrong += wrong_sections(sections)
+    wrong += [] if wrong else map(in_the_form, contradictions(Params.model_validate(sections)))
     raise_all(wrong)
 
 
 def skipping_repetition(form: Form, settings: Sequence[str]) -> Form:
-    """Return the parameters of scheduled runs: one that nothing is new for ends at once, where the registry can tell.
+    """Return the parameters of scheduled runs: one that would change nothing ends at once, if the registry can tell.
 
-    Whoever sets it otherwise has it otherwise.
+    `--set skip_if_unchanged=false` has it run all the same.
     """
-    chosen = any(setting.startswith(f"{PARAMETER}=") for setting in settings)
-    if chosen or PARAMETER not in form or not is_url(form["registry_repository"]):
+    chosen = any(setting.startswith(f"{SKIP_IF_UNCHANGED}=") for setting in settings)
+    if chosen or not is_url(form["register_registry"]):
         return form
-    return {**form, PARAMETER: True}
+    return {**form, SKIP_IF_UNCHANGED: True}
 
 
 def _set(package: Package, form: Form, name: str, text: str) -> None:
-    if "." in name:
-        _set_key(package, form, tuple(name.split(".")), text)
+    """Set a parameter, or a key of a params file whichever parameter holds it."""
+    key = tuple(name.split("."))
+    if len(key) > 1 and name_of(key) not in package.types:
+        if key[0] == DEPLOYMENT:
+            raise PipelineError(f"--set {name}: is compiled into the graph; set it in the params file")
+        set_key(form[OVERRIDES], key, _json(text))
         return
-    if name not in package.types:
-        close = difflib.get_close_matches(name, package.types, n=1)
+    parameter = name_of(key)
+    if parameter not in package.types:
+        close = difflib.get_close_matches(parameter, package.types, n=1)
         hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(sorted(package.types))}"
         raise PipelineError(f"--set {name}: the pipeline has no such parameter; {hint}")
-    form[name] = _value(name, package.types[name], text)
-
-
-def _set_key(package: Package, form: Form, key: tuple[str, ...], text: str) -> None:
-    """Set a key of a params file, whichever parameter holds it."""
-    for parameter, keys in KEYS.items():
-        if key in keys:
-            _set(package, form, parameter, text)
-            return
-    value = form.get(PREFIX + key[0])
-    for part in key[1:-1]:
-        value = value.get(part) if isinstance(value, dict) else None
-    if not isinstance(value, dict):
-        raise PipelineError(f"--set {'.'.join(key)}: no section of the params file has such a key")
-    value[key[-1]] = _json(text)
+    form[parameter] = _value(name, package.types[parameter], text)
 
 
 def _value(name: str, kind: str, text: str) -> Any:

@@ -66,5 +66,5 @@ def run_name(stem: str) -> str:
 
 
 def _namespace_of_jobs(kubeflow: Kubeflow, run: Any) -> str:
-    section = (run.runtime_config.parameters or {}).get("section_cluster") or {}
+    section = ((run.runtime_config.parameters or {}).get("overrides") or {}).get("cluster") or {}
     return str(section.get("namespace") or kubeflow.namespace)

@@ -11,8 +11,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import BinaryIO
 
-from components.preflight.config import Params, as_yaml, load_params
-from components.preflight.inputs import contradictions, missing_here
+from components.preflight.config import Params, as_yaml, contradictions, load_params
+from components.preflight.inputs import missing_here
 from components.shared.environment import JOURNAL_VARIABLE, TERMINAL_VARIABLE
 from components.shared.errors import PipelineError, raise_all
 from pipelines.run import summary

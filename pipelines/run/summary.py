@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from components.preflight.config import load_params, resolved
+from components.preflight.config import load_params, stage_sections
 from components.report import formatting
 from components.report.page import render_report
 from components.shared import jsonl, lineage
@@ -20,13 +20,13 @@ _COLUMN = 24
 
 def write(folder: Path, tasks: Sequence[Task], exit_code: int) -> None:
     """Write report.html and summary.json into the folder of a run whose report stage has finished."""
-    params = folder / "params.yaml"
+    params = load_params(folder / "params.yaml")
     outputs = {task.title: task.outputs for task in tasks}
     seconds = {task.title: task.seconds for task in tasks if task.seconds is not None}
     version = jsonl.read_json(outputs["register"]["registration"] / "version.json") if exit_code == 0 else None
     page = render_report(
-        load_params(params).report,
-        _report_inputs(outputs),
+        params.report,
+        _report_inputs(tasks),
         version=version,
         seconds=seconds,
         timings=outputs["train_grpo"]["timings"],
@@ -36,21 +36,22 @@ def write(folder: Path, tasks: Sequence[Task], exit_code: int) -> None:
     problems = outputs["prepare_data"]["problems"]
     digests = {
         **figures["digests"],
-        "params_file": lineage.value_digest(resolved(params)),
+        "params_file": lineage.value_digest(stage_sections(params)),
         **{split: lineage.file_digest(problems_file(problems, split)) for split in Split},
     }
     added = {"digests": digests, "version": version, "seconds": seconds, "exit": exit_code}
     jsonl.write_json(folder / FIGURES, {**figures, **added})
 
 
-def _report_inputs(outputs: dict[str, dict[str, Path]]) -> dict[str, Path]:
+def _report_inputs(tasks: Sequence[Task]) -> dict[str, Path]:
     """The folders that the report is made from, by the names they have in the graph."""
-    evaluations = {f"{model}_evaluation": outputs[f"evaluate {model}"]["evaluation"] for model in _MODELS}
+    outputs = {task.title: task.outputs for task in tasks}
+    (validation,) = (task.outputs["validation"] for task in tasks if "validation" in task.outputs)
     return {
-        **evaluations,
+        **{f"{model}_evaluation": outputs[f"evaluate {model}"]["evaluation"] for model in _MODELS},
         "sft_training": outputs["train_sft"]["training"],
         "grpo_training": outputs["train_grpo"]["training"],
-        "validation": outputs["validate_data"]["validation"],
+        "validation": validation,
     }
 
 

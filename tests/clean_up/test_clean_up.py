@@ -113,10 +113,15 @@ def test_a_failed_task_is_named_with_its_error(
 
 def test_all_that_preflight_has_found_is_in_the_summary(server: ApiServer, tmp_path: Path) -> None:
     """An error of several lines is there as a whole, without what Kubeflow says after it."""
-    lines = ("preflight: begins", "error: preflight: 2 to correct", "grpo_group_size: is 1", "data_revision: is empty")
+    lines = (
+        "preflight: begins",
+        "error: preflight: 2 to correct",
+        "train_grpo_num_steps: is 0",
+        "register_storage: is empty",
+    )
     _add_pod(server, "preflight", *lines, "I1122 10:00:00.0 1 main.go:1] exited with 2", code=2, reason="Error")
     text = _summary(_FAILED, tmp_path)
-    assert "error: preflight: 2 to correct; grpo_group_size: is 1; data_revision: is empty\n" in text
+    assert "error: preflight: 2 to correct; train_grpo_num_steps: is 0; register_storage: is empty\n" in text
 
 
 def test_what_may_be_left_is_said_and_tried_again(server: ApiServer, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from kfp import dsl, local
 
-from components.preflight.config import resolved
+from components.preflight.config import load_params, stage_sections
 from components.prepare_data.component import prepare_data
 from components.validate_data.component import validate_data
 from pipelines.run import containers
@@ -26,5 +26,5 @@ if __name__ == "__main__":
         pipeline_root=str(folder / "artifacts"),
         raise_on_error=True,
     )
-    params = resolved(Path(sys.argv[1]))
+    params = stage_sections(load_params(Path(sys.argv[1])))
     light(**{f"{stage}_config": params[stage] for stage in ("prepare_data", "validate_data")})

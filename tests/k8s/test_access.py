@@ -11,7 +11,7 @@ from components.cluster import kube, reaper
 from components.cluster.config import ClusterConfig
 from components.cluster.reaper import delete_run
 from components.preflight import cluster
-from components.preflight.permissions import LAUNCH
+from components.preflight.cluster import LAUNCH
 from components.shared.errors import PipelineError
 from tests.cluster.launched import RESULT, launched
 from tests.fake_cluster import ApiServer, kinds, script

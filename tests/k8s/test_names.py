@@ -6,9 +6,8 @@ import pytest
 
 from components.cluster import kube
 from components.cluster.config import ClusterConfig
-from components.preflight.config import MOUNT
+from components.preflight.config import MOUNT, DeploymentConfig
 from components.shared import images
-from pipelines.grpo_post_training_on_cluster import FORM
 from tests.k8s.rendered import OVERLAYS, Json, one, overlay, pod_templates
 
 PODS = ("grpo-pipeline-reaper", "grpo-torch/node", "grpo-torch-vllm/rollout", "grpo-torch-vllm/node")
@@ -28,7 +27,7 @@ def test_every_pod_is_looked_at() -> None:
 def test_the_volume_is_the_one_that_runs_ask_for() -> None:
     """Its claim in the form, in a job's config and in the runtimes; and where it is mounted."""
     claim = one(overlay("standalone"), "PersistentVolumeClaim", "grpo-pipeline")["metadata"]["name"]
-    assert claim == ClusterConfig(image="any").volume == FORM["cluster_volume_claim"]
+    assert claim == ClusterConfig(image="any").volume == DeploymentConfig().volume
     claims = {
         volume["persistentVolumeClaim"]["claimName"]
         for template in templates().values()
@@ -48,9 +47,9 @@ def test_images_are_those_of_the_code(where: str) -> None:
 
 
 @each_pod
-def test_pods_pull_images_with_the_secret_of_the_form(where: str) -> None:
+def test_pods_pull_images_with_the_secret_of_the_deployment(where: str) -> None:
     """It need not exist, where the registry asks for none."""
-    assert templates()[where]["spec"]["imagePullSecrets"] == [{"name": FORM["image_pull_secret"]}]
+    assert templates()[where]["spec"]["imagePullSecrets"] == [{"name": DeploymentConfig().image_pull_secret}]
 
 
 def test_what_containers_start_is_there() -> None:

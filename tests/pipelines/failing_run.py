@@ -1,14 +1,16 @@
-"""A run of the cluster's form of the graph under KFP's local runner: `python -m ... PIPELINE_ROOT KEY=JSON ...`."""
+"""A run of the graph for a cluster under KFP's local runner: `python -m tests.pipelines.failing_run PIPELINE_ROOT`."""
 
-import json
 import sys
 
 from kfp import local
 
-from pipelines.grpo_post_training_on_cluster import FORM, grpo_post_training_on_cluster
+from components.preflight.config import load_params
+from components.preflight.form import form_of
+from pipelines.graph import cluster_graph
+from tests.presets import ROOT
 
 if __name__ == "__main__":
-    root, *settings = sys.argv[1:]
-    given = {name: json.loads(value) for name, _, value in (setting.partition("=") for setting in settings)}
-    local.init(local.SubprocessRunner(use_venv=False), pipeline_root=root, raise_on_error=False)
-    grpo_post_training_on_cluster(**FORM | given)
+    params = load_params(ROOT / "params.yaml")
+    local.init(local.SubprocessRunner(use_venv=False), pipeline_root=sys.argv[1], raise_on_error=False)
+    wrong = {"train_grpo_num_steps": 0, "train_sft_model_base": "scratch:huge"}
+    cluster_graph(params)(**form_of(params) | wrong)

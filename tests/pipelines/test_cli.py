@@ -69,7 +69,7 @@ def test_data_says_which_file_it_misses(
     """`grpo-pipeline data` outside the project says so in one line."""
     monkeypatch.chdir(tmp_path)
     assert main(["data", "--source", str(tmp_path)]) == 2
-    assert capsys.readouterr().err.startswith("error: data/raw: holds no DVC pointers")
+    assert capsys.readouterr().err.startswith("error: data/raw: contains no DVC pointers")
 
 
 def test_fetch_says_where_it_looked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

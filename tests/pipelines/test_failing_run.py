@@ -20,18 +20,15 @@ def test_a_run_that_cannot_start_ends_soon_and_cleanly(tmp_path: Path) -> None:
         server.cluster.add_runtime()
         kubeconfig = server.kubeconfig(tmp_path / "kubeconfig")
         command = [sys.executable, "-m", "tests.pipelines.failing_run", str(tmp_path / "root")]
-        settings = ["grpo_group_size=1", 'base_model="scratch:huge"']
         environment = {**os.environ, KUBECONFIG_VARIABLE: str(kubeconfig)}
-        done = subprocess.run(
-            [*command, *settings], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
-        )
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
         assert server.cluster.all(kinds.TRAIN_JOBS) == []
     said = [line.strip() for line in done.stdout.splitlines()]
     first = said.index("error: preflight: 3 to correct before this run can start")
     assert [line.partition(":")[0] for line in said[first + 1 : first + 4]] == [
-        "base_model",
-        "grpo_group_size",
-        "cluster_volume_claim",
+        "train_sft_model_base",
+        "train_grpo_num_steps",
+        "deployment.volume",
     ]
     (run,) = (tmp_path / "root").iterdir()
     assert {path.name for path in run.iterdir() if path.is_dir()} <= {"preflight", "clean-up"}

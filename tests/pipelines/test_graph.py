@@ -1,128 +1,240 @@
-"""The graphs as Kubeflow gets them: what is committed is what the code makes, and what holds for every variant."""
+"""The graph as a cluster runs it: what each task asks of Kubernetes, in what order tasks run, and what the form has."""
 
-import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
+from components.cluster.config import ClusterConfig
+from components.preflight.component import preflight
+from components.preflight.config import DEPLOYMENT, SECRET_KEYS, DeploymentConfig, load_params
+from components.preflight.form import OVERRIDES, parameters
 from components.shared import images
-from tests.pipelines.compiled import CLUSTER_FORMS, FOLDER, LAPTOP, VARIANTS, graph
+from pipelines.parameter_table import page
+from tests.pipelines.compiled import COMMITTED, compile_graph, compiled, graph
+from tests.presets import ROOT, write_params
 
-ROOT = Path(__file__).parents[2]
-MODEL = {"exec-evaluate", "exec-evaluate-2", "exec-evaluate-3"}
-TRAINING = {"exec-train-sft", "exec-train-grpo"}
-
-
-@pytest.mark.slow
-def test_the_committed_graphs_are_what_the_code_compiles_to(tmp_path: Path) -> None:
-    """The files that people upload are not older than the code and params.yaml: `make compile` after a change."""
-    _compile(tmp_path)
-    assert {path.stem for path in tmp_path.iterdir()} == set(VARIANTS)
-    for name in VARIANTS:
-        assert (tmp_path / f"{name}.yaml").read_bytes() == (FOLDER / f"{name}.yaml").read_bytes(), name
-
-
-@pytest.mark.slow
-def test_registry_and_tag_of_the_images_come_from_the_environment(tmp_path: Path) -> None:
-    """A build compiles the graphs for its own images, whose tag is the commit."""
-    _compile(tmp_path, IMAGE_TAG="0c0ffee", IMAGE_REGISTRY="registry.example:5000/ml")
-    for name in VARIANTS:
-        for document in yaml.safe_load_all((tmp_path / f"{name}.yaml").read_text()):
-            for image in _images(yaml.safe_dump(document)):
-                assert image.startswith("registry.example:5000/ml/grpo-pipeline/python-"), name
-                assert image.endswith(":0c0ffee"), name
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_every_task_says_what_it_needs(variant: str) -> None:
-    """Clusters with quotas refuse pods without cpu and memory."""
-    for name, container in graph(variant).containers.items():
-        needs = container["resources"]
-        sizes = ("resourceCpuRequest", "resourceCpuLimit", "resourceMemoryRequest", "resourceMemoryLimit")
-        assert all(needs[size] for size in sizes), name
+MODEL = {"evaluate", "evaluate-2", "evaluate-3"}
+DATA = {"prepare-data", "validate-data"}
+TRAINING = {"train-sft", "train-grpo"}
+TASKS = MODEL | DATA | TRAINING | {"preflight", "report", "register", "clean-up"}
+SIZES = {
+    # Cores and gigabytes requested and at most, hours until Kubernetes ends the task, retries.
+    "preflight": (0.5, 1, 1, 2, 1 / 6, 0),
+    "prepare-data": (1, 2, 4, 8, 4, 2),
+    "validate-data": (1, 2, 4, 8, 4, 2),
+    "train-sft": (0.5, 2, 2, 4, 60 * 24, 3),
+    "train-grpo": (0.5, 2, 2, 4, 60 * 24, 3),
+    **dict.fromkeys(MODEL, (4, 16, 32, 128, 24, 2)),
+    "report": (1, 2, 2, 4, 1, 1),
+    "register": (1, 2, 4, 8, 6, 0),
+    "clean-up": (0.5, 1, 1, 2, 1 / 6, 3),
+}
+SECRETS = {
+    "preflight": tuple(SECRET_KEYS),
+    **dict.fromkeys(DATA, ("git", "hub", "storage")),
+    **dict.fromkeys(TRAINING | MODEL, ("hub",)),
+    "register": ("git", "model_registry", "storage"),
+}
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_only_tasks_that_run_a_model_hold_a_gpu(variant: str) -> None:
-    """On a cluster a task that trains waits for its job, whose pods have the GPUs."""
-    with_gpu = {
-        name for name, container in graph(variant).containers.items() if "accelerator" in container["resources"]
-    }
-    assert with_gpu == (MODEL | TRAINING if variant == LAPTOP else MODEL)
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_nothing_is_installed_when_a_task_starts(variant: str) -> None:
-    """What a task needs is in its image: clusters without internet run it, and twice the same."""
-    for name, container in graph(variant).containers.items():
-        assert "pip install" not in " ".join(container["command"]), name
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_images_are_those_of_one_table(variant: str) -> None:
-    """Two images run everything, each with a tag that names one build; a cluster may be told others."""
-    table = {images.LIGHT, images.GPU}
-    found = {container["image"] for container in graph(variant).containers.values()}
-    parameters = graph(variant).parameters
-    if "image_light" in parameters:
-        named = {parameters[name]["defaultValue"] for name in ("image_light", "image_gpu")}
-        prefix = "{{$.inputs.parameters['pipelinechannel--"
-        assert found == {f"{prefix}image_light']}}}}", f"{prefix}image_gpu']}}}}"}
-        found = named
-    assert found == table
-    assert not any(image.endswith(":latest") for image in found)
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_only_the_data_stages_may_be_served_from_the_cache(variant: str) -> None:
-    """A run that says it trained, measured or registered has done so."""
-    tasks = graph(variant).tasks
-    cached = {name for name, task in tasks.items() if task["cachingOptions"].get("enableCache", False)}
-    assert cached == {"prepare-data", "validate-data"}
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_no_stage_is_skipped(variant: str) -> None:
-    """There is no condition in the graph: a gate that is missed is a red stage, not a branch that nobody sees."""
-    for name, task in graph(variant).tasks.items():
-        assert "triggerPolicy" not in task or name == "clean-up", name
+def test_what_is_committed_is_what_the_code_compiles_to() -> None:
+    """The file that people upload and the page that explains it are not older than the code: `make compile`."""
+    assert COMMITTED.read_text() == compiled()[0]
+    assert (ROOT / "docs/parameters.md").read_text() == page()
 
 
 @pytest.mark.slow
 def test_kubeflow_reads_both_documents(tmp_path: Path) -> None:
-    """The files load as Kubeflow's own client loads them, with Kubernetes' settings; manifests can be made too."""
+    """The file loads as Kubeflow's own client loads it, with Kubernetes' settings; manifests can be made too."""
     code = f"""
 from kfp import compiler, components
 from kfp.compiler.compiler_utils import KubernetesManifestOptions
-for name in {VARIANTS!r}:
-    loaded = components.load_component_from_file(f"pipelines/{{name}}.yaml")
-    print(name, len(loaded.platform_spec.platforms))
-    options = KubernetesManifestOptions(pipeline_name="grpo", namespace="team", include_pipeline_manifest=True)
-    compiler.Compiler().compile(
-        loaded, f"{tmp_path}/{{name}}.yaml", kubernetes_manifest_format=True, kubernetes_manifest_options=options
-    )
+loaded = components.load_component_from_file({str(COMMITTED)!r})
+options = KubernetesManifestOptions(pipeline_name="grpo", namespace="team", include_pipeline_manifest=True)
+compiler.Compiler().compile(
+    loaded, "{tmp_path}/manifests.yaml", kubernetes_manifest_format=True, kubernetes_manifest_options=options
+)
 """
-    done = subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, capture_output=True, text=True)
-    assert dict(line.split() for line in done.stdout.splitlines()) == {
-        name: "1" if name in CLUSTER_FORMS else "0" for name in VARIANTS
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, capture_output=True, text=True)
+    documents = list(yaml.safe_load_all((tmp_path / "manifests.yaml").read_text()))
+    assert [each["kind"] for each in documents] == ["Pipeline", "PipelineVersion"]
+    assert "platformSpec" in documents[1]["spec"]
+
+
+@pytest.mark.parametrize("task", sorted(TASKS))
+def test_every_task_asks_for_what_it_needs(task: str) -> None:
+    """Too little has it killed for memory or time in mid-work; too much keeps it waiting; it waits between attempts."""
+    cpu, most_cpu, memory, most_memory, hours, retries = SIZES[task]
+    asked, settings = graph().containers[task]["resources"], graph().settings(task)
+    assert (asked["cpuRequest"], asked["cpuLimit"]) == (cpu, most_cpu)
+    assert (asked["memoryRequest"], asked["memoryLimit"]) == (memory, most_memory)
+    assert int(settings["activeDeadlineSeconds"]) == hours * 3600
+    assert settings["podMetadata"]["labels"]["app.kubernetes.io/managed-by"] == "grpo-pipeline"
+    assert len(settings["imagePullSecret"]) == 1
+    policy = graph().tasks[task].get("retryPolicy", {"maxRetryCount": 0})
+    assert policy["maxRetryCount"] == retries
+    if retries:
+        assert (policy["backoffDuration"], policy["backoffFactor"]) == ("30s", 2)
+
+
+def test_no_task_is_forgotten() -> None:
+    """Each has a label of its own, by which its pod is found."""
+    assert set(graph().tasks) == set(SIZES) == TASKS
+    assert len({graph().settings(task)["podMetadata"]["labels"]["grpo-pipeline/task"] for task in TASKS}) == len(TASKS)
+
+
+def test_the_step_of_a_job_outlives_the_job() -> None:
+    """Kubernetes must not end a step while the job's own limits let it go on: the job would run for nobody."""
+    for task in TRAINING:
+        assert int(graph().settings(task)["activeDeadlineSeconds"]) > ClusterConfig(image="gpu").deadline_s
+
+
+def test_only_tasks_that_run_a_model_have_gpu_shared_memory_and_nodes_of_their_own() -> None:
+    """A task that trains waits for its job, whose pods have the GPUs; 64 MiB of /dev/shm would end NCCL."""
+    for task in TASKS:
+        settings, asked = graph().settings(task), graph().containers[task]["resources"]
+        assert ("accelerator" in asked) == (task in MODEL)
+        mounts = [(each["mountPath"], each["medium"]) for each in settings.get("emptyDirMounts", [])]
+        assert mounts == [("/dev/shm", "Memory")] * (task in MODEL)
+        if task in MODEL:
+            count = "{{$.inputs.parameters['pipelinechannel--preflight-evaluate_gpus']}}"
+            assert asked["accelerator"] == {**asked["accelerator"], "resourceType": "nvidia.com/gpu"}
+            assert asked["accelerator"]["resourceCount"] == count
+            selector = settings["nodeSelector"]["nodeSelectorJson"]["taskOutputParameter"]
+            (toleration,) = (each["tolerationJson"]["taskOutputParameter"] for each in settings["tolerations"])
+            assert selector["outputParameterKey"] == "evaluate_node_selector"
+            assert toleration["outputParameterKey"] == "evaluate_tolerations"
+
+
+def test_only_the_data_stages_may_be_served_from_the_cache() -> None:
+    """A run that says it trained, measured or registered has done so; the inputs of the data stages have a commit."""
+    tasks = graph().tasks
+    assert {name for name, task in tasks.items() if task["cachingOptions"].get("enableCache", False)} == DATA
+    for name in DATA:
+        assert tasks[name]["inputs"]["parameters"]["config"]["taskOutputParameter"]["producerTask"] == "preflight"
+
+
+def test_secrets_are_named_and_never_contained() -> None:
+    """A task has the secrets it needs as environment variables, if they exist; nothing else is in its environment."""
+    for task in TASKS:
+        secrets = graph().settings(task).get("secretAsEnv", [])
+        names = [secret["secretNameParameter"]["runtimeValue"]["constant"] for secret in secrets]
+        assert names == [f"grpo-pipeline-{kind.replace('_', '-')}" for kind in SECRETS.get(task, ())]
+        for secret, kind in zip(secrets, SECRETS.get(task, ()), strict=True):
+            keys = {key["secretKey"]: key["envVar"] for key in secret["keyToEnv"]}
+            assert keys == {key: key for key in SECRET_KEYS[kind]}
+            assert secret["optional"]
+        assert "env" not in graph().containers[task]
+
+
+def test_preflight_and_clean_up_wait_for_nothing_that_may_be_missing() -> None:
+    """A volume claim that does not exist would keep a pod pending for ever, and with it the run."""
+    with_volume = {task for task in TASKS if "pvcMount" in graph().settings(task)}
+    assert with_volume == TASKS - {"preflight", "report", "clean-up"}
+
+
+def test_what_differs_between_clusters_comes_from_the_deployment() -> None:
+    """Images, the volume and the names of secrets: another params file, another compilation."""
+    deployment = {
+        "image_light": "registry.example/light:1",
+        "image_gpu": "registry.example/gpu:1",
+        "image_pull_secret": "pull",
+        "volume": "shared",
+        "secrets": {"git": "my-git", "hub": "my-hub", "model_registry": "my-catalogue", "storage": "my-storage"},
     }
-    for name in VARIANTS:
-        documents = list(yaml.safe_load_all((tmp_path / f"{name}.yaml").read_text()))
-        assert [each["kind"] for each in documents] == ["Pipeline", "PipelineVersion"]
-        assert ("platformSpec" in documents[1]["spec"]) == (name in CLUSTER_FORMS)
+    params = load_params(ROOT / "params.yaml").model_copy(
+        update={"deployment": DeploymentConfig.model_validate(deployment)}
+    )
+    text, made = compile_graph(params)
+    for task in TASKS:
+        assert made.containers[task]["image"] == deployment["image_gpu" if task in MODEL else "image_light"]
+    constants = {str(each["constant"]) for task in TASKS for each in _values(made.settings(task)) if "constant" in each}
+    assert constants == {"pull", "shared", "my-git", "my-hub", "my-catalogue", "my-storage"}
+    task = made.tasks["preflight"]["inputs"]["parameters"][DEPLOYMENT]
+    assert task["runtimeValue"]["constant"] == deployment
+    assert "grpo-pipeline-git" not in text
 
 
-def _compile(folder: Path, **environment: str) -> None:
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("IMAGE_")}
-    code = f"from pipelines.cli import main; main(['compile', '--output', {str(folder)!r}])"
-    command = [sys.executable, "-c", code]
-    subprocess.run(command, check=True, cwd=ROOT, env={**inherited, **environment}, stdout=subprocess.DEVNULL)
+def test_default_images_have_an_immutable_tag() -> None:
+    """Two images run everything, whose names come from the build's environment."""
+    found = {container["image"] for container in graph().containers.values()}
+    assert found == {images.LIGHT, images.GPU}
+    assert not any(image.endswith(":latest") for image in found)
+    for container in graph().containers.values():
+        assert "pip install" not in " ".join(container["command"])
 
 
-def _images(text: str) -> set[str]:
-    """Everything in a text that names an image of ours."""
-    words = (word.strip("'\"") for word in text.split())
-    return {word for word in words if "grpo-pipeline/python-" in word}
+def test_nothing_of_a_namespace_is_compiled_in() -> None:
+    """The same file runs as any user, in any namespace, under any service account."""
+    assert not re.search(r"serviceAccount|kubeflow\.svc|\.svc\.cluster|namespace: ", str(graph().spec))
+    assert not re.search(r"serviceAccount|namespace", str(graph().kubernetes))
+
+
+def test_every_stage_waits_for_preflight() -> None:
+    """Nothing is spent before everything is checked; and no condition skips a stage."""
+    for name, task in graph().tasks.items():
+        if name not in {"preflight", "report", "clean-up"}:
+            assert "preflight" in task["dependentTasks"], name
+        assert "triggerPolicy" not in task or name == "clean-up", name
+
+
+def test_clean_up_runs_regardless_of_the_outcome() -> None:
+    """It is the exit handler of all other tasks, and learns how they ended and which run it is."""
+    root = graph().spec["root"]["dag"]["tasks"]
+    assert set(root) == {"clean-up", "exit-handler-1"}
+    task = root["clean-up"]
+    assert task["triggerPolicy"] == {"strategy": "ALL_UPSTREAM_TASKS_COMPLETED"}
+    inputs = task["inputs"]["parameters"]
+    assert inputs["status"] == {"taskFinalStatus": {"producerTask": "exit-handler-1"}}
+    assert inputs["run_id"]["runtimeValue"]["constant"] == "{{$.pipeline_job_uuid}}"
+
+
+def test_registration_knows_its_run() -> None:
+    """The registry is told by which run a version was made; the run's name is not in the graph but on the pod."""
+    fields = {each["name"]: each["fieldPath"] for each in graph().settings("register")["fieldPathAsEnv"]}
+    assert fields == {
+        "GRPO_PIPELINE_RUN_ID": "metadata.labels['pipeline/runid']",
+        "GRPO_PIPELINE_RUN_NAME": "metadata.annotations['pipelines.kubeflow.org/run_name']",
+    }
+
+
+def test_the_form_is_short_and_opens_ready_to_run() -> None:
+    """A dozen typed keys, a flag and one JSON object, each with type, default and description."""
+    found = graph().parameters
+    assert set(found) == set(parameters())
+    assert len(found) <= 14
+    assert found[OVERRIDES]["parameterType"] == "STRUCT"
+    for name, parameter in found.items():
+        assert parameter["description"].endswith((".", ")")), name
+        assert parameter["isOptional"], name
+        assert "defaultValue" in parameter, name
+
+
+def test_preflight_takes_the_whole_form() -> None:
+    """Its signature is written by hand: the form's parameters, and what was compiled in."""
+    inputs = preflight.component_spec.inputs
+    assert set(inputs) == {*parameters(), DEPLOYMENT}
+    kinds = {str: "String", int: "Integer", float: "Float", bool: "Boolean", dict: "Dict"}
+    assert {name: inputs[name].type.partition("[")[0] for name in parameters()} == {
+        name: kinds[each.type] for name, each in parameters().items()
+    }
+
+
+def test_the_graph_can_be_imported_outside_a_checkout(tmp_path: Path) -> None:
+    """Nothing is read when the module is imported; params come as an argument."""
+    write_params(tmp_path / "mine.yaml", {"extends": str(ROOT / "params/smoke.yaml")})
+    _, made = compile_graph(load_params(tmp_path / "mine.yaml"))
+    assert made.parameters["train_grpo_num_steps"]["defaultValue"] == 3
+    assert "params.yaml" not in (ROOT / "pipelines/graph.py").read_text()
+
+
+def _values(value: Any) -> list[dict[str, Any]]:
+    """Every mapping inside a value."""
+    if isinstance(value, dict):
+        return [value, *(each for item in value.values() for each in _values(item))]
+    return [each for item in value for each in _values(item)] if isinstance(value, list) else []

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.pipelines.compiled import CLUSTER_FORMS, FULL, graph
+from tests.pipelines.compiled import graph
 
 RECORDED = Path("../shared/recordings/argo-4.0.8")
 _DAY_S = 24 * 3600
@@ -66,16 +66,15 @@ def attempts(strategy: Strategy, lasts: float) -> Iterator[Attempt]:
         yield attempt
 
 
-def limit_of(task: str, variant: str) -> int:
+def limit_of(task: str) -> int:
     """Time after which Kubernetes ends a task."""
-    return int(graph(variant).settings(task)["activeDeadlineSeconds"])
+    return int(graph().settings(task)["activeDeadlineSeconds"])
 
 
-@pytest.mark.parametrize("variant", CLUSTER_FORMS)
-def test_every_attempt_has_the_time_that_its_task_may_take(variant: str) -> None:
+def test_every_attempt_has_the_time_that_its_task_may_take() -> None:
     """Also the last of those that each wait a day for a node and then run into their time limit."""
-    for name, task in graph(variant).tasks.items():
-        limit, strategy = limit_of(name, variant), Strategy.of(task)
+    for name, task in graph().tasks.items():
+        limit, strategy = limit_of(name), Strategy.of(task)
         found = list(attempts(strategy, limit + _DAY_S))
         assert len(found) == 1 + strategy.limit, name
         assert min(attempt.deadline - attempt.start for attempt in found) >= limit + _DAY_S, name
@@ -85,9 +84,9 @@ def test_every_attempt_has_the_time_that_its_task_may_take(variant: str) -> None
 def test_a_second_attempt_has_all_the_time_that_a_training_job_needs(after_s: int) -> None:
     """Whenever the first was lost: Argo must neither leave the second out nor end it, and the job with it."""
     for name in ("train-sft", "train-grpo"):
-        _, second, *_ = attempts(Strategy.of(graph(FULL).tasks[name]), after_s)
+        _, second, *_ = attempts(Strategy.of(graph().tasks[name]), after_s)
         assert second.start >= after_s
-        assert second.deadline - second.start >= limit_of(name, FULL)
+        assert second.deadline - second.start >= limit_of(name)
 
 
 @pytest.mark.skipif(not RECORDED.is_dir(), reason=f"{RECORDED} with what a real Argo did is not here")

@@ -6,10 +6,13 @@ import sys
 from kfp import local
 
 from components.preflight.component import preflight
-from pipelines.grpo_post_training_on_cluster import FORM
+from components.preflight.config import DEPLOYMENT, DeploymentConfig, load_params
+from components.preflight.form import form_of
+from tests.presets import ROOT
 
 if __name__ == "__main__":
     local.init(local.SubprocessRunner(use_venv=False), pipeline_root=sys.argv[1])
-    task = preflight(**{name: FORM[name] for name in preflight.component_spec.inputs})
+    form = form_of(load_params(ROOT / "params.yaml"))
+    task = preflight(**form, **{DEPLOYMENT: DeploymentConfig().model_dump(mode="json")})
     page = task.outputs.pop("configuration")
     print(json.dumps({"outputs": task.outputs, "page": page.path}))

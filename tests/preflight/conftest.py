@@ -1,6 +1,5 @@
 """A cluster in which a run can start, and the form of that run."""
 
-import copy
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,13 +7,32 @@ from typing import Any
 
 import pytest
 
-from components.preflight.config import SECRET_KEYS
-from components.preflight.form import Form
+from components.preflight.config import SECRET_KEYS, DeploymentConfig, load_params
+from components.preflight.form import Form, form_of
+from components.preflight.preflight import Ready, preflight
 from components.shared.environment import KUBECONFIG_VARIABLE
-from pipelines.grpo_post_training_on_cluster import FORM
 from tests.fake_cluster import ApiServer
+from tests.presets import ROOT
 
 CLAIM = "grpo-pipeline"
+DEPLOYMENT = DeploymentConfig()
+GSM8K = {"prepare_data": {"sources": [{"kind": "gsm8k", "train": "train.jsonl", "test": "test.jsonl"}]}}
+
+
+def ready(form: Form, deployment: DeploymentConfig = DEPLOYMENT, **changes: Any) -> Ready:
+    """What preflight returns for a form with keys of `overrides` added."""
+    return preflight(with_overrides(form, **changes), deployment)
+
+
+def with_overrides(form: Form, **sections: Any) -> Form:
+    """A form with other keys in its JSON, merged into each section."""
+    return {**form, "overrides": _merged(form["overrides"], sections)}
+
+
+def _merged(base: Any, overlay: Any) -> Any:
+    if not isinstance(base, dict) or not isinstance(overlay, dict):
+        return overlay
+    return {**base, **{key: _merged(base.get(key), value) for key, value in overlay.items()}}
 
 
 def claim(name: str = CLAIM, mode: str = "ReadWriteMany", phase: str = "Bound") -> dict[str, Any]:
@@ -39,7 +57,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiServe
 @pytest.fixture
 def form() -> Form:
     """The run form as it opens."""
-    return copy.deepcopy(FORM)
+    return form_of(load_params(ROOT / "params.yaml"))
 
 
 @pytest.fixture

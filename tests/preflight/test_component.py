@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from components.preflight.config import resolved
+from components.preflight.config import load_params, stage_sections
 from tests.fake_cluster import ApiServer
 
 _ROOT = Path(__file__).parents[2]
@@ -19,11 +19,11 @@ def test_the_task_hands_the_sections_on(server: ApiServer, tmp_path: Path) -> No
     """The outputs are what a laptop's run has as parameters, and beside them what a cluster needs."""
     command = [sys.executable, "-m", "tests.preflight.as_task", str(tmp_path / "root")]
     done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, check=True, env=dict(os.environ))
-    said = json.loads(done.stdout.splitlines()[-1])
-    outputs = said["outputs"]
-    expected = resolved(_ROOT / "params.yaml")
+    printed = json.loads(done.stdout.splitlines()[-1])
+    outputs = printed["outputs"]
+    expected = stage_sections(load_params(_ROOT / "params.yaml"))
     expected["register"]["registry"] = "/work/registry"
     assert {stage: outputs.pop(f"{stage}_config") for stage in expected} == expected
     assert outputs.pop("cluster_config")["volume"] == "grpo-pipeline"
-    assert outputs == {"evaluate_gpus": "1", "evaluate_node_selector": {}}
-    assert Path(said["page"]).read_text().startswith("# Configuration of this run")
+    assert outputs == {"evaluate_gpus": "1", "evaluate_node_selector": {}, "evaluate_tolerations": []}
+    assert Path(printed["page"]).read_text().startswith("# Configuration of this run")

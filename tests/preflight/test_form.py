@@ -2,30 +2,28 @@
 
 import copy
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from components.preflight.config import resolved
-from components.preflight.form import KEYS, PREFIX, Form, form_of, sections_of
-from components.preflight.sections import complete, wrong_sections
-from pipelines.grpo_post_training_on_cluster import FORM
+from components.preflight.config import load_params, stage_sections
+from components.preflight.form import TYPED_KEYS, Form, complete, form_of, name_of, sections_of, wrong_sections
+from tests.preflight.conftest import DEPLOYMENT, with_overrides
+from tests.presets import FILES, write_params
 
-_ROOT = Path(__file__).parents[2]
-_FILES = [_ROOT / "params.yaml", *sorted((_ROOT / "params").glob("*.yaml"))]
 _COMMIT = "0123456789" * 4
 
 
-def _of_file(path: Path) -> Form:
-    return {**FORM, **form_of(resolved(path))}
+def _sections(form: Form) -> tuple[dict[str, Any], list[str]]:
+    return sections_of(form, DEPLOYMENT, commit=_COMMIT, secrets={})
 
 
-@pytest.mark.parametrize("path", _FILES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_a_form_means_what_the_params_file_says(path: Path) -> None:
-    """Nothing is lost or changed on the way through the form; only where versions are kept is the volume's now."""
-    made, twice = sections_of(_of_file(path), _COMMIT, {})
-    assert twice == []
-    assert wrong_sections(made) == []
-    made, expected = complete(made), resolved(path)
+    """Nothing is lost or changed on the way through the form, but for the registry's folder: it is on the volume."""
+    sections, twice = _sections(form_of(load_params(path)))
+    assert twice == wrong_sections(sections) == []
+    made, expected = complete(sections), stage_sections(load_params(path))
     cluster = made.pop("cluster")
     assert made["register"].pop("registry") == "/work/registry"
     expected["register"].pop("registry")
@@ -33,97 +31,110 @@ def test_a_form_means_what_the_params_file_says(path: Path) -> None:
     assert cluster["nodes"] * max(1, cluster["gpus_per_node"]) == expected["train_grpo"]["engine"]["num_processes"]
 
 
-def test_the_typed_parameters_are_what_training_gets(form: Form) -> None:
-    """Each typed parameter changes the keys it stands for, and nothing else."""
-    before = complete(sections_of(form, _COMMIT, {})[0])
-    values = {
-        "base_model": "org/model",
-        "cluster_gpu_product": "NVIDIA-H200",
-        "cluster_gpus_per_node": 4,
-        "cluster_node_selector": {"pool": "gpu"},
-        "cluster_num_nodes": 2,
-        "cluster_queue": "team",
-        "cluster_tolerations": [{"key": "gpu", "operator": "Exists", "value": "", "effect": ""}],
-        "cluster_volume_claim": "other",
-        "grpo_group_size": 16,
-        "grpo_kl_coefficient": 0.5,
-        "grpo_learning_rate": 1e-6,
-        "grpo_num_steps": 7,
-        "image_gpu": "registry.example/gpu:1",
-        "registry_kubeflow_url": "http://registry.example:8080",
-        "registry_repository": "https://git.example/models.git",
-        "registry_weights_remote": "https://dvc.example/weights",
+def test_the_cluster_of_a_params_file_is_that_of_the_form(tmp_path: Path) -> None:
+    """A section `cluster` says what training jobs ask for: typed parameters, and the rest in the JSON."""
+    cluster = {"nodes": 2, "gpus_per_node": 4, "gpu_type": "H200", "queue": "team", "max_restarts": 1}
+    write_params(tmp_path / "mine.yaml", {"extends": str(FILES[0]), "cluster": cluster})
+    form = form_of(load_params(tmp_path / "mine.yaml"))
+    assert {name: form[f"cluster_{name}"] for name in cluster if name != "max_restarts"} == {
+        name: value for name, value in cluster.items() if name != "max_restarts"
     }
-    assert values.keys() == KEYS.keys()
-    after = complete(sections_of({**form, **values}, _COMMIT, {})[0])
-    for name, keys in KEYS.items():
-        for key in keys:
-            section, *path, last = key
-            place, old = after[section], before[section]
-            for part in path:
-                place, old = place[part], old[part]
-            assert place.pop(last) == values[name], key
-            old.pop(last, None)
+    assert form["overrides"]["cluster"] == {"max_restarts": 1}
+    assert _sections(form)[0]["train_sft"]["engine"]["num_processes"] == 8
+
+
+def test_the_typed_parameters_are_what_training_gets(form: Form) -> None:
+    """Each typed parameter changes the key it is named for, and nothing else."""
+    values = {
+        "cluster_gpu_type": "NVIDIA-H200",
+        "cluster_gpus_per_node": 4,
+        "cluster_nodes": 2,
+        "cluster_queue": "team",
+        "prepare_data_repository_commit": _COMMIT,
+        "prepare_data_repository_url": "https://git.example/data.git",
+        "register_registry": "https://git.example/models.git",
+        "register_storage": "https://dvc.example/weights",
+        "train_grpo_learning_rate": 1e-6,
+        "train_grpo_loss_kl_coefficient": 0.5,
+        "train_grpo_num_steps": 7,
+        "train_sft_model_base": "org/model",
+    }
+    assert values.keys() == {name_of(key) for key in TYPED_KEYS}
+    before, after = (complete(_sections(each)[0]) for each in (form, {**form, **values}))
     for stage in ("train_sft", "train_grpo"):
         assert after[stage]["engine"].pop("num_processes") == 8
         before[stage]["engine"].pop("num_processes")
+    assert after["validate_data"]["model"].pop("base") == "org/model"
+    before["validate_data"]["model"].pop("base")
+    for section, *path, last in TYPED_KEYS:
+        place, old = after[section], before[section]
+        for part in path:
+            place, old = place[part], old.get(part, {})
+        assert place.pop(last) == values["_".join((section, *path, last))]
+        old.pop(last, None)
+    assert after["prepare_data"].pop("repository") == {}
     assert after == before
 
 
-def test_a_key_is_given_in_one_place(form: Form) -> None:
-    """A key that a parameter stands for is refused in the JSON: one of the two would be ignored."""
-    form["section_train_grpo"]["group_size"] = 4
-    form["section_train_grpo"]["loss"]["kl"]["coefficient"] = 1.0
-    form["section_train_sft"]["engine"]["num_processes"] = 3
-    form["section_cluster"] = {"secrets": {}}
-    _, twice = sections_of(form, _COMMIT, {})
-    assert twice == [
-        "section_train_grpo.group_size: follows from grpo_group_size; leave it out here",
-        "section_train_grpo.loss.kl.coefficient: follows from grpo_kl_coefficient; leave it out here",
-        "section_train_sft.engine.num_processes: follows from cluster_num_nodes times cluster_gpus_per_node; "
-        "leave it out here",
-        "section_cluster.secrets: follows from secret_hub; leave it out here",
+def test_a_key_is_set_in_one_place(form: Form) -> None:
+    """A key that a parameter stands for is refused in the JSON, as is what follows from others: it would be ignored."""
+    form = with_overrides(
+        form,
+        train_grpo={"num_steps": 4, "loss": {"kl": {"coefficient": 1.0}}},
+        train_sft={"engine": {"num_processes": 3}},
+        cluster={"secrets": {}, "image": "mine"},
+        deployment={},
+    )
+    assert [line.split(": ")[0] for line in _sections(form)[1]] == [
+        "overrides.train_grpo.loss.kl.coefficient",
+        "overrides.train_grpo.num_steps",
+        "overrides.train_sft.engine.num_processes",
+        "overrides.cluster.image",
+        "overrides.cluster.secrets",
+        "overrides.deployment",
     ]
+    assert _sections(form)[1][2] == (
+        "overrides.train_sft.engine.num_processes: follows from cluster_nodes times cluster_gpus_per_node; "
+        "leave it out here"
+    )
 
 
 def test_everything_wrong_is_named_by_its_parameter(form: Form) -> None:
-    """Several mistakes in several places are all found at once, in the words of the form."""
-    form |= {"grpo_group_size": 1, "grpo_learning_rate": -1.0, "base_model": "scratch:huge", "cluster_num_nodes": 0}
-    form["section_report"]["gate"]["min_gian"] = form["section_report"]["gate"].pop("min_gain")
-    form["section_reprot"] = {}
-    lines = wrong_sections(sections_of(form, _COMMIT, {})[0])
+    """Several mistakes in several places are all found at once, in the words of the form; shapes included."""
+    form |= {"train_grpo_num_steps": 0, "train_sft_model_base": "scratch:huge", "cluster_nodes": 0}
+    form = with_overrides(
+        form,
+        report={"gate": {"min_gian": 0.1}},
+        reprot={},
+        train_grpo={"loss": 3},
+        evaluate="often",
+        cluster={"stall_timeout": 1},
+    )
+    lines = wrong_sections(_sections(form)[0])
     beginnings = [
-        "section_reprot: there is no such section",
-        "base_model: no such preset; accepted: scratch:tiny",
-        "section_report.gate.min_gian: unknown key; did you mean `min_gain`?",
-        "grpo_group_size: input should be greater than 1, got 1",
-        "grpo_learning_rate: input should be greater than 0, got -1.0",
-        "cluster_num_nodes: input should be greater than 0, got 0",
+        "overrides.reprot: unknown key; did you mean `report`?",
+        "train_sft_model_base: no such preset; accepted: scratch:tiny",
+        "overrides.report.gate.min_gian: unknown key; did you mean `min_gain`?",
+        "train_grpo_num_steps: input should be greater than 0, got 0",
+        "cluster_nodes: input should be greater than 0, got 0",
+        "overrides.train_grpo.loss: input should be a valid dictionary",
+        "overrides.evaluate: input should be a valid dictionary",
+        "overrides.cluster.stall_timeout: unknown key; did you mean `stall_timeout_s`?",
     ]
     for beginning in beginnings:
         assert sum(line.startswith(beginning) for line in lines) == 1, (beginning, lines)
-    assert not any(line.startswith("section_report.gate.min_gain:") for line in lines)  # the misspelling says it all
-
-
-def test_json_of_the_wrong_shape_is_refused_and_no_crash(form: Form) -> None:
-    """A section with text or a number in the place of an object is one more line."""
-    form["section_train_grpo"] = {**form["section_train_grpo"], "loss": 3, "engine": "fast"}
-    lines = wrong_sections(sections_of(form, _COMMIT, {})[0])
-    assert {line.split(":")[0] for line in lines} == {"section_train_grpo.loss", "section_train_grpo.engine"}
+    assert not any("validate_data" in line for line in lines)
 
 
 def test_time_limits_fit_into_the_step(form: Form) -> None:
     """Limits that add up to more than Kubernetes gives the step would end a training that is allowed to go on."""
-    form["section_cluster"] = {"training_timeout_s": 30 * 24 * 3600}
-    (line,) = wrong_sections(sections_of(form, _COMMIT, {})[0])
-    assert line.startswith("section_cluster: the time limits add up to")
+    form = with_overrides(form, cluster={"training_timeout_s": 30 * 24 * 3600})
+    (line,) = wrong_sections(_sections(form)[0])
+    assert line.startswith("overrides.cluster: the time limits add up to")
 
 
-def test_the_form_leaves_its_defaults_as_they_are() -> None:
-    """Putting sections together changes nothing in the form, which is shared."""
-    before = copy.deepcopy(FORM)
-    sections_of(FORM, _COMMIT, {})
-    assert before == FORM
-    assert {name for name in FORM if name.startswith(PREFIX)} == {
-        f"{PREFIX}{name}" for name in (*resolved(_FILES[0]), "cluster")
-    }
+def test_putting_sections_together_changes_nothing_in_the_form(form: Form) -> None:
+    """It is shared."""
+    before = copy.deepcopy(form)
+    _sections(form)
+    assert before == form

@@ -7,14 +7,13 @@ from typing import Any
 import pytest
 import yaml
 
-from components.preflight.config import Params, load_params
-from components.preflight.inputs import contradictions, missing_here
+from components.preflight.config import Params, contradictions, load_params
+from components.preflight.inputs import missing_here
 from components.shared.errors import PipelineError
 from components.shared.model import context_tokens
 from pipelines.cli import main
-from tests.presets import preset
+from tests.presets import FILES, preset
 
-ROOT = Path(__file__).parents[2]
 SMOKE = preset()
 GSM8K = {"kind": "gsm8k", "train": "train.jsonl", "test": "test.jsonl"}
 
@@ -36,9 +35,7 @@ def _put(values: dict[str, Any], key: str, value: Any) -> None:
     values[last] = value
 
 
-@pytest.mark.parametrize(
-    "path", [ROOT / "params.yaml", *sorted((ROOT / "params").glob("*.yaml"))], ids=lambda p: p.stem
-)
+@pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
 def test_no_shipped_preset_contradicts_itself(path: Path) -> None:
     """What is shipped can start, given its data and model."""
     assert contradictions(load_params(path)) == []

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import pytest
 from pydantic import Field, ValidationError
 
-from components.preflight.config import Params, as_yaml, load_params, resolved
+from components.preflight.config import Params, as_yaml, load_params, stage_sections
 from components.shared.config import Config, SameAs, load_section, read_params, validate
 from components.shared.errors import PipelineError
 from tests.presets import FILES, ROOT
@@ -346,4 +346,4 @@ def test_every_params_file_reads_the_same_in_full(path: Path, tmp_path: Path) ->
     params = load_params(path)
     (tmp_path / "params.yaml").write_text(as_yaml(params))
     assert load_params(tmp_path / "params.yaml") == params
-    assert Params.model_validate(resolved(path)) == params
+    assert Params.model_validate(stage_sections(params)) == params

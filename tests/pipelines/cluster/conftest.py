@@ -5,15 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.compile import write
+from components.preflight.config import load_params
+from pipelines.graph import write
 from tests.fake_cluster import ApiServer
+from tests.presets import ROOT
 
 
 @pytest.fixture(scope="session")
 def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The compiled pipeline."""
     path = tmp_path_factory.mktemp("compiled") / "pipeline.yaml"
-    write(path)
+    write(path, load_params(ROOT / "params.yaml"))
     return path
 
 

@@ -41,11 +41,11 @@ def test_a_schedule_is_made_once_for_a_name(
     server: ApiServer, apply: Apply, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Never two runs at once, of missed times only the latest; its times are said in words and dates."""
-    assert apply("--set", "grpo_num_steps=9") == 0
+    assert apply("--set", "train_grpo.num_steps=9") == 0
     made = only(server)
     assert (made["trigger"]["cron_schedule"]["cron"], made["status"]) == (MONDAY, "ENABLED")
     assert (made["no_catchup"], int(made["max_concurrency"])) == (True, 1)
-    assert made["runtime_config"]["parameters"]["grpo_num_steps"] == 9
+    assert made["runtime_config"]["parameters"]["train_grpo_num_steps"] == 9
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "weekly  created: At 02:00, only on Monday (UTC)"
     assert len(lines) == 6
@@ -56,8 +56,8 @@ def test_a_schedule_is_made_once_for_a_name(
     ("settings", "expected"),
     [
         ((), False),
-        (("registry_repository=https://git.example.com/registry.git",), True),
-        (("registry_repository=https://git.example.com/registry.git", "run_skip_if_unchanged=false"), False),
+        (("register_registry=https://git.example.com/registry.git",), True),
+        (("register_registry=https://git.example.com/registry.git", "skip_if_unchanged=false"), False),
     ],
 )
 def test_scheduled_runs_end_at_once_where_nothing_is_new(
@@ -65,7 +65,7 @@ def test_scheduled_runs_end_at_once_where_nothing_is_new(
 ) -> None:
     """Where the registry is at a URL, at which the first task can look, and nobody says otherwise."""
     assert apply(*(part for setting in settings for part in ("--set", setting))) == 0
-    assert only(server)["runtime_config"]["parameters"]["run_skip_if_unchanged"] is expected
+    assert only(server)["runtime_config"]["parameters"]["skip_if_unchanged"] is expected
 
 
 def test_the_same_again_changes_nothing(server: ApiServer, apply: Apply, capsys: pytest.CaptureFixture[str]) -> None:
@@ -78,7 +78,7 @@ def test_the_same_again_changes_nothing(server: ApiServer, apply: Apply, capsys:
     assert only(server)["recurring_run_id"] == before
 
 
-@pytest.mark.parametrize("change", [{"cron": "0 0 3 * * 1"}, {"more": ("--set", "grpo_num_steps=9")}])
+@pytest.mark.parametrize("change", [{"cron": "0 0 3 * * 1"}, {"more": ("--set", "train_grpo.num_steps=9")}])
 def test_something_else_takes_the_place_of_what_was_there(
     server: ApiServer, apply: Apply, change: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,13 +6,12 @@ import pytest
 from kubernetes import client, config
 
 from components.cluster import kube
-from components.preflight.config import resolved
+from components.preflight.config import DeploymentConfig, load_params
 from components.preflight.form import form_of
 from pipelines.cli import main
 from pipelines.cluster.package import read
 from pipelines.cluster.parameters import parameters
-from pipelines.compile import write
-from pipelines.grpo_post_training_on_cluster import grpo_post_training_minimal
+from pipelines.graph import write
 from tests.fake_cluster import ApiServer, Json, kinds, runtime
 
 ROOT = Path(__file__).parents[3]
@@ -30,34 +29,41 @@ def test_submit_starts_a_run_with_both_documents_and_every_parameter(
 ) -> None:
     """The server refuses a pipeline without its Kubernetes part; what nobody set has its default."""
     arguments = ["submit", "--pipeline", str(pipeline), "--params", str(SMOKE), "--set", "cluster_queue=grpo-pipeline"]
-    assert main([*arguments, "--set", "grpo_group_size=16", "--name", "first"]) == 0
+    assert main([*arguments, "--set", "train_grpo.group_size=16", "--name", "first"]) == 0
     run = only_run(server)
     sent = run["runtime_config"]["parameters"]
     assert set(sent) == set(read(pipeline).types)
-    assert (sent["cluster_queue"], sent["grpo_group_size"]) == ("grpo-pipeline", 16)
-    assert sent["section_train_grpo"] == form_of(resolved(SMOKE))["section_train_grpo"]
+    expected = form_of(load_params(SMOKE))
+    expected["overrides"]["train_grpo"]["group_size"] = 16
+    assert sent == {**expected, "cluster_queue": "grpo-pipeline"}
     printed = capsys.readouterr().out
     assert printed == f"first  {run['run_id']}\n{server.url}/#/runs/details/{run['run_id']}\n"
     (experiment,) = server.kfp.experiments.values()
     assert experiment["display_name"] == "grpo-pipeline"
 
 
-def test_submit_compiles_by_itself_with_the_images_of_the_environment(server: ApiServer) -> None:
-    """Without a file the pipeline is that of this code."""
-    assert main(["submit", "--params", str(SMOKE)]) == 0
+def test_submit_compiles_by_itself_for_the_deployment_of_the_params_file(server: ApiServer, tmp_path: Path) -> None:
+    """Without a file the pipeline is that of this code, with the images and the volume that are set."""
+    params = tmp_path / "smoke.yaml"
+    params.write_text(f"extends: {SMOKE}\ndeployment: {{volume: shared}}\n")
+    assert main(["submit", "--params", str(params)]) == 0
     run = only_run(server)
+    assert "'constant': 'shared'" in str(run["pipeline_spec"]["platform_spec"])
     assert re.fullmatch(r"smoke-\d{8}T\d{6}Z", run["display_name"])
-    assert run["pipeline_spec"]["pipeline_spec"]["pipelineInfo"]["name"] == "grpo-post-training-on-cluster"
+    assert run["pipeline_spec"]["pipeline_spec"]["pipelineInfo"]["name"] == "grpo-post-training"
 
 
 def test_images_that_no_registry_can_have_are_pointed_out(
-    server: ApiServer, pipeline: Path, capsys: pytest.CaptureFixture[str]
+    server: ApiServer, pipeline: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The first task of such a run would not even begin, and so say nothing."""
     assert main(["submit", "--pipeline", str(pipeline)]) == 0
     assert capsys.readouterr().err.startswith("note: no registry has grpo-pipeline/python-gpu:dev; set IMAGE_REGISTRY")
-    images = ("image_gpu=registry.example.com/gpu:0123abc", "image_light=registry.example.com/light:0123abc")
-    assert main(["submit", "--pipeline", str(pipeline), "--set", images[0], "--set", images[1]]) == 0
+    named = tmp_path / "named.yaml"
+    images = {"image_gpu": "registry.example.com/gpu:0123abc", "image_light": "registry.example.com/light:0123abc"}
+    deployment = DeploymentConfig.model_validate(images)
+    write(named, load_params(SMOKE).model_copy(update={"deployment": deployment}))
+    assert main(["submit", "--pipeline", str(named)]) == 0
     assert capsys.readouterr().err == ""
 
 
@@ -71,15 +77,12 @@ def test_a_second_run_goes_into_the_same_experiment(server: ApiServer, pipeline:
 @pytest.mark.parametrize(
     ("setting", "name", "value"),
     [
-        ("base_model=Qwen/Qwen3-0.6B", "base_model", "Qwen/Qwen3-0.6B"),
-        ("grpo_learning_rate=1e-6", "grpo_learning_rate", 1e-6),
-        (
-            'cluster_tolerations=[{"key":"gpu","operator":"Exists"}]',
-            "cluster_tolerations",
-            [{"key": "gpu", "operator": "Exists"}],
-        ),
-        ("train_grpo.num_steps=7", "grpo_num_steps", 7),
-        ("train_grpo.loss.kl.coefficient=0", "grpo_kl_coefficient", 0),
+        ("train_sft_model_base=Qwen/Qwen3-0.6B", "train_sft_model_base", "Qwen/Qwen3-0.6B"),
+        ("train_sft.model.base=Qwen/Qwen3-0.6B", "train_sft_model_base", "Qwen/Qwen3-0.6B"),
+        ("train_grpo_learning_rate=1e-6", "train_grpo_learning_rate", 1e-6),
+        ("train_grpo.num_steps=7", "train_grpo_num_steps", 7),
+        ("train_grpo.loss.kl.coefficient=0", "train_grpo_loss_kl_coefficient", 0),
+        ("cluster.nodes=2", "cluster_nodes", 2),
     ],
 )
 def test_a_setting_is_read_as_the_pipeline_declares_it(pipeline: Path, setting: str, name: str, value: object) -> None:
@@ -87,24 +90,28 @@ def test_a_setting_is_read_as_the_pipeline_declares_it(pipeline: Path, setting: 
     assert parameters(read(pipeline), None, [setting])[name] == value
 
 
-def test_a_key_without_a_parameter_of_its_own_is_set_in_its_section(pipeline: Path) -> None:
-    """The rest of the section stays as it was, in the file and in the defaults."""
-    before = parameters(read(pipeline), SMOKE, [])["section_train_grpo"]
-    after = parameters(read(pipeline), SMOKE, ["train_grpo.sampling.temperature=0.7"])["section_train_grpo"]
-    assert after["sampling"]["temperature"] == 0.7
-    after["sampling"]["temperature"] = before["sampling"]["temperature"]
+def test_a_key_without_a_parameter_of_its_own_is_set_in_the_overrides(pipeline: Path) -> None:
+    """The rest stays as it was, in the file and in the defaults; null resets a key."""
+    before = parameters(read(pipeline), SMOKE, [])
+    toleration = 'cluster.tolerations=[{"key":"gpu","operator":"Exists"}]'
+    after = parameters(read(pipeline), SMOKE, ["train_grpo.sampling.temperature=0.7", toleration])
+    assert after["overrides"].pop("cluster") == {"tolerations": [{"key": "gpu", "operator": "Exists"}]}
+    assert after["overrides"]["train_grpo"]["sampling"].pop("temperature") == 0.7
     assert after == before
+    reset = parameters(read(pipeline), SMOKE, ["train_grpo.sampling.max_new_tokens=null", "evaluate.seed=2"])
+    assert "sampling" not in reset["overrides"]["train_grpo"]
 
 
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("grpo_group_size", "--set grpo_group_size: write name=value"),
-        ("grpo_groupsize=8", "--set grpo_groupsize: the pipeline has no such parameter; did you mean grpo_group_size?"),
-        ("grpo_group_size=many", "--set grpo_group_size=many: needs a whole number"),
-        ("grpo_group_size=2.5", "--set grpo_group_size=2.5: needs a whole number"),
-        ("cluster_tolerations=gpu", "--set cluster_tolerations=gpu: needs a JSON list"),
-        ("train_gpro.seed=1", "--set train_gpro.seed: no section of the params file has such a key"),
+        ("cluster_nodes", "--set cluster_nodes: write name=value"),
+        ("cluster_node=8", "--set cluster_node: the pipeline has no such parameter; did you mean cluster_nodes?"),
+        ("cluster_nodes=many", "--set cluster_nodes=many: needs a whole number"),
+        ("cluster.nodes=2.5", "--set cluster.nodes=2.5: needs a whole number"),
+        ("overrides=gpu", "--set overrides=gpu: needs a JSON object"),
+        ("train_gpro.seed=1", "overrides.train_gpro: unknown key; did you mean `train_grpo`?"),
+        ("deployment.volume=x", "--set deployment.volume: is compiled into the graph; set it in the params file"),
     ],
 )
 def test_a_wrong_setting_is_named_before_anything_is_asked(
@@ -119,14 +126,14 @@ def test_a_wrong_setting_is_named_before_anything_is_asked(
 @pytest.mark.parametrize(
     ("settings", "messages"),
     [
-        (["train_grpo.sampling.temperatur=1"], ["section_train_grpo.sampling.temperatur: unknown key; did you mean"]),
+        (["train_grpo.sampling.temperatur=1"], ["overrides.train_grpo.sampling.temperatur: unknown key; did you mean"]),
         (
-            ["grpo_group_size=0", "evaluate.num_samples=-1"],
-            ["2 to correct before this run can start", "grpo_group_size: ", "section_evaluate.num_samples: "],
+            ["train_grpo.num_steps=-1", "evaluate.num_samples=-1"],
+            ["2 to correct before this run can start", "train_grpo_num_steps: ", "overrides.evaluate.num_samples: "],
         ),
         (
-            ["registry_repository=https://user:s3cr3t@git.example.com/registry.git"],
-            ["registry_repository: holds a password or a token; change it, and use a secret"],
+            ["register_registry=https://user:s3cr3t@git.example.com/registry.git"],
+            ["register_registry: holds a password or a token; change it, and use a secret"],
         ),
     ],
 )
@@ -146,15 +153,7 @@ def test_every_params_file_can_be_submitted(pipeline: Path, params: Path) -> Non
     """With as many GPUs as it has processes, and with none."""
     compiled = read(pipeline)
     parameters(compiled, params, [])
-    parameters(compiled, params, ["cluster_gpus_per_node=0"])
-
-
-def test_the_short_form_is_submitted_with_what_it_has(server: ApiServer, tmp_path: Path) -> None:
-    """Its parameters are checked one by one; the rest is compiled in."""
-    short = tmp_path / "short.yaml"
-    write(short, grpo_post_training_minimal)
-    assert main(["submit", "--pipeline", str(short), "--set", "grpo_num_steps=3"]) == 0
-    assert only_run(server)["runtime_config"]["parameters"]["grpo_num_steps"] == 3
+    parameters(compiled, params, ["cluster.gpus_per_node=0"])
 
 
 def test_a_wrong_params_file_is_refused_here(

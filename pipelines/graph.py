@@ -1,0 +1,218 @@
+"""The graph: problems in, a registered model out; what each task asks of a cluster; the document that Kubeflow runs.
+
+`stages` wires the tasks once. On this machine they run one after the other (`local_graph`); on a cluster they have a
+form of parameters, a check before them and a clean-up after them (`cluster_graph`).
+"""
+
+import inspect
+import itertools
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kfp import compiler, dsl, kubernetes
+from kfp.dsl.graph_component import GraphComponent
+
+from components.clean_up.component import clean_up
+from components.evaluate.component import evaluate
+from components.preflight.component import preflight
+from components.preflight.config import DEPLOYMENT, LONGEST_TRAINING_S, MOUNT, SECRET_KEYS, STAGES, Params
+from components.preflight.form import form_of, parameters
+from components.prepare_data.component import prepare_data
+from components.register.component import register
+from components.report.component import report
+from components.shared.environment import RUN_ID_VARIABLE, RUN_NAME_VARIABLE
+from components.train_grpo.component import train_grpo
+from components.train_sft.component import train_sft
+from components.validate_data.component import validate_data
+
+Tasks = dict[str, dsl.PipelineTask]
+
+NAME = "grpo-post-training"
+_DESCRIPTION = "Fine-tune a base model, improve it with GRPO, and register it if it is measurably better."
+
+
+def stages(sections: Mapping[str, Any], **launch: Any) -> Tasks:
+    """Return the task of each stage, by its name on the screen, in the order in which they run on one machine.
+
+    Args:
+        sections: The section of each stage.
+        launch: What training takes beside its section on a cluster: where to run, and the run that it belongs to.
+    """
+    prepared = prepare_data(config=sections["prepare_data"])
+    problems = prepared.outputs["problems"]
+    validated = validate_data(config=sections["validate_data"], problems=problems)
+
+    # All that follows needs a model from here, so nothing is trained or measured on data that were rejected.
+    sft = train_sft(config=sections["train_sft"], problems=problems, **launch).after(validated)
+    reference = sft.outputs["reference"]
+    grpo = train_grpo(config=sections["train_grpo"], problems=problems, reference=reference, **launch)
+
+    models = {"base": sft.outputs["base_model"], "sft": reference, "grpo": grpo.outputs["policy"]}
+    scores = {
+        name: evaluate(config=sections["evaluate"], model=model, problems=problems).set_display_name(f"evaluate {name}")
+        for name, model in models.items()
+    }
+    reported = report(
+        config=sections["report"],
+        sft_training=sft.outputs["training"],
+        grpo_training=grpo.outputs["training"],
+        validation=validated.outputs["validation"],
+        **{f"{name}_evaluation": score.outputs["evaluation"] for name, score in scores.items()},
+    )
+    # Fails where the gate is missed: nothing is registered, and the run is red.
+    registered = register(config=sections["register"], policy=grpo.outputs["policy"], report=reported.outputs["report"])
+    return {
+        "prepare_data": prepared,
+        "validate_data": validated,
+        "train_sft": sft,
+        "evaluate base": scores["base"],
+        "evaluate sft": scores["sft"],
+        "train_grpo": grpo,
+        "evaluate grpo": scores["grpo"],
+        "report": reported,
+        "register": registered,
+    }
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What a task asks of a cluster."""
+
+    cpu: tuple[str, str]
+    """Cores requested, and at most."""
+    memory: tuple[str, str]
+    """Bytes requested, and at most."""
+    timeout_s: int
+    """Time after which Kubernetes ends the task."""
+    retries: int
+    """Attempts after the first, for pods that are lost; Kubeflow Pipelines 2.16 makes them after every failure instead.
+    A task repeats by itself what failed temporarily."""
+    cached: bool = False
+    """Whether Kubeflow may take the outputs of an earlier task with the same inputs. A run that says it trained,
+    measured or registered has done so."""
+    model: bool = False
+    """Runs a model itself, on a GPU."""
+    volume: bool = True
+    """Mounts the shared volume."""
+    secrets: tuple[str, ...] = ()
+    run_fields: bool = False
+    """Has the id and the name of the run in its environment."""
+
+
+_HOUR_S = 3600
+_DATA = Resources(("1", "2"), ("4G", "8G"), 4 * _HOUR_S, 2, cached=True, secrets=("git", "hub", "storage"))
+# Starts a job and watches it; a retry adopts the job that runs. Longer than all of the job's own limits together.
+_LAUNCH = Resources(("500m", "2"), ("2G", "4G"), LONGEST_TRAINING_S, 3, secrets=("hub",))
+RESOURCES = {
+    # A second try would find the same.
+    "preflight": Resources(("500m", "1"), ("1G", "2G"), 600, 0, volume=False, secrets=tuple(SECRET_KEYS)),
+    "prepare_data": _DATA,
+    "validate_data": _DATA,
+    "train_sft": _LAUNCH,
+    "train_grpo": _LAUNCH,
+    "evaluate": Resources(("4", "16"), ("32G", "128G"), 24 * _HOUR_S, 2, model=True, secrets=("hub",)),
+    "report": Resources(("1", "2"), ("2G", "4G"), _HOUR_S, 1, volume=False),
+    # The verdict of a missed gate is the same the next time, and to Kubeflow every failure is alike.
+    "register": Resources(
+        ("1", "2"), ("4G", "8G"), 6 * _HOUR_S, 0, secrets=("git", "model_registry", "storage"), run_fields=True
+    ),
+    # Never waits for what may be missing: it has to run when preflight has failed.
+    "clean_up": Resources(("500m", "1"), ("1G", "2G"), 600, 3, volume=False),
+}
+"""Cores, memory, time limits, retries and caching of each task: change them here."""
+
+_GPU = "nvidia.com/gpu"
+_SHM = "16Gi"
+"""Of the memory limit of a task that runs a model, for what its processes share; 64 MiB where nothing is said."""
+_RETRY_WINDOW_S = 365 * 24 * _HOUR_S
+"""Time from the start of a task's first attempt until Argo begins no other and ends the one that runs: longer than all
+attempts together, each of which has a limit of its own. Argo reads 0 as no time at all, and KFP nothing as an hour."""
+_RUN_FIELDS = {
+    RUN_ID_VARIABLE: "metadata.labels['pipeline/runid']",
+    RUN_NAME_VARIABLE: "metadata.annotations['pipelines.kubeflow.org/run_name']",
+}
+"""Where Kubeflow writes down, on each pod, which run it belongs to."""
+
+
+def local_graph(sections: Mapping[str, Any]) -> tuple[GraphComponent, list[str]]:
+    """Return the graph for one machine, and the tasks in the order in which they run, one after the other."""
+    names: list[str] = []
+
+    def graph() -> None:
+        tasks = stages(sections)
+        names.extend(tasks)
+        for before, after in itertools.pairwise(tasks.values()):
+            after.after(before)
+
+    return dsl.pipeline(name=NAME)(graph), names
+
+
+def cluster_graph(params: Params) -> GraphComponent:
+    """Return the graph for a cluster: a form whose defaults mean `params`, with their `deployment` compiled in."""
+    defaults, deployment = form_of(params), params.deployment
+
+    def graph(*values: Any) -> None:
+        form = dict(zip(parameters(), values, strict=True))
+        run_id = dsl.PIPELINE_JOB_ID_PLACEHOLDER
+        cleaned = clean_up(run_id=run_id, overrides=form["overrides"])
+        with dsl.ExitHandler(cleaned, name="post-training"):
+            checked = preflight(**form, **{DEPLOYMENT: deployment.model_dump(mode="json")})
+            sections = {stage: checked.outputs[f"{stage}_config"] for stage in STAGES}
+            tasks = stages(sections, cluster=checked.outputs["cluster_config"], run_id=run_id)
+        for name, task in {"preflight": checked, **tasks, "clean_up": cleaned}.items():
+            _ask_for(RESOURCES[name.partition(" ")[0]], name, task, params, checked.outputs)
+
+    # KFP reads the form from the signature and the docstring; both come from the config models.
+    form = parameters().items()
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    signature = [inspect.Parameter(name, kind, default=defaults[name], annotation=each.type) for name, each in form]
+    graph.__signature__ = inspect.Signature(signature)  # type: ignore[attr-defined]
+    graph.__doc__ = "\n".join([_DESCRIPTION, "", "Args:", *(f"    {name}: {each.description}" for name, each in form)])
+    return dsl.pipeline(name=NAME)(graph)
+
+
+def write(path: Path, params: Params) -> None:
+    """Write the compiled graph for a cluster: equal code, params and images give equal bytes.
+
+    There are two documents in the file, the second with settings of Kubernetes; Kubeflow needs both.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    logging.getLogger("kfp").setLevel(logging.ERROR)
+    compiler.Compiler().compile(cluster_graph(params), str(path))
+    # KFP begins with a comment that repeats the defaults, in another order each time.
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    document = itertools.dropwhile(lambda line: line.startswith("#"), lines)
+    path.write_text("# Compiled from pipelines/graph.py; not to be edited.\n" + "".join(document), encoding="utf-8")
+
+
+def _ask_for(
+    resources: Resources, name: str, task: dsl.PipelineTask, params: Params, checked: Mapping[str, Any]
+) -> None:
+    """Have a task run with resources; `checked` are the outputs of preflight: what the pods that evaluate ask for."""
+    deployment = params.deployment
+    task.set_cpu_request(resources.cpu[0]).set_cpu_limit(resources.cpu[1])
+    task.set_memory_request(resources.memory[0]).set_memory_limit(resources.memory[1])
+    task.set_caching_options(resources.cached)
+    task.set_container_image(deployment.image_gpu if resources.model else deployment.image_light)
+    if resources.retries:
+        window = f"{_RETRY_WINDOW_S}s"
+        task.set_retry(resources.retries, backoff_duration="30s", backoff_factor=2, backoff_max_duration=window)
+    kubernetes.set_timeout(task, resources.timeout_s)
+    kubernetes.set_image_pull_secrets(task, [deployment.image_pull_secret])
+    kubernetes.add_pod_label(task, "app.kubernetes.io/managed-by", "grpo-pipeline")
+    kubernetes.add_pod_label(task, "grpo-pipeline/task", name.replace(" ", "-").replace("_", "-"))
+    for kind in resources.secrets:
+        keys = {key: key for key in SECRET_KEYS[kind]}
+        kubernetes.use_secret_as_env(task, getattr(deployment.secrets, kind), keys, optional=True)
+    for variable, field in _RUN_FIELDS.items() if resources.run_fields else ():
+        kubernetes.use_field_path_as_env(task, variable, field)
+    if resources.volume:
+        kubernetes.mount_pvc(task, deployment.volume, MOUNT)
+    if resources.model:
+        task.set_accelerator_type(_GPU).set_accelerator_limit(checked["evaluate_gpus"])
+        kubernetes.empty_dir_mount(task, "dshm", "/dev/shm", medium="Memory", size_limit=_SHM)
+        kubernetes.add_toleration_json(task, checked["evaluate_tolerations"])
+        kubernetes.add_node_selector_json(task, checked["evaluate_node_selector"])
