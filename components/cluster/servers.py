@@ -30,8 +30,9 @@ from components.rollout.vllm.config import (
     ServersConfig,
     engine_arguments,
     environment,
-    refuse_memory_of_vllm,
+    raise_if_out_of_memory,
 )
+from components.rollout.vllm.requests import Request
 from components.shared.config import validate
 from components.shared.environment import JOB_VARIABLE
 from components.shared.errors import PipelineError, RetryableError
@@ -267,7 +268,7 @@ def _wait_until_ready(servers: Sequence[ServerProcess], deadline_s: float) -> No
     while waiting:
         for server in waiting:
             if server.ended:
-                refuse_memory_of_vllm(server.printed(), server.log, "train_grpo.sampler.servers")
+                raise_if_out_of_memory(server.printed(), server.log, "train_grpo.sampler.servers")
                 raise PipelineError(f"a vLLM server ended before it answered; {server.tail()}")
         waiting = [server for server in waiting if server.health() is not Health.READY]
         now = time.monotonic()
@@ -284,7 +285,7 @@ def _check_sampling(server: ServerProcess, deadline_s: float) -> None:
     """Sample one token: with some models, a server starts and only then turns out to be unable to run them."""
     client = VllmClient(server.url, deadline_s)
     try:
-        client.generate((0,), {"max_tokens": 1, "logprobs": 0, "detokenize": False}, INITIAL_VERSION)
+        client.complete(Request((0,), {"max_tokens": 1, "logprobs": 0, "detokenize": False}), INITIAL_VERSION)
     except ServerLostError as error:
         raise PipelineError(f"a vLLM server cannot sample from the model: {error}; {server.tail()}") from None
     finally:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from components.rollout.vllm.client import INITIAL_VERSION
-from components.rollout.vllm.verification import HeldWeights, Piece, digest, weights_in
+from components.rollout.vllm.verification import LoadedWeights, Piece, digest, weights_in
 
 _PARAMS = {
     "n",
@@ -40,8 +40,8 @@ class FakeVllm(ThreadingHTTPServer):
         self.delay_s = delay_s
         self.calls: list[tuple[str, Any]] = []
         self.version = self.loaded = INITIAL_VERSION
-        self.held = HeldWeights(pieces=[], unverified=[])
-        self.frozen: HeldWeights | None = None
+        self.held = LoadedWeights(pieces=[], unverified=[])
+        self.frozen: LoadedWeights | None = None
         """What it holds whatever it loads."""
         self.paused = self.dead = False
         self.at_once = self.most_at_once = 0
@@ -70,9 +70,9 @@ class FakeVllm(ThreadingHTTPServer):
                 self.paused = True
             case "POST", "/collective_rpc" if self.paused and body["method"] == "load_folder":
                 self.loaded = body["kwargs"]["version"]
-                self.held = self.frozen or HeldWeights(pieces=_pieces(Path(body["kwargs"]["folder"])), unverified=[])
+                self.held = self.frozen or LoadedWeights(pieces=_pieces(Path(body["kwargs"]["folder"])), unverified=[])
                 return 200, {"results": [None]}
-            case "POST", "/collective_rpc" if self.paused and body["method"] == "held_weights":
+            case "POST", "/collective_rpc" if self.paused and body["method"] == "loaded_weights":
                 return 200, {"results": [self.held]}
             case "POST", "/update_weight_version" if self.paused and body["new_version"] == self.loaded:
                 self.version = body["new_version"]

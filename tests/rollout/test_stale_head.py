@@ -33,7 +33,7 @@ def keep_head(worker: Any) -> None:
     assert worker.weights_version is not None
     modules: list[Any] = [gloo, vllm_worker]
     for module in modules:
-        module.renew_head = lambda _: None
+        module.renew_output_layer = lambda _: None
 
 
 def _said(load: Callable[[], None]) -> str:

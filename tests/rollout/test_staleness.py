@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from components.rollout.vllm.verification import StaleWeightsError, refuse_stale
+from components.rollout.vllm.verification import StaleWeightsError, verify_logprobs
 
 GENERATOR = torch.Generator().manual_seed(3)
 NEW_M = -2 * torch.rand(100, dtype=torch.float64, generator=GENERATOR)
@@ -10,7 +10,7 @@ NOISE_M = torch.randn(100, dtype=torch.float64, generator=GENERATOR)
 
 
 def _refuse(sampler_M: torch.Tensor, old_M: torch.Tensor | None = None, *, max_mismatch: float = 0.01) -> None:
-    refuse_stale(sampler_M, NEW_M, old_M, max_mismatch=max_mismatch, name="vLLM at http://x")
+    verify_logprobs(sampler_M, NEW_M, old_M, max_mismatch=max_mismatch, name="vLLM at http://x")
 
 
 @pytest.mark.parametrize("noise", [0.0, 1e-6, 1e-4, 5e-3])

@@ -285,7 +285,7 @@ def test_weights_arrive_without_a_file(run: Run) -> None:
         assert largest_difference(recorded, trainer_logprobs(made, sequences, 1.0)) < 1e-4
         proof = sender.prompt_logprobs(sequences, 1.0)[run.url]
         assert largest_difference(proof, trainer_logprobs(made, sequences, 1.0)) < 1e-4
-    with pytest.raises(RetryableError, match="holds weights 3, and is to have 4"):
+    with pytest.raises(RetryableError, match="it has weights 3, not 4"):
         VllmServers(run.policies[0], [run.url], servers_config(lost_deadline_s=1, weights_by="gloo")).expect_weights(4)
     run.client.load_weights(run.folders[1], 5)
 

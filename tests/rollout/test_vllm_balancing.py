@@ -3,13 +3,15 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 import safetensors.torch
 import torch
 
+from components.policy.checkpoint import Checkpoint
 from components.rollout.vllm.servers import VllmServers
-from components.rollout.vllm.verification import HeldWeights, StaleWeightsError
+from components.rollout.vllm.verification import LoadedWeights, StaleWeightsError
 from components.shared.errors import PipelineError, RetryableError
 from tests.rollout.fake_vllm import FakeVllm
 from tests.rollout.vllm_policies import servers_config
@@ -46,7 +48,9 @@ def weights(tmp_path: Path) -> Path:
 
 
 def _client(*urls: str, request_s: float = 10, lost_s: float = 10) -> VllmServers:
-    return VllmServers(_Words(), urls, servers_config(request_deadline_s=request_s, lost_deadline_s=lost_s))
+    return VllmServers(
+        cast(Checkpoint, _Words()), urls, servers_config(request_deadline_s=request_s, lost_deadline_s=lost_s)
+    )
 
 
 def _drawn(client: VllmServers, questions: list[str] = QUESTIONS, seed: int = 1) -> list[tuple[int, ...]]:
@@ -131,7 +135,7 @@ def test_a_server_that_comes_back_gets_the_current_weights_first(fakes: list[Fak
     ]
     assert paths[:6] == steps
     assert fakes[0].calls[2][1] == {"method": "load_folder", "kwargs": {"folder": str(weights), "version": "2"}}
-    assert fakes[0].calls[3][1] == {"method": "held_weights", "kwargs": {"sent": {"head.weight": [3, 4]}}}
+    assert fakes[0].calls[3][1] == {"method": "loaded_weights", "kwargs": {"shapes": {"head.weight": [3, 4]}}}
     assert "/inference/v1/generate" in paths[6:]
 
 
@@ -160,9 +164,12 @@ def test_weights_that_are_not_those_that_were_sent_stop_the_run(fakes: list[Fake
     client = _client(fakes[0].url)
     client.load_weights(weights, 1)
     for held, message in (
-        (HeldWeights(pieces=fakes[0].held["pieces"], unverified=[]), r"own\.head\.weight is not head\.weight"),
-        (HeldWeights(pieces=[], unverified=[]), "it holds no weights at all"),
-        (HeldWeights(pieces=fakes[0].held["pieces"], unverified=["b is not loaded"]), "b is not loaded"),
+        (
+            LoadedWeights(pieces=fakes[0].held["pieces"], unverified=[]),
+            r"own\.head\.weight differs from the head\.weight that was sent",
+        ),
+        (LoadedWeights(pieces=[], unverified=[]), "it holds no weights at all"),
+        (LoadedWeights(pieces=fakes[0].held["pieces"], unverified=["b is not loaded"]), "b is not loaded"),
     ):
         safetensors.torch.save_file({"head.weight": torch.full((3, 4), 2.0)}, weights / "model.safetensors")
         fakes[0].calls.clear()

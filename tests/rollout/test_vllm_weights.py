@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 _ROOT = Path(__file__).parents[2]
-_HEAD = "lm_head.weight is not model.embed_tokens.weight as it was sent"
-_LAST = "model.norm.weight is not model.norm.weight as it was sent"
+_HEAD = "lm_head.weight differs from the model.embed_tokens.weight that was sent"
+_LAST = "model.norm.weight differs from the model.norm.weight that was sent"
 
 
 def _found(folder: Path, processes: int, kind: str, dtype: str) -> list[dict[str, list[str]]]:
     """What each process found."""
     command = ["torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-    module = ["-m", "tests.rollout.held_weights", str(folder), kind, dtype]
+    module = ["-m", "tests.rollout.loaded_weights", str(folder), kind, dtype]
     own = {"HF_HUB_OFFLINE": "1", "TORCHDYNAMO_DISABLE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     own["VLLM_DIST_IDENT"] = folder.name  # of the memory that its processes share
     ended = subprocess.run(
@@ -52,6 +52,6 @@ def test_every_tensor_of_a_real_model_is_compared(tmp_path: Path, processes: int
         assert found["loaded"] == ([_HEAD] if kind == "tied" else [])
         assert found["renewed"] == []
         assert found["by both names"] == []
-        assert found["not sent"] == ["model.layers.0.mlp.down_proj.weight is not loaded, or not all of it"]
+        assert found["not sent"] == ["model.layers.0.mlp.down_proj.weight is not loaded, or only in part"]
         assert found["one element"] == [_LAST]
         assert found["another form"] == ["model.norm.weight is held in a form that cannot be compared"]

@@ -7,11 +7,11 @@ from torch import Tensor
 
 from components.rollout.vllm import verification
 from components.rollout.vllm.verification import (
-    HeldWeights,
+    LoadedWeights,
     Piece,
     StaleWeightsError,
     digest,
-    refuse_other_weights,
+    verify_weights,
     weights_in,
 )
 
@@ -19,8 +19,8 @@ GENERATOR = torch.Generator().manual_seed(3)
 WEIGHT_OI = torch.randn(6, 8, generator=GENERATOR)
 
 
-def _held(tensor: Tensor, offset: int, size: list[int], stride: list[int], dtype: str = "float32") -> HeldWeights:
-    return HeldWeights(pieces=[Piece("own", "sent", offset, size, stride, dtype, digest(tensor))], unverified=[])
+def _held(tensor: Tensor, offset: int, size: list[int], stride: list[int], dtype: str = "float32") -> LoadedWeights:
+    return LoadedWeights(pieces=[Piece("own", "sent", offset, size, stride, dtype, digest(tensor))], unverified=[])
 
 
 def test_the_smallest_change_of_one_element_changes_the_digest() -> None:
@@ -55,26 +55,26 @@ def test_a_sampler_that_holds_what_was_sent_passes() -> None:
     rows = _held(WEIGHT_OI[3:], 24, [3, 8], [8, 1])
     columns = _held(WEIGHT_OI[:, 4:].contiguous(), 4, [6, 4], [8, 1])
     rounded = _held(WEIGHT_OI.bfloat16(), 0, [6, 8], [8, 1], "bfloat16")
-    refuse_other_weights(sent, [rows, columns, rounded], name="vLLM")
-    refuse_other_weights({"sent": torch.cat([WEIGHT_OI, WEIGHT_OI])[6:]}, [rows], name="vLLM")
+    verify_weights(sent, [rows, columns, rounded], name="vLLM")
+    verify_weights({"sent": torch.cat([WEIGHT_OI, WEIGHT_OI])[6:]}, [rows], name="vLLM")
 
 
 def test_other_weights_are_refused_by_name() -> None:
     """A step too small for any log-probability to show is found, and so is what is not known of a tensor."""
     sent = {"sent": WEIGHT_OI}
     stale = _held(WEIGHT_OI - 1e-7, 0, [6, 8], [8, 1])
-    with pytest.raises(StaleWeightsError, match=r"vLLM does not compute with .*: own is not sent as it was sent$"):
-        refuse_other_weights(sent, [_held(WEIGHT_OI, 0, [6, 8], [8, 1]), stale], name="vLLM")
-    unverified = HeldWeights(pieces=stale["pieces"], unverified=["head.bias is not loaded, or not all of it"])
-    with pytest.raises(StaleWeightsError, match=r"head\.bias is not loaded.*; own is not sent"):
-        refuse_other_weights(sent, [unverified], name="vLLM")
+    with pytest.raises(StaleWeightsError, match=r"vLLM does not compute with .*: own differs from the sent that"):
+        verify_weights(sent, [_held(WEIGHT_OI, 0, [6, 8], [8, 1]), stale], name="vLLM")
+    unverified = LoadedWeights(pieces=stale["pieces"], unverified=["head.bias is not loaded, or not all of it"])
+    with pytest.raises(StaleWeightsError, match=r"head\.bias is not loaded.*; own differs from the sent"):
+        verify_weights(sent, [unverified], name="vLLM")
 
 
-@pytest.mark.parametrize("held", [[], [HeldWeights(pieces=[], unverified=[])]])
-def test_a_sampler_that_says_nothing_of_its_weights_is_refused(held: list[HeldWeights]) -> None:
+@pytest.mark.parametrize("held", [[], [LoadedWeights(pieces=[], unverified=[])]])
+def test_a_sampler_that_says_nothing_of_its_weights_is_refused(held: list[LoadedWeights]) -> None:
     """Nothing verified is not the same as nothing wrong."""
     with pytest.raises(StaleWeightsError, match="holds no weights at all"):
-        refuse_other_weights({"sent": WEIGHT_OI}, held, name="vLLM")
+        verify_weights({"sent": WEIGHT_OI}, held, name="vLLM")
 
 
 def test_the_tensors_of_a_folder_are_those_of_all_its_files(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from components.rollout.vllm.config import refuse_memory_of_vllm
+from components.rollout.vllm.config import raise_if_out_of_memory
 from components.shared.errors import PipelineError
 from components.shared.system_errors import (
     NotEnoughMemoryError,
@@ -70,7 +70,7 @@ VLLM = {
 def test_a_sampler_without_memory_is_told_apart(printed: str, tmp_path: Path) -> None:
     """By the error that vLLM printed, and with the keys of its section."""
     with pytest.raises(NotEnoughMemoryError) as error:
-        refuse_memory_of_vllm(printed, tmp_path / "vllm.log", "train_grpo.sampler.vllm")
+        raise_if_out_of_memory(printed, tmp_path / "vllm.log", "train_grpo.sampler.vllm")
     message = str(error.value)
     assert message.startswith("not enough memory for the start of vLLM")
     assert VLLM[printed] in message

@@ -1,4 +1,4 @@
-"""Settings of vLLM, and what it is told besides."""
+"""Settings of vLLM: the params, and the arguments and environment they become."""
 
 import os
 from pathlib import Path
@@ -11,47 +11,45 @@ from components.shared.config import Config
 from components.shared.system_errors import NotEnoughMemoryError, out_of_memory_in_log, out_of_memory_message
 
 WeightsBy = Literal["folder", "nccl", "ipc", "gloo"]
-_ROOT = Path(__file__).parents[2]
-_OF_THE_RANK = ("RANK", "LOCAL_", "WORLD_SIZE", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_")
-"""Variables that make torch join the processes of a training run."""
-
-
+_ROOT = Path(__file__).parents[3]
+_RANK_VARIABLES = ("RANK", "LOCAL_", "WORLD_SIZE", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_")
+"""Prefixes of variables that make torch join the processes of a training run."""
 _MAX_SEQUENCES = 256
-"""That are computed together, and so the largest group; more wait."""
+"""Sequences that are computed together, and so the largest group; more wait."""
 
 
 class VllmConfig(Config):
-    """How vLLM holds the policy and samples from it."""
+    """How vLLM samples from a copy of the policy."""
 
     max_tokens: int = Field(2048, gt=0)
     """Tokens of the longest sequence, prompt and completion."""
     cache_gib: float = Field(16.0, gt=0)
-    """GiB of memory for keys and values: what is sampled at once has to fit, the rest waits."""
+    """GiB of memory for keys and values; sequences that do not fit wait."""
     compile: bool = True
-    """Whether the model is compiled at the start: a minute or more, for faster sampling; of use on GPUs."""
+    """Whether the model is compiled at the start: takes a minute or more, and samples faster on GPUs."""
     start_deadline_s: float = Field(1800, gt=0)
     """Time to start, load the model and compile it."""
     request_deadline_s: float = Field(1800, gt=0)
-    """Time for the completions of one rollout, and for loading weights; an engine that takes longer counts as hung."""
+    """Time for the completions of a rollout, or for loading weights; an engine that takes longer counts as hung."""
     weights_by: WeightsBy = "folder"
-    """How new weights come from the trainer. `folder`: files, in memory where it is on the same host; everywhere.
-    Without files: `nccl` from GPU to the GPUs of a server, `ipc` within a GPU, for an engine beside a rank, `gloo` over
-    the network between processes without GPUs."""
+    """How new weights come from the trainer. `folder`: by files, in memory if it is on the same host; works everywhere.
+    Without files: `nccl` from a GPU to the GPUs of a server, `ipc` within a GPU, for an engine beside a rank, `gloo`
+    over the network between processes without GPUs."""
 
 
 class ServersConfig(VllmConfig):
-    """How vLLM samples in servers of its own."""
+    """How vLLM samples in servers."""
 
     num_servers: int = Field(1, gt=0)
     """Servers that are started; each holds the whole policy."""
     devices: list[str] | None = None
-    """The GPUs of each server, such as "4,5": over several the model is split. Null on a machine without."""
+    """The GPUs of each server, such as "4,5", over which the model is split. Null on a machine without GPUs."""
     lost_deadline_s: float = Field(600, gt=0)
-    """Time without any server before the run stops; long enough for one to start again."""
+    """Time without any server after which the run stops; long enough for one to restart."""
     health_deadline_s: float = Field(30, gt=0)
-    """Time without an answer to /health after which a server counts as hung, is ended and started again. One that
-    answers that its engine is dead, or that no longer listens, is started again at once. In pods of their own the
-    liveness probe of the runtime grpo-torch-vllm decides instead."""
+    """Time without an answer to /health after which a server counts as hung and is restarted. One that reports a dead
+    engine, or no longer listens, is restarted at once. In pods, the liveness probe of the runtime grpo-torch-vllm
+    decides instead."""
 
     @field_validator("weights_by")
     @classmethod
@@ -63,12 +61,12 @@ class ServersConfig(VllmConfig):
     @model_validator(mode="after")
     def _each_server_has_devices(self) -> "ServersConfig":
         if self.devices is not None and len(self.devices) != self.num_servers:
-            raise ValueError("devices must have as many entries as num_servers says")
+            raise ValueError(f"devices has {len(self.devices)} entries, but num_servers is {self.num_servers}")
         return self
 
 
 def engine_arguments(config: VllmConfig, dtype: Dtype) -> dict[str, Any]:
-    """Return the arguments of vLLM's engine, by which it samples from exactly softmax(logits / T) and says so."""
+    """Return the arguments of vLLM's engine, with which it samples from exactly softmax(logits / T)."""
     return {
         "dtype": dtype,
         "max_model_len": config.max_tokens,
@@ -89,8 +87,8 @@ def engine_arguments(config: VllmConfig, dtype: Dtype) -> dict[str, Any]:
     }
 
 
-def refuse_memory_of_vllm(printed: str, log: Path, section: str) -> None:
-    """Raise NotEnoughMemoryError where that is why vLLM has ended, by what it printed to its log."""
+def raise_if_out_of_memory(printed: str, log: Path, section: str) -> None:
+    """Raise NotEnoughMemoryError if vLLM ended for lack of memory, judging by what it printed to its log."""
     refused = out_of_memory_in_log(printed)
     if refused is not None:
         remedies = (f"lower {section}.cache_gib", f"lower {section}.max_tokens")
@@ -100,8 +98,8 @@ def refuse_memory_of_vllm(printed: str, log: Path, section: str) -> None:
 
 
 def environment(config: VllmConfig, folder: str) -> dict[str, str]:
-    """Return the environment of a process that runs vLLM; its sockets lie in the folder, whose path has to be short."""
-    own = {name: value for name, value in os.environ.items() if not name.startswith(_OF_THE_RANK)}
+    """Return the environment of a process that runs vLLM; its sockets are in the folder, whose path has to be short."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith(_RANK_VARIABLES)}
     path = os.pathsep.join([str(_ROOT), *filter(None, [own.get("PYTHONPATH")])])
     return {
         "OMP_NUM_THREADS": str(os.cpu_count()),
@@ -110,12 +108,12 @@ def environment(config: VllmConfig, folder: str) -> dict[str, str]:
         "TMPDIR": folder,
         "VLLM_RPC_BASE_PATH": folder,
         "HF_HUB_OFFLINE": "1",
-        # A fork of a process with threads may inherit a lock that nobody lets go of.
+        # A fork of a process with threads may inherit a lock that nobody releases.
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
         # As many threads as OMP_NUM_THREADS says, wherever there is room: engines may share a machine.
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        # vLLM compiles some functions of its own, whatever it is told of the model.
+        # vLLM compiles some functions of its own, even with enforce_eager.
         "TORCHDYNAMO_DISABLE": "0" if config.compile else "1",
     }

@@ -16,35 +16,29 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from components.policy.checkpoint import Checkpoint
 from components.policy.config import Dtype
 from components.policy.packing import TokenSequence
 from components.rollout.sampler import Completion
-from components.rollout.vllm.config import (
-    VllmConfig,
-    engine_arguments,
-    environment,
-    refuse_memory_of_vllm,
-)
+from components.rollout.vllm.config import VllmConfig, engine_arguments, environment, raise_if_out_of_memory
 from components.rollout.vllm.requests import (
-    Drawn,
+    SampledTokens,
     ScoringRequest,
-    Tokens,
-    completion,
-    group_seeds,
-    sampling_params,
+    completion_requests,
+    completions,
     scoring_requests,
 )
 from components.rollout.vllm.transfer import Transfer
-from components.rollout.vllm.verification import refuse_other_weights, shapes, weights_in
+from components.rollout.vllm.verification import shapes, verify_weights, weights_in
 from components.shared.environment import OWNER_VARIABLE
 from components.shared.errors import PipelineError, RetryableError
 from components.shared.system_errors import out_of_memory
 
 _NAME = "vLLM in this process"
-_LOCAL = "127.0.0.1"
+_LOCALHOST = "127.0.0.1"
 _LINES_SHOWN = 20
-_LOOK_S = 0.2
-"""Between looks at whether the engine is still there."""
+_POLL_S = 0.2
+"""Between checks that the engine is alive."""
 
 
 class EngineEndedError(RetryableError):
@@ -52,92 +46,82 @@ class EngineEndedError(RetryableError):
 
 
 class VllmEngine:
-    """An `Engine` (see sampler.py) in a process beside the trainer, which starts with the weights of `checkpoint`.
+    """An `Engine` (see sampler.py) in a process beside the trainer, which starts with the weights in `folder`.
 
     RetryableError where it ends, or takes longer than its deadlines.
     """
 
     shared = False
 
-    def __init__(self, tokens: Tokens, checkpoint: Path, config: VllmConfig, *, dtype: Dtype, log: Path) -> None:
-        self._tokens = tokens
+    def __init__(self, checkpoint: Checkpoint, folder: Path, config: VllmConfig, *, dtype: Dtype, log: Path) -> None:
+        self._checkpoint = checkpoint
         self.weights_by = config.weights_by
         self._deadline_s, self._log = config.request_deadline_s, log
         self._asleep = False
-        self._folder = tempfile.TemporaryDirectory(prefix="vllm-", ignore_cleanup_errors=True)
+        self._temporary = tempfile.TemporaryDirectory(prefix="vllm-", ignore_cleanup_errors=True)
         log.parent.mkdir(parents=True, exist_ok=True)
-        own = {OWNER_VARIABLE: str(os.getpid()), **_device_of_this_rank()}
+        variables = {OWNER_VARIABLE: str(os.getpid()), **_device_of_this_rank()}
         if config.weights_by == "ipc":
-            # Handles of memory are no plain data; they come from this process alone, over a pipe.
-            os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = own["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
-        variables = {**environment(config, self._folder.name), **own}
-        arguments = engine_arguments(config, dtype) | _beside_a_trainer()
+            # Handles of memory are pickled; they come from this process alone, over a pipe.
+            os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = variables["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
         with (
-            _refusing_what_cannot_start(log),
+            _explaining_a_failed_start(log),
             _within(config.start_deadline_s, log),
-            _environment(variables),
+            _environment({**environment(config, self._temporary.name), **variables}),
             _output_to(log),
-            _in_sessions_of_their_own(),
+            _in_own_session(),
         ):
             from vllm import LLM
 
-            self._llm: Any = LLM(str(checkpoint), **arguments)
-            _log_to(log)  # what this process logs from here on; starting the engine sets logging anew
-        self._transfer = Transfer(self.weights_by, _Receiver(self._llm), deadline_s=self._deadline_s)
+            self._llm: Any = LLM(str(folder), **engine_arguments(config, dtype), **_memory_arguments())
+            # What this process logs from here on; starting the engine has set up logging anew.
+            logging.getLogger("vllm").handlers = [logging.FileHandler(log)]
+        self._transfer = Transfer(self.weights_by, self._call, deadline_s=self._deadline_s)
 
     def generate(
         self, questions: Sequence[str], *, num_samples: int, temperature: float, max_new_tokens: int, seed: int
     ) -> list[list[Completion]]:
         """See `Sampler`."""
-        prompts = [self._tokens.prompt_ids(question) for question in questions]
-        params = [
-            sampling_params(
-                self._tokens,
-                num_samples=num_samples,
-                temperature=temperature,
-                max_new_tokens=max_new_tokens,
-                seed=group_seed,
-            )
-            for group_seed in group_seeds(seed, len(prompts))
-        ]
-        return [
-            [completion(self._tokens, prompt, _drawn(output)) for output in answer.outputs]
-            for prompt, answer in zip(prompts, self._generate(prompts, params), strict=True)
-        ]
+        requests = completion_requests(
+            self._checkpoint,
+            questions,
+            num_samples=num_samples,
+            temperature=temperature,
+            max_new_tokens=max_new_tokens,
+            seed=seed,
+        )
+        answers = self._generate([(request.prompt_ids, request.params) for request in requests])
+        groups = [[_sampled_tokens(output) for output in answer.outputs] for answer in answers]
+        return completions(self._checkpoint, requests, groups)
 
     def load_weights(self, folder: Path, version: int) -> None:
-        """See `Sampler`."""
-        with _within(self._deadline_s, self._log, self._llm):
-            self._wake_up()
-            self._llm.reset_prefix_cache()
+        """See `Engine`."""
+        with self._changing_weights():
             self._llm.collective_rpc("load_folder", args=(str(folder.resolve()), str(version)))
         self._verify(weights_in(folder))
 
     def receive_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
-        """See `Sampler`."""
-        with _within(self._deadline_s, self._log, self._llm):
-            self._wake_up()
-            self._llm.reset_prefix_cache()
-            self._transfer.send(weights, trainer_address=_LOCAL, num_receivers=1)
+        """See `Engine`."""
+        with self._changing_weights():
+            self._transfer.send(weights, trainer_address=_LOCALHOST, num_receivers=1)
         self._verify(weights)
 
     def expect_weights(self, version: int) -> None:
-        """See `Sampler`: nobody else sends to the engine of this process."""
+        """See `Engine`: nobody else sends to the engine of this process."""
         raise AssertionError("each process has an engine of its own")
 
     def prompt_logprobs(self, sequences: Sequence[TokenSequence], temperature: float) -> dict[str, list[list[float]]]:
-        """See `Sampler`: there is one copy of the weights."""
+        """See `Engine`: there is one copy of the weights."""
         requests = [scoring_requests(sequence, temperature) for sequence in sequences]
-        flat = [request for each in requests for request in each]
-        answers = iter(self._generate([each.prompt for each in flat], [each.sampling_params for each in flat]))
-        told = [
-            [logprob for request in each for logprob in _told(request, next(answers), len(sequence.prompt_ids))]
-            for sequence, each in zip(sequences, requests, strict=True)
+        answers = iter(self._generate([(each.prompt_ids, each.params) for group in requests for each in group]))
+        logprobs = [
+            [logprob for each in group for logprob in _scores(each, next(answers), len(sequence.prompt_ids))]
+            for sequence, group in zip(sequences, requests, strict=True)
         ]
-        return {_NAME: told}
+        return {_NAME: logprobs}
 
     def sleep(self) -> None:
-        """Free the GPU's memory until the engine is next used; on CPUs there is nothing to free."""
+        """See `Sampler`; on CPUs there is nothing to free."""
         if torch.cuda.is_available():
             with _within(self._deadline_s, self._log, self._llm):
                 self._llm.sleep(level=1)
@@ -145,98 +129,67 @@ class VllmEngine:
 
     def close(self) -> None:
         """End the engine's process."""
-        with suppress(Exception):  # whatever it says of its own end, it is ended
+        with suppress(Exception):  # it is ended below if it fails to end itself
             self._llm.llm_engine.engine_core.shutdown()
         _kill_engines()
-        self._folder.cleanup()
+        self._temporary.cleanup()
+
+    @contextmanager
+    def _changing_weights(self) -> Iterator[None]:
+        with _within(self._deadline_s, self._log, self._llm):
+            self._wake_up()
+            self._llm.reset_prefix_cache()
+            yield
 
     def _verify(self, sent: Mapping[str, Tensor]) -> None:
         with _within(self._deadline_s, self._log, self._llm):
-            held = self._llm.collective_rpc("held_weights", args=(shapes(sent),))
-        refuse_other_weights(sent, held, name=_NAME)
+            loaded = self._llm.collective_rpc("loaded_weights", args=(shapes(sent),))
+        verify_weights(sent, loaded, name=_NAME)
+
+    def _generate(self, prompts: Sequence[tuple[tuple[int, ...], dict[str, Any]]]) -> list[Any]:
+        from vllm import SamplingParams
+
+        with _within(self._deadline_s, self._log, self._llm):
+            self._wake_up()
+            answers: list[Any] = self._llm.generate(
+                [{"prompt_token_ids": list(prompt_ids)} for prompt_ids, _ in prompts],
+                [SamplingParams(**params) for _, params in prompts],
+                use_tqdm=False,
+            )
+            return answers
 
     def _wake_up(self) -> None:
         if self._asleep:
             self._llm.wake_up()
             self._asleep = False
 
-    def _generate(self, prompts: Sequence[tuple[int, ...]], params: Sequence[dict[str, Any]]) -> list[Any]:
-        from vllm import SamplingParams
-
-        with _within(self._deadline_s, self._log, self._llm):
-            self._wake_up()
-            answers: list[Any] = self._llm.generate(
-                [{"prompt_token_ids": list(prompt)} for prompt in prompts],
-                [SamplingParams(**each) for each in params],
-                use_tqdm=False,
-            )
-            return answers
+    def _call(self, name: str, arguments: dict[str, Any]) -> None:
+        """Call a function of the transfer of weights."""
+        getattr(self._llm, name)(*([arguments] if arguments else []))
 
 
-class _Receiver:
-    """The engine as the end of a transfer of weights: see `Receiver`."""
-
-    def __init__(self, llm: Any) -> None:
-        self._llm = llm
-
-    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
-        self._llm.init_weight_transfer_engine({"init_info": init_info})
-
-    def start_weight_update(self) -> None:
-        self._llm.start_weight_update()
-
-    def update_weights(self, update_info: Any) -> None:
-        self._llm.update_weights({"update_info": update_info})
-
-    def finish_weight_update(self, weight_version: str | None = None) -> None:
-        self._llm.finish_weight_update(weight_version)
+def _sampled_tokens(output: Any) -> SampledTokens:
+    logprobs = [place[token].logprob for place, token in zip(output.logprobs, output.token_ids, strict=True)]
+    return SampledTokens(tuple(output.token_ids), tuple(logprobs))
 
 
-def _beside_a_trainer() -> dict[str, Any]:
-    """What vLLM is told where another model is in the memory of its GPU."""
+def _scores(request: ScoringRequest, answer: Any, start: int) -> list[float]:
+    """Return the log-probabilities in an answer: of its prompt from `start` on, if any, and of the next token."""
+    places = [*(answer.prompt_logprobs or ())[start:], answer.outputs[0].logprobs[0]]
+    tokens = [*request.prompt_ids[start:], request.token][-len(places) :]
+    return [place[token].logprob for place, token in zip(places, tokens, strict=True)]
+
+
+def _memory_arguments() -> dict[str, Any]:
+    """Return the arguments of an engine on a GPU whose memory it shares with the trainer."""
     if not torch.cuda.is_available():
         return {}
-    # It asks for this share to be free, though the size of its cache is given; by default for nearly all.
+    # vLLM requires this share to be free although the size of its cache is given; by default nearly all.
     return {"enable_sleep_mode": True, "gpu_memory_utilization": 0.01}
 
 
-@contextmanager
-def _refusing_what_cannot_start(log: Path) -> Iterator[None]:
-    """An engine that ends before it has started would end the same way again."""
-    before = log.stat().st_size if log.exists() else 0  # what attempts before have printed
-    try:
-        yield
-    except Exception as error:
-        if not isinstance(error, EngineEndedError) and out_of_memory(error) is None:
-            raise
-        printed = log.read_bytes()[before:].decode(errors="replace") if log.exists() else ""
-        refuse_memory_of_vllm(printed, log, "train_grpo.sampler.vllm")
-        tail = printed.splitlines()[-_LINES_SHOWN:]
-        raise PipelineError("\n".join([f"vLLM could not start; the end of {log}:", *tail])) from error
-
-
-@contextmanager
-def _in_sessions_of_their_own() -> Iterator[None]:
-    """Keep signals to this process's group, such as Ctrl-C, from the engine: it would end in the middle of a rollout.
-
-    It ends with this process all the same (vllm_worker.py).
-    """
-    command_line = spawn.get_command_line
-
-    def with_session(**arguments: Any) -> list[str]:
-        command: list[str] = command_line(**arguments)
-        place = command.index("-c") + 1
-        return [*command[:place], f"import os; os.setsid(); {command[place]}", *command[place + 1 :]]
-
-    spawn.get_command_line = with_session
-    try:
-        yield
-    finally:
-        spawn.get_command_line = command_line
-
-
 def _device_of_this_rank() -> dict[str, str]:
-    """What has vLLM use the GPU of this rank, and not the machine's first."""
+    """Return the variable that makes vLLM use the GPU of this rank instead of the machine's first."""
     if not torch.cuda.is_available():
         return {}
     number = torch.cuda.current_device()
@@ -244,30 +197,34 @@ def _device_of_this_rank() -> dict[str, str]:
     return {"CUDA_VISIBLE_DEVICES": visible.split(",")[number] if visible else str(number)}
 
 
-def _drawn(output: Any) -> Drawn:
-    told = [place[token].logprob for place, token in zip(output.logprobs, output.token_ids, strict=True)]
-    return Drawn(tuple(output.token_ids), tuple(told))
-
-
-def _told(request: ScoringRequest, answer: Any, start: int) -> list[float]:
-    """The log-probabilities in an answer: those of its prompt from `start` on, if it has them, and the next token's."""
-    own = zip(answer.prompt_logprobs[start:], request.prompt[start:], strict=True) if answer.prompt_logprobs else ()
-    return [place[token].logprob for place, token in (*own, (answer.outputs[0].logprobs[0], request.token))]
+@contextmanager
+def _explaining_a_failed_start(log: Path) -> Iterator[None]:
+    """Turn the end of an engine that has not started into a PipelineError: it would end the same way again."""
+    offset = log.stat().st_size if log.exists() else 0  # earlier attempts have printed, too
+    try:
+        yield
+    except Exception as error:
+        if not isinstance(error, EngineEndedError) and out_of_memory(error) is None:
+            raise
+        printed = log.read_bytes()[offset:].decode(errors="replace") if log.exists() else ""
+        raise_if_out_of_memory(printed, log, "train_grpo.sampler.vllm")
+        tail = printed.splitlines()[-_LINES_SHOWN:]
+        raise PipelineError("\n".join([f"vLLM could not start; the end of {log}:", *tail])) from error
 
 
 @contextmanager
 def _within(deadline_s: float, log: Path, llm: Any = None) -> Iterator[None]:
-    """Give the block up, with RetryableError, where it takes longer or the engine's process ends meanwhile."""
+    """Raise RetryableError where the block takes longer, or the engine's process ends meanwhile."""
     done, overdue = threading.Event(), threading.Event()
 
     def watch() -> None:
         deadline = time.monotonic() + deadline_s
-        while not done.wait(_LOOK_S):
+        while not done.wait(_POLL_S):
             if time.monotonic() > deadline:
                 overdue.set()
                 _kill_engines()
             if llm is not None and not _engines():
-                _wake(llm.llm_engine.engine_core)
+                _fail_pending_calls(llm.llm_engine.engine_core)
             if overdue.is_set():
                 return
 
@@ -276,30 +233,30 @@ def _within(deadline_s: float, log: Path, llm: Any = None) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # vLLM raises whatever its engine's process died of
-        if out_of_memory(error) is not None:  # it would be refused again; who asked knows what helps
+        if out_of_memory(error) is not None:  # trying again would not help; the caller knows which keys do
             raise
-        raise _told_of(error, deadline_s if overdue.is_set() else None, log) from error
+        raise _explained(error, deadline_s if overdue.is_set() else None, log) from error
     finally:
         done.set()
         watcher.join()
 
 
-def _told_of(error: Exception, missed_s: float | None, log: Path) -> Exception:
-    """What an error of vLLM's means to the run; `missed_s` is the deadline, where it was missed."""
+def _explained(error: Exception, missed_s: float | None, log: Path) -> Exception:
+    """Return what an error of vLLM means for the run; `missed_s` is the deadline, if it was missed."""
     if missed_s is not None:
-        return RetryableError(f"vLLM did not finish within {missed_s:g} s; what it printed is in {log}")
+        return RetryableError(f"vLLM did not finish within {missed_s:g} s; its output is in {log}")
     if isinstance(error, ValueError):
-        return PipelineError(f"vLLM refuses what it is asked for: {error}")
-    return EngineEndedError(f"vLLM has ended ({error}); what it printed is in {log}")
+        return PipelineError(f"vLLM refuses the request: {error}")
+    return EngineEndedError(f"vLLM has ended ({error}); its output is in {log}")
 
 
-def _wake(client: Any) -> None:
-    """Fail the calls that wait for an engine that was killed: vLLM lets them wait for ever."""
+def _fail_pending_calls(client: Any) -> None:
+    """Fail the calls that wait for an engine that was killed: vLLM lets them wait forever."""
     error = RuntimeError("its process was ended")
     client.outputs_queue.put_nowait(error)
-    for waiting in list(client.utility_results.values()):
-        if not waiting.done():
-            waiting.set_exception(error)
+    for call in list(client.utility_results.values()):
+        if not call.done():
+            call.set_exception(error)
 
 
 def _engines() -> list[Any]:
@@ -315,34 +272,53 @@ def _kill_engines() -> None:
 @contextmanager
 def _environment(variables: dict[str, str]) -> Iterator[None]:
     """Start processes with this environment."""
-    before = dict(os.environ)
+    original = dict(os.environ)
     os.environ.clear()
     os.environ.update(variables)
     try:
         yield
     finally:
         os.environ.clear()
-        os.environ.update(before)
+        os.environ.update(original)
 
 
 @contextmanager
 def _output_to(log: Path) -> Iterator[None]:
-    """Send what this process prints meanwhile to a file; processes started in the block keep printing there."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    kept = [os.dup(number) for number in (1, 2)]
+    """Redirect what this process prints to a file; processes started in the block keep printing there."""
+
+    def redirect(targets: Sequence[int]) -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for number, target in zip((1, 2), targets, strict=True):
+            os.dup2(target, number)
+
+    originals = [os.dup(number) for number in (1, 2)]
     with log.open("ab") as file:
-        for number in (1, 2):
-            os.dup2(file.fileno(), number)
+        redirect([file.fileno()] * 2)
     try:
         yield
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        for number, original in zip((1, 2), kept, strict=True):
-            os.dup2(original, number)
+        redirect(originals)
+        for original in originals:
             os.close(original)
 
 
-def _log_to(log: Path) -> None:
-    logging.getLogger("vllm").handlers = [logging.FileHandler(log)]
+@contextmanager
+def _in_own_session() -> Iterator[None]:
+    """Keep signals to this process's group, such as Ctrl-C, from the engine: it would end in the middle of a rollout.
+
+    It ends with this process nevertheless (worker.py). multiprocessing has no option for this, so the command line of
+    the processes that are started in the block is changed.
+    """
+    command_line = spawn.get_command_line
+
+    def with_session(**arguments: Any) -> list[str]:
+        command: list[str] = command_line(**arguments)
+        place = command.index("-c") + 1
+        return [*command[:place], f"import os; os.setsid(); {command[place]}", *command[place + 1 :]]
+
+    spawn.get_command_line = with_session
+    try:
+        yield
+    finally:
+        spawn.get_command_line = command_line

@@ -1,6 +1,6 @@
-"""vLLM's transfer of weights by broadcast, over gloo: what `nccl` does between GPUs, between processes without.
+"""vLLM's transfer of weights by broadcast over gloo: what `nccl` does between GPUs, between processes without.
 
-Handshake, lists of what is sent and reloading are those of vLLM's `nccl` backend; only the group is another.
+Handshake, lists of tensors and loading are those of vLLM's `nccl` backend; only the process group is another.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -19,22 +19,28 @@ from vllm.distributed.weight_transfer.nccl_engine import (
     NCCLWeightTransferEngine,
 )
 
-from components.rollout.vllm.loaded_weights import renew_head
+from components.rollout.vllm.loaded_weights import renew_output_layer
 
 _TIMEOUT = timedelta(seconds=60)
 
 
 class GlooGroup:
-    """A group of the trainer's process, the first, and vLLM's."""
+    """A process group of the trainer's process, which is rank 0, and vLLM's."""
 
-    def __init__(self, address: str, port: int, rank: int, world_size: int) -> None:
-        store = TCPStore(address, port, world_size, is_master=rank == 0, timeout=_TIMEOUT, use_libuv=False)
-        self._group: Any = ProcessGroupGloo(PrefixStore("weights", store), rank, world_size, _TIMEOUT)
-        self._store = store  # the first holds it for the others
+    def __init__(self, info: Any, rank: int) -> None:
+        self._store = TCPStore(
+            info.master_address,
+            info.master_port,
+            info.world_size,
+            is_master=rank == 0,
+            timeout=_TIMEOUT,
+            use_libuv=False,
+        )
+        self._group: Any = ProcessGroupGloo(PrefixStore("weights", self._store), rank, info.world_size, _TIMEOUT)
 
     def broadcast(self, tensor: Tensor) -> None:
-        """Give every process the first one's tensor."""
-        self._group.broadcast([tensor], BroadcastOptions()).wait()  # from rank 0
+        """Fill the tensor of every process with that of rank 0."""
+        self._group.broadcast([tensor], BroadcastOptions()).wait()
 
     def destroy(self) -> None:
         """Leave the group."""
@@ -56,21 +62,19 @@ class GlooWorkerEngine(NCCLWeightTransferEngine):  # type: ignore[misc]
         """Join the trainer's group."""
         parallel = self.parallel_config
         rank = init_info.rank_offset + parallel.data_parallel_index * parallel.world_size + parallel.rank
-        assert init_info.master_address is not None
-        assert init_info.master_port is not None
-        self.model_update_group = GlooGroup(init_info.master_address, init_info.master_port, rank, init_info.world_size)
+        self.model_update_group = GlooGroup(init_info, rank)
 
     def receive_weights(self, update_info: Any) -> None:
-        """Load one tensor after the other as it comes."""
+        """Load each tensor as it arrives."""
         for name, dtype, shape in zip(update_info.names, update_info.dtype_names, update_info.shapes, strict=True):
             weight = torch.empty(shape, dtype=getattr(torch, dtype))
             self.model_update_group.broadcast(weight)
             self.model.load_weights([(name, weight)])
 
     def finish_weight_update(self) -> None:
-        """Compute with the weights that have come, the output layer too."""
+        """Compute with the new weights, in the output layer too."""
         super().finish_weight_update()
-        renew_head(self.model)
+        renew_output_layer(self.model)
 
 
 class GlooTrainerEngine(NCCLTrainerWeightTransferEngine):  # type: ignore[misc]
@@ -88,9 +92,7 @@ class GlooTrainerEngine(NCCLTrainerWeightTransferEngine):  # type: ignore[misc]
         )
         with ThreadPoolExecutor(1) as thread:
             joining = thread.submit(client.init_weight_transfer_engine, worker_init_payload(worker_info))
-            engine.model_update_group = GlooGroup(
-                init_info.master_address, init_info.master_port, 0, init_info.world_size
-            )
+            engine.model_update_group = GlooGroup(init_info, rank=0)
             joining.result()
         return engine
 

@@ -1,7 +1,7 @@
-"""What vLLM's model computes with, and which tensors of the trainer it comes from; runs in vLLM's own processes.
+"""The weights that vLLM's model computes with, and the trainer's tensors they come from; runs in vLLM's processes.
 
-Where a tensor of the trainer goes is not repeated here: vLLM's own loading is run once more on tensors without memory,
-and the copies it makes are written down. So fused, cut and tied tensors are those of vLLM, whatever the model.
+How vLLM maps tensors is not repeated here: its own loading is run once more on tensors without memory, and the copies
+it makes are recorded. So fused, sharded and tied tensors are handled as vLLM does, for any model.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,10 +14,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from vllm.model_executor.model_loader.reload.layerwise import _get_original_loader, get_layerwise_info
 from vllm.model_executor.model_loader.reload.meta import restore_layer_refs, to_meta_tensor
 
-from components.rollout.vllm.verification import HeldWeights, Piece, digest
+from components.rollout.vllm.verification import LoadedWeights, Piece, digest
 
 _PACKED = "cpu_linear"
-"""Attribute of layers on CPUs: the function that multiplies by the layer's weights, of which it has a packed copy."""
+"""Attribute of layers on CPUs: a function that multiplies by a packed copy of the layer's weights."""
 _INPUTS_AT_ONCE = 1024
 
 
@@ -34,54 +34,54 @@ class _View(NamedTuple):
 
 
 class _Copy(NamedTuple):
-    """Where elements of a parameter come from: a tensor that is sent, None for one that is computed from it, or 0."""
+    """Where elements of a parameter come from: a tensor by name, None for a computed one, or a number."""
 
     source: str | int | None
     view: _View
 
 
-def held_weights(model: nn.Module, sent: Mapping[str, list[int]], dtype: torch.dtype) -> HeldWeights:
-    """Return what each parameter of the model computes with, given the shapes of the tensors that it is sent.
+def loaded_weights(model: nn.Module, shapes: Mapping[str, list[int]], dtype: torch.dtype) -> LoadedWeights:
+    """Return the weights of each parameter of the model, given the shapes of the tensors that it is sent.
 
-    A parameter is unverified where a part of it is loaded from no tensor, or from none as it was sent. Buffers are not
-    looked at: what is not a parameter is not trained.
+    A parameter is unverified if a part of it is loaded from no tensor, or changed on the way. Buffers are skipped: they
+    are not trained.
     """
-    held = HeldWeights(pieces=[], unverified=[])
+    loaded = LoadedWeights(pieces=[], unverified=[])
     layouts = _layouts(model)
     try:
-        copies = _copies(model, layouts, sent, dtype)
+        copies = _copies(model, layouts, shapes, dtype)
     except Exception as error:  # any model's way of loading may fail, in any way, on tensors without memory
-        held["unverified"].append(f"vLLM's loading of {type(model).__name__} cannot be followed: {error}")
-        return held
+        loaded["unverified"].append(f"vLLM's loading of {type(model).__name__} cannot be traced: {error}")
+        return loaded
     for name, module, own_name, parameter in _parameters(model):
         layout = layouts[id(parameter)]
         parts = copies.get(_storage(layout), {})
         if sum(torch.Size(each.size).numel() for each in parts) != layout.numel():
-            held["unverified"].append(f"{name} is not loaded, or not all of it")
+            loaded["unverified"].append(f"{name} is not loaded, or only in part")
             continue
         forms = list(_forms(module, own_name, parameter, layout))
         if not forms:
-            held["unverified"].append(f"{name} is held in a form that cannot be compared")
+            loaded["unverified"].append(f"{name} has a form that cannot be compared")
         for form in forms:
-            _add(held, name, form, layout.dtype, parts)
-    return held
+            _add(loaded, name, form, layout.dtype, parts)
+    return loaded
 
 
-def _add(held: HeldWeights, name: str, form: Tensor, dtype: torch.dtype, parts: Mapping[_View, _Copy]) -> None:
-    """Add what is in the places of a parameter that tensors were copied to."""
+def _add(loaded: LoadedWeights, name: str, form: Tensor, dtype: torch.dtype, parts: Mapping[_View, _Copy]) -> None:
+    """Add the places of a parameter that tensors were copied to."""
     for (offset, size, stride), (source, view) in parts.items():
         elements = form.as_strided(size, stride, form.storage_offset() + offset)
         if isinstance(source, str):
             place = (view.offset, list(view.size), list(view.stride))
-            held["pieces"].append(Piece(name, source, *place, str(dtype).removeprefix("torch."), digest(elements)))
+            loaded["pieces"].append(Piece(name, source, *place, str(dtype).removeprefix("torch."), digest(elements)))
         elif source is None:
-            held["unverified"].append(f"{name} is computed from what was sent, in a way that is not known")
+            loaded["unverified"].append(f"{name} is computed from what was sent, in an unknown way")
         elif bool((elements != source).any()):
-            held["unverified"].append(f"{name} is not {source} where it is padded")
+            loaded["unverified"].append(f"{name} is not {source} where it is padded")
 
 
 def _parameters(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, nn.Parameter]]:
-    """Give each parameter of each module: one that two modules share comes with both."""
+    """Yield each parameter of each module: one that two modules share, twice."""
     for path, module in model.named_modules():
         for name, parameter in module._parameters.items():
             if parameter is not None:
@@ -89,19 +89,19 @@ def _parameters(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, nn.Para
 
 
 def _layouts(model: nn.Module) -> dict[int, Tensor]:
-    """Return, by the identity of each parameter, a tensor without memory of the form in which it is loaded."""
+    """Return, by the id of each parameter, a tensor without memory of the form in which it is loaded."""
     layouts: dict[int, Tensor] = {}
     for _, module, name, parameter in _parameters(model):
-        loaded, _ = get_layerwise_info(module).restore_metadata
+        originals, _ = get_layerwise_info(module).restore_metadata
         if id(parameter) not in layouts:
-            layout: Any = restore_layer_refs(to_meta_tensor(loaded.get(name, parameter)), module)
-            layout.weight_loader = _get_original_loader(layout)  # not one that reloading has put around it
+            layout: Any = restore_layer_refs(to_meta_tensor(originals.get(name, parameter)), module)
+            layout.weight_loader = _get_original_loader(layout)  # not one that reloading has wrapped around it
             layouts[id(parameter)] = layout
     return layouts
 
 
 def _forms(module: nn.Module, name: str, parameter: nn.Parameter, layout: Tensor) -> Iterator[Tensor]:
-    """Give all copies of a parameter that a module computes with, laid out as it is loaded."""
+    """Yield all copies of a parameter that a module computes with, in the layout in which it is loaded."""
     if parameter.shape == layout.shape:
         same = parameter.stride() == layout.stride()
         yield parameter.detach() if same else _like(layout).copy_(parameter.detach())
@@ -123,33 +123,33 @@ def _like(layout: Tensor) -> Tensor:
 
 
 def _copies(
-    model: nn.Module, layouts: Mapping[int, Tensor], sent: Mapping[str, list[int]], dtype: torch.dtype
+    model: nn.Module, layouts: Mapping[int, Tensor], shapes: Mapping[str, list[int]], dtype: torch.dtype
 ) -> dict[int, dict[_View, _Copy]]:
     """Return what loading the tensors writes into each layout, by its storage; the last write to a place counts."""
-    weights = {name: torch.empty(shape, dtype=dtype, device="meta") for name, shape in sent.items()}
+    weights = {name: torch.empty(shape, dtype=dtype, device="meta") for name, shape in shapes.items()}
     loading: Any = model
     recorder = _Recorder(weights)
-    with _in_place_of_parameters(model, layouts), recorder:
+    with _replacing_parameters(model, layouts), recorder:
         loading.load_weights(iter(weights.items()))
     return recorder.copies
 
 
 @contextmanager
-def _in_place_of_parameters(model: nn.Module, layouts: Mapping[int, Any]) -> Iterator[None]:
-    kept = [(module, dict(module._parameters)) for module in model.modules()]
+def _replacing_parameters(model: nn.Module, layouts: Mapping[int, Any]) -> Iterator[None]:
+    originals = [(module, dict(module._parameters)) for module in model.modules()]
     try:
-        for module, parameters in kept:
+        for module, parameters in originals:
             for name, parameter in parameters.items():
                 if parameter is not None:
                     module._parameters[name] = layouts[id(parameter)]
         yield
     finally:
-        for module, parameters in kept:
+        for module, parameters in originals:
             module._parameters.update(parameters)
 
 
 class _Recorder(TorchDispatchMode):
-    """Writes down from which tensor each element of another is copied."""
+    """Records from which tensor each element of another is copied."""
 
     def __init__(self, sources: Mapping[str, Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -157,7 +157,7 @@ class _Recorder(TorchDispatchMode):
         self.copies: dict[int, dict[_View, _Copy]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Do as is asked for, and write it down."""
+        """Call the function, and record what it copies."""
         if func is torch.ops.aten.copy_.default:
             source = args[1].expand(args[0].shape)
             self._write(args[0], _Copy(self._sources.get(_storage(source)), _View.of(source)))
@@ -172,15 +172,15 @@ class _Recorder(TorchDispatchMode):
 
 
 def _storage(tensor: Tensor) -> int:
-    """What is the same for all views of a tensor."""
+    """Return an id that all views of a tensor share."""
     return int(tensor.untyped_storage()._cdata)
 
 
-def renew_head(model: Any) -> None:
-    """Have an output layer that shares the weights of the embeddings compute with the new ones.
+def renew_output_layer(model: Any) -> None:
+    """Make an output layer that shares the weights of the embeddings compute with the new ones.
 
-    On CPUs it keeps a repacked copy of them, which is not made again when weights are loaded. Some models, such as
-    Gemma, have no output layer beside the embeddings, whose copy is.
+    On CPUs it keeps a repacked copy of them, which loading weights does not renew. Some models, such as Gemma, have no
+    output layer beside the embeddings, whose copy is renewed.
     """
     head = getattr(model, "lm_head", None)
     if model.config.tie_word_embeddings and head is not None:

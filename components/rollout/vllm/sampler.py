@@ -19,7 +19,7 @@ from components.policy.lora import merged_state_dict
 from components.policy.packing import TokenSequence, pack
 from components.rollout.sampler import Completion
 from components.rollout.vllm.config import WeightsBy
-from components.rollout.vllm.verification import refuse_stale
+from components.rollout.vllm.verification import verify_logprobs
 
 MAX_PROBE_TOKENS = 16
 """Completion tokens of a probe: enough to tell weights apart, and at other temperatures than 1 each costs a request."""
@@ -157,5 +157,5 @@ class VllmSampler:
         new_M = completion_logprobs(self._policy, self._batches, num_tokens).cpu()
         for name, logprobs in self.engine.prompt_logprobs(self._probes, self._temperature).items():
             sampler_M = torch.tensor([logprob for each in logprobs for logprob in each], dtype=torch.float64)
-            refuse_stale(sampler_M, new_M, self._logprobs_M, max_mismatch=self._max_mismatch, name=name)
+            verify_logprobs(sampler_M, new_M, self._logprobs_M, max_mismatch=self._max_mismatch, name=name)
         self._logprobs_M = new_M

@@ -10,35 +10,36 @@ from typing import TypeVar
 
 from torch import Tensor
 
+from components.policy.checkpoint import Checkpoint
 from components.policy.packing import TokenSequence
 from components.rollout.sampler import Completion
 from components.rollout.vllm.client import INITIAL_VERSION, ServerLostError, VllmClient
 from components.rollout.vllm.config import ServersConfig
-from components.rollout.vllm.requests import Drawn, Tokens, completion, group_seeds, sampling_params
+from components.rollout.vllm.requests import completion_requests, completions
 from components.rollout.vllm.transfer import Transfer, TransferError, address_towards
-from components.rollout.vllm.verification import refuse_other_weights, shapes, weights_in
+from components.rollout.vllm.verification import shapes, verify_weights, weights_in
 from components.shared.errors import RetryableError
 from components.shared.progress import say
 
 _MAX_REQUESTS = 256
 """Requests under way at once; vLLM itself decides how many of them it computes together."""
-_TRY_AGAIN_S = 1.0
+_RETRY_S = 1.0
 _MAX_TRIES = 4
-"""Of one request: what has taken so many servers with it would take the next."""
+"""Of one request: one over which so many servers were lost would cost the next, too."""
 _T = TypeVar("_T")
 
 
 @dataclass(eq=False)
 class _Server:
-    """What is known of a server."""
+    """The state of a server as this client knows it."""
 
-    connection: VllmClient
+    client: VllmClient
     in_flight: int = 0
-    gone: str | None = None
-    """Why it is not asked, where it is not."""
-    try_again_at: float = 0.0
+    lost: str | None = None
+    """Why it is not used, if it is not."""
+    retry_at: float = 0.0
     transfer: Transfer | None = None
-    """The way by which it has got weights from this process."""
+    """The connection by which it received weights from this process."""
 
 
 class VllmServers:
@@ -49,66 +50,56 @@ class VllmServers:
 
     shared = True
 
-    def __init__(self, tokens: Tokens, urls: Sequence[str], config: ServersConfig) -> None:
-        self._tokens = tokens
+    def __init__(self, checkpoint: Checkpoint, urls: Sequence[str], config: ServersConfig) -> None:
+        self._checkpoint, self._config = checkpoint, config
         self._servers = [_Server(VllmClient(url, config.request_deadline_s)) for url in urls]
-        self._lost_deadline_s, self._request_deadline_s = config.lost_deadline_s, config.request_deadline_s
         self.weights_by = config.weights_by
         self._lock = threading.Lock()
         self._folder: Path | None = None
-        """Where the current weights lie; None for those that the servers started with, and for what was sent."""
+        """Where the current weights are; None for the initial ones, and for those that were sent."""
         self._version = INITIAL_VERSION
 
     def generate(
         self, questions: Sequence[str], *, num_samples: int, temperature: float, max_new_tokens: int, seed: int
     ) -> list[list[Completion]]:
         """See `Sampler`."""
-        prompts = [self._tokens.prompt_ids(question) for question in questions]
-
-        def draw(prompt: tuple[int, ...], group_seed: int) -> list[Drawn]:
-            params = sampling_params(
-                self._tokens,
-                num_samples=num_samples,
-                temperature=temperature,
-                max_new_tokens=max_new_tokens,
-                seed=group_seed,
-            )
-            return self._ask(lambda connection: connection.generate(prompt, params, self._version))
-
+        requests = completion_requests(
+            self._checkpoint,
+            questions,
+            num_samples=num_samples,
+            temperature=temperature,
+            max_new_tokens=max_new_tokens,
+            seed=seed,
+        )
         with ThreadPoolExecutor(_MAX_REQUESTS) as threads:
-            groups = list(threads.map(draw, prompts, group_seeds(seed, len(prompts))))
-        return [
-            [completion(self._tokens, prompt, drawn) for drawn in group]
-            for prompt, group in zip(prompts, groups, strict=True)
-        ]
+            answers = threads.map(
+                lambda request: self._on_one(lambda client: client.complete(request, self._version)), requests
+            )
+            return completions(self._checkpoint, requests, list(answers))
 
     def load_weights(self, folder: Path, version: int) -> None:
-        """See `Sampler`; several clients of the same servers may each call this, with the same arguments."""
+        """See `Engine`; several clients of the same servers may each call this, with the same arguments."""
         self._folder, self._version = folder.resolve(), str(version)
         self._on_each(self._bring_up_to_date)
 
     def receive_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
-        """See `Sampler`. A server that is lost meanwhile is asked again when it has got the next ones."""
+        """See `Engine`. A server that is lost meanwhile is used again once it has received the next weights."""
         self._folder, self._version = None, str(version)
         self._on_each(lambda server: self._send(server, weights))
 
     def expect_weights(self, version: int) -> None:
-        """See `Sampler`."""
+        """See `Engine`."""
         self._folder, self._version = None, str(version)
         self._on_each(self._bring_up_to_date)
 
     def prompt_logprobs(self, sequences: Sequence[TokenSequence], temperature: float) -> dict[str, list[list[float]]]:
-        """See `Sampler`: what each server says that answers, by its address."""
+        """See `Engine`: those of each server that answers, by its address."""
 
         def score(server: _Server) -> list[list[float]]:
-            if server.gone is not None:
+            if server.lost is not None:
                 self._bring_up_to_date(server)
             with ThreadPoolExecutor(_MAX_REQUESTS) as threads:
-                return list(
-                    threads.map(
-                        lambda sequence: server.connection.score(sequence, temperature, self._version), sequences
-                    )
-                )
+                return list(threads.map(lambda each: server.client.score(each, temperature, self._version), sequences))
 
         return self._on_each(score)
 
@@ -116,118 +107,117 @@ class VllmServers:
         """Do nothing: the servers have GPUs of their own."""
 
     def close(self) -> None:
-        """Close the connections; the servers go on."""
+        """Close the connections; the servers keep running."""
         for server in self._servers:
-            server.connection.close()
+            server.client.close()
 
-    def _ask(self, request: Callable[[VllmClient], _T]) -> _T:
-        """Return the answer of the server that has the least to do; of another where that one is lost over it."""
+    def _on_one(self, request: Callable[[VllmClient], _T]) -> _T:
+        """Return the answer of the server with the fewest requests; of another if that one is lost over it."""
         for _ in range(_MAX_TRIES):
-            server = self._take()
+            server = self._acquire()
             try:
-                return request(server.connection)
+                return request(server.client)
             except ServerLostError as error:
-                self._give_up(server, error)
+                self._mark_lost(server, error)
             finally:
                 with self._lock:
                     server.in_flight -= 1
-        raise RetryableError(f"vLLM was lost over the same request {_MAX_TRIES} times ({self._losses()})")
+        raise RetryableError(f"vLLM was lost over the same request {_MAX_TRIES} times ({self._reasons()})")
 
-    def _take(self) -> _Server:
-        """Return the server with the fewest requests, with one more; wait for one where there is none."""
-        deadline = time.monotonic() + self._lost_deadline_s
+    def _acquire(self) -> _Server:
+        """Return the server with the fewest requests, with one more counted; wait for one if there is none."""
+        deadline = time.monotonic() + self._config.lost_deadline_s
         while True:
-            self._revive()
+            self._retry_lost()
             with self._lock:
-                usable = [server for server in self._servers if server.gone is None]
+                usable = [server for server in self._servers if server.lost is None]
                 if usable:
-                    chosen = min(usable, key=lambda server: server.in_flight)
-                    chosen.in_flight += 1
-                    return chosen
-            if time.monotonic() > deadline:
-                raise RetryableError(f"no vLLM server for {self._lost_deadline_s:g} s ({self._losses()})")
-            time.sleep(_TRY_AGAIN_S / 10)
+                    server = min(usable, key=lambda server: server.in_flight)
+                    server.in_flight += 1
+                    return server
+            self._wait_until(deadline, _RETRY_S / 10)
 
-    def _revive(self) -> None:
-        """Try one of the servers that were lost, if it is time to."""
+    def _retry_lost(self) -> None:
+        """Try one of the lost servers, if it is time to."""
         now = time.monotonic()
         with self._lock:
-            due = [server for server in self._servers if server.gone is not None and server.try_again_at < now]
+            due = [server for server in self._servers if server.lost is not None and server.retry_at < now]
             if not due:
                 return
-            due[0].try_again_at = float("inf")  # no other thread tries it meanwhile
+            due[0].retry_at = float("inf")  # no other thread tries it meanwhile
         try:
             self._bring_up_to_date(due[0])
         except ServerLostError as error:
-            self._give_up(due[0], error)
+            self._mark_lost(due[0], error)
         except BaseException:
-            due[0].try_again_at = 0.0
+            due[0].retry_at = 0.0
             raise
 
     def _bring_up_to_date(self, server: _Server) -> None:
-        """Have a server sample from the current weights; from here on it is asked."""
-        found = server.connection.version()
-        if found != self._version:
+        """Make a server sample from the current weights, and use it from then on."""
+        version = server.client.version()
+        if version != self._version:
             if self._folder is None:
-                raise ServerLostError(f"it holds weights {found}, and is to have {self._version}")
-            with server.connection.changing_weights(self._version):
-                server.connection.load(str(self._folder), self._version)
-                _verify(server.connection, weights_in(self._folder))
-        self._take_back(server)
+                raise ServerLostError(f"it has weights {version}, not {self._version}")
+            with server.client.changing_weights(self._version):
+                server.client.load(str(self._folder), self._version)
+                _verify(server.client, weights_in(self._folder))
+        self._mark_found(server)
 
     def _send(self, server: _Server, weights: Mapping[str, Tensor]) -> None:
-        """Send a server the weights; one that was started again is connected anew."""
-        assert self.weights_by != "folder"
-        connection = server.connection
-        if connection.version() == INITIAL_VERSION or server.transfer is None:
-            server.transfer = Transfer(self.weights_by, connection, deadline_s=self._request_deadline_s)
-        with connection.changing_weights(self._version):
-            address = address_towards(connection.url)
+        """Send a server the weights; one that was restarted is connected anew."""
+        client = server.client
+        if client.version() == INITIAL_VERSION or server.transfer is None:
+            deadline_s = self._config.request_deadline_s
+            server.transfer = Transfer(self.weights_by, client.post, deadline_s=deadline_s)
+        with client.changing_weights(self._version):
+            address, num_workers = address_towards(client.url), client.num_workers()
             try:
-                server.transfer.send(weights, trainer_address=address, num_receivers=connection.num_workers())
+                server.transfer.send(weights, trainer_address=address, num_receivers=num_workers)
             except TransferError as error:
                 raise ServerLostError(str(error)) from None
-            _verify(connection, weights)
-        self._take_back(server)
+            _verify(client, weights)
+        self._mark_found(server)
 
-    def _take_back(self, server: _Server) -> None:
-        if server.gone is not None:
-            say("vllm", f"{server.connection.url} answers again, with the current weights")
-            server.gone = None
+    def _mark_found(self, server: _Server) -> None:
+        if server.lost is not None:
+            say("vllm", f"{server.client.url} answers again, with the current weights")
+            server.lost = None
 
-    def _give_up(self, server: _Server, error: ServerLostError) -> None:
+    def _mark_lost(self, server: _Server, error: ServerLostError) -> None:
         with self._lock:
-            if server.gone is None:
-                say("vllm", f"{server.connection.url} is lost: {error}")
-            server.gone = str(error)
+            if server.lost is None:
+                say("vllm", f"{server.client.url} is lost: {error}")
+            server.lost = str(error)
             server.transfer = None
-            server.try_again_at = time.monotonic() + _TRY_AGAIN_S
+            server.retry_at = time.monotonic() + _RETRY_S
 
     def _on_each(self, work: Callable[[_Server], _T]) -> dict[str, _T]:
         """Do something on all servers at once; return the results of those that answer, at least one, by address."""
-        deadline = time.monotonic() + self._lost_deadline_s
+
+        def attempt(server: _Server) -> dict[str, _T]:
+            try:
+                return {server.client.url: work(server)}
+            except ServerLostError as error:
+                self._mark_lost(server, error)
+                return {}
+
+        deadline = time.monotonic() + self._config.lost_deadline_s
         while True:
             with ThreadPoolExecutor(len(self._servers)) as threads:
-                results = dict(
-                    zip(self._servers, threads.map(lambda server: self._try(server, work), self._servers), strict=True)
-                )
-            found = {server.connection.url: result[0] for server, result in results.items() if result}
-            if found:
-                return found
-            if time.monotonic() > deadline:
-                raise RetryableError(f"no vLLM server for {self._lost_deadline_s:g} s ({self._losses()})")
-            time.sleep(_TRY_AGAIN_S)
+                results = {url: each for found in threads.map(attempt, self._servers) for url, each in found.items()}
+            if results:
+                return results
+            self._wait_until(deadline, _RETRY_S)
 
-    def _try(self, server: _Server, work: Callable[[_Server], _T]) -> tuple[_T] | None:
-        try:
-            return (work(server),)
-        except ServerLostError as error:
-            self._give_up(server, error)
-            return None
+    def _wait_until(self, deadline: float, pause_s: float) -> None:
+        if time.monotonic() > deadline:
+            raise RetryableError(f"no vLLM server for {self._config.lost_deadline_s:g} s ({self._reasons()})")
+        time.sleep(pause_s)
 
-    def _losses(self) -> str:
-        return "; ".join(f"{server.connection.url}: {server.gone or 'answers'}" for server in self._servers)
+    def _reasons(self) -> str:
+        return "; ".join(f"{server.client.url}: {server.lost or 'answers'}" for server in self._servers)
 
 
-def _verify(connection: VllmClient, sent: Mapping[str, Tensor]) -> None:
-    refuse_other_weights(sent, connection.held_weights(shapes(sent)), name=connection.url)
+def _verify(client: VllmClient, sent: Mapping[str, Tensor]) -> None:
+    verify_weights(sent, client.loaded_weights(shapes(sent)), name=client.url)

@@ -1,4 +1,4 @@
-"""What is added to vLLM's worker; it runs in vLLM's own processes."""
+"""The extension of vLLM's worker; it runs in vLLM's own processes."""
 
 import multiprocessing
 import os
@@ -9,9 +9,9 @@ import threading
 from contextlib import suppress
 from typing import Any
 
-import components.rollout.vllm.gloo  # noqa: F401  # makes it known to vLLM
-from components.rollout.vllm.loaded_weights import held_weights, renew_head
-from components.rollout.vllm.verification import HeldWeights
+import components.rollout.vllm.gloo  # noqa: F401  # registers the backend with vLLM
+from components.rollout.vllm.loaded_weights import loaded_weights, renew_output_layer
+from components.rollout.vllm.verification import LoadedWeights
 from components.shared.environment import OWNER_VARIABLE
 
 
@@ -21,32 +21,32 @@ class WeightLoading:
     weights_version = ""
 
     def load_folder(self, folder: str, version: str) -> None:
-        """Load the weights of a Hugging Face folder, unless that version is loaded: several may ask for it."""
+        """Load the weights of a Hugging Face folder, unless that version is loaded: several clients may ask for it."""
         if self.weights_version == version:
             return
         worker: Any = self
         self.weights_version = ""
         worker.reload_weights(weights_path=folder)
-        renew_head(worker.model_runner.get_model())
+        renew_output_layer(worker.model_runner.get_model())
         self.weights_version = version
 
-    def held_weights(self, sent: dict[str, list[int]]) -> HeldWeights:
-        """Return what this process computes with, given the shapes of the tensors that it was sent."""
+    def loaded_weights(self, shapes: dict[str, list[int]]) -> LoadedWeights:
+        """Return the weights that this process computes with, given the shapes of the tensors that it was sent."""
         from vllm.config import set_current_vllm_config
 
         worker: Any = self
         with set_current_vllm_config(worker.vllm_config):
-            return held_weights(worker.model_runner.get_model(), sent, worker.vllm_config.model_config.dtype)
+            return loaded_weights(worker.model_runner.get_model(), shapes, worker.vllm_config.model_config.dtype)
 
 
 def _end_with_owner(owner: int) -> None:
-    """End vLLM's processes once the one they work for has ended, however that was: by themselves they would go on."""
+    """End vLLM's processes once the one they work for has ended, in whatever way: by themselves they would go on."""
     parent = multiprocessing.parent_process()
     assert parent is not None, "vLLM starts its workers by multiprocessing"
-    with suppress(ProcessLookupError):  # it had ended before
-        waiting = select.poll()
-        waiting.register(os.pidfd_open(owner), select.POLLIN)
-        waiting.poll()
+    with suppress(ProcessLookupError):  # the owner has ended before
+        poll = select.poll()
+        poll.register(os.pidfd_open(owner), select.POLLIN)
+        poll.poll()
     if parent.pid is not None and parent.pid != owner and parent.is_alive():
         os.kill(parent.pid, signal.SIGKILL)  # vLLM's engine, between the owner and this worker
     shutil.rmtree(os.environ["TMPDIR"], ignore_errors=True)

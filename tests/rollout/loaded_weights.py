@@ -1,6 +1,6 @@
 """Asks vLLM's own model, in one or two processes, what it computes with: before and after loading, rightly and wrongly.
 
-`torchrun -m tests.rollout.held_weights FOLDER tied|untied DTYPE`; each process writes a file `held-RANK.json`.
+`torchrun -m tests.rollout.loaded_weights FOLDER tied|untied DTYPE`; each process writes a file `held-RANK.json`.
 """
 
 import json
@@ -22,8 +22,8 @@ from vllm.v1.worker.cpu_model_runner import _set_torch_accelerator_to_noop
 
 from components.policy import checkpoint as checkpoints
 from components.policy.lora import merged_state_dict
-from components.rollout.vllm.loaded_weights import held_weights, renew_head
-from components.rollout.vllm.verification import StaleWeightsError, refuse_other_weights, shapes
+from components.rollout.vllm.loaded_weights import loaded_weights, renew_output_layer
+from components.rollout.vllm.verification import StaleWeightsError, shapes, verify_weights
 from tests.rollout.vllm_policies import policy
 
 _STEP = 1e-6
@@ -41,9 +41,9 @@ def _started(folder: Path, dtype: str, processes: int) -> VllmConfig:
 
 def _said(model: nn.Module, sent: Mapping[str, Tensor], dtype: torch.dtype) -> list[str]:
     """What is wrong with the weights."""
-    held = held_weights(model, shapes(sent), dtype)
+    held = loaded_weights(model, shapes(sent), dtype)
     try:
-        refuse_other_weights(sent, [held], name="vLLM")
+        verify_weights(sent, [held], name="vLLM")
     except StaleWeightsError as error:
         return str(error).partition(": ")[2].split("; ")
     return []
@@ -78,7 +78,7 @@ def main(folder: Path, tied: bool, dtype: str) -> None:
         found["behind"] = _said(model, sent, own_dtype)
         reload_weights(config, model, iter(sent.items()), None, True)
         found["loaded"] = _said(model, sent, own_dtype)
-        renew_head(model)
+        renew_output_layer(model)
         found["renewed"] = _said(model, sent, own_dtype)
         both = sent | {"lm_head.weight": sent["model.embed_tokens.weight"]} if tied else sent
         found["by both names"] = _said(model, both, own_dtype)
