@@ -89,9 +89,9 @@ class _Lengths(transformers_sampler.Decoding):
         del token_R
         return self.wanted_B[self.cache.row_R] == t + 1
 
-    def run(self, chance_RT: Tensor) -> list[list[Completion]]:
+    def run(self, uniform_RT: Tensor) -> list[list[Completion]]:
         """See `Decoding`; also note what came of it."""
-        found = super().run(chance_RT)
+        found = super().run(uniform_RT)
         _Lengths.sampled = sorted(len(each.tokens.completion_ids) for group in found for each in group)
         return found
 

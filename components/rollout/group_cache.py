@@ -1,7 +1,7 @@
-"""Keys and values while completions are decoded: a prompt's are kept once for its group, a completion's are its own.
+"""Keys and values while completions are decoded: those of a prompt are stored once for its group.
 
-All completions of a batch are decoded in step, one token each per call of the model. One that has ended leaves at
-once: its place is taken by the last, so that what is computed is always exactly the completions under way.
+All completions of a batch are decoded in step, one token each per call of the model. One that has ended is dropped at
+once and its row is taken by the last, so that exactly the completions under way are computed.
 
 Shape suffixes:
     P  prompts of the batch, G  completions per prompt    R  completions under way
@@ -22,7 +22,7 @@ _FIRST_CAPACITY = 64
 
 
 class GroupCache:
-    """A layout for `use_packed_attention`, first called with all prompts end to end, then a token per completion."""
+    """A layout (see `use_packed_attention`), called first with all prompts end to end, then a token per completion."""
 
     def __init__(self, prompt_lengths: Sequence[int], group_size: int, device: torch.device) -> None:
         self.prompt_lengths = list(prompt_lengths)
@@ -36,7 +36,7 @@ class GroupCache:
         self._keys: list[Tensor] = []
         self._values: list[Tensor] = []
         self._slot_R = self.row_R
-        """Where the row's query stands in the P x G queries that are put to the prompts."""
+        """The place of each row's query among the P x G queries to the prompts."""
         length_P1 = torch.tensor(self.prompt_lengths, device=device)[:, None]
         self._is_padding_PS = torch.arange(self.longest, device=device) >= length_P1
 
@@ -46,11 +46,11 @@ class GroupCache:
         return max(self.prompt_lengths) + self.num_decoded + self._prefilled
 
     def start_decoding(self) -> None:
-        """Say that the prompts are in."""
+        """End the reading of prompts."""
         self._prefilled = True
 
     def attend(self, layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, scale: float) -> Tensor:
-        """Keep the keys and values, and return what each query attends to."""
+        """Store the keys and values, and return what each query attends to."""
         if not self._prefilled:
             # Models in which a layer does not attend, or more than once, are refused when they are loaded.
             assert layer == len(self._prompt_keys), f"layer {layer} attends where {len(self._prompt_keys)} is next"
@@ -59,12 +59,12 @@ class GroupCache:
         return self._attend_completions(layer, q_THD, scale)
 
     def drop(self, ended_R: Tensor) -> None:
-        """Forget the rows that have ended, moving the last ones into their places."""
+        """Drop the rows that have ended, moving the last ones into their places."""
         alive = len(ended_R) - int(ended_R.sum())
         holes = ended_R[:alive].nonzero().squeeze(1)
         movers = alive + (~ended_R[alive:]).nonzero().squeeze(1)
-        for kept in (*self._keys, *self._values):
-            kept[holes, :, : self.num_decoded] = kept[movers, :, : self.num_decoded]
+        for tensor in (*self._keys, *self._values):
+            tensor[holes, :, : self.num_decoded] = tensor[movers, :, : self.num_decoded]
         order_R = torch.arange(alive, device=ended_R.device)
         order_R[holes] = movers
         self._keys = [keys[:alive] for keys in self._keys]
@@ -73,15 +73,15 @@ class GroupCache:
         self._drop_prompts()
 
     def _drop_prompts(self) -> None:
-        """Forget the prompts whose completions have all ended, once they are half: each time the rest is copied."""
-        alive_P = torch.unique(self._slot_R // self.group_size)
+        """Drop the prompts whose completions have all ended once they are half of all: the others are copied."""
+        prompt_R, place_R = self._slot_R // self.group_size, self._slot_R % self.group_size
+        alive_P = torch.unique(prompt_R)
         if 2 * len(alive_P) > len(self._is_padding_PS):
             return
         self._prompt_keys = [keys[alive_P] for keys in self._prompt_keys]
         self._prompt_values = [values[alive_P] for values in self._prompt_values]
         self._is_padding_PS = self._is_padding_PS[alive_P]
-        place_R = torch.searchsorted(alive_P, self._slot_R // self.group_size)
-        self._slot_R = place_R * self.group_size + self._slot_R % self.group_size
+        self._slot_R = torch.searchsorted(alive_P, prompt_R) * self.group_size + place_R
 
     def _attend_prompts(self, q_XHD: Tensor, k_XKD: Tensor, v_XKD: Tensor, scale: float) -> Tensor:
         self._prompt_keys.append(self._padded(k_XKD))
@@ -92,21 +92,19 @@ class GroupCache:
         return attend(q_XHD, k_XHD, v_XHD, Segments(bounds, bounds, causal=True), scale)[0]
 
     def _padded(self, x_XKD: Tensor) -> Tensor:
-        """Prompts end to end as (P, K, S, D)."""
+        """Return the prompts end to end as (P, K, S, D)."""
         x_PSKD = torch.nn.utils.rnn.pad_sequence(x_XKD.split(self.prompt_lengths), batch_first=True)
         x_PKSD: Tensor = x_PSKD.transpose(1, 2).contiguous()
         return x_PKSD
 
     def _append(self, layer: int, k_RKD: Tensor, v_RKD: Tensor) -> None:
-        if len(self._keys) == layer:
-            rows, heads, size = k_RKD.shape
-            self._keys.append(k_RKD.new_empty(rows, heads, _FIRST_CAPACITY, size))
-            self._values.append(v_RKD.new_empty(rows, heads, _FIRST_CAPACITY, size))
-        elif self._keys[layer].shape[2] == self.num_decoded:
-            for kept in (self._keys, self._values):
-                kept[layer] = torch.cat([kept[layer], torch.empty_like(kept[layer])], dim=2)
-        self._keys[layer][:, :, self.num_decoded] = k_RKD
-        self._values[layer][:, :, self.num_decoded] = v_RKD
+        for tensors, x_RKD in ((self._keys, k_RKD), (self._values, v_RKD)):
+            if len(tensors) == layer:
+                rows, heads, size = x_RKD.shape
+                tensors.append(x_RKD.new_empty(rows, heads, _FIRST_CAPACITY, size))
+            elif tensors[layer].shape[2] == self.num_decoded:
+                tensors[layer] = torch.cat([tensors[layer], torch.empty_like(tensors[layer])], dim=2)
+            tensors[layer][:, :, self.num_decoded] = x_RKD
 
     def _attend_completions(self, layer: int, q_RHD: Tensor, scale: float) -> Tensor:
         """Attend to the prompt's keys and the completion's own, in one softmax."""

@@ -37,20 +37,20 @@ class TransformersSampler:
         """See `Sampler`."""
         use_packed_attention(self.checkpoint.model)
         use_float32_logits(self.checkpoint.model.get_output_embeddings())
-        # A number per completion and place, drawn ahead: what is sampled does not depend on how it is batched.
+        # A random number per completion and place, so that samples do not depend on how they are batched.
         generator = torch.Generator().manual_seed(seed)
-        chance_PGT = torch.rand(
+        uniform_PGT = torch.rand(
             len(questions), num_samples, max_new_tokens, dtype=torch.float64, generator=generator
         ).to(self.checkpoint.device)
         prompts = [self.checkpoint.prompt_ids(question) for question in questions]
-        # Prompts of like length waste the least padding in their cache.
+        # Prompts of similar length waste the least padding in their cache.
         order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
         size = max(1, self.max_batch_size // num_samples)
         groups: dict[int, list[Completion]] = {}
         for start in range(0, len(order), size):
             chosen = order[start : start + size]
-            batch = Decoding(self.checkpoint, [prompts[index] for index in chosen], num_samples, temperature)
-            groups.update(zip(chosen, batch.run(chance_PGT[chosen].flatten(0, 1)), strict=True))
+            decoding = Decoding(self.checkpoint, [prompts[index] for index in chosen], num_samples, temperature)
+            groups.update(zip(chosen, decoding.run(uniform_PGT[chosen].flatten(0, 1)), strict=True))
         return [groups[index] for index in range(len(prompts))]
 
     def attach(self, policy: Policy, probes: Sequence[TokenSequence]) -> None:
@@ -71,7 +71,7 @@ class ShardedSampler(TransformersSampler):
     """Generates from a full copy of weights that training shards over processes (ZeRO 3).
 
     Decoding takes hundreds of passes, and each process another number of them: gathering every layer for each pass
-    would be slow, and would have processes wait for passes that never come.
+    would be slow, and processes would wait for passes that never come.
     """
 
     def __init__(self, checkpoint: Checkpoint, max_batch_size: int) -> None:
@@ -92,7 +92,7 @@ class ShardedSampler(TransformersSampler):
 
 
 class Decoding:
-    """One batch of completions from its prompts to the end of the last."""
+    """One batch of completions, from its prompts to the end of the last."""
 
     def __init__(
         self, checkpoint: Checkpoint, prompts: Sequence[tuple[int, ...]], group_size: int, temperature: float
@@ -103,41 +103,35 @@ class Decoding:
         self.cache = GroupCache([len(prompt) for prompt in prompts], group_size, checkpoint.device)
         self._end_ids = torch.tensor(checkpoint.end_ids, device=checkpoint.device)
 
-    def run(self, chance_RT: Tensor) -> list[list[Completion]]:
-        """Return the groups of completions; `chance` holds a number in [0, 1) for each token that may be drawn."""
-        length_R = torch.full_like(chance_RT[:, 0], chance_RT.shape[1], dtype=torch.long)
-        ids_RT = torch.zeros_like(chance_RT, dtype=torch.long)
-        logprobs_RT = torch.zeros_like(chance_RT, dtype=torch.float32)
+    def run(self, uniform_RT: Tensor) -> list[list[Completion]]:
+        """Return the groups of completions; `uniform` has a number in [0, 1) for each token that may be sampled."""
+        length_R = torch.full_like(uniform_RT[:, 0], uniform_RT.shape[1], dtype=torch.long)
+        ids_RT = torch.zeros_like(uniform_RT, dtype=torch.long)
+        logprobs_RT = torch.zeros_like(uniform_RT, dtype=torch.float32)
         finished_R = torch.zeros_like(length_R, dtype=torch.bool)
         logits_RV = self._read_prompts()
-        for t in range(chance_RT.shape[1]):
+        for t in range(uniform_RT.shape[1]):
             row_R = self.cache.row_R
-            token_R, logprob_R = self._draw(logits_RV, chance_RT[row_R, t])
+            token_R, logprob_R = self._sample(logits_RV, uniform_RT[row_R, t])
             ids_RT[row_R, t], logprobs_RT[row_R, t] = token_R, logprob_R
             ended_R = self.ends(token_R, t)
             if ended_R.any():
                 length_R[row_R[ended_R]] = t + 1
                 finished_R[row_R[ended_R]] = True
-                token_R = self._drop(ended_R, token_R)
-            if not len(token_R) or t + 1 == chance_RT.shape[1]:
+                self.cache.drop(ended_R)
+                token_R = ids_RT[self.cache.row_R, t]
+            if not len(token_R) or t + 1 == uniform_RT.shape[1]:
                 break
             logits_RV = self._read_tokens(token_R)
         rows = zip(length_R.tolist(), ids_RT.tolist(), logprobs_RT.tolist(), finished_R.tolist(), strict=True)
-        found = [self._completion(number, *row) for number, row in enumerate(rows)]
+        completions = [self._completion(number, *row) for number, row in enumerate(rows)]
         size = self.cache.group_size
-        return [found[start : start + size] for start in range(0, len(found), size)]
+        return [completions[start : start + size] for start in range(0, len(completions), size)]
 
     def ends(self, token_R: Tensor, t: int) -> Tensor:
-        """Return which rows end with this token, the one of place `t`."""
+        """Return which rows end with this token, at place `t`."""
         del t
         return torch.isin(token_R, self._end_ids)
-
-    def _drop(self, ended_R: Tensor, token_R: Tensor) -> Tensor:
-        """Drop rows, and return the tokens of the others in their new order."""
-        token_by_row = torch.zeros(len(self.prompts) * self.cache.group_size, dtype=torch.long, device=token_R.device)
-        token_by_row[self.cache.row_R] = token_R
-        self.cache.drop(ended_R)
-        return token_by_row[self.cache.row_R]
 
     def _read_prompts(self) -> Tensor:
         """Compute each prompt once; return the logits that all its completions start from."""
@@ -156,65 +150,63 @@ class Decoding:
         self.cache.num_decoded += 1
         return logits_RV
 
-    def _logits(self, ids: Tensor, positions: Tensor, wanted: Tensor) -> Tensor:
+    def _logits(self, ids: Tensor, positions: Tensor, places: Tensor) -> Tensor:
         model = self.checkpoint.model
         hidden_1TD = model.get_decoder()(
             input_ids=ids[None], position_ids=positions[None], layout=self.cache, use_cache=False
         ).last_hidden_state
-        logits_RV: Tensor = model.get_output_embeddings()(hidden_1TD[0, wanted])
+        logits_RV: Tensor = model.get_output_embeddings()(hidden_1TD[0, places])
         return logits_RV
 
-    def _draw(self, logits_RV: Tensor, chance_R: Tensor) -> tuple[Tensor, Tensor]:
-        """Return a token per row with its log-probability: the likeliest at temperature 0, else drawn."""
-        if self.temperature == 0:
-            token_R = logits_RV.argmax(-1)
-        else:
+    def _sample(self, logits_RV: Tensor, uniform_R: Tensor) -> tuple[Tensor, Tensor]:
+        """Return a token per row with its log-probability: the likeliest at temperature 0, else a random one."""
+        greedy = self.temperature == 0
+        if not greedy:
             logits_RV = logits_RV / self.temperature
         highest_R1 = logits_RV.amax(-1, keepdim=True)
         weights_RV = (logits_RV - highest_R1).exp_()
-        if self.temperature:
-            token_R = inverse_cdf(weights_RV, chance_R)
+        token_R = logits_RV.argmax(-1) if greedy else inverse_cdf(weights_RV, uniform_R)
         lse_R = highest_R1.squeeze(1) + weights_RV.sum(-1).log()
         return token_R, logits_RV.gather(1, token_R[:, None]).squeeze(1) - lse_R
 
     def _completion(
         self, number: int, length: int, ids: list[int], logprobs: list[float], finished: bool
     ) -> Completion:
-        kept = tuple(ids[:length])
-        prompt = self.prompts[number // self.cache.group_size]
-        text = self.checkpoint.decode(kept[:-1] if finished else kept)
-        return Completion(TokenSequence(prompt, kept), tuple(logprobs[:length]), text, finished=finished)
+        completion_ids = tuple(ids[:length])
+        tokens = TokenSequence(self.prompts[number // self.cache.group_size], completion_ids)
+        text = self.checkpoint.decode(completion_ids[:-1] if finished else completion_ids)
+        return Completion(tokens, tuple(logprobs[:length]), text, finished=finished)
 
 
-def inverse_cdf(weights_RV: Tensor, chance_R: Tensor) -> Tensor:
-    """Return for each row the index whose share of the cumulated weights holds `chance`, a number in [0, 1).
+def inverse_cdf(weights_RV: Tensor, uniform_R: Tensor) -> Tensor:
+    """Return for each row the index whose share of the cumulative weights contains `uniform`, a number in [0, 1).
 
-    Weights are cumulated in float64, so that rounding takes no token's share, and by blocks first, so that only one
-    block per row is cumulated weight by weight.
+    Weights are summed in float64, so that rounding drops no token, and by blocks first, so that only one block per row
+    is summed weight by weight.
     """
     size = math.isqrt(weights_RV.shape[1]) + 1
     weights_RBC = torch.nn.functional.pad(weights_RV, (0, -weights_RV.shape[1] % size)).unflatten(1, (-1, size))
-    stops_RB = cumulated(weights_RBC.sum(-1))
-    threshold_R1 = chance_R[:, None] * stops_RB[:, -1:]
+    stops_RB = cumulative_sum(weights_RBC.sum(-1))
+    threshold_R1 = uniform_R[:, None] * stops_RB[:, -1:]
     block_R1 = torch.searchsorted(stops_RB, threshold_R1, right=True)
     start_R1, stop_R1 = (torch.nn.functional.pad(stops_RB, (1, 0)).gather(1, block_R1 + more) for more in (0, 1))
     # Below one whatever was rounded: an index beyond the last that has a weight is never returned.
-    chance_R1 = ((threshold_R1 - start_R1) / (stop_R1 - start_R1)).clamp(max=1 - 2**-53)
-    chosen_RC = weights_RBC.gather(1, block_R1[:, :, None].expand(-1, -1, size)).squeeze(1)
-    cumulated_RC = cumulated(chosen_RC)
-    place_R1 = torch.searchsorted(cumulated_RC, chance_R1 * cumulated_RC[:, -1:], right=True)
+    uniform_R1 = ((threshold_R1 - start_R1) / (stop_R1 - start_R1)).clamp(max=1 - 2**-53)
+    block_RC = weights_RBC.gather(1, block_R1[:, :, None].expand(-1, -1, size)).squeeze(1)
+    stops_RC = cumulative_sum(block_RC)
+    place_R1 = torch.searchsorted(stops_RC, uniform_R1 * stops_RC[:, -1:], right=True)
     return (block_R1 * size + place_R1).squeeze(1)
 
 
-def cumulated(weights_RC: Tensor) -> Tensor:
-    """Return the cumulated weights of each row in float64; equal weights give equal sums, on GPUs too."""
+def cumulative_sum(weights_RC: Tensor) -> Tensor:
+    """Return the cumulative sum of each row in float64; equal weights give equal sums, on GPUs too."""
     if not weights_RC.is_cuda:
         return weights_RC.cumsum(-1, dtype=torch.float64)
-    return cumulated_by_product(weights_RC)
+    return cumulative_sum_by_product(weights_RC)
 
 
-def cumulated_by_product(weights_RC: Tensor) -> Tensor:
-    """Do the same by a matrix of ones: torch's own cumulation is not deterministic on GPUs, and refused for that."""
+def cumulative_sum_by_product(weights_RC: Tensor) -> Tensor:
+    """Return the same by a matrix of ones: torch's own cumsum is not deterministic on GPUs, and therefore refused."""
     size = weights_RC.shape[1]
     ones_CC = torch.ones(size, size, dtype=torch.float64, device=weights_RC.device).triu()
     return weights_RC.double() @ ones_CC

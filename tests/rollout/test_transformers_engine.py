@@ -294,7 +294,7 @@ def test_weights_are_cumulated_on_gpus_as_elsewhere(monkeypatch: pytest.MonkeyPa
     weights_RV = torch.rand(300, 5000, generator=generator)
     chance_R = torch.rand(300, dtype=torch.float64, generator=generator)
     expected_R = inverse_cdf(weights_RV, chance_R)
-    monkeypatch.setattr(transformers_sampler, "cumulated", transformers_sampler.cumulated_by_product)
+    monkeypatch.setattr(transformers_sampler, "cumulative_sum", transformers_sampler.cumulative_sum_by_product)
     assert torch.equal(inverse_cdf(weights_RV, chance_R), expected_R)
 
 

@@ -280,12 +280,12 @@ def test_a_sampler_that_draws_from_something_else_stops_the_run(
     tmp_path: Path, reference: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Log-probabilities that are not the trainer's end the run before the first update."""
-    drawn = Decoding._draw
+    drawn = Decoding._sample
 
     def skewed(self: Decoding, logits_RV: torch.Tensor, chance_R: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return drawn(self, logits_RV * 1.5, chance_R)
 
-    monkeypatch.setattr(Decoding, "_draw", skewed)
+    monkeypatch.setattr(Decoding, "_sample", skewed)
     with pytest.raises(SamplerMismatchError, match=r"sampler\.max_mismatch"):
         _run(tmp_path, tiny.PROBLEMS, reference)
 
