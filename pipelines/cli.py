@@ -135,7 +135,7 @@ def _grade(options: argparse.Namespace) -> int:
 
 
 def _plan(options: argparse.Namespace) -> int:
-    from pipelines.plan import plan, show
+    from pipelines.plan.plan import plan, show
 
     planned = plan(
         options.params, num_gpus=options.gpus, gpu_name=options.gpu, completion_tokens=options.completion_tokens

@@ -3,8 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
-from pipelines.planning.known_models import KNOWN_MODELS
-from pipelines.planning.run import Engine, Run, Sampler, Work
+from pipelines.plan.models import KNOWN_MODELS
+from pipelines.plan.run import Engine, Run, Sampler, Work
 
 SEVEN_B = KNOWN_MODELS["deepseek-7b"]
 NUM_PARAMETERS = 6_910_365_696

@@ -9,10 +9,10 @@ import yaml
 from components.shared.answer_policy import AnswerPolicy
 from components.shared.errors import PipelineError
 from components.shared.model import ModelConfig
-from pipelines import plan
 from pipelines.cli import main
-from pipelines.planning.hardware import GIB, GPUS, gpu, usable_bytes
-from pipelines.planning.known_models import KNOWN_MODELS, shape_of
+from pipelines.plan import plan
+from pipelines.plan.hardware import GIB, GPUS, gpu, usable_bytes
+from pipelines.plan.models import KNOWN_MODELS, shape_of
 
 ROOT = Path(__file__).parents[2]
 FILES = [ROOT / "params.yaml", *sorted((ROOT / "params").glob("*.yaml"))]
@@ -152,10 +152,10 @@ def test_the_words_are_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     assert rows["fits into 72.7"] == ["no", "no", "no", "no"]
     text = "\n".join(lines)
     remedy = "the smallest change that makes it fit: sampling.max_batch_size: 64."
-    assert f" of 72.7 GiB that can be counted on; {remedy}" in text
+    assert f" of 72.7 usable GiB; {remedy}" in text
     assert "Under PPO, a critic of the same shape adds 13.6 GiB per GPU" in text
     assert "Efficiency falls below 50 % at 32 GPUs" in text
-    assert "A step has 16 prompts, and more GPUs than that are refused." in text
+    assert "A step has 16 prompts; more GPUs than that are refused." in text
 
 
 def test_the_change_that_is_named_works(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,14 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.planning.fit import fits, smallest_change
-from pipelines.planning.hardware import gpu, usable_bytes
-from pipelines.planning.known_models import KNOWN_MODELS
-from pipelines.planning.memory import at_stage, memory_of
-from pipelines.planning.model_shape import ModelShape
-from pipelines.planning.ppo import num_critic_parameters, with_critic
-from pipelines.planning.run import Engine, Run, Sampler, Work
-from pipelines.planning.step_time import REFERENCE, UPDATE, step_time
+from pipelines.plan.fit import fits, smallest_change
+from pipelines.plan.hardware import gpu, usable_bytes
+from pipelines.plan.memory import at_stage, memory_of
+from pipelines.plan.models import KNOWN_MODELS, ModelShape
+from pipelines.plan.run import Engine, Run, Sampler, Work
+from pipelines.plan.step_time import REFERENCE, UPDATE, critic, num_critic_parameters, step_time
 from tests.pipelines.planned import NUM_PARAMETERS, SEVEN_B, run
 
 
@@ -188,16 +186,16 @@ def test_checkpointing_saves_most_activations() -> None:
 
 def test_a_critic_holds_what_a_policy_does_but_its_output_layer() -> None:
     """Without sharding 16 N' of 16 N' + 18 N bytes: policy and critic with their optimizers, and the reference."""
-    critic = num_critic_parameters(SEVEN_B)
-    assert critic == NUM_PARAMETERS - 102400 * 4096 + 4096
-    found = with_critic(run(zero_stage=0), gpu("h200"))
-    assert found.critic_bytes == pytest.approx(18 * critic, rel=1e-6)
-    assert found.states_share == pytest.approx(18 * critic / (18 * critic + 20 * NUM_PARAMETERS), rel=1e-6)
+    size = num_critic_parameters(SEVEN_B)
+    assert size == NUM_PARAMETERS - 102400 * 4096 + 4096
+    found = critic(run(zero_stage=0), gpu("h200"))
+    assert found.critic_bytes == pytest.approx(18 * size, rel=1e-6)
+    assert found.states_share == pytest.approx(18 * size / (18 * size + 20 * NUM_PARAMETERS), rel=1e-6)
     assert 0.25 < found.states_share < 0.5
     assert found.peak_share < found.states_share
     times = step_time(run(zero_stage=0), gpu("h200"))
     # It scores what the reference scores, and is updated as the policy is.
-    assert found.critic_s == near(times.phase(REFERENCE) + times.phase(UPDATE))
+    assert found.critic_s == near(times.phases[REFERENCE] + times.phases[UPDATE])
     assert found.time_share == near(found.critic_s / (found.critic_s + times.total))
     assert found.peak_share == near(found.critic_bytes / (found.critic_bytes + memory_of(run(zero_stage=0)).peak))
 

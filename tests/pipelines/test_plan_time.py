@@ -2,13 +2,11 @@ from dataclasses import replace
 
 import pytest
 
-from pipelines.planning.collectives import Network
-from pipelines.planning.hardware import gpu
-from pipelines.planning.known_models import KNOWN_MODELS
-from pipelines.planning.model_shape import ModelShape
-from pipelines.planning.run import Engine, Run, Sampler, Work
-from pipelines.planning.scaling import limit_of, loss_at, simulate
-from pipelines.planning.step_time import (
+from pipelines.plan.hardware import Network, gpu
+from pipelines.plan.models import KNOWN_MODELS, ModelShape
+from pipelines.plan.run import Engine, Run, Sampler, Work
+from pipelines.plan.scaling import limit_of, loss_at, simulate
+from pipelines.plan.step_time import (
     OTHER,
     REFERENCE,
     SAMPLING,
@@ -92,10 +90,10 @@ def test_each_switch_costs_what_it_computes() -> None:
     arithmetic = (UPDATE, "arithmetic")
     assert step_time(run(), H200).terms[arithmetic] == pytest.approx(plain.terms[arithmetic] * 4 / (3 + head))
     twice = step_time(run(gradient_checkpointing=False, updates=2), H200)
-    assert twice.phase(UPDATE) == pytest.approx(2 * plain.phase(UPDATE))
+    assert twice.phases[UPDATE] == pytest.approx(2 * plain.phases[UPDATE])
     alone = step_time(run(gradient_checkpointing=False, reference="none"), H200)
-    assert alone.phase(REFERENCE) == 0
-    assert plain.phase(REFERENCE) == pytest.approx(plain.terms[arithmetic] / (3 + head))
+    assert alone.phases[REFERENCE] == 0
+    assert plain.phases[REFERENCE] == pytest.approx(plain.terms[arithmetic] / (3 + head))
     host = step_time(run(gradient_checkpointing=False, offload="optimizer"), H200)
     assert host.terms[UPDATE, "optimizer"] > 10 * plain.terms[UPDATE, "optimizer"]
 
@@ -114,21 +112,21 @@ def test_new_weights_reach_the_sampler() -> None:
     """Not at all where it samples from the policy's own; through the memory, or over a network card."""
     whole = 2 * SEVEN_B.num_parameters
     own, vllm, apart = (
-        step_time(run(engine=engine, num_servers=servers), H200).phase(SYNC)
+        step_time(run(engine=engine, num_servers=servers), H200).phases[SYNC]
         for engine, servers in (("transformers", 0), ("vllm", 0), ("vllm_server", 2))
     )
     assert own == 0
     assert vllm == pytest.approx(2 * whole / (0.6 * 4.8e12))
     assert apart == pytest.approx(whole / 50e9)
-    gathered = step_time(run(zero_stage=3), H200).phase(SYNC)
+    gathered = step_time(run(zero_stage=3), H200).phases[SYNC]
     assert gathered == pytest.approx(Network(H200, 8).gather_s(whole, 30 * 7))
 
 
 def test_overlapping_hides_the_shorter_half() -> None:
     """The step is as long as the longer of sampling and training, and what neither hides."""
     found = step_time(run(overlap=True), H200)
-    halves = (found.phase(SAMPLING) + found.phase(SCORING), found.phase(REFERENCE) + found.phase(UPDATE))
-    assert found.total == pytest.approx(max(halves) + found.phase(SYNC) + found.phase(OTHER))
+    halves = (found.phases[SAMPLING] + found.phases[SCORING], found.phases[REFERENCE] + found.phases[UPDATE])
+    assert found.total == pytest.approx(max(halves) + found.phases[SYNC] + found.phases[OTHER])
     assert found.total < step_time(run(), H200).total
 
 

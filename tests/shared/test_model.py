@@ -1,17 +1,34 @@
-"""The base model's section: which models there are, and how a question is put to one."""
+"""The base model's section, and folders that refer to a model elsewhere."""
+
+from pathlib import Path
 
 import pytest
 
+from components.shared import jsonl, lineage
 from components.shared.answer_policy import AnswerPolicy
 from components.shared.config import validate
 from components.shared.errors import PipelineError
-from components.shared.model import SCRATCH_MODELS, ModelConfig
+from components.shared.model import (
+    PIPELINE_FILE,
+    SCRATCH_MODELS,
+    ModelConfig,
+    holds_model,
+    require_unchanged,
+    resolve_reference,
+    write_reference,
+)
+
+_QUESTION = {"prompt": "{question}\n", "answer": "declared"}
+
+
+def _config(base: str = "scratch:tiny", prompt: str = "{question}") -> ModelConfig:
+    return ModelConfig(base=base, prompt=prompt, answer=AnswerPolicy.DECLARED)
 
 
 @pytest.mark.parametrize("preset", sorted(SCRATCH_MODELS))
-def test_a_preset_is_a_model_that_can_be_made(preset: str) -> None:
+def test_a_preset_can_be_built(preset: str) -> None:
     """Its width divides into heads, whose halves rotate."""
-    size = ModelConfig(base=f"scratch:{preset}", prompt="{question}", answer=AnswerPolicy.DECLARED).scratch
+    size = _config(f"scratch:{preset}").scratch
     assert size == SCRATCH_MODELS[preset]
     assert size.hidden_size % size.num_heads == 0
     assert size.hidden_size // size.num_heads % 2 == 0
@@ -19,8 +36,8 @@ def test_a_preset_is_a_model_that_can_be_made(preset: str) -> None:
 
 @pytest.mark.parametrize("base", ["models/qwen", "Qwen/Qwen2.5-0.5B", "scratch", "my/scratch:tiny"])
 def test_any_other_name_is_an_existing_model(base: str) -> None:
-    """A folder or a hub id, of which nothing is made."""
-    assert ModelConfig(base=base, prompt="{question}", answer=AnswerPolicy.DECLARED).scratch is None
+    """A folder or a hub id."""
+    assert _config(base).scratch is None
 
 
 @pytest.mark.parametrize(
@@ -36,19 +53,64 @@ def test_any_other_name_is_an_existing_model(base: str) -> None:
         ({"prompt": "{ question }"}, "model.prompt: must contain `{question}`"),
     ],
 )
-def test_what_cannot_be_is_refused_with_what_can(values: dict[str, str], message: str) -> None:
-    """Before anything is fetched or trained."""
+def test_an_invalid_model_section_is_refused(values: dict[str, str], message: str) -> None:
+    """With what is accepted, before anything is fetched or trained."""
     with pytest.raises(PipelineError) as refused:
-        validate(
-            ModelConfig, {"base": "scratch:tiny", "prompt": "{question}", "answer": "declared"} | values, name="model"
-        )
+        validate(ModelConfig, {"base": "scratch:tiny", **_QUESTION, **values}, name="model")
     assert str(refused.value).startswith(message)
 
 
 @pytest.mark.parametrize("question", ["What is {x} in {question}?", "{}", "{0}", r"\frac{1}{2} % \1 $", ""])
-def test_a_question_is_put_word_for_word(question: str) -> None:
-    """Braces in a question are LaTeX and no places to fill, nor are other braces in the prompt."""
-    model = ModelConfig(
-        base="scratch:tiny", prompt="{system} Q: {question}\nA: \\boxed{}", answer=AnswerPolicy.DECLARED
-    )
+def test_a_question_is_inserted_verbatim(question: str) -> None:
+    """Braces in a question are LaTeX and not places to fill, nor are other braces in the prompt."""
+    model = _config(prompt="{system} Q: {question}\nA: \\boxed{}")
     assert model.ask(question) == "{system} Q: " + question + "\nA: \\boxed{}"
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A model as a stage writes it, with a reference to it beside it."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(b"weights")
+    jsonl.write_json(folder / PIPELINE_FILE, _QUESTION)
+    lineage.write(folder, {"stage": "train_sft"})
+    write_reference(tmp_path / "reference", folder)
+    return folder
+
+
+def test_a_reference_resolves_to_the_model(tmp_path: Path, model: Path) -> None:
+    """It is small, says how a question is put to the model, and has the model's lineage."""
+    reference = tmp_path / "reference"
+    assert sorted(path.name for path in reference.iterdir()) == [lineage.FILE_NAME, PIPELINE_FILE]
+    assert jsonl.read_json(reference / PIPELINE_FILE).items() >= _QUESTION.items()
+    assert lineage.read(reference) == lineage.read(model)
+    assert resolve_reference(reference) == resolve_reference(model) == model
+    assert (holds_model(model), holds_model(reference)) == (True, False)
+
+
+def test_other_folders_resolve_to_themselves(tmp_path: Path, model: Path) -> None:
+    """Data, models of a hub, models that no stage has made, and a model to which questions are put in another way."""
+    folder = tmp_path / "reference"
+    reference = jsonl.read_json(folder / PIPELINE_FILE)
+    (tmp_path / "plain").mkdir()
+    assert resolve_reference(tmp_path / "plain") == tmp_path / "plain"
+    for other in (
+        {**_QUESTION, "weights": "org/model", "revision": "1"},
+        {**_QUESTION, "weights": str(tmp_path / "plain"), "digest": "0"},
+        {**reference, "prompt": "Q: {question}"},
+    ):
+        jsonl.write_json(folder / PIPELINE_FILE, other)
+        assert resolve_reference(folder) == folder
+
+
+def test_a_model_that_has_changed_or_is_gone_is_refused(tmp_path: Path, model: Path) -> None:
+    """What was evaluated would not be what was passed on."""
+    reference = tmp_path / "reference"
+    require_unchanged(reference, lineage.digest(model))
+    (model / "model.safetensors").write_bytes(b"others")
+    with pytest.raises(PipelineError, match="has changed since it was passed on"):
+        require_unchanged(reference, lineage.digest(model))
+    model.rename(tmp_path / "elsewhere")
+    with pytest.raises(PipelineError, match=r"is not there; is its volume mounted\?"):
+        resolve_reference(reference)

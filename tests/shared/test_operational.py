@@ -4,7 +4,6 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import pytest
 from pydantic import Field
 
 from components.shared.config import Config, Operational, without_operational
@@ -63,9 +62,3 @@ def test_operational_keys_are_left_out_at_any_depth() -> None:
         "base": "a/b",
     }
     assert without_operational(_stage(1)) == without_operational(_stage(8)) == expected
-
-
-def test_a_marked_key_is_checked_as_any_other() -> None:
-    """The limit beside the mark holds."""
-    with pytest.raises(ValueError, match="greater than 0"):
-        _stage(0)

@@ -1,38 +1,37 @@
-"""Time of a step by phase, from operations, bytes and stated shares of what the hardware could do.
+"""Time of a step by phase, from operations, bytes and assumed fractions of the hardware's rates.
 
-Seconds are those of the busiest GPU: it has the most groups, and the others wait for it. Each phase is a sum of terms
-with names of their own, so that a plan can say which of them does not shrink.
+Seconds are those of the busiest GPU: it has the most groups, and the others wait for it. Each phase is a sum of named
+terms, so that a plan can say which of them does not shrink with more GPUs.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from pipelines.planning.collectives import Network
-from pipelines.planning.hardware import HOST_RATE, Gpu
-from pipelines.planning.model_shape import ModelShape
-from pipelines.planning.run import Run, Work
+from pipelines.plan.hardware import HOST_RATE, Gpu, Network
+from pipelines.plan.memory import memory_of
+from pipelines.plan.models import ModelShape
+from pipelines.plan.run import Run, Work
 
 _UTILISATION = 0.40
-"""Of the rate of matrix products: forward and backward passes, prompts read by the sampler (assumed; published runs of
-dense models report 0.3 to 0.5)."""
+"""Fraction of the rate of matrix products: forward and backward passes, prefill (assumed; published runs of dense
+models report 0.3 to 0.5)."""
 _MEMORY_FRACTION = 0.6
-"""Of the rate of the memory: decoding, and the optimizer (assumed)."""
+"""Fraction of the memory's rate: decoding, and the optimizer (assumed)."""
 _LAYER_S = {"transformers": 400e-6, "vllm": 40e-6, "vllm_server": 40e-6}
-"""Time per layer and decoded token that is neither arithmetic nor memory: starting small operations one by one, or,
+"""Time per layer and decoded token that is neither arithmetic nor memory: launching small operations one by one, or,
 under vLLM, captured graphs, sampling and scheduling (assumed)."""
 _OPTIMIZER_BYTES = 28
 """Bytes read and written per parameter by AdamW: gradient, master copy and moments in, master copy and moments out."""
 _HOST_ADAM_RATE = 1e9
 """Parameters per second that a process's share of the host's processors updates (assumed)."""
 _VERDICTS_PER_S = 90.0
-"""Of one worker on the slowest kind, MATH (benchmarks/results/verifier.json, half of what two workers reach)."""
+"""Of one grading worker on the slowest kind, MATH (benchmarks/results/verifier.json: half of two workers' rate)."""
 _WORKERS_PER_GPU = 4
-"""Workers that grade, for each GPU (assumed)."""
+"""Grading workers per GPU (assumed)."""
 _STEP_S = 1.0
-"""What is left of a step: tokenizing, packing, metrics (assumed)."""
+"""Tokenizing, packing and metrics of a step (assumed)."""
 _COMPLETION_TOKEN_S = 150e-9
-"""For each token of all completions, which every process is sent: 13 bytes, and Python's time to unpack them,
-which it took here."""
+"""Per token of all completions, which every process receives: 13 bytes, and the measured time to unpack them."""
 _GATHERS_PER_LAYER = 7
 """Collectives with which ZeRO 3 gathers a layer: one for each matrix."""
 
@@ -48,17 +47,17 @@ class StepTime:
     """By phase and name of the term."""
     overlap: bool
 
-    def phase(self, name: str) -> float:
-        """Return the seconds of one phase."""
-        return sum(seconds for (phase, _), seconds in self.terms.items() if phase == name)
+    @property
+    def phases(self) -> dict[str, float]:
+        """The seconds of each phase."""
+        return {phase: sum(seconds for (of, _), seconds in self.terms.items() if of == phase) for phase in PHASES}
 
     @property
     def total(self) -> float:
         """The seconds of the step."""
-        sampled = self.phase(SAMPLING) + self.phase(SCORING)
-        trained = self.phase(REFERENCE) + self.phase(UPDATE)
-        rest = self.phase(SYNC) + self.phase(OTHER)
-        return rest + (max(sampled, trained) if self.overlap else sampled + trained)
+        seconds = self.phases
+        sampling, training = seconds[SAMPLING] + seconds[SCORING], seconds[REFERENCE] + seconds[UPDATE]
+        return seconds[SYNC] + seconds[OTHER] + (max(sampling, training) if self.overlap else sampling + training)
 
 
 def step_time(run: Run, gpu: Gpu) -> StepTime:
@@ -75,12 +74,6 @@ def step_time(run: Run, gpu: Gpu) -> StepTime:
     for phase, parts in phases.items():
         terms |= {(phase, name): seconds for name, seconds in parts.items()}
     return StepTime(terms, run.sampler.overlap)
-
-
-def critic_time(run: Run, gpu: Gpu) -> float:
-    """Return the seconds that a critic of the same shape adds under PPO: its values, and its own update."""
-    values = sum(_passes(run, gpu, passes=1.0, gathers=1).values())
-    return values + sum(_update(run, gpu).values())
 
 
 def _gathering_s(run: Run) -> float:
@@ -237,3 +230,40 @@ def _sync_s(run: Run, gpu: Gpu) -> float:
     if run.sampler.num_servers:
         seconds += whole / gpu.network_rate
     return seconds
+
+
+@dataclass(frozen=True)
+class Critic:
+    """What PPO needs beside GRPO, per GPU and step: a critic of the policy's shape, with its own optimizer.
+
+    It computes when the policy does not, so activations and buffers are there once.
+    """
+
+    critic_bytes: float
+    states_share: float
+    """Fraction of the states of policy, critic and reference."""
+    peak_share: float
+    """Fraction of PPO's peak."""
+    critic_s: float
+    """Its values, and its own update."""
+    time_share: float
+    """Fraction of a step of PPO."""
+
+
+def critic(run: Run, gpu: Gpu) -> Critic:
+    """Return what a critic would add to a run."""
+    memory = memory_of(run)
+    num_bytes = memory.states * num_critic_parameters(run.shape) / run.shape.num_parameters
+    seconds = sum(_passes(run, gpu, passes=1.0, gathers=1).values()) + sum(_update(run, gpu).values())
+    return Critic(
+        critic_bytes=num_bytes,
+        states_share=num_bytes / (num_bytes + memory.states + memory.reference),
+        peak_share=num_bytes / (num_bytes + memory.peak),
+        critic_s=seconds,
+        time_share=seconds / (seconds + step_time(run, gpu).total),
+    )
+
+
+def num_critic_parameters(shape: ModelShape) -> int:
+    """Return the critic's parameters: one output in place of the output layer, as PPO's papers have it."""
+    return replace(shape, tied=True).num_parameters + shape.hidden_size

@@ -1,28 +1,25 @@
-"""The same run on more and more GPUs: where it stops scaling, and which term is to blame."""
+"""The same run on more and more GPUs: where it stops scaling, and which term limits it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal
 
-from pipelines.planning.fit import fits
-from pipelines.planning.hardware import Gpu
-from pipelines.planning.run import Run
-from pipelines.planning.step_time import PHASES, StepTime, step_time
+from pipelines.plan.fit import fits
+from pipelines.plan.hardware import Gpu
+from pipelines.plan.run import Run
+from pipelines.plan.step_time import StepTime, step_time
 
 NUMBERS_OF_GPUS = (8, 16, 32, 64, 128, 256, 512, 1024)
-_WORTH_IT = 0.5
-"""Efficiency below which more GPUs are not worth their while."""
+_MIN_EFFICIENCY = 0.5
+"""Below this more GPUs are not worth it."""
 
 Scaling = Literal["strong", "weak"]
 
+_FEW = "for each token of the longest completion, however few completions a GPU has"
 _REASONS = {
-    ("sampling", "reading weights"): "decoding reads all weights for each token of the longest completion, however few "
-    "completions a GPU has",
-    (
-        "sampling",
-        "starting operations",
-    ): "decoding starts every operation anew for each token of the longest completion, "
-    "however few completions a GPU has",
+    ("sampling", "reading weights"): f"decoding reads all weights {_FEW}",
+    ("sampling", "starting operations"): f"decoding launches every operation again {_FEW}",
     ("sampling", "reading caches"): "groups stay whole: a GPU has at least one, and reads its caches",
     ("sampling", "arithmetic"): "groups stay whole: no GPU samples less than one",
     ("sampling", "prompts"): "groups stay whole: no GPU reads less than one prompt",
@@ -33,8 +30,8 @@ _REASONS = {
     ("update", "reducing gradients"): "gradients of all weights are summed over all GPUs after each micro-batch",
     ("update", "gathering new weights"): "all new weights go to all GPUs after each optimizer step",
     ("weight sync", "weights"): "all new weights go to the samplers",
-    ("other", "the rest"): "what is done once per step, whatever the number of GPUs",
-    ("other", "gathering completions"): "every process is sent the completions of all others",
+    ("other", "the rest"): "work that is done once per step, on any number of GPUs",
+    ("other", "gathering completions"): "every process receives the completions of all others",
 }
 
 
@@ -46,12 +43,8 @@ class Point:
     prompts: int
     time: StepTime
     efficiency: float
-    """Of the first point's completions per second and GPU."""
+    """Completions per second and GPU, as a fraction of the first point's."""
     fits: bool
-
-    def phases(self) -> list[float]:
-        """Return the seconds of each phase."""
-        return [self.time.phase(name) for name in PHASES]
 
 
 @dataclass(frozen=True)
@@ -61,14 +54,14 @@ class Loss:
     num_gpus: int
     phase: str
     term: str
-    """The one that loses the most."""
+    """The one with the largest loss."""
     share: float
-    """Of all that is lost."""
+    """Fraction of the whole loss."""
 
     @property
     def reason(self) -> str:
-        """Why."""
-        return _REASONS.get((self.phase, self.term), f"{self.term} does not get shorter with more GPUs")
+        """Why the term does not shrink."""
+        return _REASONS.get((self.phase, self.term), f"{self.term} does not shrink with more GPUs")
 
 
 def simulate(run: Run, gpu: Gpu, scaling: Scaling, numbers: Sequence[int] = NUMBERS_OF_GPUS) -> list[Point]:
@@ -86,7 +79,7 @@ def simulate(run: Run, gpu: Gpu, scaling: Scaling, numbers: Sequence[int] = NUMB
 
 
 def _scaled(run: Run, number: int, scaling: Scaling, first: int) -> Run:
-    """The run on so many GPUs; servers keep their share of them."""
+    """The run on another number of GPUs; servers keep their share of them."""
     servers = round(run.sampler.num_servers * number / run.num_gpus)
     sampler = replace(run.sampler, num_servers=max(servers, 1) if run.sampler.num_servers else 0)
     prompts = run.work.prompts * (number // first if scaling == "weak" else 1)
@@ -94,15 +87,34 @@ def _scaled(run: Run, number: int, scaling: Scaling, first: int) -> Run:
 
 
 def limit_of(points: Sequence[Point]) -> Loss | None:
-    """Return what is lost where efficiency falls below a half; None where it does not."""
-    below = next((point for point in points if point.efficiency < _WORTH_IT), None)
+    """Return the loss where efficiency falls below a half; None where it does not."""
+    below = next((point for point in points if point.efficiency < _MIN_EFFICIENCY), None)
     return None if below is None else loss_at(points[0], below)
 
 
 def loss_at(first: Point, point: Point) -> Loss:
-    """Return what a point loses against the first."""
+    """Return the loss of a point against the first."""
     ideal = first.num_gpus * point.prompts / (point.num_gpus * first.prompts)
     lost = {key: seconds - ideal * first.time.terms.get(key, 0.0) for key, seconds in point.time.terms.items()}
     phase, term = max(lost, key=lambda key: lost[key])
     total = sum(seconds for seconds in lost.values() if seconds > 0)
     return Loss(point.num_gpus, phase, term, lost[phase, term] / total if total else 0.0)
+
+
+def draw(curves: Mapping[str, Sequence[Point]], path: Path) -> None:
+    """Write efficiency over the number of GPUs, a line for each curve."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    axes = figure.subplots()
+    for label, points in curves.items():
+        axes.plot([point.num_gpus for point in points], [point.efficiency for point in points], marker="o", label=label)
+    axes.axhline(0.5, color="grey", linestyle=":")
+    axes.set_xscale("log", base=2)
+    axes.set_xticks([point.num_gpus for points in curves.values() for point in points])
+    axes.xaxis.set_major_formatter("{x:.0f}")
+    axes.set_ylim(0, None)
+    axes.set_xlabel("GPUs")
+    axes.set_ylabel("efficiency per GPU")
+    axes.legend()
+    figure.savefig(path)

@@ -1,4 +1,4 @@
-"""What is planned, in plain numbers: a model, the work of a step, and how it is spread over GPUs."""
+"""A run in plain numbers: a model, the work of a step, and how it is spread over GPUs."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -7,9 +7,8 @@ from components.policy.config import ALL_LINEAR, EngineConfig
 from components.preflight.config import Params
 from components.shared.errors import PipelineError
 from components.train_grpo.config import SamplerConfig
-from pipelines.planning.hardware import GIB
-from pipelines.planning.known_models import shape_of
-from pipelines.planning.model_shape import ModelShape
+from pipelines.plan.hardware import GIB
+from pipelines.plan.models import ModelShape, shape_of
 
 Offload = Literal["none", "optimizer", "all"]
 Reference = Literal["none", "whole", "sharded", "offloaded"]

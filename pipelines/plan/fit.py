@@ -5,11 +5,11 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-from pipelines.planning.hardware import Gpu, usable_bytes
-from pipelines.planning.memory import memory_of
-from pipelines.planning.run import Run
+from pipelines.plan.hardware import Gpu, usable_bytes
+from pipelines.plan.memory import memory_of
+from pipelines.plan.run import Run
 
-_MOST_GPUS = 4096
+_MAX_GPUS = 4096
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def smallest_change(run: Run, gpu: Gpu) -> str | None:
         if _accepted(changed) and fits(changed, gpu):
             return ", ".join(change.text for change in changes)
     num_gpus = 2 * run.num_gpus
-    while num_gpus <= min(_MOST_GPUS, run.work.prompts):
+    while num_gpus <= min(_MAX_GPUS, run.work.prompts):
         if fits(replace(run, num_gpus=num_gpus), gpu):
             return f"--gpus {num_gpus}"
         num_gpus *= 2

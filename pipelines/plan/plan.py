@@ -7,22 +7,21 @@ from typing import Any
 
 from components.preflight.config import load_params
 from components.shared.errors import PipelineError
-from pipelines.planning import scaling_table, tables
-from pipelines.planning.fit import fits, smallest_change
-from pipelines.planning.hardware import Gpu, gpu, usable_bytes
-from pipelines.planning.memory import Memory, at_stage, memory_of
-from pipelines.planning.ppo import Comparison, with_critic
-from pipelines.planning.run import Run, run_of
-from pipelines.planning.scaling import Point, limit_of, simulate
-from pipelines.planning.step_time import PHASES, StepTime, step_time
+from pipelines.plan import text
+from pipelines.plan.fit import fits, smallest_change
+from pipelines.plan.hardware import Gpu, gpu, usable_bytes
+from pipelines.plan.memory import Memory, at_stage, memory_of
+from pipelines.plan.run import Run, run_of
+from pipelines.plan.scaling import Point, draw, limit_of, simulate
+from pipelines.plan.step_time import Critic, StepTime, critic, step_time
 
-_MOST_GPUS = 16_384
+_MAX_GPUS = 16_384
 _PLOTS = {".png", ".svg", ".pdf"}
 
 
 @dataclass(frozen=True)
 class Plan:
-    """All that is said of a run."""
+    """All that is predicted of a run."""
 
     path: Path
     run: Run
@@ -33,15 +32,15 @@ class Plan:
     change: str | None
     """The smallest one that makes it fit, where it does not."""
     time: StepTime
-    ppo: Comparison
+    ppo: Critic
     strong: list[Point]
     weak: list[Point]
 
 
 def plan(path: Path, *, num_gpus: int, gpu_name: str, completion_tokens: float | None) -> Plan:
     """Return the plan of a params file."""
-    if not 1 <= num_gpus <= _MOST_GPUS:
-        raise PipelineError(f"--gpus {num_gpus}: from 1 to {_MOST_GPUS:,} is accepted")
+    if not 1 <= num_gpus <= _MAX_GPUS:
+        raise PipelineError(f"--gpus {num_gpus}: from 1 to {_MAX_GPUS:,} is accepted")
     device = gpu(gpu_name)
     run = run_of(load_params(path), num_gpus, completion_tokens)
     enough = fits(run, device)
@@ -53,49 +52,43 @@ def plan(path: Path, *, num_gpus: int, gpu_name: str, completion_tokens: float |
         fits=enough,
         change=None if enough else smallest_change(run, device),
         time=step_time(run, device),
-        ppo=with_critic(run, device),
+        ppo=critic(run, device),
         strong=simulate(run, device, "strong"),
         weak=simulate(run, device, "weak"),
     )
 
 
 def show(planned: Plan, *, as_json: bool, plot: Path | None) -> None:
-    """Print a plan for people, or for machines; draw how it scales where a file is given."""
+    """Print a plan for people, or as JSON; draw how it scales where a file is given."""
     if plot is not None and plot.suffix not in _PLOTS:
         raise PipelineError(f"--plot {plot}: the name of a file that ends in {', '.join(sorted(_PLOTS))} is accepted")
-    if as_json:
-        print(json.dumps(_figures(planned), indent=1))
-    else:
-        print(_text(planned))
+    print(json.dumps(_figures(planned), indent=1) if as_json else _text(planned))
     if plot is not None:
-        from pipelines.planning.plot import draw
-
         draw({"fixed batch": planned.strong, "batch grows with the GPUs": planned.weak}, plot)
 
 
 def _text(planned: Plan) -> str:
     parts = [
-        tables.heading(planned.path, planned.run, planned.gpu),
-        tables.memory(planned.memory, planned.run, planned.gpu),
+        text.heading(planned.path, planned.run, planned.gpu),
+        text.memory(planned.memory, planned.run, planned.gpu),
         _verdict(planned),
-        tables.time(planned.time, planned.run),
-        tables.ppo(planned.ppo),
-        scaling_table.scaling("Strong scaling: the same step on more GPUs", planned.strong),
-        scaling_table.scaling("Weak scaling: prompts grow with the GPUs", planned.weak),
-        tables.assumptions(planned.run),
+        text.time(planned.time, planned.run),
+        text.ppo(planned.ppo),
+        text.scaling("Strong scaling: the same step on more GPUs", planned.strong),
+        text.scaling("Weak scaling: prompts grow with the GPUs", planned.weak),
+        text.assumptions(planned.run),
     ]
     return "\n\n".join(parts)
 
 
 def _verdict(planned: Plan) -> str:
     needed, usable = planned.memory[planned.run.engine.zero_stage].peak, usable_bytes(planned.gpu)
-    figures = f"{tables.gib(needed)} of {tables.gib(usable)} GiB that can be counted on"
+    figures = f"{text.gib(needed)} of {text.gib(usable)} usable GiB"
     if planned.fits:
         return f"Fits: {figures}."
-    remedy = "no change of its settings makes it fit"
     if planned.change:
-        remedy = f"the smallest change that makes it fit: {planned.change}"
-    return f"Does not fit: {figures}; {remedy}."
+        return f"Does not fit: {figures}; the smallest change that makes it fit: {planned.change}."
+    return f"Does not fit: {figures}; no change of its settings makes it fit."
 
 
 def _figures(planned: Plan) -> dict[str, Any]:
@@ -111,9 +104,9 @@ def _figures(planned: Plan) -> dict[str, Any]:
         "fits": planned.fits,
         "smallest_change": planned.change,
         "step_s": planned.time.total,
-        "phases_s": {name: planned.time.phase(name) for name in PHASES},
+        "phases_s": planned.time.phases,
         "ppo": asdict(planned.ppo),
-        "scaling": {name: _points(points) for name, points in (("strong", planned.strong), ("weak", planned.weak))},
+        "scaling": {"strong": _points(planned.strong), "weak": _points(planned.weak)},
     }
 
 
@@ -131,7 +124,7 @@ def _points(points: list[Point]) -> dict[str, Any]:
             "step_s": point.time.total,
             "efficiency": point.efficiency,
             "fits": point.fits,
-            "phases_s": dict(zip(PHASES, point.phases(), strict=True)),
+            "phases_s": point.time.phases,
         }
         for point in points
     ]
