@@ -1,7 +1,7 @@
-"""Whether two expressions are equal, with sympy behind math-verify's reader of LaTeX.
+"""Whether two expressions are equal, with sympy behind math-verify's parser of LaTeX.
 
 Imported where it is needed: most verdicts need no algebra, and these libraries take a quarter of a second to import.
-Nothing here has a time limit: whoever compares what a model wrote does so in a process that can be killed.
+Nothing here has a time limit: compare what a model wrote in a process that can be killed.
 """
 
 import logging
@@ -17,30 +17,34 @@ from latex2sympy2_extended.latex2sympy2 import ConversionConfig
 from math_verify import verify
 from sympy.core.function import AppliedUndef
 
-from components.grading.decision import UnreadableError
-from components.grading.number import Number
+from components.grading.quantities import Number
 
 _DEGREE = re.compile(r"\\degree\s*")
-_DIGITS = 400
-_POINTS = 8
+_MAX_DIGITS = 400
+_NUM_POINTS = 8
 _MIN_POINTS = 3
+_ZERO = sympy.Integer(0)
 
 # It warns, at every call, that nobody limits its time: the pool does.
 logging.getLogger("math_verify").setLevel(logging.ERROR)
 
 
+class UnreadableError(Exception):
+    """A text is not a mathematical expression."""
+
+
 def is_readable(latex: str) -> bool:
     """Tell whether a text is a mathematical expression."""
     try:
-        _read(latex)
+        _parse(latex)
     except UnreadableError:
         return False
     return True
 
 
-def value_of(latex: str) -> Fraction | None:
+def rational_value(latex: str) -> Fraction | None:
     """Return the value of an expression without variables, if it is rational."""
-    expression = _read(latex)
+    expression = _parse(latex)
     if not isinstance(expression, sympy.Expr) or expression.free_symbols:
         return None
     simple = expression.doit()
@@ -49,7 +53,7 @@ def value_of(latex: str) -> Fraction | None:
 
 def rounds_to(latex: str, decimal: Number) -> bool:
     """Tell whether a constant expression, rounded to the places of a decimal, is that decimal."""
-    expression = _read(latex)
+    expression = _parse(latex)
     if not isinstance(expression, sympy.Expr) or expression.free_symbols:
         return False
     value = decimal.value
@@ -58,13 +62,13 @@ def rounds_to(latex: str, decimal: Number) -> bool:
 
 
 def same_value(latex: str, other: str) -> bool:
-    """Tell whether two expressions have the same value, whatever their variables are.
+    """Tell whether two expressions have the same value for all values of their variables.
 
-    Raises UnreadableError for an expression that cannot be read; the second one is read first.
+    Raises UnreadableError for an expression that cannot be parsed; the second one is parsed first.
     """
-    second, first = _read(other), _read(latex)
+    second, first = _parse(other), _parse(latex)
     if first == second:
-        return not _is_undefined(first)
+        return not _has(first, sympy.nan, sympy.zoo)
     if isinstance(first, sympy.Expr) and isinstance(second, sympy.Expr):
         return _equal(first, second)
     return _verified(first, second)
@@ -72,16 +76,73 @@ def same_value(latex: str, other: str) -> bool:
 
 def same_relation(sides: tuple[str, str], others: tuple[str, str]) -> bool:
     """Tell whether two equations say the same: their differences of sides are multiples, or one solves the other."""
-    first, second = (_read(f"({left})-({right})") if right != "0" else _read(left) for left, right in (sides, others))
+    first, second = (_parse(f"({left})-({right})") if right != "0" else _parse(left) for left, right in (sides, others))
     if not isinstance(first, sympy.Expr) or not isinstance(second, sympy.Expr):
         return False
     if first.free_symbols != second.free_symbols or not first.free_symbols:
         return False
-    if _unknown_functions(first) or _unknown_functions(second):
+    if _has_unknown_functions(first, second):
         return 0 in {sympy.expand(first - second), sympy.expand(first + second)}
-    if any(_equal(each, sympy.Integer(0)) for each in (first, second)):  # it says nothing
+    if any(_equal(each, _ZERO) for each in (first, second)):  # it says nothing
         return False
     return _are_multiples(first, second) or _describes(first, second) or _describes(second, first)
+
+
+def verified(latex: str, other: str) -> bool:
+    """Tell whether math-verify finds two sets, relations or other objects equal, whichever is put first."""
+    first, second = _parse(latex), _parse(other)
+    return not any(_has(each, sympy.nan, sympy.zoo) for each in (first, second)) and _verified(first, second)
+
+
+def _verified(first: Any, second: Any) -> bool:
+    return any(
+        verify([gold], [answer], timeout_seconds=None, raise_on_error=True)
+        for gold, answer in ((first, second), (second, first))
+    )
+
+
+@lru_cache(maxsize=2048)
+def _parse(latex: str) -> Any:
+    """The expression, with decimals as the exact numbers they write, and `i` as the imaginary unit."""
+    try:
+        expression = latex2sympy(
+            _DEGREE.sub(r"\\cdot\\frac{\\pi}{180} ", latex),
+            # Without its own rules for units, boxes and equations: it would drop whatever looks like one.
+            normalization_config=NormalizationConfig(malformed_operators=True, nits=True, boxed="none"),
+            conversion_config=ConversionConfig(lowercase_symbols=False),
+        )
+    except MemoryError:
+        raise
+    except Exception as error:  # a parser of whatever a model wrote may fail in any way
+        raise UnreadableError from error
+    if expression is None or isinstance(expression, str):
+        raise UnreadableError
+    if not isinstance(expression, sympy.Basic):
+        return expression
+    exact = {decimal: sympy.Rational(str(decimal)) for decimal in expression.atoms(sympy.Float)}
+    exact |= {symbol: sympy.I for symbol in expression.free_symbols if symbol.name == "i"}
+    return expression.xreplace(exact) if exact else expression
+
+
+def _has(expression: Any, *kinds: Any) -> bool:
+    return isinstance(expression, sympy.Basic) and expression.has(*kinds)
+
+
+def _has_unknown_functions(*expressions: Any) -> bool:
+    return any(expression.atoms(AppliedUndef) for expression in expressions)
+
+
+def _equal(first: Any, second: Any) -> bool:
+    """Equality of two expressions: at several points, with enough digits that rounding cannot hide a difference."""
+    if any(_has(each, sympy.nan, sympy.zoo, sympy.oo) for each in (first, second)):
+        return False
+    if _has_unknown_functions(first, second):
+        return bool(sympy.expand(first - second) == 0)
+    symbols = first.free_symbols | second.free_symbols
+    if not symbols:
+        return _agree(first, second, {}) is True
+    real = not (first.has(sympy.I) or second.has(sympy.I))
+    return _all_agree(_agree(first, second, point, real=real) for point in _points(symbols))
 
 
 def _are_multiples(first: Any, second: Any) -> bool:
@@ -89,8 +150,11 @@ def _are_multiples(first: Any, second: Any) -> bool:
     ours, theirs = first.subs(start), second.subs(start)
     if 0 in {_evaluate(ours, {}), _evaluate(theirs, {})}:
         return False
-    found = [_agree(first * theirs, second * ours, point) for point in points]
-    known = [agrees for agrees in found if agrees is not None]
+    return _all_agree(_agree(first * theirs, second * ours, point) for point in points)
+
+
+def _all_agree(agreements: Any) -> bool:
+    known = [agrees for agrees in agreements if agrees is not None]
     return len(known) >= _MIN_POINTS and all(known)
 
 
@@ -103,89 +167,23 @@ def _describes(solved: Any, other: Any) -> bool:
         slope = sympy.expand(sympy.diff(other, symbol))
         # `xy = x^2` holds for y = x, but also wherever x is zero.
         shared = sympy.gcd(slope, sympy.expand(other.subs(symbol, 0)))
-        if slope != 0 and shared.is_number and _equal(other.subs(symbol, value), sympy.Integer(0)):
+        if slope != 0 and shared.is_number and _equal(other.subs(symbol, value), _ZERO):
             return True
     return False
 
 
-def verified(latex: str, other: str) -> bool:
-    """Tell whether math-verify finds two sets, relations or other objects equal, whichever is put first."""
-    first, second = _read(latex), _read(other)
-    return not _is_undefined(first) and not _is_undefined(second) and _verified(first, second)
-
-
-def _verified(first: Any, second: Any) -> bool:
-    return any(
-        verify([gold], [answer], timeout_seconds=None, raise_on_error=True)
-        for gold, answer in ((first, second), (second, first))
-    )
-
-
-@lru_cache(maxsize=2048)
-def _read(latex: str) -> Any:
-    try:
-        found = latex2sympy(
-            _DEGREE.sub(r"\\cdot\\frac{\\pi}{180} ", latex),
-            # Without its own idea of units, boxes and equations: it would drop whatever looks like one.
-            normalization_config=NormalizationConfig(malformed_operators=True, nits=True, boxed="none"),
-            conversion_config=ConversionConfig(lowercase_symbols=False),
-        )
-    except MemoryError:
-        raise
-    except Exception as error:  # a reader of whatever a model wrote may fail in any way
-        raise UnreadableError from error
-    if found is None or isinstance(found, str):
-        raise UnreadableError
-    return _with_constants(found)
-
-
-def _with_constants(expression: Any) -> Any:
-    """The expression with decimals as the exact numbers they write, and `i` as what it nearly always is."""
-    if not isinstance(expression, sympy.Basic):
-        return expression
-    exact = {decimal: sympy.Rational(str(decimal)) for decimal in expression.atoms(sympy.Float)}
-    exact |= {symbol: sympy.I for symbol in expression.free_symbols if symbol.name == "i"}
-    return expression.xreplace(exact) if exact else expression
-
-
-def _is_undefined(expression: Any) -> bool:
-    return _has(expression, sympy.nan, sympy.zoo)
-
-
-def _has(expression: Any, *kinds: Any) -> bool:
-    return isinstance(expression, sympy.Basic) and expression.has(*kinds)
-
-
-def _unknown_functions(expression: Any) -> bool:
-    return bool(expression.atoms(AppliedUndef))
-
-
-def _equal(first: Any, second: Any) -> bool:
-    """Equality of two expressions: at several points with many digits, which no rounding passes off as equal."""
-    if any(_has(each, sympy.nan, sympy.zoo, sympy.oo) for each in (first, second)):
-        return False
-    if _unknown_functions(first) or _unknown_functions(second):
-        return bool(sympy.expand(first - second) == 0)
-    symbols = first.free_symbols | second.free_symbols
-    if not symbols:
-        return _agree(first, second, {}) is True
-    complex_ = first.has(sympy.I) or second.has(sympy.I)
-    found = [_agree(first, second, point, real=not complex_) for point in _points(symbols)]
-    known = [agrees for agrees in found if agrees is not None]
-    return len(known) >= _MIN_POINTS and all(known)
-
-
 def _points(symbols: Any) -> list[dict[Any, Any]]:
     """Values to put for the variables, the same at every call: fractions, negative ones, and whole numbers."""
-    draw = random.Random(7)
+    generator = random.Random(7)
     ordered = sorted(symbols, key=str)
 
     def value(index: int) -> Any:
         if index % 2:
-            return sympy.Integer(draw.randint(2, 9))
-        return sympy.Rational(draw.randint(101, 499), 200) * (1, draw.choice((1, -1)), -1, 1)[index // 2]
+            return sympy.Integer(generator.randint(2, 9))
+        size = sympy.Rational(generator.randint(101, 499), 200)
+        return size * (1, generator.choice((1, -1)), -1, 1)[index // 2]
 
-    return [{symbol: value(index) for symbol in ordered} for index in range(_POINTS)]
+    return [{symbol: value(index) for symbol in ordered} for index in range(_NUM_POINTS)]
 
 
 def _agree(first: Any, second: Any, point: dict[Any, Any], *, real: bool = False) -> bool | None:
@@ -202,13 +200,13 @@ def _agree(first: Any, second: Any, point: dict[Any, Any], *, real: bool = False
 def _is_real(expression: Any, point: dict[Any, Any]) -> bool:
     """Whether an expression is real at a point, and so are the roots and logarithms in it."""
     roots = [power for power in expression.atoms(sympy.Pow) if not power.exp.is_integer]
-    parts = [expression, *roots, *expression.atoms(sympy.log)]
-    return all(_value.is_real for part in parts if (_value := part.subs(point).evalf()).is_number)
+    values = (part.subs(point).evalf() for part in (expression, *roots, *expression.atoms(sympy.log)))
+    return all(value.is_real for value in values if value.is_number)
 
 
 def _evaluate(expression: Any, point: dict[Any, Any]) -> Any:
-    """The value at a point to hundreds of digits where it takes them; None where there is none."""
-    value = expression.subs(point).doit().evalf(15, maxn=_DIGITS)
+    """The value at a point, computed to hundreds of digits where that is needed; None where there is none."""
+    value = expression.subs(point).doit().evalf(15, maxn=_MAX_DIGITS)
     return value if value.is_number and value.is_finite and not value.free_symbols else None
 
 

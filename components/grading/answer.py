@@ -4,34 +4,34 @@ import re
 from dataclasses import dataclass
 from itertools import pairwise
 
-from components.grading.units import split_unit
+from components.grading.quantities import split_unit
 from components.shared.answer_policy import AnswerPolicy
 
-_MARK = "####"
-_MARKERS = (_MARK, r"\boxed", r"\fbox")
+_MARKER = "####"
+_DECLARATIONS = (_MARKER, r"\boxed", r"\fbox")
 _THOUGHT = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
 _THOUGHT_END = "</think>"
 _NOT_REASONING = re.compile(r"</?think>|\\[(\[]|[\s#$*]")
 
 
 def final_answer(text: str, policy: AnswerPolicy) -> str | None:
-    """Return what the text gives as its answer; None where it gives none in the place that the policy names.
+    """Return the answer that stands where the policy looks for it; None where there is none.
 
     Of the two markers the later one counts, so a heading such as `#### Step 1` does not hide a box below it. Text
     inside `<think>` does not count. A text that stops in the middle has no answer, whatever numbers it holds.
     """
-    said = outside_thoughts(text)
+    text = outside_thoughts(text)
     if policy is AnswerPolicy.BOXED:
-        return _boxed(said)
+        return _boxed(text)
     if policy is AnswerPolicy.MARKED:
-        return _marked(said)
-    if _MARK in said or "box" in said:
-        _, mark, after = said.rpartition(_MARK)
+        return _marked(text)
+    if _MARKER in text or "box" in text:
+        _, marker, after = text.rpartition(_MARKER)
         _, _, rest = after.partition("\n")
-        declared = _boxed(rest if mark else said) or _marked(said)
+        declared = _boxed(rest if marker else text) or _marked(text)
         if declared or policy is AnswerPolicy.DECLARED:
             return declared
-    return stated_answer(said) if policy is AnswerPolicy.STATED else None
+    return stated_answer(text) if policy is AnswerPolicy.STATED else None
 
 
 def has_reasoning(text: str, policy: AnswerPolicy) -> bool:
@@ -39,18 +39,9 @@ def has_reasoning(text: str, policy: AnswerPolicy) -> bool:
     answer = final_answer(text, policy)
     if answer is None:
         return False
-    place = max(text.rfind(marker) for marker in _MARKERS)
+    place = max(text.rfind(marker) for marker in _DECLARATIONS)
     before = text[: place if place >= 0 else text.rfind(answer)]
     return bool(_NOT_REASONING.sub("", before))
-
-
-def _boxed(text: str) -> str | None:
-    return (last_boxed(text) if "box" in text else None) or None
-
-
-def _marked(text: str) -> str | None:
-    _, mark, after = text.rpartition(_MARK)
-    return (after.partition("\n")[0].strip() or None) if mark else None
 
 
 def outside_thoughts(text: str) -> str:
@@ -59,6 +50,15 @@ def outside_thoughts(text: str) -> str:
         return text
     # Where the prompt itself opened the thought, only its end is in the text.
     return _THOUGHT.sub(" ", text).rpartition(_THOUGHT_END)[2]
+
+
+def _boxed(text: str) -> str | None:
+    return (last_boxed(text) if "box" in text else None) or None
+
+
+def _marked(text: str) -> str | None:
+    _, marker, after = text.rpartition(_MARKER)
+    return (after.partition("\n")[0].strip() or None) if marker else None
 
 
 _COMMAND = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])\s*")
@@ -73,7 +73,7 @@ _JOIN = re.compile(r"(?=.*(?:[,;]|\b(?:and|or)\b))(?:[^.!?]|\\[!.])*", re.DOTALL
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """One box of a text: `text[start:end]` is the whole of it."""
+    r"""One `\boxed{}` of a text: `text[start:end]` is the whole of it."""
 
     start: int
     end: int
@@ -81,31 +81,31 @@ class Box:
 
 
 def last_boxed(text: str) -> str | None:
-    r"""Return what stands in the last box; None without a box, or where the last one is never closed.
+    r"""Return the content of the last box; None without a box, or where the last one is never closed.
 
     Boxes that follow one another within a sentence, as in `\boxed{1} and \boxed{2}`, are one answer: a list.
     """
-    boxes, all_closed = _read(text)
+    boxes, all_closed = _boxes(text)
     if not boxes or not all_closed:
         return None
     first = len(boxes) - 1
-    while first and _goes_on(text, boxes[first - 1], boxes[first]):
+    while first and _are_joined(text, boxes[first - 1], boxes[first]):
         first -= 1
     return ", ".join(dict.fromkeys(box.content for box in boxes[first:]))
 
 
-def _goes_on(text: str, box: Box, other: Box) -> bool:
+def find_boxes(text: str) -> list[Box]:
+    r"""Return each closed `\boxed{...}`, `\fbox{...}` or `\boxed 2`, with its place in the text."""
+    return _boxes(text)[0]
+
+
+def _are_joined(text: str, box: Box, other: Box) -> bool:
     """Whether nothing but "and", commas and a few words stands between two boxes."""
     between = text[box.end : other.start] if other.start - box.end <= _MAX_JOIN_CHARACTERS else "."
     return bool(_DELIMITERS.fullmatch(between) or _JOIN.fullmatch(between))
 
 
-def find_boxes(text: str) -> list[Box]:
-    """Return each closed box with its place in the text."""
-    return _read(text)[0]
-
-
-def _read(text: str) -> tuple[list[Box], bool]:
+def _boxes(text: str) -> tuple[list[Box], bool]:
     """The boxes up to the first that is never closed, and whether all are closed."""
     boxes: list[Box] = []
     position = 0
@@ -118,27 +118,27 @@ def _read(text: str) -> tuple[list[Box], bool]:
 
 
 def _content(text: str, start: int) -> tuple[str | None, int]:
-    """What a box holds whose content begins at `start`, and where the box ends; None where it is never closed."""
+    """The content of a box that begins at `start`, and where the box ends; None where it is never closed."""
     if text.startswith("{", start):
         end = _closing_brace(text, start)
         return (None, len(text)) if end is None else (text[start + 1 : end].strip(), end + 1)
-    found = _UNBRACED.match(text, start)
-    content = found.group().rstrip(".,;:") if found else ""
+    unbraced = _UNBRACED.match(text, start)
+    content = unbraced.group().rstrip(".,;:") if unbraced else ""
     return content, start + len(content)
 
 
 def _closing_brace(text: str, start: int) -> int | None:
     r"""The index of the brace that closes the one at `start`; `\{` and `\}` are text."""
     depth = 0
-    for found in _BRACE.finditer(text, start):
-        depth += {"{": 1, "}": -1}.get(found.group(), 0)
+    for match in _BRACE.finditer(text, start):
+        depth += {"{": 1, "}": -1}.get(match.group(), 0)
         if depth == 0:
-            return found.start()
+            return match.start()
     return None
 
 
 def _innermost(content: str) -> str:
-    """What counts of a box that holds nothing but another box: the content of the inner one."""
+    """The content of the innermost box, where a box holds nothing but another one."""
     for _ in range(_MAX_NESTED if len(content) <= _MAX_BOX_CHARACTERS else 0):
         command = _COMMAND.match(content)
         inner, end = _content(content, command.end()) if command else (None, 0)
@@ -170,8 +170,8 @@ _RETRACTION = re.compile(
 _INTRODUCES = re.compile(
     r"[:=\u2248]|\b(?:is|are|equals?|was|were|be|about|approximately|roughly)\b|'s\b", re.IGNORECASE
 )
-_NAMES_IT = re.compile(r"^(?:the|a|an|that)\b|\b(?:is|are|equals)\b|=", re.IGNORECASE)
-_BLOCK = re.compile(
+_NAMES_SUBJECT = re.compile(r"^(?:the|a|an|that)\b|\b(?:is|are|equals)\b|=", re.IGNORECASE)
+_FORMULA = re.compile(
     # What is longer is no answer, and looking for its end in vain at every place would take long.
     r"(?:\$\$(.{1,300}?)\$\$|\\\[(.{1,300}?)\\\]|\\\((.{1,300}?)\\\)|\$(?![?!.])((?:[^$\\]|\\.){1,300})\$"
     r"|(?<![\\\w])\[ ([^\[\]\n]{1,300}) \])",  # what is left of \[ 5 \] where backslashes got lost
@@ -201,7 +201,7 @@ _NUMBER = (
 _NUMBERS = re.compile(_NUMBER + r"(?:\s*(?:,|,?\s*(?:and|or)\s)\s*" + _NUMBER + r")*(?![a-zA-Z0-9_^]|[.,]\d)")
 _ASIDE = re.compile(r"(?<=[0-9$)}]),\s+(?:as|which|since|because|so)\b")
 _CALCULATION = re.compile(r"<<[^<>]*>>")  # GSM8K's calculator marks
-_SAYS_WORDS = re.compile(
+_HAS_WORDS = re.compile(
     r"(?<![\\a-zA-Z])[a-zA-Z]{2,}(?:'[a-z]+)?\s+(?:[^\W\d]{2,})|\b(?:is|are|equals)\b|[\u3040-\u30ff\u4e00-\u9fff]{2,}"
 )
 _MAX_CHARACTERS = 4000
@@ -210,91 +210,90 @@ _MAX_LINE_CHARACTERS = 100
 
 
 def stated_answer(text: str) -> str | None:
-    """Return what the last sentence that states an answer gives; None where there is no such sentence.
+    """Return the answer of the last sentence that states one in words; None where there is no such sentence.
 
     A text that is nothing but an answer states it. A conclusion counts only as the end of a text, in a finished
     sentence. What is conditional, denied or asked states nothing.
     """
     # An answer stands at the end, and what a model wrote may be long and built to be slow to search.
     end = _SPECIAL_TOKENS.split(text)[0].strip()[-_MAX_CHARACTERS:]
-    said = _HOPE.sub("", _CALCULATION.sub("", end)).strip()
-    phrases = list(_STATES.finditer(said))
-    return _after_phrase(said, phrases[-1]) if phrases else _bare(said) or _concluded(said)
+    text = _HOPE.sub("", _CALCULATION.sub("", end)).strip()
+    phrases = list(_STATES.finditer(text))
+    return _after_phrase(text, phrases[-1]) if phrases else _bare(text) or _concluded(text)
 
 
-def _after_phrase(said: str, phrase: re.Match[str]) -> str | None:
-    answer = _until_end(said, phrase.end())
-    after = said[phrase.end() + len(answer) :]
+def _after_phrase(text: str, phrase: re.Match[str]) -> str | None:
+    """What follows a phrase such as "The answer is", unless it is a question, conditional, denied or retracted."""
+    answer = _until_end(text, phrase.end())
+    after = text[phrase.end() + len(answer) :]
     is_question = answer.endswith("?") or after.lstrip("*\"' ").startswith("?")
-    before = _SENTENCE_BEGIN.split(said[: phrase.start()])[-1]
+    before = _SENTENCE_BEGIN.split(text[: phrase.start()])[-1]
     is_denied = _CONDITION.search(before) or _DENIAL.match(answer) or _RETRACTION.search(after[:80])
     if is_question or is_denied:
         return None
-    if not _SAYS_WORDS.match(answer) or not re.search("[0-9$]", answer):
+    if not _HAS_WORDS.match(answer) or not re.search("[0-9$]", answer):
         return answer or None
-    # "Final Answer: The area is 12" says what it is the answer to; "The answer is in chapter 12" does not say it.
-    return _last_value(answer) if phrase["verb"] == ":" or _NAMES_IT.search(answer) else None
+    # "Final Answer: The area is 12" names its subject and gives a value; "The answer is in chapter 12" gives none.
+    return _last_value(answer) if phrase["verb"] == ":" or _NAMES_SUBJECT.search(answer) else None
 
 
-def _until_end(said: str, start: int) -> str:
+def _until_end(text: str, start: int) -> str:
     """From `start` to the end of the sentence; a formula that begins there is taken as a whole."""
-    if (block := _BLOCK.match(said, start)) and not re.match(r"\s*[^\W\d_]|\s*[$\\]", said[block.end() :].lstrip(".,")):
-        return next(group for group in block.groups() if group is not None).strip()
-    end = _SENTENCE_END.search(said, start)
-    sentence = _ASIDE.split(said[start : end.start() if end else len(said)])[0]
+    formula = _FORMULA.match(text, start)
+    if formula and not re.match(r"\s*[^\W\d_]|\s*[$\\]", text[formula.end() :].lstrip(".,")):
+        return next(group for group in formula.groups() if group is not None).strip()
+    end = _SENTENCE_END.search(text, start)
+    sentence = _ASIDE.split(text[start : end.start() if end else len(text)])[0]
     return sentence.strip().rstrip(".!\u3002").strip("\"' ")
 
 
-def _bare(said: str) -> str | None:
+def _bare(text: str) -> str | None:
     """The whole text, where it has no words beyond those of an answer."""
-    if not said or len(said) > _MAX_BARE_CHARACTERS or "\n\n" in said or _has_label(said):
+    if not text or len(text) > _MAX_BARE_CHARACTERS or "\n\n" in text:
         return None
-    has_words = _SAYS_WORDS.search(_BLOCK.sub(" ", said))
-    return said if not has_words or (said[0].isdigit() and split_unit(said)[1]) else None
+    formula = _FORMULA.search(text)
+    if formula and re.search(r"[^\W\d_]{3,}", text[: formula.start()]):  # a label, as in "Answer $9$"
+        return None
+    has_words = _HAS_WORDS.search(_FORMULA.sub(" ", text))
+    return text if not has_words or (text[0].isdigit() and split_unit(text)[1]) else None
 
 
-def _has_label(said: str) -> bool:
-    """Whether a word stands before a formula, as in "Answer $9$"."""
-    block = _BLOCK.search(said)
-    return bool(block and re.search(r"[^\W\d_]{3,}", said[: block.start()]))
-
-
-def _concluded(said: str) -> str | None:
-    """What the last sentence comes to, if it is finished and concludes, or is the only one."""
-    sentences = [part for part in _sentences(said) if part.strip()]
+def _concluded(text: str) -> str | None:
+    """The value that the last sentence gives, if it is finished and concludes, or is the only one."""
+    sentences = [part for part in _sentences(text) if part.strip()]
     if not sentences or "?" in sentences[-1]:
         return None
     last = sentences[-1].strip()
-    if len(sentences) > 1 and _BLOCK.fullmatch(last):  # a formula on a line of its own ends the sentence before it
+    if len(sentences) > 1 and _FORMULA.fullmatch(last):  # a formula on a line of its own ends the sentence before it
         last = f"{sentences[-2].strip()} {last}"
     value = _last_value(last)
     if value is None or _DENIES.search(last) or not (_FINISHED.search(last) or last.endswith(value)):
         return None
-    is_only = len(sentences) == 1 or _is_line(said)
-    return value if _CONCLUDES.search(last) or (is_only and (_BLOCK.search(last) or _INTRODUCES.search(last))) else None
+    is_only = len(sentences) == 1 or (len(text) <= _MAX_LINE_CHARACTERS and "\n" not in text)
+    concludes = _CONCLUDES.search(last) or (is_only and (_FORMULA.search(last) or _INTRODUCES.search(last)))
+    return value if concludes else None
 
 
-def _is_line(said: str) -> bool:
-    return len(said) <= _MAX_LINE_CHARACTERS and "\n" not in said
-
-
-def _sentences(said: str) -> list[str]:
+def _sentences(text: str) -> list[str]:
     """The sentences of a text; full stops inside formulas end none."""
-    hidden = _BLOCK.sub(lambda found: "\x00" * len(found.group()), said)
-    ends = {found.end() for found in _SENTENCE_END.finditer(hidden)}
-    ends |= {found.end() for found in _DISPLAY_END.finditer(said)}
-    cuts = [0, *sorted(ends), len(said)]
-    return [said[start:end] for start, end in pairwise(cuts)]
+    ends = {match.end() for match in _SENTENCE_END.finditer(_without_formulas(text))}
+    ends |= {match.end() for match in _DISPLAY_END.finditer(text)}
+    return [text[start:end] for start, end in pairwise([0, *sorted(ends), len(text)])]
 
 
 def _last_value(sentence: str) -> str | None:
     """The formula or number that follows the last "is" of a sentence, or else its last one."""
-    hidden = _BLOCK.sub(lambda found: "\x00" * len(found.group()), sentence)
-    values = [(found.start(), next(group for group in found.groups() if group)) for found in _BLOCK.finditer(sentence)]
-    values += [(found.start(), found.group()) for found in _NUMBERS.finditer(hidden)]
-    copulas = [found.end() for found in _COPULA.finditer(hidden)]
-    after = [(place, value) for place, value in sorted(values) if copulas and place >= copulas[-1] - 1]
+    words = _without_formulas(sentence)
+    formulas = ((match.start(), next(filter(None, match.groups()))) for match in _FORMULA.finditer(sentence))
+    values = [*formulas, *((match.start(), match.group()) for match in _NUMBERS.finditer(words))]
     if not values:
         return None
+    copulas = [match.end() for match in _COPULA.finditer(words)]
+    after = [(place, value) for place, value in sorted(values) if copulas and place >= copulas[-1] - 1]
     place, value = after[0] if after else max(values)
-    return None if _GOVERNED.search(hidden[max(0, place - 80) : place]) else value.strip() or None
+    return None if _GOVERNED.search(words[max(0, place - 80) : place]) else value.strip() or None
+
+
+def _without_formulas(text: str) -> str:
+    """The text with formulas blanked out, every other character in its place."""
+    return _FORMULA.sub(lambda match: "\x00" * len(match.group()), text)

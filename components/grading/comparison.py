@@ -1,181 +1,395 @@
 r"""Comparison of two answers: part by part where they have parts, exactly where they are numbers, else by algebra.
 
-The rules are the same whichever answer comes first, but that only the given one is refused:
+The rules are the same whichever answer comes first, except that only the answer to be graded can be rejected:
 
 - Values of a list or set may come in any order, those of a tuple, an interval or a matrix may not; brackets count.
 - A unit may be missing; two units are converted, and must be of the same kind. `25\%` is 25 and 0.25.
-- A decimal equals a fraction that no decimal can write out if it rounds it, with three significant digits or more;
-  five for what is not rational. Two decimals are equal if they are the same number.
-- `x = 5` is 5, and a chain `x = 2 + 3 = 5` is worth its last side; different numbers in one chain are no answer.
+- A decimal equals a fraction that no finite decimal equals if it rounds it, with three significant digits or more;
+  five for an irrational value. Two decimals are equal if they are the same number.
+- `x = 5` is 5, and a chain `x = 2 + 3 = 5` is worth its last side; a chain of different numbers is rejected.
 - Words are compared as words, never as products of letters.
 """
 
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
+from itertools import pairwise
 
-from components.grading.decision import Decision, UnreadableGoldError, decided_by_algebra
-from components.grading.number import Number
-from components.grading.parts import same_elements, same_values
-from components.grading.refusal import refuse
-from components.grading.relations import same_equations, same_inequalities
-from components.grading.spelling import Spelling, read
-from components.grading.structure import Kind, Structure, structure
-from components.grading.units import DEGREE, PERCENT
-from components.grading.wording import decide_by_wording, is_wording
+from components.grading.parsing import Answer, Kind, Structure, as_interval, is_name, parse, parse_structure
+from components.grading.quantities import DEGREE, PERCENT, Number
+from components.grading.wording import (
+    Decision,
+    RejectedAnswerError,
+    UnreadableGoldError,
+    decide_by_wording,
+    is_wording,
+    reject_evasions,
+)
 
 _ORDERED = {Kind.TUPLE, Kind.MATRIX}
 _UNORDERED = {Kind.LIST, Kind.SET, Kind.UNION}
-_IRRATIONAL_DIGITS = 5
+_MIN_IRRATIONAL_DIGITS = 5
 
 
 def compare(gold: str, answer: str) -> Decision:
     """Return whether an answer is the expected one.
 
-    Raises RefusedError, and UnreadableGoldError where the expected answer says nothing.
+    Raises RejectedAnswerError for an answer that cannot be right, and UnreadableGoldError for a gold that says nothing.
     """
-    expected, given = read(gold), read(answer)
+    expected, actual = parse(gold), parse(answer)
     if not expected.text:
         raise UnreadableGoldError("the expected answer is empty")
-    if expected == given:
-        return Decision(True, "same text but for its spelling")
-    refuse(expected, given)
-    decision = _same(expected, given)
+    if expected == actual:
+        return Decision(True, "same text in another notation")
+    reject_evasions(expected, actual)
+    decision = _compare(expected, actual)
     if not decision.equal and not _is_readable(expected):
         raise UnreadableGoldError("the expected answer cannot be read")
     return decision
 
 
-def _is_readable(expected: Spelling) -> bool:
-    """Whether an answer says something in all of its parts."""
-    if expected.number or is_wording(expected):
+def _is_readable(answer: Answer) -> bool:
+    """Whether an answer can be read in all of its parts."""
+    if answer.number or is_wording(answer):
         return True
-    found = structure(expected.latex)
-    if found.kind is Kind.EXPRESSION:
+    structure = parse_structure(answer.latex)
+    if structure.kind is Kind.EXPRESSION:
         from components.grading.algebra import is_readable
 
-        return is_readable(expected.latex)
-    return found.kind is Kind.MATRIX or all(_is_readable(read(part)) for part in found.parts)
+        return is_readable(answer.latex)
+    return structure.kind is Kind.MATRIX or all(_is_readable(parse(part)) for part in structure.parts)
 
 
 def _equal(one: str, other: str) -> bool:
-    return _same(read(one), read(other)).equal
+    return _compare(parse(one), parse(other)).equal
 
 
-def _same(expected: Spelling, given: Spelling) -> Decision:
-    if expected.unit and given.unit and expected.unit != given.unit:
-        return _same_in_other_units(expected, given)
-    if _is_radian_to_degree(expected, given):
-        equal = any(_same_plain(*pair).equal for pair in _conversions(expected, given))
-        return Decision.between(equal, "angle")
-    if expected.text == given.text:
-        return Decision(True, "same text but for its spelling")
-    if expected.number and given.number and expected.number.equals(given.number):
+def _compare(expected: Answer, actual: Answer) -> Decision:
+    if expected.unit and actual.unit and expected.unit != actual.unit:
+        return _compare_in_other_units(expected, actual)
+    if _is_radian_to_degree(expected, actual):
+        return Decision.on("angle", any(_compare_values(*pair).equal for pair in _conversions(expected, actual)))
+    if expected.text == actual.text:
+        return Decision(True, "same text in another notation")
+    if expected.number and actual.number and expected.number.equals(actual.number):
         return Decision(True, "same number")
-    if any(_same_plain(*pair).equal for pair in _conversions(expected, given)):
+    if any(_compare_values(*pair).equal for pair in _conversions(expected, actual)):
         return Decision(True, "same value without its unit")
-    return _same_plain(expected, given)
+    return _compare_values(expected, actual)
 
 
-def _is_radian_to_degree(expected: Spelling, given: Spelling) -> bool:
-    """Whether one is an angle in degrees, and the other has no unit but a pi in it."""
-    return (expected.unit == DEGREE) != (given.unit == DEGREE) and r"\pi" in expected.latex + given.latex
-
-
-def _conversions(expected: Spelling, given: Spelling) -> list[tuple[Spelling, Spelling]]:
-    """The two answers as plain numbers, where one is in percent or degrees and the other has no unit."""
-    return [
-        (_converted(one), other)
-        for one, other in ((expected, given), (given, expected))
-        if one.unit in {PERCENT, DEGREE} and not other.unit
-    ]
-
-
-def _converted(measured: Spelling) -> Spelling:
-    """The plain number that a percentage or an angle in degrees is."""
-    if measured.unit == PERCENT:
-        return _times(measured, Fraction(1, 100), places=2)
-    return read(rf"({measured.latex})\cdot\frac{{\pi}}{{180}}")
-
-
-def _same_in_other_units(expected: Spelling, given: Spelling) -> Decision:
-    if Kind.EQUATION in {structure(each.latex).kind for each in (expected, given)}:
-        return same_equations(expected, given, _same)
-    units = [unit for unit in (expected.unit, given.unit) if unit]
-    if {unit.kind for unit in units} == {"degree", "radian"}:
-        return _same_plain(*(_converted(each) if each.unit == DEGREE else each for each in (expected, given)))
-    if units[0].kind != units[1].kind:
-        return Decision(False, f"unit is {units[1].kind}, expected {units[0].kind}")
-    return _same_plain(*(_times(each, unit.factor) for each, unit in zip((expected, given), units, strict=True)))
-
-
-def _times(measured: Spelling, factor: Fraction, *, places: int = 0) -> Spelling:
-    """A value in another unit; `places` more digits stand behind the point of a decimal then."""
-    number = measured.number
-    if not number:
-        return read(rf"({measured.latex})\cdot\frac{{{factor.numerator}}}{{{factor.denominator}}}")
-    value = number.value * factor
-    sign = "-" if value < 0 else ""
-    exact = read(rf"{sign}\frac{{{abs(value.numerator)}}}{{{value.denominator}}}")
-    return replace(exact, number=Number(value, number.places + places if number.places and places else None))
-
-
-def _same_plain(expected: Spelling, given: Spelling) -> Decision:
-    """Compare two answers whatever their units are."""
-    if expected.number and given.number:
-        return Decision.between(expected.number.equals(given.number), "number")
-    if decision := decide_by_wording(expected, given):
+def _compare_values(expected: Answer, actual: Answer) -> Decision:
+    """Compare two answers regardless of their units."""
+    if expected.number and actual.number:
+        return Decision.on("number", expected.number.equals(actual.number))
+    if decision := decide_by_wording(expected, actual):
         return decision
-    first, second = structure(expected.latex), structure(given.latex)
+    first, second = parse_structure(expected.latex), parse_structure(actual.latex)
     if first.kind is Kind.EXPRESSION and second.kind is Kind.EXPRESSION:
-        return _same_value(expected, given)
+        return _compare_expressions(expected, actual)
     if Kind.EQUATION in (first.kind, second.kind):
-        return same_equations(expected, given, _same)
-    if Kind.INEQUALITY in (first.kind, second.kind) and (decision := same_inequalities(first, second, _same)):
+        return _compare_equations(expected, actual)
+    if Kind.INEQUALITY in (first.kind, second.kind) and (decision := _compare_inequalities(first, second)):
         return decision
-    return _same_parts(expected, given, first, second)
+    return _compare_parts(expected, actual, first, second)
 
 
-def _same_parts(expected: Spelling, given: Spelling, first: Structure, second: Structure) -> Decision:
-    kinds = {first.kind, second.kind}
-    if kinds == {Kind.LIST} and _is_any_of(expected) != _is_any_of(given) and "<" in expected.text + given.text:
-        return Decision(False, "one of several and all of them")
-    if kinds <= _UNORDERED:
-        return same_values(first.parts, second.parts, _equal)
-    if kinds <= _ORDERED or kinds == {Kind.LIST, Kind.TUPLE}:
-        return same_elements(first, second, _equal)
-    if Kind.EXPRESSION in kinds and kinds & {Kind.LIST, Kind.SET} and r"\emptyset" not in (expected.text, given.text):
-        return same_values(first.parts, second.parts, _equal)
-    if kinds == {Kind.SET, Kind.TUPLE} or expected.number or given.number:
-        return Decision(False, f"{second.kind} where {first.kind} is expected")
-    return _verified(expected, given)
-
-
-def _is_any_of(listed: Spelling) -> bool:
-    """Whether inequalities are said to hold one "or" the other; for values it makes no difference."""
-    return bool(re.search(r"(?<![a-zA-Z])or(?![a-z])|\\lor|\\vee", listed.latex))
-
-
-def _same_value(expected: Spelling, given: Spelling) -> Decision:
+def _compare_expressions(expected: Answer, actual: Answer) -> Decision:
     from components.grading import algebra
 
-    decimal, other = (given.number, expected) if given.number else (expected.number, given)
+    decimal, latex = (actual.number, expected.latex) if actual.number else (expected.number, actual.latex)
     if decimal and decimal.places:
-        return decided_by_algebra(lambda: _is_written_out(other.latex, decimal), "value")
-    return decided_by_algebra(lambda: algebra.same_value(given.latex, expected.latex), "value, by algebra")
-
-
-def _verified(expected: Spelling, given: Spelling) -> Decision:
-    from components.grading import algebra
-
-    return decided_by_algebra(lambda: algebra.verified(expected.latex, given.latex), "value, by algebra")
+        return _by_algebra("value", lambda: _is_written_out(latex, decimal))
+    return _by_algebra("value, by algebra", lambda: algebra.same_value(actual.latex, expected.latex))
 
 
 def _is_written_out(latex: str, decimal: Number) -> bool:
     """Whether a decimal is the value of an expression, or rounds it."""
     from components.grading import algebra
 
-    value = algebra.value_of(latex)
+    value = algebra.rational_value(latex)
     if value is not None:
         return Number(value, None).equals(decimal)
-    return decimal.shows(_IRRATIONAL_DIGITS) and algebra.rounds_to(latex, decimal)
+    return decimal.has_digits(_MIN_IRRATIONAL_DIGITS) and algebra.rounds_to(latex, decimal)
+
+
+def _by_algebra(what: str, decide: Callable[[], bool]) -> Decision:
+    """Return what algebra decides; an answer on which it fails, however that is, is not right."""
+    try:
+        return Decision.on(what, decide())
+    except MemoryError:
+        raise
+    except Exception:  # a parser and a simplifier of whatever a model wrote
+        return Decision(False, "the answer is not a mathematical expression")
+
+
+# Units.
+
+
+def _is_radian_to_degree(expected: Answer, actual: Answer) -> bool:
+    """Whether one is an angle in degrees, and the other has no unit but a pi in it."""
+    return (expected.unit == DEGREE) != (actual.unit == DEGREE) and r"\pi" in expected.latex + actual.latex
+
+
+def _conversions(expected: Answer, actual: Answer) -> list[tuple[Answer, Answer]]:
+    """The two answers as plain numbers, where one is in percent or degrees and the other has no unit."""
+    return [
+        (_converted(one), other)
+        for one, other in ((expected, actual), (actual, expected))
+        if one.unit in {PERCENT, DEGREE} and not other.unit
+    ]
+
+
+def _converted(answer: Answer) -> Answer:
+    """The plain number that a percentage or an angle in degrees is."""
+    if answer.unit == PERCENT:
+        return _times(answer, Fraction(1, 100), places=2)
+    return parse(rf"({answer.latex})\cdot\frac{{\pi}}{{180}}")
+
+
+def _compare_in_other_units(expected: Answer, actual: Answer) -> Decision:
+    if Kind.EQUATION in {parse_structure(each.latex).kind for each in (expected, actual)}:
+        return _compare_equations(expected, actual)
+    units = [unit for unit in (expected.unit, actual.unit) if unit]
+    if {unit.kind for unit in units} == {"degree", "radian"}:
+        return _compare_values(*(_converted(each) if each.unit == DEGREE else each for each in (expected, actual)))
+    if units[0].kind != units[1].kind:
+        return Decision(False, f"unit is {units[1].kind}, expected {units[0].kind}")
+    return _compare_values(*(_times(each, unit.factor) for each, unit in zip((expected, actual), units, strict=True)))
+
+
+def _times(answer: Answer, factor: Fraction, *, places: int = 0) -> Answer:
+    """A value in another unit, where a decimal then has `places` more digits behind its point."""
+    number = answer.number
+    if not number:
+        return parse(rf"({answer.latex})\cdot\frac{{{factor.numerator}}}{{{factor.denominator}}}")
+    value = number.value * factor
+    sign = "-" if value < 0 else ""
+    exact = parse(rf"{sign}\frac{{{abs(value.numerator)}}}{{{value.denominator}}}")
+    return replace(exact, number=Number(value, number.places + places if number.places and places else None))
+
+
+# Lists, sets, tuples and matrices.
+
+_TWO_SIGNS = re.compile(r"^\s*\\(?:pm|mp)(?![a-z])")
+_ANY_OF = re.compile(r"(?<![a-zA-Z])or(?![a-z])|\\lor|\\vee")
+_ROOT = re.compile(r"\b([xyz])_(?:\{[^{}]*\}|.)")
+_COMMAND = re.compile(r"\\[a-z]+\s*\{([^{}]*)\}")
+
+
+def _compare_parts(expected: Answer, actual: Answer, first: Structure, second: Structure) -> Decision:
+    kinds = {first.kind, second.kind}
+    # "and" or "or" between values makes no difference, but between inequalities it does.
+    any_of = {bool(_ANY_OF.search(each.latex)) for each in (expected, actual)}
+    if kinds == {Kind.LIST} and len(any_of) == 2 and "<" in expected.text + actual.text:
+        return Decision(False, "all of several, not one of them, or the other way round")
+    if kinds <= _UNORDERED:
+        return _compare_members(first.parts, second.parts)
+    if kinds <= _ORDERED or kinds == {Kind.LIST, Kind.TUPLE}:
+        return _compare_elements(first, second)
+    if Kind.EXPRESSION in kinds and kinds & {Kind.LIST, Kind.SET} and r"\emptyset" not in (expected.text, actual.text):
+        return _compare_members(first.parts, second.parts)
+    if kinds == {Kind.SET, Kind.TUPLE} or expected.number or actual.number:
+        return Decision(False, f"{second.kind} where {first.kind} is expected")
+    from components.grading import algebra
+
+    return _by_algebra("value, by algebra", lambda: algebra.verified(expected.latex, actual.latex))
+
+
+def _compare_members(first: Sequence[str], second: Sequence[str]) -> Decision:
+    """Compare values in any order; where only one side names several, in the order of the names."""
+    sides = [_members(first), _members(second)]
+    assignments = [[_assignment(part) for part in side] for side in sides]
+    num_names = [len({name for name, _ in side if name}) for side in assignments]
+    values = [[value for _, value in side] for side in assignments]
+    if max(num_names) <= 1:
+        return Decision.on("values", _same_members(*values))
+    if min(num_names) == 0:
+        return Decision.on("values", _same_in_order(*values))
+    return Decision.on("values", _same_members(*sides))
+
+
+def _compare_elements(first: Structure, second: Structure) -> Decision:
+    """Compare tuples, intervals, vectors and matrices: element by element, within the same brackets."""
+    if first.kind is second.kind and (first.signs != second.signs or _num_rows(first) != _num_rows(second)):
+        return Decision(False, "different brackets or size")
+    if first.kind is not second.kind and not (_is_vector(first) and _is_vector(second)):
+        return Decision(False, f"{second.kind} where {first.kind} is expected")
+    elements = ([_assignment(element)[1] for element in _elements(each)] for each in (first, second))
+    return Decision.on("elements", _same_in_order(*elements))
+
+
+def _same_in_order(first: Sequence[str], second: Sequence[str]) -> bool:
+    return len(first) == len(second) and all(map(_equal, first, second))
+
+
+def _same_members(first: Sequence[str], second: Sequence[str]) -> bool:
+    """Whether each value of either side is among those of the other; a repeated value adds nothing."""
+    ours, left = _distinct(first), _distinct(second)
+    if len(ours) != len(left):
+        return False
+    for value in ours:
+        # The same text first: algebra is a thousand times slower.
+        match = value if value in left else _first_equal(value, left)
+        if match is None:
+            return False
+        left.remove(match)
+    return True
+
+
+def _distinct(values: Sequence[str]) -> list[str]:
+    distinct: list[str] = []
+    for value in dict.fromkeys(values):
+        if _first_equal(value, distinct) is None:
+            distinct.append(value)
+    return distinct
+
+
+def _first_equal(value: str, others: Sequence[str]) -> str | None:
+    return next((other for other in others if _equal(value, other)), None)
+
+
+def _members(parts: Sequence[str]) -> list[str]:
+    r"""The values of a list, of which `\pm 2` is two."""
+    return [value for part in parts for value in (parse_structure(part).parts if _TWO_SIGNS.search(part) else [part])]
+
+
+def _assignment(part: str) -> tuple[str, str]:
+    """The letter that a part gives a value to, empty if none, and the value."""
+    structure = parse_structure(part)
+    if structure.kind is not Kind.EQUATION or not is_name(structure.parts[0]):
+        return "", part
+    return _letter(structure.parts[0]), structure.parts[-1]
+
+
+def _letter(name: str) -> str:
+    """A name without its argument, f for f(x), and without the index of a root: x_1 and x_2 are both x."""
+    plain = _COMMAND.sub(r"\1", name)
+    bare = "".join((plain if plain.startswith("(") else plain.partition("(")[0]).split())
+    return _ROOT.sub(r"\1", bare)
+
+
+def _is_vector(structure: Structure) -> bool:
+    """Whether elements stand in one row or column, in round brackets if in any."""
+    if structure.kind is Kind.MATRIX:
+        return len(structure.parts) == 1 or all("&" not in row for row in structure.parts)
+    return structure.signs in {(), ("(", ")")}
+
+
+def _num_rows(structure: Structure) -> int:
+    return len(structure.parts) if structure.kind is Kind.MATRIX else 1
+
+
+def _elements(structure: Structure) -> list[str]:
+    """The elements of a tuple, or those of a matrix row by row."""
+    if structure.kind is not Kind.MATRIX:
+        return list(structure.parts)
+    return [element.strip() for row in structure.parts for element in row.split("&")]
+
+
+# Equations and inequalities, with one another, and with the values and intervals they describe.
+
+_UNKNOWN = re.compile(r"(?:[a-zA-Z]|\\[a-z]+)(?:_(?:\{[^{}]*\}|.))?")
+_CONSTANTS = re.compile(
+    r"\\(?:frac|sqrt|pi|cdot|times|div|pm|mp|infty|text|mbox|ldots|dots|left|right|degree)(?![a-zA-Z])"
+)
+
+
+def _compare_equations(expected: Answer, actual: Answer) -> Decision:
+    """Compare two answers of which one or both are equations.
+
+    Raises RejectedAnswerError for a chain of different constants: `0 = 1 = 2` is a list of guesses.
+    """
+    first, second = parse_structure(expected.latex), parse_structure(actual.latex)
+    ours = _value(first) if first.kind is Kind.EQUATION else None
+    if second.kind is Kind.EQUATION:
+        _reject_guesses(second)
+    theirs = _value(second) if second.kind is Kind.EQUATION else None
+    if first.kind is second.kind:
+        if ours is not None and theirs is not None and _same_name(first.parts[0], second.parts[0]):
+            return _compare(parse(ours), parse(theirs))
+        return _compare_relations(first, second)
+    if ours is None and theirs is None:
+        return Decision(False, "an equation and a value")
+    return _compare(_with_unit(ours, expected), _with_unit(theirs, actual))
+
+
+def _same_name(name: str, other: str) -> bool:
+    """Whether two names mean the same: `f(x)` is also called `y`."""
+    letters = {_letter(name), _letter(other)}
+    return len(letters) == 1 or ("y" in letters and ("(x)" in name or "(x)" in other))
+
+
+def _with_unit(value: str | None, whole: Answer) -> Answer:
+    """The value of an equation, in the unit that stands behind the whole of it."""
+    if value is None:
+        return whole
+    answer = parse(value)
+    return replace(answer, unit=answer.unit or whole.unit)
+
+
+def _compare_relations(first: Structure, second: Structure) -> Decision:
+    if len(first.parts) != 2 or len(second.parts) != 2:
+        return Decision(False, "different equation")
+    if any(_UNKNOWN.fullmatch(each.parts[0]) and _is_constant(each.parts[1]) for each in (first, second)):
+        return Decision(False, "an equation that is still to be solved")
+    from components.grading.algebra import same_relation
+
+    sides, others = ((each.parts[0], each.parts[1]) for each in (first, second))
+    return _by_algebra("equation", lambda: same_relation(sides, others))
+
+
+def _value(equation: Structure) -> str | None:
+    """The value that an equation gives a name, or that of a true one between constants; None for any other."""
+    parts = equation.parts[: _num_exact(equation)]
+    if len(parts) == 1 or any(map(is_name, parts)):
+        # In `1 = z = x = 0` the name may stand anywhere, but only one at the front is given the value.
+        return parts[-1] if len(parts) == 1 or is_name(parts[0]) or len(parts) > 2 else None
+    if not all(map(_is_constant, parts)):
+        return None
+    if len(set(parts)) < len(parts) or not all(_equal(one, other) for one, other in pairwise(parts)):
+        raise RejectedAnswerError("an equation between different constants")
+    return parts[-1]
+
+
+def _num_exact(equation: Structure) -> int:
+    r"""How many parts stand before an approximation: `x = 1/3 \approx 0.33` is 1/3, but `x \approx 11` is 11."""
+    start = 1 if is_name(equation.parts[0]) else 0
+    signs = equation.signs
+    return signs.index("~", start) + 1 if "~" in signs[start:] else len(equation.parts)
+
+
+def _reject_guesses(equation: Structure) -> None:
+    numbers = [number for part in equation.parts[: _num_exact(equation)] if (number := parse(part).number)]
+    if any(not one.equals(other) for one, other in pairwise(numbers)):
+        raise RejectedAnswerError("an equation between different numbers")
+
+
+def _is_constant(latex: str) -> bool:
+    return not re.search(r"[a-zA-Z]", _CONSTANTS.sub("", latex))
+
+
+def _compare_inequalities(first: Structure, second: Structure) -> Decision | None:
+    """Compare two answers of which one or both are inequalities; None where only algebra can.
+
+    An inequality in one variable is the interval that it describes.
+    """
+    ours, theirs = (as_interval(each) if each.kind is Kind.INEQUALITY else None for each in (first, second))
+    if ours and theirs:
+        if _letter(ours[0]) != _letter(theirs[0]):
+            return Decision(False, "an inequality in another variable")
+        return _compare_elements(ours[1], theirs[1])
+    for interval, other in ((ours, second), (theirs, first)):
+        if interval and other.kind is Kind.TUPLE:
+            return _compare_elements(interval[1], other)
+        if interval and other.kind is not Kind.INEQUALITY:
+            return Decision(False, "an inequality and a value")
+    is_open = any(each.kind is Kind.INEQUALITY and not _is_solved(each) for each in (first, second))
+    if is_open and Kind.TUPLE in (first.kind, second.kind):
+        return Decision(False, "an inequality that is still to be solved")
+    return None
+
+
+def _is_solved(inequality: Structure) -> bool:
+    return any(is_name(part.strip("| ")) for part in inequality.parts)

@@ -6,13 +6,16 @@ from enum import StrEnum
 
 from components.grading.answer import final_answer
 from components.grading.comparison import compare
-from components.grading.decision import RefusedError, UnreadableGoldError
+from components.grading.wording import RejectedAnswerError, UnreadableGoldError
 from components.shared.answer_policy import AnswerPolicy
+
+_MAX_ANSWER_CHARACTERS = 300
+_UNCLOSED_BOX = re.compile(r"^\\+boxed\s*\{(?=[^{}]*(?:\{[^{}]*\}[^{}]*)*$)")  # its end was cut off
 
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """A response, and what its final answer should be."""
+    """A response to be graded, and its expected answer."""
 
     gold: str
     response: str
@@ -21,12 +24,12 @@ class Submission:
 
 
 class Verdict(StrEnum):
-    """What the grader says of a response."""
+    """The verdict on a response."""
 
     RIGHT = "right"
     WRONG = "wrong"
     UNSCORABLE = "unscorable"
-    """Nothing can be said: the expected answer cannot be read, or the comparison did not end."""
+    """No verdict is possible: the expected answer cannot be read, or the comparison did not end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,23 +40,19 @@ class Grade:
     extracted: str | None
     reason: str
     tests_passed: float | None = None
-    """Share of the unit tests that passed; None where the gold is no unit tests."""
-
-
-_MAX_ANSWER_CHARACTERS = 300
-_UNCLOSED = re.compile(r"^\\+boxed\s*\{(?=[^{}]*(?:\{[^{}]*\}[^{}]*)*$)")  # only its beginning was kept
+    """Fraction of the unit tests that passed; None where the gold is not unit tests."""
 
 
 def grade(gold: str, response: str, policy: AnswerPolicy) -> Grade:
     """Return whether the final answer of `response` is `gold`.
 
-    What a model wrote reaches a parser and a simplifier here, with no limit on time or memory: see verifier.py.
+    What a model wrote reaches a parser and a simplifier here, without a limit on time or memory: see verifier.py.
     """
-    extracted = final_answer(response, policy)
-    if extracted is None:
+    answer = final_answer(response, policy)
+    if answer is None:
         return Grade(Verdict.WRONG, None, "no final answer")
-    verdict, reason = _verdict(gold.strip(), extracted)
-    return Grade(verdict, extracted, reason)
+    verdict, reason = _verdict(gold.strip(), answer)
+    return Grade(verdict, answer, reason)
 
 
 def _verdict(gold: str, answer: str) -> tuple[Verdict, str]:
@@ -61,11 +60,10 @@ def _verdict(gold: str, answer: str) -> tuple[Verdict, str]:
         return Verdict.RIGHT, "same text"
     if len(answer) > _MAX_ANSWER_CHARACTERS:
         return Verdict.WRONG, f"answer is longer than {_MAX_ANSWER_CHARACTERS} characters"
-    expected = _expected(gold)
     try:
-        equal, reason = compare(expected, answer)
-    except RefusedError as refusal:
-        return Verdict.WRONG, str(refusal)
+        equal, reason = compare(_expected(gold), answer)
+    except RejectedAnswerError as rejection:
+        return Verdict.WRONG, str(rejection)
     except UnreadableGoldError as unreadable:
         return Verdict.UNSCORABLE, str(unreadable)
     except MemoryError:
@@ -76,7 +74,7 @@ def _verdict(gold: str, answer: str) -> tuple[Verdict, str]:
 
 
 def _expected(gold: str) -> str:
-    """The answer itself, where a worked solution is given for it."""
+    """The expected answer itself, where the gold is a worked solution."""
     if "box" in gold or "####" in gold or "answer" in gold or len(gold) > _MAX_ANSWER_CHARACTERS:
-        return final_answer(_UNCLOSED.sub("", gold), AnswerPolicy.STATED) or gold
+        return final_answer(_UNCLOSED_BOX.sub("", gold), AnswerPolicy.STATED) or gold
     return gold

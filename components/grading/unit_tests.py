@@ -1,8 +1,7 @@
-"""Unit tests as an expected answer has them: Python asserts that compare a call with a value written beside it.
+"""Answers that are code, graded by unit tests: Python asserts that compare a call with a value written beside it.
 
-Only the calls are ever handed to the sandbox. The values stay here, and here is compared: code under test can neither
-find out what is expected of it nor have a say in whether it gave that. What a test computes from the call's value must
-not hold the expected one either, so that a comparison within a call is no accepted form.
+Only the calls enter the sandbox. The values stay here, and are compared here: code under test can neither find out
+what is expected nor report its own success. So a call must not contain a comparison, which would hold the value.
 """
 
 import ast
@@ -18,24 +17,29 @@ from functools import partial
 
 from components.grading.answer import outside_thoughts
 from components.grading.grade import Grade, Verdict
-from components.grading.sandbox.decode import decode
-from components.grading.sandbox.encode import encode
-from components.grading.sandbox.run import Failed, Gave, Outcome, run
+from components.grading.sandbox.child import encode
+from components.grading.sandbox.run import Failed, Outcome, Returned, decode, run
 from components.shared.errors import PipelineError
 
 _ASSERT = re.compile(r"(?:\s|#[^\n]*\n)*assert\b")
+_MAX_TESTS_CHARACTERS = 2**16
 _MAX_CODE_CHARACTERS = 50_000
 _MAX_EXTRACTED_CHARACTERS = 2_000
 _MAX_SHOWN_CHARACTERS = 80
+_ACCEPTED = (
+    "`assert CALL == VALUE`, `assert CALL is True` (or False or None), `assert CALL`, `assert not CALL`, "
+    "`assert math.isclose(CALL, NUMBER)` or `assert abs(CALL - NUMBER) < NUMBER`, where the call compares nothing and "
+    "the value is written out"
+)
 
 
 class UnreadableTestsError(ValueError):
-    """Tests that are not of the accepted form; the message says which line, and what is accepted."""
+    """Tests in another form than the accepted ones; the message says which line, and what is accepted."""
 
 
 @dataclass(frozen=True, slots=True)
 class UnitTest:
-    """A call, and whether a value is what it should give."""
+    """A call, and a check of the value that it returns."""
 
     call: str
     """A Python expression."""
@@ -49,7 +53,7 @@ def is_unit_tests(gold: str) -> bool:
 
 
 def grade_code(gold: str, response: str) -> Grade:
-    """Return whether the code of `response` passes all unit tests of `gold`, and what share of them it passes."""
+    """Return whether the code of `response` passes all unit tests of `gold`, and what fraction of them it passes."""
     try:
         tests = read_tests(gold)
     except UnreadableTestsError as error:
@@ -65,14 +69,10 @@ def grade_code(gold: str, response: str) -> Grade:
         outcomes = run(code, [test.call for test in tests])
     except PipelineError as error:
         return Grade(Verdict.UNSCORABLE, extracted, str(error))
-    return _grade(tests, outcomes, extracted)
-
-
-def _grade(tests: list[UnitTest], outcomes: list[Outcome], extracted: str) -> Grade:
     failures = [
-        f"{_in_one_line(test.call)} {_what_happened(outcome)}"
+        f"{_in_one_line(test.call)} {_described(outcome)}"
         for test, outcome in zip(tests, outcomes, strict=True)
-        if not (isinstance(outcome, Gave) and test.accepts(outcome.value))
+        if not (isinstance(outcome, Returned) and test.accepts(outcome.value))
     ]
     num_passed = len(tests) - len(failures)
     reason = "; ".join([f"{num_passed} of {len(tests)} tests passed", *failures[:1]])
@@ -80,37 +80,57 @@ def _grade(tests: list[UnitTest], outcomes: list[Outcome], extracted: str) -> Gr
     return Grade(verdict, extracted, reason, tests_passed=num_passed / len(tests))
 
 
-def _what_happened(outcome: Outcome) -> str:
+def _described(outcome: Outcome) -> str:
     if isinstance(outcome, Failed):
         return _in_one_line(outcome.reason)
     try:
-        return f"gave {_in_one_line(repr(outcome.value))}"
-    except ValueError:  # Python writes out no number of more than some thousand digits
-        return "gave a very long number"
+        return f"returned {_in_one_line(repr(outcome.value))}"
+    except ValueError:  # Python refuses to write a number of more than some thousand digits
+        return "returned a very long number"
 
 
 def _in_one_line(text: str) -> str:
-    """The beginning of a text, without what would break a line or a terminal."""
+    """The beginning of a text, without characters that break a line or a terminal."""
     shown = "".join(character if character.isprintable() else " " for character in text[:_MAX_SHOWN_CHARACTERS])
     return shown if len(text) <= _MAX_SHOWN_CHARACTERS else f"{shown}..."
 
 
-_MAX_CHARACTERS = 2**16
-_ACCEPTED = (
-    "`assert CALL == VALUE`, `assert CALL is True` (or False or None), `assert CALL`, `assert not CALL`, "
-    "`assert math.isclose(CALL, NUMBER)` or `assert abs(CALL - NUMBER) < NUMBER`, where the call compares nothing and "
-    "the value is written out"
-)
+_FENCE = re.compile(r"[ \t]*```([^`]*)")
+_PYTHON = frozenset({"python", "python3", "py"})
+_UNLABELED = frozenset({""})
+
+
+def last_code_block(text: str) -> str | None:
+    """Return the last fenced block labeled as Python or, where there is none, the last block without a label.
+
+    None where there is neither. The label counts first, since a block after the code without one is often its output.
+    A block that is never closed does not count.
+    """
+    blocks: list[tuple[str, list[str]]] = []
+    label: str | None = None
+    lines: list[str] = []
+    for line in text.replace("\r\n", "\n").split("\n"):
+        fence = _FENCE.fullmatch(line)
+        info = fence[1].strip().lower() if fence else ""
+        if fence and label is None:
+            label, lines = info, []
+        elif fence and label is not None and not info:
+            blocks.append((label, lines))
+            label = None
+        elif label is not None:
+            lines.append(line)
+    by_label = [lines for labels in (_UNLABELED, _PYTHON) for label, lines in blocks if label in labels]
+    return textwrap.dedent("\n".join(by_label[-1])) if by_label else None
 
 
 def read_tests(gold: str) -> list[UnitTest]:
-    """Return the tests in their order; UnreadableTestsError where one is not of the accepted form."""
-    if len(gold) > _MAX_CHARACTERS:
-        raise UnreadableTestsError(f"the tests are longer than {_MAX_CHARACTERS} characters")
+    """Return the tests in their order; UnreadableTestsError where one is not in an accepted form."""
+    if len(gold) > _MAX_TESTS_CHARACTERS:
+        raise UnreadableTestsError(f"the tests are longer than {_MAX_TESTS_CHARACTERS} characters")
     try:
         statements = ast.parse(gold).body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise UnreadableTestsError(f"the tests are no Python: {error}") from None
+        raise UnreadableTestsError(f"the tests are not Python: {error}") from None
     return [_read_statement(statement) for statement in statements]
 
 
@@ -118,7 +138,7 @@ def _read_statement(statement: ast.stmt) -> UnitTest:
     try:
         if isinstance(statement, ast.Assert):
             return _read_condition(statement.test)
-    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):  # a value that is no literal
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):  # a value that is not a literal
         pass
     raise UnreadableTestsError(f"line {statement.lineno} of the tests is none of {_ACCEPTED}")
 
@@ -142,7 +162,7 @@ def _read_condition(condition: ast.expr) -> UnitTest:
 
 
 def _source(call: ast.expr) -> str:
-    """What the sandbox is asked for."""
+    """The expression for the sandbox; ValueError where it calls nothing or compares outside of a lambda."""
     nodes = list(ast.walk(call))
     arguments = [inner for node in nodes if isinstance(node, ast.Lambda) for inner in ast.walk(node)]
     compares = any(isinstance(node, ast.Compare) and node not in arguments for node in nodes)
@@ -162,7 +182,7 @@ def _value(written: ast.expr) -> object:
         case _:
             value = ast.literal_eval(written)
     if decode(json.loads(encode(value))) != value:
-        raise ValueError  # no answer could give it either
+        raise ValueError  # no code could return it either
     return value
 
 
@@ -175,7 +195,7 @@ def _number(written: ast.expr) -> float:
 
 def _close_to(written: ast.expr, tolerances: dict[str, float]) -> Callable[[object], bool]:
     number = _number(written)
-    math.isclose(number, number, **tolerances)  # whether the tolerances can be used at all
+    math.isclose(number, number, **tolerances)  # raises for tolerances that cannot be used
 
     def accepts(value: object) -> bool:
         try:
@@ -184,40 +204,3 @@ def _close_to(written: ast.expr, tolerances: dict[str, float]) -> Callable[[obje
             return False
 
     return accepts
-
-
-_FENCE = re.compile(r"[ \t]*```([^`]*)")
-_PYTHON = frozenset({"python", "python3", "py"})
-_UNMARKED = frozenset({""})
-
-
-def last_code_block(text: str) -> str | None:
-    """Return what stands in the last block marked as Python or, where none is, in the last block without a mark.
-
-    None where there is neither. The mark counts first, since what follows the code without one is often its output. A
-    block that is never closed is none.
-    """
-    blocks = _closed_blocks(text)
-    for marks in (_PYTHON, _UNMARKED):
-        for mark, lines in reversed(blocks):
-            if mark in marks:
-                return textwrap.dedent("\n".join(lines))
-    return None
-
-
-def _closed_blocks(text: str) -> list[tuple[str, list[str]]]:
-    """Mark and lines of each block."""
-    blocks: list[tuple[str, list[str]]] = []
-    mark: str | None = None
-    lines: list[str] = []
-    for line in text.replace("\r\n", "\n").split("\n"):
-        fence = _FENCE.fullmatch(line)
-        info = fence[1].strip().lower() if fence else ""
-        if fence and mark is None:
-            mark, lines = info, []
-        elif fence and mark is not None and not info:
-            blocks.append((mark, lines))
-            mark = None
-        elif mark is not None:
-            lines.append(line)
-    return blocks

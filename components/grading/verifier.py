@@ -1,4 +1,8 @@
-"""Verdicts on responses, many at a time, whatever they hold."""
+"""The grader's public face: verdicts on any number of responses, in processes of their own.
+
+`Verifier` grades `Submission`s and returns a `Grade` with a `Verdict` for each. `grade` is the same for one submission
+in this process, without limits. The formats behind it are in answer.py and unit_tests.py.
+"""
 
 import os
 from collections.abc import Sequence
@@ -22,11 +26,11 @@ __all__ = [
     "require_sandbox",
 ]
 
-_MAX_WORKERS = 8  # they judge about as fast as this process can hand out
+_MAX_WORKERS = 8  # they grade about as fast as this process can hand out
 
 
 class Verifier:
-    """Grades submissions in processes of their own; to be closed, or used in a `with` block."""
+    """Grades submissions in processes of their own; close it, or use it in a `with` block."""
 
     def __init__(self, *, num_workers: int | None = None, deadline_s: float = 1.0) -> None:
         num_workers = num_workers or _num_workers()
@@ -34,7 +38,7 @@ class Verifier:
         self._threads = ThreadPoolExecutor(num_workers, thread_name_prefix="code")
 
     def __call__(self, submissions: Sequence[Submission]) -> list[Grade]:
-        """Return the grade of each submission, in their order; never raises because of what one holds.
+        """Return the grade of each submission, in their order; no content of a submission makes it raise.
 
         Where the gold is unit tests, the response is code to be run in a sandbox; else it is mathematics, which is
         unscorable if it takes longer than the deadline. Any number of threads may call at once.
@@ -45,6 +49,10 @@ class Verifier:
         mathematics = iter(self._grade_mathematics([each for each, is_code in by_kind if not is_code]))
         code = (each.result() for each in running)
         return [next(code if is_code else mathematics) for is_code in are_code]
+
+    def processor_s(self) -> float:
+        """Return the processor time that the present workers have used."""
+        return self._grade_mathematics.processor_s()
 
     def close(self) -> None:
         """End the workers; calls in other threads raise."""

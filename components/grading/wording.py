@@ -1,16 +1,83 @@
-"""Answers that are no mathematics: words, choices, numbers in another base, ratios and times."""
+"""What is decided by how two answers are written: rejected answers, words, choices, other bases, ratios and times."""
 
 import re
 from fractions import Fraction
+from typing import NamedTuple
 
-from components.grading.decision import Decision, RefusedError
-from components.grading.spelling import Spelling, unstyled
-from components.grading.structure import Kind, structure
+from components.grading.parsing import Answer, Kind, parse_structure, unstyled
 
-_FUNCTIONS = frozenset(
-    {"arccos", "arcsin", "arctan", "cos", "cosh", "cot", "csc", "exp", "gcd", "inf", "lcm", "log", "max", "min", "mod"}
-    | {"sec", "sin", "sinh", "sqrt", "sup", "tan", "tanh"}
+
+class Decision(NamedTuple):
+    """Whether two answers are equal, and the reason in words."""
+
+    equal: bool
+    reason: str
+
+    @classmethod
+    def on(cls, what: str, equal: bool) -> "Decision":
+        """Return that two answers have the same or a different `what`."""
+        return cls(equal, f"same {what}" if equal else f"different {what}")
+
+
+class RejectedAnswerError(Exception):
+    """The answer cannot be right, whatever is expected; the message says why."""
+
+
+class UnreadableGoldError(Exception):
+    """The expected answer cannot be read."""
+
+
+_HIDES = re.compile(r"\\(?:[hv]?phantom|not|b?cancel|sout|def|newcommand|renewcommand|let)(?![a-z])|(?<![0-9}])\s*%|!!")
+_ASKS = re.compile(
+    r"\\(?:sum|prod|int|oint|iint|lim|gcd|lcm|det|operatorname|bmod|max|min)(?![a-z])"
+    r"|\\frac\{(?:d|\\partial)\s?\w?\}\{(?:d|\\partial)|[vV]matrix|lcm|gcd"
 )
+_ACCENTS = re.compile(
+    r"'|\\prime|\^\s*\{?\s*(?:T|\\top|\\intercal)\b|\\(?:bar|hat|tilde|overline|vec|overrightarrow)(?![a-z])"
+)
+_COSTLY = re.compile(
+    r"[0-9]{5,}\s*\}?\)?\s*!|\^\s*\{?\s*-?[0-9]{5,}|\^\s*\{?\s*-?[0-9]+\s*\^"
+    r"|\\binom\s*\{[^{}]*[0-9]{5,}|\\binom\s*\{[^{}]*\^"
+)
+_ROW = re.compile(r"(?:[0-9/]+\s+){12}|(?:\.[0-9]+){6}|(?:[-+]\s*){6}|(?:(?<![\\a-zA-Z])[a-zA-Z]{2,}\s+){12}")
+_ONLY_IF_EXPECTED = (
+    (_ROW, "a row of numbers, signs or words"),
+    (_COSTLY, "a number that is too large to compute"),
+    (_HIDES, "an answer with parts that are not printed or not meant"),
+    (_ASKS, "an expression that is still to be evaluated"),
+)
+_MAX_DEPTH = 8
+_MAX_BARS = 8
+
+
+def reject_evasions(gold: Answer, answer: Answer) -> None:
+    """Raise RejectedAnswerError for an answer that hides something, or leaves the work to the grader.
+
+    "gcd(12, 18)" is the question again, not its answer; the LaTeX parser ignores accents and struck-out text.
+    """
+    if r"\boxed" in answer.latex:
+        raise RejectedAnswerError("several boxes in one answer")
+    if _depth(answer.latex) > _MAX_DEPTH or answer.latex.count("|") > _MAX_BARS:
+        raise RejectedAnswerError("brackets nested too deeply")
+    for pattern, reason in _ONLY_IF_EXPECTED:
+        if pattern.search(answer.latex) and not pattern.search(gold.latex):
+            raise RejectedAnswerError(reason)
+    both_numbers = gold.number and answer.number
+    if not both_numbers and sorted(_ACCENTS.findall(gold.text)) != sorted(_ACCENTS.findall(answer.text)):
+        raise RejectedAnswerError("different primes, bars or arrows")
+
+
+def _depth(latex: str) -> int:
+    """How deeply brackets are nested: parsing takes exponentially long in it."""
+    depth = deepest = 0
+    for character in latex:
+        depth += (character in "([{") - (character in ")]}")
+        deepest = max(deepest, depth)
+    return deepest
+
+
+_FUNCTION_NAMES = "arccos arcsin arctan cos cosh cot csc exp gcd inf lcm log max min mod sec sin sinh sqrt sup tan tanh"
+_FUNCTIONS = frozenset(_FUNCTION_NAMES.split())
 _COMMAND = re.compile(r"\\(?:begin|end)\{[a-z*]+\}|\\[a-zA-Z]+")
 _LONG_WORD = re.compile(r"[^\W\d_]{3,}")
 _LETTERS = re.compile(r"[^\W\d_]{2,}")
@@ -25,75 +92,72 @@ _RATIO = re.compile(r"([0-9]+):([0-9]+)(:[0-9]+)*")
 _WITH_PARTS = {Kind.EQUATION, Kind.LIST, Kind.SET, Kind.UNION}
 
 
-def decide_by_wording(expected: Spelling, given: Spelling) -> Decision | None:
-    """Return what the words of two answers decide; None where they are to be read as mathematics.
+def decide_by_wording(gold: Answer, answer: Answer) -> Decision | None:
+    """Return what the wording of two answers decides; None where they are to be compared as mathematics.
 
-    Raises RefusedError for one value "or" another one.
+    Raises RejectedAnswerError for one value "or" another one.
     """
-    return _choices(expected, given) or _words(expected, given) or _bases(expected, given) or _ratios(expected, given)
+    return _choices(gold, answer) or _words(gold, answer) or _bases(gold, answer) or _ratios(gold, answer)
 
 
-def is_wording(spelling: Spelling) -> bool:
-    """Tell whether an answer is not to be read as mathematics."""
-    others = (_LETTERS, _RATIO)
+def is_wording(answer: Answer) -> bool:
+    """Tell whether an answer is compared by its wording, not as mathematics."""
     return (
-        _has_words(spelling)
-        or bool(_BASED.search(spelling.text))
-        or any(each.fullmatch(spelling.text) for each in others)
+        _has_words(answer)
+        or bool(_BASED.search(answer.text))
+        or any(pattern.fullmatch(answer.text) for pattern in (_LETTERS, _RATIO))
     )
 
 
-def _choices(expected: Spelling, given: Spelling) -> Decision | None:
+def _choices(gold: Answer, answer: Answer) -> Decision | None:
     """`(D) Alina` is choice D."""
-    for one, other in ((expected, given), (given, expected)):
-        if re.fullmatch("[A-H]", one.text) and (found := _CHOICE.fullmatch(unstyled(other.latex))):
-            is_one = not _OTHER_CHOICE.search(found["meaning"])
-            return Decision.between(is_one and found[1] == one.text, "choice")
+    for one, other in ((gold, answer), (answer, gold)):
+        if re.fullmatch("[A-H]", one.text) and (match := _CHOICE.fullmatch(unstyled(other.latex))):
+            return Decision.on("choice", not _OTHER_CHOICE.search(match["meaning"]) and match[1] == one.text)
     return None
 
 
-def _words(expected: Spelling, given: Spelling) -> Decision | None:
-    kinds = [structure(each.latex).kind for each in (expected, given)]
-    if kinds[1] is Kind.EXPRESSION and _ALTERNATIVE.search(given.latex):
-        raise RefusedError("several answers")
-    wordy = [_has_words(each) for each in (expected, given)]
+def _words(gold: Answer, answer: Answer) -> Decision | None:
+    kinds = [parse_structure(each.latex).kind for each in (gold, answer)]
+    if kinds[1] is Kind.EXPRESSION and _ALTERNATIVE.search(answer.latex):
+        raise RejectedAnswerError("several answers")
+    wordy = [_has_words(each) for each in (gold, answer)]
     # Letters alone are a word, not a product: otherwise "on" would be "no".
-    if all(wordy) or all(_LETTERS.fullmatch(each.text) for each in (expected, given)):
-        same = _letters(expected) == _letters(given) and _numbers(expected) == _numbers(given)
-        return Decision.between(same, "words") if same or set(kinds) == {Kind.EXPRESSION} else None
+    if all(wordy) or all(_LETTERS.fullmatch(each.text) for each in (gold, answer)):
+        same = _letters(gold) == _letters(answer) and _numbers(gold) == _numbers(answer)
+        return Decision.on("words", same) if same or set(kinds) == {Kind.EXPRESSION} else None
     if any(wordy) and not _WITH_PARTS & set(kinds):
         return Decision(False, "words where an expression is expected" if wordy[1] else "an expression, not the words")
     return None
 
 
-def _has_words(spelling: Spelling) -> bool:
-    words: list[str] = _LONG_WORD.findall(_COMMAND.sub(" ", spelling.latex))
-    return spelling.number is None and any(word.lower() not in _FUNCTIONS for word in words)
+def _has_words(answer: Answer) -> bool:
+    words: list[str] = _LONG_WORD.findall(_COMMAND.sub(" ", answer.latex))
+    return answer.number is None and any(word.lower() not in _FUNCTIONS for word in words)
 
 
-def _letters(spelling: Spelling) -> str:
-    """A text without its article, its capitals, and what stands between words."""
-    return _BETWEEN_WORDS.sub("", _ARTICLE.sub("", unstyled(spelling.latex).casefold().strip(" {")))
+def _letters(answer: Answer) -> str:
+    """The words without their article, case, spaces and punctuation."""
+    return _BETWEEN_WORDS.sub("", _ARTICLE.sub("", unstyled(answer.latex).casefold().strip(" {")))
 
 
-def _numbers(spelling: Spelling) -> list[str]:
-    found: list[str] = _NUMBER.findall(spelling.latex)
-    return found
+def _numbers(answer: Answer) -> list[str]:
+    return _NUMBER.findall(answer.latex)
 
 
-def _bases(expected: Spelling, given: Spelling) -> Decision | None:
+def _bases(gold: Answer, answer: Answer) -> Decision | None:
     """Digits with a base equal nothing but the same text, which was compared before."""
-    is_based = _BASED.search(expected.text) or _BASED.search(given.text)
+    is_based = _BASED.search(gold.text) or _BASED.search(answer.text)
     return Decision(False, "not the same digits in the same base") if is_based else None
 
 
-def _ratios(expected: Spelling, given: Spelling) -> Decision | None:
-    ratios = [_RATIO.fullmatch(each.text) for each in (expected, given)]
+def _ratios(gold: Answer, answer: Answer) -> Decision | None:
+    ratios = [_RATIO.fullmatch(each.text) for each in (gold, answer)]
     if all(ratios):  # times look the same, and 1:20 is not 2:40
-        return Decision(False, "another time or ratio")
-    for ratio, other in zip(ratios, (given, expected), strict=True):
+        return Decision(False, "different time or ratio")
+    for ratio, other in zip(ratios, (answer, gold), strict=True):
         if ratio and ratio[3]:
-            return Decision(False, "a ratio of several")
+            return Decision(False, "a ratio of more than two numbers")
         if ratio and other.number and int(ratio[2]):
-            return Decision.between(Fraction(int(ratio[1]), int(ratio[2])) == other.number.value, "ratio")
+            return Decision.on("ratio", Fraction(int(ratio[1]), int(ratio[2])) == other.number.value)
     return None

@@ -1,7 +1,7 @@
 """The process that grades for a Pool: `python -m components.grading.worker SOCKET MODULE:FUNCTION DEADLINE_S`.
 
-Each line from the socket is a submission as JSON, each line back its grade. What takes too long or too much memory
-ends the process, and how it ended tells the Pool why: it may be in C code, where no exception arrives.
+Each line from the socket is a submission as JSON, each line back its grade. A submission that takes too long or too
+much memory ends the process, and how it ended tells the Pool why: it may be in C code, where no exception arrives.
 """
 
 import contextlib
@@ -23,96 +23,93 @@ from components.grading.grade import Grade, grade
 from components.shared.answer_policy import AnswerPolicy
 
 READY = b"ready"
-"""What is said when submissions, or the one that was sent already, can be graded."""
-REHEARSING = b"rehearsing"
-"""What is said when READY is not true any more: most submissions need no algebra, and this one does."""
+"""Sent when a submission can be graded, or the current one after all."""
+PREPARING = b"preparing"
+"""Sent when the worker has to import libraries first: most submissions need no algebra, and this one does."""
 OUT_OF_MEMORY = 12
 """Exit code of a worker whose submission took too much memory."""
 
 _MAX_ADDRESS_SPACE = 1 << 30
-# A library may catch the MemoryError of the limit above and go on with nonsense, so what was really used counts too.
+# A library may catch the MemoryError of the limit above and go on with nonsense, so the memory in use counts too.
 _MAX_MEMORY_KIB = 1 << 19
-_MAX_KEPT_KIB = 1 << 18  # thrice what the imports take: the next submission deserves a fresh heap
-_NO_TIME_TO_SWELL_S = 0.02
-
-_Grade = Callable[[str, str, AnswerPolicy], Grade]
-
-
-class _NotRehearsedError(BaseException):
-    """Algebra is asked for; no Exception, which the grader would take for its own."""
+_MAX_REUSABLE_KIB = 1 << 18  # three times what the imports take: the next submission gets a new process
+_MEMORY_CHECK_S = 0.02
+"""A submission that computed for less cannot have filled much memory."""
 
 
-class _Stage(MetaPathFinder):
-    """Stops the first import of a library that takes longer than many an answer, which is not to pay for it."""
+class _NeedsAlgebraError(BaseException):
+    """A library is to be imported; not an Exception, which the grader would catch."""
+
+
+class _ImportGuard(MetaPathFinder):
+    """Interrupts the first import of a slow library, whose time is not to count against a submission's deadline."""
 
     def find_spec(self, name: str, *_: object) -> None:
         if name in {"sympy", "math_verify"}:
             sys.meta_path.remove(self)
-            raise _NotRehearsedError
+            raise _NeedsAlgebraError
 
 
 def main(descriptor: str, function: str, deadline_s: str) -> None:
-    """Grade what comes from the socket until it is closed at the other end."""
+    """Grade submissions from the socket until it is closed at the other end."""
     _limit(resource.RLIMIT_AS, _MAX_ADDRESS_SPACE)
     _limit(resource.RLIMIT_CORE, 0)
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGPROF})
-    logging.disable()  # libraries are startled by many an answer
+    logging.disable()  # libraries warn about many an answer
     module, _, name = function.partition(":")
-    judge = partial(_judge, getattr(import_module(module), name), float(deadline_s))
-    sys.meta_path.insert(0, _Stage())
+    grade_one = partial(_grade, getattr(import_module(module), name), float(deadline_s))
+    sys.meta_path.insert(0, _ImportGuard())
     with socket.socket(fileno=int(descriptor)) as channel, contextlib.suppress(ConnectionError):
-        _say(channel, READY)
+        _send(channel, READY)
         requests = channel.makefile("rb")
         while (request := requests.readline()).endswith(b"\n"):
             submission = json.loads(request)
             try:
-                reply = judge(*submission)
-            except _NotRehearsedError:
-                _say(channel, REHEARSING)
-                _rehearse()
-                _say(channel, READY)
-                reply = judge(*submission)
-            _say(channel, reply)
+                reply = grade_one(*submission)
+            except _NeedsAlgebraError:
+                _send(channel, PREPARING)
+                # Imports the libraries, and lets them build their tables.
+                grade(r"x+\frac{1}{2}", r"\boxed{\frac{1}{2}+x}", AnswerPolicy.BOXED)
+                _send(channel, READY)
+                reply = grade_one(*submission)
+            _send(channel, reply)
 
 
-def _say(channel: socket.socket, line: bytes) -> None:
+def _send(channel: socket.socket, line: bytes) -> None:
     channel.sendall(line + b"\n")
 
 
-def _rehearse() -> None:
-    """Import libraries, and let them build their tables."""
-    grade(r"x+\frac{1}{2}", r"\boxed{\frac{1}{2}+x}", AnswerPolicy.BOXED)
-
-
-def _judge(function: _Grade, deadline_s: float, gold: str, response: str, policy: str) -> bytes:
-    """The grade of one submission, and whether this process has swollen over it."""
+def _grade(
+    function: Callable[[str, str, AnswerPolicy], Grade], deadline_s: float, gold: str, response: str, policy: str
+) -> bytes:
+    """The grade of one submission, and whether this process has grown too large for another one."""
     started = time.process_time()
-    # The kernel ends the process when it has computed for so long, whatever it is doing and whoever still watches.
+    # The kernel ends the process when it has computed for so long, even if nobody watches it any more.
     signal.setitimer(signal.ITIMER_PROF, deadline_s)
     try:
-        judged = function(gold, response, AnswerPolicy(policy))
+        graded = function(gold, response, AnswerPolicy(policy))
     except MemoryError:
         os._exit(OUT_OF_MEMORY)
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
-    used_kib = _peak_memory_kib() if time.process_time() - started > _NO_TIME_TO_SWELL_S else 0
+    used_kib = _peak_memory_kib() if time.process_time() - started > _MEMORY_CHECK_S else 0
     if used_kib > _MAX_MEMORY_KIB:
         os._exit(OUT_OF_MEMORY)
-    reply = [judged.verdict, judged.extracted, judged.reason, used_kib > _MAX_KEPT_KIB]
+    reply = [graded.verdict, graded.extracted, graded.reason, used_kib > _MAX_REUSABLE_KIB]
     return json.dumps(reply).encode("ascii")
 
 
 def _peak_memory_kib() -> int:
-    # Not getrusage(): its maximum is that of the process this one was started from, where that is larger.
+    # Not getrusage(): its maximum is that of the parent process, where that is larger.
     status = Path("/proc/self/status").read_text(encoding="ascii")
     return int(status.partition("VmHWM:")[2].split(maxsplit=1)[0])
 
 
-def _limit(what: int, most: int) -> None:
-    _, hard = resource.getrlimit(what)
-    most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-    resource.setrlimit(what, (most, most))
+def _limit(kind: int, limit: int) -> None:
+    _, hard = resource.getrlimit(kind)
+    lowest = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+    resource.setrlimit(kind, (lowest, lowest))
 
 
 if __name__ == "__main__":

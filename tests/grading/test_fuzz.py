@@ -1,8 +1,6 @@
 """The grader against text that was not written to be read: random, enormous, deeply nested, hostile to parsers."""
 
 import random
-import time
-from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 
@@ -11,61 +9,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from components.grading.answer import final_answer, has_reasoning
-from components.grading.verifier import Grade, Submission, Verdict, Verifier, grade
+from components.grading.verifier import Submission, Verdict, Verifier, grade
 from components.shared.answer_policy import AnswerPolicy
+from tests.grading.test_answer import PIECES
 from tests.processor_time import processor_time
-
-_DEADLINE_S = 0.3
-
-_SYMBOLS = r"""
-48611 2 - + / = < , . : ! % ^ _ ' & ~ # | $ $$ ( ) [ ] { } }{ \{ \} \ \\ \( \) \[ \] x y i e e9 0x None assert
-\boxed{ \boxed \fbox{ #### <think> </think> Answer: ** \frac \frac{ \sqrt \sqrt[ \text{ \left( \right) \pi \pm \le
-\infty \sin \log \begin{pmatrix} \end{pmatrix} \overline{ \cup \in \cdot \sum_{ \binom
-"""
-PIECES = [
-    *_SYMBOLS.split(),
-    *("The answer is ", "not ", "or ", " ", "\n", "\t", "\0"),
-    *("\u200b", "\u202e", "\u0665", "\uff15", "\u00bd", "\u00b2", "\u20ac", "\ud800", "\U0001d7d3"),
-]
-"""What random responses are made of."""
-
-_BAIT = r"""
-5 x , . - = / ' % $ * # _ ^ & < \ ( ) [ ] { } () {} {{}} 1, 5. 1/ \{ \\ \( \[ \text{ \frac{ \frac{1}{ \sqrt \left(
-\boxed{ \boxed{5 \boxed{5} boxed \fbox{ }\boxed{ #### <think <think> </think> <think></think> Answer: **Answer**
-\begin{align*} \end{align*}
-"""
-UNITS = [
-    *_BAIT.split(),
-    *(
-        " ",
-        "\n",
-        "\t",
-        "\0",
-        "\u202e",
-        ", ",
-        ". ",
-        "\n\n",
-        "a ",
-        "1 ",
-        " 5",
-        "= 5 ",
-        "1 1/2 ",
-        "| 5 ",
-        "$ $",
-        "$5$ ",
-        "```\n",
-    ),
-    *("\\boxed ", "#### ", "#### 5\n", "Answer: 5\n", "The answer is ", "the answer is 5. ", "answer ", "is ", "not "),
-    *("if ", "so ", "or 5 ", "5 or "),
-]
-"""What a long text repeats, to have a regular expression go back over it or a parser descend into it."""
 
 NESTED = [
     *(("{", "}"), ("(", ")"), ("[", "]"), (r"\{", r"\}"), ("|", "|"), ("-", ""), (r"\left(", r"\right)")),
     *((r"\boxed{", "}"), (r"\frac{1}{", "}"), (r"\frac{", "}{1}"), (r"\sqrt{", "}"), ("2^{", "}"), ("x_{", "}")),
     *((r"\text{", "}"), (r"\sin(", ")"), (r"\begin{pmatrix}", r"\end{pmatrix}"), ("<think>", "</think>")),
 ]
-"""What opens and what closes a thing that may be inside itself."""
+"""Openings and closings of what may be nested."""
 
 HEAVY = [
     *("9^{9^{9^{9}}}", "9999999!^{9999999!}", "10000000!", "99!!!!!", r"\binom{10^9}{5\cdot 10^8}", "2^{10^9}"),
@@ -88,44 +42,39 @@ HEAVY = [
     "0." + "7" * 5000,
     rf"\frac{{{'7' * 140}}}{{{'3' * 140}}}",
 ]
-"""Short answers that take forever, or all memory, if they are worked out, and others that only look so."""
-
-
-@pytest.fixture(scope="module")
-def verify() -> Iterator[Verifier]:
-    """A verifier that all tests of this module share, so what one submission does to it is seen by the next."""
-    with Verifier(deadline_s=_DEADLINE_S) as verifier:
-        yield verifier
+"""Short answers that take forever, or all memory, if they are computed, and others that only look so."""
 
 
 def _submissions(texts: list[str], golds: tuple[str, ...] = ("48611",)) -> list[Submission]:
     return [Submission(gold, text, AnswerPolicy.STATED) for gold, text in product(golds, texts)]
 
 
-def _check(grades: list[Grade], submissions: list[Submission]) -> None:
-    assert len(grades) == len(submissions)
-    for each, submission in zip(grades, submissions, strict=True):
-        assert isinstance(each.verdict, Verdict)
-        assert each.reason
-        if each.verdict is Verdict.RIGHT:
-            assert submission.gold in submission.response, submission
+def _not_wrong(verify: Verifier, submissions: list[Submission]) -> list[Submission]:
+    grades = zip(submissions, verify(submissions), strict=True)
+    return [submission for submission, each in grades if each.verdict is not Verdict.WRONG]
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.sampled_from(["5", r"\frac{1}{2}", "(1,2)", "x=5", r"\text{even}", "52_8", "x>3", r"\{1,2\}"]),
+    st.text() | st.text("0123456789.,/-+%$ \\{}()[]_=:|abcx<>"),
+    st.sampled_from(AnswerPolicy),
+)
+def test_any_answer_gets_a_verdict(gold: str, answer: str, policy: AnswerPolicy) -> None:
+    """No text that a model could write raises, or makes a readable answer unscorable."""
+    for response in (answer, f"#### {answer}", rf"\boxed{{{answer}}}"):
+        assert grade(gold, response, policy).verdict in {Verdict.RIGHT, Verdict.WRONG}
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=20, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(deadline=None, max_examples=20, suppress_health_check=list(HealthCheck))
 @given(texts=st.lists(st.lists(st.sampled_from(PIECES), max_size=40).map("".join), min_size=8, max_size=16))
-def test_anything_made_of_what_models_write_gets_a_verdict(verify: Verifier, texts: list[str]) -> None:
-    """No mixture of notation, bare or in a box, crashes the verifier or is right without holding the answer."""
+def test_any_mixture_of_notation_gets_a_verdict(verify: Verifier, texts: list[str]) -> None:
+    """Bare or in a box, it neither crashes the verifier nor is right without holding the answer."""
     submissions = _submissions([*texts, *(rf"\boxed{{{text}}}" for text in texts)])
-    _check(verify(submissions), submissions)
-
-
-@given(text=st.text(st.characters(exclude_categories=())), policy=st.sampled_from(AnswerPolicy))
-def test_the_answer_of_any_text_is_a_part_of_it(text: str, policy: AnswerPolicy) -> None:
-    """Whatever characters a text has, its answer is None or something that it says."""
-    answer = final_answer(text, policy)
-    assert answer is None or (answer and answer in text)
-    assert isinstance(has_reasoning(text, policy), bool)
+    grades = verify(submissions)
+    right = [each for each, graded in zip(submissions, grades, strict=True) if graded.verdict is Verdict.RIGHT]
+    assert [each for each in right if each.gold not in each.response] == []
 
 
 @given(
@@ -133,7 +82,7 @@ def test_the_answer_of_any_text_is_a_part_of_it(text: str, policy: AnswerPolicy)
     after=st.text("abc .\n$*`"),
 )
 def test_what_surrounds_the_last_box_does_not_matter(before: list[str], after: str) -> None:
-    """An answer in the last box is right, whatever is written before it and whatever else follows."""
+    """An answer in the last box is right regardless of what is written before and after it."""
     response = "".join(before) + "\n" + r"\boxed{48611}" + after
     for policy in AnswerPolicy.BOXED, AnswerPolicy.DECLARED, AnswerPolicy.STATED:
         assert grade("48611", response, policy).verdict is Verdict.RIGHT
@@ -141,7 +90,7 @@ def test_what_surrounds_the_last_box_does_not_matter(before: list[str], after: s
 
 @pytest.mark.parametrize("policy", AnswerPolicy)
 def test_random_bytes_have_a_verdict(policy: AnswerPolicy) -> None:
-    """Bytes that are no text are wrong in every encoding that can read them."""
+    """Bytes that are not text are not right in any encoding that can read them."""
     generator = random.Random(0)
     for size in (1, 10, 1_000, 100_000):
         noise = generator.randbytes(size)
@@ -150,32 +99,10 @@ def test_random_bytes_have_a_verdict(policy: AnswerPolicy) -> None:
                 assert grade("48611", response, policy).verdict is not Verdict.RIGHT
 
 
-@pytest.mark.parametrize("policy", AnswerPolicy)
-@pytest.mark.parametrize("unit", UNITS)
-def test_the_time_to_find_an_answer_grows_with_the_length_alone(unit: str, policy: AnswerPolicy) -> None:
-    """A text four times as long takes about four times as long, not sixteen times, whatever it repeats."""
-    for opening in ("", r"\boxed{5} ", r"\boxed{", "#### ", "The answer is ", "<think>"):
-        times = (_seconds_to_find(opening, unit, policy) for _ in range(5))
-        # What takes no time is no concern, and one measurement in five that nothing disturbed is enough.
-        assert any(long_s < max(0.1, 9 * short_s) for short_s, long_s in times), opening
-
-
-def _seconds_to_find(opening: str, unit: str, policy: AnswerPolicy) -> list[float]:
-    """The time for about 2,000 characters, and for about 8,000."""
-    return [_seconds(opening + unit * (length // len(unit)), policy) for length in (2_000, 8_000)]
-
-
-def _seconds(text: str, policy: AnswerPolicy) -> float:
-    started = time.thread_time()
-    final_answer(text, policy)
-    has_reasoning(text, policy)
-    return time.thread_time() - started
-
-
 @pytest.mark.slow
-def test_a_million_characters_are_read_at_once() -> None:
-    """Finding an answer in a million characters of all kinds of bait takes a few seconds at most."""
-    baits = [unit * (1_000_000 // len(UNITS) // len(unit)) for unit in UNITS]
+def test_a_million_characters_are_searched_in_seconds() -> None:
+    """A million characters of all kinds of bait."""
+    baits = [piece * (1_000_000 // len(PIECES) // len(piece)) for piece in PIECES]
     for text in ("".join(baits), "".join(reversed(baits)), " ".join(sorted(baits))):
         for policy in AnswerPolicy:
             with processor_time(5):
@@ -184,46 +111,35 @@ def test_a_million_characters_are_read_at_once() -> None:
 
 
 @pytest.mark.slow
-def test_bait_in_a_box_is_wrong_at_once(verify: Verifier) -> None:
-    """An answer of a few hundred characters that mean nothing is wrong, and not for want of time."""
-    baits = [rf"\boxed{{{unit * (290 // len(unit))}}}" for unit in UNITS]
-    _check_all_wrong(verify, _submissions(baits, ("x^2+1", "(3,4)")))
+def test_repeated_pieces_in_a_box_are_wrong_and_do_not_time_out(verify: Verifier) -> None:
+    """An answer of a few hundred characters that mean nothing."""
+    baits = [rf"\boxed{{{piece * (290 // len(piece))}}}" for piece in PIECES]
+    assert _not_wrong(verify, _submissions(baits, ("x^2+1", "(3,4)"))) == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("depth", [30, 100_000])
-def test_deep_nesting_is_wrong_and_not_for_want_of_time(depth: int) -> None:
-    """Whatever is inside itself many times is no answer, in a box and out of it, closed and unclosed."""
+def test_deep_nesting_is_wrong_and_does_not_time_out(verify: Verifier, depth: int) -> None:
+    """In a box and out of it, closed and unclosed."""
     texts = []
     for opening, closing in NESTED:
         nested = opening * depth + "5" + closing * depth
         texts += [rf"\boxed{{{nested}}}", rf"\boxed{{{opening * depth}", f"Answer: {nested}"]
-    with Verifier() as verify:
-        _check_all_wrong(verify, _submissions(texts))
-
-
-def _check_all_wrong(verify: Verifier, submissions: list[Submission]) -> None:
-    judged = zip(submissions, verify(submissions), strict=True)
-    assert [(each, grade) for each, grade in judged if grade.verdict is not Verdict.WRONG] == []
+    assert _not_wrong(verify, _submissions(texts)) == []
 
 
 @pytest.mark.slow
-def test_heavy_answers_end_at_the_deadline_and_harm_no_other(verify: Verifier) -> None:
-    """An answer that cannot be worked out costs at most the deadline, and the honest one beside it is right."""
+def test_heavy_answers_end_at_the_deadline_and_harm_no_other() -> None:
+    """An answer that is too much to compute costs at most the deadline, and the honest one beside it is right."""
     honest = Submission(r"\frac{3}{4}", r"So it is \boxed{\dfrac34}.", AnswerPolicy.BOXED)
     heavy = _submissions([rf"\boxed{{{answer}}}" for answer in HEAVY], ("x^2+1",))
-    verdicts = [grade.verdict for grade in verify([each for bad in heavy for each in (honest, bad)])]
-    assert verdicts[::2] == [Verdict.RIGHT] * len(heavy)
+    expected = _submissions([r"\boxed{5}"], tuple(HEAVY[::4]))
+    with Verifier(deadline_s=0.3) as verify:
+        verdicts = [each.verdict for each in verify([each for bad in heavy + expected for each in (honest, bad)])]
+        itself = verify([Submission(answer, rf"\boxed{{{answer}}}", AnswerPolicy.BOXED) for answer in HEAVY])
+    assert set(verdicts[::2]) == {Verdict.RIGHT}
     assert Verdict.RIGHT not in verdicts[1::2]
-
-
-@pytest.mark.slow
-def test_a_heavy_answer_may_be_the_expected_one(verify: Verifier) -> None:
-    """An expected answer that cannot be worked out does no more harm than a given one, and equals its own text."""
-    others = verify(_submissions([r"\boxed{5}"], tuple(HEAVY[::4])))
-    assert Verdict.RIGHT not in {grade.verdict for grade in others}
-    itself = verify([Submission(answer, rf"\boxed{{{answer}}}", AnswerPolicy.BOXED) for answer in HEAVY])
-    assert {grade.verdict for grade in itself} == {Verdict.RIGHT}
+    assert {each.verdict for each in itself} == {Verdict.RIGHT}
 
 
 @pytest.mark.parametrize(
@@ -244,8 +160,8 @@ def test_a_heavy_answer_may_be_the_expected_one(verify: Verifier) -> None:
         "; touch {path}",
     ],
 )
-def test_no_answer_is_run(code: str, tmp_path: Path) -> None:
-    """An answer is read as mathematics and never evaluated as a program, as the expected answer neither."""
+def test_no_answer_is_executed(code: str, tmp_path: Path) -> None:
+    """An answer, expected or not, is read as mathematics and never evaluated as a program."""
     path = tmp_path / "made"
     answer = code.format(path=str(path))
     for gold, response in ((answer, r"\boxed{5}"), ("5", rf"\boxed{{{answer}}}"), ("x^2+1", f"#### {answer}")):

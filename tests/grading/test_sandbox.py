@@ -1,4 +1,4 @@
-"""The sandbox against code that tries to break out of it, to break it, or just to be run in it."""
+"""The sandbox against code that tries to break out of it, to break it, or just to run in it."""
 
 import os
 import socket
@@ -12,18 +12,18 @@ from pathlib import Path
 
 import pytest
 
-from components.grading.sandbox import process
-from components.grading.sandbox.limits import CPU_S, OUTPUT_BYTES
-from components.grading.sandbox.run import Failed, Gave, Outcome, require_sandbox, run
-from components.grading.sandbox.seccomp import filter_program
+from components.grading.sandbox import run as sandbox
+from components.grading.sandbox.confinement import CPU_S, filter_program
+from components.grading.sandbox.run import MAX_OUTPUT_BYTES, Failed, Outcome, Returned, require_sandbox, run
 from components.shared.errors import PipelineError
+from tests.processor_time import processor_time
 
 ROOT = Path(__file__).parents[2]
 SECRET = "the-secret-of-the-parent"
 
 
 def one(code: str, call: str = "attack()") -> Outcome:
-    """What a single call gives."""
+    """The outcome of a single call."""
     (outcome,) = run(code, [call])
     return outcome
 
@@ -36,15 +36,15 @@ def reason(code: str, call: str = "attack()") -> str:
 
 
 def value(code: str, call: str = "attack()") -> object:
-    """What a single call gave."""
+    """The value that a single call returned."""
     outcome = one(code, call)
-    assert isinstance(outcome, Gave), outcome
+    assert isinstance(outcome, Returned), outcome
     return outcome.value
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Whatever a test does: no process and no descriptor stays behind; and there is a secret to be stolen."""
+def nothing_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """After every test no process and no descriptor is left; and there is a secret to steal."""
     monkeypatch.setenv("SECRET", SECRET)
     monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
     descriptors, before = sorted(Path("/proc/self/fd").iterdir()), _children()
@@ -65,10 +65,10 @@ def attempt(action, *arguments):
     except BaseException as error:
         return type(error).__name__
 """
-"""What an action does, or how it fails; for code that tries several."""
+"""The result of an action, or how it fails; for code that tries several."""
 
 
-# What ordinary solutions do.
+# Ordinary solutions.
 
 LIBRARY = {
     "math": "math.gcd(12, 18)",
@@ -100,11 +100,11 @@ LIBRARY = {
 
 
 def test_the_standard_library_can_be_used() -> None:
-    """What solutions import is there and gives what it gives outside."""
+    """The modules that solutions import are there and return what they return outside."""
     names = {name: __import__(name) for name in LIBRARY}
     code = "".join(f"import {name}\n" for name in LIBRARY)
     outcomes = run(code, list(LIBRARY.values()))
-    assert outcomes == [Gave(eval(call, names)) for call in LIBRARY.values()]
+    assert outcomes == [Returned(eval(call, names)) for call in LIBRARY.values()]
 
 
 def test_installed_packages_are_not_there() -> None:
@@ -116,20 +116,20 @@ def test_installed_packages_are_not_there() -> None:
         assert failure.startswith(("PermissionError", "ModuleNotFoundError"))
 
 
-def test_each_call_is_a_matter_of_its_own() -> None:
+def test_each_call_fails_or_returns_by_itself() -> None:
     """A call that raises or that calls what is not there fails alone; what it changed is seen by the next."""
     code = "import sys\nseen = []\ndef f(x):\n    seen.append(x)\n    return 10 // x"
     assert run(code, ["f(0)", "f(5)", "g(1)", "sys.exit(0)", "seen", "f(1) +"]) == [
         Failed("raised ZeroDivisionError: integer division or modulo by zero"),
-        Gave(2),
+        Returned(2),
         Failed("raised NameError: name 'g' is not defined"),
         Failed("raised SystemExit: 0"),
-        Gave([0, 5]),
+        Returned([0, 5]),
         Failed("raised SyntaxError: invalid syntax (<string>, line 1)"),
     ]
 
 
-def test_what_is_only_for_scripts_is_left_out() -> None:
+def test_code_for_scripts_is_left_out() -> None:
     """Code under `if __name__ == "__main__"` does not run; standard input is empty."""
     assert value("if __name__ == '__main__':\n    raise ValueError\nx = 1", "x") == 1
     assert "EOFError" in reason("n = input()", "n")
@@ -141,8 +141,8 @@ def test_sets_have_the_same_order_in_every_run() -> None:
     assert value(code, "f()") == value(code, "f()")
 
 
-def test_code_in_which_dataclasses_look_for_their_module_runs() -> None:
-    """The code is a module that can be found under its name."""
+def test_the_code_is_a_module_that_can_be_found_under_its_name() -> None:
+    """Dataclasses with postponed annotations look for it."""
     code = "from __future__ import annotations\nfrom dataclasses import dataclass\n@dataclass\nclass P:\n    x: int"
     assert value(code, "P(3).x") == 3
 
@@ -150,8 +150,8 @@ def test_code_in_which_dataclasses_look_for_their_module_runs() -> None:
 # Secrets, files and the network.
 
 
-def test_the_secrets_of_the_parent_are_nowhere(tmp_path: Path) -> None:
-    """Neither its environment nor what /proc tells of it can be read, whichever way."""
+def test_the_secrets_of_the_parent_cannot_be_read(tmp_path: Path) -> None:
+    """Neither from its environment nor from /proc, whichever way."""
     (tmp_path / "secret").write_text(SECRET)
     code = f"""
 import ctypes, gc, itertools, subprocess
@@ -245,7 +245,7 @@ def attack():
 # Processes, threads and signals.
 
 
-def test_no_other_process_comes_to_be_or_to_harm() -> None:
+def test_no_other_process_is_started_or_harmed() -> None:
     """No fork, thread or program is started, none is signalled or traced, and no limit is raised."""
     code = f"""
 import ctypes, multiprocessing, resource, signal, subprocess, threading
@@ -269,8 +269,8 @@ def attack():
     assert value(code) == "RuntimeError"
 
 
-def test_a_fork_bomb_is_a_dud() -> None:
-    """Forking in a loop, whatever is caught, starts nothing."""
+def test_a_fork_bomb_starts_nothing() -> None:
+    """Not even in a loop that catches the errors."""
     code = """
 import os
 def attack():
@@ -289,9 +289,9 @@ def test_system_calls_outside_the_list_are_denied_to_machine_code() -> None:
     """Of all numbers, those that are not on the list fail with EPERM, in the table for other word sizes too."""
     harmless = {3, 4, 5, 6, 8, 9, 10, 11, 12, 13, 14, 17, 21, 24, 25, 28, 39, 63, 79, 96, 102, 104, 107, 108, 110}
     harmless |= {131, 186, 201, 202, 217, 228, 229, 257, 262, 269, 318}
-    waiting = {0, 1, 15, 35, 219, 230, 231}
-    kernels_own = {335, 336}  # uretprobe and uprobe pass every filter, and end whoever calls them
-    numbers = sorted(set(range(470)) - harmless - waiting - kernels_own)
+    blocking = {0, 1, 15, 35, 219, 230, 231}
+    unfiltered = {335, 336}  # uretprobe and uprobe pass every filter, and end their caller
+    numbers = sorted(set(range(470)) - harmless - blocking - unfiltered)
     code = f"""
 import ctypes
 def attack():
@@ -384,9 +384,9 @@ D()
 
 
 @pytest.mark.slow
-def test_what_never_ends_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever it hangs in and whatever it catches, it is over when its deadline is."""
-    monkeypatch.setattr(process, "DEADLINE_S", 3)
+def test_code_that_never_ends_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At its deadline, regardless of what it hangs in and what it catches."""
+    monkeypatch.setattr(sandbox, "DEADLINE_S", 3)
     with ThreadPoolExecutor(len(_ENDLESS)) as executor:
         outcomes = executor.map(lambda code: one(code, "1"), _ENDLESS.values())
     assert dict(zip(_ENDLESS, outcomes, strict=True)) == dict.fromkeys(
@@ -396,18 +396,18 @@ def test_what_never_ends_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_computing_is_limited_by_processor_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel ends what computes for too long even if nobody is watching the clock."""
-    monkeypatch.setattr(process, "DEADLINE_S", 60)
+    """The kernel ends code that computes for too long even if nobody watches the clock."""
+    monkeypatch.setattr(sandbox, "DEADLINE_S", 60)
     code = "import signal\nsignal.signal(signal.SIGXCPU, signal.SIG_IGN)\nwhile True: pass"
     assert f"more than {CPU_S} s of processor time" in reason(code, "1")
 
 
 def test_the_clock_starts_with_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
     """Starting an interpreter may take longer; what was given before the deadline counts, the rest is unfinished."""
-    monkeypatch.setattr(process, "DEADLINE_S", 0.5)
-    monkeypatch.setattr(process, "_CHILD", f"import time; time.sleep(0.6){process._CHILD}")
+    monkeypatch.setattr(sandbox, "DEADLINE_S", 0.5)
+    monkeypatch.setattr(sandbox, "_CHILD", f"import time; time.sleep(0.6){sandbox._CHILD}")
     late = Failed("was not finished: it took longer than 0.5 s")
-    assert run("import time", ["time.sleep(0.1)", "time.sleep(30)", "2"]) == [Gave(None), late, late]
+    assert run("import time", ["time.sleep(0.1)", "time.sleep(30)", "2"]) == [Returned(None), late, late]
 
 
 @pytest.mark.parametrize(
@@ -428,21 +428,21 @@ def test_memory_is_limited(code: str) -> None:
     }
 
 
-def test_few_files_can_be_open_at_once() -> None:
-    """The limit is the run's own, and far below what a process usually has."""
+def test_open_files_are_limited() -> None:
+    """The limit is far below that of a usual process."""
     assert "OSError: [Errno 24] Too many open files" in reason("import os", "[open(os.__file__) for _ in range(100)]")
 
 
 @pytest.mark.parametrize("stream", ["sys.stdout", "sys.stderr"])
-def test_output_is_thrown_away_up_to_a_limit(stream: str) -> None:
+def test_output_is_discarded_up_to_a_limit(stream: str) -> None:
     """Printing changes no result; printing without end is ended at once."""
     code = f"import sys\ndef say(n):\n    {stream}.write('x' * n)\n    {stream}.flush()\n    return n"
-    assert run(code, ["say(100_000)", "say(10)"]) == [Gave(100_000), Gave(10)]
-    assert reason(code, f"say({OUTPUT_BYTES} * 50)") == "was not finished: it wrote more than 1 MiB"
+    assert run(code, ["say(100_000)", "say(10)"]) == [Returned(100_000), Returned(10)]
+    assert reason(code, f"say({MAX_OUTPUT_BYTES} * 50)") == "was not finished: it wrote more than 1 MiB"
 
 
-def test_a_flood_of_results_is_ended() -> None:
-    """What is sent as results is limited like what is printed."""
+def test_too_many_results_are_ended() -> None:
+    """Results are limited like printed text."""
     code = "import os\ndef attack():\n    while True: os.write(3, b'[1]' * 10000)"
     assert reason(code) == "was not finished: it wrote more than 1 MiB"
     assert reason("", "'a' * 10**7") == "was not finished: it wrote more than 1 MiB"
@@ -482,13 +482,152 @@ def test_ending_early_leaves_every_call_unfinished(code: str, ending: str) -> No
     ],
 )
 def test_code_that_does_not_load_fails_every_call(code: str, failure: str) -> None:
-    """Whatever is raised on the way, an exit included, is the reason."""
+    """The exception that is raised on the way, an exit included, is the reason."""
     outcomes = run(code, ["1", "2"])
     assert len(outcomes) == 2
     for outcome in outcomes:
         assert isinstance(outcome, Failed)
         assert outcome.reason.startswith(failure)
         assert len(outcome.reason) < 300
+
+
+# Values.
+
+VALUES = [
+    *(None, True, False, 0, -1, 2**64, -(10**50), 1.5, -0.0, 1e308, float("inf"), 1j, complex(1, -2.5)),
+    *("", "a\n\"'\\", "\ud800\x00é\U0001f600", b"", b"\xff\x00", [], [[1], [2.0, "x"]], (), (1, (2,))),
+    *(set(), {1, (2, "x")}, frozenset({1}), {}, {1: "a", (1, 2): [3], None: {}}, {"k": {"n": {1, 2}}}),
+]
+
+
+def forging(lines: bytes) -> str:
+    """Code that writes lines of its own into the pipe for results, and ends."""
+    return f"import os\ndef attack():\n    os.write(3, {lines!r})\n    os._exit(0)"
+
+
+def test_plain_data_arrives_unchanged() -> None:
+    """Type and value of every kind of plain data, and those of their parts."""
+    outcomes = run("inf = float('inf')", [repr(value) for value in VALUES])
+    assert [(type(outcome.value), repr(outcome.value)) for outcome in outcomes if isinstance(outcome, Returned)] == [
+        (type(value), repr(value)) for value in VALUES
+    ]
+
+
+def test_nan_arrives_and_equals_nothing() -> None:
+    """It is a float, and no expected value equals it."""
+    (outcome,) = run("", ["float('nan')"])
+    assert isinstance(outcome, Returned)
+    assert isinstance(outcome.value, float)
+    assert outcome.value != outcome.value
+
+
+def test_subclasses_arrive_as_their_built_in_bases() -> None:
+    """A Counter is a dict and a named tuple a tuple, as for Python's `==`; overridden methods have no effect."""
+    code = """
+import collections, enum
+class Text(str):
+    def __eq__(self, other): return True
+    def __hash__(self): return 0
+    def encode(self, *how): return b"forged"
+class Number(int):
+    def __eq__(self, other): return True
+    def __format__(self, how): return "2a"
+Point = collections.namedtuple("Point", "x y")
+"""
+    calls = ["collections.Counter('aab')", "Point(1, 2)", "Text('t')", "Number(7)", "enum.IntEnum('E', 'A').A"]
+    values = [outcome.value for outcome in run(code, calls) if isinstance(outcome, Returned)]
+    assert values == [{"a": 2, "b": 1}, (1, 2), "t", 7, 1]
+    assert [type(value) for value in values] == [dict, tuple, str, int, int]
+
+
+@pytest.mark.parametrize(
+    ("call", "failure"),
+    [
+        ("object()", "returned a object, which is not plain data"),
+        ("(x for x in [])", "returned a generator, which is not plain data"),
+        ("__import__('fractions').Fraction(1, 2)", "returned a Fraction, which is not plain data"),
+        ("[print]", "returned a builtin_function_or_method, which is not plain data"),
+        ("nested(60)", "returned a value that is nested too deeply"),
+        ("nested(100_000)", "returned a value that is nested too deeply"),
+        ("endless()", "returned a value that is nested too deeply"),
+        ("set(range(2000))", "returned nothing that can be read"),
+    ],
+)
+def test_values_that_are_not_plain_data_fail(call: str, failure: str) -> None:
+    """Objects, cycles and deep nesting; the reason names the type."""
+    code = """
+def nested(depth):
+    value = []
+    for _ in range(depth):
+        value = [value]
+    return value
+def endless():
+    value = []
+    value.append(value)
+    return value
+"""
+    assert run(code, [call]) == [Failed(failure)]
+
+
+def test_a_huge_number_takes_no_time() -> None:
+    """It is written in hexadecimal: decimal digits take the square of their number, and Python refuses many of them."""
+    with processor_time(1):
+        assert run("", ["7 ** 10**6"]) == [Returned(7**10**6)]
+
+
+MALFORMED = rb"""
+{}
+[]
+"returned"
+["returned"]
+["returned",1]
+["returned",NaN]
+["returned","x"]
+["returned",["int",5]]
+["returned",["int","5","5"]]
+["returned",["int","zz"]]
+["returned",["list",[5]]]
+["returned",["set",[["list",[]]]]]
+["returned",["dict",[["int","1"]]]]
+["returned",["float","0x1p99999"]]
+["returned",["complex","1 2 3"]]
+["returned",["str","ff"]]
+["returned",["object","1"]]
+["returned",["__import__",[]]]
+["failed",null]
+["failed",["int","5"]]
+["passed",true]
+"""
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        *(b"", b"\n", b"\x00\xff\n", b'["returned",true]'),
+        *(line + b"\n" for line in MALFORMED.split(b"\n")[1:-1]),
+        *(b'["returned",' + b"9" * 10_000 + b"]\n", b'["returned",' + b"[" * 100_000 + b"\n"),
+        b'["returned",' + b'["list",[' * 400 + b"]]" * 400 + b"]\n",
+    ],
+)
+def test_a_malformed_message_is_a_failure(message: bytes) -> None:
+    """No bytes that the code writes instead of a result raise anything."""
+    assert isinstance(run(forging(message), ["attack()"])[0], Failed)
+
+
+def test_a_forged_result_counts_only_for_its_call() -> None:
+    """Lines are taken in the order of the calls; more lines than calls are ignored."""
+    code = forging(b'["returned",true]\n' * 3 + b'["returned",false]\n' * 100)
+    assert run(code, ["attack()", "1"]) == [Returned(True), Returned(True)]
+    assert run(code, ["1", "attack()", "2"]) == [Returned(1), Returned(True), Returned(True)]
+
+
+def test_colliding_hashes_take_the_reader_no_time() -> None:
+    """Building a large set of numbers with one hash would take this process quadratic time, so sets are limited."""
+    assert isinstance(run("", ["{n * (2**61 - 1) for n in range(1, 1001)}"])[0], Returned)
+    numbers = ",".join(f'["int","{number * (2**61 - 1):x}"]' for number in range(20_000))
+    forged = forging(f'["returned",["set",[{numbers}]]]\n'.encode())
+    with processor_time(1):
+        assert isinstance(run(forged, ["attack()"])[0], Failed)
 
 
 # Where there is no sandbox.
@@ -533,8 +672,8 @@ def test_without_a_protection_no_code_is_run(
     grade, refusal = ran.stdout.splitlines()
     assert "UNSCORABLE" in grade
     assert not trace.exists()
-    assert refusal.startswith(f"the sandbox for code answers cannot be set up: {missing}; it takes Linux")
-    assert "leave out the problems whose answers are tests" in refusal
+    assert refusal.startswith(f"the sandbox for code answers cannot be set up: {missing}; it needs Linux")
+    assert "leave out the problems whose answers are unit tests" in refusal
 
 
 def test_this_machine_has_a_sandbox() -> None:
@@ -542,31 +681,31 @@ def test_this_machine_has_a_sandbox() -> None:
     require_sandbox()
 
 
-def test_a_confinement_that_does_not_hold_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The check tries the doors, and does not rely on what a system says of itself."""
+def test_a_confinement_that_does_not_hold_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check tries what should be denied, and does not rely on what a system reports."""
     idle = "main.__globals__['confine'] = lambda *paths: None\nmain()"
-    monkeypatch.setattr(process, "_CHILD", process._CHILD.replace("\nmain()", f"\n{idle}"))
-    with pytest.raises(PipelineError, match=r"listdir\('/'\) is not denied; it takes Linux"):
+    monkeypatch.setattr(sandbox, "_CHILD", sandbox._CHILD.replace("\nmain()", f"\n{idle}"))
+    with pytest.raises(PipelineError, match=r"listdir\('/'\) is not denied; it needs Linux"):
         require_sandbox()
 
 
 def test_an_interpreter_that_does_not_start_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What cannot even be started is an error of the environment, not of the code."""
-    monkeypatch.setattr(process, "_CHILD", "import sys; sys.exit('no luck')")
+    """It is an error of the environment, not of the code."""
+    monkeypatch.setattr(sandbox, "_CHILD", "import sys; sys.exit('no luck')")
     with pytest.raises(PipelineError, match="cannot be set up: it ended with status 1; no luck"):
         run("", ["1"])
 
 
-def test_many_runs_at_once_do_not_mix() -> None:
-    """Threads that run code at the same time each get their own results."""
+def test_concurrent_runs_do_not_mix() -> None:
+    """Each thread gets its own results."""
     with ThreadPoolExecutor(8) as executor:
         outcomes = list(executor.map(lambda number: run(f"x = {number}", ["x", "-x"]), range(24)))
-    assert outcomes == [[Gave(number), Gave(-number)] for number in range(24)]
+    assert outcomes == [[Returned(number), Returned(-number)] for number in range(24)]
 
 
-def test_a_run_is_over_when_its_process_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not only when its pipes are closed, which a process forked in the meantime may hold open; and nothing is lost."""
-    start = process._start
+def test_a_run_ends_with_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not when its pipes are closed, which a process forked in the meantime may hold open; and nothing is lost."""
+    start = sandbox._start
     held: list[int] = []
 
     def hold(code: str, calls: list[str]) -> subprocess.Popen[bytes]:
@@ -575,12 +714,12 @@ def test_a_run_is_over_when_its_process_has_ended(monkeypatch: pytest.MonkeyPatc
         os.waitid(os.P_PID, started.pid, os.WEXITED | os.WNOWAIT)
         return started
 
-    monkeypatch.setattr(process, "_start", hold)
-    monkeypatch.setattr(process, "DEADLINE_S", 3600)
+    monkeypatch.setattr(sandbox, "_start", hold)
+    monkeypatch.setattr(sandbox, "DEADLINE_S", 3600)
     with ThreadPoolExecutor() as threads:
         running = threads.submit(run, "", ["1", "'x' * 20_000"])
         try:
-            assert running.result(timeout=60) == [Gave(1), Gave("x" * 20_000)]
+            assert running.result(timeout=60) == [Returned(1), Returned("x" * 20_000)]
         finally:
             for descriptor in held:
                 os.close(descriptor)

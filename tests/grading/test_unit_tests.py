@@ -1,17 +1,172 @@
-"""Unit tests as text: which are understood, what of them leaves for the sandbox, and what they accept."""
+"""Answers that are code: which tests are understood, what passes them, and that nothing but the right values does."""
 
+import json
 from typing import Any
 
 import pytest
-from hypothesis import given, strategies
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
-from components.grading.unit_tests import UnitTest, UnreadableTestsError, read_tests
+from components.grading.unit_tests import (
+    UnitTest,
+    UnreadableTestsError,
+    grade_code,
+    is_unit_tests,
+    last_code_block,
+    read_tests,
+)
+from components.grading.verifier import Grade, Verdict
+from tests.grading.cases import FOLDER, table
+from tests.processor_time import processor_time
+
+GOLD = "assert add(1, 2) == 3\nassert add(0, 0) == 0\nassert add(-5, 2) == -3\nassert add(10, 5) == 15"
+RIGHT = "def add(a, b):\n    return a + b"
+CHEATS = yaml.safe_load((FOLDER / "cheats.yaml").read_text(encoding="utf-8"))
+
+
+def graded(code: str, gold: str = GOLD) -> Grade:
+    """The grade of a response that consists of code."""
+    return grade_code(gold, f"I add them.\n```python\n{code}\n```")
 
 
 def only(test: str) -> UnitTest:
     """The one test of a text."""
     (read,) = read_tests(test)
     return read
+
+
+def test_an_answer_whose_first_statement_is_an_assert_is_unit_tests() -> None:
+    """Comments and blank lines may stand before it."""
+    for gold in (
+        "assert f(1) == 2",
+        "\n  assert f(1) == 2\nx",
+        "# tests\n\n# of f\nassert f(1)",
+        "assert",
+        "assert f(1) ==",
+    ):
+        assert is_unit_tests(gold)
+    for gold in (
+        "assertion",
+        "asserted = 1",
+        "72",
+        "",
+        "# assert f(1) == 2",
+        r"\frac{1}{2}",
+        "x = 1\nassert f(1) == 2",
+    ):
+        assert not is_unit_tests(gold)
+
+
+@pytest.mark.parametrize(("text", "code"), table("code_blocks.tsv"))
+def test_the_code_is_the_last_closed_block(text: str, code: str) -> None:
+    """The cases of code_blocks.tsv."""
+    assert last_code_block(text) == (None if code == "(none)" else code)
+
+
+@pytest.mark.parametrize("rest", ["```", "```python\nx = 2", "```python"])
+def test_a_block_that_is_never_closed_does_not_count(rest: str) -> None:
+    """Models like to write one fence too many."""
+    assert last_code_block(f"```python\nx = 1\n```\n{rest}") == "x = 1"
+
+
+def test_repeated_fences_take_no_time() -> None:
+    """Twenty thousand of each kind."""
+    for piece in ("```python\n", "```\n", "`", "```", "\n", "    ", "```python\nx\n```\n"):
+        with processor_time(3):
+            last_code_block(piece * 20_000)
+
+
+def test_code_that_passes_all_tests_is_right() -> None:
+    """The grade carries the code and the fraction of the tests."""
+    assert graded(RIGHT) == Grade(Verdict.RIGHT, RIGHT, "4 of 4 tests passed", tests_passed=1.0)
+
+
+@pytest.mark.parametrize(
+    ("code", "passed", "failure"),
+    [
+        ("def add(a, b):\n    return a - b", 1, "add(1, 2) returned -1"),
+        ("def add(a, b):\n    return a + b if b else 1 / 0", 3, "add(0, 0) raised ZeroDivisionError: division by zero"),
+        ("def add(a, b):\n    return max(a, 0) + b", 3, "add(-5, 2) returned 2"),
+        ("def plus(a, b):\n    return a + b", 0, "add(1, 2) raised NameError: name 'add' is not defined"),
+        ("def add(a):\n    return a", 0, "add(1, 2) raised TypeError: add() takes 1 positional argument"),
+        ("def add(a, b)\n    return a", 0, "add(1, 2) could not be called: SyntaxError: expected ':' (solution.py"),
+        ("import numpy", 0, "add(1, 2) could not be called: ModuleNotFoundError: No module named 'numpy'"),
+        ("def add(a, b):\n    return str(a + b)", 0, "add(1, 2) returned '3'"),
+        ("def add(a, b):\n    return [a + b] * 10**4", 0, "add(1, 2) returned [3, 3, 3"),
+        ("def add(a, b):\n    return 10**9999", 0, "add(1, 2) returned a very long number"),
+        ("def add(a, b):\n    return float('nan')", 0, "add(1, 2) returned nan"),
+        ("def add(a, b):\n    return", 0, "add(1, 2) returned None"),
+        ("raise ValueError('\\x1b[31m\\nred\\u202e')", 0, "add(1, 2) could not be called: ValueError:  [31m red"),
+        ("import os\nos._exit(0)", 0, "add(1, 2) was not finished: it ended with status 0"),
+    ],
+)
+def test_a_reason_counts_the_tests_and_describes_the_first_failure(code: str, passed: int, failure: str) -> None:
+    """It is one short line of printable characters that can be encoded, and the fraction is of all tests."""
+    grade = graded(code)
+    assert (grade.verdict, grade.extracted, grade.tests_passed) == (Verdict.WRONG, code, passed / 4)
+    assert grade.reason.startswith(f"{passed} of 4 tests passed; {failure}")
+    assert grade.reason.isprintable()
+    assert len(grade.reason) < 250
+    json.dumps(grade.reason, ensure_ascii=False).encode()
+
+
+@pytest.mark.parametrize(
+    ("response", "reason"),
+    [
+        ("The sum is 3.", "no code block"),
+        (f"<think>\n```python\n{RIGHT}\n```\n</think>\nDone.", "no code block"),
+        (f"```python\n{RIGHT}\n#{'x' * 60_000}\n```", "code is longer than 50000 characters"),
+    ],
+)
+def test_without_usable_code_a_response_is_wrong(response: str, reason: str) -> None:
+    """No test is passed by it; code in a thought is not an answer."""
+    grade = grade_code(GOLD, response)
+    assert (grade.verdict, grade.reason, grade.tests_passed) == (Verdict.WRONG, reason, 0.0)
+    assert grade.extracted is None or len(grade.extracted) <= 2_000
+
+
+def test_the_last_code_outside_thoughts_counts() -> None:
+    """Attempts in a thought, and earlier blocks, do not."""
+    wrong = "def add(a, b):\n    return 0"
+    assert grade_code(GOLD, f"<think>```python\n{wrong}\n```</think>\n```python\n{RIGHT}\n```").verdict == Verdict.RIGHT
+    assert grade_code(GOLD, f"```python\n{RIGHT}\n```\nor\n```python\n{wrong}\n```").verdict == Verdict.WRONG
+
+
+@pytest.mark.parametrize("gold", ["assert add(1, 2) > 2", "assert add(1, 2) ==", "assert add(1, 2) == 3\nx = 1"])
+def test_tests_that_cannot_be_read_make_a_response_unscorable(gold: str) -> None:
+    """The response is not to blame."""
+    grade = graded(RIGHT, gold)
+    assert (grade.verdict, grade.tests_passed) == (Verdict.UNSCORABLE, None)
+    assert grade.reason.startswith(("line ", "the tests are not Python"))
+
+
+@pytest.mark.parametrize("name", CHEATS)
+def test_no_cheat_passes_a_test(name: str) -> None:
+    """Nothing in the sandbox knows what is expected, and nothing there does the comparison."""
+    grade = graded(CHEATS[name])
+    assert (grade.verdict, grade.tests_passed) == (Verdict.WRONG, 0.0)
+
+
+def test_expected_values_do_not_enter_the_sandbox() -> None:
+    """Code that searches all of its process finds the calls there, but no expected value."""
+    code = """
+import gc, os, sys
+os.lseek(0, 0, os.SEEK_SET)
+request = os.read(0, 10**6)
+def find():
+    seen = [request, str(sys.argv), str(os.environ), str(sys._current_frames())]
+    seen += [repr(each) for each in gc.get_objects() if type(each) in (dict, list, tuple, str)]
+    return ["look-here".replace("-", "") in str(seen), "nee-dle".replace("-", "") in str(seen)]
+"""
+    grade = graded(code, "assert find() == ['needle']\nassert find('lookhere') == 'needle'")
+    assert grade.reason == "0 of 2 tests passed; find() returned [True, False]"
+
+
+def test_hard_coded_values_pass_only_their_own_tests() -> None:
+    """An answer made up for the calls that are known is worth their fraction."""
+    grade = graded("def add(a, b):\n    return {(1, 2): 3, (0, 0): 0}.get((a, b))")
+    assert (grade.verdict, grade.tests_passed) == (Verdict.WRONG, 0.5)
 
 
 @pytest.mark.parametrize(
@@ -54,98 +209,93 @@ def test_a_test_is_a_call_and_what_it_accepts(test: str, call: str, accepted: li
     assert [value for value in refused if read.accepts(value)] == []
 
 
+UNREADABLE = """
+x = 1
+import math
+f(1) == 2
+assert f(1) > 3
+assert f(1) != 3
+assert f(1) in (1, 2)
+assert f(1) == g(1)
+assert f(1) == x
+assert f(1) == [2 * 3]
+assert f(1) == ...
+assert f(1) == 2 == 2
+assert f(1) == 2 and f(2) == 3
+assert 3 == f(1)
+assert 3 == 3
+assert [3][0] == 3
+assert x
+assert x == 3
+assert True
+assert (f(1) == 3) == True
+assert all(f(n) == n for n in range(5)) == True
+assert f(1) - 3 == 0
+assert -f(1) == 3
+assert (f(1), f(2)) == (1, 2)
+assert (lambda: f(1)) == 3
+assert isinstance(f(1), int)
+assert not any(f(1))
+assert np.allclose(f(1), [1, 2])
+assert math.isclose(f(1), 3, rel_tol=-1)
+assert math.isclose(f(1), 3, tolerance=1)
+assert math.isclose(f(1), g(3))
+assert math.isclose(f(1), '3')
+assert math.isclose(3, f(1))
+assert abs(f(1) - 3) < x
+assert abs(f(1) - 3) < -1
+assert abs(f(1) - g(1)) < 1
+assert abs(3 - f(1)) < 1
+assert f(1) is 3
+assert f(1) is not None
+assert f(1) == {[]}
+assert f(1) == set(1)
+assert f(1) == set(range(3))
+"""
+
+
 @pytest.mark.parametrize(
     "test",
-    [
-        "x = 1",
-        "import math",
-        "f(1) == 2",
-        "assert f(1) > 3",
-        "assert f(1) != 3",
-        "assert f(1) in (1, 2)",
-        "assert f(1) == g(1)",
-        "assert f(1) == x",
-        "assert f(1) == [2 * 3]",
-        "assert f(1) == ...",
-        "assert f(1) == 2 == 2",
-        "assert f(1) == 2 and f(2) == 3",
-        "assert 3 == f(1)",
-        "assert 3 == 3",
-        "assert [3][0] == 3",
-        "assert x",
-        "assert x == 3",
-        "assert True",
-        "assert (f(1) == 3) == True",
-        "assert all(f(n) == n for n in range(5)) == True",
-        "assert f(1) - 3 == 0",
-        "assert -f(1) == 3",
-        "assert (f(1), f(2)) == (1, 2)",
-        "assert (lambda: f(1)) == 3",
-        "assert isinstance(f(1), int)",
-        "assert not any(f(1))",
-        "assert np.allclose(f(1), [1, 2])",
-        "assert math.isclose(f(1), 3, rel_tol=-1)",
-        "assert math.isclose(f(1), 3, tolerance=1)",
-        "assert math.isclose(f(1), g(3))",
-        "assert math.isclose(f(1), '3')",
-        "assert math.isclose(3, f(1))",
-        "assert abs(f(1) - 3) < x",
-        "assert abs(f(1) - 3) < -1",
-        "assert abs(f(1) - g(1)) < 1",
-        "assert abs(3 - f(1)) < 1",
-        "assert f(1) is 3",
-        "assert f(1) is not None",
-        "assert f(1) == {[]}",
-        "assert f(1) == set(1)",
-        "assert f(1) == set(range(3))",
-        "assert f(1) == " + "[" * 60 + "]" * 60,
-        f"assert f(1) == {set(range(2000))}",
-    ],
+    [*UNREADABLE.strip().split("\n"), "assert f(1) == " + "[" * 60 + "]" * 60, f"assert f(1) == {set(range(2000))}"],
 )
-def test_any_other_form_is_refused_by_its_line(test: str) -> None:
+def test_any_other_form_is_refused_with_its_line(test: str) -> None:
     """The message says which line it is and what would be accepted."""
-    with pytest.raises(
-        UnreadableTestsError, match=r"line 2 of the tests is none of `assert CALL == VALUE`, .* written out"
-    ):
+    message = r"line 2 of the tests is none of `assert CALL == VALUE`, .* written out"
+    with pytest.raises(UnreadableTestsError, match=message):
         read_tests(f"assert f(1) == 1\n{test}\n")
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("assert f(1) ==", r"the tests are no Python: invalid syntax \(.*line 1\)"),
-        ("assert f(1) == 1\n  assert f(2) == 2", "the tests are no Python: unexpected indent"),
-        ("assert f(1) == '\0'", "the tests are no Python"),
-        ("assert f(1) == " + "[" * 5000 + "]" * 5000, "the tests are no Python: too many nested parentheses"),
-        ("assert f(1) == " + "-" * 50_000 + "1", "the tests are no Python"),
+        ("assert f(1) ==", r"the tests are not Python: invalid syntax \(.*line 1\)"),
+        ("assert f(1) == 1\n  assert f(2) == 2", "the tests are not Python: unexpected indent"),
+        ("assert f(1) == '\0'", "the tests are not Python"),
+        ("assert f(1) == " + "[" * 5000 + "]" * 5000, "the tests are not Python: too many nested parentheses"),
+        ("assert f(1) == " + "-" * 50_000 + "1", "the tests are not Python"),
         (f"assert f(1) == {'x' * 70_000!r}", "the tests are longer than 65536 characters"),
     ],
 )
-def test_what_is_no_python_is_refused(text: str, message: str) -> None:
-    """Neither broken nor monstrous text raises anything else."""
+def test_text_that_is_not_python_is_refused(text: str, message: str) -> None:
+    """Neither broken nor enormous text raises anything else."""
     with pytest.raises(UnreadableTestsError, match=message):
         read_tests(text)
 
 
 def test_tests_keep_their_order() -> None:
-    """Comments and blank lines are no tests."""
+    """Comments and blank lines are not tests."""
     tests = read_tests("# two\nassert f(1) == 1\n\nassert g(2) == 2  # last\n")
     assert [test.call for test in tests] == ["f(1)", "g(2)"]
 
 
-scalars = (
-    strategies.none()
-    | strategies.booleans()
-    | strategies.integers()
-    | strategies.floats(allow_nan=False, allow_infinity=False)
-)
-hashable = scalars | strategies.text(max_size=5) | strategies.binary(max_size=5)
-plain = strategies.recursive(
-    hashable | strategies.sets(hashable, min_size=1, max_size=3),
+scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+hashable = scalars | st.text(max_size=5) | st.binary(max_size=5)
+plain = st.recursive(
+    hashable | st.sets(hashable, min_size=1, max_size=3),
     lambda inner: (
-        strategies.lists(inner, max_size=3)
-        | strategies.lists(inner, max_size=3).map(tuple)
-        | strategies.dictionaries(hashable, inner, max_size=3)
+        st.lists(inner, max_size=3)
+        | st.lists(inner, max_size=3).map(tuple)
+        | st.dictionaries(hashable, inner, max_size=3)
     ),
     max_leaves=8,
 )
@@ -153,7 +303,7 @@ plain = strategies.recursive(
 
 @given(plain, plain)
 def test_any_plain_value_is_accepted_if_and_only_if_it_is_equal(value: object, other: object) -> None:
-    """Whatever can be written out can be expected."""
+    """Everything that can be written as a literal can be expected."""
     test = only(f"assert f() == {value!r}")
     assert test.accepts(value)
     assert test.accepts(other) == (value == other)

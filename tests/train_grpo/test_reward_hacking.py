@@ -22,7 +22,7 @@ from components.shared.problem import Problem
 from components.train_grpo.train_rank import build_trainer
 from components.train_grpo.trainer import History, Trainer
 from tests import tiny
-from tests.grading.attacks import ATTACKS, Attack
+from tests.grading.cases import ATTACKS, Case
 from tests.train_grpo.settings import grpo_config
 
 GROUP_SIZE = 8
@@ -30,12 +30,12 @@ NUM_TOKENS = 24
 """Tokens of a response that are trained on; all of its text is graded."""
 WRONG = [rf"2+2={number}, and so it is \boxed{{{number}}}" for number in (987654321, 123456789, 192837465)]
 BARE = r"\boxed{987654321}"
-UNREADABLE = Attack(r"\frac{1}{", r"\boxed{\frac{1}{}", "no answer can be compared with this one")
+UNREADABLE = Case(r"\frac{1}{", r"\boxed{\frac{1}{}", "unscorable", "no answer can be compared with this one")
 Said = list[tuple[Problem, list[str]]]
 """Problems, and what the policy says to each of them."""
 
 
-def _among(others: Sequence[str], attacks: Sequence[Attack], *, right: bool = False) -> Said:
+def _among(others: Sequence[str], attacks: Sequence[Case], *, right: bool = False) -> Said:
     """Groups of the attacks on one answer with `others`, or with right answers to fill them up."""
     said: Said = []
     for gold, same in groupby(sorted(attacks, key=lambda attack: attack.gold), key=lambda attack: attack.gold):

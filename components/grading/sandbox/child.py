@@ -1,6 +1,7 @@
-"""The inside of the sandbox: runs code that nobody has read, and sends what calls of it give.
+"""The inside of the sandbox: runs untrusted code, and sends the values of calls as JSON.
 
 Nothing here is trusted once the code runs: it may change every object of this process, and write to every descriptor.
+Nothing imported here may take long: every run starts an interpreter that has to load it.
 """
 
 import marshal
@@ -8,11 +9,16 @@ import os
 import sys
 
 from components.grading.sandbox.confinement import confine
-from components.grading.sandbox.encode import NotPlainDataError, encode
-from components.grading.sandbox.limits import MESSAGE_CHARACTERS
 
+MAX_DEPTH = 50
+"""Lists within lists in a result."""
+_MAX_MESSAGE_CHARACTERS = 200
 _MODULE = "solution"
-"""Not `__main__`, so that what a script would do when started is left out."""
+"""Not `__main__`, so that code for scripts is left out."""
+
+
+class NotPlainDataError(ValueError):
+    """A value that is not plain data, or nested too deeply."""
 
 
 def main() -> None:
@@ -28,7 +34,7 @@ def main() -> None:
     except OSError as error:
         os.write(results, _line("failed", str(error)))
         os._exit(1)
-    os.write(results, _line("gave", None))
+    os.write(results, _line("returned", None))
     solution = type(sys)(_MODULE)
     sys.modules[_MODULE] = solution
     failure = _load(code, solution.__dict__)
@@ -38,7 +44,7 @@ def main() -> None:
 
 
 def _load(code: str, names: dict[str, object]) -> str:
-    """Run the code; why it cannot be called, empty where it can."""
+    """Run the code; return why nothing of it can be called, empty where it can."""
     try:
         exec(compile(code, f"{_MODULE}.py", "exec", dont_inherit=True), names)
     except BaseException as error:  # SystemExit is no better than another
@@ -48,16 +54,50 @@ def _load(code: str, names: dict[str, object]) -> str:
 
 def _outcome(call: str, names: dict[str, object]) -> bytes:
     try:
-        return _line("gave", eval(call, names))
+        return _line("returned", eval(call, names))
     except NotPlainDataError as error:
-        return _line("failed", f"gave {error}")
+        return _line("failed", f"returned {error}")
     except BaseException as error:
         return _line("failed", f"raised {_described(error)}")
 
 
 def _described(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}".removesuffix(": ")[:MESSAGE_CHARACTERS]
+    return f"{type(error).__name__}: {error}".removesuffix(": ")[:_MAX_MESSAGE_CHARACTERS]
 
 
 def _line(kind: str, content: object) -> bytes:
     return f'["{kind}",{encode(content)}]\n'.encode("ascii")
+
+
+def encode(value: object, depth: int = MAX_DEPTH) -> str:
+    """Return plain data as JSON in ASCII, in which every number, text and container follows the name of its type.
+
+    An instance of a subclass, such as a Counter or a named tuple, is sent as an instance of its built-in base.
+    """
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    for scalar in (int, float, complex, str, bytes):
+        if isinstance(value, scalar):
+            return f'["{scalar.__name__}","{_digits(value)}"]'
+    for container in (list, tuple, set, frozenset, dict):
+        if isinstance(value, container):
+            if depth == 0:
+                raise NotPlainDataError("a value that is nested too deeply")
+            parts = [*value.items()] if isinstance(value, dict) else [*value]
+            return f'["{container.__name__}",[{",".join(encode(part, depth - 1) for part in parts)}]]'
+    raise NotPlainDataError(f"a {type(value).__name__}, which is not plain data")
+
+
+def _digits(value: object) -> str:
+    """A number or text as digits that need no escaping, in time that is linear in its length."""
+    match value:
+        case int():
+            return int.__format__(value, "x")
+        case float():
+            return float.hex(value)
+        case complex():
+            return f"{float.hex(value.real)} {float.hex(value.imag)}"
+        case bytes():
+            return bytes.hex(value)
+    assert isinstance(value, str)
+    return str.encode(value, "utf-8", "surrogatepass").hex()

@@ -1,4 +1,4 @@
-"""A grader for the tests of the pool: the gold says what becomes of the worker process that grades it."""
+"""A grader for the tests of the pool: the gold names what it does to its process, the response is an argument."""
 
 import contextlib
 import os
@@ -12,13 +12,13 @@ from pathlib import Path
 from components.grading.verifier import Grade, Verdict
 from components.shared.answer_policy import AnswerPolicy
 
-GRADE = "tests.grading.stunts:perform"
+FUNCTION = "tests.grading.fake_grader:grade"
 
 
-def perform(gold: str, response: str, policy: AnswerPolicy) -> Grade:
+def grade(gold: str, response: str, policy: AnswerPolicy) -> Grade:
     """Do what the gold says, then call the response right."""
-    told = _STUNTS[gold](response) if gold in _STUNTS else None
-    return Grade(Verdict.RIGHT, told if isinstance(told, str) else response, policy)
+    result = _ACTIONS[gold](response) if gold in _ACTIONS else None
+    return Grade(Verdict.RIGHT, result if isinstance(result, str) else response, policy)
 
 
 def _loop(_: str) -> None:
@@ -37,25 +37,36 @@ def _compute(seconds: str) -> None:
         pass
 
 
-def _sleep(seconds: str) -> None:
-    time.sleep(float(seconds or 1))
-
-
-def _tell_and_sleep(path: str) -> None:
-    """Write down which process this is."""
+def _write_process(path: str) -> None:
     Path(path).with_suffix(".new").write_text(str(os.getpid()), encoding="ascii")
     Path(path).with_suffix(".new").rename(path)
+
+
+def _write_process_and_sleep(path: str) -> None:
+    _write_process(path)
     time.sleep(3600)
-
-
-def _wait_for(path: str) -> None:
-    while not Path(path).exists():
-        time.sleep(0.01)
 
 
 def _sleep_the_first_time(path: str) -> None:
     if not Path(path).exists():
-        _tell_and_sleep(path)
+        _write_process_and_sleep(path)
+
+
+def _wait_for(path: str) -> None:
+    """Leave a file that tells who waits, too."""
+    Path(f"{path}.{os.getpid()}").touch()
+    while not Path(path).exists():
+        time.sleep(0.01)
+
+
+def _count_at_work(folder: str) -> str:
+    """How many processes are in this function."""
+    own = Path(folder, str(os.getpid()))
+    own.touch()
+    time.sleep(0.01)
+    number = len(list(Path(folder).iterdir()))
+    own.unlink()
+    return str(number)
 
 
 def _hide_much_memory(_: str) -> None:
@@ -63,30 +74,28 @@ def _hide_much_memory(_: str) -> None:
         b"x" * (5 << 27)
 
 
-def _use_algebra(_: str) -> None:
-    import_module("sympy")
-
-
 def _print(_: str) -> None:
     print("noise", flush=True)
     os.write(1, b"noise\n")
 
 
-_STUNTS: dict[str, Callable[[str], object]] = {
+_ACTIONS: dict[str, Callable[[str], object]] = {
     "loop": _loop,
     "loop in C": _loop_in_c,
     "compute": _compute,
-    "sleep": _sleep,
-    "tell and sleep": _tell_and_sleep,
-    "wait for": _wait_for,
+    "sleep": lambda seconds: time.sleep(float(seconds or 1)),
+    "write process": _write_process,
+    "write process and sleep": _write_process_and_sleep,
     "sleep the first time": _sleep_the_first_time,
+    "wait for": _wait_for,
+    "count at work": _count_at_work,
     "ask for much memory": lambda _: bytearray(3 << 30),
     "use much memory and hide it": _hide_much_memory,
     "use some memory": lambda _: len(b"x" * (5 << 26)),
     "fault": lambda _: os.kill(os.getpid(), signal.SIGSEGV),
     "exit": lambda _: os._exit(3),
     "print": _print,
-    "use algebra": _use_algebra,
+    "use algebra": lambda _: import_module("sympy") and None,
     "variables": lambda _: " ".join(sorted(os.environ)),
     "process": lambda _: str(os.getpid()),
 }

@@ -1,0 +1,349 @@
+r"""Parsing of answers: the notation is normalized, and lists, intervals, equations ... come apart into their parts."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from fractions import Fraction
+from functools import lru_cache
+
+from components.grading.answer import find_boxes
+from components.grading.quantities import Number, Unit, parse_number, split_unit
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One answer, parsed."""
+
+    text: str
+    """Canonical: two answers with the same text are the same answer."""
+    number: Number | None
+    """Its exact value, where it is written as an integer, a decimal, a fraction or a mixed number."""
+    unit: Unit | None
+    """What it is measured in, where that is written."""
+    latex: str
+    """The answer without its wrapping and its unit, with its spaces."""
+
+
+class Kind(StrEnum):
+    """Forms of an answer."""
+
+    EXPRESSION = "expression"
+    LIST = "list"
+    r"""Values in any order: `1, 2`, `1 and 2`, `1 \pm 2`."""
+    SET = "set"
+    r"""`\{1, 2\}`: in any order, each counts once."""
+    TUPLE = "tuple"
+    """Values in order within brackets: a point, a vector, an interval."""
+    UNION = "union"
+    MATRIX = "matrix"
+    """Rows, each a tuple."""
+    EQUATION = "equation"
+    INEQUALITY = "inequality"
+
+
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """The outermost level of an answer."""
+
+    kind: Kind
+    parts: tuple[str, ...]
+    """The parts as they are written; an expression has one."""
+    signs: tuple[str, ...] = ()
+    """The two brackets of a tuple, or the relations between the parts of an equation or inequality."""
+
+
+_INTEGER = re.compile(r"-?[0-9]{1,18}")
+_STYLES = r"\\(?:text|mbox|textbf|textit|textrm|textnormal|mathrm|mathbf|mathit|boldsymbol|bm|operatorname)\*?\s*"
+_STYLED = re.compile(_STYLES + r"\{([^{}]*)\}")
+_SIGNS = str.maketrans(
+    dict.fromkeys("\u2212\u2013", "-")
+    | dict.fromkeys("\u00b7\u22c5", r"\cdot ")
+    | dict.fromkeys("\u00f7\u2044", "/")
+    | dict.fromkeys("\u00a0\u2009\u202f", " ")
+    | {"\u00d7": r"\times ", "\u2264": r"\le ", "\u2265": r"\ge ", "\u2260": r"\ne ", "\u00b1": r"\pm "}
+    | {"\u222a": r"\cup ", "\u2208": r"\in ", "\u03c0": r"\pi ", "\u221e": r"\infty ", "\u2248": r"\approx "}
+    | {"\u00b2": "^2", "\u00b3": "^3", "\u00b0": r"^\circ", "\u221a": r"\sqrt ", "\u2220": r"\angle "}
+    | {"\u00bd": r"\frac{1}{2}", "\u00bc": r"\frac{1}{4}", "\u00be": r"\frac{3}{4}"}
+    | {"\u27e8": r"\langle ", "\u27e9": r"\rangle "}
+)
+_BASES = "two three four five six seven eight nine ten eleven twelve"
+_END = "(?![a-zA-Z])"
+_REWRITES = [
+    (re.compile(pattern), replacement)
+    for pattern, replacement in [
+        # Different notation for the same thing.
+        (rf"\\\\(?=(?:left|right|frac|sqrt|boxed|text|pi|cdot){_END})", r"\\"),  # escaped once too often
+        (rf"\\!\s*|\\(?:left|right|[bB]igg?[lr]?|limits){_END}\.?|\\displaystyle{_END}", ""),
+        (r"US\s*\\?\$", r"\\$"),
+        (r"\\(?:text)?color\s*\{[a-zA-Z]+\}\s*", ""),
+        (rf"\\q?quad{_END}|(?<!\\)\\[,;:> ]|~|\s", " "),
+        (rf"\\[dtc]frac{_END}", r"\\frac"),
+        (rf"\\(?:lbrace){_END}", r"\\{"),
+        (rf"\\(?:rbrace){_END}", r"\\}"),
+        (rf"\\lt{_END}", "<"),
+        (rf"\\gt{_END}", ">"),
+        (rf"<=|\\leq(?:slant)?{_END}", r"\\le "),
+        (rf">=|\\geq(?:slant)?{_END}", r"\\ge "),
+        (rf"!=|\\neq{_END}", r"\\ne "),
+        (rf"\\varnothing{_END}|\\\{{\s*\\\}}", r"\\emptyset "),
+        (rf"\^\s*\{{?\s*\\circ\s*\}}?|\\degrees?{_END}", r"\\degree "),
+        (r"^(?:\\text\s*\{\s*)?(?:\\approx|approximately|about|roughly|around)(?![a-zA-Z])(?:\s*\})?", ""),
+        (r"(?i)^(?:\\text\s*\{)?all real(?: numbers|s)\}?$|^\\mathbb\{?\s*R\}?$", r"(-\\infty,\\infty)"),
+        (r"(?i)^(?:\\text\s*\{)?no (?:real )?solutions?\}?$", r"\\emptyset"),
+        # Numbers: separators, bases, ratios; 3(4) is a product, not a mixed number.
+        (r"(?<=[0-9])\{,\}(?=[0-9]{3})", ""),
+        (r"\{,\}", ","),
+        (r"(?<![_0-9])([0-9]+)\(([0-9]+)\)", r"\1\\cdot(\2)"),
+        (r"\(([0-9A-F]+)\)\s*_", r"\1_"),
+        (r"(?<=[0-9A-F])\s*(?:\\text\s*\{)?\s*(?:in )?base[\s-]*\}?\s*([0-9]+)\s*\}?", r"_\1"),
+        *(
+            (rf"_\s*\{{?\s*(?:\\text\s*\{{)?\s*{word}\s*\}}{{0,2}}", f"_{base}")
+            for base, word in enumerate(_BASES.split(), 2)
+        ),
+        (r"(?<=[0-9])\s*(?:\\text\s*\{\s*to\s*\}|\bto\b)\s*(?=[0-9])", ":"),
+        # Mathematics typed without LaTeX.
+        (r"\*\*(?=[0-9({])", "^"),
+        (r"(?<=[0-9a-zA-Z)}\s])\*(?=[\s0-9a-zA-Z(\\])", r"\\cdot "),
+        (rf"(?<![a-zA-Z\\])pi{_END}", r"\\pi "),
+        (rf"(?:\+\s*)?(?:(?<![a-zA-Z\\])(?:inf|infinity|oo)|\\infty){_END}", r"\\infty "),
+        (r"(?:\\|(?<![a-zA-Z\\]))sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}"),
+        (r"\^\s*\(([^()]*)\)", r"^{\1}"),
+        (r"(\\(?:sin|cos|tan|cot|sec|csc)\s*\^)\s*([0-9])(?=\s*[0-9a-zA-Z\\])", r"\1{\2} "),
+    ]
+]
+_CANONICAL = [
+    (re.compile(pattern), replacement)
+    for pattern, replacement in [
+        (r"\\frac\s*([0-9a-zA-Z])", r"\\frac{\1}"),
+        (r"(\\frac\s*\{[^{}]*\})\s*([0-9a-zA-Z])", r"\1{\2}"),
+        (r"\\sqrt\s*([0-9a-zA-Z])", r"\\sqrt{\1}"),
+        (r"([_^])\s*([0-9]+|[a-zA-Z])", r"\1{\2}"),
+        # `1 1/2` is not `11/2`: a space between digits stays, all others go.
+        (r"(?<![0-9])\s+|\s+(?![0-9])", ""),
+        (r"^\(([A-Z])\)$", r"\1"),
+    ]
+]
+_EDGES = re.compile(r"^(?:\\[(\[,;:! ]|\*\*|\$|\s)+|(?:\\[)\],;:! ]|\*\*|(?<!\\)\$|[.,;:]|\\\\|\\$|\s)+$")
+_DOTS = re.compile(r"\.{2,}|\u2026")
+_LISTED = re.compile(r",\s+[0-9]")  # `1, 234` are two numbers
+_MAY_BE_LIST = re.compile(r"[,;]|and|or|\\pm")
+_DOLLARS = re.compile(r"(?<!\\)\$")
+_THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
+_PRODUCT = re.compile(r"(?<![a-zA-Z\\_])([ie])\(")
+
+
+@lru_cache(maxsize=8192)
+def parse(written: str) -> Answer:
+    """Return an answer with its notation normalized; any text can be parsed."""
+    if _INTEGER.fullmatch(written):
+        return Answer(text=written, number=Number(Fraction(written), None), unit=None, latex=written)
+    latex, unit = _normalized(written), None
+    # The members of a list have units of their own.
+    if not (_MAY_BE_LIST.search(latex) and parse_structure(latex).kind is Kind.LIST):
+        latex, unit = split_unit(latex)
+    text = unstyled(latex)
+    for pattern, replacement in _CANONICAL:
+        text = pattern.sub(replacement, text)
+    number = None if _LISTED.search(latex) else parse_number(text)
+    return Answer(text=text, number=number, unit=unit, latex=latex)
+
+
+def unstyled(latex: str) -> str:
+    r"""Return the text without commands such as `\text{}`, but with what they hold."""
+    while (plain := _STYLED.sub(r"\1", latex)) != latex:
+        latex = plain
+    return latex
+
+
+def _normalized(written: str) -> str:
+    """The answer without delimiters and styles around it, and with one sign for each meaning."""
+    text = _EDGES.sub("", _DOTS.sub(r"\\ldots ", written))
+    boxes = find_boxes(text)
+    if len(boxes) == 1 and (boxes[0].start, boxes[0].end) == (0, len(text)):
+        text = boxes[0].content
+    text = text.translate(_SIGNS)
+    for pattern, replacement in _REWRITES:
+        text = pattern.sub(replacement, text)
+    text = _EDGES.sub("", text)
+    while styled := _STYLED.fullmatch(text):
+        text = _EDGES.sub("", styled[1])
+    text = _PRODUCT.sub(r"\1\\cdot(", _DOLLARS.sub(" ", text)).strip()
+    is_bracketed = text[:1] in {"(", "["} or text[:2] == r"\{"
+    return text if is_bracketed else _THOUSANDS.sub(lambda match: match[0].replace(",", ""), text)
+
+
+_OPEN, _CLOSE = (
+    ("(", "[", "{", r"\{", r"\langle", r"\lfloor", r"\lceil"),
+    (")", "]", "}", r"\}", r"\rangle", r"\rfloor", r"\rceil"),
+)
+_TOKEN = re.compile(r"\\[a-zA-Z]+|\\.|[^\\]", re.DOTALL)
+_AND = re.compile(
+    r"\\(?:text|mbox|textrm|mathrm)\s*\{\s*,?\s*(?:and|or)\s*\}|(?<![a-zA-Z\\{])(?:and|or)(?![a-z}])"
+    r"|\\(?:land|lor|vee|wedge)(?![a-zA-Z])"
+)
+_AND_TOKEN = "\x01"
+_RELATION = {r"\le": "<=", r"\ge": ">=", r"\ne": "!=", r"\approx": "~", r"\in": "in", r"\equiv": "=="} | {
+    sign: sign for sign in "<>="
+}
+_FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<="}
+_GRID = r"\{(?:[pb]matrix|matrix|array|smallmatrix)\}"
+_MATRIX = re.compile(
+    rf"(?:[\[(]\s*)?\\begin{_GRID}(?:\s*\{{[clr|\s]*\}})?(.*?)\\end{_GRID}(?:\s*[\])])?",
+    re.DOTALL,
+)
+_NESTED = re.compile(r"\[\s*\[([^()\[\]{}]+(?:\]\s*,\s*\[[^()\[\]{}]+)+)\]\s*\]")
+_ROW_END = re.compile(r"\]\s*,\s*\[")
+_SUCH_THAT = re.compile(
+    r"\s*[a-zA-Z]\s*(?:\\in\s*(?:\\mathbb\{R\}|\\mathbb R|\\R)\s*)?(?:\\mid|\\vert|[|:])(.+)", re.DOTALL
+)
+_OPERATION = re.compile(
+    r"\\(?:star|diamond|oplus|otimes|ominus|odot|spadesuit|heartsuit|clubsuit|bullet|dagger|#)|[@#\u2605\u2606]"
+)
+_NAME = re.compile(
+    r"(?!.*\\(?:sqrt|pi|infty))[^0-9+\-*/^<>]*[a-zA-Z][^+\-*/^<>]*(?:\^(?:\\prime|\{\\prime\}|\{-1\})\s*(?:\([^()]*\))?)?"
+)
+
+
+def parse_structure(latex: str) -> Structure:
+    """Return the outermost level of an answer written in LaTeX."""
+    latex = latex.strip()
+    while latex.startswith("{") and _closing(latex) == len(latex):
+        latex = latex[1:-1].strip()
+    for parse_kind in (_matrix, _set, _list, _relation, _union, _tuple, _plus_minus):
+        if structure := parse_kind(latex):
+            return structure
+    return Structure(Kind.EXPRESSION, (latex,))
+
+
+def is_name(latex: str) -> bool:
+    r"""Tell whether this names something rather than being a value: `x`, `f(x)`, `(x, y)`, `\angle A`, `5 \star 1`."""
+    name = latex.strip()
+    return name not in {"e", "i"} and bool(_NAME.fullmatch(name) or _OPERATION.search(name))
+
+
+def as_interval(inequality: Structure) -> tuple[str, Structure] | None:
+    r"""Return the variable of an inequality such as `1 < x \le 2`, and the interval that it lies in."""
+    parts, signs = inequality.parts, inequality.signs
+    if any(sign not in _FLIPPED for sign in signs) or len(signs) > 2:
+        return None
+    if signs[0] in {">", ">="}:
+        parts, signs = parts[::-1], tuple(_FLIPPED[sign] for sign in signs[::-1])
+    if any(sign in {">", ">="} for sign in signs):
+        return None
+    if len(signs) == 2:
+        low, name, high = parts
+        brackets = ("(" if signs[0] == "<" else "[", ")" if signs[1] == "<" else "]")
+    elif is_name(parts[0]):
+        (name, high), low = parts, r"-\infty"
+        brackets = ("(", ")" if signs[0] == "<" else "]")
+    else:
+        (low, name), high = parts, r"\infty"
+        brackets = ("(" if signs[0] == "<" else "[", ")")
+    return (name, Structure(Kind.TUPLE, (low, high), brackets)) if is_name(name) and "|" not in name else None
+
+
+def _matrix(latex: str) -> Structure | None:
+    if nested := _NESTED.fullmatch(latex):
+        return Structure(Kind.MATRIX, tuple(row.strip().replace(",", "&") for row in _ROW_END.split(nested[1])))
+    match = _MATRIX.fullmatch(latex)
+    if not match or r"\begin" in match[1]:
+        return None
+    rows = [row.strip() for row in re.split(r"\\\\|\\cr(?![a-zA-Z])|\\hline", match[1]) if row.strip()]
+    return Structure(Kind.MATRIX, tuple(rows)) if rows else None
+
+
+def _set(latex: str) -> Structure | None:
+    if latex[:2] != r"\{" or _closing(latex) != len(latex):
+        return None
+    if condition := _SUCH_THAT.fullmatch(latex[2:-2]):
+        return parse_structure(condition[1])
+    return Structure(Kind.SET, tuple(_items(latex[2:-2])))
+
+
+def _list(latex: str) -> Structure | None:
+    items = _items(latex)
+    return Structure(Kind.LIST, tuple(items)) if len(items) > 1 else None
+
+
+def _items(latex: str) -> list[str]:
+    """The members of a list: between semicolons, or "and" between groups of the same size, or commas."""
+    groups = [part for part in _split(latex, ";") if part]
+    if len(groups) > 1:
+        return groups
+    clauses = [part.strip(" ,") for part in _split(_AND.sub(_AND_TOKEN, latex), _AND_TOKEN) if part.strip(" ,")]
+    sizes = {len(_split(part, ",")) for part in clauses}
+    if len(clauses) > 1 and len(sizes) == 1 and sizes != {1} and "=" in latex:
+        return clauses
+    return [item for part in clauses for item in _split(part, ",") if item]
+
+
+def _union(latex: str) -> Structure | None:
+    parts = _split(latex, r"\cup")
+    return Structure(Kind.UNION, tuple(parts)) if len(parts) > 1 else None
+
+
+def _tuple(latex: str) -> Structure | None:
+    opening = next((sign for sign in ("(", "[", r"\langle") if latex.startswith(sign)), "")
+    closing = next((sign for sign in (")", "]", r"\rangle") if latex.endswith(sign)), "")
+    if not opening or not closing or _closing(latex) != len(latex):
+        return None
+    inner = latex[len(opening) : -len(closing)]
+    parts = [part for part in _split(inner, ";") if part]
+    parts = parts if len(parts) > 1 else _split(inner, ",")
+    if len(parts) < 2:
+        return parse_structure(inner) if (opening, closing) in {("(", ")"), ("[", "]")} else None
+    return Structure(Kind.TUPLE, tuple(parts), (opening.replace(r"\langle", "("), closing.replace(r"\rangle", ")")))
+
+
+def _relation(latex: str) -> Structure | None:
+    parts, signs = [""], []
+    for token, depth in _tokens(latex):
+        if depth == 0 and token in _RELATION:
+            parts.append("")
+            signs.append(_RELATION[token])
+        else:
+            parts[-1] += token
+    if not signs:
+        return None
+    kind = Kind.EQUATION if set(signs) <= {"=", "~", "in", "=="} else Kind.INEQUALITY
+    return Structure(kind, tuple(part.strip() for part in parts), tuple(signs))
+
+
+def _plus_minus(latex: str) -> Structure | None:
+    r"""`a \pm b` is the list of `a + b` and `a - b`; every `\pm` of it means the same sign."""
+    if not re.search(rf"\\(?:pm|mp){_END}", latex):
+        return None
+    both = [re.sub(rf"\\pm{_END}", plus, re.sub(rf"\\mp{_END}", minus, latex)) for plus, minus in ("+-", "-+")]
+    return Structure(Kind.LIST, tuple(each.strip().removeprefix("+") for each in both))
+
+
+def _split(latex: str, separator: str) -> list[str]:
+    """The parts between the separators that no bracket encloses."""
+    parts = [""]
+    for token, depth in _tokens(latex):
+        if depth == 0 and token == separator:
+            parts.append("")
+        else:
+            parts[-1] += token
+    return [part.strip() for part in parts]
+
+
+def _closing(latex: str) -> int:
+    """Where the bracket that begins the text is closed; -1 if it never is."""
+    position = 0
+    for token, depth in _tokens(latex):
+        position += len(token)
+        if depth == 0 and token in _CLOSE:
+            return position
+    return -1
+
+
+def _tokens(latex: str) -> Iterator[tuple[str, int]]:
+    """Each command and character with how many brackets enclose it; a bracket is outside of itself."""
+    depth = 0
+    for match in _TOKEN.finditer(latex):
+        token = match.group()
+        depth -= token in _CLOSE
+        yield token, depth
+        depth += token in _OPEN

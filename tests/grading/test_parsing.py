@@ -1,0 +1,158 @@
+"""The parts, numbers and units that answers are made of. What they mean for verdicts is in answers.tsv."""
+
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from components.grading.algebra import is_readable, rational_value
+from components.grading.parsing import as_interval, is_name, parse, parse_structure
+from components.grading.quantities import DEGREE, PERCENT, Number, parse_number, split_unit
+from components.grading.verifier import Verdict, grade
+from components.shared.answer_policy import AnswerPolicy
+from tests.grading.cases import table
+from tests.grading.test_answer import PIECES
+
+
+@pytest.mark.parametrize(("latex", "kind", "signs", "parts"), table("structures.tsv"))
+def test_an_answer_comes_apart_at_its_outermost_level(latex: str, kind: str, signs: str, parts: str) -> None:
+    """The cases of structures.tsv."""
+    structure = parse_structure(latex)
+    assert (structure.kind, " ".join(structure.signs), " ¦ ".join(structure.parts)) == (kind, signs, parts)
+
+
+@pytest.mark.parametrize(
+    ("inequality", "name", "low", "high", "brackets"),
+    [
+        ("x>3", "x", "3", r"\infty", "()"),
+        ("3<x", "x", "3", r"\infty", "()"),
+        (r"x\ge3", "x", "3", r"\infty", "[)"),
+        (r"3\le x", "x", "3", r"\infty", "[)"),
+        ("x<3", "x", r"-\infty", "3", "()"),
+        (r"x\le3", "x", r"-\infty", "3", "(]"),
+        (r"3\ge x", "x", r"-\infty", "3", "(]"),
+        (r"1<x\le2", "x", "1", "2", "(]"),
+        (r"2>x\ge1", "x", "1", "2", "[)"),
+        ("f(x)>0", "f(x)", "0", r"\infty", "()"),
+    ],
+)
+def test_an_inequality_in_one_variable_is_an_interval(
+    inequality: str, name: str, low: str, high: str, brackets: str
+) -> None:
+    """Whichever side the variable is on, with one end or two."""
+    interval = as_interval(parse_structure(inequality))
+    assert interval
+    assert (interval[0], interval[1].parts, "".join(interval[1].signs)) == (name, (low, high), brackets)
+
+
+@pytest.mark.parametrize("latex", ["1<x>2", "1>x<2", r"x\ne3", "|x|<1", "1<2", "1<x<y<2", "1<2x<3", "2<x=3"])
+def test_other_inequalities_are_not_intervals(latex: str) -> None:
+    """Opposite signs, several variables, and inequalities that are still to be solved."""
+    assert as_interval(parse_structure(latex)) is None
+
+
+def test_names_and_values() -> None:
+    """Letters, functions, points and defined operations are names; numbers, constants and calculations are not."""
+    names = [
+        "x",
+        r"\alpha",
+        "x_1",
+        "f(x)",
+        "f'(x)",
+        "f^{-1}(x)",
+        "(x,y)",
+        r"\angle A",
+        "AB",
+        r"5\star 1",
+        r"\text{Area}",
+    ]
+    values = ["", "5", "2x", "x+1", "x^2", "e", "i", r"\pi", r"\infty", r"\sqrt{x}", "-x", "x/y"]
+    assert [latex for latex in names if not is_name(latex)] == []
+    assert [latex for latex in values if is_name(latex)] == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "-", ".", "1/0", "1//2", "1,23", "1,2345", ",123", "1 23", "12 34", r"\frac{1}{0}", r"1\frac{-1}{2}"),
+        *("1.2.3", "1e", "e5", "1e5000", "x", "5x", "--5", "five six", "forty-two-one", "1/2/3", "0x10", "\u0665"),
+    ],
+)
+def test_what_is_not_a_number_is_not_read_as_one(text: str) -> None:
+    """Separators in the wrong places, division by zero, and digits of other scripts."""
+    assert parse_number(text) is None
+
+
+def test_significant_digits_of_decimals() -> None:
+    """They are counted from the first digit that is not zero; only a decimal has them."""
+    for text, digits in (("0.00123", 3), ("1.50", 3), ("12.5", 3), ("100.", 3), ("-2.50", 3)):
+        number = parse_number(text)
+        assert number
+        assert number.has_digits(digits)
+        assert not number.has_digits(digits + 1)
+    assert not Number(Fraction(1, 3), None).has_digits(1)
+
+
+@given(st.integers(-10_000, 10_000), st.integers(1, 10_000))
+def test_a_fraction_is_read_back(numerator: int, denominator: int) -> None:
+    """In every notation, exactly."""
+    value = Fraction(numerator, denominator)
+    for text in (f"{numerator}/{denominator}", rf"\frac{{{numerator}}}{{{denominator}}}", str(value)):
+        number = parse_number(text)
+        assert number
+        assert number.value == value
+
+
+@pytest.mark.parametrize(
+    ("latex", "value", "kind", "factor"),
+    [
+        ("5 cm", "5", "length", "1/100"),
+        (r"5\text{ cm}^2", "5", "length^2", "1/10000"),
+        ("5 square feet", "5", "length^2", "145161/1562500"),
+        ("5 miles per hour", "5", "length per time", "201168/450000"),
+        (r"\$5", "5", "money", "1"),
+        (r"\$5 per hour", "5", "money per time", "1/3600"),
+        ("5 apples", "5", "apple", "1"),
+        ("5 hours", "5", "time", "3600"),
+    ],
+)
+def test_a_unit_has_a_kind_and_a_factor(latex: str, value: str, kind: str, factor: str) -> None:
+    """The factor is what converts into the kind's base unit."""
+    number, unit = split_unit(latex)
+    assert unit
+    assert (number, unit.kind, unit.factor) == (value, kind, Fraction(factor))
+
+
+def test_percent_and_degrees() -> None:
+    """Both are units, however they are written."""
+    assert {split_unit(text)[1] for text in (r"5\%", "5%", "5 percent", r"5\text{ percent}")} == {PERCENT}
+    assert {split_unit(text)[1] for text in (r"5\degree", "5 degrees", r"5\text{ degrees}")} == {DEGREE}
+
+
+@pytest.mark.parametrize("latex", ["", "   ", r"\frac{", "(1,2", ")(", r"\text{", r"1\\2"])
+def test_what_is_not_mathematics_cannot_be_read(latex: str) -> None:
+    """Unbalanced and empty texts."""
+    assert not is_readable(latex)
+
+
+@pytest.mark.parametrize("latex", ["x", "x=1", r"\pi", r"\frac{1}{0}", r"\infty", r"\begin{pmatrix}1\end{pmatrix}"])
+def test_what_has_no_rational_value(latex: str) -> None:
+    """Variables, relations, irrational and undefined values."""
+    assert rational_value(latex) is None
+    assert is_readable(latex)
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=12).map("".join) | st.text("12xy(),;[]{}\\&=<>|andor ") | st.text())
+def test_any_text_can_be_parsed(written: str) -> None:
+    r"""Nothing raises; spaces around an answer change nothing, and (but for `\pm`) no part is longer than the whole."""
+    assert parse(f" {written} ") == parse(written)
+    latex = parse(written).latex
+    assert latex == latex.strip()
+    assert r"\pm" in latex or all(len(part) <= len(latex) for part in parse_structure(latex).parts)
+
+
+@pytest.mark.parametrize("answer", ["9^{9^{9^{9}}}", "10^{10^{10}}"])
+def test_a_number_that_is_too_large_to_compute_is_refused_before_it_is_computed(answer: str) -> None:
+    """In this process, where nothing would end the computation."""
+    assert grade("x^2+1", rf"\boxed{{{answer}}}", AnswerPolicy.BOXED).verdict is Verdict.WRONG

@@ -1,0 +1,145 @@
+"""The verdicts on the cases of tests/grading/cases. To add a rule, add its lines to a table there."""
+
+import json
+import random
+from collections.abc import Sequence
+from functools import cache
+from itertools import chain, combinations, pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from components.grading.answer import final_answer
+from components.grading.verifier import Submission, Verdict, Verifier, grade
+from components.shared.answer_policy import AnswerPolicy
+from tests.grading.cases import ATTACKS, Case, table
+
+SHARED = Path("../shared")
+BOXED, MARKED, DECLARED, STATED = AnswerPolicy
+NOT_CORE = ("contested:", "policy:", "not-math:", "language:", "upstream-label-wrong", "source-escape-bug")
+
+
+def boxed(gold: str, answer: str) -> Submission:
+    """A response that is an answer in a box."""
+    return Submission(gold, rf"\boxed{{{answer}}}", STATED)
+
+
+def failures(verify: Verifier, cases: Sequence[tuple[Submission, str]]) -> list[Any]:
+    """The submissions that get another verdict than the one beside them, with their grades."""
+    grades = verify([submission for submission, _ in cases])
+    return [(*case, grade) for case, grade in zip(cases, grades, strict=True) if grade.verdict != case[1]]
+
+
+@pytest.mark.parametrize("verdict", ["right", "wrong"])
+def test_two_answers_have_their_verdict_whichever_is_expected(verify: Verifier, verdict: str) -> None:
+    """Other notations of an answer are right, near misses are wrong, and nothing is unscorable."""
+    pairs = [(gold, answer) for gold, answer, expected, _ in table("answers.tsv") if expected == verdict]
+    submissions = [boxed(*pair) for gold, answer in pairs for pair in ((gold, answer), (answer, gold))]
+    assert failures(verify, [(submission, verdict) for submission in submissions]) == []
+
+
+def test_every_answer_equals_itself(verify: Verifier) -> None:
+    """The expected text is right, with spaces around it too, unless it is undefined."""
+    texts = {text for gold, answer, _, why in table("answers.tsv") if why != "undefined" for text in (gold, answer)}
+    assert failures(verify, [(boxed(text, f" {text} "), "right") for text in sorted(texts)]) == []
+
+
+@pytest.mark.slow
+def test_the_verdict_on_any_two_answers_is_the_same_both_ways(verify: Verifier) -> None:
+    """Answers of different cases, drawn at random."""
+    answers = sorted(set(chain.from_iterable(row[:2] for row in table("answers.tsv"))))
+    generator = random.Random(0)
+    pairs = [generator.sample(answers, 2) for _ in range(100)]
+    there = [each.verdict for each in verify([boxed(one, other) for one, other in pairs])]
+    back = [each.verdict for each in verify([boxed(other, one) for one, other in pairs])]
+    assert there == back
+
+
+@pytest.mark.parametrize("name", ["responses.tsv", "gsm8k.tsv"])
+def test_a_response_has_the_verdict_of_its_final_answer(verify: Verifier, name: str) -> None:
+    """Hand-written responses, and solutions of GSM8K as they are and with mistakes."""
+    cases = [Case(*row) for row in table(name)]
+    assert failures(verify, [(Submission(case.gold, case.response, STATED), case.verdict) for case in cases]) == []
+
+
+def test_an_attack_is_wrong_by_every_policy(verify: Verifier) -> None:
+    """Not unscorable either, which would spare a policy its penalty."""
+    cases = list(ATTACKS)
+    for length in (300, 3000):
+        digits = "7" * length
+        answers = [(digits, f"{digits[:-1]}8"), (digits, digits[:-1]), ("5", f"5{' ' * length}6")]
+        answers.append(("5", f"5.{'0' * length}1"))
+        cases += [Case(gold, rf"\boxed{{{answer}}}", "wrong", "almost equal, and long") for gold, answer in answers]
+    submissions = {
+        (case.gold, final_answer(case.response, policy)): Submission(case.gold, case.response, policy)
+        for case in cases
+        for policy in AnswerPolicy
+    }
+    assert len(submissions) > 1000
+    assert failures(verify, [(submission, "wrong") for submission in submissions.values()]) == []
+
+
+@cache
+def rows(name: str) -> list[dict[str, Any]]:
+    """The rows of a table that lies beside the project and whose licence does not allow to ship it."""
+    path = SHARED / name
+    if not path.is_file():
+        pytest.skip(f"{path} is not part of the project")
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.mark.parametrize("name", ["gsm8k_train", "gsm8k_test"])
+def test_every_solution_of_gsm8k_is_right(name: str) -> None:
+    """The grader accepts the reference solutions."""
+    for row in rows(f"data/{name}.jsonl"):
+        gold = row["answer"].rpartition("####")[2].strip()
+        for policy in (MARKED, DECLARED, STATED):
+            assert grade(gold.replace(",", ""), row["answer"], policy).verdict == Verdict.RIGHT, row
+
+
+def test_every_solution_of_math500_is_right() -> None:
+    """The grader accepts the reference solutions, and the answers alone, in a box, in a formula and in a sentence."""
+    for row in rows("data/math500.jsonl"):
+        answer = row["answer"]
+        bare = (rf"\boxed{{{answer}}}", answer, f"${answer}$", f"The answer is ${answer}$.")
+        for response in (row["solution"], *bare):
+            assert grade(answer, response, STATED).verdict == Verdict.RIGHT, (row["unique_id"], response)
+        assert grade(row["solution"], bare[0], BOXED).verdict == Verdict.RIGHT, row["unique_id"]
+
+
+@pytest.mark.slow
+def test_agreement_on_pairs_of_answers(verify: Verifier) -> None:
+    """Of the undisputed cases no wrong one is right, and of the right ones at most two false equations are wrong."""
+    cases = [
+        case for case in rows("grading/dev_cases.jsonl") if not any(tag.startswith(NOT_CORE) for tag in case["tags"])
+    ]
+    grades = verify([Submission(case["gold"], case["prediction"], STATED) for case in cases])
+    verdicts = [(case["expected_equal"], each.verdict == "right") for case, each in zip(cases, grades, strict=True)]
+    assert len(verdicts) == 230
+    assert (False, True) not in verdicts
+    assert sum(expected == actual for expected, actual in verdicts) >= 228
+
+
+@pytest.mark.slow
+def test_agreement_on_model_outputs(verify: Verifier) -> None:
+    """On real answers to GSM8K and MATH-500 the verdict is the label in 199 of 200."""
+    outputs = rows("grading/dev_outputs.jsonl")
+    grades = verify([Submission(row["gold"], row["response"], STATED) for row in outputs])
+    disagreements = [
+        row for row, each in zip(outputs, grades, strict=True) if (each.verdict == "right") != row["is_correct"]
+    ]
+    assert len(disagreements) <= 5
+    false_positives = {row["gold"] for row in disagreements if not row["is_correct"]}
+    # Labelled wrong, though one has the expected time, and the other the expected angle in radians.
+    assert false_positives <= {r"\text{4:30 p.m.}", r"30^\circ"}
+
+
+@pytest.mark.slow
+def test_it_does_not_matter_which_answer_of_math500_is_expected(verify: Verifier) -> None:
+    """The verdict on two reference answers is the same both ways, whether they look alike or not."""
+    golds = sorted({row["answer"] for row in rows("data/math500.jsonl")})
+    pairs = [*pairwise(golds), *combinations(golds[::25], 2)]
+    there, back = (verify([boxed(*pair[::step]) for pair in pairs]) for step in (1, -1))
+    verdicts = zip(pairs, there, back, strict=True)
+    assert [case for case in verdicts if case[1].verdict != case[2].verdict] == []
