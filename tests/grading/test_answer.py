@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from components.grading.answer import Box, final_answer, find_boxes, has_reasoning
 from components.shared.answer_policy import AnswerPolicy
-from tests.grading.cases import table
+from tests.grading.tables import table
 from tests.processor_time import processor_time
 
 BOXED, MARKED, DECLARED, STATED = AnswerPolicy

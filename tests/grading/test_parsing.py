@@ -11,7 +11,7 @@ from components.grading.parsing import as_interval, is_name, parse, parse_struct
 from components.grading.quantities import DEGREE, PERCENT, Number, parse_number, split_unit
 from components.grading.verifier import Verdict, grade
 from components.shared.answer_policy import AnswerPolicy
-from tests.grading.cases import table
+from tests.grading.tables import table
 from tests.grading.test_answer import PIECES
 
 

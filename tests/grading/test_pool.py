@@ -396,8 +396,8 @@ def test_no_worker_outlives_a_killed_program(tmp_path: Path, golds: list[str]) -
         assert program.stdout is not None
         assert program.stderr is not None
         program.stdout.readline()
-        workers: set[int] = set()
-        wait_until(lambda: len(workers.update(processes(program.pid)) or workers) >= len(golds))
+        wait_until(lambda: len(processes(program.pid)) == len(golds))
+        workers = processes(program.pid)
         program.kill()
         wait_until(lambda: all(map(is_gone, workers)))
         assert program.stderr.read() == ""

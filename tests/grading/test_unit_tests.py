@@ -17,7 +17,7 @@ from components.grading.unit_tests import (
     read_tests,
 )
 from components.grading.verifier import Grade, Verdict
-from tests.grading.cases import FOLDER, table
+from tests.grading.tables import FOLDER, table
 from tests.processor_time import processor_time
 
 GOLD = "assert add(1, 2) == 3\nassert add(0, 0) == 0\nassert add(-5, 2) == -3\nassert add(10, 5) == 15"

@@ -13,7 +13,7 @@ import pytest
 from components.grading.answer import final_answer
 from components.grading.verifier import Submission, Verdict, Verifier, grade
 from components.shared.answer_policy import AnswerPolicy
-from tests.grading.cases import ATTACKS, Case, table
+from tests.grading.tables import ATTACKS, Case, table
 
 SHARED = Path("../shared")
 BOXED, MARKED, DECLARED, STATED = AnswerPolicy

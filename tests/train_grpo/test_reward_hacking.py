@@ -22,7 +22,7 @@ from components.shared.problem import Problem
 from components.train_grpo.train_rank import build_trainer
 from components.train_grpo.trainer import History, Trainer
 from tests import tiny
-from tests.grading.cases import ATTACKS, Case
+from tests.grading.tables import ATTACKS, Case
 from tests.train_grpo.settings import grpo_config
 
 GROUP_SIZE = 8
