@@ -19,34 +19,21 @@ def page(folder: Path, content: str, **values: object) -> str:
 
 
 def test_a_page_is_one_file_with_nothing_to_fetch(tmp_path: Path) -> None:
-    """It can be mailed, opened without a network, and shown where scripts are forbidden."""
-    html = page(tmp_path, "<p>hello</p>")
+    """It can be mailed, opened without a network, and shown where scripts are forbidden; values are escaped."""
+    html = page(tmp_path, "{{ bad }}{{ good }}", bad="<b>1</b>", good=Markup("<i>2</i>"))
     assert html.startswith("<!doctype html>")
     assert "<title>T</title>" in html
     assert "prefers-color-scheme: dark" in html
+    assert "&lt;b&gt;1&lt;/b&gt;<i>2</i>" in html
     for forbidden in ("http:", "https:", "<script", "<link", "@import", "url("):
         assert forbidden not in html
-
-
-def test_values_are_escaped(tmp_path: Path) -> None:
-    """A problem with markup in it cannot change the page; markup of our own can be put in."""
-    html = page(tmp_path, "{{ bad }}{{ good }}", bad="<b>1</b>", good=Markup("<i>2</i>"))
-    assert "&lt;b&gt;1&lt;/b&gt;<i>2</i>" in html
-
-
-def test_a_missing_value_is_an_error(tmp_path: Path) -> None:
-    """No page has a hole in it."""
     with pytest.raises(UndefinedError, match="nothing_here"):
         page(tmp_path, "{{ nothing_here }}")
 
 
-def test_shares_are_never_rounded_to_all_or_nothing() -> None:
-    """100 % means all and 0 % means none."""
-    texts = [percent(value) for value in (0, 0.00001, 0.125, 0.99999, 1)]
-    assert [text.replace("\u202f", " ") for text in texts] == ["0 %", "< 0.1 %", "12.5 %", "99.9 %", "100 %"]
-
-
-def test_numbers_read_well() -> None:
-    """Thousands are set apart, and nouns agree with their number."""
+def test_numbers_are_readable() -> None:
+    """100 % means all and 0 % means none; thousands are set apart, and nouns agree with their number."""
+    texts = [percent(value).replace("\u202f", " ") for value in (0, 0.00001, 0.125, 0.99999, 1)]
+    assert texts == ["0 %", "< 0.1 %", "12.5 %", "99.9 %", "100 %"]
     assert count(1234567).split("\u202f") == ["1", "234", "567"]
     assert [plural(1, "row"), plural(2, "row"), plural(0, "entry", "entries")] == ["1 row", "2 rows", "0 entries"]

@@ -1,7 +1,7 @@
 """Intervals and tests against published numbers, and the properties that a gate leans on."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binomtest
 
@@ -19,6 +19,7 @@ def test_wilson_interval_gives_newcombes_published_limits(
     assert wilson_interval(correct, total) == pytest.approx(published, abs=5e-5)
 
 
+@settings(deadline=None)
 @given(st.integers(1, 500).flatmap(lambda total: st.tuples(st.integers(0, total), st.just(total))))
 def test_wilson_interval_holds_the_estimate_inside_the_unit_interval(counts: tuple[int, int]) -> None:
     """It never leaves [0, 1], never excludes the observed proportion, and is scipy's for whole numbers."""
@@ -78,6 +79,7 @@ def test_paired_interval_without_correlation_is_square_and_add() -> None:
 COUNTS = st.tuples(*[st.integers(0, 60)] * 4).filter(any)
 
 
+@settings(deadline=None)
 @given(COUNTS)
 def test_paired_interval_turns_with_its_models(counts: tuple[int, int, int, int]) -> None:
     """Swapping the models mirrors the interval, which holds the observed difference and stays in [-1, 1]."""
@@ -97,6 +99,7 @@ def test_paired_interval_is_narrower_where_the_models_agree() -> None:
     assert agreeing[0] > 0 > opposed[0]
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 1), min_size=1, max_size=200))
 def test_one_sample_per_problem_gives_wilson(answers: list[int]) -> None:
     """With nothing to cluster the interval of means is the interval of the proportion."""
