@@ -1,4 +1,4 @@
-"""Examine a model: `python -m components.evaluate --model DIR --problems DIR --evaluation DIR`."""
+"""Evaluate a model: `python -m components.evaluate --model DIR --problems DIR --evaluation DIR`."""
 
 from components.evaluate.evaluate import STAGE
 from components.shared.stage import main

@@ -1,4 +1,4 @@
-"""What the records of an examination add up to: accuracies with intervals, by source, subject and level."""
+"""The scores of an evaluation: accuracies with confidence intervals, by source, subject and level."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,9 +10,9 @@ Record = Mapping[str, Any]
 
 
 def scores(records: Sequence[Record], *, num_samples: int, temperature: float) -> dict[str, Any]:
-    """Return the content of scores.json; an unscorable answer counts as not right, and is counted apart too."""
+    """Return the content of scores.json; an unscorable answer counts as not right, and is also counted separately."""
     greedy = [record for record in records if record["sample"] == 0]
-    drawn = [record for record in records if record["sample"] > 0]
+    sampled = [record for record in records if record["sample"] > 0]
     by_source = _grouped(greedy, lambda record: record["source"])
     return {
         "greedy": {
@@ -25,10 +25,10 @@ def scores(records: Sequence[Record], *, num_samples: int, temperature: float) -
             "num_samples": num_samples,
             "temperature": temperature,
             "by_source": {
-                source: _mean_score(rows) for source, rows in _grouped(drawn, lambda record: record["source"]).items()
+                source: _mean_score(rows) for source, rows in _grouped(sampled, lambda record: record["source"]).items()
             },
         }
-        if drawn
+        if sampled
         else None,
         "mean_length_tokens": _mean(record["num_tokens"] for record in greedy),
         "worked_fraction": _mean(record["worked"] for record in greedy),
@@ -48,7 +48,7 @@ def _scores_by(records: Sequence[Record], field: str) -> dict[str, Any]:
 
 
 def _mean_score(records: Sequence[Record]) -> dict[str, Any]:
-    """The chance that one drawn answer is right; samples of one problem are no independent evidence."""
+    """The probability that one sampled answer is right; samples of the same problem are not independent."""
     by_problem = _grouped(records, lambda record: record["id"])
     means = [_mean(record["verdict"] == "right" for record in rows) for rows in by_problem.values()]
     return {

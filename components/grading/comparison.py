@@ -68,7 +68,8 @@ def _equal(one: str, other: str) -> bool:
 def _compare(expected: Answer, actual: Answer) -> Decision:
     if expected.unit and actual.unit and expected.unit != actual.unit:
         return _compare_in_other_units(expected, actual)
-    if _is_radian_to_degree(expected, actual):
+    # One in degrees, the other without a unit but with a pi in it: radians.
+    if (expected.unit == DEGREE) != (actual.unit == DEGREE) and r"\pi" in expected.latex + actual.latex:
         return Decision.on("angle", any(_compare_values(*pair).equal for pair in _conversions(expected, actual)))
     if expected.text == actual.text:
         return Decision(True, "same text in another notation")
@@ -125,11 +126,6 @@ def _by_algebra(what: str, decide: Callable[[], bool]) -> Decision:
 
 
 # Units.
-
-
-def _is_radian_to_degree(expected: Answer, actual: Answer) -> bool:
-    """Whether one is an angle in degrees, and the other has no unit but a pi in it."""
-    return (expected.unit == DEGREE) != (actual.unit == DEGREE) and r"\pi" in expected.latex + actual.latex
 
 
 def _conversions(expected: Answer, actual: Answer) -> list[tuple[Answer, Answer]]:
@@ -212,11 +208,12 @@ def _compare_members(first: Sequence[str], second: Sequence[str]) -> Decision:
 
 def _compare_elements(first: Structure, second: Structure) -> Decision:
     """Compare tuples, intervals, vectors and matrices: element by element, within the same brackets."""
-    if first.kind is second.kind and (first.signs != second.signs or _num_rows(first) != _num_rows(second)):
+    ours, theirs = _rows(first), _rows(second)
+    if first.kind is second.kind and (first.signs != second.signs or len(ours) != len(theirs)):
         return Decision(False, "different brackets or size")
     if first.kind is not second.kind and not (_is_vector(first) and _is_vector(second)):
         return Decision(False, f"{second.kind} where {first.kind} is expected")
-    elements = ([_assignment(element)[1] for element in _elements(each)] for each in (first, second))
+    elements = ([_assignment(element)[1] for row in rows for element in row] for rows in (ours, theirs))
     return Decision.on("elements", _same_in_order(*elements))
 
 
@@ -277,15 +274,11 @@ def _is_vector(structure: Structure) -> bool:
     return structure.signs in {(), ("(", ")")}
 
 
-def _num_rows(structure: Structure) -> int:
-    return len(structure.parts) if structure.kind is Kind.MATRIX else 1
-
-
-def _elements(structure: Structure) -> list[str]:
-    """The elements of a tuple, or those of a matrix row by row."""
+def _rows(structure: Structure) -> list[list[str]]:
+    """The elements of a matrix row by row; those of anything else are one row."""
     if structure.kind is not Kind.MATRIX:
-        return list(structure.parts)
-    return [element.strip() for row in structure.parts for element in row.split("&")]
+        return [list(structure.parts)]
+    return [[element.strip() for element in row.split("&")] for row in structure.parts]
 
 
 # Equations and inequalities, with one another, and with the values and intervals they describe.
@@ -304,7 +297,10 @@ def _compare_equations(expected: Answer, actual: Answer) -> Decision:
     first, second = parse_structure(expected.latex), parse_structure(actual.latex)
     ours = _value(first) if first.kind is Kind.EQUATION else None
     if second.kind is Kind.EQUATION:
-        _reject_guesses(second)
+        exact = second.parts[: _num_exact(second)]
+        numbers = [number for part in exact if (number := parse(part).number)]
+        if not all(one.equals(other) for one, other in pairwise(numbers)):
+            raise RejectedAnswerError("an equation between different numbers")
     theirs = _value(second) if second.kind is Kind.EQUATION else None
     if first.kind is second.kind:
         if ours is not None and theirs is not None and _same_name(first.parts[0], second.parts[0]):
@@ -360,12 +356,6 @@ def _num_exact(equation: Structure) -> int:
     return signs.index("~", start) + 1 if "~" in signs[start:] else len(equation.parts)
 
 
-def _reject_guesses(equation: Structure) -> None:
-    numbers = [number for part in equation.parts[: _num_exact(equation)] if (number := parse(part).number)]
-    if any(not one.equals(other) for one, other in pairwise(numbers)):
-        raise RejectedAnswerError("an equation between different numbers")
-
-
 def _is_constant(latex: str) -> bool:
     return not re.search(r"[a-zA-Z]", _CONSTANTS.sub("", latex))
 
@@ -385,11 +375,7 @@ def _compare_inequalities(first: Structure, second: Structure) -> Decision | Non
             return _compare_elements(interval[1], other)
         if interval and other.kind is not Kind.INEQUALITY:
             return Decision(False, "an inequality and a value")
-    is_open = any(each.kind is Kind.INEQUALITY and not _is_solved(each) for each in (first, second))
-    if is_open and Kind.TUPLE in (first.kind, second.kind):
+    inequality, other = (first, second) if first.kind is Kind.INEQUALITY else (second, first)
+    if other.kind is Kind.TUPLE and not any(is_name(part.strip("| ")) for part in inequality.parts):
         return Decision(False, "an inequality that is still to be solved")
     return None
-
-
-def _is_solved(inequality: Structure) -> bool:
-    return any(is_name(part.strip("| ")) for part in inequality.parts)

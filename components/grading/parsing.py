@@ -297,17 +297,11 @@ def _tuple(latex: str) -> Structure | None:
 
 
 def _relation(latex: str) -> Structure | None:
-    parts, signs = [""], []
-    for token, depth in _tokens(latex):
-        if depth == 0 and token in _RELATION:
-            parts.append("")
-            signs.append(_RELATION[token])
-        else:
-            parts[-1] += token
+    signs = tuple(_RELATION[token] for token, depth in _tokens(latex) if depth == 0 and token in _RELATION)
     if not signs:
         return None
     kind = Kind.EQUATION if set(signs) <= {"=", "~", "in", "=="} else Kind.INEQUALITY
-    return Structure(kind, tuple(part.strip() for part in parts), tuple(signs))
+    return Structure(kind, tuple(_split(latex, *_RELATION)), signs)
 
 
 def _plus_minus(latex: str) -> Structure | None:
@@ -318,11 +312,11 @@ def _plus_minus(latex: str) -> Structure | None:
     return Structure(Kind.LIST, tuple(each.strip().removeprefix("+") for each in both))
 
 
-def _split(latex: str, separator: str) -> list[str]:
+def _split(latex: str, *separators: str) -> list[str]:
     """The parts between the separators that no bracket encloses."""
     parts = [""]
     for token, depth in _tokens(latex):
-        if depth == 0 and token == separator:
+        if depth == 0 and token in separators:
             parts.append("")
         else:
             parts[-1] += token

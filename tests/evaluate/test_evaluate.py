@@ -1,10 +1,12 @@
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from components.evaluate.config import EvaluateConfig
-from components.evaluate.evaluate import _answers, _Examination, evaluate
+from components.evaluate.evaluate import Evaluator, evaluate
+from components.evaluate.scores import scores
 from components.grading.verifier import Verifier
 from components.policy.checkpoint import save
 from components.policy.packing import TokenSequence
@@ -12,99 +14,131 @@ from components.rollout.sampler import Completion
 from components.shared import jsonl, lineage
 from components.shared.answer_policy import AnswerPolicy
 from components.shared.errors import PipelineError
-from components.shared.problem import Problem, Split, write_problems
+from components.shared.problem import Split, write_problems
+from components.shared.statistics import wilson_interval
 from tests import tiny
 
-TESTED = [tiny.problem(number, split=Split.TEST) for number in (9, 12, 2, 7, 123)]
+PROBLEMS = [tiny.problem(number, split=Split.TEST) for number in (9, 12, 2, 7, 123)]
 
 
-def _evaluate(
-    folder: Path,
-    problems: list[Problem] = TESTED,
-    *,
-    num_samples: int = 2,
-    max_batch_size: int = 4,
-    max_new_tokens: int = 6,
-) -> Path:
-    """Examine the untrained tiny model; return the folder of the evaluation."""
+def _evaluate(folder: Path, **changes: Any) -> Path:
+    """Evaluate the untrained tiny model; return the folder of the evaluation."""
     model, data, evaluation = folder / "model", folder / "problems", folder / "evaluation"
     for path in (model, data, evaluation):
         path.mkdir(parents=True)
     save(tiny.checkpoint(), model)
-    write_problems(data, Split.TEST, problems)
-    config = EvaluateConfig(
-        seed=1,
-        num_samples=num_samples,
-        temperature=1.0,
-        max_new_tokens=max_new_tokens,
-        max_batch_size=max_batch_size,
-    )
+    write_problems(data, Split.TEST, PROBLEMS)
+    settings = {"seed": 1, "num_samples": 2, "temperature": 1.0, "max_new_tokens": 6, "max_batch_size": 4}
+    config = EvaluateConfig.model_validate(settings | changes)
     metrics = evaluate(config, model=model, problems=data, evaluation=evaluation)
     assert metrics["sums_accuracy"] == jsonl.read_json(evaluation / "scores.json")["greedy"]["all"]["accuracy"]
     return evaluation
 
 
-def test_there_is_a_record_for_every_problem_and_sample(tmp_path: Path) -> None:
-    """In the order of the problems, the greedy answer first, whatever the order they were answered in."""
-    rows = [row for _, row in jsonl.read_rows(_evaluate(tmp_path) / "records.jsonl")]
-    expected = [(problem.id, sample, problem.question) for problem in TESTED for sample in (0, 1, 2)]
+def _records(evaluation: Path) -> list[dict[str, Any]]:
+    return [row for _, row in jsonl.read_rows(evaluation / "records.jsonl")]
+
+
+@pytest.mark.parametrize("num_samples", [0, 2])
+def test_there_is_a_record_for_every_problem_and_sample(tmp_path: Path, num_samples: int) -> None:
+    """In the order of the problems, the greedy answer first, regardless of the order they were answered in."""
+    rows = _records(_evaluate(tmp_path, num_samples=num_samples))
+    expected = [(problem.id, sample, problem.question) for problem in PROBLEMS for sample in range(1 + num_samples)]
     assert [(row["id"], row["sample"], row["question"]) for row in rows] == expected
     assert all(row["num_tokens"] <= 6 for row in rows)
 
 
-def test_answers_that_do_not_fit_are_one_line(tmp_path: Path) -> None:
+def test_answers_that_do_not_fit_into_memory_are_an_error_of_one_line(tmp_path: Path) -> None:
     """It says how much was asked for, and which keys lower it."""
     with pytest.raises(PipelineError, match=r"^not enough memory for answers to 4 problems at once: .* TiB") as error:
         _evaluate(tmp_path, max_new_tokens=10**12)
     assert "lower evaluate.max_batch_size (it is 4), or lower evaluate.max_new_tokens" in str(error.value)
 
 
+def test_greedy_answers_do_not_depend_on_batches(tmp_path: Path) -> None:
+    """One problem at a time or all at once: the same greedy records."""
+    one, other = (_records(_evaluate(tmp_path / str(size), max_batch_size=size)) for size in (1, 64))
+    assert [row for row in one if row["sample"] == 0] == [row for row in other if row["sample"] == 0]
+
+
+def test_equal_evaluations_are_byte_identical(tmp_path: Path) -> None:
+    """Sampled answers included."""
+    one, other = (lineage.digest(_evaluate(tmp_path / name)) for name in ("one", "other"))
+    assert one == other
+
+
 @pytest.mark.parametrize("policy", [AnswerPolicy.MARKED, AnswerPolicy.BOXED])
 def test_each_completion_is_graded_against_its_own_problem(policy: AnswerPolicy) -> None:
-    """Where the model's prompt asks for the answer, and not at all where it was cut off."""
+    """By the policy of the model's prompt; one that was truncated is wrong."""
+    texts = ("so\n#### {}", r"\boxed{{{}}}", "#### {}", r"so \boxed{{{}1}} or #### {}1")
+    answers = {problem.question: problem.answer for problem in PROBLEMS}
 
     def generate(questions: Sequence[str], *, num_samples: int, **_: object) -> list[list[Completion]]:
-        answers = {problem.question: problem.answer for problem in TESTED}
-        texts = ("so\n#### {}", r"\boxed{{{}}}", "#### {}", r"so \boxed{{{}1}} or #### {}1")
+        tokens = TokenSequence((1,), (2,))
         return [
             [
-                Completion(TokenSequence((1,), (2,)), (-1.0,), texts[n].format(*[answers[question]] * 2), n != 2)
-                for n in range(num_samples)
+                Completion(tokens, (-1.0,), text.format(*[answers[question]] * 2), finished=number != 2)
+                for number, text in enumerate(texts[:num_samples])
             ]
             for question in questions
         ]
 
     config = EvaluateConfig(seed=1, num_samples=4, temperature=1.0, max_new_tokens=6, max_batch_size=8)
     with Verifier() as verify:
-        records = _answers(_Examination(config, generate, verify, policy), TESTED)
-    for problem in TESTED:
-        greedy, *drawn = (record for record in records if record["id"] == problem.id)
-        marked, boxed, cut_off, wrong = (record["verdict"] == "right" for record in drawn)
-        assert (greedy["verdict"] == "right") is marked is (policy is AnswerPolicy.MARKED)
-        assert boxed is (policy is AnswerPolicy.BOXED)
-        assert not cut_off
-        assert not wrong
-        assert drawn[2]["reason"] == "cut off at the length limit"
-        assert drawn[0]["worked"] is marked
+        records = Evaluator(config, generate, verify, policy)(PROBLEMS)
+    is_marked = policy is AnswerPolicy.MARKED
+    for problem in PROBLEMS:
+        own = [record for record in records if record["id"] == problem.id]
+        assert [record["verdict"] == "right" for record in own] == [is_marked, is_marked, not is_marked, False, False]
+        assert own[3]["reason"] == "cut off at the length limit"
+        assert own[1]["worked"] is is_marked
 
 
-def test_greedy_answers_do_not_depend_on_batches(tmp_path: Path) -> None:
-    """One problem at a time or all at once: the same greedy records."""
-    greedy = []
-    for size in (1, 64):
-        rows = jsonl.read_rows(_evaluate(tmp_path / str(size), max_batch_size=size) / "records.jsonl")
-        greedy.append([row for _, row in rows if row["sample"] == 0])
-    assert greedy[0] == greedy[1]
+def _record(number: int, sample: int, verdict: str, **changes: Any) -> dict[str, Any]:
+    fields = {
+        "id": f"p{number}",
+        "source": "sums" if number < 4 else "words",
+        "subject": "",
+        "level": 1 + number % 2,
+        "sample": sample,
+        "verdict": verdict,
+        "num_tokens": 10 * (number + 1),
+        "finished": number != 2,
+        "worked": number == 0,
+    }
+    return {**fields, **changes}
 
 
-def test_equal_examinations_are_equal_to_the_byte(tmp_path: Path) -> None:
-    """Drawn answers included."""
-    one, two = (lineage.digest(_evaluate(tmp_path / name)) for name in ("one", "two"))
-    assert one == two
+RECORDS = [
+    _record(0, 0, "right"),
+    _record(1, 0, "wrong"),
+    _record(2, 0, "unscorable"),
+    _record(3, 0, "right"),
+    _record(4, 0, "wrong", subject="shared"),
+    *(_record(0, sample, "right") for sample in (1, 2)),
+    *(_record(1, sample, verdict) for sample, verdict in ((1, "right"), (2, "wrong"))),
+]
 
 
-@pytest.mark.parametrize("num_samples", [0, 1])
-def test_drawing_is_optional(tmp_path: Path, num_samples: int) -> None:
-    """Without samples there are greedy records only."""
-    rows = list(jsonl.read_rows(_evaluate(tmp_path, num_samples=num_samples) / "records.jsonl"))
-    assert len(rows) == len(TESTED) * (1 + num_samples)
+def test_scores_by_hand() -> None:
+    """Correct, total, accuracy and Wilson's interval by source, subject and level; means over greedy records."""
+    summary = scores(RECORDS, num_samples=2, temperature=1.0)
+    greedy = summary["greedy"]
+    assert greedy["all"] == {"correct": 2, "total": 5, "accuracy": 0.4, "interval": list(wilson_interval(2, 5))}
+    by_source = {source: (each["correct"], each["total"]) for source, each in greedy["by_source"].items()}
+    assert by_source == {"sums": (2, 4), "words": (0, 1)}
+    assert greedy["by_subject"] == {"sums": {}, "words": {"shared": greedy["by_source"]["words"]}}
+    assert {level: each["total"] for level, each in greedy["by_level"]["sums"].items()} == {"1": 2, "2": 2}
+    assert summary["mean_length_tokens"] == pytest.approx(30)
+    assert summary["worked_fraction"] == summary["truncated_fraction"] == pytest.approx(1 / 5)
+    assert summary["unscorable"] == 1
+
+
+def test_sampled_answers_are_averaged_over_problems() -> None:
+    """Two samples of two problems, three of them right: 75 %. Without samples the key is there, and null."""
+    sampled = scores(RECORDS, num_samples=2, temperature=1.0)["sampled"]
+    assert (sampled["num_samples"], sampled["temperature"]) == (2, 1.0)
+    score = sampled["by_source"]["sums"]
+    assert (score["accuracy"], score["problems"], score["samples"]) == (0.75, 2, 4)
+    assert score["interval"][0] < 0.75 < score["interval"][1]
+    assert scores(RECORDS[:5], num_samples=0, temperature=1.0)["sampled"] is None
