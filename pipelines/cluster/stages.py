@@ -128,11 +128,15 @@ class _Nodes:
         return tuple(f"{self.workflow}-{template}-{_hash(path)}" for path in paths)
 
     def _attempts(self, path: str) -> list[str]:
-        numbered = (f"{path}({number})" for number in range(_MOST_ATTEMPTS))
-        return [each for each in numbered if self._exists(each)]
+        start = _hash(f"{path}(")  # once: it is what costs time
+        endings = (f"{number})" for number in range(_MOST_ATTEMPTS))
+        return [f"{path}({ending}" for ending in endings if self._is_id(_hash(ending, start))]
 
     def _exists(self, path: str) -> bool:
-        return f"{self.workflow}-{_hash(path)}" in self._ids
+        return self._is_id(_hash(path))
+
+    def _is_id(self, number: int) -> bool:
+        return f"{self.workflow}-{number}" in self._ids
 
 
 @dataclass(frozen=True)
@@ -187,9 +191,9 @@ def _ordered(tasks: Mapping[str, Any]) -> list[tuple[str, Any]]:
     return sorted(tasks.items(), key=lambda each: (depth(each[0]), each[0]))
 
 
-def _hash(path: str) -> int:
-    """Return the FNV-1a hash with 32 bits, by which Argo numbers a node."""
-    number = 0x811C9DC5
+def _hash(path: str, start: int = 0x811C9DC5) -> int:
+    """Return the FNV-1a hash with 32 bits, by which Argo numbers a node; `start` is the hash of what comes before."""
+    number = start
     for byte in path.encode():
         number = (number ^ byte) * 0x01000193 & 0xFFFFFFFF
     return number

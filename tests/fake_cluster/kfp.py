@@ -226,20 +226,27 @@ class KfpApi:
         _existing(self.recurring_runs, "RecurringRun", id_)["status"] = status
         return Answer({})
 
+    def _pod_of(self, request: Request) -> str:
+        """Return the pod that a request names; there are none outside the namespaces of the user."""
+        for name in ("podname", "podnamespace"):
+            if not request.query.get(name):
+                raise ApiError(422, f"{name} argument is required")
+        return request.query["podname"] if request.query["podnamespace"] in self.namespaces else ""
+
     def _log(self, request: Request) -> Answer:
-        printed = self.pods.get(_pod_of(request))
+        printed = self.pods.get(self._pod_of(request))
         if printed is None:  # the pod has not begun, or is gone: then the archive is tried, and has nothing
             raise ApiError(500, "Could not get main container logs: S3Error: The specified key does not exist.")
         return Answer(printed)
 
     def _pod(self, request: Request) -> Answer:
-        pod = _pod_of(request)
+        pod = self._pod_of(request)
         if pod not in self.pods:
             raise ApiError(500, f'Could not get pod {pod}: pods "{pod}" not found')
         return Answer(json.dumps({"kind": "Pod", "metadata": {"name": pod}}))
 
     def _events(self, request: Request) -> Answer:
-        items = [{"type": "Warning", **each} for each in self.events.get(_pod_of(request), [])]
+        items = [{"type": "Warning", **each} for each in self.events.get(self._pod_of(request), [])]
         return Answer(json.dumps({"kind": "EventList", "items": items}))
 
 
@@ -247,13 +254,6 @@ def _existing(table: Table, kind: str, id_: str) -> Json:
     if id_ not in table:
         raise ApiError(404, f"{kind} {id_} not found")
     return table[id_]
-
-
-def _pod_of(request: Request) -> str:
-    for name in ("podname", "podnamespace"):
-        if not request.query.get(name):
-            raise ApiError(422, f"{name} argument is required")
-    return request.query["podname"]
 
 
 def _check_pipeline(pipeline: Json) -> None:

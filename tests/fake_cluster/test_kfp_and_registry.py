@@ -12,7 +12,7 @@ import yaml
 
 from tests.cluster.releases import UPSTREAM, needs_upstream
 from tests.fake_cluster import ApiServer, Json
-from tests.pipelines.cluster.replay import RECORDINGS, Recorded
+from tests.pipelines.cluster.recorded import RECORDINGS, Recorded
 
 needs_recordings = pytest.mark.skipif(not RECORDINGS.is_dir(), reason=f"no recordings at {RECORDINGS}")
 API = "/apis/v2beta1/"
@@ -77,7 +77,7 @@ def test_recorded_requests_have_answers_with_the_recorded_fields(recorded: Recor
         for each in lists:
             check(call(server, "GET", API + path)[1], each["response"])
         ids[key] = fake[key]
-    moments = {run["state"]: run for runs in recorded.runs().values() for run in runs if "error" not in run}
+    moments = {run["state"]: run for runs in recorded.runs.values() for run in runs if "error" not in run}
     run_id = ids["run_id"]
     check(call(server, "GET", f"{API}runs/{run_id}")[1], moments["PENDING"])
     assert call(server, "POST", f"{API}runs/{run_id}:terminate") == (200, {})

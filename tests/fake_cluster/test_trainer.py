@@ -15,7 +15,7 @@ from tests.cluster.releases import UPSTREAM, fields, needs_upstream
 from tests.cluster.releases import refused as refused_by
 from tests.fake_cluster import ApiServer, Json, kinds, schemas, script
 from tests.fake_cluster.pods import pods_of
-from tests.pipelines.cluster.replay import RECORDINGS
+from tests.pipelines.cluster.recorded import RECORDINGS
 
 needs_recordings = pytest.mark.skipif(not RECORDINGS.is_dir(), reason=f"no recordings at {RECORDINGS}")
 GRACE = "terminationGracePeriodSeconds"
@@ -186,7 +186,7 @@ def test_what_the_fake_cluster_writes_is_valid(server: ApiServer, api: client.Ap
 
 def definition(release: str) -> Json:
     """Return the schema of a TrainJob."""
-    document = yaml.safe_load((UPSTREAM / release / "trainjobs.yaml").read_text())
+    document = yaml.load((UPSTREAM / release / "trainjobs.yaml").read_text(), yaml.CSafeLoader)
     schema: Json = document["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     return schema
 

@@ -34,12 +34,12 @@ class Stage:
 def pod(stage: str, attempt: int) -> str:
     """The name of the pod in which an attempt at a stage runs."""
     retry = "" if stage in _WITHOUT_RETRIES else "retry-"
-    return f"{WORKFLOW}-metadata-0-2-{retry}system-container-impl-{_number(f'{_path(stage)}(0).executor({attempt})')}"
+    return f"{WORKFLOW}-metadata-0-2-{retry}system-container-impl-{number(f'{_path(stage)}(0).executor({attempt})')}"
 
 
 def driver_pod(stage: str) -> str:
     """The name of the pod that prepares a stage."""
-    return f"{WORKFLOW}-system-container-driver-{_number(f'{_path(stage)}-driver(0)')}"
+    return f"{WORKFLOW}-system-container-driver-{number(f'{_path(stage)}-driver(0)')}"
 
 
 def details(stages: Mapping[str, Stage]) -> list[Json]:
@@ -101,10 +101,11 @@ def _path(stage: str) -> str:
 
 
 def _id(path: str) -> str:
-    return f"{WORKFLOW}-{_number(path)}"
+    return f"{WORKFLOW}-{number(path)}"
 
 
-def _number(path: str) -> int:
+def number(path: str) -> int:
+    """Return the number that Argo gives to a node: the FNV-1a hash of its path, with 32 bits."""
     number = 2166136261
     for byte in path.encode():
         number = (number ^ byte) * 16777619 % 2**32

@@ -1,5 +1,6 @@
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -14,11 +15,60 @@ from tests.fake_cluster import ApiServer, Fault, Json
 from tests.pipelines.cluster.argo import Stage, details, driver_pod, pod
 
 DONE = Stage("SUCCEEDED", ["SUCCEEDED"], ended="2026-11-22T10:01:15Z")
-FAILED = Stage("FAILED", ["FAILED", "FAILED"], "2026-11-22T10:02:00Z", "2026-11-22T12:32:00Z")
+FAILED = Stage("FAILED", ["FAILED"], "2026-11-22T10:02:00Z", "2026-11-22T12:32:00Z")
+FAILED_TWICE = Stage("FAILED", ["FAILED", "FAILED"], "2026-11-22T10:02:00Z", "2026-11-22T12:32:00Z")
 RUNNING = Stage("RUNNING", ["RUNNING"], "2026-11-22T10:02:00Z")
 CACHED = Stage("SUCCEEDED", ended="2026-11-22T10:00:00Z")
 LEFT_OUT = Stage(None, started="2026-11-22T10:03:00Z", driver=None)
 UNPREPARED = Stage(None, started="2026-11-22T10:03:00Z", driver="FAILED")
+GONE = "its log is gone: Kubeflow has removed the pod, and the log was not archived"
+BROKEN_OFF = "Could not get main container logs: Error: socket hang up"
+
+
+@dataclass
+class Run:
+    """A run, and the commands that show it."""
+
+    server: ApiServer
+    id: str
+    kubeflow: Kubeflow
+    capsys: pytest.CaptureFixture[str]
+
+    def tell(self, state: str, **stages: Stage) -> None:
+        """Have the run be as far as this."""
+        self.server.kfp.set_state(self.id, state)
+        named = {name.replace("_", "-"): stage for name, stage in stages.items()}
+        for name, stage in named.items():
+            for attempt in range(len(stage.attempts)):
+                self.server.kfp.pods.setdefault(pod(name, attempt), None)
+        self.row["run_details"] = {"task_details": details(named)}
+
+    @property
+    def row(self) -> Json:
+        """The run as Kubeflow has it."""
+        return self.server.kfp.runs[self.id]
+
+    def print(self, stage: str, *attempts: str) -> None:
+        """Have the attempts at a stage print this."""
+        self.server.kfp.pods |= {pod(stage, number): text for number, text in enumerate(attempts)}
+
+    def show(self, *arguments: str, code: int = 0) -> tuple[list[str], str]:
+        """Run a command; return its lines and errors."""
+        assert main(list(arguments)) == code
+        out, error = self.capsys.readouterr()
+        return out.splitlines(), error
+
+    def wait(self, *steps: Callable[[], None], code: int, seconds: int = 0) -> tuple[list[str], list[str]]:
+        """Wait for the run, with a step at each poll and so many seconds between looks at the clock."""
+        polls: Iterator[Callable[[], None]] = iter(steps)
+        clock = iter(range(0, 10**6, seconds or 1))
+        screen = Screen(sys.stdout, sys.stderr)
+        answer = status.wait(
+            self.kubeflow, self.id, screen, sleep=lambda _: next(polls)(), now=lambda: float(next(clock))
+        )
+        assert answer == code
+        out, error = self.capsys.readouterr()
+        return out.splitlines(), [line.strip() for line in error.splitlines()]
 
 
 @pytest.fixture(scope="module")
@@ -29,332 +79,207 @@ def spec(pipeline: Path) -> Json:
 
 
 @pytest.fixture
-def run_id(server: ApiServer, spec: Json) -> str:
+def run(server: ApiServer, spec: Json, capsys: pytest.CaptureFixture[str]) -> Run:
     """A run of it."""
-    run = server.kfp.new(server.kfp.runs, "run_id", display_name="nightly", pipeline_spec=spec)
-    server.kfp.set_state(run["run_id"], "PENDING")
-    return str(run["run_id"])
+    row = server.kfp.new(server.kfp.runs, "run_id", display_name="nightly", pipeline_spec=spec)
+    server.kfp.set_state(row["run_id"], "PENDING")
+    return Run(server, row["run_id"], connect(settings({}, endpoint=server.url)), capsys)
 
 
-@pytest.fixture
-def kubeflow(server: ApiServer) -> Kubeflow:
-    """The way to it."""
-    return connect(settings({}, endpoint=server.url))
-
-
-def tell(server: ApiServer, run_id: str, state: str, **stages: Stage) -> None:
-    """Have a run be as far as this."""
-    server.kfp.set_state(run_id, state)
-    named = {name.replace("_", "-"): stage for name, stage in stages.items()}
-    for name, stage in named.items():
-        for attempt in range(len(stage.attempts)):
-            server.kfp.pods.setdefault(pod(name, attempt), None)
-    server.kfp.runs[run_id]["run_details"] = {"task_details": details(named)}
-
-
-def test_status_lists_runs_and_the_stages_of_one(
-    server: ApiServer, run_id: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_status_lists_runs_and_the_stages_of_one(run: Run) -> None:
     """By its id, the beginning of it, or its name; a stage that is retried is one stage."""
-    tell(server, run_id, "RUNNING", preflight=DONE, evaluate_2=DONE, train_grpo=RUNNING)
-    assert main(["status"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split() == ["run", "name", "state", "started", "(UTC)", "took"]
-    assert lines[1].split()[:3] == [run_id[:8], "nightly", "running"]
-    for name in (run_id, run_id[:8], "nightly"):
-        assert main(["status", name]) == 0
-    out = capsys.readouterr().out.split("\n\n")[-1]
-    assert [line.split("  ")[0] for line in out.splitlines()] == ["stage", "preflight", "evaluate sft", "train_grpo"]
-    assert "1 min 15 s" in out.splitlines()[1]
+    run.tell("RUNNING", preflight=DONE, evaluate_2=DONE, train_grpo=RUNNING)
+    header, row = run.show("status")[0]
+    assert header.split() == ["run", "name", "state", "started", "(UTC)", "took"]
+    assert row.split()[:3] == [run.id[:8], "nightly", "running"]
+    for name in (run.id, run.id[:8], "nightly"):
+        lines = run.show("status", name)[0][3:]
+        assert [line.split("  ")[0] for line in lines] == ["stage", "preflight", "evaluate sft", "train_grpo"]
+        assert "1 min 15 s" in lines[1]
+    assert "error: weekly: no such run among the last 100" in run.show("status", "weekly", code=2)[1]
+    assert "no such run; `grpo-pipeline status` lists them" in run.show("status", "0" * 36, code=2)[1]
+    run.server.kfp.new(run.server.kfp.runs, "run_id", display_name="nightly")
+    assert "nightly: ambiguous, could be" in run.show("status", "nightly", code=2)[1]
 
 
-def test_status_says_why_a_stage_failed(server: ApiServer, run_id: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """In the stage's own words, from its last attempt."""
-    tell(server, run_id, "FAILED", preflight=DONE, train_grpo=FAILED)
-    server.kfp.pods[pod("train-grpo", 0)] = "error: train_grpo: first\n"
-    server.kfp.pods[pod("train-grpo", 1)] = (
-        "step 1\nerror: train_grpo: out of memory on node 0 (OOMKilled)\nF1122 10:06:03.121720 16 main.go:130] exit\n"
+@pytest.mark.parametrize(
+    ("stage", "texts", "reason"),
+    [
+        (FAILED_TWICE, ["error: a: first\n", "1\nerror: a: second\nF1122 10:06:03.1 16 main.go:1] x\n"], ["a: second"]),
+        (FAILED, ["error: 2 to correct\nno runtime\n\nx\n"], ["2 to correct", "no runtime"]),
+        (FAILED, ["error: no queue\nE1122 10:06:03.044119 16 launcher_v2.go:449] failed\n"], ["no queue"]),
+        (FAILED, ["train_sft 216/400\nError: exit status 143\n"], ["train_sft: stopped from outside (SIGTERM)"]),
+        (FAILED, ["step 1\n"], ["train_sft ended without an error message; see `grpo-pipeline logs "]),
+        (UNPREPARED, [], ["train_sft: could not be prepared: no such artifact"]),
+        (Stage("FAILED"), [], ["train_sft: no pod of it ever began; see http"]),
+        (FAILED, [], [f"train_sft: {GONE}"]),
+    ],
+    ids=["last attempt", "several lines", "until Kubeflow's", "stopped", "silent", "driver", "no pod", "gone"],
+)
+def test_the_reason_of_a_failure_is_shown(run: Run, stage: Stage, texts: list[str], reason: list[str]) -> None:
+    """In the stage's own words where it left some: by `status`, and by `submit --wait`, which ends with 1."""
+    run.tell("FAILED", preflight=DONE, train_sft=stage, register=LEFT_OUT)
+    run.print("train-sft", *texts)
+    run.server.kfp.pods[driver_pod("train-sft")] = (
+        "I1122 ok\nF1122 10:06:03.121720      16 main.go:79] no such artifact\n"
     )
-    assert main(["status", run_id]) == 0
-    out = capsys.readouterr().out
-    assert out.splitlines()[-1] == "error: train_grpo: out of memory on node 0 (OOMKilled)"
-    assert "2 h 30 min" in out
+    lines = run.show("status", run.id)[0]
+    shown = lines[lines.index("") :][-len(reason) :]
+    out, errors = run.wait(code=1)
+    for found in (shown, errors):
+        assert all(
+            line.startswith(start) for line, start in zip(found, ["error: " + reason[0], *reason[1:]], strict=True)
+        )
+    assert ["train_sft", "failed"] in [line.split()[:2] for line in lines]
+    assert out[-1] == f"failed  {run.server.url}/#/runs/details/{run.id}"
 
 
-def test_a_run_that_is_not_there_is_said_to_be_none(
-    server: ApiServer, run_id: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Whether by name or by a whole id; nothing is guessed where two have the same name."""
-    assert main(["status", "weekly"]) == 2
-    assert capsys.readouterr().err.startswith("error: weekly: no such run among the last 100")
-    assert main(["status", "0" * 36]) == 2
-    assert "no such run; `grpo-pipeline status` lists them" in capsys.readouterr().err
-
-
-def test_logs_are_printed_under_the_title_of_their_stage(
-    server: ApiServer, run_id: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """All attempts at it, drivers left out; a stage may be named as in the graph or as on the page."""
-    tell(server, run_id, "FAILED", evaluate_2=DONE, train_grpo=FAILED)
-    server.kfp.pods |= {
-        pod("evaluate-2", 0): "evaluated\n",
-        pod("train-grpo", 0): "one\n",
-        pod("train-grpo", 1): "two\nthree\n",
-    }
-    assert main(["logs", run_id, "--stage", "train_grpo"]) == 0
-    assert capsys.readouterr().out.splitlines() == [
-        "==> train_grpo, attempt 1 <==",
-        "one",
-        "==> train_grpo, attempt 2 <==",
-        "two",
-        "three",
-    ]
-    assert main(["logs", run_id, "--stage", "evaluate sft"]) == 0
-    assert capsys.readouterr().out.splitlines() == ["==> evaluate sft <==", "evaluated"]
-    assert main(["logs", run_id, "--stage", "trian"]) == 2
-    assert "trian: no such stage; there are" in capsys.readouterr().err
-
-
-def test_a_failure_of_several_lines_is_told_whole(
-    server: ApiServer, run_id: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Preflight lists what to correct; what Kubeflow prints after it is left out."""
-    tell(server, run_id, "FAILED", preflight=Stage("FAILED", ["FAILED"]), train_grpo=LEFT_OUT)
-    server.kfp.pods[pod("preflight", 0)] = (
-        "error: preflight: 2 to correct\nno runtime\nno queue\nE1122 10:06:03.044119 16 launcher_v2.go:449] failed\n"
-    )
-    assert main(["status", run_id]) == 0
-    assert capsys.readouterr().out.endswith("\n\nerror: preflight: 2 to correct\nno runtime\nno queue\n")
-
-
-def test_stages_that_did_not_run_are_shown_as_such(
-    server: ApiServer, run_id: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """One whose outputs the cache had, and one that was left out after a failure: neither took any time."""
-    tell(server, run_id, "FAILED", prepare_data=CACHED, train_sft=FAILED, train_grpo=LEFT_OUT)
-    assert main(["status", run_id]) == 0
-    rows = [line.split("  ") for line in capsys.readouterr().out.split("\n\n")[1].splitlines()]
+def test_stages_that_did_not_run_are_shown_as_such(run: Run) -> None:
+    """One whose outputs the cache had, and one that was not reached after a failure: neither took any time."""
+    run.tell("FAILED", prepare_data=CACHED, train_sft=FAILED, train_grpo=LEFT_OUT)
+    rows = [line.split("  ") for line in run.show("status", run.id)[0][3:7]]
     shown = {row[0]: [cell.strip() for cell in row[1:] if cell.strip()] for row in rows}
     assert shown["prepare_data"] == ["cached", "2026-11-22 10:00", "-"]
     assert shown["train_grpo"] == ["not reached", "-", "-"]
+    assert "2 h 30 min" in shown["train_sft"]
     assert rows[-1][0] == "train_grpo"
+    assert "      prepare_data not run: the cache has its outputs" in run.wait(code=1)[0]
 
 
-def test_a_stage_that_could_not_be_prepared_has_failed(
-    server: ApiServer, run_id: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Its own container was never reached; the reason is in the last words of its driver."""
-    tell(server, run_id, "FAILED", preflight=DONE, train_sft=UNPREPARED)
-    server.kfp.pods[driver_pod("train-sft")] = "I1122 ok\nF1122 10:06:03.121720      16 main.go:79] no such artifact\n"
-    assert main(["status", run_id]) == 0
-    out = capsys.readouterr().out
-    assert out.splitlines()[-1] == "error: train_sft: could not be prepared: no such artifact"
-    assert ["train_sft", "failed"] in [line.split()[:2] for line in out.splitlines()]
+def test_a_stopped_run_after_a_retry_is_shown(run: Run) -> None:
+    """Its history then has an entry without a state, and Kubeflow calls it failed."""
+    run.tell("FAILED", train_grpo=FAILED)
+    run.row["state_history"] = [{"update_time": "2026-11-22T10:00:00Z"}, {"state": "CANCELING"}]
+    assert run.wait(code=1)[0][-1].startswith("stopped  ")
 
 
-def test_a_run_after_a_retry_is_shown(
-    server: ApiServer, run_id: str, kubeflow: Kubeflow, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Its history then has an entry without a state."""
-    tell(server, run_id, "RUNNING", preflight=DONE, train_grpo=RUNNING)
-    server.kfp.runs[run_id]["state_history"].insert(0, {"update_time": "2026-11-22T10:00:00Z"})
-    assert main(["status", run_id]) == 0
-    assert main(["status"]) == 0
-    assert "nightly" in capsys.readouterr().out
-    server.kfp.set_state(run_id, "FAILED")
-    assert status.wait(kubeflow, run_id, Screen(sys.stdout, sys.stderr)) == 1
+def test_a_run_whose_pipeline_version_was_deleted_says_so(run: Run, spec: Json) -> None:
+    """A run that was started on Kubeflow's page refers to a version and holds no pipeline."""
+    version = run.server.kfp.new(run.server.kfp.versions, "pipeline_version_id", pipeline_spec=spec)
+    del run.row["pipeline_spec"]
+    identity = version["pipeline_version_id"]
+    run.row["pipeline_version_reference"] = {"pipeline_id": "grpo", "pipeline_version_id": identity}
+    run.tell("FAILED", preflight=FAILED)
+    run.print("preflight", "error: preflight: no runtime\n")
+    assert run.show("status", run.id)[0][-1] == "error: preflight: no runtime"
+    run.server.kfp.versions.clear()
+    assert run.show("status", run.id)[0][-1].startswith("its stages are unknown")
 
 
-def test_a_run_of_an_uploaded_pipeline_shows_its_stages(
-    server: ApiServer, run_id: str, spec: Json, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Such a run refers to a version and holds no pipeline; once the version is deleted, that is said."""
-    version = server.kfp.new(server.kfp.versions, "pipeline_version_id", pipeline_id="grpo", pipeline_spec=spec)
-    run = server.kfp.runs[run_id]
-    del run["pipeline_spec"]
-    reference = {"pipeline_id": "grpo", "pipeline_version_id": version["pipeline_version_id"]}
-    run["pipeline_version_reference"] = reference
-    tell(server, run_id, "FAILED", preflight=Stage("FAILED", ["FAILED"]))
-    server.kfp.pods[pod("preflight", 0)] = "error: preflight: no runtime\n"
-    assert main(["status", run_id]) == 0
-    assert capsys.readouterr().out.endswith("error: preflight: no runtime\n")
-    server.kfp.versions.clear()
-    assert main(["status", run_id]) == 0
-    assert "its stages are unknown" in capsys.readouterr().out
+def test_logs_are_printed_under_the_title_of_their_stage(run: Run) -> None:
+    """All attempts at it, drivers left out; a stage may be named as in the graph or as on the page."""
+    run.tell("FAILED", evaluate_2=DONE, train_grpo=FAILED_TWICE)
+    run.print("evaluate-2", "evaluated\n")
+    run.print("train-grpo", "one\n", f"two\nthree\n{BROKEN_OFF}")
+    attempts = ["==> train_grpo, attempt 1 <==", "one", "==> train_grpo, attempt 2 <==", "two", "three"]
+    assert run.show("logs", run.id, "--stage", "train_grpo")[0] == attempts
+    assert run.show("logs", run.id, "--stage", "evaluate sft")[0] == ["==> evaluate sft <==", "evaluated"]
+    assert "trian: no such stage; there are" in run.show("logs", run.id, "--stage", "trian", code=2)[1]
 
 
-def test_a_log_that_is_gone_is_said_to_be(server: ApiServer, run_id: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Kubeflow removes a run's pods after an hour; `logs` that has nothing to show is no success."""
-    tell(server, run_id, "FAILED", preflight=CACHED, train_grpo=FAILED, register=LEFT_OUT)
-    server.kfp.pods.clear()
-    gone = "its log is gone: Kubeflow has removed the pod, and the log was not archived"
-    assert main(["status", run_id]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == f"error: train_grpo: {gone}"
-    assert main(["logs", run_id]) == 2
-    out, error = capsys.readouterr()
-    assert out.splitlines() == [
-        *("==> preflight <==", "(not run: the cache has its outputs)"),
-        *("==> train_grpo, attempt 1 <==", f"({gone})", "==> train_grpo, attempt 2 <==", f"({gone})"),
-    ]
+def test_logs_without_anything_to_show_fail_and_say_why(run: Run) -> None:
+    """Kubeflow removes a run's pods after an hour; an error of the server alone is no log."""
+    run.tell("FAILED", preflight=CACHED, train_grpo=FAILED, register=LEFT_OUT)
+    lines, error = run.show("logs", run.id, code=2)
+    cached = ["==> preflight <==", "(not run: the cache has its outputs)"]
+    assert lines == [*cached, "==> train_grpo <==", f"({GONE})"]
     assert error == "error: nightly: no log of any stage is available\n"
-    assert main(["logs", run_id, "--stage", "register", "-f"]) == 2
-    assert main(["logs", run_id, "--stage", "register"]) == 2
-    assert "(not reached)" in capsys.readouterr().out
+    assert "(not reached)" in run.show("logs", run.id, "--stage", "register", code=2)[0]
+    run.show("logs", run.id, "--stage", "register", "-f", code=2)
+    run.print("train-grpo", BROKEN_OFF)
+    run.show("logs", run.id, code=2)
 
 
-def test_what_keeps_a_pod_from_starting_is_told(
-    server: ApiServer, run_id: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_warning_about_a_pod_that_does_not_start_is_shown(run: Run) -> None:
     """By `logs` while it waits, and as the reason once its stage has failed; optional secrets are no reason."""
-    tell(server, run_id, "RUNNING", train_grpo=RUNNING)
-    assert main(["logs", run_id]) == 2
-    assert "(its pod has not printed anything yet)" in capsys.readouterr().out
-    server.kfp.events[pod("train-grpo", 0)] = [
+    run.tell("RUNNING", train_grpo=RUNNING)
+    assert "(its pod has not printed anything yet)" in run.show("logs", run.id, code=2)[0]
+    run.server.kfp.events[pod("train-grpo", 0)] = [
         {
             "reason": "FailedToRetrieveImagePullSecret",
-            "message": "Unable to retrieve some image pull secrets (a, b)",
+            "message": "Unable to retrieve some image pull secrets (a, b) " * 3,
         },
         {"reason": "Failed", "message": 'Failed to pull image "grpo:dev": not found'},
         {"reason": "Failed", "message": "Error: ImagePullBackOff"},
     ]
-    assert main(["logs", run_id]) == 2
     reason = 'its pod printed nothing: Failed to pull image "grpo:dev": not found'
-    assert f"({reason})" in capsys.readouterr().out
-    tell(server, run_id, "FAILED", train_grpo=Stage("FAILED", ["FAILED"]))
-    assert main(["status", run_id]) == 0
-    assert capsys.readouterr().out.endswith(f"error: train_grpo: {reason}\n")
+    assert f"({reason})" in run.show("logs", run.id, code=2)[0]
+    run.tell("FAILED", train_grpo=FAILED)
+    assert run.show("status", run.id)[0][-1] == f"error: train_grpo: {reason}"
 
 
-def test_a_log_that_breaks_off_is_shown_as_far_as_it_goes(server: ApiServer, run_id: str, kubeflow: Kubeflow) -> None:
-    """The server then adds its own error under the status of a success; alone, that is no log."""
-    tell(server, run_id, "FAILED", train_grpo=Stage("FAILED", ["FAILED"]))
-    server.kfp.pods[pod("train-grpo", 0)] = "step 1\nCould not get main container logs: Error: socket hang up"
-    assert list(logs.logs(kubeflow, kubeflow.run(run_id), None)) == ["==> train_grpo <==", "step 1"]
-    server.kfp.pods[pod("train-grpo", 0)] = "Could not get main container logs: Error: socket hang up"
-    with pytest.raises(PipelineError, match="no log of any stage"):
-        list(logs.logs(kubeflow, kubeflow.run(run_id), None))
-
-
-def test_inside_a_cluster_logs_come_from_kubernetes(
-    server: ApiServer, run_id: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_inside_a_cluster_logs_come_from_kubernetes(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """The address there is that of the API server, which has none; without Kubernetes the UI's is asked for."""
-    tell(server, run_id, "FAILED", train_sft=FAILED)
-    server.kfp.has_ui = False
-    assert main(["logs", run_id]) == 2
-    assert "(its log is gone" in capsys.readouterr().out
-    made = server.cluster.add_pod(pod("train-sft", 1))
-    server.cluster.print(made, "step 1", "error: train_sft: out of memory")
-    assert main(["status", run_id]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "error: train_sft: out of memory"
+    run.tell("FAILED", train_sft=FAILED)
+    run.server.kfp.has_ui = False
+    assert f"({GONE})" in run.show("logs", run.id, code=2)[0]
+    made = run.server.cluster.add_pod(pod("train-sft", 0))
+    run.server.cluster.print(made, "step 1", "error: train_sft: out of memory")
+    assert run.show("status", run.id)[0][-1] == "error: train_sft: out of memory"
     monkeypatch.setenv("GRPO_PIPELINE_KUBECONFIG", "/nowhere")
-    assert main(["logs", run_id]) == 2
-    assert capsys.readouterr().err == f"error: {server.url}: has no /k8s/pod/logs; pass the address of the UI\n"
+    error = f"error: {run.server.url}: has no /k8s/pod/logs; pass the address of the UI\n"
+    assert run.show("logs", run.id, code=2)[1] == error
 
 
-def test_a_stage_that_was_stopped_is_told_from_one_that_broke(
-    server: ApiServer, run_id: str, kubeflow: Kubeflow, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """It has no error of its own; its container ended by SIGTERM."""
-    tell(server, run_id, "FAILED", train_grpo=Stage("FAILED", ["FAILED"]))
-    server.kfp.pods[pod("train-grpo", 0)] = "train_grpo 216/400\nError: exit status 143\n"
-    assert main(["status", run_id]) == 0
-    assert "error: train_grpo: stopped from outside (SIGTERM)" in capsys.readouterr().out
-    server.kfp.runs[run_id]["state_history"].insert(1, {"state": "CANCELING"})
-    assert status.wait(kubeflow, run_id, Screen(sys.stdout, sys.stderr)) == 1
-    assert capsys.readouterr().out.splitlines()[-1].startswith("stopped  ")
-
-
-def test_following_prints_each_line_once_and_ends_with_the_run(
-    server: ApiServer, run_id: str, kubeflow: Kubeflow
-) -> None:
-    """A line that is being written waits for its end; a log that cannot be had for a moment is asked for again."""
-    train = pod("train-grpo", 0)
+def test_following_prints_each_line_once_and_ends_with_the_run(run: Run) -> None:
+    """A line that is being written waits for its end; a log that is not available now is asked for again."""
     steps: Iterator[Callable[[], None]] = iter(
         [
-            lambda: tell(server, run_id, "RUNNING", train_grpo=RUNNING),
-            lambda: server.kfp.pods.update({train: "step 1\nste"}),
-            lambda: server.faults.add(Fault("GET", "/log", status=503, times=1)),
-            lambda: server.kfp.pods.update({train: "step 1\nstep 2\n"}),
-            lambda: server.kfp.pods.update({train: "step 1\nstep 2\nlast words"}),
-            lambda: tell(server, run_id, "SUCCEEDED", train_grpo=DONE),
+            lambda: run.tell("RUNNING", train_grpo=RUNNING),
+            lambda: run.print("train-grpo", "step 1\nste"),
+            lambda: run.server.faults.add(Fault("GET", "/log", status=503)),
+            lambda: run.print("train-grpo", "step 1\nstep 2\n"),
+            lambda: run.print("train-grpo", "step 1\nstep 2\nlast words"),
+            lambda: run.tell("SUCCEEDED", train_grpo=DONE),
         ]
     )
-    lines = list(logs.follow(kubeflow, run_id, None, sleep=lambda _: next(steps)()))
+    lines = list(logs.follow(run.kubeflow, run.id, None, sleep=lambda _: next(steps)()))
     assert lines == ["==> train_grpo <==", "step 1", "step 2", "last words"]
 
 
-def test_waiting_tells_a_run_as_plain_lines(
-    server: ApiServer, run_id: str, kubeflow: Kubeflow, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A line when a stage begins and one when it ends, each once, whatever the server does meanwhile."""
-    steps: Iterator[Callable[[], None]] = iter(
-        [
-            lambda: tell(server, run_id, "RUNNING", preflight=RUNNING),
-            lambda: server.faults.add(Fault("GET", "/runs/", status=503, times=2)),
-            lambda: None,
-            lambda: None,
-            lambda: tell(server, run_id, "RUNNING", preflight=DONE, train_grpo=RUNNING),
-            lambda: tell(server, run_id, "SUCCEEDED", preflight=DONE, train_grpo=DONE),
-        ]
+def test_waiting_shows_each_stage_when_it_begins_and_ends(run: Run) -> None:
+    """Once each, also where the server does not answer for a while."""
+    out, errors = run.wait(
+        lambda: run.tell("RUNNING", preflight=RUNNING),
+        lambda: run.server.faults.add(Fault("GET", "/runs/", status=503, times=2)),
+        lambda: None,
+        lambda: None,
+        lambda: run.tell("RUNNING", preflight=DONE, train_grpo=RUNNING),
+        lambda: run.tell("SUCCEEDED", preflight=DONE, train_grpo=DONE),
+        code=0,
     )
-    assert status.wait(kubeflow, run_id, Screen(sys.stdout, sys.stderr), sleep=lambda _: next(steps)()) == 0
-    out, error = capsys.readouterr()
-    assert out.splitlines() == [
+    assert out == [
         "[1/11] preflight",
         "      preflight done in 1 min 15 s",
         "[2/11] train_grpo",
         "      train_grpo done in 1 min 15 s",
-        f"succeeded  {server.url}/#/runs/details/{run_id}",
+        f"succeeded  {run.server.url}/#/runs/details/{run.id}",
     ]
-    assert error.count("trying again") == 2
+    assert sum(line.endswith("trying again") for line in errors) == 2
 
 
-def test_a_terminal_shows_what_is_under_way(
-    server: ApiServer,
-    run_id: str,
-    kubeflow: Kubeflow,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """On one line that is drawn over, with the time; lines that stay make way for themselves."""
+def test_waiting_draws_the_running_stages_on_a_terminal(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On one line that is drawn over, with the time."""
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setenv("NO_COLOR", "1")
-    tell(server, run_id, "RUNNING", preflight=DONE, train_grpo=RUNNING)
-    steps: Iterator[Callable[[], None]] = iter(
-        [lambda: None, lambda: tell(server, run_id, "SUCCEEDED", preflight=DONE, train_grpo=DONE)]
-    )
-    seconds = iter(range(0, 1000, 10))
-    screen = Screen(sys.stdout, sys.stderr)
-    assert status.wait(kubeflow, run_id, screen, sleep=lambda _: next(steps)(), now=lambda: float(next(seconds))) == 0
-    out = capsys.readouterr().out
-    assert "\r\x1b[K      train_grpo  20.0 s\r\x1b[K      train_grpo  40.0 s\r\x1b[K      train_grpo done" in out
+    run.tell("RUNNING", preflight=DONE, train_grpo=RUNNING)
+    end = [lambda: None, lambda: run.tell("SUCCEEDED", preflight=DONE, train_grpo=DONE)]
+    out = "\n".join(run.wait(*end, code=0, seconds=10)[0])
+    assert "\x1b[K      train_grpo  20.0 s\n\x1b[K      train_grpo  40.0 s\n\x1b[K      train_grpo done" in out
 
 
-def test_waiting_for_a_run_that_fails_says_why_and_is_no_success(
-    server: ApiServer, run_id: str, kubeflow: Kubeflow, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Exit code 1, the stage's own words or where to look for them, and the page."""
-    tell(server, run_id, "FAILED", prepare_data=CACHED, train_sft=FAILED, train_grpo=FAILED, register=LEFT_OUT)
-    server.kfp.pods[pod("train-sft", 1)] = "error: train_sft: out of memory\nlower the batch\nF1122 10:06:03 exit\n"
-    server.kfp.pods[pod("train-grpo", 1)] = "step 1\n"
-    assert status.wait(kubeflow, run_id, Screen(sys.stdout, sys.stderr)) == 1
-    out, error = capsys.readouterr()
-    assert error.splitlines() == [
-        "      error: train_sft: out of memory",
-        "      lower the batch",
-        f"      error: train_grpo ended without an error message; see `grpo-pipeline logs {run_id} --stage train_grpo`",
-    ]
-    assert "prepare_data not run: the cache has its outputs" in out
-    assert "register" not in out
-    assert out.splitlines()[-1].startswith("failed  ")
-
-
-def test_waiting_gives_up_when_nothing_answers(server: ApiServer, run_id: str, kubeflow: Kubeflow) -> None:
-    """After ten minutes without an answer, with the code that says to try again."""
-    server.faults.add(Fault("GET", "/runs/", status=503, times=1000))
-    clock = iter(range(0, 10_000, 100))
+def test_waiting_gives_up_after_ten_minutes_without_an_answer(run: Run) -> None:
+    """With the code that says to try again."""
+    run.server.faults.add(Fault("GET", "/runs/", status=503, times=1000))
     with pytest.raises(RetryableError):
-        status.wait(
-            kubeflow, run_id, Screen(sys.stdout, sys.stderr), sleep=lambda _: None, now=lambda: float(next(clock))
-        )
+        run.wait(*[lambda: None] * 100, code=0, seconds=100)
+
+
+def test_a_run_without_pods_is_not_waited_for(run: Run) -> None:
+    """Somebody deleted its workflow: Kubeflow takes it for running for ever."""
+    run.tell("RUNNING", train_grpo=RUNNING)
+    run.server.kfp.pods.clear()
+    assert run.show("status", run.id)[0][-1].startswith("no pod of the run exists any more")
+    assert run.wait(*[lambda: None] * 20, code=1)[1][-1].startswith("error: no pod of the run exists any more")
+    with pytest.raises(PipelineError, match="no pod of the run exists any more"):
+        list(logs.follow(run.kubeflow, run.id, None, sleep=lambda _: None))
