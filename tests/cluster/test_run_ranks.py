@@ -20,10 +20,10 @@ PROGRAM = """
 import sys
 from pathlib import Path
 from components.cluster.launch import run_ranks
-from components.policy import stopping
+from components.policy import shutdown
 from components.shared.errors import PipelineError
 from tests.cluster.ranks import JobConfig, act
-stopping._SAME_S = 0.0
+shutdown._SAME_S = 0.0
 config = JobConfig(ending=sys.argv[1], rank=0, seconds=120)
 folder = Path(sys.argv[2])
 options = {"num_processes": 2, "work": folder / "work", "grace_s": float(sys.argv[3])}

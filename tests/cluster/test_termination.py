@@ -28,7 +28,7 @@ from components.cluster.launch import run_ranks
 from components.cluster import termination
 from tests.cluster.ranks import JobConfig, act
 from components.cluster.config import ClusterConfig
-from components.cluster.trainjob import termination
+from components.cluster import termination
 from components.shared.stage import exit_on_error
 root = Path(sys.argv[1])
 termination._CONTAINER_LOG = str(root / "container.log")
