@@ -220,7 +220,7 @@ def test_private_certificate_is_trusted_if_it_is_named(tmp_path: Path) -> None:
     with ApiServer(certificate=certificate) as server:
         with pytest.raises(RetryableError, match="certificate"):
             announce(server)
-        assert announce(server, MODEL_REGISTRY_CA_FILE=str(certificate.file))
+        assert announce(server, MODEL_REGISTRY_CA_FILE=str(certificate))
 
 
 @pytest.mark.parametrize("address", ["model-registry:8080", "http://user:secret@host", "ftp://host", ""])
