@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 import yaml
+from components.cluster.handover import SERVERS_VARIABLE
 
 from components.cluster.servers import vllm_servers
 from components.policy import checkpoint as checkpoints
@@ -27,7 +28,6 @@ from components.shared import jsonl
 from components.shared.model import ModelConfig
 from components.shared.problem import Split, read_problems
 from components.train_grpo.config import TrainGRPOConfig
-from components.train_grpo.samplers import SERVERS_VARIABLE
 
 _HERE = Path(__file__).parent
 _ROOT = _HERE.parent

@@ -23,12 +23,12 @@ from components.rollout.sampler import Completion
 from components.shared.answer_policy import AnswerPolicy
 from components.shared.model import ModelConfig
 from components.shared.problem import Problem, Split
-from components.train_grpo.config import RewardName, TrainGRPOConfig
+from components.train_grpo.config import TrainGRPOConfig
 from components.train_grpo.prompts import Prompts
-from components.train_grpo.rollout import Score
-from components.train_grpo.scoring import Scored
-from components.train_grpo.train_rank import build_trainer
+from components.train_grpo.rewards import Scored
+from components.train_grpo.rollouts import Score
 from components.train_grpo.trainer import Trainer
+from components.train_grpo.worker import build_trainer
 
 Case = dict[str, Any]
 
@@ -111,7 +111,7 @@ def settings(case: Case) -> TrainGRPOConfig:
             "learning_rate": case["learning_rate"],
             "warmup_steps": 0,
             "final_learning_rate_fraction": 1.0,
-            "completions_kept_per_step": 0,
+            "logged_completions_per_step": 0,
             "prompts": {"source_weights": {}, "curriculum": None, "max_resampling_rounds": 0},
             "sampling": {
                 "temperature": 1.0,
@@ -129,7 +129,7 @@ def settings(case: Case) -> TrainGRPOConfig:
                 "entropy_coefficient": 0.0,
             },
             "sampler": {"overlap": False, "max_importance_weight": None, "max_mismatch": 0.1 if bf16 else 1e-3},
-            "reference": "whole",
+            "reference": "replicated",
             "checkpoint": {"every_steps": 1_000_000, "keep_last": 1, "keep_best": False, "grace_s": 10},
             "engine": {
                 "num_processes": 1,
@@ -170,8 +170,7 @@ def rewarding(case: Case, score: Score) -> Score:
         waiting.extend(case["rewards_B"])
         scored_PG = score(problems_P, completions_PG)
         return [
-            [replace(scored, rewards={RewardName.ACCURACY: (waiting.pop(0),)}) for scored in scored_G]
-            for scored_G in scored_PG
+            [replace(scored, rewards={"accuracy": (waiting.pop(0),)}) for scored in scored_G] for scored_G in scored_PG
         ]
 
     return rewarded
@@ -185,9 +184,9 @@ def build(case: Case, channel: Channel) -> TakeTurns:
     trainer = build_trainer(settings(case), given, problems(case), Verifier(), sampler)
     _Lengths.wanted_B = torch.tensor(case["lengths_B"], device=given.device)
     transformers_sampler.Decoding = _Lengths  # type: ignore[misc]
-    trainer._score = rewarding(case, trainer._score)  # type: ignore[assignment]
-    turns = TakeTurns(trainer.prompts, trainer, channel)
-    trainer.prompts = turns  # type: ignore[assignment]
+    trainer.rollouts.score = rewarding(case, trainer.rollouts.score)
+    turns = TakeTurns(trainer.rollouts.prompts, trainer, channel)
+    trainer.rollouts.prompts = turns  # type: ignore[assignment]
     return turns
 
 

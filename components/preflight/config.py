@@ -17,7 +17,7 @@ from components.shared import images
 from components.shared.config import Config, problems, read_params, shared_keys, with_shared_keys
 from components.shared.errors import raise_all
 from components.shared.problem import Split
-from components.train_grpo.config import RewardName, TrainGRPOConfig
+from components.train_grpo.config import TrainGRPOConfig
 from components.train_sft.config import TrainSFTConfig
 from components.validate_data.config import ValidateConfig
 
@@ -216,7 +216,7 @@ def _shares(params: Params) -> Iterator[str]:
 
 def _unit_tests(params: Params) -> Iterator[str]:
     others = [source for source in _sources(params, Split.TRAIN) if source != "mbpp"]
-    if RewardName.CODE_TESTS in params.train_grpo.reward.weights and others:
+    if "code_tests" in params.train_grpo.reward.weights and others:
         yield (
             f"train_grpo.reward.weights.code_tests: problems from {others[0]} have no unit tests; "
             "leave it out, `accuracy` judges both kinds"

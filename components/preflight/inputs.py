@@ -18,8 +18,7 @@ from components.register.catalogue import Catalogue
 from components.shared.errors import PipelineError
 from components.shared.model import context_tokens, model_config
 from components.shared.problem import Split
-from components.train_grpo import own_reward
-from components.train_grpo.config import is_own
+from components.train_grpo.custom_rewards import import_errors, is_custom
 
 Check = Callable[[], Any]
 
@@ -67,8 +66,8 @@ def unusable_models(params: Params) -> list[str]:
 
 def unusable_rewards(params: Params, *, trained_here: bool = False) -> list[str]:
     """Return a line for each reward of the user's own that cannot be loaded."""
-    own = [name for name in params.train_grpo.reward.weights if is_own(name)]
-    return own_reward.unusable(own, trained_here=trained_here)
+    custom = [name for name in params.train_grpo.reward.weights if is_custom(name)]
+    return import_errors(custom, trained_here=trained_here)
 
 
 def run_concurrently(checks: Mapping[str, Check], deadline_s: float) -> dict[str, Any]:

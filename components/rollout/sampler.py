@@ -27,6 +27,11 @@ class Completion:
     finished: bool
     """Whether it ended with an end token; otherwise it was truncated at the length limit."""
 
+    @property
+    def num_tokens(self) -> int:
+        """Completion tokens, the end token included."""
+        return len(self.tokens.completion_ids)
+
 
 class Generate(Protocol):
     """The type of `Sampler.generate`."""

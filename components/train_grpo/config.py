@@ -1,6 +1,6 @@
-"""Configuration of Group Relative Policy Optimization.
+"""Configuration of Group Relative Policy Optimization: every key, its default and its meaning.
 
-The enums name the variants of each formula; the functions they choose are in the module each enum names.
+The enums name the variants of each formula; the functions they choose are in objective.py.
 """
 
 import re
@@ -13,10 +13,12 @@ from pydantic import Field, field_validator, model_validator
 from components.policy.config import CheckpointConfig, EngineConfig
 from components.rollout.vllm.config import ServersConfig, VllmConfig
 from components.shared.config import Config, Operational
+from components.train_grpo.custom_rewards import is_custom
+from components.train_grpo.rewards import BUILT_IN
 
 
 class AdvantageEstimator(StrEnum):
-    """What a reward is compared with, and what the difference is divided by (advantages.py)."""
+    """What a reward is compared with, and what the difference is divided by."""
 
     Z_SCORE = "z_score"
     """Group mean and biased standard deviation (divided by G)."""
@@ -31,57 +33,28 @@ class AdvantageEstimator(StrEnum):
 
 
 class Supervision(StrEnum):
-    """What is rewarded (section 4.1.2 or 4.1.3 of the paper)."""
+    """What is rewarded: the completion (section 4.1.2 of the paper) or each of its steps (section 4.1.3)."""
 
     OUTCOME = "outcome"
     PROCESS = "process"
 
 
-class RewardName(StrEnum):
-    """What a completion, or each of its steps, can be rewarded for (rewards.py)."""
-
-    ACCURACY = "accuracy"
-    """1 for a right final answer, else 0."""
-    CODE_TESTS = "code_tests"
-    """The share of the problem's unit tests that the answer passes."""
-    FORMAT = "format"
-    """1 for a final answer in the designated place after some reasoning, and after a thought if one is asked for."""
-    LENGTH = "length"
-    """From 0.5 for the shortest of the group to -0.5 for the longest; never above 0 for a wrong answer."""
-    OVERLONG = "overlong"
-    """0, falling to -1 as a completion nears the length limit."""
-    REPETITION = "repetition"
-    """0, falling to -1 with the share of n-grams of tokens that were there before."""
-    STEPS = "steps"
-    """For each worked step, whether its arithmetic holds; for the last, whether the answer is right."""
-    REWARD_MODEL = "reward_model"
-    """The learned model's probability that the completion, or each step, is right."""
-
-
-_OWN_REWARD = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", re.ASCII)
-
-
-def is_own(reward: str) -> bool:
-    """Tell whether a reward is the user's own, `package.module:function` (own_reward.py)."""
-    return _OWN_REWARD.fullmatch(reward) is not None
-
-
 def reward_column(reward: str) -> str:
-    """Return what the mean of a reward is called in the curves."""
+    """Return the name of the column of the curves that has the mean of a reward."""
     return "reward_" + re.sub(r"[.:]", "_", reward)
 
 
 class Combination(StrEnum):
-    """Where several rewards become one (rollout.py, experience.py)."""
+    """Where several rewards become one."""
 
     BEFORE_NORMALISATION = "before_normalisation"
-    """Their weighted sum is what a group is normalised by."""
+    """Their weighted sum is normalised."""
     AFTER_NORMALISATION = "after_normalisation"
-    """Each is normalised by itself, and the weighted sum over the rollout once more (GDPO)."""
+    """Each is normalised on its own, and the weighted sum once more over the rollout (GDPO)."""
 
 
 class Aggregation(StrEnum):
-    """How the tokens of an optimizer step are averaged (aggregation.py)."""
+    """How the tokens of an optimizer step are averaged."""
 
     SEQUENCE_MEAN = "sequence_mean"
     """Over the tokens of each completion, then over completions (the paper)."""
@@ -91,8 +64,17 @@ class Aggregation(StrEnum):
     """Sum over tokens, divided by completions times the length limit (Dr. GRPO)."""
 
 
+class PolicyLoss(StrEnum):
+    """What the ratio to the sampling policy does to a token's term of the loss."""
+
+    CLIPPED = "clipped"
+    """The clipped surrogate: beyond the clip a token has no gradient (the paper)."""
+    CISPO = "cispo"
+    """The clipped ratio is a weight of the token's log-probability: every token has a gradient (MiniMax-M1)."""
+
+
 class RatioLevel(StrEnum):
-    """What the probability ratio to the sampling policy is taken over (ratio.py)."""
+    """What the probability ratio to the sampling policy is taken over."""
 
     TOKEN = "token"
     SEQUENCE = "sequence"
@@ -100,7 +82,7 @@ class RatioLevel(StrEnum):
 
 
 class KLEstimator(StrEnum):
-    """Per-token estimators of the KL divergence from the reference (kl.py)."""
+    """Per-token estimators of the KL divergence from the reference."""
 
     K1 = "k1"
     K2 = "k2"
@@ -117,40 +99,40 @@ class KLPlacement(StrEnum):
 
 
 class Truncated(StrEnum):
-    """What becomes of a completion cut off at the length limit (rewards.py)."""
+    """What becomes of a completion that is truncated at the length limit."""
 
     SCORE = "score"
-    """Its reward stands: an unfinished answer is a wrong one."""
+    """It is scored: an unfinished answer is a wrong one."""
     MASK = "mask"
-    """It has no reward: out of its group's statistics, of the loss and of what the loss is divided by."""
+    """It has no reward, and is not in its group's statistics, in the loss, or in what the loss is divided by."""
 
 
 class ReferencePlacement(StrEnum):
     """Where the weights of the reference are (reference.py)."""
 
-    WHOLE = "whole"
-    """Whole, beside the policy in every process."""
+    REPLICATED = "replicated"
+    """All of them in every process, beside the policy."""
     SHARDED = "sharded"
-    """Cut up among the processes, and gathered layer by layer when they are used."""
+    """Sharded over the processes, and gathered layer by layer when they are used."""
     OFFLOADED = "offloaded"
-    """In the memory of the host, and brought to the GPU when they are used."""
+    """In the memory of the host, and copied to the GPU when they are used."""
 
 
 class SamplingConfig(Config):
-    """How completions are drawn from the policy: exactly its distribution at one temperature."""
+    """How completions are sampled: exactly from the policy's distribution at one temperature."""
 
     temperature: float = Field(1.0, gt=0)
     """Divides the logits, when sampling and when training alike."""
     max_new_tokens: int = Field(1024, gt=0)
-    """Tokens after which a completion is cut off."""
+    """Tokens after which a completion is truncated."""
     max_batch_size: Annotated[int, Operational] = Field(256, gt=0)
     """Completions generated at once."""
     truncated: Truncated = Truncated.SCORE
-    """What becomes of completions cut off."""
+    """What becomes of truncated completions."""
 
 
 class CurriculumConfig(Config):
-    """Prompts whose completions disagree are drawn more often: they are the ones there is something to learn from."""
+    """Prompts whose completions disagree are sampled more often: those are the ones to learn from."""
 
     memory: float = Field(0.5, ge=0, lt=1)
     """Share of a prompt's running pass rate that is kept when it is sampled again."""
@@ -166,7 +148,7 @@ class PromptsConfig(Config):
     curriculum: CurriculumConfig | None = None
     """Preference by difficulty; null for a fresh shuffle of all problems in every pass."""
     max_resampling_rounds: int = Field(0, ge=0)
-    """Times that groups without spread are replaced by groups of further prompts (DAPO; 0 keeps them)."""
+    """Times that zero-variance groups are replaced by groups of further prompts (DAPO; 0 keeps them)."""
 
 
 class RewardModelConfig(Config):
@@ -190,23 +172,15 @@ class RewardModelConfig(Config):
         return self
 
 
-_KEY_OF = {
-    RewardName.OVERLONG: "overlong_buffer_tokens",
-    RewardName.REPETITION: "repetition_ngram_tokens",
-    RewardName.REWARD_MODEL: "model",
-}
-"""The key that a reward needs, and that means nothing without it."""
-
-
 class RewardConfig(Config):
     """What a completion is worth."""
 
     weights: dict[str, float] = Field({"accuracy": 1.0}, min_length=1)
-    """Weight of each reward that counts: by its name, or `package.module:function` for one of your own."""
+    """Weight of each reward: the name of a built-in one (rewards.py), or `package.module:function` for a custom one."""
     supervision: Supervision = Supervision.OUTCOME
     combination: Combination = Combination.BEFORE_NORMALISATION
     max_unscorable_fraction: Annotated[float, Operational] = Field(0.1, ge=0, le=1)
-    """Share of a rollout's completions that may be without a verdict or have a reward fail; the run stops above it."""
+    """Share of a rollout's completions that may have no verdict or a reward that fails; the run stops above it."""
     max_steps_without_signal: Annotated[int, Operational] = Field(default=30, ge=0)
     """Steps in a row without two different rewards in any group, after which the run stops; 0 never stops it. Steps
     whose every answer is right do not count: there is nothing left to learn."""
@@ -221,10 +195,10 @@ class RewardConfig(Config):
     @classmethod
     def _rewards_exist(cls, weights: dict[str, float]) -> dict[str, float]:
         for name in weights:
-            if name not in set(RewardName) and not is_own(name):
-                accepted = ", ".join(RewardName)
+            if name not in BUILT_IN and not is_custom(name):
                 raise ValueError(
-                    f"there is no reward `{name}`; accepted: {accepted}, or package.module:function for one of your own"
+                    f"there is no reward `{name}`; built in: {', '.join(sorted(BUILT_IN))}; "
+                    "for one of your own: package.module:function"
                 )
         column, count = Counter(map(reward_column, weights)).most_common(1)[0]
         if count > 1:
@@ -232,18 +206,18 @@ class RewardConfig(Config):
         return weights
 
     @model_validator(mode="after")
-    def _parts_are_there(self) -> "RewardConfig":
-        for name, key in _KEY_OF.items():
-            if (name in self.weights) != bool(getattr(self, key)):
-                raise ValueError(f"weights.{name} and {key} go together: set both or neither")
+    def _settings_of_rewards_are_set(self) -> "RewardConfig":
+        for name, reward in BUILT_IN.items():
+            if reward.key and (name in self.weights) != bool(getattr(self, reward.key)):
+                raise ValueError(f"weights.{name} and {reward.key} go together: set both or neither")
         return self
 
     @model_validator(mode="after")
     def _supervision_fits(self) -> "RewardConfig":
         process = self.supervision is Supervision.PROCESS
-        if RewardName.STEPS in self.weights and not process:
+        if "steps" in self.weights and not process:
             raise ValueError("weights.steps needs supervision: process")
-        if process and not {RewardName.STEPS, RewardName.REWARD_MODEL} & set(self.weights):
+        if process and not {"steps", "reward_model"} & set(self.weights):
             raise ValueError("supervision: process needs weights.steps or weights.reward_model, which reward steps")
         if process and self.combination is Combination.AFTER_NORMALISATION:
             raise ValueError("combination: after_normalisation needs supervision: outcome")
@@ -257,7 +231,7 @@ class AdvantageConfig(Config):
 
 
 class ClipConfig(Config):
-    """How far the ratio to the sampling policy may move a token's gradient."""
+    """Bounds of the ratio to the sampling policy."""
 
     low: float = Field(0.2, gt=0, lt=1)
     """The ratio is held above 1 - low (epsilon in the paper)."""
@@ -268,7 +242,7 @@ class ClipConfig(Config):
 
 
 class KLConfig(Config):
-    """The tether to the reference."""
+    """The KL penalty that keeps the policy close to the reference."""
 
     coefficient: float = Field(0.04, ge=0)
     """Weight of the KL term (beta; 0.04 in the paper, 0 for no reference model at all)."""
@@ -279,6 +253,7 @@ class KLConfig(Config):
 class LossConfig(Config):
     """The objective."""
 
+    policy_loss: PolicyLoss = PolicyLoss.CLIPPED
     aggregation: Aggregation = Aggregation.SEQUENCE_MEAN
     ratio: RatioLevel = RatioLevel.TOKEN
     clip: ClipConfig = ClipConfig()
@@ -286,9 +261,15 @@ class LossConfig(Config):
     entropy_coefficient: float = Field(0.0, ge=0)
     """Weight of the policy's entropy, which is maximised."""
 
+    @model_validator(mode="after")
+    def _dual_clip_fits(self) -> "LossConfig":
+        if self.clip.dual is not None and self.policy_loss is not PolicyLoss.CLIPPED:
+            raise ValueError(f"clip.dual needs policy_loss: clipped; with {self.policy_loss}, set it to null")
+        return self
+
 
 class SamplerConfig(Config):
-    """What samples, and what is done about probabilities that are not exactly the trainer's."""
+    """What samples, and how probabilities that are not exactly the trainer's are corrected."""
 
     vllm: Annotated[VllmConfig | None, Operational] = None
     """vLLM beside the trainer, an engine for each process; null for none."""
@@ -342,19 +323,19 @@ class TrainGRPOConfig(Config):
     learning_rate: float = Field(1e-6, gt=0)
     """Peak of the schedule."""
     warmup_steps: int = Field(0, ge=0)
-    """Rollouts in which the rate rises to its peak; it then falls in a line."""
+    """Rollouts in which the rate rises to its peak; it then falls linearly."""
     final_learning_rate_fraction: float = Field(1.0, ge=0, le=1)
-    """Share of the peak that is left at the last rollout."""
-    completions_kept_per_step: int = Field(4, ge=0)
-    """Completions per rollout that are written down to be read later."""
+    """The rate of the last rollout, as a share of the peak."""
+    logged_completions_per_step: int = Field(4, ge=0)
+    """Completions per rollout that are written to completions.jsonl."""
     prompts: PromptsConfig = PromptsConfig()
     sampling: SamplingConfig = SamplingConfig()
     reward: RewardConfig = RewardConfig()
     advantage: AdvantageConfig = AdvantageConfig()
     loss: LossConfig = LossConfig()
     sampler: SamplerConfig = SamplerConfig()
-    reference: Annotated[ReferencePlacement, Operational] = ReferencePlacement.WHOLE
-    """Where the weights of the reference are; of no use without a KL term."""
+    reference: Annotated[ReferencePlacement, Operational] = ReferencePlacement.REPLICATED
+    """Where the weights of the reference are; without a KL term there is no reference."""
     checkpoint: Annotated[CheckpointConfig, Operational] = CheckpointConfig()
     engine: EngineConfig = EngineConfig()
 

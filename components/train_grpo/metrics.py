@@ -1,50 +1,98 @@
-"""What a rollout says about the policy, for people: one row per step, and the completions behind it."""
+"""What is recorded of a step: its metrics, completions and timing; and whether there was anything to learn from."""
 
 import math
-from collections.abc import Iterator, Sequence
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from components.grading.verifier import has_reasoning
+from components.policy.checkpoint import Checkpoint
+from components.policy.flops import FlopCounter, measure_matmul_flops
+from components.policy.packing import MicroBatch
+from components.policy.parallel import Ranks
+from components.policy.training import write_curves
+from components.shared import jsonl
 from components.shared.answer_policy import AnswerPolicy
-from components.train_grpo.config import TrainGRPOConfig, reward_column
-from components.train_grpo.experience import Experience
-from components.train_grpo.rollout import Group, Rollout, differs
-from components.train_grpo.scoring import Scored
+from components.shared.errors import PipelineError
+from components.shared.progress import say
+from components.train_grpo.config import ClipConfig, TrainGRPOConfig, reward_column
+from components.train_grpo.objective import TokenObjective, Tokens, clipped_high, clipped_low
+from components.train_grpo.rollouts import Group, Rollout, differs
+
+Row = Mapping[str, float | None]
+"""The metrics of a step, None for what could not be measured, as JSON has no NaN."""
+
+_WARN_AFTER_STEPS = 5
+_SIGNAL_KEY = "train_grpo.reward.max_steps_without_signal"
+_TOKEN_MEANS = ("kl", "entropy", "clip_high_fraction", "clip_low_fraction", "sampler_mismatch")
 
 
-def rollout_figures(config: TrainGRPOConfig, rollout: Rollout, policy: AnswerPolicy) -> dict[str, float]:
-    """Return the metrics of everything that was sampled, also of what is not trained on.
+@dataclass
+class History:
+    """The records of all steps of a run."""
+
+    curves: list[dict[str, float | None]] = field(default_factory=list)
+    completions: list[dict[str, Any]] = field(default_factory=list)
+    timings: list[dict[str, float]] = field(default_factory=list)
+    reward_model: list[dict[str, float | None]] = field(default_factory=list)
+
+    def write(self, training: Path, timings: Path) -> None:
+        """Write all records as JSON lines, and the curves as CSV too."""
+        write_curves(training, self.curves)
+        jsonl.write_rows(training / "completions.jsonl", self.completions)
+        if self.reward_model:
+            jsonl.write_rows(training / "reward_model.jsonl", self.reward_model)
+        jsonl.write_rows(timings / "timings.jsonl", self.timings)
+
+
+def row_of(metrics: Mapping[str, float]) -> dict[str, float | None]:
+    """Return metrics with None for NaN."""
+    return {name: _or_none(value) for name, value in metrics.items()}
+
+
+# The rollout ----------------------------------------------------------------------------------------------------------
+
+
+def rollout_metrics(config: TrainGRPOConfig, rollout: Rollout, policy: AnswerPolicy) -> dict[str, float]:
+    """Return the metrics of all sampled completions, also of those that are not trained on.
 
     Rewards and accuracy are means over what could be scored; `policy` says where an answer counts.
     """
     scored = [scored for group in rollout.sampled for scored in group.scored_G]
     weights = config.reward.weights
-    lengths = [len(each.completion.tokens.completion_ids) for each in scored]
-    scorable = sum(group.num_scorable for group in rollout.sampled)
+    lengths = [each.completion.num_tokens for each in scored]
+    num_scorable = sum(group.num_scorable for group in rollout.sampled)
     return {
         "reward": mean([sum(each.combined(weights)) for each in scored]),
         **{reward_column(name): mean([x for each in scored for x in each.rewards[name]]) for name in weights},
-        "accuracy": sum(group.num_right for group in rollout.sampled) / scorable if scorable else math.nan,
+        "accuracy": sum(group.num_right for group in rollout.sampled) / num_scorable if num_scorable else math.nan,
         "worked_fraction": mean([has_reasoning(each.completion.text, policy) for each in scored]),
         "completion_length_tokens": mean(lengths),
         "completion_length_max_tokens": max(lengths),
         "truncated_fraction": mean([not each.completion.finished for each in scored]),
         "unscorable_fraction": mean([each.unscorable is not None for each in scored]),
         "reward_failures": sum(each.failure is not None for each in scored),
-        **_spread(config, rollout),
+        **_group_metrics(config, rollout),
     }
 
 
-def _spread(config: TrainGRPOConfig, rollout: Rollout) -> dict[str, float]:
-    """How many groups had nothing to teach, and why."""
-    level = [group for group in rollout.sampled if not differs(config, group)]
-    all_right = sum(group.num_right == len(group.scored_G) for group in level)
-    all_wrong = sum(group.num_right == 0 and group.num_scorable == len(group.scored_G) for group in level)
+def _group_metrics(config: TrainGRPOConfig, rollout: Rollout) -> dict[str, float]:
+    """Return how many groups had nothing to learn from, and why."""
+    zero_variance = [group for group in rollout.sampled if not differs(config, group)]
+    all_right = sum(group.num_right == len(group.scored_G) for group in zero_variance)
+    all_wrong = sum(group.num_right == 0 and group.num_scorable == len(group.scored_G) for group in zero_variance)
     num_sampled = len(rollout.sampled)
     return {
         "groups_sampled": num_sampled,
         "groups_trained": len(rollout.trained),
-        "groups_without_spread_fraction": len(level) / num_sampled,
+        "groups_without_spread_fraction": len(zero_variance) / num_sampled,
         "groups_all_right_fraction": all_right / num_sampled,
         "groups_all_wrong_fraction": all_wrong / num_sampled,
     }
@@ -57,37 +105,222 @@ def mean(values: Sequence[float]) -> float:
 
 
 def completion_records(
-    config: TrainGRPOConfig, groups: Sequence[Group], given: Experience, *, step: int
+    config: TrainGRPOConfig, groups: Sequence[Group], advantages_M: Tensor, *, step: int
 ) -> Iterator[dict[str, Any]]:
     """Yield the first completions of a rollout with their rewards, to be read by people."""
-    advantages_B = given.advantages_M.split(given.num_tokens_B.tolist())
-    scored_B = [(group, sample, scored) for group in groups for sample, scored in enumerate(group.scored_G)]
-    kept = zip(scored_B, advantages_B, strict=True)
-    for (group, sample, scored), advantages in list(kept)[: config.completions_kept_per_step]:
+    first = 0
+    samples = [(group.problem, number, scored) for group in groups for number, scored in enumerate(group.scored_G)]
+    for problem, number, scored in samples[: config.logged_completions_per_step]:
+        completion, grade = scored.completion, scored.grade
         yield {
             "step": step,
-            "id": group.problem.id,
-            "sample": sample,
-            "question": group.problem.question,
-            "answer": group.problem.answer,
-            "completion": scored.completion.text,
-            "extracted": scored.grade.extracted,
-            "verdict": scored.grade.verdict.value,
-            "reason": scored.grade.reason,
-            "num_tokens": len(scored.completion.tokens.completion_ids),
-            "finished": scored.completion.finished,
-            **_rewards(config, scored),
+            "id": problem.id,
+            "sample": number,
+            "question": problem.question,
+            "answer": problem.answer,
+            "completion": completion.text,
+            "extracted": grade.extracted,
+            "verdict": grade.verdict.value,
+            "reason": grade.reason,
+            "num_tokens": completion.num_tokens,
+            "finished": completion.finished,
+            "reward": _or_none(sum(scored.combined(config.reward.weights))),
+            "rewards": {name: [_or_none(value) for value in values] for name, values in scored.rewards.items()},
             "reward_failure": scored.failure.message if scored.failure else None,
             # That of the first token, which every step of the completion adds to.
-            "advantage": float(advantages[0]),
+            "advantage": float(advantages_M[first]),
         }
-
-
-def _rewards(config: TrainGRPOConfig, scored: Scored) -> dict[str, Any]:
-    combined = scored.combined(config.reward.weights)
-    named = {str(name): [_or_none(value) for value in values] for name, values in scored.rewards.items()}
-    return {"reward": _or_none(sum(combined)), "rewards": named}
+        first += completion.num_tokens
 
 
 def _or_none(value: float) -> float | None:
     return None if math.isnan(value) else value
+
+
+# The update -----------------------------------------------------------------------------------------------------------
+
+
+class UpdateMetrics:
+    """Sums over the completion tokens that are in the loss of one pass through a rollout."""
+
+    def __init__(self) -> None:
+        self._num_tokens = 0
+        self._sums = dict.fromkeys(_TOKEN_MEANS, 0.0)
+        self._ratio_min, self._ratio_max, self._mismatch_max = math.inf, -math.inf, 0.0
+
+    @property
+    def mean_mismatch(self) -> float:
+        """Mean absolute difference of the sampler's log-probabilities from the trainer's so far, in nats."""
+        return self._sums["sampler_mismatch"] / self._num_tokens
+
+    @torch.no_grad()
+    def add(self, clip: ClipConfig, tokens: Tokens, terms: TokenObjective) -> None:
+        """Add the tokens of a micro-batch."""
+        ratio_N, advantages_N = terms.ratio_N, tokens.advantages_N
+        mismatch_N = (tokens.old_logprobs_N - tokens.sampler_logprobs_N).abs()
+        added = {
+            "kl": torch.full_like(ratio_N, torch.nan) if terms.kl_N is None else terms.kl_N,
+            "entropy": tokens.entropy_N,
+            "clip_high_fraction": clipped_high(ratio_N, advantages_N, clip),
+            "clip_low_fraction": clipped_low(ratio_N, advantages_N, clip),
+            "sampler_mismatch": mismatch_N,
+        }
+        self._num_tokens += ratio_N.numel()
+        for name, values_N in added.items():
+            self._sums[name] += float(values_N.sum())
+        self._ratio_min = min(self._ratio_min, float(ratio_N.min()))
+        self._ratio_max = max(self._ratio_max, float(ratio_N.max()))
+        self._mismatch_max = max(self._mismatch_max, float(mismatch_N.max()))
+
+    @staticmethod
+    def merged(of_ranks: "Sequence[UpdateMetrics]") -> "UpdateMetrics":
+        """Return the metrics over the tokens of all processes."""
+        merged = UpdateMetrics()
+        merged._num_tokens = sum(each._num_tokens for each in of_ranks)
+        merged._sums = {name: sum(each._sums[name] for each in of_ranks) for name in _TOKEN_MEANS}
+        merged._ratio_min = min(each._ratio_min for each in of_ranks)
+        merged._ratio_max = max(each._ratio_max for each in of_ranks)
+        merged._mismatch_max = max(each._mismatch_max for each in of_ranks)
+        return merged
+
+    def figures(self, steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
+        """Return means over tokens, extremes, and the means of what the optimizer steps returned."""
+        return {
+            **{name: total / self._num_tokens for name, total in self._sums.items()},
+            "sampler_mismatch_max": self._mismatch_max,
+            "ratio_min": self._ratio_min,
+            "ratio_max": self._ratio_max,
+            **{name: sum(step[name] for step in steps) / len(steps) for name in steps[0]},
+        }
+
+    @staticmethod
+    def of_no_update(learning_rate: float) -> dict[str, float]:
+        """Return the figures of an update that had nothing to learn from: nothing was changed or measured."""
+        unknown = dict.fromkeys((*_TOKEN_MEANS, "sampler_mismatch_max", "ratio_min", "ratio_max"), math.nan)
+        return {**unknown, "loss": 0.0, "gradient_norm": 0.0, "learning_rate": learning_rate}
+
+
+# Timing ---------------------------------------------------------------------------------------------------------------
+
+
+class StepTimer:
+    """The time that a step takes, from the making of this object, and that of its phases."""
+
+    def __init__(self) -> None:
+        self._started = time.monotonic()
+        self.seconds = {"reference_s": 0.0, "update_s": 0.0}
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Measure the time of the block."""
+        started = time.monotonic()
+        yield
+        self.seconds[name] = time.monotonic() - started
+
+    def row(self, step: int, rollout: Rollout, *, utilisation: float, ranks: Ranks) -> dict[str, float]:
+        """Return what is recorded of the timing of a finished step; all processes call it together."""
+        step_s = time.monotonic() - self._started
+        num_tokens = sum(scored.completion.num_tokens for group in rollout.sampled for scored in group.scored_G)
+        figures = {
+            "sampling_s": rollout.sampling_s,
+            "scoring_s": rollout.scoring_s,
+            "sync_s": rollout.sync_s,
+            **self.seconds,
+            "update_flop_utilisation": utilisation,
+            "step_s": step_s,
+        }
+        return {
+            "step": step,
+            **{name: round(value, 4) for name, value in figures.items()},
+            **_slowest_rank(rollout, ranks),
+            "tokens_per_s": round(num_tokens / step_s, 1),
+        }
+
+
+def _slowest_rank(rollout: Rollout, ranks: Ranks) -> dict[str, float]:
+    """Return which process the others waited for at the end of sampling and scoring, and how long."""
+    if ranks.world_size == 1:
+        return {}
+    seconds = ranks.all_gather(rollout.sampling_s + rollout.scoring_s, "the timing of a rollout")
+    slowest = max(seconds)
+    return {
+        "slowest_rank": seconds.index(slowest),
+        "slowest_rank_behind_median_s": round(slowest - statistics.median_low(seconds), 4),
+    }
+
+
+class UtilisationMeter:
+    """The floating-point operations of an update per second, as a share of what matrix products reach here."""
+
+    def __init__(self, config: TrainGRPOConfig, checkpoint: Checkpoint) -> None:
+        """Count the operations of a model; its weights must not be sharded yet."""
+        self._flops = FlopCounter(checkpoint.model)
+        self._matmul_flops = measure_matmul_flops(checkpoint.device, checkpoint.model.dtype)
+        # A backward pass is two products for each one of the forward pass; frozen weights have no gradient.
+        self._products = (2 if config.engine.lora else 3) * config.updates_per_rollout
+
+    def of_update(self, batches: Sequence[MicroBatch], update_s: float) -> float:
+        """Return the utilisation of an update on micro-batches."""
+        return self._products * self._flops.forward_flops(batches) / update_s / self._matmul_flops
+
+
+# The learning signal --------------------------------------------------------------------------------------------------
+#
+# Where the rewards of each group are all equal, a step teaches nothing. All of it is derived from the rows of the
+# curves, which are in the checkpoint: a resumed run continues the count.
+
+
+def signal_limit_reached(config: TrainGRPOConfig, curves: Sequence[Row]) -> bool:
+    """Return whether as many steps in a row had no learning signal as the config allows."""
+    limit = config.reward.max_steps_without_signal
+    return 0 < limit <= len(_last_without_signal(curves))
+
+
+def warn_without_signal(curves: Sequence[Row]) -> None:
+    """Print a line when some steps in a row had no learning signal."""
+    rows = _last_without_signal(curves)
+    if len(rows) == _WARN_AFTER_STEPS:
+        say("train_grpo", f"warning: {_described(rows)}")
+
+
+def require_signal(config: TrainGRPOConfig, curves: Sequence[Row]) -> None:
+    """Raise PipelineError where too many steps in a row had no learning signal."""
+    if signal_limit_reached(config, curves):
+        raise PipelineError(
+            f"{_described(_last_without_signal(curves))}. Train on problems that the reference sometimes solves, or "
+            f"add a reward that differs between completions (train_grpo.reward.weights). To continue anyway, set "
+            f"{_SIGNAL_KEY}: 0"
+        )
+
+
+def require_learning(config: TrainGRPOConfig, curves: Sequence[Row]) -> None:
+    """Raise PipelineError where no step of a whole run had a learning signal: the policy would be its reference.
+
+    A run in which every answer was right succeeds, with a warning: there was nothing left to learn.
+    """
+    if curves and all(row["groups_all_right_fraction"] == 1 for row in curves):
+        say("train_grpo", "warning: every answer was right in every step: there was nothing left to learn")
+        return
+    if config.reward.max_steps_without_signal and all(map(_has_no_signal, curves)):
+        raise PipelineError(
+            "no learning signal in any step of the run: the rewards of each group were all equal. A group needs right "
+            f"and wrong answers, or another reward that differs between them. To finish anyway, set {_SIGNAL_KEY}: 0"
+        )
+
+
+def _last_without_signal(curves: Sequence[Row]) -> Sequence[Row]:
+    start = len(curves)
+    while start and _has_no_signal(curves[start - 1]) and curves[start - 1]["groups_all_right_fraction"] != 1:
+        start -= 1
+    return curves[start:]
+
+
+def _has_no_signal(row: Row) -> bool:
+    return row["groups_without_spread_fraction"] == 1
+
+
+def _described(rows: Sequence[Row]) -> str:
+    columns = {"mean reward": "reward", "accuracy": "accuracy", "truncated": "truncated_fraction"}
+    known = {name: [value for row in rows if (value := row[key]) is not None] for name, key in columns.items()}
+    figures = ", ".join(f"{name} {statistics.fmean(values):.3g}" for name, values in known.items() if values)
+    return f"no learning signal in the last {len(rows)} steps: the rewards of each group were all equal ({figures})"

@@ -1,4 +1,4 @@
-"""The frozen reference that the policy is tethered to, and where its weights are when nobody asks for them."""
+"""The frozen reference that the policy is kept close to, and the placement of its weights."""
 
 import copy
 from collections.abc import Iterator, Mapping
@@ -17,11 +17,12 @@ from components.train_grpo.config import ReferencePlacement
 
 
 class Reference:
-    """A frozen copy of a model. Under `sharded` every call is one that all processes make together."""
+    """A frozen copy of a model. If its weights are sharded, all processes make each call together."""
 
     def __init__(self, model: PreTrainedModel, placement: ReferencePlacement, *, temperature: float) -> None:
-        """Copy a model whose weights are whole; a process group is there already."""
+        """Copy a model whose weights are not sharded; the process group exists already."""
         self._placement = placement
+        self._replaced = False
         self._device = model.device
         self._scorer = LogprobModel(copy.deepcopy(model), temperature=temperature).requires_grad_(False)
         self._score: Any = _sharded(self._scorer) if placement is ReferencePlacement.SHARDED else self._scorer
@@ -34,8 +35,8 @@ class Reference:
         return scores
 
     @contextmanager
-    def at_hand(self) -> Iterator["Reference"]:
-        """Have the weights where they can be used for as long as the block runs."""
+    def onloaded(self) -> Iterator["Reference"]:
+        """Have offloaded weights on the device of the model while the block runs."""
         offloaded = self._placement is ReferencePlacement.OFFLOADED
         if offloaded:
             self._scorer.to(self._device)
@@ -45,18 +46,22 @@ class Reference:
             if offloaded:
                 self._scorer.to("cpu")
 
-    def load(self, state: Mapping[str, Tensor]) -> None:
-        """Take other weights, whole ones."""
-        with self._whole(written=True):
-            self._scorer.model.load_state_dict(state)
+    def load(self, weights: Mapping[str, Tensor]) -> None:
+        """Replace the weights by others, which are not sharded."""
+        with self._gathered(written=True):
+            self._scorer.model.load_state_dict(weights)
+        self._replaced = True
 
-    def state(self, *, kept: bool) -> dict[str, Tensor]:
-        """Return the weights, whole and on the CPU; nothing where they are not `kept`."""
-        with self._whole(written=False):
-            weights = self._scorer.model.state_dict() if kept else {}
+    def state(self, *, main: bool) -> dict[str, Tensor] | None:
+        """Return the weights on the CPU for a checkpoint; None if they are those of the start, {} if not `main`."""
+        if not self._replaced:
+            return None
+        with self._gathered(written=False):
+            weights = self._scorer.model.state_dict() if main else {}
             return {name: weight.detach().to("cpu", copy=True) for name, weight in weights.items()}
 
-    def _whole(self, *, written: bool) -> AbstractContextManager[None]:
+    def _gathered(self, *, written: bool) -> AbstractContextManager[None]:
+        """Have sharded weights whole in every process while the block runs; changes to them are kept if `written`."""
         if self._placement is not ReferencePlacement.SHARDED:
             return nullcontext()
         from deepspeed.runtime.zero import GatheredParameters
@@ -68,7 +73,7 @@ class Reference:
 
 
 def _sharded(scorer: LogprobModel) -> Any:
-    """DeepSpeed's engine around a frozen module whose weights are cut up among the processes."""
+    """Return DeepSpeed's engine around a frozen module, whose weights it shards over the processes."""
     engine, *_ = import_deepspeed().initialize(
         model=scorer,
         config={

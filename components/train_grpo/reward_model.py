@@ -3,33 +3,47 @@
 One head serves both kinds of supervision. Read at the last token of a completion it is the outcome reward model, read
 at the last token of each step the process reward model (DeepSeekMath, arXiv 2402.03300, sections 4.1.2 and 4.1.3).
 
-Shape suffixes as in reward_batches.py, and D for the hidden size.
+Shape suffixes, beside those of objective.py:
+    R  sequences of a micro-batch, one in each row     T  tokens of the longest of them, padded on the right
+    E  step ends of a micro-batch, where the head is read, row after row     D  hidden size
 """
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from safetensors import SafetensorError
+from torch import Tensor, nn
 from torch.nn import functional
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from components.policy.checkpoint import Checkpoint
 from components.policy.engine import NonFiniteError
 from components.policy.packing import TokenSequence
-from components.train_grpo.config import RewardModelConfig
-from components.train_grpo.judged import Judged, scorable
-from components.train_grpo.reward_batches import ReadBatch, read_batches
-from components.train_grpo.reward_checkpoint import load_classifier
+from components.policy.training import memory_for_passes
+from components.shared.errors import PipelineError
+from components.shared.progress import say
+from components.shared.system_errors import out_of_memory
+from components.train_grpo.config import RewardModelConfig, TrainGRPOConfig
+from components.train_grpo.labeled_examples import Examples, LabeledExample, Replay, scorable
+from components.train_grpo.rewards import is_masked
+from components.train_grpo.rollouts import Group
 
 _EXAMPLES_PER_STEP = 64
 """At most so many examples share an optimizer step: enough for a steady gradient, few enough for several steps."""
 _EXAMPLES_READ = 1024
-"""Examples that are unpacked at once to be scored."""
+"""Examples that are unpacked and scored at once."""
+_EXPECTED_BASE = "expected the folder or hub id of a sequence classifier, or `reference` to make one"
 
 
 class RewardModel:
@@ -61,22 +75,22 @@ class RewardModel:
         return cls(model, reference.tokenizer, config, micro_batch_tokens=micro_batch_tokens)
 
     @torch.no_grad()
-    def score(self, tokens: Sequence[TokenSequence], ends: Sequence[tuple[int, ...]]) -> list[list[float]]:
-        """Return for each sequence the probabilities in [0, 1] that it is right, as read at its ends.
+    def score(self, tokens: Sequence[TokenSequence], step_ends: Sequence[tuple[int, ...]]) -> list[list[float]]:
+        """Return for each sequence the probabilities in [0, 1] that it is right, as read at each of its step ends.
 
-        Raises NonFiniteError where one is not a number, which as a reward would mean that nothing can be said.
+        Raises NonFiniteError where one is not a number, which as a reward would mean an unscorable completion.
         """
         scores: list[list[float]] = [[] for _ in tokens]
-        for batch in self._batches(tokens, ends):
+        for batch in self._batches(tokens, step_ends):
             scores_E = torch.sigmoid(self._logits(batch))
             if scores_E.isnan().any():
                 raise NonFiniteError("a score of the reward model is not a number")
-            read = iter(scores_E.tolist())
+            scores_of_batch = iter(scores_E.tolist())
             for index in batch.sequences:
-                scores[index] = list(islice(read, len(ends[index])))
+                scores[index] = list(islice(scores_of_batch, len(step_ends[index])))
         return scores
 
-    def fit(self, examples: Sequence[Judged], *, num_new: int, seed: int) -> dict[str, float]:
+    def fit(self, examples: Sequence[LabeledExample], *, num_new: int, seed: int) -> dict[str, float]:
         """Train for `config.epochs` passes in an order given by `seed`; return the metrics.
 
         The first `num_new` examples are new, the rest replayed. `reward_model_accuracy` is the share of new labels on
@@ -116,35 +130,35 @@ class RewardModel:
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
 
-    def _batches(self, tokens: Sequence[TokenSequence], ends: Sequence[tuple[int, ...]]) -> list[ReadBatch]:
-        return read_batches(tokens, ends, max_tokens=self.micro_batch_tokens, device=self.model.device)
+    def _batches(self, tokens: Sequence[TokenSequence], step_ends: Sequence[tuple[int, ...]]) -> "list[PaddedBatch]":
+        return padded_batches(tokens, step_ends, max_tokens=self.micro_batch_tokens, device=self.model.device)
 
-    def _logits(self, batch: ReadBatch) -> Tensor:
-        """The output of the head at the E ends, and nowhere else."""
-        hidden_BSD = self.model.base_model(
-            input_ids=batch.input_ids_BS, attention_mask=batch.attention_mask_BS, use_cache=False
+    def _logits(self, batch: "PaddedBatch") -> Tensor:
+        """Return the output of the head at the E step ends, and nowhere else."""
+        hidden_RTD = self.model.base_model(
+            input_ids=batch.input_ids_RT, attention_mask=batch.attention_mask_RT, use_cache=False
         ).last_hidden_state
-        logits_E: Tensor = self.model.score(hidden_BSD[batch.row_E, batch.position_E]).squeeze(1)
+        logits_E: Tensor = self.model.score(hidden_RTD[batch.row_E, batch.position_E]).squeeze(1)
         return logits_E
 
-    def _accuracy(self, examples: Sequence[Judged], num_new: int) -> float:
+    def _accuracy(self, examples: Sequence[LabeledExample], num_new: int) -> float:
         agree: list[bool] = []
         for start in range(0, num_new, _EXAMPLES_READ):
             part = scorable(examples[start : min(num_new, start + _EXAMPLES_READ)])
-            scores = self.score([example.tokens for example in part], [example.ends for example in part])
+            scores = self.score([example.tokens for example in part], [example.step_ends for example in part])
             agree += [
                 (score - 0.5) * (label - 0.5) > 0
-                for example, read in zip(part, scores, strict=True)
-                for score, label in zip(read, example.labels, strict=True)
+                for example, row in zip(part, scores, strict=True)
+                for score, label in zip(row, example.labels, strict=True)
             ]
         return sum(agree) / len(agree) if agree else math.nan
 
-    def _step(self, examples: Sequence[Judged]) -> float:
+    def _step(self, examples: Sequence[LabeledExample]) -> float:
         """Take an optimizer step on the mean loss per label; return the sum over labels from before it."""
-        tokens, ends = [example.tokens for example in examples], [example.ends for example in examples]
-        num_labels = sum(map(len, ends))
+        tokens, step_ends = [example.tokens for example in examples], [example.step_ends for example in examples]
+        num_labels = sum(map(len, step_ends))
         total = 0.0
-        for batch in self._batches(tokens, ends):
+        for batch in self._batches(tokens, step_ends):
             labels = [label for index in batch.sequences for label in examples[index].labels]
             logits_E = self._logits(batch)
             labels_E = torch.tensor(labels, device=logits_E.device)
@@ -157,3 +171,163 @@ class RewardModel:
         self.optimizer.step()
         self.optimizer.zero_grad()
         return total
+
+
+class RewardModelTraining:
+    """Retrains the reward model on the completions of each iteration, with a share of earlier ones (line 12)."""
+
+    def __init__(self, config: TrainGRPOConfig, model: RewardModel) -> None:
+        self.config = config
+        self.model = model
+        self.collected = Examples()
+        self._replay = Replay()
+
+    def collect(self, groups: Sequence[Group]) -> None:
+        """Add the completions of a rollout that are not masked, with the verifier's label for each step."""
+        self.collected.extend(
+            LabeledExample(
+                scored.completion.tokens,
+                tuple(step.end for step in scored.steps),
+                tuple(step.reward for step in scored.steps),
+            )
+            for group in groups
+            for scored in group.scored_G
+            if not is_masked(self.config, scored.completion)
+        )
+
+    def retrain(self, iteration: int) -> dict[str, float]:
+        """Train on what was collected since the last time; return the metrics."""
+        new, self.collected = self.collected, Examples()
+        seed = self.config.seed + iteration
+        examples = self._replay.mix(new, fraction=self.model.config.replay_fraction, seed=seed)
+        with memory_for_passes("train_grpo", self.config.engine, "the training of the reward model"):
+            figures = self.model.fit(examples, num_new=len(new), seed=seed)
+        self._replay.add(new)
+        say("train_grpo", "reward model trained: " + ", ".join(f"{name} {x:.4g}" for name, x in figures.items()))
+        return {"iteration": iteration, **figures}
+
+    def state(self, *, main: bool) -> dict[str, Any]:
+        """Return everything as plain values, for a checkpoint; the examples only in the `main` process."""
+        return {
+            "model": self.model.state_dict(),
+            "replay": self._replay.state(),
+            "collected": self.collected.state() if main else None,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from what `state` returned in the main process."""
+        self.model.load_state_dict(state["model"])
+        self._replay.restore(state["replay"])
+        self.collected = Examples.restored(state["collected"])
+
+
+# Micro-batches --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PaddedBatch:
+    """Sequences padded on the right, and where the head is read."""
+
+    sequences: tuple[int, ...]
+    """The index of each row among all sequences."""
+    input_ids_RT: Tensor
+    attention_mask_RT: Tensor
+    row_E: Tensor
+    position_E: Tensor
+
+
+def padded_batches(
+    tokens: Sequence[TokenSequence], step_ends: Sequence[tuple[int, ...]], *, max_tokens: int, device: torch.device
+) -> "list[PaddedBatch]":
+    """Split sequences into micro-batches of at most `max_tokens` tokens with padding, like lengths together.
+
+    `step_ends` count completion tokens: the head is read at the last token counted. A sequence that alone is longer
+    gets a micro-batch of its own.
+    """
+    groups: list[list[int]] = []
+    for index in sorted(range(len(tokens)), key=lambda index: len(tokens[index])):
+        if groups and len(tokens[index]) * (len(groups[-1]) + 1) <= max_tokens:
+            groups[-1].append(index)
+        else:
+            groups.append([index])
+    return [_pad(group, tokens, step_ends, device) for group in groups]
+
+
+def _pad(
+    group: list[int], tokens: Sequence[TokenSequence], step_ends: Sequence[tuple[int, ...]], device: torch.device
+) -> PaddedBatch:
+    rows = [[*tokens[index].prompt_ids, *tokens[index].completion_ids] for index in group]
+    longest = max(map(len, rows))
+    # Token 0 pads, whatever it is: places are counted, never found by comparing with it.
+    ids = [row + [0] * (longest - len(row)) for row in rows]
+    mask = [[1] * len(row) + [0] * (longest - len(row)) for row in rows]
+    row_E = [row for row, index in enumerate(group) for _ in step_ends[index]]
+    position_E = [len(tokens[index].prompt_ids) + end - 1 for index in group for end in step_ends[index]]
+    return PaddedBatch(
+        sequences=tuple(group),
+        input_ids_RT=torch.tensor(ids, device=device),
+        attention_mask_RT=torch.tensor(mask, device=device),
+        row_E=torch.tensor(row_E, dtype=torch.long, device=device),
+        position_E=torch.tensor(position_E, dtype=torch.long, device=device),
+    )
+
+
+# The base model -------------------------------------------------------------------------------------------------------
+
+
+def load_classifier(base: str, reference: Checkpoint) -> PreTrainedModel:
+    """Return the float32 classifier that `base` names, on the device of `reference`.
+
+    The base `reference` makes one of the reference's layers and a head of zeros: every score is one half at first. Any
+    other base is a checkpoint; PipelineError where it cannot be loaded, has more than one score or other tokens.
+    """
+    made = _copy(reference) if base == "reference" else _load(base, reference)
+    placed: PreTrainedModel = made.to(reference.device)
+    return placed
+
+
+def _copy(reference: Checkpoint) -> PreTrainedModel:
+    model = reference.model
+    # Through a dictionary, which leaves behind how the reference computes its attention.
+    config = type(model.config).from_dict({**model.config.to_diff_dict(), "num_labels": 1})
+    try:
+        # All the random weights are replaced: what is drawn after this must not depend on them.
+        with torch.random.fork_rng(devices=[]):
+            made = AutoModelForSequenceClassification.from_config(config, dtype=torch.float32)
+    except ValueError:
+        raise PipelineError(
+            f"{_name('reference')}: transformers has no sequence classifier like {type(model).__name__}; "
+            "name a checkpoint of another family with the same tokenizer"
+        ) from None
+    made.base_model.load_state_dict(model.base_model.state_dict())
+    nn.init.zeros_(made.score.weight)
+    return made
+
+
+def _load(base: str, reference: Checkpoint) -> PreTrainedModel:
+    try:
+        made, loading = AutoModelForSequenceClassification.from_pretrained(
+            base, dtype=torch.float32, output_loading_info=True
+        )
+        tokenizer = AutoTokenizer.from_pretrained(base)
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        if out_of_memory(error) is not None:
+            raise
+        reason = str(error).strip().split("\n", 1)[0]
+        raise PipelineError(f"{_name(base)}: cannot be loaded ({reason}); {_EXPECTED_BASE}") from None
+    if loading["missing_keys"]:
+        missing = sorted(loading["missing_keys"], reverse=True)
+        raise PipelineError(
+            f"{_name(base)}: lacks {len(missing)} of its weights, such as {missing[0]}; {_EXPECTED_BASE}"
+        )
+    if made.config.num_labels != 1:
+        raise PipelineError(f"{_name(base)}: has {made.config.num_labels} labels, 1 is expected")
+    if not isinstance(getattr(made, "score", None), nn.Linear):
+        raise PipelineError(f"{_name(base)}: {type(made).__name__} has no linear head `score`, as decoders have")
+    if tokenizer.get_vocab() != reference.tokenizer.get_vocab():
+        raise PipelineError(f"{_name(base)}: its vocabulary is not the policy's, whose tokens it has to read")
+    return made
+
+
+def _name(base: str) -> str:
+    return f"reward.model.base {base}"

@@ -1,69 +1,131 @@
-"""What completions are worth: each reward a small function, chosen by name and weight in the params.
+"""What a completion is worth: the reward protocol, the built-in rewards, and their combination.
 
-A reward is of one completion as a whole: a function of the problem, the completion and its grade. Three more are not,
-and are in scoring.py with what they need: `length`, which compares a group, and `steps` and `reward_model`, which are
-given for each step. NaN is no reward at all, for what could not be scored.
+A reward looks at one completion, or compares the completions of a group:
 
-Shape suffixes:
-    G  completions of a prompt
+    (problem, completion, grade) -> float
+    (problem, completions, grades) -> one float for each completion     (decorated with `group_reward`)
+
+To add a built-in reward, write such a function here and register it with `built_in`. A user's own reward is the same
+kind of function in any module, named in the params as `package.module:function`. NaN is no reward at all, for what
+could not be scored. A completion for which a reward fails has none either, and is counted as unscorable.
+
+No torch is imported here: configurations are checked against the registry, wherever that is.
+
+Shape suffixes: P prompts, G completions per prompt (see objective.py)
 """
 
 import math
 import re
-from collections.abc import Callable, Sequence
-from functools import partial
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial, update_wrapper
+from numbers import Real
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from components.grading.verifier import Grade, Verdict, has_reasoning, is_unit_tests, require_sandbox
-from components.rollout.sampler import Completion
 from components.shared.errors import PipelineError
 from components.shared.model import ModelConfig
 from components.shared.problem import Problem
-from components.train_grpo import own_reward
-from components.train_grpo.config import RewardName, TrainGRPOConfig, is_own
-from components.train_grpo.steps import outcome
+from components.shared.progress import say
+from components.train_grpo.custom_rewards import is_custom, load_reward
+from components.train_grpo.process_supervision import Step, outcome, verified_steps
 
-Reward = Callable[[Problem, Completion, Grade], float]
+if TYPE_CHECKING:  # torch, and the config, which reads the registry
+    from components.policy.checkpoint import Checkpoint
+    from components.rollout.sampler import Completion
+    from components.train_grpo.config import TrainGRPOConfig
+    from components.train_grpo.reward_model import RewardModel
 
+RewardFunction = Callable[..., Any]
+Settings = Callable[["TrainGRPOConfig", ModelConfig], dict[str, Any]]
+"""Keyword arguments of a built-in reward, from the config and from that of the model."""
+_FunctionT = TypeVar("_FunctionT", bound=RewardFunction)
+_ValueT = TypeVar("_ValueT")
+
+_LARGEST = 1e15
+"""Magnitude of a reward whose square still fits, in float32, into the sums over a rollout."""
 _THOUGHT_FIRST = re.compile(r"\s*<think>(?P<thought>.*?)</think>(?P<answer>.*)", re.DOTALL)
 
 
-def chosen_rewards(config: TrainGRPOConfig, model: ModelConfig) -> dict[str, Reward]:
-    """Return the rewards with a weight that are of one completion as a whole."""
-    ours: dict[str, Reward] = {
-        RewardName.ACCURACY: accuracy,
-        RewardName.CODE_TESTS: code_tests,
-        RewardName.FORMAT: partial(answer_format, model=model),
-        RewardName.OVERLONG: partial(
-            overlong, buffer=config.reward.overlong_buffer_tokens, limit=config.sampling.max_new_tokens
-        ),
-        RewardName.REPETITION: partial(repetition, n=config.reward.repetition_ngram_tokens),
-    }
-    own = {name: own_reward.load(name) for name in config.reward.weights if is_own(name)}
-    return {name: reward for name, reward in {**ours, **own}.items() if name in config.reward.weights}
+# The registry ---------------------------------------------------------------------------------------------------------
 
 
-def require_rewards(config: TrainGRPOConfig, problems: Sequence[Problem]) -> None:
-    """Raise PipelineError where a reward with a weight cannot be given to the completions of `problems`."""
-    for name in filter(is_own, config.reward.weights):
-        own_reward.load(name)
+@dataclass(frozen=True)
+class BuiltIn:
+    """A reward that the params can name."""
+
+    function: RewardFunction | None
+    """None for the two that the scorer computes itself."""
+    key: str | None = None
+    """The key of `reward` that is set together with its weight, and only then."""
+    settings: Settings = lambda config, model: {}
+
+
+BUILT_IN = {
+    "steps": BuiltIn(None),  # for each worked step, whether its arithmetic holds; for the last, whether it is right
+    "reward_model": BuiltIn(None, key="model"),  # the learned probability that the completion, or each step, is right
+}
+
+
+def built_in(
+    name: str, *, key: str | None = None, settings: Settings = BuiltIn.settings
+) -> Callable[[_FunctionT], _FunctionT]:
+    """Register a reward under the name that it has in `reward.weights`."""
+
+    def register(function: _FunctionT) -> _FunctionT:
+        BUILT_IN[name] = BuiltIn(function, key, settings)
+        return function
+
+    return register
+
+
+def group_reward(function: _FunctionT) -> _FunctionT:
+    """Mark a reward that takes the completions of a group, with their grades, and returns a value for each."""
+    function.compares_group = True  # type: ignore[attr-defined]
+    return function
+
+
+def reward_functions(config: "TrainGRPOConfig", model: ModelConfig) -> dict[str, RewardFunction | None]:
+    """Return the function of each reward with a weight, built in or custom, with its settings bound."""
+    functions: dict[str, RewardFunction | None] = {}
+    for name in config.reward.weights:
+        reward = BuiltIn(load_reward(name)) if is_custom(name) else BUILT_IN[name]
+        functions[name] = reward.function and update_wrapper(
+            partial(reward.function, **reward.settings(config, model)), reward.function
+        )
+    return functions
+
+
+def require_rewards(config: "TrainGRPOConfig", problems: Sequence[Problem]) -> None:
+    """Raise PipelineError where a reward with a weight cannot be computed for completions of `problems`."""
+    for name in filter(is_custom, config.reward.weights):
+        load_reward(name)
     without_tests = [problem.id for problem in problems if not is_unit_tests(problem.answer)]
-    if RewardName.CODE_TESTS in config.reward.weights and without_tests:
+    if "code_tests" in config.reward.weights and without_tests:
         raise PipelineError(
             f"train_grpo.reward.weights.code_tests: {len(without_tests)} of {len(problems)} training problems have no "
-            f"unit tests, such as {without_tests[0]}; leave it out, `accuracy` judges both kinds"
+            f"unit tests, such as {without_tests[0]}; remove it, `accuracy` grades both kinds"
         )
     if len(without_tests) < len(problems):
         require_sandbox()
 
 
-def accuracy(problem: Problem, completion: Completion, grade: Grade) -> float:
-    """Return 1 for a right answer, 0 for a wrong one, and NaN (no reward at all) for one that cannot be scored."""
+# The built-in rewards -------------------------------------------------------------------------------------------------
+
+
+@built_in("accuracy")
+def accuracy(problem: Problem, completion: "Completion", grade: Grade) -> float:
+    """Return 1 for a right final answer, 0 for a wrong one, and NaN for one that cannot be graded."""
     del problem, completion
     return outcome(grade)
 
 
-def code_tests(problem: Problem, completion: Completion, grade: Grade) -> float:
-    """Return the share of the unit tests passed; 0 for what was cut off, and NaN where there are no tests."""
+@built_in("code_tests")
+def code_tests(problem: Problem, completion: "Completion", grade: Grade) -> float:
+    """Return the share of the unit tests passed; 0 for a truncated completion, NaN where there are no tests."""
     del problem
     if grade.verdict is Verdict.UNSCORABLE:
         return math.nan
@@ -72,7 +134,8 @@ def code_tests(problem: Problem, completion: Completion, grade: Grade) -> float:
     return math.nan if grade.tests_passed is None else grade.tests_passed
 
 
-def answer_format(problem: Problem, completion: Completion, grade: Grade, *, model: ModelConfig) -> float:
+@built_in("format", settings=lambda config, model: {"model": model})
+def answer_format(problem: Problem, completion: "Completion", grade: Grade, *, model: ModelConfig) -> float:
     """Return 1 where some reasoning leads to an answer in the designated place, else 0, whatever the answer is.
 
     Where the prompt asks for thoughts, the completion has to be one thought and, after it, the answer. The place of
@@ -87,20 +150,54 @@ def answer_format(problem: Problem, completion: Completion, grade: Grade, *, mod
 
 
 def _thinks_first(text: str, prompt: str) -> bool:
-    """Tell whether a response is a single thought with something in it, and then what is no thought."""
-    opened = prompt.rstrip().endswith("<think>")
-    found = _THOUGHT_FIRST.fullmatch("<think>" + text if opened else text)
-    return found is not None and bool(found["thought"].strip()) and "think>" not in found["thought"] + found["answer"]
+    """Return whether a response is a single thought that is not empty, and then something else."""
+    in_thought = prompt.rstrip().endswith("<think>")
+    match = _THOUGHT_FIRST.fullmatch("<think>" + text if in_thought else text)
+    return match is not None and bool(match["thought"].strip()) and "think>" not in match["thought"] + match["answer"]
 
 
-def overlong(problem: Problem, completion: Completion, grade: Grade, *, buffer: int, limit: int) -> float:
+@built_in("length")
+@group_reward
+def length(problem: Problem, completions_G: Sequence["Completion"], grades_G: Sequence[Grade]) -> list[float]:
+    """Return the length reward of Kimi k1.5 (arXiv 2501.12599, section 2.3.3).
+
+    0.5 for the shortest, falling linearly to -0.5 for the longest; never above 0 for a wrong answer. A completion that
+    is neither right nor wrong has no reward, and its length does not count.
+    """
+    del problem
+    lengths_G, outcomes_G = [each.num_tokens for each in completions_G], [outcome(grade) for grade in grades_G]
+    counted = [count for count, right in zip(lengths_G, outcomes_G, strict=True) if not math.isnan(right)]
+    shortest, longest = min(counted, default=0), max(counted, default=0)
+
+    def reward(count: int, right: float) -> float:
+        if math.isnan(right):
+            return math.nan
+        value = 0.5 - (count - shortest) / (longest - shortest) if longest > shortest else 0.0
+        return value if right else min(0.0, value)
+
+    return [reward(count, right) for count, right in zip(lengths_G, outcomes_G, strict=True)]
+
+
+@built_in(
+    "overlong",
+    key="overlong_buffer_tokens",
+    settings=lambda config, model: {
+        "buffer": config.reward.overlong_buffer_tokens,
+        "limit": config.sampling.max_new_tokens,
+    },
+)
+def overlong(problem: Problem, completion: "Completion", grade: Grade, *, buffer: int, limit: int) -> float:
     """Return 0 up to the buffer, then a line down to -1 at the length limit (DAPO, arXiv 2503.14476, equation 13)."""
     del problem, grade
-    over = len(completion.tokens.completion_ids) - (limit - buffer)
-    return -max(0, over) / buffer
+    return -max(0, completion.num_tokens - (limit - buffer)) / buffer
 
 
-def repetition(problem: Problem, completion: Completion, grade: Grade, *, n: int) -> float:
+@built_in(
+    "repetition",
+    key="repetition_ngram_tokens",
+    settings=lambda config, model: {"n": config.reward.repetition_ngram_tokens},
+)
+def repetition(problem: Problem, completion: "Completion", grade: Grade, *, n: int) -> float:
     """Return minus the share of n-grams of tokens that are repetitions: 0 where all differ or there is none."""
     del problem, grade
     ids = completion.tokens.completion_ids
@@ -108,20 +205,192 @@ def repetition(problem: Problem, completion: Completion, grade: Grade, *, n: int
     return len(set(ngrams)) / len(ngrams) - 1 if ngrams else 0.0
 
 
-def length(num_tokens_G: Sequence[int], outcomes_G: Sequence[float]) -> list[float]:
-    """Return the length reward of Kimi k1.5 (arXiv 2501.12599, section 2.3.3) for a group.
+# Scoring --------------------------------------------------------------------------------------------------------------
 
-    0.5 for the shortest, falling in a line to -0.5 for the longest; of wrong answers only what is negative. An outcome
-    of NaN, which is neither right nor wrong, has no reward, and its length counts for nothing.
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a completion has no reward."""
+
+    kind: str
+    """What failed, and how: failures of one kind are counted together."""
+    message: str
+    """What exactly happened this time, in one line."""
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A completion with its grade and rewards."""
+
+    completion: "Completion"
+    grade: Grade
+    steps: tuple[Step, ...]
+    """Where its steps end and whether each is right; one step for outcome supervision."""
+    rewards: dict[str, tuple[float, ...]]
+    """By name, a value for each step, or one for the completion, which is added to that of its last step."""
+    failure: Failure | None = None
+    """The first reward that failed, which leaves the completion without any."""
+
+    @property
+    def unscorable(self) -> Failure | None:
+        """Why the completion cannot be scored; None where it can."""
+        if self.grade.verdict is Verdict.UNSCORABLE:
+            return Failure(self.grade.reason, f"the grader says: {self.grade.reason}")
+        return self.failure
+
+    def combined(self, weights: Mapping[str, float]) -> tuple[float, ...]:
+        """Return the weighted sum of the rewards for each step; a missing reward makes it NaN."""
+        total = [0.0] * len(self.steps)
+        for name, weight in weights.items():
+            values = self.rewards[name]
+            for place, value in enumerate(values, start=len(total) - len(values)):
+                total[place] += weight * value
+        return tuple(total)
+
+    def without_reward(self) -> "Scored":
+        """Return the completion with no reward for any step."""
+        return replace(self, rewards=dict.fromkeys(self.rewards, (math.nan,) * len(self.steps)))
+
+
+class Scorer:
+    """Computes the rewards of graded completions."""
+
+    def __init__(
+        self, config: "TrainGRPOConfig", checkpoint: "Checkpoint", reward_model: "RewardModel | None" = None
+    ) -> None:
+        self.config = config
+        self.checkpoint = checkpoint
+        self.reward_model = reward_model
+        self._functions = reward_functions(config, checkpoint.config)
+        self._failures_shown: set[str] = set()
+
+    def __call__(
+        self, problem: Problem, completions_G: Sequence["Completion"], grades_G: Sequence[Grade]
+    ) -> list[Scored]:
+        """Return the completions of a problem with their rewards; a masked or failed one has none."""
+        without: dict[str, tuple[float, ...]] = dict.fromkeys(self._functions, ())
+        group = [
+            Scored(completion, grade, self._steps(completion, grade), without).without_reward()
+            for completion, grade in zip(completions_G, grades_G, strict=True)
+        ]
+        learned_G = self._learned(group)
+        counted = [g for g, scored in enumerate(group) if not is_masked(self.config, scored.completion)]
+        rewards = self._rewards(problem, [group[g] for g in counted], [learned_G[g] for g in counted])
+        for g, values in zip(counted, rewards, strict=True):
+            group[g] = self._rewarded(problem, group[g], values)
+        return group
+
+    def _steps(self, completion: "Completion", grade: Grade) -> tuple[Step, ...]:
+        if self.config.reward.supervision == "process":
+            return tuple(verified_steps(completion, grade, self.checkpoint.decode))
+        return (Step(completion.num_tokens, outcome(grade)),)
+
+    def _learned(self, group: Sequence[Scored]) -> list[tuple[float, ...]]:
+        """Return what the reward model says of each step."""
+        if self.reward_model is None:
+            return [()] * len(group)
+        step_ends_G = [tuple(step.end for step in scored.steps) for scored in group]
+        scores_G = self.reward_model.score([scored.completion.tokens for scored in group], step_ends_G)
+        return [tuple(scores) for scores in scores_G]
+
+    def _rewards(
+        self, problem: Problem, group: Sequence[Scored], learned_G: Sequence[tuple[float, ...]]
+    ) -> list[dict[str, "tuple[float, ...] | Failure"]]:
+        """Return for each completion its rewards by name, each with a value for every step or for the last."""
+        rewards: list[dict[str, tuple[float, ...] | Failure]] = [{} for _ in group]
+        for name, weight in self.config.reward.weights.items():
+            function = self._functions[name]
+            column: list[tuple[float, ...] | Failure]
+            if function is not None:
+                column = [
+                    each if isinstance(each, Failure) else (each,) for each in ask(name, function, problem, group)
+                ]
+            elif name == "reward_model":
+                column = list(learned_G)
+            else:
+                column = [tuple(step.reward for step in scored.steps) for scored in group]
+            for row, values in zip(rewards, column, strict=True):
+                row[name] = _too_large(name, weight, values) or values
+        return rewards
+
+    def _rewarded(
+        self, problem: Problem, scored: Scored, rewards: Mapping[str, "tuple[float, ...] | Failure"]
+    ) -> Scored:
+        """Return a completion with its rewards or with the first failure of any; print each kind of failure once."""
+        values = {name: value for name, value in rewards.items() if not isinstance(value, Failure)}
+        failure = next((value for value in rewards.values() if isinstance(value, Failure)), None)
+        if failure is None:
+            return replace(scored, rewards=values)
+        if failure.kind not in self._failures_shown:
+            self._failures_shown.add(failure.kind)
+            say("train_grpo", f"warning: no reward for a completion of {problem.id}: {failure.message}")
+        return replace(scored, failure=failure)
+
+
+def is_masked(config: "TrainGRPOConfig", completion: "Completion") -> bool:
+    """Return whether a completion is without reward and out of the loss because it was truncated."""
+    return config.sampling.truncated == "mask" and not completion.finished
+
+
+def ask(name: str, function: RewardFunction, problem: Problem, group: Sequence[Scored]) -> list[float | Failure]:
+    """Return what each completion is worth, or how the reward failed.
+
+    A reward has to be a finite number; NaN is allowed for what has no verdict. One that would end the process, as by
+    sys.exit, ends the run with a PipelineError.
     """
-    counted = [count for count, outcome in zip(num_tokens_G, outcomes_G, strict=True) if not math.isnan(outcome)]
-    shortest, longest = min(counted, default=0), max(counted, default=0)
-    spread = longest - shortest
+    if getattr(function, "compares_group", False):
+        completions_G, grades_G = [scored.completion for scored in group], [scored.grade for scored in group]
+        values = _attempt(name, problem, lambda: list(function(problem, completions_G, grades_G)))
+        if not isinstance(values, Failure) and len(values) != len(group):
+            what = f"reward {name} returned a wrong number of values"
+            values = Failure(what, f"{what}: {len(values)} for {len(group)} completions")
+        values_G = [values] * len(group) if isinstance(values, Failure) else values
+    else:
+        calls = [partial(function, problem, scored.completion, scored.grade) for scored in group]
+        values_G = [_attempt(name, problem, call) for call in calls]
+    return [_number(name, value, scored.grade) for value, scored in zip(values_G, group, strict=True)]
 
-    def reward(count: int, outcome: float) -> float:
-        if math.isnan(outcome):
-            return math.nan
-        value = 0.5 - (count - shortest) / spread if spread else 0.0
-        return value if outcome else min(0.0, value)
 
-    return [reward(count, outcome) for count, outcome in zip(num_tokens_G, outcomes_G, strict=True)]
+def _attempt(name: str, problem: Problem, call: Callable[[], _ValueT]) -> _ValueT | Failure:
+    try:
+        return call()
+    except KeyboardInterrupt:
+        raise
+    except Exception as error:  # what people write may fail in any way, and one completion should not end the run
+        return _raised(name, error)
+    except BaseException as error:
+        raise PipelineError(
+            f"train_grpo.reward.weights.{name}: {_raised(name, error).message} for a completion of {problem.id}; a "
+            "reward has to return a number, or raise an Exception for a completion that it cannot score"
+        ) from error
+
+
+def _number(name: str, value: Any, grade: Grade) -> float | Failure:
+    """Return a reward as a float; one that is no finite number, or NaN without need, failed."""
+    if isinstance(value, Failure):
+        return value
+    if isinstance(value, Real):
+        with suppress(OverflowError):
+            number = float(value)
+            if math.isfinite(number) or grade.verdict is Verdict.UNSCORABLE:
+                return number
+    what = f"reward {name} returned"
+    return Failure(f"{what} no finite number", f"{what} {value!r:.100}, where a finite number is expected")
+
+
+def _too_large(name: str, weight: float, values: "tuple[float, ...] | Failure") -> Failure | None:
+    """Return how a reward fails by its size: the statistics of its group would overflow, and nothing be learned."""
+    if isinstance(values, Failure):
+        return None
+    largest = max((abs(value) for value in values if not math.isnan(value)), default=0.0)
+    if largest * max(1.0, abs(weight)) <= _LARGEST:
+        return None
+    what = f"reward {name} is {largest:g} in magnitude, with a weight of {weight:g}"
+    return Failure(f"reward {name} is too large", f"{what}: more than {_LARGEST:g}, the statistics of a group overflow")
+
+
+def _raised(name: str, error: BaseException) -> Failure:
+    innermost = traceback.extract_tb(error.__traceback__)[-1]
+    last_line = traceback.format_exception_only(error)[-1].strip()
+    where = f"{Path(innermost.filename).name}, line {innermost.lineno}"
+    return Failure(f"reward {name} raised {type(error).__name__}", f"reward {name} raised {last_line} ({where})")

@@ -1,18 +1,24 @@
 """Group Relative Policy Optimization: from the reference checkpoint to the policy."""
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from components.cluster.config import current_stage
 from components.cluster.launch import run_ranks
+from components.cluster.watchdog import memory_folder
+from components.shared.environment import SERVERS_VARIABLE, WEIGHTS_VARIABLE
+from components.shared.errors import PipelineError
 from components.shared.stage import Stage
 from components.train_grpo.config import TrainGRPOConfig
-from components.train_grpo.samplers import samplers_running
 
 
 def train(
     config: TrainGRPOConfig, *, problems: Path, reference: Path, policy: Path, training: Path, timings: Path, work: Path
 ) -> dict[str, float]:
     """Optimise the reference checkpoint with GRPO on the training problems."""
-    with samplers_running(config, reference, work):
+    with sampling_services(config, reference, work):
         return run_ranks(
             _train_rank,
             config,
@@ -37,6 +43,51 @@ STAGE = Stage(
 
 def _train_rank(config: TrainGRPOConfig, **folders: Path) -> dict[str, float]:
     """Train in this process; torch is imported here, as a process that only launches others does without it."""
-    from components.train_grpo.train_rank import train_rank
+    from components.train_grpo.worker import train_rank
 
     return train_rank(config, **folders)
+
+
+@contextmanager
+def sampling_services(config: TrainGRPOConfig, reference: Path, work: Path) -> Iterator[None]:
+    """Run what all processes share for sampling: vLLM servers, and the folder through which weights reach vLLM.
+
+    The processes find both in environment variables, and servers that are named there already are used. On a cluster
+    the servers are pods of the job, and the folder is on the volume.
+    """
+    servers = config.sampler.servers
+    if servers is None and config.sampler.vllm is None:
+        yield
+        return
+    stage = current_stage()
+    if stage is not None:
+        if servers is not None and not stage.config.rollout_servers:
+            raise PipelineError("sampler.servers needs pods to run in: set cluster.rollout_servers to their number")
+        (work / "weights").mkdir(exist_ok=True)
+        with _default_variable(WEIGHTS_VARIABLE, str(work / "weights")):
+            yield
+        return
+    with memory_folder(reference, work / "weights") as folder, _default_variable(WEIGHTS_VARIABLE, str(folder)):
+        if servers is None or SERVERS_VARIABLE in os.environ:
+            yield
+            return
+        from components.cluster.servers import vllm_servers
+
+        with (
+            vllm_servers(reference, servers, dtype=config.engine.dtype, logs=work / "servers") as urls,
+            _default_variable(SERVERS_VARIABLE, ",".join(urls)),
+        ):
+            yield
+
+
+@contextmanager
+def _default_variable(name: str, value: str) -> Iterator[None]:
+    """Set an environment variable for the processes that are started in the block, unless it is set already."""
+    if name in os.environ:
+        yield
+        return
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        del os.environ[name]

@@ -34,6 +34,6 @@ STAGE = Stage(
 
 def _train_rank(config: TrainSFTConfig, **folders: Path) -> dict[str, float]:
     """Train in this process; torch is imported here, as a process that only launches others does without it."""
-    from components.train_sft.train_rank import train_rank
+    from components.train_sft.worker import train_rank
 
     return train_rank(config, **folders)

@@ -41,7 +41,7 @@ def manifest(server: ApiServer, root: Path, monkeypatch: pytest.MonkeyPatch, *, 
     )
     job.with_samplers = with_samplers
     owner = {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "name": "run-1", "uid": "1234"}
-    return train_job(job.job, job.stage, {"HF_HUB_OFFLINE": "1"}, owner, "2026-01-01T00:00:00+00:00")
+    return train_job(job.job, job.cluster, {"HF_HUB_OFFLINE": "1"}, owner, "2026-01-01T00:00:00+00:00")
 
 
 @pytest.mark.parametrize("release", TRAINERS)

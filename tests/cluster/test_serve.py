@@ -7,8 +7,7 @@ import pytest
 from components.cluster import servers
 from components.cluster.job import Job
 from components.shared.environment import JOB_VARIABLE
-from tests.train_grpo.settings import grpo_config
-from tests.train_grpo.test_own_weights import SERVERS
+from tests.train_grpo.settings import SERVERS, grpo_config
 
 
 def test_a_pod_becomes_the_server_that_its_job_asks_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ def test_memory_files_and_threads_do_not_grow(place: Place, tmp_path: Path) -> N
         prompts_per_step=1,
         group_size=GROUP_SIZE,
         sampling__max_new_tokens=4,
-        completions_kept_per_step=0,
+        logged_completions_per_step=0,
         reward__weights={"accuracy": 1.0, "tests.faults.rewards:measuring": 1.0},
         checkpoint={"every_steps": 50, "keep_last": 1, "keep_best": False, "grace_s": 20},
     )

@@ -18,7 +18,7 @@ WORK = Work(
 )
 ENGINE = Engine(zero_stage=2, element_bytes=2, gradient_checkpointing=True, micro_batch_tokens=16384)
 SAMPLER = Sampler(engine="transformers", max_batch_size=512)
-RUN = Run(SEVEN_B, num_gpus=8, work=WORK, engine=ENGINE, sampler=SAMPLER, reference="whole")
+RUN = Run(SEVEN_B, num_gpus=8, work=WORK, engine=ENGINE, sampler=SAMPLER, reference="replicated")
 
 
 def run(num_gpus: int = 8, **changes: Any) -> Run:

@@ -187,7 +187,7 @@ def published(
     work = Work(prompts, group_size, 1024, limit, 150, mean, minibatches=minibatches, shared_prompts=False)
     engine = Engine(zero_stage=3, element_bytes=2, gradient_checkpointing=True, micro_batch_tokens=16384)
     sampler = Sampler("vllm", max_batch_size=1024, tensor_parallel=tensor_parallel)
-    return Run(KNOWN_MODELS[model], num_gpus, work, engine, sampler, "whole" if reference else "none")
+    return Run(KNOWN_MODELS[model], num_gpus, work, engine, sampler, "replicated" if reference else "none")
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from pathlib import Path
 from torch.distributed import get_world_size
 
 from components.train_sft.config import TrainSFTConfig
-from components.train_sft.train_rank import train_rank
+from components.train_sft.worker import train_rank
 
 STAGES = {1: (2,), 2: (0, 2, 3)}
 """The stages of ZeRO for each number of processes."""

@@ -1,20 +1,21 @@
 """Completions with the rewards and steps that a test wants."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from components.grading.verifier import Grade, Verdict
 from components.grading.verifier import grade as grade_text
 from components.policy.packing import TokenSequence
 from components.rollout.sampler import Completion
 from components.shared.answer_policy import AnswerPolicy
-from components.train_grpo.rollout import Group
-from components.train_grpo.scoring import Scored
-from components.train_grpo.steps import Step, outcome
+from components.train_grpo.process_supervision import Step, outcome
+from components.train_grpo.rewards import Scored
+from components.train_grpo.rollouts import Group
 from tests import tiny
 
 
 def completion(num_tokens: int = 3, *, text: str = "#### 0", finished: bool = True) -> Completion:
-    """Return a completion of that many tokens, each of which the sampler drew with log-probability -1."""
+    """Return a completion of that many tokens, each of which the sampler sampled with log-probability -1."""
     return Completion(TokenSequence((1, 2), tuple(range(3, 3 + num_tokens))), (-1.0,) * num_tokens, text, finished)
 
 
@@ -40,11 +41,10 @@ def scored(
     )
 
 
-def graded(answer: str, said: Completion) -> Scored:
+def graded(answer: str, response: Completion) -> Scored:
     """Return a completion with its grade, rewarded for being right."""
-    found = grade_text(answer, said.text, AnswerPolicy.DECLARED) if said.finished else grade(Verdict.WRONG)
-    step = Step(len(said.tokens.completion_ids), outcome(found))
-    return Scored(said, found, (step,), {"accuracy": (outcome(found),)})
+    result = grade_text(answer, response.text, AnswerPolicy.DECLARED) if response.finished else grade(Verdict.WRONG)
+    return Scored(response, result, (Step(response.num_tokens, outcome(result)),), {"accuracy": (outcome(result),)})
 
 
 def group(*scored_g: Scored) -> Group:
@@ -57,3 +57,12 @@ def rewarded(*rewards: float, lengths: Sequence[int] | None = None) -> Group:
     lengths = lengths or [3] * len(rewards)
     each = zip(rewards, lengths, strict=True)
     return group(*(scored({"accuracy": [reward]}, num_tokens=length) for reward, length in each))
+
+
+def shortness(problem: Any, response: Completion, grade: Any) -> float:
+    """A custom reward that differs between almost any two completions."""
+    del problem, grade
+    return -len(response.text) / 10
+
+
+SHORTNESS = {"accuracy": 1.0, "tests.train_grpo.groups:shortness": 1.0}

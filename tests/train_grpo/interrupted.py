@@ -1,4 +1,4 @@
-"""A run that is told to stop on its way and gone on with, beside one that is not: in as many processes as launched."""
+"""A run that is stopped and resumed, beside one that is not, in any number of processes."""
 
 import os
 import signal
@@ -13,23 +13,23 @@ from torch.distributed import get_rank, get_world_size
 
 from components.shared.errors import StoppedError
 from components.train_grpo.config import TrainGRPOConfig
-from components.train_grpo.train_rank import train_rank
 from components.train_grpo.trainer import Trainer
+from components.train_grpo.worker import train_rank
 
 STRAIGHT, RESUMED = "straight", "resumed"
 
 
 def run_both(config: TrainGRPOConfig, *, problems: Path, reference: Path, folder: Path) -> dict[str, float]:
-    """Train straight into folder/straight, and stopped after step 2 and gone on with into folder/resumed.
+    """Train into folder/straight, and stopped after step 2 and resumed into folder/resumed.
 
-    Once for each stage of ZeRO that there is a folder for; the last process alone is told to stop.
+    Once for each stage of ZeRO that has a folder; only the last process is stopped.
     """
     for stage in (0, 2, 3):
         each = folder / f"zero_{stage}"
         if each.is_dir():
             changed = config.model_copy(update={"engine": config.engine.model_copy(update={"zero_stage": stage})})
             _train(changed, problems, reference, each / STRAIGHT)
-            with _told_after_step(2), pytest.raises(StoppedError, match="step 2 of 4 is done"):
+            with _stopped_after_step(2), pytest.raises(StoppedError, match="step 2 of 4 is done"):
                 _train(changed, problems, reference, each / RESUMED)
             _train(changed, problems, reference, each / RESUMED)
     return {}
@@ -45,13 +45,13 @@ def _train(config: TrainGRPOConfig, problems: Path, reference: Path, folder: Pat
 
 
 @contextmanager
-def _told_after_step(number: int) -> Iterator[None]:
-    step = Trainer._step
+def _stopped_after_step(number: int) -> Iterator[None]:
+    record = Trainer._record
 
-    def told(self: Trainer, done: int, *arguments: Any, **settings: Any) -> None:
-        step(self, done, *arguments, **settings)
+    def stop(self: Trainer, done: int, *arguments: Any) -> None:
+        record(self, done, *arguments)
         if done == number and get_rank() == get_world_size() - 1:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    with patch.object(Trainer, "_step", told):
+    with patch.object(Trainer, "_record", stop):
         yield

@@ -7,11 +7,12 @@ from pydantic import ValidationError
 
 from components.shared.config import load_section, without_operational
 from components.train_grpo.config import TrainGRPOConfig, reward_column
-from tests.train_grpo.settings import grpo_config
+from tests.train_grpo.settings import REWARD_MODEL, SERVERS, grpo_config
 
 ROOT = Path(__file__).parents[2]
-MODEL = {"base": "reference", "initial_rollouts": 1, "learning_rate": 1e-3, "epochs": 1, "replay_fraction": 0.1}
+VLLM = {key: SERVERS[key] for key in SERVERS if key not in ("num_servers", "devices", "lost_deadline_s")}
 STEPS = {"reward__weights": {"steps": 1.0}, "reward__supervision": "process"}
+OVERLAP = {"sampler__servers": SERVERS, "sampler__overlap": True, "sampler__max_importance_weight": 2.0}
 
 
 def test_the_order_of_keys_in_the_params_file_has_no_effect() -> None:
@@ -45,7 +46,7 @@ def test_a_limit_that_only_stops_a_run_may_be_raised_on_the_way(changes: dict[st
         ),
         ({"reward__repetition_ngram_tokens": 4}, r"weights\.repetition and repetition_ngram_tokens go together"),
         ({"reward__weights": {"reward_model": 1}}, r"weights\.reward_model and model go together"),
-        ({"reward__model": MODEL}, r"weights\.reward_model and model go together"),
+        ({"reward__model": REWARD_MODEL}, r"weights\.reward_model and model go together"),
         ({"reward__weights": {"steps": 1}}, r"weights\.steps needs supervision: process"),
         (
             {"reward__supervision": "process"},
@@ -67,7 +68,7 @@ def test_a_limit_that_only_stops_a_run_may_be_raised_on_the_way(changes: dict[st
             r"loss\.kl\.placement: reward needs reward\.combination: before_normalisation",
         ),
         ({"reward__weights": {}}, "weights"),
-        ({"reward__weights": {"tidiness": 1}}, r"no reward `tidiness`; accepted: accuracy, .*package\.module:function"),
+        ({"reward__weights": {"tidiness": 1}}, r"no reward `tidiness`; built in: accuracy, .*package\.module:function"),
         ({"reward__weights": {"mine.tidiness": 1}}, r"no reward `mine\.tidiness`"),
         ({"reward__weights": {":tidiness": 1}}, r"no reward `:tidiness`"),
         ({"reward__weights": {"mine:tidiness()": 1}}, r"no reward `mine:tidiness\(\)`"),
@@ -77,6 +78,11 @@ def test_a_limit_that_only_stops_a_run_may_be_raised_on_the_way(changes: dict[st
         ({"group_size": 1}, "group_size"),
         ({"loss__clip__low": 1.0}, "low"),
         ({"loss__clip__dual": 1.0}, "dual"),
+        ({"loss__clip__dual": 3.0, "loss__policy_loss": "cispo"}, r"clip\.dual needs policy_loss: clipped"),
+        ({"sampler__overlap": True}, "overlap needs servers"),
+        ({"sampler__overlap": True, "sampler__servers": SERVERS}, "overlap needs max_importance_weight"),
+        ({**OVERLAP, "prompts__max_resampling_rounds": 1}, r"overlap needs prompts\.max_resampling_rounds: 0"),
+        ({"sampler__servers": SERVERS, "sampler__vllm": VLLM}, "exclude one another"),
         ({"sampler__max_importance_weight": 0.5}, "max_importance_weight"),
         ({"sampling__temperature": 0.0}, "temperature"),
     ],
@@ -93,14 +99,15 @@ def test_settings_that_contradict_each_other_are_refused(changes: dict[str, Any]
         {},
         {"reward__weights": {"accuracy": 1, "overlong": 1}, "reward__overlong_buffer_tokens": 15},
         {"reward__weights": {"accuracy": 1, "repetition": 1}, "reward__repetition_ngram_tokens": 1},
-        {"reward__weights": {"mine:tidiness": -1, "my.own_rewards:tidiness_2": 1, "length": 1, "code_tests": 1}},
+        {"reward__weights": {"mine:tidiness": -1, "my.custom_rewards:tidiness_2": 1, "length": 1, "code_tests": 1}},
         {"reward__max_unscorable_fraction": 0},
         STEPS,
-        {"reward__weights": {"reward_model": 1}, "reward__model": MODEL},
-        {"reward__weights": {"reward_model": 1}, "reward__model": MODEL, "reward__supervision": "process"},
+        {"reward__weights": {"reward_model": 1}, "reward__model": REWARD_MODEL},
+        {"reward__weights": {"reward_model": 1}, "reward__model": REWARD_MODEL, "reward__supervision": "process"},
         {"reward__weights": {"accuracy": 1, "format": 0.5}, "reward__combination": "after_normalisation"},
         {**STEPS, "loss__kl__placement": "reward"},
         {"warmup_steps": 2, "num_iterations": 3, "minibatches_per_rollout": 3},
+        OVERLAP,
         {"loss__clip__high": 5.0, "loss__clip__dual": 1.1, "sampler__max_importance_weight": 1.0},
     ],
 )

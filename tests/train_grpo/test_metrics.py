@@ -1,15 +1,36 @@
 import math
+import statistics
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from components.grading.verifier import Verdict
+from components.policy.checkpoint import save
+from components.shared import jsonl
 from components.shared.answer_policy import AnswerPolicy
-from components.train_grpo.experience import experience
-from components.train_grpo.failure import Failure
-from components.train_grpo.metrics import completion_records, mean, rollout_figures
-from components.train_grpo.rollout import Group, Rollout
+from components.shared.errors import PipelineError
+from components.shared.problem import Split, write_problems
+from components.train_grpo.config import ClipConfig, TrainGRPOConfig
+from components.train_grpo.metrics import (
+    Row,
+    UpdateMetrics,
+    completion_records,
+    mean,
+    require_learning,
+    require_signal,
+    rollout_metrics,
+    signal_limit_reached,
+    warn_without_signal,
+)
+from components.train_grpo.objective import TokenObjective, Tokens
+from components.train_grpo.rewards import Failure
+from components.train_grpo.rollouts import Group, Rollout
+from components.train_grpo.train import train
+from components.train_grpo.update import rollout_advantages
 from tests import tiny
 from tests.train_grpo.groups import completion, graded, group, rewarded, scored
 from tests.train_grpo.settings import grpo_config
@@ -35,20 +56,24 @@ def _groups() -> list[Group]:
     ]
 
 
-def _figures(
+def _metrics(
     sampled: list[Group],
     trained: list[Group] | None = None,
     policy: AnswerPolicy = AnswerPolicy.DECLARED,
     **changes: Any,
 ) -> dict[str, float]:
     rollout = Rollout(sampled, sampled if trained is None else trained, sampling_s=0.0, scoring_s=0.0)
-    return rollout_figures(grpo_config(**changes), rollout, policy)
+    return rollout_metrics(grpo_config(**changes), rollout, policy)
 
 
-def test_the_figures_of_a_rollout_by_hand() -> None:
+def _records(config: TrainGRPOConfig, groups: list[Group], *, step: int = 1) -> list[dict[str, Any]]:
+    return list(completion_records(config, groups, rollout_advantages(config, groups), step=step))
+
+
+def test_the_metrics_of_a_rollout_by_hand() -> None:
     """Shares are over all twelve completions; two of three groups have nothing to learn from."""
-    found = _figures(_groups(), _groups()[:1])
-    assert found == pytest.approx(
+    result = _metrics(_groups(), _groups()[:1])
+    assert result == pytest.approx(
         {
             "reward": 7 / 12,
             "reward_accuracy": 7 / 12,
@@ -68,14 +93,14 @@ def test_the_figures_of_a_rollout_by_hand() -> None:
     )
 
 
-def test_what_could_not_be_scored_is_counted_and_left_out_of_the_means() -> None:
+def test_unscorable_completions_are_counted_and_left_out_of_the_means() -> None:
     """A gold answer that nobody can read: one unscorable of four, and it is neither right nor wrong."""
     unreadable = tiny.problem(0, answer="\\frac{1}{")
     one = graded(unreadable.answer, completion(text="#### 1"))
-    found = _figures([group(one, *_groups()[0].scored_G[:3])])
-    assert (found["unscorable_fraction"], found["reward"], found["accuracy"]) == pytest.approx((1 / 4, 2 / 3, 2 / 3))
-    assert found["reward_failures"] == 0
-    nothing = _figures([group(one, one)])
+    result = _metrics([group(one, *_groups()[0].scored_G[:3])])
+    assert (result["unscorable_fraction"], result["reward"], result["accuracy"]) == pytest.approx((1 / 4, 2 / 3, 2 / 3))
+    assert result["reward_failures"] == 0
+    nothing = _metrics([group(one, one)])
     assert nothing["unscorable_fraction"] == 1
     assert math.isnan(nothing["reward"])
     assert math.isnan(nothing["accuracy"])
@@ -87,12 +112,12 @@ def test_what_could_not_be_scored_is_counted_and_left_out_of_the_means() -> None
 def test_every_reward_has_a_mean_of_its_own() -> None:
     """By hand: the weighted sum of each completion, and each reward before its weight, over all steps."""
     weights = {"steps": 1.0, "format": 0.5}
-    found = _figures(
+    result = _metrics(
         [group(scored({"steps": [1, 0, 0], "format": [1]}, ends=[1, 2, 3]), scored({"steps": [1], "format": [0]}))],
         reward__weights=weights,
         reward__supervision="process",
     )
-    assert (found["reward"], found["reward_steps"], found["reward_format"]) == pytest.approx((2.5 / 2, 2 / 4, 1 / 2))
+    assert (result["reward"], result["reward_steps"], result["reward_format"]) == pytest.approx((2.5 / 2, 2 / 4, 1 / 2))
 
 
 def test_a_reward_that_failed_is_counted_and_left_out_of_the_means() -> None:
@@ -101,18 +126,20 @@ def test_a_reward_that_failed_is_counted_and_left_out_of_the_means() -> None:
     weights = {"accuracy": 1.0, "mine:own": 0.5}
     worth = [scored({"accuracy": [value], "mine:own": [1]}) for value in (1, 1, 0)]
     failed = replace(scored({name: [1] for name in weights}, verdict=Verdict.WRONG).without_reward(), failure=failure)
-    found = _figures([group(*worth, failed)], reward__weights=weights)
-    assert (found["reward_failures"], found["unscorable_fraction"]) == (1, 1 / 4)
-    assert (found["reward"], found["reward_accuracy"], found["reward_mine_own"]) == pytest.approx((3.5 / 3, 2 / 3, 1))
-    assert found["accuracy"] == 3 / 4
+    result = _metrics([group(*worth, failed)], reward__weights=weights)
+    assert (result["reward_failures"], result["unscorable_fraction"]) == (1, 1 / 4)
+    assert (result["reward"], result["reward_accuracy"], result["reward_mine_own"]) == pytest.approx(
+        (3.5 / 3, 2 / 3, 1)
+    )
+    assert result["accuracy"] == 3 / 4
 
 
-def test_what_is_worked_is_worked_for_the_answer_in_its_place() -> None:
+def test_reasoning_counts_before_an_answer_where_the_prompt_asks_for_it() -> None:
     """A box is no answer where a mark is asked for."""
     boxed = group(*(scored({"accuracy": [0]}) for _ in range(2)))
     boxed = group(*(replace(each, completion=completion(text=r"So \boxed{1}")) for each in boxed.scored_G))
-    assert _figures([boxed], policy=AnswerPolicy.BOXED)["worked_fraction"] == 1
-    assert _figures([boxed], policy=AnswerPolicy.MARKED)["worked_fraction"] == 0
+    assert _metrics([boxed], policy=AnswerPolicy.BOXED)["worked_fraction"] == 1
+    assert _metrics([boxed], policy=AnswerPolicy.MARKED)["worked_fraction"] == 0
 
 
 def test_the_mean_is_over_numbers_only() -> None:
@@ -124,18 +151,18 @@ def test_the_mean_is_over_numbers_only() -> None:
 
 
 def test_records_name_problem_and_sample() -> None:
-    """What is kept to read says which problem, which sample, what was said and what it was worth."""
-    config = grpo_config(completions_kept_per_step=5)
+    """Which problem, which sample, its text and its reward."""
+    config = grpo_config(logged_completions_per_step=5)
     groups = _groups()
-    kept = list(completion_records(config, groups, experience(config, groups), step=7))
-    assert [(row["id"], row["sample"], row["completion"]) for row in kept] == [
+    records = _records(config, groups, step=7)
+    assert [(row["id"], row["sample"], row["completion"]) for row in records] == [
         *((tiny.PROBLEMS[0].id, sample, TEXTS[0][sample]) for sample in range(4)),
         (tiny.PROBLEMS[1].id, 0, TEXTS[1][0]),
     ]
     third = 1 / math.sqrt(3)
-    assert [row["reward"] for row in kept] == [1, 1, 0, 1, 1]
-    assert [row["advantage"] for row in kept] == pytest.approx([third, third, -3 * third, third, 0])
-    assert {name: kept[2][name] for name in ("step", "question", "answer", "verdict", "num_tokens", "finished")} == {
+    assert [row["reward"] for row in records] == [1, 1, 0, 1, 1]
+    assert [row["advantage"] for row in records] == pytest.approx([third, third, -3 * third, third, 0])
+    assert {name: records[2][name] for name in ("step", "question", "answer", "verdict", "num_tokens", "finished")} == {
         "step": 7,
         "question": tiny.PROBLEMS[0].question,
         "answer": "0",
@@ -143,7 +170,7 @@ def test_records_name_problem_and_sample() -> None:
         "num_tokens": 4,
         "finished": True,
     }
-    assert kept[2]["rewards"] == {"accuracy": [0.0]}
+    assert records[2]["rewards"] == {"accuracy": [0.0]}
 
 
 def test_records_show_all_rewards_of_all_steps() -> None:
@@ -155,20 +182,20 @@ def test_records_show_all_rewards_of_all_steps() -> None:
             scored({"steps": [1, math.nan], "format": [0]}, ends=[1, 3]),
         )
     ]
-    given = experience(config, groups)
-    first, second = completion_records(config, groups, given, step=1)
+    advantages_M = rollout_advantages(config, groups)
+    first, second = _records(config, groups)
     assert (first["reward"], first["rewards"]) == (1.5, {"steps": [1.0, 0.0], "format": [1.0]})
     assert (second["reward"], second["rewards"]) == (None, {"steps": [1.0, None], "format": [0.0]})
-    assert (first["advantage"], second["advantage"]) == (float(given.advantages_M[0]), float(given.advantages_M[3]))
+    assert (first["advantage"], second["advantage"]) == (float(advantages_M[0]), float(advantages_M[3]))
 
 
-def test_records_say_what_was_graded_and_why() -> None:
+def test_records_have_the_grade_and_its_reason() -> None:
     """Extracted answer, verdict and reason of the grader, and which reward failed, if one did."""
     config = grpo_config(group_size=2)
     right, wrong = (graded("7", completion(text=text)) for text in ("#### 7", "seven"))
     failed = replace(right.without_reward(), failure=Failure("kind", "reward mine:own returned None"))
     groups = [group(failed, wrong)]
-    first, second = completion_records(config, groups, experience(config, groups), step=1)
+    first, second = _records(config, groups)
     assert (first["verdict"], first["extracted"], first["reason"]) == ("right", "7", right.grade.reason)
     assert (first["reward"], first["reward_failure"]) == (None, "reward mine:own returned None")
     assert (second["verdict"], second["extracted"], second["reason"]) == ("wrong", None, wrong.grade.reason)
@@ -176,9 +203,181 @@ def test_records_say_what_was_graded_and_why() -> None:
     assert right.grade.reason != wrong.grade.reason != ""
 
 
-def test_no_more_is_kept_than_there_is() -> None:
-    """Fewer completions than are asked for, and none at all."""
+def test_no_more_completions_are_recorded_than_there_are() -> None:
+    """Fewer completions than the config asks for, and none at all."""
     groups = [rewarded(1, 0)]
     for count, expected in ((99, 2), (1, 1), (0, 0)):
-        config = grpo_config(group_size=2, completions_kept_per_step=count)
-        assert len(list(completion_records(config, groups, experience(config, groups), step=1))) == expected
+        config = grpo_config(group_size=2, logged_completions_per_step=count)
+        assert len(_records(config, groups)) == expected
+
+
+# The update -----------------------------------------------------------------------------------------------------------
+
+CLIP = ClipConfig(low=0.2, high=0.5, dual=3.0)
+# Two micro-batches: ratio, advantage, kl, entropy, old and sampler log-probability of each token.
+BATCHES = [
+    [(1.6, 1.0, 0.3, 1.0, -1.0, -1.1), (0.5, -2.0, 0.1, 2.0, -2.0, -1.5), (4.0, -1.0, 0.7, 0.25, -0.5, -0.2)],
+    [(1.4, 1.0, 0.0, 0.5, -3.0, -3.0)],
+]
+STEP = {"loss": 1.0, "gradient_norm": 2.0, "learning_rate": 0.5}
+
+
+def _add(metrics: UpdateMetrics, batch: Sequence[tuple[float, ...]], *, with_kl: bool = True) -> UpdateMetrics:
+    columns = [torch.tensor(column, dtype=torch.float64) for column in zip(*batch, strict=True)]
+    ratio_N, advantages_N, kl_N, entropy_N, old_N, sampler_N = columns
+    index_N = torch.zeros(len(batch), dtype=torch.long)
+    tokens = Tokens(old_N, old_N, sampler_N, None, entropy_N, advantages_N, index_N, index_N)
+    metrics.add(CLIP, tokens, TokenObjective(ratio_N, ratio_N, kl_N if with_kl else None))
+    return metrics
+
+
+def _update_metrics(*, with_kl: bool = True) -> UpdateMetrics:
+    metrics = UpdateMetrics()
+    for batch in BATCHES:
+        _add(metrics, batch, with_kl=with_kl)
+    return metrics
+
+
+def test_update_metrics_are_means_over_all_tokens() -> None:
+    """By hand over both micro-batches, the larger of which has three of the four tokens."""
+    tokens = [token for batch in BATCHES for token in batch]
+    assert _update_metrics().figures([STEP]) == pytest.approx(
+        {
+            "kl": statistics.fmean(token[2] for token in tokens),
+            "entropy": statistics.fmean(token[3] for token in tokens),
+            "clip_high_fraction": 1 / 4,
+            "clip_low_fraction": 2 / 4,
+            "sampler_mismatch": (0.1 + 0.5 + 0.0 + 0.3) / 4,
+            "sampler_mismatch_max": 0.5,
+            "ratio_min": 0.5,
+            "ratio_max": 4.0,
+            **STEP,
+        },
+        rel=1e-12,
+    )
+    assert _add(UpdateMetrics(), BATCHES[0]).mean_mismatch == pytest.approx(0.9 / 3, rel=1e-12)
+
+
+def test_processes_count_by_their_tokens() -> None:
+    """Three tokens in one process and one in another have the metrics of all four in one, in either order."""
+    of_ranks = [_add(UpdateMetrics(), batch) for batch in BATCHES]
+    for each in (of_ranks, of_ranks[::-1]):
+        merged = UpdateMetrics.merged(each)
+        assert merged.mean_mismatch == pytest.approx(0.9 / 4, rel=1e-12)
+        assert merged.figures([STEP]) == pytest.approx(_update_metrics().figures([STEP]), rel=1e-12)
+
+
+def test_what_optimizer_steps_return_is_averaged_over_them() -> None:
+    """Loss and norm are means over the optimizer steps, however many tokens each had."""
+    steps = [{"loss": 1.0, "gradient_norm": 2.0}, {"loss": -3.0, "gradient_norm": 1.0}]
+    figures = _update_metrics(with_kl=False).figures(steps)
+    assert (figures["loss"], figures["gradient_norm"]) == (-1.0, 1.5)
+    assert math.isnan(figures["kl"])  # there is none without a reference
+
+
+def test_no_update_has_the_same_columns_as_an_update() -> None:
+    """No gradient, and nothing that was measured."""
+    nothing = UpdateMetrics.of_no_update(0.25)
+    assert set(nothing) == set(_update_metrics().figures([STEP]))
+    measured = {name: value for name, value in nothing.items() if not math.isnan(value)}
+    assert measured == {"loss": 0.0, "gradient_norm": 0.0, "learning_rate": 0.25}
+
+
+# The learning signal --------------------------------------------------------------------------------------------------
+
+EQUAL, DIFFERENT, SOLVED = "equal", "different", "solved"
+OUTPUTS = ("policy", "training", "timings")
+
+
+def _rows(*kinds: str) -> list[Row]:
+    return [
+        {
+            "groups_without_spread_fraction": 0.75 if kind == DIFFERENT else 1.0,
+            "groups_all_right_fraction": 1.0 if kind == SOLVED else 0.5,
+            "reward": None,
+            "accuracy": 0.5,
+            "truncated_fraction": 0.25,
+        }
+        for kind in kinds
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kinds", "reached"),
+    [
+        ([EQUAL] * 3, True),
+        ([DIFFERENT, *[EQUAL] * 3], True),
+        ([EQUAL] * 2, False),
+        ([EQUAL, EQUAL, DIFFERENT, EQUAL], False),
+        ([EQUAL] * 3 + [DIFFERENT], False),
+        ([SOLVED] * 9, False),
+        ([EQUAL, SOLVED, EQUAL, EQUAL], False),
+    ],
+)
+def test_the_limit_is_of_steps_in_a_row(kinds: Sequence[str], reached: bool) -> None:
+    """A step with a signal, or with nothing left to learn, begins the count anew."""
+    rows = _rows(*kinds)
+    assert signal_limit_reached(grpo_config(reward__max_steps_without_signal=3), rows) is reached
+    assert not signal_limit_reached(grpo_config(reward__max_steps_without_signal=0), rows)
+
+
+def test_the_error_names_the_figures_and_what_to_do() -> None:
+    """In one line, with the keys that it takes."""
+    with pytest.raises(PipelineError) as error:
+        require_signal(grpo_config(reward__max_steps_without_signal=3), _rows(*[EQUAL] * 3))
+    message = str(error.value)
+    assert message.startswith("no learning signal in the last 3 steps: the rewards of each group were all equal")
+    assert "(accuracy 0.5, truncated 0.25)" in message
+    assert "train_grpo.reward.weights" in message
+    assert message.endswith("train_grpo.reward.max_steps_without_signal: 0")
+    assert "\n" not in message
+
+
+def test_a_warning_is_printed_once_in_a_row_of_such_steps(capsys: pytest.CaptureFixture[str]) -> None:
+    """Long before the run stops."""
+    kinds = [EQUAL] * 8 + [DIFFERENT] + [EQUAL] * 5
+    for number in range(1, len(kinds) + 1):
+        warn_without_signal(_rows(*kinds[:number]))
+    warned = capsys.readouterr().out.splitlines()
+    assert len(warned) == 2
+    assert all(line.startswith("train_grpo: warning: no learning signal in the last 5 steps") for line in warned)
+
+
+def test_a_run_needs_a_learning_signal_in_one_of_its_steps() -> None:
+    """Unless every answer was right, or the limit is switched off."""
+    config = grpo_config(reward__max_steps_without_signal=100)
+    require_learning(config, _rows(DIFFERENT, EQUAL, SOLVED))
+    require_learning(config, _rows(SOLVED, SOLVED))
+    for kinds in ((EQUAL, EQUAL), (EQUAL, SOLVED)):
+        with pytest.raises(PipelineError, match="no learning signal in any step"):
+            require_learning(config, _rows(*kinds))
+        require_learning(grpo_config(reward__max_steps_without_signal=0), _rows(*kinds))
+
+
+def _train(folder: Path, inputs: dict[str, Path], limit: int) -> None:
+    outputs = {name: folder / name for name in OUTPUTS}
+    for path in outputs.values():
+        path.mkdir(parents=True, exist_ok=True)
+    config = grpo_config(num_steps=4, prompts_per_step=1, group_size=2, reward__max_steps_without_signal=limit)
+    train(config, **inputs, **outputs, work=folder / "work")
+
+
+@pytest.mark.slow
+def test_a_run_without_a_signal_stops_and_can_be_resumed(tmp_path: Path) -> None:
+    """Its last step is kept: the same again stops at once, and without the limit it ends as one that never stopped."""
+    inputs = {name: tmp_path / name for name in ("problems", "reference")}
+    for path in inputs.values():
+        path.mkdir()
+    write_problems(inputs["problems"], Split.TRAIN, [tiny.problem(3, answer="12345")])
+    save(tiny.checkpoint(), inputs["reference"])
+    stopped, straight = tmp_path / "stopped", tmp_path / "straight"
+    for _ in range(2):
+        with pytest.raises(PipelineError, match="in the last 2 steps"):
+            _train(stopped, inputs, 2)
+        assert [path.name for path in (stopped / "work/checkpoints").glob("step-*")] == ["step-000002"]
+    _train(stopped, inputs, 0)
+    _train(straight, inputs, 0)
+    for name in ("policy/model.safetensors", "training/steps.jsonl"):
+        assert (stopped / name).read_bytes() == (straight / name).read_bytes()
+    rows: list[dict[str, Any]] = [row for _, row in jsonl.read_rows(stopped / "training/steps.jsonl")]
+    assert [row["step"] for row in rows] == [1, 2, 3, 4]

@@ -9,10 +9,10 @@ from tests.train_grpo.settings import grpo_config
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num_processes", [1, 2])
-def test_where_the_reference_is_does_not_change_what_it_says(tmp_path: Path, num_processes: int) -> None:
-    """Whole, sharded or offloaded, and also once it has taken the policy's weights."""
+def test_the_placement_of_the_reference_does_not_change_its_scores(tmp_path: Path, num_processes: int) -> None:
+    """Replicated, sharded or offloaded, and also after a reset to other weights."""
     config = grpo_config(engine__num_processes=num_processes)
-    found = run_ranks(
+    result = run_ranks(
         compare,
         config,
         {"folder": tmp_path},
@@ -20,6 +20,6 @@ def test_where_the_reference_is_does_not_change_what_it_says(tmp_path: Path, num
         work=tmp_path / "work",
         grace_s=1,
     )
-    assert found["first"] < 1e-5
-    assert found["other"] < 1e-5
-    assert abs(found["first_mean"] - found["other_mean"]) > 1e-3
+    assert result["first"] < 1e-5
+    assert result["other"] < 1e-5
+    assert abs(result["first_mean"] - result["other_mean"]) > 1e-3

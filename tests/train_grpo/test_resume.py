@@ -11,12 +11,13 @@ from components.shared import jsonl
 from components.shared.problem import Split, write_problems
 from components.train_grpo.config import TrainGRPOConfig
 from tests import tiny
+from tests.train_grpo.groups import SHORTNESS
 from tests.train_grpo.interrupted import RESUMED, STRAIGHT, run_both
-from tests.train_grpo.settings import grpo_config
+from tests.train_grpo.settings import REWARD_MODEL, grpo_config
 
 SETTINGS = {"num_steps": 4, "prompts_per_step": 4, "learning_rate": 1e-2, "engine__micro_batch_tokens": 60}
 VARIANTS: dict[str, dict[str, Any]] = {
-    "a curriculum, and groups that are drawn again": {
+    "a curriculum, and groups that are resampled": {
         "prompts": {
             "source_weights": {},
             "curriculum": {"memory": 0.5, "floor": 0.1},
@@ -28,13 +29,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "a reference that was reset, and a reward model": {
         "num_iterations": 4,
         "reward__weights": {"accuracy": 1.0, "reward_model": 0.5},
-        "reward__model": {
-            "base": "reference",
-            "initial_rollouts": 1,
-            "learning_rate": 1e-3,
-            "epochs": 1,
-            "replay_fraction": 0.3,
-        },
+        "reward__model": {**REWARD_MODEL, "replay_fraction": 0.3},
     },
     "adapters": {
         "num_iterations": 2,
@@ -44,7 +39,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def _undecided(folder: Path) -> dict[str, Path]:
-    """Problems, and a reference that guesses; length is rewarded, so that every group has something to teach."""
+    """Write problems, and a reference that guesses; short ones are rewarded, so that every group differs."""
     for name in ("problems", "reference"):
         (folder / name).mkdir()
     write_problems(folder / "problems", Split.TRAIN, tiny.PROBLEMS)
@@ -53,14 +48,7 @@ def _undecided(folder: Path) -> dict[str, Path]:
 
 
 def _config(**changes: Any) -> TrainGRPOConfig:
-    weights = {"accuracy": 1.0, "tests.train_grpo.test_resume:shortness": 1.0}
-    return grpo_config(**{**SETTINGS, "reward__weights": weights, **changes})
-
-
-def shortness(problem: Any, completion: Any, grade: Any) -> float:
-    """A reward that differs between almost any two completions."""
-    del problem, grade
-    return -len(completion.text) / 10
+    return grpo_config(**{**SETTINGS, "reward__weights": SHORTNESS, **changes})
 
 
 def _rows(folder: Path) -> list[dict[str, Any]]:
@@ -81,16 +69,16 @@ def _assert_equal(folder: Path, *, num_steps: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", list(VARIANTS))
-def test_a_run_that_was_stopped_ends_where_one_that_was_not_does(tmp_path: Path, variant: str) -> None:
-    """In one process: whatever a run carries from step to step is in its checkpoint."""
+def test_a_resumed_run_ends_where_an_uninterrupted_one_does(tmp_path: Path, variant: str) -> None:
+    """In one process: everything that a step depends on is in the checkpoint."""
     (tmp_path / "zero_2").mkdir()
     run_both(_config(**VARIANTS[variant]), **_undecided(tmp_path), folder=tmp_path)
     _assert_equal(tmp_path / "zero_2", num_steps=4)
 
 
 @pytest.mark.slow
-def test_two_processes_go_on_where_they_were_stopped(tmp_path: Path) -> None:
-    """Under ZeRO 0, 2 and 3, though only one of them was told to stop; what they learn does not depend on the stage."""
+def test_two_processes_resume_where_they_were_stopped(tmp_path: Path) -> None:
+    """Under ZeRO 0, 2 and 3, though only one of them got the request; what they learn does not depend on the stage."""
     for stage in (0, 2, 3):
         (tmp_path / f"zero_{stage}").mkdir()
     config = _config(engine__num_processes=2)

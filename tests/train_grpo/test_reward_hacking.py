@@ -19,8 +19,9 @@ from components.rollout.transformers_sampler import TransformersSampler
 from components.shared.answer_policy import AnswerPolicy
 from components.shared.model import ModelConfig
 from components.shared.problem import Problem
-from components.train_grpo.train_rank import build_trainer
-from components.train_grpo.trainer import History, Trainer
+from components.train_grpo.metrics import History
+from components.train_grpo.trainer import Trainer
+from components.train_grpo.worker import build_trainer
 from tests import tiny
 from tests.grading.tables import ATTACKS, Case
 from tests.train_grpo.settings import grpo_config
@@ -73,7 +74,7 @@ def _trainer(said: Said, verify: Verifier, **changes: Any) -> Trainer:
         "num_steps": 2,
         "prompts_per_step": len(said) // 2,
         "group_size": GROUP_SIZE,
-        "completions_kept_per_step": 10_000,
+        "logged_completions_per_step": 10_000,
         "reward__max_unscorable_fraction": 1.0,
         "sampler__max_mismatch": 1000.0,  # nothing was drawn, so there is nothing to compare with
         "engine__micro_batch_tokens": 4000,

@@ -1,3 +1,4 @@
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -8,18 +9,26 @@ from torch.nn import functional
 from transformers import (
     AutoModelForSequenceClassification,
     AutoTokenizer,
+    BertConfig,
+    BertForSequenceClassification,
     LlamaConfig,
     LlamaForSequenceClassification,
     Qwen3Config,
     Qwen3ForSequenceClassification,
+    XGLMConfig,
+    XGLMForCausalLM,
 )
 
+from components.policy.checkpoint import Checkpoint, load, save
 from components.policy.engine import NonFiniteError
+from components.policy.logprobs import LogprobModel
 from components.policy.packing import TokenSequence
+from components.shared.errors import PipelineError
 from components.train_grpo.config import RewardModelConfig
-from components.train_grpo.judged import Judged, scorable
-from components.train_grpo.reward_model import RewardModel
+from components.train_grpo.labeled_examples import LabeledExample, scorable
+from components.train_grpo.reward_model import PaddedBatch, RewardModel, load_classifier, padded_batches
 from tests import tiny
+from tests.train_grpo.settings import REWARD_MODEL
 
 _SIZE = {
     "vocab_size": 300,
@@ -48,14 +57,7 @@ _STEPS = [(2, 4), (1, 2, 3), (2,), (1,), (3, 7, 9, 10)]
 
 
 def _config(**changes: Any) -> RewardModelConfig:
-    fields = {
-        "base": "reference",
-        "initial_rollouts": 1,
-        "learning_rate": 1e-2,
-        "epochs": 1,
-        "replay_fraction": 0.1,
-    }
-    return RewardModelConfig.model_validate({**fields, **changes})
+    return RewardModelConfig.model_validate({**REWARD_MODEL, "learning_rate": 1e-2, **changes})
 
 
 def _model(folder: Path, *, family: str = "qwen3", micro_batch_tokens: int = 16, **changes: Any) -> RewardModel:
@@ -76,10 +78,10 @@ def _library_logit(model: Any, sequence: TokenSequence, end: int) -> torch.Tenso
     return logit
 
 
-def _toy(numbers: range) -> list[Judged]:
+def _toy(numbers: range) -> list[LabeledExample]:
     """Return completions that are right exactly if their second token is 100."""
     return [
-        Judged(TokenSequence((5, n % 50), (6, 100 if n % 3 else 101, 7 + n % 40)), (3,), (float(n % 3 > 0),))
+        LabeledExample(TokenSequence((5, n % 50), (6, 100 if n % 3 else 101, 7 + n % 40)), (3,), (float(n % 3 > 0),))
         for n in numbers
     ]
 
@@ -125,18 +127,12 @@ def test_what_is_read_nowhere_has_no_scores(tmp_path: Path) -> None:
     assert [len(row) for row in model.score(_SEQUENCES[:2], [(), (1,)])] == [0, 1]
 
 
-def test_a_copy_of_the_reference_scores_one_half_before_it_has_learned() -> None:
-    """Whatever is read, and exactly."""
-    model = RewardModel.load(_config(), tiny.checkpoint(), micro_batch_tokens=16)
-    assert model.score(_SEQUENCES, _STEPS) == [[0.5] * len(stops) for stops in _STEPS]
-
-
 def test_a_reward_model_learns_what_makes_a_completion_right() -> None:
     """After a few passes a copy of the reference tells right from wrong in completions it has not seen."""
     model = RewardModel.load(_config(epochs=10), tiny.checkpoint(), micro_batch_tokens=500)
     first = model.fit(_toy(range(120)), num_new=120, seed=1)
     unseen = _toy(range(1000, 1060))
-    scores = model.score([example.tokens for example in unseen], [example.ends for example in unseen])
+    scores = model.score([example.tokens for example in unseen], [example.step_ends for example in unseen])
     assert all(
         (score > 0.9) if example.labels == (1.0,) else (score < 0.1)
         for (score,), example in zip(scores, unseen, strict=True)
@@ -152,13 +148,13 @@ def test_the_gradient_is_that_of_the_mean_loss_over_labels(tmp_path: Path, micro
     """However a step is split, it is -log p(label) averaged over all labels, by the library's logits alone."""
     model = _model(tmp_path, micro_batch_tokens=micro_batch_tokens)
     labels = [tuple(float((row + end) % 2) for end in stops) for row, stops in enumerate(_STEPS)]
-    examples = [Judged(*fields) for fields in zip(_SEQUENCES, _STEPS, labels, strict=True)]
+    examples = [LabeledExample(*fields) for fields in zip(_SEQUENCES, _STEPS, labels, strict=True)]
     library = AutoModelForSequenceClassification.from_pretrained(tmp_path)
     losses_E = torch.stack(
         [
             -functional.logsigmoid(_library_logit(library, example.tokens, end) * (1 if label else -1))
             for example in examples
-            for end, label in zip(example.ends, example.labels, strict=True)
+            for end, label in zip(example.step_ends, example.labels, strict=True)
         ]
     )
     assert len(losses_E) == 11
@@ -181,7 +177,7 @@ def test_a_step_takes_at_most_64_examples(tmp_path: Path, num_examples: int, epo
     model.model.base_model.register_forward_pre_hook(
         lambda _module, _arguments, named: read.append(named["input_ids"][:, 1].tolist()), with_kwargs=True
     )
-    examples = [Judged(TokenSequence((5, number), (6,)), (1,), (1.0,)) for number in range(num_examples)]
+    examples = [LabeledExample(TokenSequence((5, number), (6,)), (1,), (1.0,)) for number in range(num_examples)]
     model.fit(examples, num_new=0, seed=1)
     assert [len(numbers) for numbers in read] == sizes
     assert sorted(sum(read, [])) == sorted([*range(num_examples)] * epochs)  # noqa: RUF017
@@ -196,15 +192,6 @@ def test_the_optimizer_goes_on_from_one_fit_to_the_next(tmp_path: Path) -> None:
     assert {int(state["step"]) for state in model.optimizer.state.values()} == {2}
     (group,) = model.optimizer.param_groups
     assert (group["lr"], group["weight_decay"]) == (3e-4, 0.0)
-
-
-def test_a_first_step_moves_every_weight_by_the_rate(tmp_path: Path) -> None:
-    """Adam's first step is the learning rate in the direction of each gradient, in backbone and head alike."""
-    model = _model(tmp_path, learning_rate=1e-3)
-    before = {name: weight.detach().clone() for name, weight in model.model.named_parameters()}
-    model.fit(_toy(range(10)), num_new=0, seed=1)
-    for name, weight in model.model.named_parameters():
-        assert (weight - before[name]).abs().max().item() == pytest.approx(1e-3, rel=1e-2), name
 
 
 def test_the_order_depends_on_the_seed_alone(tmp_path: Path) -> None:
@@ -223,9 +210,9 @@ def test_accuracy_counts_new_labels_before_they_are_learned(tmp_path: Path) -> N
     model = _model(tmp_path)
     tokens, ends = _SEQUENCES[:3], _STEPS[:3]
     above = [tuple(float(score > 0.5) for score in row) for row in model.score(tokens, ends)]
-    new = [Judged(*fields) for fields in zip(tokens, ends, above, strict=True)]
-    new[1] = Judged(tokens[1], ends[1], tuple(1 - label for label in above[1]))
-    replayed = [Judged(tokens[1], ends[1], tuple(1 - label for label in above[1]))] * 7
+    new = [LabeledExample(*fields) for fields in zip(tokens, ends, above, strict=True)]
+    new[1] = LabeledExample(tokens[1], ends[1], tuple(1 - label for label in above[1]))
+    replayed = [LabeledExample(tokens[1], ends[1], tuple(1 - label for label in above[1]))] * 7
     # Of 2 + 3 + 1 new labels, three are on the wrong side.
     assert model.fit([*new, *replayed], num_new=3, seed=1)["reward_model_accuracy"] == pytest.approx(3 / 6)
 
@@ -233,9 +220,9 @@ def test_accuracy_counts_new_labels_before_they_are_learned(tmp_path: Path) -> N
 def test_what_cannot_be_scored_is_left_out(tmp_path: Path) -> None:
     """Unscorable ends and examples train nothing and count nowhere."""
     nothing = math.nan
-    example = Judged(_SEQUENCES[4], (3, 7, 10), (nothing, 1.0, nothing))
-    unscorable = Judged(_SEQUENCES[0], (2, 4), (nothing, nothing))
-    assert scorable([example, unscorable]) == [Judged(_SEQUENCES[4], (7,), (1.0,))]
+    example = LabeledExample(_SEQUENCES[4], (3, 7, 10), (nothing, 1.0, nothing))
+    unscorable = LabeledExample(_SEQUENCES[0], (2, 4), (nothing, nothing))
+    assert scorable([example, unscorable]) == [LabeledExample(_SEQUENCES[4], (7,), (1.0,))]
     mixed, clean = _model(tmp_path), _model(tmp_path)
     figures = mixed.fit([unscorable, example, *_toy(range(5))], num_new=2, seed=1)
     expected = clean.fit([*scorable([example]), *_toy(range(5))], num_new=1, seed=1)
@@ -248,7 +235,7 @@ def test_nothing_to_learn_from_changes_nothing(tmp_path: Path) -> None:
     """Where every label is unscorable there is no step, and neither loss nor accuracy is a number."""
     model = _model(tmp_path)
     before = _flat(model)
-    figures = model.fit([Judged(_SEQUENCES[0], (4,), (math.nan,))], num_new=1, seed=1)
+    figures = model.fit([LabeledExample(_SEQUENCES[0], (4,), (math.nan,))], num_new=1, seed=1)
     assert torch.equal(_flat(model), before)
     assert figures["reward_model_examples"] == 0
     assert math.isnan(figures["reward_model_loss"])
@@ -325,3 +312,164 @@ def test_training_goes_on_from_a_saved_state_to_the_bit(tmp_path: Path) -> None:
     resumed.load_state_dict(torch.load(tmp_path / "state.pt"))
     resumed.fit(_toy(range(70, 140)), num_new=70, seed=2)
     assert torch.equal(_flat(resumed), _flat(straight))
+
+
+# Micro-batches --------------------------------------------------------------------------------------------------------
+
+
+def _padded(max_tokens: int) -> list[PaddedBatch]:
+    tokens = [TokenSequence((5, 6), (7, 8, 9)), TokenSequence((5,), (6,)), TokenSequence((1, 2, 3), (4,))]
+    return padded_batches(tokens, [(1, 3), (), (1,)], max_tokens=max_tokens, device=torch.device("cpu"))
+
+
+def test_a_head_is_read_at_the_last_token_that_an_end_counts() -> None:
+    """Rows go by length, padded on the right; ends 1 and 3 after a prompt of 2 are positions 2 and 4."""
+    (batch,) = _padded(15)
+    assert batch.sequences == (1, 2, 0)
+    assert batch.input_ids_RT.tolist() == [[5, 6, 0, 0, 0], [1, 2, 3, 4, 0], [5, 6, 7, 8, 9]]
+    assert batch.attention_mask_RT.tolist() == [[1, 1, 0, 0, 0], [1, 1, 1, 1, 0], [1, 1, 1, 1, 1]]
+    assert (batch.row_E.tolist(), batch.position_E.tolist()) == ([1, 2, 2], [3, 2, 4])
+
+
+def test_micro_batches_hold_no_more_tokens_than_allowed() -> None:
+    """Padding counts, and a sequence that alone is longer stands alone."""
+    assert [batch.sequences for batch in _padded(14)] == [(1, 2), (0,)]
+    assert [batch.sequences for batch in _padded(7)] == [(1,), (2,), (0,)]
+    assert [batch.sequences for batch in _padded(1)] == [(1,), (2,), (0,)]
+
+
+def test_sequences_that_are_read_nowhere_are_no_error() -> None:
+    """A micro-batch without ends has empty places of an integer type, as indexing needs."""
+    (batch,) = padded_batches([TokenSequence((1,), (2,))], [()], max_tokens=9, device=torch.device("cpu"))
+    assert (batch.row_E.shape, batch.position_E.dtype) == ((0,), torch.long)
+
+
+# The base model -------------------------------------------------------------------------------------------------------
+
+_LAYERS = {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 16}
+
+
+def _save_classifier(folder: Path, *, tokenizer: Any, **changes: Any) -> None:
+    """Write a tiny Qwen3 classifier with the tokenizer of `tiny`, or another."""
+    fields = {"vocab_size": 300, "num_key_value_heads": 2, "head_dim": 8, "num_labels": 1, **_LAYERS, **changes}
+    Qwen3ForSequenceClassification(Qwen3Config(**fields)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def test_a_copy_of_the_reference_has_its_layers_and_a_head_of_zeros() -> None:
+    """Every weight of the backbone is the reference's; the head is one row of zeros."""
+    reference = tiny.checkpoint()
+    made = load_classifier("reference", reference)
+    state, copied = reference.model.base_model.state_dict(), made.base_model.state_dict()
+    assert state.keys() == copied.keys()
+    assert all(torch.equal(state[name], copied[name]) for name in state)
+    assert torch.equal(made.score.weight, torch.zeros(1, 64))
+
+
+def test_a_copy_shares_no_weight_with_the_reference() -> None:
+    """Training the one must not move the other."""
+    reference = tiny.checkpoint()
+    made = load_classifier("reference", reference)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.add_(1.0)
+    for weight, original in zip(reference.model.parameters(), tiny.checkpoint().model.parameters(), strict=True):
+        assert torch.equal(weight, original)
+
+
+def test_making_a_copy_draws_no_random_number() -> None:
+    """What is sampled afterwards is what would have been sampled without it."""
+    reference = tiny.checkpoint()
+    torch.manual_seed(3)
+    expected = torch.rand(4)
+    torch.manual_seed(3)
+    load_classifier("reference", reference)
+    assert torch.equal(torch.rand(4), expected)
+
+
+def test_a_copy_attends_as_the_model_does_by_itself() -> None:
+    """However a training engine has set up the reference's attention, the copy takes plain padded batches."""
+    reference = tiny.checkpoint()
+    ids = torch.tensor([reference.encode("Tom has 3 apples")])
+    expected = reference.model.base_model(ids).last_hidden_state
+    LogprobModel(reference.model, temperature=1.0)
+    actual = load_classifier("reference", reference).base_model(ids, torch.ones_like(ids)).last_hidden_state
+    torch.testing.assert_close(actual, expected)
+
+
+def test_a_copy_is_float32(tmp_path: Path) -> None:
+    """A bfloat16 reference gives the same numbers in the wider type."""
+    save(tiny.checkpoint(), tmp_path)
+    reference = load(tmp_path, dtype=torch.bfloat16)
+    made = load_classifier("reference", reference)
+    assert {weight.dtype for weight in made.parameters()} == {torch.float32}
+    weight = reference.model.get_input_embeddings().weight
+    assert weight.dtype == torch.bfloat16
+    assert torch.equal(made.get_input_embeddings().weight, weight.float())
+
+
+def test_a_model_family_without_classifier_is_named() -> None:
+    """Where transformers has no sequence classifier of the reference's kind, the error says so."""
+    model = XGLMForCausalLM(XGLMConfig(vocab_size=300, d_model=16, num_layers=1, attention_heads=2, ffn_dim=16))
+    reference = Checkpoint(model, tiny.checkpoint().tokenizer, tiny.MODEL)
+    with pytest.raises(PipelineError, match=r"reward\.model\.base reference: .* like XGLMForCausalLM"):
+        load_classifier("reference", reference)
+
+
+def test_a_checkpoint_is_loaded_as_it_is(tmp_path: Path) -> None:
+    """Weights, the head's included, are those of the folder, in float32."""
+    reference = tiny.checkpoint()
+    _save_classifier(tmp_path, tokenizer=reference.tokenizer)
+    made = load_classifier(str(tmp_path), reference)
+    saved = Qwen3ForSequenceClassification.from_pretrained(tmp_path)
+    for name, weight in saved.named_parameters():
+        assert torch.equal(made.get_parameter(name), weight)
+
+
+@pytest.mark.parametrize("base", ["/no/such/folder", "nobody/nothing"])
+def test_a_base_that_is_nowhere_is_named(base: str) -> None:
+    """A folder that is not there and an id that no hub answers for are one line each."""
+    with pytest.raises(PipelineError, match=rf"reward\.model\.base {base}: cannot be loaded .*folder or hub id"):
+        load_classifier(base, tiny.checkpoint())
+
+
+def test_a_language_model_is_no_reward_model(tmp_path: Path) -> None:
+    """A checkpoint without a head is refused rather than given a random one."""
+    save(tiny.checkpoint(), tmp_path)
+    with pytest.raises(PipelineError, match=r"lacks 1 of its weights, such as score\.weight"):
+        load_classifier(str(tmp_path), tiny.checkpoint())
+
+
+def test_a_classifier_of_several_labels_is_refused(tmp_path: Path) -> None:
+    """Two labels are no score."""
+    _save_classifier(tmp_path, tokenizer=tiny.checkpoint().tokenizer, num_labels=2)
+    with pytest.raises(PipelineError, match="has 2 labels, 1 is expected"):
+        load_classifier(str(tmp_path), tiny.checkpoint())
+
+
+def test_a_classifier_with_other_tokens_is_refused(tmp_path: Path) -> None:
+    """The same words under other ids, of which two are exchanged, are not the policy's tokens."""
+    _save_classifier(tmp_path, tokenizer=tiny.checkpoint().tokenizer)
+    described = json.loads((tmp_path / "tokenizer.json").read_text())
+    ids = described["model"]["vocab"]
+    ids["A"], ids["B"] = ids["B"], ids["A"]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(described))
+    with pytest.raises(PipelineError, match="its vocabulary is not the policy's"):
+        load_classifier(str(tmp_path), tiny.checkpoint())
+
+
+def test_a_classifier_without_tokenizer_is_refused(tmp_path: Path) -> None:
+    """Without its tokenizer nobody can say that the ids mean the same."""
+    _save_classifier(tmp_path, tokenizer=tiny.checkpoint().tokenizer)
+    for path in tmp_path.glob("tokenizer*"):
+        path.unlink()
+    with pytest.raises(PipelineError, match="its vocabulary is not the policy's"):
+        load_classifier(str(tmp_path), tiny.checkpoint())
+
+
+def test_a_classifier_that_reads_whole_sequences_is_refused(tmp_path: Path) -> None:
+    """An encoder has another head, which cannot be read at a step's end."""
+    BertForSequenceClassification(BertConfig(vocab_size=300, num_labels=1, **_LAYERS)).save_pretrained(tmp_path)
+    tiny.checkpoint().tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(PipelineError, match="BertForSequenceClassification has no linear head `score`"):
+        load_classifier(str(tmp_path), tiny.checkpoint())

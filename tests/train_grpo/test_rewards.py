@@ -1,31 +1,53 @@
 import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from components.grading.verifier import Grade, Verdict
+from components.grading.verifier import Grade, Submission, Verdict, Verifier
+from components.policy.checkpoint import Checkpoint
 from components.policy.packing import TokenSequence
 from components.rollout.sampler import Completion
 from components.shared.answer_policy import AnswerPolicy
 from components.shared.errors import PipelineError
 from components.shared.model import ModelConfig
+from components.shared.problem import Problem
+from components.train_grpo.config import RewardModelConfig
+from components.train_grpo.custom_rewards import load_reward
+from components.train_grpo.process_supervision import Step
+from components.train_grpo.reward_model import RewardModel
 from components.train_grpo.rewards import (
+    BUILT_IN,
+    Scored,
+    Scorer,
     accuracy,
     answer_format,
+    built_in,
     code_tests,
     length,
     overlong,
     repetition,
     require_rewards,
 )
+from components.train_grpo.rollouts import scoring
 from tests import tiny
-from tests.train_grpo.groups import completion, grade
-from tests.train_grpo.settings import grpo_config
+from tests.train_grpo.groups import completion, grade, scored
+from tests.train_grpo.settings import REWARD_MODEL, grpo_config
 
-PROBLEM = tiny.PROBLEMS[0]
+NAN = math.nan
+PROBLEM = tiny.problem(3)  # its answer is 6
+UNREADABLE = tiny.problem(3, answer="\\frac{1}{")
+WORKED = "1+1=2\n2+2=5\n#### 6"
 THINKING = "Think between <think> and </think>, then answer.\n{question}\n"
 OPENED = "{question}\n<think>\n"
+
+
+# Built-in rewards -----------------------------------------------------------------------------------------------------
 
 
 def _model(prompt: str = "{question}\n", answer: AnswerPolicy = AnswerPolicy.DECLARED) -> ModelConfig:
@@ -33,10 +55,10 @@ def _model(prompt: str = "{question}\n", answer: AnswerPolicy = AnswerPolicy.DEC
 
 
 def _format(text: str, *, model: ModelConfig | None = None, finished: bool = True) -> float:
-    """The format reward of a text, which must not depend on the verdict."""
-    said = completion(text=text, finished=finished)
-    (found,) = {answer_format(PROBLEM, said, grade(verdict), model=model or _model()) for verdict in Verdict}
-    return found
+    """Return the format reward of a text, which must not depend on the verdict."""
+    response = completion(text=text, finished=finished)
+    (value,) = {answer_format(PROBLEM, response, grade(verdict), model=model or _model()) for verdict in Verdict}
+    return value
 
 
 def test_right_is_one_wrong_is_zero_and_unscorable_is_neither() -> None:
@@ -46,151 +68,103 @@ def test_right_is_one_wrong_is_zero_and_unscorable_is_neither() -> None:
     assert math.isnan(values[Verdict.UNSCORABLE])
 
 
-def test_code_is_worth_the_share_of_the_tests_it_passes() -> None:
-    """What was cut off passes none; without tests, or without a verdict, there is no reward at all."""
-
-    def value(verdict: Verdict, tests_passed: float | None, *, finished: bool = True) -> float:
-        found = Grade(verdict, extracted=None, reason="", tests_passed=tests_passed)
-        return code_tests(PROBLEM, completion(finished=finished), found)
-
-    assert [value(Verdict.WRONG, share) for share in (0.0, 0.25, 0.75)] == [0.0, 0.25, 0.75]
-    assert value(Verdict.RIGHT, 1.0) == 1.0
-    assert value(Verdict.WRONG, None, finished=False) == 0.0
-    assert math.isnan(value(Verdict.RIGHT, None))
-    assert math.isnan(value(Verdict.UNSCORABLE, 0.5))
+@pytest.mark.parametrize(
+    ("verdict", "tests_passed", "finished", "expected"),
+    [
+        (Verdict.WRONG, 0.25, True, 0.25),
+        (Verdict.RIGHT, 1.0, True, 1.0),
+        (Verdict.WRONG, None, False, 0.0),
+        (Verdict.RIGHT, None, True, NAN),
+        (Verdict.UNSCORABLE, 0.5, True, NAN),
+    ],
+)
+def test_code_is_worth_the_share_of_the_tests_it_passes(
+    verdict: Verdict, tests_passed: float | None, finished: bool, expected: float
+) -> None:
+    """A truncated completion passes none; without tests, or without a verdict, there is no reward at all."""
+    result = Grade(verdict, extracted=None, reason="", tests_passed=tests_passed)
+    assert code_tests(PROBLEM, completion(finished=finished), result) == pytest.approx(expected, nan_ok=True)
 
 
 @pytest.mark.parametrize(
-    ("text", "finished", "expected"),
+    ("text", "finished", "policy", "expected"),
     [
-        ("1+1=2\n#### 2", True, 1.0),
-        (r"So it is \boxed{2}", True, 1.0),
-        ("1+1=2\n#### 2", False, 0.0),
-        ("#### 2", True, 0.0),
-        ("1+1=2", True, 0.0),
-        ("1+1=2\n####", True, 0.0),
-        ("", True, 0.0),
+        ("1+1=2\n#### 2", True, AnswerPolicy.DECLARED, 1.0),
+        (r"So it is \boxed{2}", True, AnswerPolicy.DECLARED, 1.0),
+        ("1+1=2\n#### 2", False, AnswerPolicy.DECLARED, 0.0),
+        ("#### 2", True, AnswerPolicy.DECLARED, 0.0),
+        ("1+1=2", True, AnswerPolicy.DECLARED, 0.0),
+        ("1+1=2\n####", True, AnswerPolicy.DECLARED, 0.0),
+        ("", True, AnswerPolicy.DECLARED, 0.0),
+        ("It is 1+1. The answer is 2.", True, AnswerPolicy.DECLARED, 0.0),
+        (r"So it is \boxed{2}", True, AnswerPolicy.BOXED, 1.0),
+        ("1+1=2\n#### 2", True, AnswerPolicy.BOXED, 0.0),
+        ("It is 1+1. The answer is 2.", True, AnswerPolicy.BOXED, 0.0),
+        (r"So it is \boxed{2}", True, AnswerPolicy.MARKED, 0.0),
+        ("1+1=2\n#### 2", True, AnswerPolicy.MARKED, 1.0),
+        ("First <think>1+1=2</think>\n#### 2", True, AnswerPolicy.DECLARED, 1.0),  # no thoughts were asked for
+        ("1+1=2</think>\n#### 2", True, AnswerPolicy.DECLARED, 1.0),
     ],
 )
-def test_format_asks_for_reasoning_and_an_answer_in_its_place(text: str, finished: bool, expected: float) -> None:
-    """A bare answer, reasoning without one, or one that was cut off is worth nothing, whatever the verdict."""
-    assert _format(text, finished=finished) == expected
+def test_format_is_reasoning_and_an_answer_where_the_prompt_asks_for_it(
+    text: str, finished: bool, policy: AnswerPolicy, expected: float
+) -> None:
+    """A bare answer, reasoning without one, or a truncated one is worth nothing, whatever the verdict."""
+    assert _format(text, model=_model(answer=policy), finished=finished) == expected
 
 
 @pytest.mark.parametrize(("extracted", "expected"), [("print(1)", 1.0), (None, 0.0)])
 def test_the_place_of_code_is_a_block(extracted: str | None, expected: float) -> None:
-    """Where the answer is unit tests, what the grader found to run is in the format, whatever policy there is."""
+    """Where the answer is unit tests, code that the grader could run is in the format, whatever the policy."""
     problem = tiny.problem(0, answer="assert f(1) == 2")
-    found = Grade(Verdict.WRONG, extracted, "", tests_passed=0.0)
-    assert answer_format(problem, completion(text="#### 2"), found, model=_model()) == expected
+    result = Grade(Verdict.WRONG, extracted, "", tests_passed=0.0)
+    assert answer_format(problem, completion(text="#### 2"), result, model=_model()) == expected
     thinking = _model(THINKING)
-    assert answer_format(problem, completion(text="<think>f</think>code"), found, model=thinking) == expected
-    assert answer_format(problem, completion(text="code"), found, model=thinking) == 0.0
+    assert answer_format(problem, completion(text="<think>f</think>code"), result, model=thinking) == expected
+    assert answer_format(problem, completion(text="code"), result, model=thinking) == 0.0
 
 
 @pytest.mark.parametrize(
-    ("text", "policy", "expected"),
+    ("prompt", "text", "expected"),
     [
-        (r"So it is \boxed{2}", AnswerPolicy.BOXED, 1.0),
-        ("1+1=2\n#### 2", AnswerPolicy.BOXED, 0.0),
-        (r"So it is \boxed{2}", AnswerPolicy.MARKED, 0.0),
-        ("1+1=2\n#### 2", AnswerPolicy.MARKED, 1.0),
-        ("It is 1+1. The answer is 2.", AnswerPolicy.BOXED, 0.0),
-        ("It is 1+1. The answer is 2.", AnswerPolicy.DECLARED, 0.0),
+        (THINKING, "<think>1+1=2</think>\n#### 2", 1.0),
+        (THINKING, "\n <think>\n1+1=2\n</think>#### 2", 1.0),
+        (THINKING, "<think>1+1=2</think>\nSo\n#### 2", 1.0),
+        (THINKING, "1+1=2\n#### 2", 0.0),
+        (THINKING, "First <think>1+1=2</think>\n#### 2", 0.0),
+        (THINKING, "<think>1+1=2\n#### 2", 0.0),
+        (THINKING, "1+1=2</think>\n#### 2", 0.0),
+        (THINKING, "<think>1+1=2</think><think>2</think>\n#### 2", 0.0),
+        (THINKING, "<think>1<think>+1=2</think>\n#### 2", 0.0),
+        (THINKING, "<think>1+1=2</think></think>\n#### 2", 0.0),
+        (THINKING, "<think>1+1=2\n#### 2</think>", 0.0),
+        (THINKING, "<think>1+1=2\n#### 2</think>so it is", 0.0),
+        (THINKING, "<think> \n</think>\nAs 1+1=2:\n#### 2", 0.0),
+        (THINKING, "</think><think>1+1=2</think>\n#### 2", 0.0),
+        (OPENED, "1+1=2</think>\n#### 2", 1.0),
+        (OPENED, "1+1=2\n#### 2", 0.0),
+        (OPENED, " </think>1+1=2\n#### 2", 0.0),
+        (OPENED, "<think>1+1=2</think>\n#### 2", 0.0),
+        (OPENED, "1+1=2</think>So</think>\n#### 2", 0.0),
+        (OPENED, "1+1=2\n#### 2</think>", 0.0),
     ],
 )
-def test_the_designated_place_is_that_of_the_prompt(text: str, policy: AnswerPolicy, expected: float) -> None:
-    """An answer in another place than the prompt asks for is not in the format."""
-    assert _format(text, model=_model(answer=policy)) == expected
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("<think>1+1=2</think>\n#### 2", 1.0),
-        ("\n <think>\n1+1=2\n</think>#### 2", 1.0),
-        ("<think>1+1=2</think>\nSo\n#### 2", 1.0),
-        ("1+1=2\n#### 2", 0.0),
-        ("First <think>1+1=2</think>\n#### 2", 0.0),
-        ("<think>1+1=2\n#### 2", 0.0),
-        ("1+1=2</think>\n#### 2", 0.0),
-        ("<think>1+1=2</think><think>2</think>\n#### 2", 0.0),
-        ("<think>1<think>+1=2</think>\n#### 2", 0.0),
-        ("<think>1+1=2</think></think>\n#### 2", 0.0),
-        ("<think>1+1=2\n#### 2</think>", 0.0),
-        ("<think>1+1=2\n#### 2</think>so it is", 0.0),
-        ("<think> \n</think>\nAs 1+1=2:\n#### 2", 0.0),
-        ("</think><think>1+1=2</think>\n#### 2", 0.0),
-    ],
-)
-def test_where_thoughts_are_asked_for_one_comes_first_and_the_answer_after(text: str, expected: float) -> None:
-    """One thought, closed, with something in it and nothing before it."""
-    assert _format(text, model=_model(THINKING)) == expected
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("1+1=2</think>\n#### 2", 1.0),
-        ("1+1=2\n#### 2", 0.0),
-        (" </think>1+1=2\n#### 2", 0.0),
-        ("<think>1+1=2</think>\n#### 2", 0.0),
-        ("1+1=2</think>So</think>\n#### 2", 0.0),
-        ("1+1=2\n#### 2</think>", 0.0),
-    ],
-)
-def test_a_thought_that_the_prompt_opens_is_closed_by_the_completion(text: str, expected: float) -> None:
-    """The completion then starts inside of it, and does not open another one."""
-    assert _format(text, model=_model(OPENED)) == expected
-
-
-def test_a_reward_for_tests_is_refused_where_a_problem_has_none() -> None:
-    """It says which, before anything is sampled; where all have tests there is nothing to say."""
-    config = grpo_config(reward__weights={"code_tests": 1.0})
-    tested = tiny.problem(1, answer="assert f(1) == 2")
-    with pytest.raises(PipelineError, match=rf"weights\.code_tests: 1 of 2 .* such as {PROBLEM.id}"):
-        require_rewards(config, [tested, PROBLEM])
-    require_rewards(config, [tested])
-    require_rewards(grpo_config(), [PROBLEM])
-
-
-def test_unit_tests_need_a_sandbox_to_run_code_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where there is none, a single problem with tests stops the run, and one without is trained on."""
-
-    def refuse() -> None:
-        raise PipelineError("no sandbox here")
-
-    monkeypatch.setattr("components.train_grpo.rewards.require_sandbox", refuse)
-    require_rewards(grpo_config(), [PROBLEM])
-    with pytest.raises(PipelineError, match="no sandbox here"):
-        require_rewards(grpo_config(), [PROBLEM, tiny.problem(1, answer="assert f(1) == 2")])
-
-
-def test_thoughts_are_no_part_of_a_format_that_does_not_ask_for_them() -> None:
-    """A model that thinks without having been asked to is not held to these rules."""
-    assert _format("First <think>1+1=2</think>\n#### 2") == 1.0
-    assert _format("1+1=2</think>\n#### 2") == 1.0
+def test_where_thoughts_are_asked_for_one_comes_first_and_then_the_answer(
+    prompt: str, text: str, expected: float
+) -> None:
+    """One thought, closed, not empty, with nothing before it; a prompt may have opened it already."""
+    assert _format(text, model=_model(prompt)) == expected
 
 
 @pytest.mark.parametrize(("num_tokens", "expected"), [(1, 0), (12, 0), (13, -0.25), (14, -0.5), (15, -0.75), (16, -1)])
-def test_overlong_falls_in_a_line_over_the_last_tokens(num_tokens: int, expected: float) -> None:
+def test_overlong_falls_linearly_over_the_last_tokens(num_tokens: int, expected: float) -> None:
     """By hand: a limit of 16 tokens, of which the last four are the buffer."""
     assert overlong(PROBLEM, completion(num_tokens), grade(Verdict.RIGHT), buffer=4, limit=16) == expected
 
 
-@settings(deadline=None)
-@given(num_tokens=st.integers(1, 16), buffer=st.integers(1, 15))
-def test_overlong_is_a_share_of_the_buffer_below_zero(num_tokens: int, buffer: int) -> None:
-    """Never positive, -1 at the limit and only there, and 0 exactly up to the buffer."""
-    found = overlong(PROBLEM, completion(num_tokens), grade(Verdict.WRONG), buffer=buffer, limit=16)
-    assert -1 <= found <= 0
-    assert (found == -1) == (num_tokens == 16)
-    assert (found == 0) == (num_tokens <= 16 - buffer)
-
-
 def _repetition(ids: tuple[int, ...], n: int) -> float:
-    said = Completion(TokenSequence((1, 2), ids), (-1.0,) * len(ids), "text", finished=True)
-    return repetition(PROBLEM, said, grade(Verdict.RIGHT), n=n)
+    response = Completion(TokenSequence((1, 2), ids), (-1.0,) * len(ids), "text", finished=True)
+    return repetition(PROBLEM, response, grade(Verdict.RIGHT), n=n)
 
 
 @pytest.mark.parametrize(
@@ -212,10 +186,16 @@ def test_repetition_by_hand(ids: tuple[int, ...], n: int, expected: float) -> No
 
 @settings(deadline=None)
 @given(ids=st.lists(st.integers(0, 5), min_size=1, max_size=30).map(tuple), n=st.integers(1, 6))
-def test_repetition_stays_below_zero_and_never_reaches_minus_one(ids: tuple[int, ...], n: int) -> None:
+def test_repetition_is_between_minus_one_and_zero(ids: tuple[int, ...], n: int) -> None:
     """There is always a first time; longer n-grams repeat less."""
     assert -1 < _repetition(ids, n) <= 0
     assert _repetition(ids, n + 1) >= _repetition(ids, n) - 1e-12
+
+
+def _length(lengths: Sequence[int], outcomes: Sequence[float]) -> list[float]:
+    verdicts = {1.0: Verdict.RIGHT, 0.0: Verdict.WRONG}
+    grades = [grade(verdicts.get(each, Verdict.UNSCORABLE)) for each in outcomes]
+    return length(PROBLEM, [completion(each) for each in lengths], grades)
 
 
 @pytest.mark.parametrize(
@@ -224,24 +204,472 @@ def test_repetition_stays_below_zero_and_never_reaches_minus_one(ids: tuple[int,
         ([10, 20, 30], [1, 1, 1], [0.5, 0.0, -0.5]),
         ([10, 20, 30, 25], [0, 1, 0, 0], [0.0, 0.0, -0.5, -0.25]),
         ([7, 7, 7], [1, 0, 1], [0.0, 0.0, 0.0]),
-        ([1000, 20, 30], [math.nan, 1, 0], [math.nan, 0.5, -0.5]),
-        ([1, 20, 20], [math.nan, 1, 0], [math.nan, 0.0, 0.0]),
-        ([5, 9], [math.nan, math.nan], [math.nan, math.nan]),
+        ([1000, 20, 30], [NAN, 1, 0], [NAN, 0.5, -0.5]),
+        ([1, 20, 20], [NAN, 1, 0], [NAN, 0.0, 0.0]),
+        ([5, 9], [NAN, NAN], [NAN, NAN]),
     ],
 )
 def test_length_by_hand(lengths: list[int], outcomes: list[float], expected: list[float]) -> None:
-    """Short right answers gain, long ones lose, wrong ones never gain; what has no outcome counts for nothing."""
-    assert length(lengths, outcomes) == pytest.approx(expected, nan_ok=True)
+    """Short right answers gain, long ones lose, wrong ones never gain; an unscorable one does not count."""
+    assert _length(lengths, outcomes) == pytest.approx(expected, nan_ok=True)
 
 
 @settings(deadline=None)
 @given(group=st.lists(st.tuples(st.integers(1, 50), st.sampled_from([0.0, 1.0])), min_size=2, max_size=8))
 def test_length_prefers_the_shorter_of_two_right_answers(group: list[tuple[int, float]]) -> None:
     """All are within half a unit of zero, right ones fall with their length, wrong ones are never above zero."""
-    lengths, outcomes = zip(*group, strict=True)
-    found = length(lengths, outcomes)
-    rows = sorted(zip(group, found, strict=True))
-    assert all(-0.5 <= reward <= 0.5 for reward in found)
-    assert all(reward <= 0 for (_, outcome), reward in rows if not outcome)
+    values = _length(*zip(*group, strict=True))
+    rows = sorted(zip(group, values, strict=True))
+    assert all(-0.5 <= reward <= (0.5 if outcome else 0.0) for (_, outcome), reward in rows)
     right = [reward for (_, outcome), reward in rows if outcome]
     assert right == sorted(right, reverse=True)
+
+
+# Requirements ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_reward_for_tests_is_refused_where_a_problem_has_none() -> None:
+    """The error names a problem without tests, before anything is sampled."""
+    config = grpo_config(reward__weights={"code_tests": 1.0})
+    tested = tiny.problem(1, answer="assert f(1) == 2")
+    with pytest.raises(PipelineError, match=rf"weights\.code_tests: 1 of 2 .* such as {PROBLEM.id}"):
+        require_rewards(config, [tested, PROBLEM])
+    require_rewards(config, [tested])
+    require_rewards(grpo_config(), [PROBLEM])
+
+
+def test_unit_tests_need_a_sandbox_to_run_code_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without one, a single problem with tests stops the run; problems without tests need none."""
+
+    def refuse() -> None:
+        raise PipelineError("no sandbox here")
+
+    monkeypatch.setattr("components.train_grpo.rewards.require_sandbox", refuse)
+    require_rewards(grpo_config(), [PROBLEM])
+    with pytest.raises(PipelineError, match="no sandbox here"):
+        require_rewards(grpo_config(), [PROBLEM, tiny.problem(1, answer="assert f(1) == 2")])
+
+
+CUSTOM = """
+from components.train_grpo.rewards import group_reward
+
+limit = 3
+
+def fails(problem, completion, grade):
+    if "7" in completion.text:
+        raise KeyError("nothing\\nhere")
+    return 0.25
+
+def empty(problem, completion, grade):
+    return None if "7" in completion.text else 0.5
+
+def nan(problem, completion, grade):
+    return float("nan")
+
+def huge(problem, completion, grade):
+    return 10 ** 400
+
+def infinite(problem, completion, grade):
+    return float("inf")
+
+def opposite(problem, completion, grade):
+    return 1e308 if "7" in completion.text else -1e308
+
+def leaves(problem, completion, grade):
+    raise SystemExit(0)
+
+def closes(problem, completion, grade):
+    raise GeneratorExit
+
+def stops(problem, completion, grade):
+    raise KeyboardInterrupt
+
+def numbers(problem, completion, grade):
+    import fractions
+    import numpy
+    return {"6": fractions.Fraction(1, 4), "7": numpy.float32(0.5), "8": True}[grade.extracted]
+
+@group_reward
+def rank(problem, completions, grades):
+    assert len(completions) == len(grades)
+    texts = sorted(completion.text for completion in completions)
+    return [texts.index(completion.text) for completion in completions]
+
+@group_reward
+def too_few(problem, completions, grades):
+    return [1.0]
+
+@group_reward
+def group_fails(problem, completions, grades):
+    raise ValueError("no")
+"""
+
+
+@pytest.fixture
+def custom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
+    """Return the name of a custom reward, in a module of each test's own."""
+    module = f"custom_{tmp_path.name}"
+    (tmp_path / f"{module}.py").write_text(CUSTOM)
+    (tmp_path / "broken_rewards.py").write_text("import a_library_that_is_not_there\n")
+    (tmp_path / "raising_rewards.py").write_text("raise RuntimeError('no licence')\n")
+    (tmp_path / "leaving_rewards.py").write_text("raise SystemExit(0)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return lambda function: f"{module}:{function}"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("nowhere.rewards:half", r"cannot be imported \(ModuleNotFoundError: No module named .*PYTHONPATH"),
+        ("broken_rewards:half", r"cannot be imported \(ModuleNotFoundError: No module named 'a_library_that_is_not_"),
+        ("raising_rewards:half", r"cannot be imported \(RuntimeError: no licence\)"),
+        ("leaving_rewards:half", r"cannot be imported \(SystemExit: 0\)"),
+        ("{}third", r"\.py\) has no function `third`"),
+        ("{}limit", r"\.py\) has no function `limit`: it is 3"),
+    ],
+)
+def test_a_custom_reward_that_cannot_be_loaded_is_named(custom: Callable[[str], str], name: str, message: str) -> None:
+    """The message names the key, and the module or the file."""
+    name = name.format(custom(""))
+    with pytest.raises(PipelineError, match=message) as error:
+        load_reward(name)
+    assert str(error.value).startswith(f"train_grpo.reward.weights.{name}: ")
+
+
+# Combination ----------------------------------------------------------------------------------------------------------
+
+
+def test_rewards_are_summed_by_weight_for_each_step() -> None:
+    """By hand: a reward of the completion is added to its last step; a missing one makes only its step NaN."""
+    outcome = scored({"accuracy": [1], "format": [0.5], "overlong": [-0.25]})
+    assert outcome.combined({"accuracy": 2.0, "format": -1.0, "overlong": 4.0}) == (2 - 0.5 - 1,)
+    process = scored({"steps": [1, 0, 1], "format": [1]}, ends=[1, 2, 3])
+    assert process.combined({"steps": 1.0, "format": 0.5}) == (1.0, 0.0, 1.5)
+    assert process.combined({"format": 0.5, "steps": 2.0}) == (2.0, 0.0, 2.5)
+    missing = scored({"steps": [1, 0, NAN], "format": [1]}, ends=[1, 2, 3])
+    assert missing.combined({"steps": 1.0, "format": 1.0}) == pytest.approx((1.0, 0.0, NAN), nan_ok=True)
+    assert all(math.isnan(value) for value in process.without_reward().combined({"steps": 1.0, "format": 0.0}))
+
+
+# Scoring --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def checkpoint() -> Checkpoint:
+    """Return the policy whose tokens the completions are made of."""
+    return tiny.checkpoint()
+
+
+def _responses(checkpoint: Checkpoint, *texts: str, finished: bool = True) -> list[Completion]:
+    """Return completions as the policy of `checkpoint` would sample them."""
+    prompt = checkpoint.prompt_ids(PROBLEM.question)
+    end = checkpoint.end_ids[:1] if finished else ()
+    sequences = [TokenSequence(prompt, (*checkpoint.encode(text), *end)) for text in texts]
+    return [
+        Completion(sequence, (0.0,) * len(sequence.completion_ids), text, finished)
+        for sequence, text in zip(sequences, texts, strict=True)
+    ]
+
+
+Score = Callable[..., list[Scored]]
+
+
+@pytest.fixture
+def score(checkpoint: Checkpoint, verify: Verifier) -> Score:
+    """Return what scores the completions of one problem, given as texts, under some settings."""
+
+    def scores(
+        *responses: Completion | str, problem: Problem = PROBLEM, model: RewardModel | None = None, **changes: Any
+    ) -> list[Scored]:
+        completions = [_responses(checkpoint, each)[0] if isinstance(each, str) else each for each in responses]
+        (scored_G,) = scoring(Scorer(grpo_config(**changes), checkpoint, model), verify)([problem], [completions])
+        return scored_G
+
+    return scores
+
+
+def test_outcome_supervision_rewards_the_completion_as_one_step(checkpoint: Checkpoint, score: Score) -> None:
+    """The step is all of its tokens; every reward with a weight is there, and no other."""
+    completions = _responses(checkpoint, WORKED, "#### 6", "1+1=2\n#### 7")
+    results = score(
+        *completions,
+        sampling__max_new_tokens=24,
+        reward__weights={"format": 1.0, "accuracy": 1.0, "overlong": 1.0},
+        reward__overlong_buffer_tokens=16,
+    )
+    lengths = [each.num_tokens for each in completions]
+    late = [-max(0, length - 8) / 16 for length in lengths]
+    assert [each.rewards for each in results] == [
+        {"format": (1.0,), "accuracy": (1.0,), "overlong": (late[0],)},
+        {"format": (0.0,), "accuracy": (1.0,), "overlong": (late[1],)},
+        {"format": (1.0,), "accuracy": (0.0,), "overlong": (late[2],)},
+    ]
+    assert min(late) < max(late) == 0
+    assert [each.steps for each in results] == [(Step(lengths[g], [1.0, 1.0, 0.0][g]),) for g in range(3)]
+    assert [each.completion for each in results] == completions
+    assert [each.grade.verdict for each in results] == ["right", "right", "wrong"]
+
+
+def test_process_supervision_rewards_each_worked_line_and_the_answer(checkpoint: Checkpoint, score: Score) -> None:
+    """By hand: a right line, a wrong one and a right answer; each step ends with its line's last token."""
+    weights = {"steps": 1.0, "format": 0.5}
+    (result,) = score(WORKED, reward__weights=weights, reward__supervision="process")
+    assert result.rewards == {"steps": (1.0, 0.0, 1.0), "format": (1.0,)}
+    ids = result.completion.tokens.completion_ids
+    ends = [step.end for step in result.steps]
+    assert [checkpoint.decode(ids[:end]) for end in ends] == ["1+1=2\n", "1+1=2\n2+2=5\n", WORKED]
+    assert ends[-1] == len(ids)
+
+
+@pytest.mark.parametrize("supervision", ["outcome", "process"])
+def test_a_reward_model_is_read_at_the_end_of_each_step(checkpoint: Checkpoint, score: Score, supervision: str) -> None:
+    """The reward of each step is what the model itself says there, completion by completion."""
+    model = RewardModel.load(RewardModelConfig.model_validate(REWARD_MODEL), checkpoint, micro_batch_tokens=100)
+    torch.manual_seed(1)
+    torch.nn.init.normal_(model.model.score.weight)  # a new head says the same of everything
+    results = score(
+        WORKED,
+        "#### 7",
+        model=model,
+        reward__weights={"reward_model": 1.0, "accuracy": 1.0},
+        reward__supervision=supervision,
+        reward__model=REWARD_MODEL,
+    )
+    assert [len(each.rewards["reward_model"]) for each in results] == ([3, 1] if supervision == "process" else [1, 1])
+    for each in results:
+        (expected,) = model.score([each.completion.tokens], [tuple(step.end for step in each.steps)])
+        assert each.rewards["reward_model"] == pytest.approx(expected, rel=1e-5)
+        assert len(set(expected)) == len(each.steps)
+    assert [each.rewards["accuracy"] for each in results] == [(1.0,), (0.0,)]
+
+
+@pytest.mark.parametrize("supervision", ["outcome", "process"])
+def test_a_truncated_completion_is_wrong_or_has_no_reward_at_all(
+    checkpoint: Checkpoint, score: Score, supervision: str
+) -> None:
+    """`score` counts it as a wrong answer, `mask` gives none of its steps a reward; finished ones are untouched."""
+    weights = {"accuracy": 1.0} if supervision == "outcome" else {"steps": 1.0}
+    both = [*_responses(checkpoint, WORKED, finished=False), *_responses(checkpoint, WORKED)]
+    values = {}
+    for truncated in ("score", "mask"):
+        changes = {"reward__supervision": supervision, "sampling__truncated": truncated}
+        results = score(*both, reward__weights=weights, **changes)
+        assert results[0].grade.verdict == "wrong"
+        values[truncated] = [each.combined(weights) for each in results]
+    assert (values["score"][0][-1], values["score"][1][-1]) == (0.0, 1.0)
+    assert all(math.isnan(reward) for reward in values["mask"][0])
+    assert values["mask"][1] == values["score"][1]
+
+
+def test_an_answer_that_cannot_be_graded_has_no_reward(score: Score) -> None:
+    """Under outcome supervision that is the completion, under process supervision its last step; no reward failed."""
+    (result,) = score(WORKED, problem=UNREADABLE)
+    assert math.isnan(result.rewards["accuracy"][0])
+    assert result.failure is None
+    assert result.unscorable is not None
+    assert result.grade.reason in result.unscorable.message
+    (result,) = score(WORKED, problem=UNREADABLE, reward__weights={"steps": 1.0}, reward__supervision="process")
+    assert result.rewards["steps"] == pytest.approx((1.0, 0.0, NAN), nan_ok=True)
+
+
+def test_a_rollout_is_graded_in_one_call_each_completion_against_its_own_problem(checkpoint: Checkpoint) -> None:
+    """Groups may differ in size; a truncated completion is not sent to the grader."""
+    calls: list[list[Submission]] = []
+
+    class Recording(Verifier):
+        def __call__(self, submissions: Sequence[Submission]) -> list[Grade]:
+            calls.append(list(submissions))
+            return super().__call__(submissions)
+
+    problems = [PROBLEM, tiny.problem(4), tiny.problem(5)]  # 6, 8 and 10
+    truncated = _responses(checkpoint, "#### 8", finished=False)
+    first, second = _responses(checkpoint, "#### 6", "#### 8"), _responses(checkpoint, "#### 8", "#### 6")
+    completions = [first, [second[0], *truncated, second[1]], []]
+    with Recording(num_workers=1) as verify:
+        results = scoring(Scorer(grpo_config(), checkpoint), verify)(problems, completions)
+    values = [[each.rewards["accuracy"] for each in group] for group in results]
+    assert values == [[(1.0,), (0.0,)], [(1.0,), (0.0,), (0.0,)], []]
+    assert [[each.completion for each in group] for group in results] == completions
+    (call,) = calls
+    expected = [("6", "#### 6"), ("6", "#### 8"), ("8", "#### 8"), ("8", "#### 6")]
+    assert [(each.gold, each.response) for each in call] == expected
+
+
+def test_the_answer_counts_where_the_prompt_of_the_policy_asks_for_it(checkpoint: Checkpoint, verify: Verifier) -> None:
+    """The accuracy and the format of an answer in another place are zero."""
+    boxing = replace(checkpoint, config=checkpoint.config.model_copy(update={"answer": AnswerPolicy.BOXED}))
+    responses = _responses(checkpoint, "1+1=2\n#### 6", r"1+1=2, so \boxed{6}")
+    scorer = Scorer(grpo_config(reward__weights={"accuracy": 1.0, "format": 1.0}), boxing)
+    (results,) = scoring(scorer, verify)([PROBLEM], [responses])
+    assert [list(each.rewards.values()) for each in results] == [[(0.0,), (0.0,)], [(1.0,), (1.0,)]]
+
+
+def test_the_settings_of_a_reward_come_from_the_config(score: Score) -> None:
+    """By hand, of seven tokens and the end: two of seven 2-grams are repetitions, and one of six 3-grams."""
+    for n, expected in ((2, -2 / 7), (3, -1 / 6)):
+        (result,) = score("1+2\n1+2", reward__weights={"repetition": 1.0}, reward__repetition_ngram_tokens=n)
+        assert result.rewards["repetition"] == pytest.approx((expected,))
+
+
+def test_length_is_compared_within_a_group_without_what_is_masked(checkpoint: Checkpoint, verify: Verifier) -> None:
+    """By hand, of 2, 4 and 6 tokens and the end: another group's lengths change nothing, nor does a masked one's."""
+    config = grpo_config(reward__weights={"length": 1.0}, sampling__truncated="mask")
+    group = _responses(checkpoint, "#### 6", "1+1=2\n#### 6", "1+1=2\n1+1=2\n#### 6")
+    truncated = _responses(checkpoint, 9 * WORKED, finished=False)
+    results = scoring(Scorer(config, checkpoint), verify)([PROBLEM] * 2, [[*group, *truncated], group[:1]])
+    assert [each.rewards["length"][0] for each in results[0]] == pytest.approx([0.5, 0.0, -0.5, NAN], nan_ok=True)
+    assert results[1][0].rewards["length"] == (0.0,)
+
+
+def test_a_new_reward_is_known_by_its_name_once_it_is_registered(score: Score) -> None:
+    """One function with a decorator: the config accepts its name, and the scorer computes it."""
+
+    @built_in("brevity", settings=lambda config, model: {"scale": config.group_size})
+    def brevity(problem: Problem, response: Completion, result: Grade, *, scale: int) -> float:
+        del problem, result
+        return -response.num_tokens / scale
+
+    try:
+        (result,) = score("#### 6", group_size=2, reward__weights={"brevity": 1.0})
+    finally:
+        del BUILT_IN["brevity"]
+    assert result.rewards == {"brevity": (-result.completion.num_tokens / 2,)}
+
+
+# Custom rewards -------------------------------------------------------------------------------------------------------
+
+
+def test_any_kind_of_real_number_is_a_reward(score: Score, custom: Callable[[str], str]) -> None:
+    """Fractions, numpy's numbers and truth values become floats."""
+    name = custom("numbers")
+    results = score("#### 6", "#### 7", "#### 8", reward__weights={name: 1.0})
+    assert [each.rewards[name] for each in results] == [(0.25,), (0.5,), (1.0,)]
+    assert all(type(each.rewards[name][0]) is float for each in results)
+
+
+def test_a_custom_reward_may_compare_a_group(
+    checkpoint: Checkpoint, score: Score, custom: Callable[[str], str]
+) -> None:
+    """It gets the completions that are not masked, in their order, and returns a value for each."""
+    name = custom("rank")
+    truncated = _responses(checkpoint, "#### 1", finished=False)
+    changes = {"reward__weights": {name: 1.0}, "sampling__truncated": "mask"}
+    results = score("#### 8", *truncated, "#### 6", "#### 7", **changes)
+    assert [each.rewards[name][0] for each in results] == pytest.approx([2.0, NAN, 0.0, 1.0], nan_ok=True)
+    assert [type(each.rewards[name][0]) for each in results] == [float] * 4
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        ("too_few", "returned a wrong number of values: 1 for 2 completions"),
+        ("group_fails", "raised ValueError: no (custom"),
+    ],
+)
+def test_a_group_reward_that_fails_leaves_the_whole_group_without_reward(
+    score: Score, custom: Callable[[str], str], function: str, message: str
+) -> None:
+    """Nobody knows which of the completions it failed for."""
+    results = score("#### 6", "#### 7", reward__weights={custom(function): 1.0})
+    assert [each.failure is not None and message in each.failure.message for each in results] == [True, True]
+
+
+def test_a_reward_that_raises_leaves_its_completion_without_any(
+    score: Score, custom: Callable[[str], str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The others keep theirs; the failure says which reward, what and where, and is printed once."""
+    name = custom("fails")
+    weights = {"accuracy": 1.0, name: 2.0}
+    results = score("#### 6", "#### 7", "#### 8", "#### 77", reward__weights=weights)
+    assert [each.combined(weights)[0] for each in results] == pytest.approx([1.5, NAN, 0.5, NAN], nan_ok=True)
+    assert [each.unscorable is None for each in results] == [True, False, True, False]
+    assert all(math.isnan(value) for values in results[1].rewards.values() for value in values)
+    failure = results[1].failure
+    assert failure is not None
+    assert failure.kind == f"reward {name} raised KeyError"
+    assert failure.message == f"reward {name} raised KeyError: 'nothing\\nhere' ({name.split(':')[0]}.py, line 8)"
+    printed = [line for line in capsys.readouterr().out.splitlines() if "warning" in line]
+    assert printed == [f"train_grpo: warning: no reward for a completion of {PROBLEM.id}: {failure.message}"]
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        ("empty", "returned None"),
+        ("nan", "returned nan"),
+        ("infinite", "returned inf"),
+        ("huge", "returned 1000"),
+        ("opposite", "is 1e+308 in magnitude"),
+    ],
+)
+def test_a_reward_that_is_no_finite_number_failed(
+    score: Score, custom: Callable[[str], str], function: str, message: str
+) -> None:
+    """The message shows what was returned."""
+    name = custom(function)
+    (result,) = score("#### 7", reward__weights={name: 1.0})
+    assert result.failure is not None
+    assert f"reward {name} {message}" in result.failure.message
+    assert math.isnan(result.combined({name: 1.0})[0])
+
+
+def test_a_weight_can_make_a_reward_too_large(score: Score) -> None:
+    """Of a built-in reward too: where the squares of a group overflow, every advantage is zero."""
+    right, wrong = score("#### 6", "#### 7", reward__weights={"accuracy": 1e200})
+    assert wrong.failure is None
+    assert right.failure is not None
+    assert right.failure.message.startswith("reward accuracy is 1 in magnitude, with a weight of 1e+200")
+
+
+def test_without_a_verdict_a_reward_may_be_nan_but_not_infinite(score: Score, custom: Callable[[str], str]) -> None:
+    """Infinity would be a reward."""
+    for function, fails in (("nan", False), ("infinite", True)):
+        (result,) = score(WORKED, problem=UNREADABLE, reward__weights={custom(function): 1.0})
+        assert (result.failure is not None) is fails
+
+
+@pytest.mark.parametrize(("function", "what"), [("leaves", "SystemExit: 0"), ("closes", "GeneratorExit")])
+def test_a_reward_that_would_end_the_process_is_an_error(
+    score: Score, custom: Callable[[str], str], function: str, what: str
+) -> None:
+    """With an exit code of its own choice, a run without outputs would pass for a finished one."""
+    name = custom(function)
+    with pytest.raises(PipelineError) as error:
+        score("#### 6", reward__weights={name: 1.0})
+    message = str(error.value)
+    assert message.startswith(f"train_grpo.reward.weights.{name}: reward {name} raised {what}")
+    assert PROBLEM.id in message
+    assert "\n" not in message
+
+
+def test_ctrl_c_inside_a_reward_stops_the_run(score: Score, custom: Callable[[str], str]) -> None:
+    """It is no failure of the reward."""
+    with pytest.raises(KeyboardInterrupt):
+        score("#### 6", reward__weights={custom("stops"): 1.0})
+
+
+def test_no_reward_is_computed_for_a_masked_completion(
+    checkpoint: Checkpoint, score: Score, custom: Callable[[str], str]
+) -> None:
+    """It cannot fail: it has no reward, and is not unscorable."""
+    truncated = _responses(checkpoint, "#### 7", finished=False)
+    (result,) = score(*truncated, reward__weights={custom("fails"): 1.0}, sampling__truncated="mask")
+    assert (result.failure, result.unscorable) == (None, None)
+    assert math.isnan(result.combined({custom("fails"): 1.0})[0])
+
+
+@pytest.mark.slow
+def test_code_is_worth_its_tests(checkpoint: Checkpoint, score: Score) -> None:
+    """By hand, of two tests: both passed, one, none, no code at all, and right code that was truncated."""
+    problem = tiny.problem(3, answer="assert double(2) == 4\nassert double(3) == 6")
+    codes = [f"```python\ndef double(x):\n    return {value}\n```" for value in ("2 * x", "x ** 2", "x")]
+    truncated = _responses(checkpoint, codes[0], finished=False)
+    weights = {"accuracy": 1.0, "code_tests": 1.0, "format": 1.0}
+    results = score(*codes, "double it", *truncated, problem=problem, reward__weights=weights)
+    assert [[values[0] for values in each.rewards.values()] for each in results] == [
+        [1.0, 1.0, 1.0],
+        [0.0, 0.5, 1.0],
+        [0.0, 0.0, 1.0],
+        [0.0, 0.0, 0.0],
+        [0.0, 0.0, 0.0],
+    ]

@@ -1,3 +1,4 @@
+import os
 import re
 import textwrap
 from dataclasses import replace
@@ -7,28 +8,32 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
+from components.cluster.config import ClusterConfig, ClusterStage, on_cluster
 from components.grading.verifier import Verifier
 from components.policy.checkpoint import load, save
 from components.policy.engine import Policy
 from components.policy.logprobs import LogprobModel
 from components.rollout.transformers_sampler import Decoding, TransformersSampler
 from components.shared import jsonl, lineage
+from components.shared.environment import SERVERS_VARIABLE, WEIGHTS_VARIABLE
 from components.shared.errors import PipelineError
 from components.shared.problem import Problem, Split, write_problems
-from components.train_grpo.rollout import Group
-from components.train_grpo.sampler_correction import SamplerMismatchError
-from components.train_grpo.train import train
-from components.train_grpo.train_rank import build_trainer
+from components.train_grpo.rollouts import Group
+from components.train_grpo.train import sampling_services, train
+from components.train_grpo.update import SamplerMismatchError
+from components.train_grpo.worker import build_trainer
 from tests import tiny
-from tests.train_grpo.settings import grpo_config
+from tests.train_grpo.groups import SHORTNESS
+from tests.train_grpo.settings import REWARD_MODEL, SERVERS, grpo_config
 
 ROOT = Path(__file__).parents[2]
 
 
 def _undecided() -> list[Problem]:
-    """Problems with one question and different solutions: a model fitted to them answers now this, now that."""
+    """Return problems with one question and different solutions: a model fitted to them answers now this, now that."""
     return [tiny.problem(3, id=f"sums/train/{n}", solution=f"#### {answer}") for n, answer in enumerate((6, 6, 8, 9))]
 
 
@@ -64,8 +69,9 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("zero_stage", "gradient_checkpointing"), [(0, False), (2, True), (3, False), (3, True)])
-def test_it_learns_to_give_the_right_answer(
+def test_grpo_learns_to_give_the_right_answer(
     tmp_path: Path, reference: Path, zero_stage: int, gradient_checkpointing: bool
 ) -> None:
     """From one right answer in two to nearly all, by reward alone, under any ZeRO stage and with checkpointing."""
@@ -120,6 +126,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", list(VARIANTS))
 def test_every_variant_learns_to_give_the_right_answer(tmp_path: Path, reference: Path, variant: str) -> None:
     """Each variant runs from the params to the saved policy, and improves it on the way."""
@@ -148,32 +155,34 @@ def test_the_kl_term_in_the_reward_is_taken_off_it(reference: Path, verify: Veri
     trainer = build_trainer(config, checkpoint, [tiny.problem(3)], verify, TransformersSampler(checkpoint, 64))
     with torch.no_grad():
         trainer.checkpoint.model.get_output_embeddings().weight.mul_(1.1)
-    group = trainer._roll_out("test").sampled[0]
-    level = [replace(scored, rewards={"accuracy": (1.0,)}) for scored in group.scored_G]
-    given, old_M, reference_M = trainer._experience([Group(group.problem, level)])
-    assert old_M is not None
-    assert reference_M is not None
-    num_tokens = given.num_tokens_B.tolist()
-    penalties_G = [0.5 * float(part.sum()) for part in (old_M - reference_M).split(num_tokens)]
+    group = trainer.rollouts.sample("test").sampled[0]
+    equal = [replace(scored, rewards={"accuracy": (1.0,)}) for scored in group.scored_G]
+    experience, _ = trainer._prepare([Group(group.problem, equal)])
+    assert experience.reference_logprobs_M is not None
+    difference_M = experience.old_logprobs_M - experience.reference_logprobs_M
+    penalties_G = [0.5 * float(part.sum()) for part in difference_M.split(experience.num_tokens_B)]
     expected_G = [sum(penalties_G) / len(penalties_G) - penalty for penalty in penalties_G]
     assert max(expected_G) - min(expected_G) > 1e-3
-    assert [float(part[0]) for part in given.advantages_M.split(num_tokens)] == pytest.approx(expected_G, abs=1e-5)
+    assert [float(part[0]) for part in experience.advantages_M.split(experience.num_tokens_B)] == pytest.approx(
+        expected_G, abs=1e-5
+    )
 
 
 def test_masked_completions_have_no_label_for_the_reward_model(verify: Verifier) -> None:
-    """Nothing is known of a completion that was cut off and is masked: it is neither right nor wrong."""
-    model = {"base": "reference", "initial_rollouts": 1, "learning_rate": 1e-3, "epochs": 1, "replay_fraction": 0.1}
-    settings: dict[str, Any] = {"reward__weights": {"reward_model": 1.0}, "reward__model": model}
+    """A truncated completion that is masked is neither right nor wrong."""
     labeled = {}
     for truncated in ("mask", "score"):
         checkpoint = tiny.checkpoint()
-        config = grpo_config(**settings, sampling__truncated=truncated)
+        weights = {"reward__weights": {"reward_model": 1.0}, "reward__model": REWARD_MODEL}
+        config = grpo_config(**weights, sampling__truncated=truncated)
         trainer = build_trainer(config, checkpoint, tiny.PROBLEMS, verify, TransformersSampler(checkpoint, 64))
-        groups = trainer._roll_out("test").sampled
-        labeled[truncated] = {judged.tokens for judged in trainer._verdicts(groups)}
-        drawn = [scored.completion for group in groups for scored in group.scored_G]
-    assert labeled["score"] == {completion.tokens for completion in drawn}
-    assert labeled["mask"] == {completion.tokens for completion in drawn if completion.finished}
+        assert trainer.reward_model is not None
+        groups = trainer.rollouts.sample("test").sampled
+        trainer.reward_model.collect(groups)
+        labeled[truncated] = {example.tokens for example in trainer.reward_model.collected}
+        sampled = [scored.completion for group in groups for scored in group.scored_G]
+    assert labeled["score"] == {completion.tokens for completion in sampled}
+    assert labeled["mask"] == {completion.tokens for completion in sampled if completion.finished}
     assert 0 < len(labeled["mask"]) < len(labeled["score"])
 
 
@@ -257,15 +266,15 @@ def test_the_reward_model_is_retrained_on_every_iteration_with_replay(tmp_path: 
     assert AutoModelForSequenceClassification.from_pretrained(tmp_path / "training" / "reward_model").num_labels == 1
 
 
-def test_a_run_that_changes_nothing_fails(tmp_path: Path, reference: Path) -> None:
-    """Where no group of the whole run has spread, the policy would be the reference under another name."""
+def test_a_run_without_any_learning_signal_fails(tmp_path: Path, reference: Path) -> None:
+    """Where no group of the whole run differs, the policy would be the reference under another name."""
     impossible = tiny.problem(3, answer="12345")
-    with pytest.raises(PipelineError, match="no rollout of the run had anything to learn from"):
+    with pytest.raises(PipelineError, match="no learning signal in any step"):
         _run(tmp_path, [impossible], reference, prompts_per_step=1, prompts__max_resampling_rounds=2)
 
 
 def test_a_step_whose_every_group_is_dropped_changes_nothing(tmp_path: Path, reference: Path) -> None:
-    """With dynamic sampling a rollout without spread takes no optimizer step, and the curves say what is not known."""
+    """With dynamic sampling a zero-variance rollout takes no optimizer step, and the curves have null for its KL."""
     problems = [tiny.problem(3), *(tiny.problem(3, id=f"hopeless/{n}", answer="12345") for n in range(5))]
     rows = _run(
         tmp_path, problems, reference, num_steps=6, prompts_per_step=1, group_size=16, prompts__max_resampling_rounds=1
@@ -276,7 +285,7 @@ def test_a_step_whose_every_group_is_dropped_changes_nothing(tmp_path: Path, ref
     assert all(row["gradient_norm"] > 0 for row in rows if row["groups_trained"])
 
 
-def test_a_sampler_that_draws_from_something_else_stops_the_run(
+def test_a_sampler_of_another_distribution_stops_the_run(
     tmp_path: Path, reference: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Log-probabilities that are not the trainer's end the run before the first update."""
@@ -290,16 +299,16 @@ def test_a_sampler_that_draws_from_something_else_stops_the_run(
         _run(tmp_path, tiny.PROBLEMS, reference)
 
 
-def test_equal_runs_are_equal_to_the_byte(tmp_path: Path, reference: Path) -> None:
-    """Policy, curves and kept completions have the same digests; only the timings may differ."""
+def test_equal_runs_are_byte_identical(tmp_path: Path, reference: Path) -> None:
+    """Policy, curves and logged completions have the same digests; only the timings may differ."""
     for name in ("one", "two"):
         _run(tmp_path / name, _undecided(), reference, updates_per_rollout=2)
     for output in ("policy", "training"):
         assert lineage.digest(tmp_path / "one" / output) == lineage.digest(tmp_path / "two" / output)
 
 
-def test_it_writes_a_policy_a_row_per_step_and_completions(tmp_path: Path, reference: Path) -> None:
-    """The policy loads, differs from the reference, and every step left its figures and completions."""
+def test_the_outputs_are_a_policy_a_row_per_step_and_completions(tmp_path: Path, reference: Path) -> None:
+    """The policy loads, differs from the reference, and every step has its metrics and completions."""
     rows = _run(tmp_path, [tiny.problem(3)], reference, prompts_per_step=1, group_size=16)
     assert [row["step"] for row in rows] == [1, 2, 3]
     kept = [row for _, row in jsonl.read_rows(tmp_path / "training" / "completions.jsonl")]
@@ -314,7 +323,7 @@ def test_it_writes_a_policy_a_row_per_step_and_completions(tmp_path: Path, refer
 
 
 def _example(language: str) -> str:
-    """The example of a reward of one's own, as CONTRIBUTING.md has it."""
+    """Return the example of a custom reward in CONTRIBUTING.md."""
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     section = text.split("## Add a reward", 1)[1].split("\n## ", 1)[0]
     found = re.search(rf"^```{language}\n(.*?)^```", section, flags=re.MULTILINE | re.DOTALL)
@@ -322,7 +331,7 @@ def _example(language: str) -> str:
     return textwrap.dedent(found[1])
 
 
-def test_a_reward_of_ones_own_needs_one_function_and_one_line(
+def test_a_custom_reward_needs_one_function_and_one_line(
     tmp_path: Path, reference: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The example of CONTRIBUTING.md trains as it stands, in a column and with records of its own."""
@@ -335,7 +344,7 @@ def test_a_reward_of_ones_own_needs_one_function_and_one_line(
         reference,
         prompts_per_step=1,
         group_size=16,
-        completions_kept_per_step=16,
+        logged_completions_per_step=16,
         reward__weights=weights,
     )
     kept = [row for _, row in jsonl.read_rows(tmp_path / "training" / "completions.jsonl")]
@@ -356,11 +365,10 @@ def test_a_run_stops_where_a_reward_fails_too_often(
     """The error says how often and why, and the initial rollouts of a reward model count as well."""
     (tmp_path / "raising_rewards.py").write_text("def twice(problem, completion, grade):\n    return 2 * grade.worth\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    model = {"base": "reference", "initial_rollouts": 1, "learning_rate": 1e-3, "epochs": 1, "replay_fraction": 0.1}
     plain: dict[str, Any] = {"reward__weights": {"raising_rewards:twice": 1.0}}
     learned: dict[str, Any] = {
         "reward__weights": {"raising_rewards:twice": 1.0, "reward_model": 1.0},
-        "reward__model": model,
+        "reward__model": REWARD_MODEL,
     }
     for name, changes in (("plain", plain), ("learned", learned)):
         with pytest.raises(
@@ -369,8 +377,8 @@ def test_a_run_stops_where_a_reward_fails_too_often(
             _run(tmp_path / name, tiny.PROBLEMS, reference, **changes)
 
 
-def test_a_reward_that_is_not_there_stops_before_anything_is_loaded(tmp_path: Path) -> None:
-    """The reference is not looked at, which may take minutes to load."""
+def test_a_missing_custom_reward_stops_before_anything_is_loaded(tmp_path: Path) -> None:
+    """The reference is not read, which may take minutes to load."""
     with pytest.raises(
         PipelineError, match=r"weights\.no_such_module:brevity: module no_such_module cannot be imported"
     ):
@@ -378,6 +386,60 @@ def test_a_reward_that_is_not_there_stops_before_anything_is_loaded(tmp_path: Pa
 
 
 def test_too_few_problems_for_a_step_is_an_error(tmp_path: Path, reference: Path) -> None:
-    """It says how many were asked for and how many there are."""
+    """The error names the key."""
     with pytest.raises(PipelineError, match="prompts_per_step"):
         _run(tmp_path, tiny.PROBLEMS[:2], reference)
+
+
+@pytest.mark.slow
+def test_a_policy_with_adapters_is_saved_with_merged_weights(tmp_path: Path) -> None:
+    """It differs from the reference in the layers that were adapted; under ZeRO 3 too it is what was sampled from."""
+    settings = {
+        "num_steps": 4,
+        "learning_rate": 3e-2,
+        "reward__weights": SHORTNESS,
+        "engine__lora": {"rank": 2, "alpha": 4.0, "targets": ["q_proj", "up_proj"]},
+    }
+    folders = {name: tmp_path / name for name in ("problems", "reference", "policy", "training", "timings")}
+    for folder in folders.values():
+        folder.mkdir()
+    write_problems(folders["problems"], Split.TRAIN, tiny.PROBLEMS)
+    save(tiny.checkpoint(), folders["reference"])
+    train(grpo_config(**settings, engine__zero_stage=3), **folders, work=tmp_path / "work")
+    before, after = (load_file(folders[name] / "model.safetensors") for name in ("reference", "policy"))
+    assert before.keys() == after.keys()
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed == {name for name in before if "q_proj" in name or "up_proj" in name}
+    rows = [row for _, row in jsonl.read_rows(folders["training"] / "steps.jsonl")]
+    assert rows[0]["kl"] == 0.0
+    assert rows[-1]["kl"] > 1e-3
+    assert max(row["sampler_mismatch"] for row in rows) < 1e-5
+
+
+VLLM = {key: SERVERS[key] for key in SERVERS if key not in ("num_servers", "devices", "lost_deadline_s")}
+
+
+def _cluster(folder: Path, rollout_servers: int) -> ClusterStage:
+    config = ClusterConfig(image="gpu:1", mount=str(folder), rollout_servers=rollout_servers)
+    return ClusterStage(config, "0f1e2d3c", "train_grpo", folder / "records")
+
+
+def test_on_a_cluster_weights_are_exchanged_through_the_volume(tmp_path: Path) -> None:
+    """No memory is shared by pods, and servers are pods of the job: none is started here."""
+    for sampler in ({"sampler__vllm": VLLM}, {"sampler__servers": SERVERS}):
+        config = grpo_config(**sampler)
+        with on_cluster(_cluster(tmp_path, 1)), sampling_services(config, tmp_path, tmp_path):
+            assert os.environ[WEIGHTS_VARIABLE] == str(tmp_path / "weights")
+            assert SERVERS_VARIABLE not in os.environ
+        assert WEIGHTS_VARIABLE not in os.environ
+
+
+def test_servers_need_pods(tmp_path: Path) -> None:
+    """Their number is a key of the cluster's settings."""
+    config = grpo_config(sampler__servers=SERVERS)
+    with (
+        on_cluster(_cluster(tmp_path, 0)),
+        pytest.raises(PipelineError, match=r"set cluster.rollout_servers"),
+        sampling_services(config, tmp_path, tmp_path),
+    ):
+        pass

@@ -2,11 +2,14 @@ import copy
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+import statistics
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
@@ -15,30 +18,204 @@ from components.policy.engine import NonFiniteError, Policy
 from components.policy.logprobs import LogprobModel, completion_logprobs
 from components.policy.packing import Shard, TokenSequence
 from components.policy.parallel import SINGLE_PROCESS
-from components.train_grpo.config import TrainGRPOConfig
-from components.train_grpo.experience import Experience
-from components.train_grpo.sampler_correction import SamplerMismatchError
-from components.train_grpo.tally import Tally
-from components.train_grpo.update import Minibatch, TokenData, _loss, minibatches, token_data, update
+from components.train_grpo.config import AdvantageEstimator, TrainGRPOConfig
+from components.train_grpo.metrics import UpdateMetrics
+from components.train_grpo.objective import advantages
+from components.train_grpo.rollouts import Group
+from components.train_grpo.update import (
+    Experience,
+    Minibatch,
+    SamplerMismatchError,
+    _loss,
+    make_experience,
+    rollout_advantages,
+    split_minibatches,
+    update,
+)
 from tests import tiny
+from tests.train_grpo.groups import completion, group, rewarded, scored
 from tests.train_grpo.settings import grpo_config
 from tests.train_grpo.written_out import plain_loss, plain_scores
 
 CPU = torch.device("cpu")
+NAN = math.nan
+THIRD = 1 / math.sqrt(3)
+
+# From rewards to advantages -------------------------------------------------------------------------------------------
+
+PROCESS: dict[str, Any] = {"reward__weights": {"steps": 1.0}, "reward__supervision": "process"}
+DECOUPLED: dict[str, Any] = {
+    "reward__weights": {"accuracy": 1.0, "format": 1.0},
+    "reward__combination": "after_normalisation",
+}
+
+
+def test_outcome_supervision_gives_every_token_its_completions_advantage() -> None:
+    """The worked example over completions of different lengths; a second group is normalised on its own."""
+    groups = [rewarded(1, 1, 1, 0, lengths=[1, 2, 1, 3]), rewarded(0, 1, 0, 1, lengths=[1, 1, 2, 1])]
+    result = rollout_advantages(grpo_config(), groups)
+    assert result.tolist() == pytest.approx([THIRD] * 4 + [-3 * THIRD] * 3 + [-1, 1, -1, -1, 1], rel=1e-12)
+    assert result.dtype == torch.float64
+
+
+@pytest.mark.parametrize("estimator", list(AdvantageEstimator))
+def test_process_supervision_of_one_step_is_outcome_supervision(estimator: AdvantageEstimator) -> None:
+    """With one step per completion, which ends with it, both give the same numbers to the last bit."""
+    rewards, lengths = [[0.3, 1.7, -2.0], [0.1, 0.1, 0.7]], [5, 1, 7]
+    of_steps = [
+        group(*(scored({"steps": [reward]}, num_tokens=num) for reward, num in zip(row, lengths, strict=True)))
+        for row in rewards
+    ]
+    of_outcomes = [rewarded(*row, lengths=lengths) for row in rewards]
+    process = rollout_advantages(grpo_config(advantage__estimator=estimator, **PROCESS), of_steps)
+    outcome = rollout_advantages(grpo_config(advantage__estimator=estimator), of_outcomes)
+    assert process.tolist() == outcome.tolist()
+    of_completions = advantages(torch.tensor(rewards, dtype=torch.float64), estimator).flatten()
+    assert outcome.tolist() == of_completions.repeat_interleave(torch.tensor(lengths * 2)).tolist()
+
+
+def test_process_supervision_normalises_over_all_steps_of_the_group() -> None:
+    """By hand: steps 1, 1 and 1, 0 have mean 3/4 together; a token sums the steps to come; groups are independent."""
+    one = scored({"steps": [1, 1]}, ends=[2, 4], num_tokens=4)
+    other = scored({"steps": [1, 0]}, ends=[1, 4], num_tokens=5)
+    few = group(scored({"steps": [1]}, ends=[3]), scored({"steps": [0]}, ends=[3]))
+    result = rollout_advantages(grpo_config(**PROCESS), [group(one, other), few])
+    expected = [THIRD * each for each in (2, 2, 1, 1, 1 - 3, -3, -3, -3, 0)]
+    assert result.tolist() == pytest.approx([*expected, 1, 1, 1, -1, -1, -1], rel=1e-12)
+
+
+def test_a_step_that_could_not_be_scored_adds_nothing() -> None:
+    """Its reward is in no statistic; the completion's other steps still count."""
+    one = scored({"steps": [1, NAN]}, ends=[1, 2], num_tokens=2)
+    other = scored({"steps": [1, 1, 0]}, ends=[1, 2, 3])
+    result = rollout_advantages(grpo_config(**PROCESS), [group(one, other)])
+    assert result.tolist() == pytest.approx([THIRD, 0, -THIRD, -2 * THIRD, -3 * THIRD], rel=1e-12)
+
+
+def test_penalties_are_taken_off_the_rewards_before_normalisation() -> None:
+    """By hand: rewards 1, 1, 0, 0 less 1/2, 0, 0, -1/2 are 1/2, 1, 0, 1/2, of deviation sqrt(1/8)."""
+    groups = [rewarded(1, 1, 0, 0), rewarded(1, 0, 1, 0)]
+    result = rollout_advantages(grpo_config(), groups, torch.tensor([0.5, 0, 0, -0.5, 2, 2, 2, 2]))
+    expected = [0, math.sqrt(2), -math.sqrt(2), 0, 1, -1, 1, -1]
+    assert result.tolist() == pytest.approx([each for each in expected for _ in range(3)], rel=1e-12)
+
+
+def test_a_penalty_is_taken_off_the_last_step() -> None:
+    """Under process supervision the step of the answer pays; a missing reward stays missing."""
+    one = scored({"steps": [1, 1.5]}, ends=[1, 2], num_tokens=2)
+    other = scored({"steps": [1, NAN]}, ends=[1, 2], num_tokens=2)
+    third = scored({"steps": [0.25]}, num_tokens=1)
+    penalties = torch.tensor([0.5, 7.0, 0.25], dtype=torch.float64)
+    result = rollout_advantages(grpo_config(**PROCESS), [group(one, other, third)], penalties)
+    assert result.tolist() == pytest.approx([2 * THIRD, THIRD, THIRD, 0, -3 * THIRD], rel=1e-12)
+
+
+def _two_rewards(accuracy: list[float], format_: list[float]) -> Group:
+    """Return a group of completions of one token with two rewards each."""
+    pairs = zip(accuracy, format_, strict=True)
+    return group(*(scored({"accuracy": [one], "format": [other]}, num_tokens=1) for one, other in pairs))
+
+
+def test_gdpo_sums_normalised_rewards_and_divides_by_the_deviation_of_the_rollout() -> None:
+    """By hand, with s = 1 / sqrt(3): z-scores s, s, s, -3s and 1, -1, 1, -1, and in the second group s, s, s, -3s.
+
+    The squares of the sums add up to 12 s^2 + 8 s + 4 = 8 + 8 s in the first group and to 12 s^2 = 4 in the second.
+    """
+    groups = [_two_rewards([1, 1, 1, 0], [1, 0, 1, 0]), _two_rewards([0, 0, 0, 0], [1, 1, 1, 0])]
+    s = THIRD
+    sums = [s + 1, s - 1, s + 1, -3 * s - 1, s, s, s, -3 * s]
+    expected = [each / math.sqrt((12 + 8 * s) / 8) for each in sums]
+    assert rollout_advantages(grpo_config(**DECOUPLED), groups).tolist() == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("estimator", ["z_score", "mean_only"])
+def test_gdpo_weighs_rewards_after_their_normalisation(estimator: str) -> None:
+    """With weights 2 and 1/2 it is the plain formula; weights before the normalisation would cancel out."""
+    accuracy, format_ = [1.0, 0.0, 0.0, 1.0, 0.0], [0.0, 0.0, 1.0, 1.0, 1.0]
+    changes = {**DECOUPLED, "reward__weights": {"accuracy": 2.0, "format": 0.5}, "advantage__estimator": estimator}
+    result = rollout_advantages(grpo_config(**changes), [_two_rewards(accuracy, format_)])
+    divisors = [statistics.pstdev(each) if estimator == "z_score" else 1.0 for each in (accuracy, format_)]
+    sums = [
+        2 * (one - 2 / 5) / divisors[0] + 0.5 * (other - 3 / 5) / divisors[1]
+        for one, other in zip(accuracy, format_, strict=True)
+    ]
+    assert result.tolist() == pytest.approx([each / statistics.pstdev(sums) for each in sums], rel=1e-9)
+
+
+def test_gdpo_leaves_completions_without_one_of_the_rewards_out_of_all_statistics() -> None:
+    """By hand, with r = 1 / sqrt(2): of accuracy 1, 0, 1, - and format 1, 0, 0, (1) the first three count.
+
+    Accuracy has mean 2/3, format 1/3, both deviation sqrt(2)/3: z-scores r, -2r, r and 2r, -r, -r, which add up to 3r,
+    -3r, 0 = 2.12, -2.12, 0. Their deviation is 3r sqrt(2/3) = sqrt(3). (With the last one's format of 1 counted the
+    z-scores of format would be 1, -1, -1, and the sums 1.71, -2.41, -0.29.)
+    """
+    config = grpo_config(**DECOUPLED)
+    result = rollout_advantages(config, [_two_rewards([1, 0, 1, NAN], [1, 0, 0, 1])])
+    summed = 3 / math.sqrt(2)
+    assert result.tolist() == pytest.approx([summed / math.sqrt(3), -summed / math.sqrt(3), 0, 0], rel=1e-12)
+    assert rollout_advantages(config, [_two_rewards([1, NAN, 0, NAN], [1, 1, 0, 0])]).tolist() == [1, 0, -1, 0]
+    assert rollout_advantages(config, [_two_rewards([NAN] * 3, [1, 0, 0])]).tolist() == [0.0] * 3
+
+
+def test_gdpo_has_no_advantage_where_rewards_cancel_out() -> None:
+    """What is left of opposite rewards in all groups is rounding, and is not scaled up to one."""
+    config = grpo_config(**{**DECOUPLED, "reward__weights": {"accuracy": 0.1, "format": 0.1}})
+    for each in (_two_rewards([1, 1, 0, 0, 0, 0], [0, 0, 1, 1, 1, 1]), _two_rewards([0.1, 0.2, 0.4], [0.4, 0.3, 0.1])):
+        assert rollout_advantages(config, [each]).tolist() == [0.0] * len(each.scored_G)
+
+
+@pytest.mark.parametrize(("truncated", "in_loss"), [("score", True), ("mask", False)])
+def test_an_experience_lists_the_completions_group_after_group(truncated: str, in_loss: bool) -> None:
+    """Sequences, advantages and the sampler's log-probabilities in order; a masked completion is not in the loss."""
+    config = grpo_config(group_size=2, sampling__truncated=truncated)
+    groups = [
+        rewarded(1, 0, lengths=[1, 2]),
+        group(scored({"accuracy": [0]}), scored({"accuracy": [1]}, finished=False)),
+    ]
+    result = make_experience(config, groups, CPU)
+    assert result.sequences_B == [completion(length).tokens for length in (1, 2, 3, 3)]
+    assert result.num_tokens_B == [1, 2, 3, 3]
+    assert result.advantages_M.tolist() == pytest.approx([1, -1, -1, -1, -1, -1, 1, 1, 1])
+    assert result.sampler_logprobs_M.tolist() == [-1.0] * 9
+    assert result.sampler_logprobs_M.dtype == torch.float64
+    assert result.in_loss_B.tolist() == [True, True, True, in_loss]
+    assert bool(result.old_logprobs_M.isnan().all())
+
+
+@settings(deadline=None)
+@given(num_groups=st.integers(1, 12), group_size=st.integers(2, 5), count=st.integers(1, 6))
+def test_minibatches_are_whole_groups_and_hold_every_completion_once(
+    num_groups: int, group_size: int, count: int
+) -> None:
+    """Parts follow each other, and their sizes differ by one group at most; there are fewer where groups are few."""
+    config = grpo_config(group_size=group_size, prompts_per_step=count, minibatches_per_rollout=count)
+    groups = [rewarded(*range(group_size), lengths=[1] * group_size)] * num_groups
+    minibatches = split_minibatches(config, make_experience(config, groups, CPU), ranks=SINGLE_PROCESS)
+    parts = [(minibatch.weights_B > 0).nonzero().flatten().tolist() for minibatch in minibatches]
+    assert [index for part in parts for index in part] == list(range(num_groups * group_size))
+    assert all(len(part) % group_size == 0 for part in parts)
+    assert max(map(len, parts)) - min(map(len, parts)) <= group_size
+    assert len(parts) == min(count, num_groups)
+
+
+# The loss, against the objective written out --------------------------------------------------------------------------
+
 ADVANTAGES_B = [0.58, 0.58, -1.73, 1.0, -1.0, 0.3]
 GSPO: dict[str, Any] = {"loss__ratio": "sequence", "loss__clip": {"low": 0.03, "high": 0.04, "dual": None}}
 VARIANTS: dict[str, dict[str, Any]] = {
     "the paper's": {},
-    "no tether": {"loss__kl__coefficient": 0.0},
+    "no KL": {"loss__kl__coefficient": 0.0},
     "token mean": {"loss__aggregation": "token_mean"},
     "constant": {"loss__aggregation": "constant"},
     "other clips": {"loss__clip": {"low": 0.1, "high": 0.3, "dual": 1.4}},
     "sequence ratio": GSPO,
+    "CISPO": {"loss__policy_loss": "cispo"},
+    "CISPO, sequence ratio": {"loss__policy_loss": "cispo", **GSPO},
     "k1": {"loss__kl__estimator": "k1"},
     "k2": {"loss__kl__estimator": "k2"},
     "corrected k3": {"loss__kl__estimator": "k3_corrected"},
     "corrected k3, sequence ratio": {"loss__kl__estimator": "k3_corrected", **GSPO},
-    "tether in the reward": {"loss__kl__placement": "reward"},
+    "KL in the reward": {"loss__kl__placement": "reward"},
     "entropy": {"loss__entropy_coefficient": 0.3},
     "importance weights": {"sampler__max_importance_weight": 1.2},
     "steps": {},
@@ -47,42 +224,34 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "masked, token mean": {"loss__aggregation": "token_mean"},
     "masked, constant": {"loss__aggregation": "constant"},
 }
+NO_KL: dict[str, Any] = {"loss__kl__coefficient": 0.0, "loss__entropy_coefficient": 0.0}
 
 
 def _config(name: str = "the paper's", **changes: Any) -> TrainGRPOConfig:
-    """Two groups of three; a strong tether, so that it shows in the gradient."""
-    return grpo_config(
-        **{
-            "prompts_per_step": 2,
-            "group_size": 3,
-            "loss__kl__coefficient": 0.5,
-            "sampler__max_mismatch": 1.0,
-            "engine__zero_stage": 0,
-            **VARIANTS[name],
-            **changes,
-        }
-    )
+    """Return settings for two groups of three, with a large KL coefficient, so that it shows in the gradient."""
+    fixed = {"prompts_per_step": 2, "group_size": 3, "loss__kl__coefficient": 0.5, "sampler__max_mismatch": 1.0}
+    return grpo_config(**{**fixed, "engine__zero_stage": 0, **VARIANTS[name], **changes})
 
 
-def _given(sequences: list[TokenSequence], name: str = "the paper's") -> Experience:
-    """Two groups of three completions with an advantage each, or with one per token, or with one completion masked."""
+def _experience(sequences: list[TokenSequence], name: str = "the paper's", **logprobs_M: Tensor) -> Experience:
+    """Return two groups of three completions with an advantage each, or one per token, or one completion masked."""
     lengths = torch.tensor([len(sequence.completion_ids) for sequence in sequences])
     advantages_M = torch.tensor(ADVANTAGES_B, dtype=torch.float64).repeat_interleave(lengths)
     if name.startswith("steps"):
         advantages_M *= torch.linspace(1.5, -0.5, len(advantages_M))
-    counted_B = torch.tensor([not (name.startswith("masked") and number == 1) for number in range(6)])
-    return Experience(sequences, 3, counted_B, advantages_M, torch.zeros_like(advantages_M))
+    in_loss_B = torch.tensor([not (name.startswith("masked") and number == 1) for number in range(6)])
+    return Experience(sequences, in_loss_B, advantages_M, **logprobs_M)
 
 
 def _gradients(module: torch.nn.Module) -> dict[str, Tensor]:
-    found = {name: weight.grad.clone() for name, weight in module.named_parameters() if weight.grad is not None}
+    gradients = {name: weight.grad.clone() for name, weight in module.named_parameters() if weight.grad is not None}
     module.zero_grad()
-    return found
+    return gradients
 
 
 @functools.cache
 def _exact_model() -> PreTrainedModel:
-    """A transformer that computes everything in float64."""
+    """Return a transformer that computes everything in float64."""
     torch.manual_seed(4)
     size = {"vocab_size": 19, "n_positions": 32, "n_embd": 8, "n_layer": 2, "n_head": 2}
     ids = {"bos_token_id": 0, "eos_token_id": 0}
@@ -101,52 +270,50 @@ EXACT_SEQUENCES = [
 ]
 
 
-def _exact_data(given: Experience) -> dict[str, Tensor]:
-    """Log-probabilities at some distance from the model's own, so that ratios are on either side of the clips."""
+def _exact_experience(name: str) -> Experience:
+    """Return log-probabilities at some distance from the model's own: ratios are on either side of the clips."""
     with torch.no_grad():
-        own_M = torch.cat([plain_scores(_exact_model(), sequence)[0] for sequence in given.sequences_B])
+        own_M = torch.cat([plain_scores(_exact_model(), sequence)[0] for sequence in EXACT_SEQUENCES])
     generator = torch.manual_seed(9)
     old, sampler, reference = (
         spread * torch.randn(len(own_M), dtype=torch.float64, generator=generator) for spread in (0.4, 0.3, 0.7)
     )
-    return {
-        "old": own_M + old,
-        "sampler": own_M + old + sampler,
-        "reference": own_M + reference,
-        "advantages": given.advantages_M,
-    }
+    return _experience(
+        EXACT_SEQUENCES,
+        name,
+        old_logprobs_M=own_M + old,
+        sampler_logprobs_M=own_M + old + sampler,
+        reference_logprobs_M=own_M + reference,
+    )
 
 
-def _of_all_parts(
-    config: TrainGRPOConfig, given: Experience, scorer: LogprobModel, data: dict[str, Tensor]
-) -> tuple[Tensor, dict[str, float]]:
-    """The loss of one optimizer step, micro-batch by micro-batch, and what is counted on the way."""
-    tensors = TokenData(data["advantages"], data["old"], data["sampler"], data["reference"], given.num_tokens_B)
+def _loss_of_step(config: TrainGRPOConfig, experience: Experience, model: PreTrainedModel) -> tuple[Tensor, Any]:
+    """Return the loss of one optimizer step, micro-batch by micro-batch, and its metrics."""
+    scorer = LogprobModel(model, temperature=1.0)
     if config.loss.kl.coefficient == 0:
-        tensors = dataclasses.replace(tensors, reference_logprobs_M=None)
-    tally = Tally()
-    (part,) = minibatches(config, given, CPU, ranks=SINGLE_PROCESS)
-    losses = [_loss(config, scorer(batch), batch, part.weights_B, tensors, tally) for batch in part.batches]
-    tally.add_step({})
-    return torch.stack(losses).sum(), tally.figures()
+        experience = dataclasses.replace(experience, reference_logprobs_M=None)
+    metrics = UpdateMetrics()
+    (minibatch,) = split_minibatches(config, experience, ranks=SINGLE_PROCESS)
+    batches, weights_B = minibatch.shard.batches, minibatch.weights_B
+    losses = [_loss(config, scorer(batch), batch, weights_B, experience, metrics) for batch in batches]
+    return torch.stack(losses).sum(), metrics.figures([{}])
 
 
 @pytest.mark.parametrize("max_tokens", [1, 14, 10_000])
 @pytest.mark.parametrize("name", VARIANTS)
-def test_the_loss_and_its_gradient_are_the_written_out_objectives(name: str, max_tokens: int) -> None:
+def test_the_loss_and_its_gradient_are_those_of_the_objective_written_out(name: str, max_tokens: int) -> None:
     """In float64 and off-policy both agree to ten digits, for any split into micro-batches."""
-    config, given = _config(name, engine__micro_batch_tokens=max_tokens), _given(EXACT_SEQUENCES, name)
+    config, experience = _config(name, engine__micro_batch_tokens=max_tokens), _exact_experience(name)
     plain, packed = _exact_model(), copy.deepcopy(_exact_model())
-    data = _exact_data(given)
-    expected = plain_loss(config, given, plain, data)
+    expected = plain_loss(config, experience, plain)
     expected.backward()
-    loss, figures = _of_all_parts(config, given, LogprobModel(packed, temperature=1.0), data)
+    loss, figures = _loss_of_step(config, experience, packed)
     loss.backward()
     assert float(loss.detach()) == pytest.approx(float(expected.detach()), rel=1e-10)
-    found, wanted = _gradients(packed), _gradients(plain)
-    assert found.keys() == wanted.keys()
+    result, wanted = _gradients(packed), _gradients(plain)
+    assert result.keys() == wanted.keys()
     for weight, gradient in wanted.items():
-        torch.testing.assert_close(found[weight], gradient, rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(result[weight], gradient, rtol=1e-10, atol=1e-12)
     assert figures["clip_high_fraction"] > 0
     assert figures["clip_low_fraction"] > 0
 
@@ -155,18 +322,18 @@ def test_every_variant_is_another_objective() -> None:
     """No two of them have the same loss here, so that none can be mistaken for another."""
     losses = {}
     for each in VARIANTS:
-        given = _given(EXACT_SEQUENCES, each)
-        loss, _ = _of_all_parts(
-            _config(each), given, LogprobModel(copy.deepcopy(_exact_model()), temperature=1.0), _exact_data(given)
-        )
+        loss, _ = _loss_of_step(_config(each), _exact_experience(each), copy.deepcopy(_exact_model()))
         losses[each] = round(float(loss.detach()), 8)
-    # Without a tether in the loss there is none, wherever else it is.
-    assert losses["no tether"] == losses.pop("tether in the reward")
+    # With the KL term in the reward there is none in the loss.
+    assert losses["no KL"] == losses.pop("KL in the reward")
     assert len(set(losses.values())) == len(losses)
 
 
-class _Engine(Policy):
-    """The engine, with the gradient of each step kept, and the tokens that went through the model each time."""
+# The optimizer steps --------------------------------------------------------------------------------------------------
+
+
+class _RecordingPolicy(Policy):
+    """Records the gradient of each step, and the tokens that went through the model each time."""
 
     def __init__(self, checkpoint: Checkpoint, config: TrainGRPOConfig) -> None:
         scorer = LogprobModel(checkpoint.model, temperature=config.sampling.temperature)
@@ -186,14 +353,14 @@ class _Engine(Policy):
 
 
 def _sequences(checkpoint: Checkpoint) -> list[TokenSequence]:
-    """Completions of very different lengths of two prompts."""
+    """Return completions of very different lengths of two prompts."""
     prompts = [checkpoint.prompt_ids(tiny.PROBLEMS[number].question) for number in (3, 9)]
     solutions = [checkpoint.example(tiny.PROBLEMS[number]).completion_ids for number in (0, 4, 9, 1, 3, 12)]
     return [TokenSequence(prompts[number // 3], solution) for number, solution in enumerate(solutions)]
 
 
 def _drifted(checkpoint: Checkpoint, amount: float) -> LogprobModel:
-    """A frozen copy with other weights: a reference that the policy has moved away from."""
+    """Return a frozen copy with other weights: a reference that the policy has moved away from."""
     moved = copy.deepcopy(checkpoint.model)
     generator = torch.Generator().manual_seed(7)
     with torch.no_grad():
@@ -212,68 +379,77 @@ class _Run:
     """One update of the tiny model."""
 
     config: TrainGRPOConfig
-    given: Experience
-    engine: _Engine
+    experience: Experience
+    """Its `old_logprobs_M` are known here, for the expected values; `update` computes them anew."""
+    policy: _RecordingPolicy
     before: dict[str, Tensor]
-    data: dict[str, Tensor]
-    parts: list[Minibatch]
 
-    def __call__(self, parts: list[Minibatch] | None = None, *, old: Tensor | None = None) -> dict[str, float]:
-        reference = self.data["reference"] if self.config.loss.kl.coefficient else None
-        data = token_data(self.given, old_logprobs_M=old, reference_logprobs_M=reference, device=CPU)
-        learning_rate = self.config.learning_rate
-        return update(self.config, self.engine, self.parts if parts is None else parts, data, learning_rate)
+    @property
+    def minibatches(self) -> list[Minibatch]:
+        return split_minibatches(self.config, self.experience, ranks=SINGLE_PROCESS)
+
+    def __call__(
+        self, minibatches: Sequence[Minibatch] | None = None, *, old_is_known: bool = False
+    ) -> dict[str, float]:
+        experience = dataclasses.replace(self.experience)
+        if not old_is_known:
+            experience.old_logprobs_M = torch.full_like(self.experience.old_logprobs_M, NAN)
+        if self.config.loss.kl.coefficient == 0:
+            experience.reference_logprobs_M = None
+        parts = self.minibatches if minibatches is None else minibatches
+        return update(self.config, self.policy, parts, experience, self.config.learning_rate)
 
     @property
     def changed(self) -> bool:
         """Whether any weight is not what it was."""
-        weights = self.engine.model.named_parameters()
+        weights = self.policy.model.named_parameters()
         return any(not torch.equal(weight, self.before[name]) for name, weight in weights)
+
+    def num_tokens(self) -> list[list[int]]:
+        """Return the tokens of each micro-batch of each minibatch."""
+        return [[batch.input_ids_T.numel() for batch in minibatch.shard.batches] for minibatch in self.minibatches]
 
 
 def _run(config: TrainGRPOConfig, *, name: str = "the paper's", drift: float = 0.02, **changes: Any) -> _Run:
-    """A run whose sampler is off by a little noise and whose reference has drifted; `changes` to what is given."""
+    """Return a run whose sampler is off by a little noise and whose reference has drifted."""
     checkpoint = tiny.checkpoint()
     sequences = _sequences(checkpoint)
-    own_M = _scores(LogprobModel(copy.deepcopy(checkpoint.model), temperature=1.0), sequences)
-    noise_M = 0.3 * torch.randn(len(own_M), dtype=torch.float64, generator=torch.manual_seed(2))
-    given = dataclasses.replace(_given(sequences, name), sampler_logprobs_M=own_M + noise_M, **changes)
-    data = {
-        "old": own_M,
-        "sampler": given.sampler_logprobs_M,
-        "reference": _scores(_drifted(checkpoint, drift), sequences),
-        "advantages": given.advantages_M,
-    }
-    before = {name: weight.detach().clone() for name, weight in checkpoint.model.named_parameters()}
-    return _Run(
-        config, given, _Engine(checkpoint, config), before, data, minibatches(config, given, CPU, ranks=SINGLE_PROCESS)
+    old_M = _scores(LogprobModel(copy.deepcopy(checkpoint.model), temperature=1.0), sequences)
+    noise_M = 0.3 * torch.randn(len(old_M), dtype=torch.float64, generator=torch.manual_seed(2))
+    experience = _experience(
+        sequences,
+        name,
+        old_logprobs_M=old_M,
+        sampler_logprobs_M=old_M + noise_M,
+        reference_logprobs_M=_scores(_drifted(checkpoint, drift), sequences),
     )
+    before = {name: weight.detach().clone() for name, weight in checkpoint.model.named_parameters()}
+    return _Run(config, dataclasses.replace(experience, **changes), _RecordingPolicy(checkpoint, config), before)
 
 
 def _expected(run: _Run) -> tuple[float, dict[str, Tensor]]:
-    """The written out loss of the tiny model before any update, and its gradient."""
+    """Return the written out loss of the tiny model before any update, and its gradient."""
     model = tiny.checkpoint().model
-    loss = plain_loss(run.config, run.given, model, run.data)
+    loss = plain_loss(run.config, run.experience, model)
     loss.backward()
     return float(loss.detach()), _gradients(model)
 
 
-def _assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    assert found.keys() == expected.keys()
+def _assert_same(result: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert result.keys() == expected.keys()
     for name, gradient in expected.items():
-        torch.testing.assert_close(found[name], gradient, rtol=2e-4, atol=2e-6)
+        torch.testing.assert_close(result[name], gradient, rtol=2e-4, atol=2e-6)
 
 
-@pytest.mark.parametrize("max_tokens", [1, 70, 100_000])
 @pytest.mark.parametrize("name", VARIANTS)
-def test_the_gradient_of_a_step_is_that_of_the_written_out_objective(name: str, max_tokens: int) -> None:
-    """For any split into micro-batches, at the first update; its ratios are exactly one and nothing is clipped."""
-    run = _run(_config(name, engine__micro_batch_tokens=max_tokens), name=name)
+def test_the_gradient_of_a_step_is_that_of_the_objective_written_out(name: str) -> None:
+    """At the first update, in several micro-batches; its ratios are exactly one and nothing is clipped."""
+    run = _run(_config(name, engine__micro_batch_tokens=70), name=name)
     figures = run()
     loss, gradients = _expected(run)
     assert figures["loss"] == pytest.approx(loss, rel=1e-4, abs=1e-6)
-    (found,) = run.engine.gradients
-    _assert_same(found, gradients)
+    (result,) = run.policy.gradients
+    _assert_same(result, gradients)
     assert (figures["ratio_min"], figures["ratio_max"]) == (1.0, 1.0)
     assert (figures["clip_high_fraction"], figures["clip_low_fraction"]) == (0.0, 0.0)
     norm = math.sqrt(sum(float(gradient.double().square().sum()) for gradient in gradients.values()))
@@ -281,76 +457,58 @@ def test_the_gradient_of_a_step_is_that_of_the_written_out_objective(name: str, 
     assert run.changed
 
 
-def test_the_figures_of_an_update_are_means_over_its_tokens() -> None:
+def test_the_metrics_of_an_update_are_means_over_its_tokens() -> None:
     """Entropy, divergence and mismatch of the sampler equal those computed token by token."""
     run = _run(_config())
     figures = run()
     model = tiny.checkpoint().model
     with torch.no_grad():
-        scores = [plain_scores(model, sequence) for sequence in run.given.sequences_B]
+        scores = [plain_scores(model, sequence) for sequence in run.experience.sequences_B]
     logprobs_M, entropy_M = (torch.cat(each) for each in zip(*scores, strict=True))
-    x_M = run.data["reference"] - logprobs_M
-    mismatch_M = (logprobs_M - run.data["sampler"]).abs()
+    assert run.experience.reference_logprobs_M is not None
+    x_M = run.experience.reference_logprobs_M - logprobs_M
+    mismatch_M = (logprobs_M - run.experience.sampler_logprobs_M).abs()
     assert figures["entropy"] == pytest.approx(float(entropy_M.mean()), rel=1e-4)
     assert figures["kl"] == pytest.approx(float((x_M.exp() - x_M - 1).mean()), rel=1e-3)
     assert figures["sampler_mismatch"] == pytest.approx(float(mismatch_M.mean()), rel=1e-3)
     assert figures["sampler_mismatch_max"] == pytest.approx(float(mismatch_M.max()), rel=1e-3)
     assert figures["learning_rate"] == run.config.learning_rate
-
-
-def test_the_first_update_is_exactly_on_policy() -> None:
-    """The ratio is 1 to the last bit and nothing is clipped; KL to an equal reference, scored apart, is rounding."""
-    figures = _run(_config(), drift=0.0)()
-    assert (figures["ratio_min"], figures["ratio_max"]) == (1.0, 1.0)
-    assert figures["kl"] == pytest.approx(0.0, abs=1e-12)
-    assert figures["clip_high_fraction"] == figures["clip_low_fraction"] == 0.0
-    assert figures["gradient_norm"] > 0
-
-
-def _num_tokens(part: Minibatch) -> list[int]:
-    return [batch.input_ids_T.numel() for batch in part.batches]
+    assert _run(_config(), drift=0.0)()["kl"] == pytest.approx(0.0, abs=1e-12)
 
 
 @pytest.mark.parametrize("passes", [1, 3])
-def test_old_log_probabilities_cost_no_forward_of_their_own(passes: int) -> None:
+def test_old_log_probabilities_cost_no_forward_pass_of_their_own(passes: int) -> None:
     """With one optimizer step per pass every micro-batch goes through the model once per pass, and no more."""
     run = _run(_config(updates_per_rollout=passes, engine__micro_batch_tokens=70))
     run()
-    (part,) = run.parts
-    assert len(part.batches) > 1
-    assert run.engine.tokens_seen == _num_tokens(part) * passes
+    (batches,) = run.num_tokens()
+    assert len(batches) > 1
+    assert run.policy.tokens_seen == batches * passes
 
 
-@pytest.mark.parametrize("passes", [1, 2])
-def test_only_later_minibatches_are_scored_beforehand(passes: int) -> None:
-    """The second one before anything changes, and only in the first pass; then both in turn."""
-    run = _run(_config(minibatches_per_rollout=2, updates_per_rollout=passes))
+def test_only_later_minibatches_are_scored_beforehand() -> None:
+    """The second one before anything changes, and only in the first pass; neither if that is known already."""
+    run = _run(_config(minibatches_per_rollout=2, updates_per_rollout=2))
     run()
-    first, second = map(_num_tokens, run.parts)
-    assert run.engine.tokens_seen == second + (first + second) * passes
-    assert len(run.engine.gradients) == 2 * passes
+    first, second = run.num_tokens()
+    assert run.policy.tokens_seen == second + (first + second) * 2
+    assert len(run.policy.gradients) == 4
+    known, unknown = (_run(_config(minibatches_per_rollout=2)) for _ in range(2))
+    ratio_max = known(old_is_known=True)["ratio_max"]
+    assert known.policy.tokens_seen == first + second
+    assert ratio_max == pytest.approx(unknown()["ratio_max"], rel=1e-5)
 
 
-def test_what_is_known_already_is_not_scored_again() -> None:
-    """Log-probabilities that were needed before, as for a penalty in the reward, save the forward."""
-    run = _run(_config(minibatches_per_rollout=2))
-    figures = run(old=run.data["old"])
-    first, second = map(_num_tokens, run.parts)
-    assert run.engine.tokens_seen == first + second
-    again = _run(_config(minibatches_per_rollout=2))()
-    assert figures["ratio_max"] == pytest.approx(again["ratio_max"], rel=1e-5)
-
-
-def _ratios(config: TrainGRPOConfig, parts: slice, *, drift: float) -> Tensor:
-    """The ratios of all tokens after one optimizer step on some of the minibatches, from fresh scores on both sides."""
+def _ratios(config: TrainGRPOConfig, minibatches: slice, *, drift: float) -> Tensor:
+    """Return the ratios of all tokens after one optimizer step on some of the minibatches, from fresh scores."""
     run = _run(config, drift=drift)
-    run(run.parts[parts])
-    after_M = _scores(LogprobModel(copy.deepcopy(run.engine.model), temperature=1.0), run.given.sequences_B)
-    return (after_M - run.data["old"]).exp()
+    run(run.minibatches[minibatches])
+    after_M = _scores(LogprobModel(copy.deepcopy(run.policy.model), temperature=1.0), run.experience.sequences_B)
+    return (after_M - run.experience.old_logprobs_M).exp()
 
 
-def test_a_second_pass_is_measured_against_the_policy_that_sampled() -> None:
-    """After one large step the ratios have moved and some are clipped; the sampled log-probabilities stay put."""
+def test_a_second_pass_is_compared_with_the_policy_that_sampled() -> None:
+    """After one large step the ratios have moved and some are clipped; the old log-probabilities stay."""
     figures = _run(_config(updates_per_rollout=2, learning_rate=3e-2), drift=0.0)()
     ratio_M = _ratios(_config(learning_rate=3e-2), slice(None), drift=0.0)
     assert figures["ratio_min"] == pytest.approx(float(ratio_M.min()), rel=1e-4)
@@ -361,13 +519,12 @@ def test_a_second_pass_is_measured_against_the_policy_that_sampled() -> None:
     assert figures["kl"] == pytest.approx(float((1 / ratio_M + ratio_M.log() - 1).mean()), rel=1e-3)
 
 
-def test_a_second_minibatch_is_measured_against_the_policy_that_sampled() -> None:
+def test_a_second_minibatch_is_compared_with_the_policy_that_sampled() -> None:
     """Its ratios have moved by the step on the first minibatch; those of the first are one."""
     config = _config(minibatches_per_rollout=2, learning_rate=3e-2)
     run = _run(config)
     figures = run()
-    of_first = int(run.given.num_tokens_B[:3].sum())
-    ratio_M = _ratios(config, slice(1), drift=0.02)[of_first:]
+    ratio_M = _ratios(config, slice(1), drift=0.02)[sum(run.experience.num_tokens_B[:3]) :]
     assert figures["ratio_min"] == pytest.approx(min(1.0, float(ratio_M.min())), rel=1e-4)
     assert figures["ratio_max"] == pytest.approx(max(1.0, float(ratio_M.max())), rel=1e-4)
     assert figures["ratio_max"] > 1.01
@@ -377,138 +534,116 @@ def test_each_minibatch_is_averaged_over_itself() -> None:
     """The gradient of the first step is that of an objective over the first group alone."""
     run = _run(_config(minibatches_per_rollout=2))
     run()
-    of_first = int(run.given.num_tokens_B[:3].sum())
-    alone = dataclasses.replace(
-        run,
-        given=dataclasses.replace(
-            run.given,
-            sequences_B=run.given.sequences_B[:3],
-            counted_B=run.given.counted_B[:3],
-            advantages_M=run.given.advantages_M[:of_first],
-        ),
-        data={name: values[:of_first] for name, values in run.data.items()},
-    )
-    _assert_same(run.engine.gradients[0], _expected(alone)[1])
+    of_first = sum(run.experience.num_tokens_B[:3])
+    fields = {field.name: getattr(run.experience, field.name) for field in dataclasses.fields(Experience)}
+    first = {name: value[: 3 if name.endswith("_B") else of_first] for name, value in fields.items()}
+    _assert_same(run.policy.gradients[0], _expected(dataclasses.replace(run, experience=Experience(**first)))[1])
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("bad", [NAN, math.inf])
 def test_a_loss_that_is_not_finite_stops_before_the_step(bad: float) -> None:
     """One bad advantage among good ones raises, and no weight has changed."""
     run = _run(_config())
-    run.given.advantages_M[3] = bad
+    run.experience.advantages_M[3] = bad
     with pytest.raises(NonFiniteError, match="stopped before the optimizer step"):
         run()
     assert not run.changed
 
 
-@pytest.mark.parametrize("shift", [0.9, math.nan])
-def test_a_sampler_of_another_policy_stops_before_the_step(shift: float) -> None:
-    """A mean mismatch above the bound, or one that is no number, and no weight has changed."""
+@pytest.mark.parametrize(("shift", "stops"), [(0.9, True), (NAN, True), (0.1, False)])
+def test_a_sampler_of_another_policy_stops_before_the_step(shift: float, stops: bool) -> None:
+    """A mean mismatch above the bound, or one that is not a number, and no weight has changed."""
     run = _run(_config(sampler__max_mismatch=0.5))
-    run.given.sampler_logprobs_M[:] += shift
+    run.experience.sampler_logprobs_M[:] += shift
+    if not stops:
+        run()
+        return
     with pytest.raises(SamplerMismatchError, match=r"sampler\.max_mismatch = 0\.5"):
         run()
     assert not run.changed
-    assert run.engine.gradients == []
-
-
-WITHOUT: dict[str, Any] = {"loss__kl__coefficient": 0.0, "loss__entropy_coefficient": 0.0}
+    assert run.policy.gradients == []
 
 
 def _some_zero(checkpoint: Checkpoint) -> Tensor:
-    """Advantages of which those of two completions are zero."""
+    """Return advantages of which those of two completions are zero."""
     advantages_B = torch.tensor([0.0, 0.58, -1.73, 1.0, 0.0, 0.3], dtype=torch.float64)
-    return advantages_B.repeat_interleave(_given(_sequences(checkpoint)).num_tokens_B)
+    lengths = [len(sequence.completion_ids) for sequence in _sequences(checkpoint)]
+    return advantages_B.repeat_interleave(torch.tensor(lengths))
 
 
 @pytest.mark.parametrize("aggregation", ["sequence_mean", "token_mean", "constant"])
-def test_completions_that_teach_nothing_are_left_out_and_still_divided_by(aggregation: str) -> None:
-    """Without tether and entropy a zero advantage is no work; loss and gradient are those of computing it."""
-    config = _config(**WITHOUT, loss__aggregation=aggregation, engine__micro_batch_tokens=1)
-    run, whole = (_run(config, advantages_M=_some_zero(tiny.checkpoint())) for _ in range(2))
+def test_completions_of_zero_advantage_are_left_out_and_still_divided_by(aggregation: str) -> None:
+    """Without KL and entropy a zero advantage is no work; loss and gradient are those of computing it."""
+    config = _config(**NO_KL, loss__aggregation=aggregation, engine__micro_batch_tokens=1)
+    run, full = (_run(config, advantages_M=_some_zero(tiny.checkpoint())) for _ in range(2))
     figures = run()
-    lengths = [len(run.given.sequences_B[number]) for number in (1, 2, 3, 5)]
-    assert sorted(run.engine.tokens_seen) == sorted(lengths)
-    (part,) = whole.parts
-    everything = whole([Minibatch(Shard(tiny.batches(whole.given.sequences_B, 1), []), part.weights_B)])
-    assert len(whole.engine.tokens_seen) == 6
+    lengths = [len(run.experience.sequences_B[number]) for number in (1, 2, 3, 5)]
+    assert sorted(run.policy.tokens_seen) == sorted(lengths)
+    (minibatch,) = full.minibatches
+    everything = full([Minibatch(Shard(tiny.batches(full.experience.sequences_B, 1), []), minibatch.weights_B)])
+    assert len(full.policy.tokens_seen) == 6
     assert figures["loss"] == pytest.approx(everything["loss"], rel=1e-6)
     loss, gradients = _expected(run)
     assert figures["loss"] == pytest.approx(loss, rel=1e-4)
-    for each in (run, whole):
-        _assert_same(each.engine.gradients[0], gradients)
+    for each in (run, full):
+        _assert_same(each.policy.gradients[0], gradients)
 
 
-@pytest.mark.parametrize("changes", [{"loss__kl__coefficient": 0.04}, {**WITHOUT, "loss__entropy_coefficient": 0.1}])
-def test_completions_of_zero_advantage_are_computed_where_they_still_count(changes: dict[str, Any]) -> None:
-    """Tether and entropy act on every token, whatever its advantage."""
+@pytest.mark.parametrize("changes", [{"loss__kl__coefficient": 0.04}, {**NO_KL, "loss__entropy_coefficient": 0.1}])
+def test_completions_of_zero_advantage_are_computed_where_they_count(changes: dict[str, Any]) -> None:
+    """KL and entropy act on every token, whatever its advantage."""
     config = _config(**changes, engine__micro_batch_tokens=1)
     run = _run(config, advantages_M=_some_zero(tiny.checkpoint()))
     run()
-    assert len(run.engine.tokens_seen) == 6
-    _assert_same(run.engine.gradients[0], _expected(run)[1])
+    assert len(run.policy.tokens_seen) == 6
+    _assert_same(run.policy.gradients[0], _expected(run)[1])
 
 
 def test_one_token_with_an_advantage_keeps_its_completion() -> None:
     """Under process supervision most tokens' advantages may be zero, and the completion still teaches."""
-    checkpoint = tiny.checkpoint()
-    advantages_M = torch.zeros_like(_some_zero(checkpoint))
+    advantages_M = torch.zeros_like(_some_zero(tiny.checkpoint()))
     advantages_M[-1] = 1.0
-    run = _run(_config(**WITHOUT), advantages_M=advantages_M)
+    run = _run(_config(**NO_KL), advantages_M=advantages_M)
     run()
-    assert run.engine.tokens_seen == [len(run.given.sequences_B[-1])]
-    _assert_same(run.engine.gradients[0], _expected(run)[1])
-
-
-def _all_masked(given: Experience) -> Experience:
-    return dataclasses.replace(given, counted_B=torch.zeros(6, dtype=torch.bool))
-
-
-def _all_level(given: Experience) -> Experience:
-    return dataclasses.replace(given, advantages_M=torch.zeros_like(given.advantages_M))
+    assert run.policy.tokens_seen == [len(run.experience.sequences_B[-1])]
+    _assert_same(run.policy.gradients[0], _expected(run)[1])
 
 
 @pytest.mark.parametrize(
-    ("emptied", "changes"),
-    [(_all_level, WITHOUT), (_all_masked, {}), (_all_level, {"loss__kl__placement": "reward"})],
+    ("masked", "changes"), [(False, NO_KL), (True, {}), (False, {"loss__kl__placement": "reward"})]
 )
-def test_what_teaches_nothing_changes_nothing(
-    emptied: Callable[[Experience], Experience], changes: dict[str, Any]
-) -> None:
-    """No spread without a tether, or everything masked: no forward, no step, and figures that say so."""
+def test_a_rollout_without_a_signal_changes_nothing(masked: bool, changes: dict[str, Any]) -> None:
+    """No advantage and no KL in the loss, or everything masked: no forward pass, no step, and metrics that say so."""
     run = _run(_config(**changes))
-    run.given = emptied(run.given)
-    figures = run(minibatches(run.config, run.given, CPU, ranks=SINGLE_PROCESS))
-    assert not run.changed
-    assert run.engine.tokens_seen == []
-    assert run.engine.gradients == []
-    assert figures == Tally.of_nothing(run.config.learning_rate)
-
-
-def test_a_minibatch_that_teaches_nothing_is_skipped() -> None:
-    """The others are updated on as if they were alone: one step, and no forward beforehand."""
-    advantages_M = _some_zero(tiny.checkpoint())
-    lengths = _given(_sequences(tiny.checkpoint())).num_tokens_B
-    advantages_M[: int(lengths[:3].sum())] = 0.0
-    run = _run(_config(**WITHOUT, minibatches_per_rollout=2), advantages_M=advantages_M)
+    if masked:
+        run.experience.in_loss_B[:] = False
+    else:
+        run.experience.advantages_M[:] = 0.0
     figures = run()
-    assert len(run.engine.gradients) == 1
-    assert run.engine.tokens_seen == _num_tokens(run.parts[0])
+    assert not run.changed
+    assert not run.policy.tokens_seen
+    assert not run.policy.gradients
+    assert figures == pytest.approx(UpdateMetrics.of_no_update(run.config.learning_rate), nan_ok=True)
+
+
+def test_a_minibatch_without_a_signal_is_skipped() -> None:
+    """The others are updated on as if they were alone: one step, and no forward pass beforehand."""
+    run = _run(_config(**NO_KL, minibatches_per_rollout=2), advantages_M=_some_zero(tiny.checkpoint()))
+    run.experience.advantages_M[: sum(run.experience.num_tokens_B[:3])] = 0.0
+    figures = run()
+    assert len(run.policy.gradients) == 1
+    assert run.policy.tokens_seen == run.num_tokens()[0]
     assert (figures["ratio_min"], figures["ratio_max"]) == (1.0, 1.0)
 
 
-def test_groups_without_spread_move_the_policy_by_the_tether_alone() -> None:
-    """With all advantages zero the gradient is that of the KL term."""
+def test_zero_variance_groups_move_the_policy_by_the_kl_term_alone() -> None:
+    """With all advantages zero the gradient is that of the KL term: the mean over completions of each one's mean k3."""
     run = _run(_config())
-    run.given = _all_level(run.given)
-    run.data["advantages"] = run.given.advantages_M
-    figures = run(minibatches(run.config, run.given, CPU, ranks=SINGLE_PROCESS))
-    assert figures["loss"] == pytest.approx(run.config.loss.kl.coefficient * _mean_kl(run), rel=1e-3)
-    _assert_same(run.engine.gradients[0], _expected(run)[1])
-
-
-def _mean_kl(run: _Run) -> float:
-    """The mean over completions of the mean k3 of each."""
-    x_M = run.data["reference"] - run.data["old"]
-    each = (x_M.exp() - x_M - 1).split(run.given.num_tokens_B.tolist())
-    return float(torch.stack([part.mean() for part in each]).mean())
+    run.experience.advantages_M[:] = 0.0
+    figures = run()
+    assert run.experience.reference_logprobs_M is not None
+    x_M = run.experience.reference_logprobs_M - run.experience.old_logprobs_M
+    means_B = [part.mean() for part in (x_M.exp() - x_M - 1).split(run.experience.num_tokens_B)]
+    mean_kl = float(torch.stack(means_B).mean())
+    assert figures["loss"] == pytest.approx(run.config.loss.kl.coefficient * mean_kl, rel=1e-3)
+    _assert_same(run.policy.gradients[0], _expected(run)[1])

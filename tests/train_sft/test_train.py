@@ -13,7 +13,7 @@ from components.shared.errors import PipelineError
 from components.shared.problem import Split, write_problems
 from components.train_sft.config import TrainSFTConfig
 from components.train_sft.train import train
-from components.train_sft.train_rank import _batches, _step
+from components.train_sft.worker import _batches, _step
 from tests import tiny
 
 

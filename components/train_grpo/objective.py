@@ -1,0 +1,367 @@
+"""Equation 3 of GRPO (arXiv 2402.03300) and its variants: from rewards to advantages, from tokens to the objective.
+
+Pure functions of tensors. Each variant is a function and a line in the table below it, chosen by an enum of config.py.
+
+Shape suffixes, the same in all of train_grpo:
+    P  prompts              G  completions per prompt            B = P * G, prompt after prompt
+    K  rewards of a prompt's group: G for outcome supervision, the steps of all its completions for process
+       supervision, padded with NaN
+    T  tokens of one sequence
+    M  completion tokens of all B completions, end to end        N  completion tokens of a micro-batch
+A reward of NaN is no reward: it counts in no statistic, and its advantage is zero.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from components.train_grpo.config import (
+    AdvantageEstimator,
+    Aggregation,
+    ClipConfig,
+    KLEstimator,
+    KLPlacement,
+    LossConfig,
+    PolicyLoss,
+    RatioLevel,
+)
+
+_SPREAD_TOLERANCE = 1e-6
+"""Rewards that differ by less are equal: their standard deviation is rounding error, and dividing by it makes noise."""
+_MAX_LOG_RATIO = 20.0
+"""Bound on a log-ratio before it is exponentiated: one outlier must not overflow."""
+
+
+# The objective of a token ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """The completion tokens of a micro-batch, and the log-probability of each under four policies."""
+
+    logprobs_N: Tensor
+    """Under the policy that is trained, with gradient."""
+    old_logprobs_N: Tensor
+    """Under the policy that sampled, computed as in training."""
+    sampler_logprobs_N: Tensor
+    """Under the policy that sampled, as the sampler computed them."""
+    reference_logprobs_N: Tensor | None
+    entropy_N: Tensor
+    advantages_N: Tensor
+    sequence_N: Tensor
+    """The completion of each token, whole in this micro-batch."""
+    num_tokens_B: Tensor
+    """Completion tokens of each completion of the rollout."""
+
+
+@dataclass(frozen=True)
+class TokenObjective:
+    """The objective of each token, to be maximised, and what the metrics need of its terms."""
+
+    objective_N: Tensor
+    ratio_N: Tensor
+    kl_N: Tensor | None
+
+
+def token_objective(loss: LossConfig, tokens: Tokens, *, max_importance_weight: float | None) -> TokenObjective:
+    """Return policy loss, KL penalty and entropy bonus of each token: the bracket of equation 3, before its means."""
+    ratio_N = policy_ratio(tokens, loss.ratio)
+    objective_N = policy_objective(tokens.logprobs_N, ratio_N, tokens.advantages_N, loss)
+    if max_importance_weight is not None:
+        objective_N = objective_N * importance_weights(
+            tokens.old_logprobs_N, tokens.sampler_logprobs_N, maximum=max_importance_weight
+        )
+    kl_N = None
+    if tokens.reference_logprobs_N is not None:
+        token_ratio_N = policy_ratio(tokens, RatioLevel.TOKEN)
+        kl_N = kl_to_reference(tokens.logprobs_N, tokens.reference_logprobs_N, token_ratio_N, loss.kl.estimator)
+        if loss.kl.placement is KLPlacement.LOSS:
+            objective_N = objective_N - loss.kl.coefficient * kl_N
+    if loss.entropy_coefficient:
+        objective_N = objective_N + loss.entropy_coefficient * tokens.entropy_N
+    return TokenObjective(objective_N, ratio_N, kl_N)
+
+
+# Advantages -----------------------------------------------------------------------------------------------------------
+
+
+def advantages(rewards_PK: Tensor, estimator: AdvantageEstimator) -> Tensor:
+    """Return the advantage of each reward over its group, (P, K): zero in a group whose rewards are all equal."""
+    return _ADVANTAGES[estimator](rewards_PK)
+
+
+def z_score(rewards_PK: Tensor) -> Tensor:
+    """Return (r - mean(r)) / std(r), with the biased standard deviation: the paper does not say which."""
+    centered_PK, num_scored_P1 = _centered(rewards_PK)
+    return centered_PK / _or_one(_biased_std(centered_PK, num_scored_P1))
+
+
+def z_score_bessel(rewards_PK: Tensor) -> Tensor:
+    """Return (r - mean(r)) / std(r), with the unbiased standard deviation, as most implementations do."""
+    centered_PK, num_scored_P1 = _centered(rewards_PK)
+    variance_P1 = centered_PK.square().sum(1, keepdim=True) / (num_scored_P1 - 1).clamp(min=1)
+    return centered_PK / _or_one(variance_P1.sqrt())
+
+
+def mean_only(rewards_PK: Tensor) -> Tensor:
+    """Return r - mean(r): no preference for groups whose rewards hardly differ (Dr. GRPO, arXiv 2503.20783)."""
+    return _centered(rewards_PK)[0]
+
+
+def leave_one_out(rewards_PK: Tensor) -> Tensor:
+    """Return r_i less the mean of the others, which is K / (K - 1) times r_i - mean(r) (RLOO, arXiv 2402.14740).
+
+    Never divided by a standard deviation without r_i: that of a nearly constant rest is a rounding error.
+    """
+    centered_PK, num_scored_P1 = _centered(rewards_PK)
+    return centered_PK * num_scored_P1 / (num_scored_P1 - 1).clamp(min=1)
+
+
+def batch_std(rewards_PK: Tensor) -> Tensor:
+    """Return r - mean(r) over the biased standard deviation of all rewards of the rollout (arXiv 2508.08221)."""
+    centered_PK, _ = _centered(rewards_PK)
+    return centered_PK / _or_one(_biased_std(*_centered(rewards_PK.reshape(1, -1))))
+
+
+_ADVANTAGES: dict[AdvantageEstimator, Callable[[Tensor], Tensor]] = {
+    AdvantageEstimator.Z_SCORE: z_score,
+    AdvantageEstimator.Z_SCORE_BESSEL: z_score_bessel,
+    AdvantageEstimator.MEAN_ONLY: mean_only,
+    AdvantageEstimator.LEAVE_ONE_OUT: leave_one_out,
+    AdvantageEstimator.BATCH_STD: batch_std,
+}
+
+
+def decoupled_advantages(
+    rewards: Mapping[str, Tensor], weights: Mapping[str, float], estimator: AdvantageEstimator
+) -> Tensor:
+    """Normalise each reward (P, K), sum, and divide by the sum's deviation over the rollout (GDPO, arXiv 2601.05242).
+
+    A completion that lacks one of the rewards counts in the statistics of none. The mean of each group is zero then,
+    and so is that of the rollout.
+    """
+    unscored_PK = torch.stack([rewards_PK.isnan() for rewards_PK in rewards.values()]).any(0)
+    weighted = [
+        weight * advantages(rewards[name].masked_fill(unscored_PK, torch.nan), estimator)
+        for name, weight in weights.items()
+    ]
+    summed_PK = torch.stack(weighted).sum(0).masked_fill(unscored_PK, torch.nan)
+    # Rewards that cancel out leave rounding errors, which are no advantages.
+    if not has_spread(summed_PK.reshape(1, -1)).item():
+        return torch.zeros_like(summed_PK)
+    return (summed_PK / summed_PK[~unscored_PK].std(correction=0)).nan_to_num(0.0)
+
+
+def token_advantages(
+    advantages_PK: Tensor, step_ends_PG: Sequence[Sequence[Sequence[int]]], num_tokens_PG: Sequence[Sequence[int]]
+) -> Tensor:
+    """Return for each token the sum of the advantages of the steps that end at it or later, (M,) (section 4.1.3).
+
+    A step's end is the number of completion tokens up to and including its last. Outcome supervision is the case of
+    one step, which ends with the completion. Tokens after the last step's end get zero. A completion with more steps
+    sums more of them: a bias of the paper's own.
+    """
+    tokens = []
+    for advantages_K, step_ends_G, num_tokens_G in zip(advantages_PK, step_ends_PG, num_tokens_PG, strict=True):
+        first = 0
+        for step_ends, num_tokens in zip(step_ends_G, num_tokens_G, strict=True):
+            at_end_T = torch.zeros(num_tokens, dtype=advantages_PK.dtype)
+            at_end_T.index_add_(0, torch.tensor(step_ends) - 1, advantages_K[first : first + len(step_ends)])
+            tokens.append(at_end_T.flip(0).cumsum(0).flip(0))
+            first += len(step_ends)
+    return torch.cat(tokens)
+
+
+def has_spread(rewards_PK: Tensor) -> Tensor:
+    """Return whether each group's rewards differ at all, shape (P,): without it there is nothing to learn from."""
+    unscored_PK = rewards_PK.isnan()
+    highest_P = rewards_PK.masked_fill(unscored_PK, -torch.inf).amax(dim=1)
+    lowest_P = rewards_PK.masked_fill(unscored_PK, torch.inf).amin(dim=1)
+    return highest_P - lowest_P > _SPREAD_TOLERANCE
+
+
+def _centered(rewards_PK: Tensor) -> tuple[Tensor, Tensor]:
+    """Return r - mean(r), exactly zero where there is no reward or no spread, and the number of rewards (P, 1)."""
+    scored_PK = ~rewards_PK.isnan()
+    num_scored_P1 = scored_PK.sum(dim=1, keepdim=True).clamp(min=1)
+    mean_P1 = rewards_PK.nansum(dim=1, keepdim=True) / num_scored_P1
+    counted_PK = scored_PK & has_spread(rewards_PK)[:, None]
+    return torch.where(counted_PK, rewards_PK - mean_P1, 0.0), num_scored_P1
+
+
+def _biased_std(centered_PK: Tensor, num_scored_P1: Tensor) -> Tensor:
+    return (centered_PK.square().sum(1, keepdim=True) / num_scored_P1).sqrt()
+
+
+def _or_one(std: Tensor) -> Tensor:
+    """Replace a standard deviation of zero, under which everything centered is zero already."""
+    return torch.where(std > 0, std, 1.0)
+
+
+# The ratio to the policy that sampled ---------------------------------------------------------------------------------
+
+
+def policy_ratio(tokens: Tokens, level: RatioLevel) -> Tensor:
+    """Return pi / pi_old, the factor of each token's advantage."""
+    log_ratio_N = tokens.logprobs_N - tokens.old_logprobs_N
+    if level is RatioLevel.SEQUENCE:
+        return sequence_ratio(log_ratio_N, tokens.sequence_N, tokens.num_tokens_B)
+    return token_ratio(log_ratio_N)
+
+
+def token_ratio(log_ratio_N: Tensor) -> Tensor:
+    """Return pi / pi_old of each token (equation 3)."""
+    return log_ratio_N.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO).exp()
+
+
+def sequence_ratio(log_ratio_N: Tensor, sequence_N: Tensor, num_tokens_B: Tensor) -> Tensor:
+    """Return (pi(o) / pi_old(o))^(1/|o|) of each token's completion o (GSPO, arXiv 2507.18071, equation 7)."""
+    sum_B = torch.zeros_like(num_tokens_B, dtype=log_ratio_N.dtype).index_add(0, sequence_N, log_ratio_N)
+    mean_B = sum_B / num_tokens_B.clamp(min=1)
+    return mean_B.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO).exp()[sequence_N]
+
+
+# The policy loss ------------------------------------------------------------------------------------------------------
+
+
+def policy_objective(logprobs_N: Tensor, ratio_N: Tensor, advantages_N: Tensor, loss: LossConfig) -> Tensor:
+    """Return the term of each token whose gradient makes good completions likelier, to be maximised."""
+    return _POLICY_LOSSES[loss.policy_loss](logprobs_N, ratio_N, advantages_N, loss.clip)
+
+
+def clipped_surrogate(logprobs_N: Tensor, ratio_N: Tensor, advantages_N: Tensor, clip: ClipConfig) -> Tensor:
+    """Return min(ratio * A, clip(ratio, 1 - low, 1 + high) * A) (equation 3).
+
+    The paper's epsilon is both `low` and `high`; DAPO's clip-higher (arXiv 2503.14476, section 3.1) raises `high`.
+    With a dual clip (arXiv 1912.09729, equation 5) a negative advantage is never multiplied by more than `dual`.
+    """
+    del logprobs_N
+    surrogate_N = torch.minimum(ratio_N * advantages_N, _clip(ratio_N, clip) * advantages_N)
+    if clip.dual is None:
+        return surrogate_N
+    return torch.where(advantages_N < 0, torch.maximum(surrogate_N, clip.dual * advantages_N), surrogate_N)
+
+
+def cispo(logprobs_N: Tensor, ratio_N: Tensor, advantages_N: Tensor, clip: ClipConfig) -> Tensor:
+    """Return clip(ratio, 1 - low, 1 + high) * A * log pi, the first factor without gradient (CISPO, arXiv 2506.13585).
+
+    The clip bounds the weight of a token; it never stops the token's gradient, as the clipped surrogate does.
+    """
+    return _clip(ratio_N, clip).detach() * advantages_N * logprobs_N
+
+
+_POLICY_LOSSES: dict[PolicyLoss, Callable[[Tensor, Tensor, Tensor, ClipConfig], Tensor]] = {
+    PolicyLoss.CLIPPED: clipped_surrogate,
+    PolicyLoss.CISPO: cispo,
+}
+
+
+def clipped_high(ratio_N: Tensor, advantages_N: Tensor, clip: ClipConfig) -> Tensor:
+    """Return which tokens have a positive advantage and a ratio above the clip."""
+    return (ratio_N > 1 + clip.high) & (advantages_N > 0)
+
+
+def clipped_low(ratio_N: Tensor, advantages_N: Tensor, clip: ClipConfig) -> Tensor:
+    """Return which tokens have a negative advantage and a ratio below the clip, or above `dual`."""
+    clipped_N = ratio_N < 1 - clip.low
+    if clip.dual is not None:
+        clipped_N = clipped_N | (ratio_N > clip.dual)
+    return clipped_N & (advantages_N < 0)
+
+
+def _clip(ratio_N: Tensor, clip: ClipConfig) -> Tensor:
+    return ratio_N.clamp(1 - clip.low, 1 + clip.high)
+
+
+# The KL divergence from the reference ---------------------------------------------------------------------------------
+
+
+def kl_to_reference(
+    logprobs_N: Tensor, reference_logprobs_N: Tensor, ratio_N: Tensor, estimator: KLEstimator
+) -> Tensor:
+    """Return an estimate of KL(pi || pi_ref) for each token, from samples of pi (equation 4).
+
+    With x = log(pi_ref / pi) all estimators have the divergence as their mean or close to it. As terms of a loss they
+    differ: the mean gradient is zero for k1, that of KL(pi || pi_ref) for k2 and k3_corrected, and that of the *other*
+    divergence KL(pi_ref || pi) for k3, the paper's own (names: http://joschu.net/blog/kl-approx.html).
+    `ratio_N` is pi / pi_old, which only k3_corrected uses.
+    """
+    return _KL_ESTIMATORS[estimator](reference_logprobs_N - logprobs_N, ratio_N)
+
+
+def k1(x_N: Tensor) -> Tensor:
+    """Return -x: unbiased, of either sign, and without any gradient in the mean."""
+    return -x_N
+
+
+def k2(x_N: Tensor) -> Tensor:
+    """Return x^2 / 2: never negative, biased, with the right gradient in the mean."""
+    return x_N.square() / 2
+
+
+def k3(x_N: Tensor) -> Tensor:
+    """Return exp(x) - x - 1 (equation 4): never negative and unbiased."""
+    bounded_N = x_N.clamp(max=_MAX_LOG_RATIO)  # in both places, or the gradient above it has the wrong sign
+    return torch.expm1(bounded_N) - bounded_N
+
+
+_KL_ESTIMATORS: dict[KLEstimator, Callable[[Tensor, Tensor], Tensor]] = {
+    KLEstimator.K1: lambda x_N, _: k1(x_N),
+    KLEstimator.K2: lambda x_N, _: k2(x_N),
+    KLEstimator.K3: lambda x_N, _: k3(x_N),
+    KLEstimator.K3_CORRECTED: lambda x_N, ratio_N: ratio_N * k3(x_N),
+}
+
+
+# A sampler whose probabilities are not exactly the trainer's ----------------------------------------------------------
+
+
+def importance_weights(old_logprobs_N: Tensor, sampler_logprobs_N: Tensor, *, maximum: float) -> Tensor:
+    """Return min(pi_old / pi_sampler, maximum) of each token.
+
+    An engine with other kernels or another number type samples from pi_sampler. The weight makes the mean over its
+    samples that over pi_old; the bound keeps it tame (truncated importance sampling,
+    https://fengyao.notion.site/off-policy-rl).
+    """
+    return (old_logprobs_N - sampler_logprobs_N).exp().clamp(max=maximum)
+
+
+# Aggregation ----------------------------------------------------------------------------------------------------------
+
+
+def token_weights(num_tokens_B: Tensor, aggregation: Aggregation, *, max_new_tokens: int) -> Tensor:
+    """Return the weight in the loss of each token of each completion of an optimizer step, (B,).
+
+    They are counted over the whole step, all its micro-batches and processes, before the first of them runs: the sum
+    of weighted token objectives is then the same however the step is split. A completion that is not in the loss, such
+    as a masked one, comes with no tokens and counts in no mean; one whose advantage is zero counts like any other.
+    """
+    return torch.where(num_tokens_B > 0, _AGGREGATIONS[aggregation](num_tokens_B, max_new_tokens), 0.0)
+
+
+def sequence_mean(num_tokens_B: Tensor) -> Tensor:
+    """Return 1 / (B |o_i|): the double mean of equation 3, over groups, completions and tokens."""
+    return 1.0 / (_num_completions(num_tokens_B) * num_tokens_B.clamp(min=1))
+
+
+def token_mean(num_tokens_B: Tensor) -> Tensor:
+    """Return 1 / sum_i |o_i|: every token counts alike, so long completions count for more (DAPO, equation 8)."""
+    return (1.0 / num_tokens_B.sum().clamp(min=1)).expand(len(num_tokens_B))
+
+
+def constant(num_tokens_B: Tensor, max_new_tokens: int) -> Tensor:
+    """Return 1 / (B L) for the length limit L: no completion's length changes its tokens' weight (Dr. GRPO)."""
+    return (1.0 / (_num_completions(num_tokens_B) * max_new_tokens)).expand(len(num_tokens_B))
+
+
+def _num_completions(num_tokens_B: Tensor) -> Tensor:
+    return (num_tokens_B > 0).sum(dtype=num_tokens_B.dtype).clamp(min=1)
+
+
+_AGGREGATIONS: dict[Aggregation, Callable[[Tensor, int], Tensor]] = {
+    Aggregation.SEQUENCE_MEAN: lambda num_tokens_B, _: sequence_mean(num_tokens_B),
+    Aggregation.TOKEN_MEAN: lambda num_tokens_B, _: token_mean(num_tokens_B),
+    Aggregation.CONSTANT: constant,
+}

@@ -1,0 +1,149 @@
+"""One process (rank) of a GRPO training: it builds model, sampler, rewards and trainer, and saves what comes of it."""
+
+import os
+from contextlib import closing
+from pathlib import Path
+
+from components.grading.verifier import Verifier
+from components.policy.checkpoint import Checkpoint, load, save
+from components.policy.determinism import make_deterministic
+from components.policy.engine import Policy, load_parameters, torch_dtype
+from components.policy.logprobs import LogprobModel, disable_dropout
+from components.policy.lora import add_adapters
+from components.policy.parallel import init_ranks
+from components.policy.resume import Resumption, TrainingCheckpoint
+from components.policy.shutdown import graceful_shutdown
+from components.policy.training import memory_for_loading
+from components.rollout.sampler import Sampler
+from components.rollout.transformers_sampler import ShardedSampler, TransformersSampler
+from components.rollout.vllm.engine import VllmEngine
+from components.rollout.vllm.sampler import Engine, VllmSampler
+from components.rollout.vllm.servers import VllmServers
+from components.shared.environment import SERVERS_VARIABLE, WEIGHTS_VARIABLE
+from components.shared.problem import Problem, Split, read_problems
+from components.train_grpo.config import TrainGRPOConfig
+from components.train_grpo.metrics import (
+    UtilisationMeter,
+    require_learning,
+    require_signal,
+    signal_limit_reached,
+    warn_without_signal,
+)
+from components.train_grpo.prompts import Prompts
+from components.train_grpo.reference import Reference
+from components.train_grpo.reward_model import RewardModel, RewardModelTraining
+from components.train_grpo.rewards import Scorer, require_rewards
+from components.train_grpo.rollouts import Rollouts, scoring
+from components.train_grpo.trainer import Trainer
+
+_NUM_PROBES = 8
+"""Training problems by whose solutions a sampler's weights are compared with the trainer's."""
+_RESULTS = ("reward", "accuracy", "worked_fraction", "completion_length_tokens", "kl")
+
+
+def train_rank(
+    config: TrainGRPOConfig, *, problems: Path, reference: Path, policy: Path, training: Path, timings: Path, work: Path
+) -> dict[str, float]:
+    """Take this process's part in the training; the first process writes the outputs. Return metrics of the end."""
+    training_problems = read_problems(problems, Split.TRAIN)
+    require_rewards(config, training_problems)
+    make_deterministic(config.seed)
+    ranks = init_ranks(config.engine)
+    with ranks.report_lost_ranks(), Verifier() as verify, graceful_shutdown(config.checkpoint.grace_s) as stop:
+        resumption = Resumption(ranks, work, config.checkpoint, stage="train_grpo", num_steps=config.num_steps)
+        with memory_for_loading("train_grpo", config.engine):
+            checkpoint = load(reference, dtype=torch_dtype(config.engine))
+        log = work / "launch" / f"vllm-rank-{ranks.rank}.log"
+        with closing(make_sampler(config, checkpoint, reference, log)) as sampler:
+            with memory_for_loading("train_grpo", config.engine):
+                trainer = build_trainer(config, checkpoint, training_problems, verify, sampler, resumption.load())
+            resumption.restore_random_state()
+            curves = trainer.history.curves
+
+            def after_step(step: int) -> None:
+                warn_without_signal(curves)
+                last = signal_limit_reached(config, curves)
+                accuracy = curves[-1]["accuracy"]
+                resumption.after_step(step, trainer.policy, trainer.state, stop=stop, score=accuracy, last=last)
+                require_signal(config, curves)
+
+            require_signal(config, curves)  # of a resumed run, before another step
+            history = trainer.run(steps_done=resumption.steps_done, after_step=after_step)
+            require_learning(config, curves)
+            with trainer.policy.gather_full_parameters():
+                if ranks.is_main:
+                    save(checkpoint, policy)
+            if ranks.is_main:
+                history.write(training, timings)
+                if trainer.reward_model:
+                    trainer.reward_model.model.save(training / "reward_model")
+            ranks.barrier("the end")
+    return {name: value for name in _RESULTS if (value := curves[-1][name]) is not None}
+
+
+def build_trainer(
+    config: TrainGRPOConfig,
+    checkpoint: Checkpoint,
+    problems: list[Problem],
+    verify: Verifier,
+    sampler: Sampler,
+    saved: TrainingCheckpoint | None = None,
+) -> Trainer:
+    """Return the trainer of a new run, in which policy and reference are equal, or of one that was `saved`."""
+    disable_dropout(checkpoint.model)
+    reference = reward_model = None
+    if config.loss.kl.coefficient > 0:
+        reference = Reference(checkpoint.model, config.reference, temperature=config.sampling.temperature)
+    if config.reward.model is not None:
+        max_tokens = config.engine.micro_batch_tokens
+        reward_model = RewardModel.load(config.reward.model, checkpoint, micro_batch_tokens=max_tokens)
+    utilisation = UtilisationMeter(config, checkpoint)  # counted before weights are sharded
+    policy = _make_policy(config, checkpoint, saved)
+    sampler.attach(policy, [checkpoint.example(problem) for problem in problems[:_NUM_PROBES]])
+    prompts = Prompts(problems, config.prompts, seed=config.seed)
+    score = scoring(Scorer(config, checkpoint, reward_model), verify)
+    trainer = Trainer(
+        config,
+        checkpoint,
+        policy=policy,
+        rollouts=Rollouts(config, prompts, sampler, score, ranks=policy.ranks),
+        reference=reference,
+        reward_model=RewardModelTraining(config, reward_model) if reward_model else None,
+        utilisation=utilisation,
+    )
+    if saved:
+        policy.load_state(saved.policy)
+        trainer.restore(saved.values)
+    return trainer
+
+
+def _make_policy(config: TrainGRPOConfig, checkpoint: Checkpoint, saved: TrainingCheckpoint | None) -> Policy:
+    """Put the model of a checkpoint, with its adapters and the weights that were saved, under training."""
+    add_adapters(checkpoint.model, config.engine.lora, seed=config.seed)
+    model = LogprobModel(checkpoint.model, temperature=config.sampling.temperature)
+    if saved:
+        load_parameters(model, saved.policy)
+    return Policy(model, config.engine)
+
+
+def make_sampler(config: TrainGRPOConfig, checkpoint: Checkpoint, reference: Path, log: Path) -> Sampler:
+    """Return what this process samples with; the weights of `checkpoint` must not be sharded yet."""
+    if config.sampler.servers:
+        servers = os.environ[SERVERS_VARIABLE].split(",")
+        return vllm_sampler(config, checkpoint, VllmServers(checkpoint, servers, config.sampler.servers))
+    if config.sampler.vllm:
+        engine = VllmEngine(checkpoint, reference, config.sampler.vllm, dtype=config.engine.dtype, log=log)
+        return vllm_sampler(config, checkpoint, engine)
+    transformers = ShardedSampler if config.engine.zero_stage == 3 else TransformersSampler
+    return transformers(checkpoint, config.sampling.max_batch_size)
+
+
+def vllm_sampler(config: TrainGRPOConfig, checkpoint: Checkpoint, engine: Engine) -> VllmSampler:
+    """Return a sampler on an engine with weights of its own, which reach it through the run's folder for weights."""
+    return VllmSampler(
+        engine,
+        checkpoint,
+        temperature=config.sampling.temperature,
+        max_mismatch=config.sampler.max_mismatch,
+        folder=Path(os.environ[WEIGHTS_VARIABLE]),
+    )

@@ -1,0 +1,546 @@
+import itertools
+import math
+import statistics
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from components.train_grpo.config import (
+    AdvantageEstimator,
+    Aggregation,
+    ClipConfig,
+    KLEstimator,
+    LossConfig,
+    PolicyLoss,
+    RatioLevel,
+)
+from components.train_grpo.objective import (
+    Tokens,
+    advantages,
+    cispo,
+    clipped_high,
+    clipped_low,
+    clipped_surrogate,
+    has_spread,
+    importance_weights,
+    k1,
+    k2,
+    k3,
+    kl_to_reference,
+    policy_objective,
+    policy_ratio,
+    sequence_ratio,
+    token_advantages,
+    token_ratio,
+    token_weights,
+)
+
+NAN = math.nan
+ESTIMATORS = list(AdvantageEstimator)
+SCALE_FREE = [AdvantageEstimator.Z_SCORE, AdvantageEstimator.Z_SCORE_BESSEL, AdvantageEstimator.BATCH_STD]
+EIGHTHS = st.integers(-800, 800).map(lambda number: number / 8)
+"""Rewards that are equal or far apart, and exact in binary."""
+ROLLOUTS = st.integers(2, 6).flatmap(
+    lambda size: st.lists(st.lists(EIGHTHS | st.just(NAN), min_size=size, max_size=size), min_size=1, max_size=4)
+)
+
+
+def _tensor(*values: float) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+# Advantages -----------------------------------------------------------------------------------------------------------
+
+
+def _advantages(estimator: str, *rewards_PK: Sequence[float]) -> list[list[float]]:
+    rewards = torch.tensor(rewards_PK, dtype=torch.float64)
+    result: list[list[float]] = advantages(rewards, AdvantageEstimator(estimator)).tolist()
+    return result
+
+
+@pytest.mark.parametrize(
+    ("estimator", "right", "wrong"),
+    [
+        ("z_score", 1 / math.sqrt(3), -math.sqrt(3)),
+        ("z_score_bessel", 0.5, -1.5),
+        ("mean_only", 0.25, -0.75),
+        ("leave_one_out", 1 / 3, -1.0),
+        ("batch_std", 1 / math.sqrt(3), -math.sqrt(3)),
+    ],
+)
+def test_advantages_of_three_right_and_one_wrong_answer(estimator: str, right: float, wrong: float) -> None:
+    """The worked example: mean 3/4, deviation 0.433 biased and 1/2 unbiased; the others' means are 2/3 and 1."""
+    (result,) = _advantages(estimator, [1, 1, 1, 0])
+    assert result == pytest.approx([right] * 3 + [wrong], rel=1e-12)
+
+
+def test_batch_std_divides_by_the_deviation_of_the_whole_rollout() -> None:
+    """Four of eight are right: all groups are divided by 1/2, and a zero-variance one counts in it as well."""
+    assert _advantages("batch_std", [1, 1, 1, 0], [1, 0, 0, 0]) == [[0.5, 0.5, 0.5, -1.5], [1.5, -0.5, -0.5, -0.5]]
+    deviation = math.sqrt(15) / 8  # of three ones among eight
+    first, second = _advantages("batch_std", [1, 1, 1, 0], [0, 0, 0, 0])
+    assert first == pytest.approx([0.25 / deviation] * 3 + [-0.75 / deviation], rel=1e-12)
+    assert second == [0.0] * 4
+
+
+_FORMULAS: dict[str, Callable[[float, list[float], list[float]], float]] = {
+    "z_score": lambda reward, group, _: (reward - statistics.fmean(group)) / statistics.pstdev(group),
+    "z_score_bessel": lambda reward, group, _: (reward - statistics.fmean(group)) / statistics.stdev(group),
+    "mean_only": lambda reward, group, _: reward - statistics.fmean(group),
+    "leave_one_out": lambda reward, group, _: reward - (sum(group) - reward) / (len(group) - 1),
+    "batch_std": lambda reward, group, all_: (reward - statistics.fmean(group)) / statistics.pstdev(all_),
+}
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+@settings(deadline=None)
+@given(rewards_PK=ROLLOUTS)
+def test_every_estimator_is_its_formula(estimator: AdvantageEstimator, rewards_PK: list[list[float]]) -> None:
+    """For rewards of any kind, with some missing, it equals the standard library's statistics reward by reward."""
+    everything = [reward for group in rewards_PK for reward in group if not math.isnan(reward)]
+    for rewards, result in zip(rewards_PK, _advantages(estimator, *rewards_PK), strict=True):
+        group = [reward for reward in rewards if not math.isnan(reward)]
+        for reward, advantage in zip(rewards, result, strict=True):
+            if math.isnan(reward) or len(set(group)) == 1:
+                assert advantage == 0.0
+            else:
+                assert advantage == pytest.approx(_FORMULAS[estimator](reward, group, everything), rel=1e-9, abs=1e-9)
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+@pytest.mark.parametrize(
+    "group", [(1, 1, 1), (0, 0, 0), (0.1 + 0.2, 0.3, 0.3), (1e8, 1e8, 1e8), (0.1, 0.1, 0.1), (NAN, 0.1 + 0.2, 0.3)]
+)
+def test_a_zero_variance_group_has_advantage_exactly_zero(
+    estimator: AdvantageEstimator, group: tuple[float, ...]
+) -> None:
+    """All right, all wrong, or different only by rounding: not even noise, whatever the other groups are."""
+    assert _advantages(estimator, group) == [[0.0, 0.0, 0.0]]
+    assert _advantages(estimator, group, (1, 0, 0))[0] == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_missing_rewards_are_left_out_of_the_statistics(estimator: AdvantageEstimator) -> None:
+    """NaN counts in no statistic, its own advantage is zero, and one reward alone has nothing to be compared with."""
+    with_missing, without = ([1.0, NAN, 1.0, 1.0, 0.0, NAN], [1.0, 1.0, 1.0, 0.0])
+    (result,), (expected,) = _advantages(estimator, with_missing), _advantages(estimator, without)
+    assert result == [expected[0], 0.0, expected[1], expected[2], expected[3], 0.0]
+    assert _advantages(estimator, [NAN, 1, NAN]) == [[0.0] * 3]
+    assert _advantages(estimator, [NAN] * 4, without)[1] == expected
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+@settings(deadline=None)
+@given(data=st.data(), rewards_PK=ROLLOUTS, shift=EIGHTHS, scale=st.floats(0.5, 10))
+def test_advantages_are_relative_to_the_group(
+    estimator: AdvantageEstimator, data: st.DataObject, rewards_PK: list[list[float]], shift: float, scale: float
+) -> None:
+    """They sum to zero, a shift changes nothing, a scale only what no deviation divides, and the order nothing."""
+    expected = _advantages(estimator, *rewards_PK)
+    assert all(sum(row) == pytest.approx(0, abs=1e-9) for row in expected)
+    factor = 1.0 if estimator in SCALE_FREE else scale
+    moved = [[reward * scale + shift for reward in rewards] for rewards in rewards_PK]
+    for result, row in zip(_advantages(estimator, *moved), expected, strict=True):
+        assert result == pytest.approx([factor * advantage for advantage in row], rel=1e-9, abs=1e-8)
+    columns = data.draw(st.permutations(range(len(rewards_PK[0]))))
+    permuted = _advantages(estimator, *([row[column] for column in columns] for row in rewards_PK[::-1]))
+    for result, row in zip(permuted, expected[::-1], strict=True):
+        assert result == pytest.approx([row[column] for column in columns], rel=1e-9, abs=1e-9)
+
+
+@pytest.mark.parametrize("estimator", [each for each in ESTIMATORS if each is not AdvantageEstimator.BATCH_STD])
+def test_groups_are_independent(estimator: AdvantageEstimator) -> None:
+    """Each row is normalised on its own, unless the deviation is meant to be that of the rollout."""
+    both = _advantages(estimator, [1, 0, 0, 0], [50, -50, 7, 7])
+    assert both == [*_advantages(estimator, [1, 0, 0, 0]), *_advantages(estimator, [50, -50, 7, 7])]
+
+
+def test_spread_is_decided_by_the_rewards_themselves() -> None:
+    """Differences below a millionth are rounding; missing rewards are no difference, nor is nothing at all."""
+    groups = [[1, 1 + 5e-7, 1], [1, 1 + 2e-6, 1], [0, 1, NAN], [1, NAN, 1], [-1, NAN, -1], [NAN] * 3, [NAN, 1, NAN]]
+    result = has_spread(torch.tensor(groups, dtype=torch.float64))
+    assert result.tolist() == [False, True, True, False, False, False, False]
+
+
+def test_a_token_sums_the_advantages_of_the_steps_that_end_at_it_or_later() -> None:
+    """By hand: what follows the last step's end gets zero, no completion sees another's steps, padding is no step."""
+    one = token_advantages(_tensor(1.0, -2.0, 0.5, 0.25, -1.0)[None], [[(2, 4), (1, 2, 3)]], [[5, 3]])
+    assert one.tolist() == [-1.0, -1.0, -2.0, -2.0, 0.0, -0.25, -0.75, -1.0]
+    padded = torch.tensor([[1.0, 2.0, 3.0], [4.0, 99.0, 99.0]], dtype=torch.float64)
+    assert token_advantages(padded, [[(1,), (1, 2)], [(2,)]], [[1, 2], [2]]).tolist() == [1.0, 5.0, 3.0, 4.0, 4.0]
+
+
+@settings(deadline=None)
+@given(data=st.data())
+def test_token_advantages_are_the_double_loop_over_tokens_and_steps(data: st.DataObject) -> None:
+    """Section 4.1.3, token by token and step by step, for any groups, completions and steps."""
+    lengths = st.lists(st.integers(1, 8), min_size=2, max_size=2)
+    num_tokens_PG = data.draw(st.lists(lengths, min_size=1, max_size=3))
+    ends_PG = [
+        [sorted(data.draw(st.sets(st.integers(1, length), min_size=1))) for length in num_tokens_G]
+        for num_tokens_G in num_tokens_PG
+    ]
+    num_steps = max(sum(map(len, ends_G)) for ends_G in ends_PG)
+    advantages_PK = [data.draw(st.lists(EIGHTHS, min_size=num_steps, max_size=num_steps)) for _ in ends_PG]
+    expected = []
+    for advantages_K, ends_G, num_tokens_G in zip(advantages_PK, ends_PG, num_tokens_PG, strict=True):
+        values = iter(advantages_K)
+        for ends, num_tokens in zip(ends_G, num_tokens_G, strict=True):
+            steps = [(end, next(values)) for end in ends]
+            expected += [sum(value for end, value in steps if end - 1 >= token) for token in range(num_tokens)]
+    result = token_advantages(torch.tensor(advantages_PK, dtype=torch.float64), ends_PG, num_tokens_PG)
+    assert result.tolist() == expected
+
+
+# The ratio to the policy that sampled ---------------------------------------------------------------------------------
+
+# Sequences 2 and 0 of an optimizer step of four, the tokens of each in turn as in a micro-batch.
+SEQUENCE_N = torch.tensor([2, 2, 2, 0, 0])
+NUM_TOKENS_B = torch.tensor([2, 7, 3, 1])
+
+
+def _ratio(logprobs_N: Tensor, old_N: Tensor, level: RatioLevel) -> Tensor:
+    zero_N = torch.zeros_like(logprobs_N)
+    return policy_ratio(Tokens(logprobs_N, old_N, old_N, None, zero_N, zero_N, SEQUENCE_N, NUM_TOKENS_B), level)
+
+
+def test_ratios_by_hand() -> None:
+    """Of tokens 1, 2, 4 and 1/4, 1; of their sequences the geometric means: 8^(1/3) = 2 and (1/4)^(1/2) = 1/2."""
+    logprobs_N, old_N = _tensor(1, 2, 4, 0.25, 1).log() - 1, _tensor(1, 1, 1, 1, 1).log() - 1
+    assert _ratio(logprobs_N, old_N, RatioLevel.TOKEN).tolist() == pytest.approx([1, 2, 4, 0.25, 1], rel=1e-12)
+    assert _ratio(logprobs_N, old_N, RatioLevel.SEQUENCE).tolist() == pytest.approx([2.0] * 3 + [0.5] * 2, rel=1e-12)
+
+
+def test_the_ratio_of_a_sequence_is_equation_7_of_gspo() -> None:
+    """It is (pi(o) / pi_old(o))^(1/|o|), with the probabilities of whole completions multiplied out."""
+    generator = torch.manual_seed(3)
+    probs, old = (torch.rand(5, dtype=torch.float64, generator=generator) for _ in range(2))
+    result = sequence_ratio((probs / old).log(), SEQUENCE_N, NUM_TOKENS_B)
+    first = (math.prod(probs[:3].tolist()) / math.prod(old[:3].tolist())) ** (1 / 3)
+    second = (math.prod(probs[3:].tolist()) / math.prod(old[3:].tolist())) ** (1 / 2)
+    assert result.tolist() == pytest.approx([first] * 3 + [second] * 2, rel=1e-12)
+
+
+def test_the_gradient_of_a_sequences_ratio_is_spread_over_its_tokens() -> None:
+    """Each token's log-probability moves the ratio of its sequence by ratio / |o|, and no other; a token's its own."""
+    log_ratio = _tensor(0.3, -0.2, 0.5, -0.4, 0.1).requires_grad_()
+    ratio_N = sequence_ratio(log_ratio, SEQUENCE_N, NUM_TOKENS_B)
+    for token in range(5):
+        (gradient,) = torch.autograd.grad(ratio_N[token], log_ratio, retain_graph=True)
+        same = SEQUENCE_N.eq(SEQUENCE_N[token]).double()
+        torch.testing.assert_close(gradient, same * ratio_N[token].detach() / same.sum(), rtol=1e-12, atol=1e-12)
+    jacobian = torch.autograd.functional.jacobian(token_ratio, log_ratio)
+    torch.testing.assert_close(jacobian, torch.diag(log_ratio.detach().exp()), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("level", list(RatioLevel))
+def test_a_ratio_is_exactly_one_on_policy_and_never_overflows(level: RatioLevel) -> None:
+    """Without rounding, in float32 as well; log-ratios of ten thousand stay finite, in the order they had."""
+    logprobs = torch.log_softmax(torch.randn(5, generator=torch.manual_seed(1)), 0)
+    assert _ratio(logprobs, logprobs, level).tolist() == [1.0] * 5
+    result = _ratio(torch.tensor([1e4, 1e4, 1e4, -1e4, -1e4]), torch.zeros(5), level)
+    assert bool(result.isfinite().all())
+    assert float(result[0]) > 1e6
+    assert 0 < float(result[-1]) < 1e-6
+
+
+# The policy loss ------------------------------------------------------------------------------------------------------
+
+PAPER = ClipConfig(low=0.2, high=0.2)
+HIGHER = ClipConfig(low=0.2, high=0.5)
+LOWER = ClipConfig(low=0.4, high=0.1)
+DUAL = ClipConfig(low=0.2, high=0.3, dual=3.0)
+DUAL_WITHIN = ClipConfig(low=0.2, high=2.0, dual=1.5)
+CLIPS = [PAPER, HIGHER, LOWER, DUAL, DUAL_WITHIN]
+
+
+def _surrogate(ratio_N: Tensor, advantages_N: Tensor, clip: ClipConfig) -> Tensor:
+    return clipped_surrogate(torch.zeros_like(ratio_N), ratio_N, advantages_N, clip)
+
+
+@pytest.mark.parametrize(
+    ("clip", "ratio", "advantage", "value", "clipped"),
+    [
+        (PAPER, 1.0, 2.0, 2.0, ""),
+        (PAPER, 1.1, 2.0, 2.2, ""),
+        (PAPER, 1.5, 2.0, 2.4, "high"),
+        (PAPER, 0.5, 2.0, 1.0, ""),
+        (PAPER, 1.0, -2.0, -2.0, ""),
+        (PAPER, 1.5, -2.0, -3.0, ""),
+        (PAPER, 0.9, -2.0, -1.8, ""),
+        (PAPER, 0.5, -2.0, -1.6, "low"),
+        (PAPER, 50.0, -2.0, -100.0, ""),
+        (PAPER, 1.5, 0.0, 0.0, ""),
+        (PAPER, 0.5, 0.0, 0.0, ""),
+        (HIGHER, 1.4, 2.0, 2.8, ""),
+        (HIGHER, 1.6, 2.0, 3.0, "high"),
+        (HIGHER, 0.7, -2.0, -1.6, "low"),
+        (LOWER, 1.2, 2.0, 2.2, "high"),
+        (LOWER, 0.7, -2.0, -1.4, ""),
+        (LOWER, 0.5, -2.0, -1.2, "low"),
+        (DUAL, 2.9, -2.0, -5.8, ""),
+        (DUAL, 3.1, -2.0, -6.0, "low"),
+        (DUAL, 50.0, -2.0, -6.0, "low"),
+        (DUAL, 0.5, -2.0, -1.6, "low"),
+        (DUAL, 50.0, 2.0, 2.6, "high"),
+        (DUAL, 0.1, 2.0, 0.2, ""),
+        (DUAL_WITHIN, 1.4, -2.0, -2.8, ""),
+        (DUAL_WITHIN, 2.5, -2.0, -3.0, "low"),
+        (DUAL_WITHIN, 2.5, 2.0, 5.0, ""),
+    ],
+)
+def test_the_clip_limits_gains_and_with_a_dual_clip_losses(
+    clip: ClipConfig, ratio: float, advantage: float, value: float, clipped: str
+) -> None:
+    """The truth table of the surrogate by hand, and on which side its gradient is stopped."""
+    ratio_N, advantages_N = _tensor(ratio), _tensor(advantage)
+    assert _surrogate(ratio_N, advantages_N, clip).tolist() == pytest.approx([value], rel=1e-12)
+    assert clipped_high(ratio_N, advantages_N, clip).tolist() == [clipped == "high"]
+    assert clipped_low(ratio_N, advantages_N, clip).tolist() == [clipped == "low"]
+
+
+@pytest.mark.parametrize("clip", CLIPS)
+def test_the_gradient_of_the_surrogate_is_zero_exactly_where_a_token_is_clipped(clip: ClipConfig) -> None:
+    """Over a grid of ratios and advantages it is the advantage itself everywhere else; never both sides at once."""
+    ratios = torch.linspace(0.013, 4.0, 400, dtype=torch.float64).tolist()
+    pairs = list(itertools.product(ratios, [-2.0, -0.3, 0.3, 2.0]))
+    ratio_N = _tensor(*(ratio for ratio, _ in pairs)).requires_grad_()
+    advantages_N = _tensor(*(advantage for _, advantage in pairs))
+    (gradient_N,) = torch.autograd.grad(_surrogate(ratio_N, advantages_N, clip).sum(), ratio_N)
+    high_N, low_N = clipped_high(ratio_N, advantages_N, clip), clipped_low(ratio_N, advantages_N, clip)
+    assert gradient_N.tolist() == torch.where(high_N | low_N, 0.0, advantages_N).tolist()
+    assert not bool((high_N & low_N).any())
+    assert bool(high_N.any())
+    assert bool(low_N.any())
+
+
+@pytest.mark.parametrize("clip", [PAPER, HIGHER, LOWER])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_bounds_themselves_are_not_clipped(clip: ClipConfig, dtype: torch.dtype) -> None:
+    """At a ratio of exactly 1 - low or 1 + high the gradient is still the advantage."""
+    ratio_N = torch.tensor([1 - clip.low, 1 + clip.high], dtype=dtype).requires_grad_()
+    advantages_N = torch.tensor([-1.0, 1.0], dtype=dtype)
+    (gradient_N,) = torch.autograd.grad(_surrogate(ratio_N, advantages_N, clip).sum(), ratio_N)
+    assert gradient_N.tolist() == advantages_N.tolist()
+    clipped_N = clipped_high(ratio_N, advantages_N, clip) | clipped_low(ratio_N, advantages_N, clip)
+    assert clipped_N.tolist() == [False, False]
+
+
+def _toy_policy() -> tuple[Tensor, Tensor, Tensor]:
+    """Return logits of five softmaxes, the log-probabilities of a token of each, and advantages of every sign."""
+    logits = torch.randn(5, 7, dtype=torch.float64, generator=torch.manual_seed(1)).requires_grad_()
+    tokens = torch.tensor([0, 3, 6, 2, 2])
+    logprobs = torch.log_softmax(logits, dim=1).gather(1, tokens[:, None]).squeeze(1)
+    return logits, logprobs, _tensor(0.5, -1.0, 2.0, 0.0, -0.3)
+
+
+@pytest.mark.parametrize("clip", CLIPS)
+@pytest.mark.parametrize("policy_loss", list(PolicyLoss))
+def test_on_policy_the_gradient_is_that_of_reinforce(policy_loss: PolicyLoss, clip: ClipConfig) -> None:
+    """At ratio one it is A * grad log pi, whatever the loss and the clip; the surrogate's value is A."""
+    loss = LossConfig(policy_loss=policy_loss, clip=ClipConfig(low=clip.low, high=clip.high))
+    logits, logprobs, advantages = _toy_policy()
+    ratio = torch.exp(logprobs - logprobs.detach())
+    objective = policy_objective(logprobs, ratio, advantages, loss)
+    (result,) = torch.autograd.grad(objective.sum(), logits, retain_graph=True)
+    (expected,) = torch.autograd.grad((advantages * logprobs).sum(), logits, retain_graph=True)
+    torch.testing.assert_close(result, expected, rtol=1e-12, atol=1e-12)
+    assert _surrogate(ratio, advantages, clip).tolist() == advantages.tolist()
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "weight"),
+    [(1.0, 2.0, 1.0), (1.1, 2.0, 1.1), (1.5, 2.0, 1.2), (0.5, 2.0, 0.8), (1.5, -2.0, 1.2), (0.5, -2.0, 0.8)],
+)
+def test_cispo_weighs_the_log_probability_by_the_clipped_ratio(ratio: float, advantage: float, weight: float) -> None:
+    """By hand, MiniMax-M1 equations 4 and 5: value w * A * log pi, gradient w * A, also beyond the clip."""
+    logprobs_N = _tensor(-0.7).requires_grad_()
+    old_N = _tensor(-0.7) - math.log(ratio)
+    objective_N = cispo(logprobs_N, token_ratio(logprobs_N - old_N), _tensor(advantage), PAPER)
+    assert objective_N.tolist() == pytest.approx([weight * advantage * -0.7], rel=1e-12)
+    (gradient_N,) = torch.autograd.grad(objective_N.sum(), logprobs_N)
+    assert gradient_N.tolist() == pytest.approx([weight * advantage], rel=1e-12)
+
+
+def test_the_gradient_coefficient_is_the_papers() -> None:
+    """With the k3 penalty each token's grad log pi has the factor A + beta * (pi_ref / pi - 1) (appendix A.1.6)."""
+    logits, logprobs, advantages = _toy_policy()
+    reference, beta = _tensor(-1.0, -3.0, -0.1, -2.0, -1.5), 0.3
+    surrogate = _surrogate(torch.exp(logprobs - logprobs.detach()), advantages, PAPER)
+    (result,) = torch.autograd.grad((surrogate - beta * k3(reference - logprobs)).sum(), logits, retain_graph=True)
+    coefficient = (advantages + beta * (torch.exp(reference - logprobs) - 1)).detach()
+    (expected,) = torch.autograd.grad((coefficient * logprobs).sum(), logits)
+    torch.testing.assert_close(result, expected, rtol=1e-12, atol=1e-12)
+
+
+# The KL divergence from the reference ---------------------------------------------------------------------------------
+
+
+def _logits(seed: int) -> Tensor:
+    """Return the logits of a policy over seven outcomes."""
+    return torch.randn(7, dtype=torch.float64, generator=torch.manual_seed(seed))
+
+
+def _divergence(logprobs: Tensor, others: Tensor) -> Tensor:
+    """Return KL(p || q), summed over all outcomes."""
+    return (logprobs.exp() * (logprobs - others)).sum()
+
+
+@pytest.mark.parametrize(
+    ("estimator", "expected"),
+    [
+        ("k1", -math.log(2)),
+        ("k2", math.log(2) ** 2 / 2),
+        ("k3", 1 - math.log(2)),
+        ("k3_corrected", 3 - 3 * math.log(2)),
+    ],
+)
+def test_kl_estimators_by_hand(estimator: str, expected: float) -> None:
+    """Pi = 1/4, pi_ref = 1/2 and pi / pi_old = 3; where pi is pi_ref, every estimate is exactly zero."""
+    result = kl_to_reference(
+        _tensor(math.log(0.25), -3.0), _tensor(math.log(0.5), -3.0), _tensor(3.0, 3.0), KLEstimator(estimator)
+    )
+    assert result.tolist() == [pytest.approx(expected, rel=1e-12), 0.0]
+
+
+def test_the_mean_of_k1_and_k3_is_the_divergence() -> None:
+    """Summed over all outcomes under pi; k2 is close to it for a reference nearby, and k2 and k3 are never negative."""
+    logprobs, reference = (_logits(seed).log_softmax(0) for seed in (1, 2))
+    exact = float(_divergence(logprobs, reference))
+    for estimate in (k1, k3):
+        assert float((logprobs.exp() * estimate(reference - logprobs)).sum()) == pytest.approx(exact, rel=1e-12)
+    near = (_logits(1) + 0.01 * _logits(2)).log_softmax(0)
+    mean = float((logprobs.exp() * k2(near - logprobs)).sum())
+    assert mean == pytest.approx(float(_divergence(logprobs, near)), rel=0.02)
+    assert all(bool((estimate(reference - logprobs) >= 0).all()) for estimate in (k2, k3))
+
+
+def _mean_gradient(estimator: KLEstimator, sampling: Tensor | None = None) -> Tensor:
+    """Return the mean gradient of an estimate in the logits of pi, over all outcomes under the sampling policy."""
+    logits = _logits(1).requires_grad_()
+    logprobs = logits.log_softmax(0)
+    old = logprobs.detach() if sampling is None else sampling
+    estimates = kl_to_reference(logprobs, _logits(2).log_softmax(0), (logprobs - old).exp(), estimator)
+    (gradient,) = torch.autograd.grad((old.exp() * estimates).sum(), logits)
+    return gradient
+
+
+def _gradient_of_divergence(*, reverse: bool = False) -> Tensor:
+    """Return that of KL(pi || pi_ref), or with `reverse` of KL(pi_ref || pi), by differentiating the exact sum."""
+    logits, reference = _logits(1).requires_grad_(), _logits(2).log_softmax(0)
+    pair = (reference, logits.log_softmax(0)) if reverse else (logits.log_softmax(0), reference)
+    (gradient,) = torch.autograd.grad(_divergence(*pair), logits)
+    return gradient
+
+
+@pytest.mark.parametrize(
+    ("estimator", "expected"),
+    [
+        ("k1", torch.zeros(7, dtype=torch.float64)),
+        ("k2", _gradient_of_divergence()),
+        ("k3", _gradient_of_divergence(reverse=True)),
+        ("k3_corrected", _gradient_of_divergence()),
+    ],
+)
+def test_the_mean_gradient_of_each_estimator_is_the_documented_one(estimator: str, expected: Tensor) -> None:
+    """None for k1, KL(pi || pi_ref) for k2 and the corrected k3, and KL(pi_ref || pi) for k3 itself."""
+    torch.testing.assert_close(_mean_gradient(KLEstimator(estimator)), expected, rtol=1e-12, atol=1e-12)
+    assert not torch.allclose(_gradient_of_divergence(), _gradient_of_divergence(reverse=True), rtol=0.1)
+
+
+def test_the_corrected_k3_is_right_off_policy_too() -> None:
+    """Sampled from another policy than the one that is trained, its mean gradient is still that of KL(pi || pi_ref)."""
+    sampling = _logits(3).log_softmax(0)
+    result = _mean_gradient(KLEstimator.K3_CORRECTED, sampling)
+    torch.testing.assert_close(result, _gradient_of_divergence(), rtol=1e-12, atol=1e-12)
+    assert not torch.allclose(_mean_gradient(KLEstimator.K2, sampling), _gradient_of_divergence(), rtol=0.1)
+
+
+def test_a_small_drift_is_not_lost_in_rounding() -> None:
+    """In float32, k3 of a log-ratio of a thousandth is x^2 / 2 + x^3 / 6 to three digits."""
+    x = torch.tensor([1e-3, -1e-3], dtype=torch.float32)
+    assert k3(x).tolist() == pytest.approx([5e-7 + 1e-9 / 6, 5e-7 - 1e-9 / 6], rel=1e-3)
+
+
+@pytest.mark.parametrize("estimator", list(KLEstimator))
+@pytest.mark.parametrize("log_ratio", [-1e4, -100.0, -25.0, 25.0, 100.0, 1e4])
+def test_an_outlier_has_a_finite_penalty_that_pulls_towards_the_reference(
+    estimator: KLEstimator, log_ratio: float
+) -> None:
+    """In float32: a token that the reference finds likelier is made no less likely by k2 and k3, and vice versa."""
+    logprobs = torch.tensor([-1e4 if log_ratio > 0 else -1.0]).requires_grad_()
+    estimate = kl_to_reference(logprobs, logprobs.detach() + log_ratio, torch.ones(1), estimator).sum()
+    (gradient,) = torch.autograd.grad(estimate, logprobs)
+    assert math.isfinite(estimate.detach())
+    assert math.isfinite(gradient)
+    if estimator in (KLEstimator.K2, KLEstimator.K3):
+        assert estimate > 0
+        assert gradient <= 0 if log_ratio > 0 else gradient > 0
+
+
+# The correction for the sampler, and the aggregation ------------------------------------------------------------------
+
+
+def test_importance_weights_are_the_ratio_to_the_sampler_up_to_the_bound() -> None:
+    """By hand: 0.5 / 0.25, 0.2 / 0.4, one, and ten, bounded by three; a token the sampler excludes has the bound."""
+    old, sampler = _tensor(0.5, 0.2, 0.9, 0.1).log(), _tensor(0.25, 0.4, 0.9, 0.01).log()
+    assert importance_weights(old, sampler, maximum=3).tolist() == pytest.approx([2, 0.5, 1, 3], rel=1e-12)
+    assert importance_weights(torch.zeros(1), torch.full((1,), -1e4), maximum=2).tolist() == [2.0]
+
+
+def test_the_weighted_mean_over_the_samplers_tokens_is_that_over_the_trainers() -> None:
+    """Without reaching the bound, sum pi_sampler * weight * f equals sum pi_old * f over all outcomes."""
+    generator = torch.manual_seed(5)
+    old, sampler = (torch.randn(6, dtype=torch.float64, generator=generator).log_softmax(0) for _ in range(2))
+    values = torch.randn(6, dtype=torch.float64, generator=generator)
+    weighted = (sampler.exp() * importance_weights(old, sampler, maximum=1e6) * values).sum()
+    torch.testing.assert_close(weighted, (old.exp() * values).sum(), rtol=1e-12, atol=1e-12)
+
+
+def _weights(aggregation: str, *num_tokens: int) -> list[float]:
+    weights: list[float] = token_weights(_tensor(*num_tokens), Aggregation(aggregation), max_new_tokens=10).tolist()
+    return weights
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "expected", "mean"),
+    [
+        ("sequence_mean", [1 / 2, 1 / 8], (3 + 3) / 2),
+        ("token_mean", [1 / 5, 1 / 5], 15 / 5),
+        ("constant", [1 / 20, 1 / 20], 15 / 20),
+    ],
+)
+def test_token_weights_by_hand(aggregation: str, expected: list[float], mean: float) -> None:
+    """Completions of one and four tokens, a limit of ten; token losses 3 and 1, 2, 3, 6 have the mean that is meant."""
+    weights = _weights(aggregation, 1, 4)
+    assert weights == pytest.approx(expected, rel=1e-12)
+    assert 3 * weights[0] + 12 * weights[1] == pytest.approx(mean, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "expected"),
+    [("sequence_mean", [1 / 4, 0, 1 / 8]), ("token_mean", [1 / 6, 0, 1 / 6]), ("constant", [1 / 20, 0, 1 / 20])],
+)
+def test_a_completion_of_no_tokens_is_not_counted(aggregation: str, expected: list[float]) -> None:
+    """A masked completion has no weight, the others have that without it; with all masked there is none at all."""
+    assert _weights(aggregation, 2, 0, 4) == pytest.approx(expected, rel=1e-12)
+    assert _weights(aggregation, 2, 4) == pytest.approx([expected[0], expected[2]], rel=1e-12)
+    assert _weights(aggregation, 0, 0, 0) == [0.0] * 3
+
+
+@settings(deadline=None)
+@given(lengths=st.lists(st.integers(0, 10), min_size=1, max_size=8).filter(any))
+def test_the_weights_of_all_tokens_sum_to_one(lengths: list[int]) -> None:
+    """Both means do; the constant's weights sum to the mean length over the limit."""
+    totals = {
+        each: sum(weight * num for weight, num in zip(_weights(each, *lengths), lengths, strict=True))
+        for each in Aggregation
+    }
+    num_counted = sum(length > 0 for length in lengths)
+    assert totals[Aggregation.SEQUENCE_MEAN] == pytest.approx(1)
+    assert totals[Aggregation.TOKEN_MEAN] == pytest.approx(1)
+    assert totals[Aggregation.CONSTANT] == pytest.approx(sum(lengths) / num_counted / 10)

@@ -1,0 +1,402 @@
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from components.grading.verifier import Grade, Verdict, Verifier
+from components.policy.checkpoint import load, save
+from components.policy.parallel import SINGLE_PROCESS, Ranks
+from components.rollout.sampler import Completion
+from components.rollout.vllm.config import WeightsBy
+from components.rollout.vllm.verification import StaleWeightsError
+from components.shared.answer_policy import AnswerPolicy
+from components.shared.environment import WEIGHTS_VARIABLE
+from components.shared.errors import PipelineError
+from components.shared.problem import Problem
+from components.train_grpo.config import TrainGRPOConfig
+from components.train_grpo.metrics import rollout_metrics
+from components.train_grpo.prompts import Prompts
+from components.train_grpo.rewards import Failure, Scored
+from components.train_grpo.rollouts import (
+    Group,
+    Rollouts,
+    differs,
+    group_from_plain,
+    group_to_plain,
+    require_scorable,
+    reward_tensors,
+)
+from components.train_grpo.trainer import Trainer
+from components.train_grpo.update import make_experience, split_minibatches
+from components.train_grpo.worker import build_trainer, vllm_sampler
+from tests import tiny
+from tests.train_grpo.groups import SHORTNESS, completion, graded, group, rewarded, scored
+from tests.train_grpo.own_weights import OwnWeights
+from tests.train_grpo.settings import SERVERS, grpo_config
+
+NumRight = Callable[[int], int]
+MIXED = [number for number in range(24) if number % 4 == 0]
+"""The problems whose completions disagree, for `_sometimes`."""
+
+
+def _sometimes(number: int) -> int:
+    """Of every four problems one is solved half the time, two never and one always."""
+    return {0: 2, 3: 4}.get(number % 4, 0)
+
+
+class _Sampler:
+    """A sampler that gives a known number of right answers to each question, and records what it was asked."""
+
+    def __init__(self, num_right: NumRight) -> None:
+        self._num_right = num_right
+        self.calls: list[dict[str, Any]] = []
+
+    def generate(self, questions: Sequence[str], **settings: Any) -> list[list[Completion]]:
+        self.calls.append({"count": len(questions), **settings})
+        numbers = [int(re.findall("[0-9]+", question)[0]) for question in questions]
+        return [
+            [
+                completion(1 + sample, text=f"#### {number + number % 7 + (sample >= self._num_right(number))}")
+                for sample in range(settings["num_samples"])
+            ]
+            for number in numbers
+        ]
+
+
+def _score(problems_P: Sequence[Problem], completions_PG: Sequence[Sequence[Completion]]) -> list[list[Scored]]:
+    """Return rewards for right answers."""
+    pairs = zip(problems_P, completions_PG, strict=True)
+    return [[graded(problem.answer, each) for each in completions_G] for problem, completions_G in pairs]
+
+
+def _rollouts(
+    config: TrainGRPOConfig,
+    sampler: Any,
+    *,
+    problems: Sequence[Problem] = tiny.PROBLEMS,
+    score: Any = _score,
+    ranks: Ranks = SINGLE_PROCESS,
+) -> Rollouts:
+    return Rollouts(config, Prompts(problems, config.prompts, seed=config.seed), sampler, score, ranks=ranks)
+
+
+def _number(group: Group) -> int:
+    return int(group.problem.id[-3:])
+
+
+def test_a_rollout_has_a_group_of_completions_for_each_problem() -> None:
+    """Groups are in the order of their problems, with that problem's own completions, sampled as configured."""
+    config, sampler = grpo_config(sampling__temperature=0.7, group_size=6), _Sampler(lambda number: number % 5)
+    rollout = _rollouts(config, sampler).sample("7")
+    problems = Prompts(tiny.PROBLEMS, config.prompts, seed=config.seed).draw(3)
+    assert [group.problem for group in rollout.sampled] == problems
+    assert [group.num_right for group in rollout.sampled] == [int(problem.id[-3:]) % 5 for problem in problems]
+    assert [len(group.scored_G) for group in rollout.sampled] == [6] * 3
+    (call,) = sampler.calls
+    del call["seed"]
+    assert call == {"count": 3, "num_samples": 6, "temperature": 0.7, "max_new_tokens": 16}
+
+
+@pytest.mark.parametrize("num_right", [0, 4])
+def test_without_resampling_all_groups_are_trained_on(num_right: int) -> None:
+    """Zero rounds: all right or all wrong, one round of groups is sampled and trained on."""
+    sampler = _Sampler(lambda _: num_right)
+    rollout = _rollouts(grpo_config(), sampler).sample("1")
+    assert len(sampler.calls) == 1
+    assert rollout.trained == rollout.sampled
+    assert len(rollout.trained) == 3
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 4, 20])
+@pytest.mark.parametrize("seed", range(3))
+def test_zero_variance_groups_are_replaced_for_a_bounded_number_of_rounds(rounds: int, seed: int) -> None:
+    """Each round asks for just what is missing; only groups that disagree are trained on, and never too many."""
+    sampler = _Sampler(_sometimes)
+    rollout = _rollouts(grpo_config(seed=seed, prompts__max_resampling_rounds=rounds), sampler).sample("1")
+    assert rollout.trained == [group for group in rollout.sampled if _number(group) in MIXED]
+    assert 1 <= len(sampler.calls) <= rounds + 1
+    first = num_trained = 0
+    for call in sampler.calls:
+        assert call["count"] == 3 - num_trained > 0
+        num_trained += sum(_number(group) in MIXED for group in rollout.sampled[first : first + call["count"]])
+        first += call["count"]
+    assert first == len(rollout.sampled)
+    # It went on until the step was full or the rounds were over.
+    assert num_trained == len(rollout.trained)
+    assert num_trained == 3 or (len(sampler.calls) == rounds + 1 and rounds < 20)
+
+
+class _Separate(Ranks):
+    """A process that hears of no other."""
+
+    def all_gather(self, value: Any, what: str) -> list[Any]:
+        del what
+        return [value]
+
+
+def test_every_process_round_and_step_has_random_numbers_of_its_own() -> None:
+    """No two of three processes sample with the same seed; the same rollout has the same seeds again."""
+    config = grpo_config(prompts__max_resampling_rounds=2)
+
+    def seeds(rank: int, name: str) -> list[int]:
+        sampler = _Sampler(lambda _: 0)
+        _rollouts(config, sampler, ranks=_Separate(rank, 3)).sample(name)
+        return [call["seed"] for call in sampler.calls]
+
+    every = [seed for rank in range(3) for step in (1, 2) for seed in seeds(rank, f"step {step}")]
+    assert len(every) == len(set(every)) == 3 * 2 * 3
+    assert seeds(2, "step 2") == every[-3:]
+
+
+def test_a_policy_that_always_agrees_with_itself_has_nothing_to_train_on() -> None:
+    """The rounds end, everything sampled is in the metrics, and they say which way it agreed."""
+    config = grpo_config(prompts__max_resampling_rounds=2)
+    rollout = _rollouts(config, _Sampler(lambda number: 4 * (number % 2))).sample("1")
+    assert rollout.trained == []
+    assert len(rollout.sampled) == 9
+    figures = rollout_metrics(config, rollout, AnswerPolicy.DECLARED)
+    odd = sum(_number(group) % 2 for group in rollout.sampled)
+    assert (figures["groups_sampled"], figures["groups_trained"]) == (9, 0)
+    assert figures["groups_without_spread_fraction"] == 1
+    assert figures["groups_all_right_fraction"] == pytest.approx(odd / 9)
+    assert figures["groups_all_wrong_fraction"] == pytest.approx(1 - odd / 9)
+    assert 0 < odd < 9
+
+
+def test_the_loss_is_divided_by_the_groups_that_are_there() -> None:
+    """A step that got one group of three is averaged over the completions of that group alone."""
+    config = grpo_config(prompts__max_resampling_rounds=1)
+    rollouts = _rollouts(config, _Sampler(lambda number: 2 * (number == 0)), problems=tiny.PROBLEMS[:5])
+    trained = rollouts.sample("1").trained
+    assert [_number(group) for group in trained] == [0]
+    experience = make_experience(config, trained, torch.device("cpu"))
+    assert experience.num_tokens_B == [1, 2, 3, 4]
+    assert experience.advantages_M.tolist() == [1] * 3 + [-1] * 7
+    (minibatch,) = split_minibatches(config, experience, ranks=SINGLE_PROCESS)
+    assert minibatch.weights_B.tolist() == pytest.approx([1 / 4, 1 / 8, 1 / 12, 1 / 16], rel=1e-12)
+
+
+def test_the_curriculum_records_the_pass_rate_of_every_group() -> None:
+    """Of all that was sampled, also of what is dropped; unscorable is not wrong."""
+    config = grpo_config(
+        prompts__max_resampling_rounds=1, prompts__curriculum={"memory": 0.0, "floor": 0.05}, prompts_per_step=6
+    )
+
+    def score(problems_P: Sequence[Problem], completions_PG: Sequence[Sequence[Completion]]) -> list[list[Scored]]:
+        nothing = scored({"accuracy": [math.nan]}, verdict=Verdict.UNSCORABLE)
+        return [
+            [*others, nothing if last.grade.verdict is Verdict.WRONG else last]
+            for *others, last in _score(problems_P, completions_PG)
+        ]
+
+    rollouts = _rollouts(config, _Sampler(_sometimes), score=score)
+    rollout = rollouts.sample("1")
+    assert len(rollout.sampled) > len(rollout.trained) > 0
+    rates = {4: 1.0, 2: 2 / 3, 0: 0.0}
+    expected = {group.problem.id: rates[_sometimes(_number(group))] for group in rollout.sampled}
+    assert rollouts.prompts.state()["pools"]["all"]["pass_rates"] == expected
+
+
+# Groups and their rewards ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rewards", "expected"),
+    [((1, 0), True), ((1, 1), False), ((0.1 + 0.2, 0.3), False), ((1, math.nan), False), ((math.nan, math.nan), False)],
+)
+def test_a_group_differs_where_its_rewards_do(rewards: tuple[float, ...], expected: bool) -> None:
+    """Rounding is no difference, and neither is a missing reward."""
+    assert differs(grpo_config(), rewarded(*rewards)) is expected
+
+
+def test_groups_are_compared_by_what_is_normalised() -> None:
+    """Opposite rewards cancel out in a sum, and differ if each is normalised on its own; steps differ one by one."""
+    weights = {"accuracy": 1.0, "format": 1.0}
+    opposite = group(scored({"accuracy": [1], "format": [0]}), scored({"accuracy": [0], "format": [1]}))
+    assert not differs(grpo_config(reward__weights=weights), opposite)
+    decoupled = grpo_config(reward__weights=weights, reward__combination="after_normalisation")
+    assert differs(decoupled, opposite)
+    assert differs(decoupled, group(*(scored({"accuracy": [x], "format": [1]}) for x in (0, 1))))
+    assert not differs(decoupled, group(*(scored({"accuracy": [0], "format": [1]}) for _ in range(2))))
+    process = grpo_config(reward__weights={"steps": 1.0}, reward__supervision="process")
+    assert differs(process, group(*(scored({"steps": [1, 0]}, ends=[1, 3]) for _ in range(2))))
+    assert not differs(process, group(scored({"steps": [1, 1]}, ends=[1, 3]), scored({"steps": [1]})))
+
+
+def test_reward_tensors_hold_a_row_for_each_group() -> None:
+    """One weighted sum per step, rows padded with no reward at all; or each reward without its weight."""
+    config = grpo_config(reward__weights={"steps": 1.0, "format": 0.5}, reward__supervision="process")
+    first = group(scored({"steps": [1, 0], "format": [1]}, ends=[1, 3]), scored({"steps": [1], "format": [0]}))
+    second = group(scored({"steps": [0], "format": [1]}), scored({"steps": [1], "format": [1]}))
+    (rewards_PK,) = reward_tensors(config, [first, second]).values()
+    assert rewards_PK[0].tolist() == [1.0, 0.5, 1.0]
+    assert rewards_PK[1].tolist() == pytest.approx([0.5, 1.5, math.nan], nan_ok=True)
+    config = grpo_config(reward__weights={"accuracy": 3.0, "format": 0.5}, reward__combination="after_normalisation")
+    groups = [group(scored({"accuracy": [1], "format": [0]}), scored({"accuracy": [0], "format": [1]}))] * 2
+    tensors = {name: rewards.tolist() for name, rewards in reward_tensors(config, groups).items()}
+    assert tensors == {"accuracy": [[1, 0]] * 2, "format": [[0, 1]] * 2}
+
+
+# Too much that cannot be scored ---------------------------------------------------------------------------------------
+
+FINE = scored({"accuracy": [0]}, verdict=Verdict.WRONG)
+
+
+def _failed(detail: str, kind: str = "reward mine:own raised KeyError") -> Scored:
+    return replace(FINE.without_reward(), failure=Failure(kind, f"{kind}: {detail}"))
+
+
+def _ungraded(reason: str) -> Scored:
+    return replace(FINE.without_reward(), grade=Grade(Verdict.UNSCORABLE, None, reason))
+
+
+def _groups(*bad: Scored, size: int = 10) -> list[Group]:
+    """Return two groups with `size` completions in all, the bad ones last."""
+    row = [FINE] * (size - len(bad)) + list(bad)
+    return [Group(tiny.PROBLEMS[0], row[: size // 2]), Group(tiny.PROBLEMS[1], row[size // 2 :])]
+
+
+@pytest.mark.parametrize(("limit", "allowed"), [(0.0, 0), (0.1, 1), (0.3, 3), (0.99, 9)])
+def test_more_unscorable_completions_than_the_limit_stop_the_run(limit: float, allowed: int) -> None:
+    """The limit itself is allowed; the error says how many there were, how many there may be, and by which key."""
+    config = grpo_config(reward__max_unscorable_fraction=limit)
+    require_scorable(config, _groups(*[_failed("a")] * allowed))
+    with pytest.raises(PipelineError) as error:
+        require_scorable(config, _groups(*[_failed("a")] * (allowed + 1)))
+    assert f"{10 * (allowed + 1)}% of the 10 completions of a rollout are unscorable" in str(error.value)
+    assert f"train_grpo.reward.max_unscorable_fraction is {limit:g}" in str(error.value)
+
+
+def test_the_limit_has_no_rounding_and_masked_completions_do_not_count() -> None:
+    """0.29 times 100 is a little less than 29; a completion without reward because it was truncated has a verdict."""
+    of_hundred = _groups(*[_failed("a")] * 29, size=100)
+    require_scorable(grpo_config(reward__max_unscorable_fraction=0.29), of_hundred)
+    masked = scored({"accuracy": [0]}, verdict=Verdict.WRONG, finished=False).without_reward()
+    config = grpo_config(sampling__truncated="mask", reward__max_unscorable_fraction=0)
+    require_scorable(config, _groups(*[masked] * 9))
+
+
+def test_the_commonest_reasons_come_first_with_their_counts_and_an_example() -> None:
+    """Failures of one kind are counted together, whatever their details; three reasons are shown, in one line."""
+    bad = [
+        _ungraded("the comparison did not end"),
+        _failed("'a'"),
+        _failed("'b'"),
+        _ungraded("the comparison did not end"),
+        _failed("rare", kind="reward mine:other returned no finite number"),
+        _failed("'c'"),
+        _ungraded("the expected answer is empty"),
+        _ungraded("the expected answer is empty"),
+    ]
+    with pytest.raises(PipelineError) as error:
+        require_scorable(grpo_config(), _groups(*bad, size=16))
+    first, second = tiny.PROBLEMS[:2]
+    message = str(error.value)
+    assert f"3 times, first for problem {second.id}: reward mine:own raised KeyError: 'a'" in message
+    assert f"2 times, first for problem {second.id}: the grader says: the comparison did not end" in message
+    assert f"2 times, first for problem {second.id}: the grader says: the expected answer is empty" in message
+    assert message.index("3 times") < message.index("2 times")
+    assert "rare" not in message
+    assert first.id not in message
+    assert "\n" not in message
+
+
+# Samplers with weights of their own -----------------------------------------------------------------------------------
+
+OVERLAP = {
+    "sampler__servers": SERVERS,
+    "sampler__overlap": True,
+    "sampler__max_importance_weight": 2.0,
+    "sampler__max_mismatch": 1.0,
+}
+Make = Callable[..., tuple[Trainer, OwnWeights]]
+
+
+@pytest.fixture
+def make(tmp_path: Path, verify: Verifier, monkeypatch: pytest.MonkeyPatch) -> Make:
+    """Return a function that makes a trainer whose sampler has weights of its own."""
+    (tmp_path / "reference").mkdir()
+    save(tiny.checkpoint(), tmp_path / "reference")
+    monkeypatch.setenv(WEIGHTS_VARIABLE, str(tmp_path / "weights"))
+    (tmp_path / "weights").mkdir()
+
+    def trainer(
+        *, stale: bool = False, saved: Any = None, weights_by: WeightsBy = "folder", **changes: Any
+    ) -> tuple[Trainer, OwnWeights]:
+        config = grpo_config(**{"reward__weights": SHORTNESS, "num_steps": 4, **changes})
+        checkpoint = load(tmp_path / "reference", dtype=torch.float32)
+        engine = OwnWeights(checkpoint, tmp_path / "reference", stale=stale, weights_by=weights_by)
+        sampler = vllm_sampler(config, checkpoint, engine)
+        return build_trainer(config, checkpoint, tiny.PROBLEMS, verify, sampler, saved), engine
+
+    return trainer
+
+
+def _run(trainer: Trainer, *, steps_done: int = 0, after_step: Callable[[int], None] = lambda _: None) -> None:
+    trainer.run(steps_done=steps_done, after_step=after_step)
+
+
+@pytest.mark.parametrize("weights_by", ["folder", "nccl"])
+def test_the_sampler_gets_the_weights_of_every_update(make: Make, tmp_path: Path, weights_by: WeightsBy) -> None:
+    """Its log-probabilities are the trainer's; one copy is left in the folder, none if weights are sent directly."""
+    lora = {"rank": 4, "alpha": 8.0, "targets": ["all-linear"]} if weights_by == "nccl" else None
+    trainer, engine = make(weights_by=weights_by, engine__lora=lora)
+    _run(trainer)
+    assert engine.versions == engine.sampled_from == [0, 1, 2, 3]
+    assert all((row["sampler_mismatch"] or 0.0) < 1e-5 for row in trainer.history.curves)
+    assert [path.name for path in (tmp_path / "weights").iterdir()] == (["3"] if weights_by == "folder" else [])
+
+
+@pytest.mark.parametrize(("learning_rate", "weights_by"), [(1e-3, "folder"), (1e-5, "folder"), (1e-5, "nccl")])
+def test_a_sampler_with_stale_weights_stops_the_run_after_the_first_step(
+    make: Make, learning_rate: float, weights_by: WeightsBy
+) -> None:
+    """Before anything is sampled from them, also where a step is too small for the bound on the mismatch."""
+    trainer, engine = make(stale=True, weights_by=weights_by, learning_rate=learning_rate, sampler__max_mismatch=0.1)
+    with pytest.raises(StaleWeightsError, match=r"a copy (still samples from|was given the trainer)"):
+        _run(trainer)
+    assert len(trainer.history.curves) == 1
+    assert engine.sampled_from == [0]
+
+
+def test_a_prefetched_rollout_is_one_update_old(make: Make) -> None:
+    """Never more, and what is learned from is what was sampled: the mismatch is an update's worth."""
+    trainer, engine = make(**OVERLAP)
+    _run(trainer)
+    assert engine.sampled_from == [0, 0, 1, 2]
+    mismatches = [row["sampler_mismatch"] or 0.0 for row in trainer.history.curves]
+    assert mismatches[0] < 1e-5
+    assert min(mismatches[1:]) > 1e-4
+    assert all(row["gradient_norm"] for row in trainer.history.curves)
+
+
+def test_a_prefetched_rollout_is_part_of_the_checkpoint(make: Make, tmp_path: Path) -> None:
+    """A run resumed after step 2 learns from what had been sampled, and ends with the same weights."""
+    saved: dict[str, Any] = {}
+    straight, _ = make(**OVERLAP)
+
+    def save_state(step: int) -> None:
+        if step == 2:
+            save_file(straight.policy.state(), tmp_path / "policy.safetensors")
+            saved.update(values=straight.state(), policy=tmp_path / "policy.safetensors")
+
+    _run(straight, after_step=save_state)
+    resumed, engine = make(**OVERLAP, saved=type("Saved", (), saved))
+    _run(resumed, steps_done=2)
+    assert engine.sampled_from == [2]  # the fourth rollout; the third was in the checkpoint
+    assert resumed.history.curves == straight.history.curves
+    pairs = zip(resumed.checkpoint.model.parameters(), straight.checkpoint.model.parameters(), strict=True)
+    assert all(torch.equal(*pair) for pair in pairs)
+
+
+def test_groups_come_back_from_plain_values() -> None:
+    """With everything that learning from them needs."""
+    groups = [*_rollouts(grpo_config(), _Sampler(_sometimes)).sample("1").sampled, group(_failed("a"), _ungraded("b"))]
+    restored = [group_from_plain(group_to_plain(each)) for each in groups]
+    assert str(restored) == str(groups)
