@@ -79,14 +79,16 @@ def engine() -> str:
 
 
 def pinned(base: str) -> str:
-    """Return a base image's reference if it can only ever mean one image; a BuildError otherwise."""
+    """Return a base image's reference if it is immutable; raise BuildError otherwise."""
     if not base:
         raise BuildError(
             "BASE is needed: a Debian image with Python 3.11 or newer by digest, such as "
             "BASE=docker.io/library/python@sha256:...; without a registry: BASE=$(images/base.sh)"
         )
     if not _PINNED.fullmatch(base):
-        raise BuildError(f"BASE={base} may be another image tomorrow; give its digest (NAME@sha256:...) or a local id")
+        raise BuildError(
+            f"BASE={base} is a mutable reference; give a digest (NAME@sha256:...) or the id of a local image"
+        )
     return base
 
 

