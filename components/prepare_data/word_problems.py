@@ -2,7 +2,7 @@
 
 import hashlib
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import accumulate
 from typing import Literal, get_args
 
@@ -72,13 +72,13 @@ def split_of(chain: Chain) -> Split:
 
 
 def _split(config: WordProblems, seed: int, split: Split) -> Iterator[Problem]:
-    random_ = random.Random(f"{seed} {split}")
+    rng = random.Random(f"{seed} {split}")
     levels = config.max_operands - config.min_operands + 1
     seen: set[tuple[Family, Chain]] = set()
     for index in range(config.max_problems(split)):
         family = config.families[index % len(config.families)]
         level = 1 + index // len(config.families) % levels
-        chain = _new_chain(random_, family, config.min_operands + level - 1, split, seen)
+        chain = _new_chain(rng, family, config.min_operands + level - 1, split, seen)
         if chain is None:
             raise PipelineError(
                 f"prepare_data.sources: word_problems: num_{split} is {config.max_problems(split)}, but only {index} "
@@ -90,8 +90,8 @@ def _split(config: WordProblems, seed: int, split: Split) -> Iterator[Problem]:
             id=f"{config.kind}/{split}/{index:05d}",
             source=config.kind,
             split=split,
-            question=_QUESTIONS[family](random_, chain),
-            solution=_worked(chain) if worked else _bare(chain),
+            question=_question(rng, family, chain),
+            solution=(_steps(chain) if worked else "") + f"#### {sum(chain)}",
             answer=str(sum(chain)),
             subject=family,
             level=level,
@@ -99,80 +99,59 @@ def _split(config: WordProblems, seed: int, split: Split) -> Iterator[Problem]:
 
 
 def _new_chain(
-    random_: random.Random, family: Family, length: int, split: Split, seen: set[tuple[Family, Chain]]
+    rng: random.Random, family: Family, length: int, split: Split, seen: set[tuple[Family, Chain]]
 ) -> Chain | None:
     for _ in range(_MAX_ATTEMPTS):
-        chain = _chain(random_, _signs(random_, family, length))
+        chain = _chain(rng, _signs(rng, family, length))
         if split_of(chain) == split and (family, chain) not in seen:
             return chain
     return None
 
 
-def _signs(random_: random.Random, family: Family, length: int) -> list[int]:
+def _signs(rng: random.Random, family: Family, length: int) -> list[int]:
     """Whether each number is added (1) or taken away (-1)."""
     if family == "gains_and_losses":
-        return [1, *(random_.choice((1, -1)) for _ in range(length - 1))]
+        return [1, *(rng.choice((1, -1)) for _ in range(length - 1))]
     num_losses = length // 3 or 1
     return [1] * (length - num_losses) + [-1] * num_losses if family == "leftovers" else [1] * length
 
 
-def _chain(random_: random.Random, signs: list[int]) -> Chain:
+def _chain(rng: random.Random, signs: list[int]) -> Chain:
     """Single digits with these signs; at a total of 0 the next one is added whatever its sign."""
-    total = random_.randint(2, 9)  # "has 1 coins" would not be English
+    total = rng.randint(2, 9)  # "has 1 coins" would not be English
     chain = [total]
     for sign in signs[1:]:
-        step = random_.randint(1, 9) if sign > 0 or total == 0 else -random_.randint(1, min(9, total))
+        step = rng.randint(1, 9) if sign > 0 or total == 0 else -rng.randint(1, min(9, total))
         chain.append(step)
         total += step
     return tuple(chain)
 
 
-def _total(random_: random.Random, chain: Chain) -> str:
-    name, thing = random_.choice(_NAMES), random_.choice(_THINGS)
-    return f"{name} has {chain[0]} {thing} and gets {_list(chain[1:])} more. Total?"
-
-
-def _gains_and_losses(random_: random.Random, chain: Chain) -> str:
-    name, thing = random_.choice(_NAMES), random_.choice(_THINGS)
-    events = ", ".join(f"{'gets' if step > 0 else 'loses'} {abs(step)}" for step in chain[1:])
-    return f"{name} has {chain[0]} {thing}, {events}. How many?"
-
-
-def _shared(random_: random.Random, chain: Chain) -> str:
-    (one, other), thing = random_.sample(_NAMES, 2), random_.choice(_THINGS)
-    half = (len(chain) + 1) // 2
-    first, second = (" and ".join(map(str, part)) for part in (chain[:half], chain[half:]))
-    return f"{one} has {first} {thing}, {other} has {second}. Together?"
-
-
-def _leftovers(random_: random.Random, chain: Chain) -> str:
-    name, thing = random_.choice(_NAMES), random_.choice(_THINGS)
-    gains = [step for step in chain if step > 0]
-    losses = [-step for step in chain if step < 0]
+def _question(rng: random.Random, family: Family, chain: Chain) -> str:
+    names, thing = rng.sample(_NAMES, 2) if family == "shared" else [rng.choice(_NAMES)], rng.choice(_THINGS)
+    name, first = names[0], chain[0]
+    if family == "total":
+        return f"{name} has {first} {thing} and gets {_list(chain[1:])} more. Total?"
+    if family == "gains_and_losses":
+        events = ", ".join(f"{'gets' if step > 0 else 'loses'} {abs(step)}" for step in chain[1:])
+        return f"{name} has {first} {thing}, {events}. How many?"
+    if family == "shared":
+        half = (len(chain) + 1) // 2
+        mine, yours = (" and ".join(map(str, part)) for part in (chain[:half], chain[half:]))
+        return f"{name} has {mine} {thing}, {names[1]} has {yours}. Together?"
+    gains, losses = ([abs(step) for step in chain if (step > 0) == is_gain] for is_gain in (True, False))
     return f"{name} finds {_list(gains)} {thing} and gives away {_list(losses)}. Left?"
-
-
-_QUESTIONS: dict[Family, Callable[[random.Random, Chain], str]] = {
-    "total": _total,
-    "gains_and_losses": _gains_and_losses,
-    "shared": _shared,
-    "leftovers": _leftovers,
-}
 
 
 def _list(numbers: Chain | list[int]) -> str:
     return ", ".join(map(str, numbers))
 
 
-def _bare(chain: Chain) -> str:
-    return f"#### {sum(chain)}"
-
-
-def _worked(chain: Chain) -> str:
-    """One addition or subtraction per line, then the answer."""
+def _steps(chain: Chain) -> str:
+    """One addition or subtraction per line."""
     totals = list(accumulate(chain))
-    steps = [f"{before}{step:+d}={after}\n" for before, step, after in zip(totals, chain[1:], totals[1:], strict=False)]
-    return "".join(steps) + _bare(chain)
+    steps = zip(totals, chain[1:], totals[1:], strict=False)
+    return "".join(f"{before}{step:+d}={after}\n" for before, step, after in steps)
 
 
 def _share(text: str) -> float:

@@ -17,15 +17,18 @@ from urllib.parse import urlsplit
 import yaml
 
 from components.register.registry import POLICY, VERSION_FILE, Registry, is_url
-from components.shared.environment import RUN_ID_VARIABLE, RUN_NAME_VARIABLE
+from components.shared.environment import (
+    CATALOGUE_CA_VARIABLE,
+    CATALOGUE_TOKEN_FILE_VARIABLES,
+    CATALOGUE_TOKEN_VARIABLE,
+    RUN_ID_VARIABLE,
+    RUN_NAME_VARIABLE,
+)
 from components.shared.errors import PipelineError, RetryableError
 
 if TYPE_CHECKING:
     from model_registry.core import ModelRegistryAPIClient
 
-TOKEN_VARIABLE = "MODEL_REGISTRY_TOKEN"
-TOKEN_FILE_VARIABLES = ("MODEL_REGISTRY_TOKEN_FILE", "KF_PIPELINES_SA_TOKEN_PATH")
-CA_VARIABLE = "MODEL_REGISTRY_CA_FILE"
 _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _PORTS = {"http": 8080, "https": 443}
 _CLIENT_VERSION = "v1"
@@ -72,8 +75,8 @@ class Catalogue:
     """
 
     def __init__(self, address: str, environment: Mapping[str, str] = os.environ) -> None:
-        self._access = _access(address, environment)
-        self._api_version = self._run(_find_api_version(self._access))
+        self._address, self._environment = address, environment
+        self._api_version = self._run(_find_api_version)
 
     def announce(self, entry: Entry) -> bool:
         """Create the model, version and artifact of an entry; returns whether any of them was missing.
@@ -82,10 +85,11 @@ class Catalogue:
             PipelineError: The catalogue has other weights under this name and version, or refuses.
             RetryableError: The server cannot be reached, or has a temporary error.
         """
-        return self._run(_announce(self._access, self._api_version, entry))
+        return self._run(lambda access: _announce(access, self._api_version, entry))
 
-    def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run(_with_errors_explained(self._access, work))
+    def _run(self, work: "Callable[[_Access], Coroutine[Any, Any, T]]") -> T:
+        access = _access(self._address, self._environment)  # each time: token files are renewed
+        return asyncio.run(_with_errors_explained(access, work(access)))
 
 
 def weights_url(registry: Registry) -> str:
@@ -169,48 +173,38 @@ def _current_run(environment: Mapping[str, str]) -> Run | None:
 
 @dataclass(frozen=True)
 class _Access:
-    """How to reach a model registry. A secret is never an argument or a parameter: it is read from the environment."""
+    """How to reach a model registry."""
 
     address: str
     """With scheme and port."""
-    token_file: Path | None
+    token: str | None
+    token_origin: str
+    """For messages, which never have the token itself."""
     ca_file: str | None
-    environment: Mapping[str, str]
-
-    @property
-    def token_origin(self) -> str:
-        """Where the token comes from, for messages."""
-        if self.token_file is not None:
-            return f"this one is from {self.token_file}"
-        if TOKEN_VARIABLE in self.environment:
-            return f"this one is from {TOKEN_VARIABLE}"
-        return f"there is none; set {TOKEN_FILE_VARIABLES[0]} or {TOKEN_VARIABLE}"
-
-    def token(self) -> str | None:
-        """The current token: token files are renewed."""
-        if self.token_file is not None:
-            return self.token_file.read_text(encoding="utf-8").strip()
-        return self.environment.get(TOKEN_VARIABLE)
 
 
 def _access(address: str, environment: Mapping[str, str]) -> _Access:
+    """Return address, current token and certificates; secrets are in the environment, never in parameters."""
     parts = urlsplit(address)
     if parts.scheme not in _PORTS or not parts.hostname or parts.username:
         raise PipelineError(
             f"register.model_registry: {address} is not a valid address; use one such as "
             "http://model-registry-service.kubeflow.svc.cluster.local:8080, without credentials"
         )
-    named = [environment[name] for name in TOKEN_FILE_VARIABLES if environment.get(name)]
-    pod_token = _SERVICE_ACCOUNT / "token"
-    token_file = Path(named[0]) if named else pod_token if pod_token.is_file() else None
-    if environment.get(TOKEN_VARIABLE) and not environment.get(TOKEN_FILE_VARIABLES[0]):
-        token_file = None
-    ca_file = environment.get(CA_VARIABLE) or None
+    token, ca_file = environment.get(CATALOGUE_TOKEN_VARIABLE), environment.get(CATALOGUE_CA_VARIABLE) or None
+    origin = CATALOGUE_TOKEN_VARIABLE if token else None
+    pod_token = str(_SERVICE_ACCOUNT / "token") if (_SERVICE_ACCOUNT / "token").is_file() else None
+    own_file, kubeflow_file = (environment.get(name) for name in CATALOGUE_TOKEN_FILE_VARIABLES)
+    token_file = own_file or (None if token else kubeflow_file or pod_token)
     for path, content in ((token_file, "token"), (ca_file, "certificates")):
-        if path is not None and not os.access(path, os.R_OK):
+        if path and not os.access(path, os.R_OK):
             raise PipelineError(f"{path}: no readable file with the {content} of the model registry")
+    if token_file:
+        token, origin = Path(token_file).read_text(encoding="utf-8").strip(), token_file
+    set_one = f"there is none; set {CATALOGUE_TOKEN_FILE_VARIABLES[0]} or {CATALOGUE_TOKEN_VARIABLE}"
+    token_origin = f"this one is from {origin}" if origin else set_one
     return _Access(
-        f"{parts.scheme}://{parts.hostname}:{parts.port or _PORTS[parts.scheme]}", token_file, ca_file, environment
+        f"{parts.scheme}://{parts.hostname}:{parts.port or _PORTS[parts.scheme]}", token, token_origin, ca_file
     )
 
 
@@ -335,7 +329,7 @@ async def _client(access: _Access, api_version: str) -> AsyncIterator["ModelRegi
         async def get_client(self) -> AsyncIterator[Any]:
             yield ModelRegistryServiceApi(connection)
 
-    configuration = Configuration(host=access.address, access_token=access.token(), ssl_ca_cert=access.ca_file)
+    configuration = Configuration(host=access.address, access_token=access.token, ssl_ca_cert=access.ca_file)
     connection = VersionedApiClient(configuration)
     try:
         yield Client(configuration)

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from components.evaluate.scores import scores
+from components.prepare_data.word_problems import WordProblems
 from components.shared import jsonl, lineage
+from components.shared.problem import Problem
 
 SKILL = {
     "base": {"words": 0.02, "gsm8k": 0.01},
@@ -15,8 +17,6 @@ SKILL = {
     "grpo": {"words": 0.86, "gsm8k": 0.26},
 }
 WORKED = {"base": 0.0, "sft": 0.15, "grpo": 0.97}
-NAMES = ("Tom", "Ada", "Mia", "Ben")
-THINGS = ("apples", "stamps", "marbles")
 Row = dict[str, Any]
 
 
@@ -24,7 +24,10 @@ def make_run(
     folder: Path, *, skill: Mapping[str, Mapping[str, float]] = SKILL, problems: int = 200, seed: int = 7
 ) -> dict[str, Path]:
     """Write the six inputs of the report stage; returns their folders by name."""
-    questions = _questions(problems, random.Random(seed))
+    sizes = {"num_train": 0, "num_test": problems, "min_operands": 3, "max_operands": 6}
+    config = {"kind": "word_problems", "worked_fraction": 1, "families": ["total", "shared", "leftovers"], **sizes}
+    generated = WordProblems.model_validate(config).problems(seed)
+    questions = [_moved(problem, "words" if index % 4 else "gsm8k") for index, problem in enumerate(generated)]
     folders = {name: folder / name for name in _lineages()}
     for name, made in _lineages().items():
         folders[name].mkdir(parents=True)
@@ -41,48 +44,31 @@ def make_run(
     return folders
 
 
-def _questions(problems: int, rng: random.Random) -> list[Row]:
-    """Sums in words, and a few problems of a second source that has no subjects."""
-    questions = []
-    for index in range(problems):
-        terms = [rng.randint(1, 9) for _ in range(rng.randint(3, 6))]
-        source = "words" if index % 4 else "gsm8k"
-        name, thing = rng.choice(NAMES), rng.choice(THINGS)
-        gets = ", ".join(f"gets {term} more" for term in terms[1:])
-        questions.append(
-            {
-                "id": f"{source}/test/{index:05d}",
-                "source": source,
-                "subject": thing if source == "words" else "",
-                "level": len(terms) - 2 if source == "words" else None,
-                "question": f"{name} has {terms[0]} {thing}, {gets}. How many {thing} has {name} now?",
-                "answer": str(sum(terms)),
-                "terms": terms,
-            }
-        )
-    return questions
+def _moved(problem: Problem, source: str) -> Problem:
+    """The problem as one of another source; those of gsm8k have no subject and no level."""
+    changes: Row = {"id": f"{source}/{problem.id.partition('/')[2]}", "source": source}
+    return problem.model_copy(update=changes if source == "words" else {**changes, "subject": "", "level": None})
 
 
-def _records(model: str, questions: list[Row], skill: Mapping[str, float], rng: random.Random) -> list[Row]:
+def _records(model: str, questions: list[Problem], skill: Mapping[str, float], rng: random.Random) -> list[Row]:
     """One greedy and two sampled answers per question."""
     records = []
     for question in questions:
         difficulty = rng.random()
         for sample in range(3):
-            right = (difficulty if sample == 0 else rng.random()) < skill[question["source"]]
+            right = (difficulty if sample == 0 else rng.random()) < skill[question.source]
             records.append(_record(model, question, sample, right, rng))
     return records
 
 
-def _record(model: str, question: Row, sample: int, right: bool, rng: random.Random) -> Row:
-    answer = question["answer"] if right else str(int(question["answer"]) + rng.choice((-10, -1, 1, 2, 10)))
+def _record(model: str, question: Problem, sample: int, right: bool, rng: random.Random) -> Row:
+    answer = question.answer if right else str(int(question.answer) + rng.choice((-10, -1, 1, 2, 10)))
     worked = rng.random() < WORKED[model]
-    terms = question["terms"]
-    steps = [f"{sum(terms[:at])}+{terms[at]}={sum(terms[: at + 1])}" for at in range(1, len(terms))] if worked else []
+    steps = question.solution.splitlines()[:-1] if worked else []
     response = "has has 4 has\n" * 8 if model == "base" and not right else "\n".join([*steps, f"#### {answer}"])
     unscorable = not right and rng.random() < 0.02
     return {
-        **{key: question[key] for key in ("id", "source", "subject", "level", "question", "answer")},
+        **question.model_dump(mode="json", exclude={"split", "solution"}),
         "sample": sample,
         "response": response,
         "extracted": answer if "####" in response else None,
