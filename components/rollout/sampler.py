@@ -89,4 +89,4 @@ def grade_completions(
     return [next(grades) if each.finished else _TRUNCATED for each in completions]
 
 
-_TRUNCATED = Grade(Verdict.WRONG, extracted=None, reason="cut off at the length limit")
+_TRUNCATED = Grade(Verdict.WRONG, extracted=None, reason="truncated at the length limit")

@@ -17,7 +17,7 @@ import pytest
 from components.cluster.failures import error_of_ranks
 from components.cluster.job import Job
 from tests import tiny
-from tests.policy.meetings import CUT
+from tests.policy.test_parallel import CUT
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
@@ -116,12 +116,12 @@ def test_a_node_that_is_told_to_stop_passes_it_on(tmp_path: Path) -> None:
     assert job.outcome(1) == {"error": "told to stop: all is kept", "exit_code": 75}
 
 
-@pytest.mark.parametrize("where", ["meeting", pytest.param("collective", marks=pytest.mark.long)])
+@pytest.mark.parametrize("where", ["barrier", pytest.param("collective", marks=pytest.mark.long)])
 def test_a_node_that_is_cut_off_from_the_first_ends(tmp_path: Path, where: str) -> None:
     """Though nothing answers any more, nor ends the connection; its rank says so, and the job may be started again."""
     job = Job(
         folder=tmp_path / "launch",
-        function="tests.policy.meetings:be_cut_off",
+        function="tests.policy.test_parallel:be_cut_off",
         config=tiny.engine_config(num_processes=NODES, deadline_s=1).model_dump(),
         folders={"folder": str(tmp_path)},
         outputs={},

@@ -90,7 +90,7 @@ def test_each_completion_is_graded_against_its_own_problem(policy: AnswerPolicy)
     for problem in PROBLEMS:
         own = [record for record in records if record["id"] == problem.id]
         assert [record["verdict"] == "right" for record in own] == [is_marked, is_marked, not is_marked, False, False]
-        assert own[3]["reason"] == "cut off at the length limit"
+        assert own[3]["reason"] == "truncated at the length limit"
         assert own[1]["worked"] is is_marked
 
 

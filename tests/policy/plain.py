@@ -1,4 +1,4 @@
-"""Small models, prompts with random completions, and what each sequence gets alone: what packing is compared with."""
+"""Small models and random sequences, scored in micro-batches and one sequence at a time."""
 
 import copy
 import random
@@ -31,7 +31,7 @@ _ENDS = {"bos_token_id": None, "eos_token_id": 0, "vocab_size": VOCABULARY_SIZE}
 
 @dataclass(frozen=True)
 class Measured:
-    """What a model said of each sequence, and the gradient of a weighted sum of it all."""
+    """The scores of each sequence, and the gradient of a weighted sum of them all."""
 
     logprobs: list[Tensor]
     entropies: list[Tensor]
@@ -88,28 +88,19 @@ def weights(each: TokenSequence) -> Tensor:
 
 def alone(model: PreTrainedModel, given: Sequence[TokenSequence], *, temperature: float) -> Measured:
     """Measure a model by a forward for each sequence, with the attention and the logits it came with."""
-    return padded(model, given, temperature=temperature, padding=None)
-
-
-def padded(
-    model: PreTrainedModel, given: Sequence[TokenSequence], *, temperature: float, padding: int | None
-) -> Measured:
-    """Measure it on one batch, each row filled up with `padding` tokens more than it needs; None is a row at a time."""
     model = copy.deepcopy(model)
-    batches = [[each] for each in given] if padding is None else [list(given)]
-    scores_NV = [
-        scores for batch in batches for scores in _full_scores(model, batch, temperature, padding=padding or 0)
-    ]
-    logprobs = [
-        scores.gather(1, torch.tensor(each.completion_ids)[:, None]).squeeze(1)
-        for scores, each in zip(scores_NV, given, strict=True)
-    ]
-    entropies = [-(scores.exp() * scores).sum(-1) for scores in scores_NV]
+    logprobs, entropies = [], []
+    for each in given:
+        ids_1S = torch.tensor([(*each.prompt_ids, *each.completion_ids)])
+        logits_SV = model(input_ids=ids_1S, use_cache=False).logits[0, len(each.prompt_ids) - 1 : -1] / temperature
+        scores_SV = logits_SV.log_softmax(-1)
+        logprobs.append(scores_SV.gather(1, torch.tensor(each.completion_ids)[:, None]).squeeze(1))
+        entropies.append(-(scores_SV.exp() * scores_SV).sum(-1))
     return _measured(model, given, logprobs, entropies)
 
 
 def packed(model: PreTrainedModel, given: Sequence[TokenSequence], *, temperature: float, max_tokens: int) -> Measured:
-    """Measure it as training does; the gradient is summed over micro-batches."""
+    """Measure a model as training does; the gradient is summed over micro-batches."""
     model = copy.deepcopy(model)
     scorer = LogprobModel(model, temperature=temperature)
     batches = tiny.batches(given, max_tokens)
@@ -119,20 +110,6 @@ def packed(model: PreTrainedModel, given: Sequence[TokenSequence], *, temperatur
     logprobs = torch.cat([each.logprobs_N for each in scores])[order_M].split(lengths)
     entropies = torch.cat([each.entropy_N for each in scores])[order_M].split(lengths)
     return _measured(model, given, list(logprobs), list(entropies))
-
-
-def _full_scores(
-    model: PreTrainedModel, batch: Sequence[TokenSequence], temperature: float, *, padding: int
-) -> list[Tensor]:
-    """Log-probabilities of the whole vocabulary at each completion token of a right-padded batch."""
-    length = max(len(each) for each in batch) + padding
-    ids_BT = torch.full((len(batch), length), 3)
-    mask_BT = torch.zeros(len(batch), length, dtype=torch.long)
-    for row, each in enumerate(batch):
-        ids_BT[row, : len(each)] = torch.tensor((*each.prompt_ids, *each.completion_ids))
-        mask_BT[row, : len(each)] = 1
-    logits_BTV = model(input_ids=ids_BT, attention_mask=mask_BT, use_cache=False).logits / temperature
-    return [logits_BTV[row, len(each.prompt_ids) - 1 : len(each) - 1].log_softmax(-1) for row, each in enumerate(batch)]
 
 
 def _measured(
@@ -148,7 +125,7 @@ def _measured(
 
 
 def reordered(measured: Measured, order: Sequence[int]) -> Measured:
-    """Return what was measured with the sequences in another order."""
+    """Return the scores with the sequences in another order."""
     logprobs, entropies = ([given[index] for index in order] for given in (measured.logprobs, measured.entropies))
     return Measured(logprobs, entropies, measured.gradients)
 

@@ -1,4 +1,4 @@
-"""Gradients and steps of Policy in as many processes as were launched, each with its share of the groups.
+"""Gradients and steps of `Policy` in as many processes as were launched, each with its part of the groups.
 
 Run by torchrun as `-m tests.policy.processes FOLDER`; each process leaves what it measured in FOLDER/RANK.pt.
 """
@@ -24,7 +24,7 @@ from tests import tiny
 from tests.policy import plain
 
 SEQUENCES = plain.sequences(((9, 3), (5, 1), (6, 2), (7, 4), (3, 1), (4, 2)))
-SHARES = {1: [range(13)], 2: [range(6), range(6, 13)]}
+PARTS = {1: [range(13)], 2: [range(6), range(6, 13)]}
 """The sequences of each process: all groups, or three each."""
 MAX_TOKENS = {0: 25, 2: 30, 3: 30}
 """For each stage of ZeRO. Three micro-batches and two where nothing is sharded; else every backward pass waits for
@@ -38,11 +38,11 @@ def measure() -> dict[str, Any]:
     return {**found, "bad": {stage: _bad_loss(stage) for stage in (0, 2, 3)}}
 
 
-def _scorer() -> LogprobModel:
+def _model() -> LogprobModel:
     return LogprobModel(plain.gpt2(), temperature=0.7)
 
 
-def _engine(scorer: LogprobModel, stage: int) -> Policy:
+def _policy(model: LogprobModel, stage: int) -> Policy:
     from deepspeed.accelerator import get_accelerator
 
     # Where the processor computes in fp16, ZeRO 3 looks at the model's type, and refuses float64.
@@ -50,13 +50,13 @@ def _engine(scorer: LogprobModel, stage: int) -> Policy:
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     config = tiny.engine_config(num_processes=processes, zero_stage=stage, max_gradient_norm=1e6)
     with patch.object(accelerator, "is_fp16_supported", return_value=False):
-        return Policy(scorer, config)
+        return Policy(model, config)
 
 
 def _batches(stage: int) -> list[MicroBatch]:
     """The micro-batches of this process."""
-    share = SHARES[get_world_size()][get_rank()]
-    return pack(SEQUENCES, max_tokens=MAX_TOKENS[stage], device=torch.device("cpu"), indices=share)
+    part = PARTS[get_world_size()][get_rank()]
+    return pack(SEQUENCES, max_tokens=MAX_TOKENS[stage], device=torch.device("cpu"), indices=part)
 
 
 def _loss(scores: TokenLogprobs, batch: MicroBatch) -> Tensor:
@@ -66,29 +66,29 @@ def _loss(scores: TokenLogprobs, batch: MicroBatch) -> Tensor:
 
 
 def _one_step(stage: int) -> dict[str, Any]:
-    """Take a step; return its figures, the gradient in float64, the one that DeepSpeed holds, and the new weights."""
-    scorer = _scorer()
-    gradients = _summed_gradients(scorer)  # hooked before weights are sharded
+    """Take a step; return its metrics, the gradient in float64, the one that DeepSpeed holds, and the new weights."""
+    model = _model()
+    gradients = _summed_gradients(model)  # hooked before weights are sharded
     with _reducing_in_float64(stage):
-        engine = _engine(scorer, stage)
+        policy = _policy(model, stage)
         held: dict[str, Tensor] = {}
         if stage == 0:
-            engine._engine.communication_data_type = torch.float64
-            engine._optimizer.register_step_pre_hook(lambda *_: held.update(_kept_gradients(scorer)))
+            policy._engine.communication_data_type = torch.float64
+            policy._optimizer.register_step_pre_hook(lambda *_: held.update(_kept_gradients(model)))
         for batch in _batches(stage):
-            engine.backward(_loss(engine(batch), batch))
+            policy.backward(_loss(policy(batch), batch))
         for gradient in gradients.values():
             # The engine asks each process for a loss that is larger by their number, and averages.
             all_reduce(gradient.div_(get_world_size()))
         if stage:
-            held.update(_gradients_of_deepspeed(scorer))
-        figures = engine.step(LEARNING_RATE)
-        return {"gradients": gradients, "held": held, "figures": figures, "weights": _weights(engine, scorer)}
+            held.update(_gradients_of_deepspeed(model))
+        figures = policy.step(LEARNING_RATE)
+        return {"gradients": gradients, "held": held, "figures": figures, "weights": _weights(policy, model)}
 
 
 @contextmanager
 def _reducing_in_float64(stage: int) -> Iterator[None]:
-    """Let DeepSpeed reduce gradients as they are: it refuses float64, which it does not expect to meet."""
+    """Let DeepSpeed reduce gradients as they are: it refuses float64, which it does not expect."""
     from deepspeed.accelerator import get_accelerator
 
     if stage:
@@ -98,10 +98,10 @@ def _reducing_in_float64(stage: int) -> Iterator[None]:
         yield
 
 
-def _summed_gradients(scorer: LogprobModel) -> dict[str, Tensor]:
+def _summed_gradients(model: LogprobModel) -> dict[str, Tensor]:
     """Return where the gradients of this process will be summed, as they leave the backward pass."""
-    sums = {name: torch.zeros_like(parameter) for name, parameter in scorer.named_parameters()}
-    for name, parameter in scorer.named_parameters():
+    sums = {name: torch.zeros_like(parameter) for name, parameter in model.named_parameters()}
+    for name, parameter in model.named_parameters():
         parameter.register_hook(partial(_add, sums[name]))
     return sums
 
@@ -110,35 +110,35 @@ def _add(total: Tensor, gradient: Tensor) -> None:
     total.add_(gradient)
 
 
-def _kept_gradients(scorer: LogprobModel) -> dict[str, Tensor]:
-    return {name: parameter.grad.clone() for name, parameter in scorer.named_parameters() if parameter.grad is not None}
+def _kept_gradients(model: LogprobModel) -> dict[str, Tensor]:
+    return {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
 
 
-def _gradients_of_deepspeed(scorer: LogprobModel) -> dict[str, Tensor]:
+def _gradients_of_deepspeed(model: LogprobModel) -> dict[str, Tensor]:
     from deepspeed.utils import safe_get_full_grad
 
-    return {name: safe_get_full_grad(parameter) for name, parameter in scorer.named_parameters()}
+    return {name: safe_get_full_grad(parameter) for name, parameter in model.named_parameters()}
 
 
-def _weights(engine: Policy, scorer: LogprobModel) -> dict[str, Tensor]:
-    with engine.gather_full_parameters():
-        return {name: parameter.detach().clone() for name, parameter in scorer.named_parameters()}
+def _weights(policy: Policy, model: LogprobModel) -> dict[str, Tensor]:
+    with policy.gather_full_parameters():
+        return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
 
 
 def _bad_loss(stage: int) -> dict[str, Any]:
     """Give the last process alone a loss that is not a number; return the error and whether weights have changed."""
-    scorer = _scorer()
-    engine = _engine(scorer, stage)
-    before = _weights(engine, scorer)
+    model = _model()
+    policy = _policy(model, stage)
+    before = _weights(policy, model)
     for batch in _batches(stage):
         bad = math.nan if get_rank() == get_world_size() - 1 else 1.0
-        engine.backward(_loss(engine(batch), batch) * bad)
+        policy.backward(_loss(policy(batch), batch) * bad)
     error = ""
     try:
-        engine.step(LEARNING_RATE)
+        policy.step(LEARNING_RATE)
     except NonFiniteError as raised:
         error = str(raised)
-    after = _weights(engine, scorer)
+    after = _weights(policy, model)
     return {"error": error, "changed": any(not torch.equal(after[name], before[name]) for name in before)}
 
 

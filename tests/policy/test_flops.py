@@ -36,8 +36,8 @@ def test_operations_by_hand(tied: bool) -> None:
 
 def test_a_prompt_computed_in_two_parts_counts_twice() -> None:
     """Two completions of one prompt in micro-batches of their own cost the prompt and its attention once more."""
-    arithmetic = FlopCounter(plain.gpt2())
-    together, apart = (arithmetic.forward_flops(tiny.batches(SEQUENCES[:2], limit)) for limit in (100, 1))
+    counter = FlopCounter(plain.gpt2())
+    together, apart = (counter.forward_flops(tiny.batches(SEQUENCES[:2], limit)) for limit in (100, 1))
     layer_weights = 2 * (32 * 96 + 32 * 32 + 2 * 32 * 128)
     assert apart - together == 2 * layer_weights * 3 + 4 * (2 * 32) * 6
 
@@ -45,9 +45,9 @@ def test_a_prompt_computed_in_two_parts_counts_twice() -> None:
 def test_products_are_those_that_torch_counts() -> None:
     """All matrix products of a forward are counted, and with the backward pass they are three times as many."""
     model = plain.gpt2()
-    arithmetic = FlopCounter(model)
+    counter = FlopCounter(model)
     (batch,) = tiny.batches(SEQUENCES, 100)
-    products = arithmetic.forward_flops([batch]) - 4 * (2 * 32) * NUM_PAIRS
+    products = counter.forward_flops([batch]) - 4 * (2 * 32) * NUM_PAIRS
     scorer = LogprobModel(model, temperature=1.0)
     with FlopCounterMode(display=False) as forward:
         scorer(batch)

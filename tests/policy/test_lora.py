@@ -6,6 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.distributed import get_world_size
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from components.cluster.launch import run_ranks
@@ -21,9 +22,9 @@ from components.shared.config import validate
 from components.shared.errors import PipelineError
 from components.shared.problem import Split, write_problems
 from components.train_sft.config import TrainSFTConfig
+from components.train_sft.worker import train_rank
 from tests import tiny
 from tests.policy import plain
-from tests.policy.adapters import STAGES, fine_tune
 
 LORA = {"rank": 2, "alpha": 6.0, "targets": ["q_proj", "down_proj"]}
 
@@ -63,26 +64,19 @@ def _assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_new_adapters_change_nothing(dtype: torch.dtype) -> None:
-    """Log-probabilities, weights to be saved and the stream of random numbers are those without, to the last bit."""
+    """Log-probabilities, saved weights and random state stay the same to the last bit; so they do without a config."""
     model = plain.qwen2().to(dtype)
     logprobs_M, state, random_numbers = _logprobs(model), _state(model), torch.get_rng_state()
+    add_adapters(model, None, seed=1)
+    assert all(parameter.requires_grad for parameter in model.parameters())
     add_adapters(model, _lora(), seed=1)
     assert torch.equal(torch.get_rng_state(), random_numbers)
     assert torch.equal(_logprobs(model), logprobs_M)
     _assert_same(merged_state_dict(model), state)
 
 
-def test_without_a_config_a_model_stays_as_it_is() -> None:
-    """Nothing is frozen, and no layer is replaced."""
-    model = plain.qwen2()
-    names = [(name, type(module)) for name, module in model.named_modules()]
-    add_adapters(model, None, seed=1)
-    assert [(name, type(module)) for name, module in model.named_modules()] == names
-    assert all(parameter.requires_grad for parameter in model.parameters())
-
-
-def test_adapters_depend_on_the_seed_alone() -> None:
-    """Not on the random numbers drawn before: processes that have drawn differently start with the same ones."""
+def test_adapters_depend_only_on_the_seed() -> None:
+    """Not on random numbers used before, which may differ between processes."""
     drawn: list[dict[str, Tensor]] = []
     for seed in (1, 1, 2):
         model = plain.qwen2()
@@ -100,7 +94,7 @@ def test_adapters_depend_on_the_seed_alone() -> None:
         (["all-linear"], {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}),
     ],
 )
-def test_the_layers_that_are_named_are_adapted(targets: list[str], expected: set[str]) -> None:
+def test_the_named_layers_get_adapters(targets: list[str], expected: set[str]) -> None:
     """In every block, with both matrices of the rank; nothing else has a gradient, not even the output layer."""
     model = plain.qwen2()
     add_adapters(model, _lora(targets=targets), seed=1)
@@ -110,7 +104,7 @@ def test_the_layers_that_are_named_are_adapted(targets: list[str], expected: set
     assert all(2 in shape for shape in trained.values())
 
 
-def test_gradients_are_those_worked_by_hand() -> None:
+def test_gradients_by_hand() -> None:
     """Of (W + alpha / rank B A) x, in float64; W and its bias have none."""
     torch.manual_seed(0)
     model: Any = nn.Sequential()
@@ -132,7 +126,7 @@ def test_gradients_are_those_worked_by_hand() -> None:
 
 
 @pytest.mark.parametrize("make", [plain.qwen2, plain.qwen3], ids=["with biases", "with a tied output layer"])
-def test_a_saved_model_is_the_adapted_one_in_plain_form(tmp_path: Path, make: Any) -> None:
+def test_a_saved_model_has_its_adapters_merged(tmp_path: Path, make: Any) -> None:
     """AutoModelForCausalLM loads the base's class and names, with what the adapted model says; which stays itself."""
     base = tiny.checkpoint()
     checkpoint = Checkpoint(make(), base.tokenizer, base.config)
@@ -140,11 +134,11 @@ def test_a_saved_model_is_the_adapted_one_in_plain_form(tmp_path: Path, make: An
     before_M = _logprobs(checkpoint.model)
     add_adapters(checkpoint.model, _lora(targets=["all-linear"]), seed=1)
     _scatter(checkpoint.model)
-    adapted_M, state = _logprobs(checkpoint.model), _state(checkpoint.model)
-    assert (adapted_M - before_M).abs().mean() > 0.1
+    with_adapters_M, state = _logprobs(checkpoint.model), _state(checkpoint.model)
+    assert (with_adapters_M - before_M).abs().mean() > 0.1
     save(checkpoint, tmp_path / "saved")
     _assert_same(checkpoint.model.state_dict(), state)
-    assert torch.equal(_logprobs(checkpoint.model), adapted_M)
+    assert torch.equal(_logprobs(checkpoint.model), with_adapters_M)
     files = [{path.name for path in (tmp_path / name).iterdir()} for name in ("base", "saved")]
     assert files[0] == files[1]
     configs = [(tmp_path / name / "config.json").read_text() for name in ("base", "saved")]
@@ -153,12 +147,13 @@ def test_a_saved_model_is_the_adapted_one_in_plain_form(tmp_path: Path, make: An
     assert tensors[0].keys() == tensors[1].keys()
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
     assert type(loaded) is type(checkpoint.model)
-    torch.testing.assert_close(_logprobs(loaded), adapted_M, rtol=0, atol=2e-5)
+    torch.testing.assert_close(_logprobs(loaded), with_adapters_M, rtol=0, atol=2e-5)
 
 
-def test_sums_are_rounded_once() -> None:
-    """In bf16, each saved weight is the nearest to W + alpha / rank B A."""
+def test_merged_weights_are_rounded_once_and_can_be_copied() -> None:
+    """In bf16, each is the nearest to W + alpha / rank B A; a copy made before the adapters gets the same weights."""
     model = plain.qwen2().bfloat16()
+    other = copy.deepcopy(model)
     add_adapters(model, _lora(), seed=1)
     _scatter(model)
     for name, layer in model.named_modules():
@@ -170,17 +165,8 @@ def test_sums_are_rounded_once() -> None:
             saved_OI = merged_state_dict(model)[f"{name}.weight"]
             assert saved_OI.dtype == torch.bfloat16
             torch.testing.assert_close(saved_OI.double(), exact_OI, rtol=1.001 * 2**-8, atol=1e-7)
-
-
-def test_another_model_gets_the_sums() -> None:
-    """A copy made before the adapters is the adapted model afterwards, and as plain as it was."""
-    model = plain.qwen3()
-    other = copy.deepcopy(model)
-    add_adapters(model, _lora(), seed=1)
-    _scatter(model)
     copy_merged_weights(model, to=other)
     _assert_same(_state(other), merged_state_dict(model))
-    assert all(parameter.requires_grad for parameter in other.parameters())
 
 
 def _engine(checkpoint: Checkpoint, **changes: Any) -> Policy:
@@ -220,7 +206,7 @@ def _plain(engine: Policy, checkpoint: Checkpoint) -> dict[str, Tensor]:
     ],
     ids=str,
 )
-def test_training_moves_the_adapters_alone(changes: dict[str, Any]) -> None:
+def test_training_changes_only_the_adapters(changes: dict[str, Any]) -> None:
     """All of them, and the loss falls; the weights of the base stay as they were to the last bit."""
     checkpoint = _adapted(torch.bfloat16 if changes.get("precision") else torch.float32)
     before = _state(checkpoint.model)
@@ -233,8 +219,8 @@ def test_training_moves_the_adapters_alone(changes: dict[str, Any]) -> None:
             assert torch.equal(weight, before[name]) == ("lora_" not in name), name
 
 
-@pytest.mark.parametrize("zero_stage", [0, 2, 3])
-def test_a_run_goes_on_from_its_adapters_and_their_optimizer(tmp_path: Path, zero_stage: int) -> None:
+@pytest.mark.parametrize("zero_stage", [0, 3])
+def test_adapters_and_their_optimizer_are_resumed(tmp_path: Path, zero_stage: int) -> None:
     """To the last bit, though one of them saved its model on the way; frozen weights are not in what is kept."""
     straight = _adapted()
     engine = _engine(straight, zero_stage=zero_stage)
@@ -284,7 +270,7 @@ def test_every_sampler_samples_from_the_adapted_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("target", ["query", "lm_head", "embed_tokens", "self_attn", "proj"])
-def test_a_layer_that_cannot_be_adapted_is_named(target: str) -> None:
+def test_an_unknown_target_is_refused_with_the_accepted_ones(target: str) -> None:
     """With those that can: the output layer is not one of them."""
     with pytest.raises(PipelineError) as raised:
         add_adapters(plain.qwen2(), _lora(targets=["q_proj", target]), seed=1)
@@ -303,10 +289,26 @@ def test_a_layer_that_cannot_be_adapted_is_named(target: str) -> None:
         ({"alpha": 0}, "lora.alpha"),
     ],
 )
-def test_settings_that_mean_nothing_are_refused(changes: dict[str, Any], message: str) -> None:
+def test_invalid_settings_are_refused(changes: dict[str, Any], message: str) -> None:
     """By the key that has to change."""
     with pytest.raises(PipelineError, match=message):
         validate(LoraConfig, {**LORA, **changes}, name="lora")
+
+
+STAGES = {1: (2,), 2: (0, 2, 3)}
+"""The stages of ZeRO for each number of processes."""
+
+
+def fine_tune(config: TrainSFTConfig, *, problems: Path, folder: Path) -> dict[str, float]:
+    """Fine-tune under each of `STAGES`, the outputs in folder/zero_STAGE-PROCESSES."""
+    for stage in STAGES[config.engine.num_processes]:
+        each = folder / f"zero_{stage}-{config.engine.num_processes}"
+        outputs = {name: each / name for name in ("base_model", "reference", "training", "work")}
+        for path in outputs.values():
+            path.mkdir(parents=True, exist_ok=True)
+        changed = config.model_copy(update={"engine": config.engine.model_copy(update={"zero_stage": stage})})
+        train_rank(changed, problems=problems, **outputs)
+    return {"processes": get_world_size()}
 
 
 def _fine_tuning(num_processes: int) -> TrainSFTConfig:

@@ -54,4 +54,4 @@ def test_every_tensor_of_a_real_model_is_compared(tmp_path: Path, processes: int
         assert found["by both names"] == []
         assert found["not sent"] == ["model.layers.0.mlp.down_proj.weight is not loaded, or only in part"]
         assert found["one element"] == [_LAST]
-        assert found["another form"] == ["model.norm.weight is held in a form that cannot be compared"]
+        assert found["another form"] == ["model.norm.weight has a form that cannot be compared"]

@@ -1,4 +1,4 @@
-"""Which of transformers' families of causal language models are accepted, and that they are scored right."""
+"""Which families of causal language models are accepted, and that those are scored correctly."""
 
 import copy
 import inspect
@@ -13,6 +13,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig,
 from components.policy.checkpoint import Checkpoint, create, load
 from components.policy.compatibility import require_supported_model
 from components.policy.logprobs import LogprobModel, completion_logprobs
+from components.policy.packing import TokenSequence
 from components.shared import jsonl
 from components.shared.answer_policy import AnswerPolicy
 from components.shared.errors import PipelineError
@@ -65,7 +66,7 @@ _SIZE = {
     "eos_token_id": 0,
     "pad_token_id": 0,
 }
-"""Of whatever a family's config knows of these."""
+"""Passed to a family as far as its config has these."""
 
 ACCEPTED = (
     "afmoe", "apertus", "arcee", "aria_text", "biogpt", "bitnet", "ctrl", "cwm", "dots1", "ernie4_5", "ernie4_5_moe",
@@ -133,7 +134,7 @@ def tokenizer() -> Any:
 
 
 @pytest.mark.parametrize("family", ACCEPTED)
-def test_a_family_is_scored_as_one_sequence_at_a_time(family: str, tmp_path: Path, tokenizer: Any) -> None:
+def test_an_accepted_family_is_scored_as_one_sequence_at_a_time(family: str, tmp_path: Path, tokenizer: Any) -> None:
     """A folder of each accepted family loads, and packed log-probabilities are the plain ones, however large."""
     model = _model(_config(family))
     model.save_pretrained(tmp_path)
@@ -192,39 +193,81 @@ def test_layers_other_than_attention_are_refused_by_name(family: str, tmp_path: 
         assert "\n" not in message
 
 
+LONGEST = 13
+"""Tokens of the longest sequence on which a model is tried out when it is loaded."""
 WITHOUT_LAYOUT = "do not attend exactly once each"
 CONTACT = "connects tokens by more than attention"
+ATTENTION = "attends with a soft cap, sinks, a mask of its own or a window"
+LOGITS = "does not have the usual attention and output layer"
 LATENT = {"num_key_value_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 16, "v_head_dim": 8, "qk_rope_head_dim": 8}
-UNNAMED: tuple[tuple[str, dict[str, Any], str], ...] = (
+UNUSUAL: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("bloom", {}, rf"\(BloomBlock\) that {WITHOUT_LAYOUT}"),
+    ("cohere", {"logit_scale": 0.0625}, LOGITS),
     ("deepseek_v3", LATENT, "DeepseekV3Attention has values of another size"),
     ("diffllama", {}, rf"\(DiffLlamaDecoderLayer\) that {WITHOUT_LAYOUT}"),
-    ("doge", {}, "DogeAttention attends with a soft cap, sinks, a mask of its own"),
+    ("doge", {}, f"DogeAttention {ATTENTION}"),
     ("falcon", {}, WITHOUT_LAYOUT),
     ("falcon_h1", {}, CONTACT),
+    ("gemma2", {"final_logit_softcapping": None, "attn_logit_softcapping": 50.0}, f"Gemma2Attention {ATTENTION}"),
+    ("gemma2", {"final_logit_softcapping": 1.0, "attn_logit_softcapping": None}, f"Gemma2ForCausalLM {LOGITS}"),
+    ("gpt_oss", {}, ATTENTION),
+    ("granite", {"logits_scaling": 8.0}, LOGITS),
     ("hrm_text", {}, WITHOUT_LAYOUT),
     (
         "lfm2",
         {"layer_types": ["full_attention", "conv", "full_attention"]},
         rf"\(Lfm2DecoderLayer\) that {WITHOUT_LAYOUT}",
     ),
+    ("mistral", {"sliding_window": LONGEST - 1}, ATTENTION),
     ("mpt", {}, WITHOUT_LAYOUT),
-    ("nanochat", {}, "does not have the usual attention and output layer"),
+    ("nanochat", {}, LOGITS),
     ("nemotron_h", {}, WITHOUT_LAYOUT),
+    ("phimoe", {"sliding_window": LONGEST - 1}, ATTENTION),  # which does not pass its window on
     ("qwen3_5_text", {}, WITHOUT_LAYOUT),
     ("qwen3_next", {}, WITHOUT_LAYOUT),
     ("rwkv", {}, rf"\(RwkvBlock\) that {WITHOUT_LAYOUT}"),
+    ("stablelm", {}, "does not pass the layout"),
 )
 
 
-@pytest.mark.parametrize(("family", "changes", "message"), UNNAMED, ids=[family for family, *_ in UNNAMED])
-def test_what_layers_do_is_refused_whatever_they_are_called(family: str, changes: dict[str, Any], message: str) -> None:
-    """Without a look at the config, weights of any size give it away that a layer is not attention as it is here."""
+@pytest.mark.parametrize(("family", "changes", "message"), UNUSUAL, ids=[family for family, *_ in UNUSUAL])
+def test_a_model_that_attends_or_answers_otherwise_is_refused(
+    family: str, changes: dict[str, Any], message: str
+) -> None:
+    """By trying it out, without a look at the config, with weights of any size.
+
+    What would be trained is not what it samples: capped or rescaled logits, sinks, a window that is too short.
+    """
     model = _model(_config(family, **changes))
     for factor in (1, 5, 3):
         _scale(model, factor)
         with pytest.raises(PipelineError, match=message):
             require_supported_model(copy.deepcopy(model))
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("cohere", {"logit_scale": 1.0}),
+        ("granite", {"attention_multiplier": 0.3, "residual_multiplier": 0.5, "embedding_multiplier": 3.0}),
+    ],
+)
+def test_scales_inside_of_a_model_are_supported(family: str, changes: dict[str, Any]) -> None:
+    """They change nothing between the output layer and the logits."""
+    require_supported_model(_model(_config(family, **changes)))
+
+
+def test_a_window_shorter_than_a_sequence_is_refused_at_the_lengths_of_training() -> None:
+    """One that was long enough when the model was loaded is fine up to its length, and an error beyond it."""
+    model = _model(_config("mistral", sliding_window=LONGEST))
+    require_supported_model(copy.deepcopy(model))
+    prompt = (7, 3, 5, 3)
+    fitting = [TokenSequence(prompt, tuple(range(LONGEST - 4))), TokenSequence(prompt, (1,))]
+    expected = plain.alone(model, fitting, temperature=1.0)
+    plain.assert_equal(plain.packed(model, fitting, temperature=1.0, max_tokens=100), expected, relative=5e-6)
+    too_long = TokenSequence(prompt, tuple(range(LONGEST - 3)))
+    with pytest.raises(PipelineError, match="a window shorter than the sequences"):
+        plain.packed(model, [*fitting, too_long], temperature=1.0, max_tokens=100)
 
 
 class _ShortConvolution(nn.Module):
@@ -242,7 +285,7 @@ class _ShortConvolution(nn.Module):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_convolution_inside_of_a_layer_that_attends_is_refused(dtype: torch.dtype) -> None:
+def test_a_convolution_inside_of_an_attention_layer_is_refused(dtype: torch.dtype) -> None:
     """However small its weight, and in bfloat16 too: the layer's name and its attention are those of a Llama."""
     model: Any = _model(_config("llama")).to(dtype)
     require_supported_model(copy.deepcopy(model))

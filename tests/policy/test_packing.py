@@ -5,24 +5,25 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.policy.packing import MicroBatch, TokenSequence, pack
+from components.policy.packing import MicroBatch, Shard, TokenSequence, pack, pack_shard
+from components.policy.parallel import SINGLE_PROCESS, Ranks
 from tests import tiny
 
 CPU = torch.device("cpu")
-groups = st.lists(st.tuples(st.integers(1, 9), st.lists(st.integers(1, 9), min_size=1, max_size=5)), max_size=6)
+GROUPS = st.lists(st.tuples(st.integers(1, 9), st.lists(st.integers(1, 9), min_size=1, max_size=5)), max_size=6)
 """For each group the tokens of its prompt and of each completion."""
 
 
 def _sequences(sizes: list[tuple[int, list[int]]]) -> list[TokenSequence]:
     """Sequences in which every token of a prompt or completion is a number of its own, so that a wrong place shows."""
-    token, found = 0, []
+    token, sequences = 0, []
     for prompt_length, completion_lengths in sizes:
         prompt = tuple(range(token, token + prompt_length))
         token += prompt_length
         for length in completion_lengths:
-            found.append(TokenSequence(prompt, tuple(range(token, token + length))))
+            sequences.append(TokenSequence(prompt, tuple(range(token, token + length))))
             token += length
-    return found
+    return sequences
 
 
 def _context(batch: MicroBatch, place: int) -> list[int]:
@@ -37,13 +38,16 @@ def _context(batch: MicroBatch, place: int) -> list[int]:
     return seen
 
 
-@given(groups, st.integers(1, 60))
-def test_every_completion_token_is_predicted_once_from_all_before_it(
-    sizes: list[tuple[int, list[int]]], max_tokens: int
-) -> None:
-    """It is predicted at the token before it, which sees exactly its prompt and what precedes, in its place."""
+@given(GROUPS, st.integers(1, 60))
+def test_packing_keeps_contexts_limits_and_prompts(sizes: list[tuple[int, list[int]]], max_tokens: int) -> None:
+    """Each completion token is predicted once, at the token before it, which sees its prompt and what precedes.
+
+    No micro-batch exceeds the limit unless it is a single sequence, and no token is repeated or padding but for the
+    prompts of groups that alone exceed the limit.
+    """
     sequences = _sequences(sizes)
-    found = {}
+    targets = {}
+    counts: Counter[int] = Counter()
     for batch in pack(sequences, max_tokens=max_tokens, device=CPU):
         columns = zip(batch.source_N, batch.target_N, batch.sequence_N, batch.token_N, strict=True)
         for source, target, number, token in (map(int, column) for column in columns):
@@ -51,36 +55,21 @@ def test_every_completion_token_is_predicted_once_from_all_before_it(
             place = sequence.completion_ids.index(target)
             assert _context(batch, source) == [*sequence.prompt_ids, *sequence.completion_ids[:place]]
             assert int(batch.position_ids_T[source]) == len(sequence.prompt_ids) + place - 1
-            found[token] = target
+            targets[token] = target
         assert batch.layout.longest == int(batch.position_ids_T.max()) + 1
-    assert found == dict(enumerate(token for each in sequences for token in each.completion_ids))
-
-
-@given(groups, st.integers(1, 60))
-def test_micro_batches_keep_to_their_limit(sizes: list[tuple[int, list[int]]], max_tokens: int) -> None:
-    """No micro-batch is longer than the limit, unless it is a single sequence that is."""
-    for batch in pack(_sequences(sizes), max_tokens=max_tokens, device=CPU):
         assert len(batch.input_ids_T) <= max_tokens or len(batch.sequence_N.unique()) == 1
-
-
-@given(groups, st.integers(1, 60))
-def test_a_prompt_is_laid_out_once_unless_its_group_is_too_long(
-    sizes: list[tuple[int, list[int]]], max_tokens: int
-) -> None:
-    """No token is repeated or padding, but for the prompts of groups that alone exceed the limit."""
-    sequences = _sequences(sizes)
-    batches = pack(sequences, max_tokens=max_tokens, device=CPU)
-    counts = Counter(token for batch in batches for token in batch.input_ids_T.tolist())
+        counts.update(batch.input_ids_T.tolist())
+    assert targets == dict(enumerate(token for each in sequences for token in each.completion_ids))
     assert counts.keys() == {token for each in sequences for token in (*each.prompt_ids, *each.completion_ids)}
-    group_lengths = {each.prompt_ids: len(each.prompt_ids) for each in sequences}
+    lengths = Counter({each.prompt_ids: len(each.prompt_ids) for each in sequences})
     for each in sequences:
-        group_lengths[each.prompt_ids] += len(each.completion_ids)
-    may_repeat = {token for prompt, length in group_lengths.items() if length > max_tokens for token in prompt}
-    assert all(count == 1 for token, count in counts.items() if token not in may_repeat)
+        lengths[each.prompt_ids] += len(each.completion_ids)
+    split = {token for prompt, length in lengths.items() if length > max_tokens for token in prompt}
+    assert all(count == 1 for token, count in counts.items() if token not in split)
 
 
-def test_a_group_of_three_and_a_sequence_alone_by_hand() -> None:
-    """Prompt (10 11 12), its completions from short to long, then the sequence that shares its prompt with none."""
+def test_a_row_worked_by_hand() -> None:
+    """Prompt (10 11 12), its completions from short to long, then a sequence that shares its prompt with none."""
     sequences = [
         TokenSequence((10, 11, 12), (20, 21)),
         TokenSequence((10, 11, 12), (30,)),
@@ -102,7 +91,7 @@ def test_a_group_of_three_and_a_sequence_alone_by_hand() -> None:
     assert batch.token_N.tolist() == [2, 0, 1, 3, 4, 5, 6]
 
 
-def test_a_group_that_is_too_long_pays_its_prompt_once_per_part() -> None:
+def test_a_group_that_is_too_long_is_split_with_its_prompt() -> None:
     """A prompt of 4 with completions of 6, 5, 3 and 2 under a limit of 12: two parts of 12 tokens, not four."""
     prompt = (1, 2, 3, 4)
     sequences = [TokenSequence(prompt, tuple(range(10, 10 + length))) for length in (6, 5, 3, 2)]
@@ -112,13 +101,13 @@ def test_a_group_that_is_too_long_pays_its_prompt_once_per_part() -> None:
 
 
 def test_groups_that_fit_together_share_a_micro_batch() -> None:
-    """Groups of 6, 5, 4 and 3 tokens under a limit of 9 need two micro-batches, and get no more."""
+    """Groups of 6, 5, 4 and 3 tokens under a limit of 9 need two micro-batches."""
     sequences = _sequences([(3, [1, 2]), (4, [1]), (1, [1, 1, 1]), (1, [2])])
     assert sorted(len(batch.input_ids_T) for batch in tiny.batches(sequences, 9)) == [9, 9]
 
 
-def test_only_neighbours_are_a_group() -> None:
-    """The same prompt further away is computed again: who gives the sequences decides what belongs together."""
+def test_only_neighbours_with_the_same_prompt_are_a_group() -> None:
+    """The same prompt further away is computed again."""
     first, other = TokenSequence((1, 2), (3,)), TokenSequence((4,), (5,))
     (together,) = tiny.batches([first, first, other], 100)
     (apart,) = tiny.batches([first, other, first], 100)
@@ -126,18 +115,66 @@ def test_only_neighbours_are_a_group() -> None:
 
 
 @pytest.mark.parametrize("max_tokens", [1, 8, 100])
-def test_chosen_sequences_keep_their_numbers_and_places(max_tokens: int) -> None:
-    """What is left out is in no micro-batch; numbers and places stay those among all sequences."""
+def test_selected_sequences_keep_their_indices_and_places(max_tokens: int) -> None:
+    """Other sequences are in no micro-batch, but count in `sequence_N` and `token_N`."""
     sequences = _sequences([(2, [3, 1, 2]), (3, [2]), (1, [1, 4])])
-    offsets = [0, 3, 4, 6, 8, 9]
-    chosen = [5, 0, 2]
+    offsets, indices = [0, 3, 4, 6, 8, 9], [5, 0, 2]
     found = {}
-    for batch in pack(sequences, max_tokens=max_tokens, device=CPU, indices=chosen):
+    for batch in pack(sequences, max_tokens=max_tokens, device=CPU, indices=indices):
         columns = zip(batch.token_N.tolist(), batch.sequence_N.tolist(), batch.target_N.tolist(), strict=True)
         found.update({token: (number, target) for token, number, target in columns})
     assert found == {
-        offsets[number] + place: (number, token)
-        for number in chosen
-        for place, token in enumerate(sequences[number].completion_ids)
+        offsets[index] + place: (index, token)
+        for index in indices
+        for place, token in enumerate(sequences[index].completion_ids)
     }
     assert pack(sequences, max_tokens=max_tokens, device=CPU, indices=[]) == []
+
+
+class _TwoRanks(Ranks):
+    """A rank to which another reports its number of micro-batches."""
+
+    others = 0
+
+    def all_gather(self, value: object, what: str) -> list[object]:  # type: ignore[override]
+        del what
+        return [value, self.others]
+
+
+def _shards(num_shards: int, sequences: list[TokenSequence], indices: list[int]) -> list[Shard]:
+    def shard(rank: int, others: int) -> Shard:
+        ranks = _TwoRanks(rank, num_shards)
+        ranks.others = others
+        return pack_shard(ranks, sequences, max_tokens=64, device=CPU, indices=indices)
+
+    most = max(len(shard(rank, 0).batches) for rank in range(num_shards))
+    return [shard(rank, most) for rank in range(num_shards)]
+
+
+@pytest.mark.parametrize("num_shards", [2, 3, 8])
+def test_each_completion_is_in_one_shard_and_all_shards_make_as_many_passes(num_shards: int) -> None:
+    """Sequences that were not selected are in none; a shard without batches has dummies."""
+    sequences = _sequences([(2 + group % 3, [4, 9, 1, 20 - group]) for group in range(7)])
+    indices = [number for number in range(28) if number % 5]
+    shards = _shards(num_shards, sequences, indices)
+    counts = Counter(index for each in shards for batch in each.batches for index in set(batch.sequence_N.tolist()))
+    assert counts == Counter(indices)
+    assert len({len(each.all_batches) for each in shards}) == 1
+    for each in shards:
+        assert each.all_batches == each.batches + each.dummies
+        assert bool(each.batches) or num_shards > 7
+
+
+def test_the_largest_groups_are_assigned_first() -> None:
+    """Four groups of 10 tokens and then one of 40: in their own order, one process would have 60 and one 20."""
+    sequences = [TokenSequence((number,), tuple(range(length))) for number, length in enumerate([9, 9, 9, 9, 39])]
+    shards = _shards(2, sequences, list(range(5)))
+    assert [sum(len(batch.input_ids_T) for batch in each.batches) for each in shards] == [40, 40]
+
+
+def test_a_single_process_has_everything_and_no_dummies() -> None:
+    """Its shard is what `pack` returns."""
+    sequences = _sequences([(2, [3, 1]), (3, [2, 2])])
+    shard = pack_shard(SINGLE_PROCESS, sequences, max_tokens=64, device=CPU, indices=range(4))
+    assert shard.dummies == []
+    assert {index for batch in shard.batches for index in batch.sequence_N.tolist()} == set(range(4))

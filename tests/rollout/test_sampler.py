@@ -1,4 +1,6 @@
 from collections import Counter
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -6,11 +8,13 @@ from scipy.stats import chisquare
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import GPT2Config, GPT2LMHeadModel, MistralConfig, MistralForCausalLM, PreTrainedTokenizerFast
 
+from components.grading.verifier import Verdict, Verifier
 from components.policy.attention import use_packed_attention
 from components.policy.checkpoint import Checkpoint
 from components.policy.logprobs import LogprobModel, completion_logprobs
+from components.policy.packing import TokenSequence
 from components.rollout import transformers_sampler
-from components.rollout.sampler import Completion
+from components.rollout.sampler import Completion, grade_completions
 from components.rollout.transformers_sampler import Decoding, TransformersSampler, inverse_cdf
 from components.shared.answer_policy import AnswerPolicy
 from components.shared.errors import PipelineError
@@ -24,6 +28,12 @@ def _flat(groups: list[list[Completion]]) -> list[Completion]:
     return [completion for group in groups for completion in group]
 
 
+def _generate(sampler: TransformersSampler, **settings: Any) -> list[Completion]:
+    """The completions of all questions, one group after the other."""
+    defaults = {"num_samples": 4, "temperature": 1.0, "max_new_tokens": 80, "seed": 1}
+    return _flat(sampler.generate(QUESTIONS, **{**defaults, **settings}))
+
+
 def _sharp(checkpoint: Checkpoint, factor: float = 2.0, *, end_every: int | None = None) -> Checkpoint:
     """Make an untrained model less uniform; with `end_every`, each so manieth token ends a completion."""
     with torch.no_grad():
@@ -34,7 +44,7 @@ def _sharp(checkpoint: Checkpoint, factor: float = 2.0, *, end_every: int | None
     return checkpoint
 
 
-def _greedily_by_transformers(checkpoint: Checkpoint, question: str, max_new_tokens: int) -> tuple[int, ...]:
+def _greedy_by_transformers(checkpoint: Checkpoint, question: str, max_new_tokens: int) -> tuple[int, ...]:
     ids = torch.tensor([checkpoint.prompt_ids(question)])
     found = checkpoint.model.generate(
         ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=max_new_tokens, pad_token_id=0
@@ -44,7 +54,7 @@ def _greedily_by_transformers(checkpoint: Checkpoint, question: str, max_new_tok
 
 @pytest.mark.parametrize("max_batch_size", [1, 2, 64])
 def test_greedy_decoding_is_that_of_transformers(max_batch_size: int) -> None:
-    """Token for token what `generate` says of each prompt alone, past the cache's first capacity; in order."""
+    """Token for token what `generate` returns for each prompt alone, past the first capacity of the cache; in order."""
     checkpoint, plain = _sharp(tiny.checkpoint(), end_every=50), _sharp(tiny.checkpoint(), end_every=50)
     groups = TransformersSampler(checkpoint, max_batch_size).generate(
         QUESTIONS, num_samples=1, temperature=0.0, max_new_tokens=80, seed=1
@@ -52,9 +62,9 @@ def test_greedy_decoding_is_that_of_transformers(max_batch_size: int) -> None:
     lengths = []
     for question, (completion,) in zip(QUESTIONS, groups, strict=True):
         assert completion.tokens.prompt_ids == checkpoint.prompt_ids(question)
-        assert completion.tokens.completion_ids == _greedily_by_transformers(plain, question, 80)
+        assert completion.tokens.completion_ids == _greedy_by_transformers(plain, question, 80)
         lengths.append(len(completion.tokens.completion_ids))
-    assert min(lengths) < 64 < max(lengths), "the test wants a completion that outgrows the first capacity"
+    assert min(lengths) < 64 < max(lengths), "a completion has to outgrow the first capacity"
 
 
 def test_no_more_completions_are_decoded_at_once_than_allowed() -> None:
@@ -65,24 +75,18 @@ def test_no_more_completions_are_decoded_at_once_than_allowed() -> None:
     )
     for num_samples, largest in ((4, 8), (10, 10)):
         rows.clear()
-        TransformersSampler(checkpoint, 9).generate(
-            QUESTIONS, num_samples=num_samples, temperature=1.0, max_new_tokens=2, seed=1
-        )
+        _generate(TransformersSampler(checkpoint, 9), num_samples=num_samples, max_new_tokens=2)
         assert max(rows) == largest
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 @pytest.mark.parametrize(("dtype", "largest"), [(torch.float32, 1e-5), (torch.bfloat16, 0.3)])
-def test_what_the_sampler_says_of_its_tokens_is_what_the_trainer_says(
+def test_recorded_log_probabilities_are_those_of_the_trainer(
     temperature: float, dtype: torch.dtype, largest: float
 ) -> None:
-    """The recorded log-probabilities are those that the scorer gives the same tokens, at the same temperature."""
+    """For the same tokens at the same temperature."""
     checkpoint = _sharp(tiny.checkpoint(dtype=dtype), 1.5, end_every=30)
-    completions = _flat(
-        TransformersSampler(checkpoint, 64).generate(
-            QUESTIONS, num_samples=4, temperature=temperature, max_new_tokens=80, seed=1
-        )
-    )
+    completions = _generate(TransformersSampler(checkpoint, 64), temperature=temperature)
     lengths = [len(completion.tokens.completion_ids) for completion in completions]
     assert lengths == [len(completion.logprobs) for completion in completions]
     assert len(set(lengths)) > 5
@@ -94,22 +98,15 @@ def test_what_the_sampler_says_of_its_tokens_is_what_the_trainer_says(
     assert float(error_M.max()) < largest
 
 
-def test_how_completions_are_batched_changes_none_of_them() -> None:
-    """The same seed draws the same tokens for any batch size."""
-    generate = [TransformersSampler(_sharp(tiny.checkpoint(), end_every=20), size).generate for size in (1, 7, 1000)]
-    drawn = [each(QUESTIONS, num_samples=3, temperature=1.0, max_new_tokens=40, seed=5) for each in generate]
-    tokens = [[completion.tokens for completion in _flat(groups)] for groups in drawn]
-    assert tokens[0] == tokens[1] == tokens[2]
+def test_samples_depend_only_on_the_seed_and_not_on_batches() -> None:
+    """The same seed gives the same tokens for any batch size and after any other samples; another seed gives others."""
+    samplers = [TransformersSampler(_sharp(tiny.checkpoint(), end_every=20), size) for size in (1, 7, 1000, 1000)]
+    runs = zip([*samplers, samplers[0]], [5, 5, 5, 6, 5], strict=True)
+    samples = [_generate(sampler, num_samples=3, max_new_tokens=40, seed=seed) for sampler, seed in runs]
+    tokens = [[completion.tokens for completion in each] for each in samples]
+    assert tokens[0] == tokens[1] == tokens[2] == tokens[4] != tokens[3]
     assert len({len(each.completion_ids) for each in tokens[0]}) > 5
-
-
-def test_sampling_depends_on_the_seed_alone() -> None:
-    """The same seed draws the same completions whatever was drawn before, another seed others."""
-    generate = TransformersSampler(tiny.checkpoint(), 64).generate
-    drawn = [generate(QUESTIONS, num_samples=2, temperature=1.0, max_new_tokens=8, seed=seed) for seed in (1, 2, 1)]
-    assert drawn[0] == drawn[2]
-    assert drawn[0] != drawn[1]
-    assert drawn[0][0][0] != drawn[0][0][1]
+    assert tokens[0][0] != tokens[0][1]
 
 
 @pytest.mark.parametrize("max_new_tokens", [1, 2, 70])
@@ -118,76 +115,48 @@ def test_every_token_is_computed_once(max_new_tokens: int) -> None:
     checkpoint = _sharp(tiny.checkpoint(), end_every=40)
     seen: list[int] = []
     checkpoint.model.get_input_embeddings().register_forward_hook(lambda _, given, out: seen.append(given[0].numel()))
-    groups = TransformersSampler(checkpoint, 1000).generate(
-        QUESTIONS, num_samples=6, temperature=1.0, max_new_tokens=max_new_tokens, seed=1
-    )
+    completions = _generate(TransformersSampler(checkpoint, 1000), num_samples=6, max_new_tokens=max_new_tokens)
     prompts = [len(checkpoint.prompt_ids(question)) for question in QUESTIONS]
-    lengths = [len(completion.tokens.completion_ids) for completion in _flat(groups)]
+    lengths = [len(completion.tokens.completion_ids) for completion in completions]
     assert len(set(prompts)) > 1
     assert max(lengths) == max_new_tokens
     assert seen == [sum(prompts), *(sum(length > place for length in lengths) for place in range(1, max_new_tokens))]
     assert sum(seen) == sum(prompts) + sum(length - 1 for length in lengths)
 
 
-def test_a_completion_ends_with_its_first_end_token() -> None:
-    """The end token is part of the completion, nothing follows it, and without one the completion is unfinished."""
-    checkpoint = tiny.checkpoint()
-    groups = TransformersSampler(checkpoint, 64).generate(
-        QUESTIONS, num_samples=16, temperature=3.0, max_new_tokens=60, seed=3
-    )
-    completions = _flat(groups)
-    assert {completion.finished for completion in completions} == {True, False}
-    for completion in completions:
-        ids, end = completion.tokens.completion_ids, checkpoint.end_ids[0]
-        assert end not in ids[:-1]
-        assert completion.finished == (ids[-1] == end)
-        assert completion.finished or len(ids) == 60
-        assert completion.text == checkpoint.decode([token for token in ids if token != end])
+@pytest.mark.parametrize("end_every", [None, 10])
+def test_a_completion_ends_with_its_first_end_token(end_every: int | None) -> None:
+    """Any of the model's end tokens is part of the completion but not of its text; without one it is unfinished.
 
-
-def test_any_of_several_end_tokens_ends_a_completion() -> None:
-    """A model with a list of end tokens stops at each of them, and the token that ended it is not in the text."""
-    checkpoint = _sharp(tiny.checkpoint(), end_every=10)
-    completions = _flat(
-        TransformersSampler(checkpoint, 64).generate(
-            QUESTIONS, num_samples=8, temperature=1.0, max_new_tokens=40, seed=3
-        )
-    )
-    finished = [completion for completion in completions if completion.finished]
-    last = {completion.tokens.completion_ids[-1] for completion in finished}
-    assert len(last) > 3
-    assert last <= set(checkpoint.end_ids)
-    for completion in finished:
-        assert not set(completion.tokens.completion_ids[:-1]) & set(checkpoint.end_ids)
-        assert completion.text == checkpoint.decode(completion.tokens.completion_ids[:-1])
-
-
-def test_the_end_token_counts_even_where_it_is_also_the_padding() -> None:
-    """A tokenizer whose padding is its end token still gets its end token into the completion."""
-    checkpoint = tiny.checkpoint()
+    That holds for a tokenizer whose padding is its end token, too.
+    """
+    checkpoint = _sharp(tiny.checkpoint(), 1.0, end_every=end_every)
     checkpoint.tokenizer.pad_token = checkpoint.tokenizer.eos_token
-    assert checkpoint.pad_id in checkpoint.end_ids
-    groups = TransformersSampler(checkpoint, 64).generate(
-        QUESTIONS, num_samples=8, temperature=3.0, max_new_tokens=60, seed=3
-    )
-    finished = [completion for completion in _flat(groups) if completion.finished]
-    assert finished
-    assert all(completion.tokens.completion_ids[-1] == checkpoint.pad_id for completion in finished)
+    ends = set(checkpoint.end_ids)
+    completions = _generate(TransformersSampler(checkpoint, 64), num_samples=16, temperature=3.0, max_new_tokens=60)
+    assert {completion.finished for completion in completions} == ({True, False} if end_every is None else {True})
+    assert len({each.tokens.completion_ids[-1] for each in completions if each.finished}) > (3 if end_every else 0)
+    for completion in completions:
+        ids = completion.tokens.completion_ids
+        assert not ends & set(ids[:-1])
+        assert completion.finished == (ids[-1] in ends)
+        assert completion.finished or len(ids) == 60
+        assert completion.text == checkpoint.decode(ids[:-1] if completion.finished else ids)
 
 
-def test_a_group_that_has_ended_leaves_the_others_alone() -> None:
+def test_a_group_that_has_ended_does_not_affect_the_others() -> None:
     """Where the completions of three prompts out of four end with their first token, the fourth goes on as alone."""
     checkpoint = _sharp(tiny.checkpoint())
     use_packed_attention(checkpoint.model)
     prompts = [checkpoint.prompt_ids(question) for question in QUESTIONS[-4:]]
-    chance_RT = torch.rand(8, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    uniform_RT = torch.rand(8, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
     class EndsEarly(Decoding):
         def ends(self, token_R: torch.Tensor, t: int) -> torch.Tensor:
             return self.cache.row_R // 2 != 2 if t == 0 else super().ends(token_R, t)
 
-    groups = EndsEarly(checkpoint, prompts, 2, 1.0).run(chance_RT)
-    (alone,) = Decoding(checkpoint, prompts[2:3], 2, 1.0).run(chance_RT[4:6])
+    groups = EndsEarly(checkpoint, prompts, 2, 1.0).run(uniform_RT)
+    (alone,) = Decoding(checkpoint, prompts[2:3], 2, 1.0).run(uniform_RT[4:6])
     assert [len(completion.tokens.completion_ids) for completion in _flat(groups)] == [1, 1, 1, 1, 12, 12, 1, 1]
     assert [completion.tokens for completion in groups[2]] == [completion.tokens for completion in alone]
 
@@ -236,19 +205,19 @@ def _next_word(checkpoint: Checkpoint, ids: tuple[int, ...], temperature: float)
     return (logits_V / temperature).softmax(-1)
 
 
-@pytest.mark.parametrize("temperature", [0.7, 1.0, 2.0])
-def test_chances_spread_evenly_hit_each_word_by_its_probability(temperature: float) -> None:
-    """Thirty thousand even chances give each word its share, to one chance; words of one in thousands too."""
+@pytest.mark.parametrize("temperature", [0.7, 2.0])
+def test_evenly_spread_numbers_hit_each_word_by_its_probability(temperature: float) -> None:
+    """Thirty thousand even numbers give each word its share, to within one; words of one in thousands too."""
     plain, checkpoint = _eight_words(), _eight_words()
     expected_V = _next_word(plain, checkpoint.prompt_ids("a b"), temperature)
     use_packed_attention(checkpoint.model)
     count = 30_000
-    chance_R1 = (torch.arange(count, dtype=torch.float64)[:, None] + 0.5) / count
-    (group,) = Decoding(checkpoint, [checkpoint.prompt_ids("a b")], count, temperature).run(chance_R1)
+    uniform_R1 = (torch.arange(count, dtype=torch.float64)[:, None] + 0.5) / count
+    (group,) = Decoding(checkpoint, [checkpoint.prompt_ids("a b")], count, temperature).run(uniform_R1)
     found = Counter(completion.tokens.completion_ids[0] for completion in group)
     for word, share in enumerate((expected_V * count).tolist()):
         assert found[word] == pytest.approx(share, abs=1.5)
-    assert 2 < min(found.values()) < 1000, "the test wants words that are rare, but not too rare to come up"
+    assert 2 < min(found.values()) < 1000, "words have to be rare, but not too rare to come up"
 
 
 def test_two_words_follow_their_exact_joint_distribution() -> None:
@@ -270,45 +239,64 @@ def test_two_words_follow_their_exact_joint_distribution() -> None:
     rest_share = 1 - sum(expected[pair] for pair in common)
     counts, shares = [*(found[pair] for pair in common), rest], [*(expected[pair] for pair in common), rest_share]
     assert chisquare(counts, [share * count for share in shares]).pvalue > 0.001
-    assert found.keys() - set(common), "the test wants rare pairs too"
+    assert found.keys() - set(common), "there have to be rare pairs, too"
 
 
 @pytest.mark.parametrize("size", [1, 2, 8, 97, 151, 5000])
-def test_the_inverse_of_the_cumulated_weights_at_any_size(size: int) -> None:
-    """It is the first index whose cumulated weight exceeds the chance's share, and never one that has no weight."""
+def test_inverse_cdf_at_any_size(size: int) -> None:
+    """It is the first index whose cumulative weight exceeds the number's share, and never one without weight."""
     generator = torch.Generator().manual_seed(1)
     weights_RV = torch.rand(300, size, generator=generator) * (torch.rand(300, size, generator=generator) < 0.7)
     weights_RV[:, size // 2] += 0.1
-    cumulated_RV = weights_RV.double().cumsum(-1)
-    chance_R = torch.rand(300, dtype=torch.float64, generator=generator)
-    expected_R = torch.searchsorted(cumulated_RV, chance_R[:, None] * cumulated_RV[:, -1:], right=True).squeeze(1)
-    assert torch.equal(inverse_cdf(weights_RV, chance_R), expected_R)
-    for chance in (0.0, 1 - 1e-9, 1 - 2**-53):
-        token_R = inverse_cdf(weights_RV, torch.full((300,), chance, dtype=torch.float64))
+    stops_RV = weights_RV.double().cumsum(-1)
+    uniform_R = torch.rand(300, dtype=torch.float64, generator=generator)
+    expected_R = torch.searchsorted(stops_RV, uniform_R[:, None] * stops_RV[:, -1:], right=True).squeeze(1)
+    assert torch.equal(inverse_cdf(weights_RV, uniform_R), expected_R)
+    for number in (0.0, 1 - 1e-9, 1 - 2**-53):
+        token_R = inverse_cdf(weights_RV, torch.full((300,), number, dtype=torch.float64))
         assert bool((weights_RV.gather(1, token_R[:, None]) > 0).all())
 
 
-def test_weights_are_cumulated_on_gpus_as_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without torch's own cumulation, which is refused there for being another each time, the draws are the same."""
+def test_sums_by_matrix_product_give_the_same_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As computed on GPUs, where torch's own cumsum is not deterministic."""
     generator = torch.Generator().manual_seed(2)
     weights_RV = torch.rand(300, 5000, generator=generator)
-    chance_R = torch.rand(300, dtype=torch.float64, generator=generator)
-    expected_R = inverse_cdf(weights_RV, chance_R)
+    uniform_R = torch.rand(300, dtype=torch.float64, generator=generator)
+    expected_R = inverse_cdf(weights_RV, uniform_R)
     monkeypatch.setattr(transformers_sampler, "cumulative_sum", transformers_sampler.cumulative_sum_by_product)
-    assert torch.equal(inverse_cdf(weights_RV, chance_R), expected_R)
+    assert torch.equal(inverse_cdf(weights_RV, uniform_R), expected_R)
 
 
 def test_small_weights_after_a_large_one_are_not_rounded_away() -> None:
     """A weight of 1 and then eleven of 2^-30, of which float32 would add none: 1 + 7.5 x 2^-30 falls to the eighth."""
     weights_RV = torch.full((1, 16), 2.0**-30)
     weights_RV[0, :5] = torch.tensor([1.0, 0.0, 0.0, 0.0, 0.0])  # a block by itself
-    chance_R = torch.tensor([(1 + 7.5 * 2**-30) / (1 + 11 * 2**-30)], dtype=torch.float64)
-    assert inverse_cdf(weights_RV, chance_R).tolist() == [5 + 7]
+    uniform_R = torch.tensor([(1 + 7.5 * 2**-30) / (1 + 11 * 2**-30)], dtype=torch.float64)
+    assert inverse_cdf(weights_RV, uniform_R).tolist() == [5 + 7]
 
 
-def test_the_ends_of_the_cumulated_weights_by_hand() -> None:
-    """A chance of 0 takes the first weight that is not zero, and the last below 1 the last one, whatever is rounded."""
+def test_the_ends_of_inverse_cdf_by_hand() -> None:
+    """The number 0 takes the first weight that is not zero, and the last below 1 the last one, whatever is rounded."""
     weights_RV = torch.tensor([[0.0, 0.0, 0.0, 0.0, 2.0], [1.5 * 2**-53, 0.0, 0.0, 0.75, 0.0]])
     assert inverse_cdf(weights_RV, torch.zeros(2, dtype=torch.float64)).tolist() == [4, 0]
     # In float64 the second row's 0.75 less the weight before it is the same number as the threshold less that weight.
     assert inverse_cdf(weights_RV, torch.full((2,), 1 - 2**-53, dtype=torch.float64)).tolist() == [4, 3]
+
+
+@pytest.fixture(scope="module")
+def verify() -> Iterator[Verifier]:
+    """The grader."""
+    with Verifier(num_workers=1) as verifier:
+        yield verifier
+
+
+def test_completions_are_graded_in_order_and_truncated_ones_are_wrong(verify: Verifier) -> None:
+    """`#### 12` may have been cut from `#### 129`."""
+    texts = ["5+7=12\n#### 12", "#### 12", "#### 9", "5+7=12\n#### 13"]
+    completions = [Completion(TokenSequence((1,), (2,)), (-0.5,), text, finished=text != "#### 12") for text in texts]
+    grades = grade_completions(verify, ["12", "12", "9", "12"], completions, AnswerPolicy.DECLARED)
+    assert [grade.verdict for grade in grades] == [Verdict.RIGHT, Verdict.WRONG, Verdict.RIGHT, Verdict.WRONG]
+    assert [grade.extracted for grade in grades] == ["12", None, "9", "13"]
+    assert "truncated" in grades[1].reason
+    with pytest.raises(ValueError, match="zip"):
+        grade_completions(verify, ["12"], completions, AnswerPolicy.DECLARED)

@@ -1,0 +1,198 @@
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from components.policy import attention
+from components.policy.attention import PackedLayout, Segments, attend, attend_backward
+from components.policy.packing import TokenSequence
+from tests import tiny
+
+SCALE = 0.3
+GROUPS = st.lists(
+    st.tuples(st.integers(1, 6), st.lists(st.integers(1, 4), min_size=1, max_size=4)), min_size=1, max_size=4
+)
+"""For each group the tokens of its prompt and of each completion."""
+CASES = {
+    "causal": Segments((0, 3, 4, 9, 14), (0, 3, 4, 9, 14), causal=True),
+    "to-other-keys": Segments((0, 4, 8, 11), (0, 2, 9, 10), causal=False),
+    "equal-neighbours": Segments((0, 5, 10, 15, 17), (0, 4, 8, 12, 16), causal=False),
+    "longer-than-a-block": Segments((0, 5, 705), (0, 5, 705), causal=True),
+    "many-keys": Segments((0, 2, 33), (0, 1, 901), causal=False),
+}
+
+
+def _layout(sizes: list[tuple[int, list[int]]]) -> tuple[PackedLayout, Tensor]:
+    """The layout of such groups, and which token sees which, derived from the tokens themselves.
+
+    A token is 100 * group + 10 * completion (0 for the prompt) + place.
+    """
+
+    def tokens(group: int, completion: int, length: int) -> tuple[int, ...]:
+        return tuple(100 * group + 10 * completion + place for place in range(length))
+
+    def sees(query: int, key: int) -> bool:
+        if query // 100 != key // 100:
+            return False
+        same = query // 10 == key // 10
+        return key <= query if same else key % 100 // 10 == 0
+
+    sequences = [
+        TokenSequence(tokens(group, 0, prompt), tokens(group, number, length))
+        for group, (prompt, lengths) in enumerate(sizes)
+        for number, length in enumerate(lengths, start=1)
+    ]
+    (batch,) = tiny.batches(sequences, 10_000)
+    row = batch.input_ids_T.tolist()
+    return batch.layout, torch.tensor([[sees(query, key) for key in row] for query in row])
+
+
+def _allowed(segments: Segments) -> Tensor:
+    """Which query sees which key, (T, S)."""
+    allowed_TS = torch.zeros(segments.query_bounds[-1], segments.key_bounds[-1], dtype=torch.bool)
+    for number, (queries, keys) in enumerate(segments.lengths):
+        start, first = segments.query_bounds[number], segments.key_bounds[number]
+        block = torch.ones(queries, keys, dtype=torch.bool)
+        allowed_TS[start : start + queries, first : first + keys] = block.tril() if segments.causal else block
+    return allowed_TS
+
+
+def _masked_softmax(q_THD: Tensor, k_SKD: Tensor, v_SKD: Tensor, allowed_TS: Tensor) -> tuple[Tensor, Tensor]:
+    """One softmax with a mask, and its log-sum-exp; neighbouring heads of queries share a head of keys."""
+    k_SHD, v_SHD = (x.repeat_interleave(q_THD.shape[1] // x.shape[1], dim=1) for x in (k_SKD, v_SKD))
+    scores_HTS = torch.einsum("thd,shd->hts", q_THD, k_SHD) * SCALE
+    scores_HTS = scores_HTS.masked_fill(~allowed_TS, -torch.inf)
+    return torch.einsum("hts,shd->thd", scores_HTS.softmax(-1), v_SHD), scores_HTS.logsumexp(-1).T
+
+
+def _gradients(qkv: list[Tensor], grad_THD: Tensor, allowed_TS: Tensor) -> tuple[Tensor, ...]:
+    q, k, v = (x.clone().requires_grad_() for x in qkv)
+    return torch.autograd.grad(_masked_softmax(q, k, v, allowed_TS)[0], (q, k, v), grad_THD)
+
+
+def _random(*shapes: tuple[int, ...]) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(shape, dtype=torch.float64, generator=generator) for shape in shapes]
+
+
+def _assert_close(found: Any, expected: Any, tolerance: float = 1e-12) -> None:
+    for values, exact in zip(found, expected, strict=True):
+        torch.testing.assert_close(values, exact, rtol=tolerance, atol=tolerance)
+
+
+@given(GROUPS, st.sampled_from([1, 2, 3]))
+def test_completions_see_their_prompt_and_themselves(sizes: list[tuple[int, list[int]]], repeats: int) -> None:
+    """Outputs and gradients are those of one masked softmax, in float64, also where heads of queries share keys."""
+    layout, allowed_TT = _layout(sizes)
+    length = len(allowed_TT)
+    q, k, v, grad = _random((length, 2 * repeats, 4), (length, 2, 4), (length, 2, 4), (length, 2 * repeats, 4))
+    qkv = [x.requires_grad_() for x in (q, k, v)]
+    out = layout.attend(0, q, k, v, SCALE)
+    _assert_close([out], [_masked_softmax(q, k, v, allowed_TT)[0]])
+    _assert_close(torch.autograd.grad(out, qkv, grad), _gradients(qkv, grad, allowed_TT))
+
+
+def test_a_prompt_and_two_completions_by_hand() -> None:
+    """Scores of log 2 on the prompt and log 6 on itself: a completion token takes a quarter of the prompt's value."""
+    (batch,) = tiny.batches([TokenSequence((1,), (2,)), TokenSequence((1,), (3,))], 10)
+    q = torch.ones(3, 1, 1, dtype=torch.float64)
+    k = torch.tensor([math.log(2), math.log(6), math.log(14)], dtype=torch.float64).view(3, 1, 1)
+    v = torch.tensor([8.0, 16.0, 24.0], dtype=torch.float64).view(3, 1, 1)
+    out = batch.layout.attend(0, q, k, v, 1.0)
+    assert out.flatten().tolist() == pytest.approx([8, 8 * 2 / 8 + 16 * 6 / 8, 8 * 2 / 16 + 24 * 14 / 16])
+
+
+def test_scores_a_thousand_apart_are_joined_without_overflow() -> None:
+    """Where the prompt or the completion has all the weight, the joined softmax is exactly that part's."""
+    (batch,) = tiny.batches([TokenSequence((1,), (2,)), TokenSequence((1,), (3,))], 10)
+    q = torch.ones(3, 1, 1, dtype=torch.float64)
+    k = torch.tensor([0.0, 1000.0, -1000.0], dtype=torch.float64).view(3, 1, 1)
+    v = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64).view(3, 1, 1)
+    assert batch.layout.attend(0, q, k, v, 1.0).flatten().tolist() == [1.0, 2.0, 1.0]
+
+
+class _CountPairs(TorchDispatchMode):
+    """Counts the pairs of queries and keys that reach the attention kernel."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.pairs = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if "flash" in str(func) and "backward" not in str(func):
+            self.pairs += args[0].shape[0] * args[0].shape[2] * args[1].shape[2]
+        return func(*args, **(kwargs or {}))
+
+
+def test_attention_over_the_prompt_is_computed_once() -> None:
+    """The kernel gets the pairs of the prompt once, and those of each completion with the prompt and with itself."""
+    layout, allowed_TT = _layout([(6, [3, 2, 2])])
+    q = torch.randn(len(allowed_TT), 1, 4, dtype=torch.float64)
+    with _CountPairs() as counted:
+        layout.attend(0, q, q, q, SCALE)
+    assert counted.pairs == 6 * 6 + 3 * 3 + 2 * 2 + 2 * 2 + (3 + 2 + 2) * 6
+
+
+def test_gradients_of_a_part_of_the_keys_add_up() -> None:
+    """Given output and log-sum-exp over two sets of keys, the two backward passes add up to that of all keys."""
+    own, other = Segments((0, 3, 4, 9), (0, 3, 4, 9), causal=True), Segments((0, 4, 9), (0, 6, 7), causal=False)
+    q, k, v, grad, more_k, more_v = _random(*[(9, 3, 8)] * 4, (7, 3, 8), (7, 3, 8))
+    allowed = torch.cat([_allowed(own), _allowed(other)], dim=1)
+    all_k, all_v = torch.cat([k, more_k]), torch.cat([v, more_v])
+    out, lse = _masked_softmax(q, all_k, all_v, allowed)
+    first = attend_backward(grad, (q, k, v), out, lse, own, SCALE)
+    second = attend_backward(grad, (q, more_k, more_v), out, lse, other, SCALE)
+    found = (first[0] + second[0], torch.cat([first[1], second[1]]), torch.cat([first[2], second[2]]))
+    _assert_close(found, _gradients([q, all_k, all_v], grad, allowed))
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 3e-2)]
+)
+def test_plain_products_are_the_same_attention(causal: bool, dtype: torch.dtype, tolerance: float) -> None:
+    """Devices without a flash kernel compute what the kernel does, in every type."""
+    q, k, v, grad = (x.to(dtype) for x in _random(*[(2, 3, 7, 8)] * 4))
+    out, lse = attention._cpu_flash(q, k, v, 0.0, causal, scale=SCALE)
+    plain_out, plain_lse = attention._plain(q, k, v, causal, SCALE)
+    assert plain_lse.dtype == torch.promote_types(dtype, torch.float32)
+    _assert_close((plain_out, plain_lse), (out, lse), tolerance)
+    expected = attention._cpu_flash_backward(grad, q, k, v, out, lse, 0.0, causal, scale=SCALE)
+    _assert_close(attention._plain_backward(grad, q, k, v, out, lse, causal, SCALE), expected, tolerance)
+
+
+_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: its kernels have a path of their own")
+_PRECISIONS = (
+    pytest.param("cpu", torch.float64, 1e-12, id="cpu-float64"),
+    pytest.param("cpu", torch.float32, 1e-5, id="cpu-float32"),
+    pytest.param("cpu", torch.bfloat16, 2e-2, id="cpu-bfloat16"),
+    pytest.param("cuda", torch.float32, 1e-3, id="cuda-float32", marks=_GPU),
+    pytest.param("cuda", torch.bfloat16, 2e-2, id="cuda-bfloat16", marks=_GPU),
+)
+
+
+@pytest.mark.parametrize(("device", "dtype", "tolerance"), _PRECISIONS)
+@pytest.mark.parametrize("segments", CASES.values(), ids=CASES)
+def test_attention_is_a_softmax_per_sequence(
+    segments: Segments, device: str, dtype: torch.dtype, tolerance: float
+) -> None:
+    """Output, log-sum-exp and gradients are those of one masked softmax in float64, within the rounding of the type."""
+    size = 64 if device == "cuda" else 8
+    lengths = (segments.query_bounds[-1], segments.key_bounds[-1], segments.key_bounds[-1], segments.query_bounds[-1])
+    q, k, v, grad = (x.to(dtype) for x in _random(*((length, 3, size) for length in lengths)))
+    exact = [x.double() for x in (q, k, v)]
+    out, lse = attend(q.to(device), k.to(device), v.to(device), segments, SCALE)
+    assert (out.dtype, lse.dtype) == (dtype, torch.promote_types(dtype, torch.float32))
+    qkv = (q.to(device), k.to(device), v.to(device))
+    gradients = attend_backward(grad.to(device), qkv, out, lse, segments, SCALE)
+    expected_out, expected_lse = _masked_softmax(exact[0], exact[1], exact[2], _allowed(segments))
+    torch.testing.assert_close(lse.cpu().double(), expected_lse, rtol=tolerance, atol=tolerance)
+    expected = (expected_out, *_gradients(exact, grad.double(), _allowed(segments)))
+    for values, each in zip((out, *gradients), expected, strict=True):
+        assert values.dtype == dtype
+        assert float((values.cpu().double() - each).abs().max() / each.abs().max()) < tolerance

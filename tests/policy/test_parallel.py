@@ -1,0 +1,136 @@
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import distributed
+
+from components.cluster.launch import run_ranks
+from components.policy.config import EngineConfig
+from components.policy.engine import Policy
+from components.policy.logprobs import LogprobModel
+from components.policy.parallel import SINGLE_PROCESS, Ranks, init_ranks
+from components.shared.errors import PipelineError, RetryableError
+from tests import tiny
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 8])
+def test_shards_are_even_and_in_order(size: int) -> None:
+    """Together they are everything; no process has two items more than another."""
+    items = list(range(13))
+    shards = [Ranks(rank, size).shard(items) for rank in range(size)]
+    assert [item for shard in shards for item in shard] == items
+    assert max(map(len, shards)) - min(map(len, shards)) <= 1
+
+
+def test_a_single_process_waits_for_nobody() -> None:
+    """It is the main process, and gathers its own value."""
+    assert SINGLE_PROCESS.all_gather("x", "nowhere") == ["x"]
+    assert SINGLE_PROCESS.is_main
+    SINGLE_PROCESS.barrier("nowhere")
+
+
+@pytest.mark.parametrize(("configured", "launched"), [(1, 2), (2, 1)])
+def test_another_number_of_processes_than_configured_is_refused(
+    monkeypatch: pytest.MonkeyPatch, configured: int, launched: int
+) -> None:
+    """A process that finds itself alone would do all of the work, and each of too many as well."""
+    monkeypatch.setenv("WORLD_SIZE", str(launched))
+    with pytest.raises(PipelineError, match=f"num_processes is {configured}, but {launched} w"):
+        init_ranks(tiny.engine_config(num_processes=configured))
+
+
+def _exchange(config: EngineConfig, *, folder: Path) -> dict[str, float]:
+    """Exchange values of different sizes often, and return the number of keys that are left in the store."""
+    del folder
+    ranks = init_ranks(config)
+    assert init_ranks(config) is ranks
+    for number in range(200):
+        values = ranks.all_gather((ranks.rank, "x" * number * ranks.rank), f"exchange {number}")
+        assert [rank for rank, _ in values] == list(range(ranks.world_size))
+        assert [len(text) for _, text in values] == [number * rank for rank in range(ranks.world_size)]
+    assert ranks.store is not None
+    return {"left": sum(ranks.store.check([f"barrier/{number}/{ranks.rank}"]) for number in range(1, 203))}
+
+
+def _arrive_late(config: EngineConfig, *, folder: Path) -> dict[str, float]:
+    """Let the last rank be late by more than the deadline."""
+    ranks = init_ranks(config)
+    (folder / f"{ranks.rank}.pid").write_text(str(os.getpid()))
+    if ranks.rank == ranks.world_size - 1:
+        time.sleep(600)
+    ranks.all_gather(0, "the end of sampling")
+    return {}
+
+
+def _hang_in_a_collective(config: EngineConfig, *, folder: Path) -> dict[str, float]:
+    ranks = init_ranks(config)
+    _hang(ranks, folder, group=None)
+    return {}
+
+
+def _hang_in_deepspeed(config: EngineConfig, *, folder: Path) -> dict[str, float]:
+    policy = Policy(LogprobModel(tiny.checkpoint().model, temperature=1.0), config)
+    _hang(policy.ranks, folder, group=policy._engine.data_parallel_group)
+    return {}
+
+
+def _hang(ranks: Ranks, folder: Path, *, group: distributed.ProcessGroup | None) -> None:
+    """Suspend the last rank, and let the others wait for it in a collective of the group."""
+    (folder / f"{ranks.rank}.pid").write_text(str(os.getpid()))
+    if ranks.rank == ranks.world_size - 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    with ranks.report_lost_ranks():
+        distributed.all_reduce(torch.ones(1), group=group)
+
+
+CUT = "cut"
+"""The file that says that the network is gone, and where that is to be noticed."""
+
+
+def be_cut_off(config: EngineConfig, *, folder: Path) -> dict[str, float]:
+    """Exchange something once the network is gone, at a barrier or in a collective."""
+    ranks = init_ranks(config)
+    (folder / f"{ranks.rank}.pid").write_text(str(os.getpid()))
+    while not (folder / CUT).exists():
+        time.sleep(0.01)
+    with ranks.report_lost_ranks():
+        if (folder / CUT).read_text() == "barrier":
+            ranks.barrier("the end of a step")
+        distributed.all_reduce(torch.ones(1))
+    return {}
+
+
+def _run(function: Callable[..., dict[str, float]], folder: Path, *, deadline_s: float = 60, size: int = 2) -> float:
+    config = tiny.engine_config(num_processes=size, deadline_s=deadline_s)
+    result = run_ranks(function, config, {"folder": folder}, num_processes=size, work=folder / "work", grace_s=1)
+    return result["left"]
+
+
+@pytest.mark.slow
+def test_every_process_gets_the_values_of_all(tmp_path: Path) -> None:
+    """In the order of the ranks, however large and however often; the store does not grow with it."""
+    assert _run(_exchange, tmp_path, size=3) <= 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("function", "deadline_s", "message"),
+    [
+        (_arrive_late, 2, "did not reach the end of sampling within 2 s"),
+        pytest.param(_hang_in_a_collective, 3, "stopped responding", marks=pytest.mark.long),
+        (_hang_in_deepspeed, 3, "stopped responding"),
+    ],
+)
+def test_a_rank_that_is_missing_is_named(
+    function: Callable[..., dict[str, float]], deadline_s: float, message: str, tmp_path: Path
+) -> None:
+    """With rank, host and process, once the deadline is over, at a barrier and in collectives; it can be retried."""
+    with pytest.raises(RetryableError) as raised:
+        _run(function, tmp_path, deadline_s=deadline_s)
+    missing = (tmp_path / "1.pid").read_text()
+    assert str(raised.value).startswith("rank 1 (")
+    assert str(raised.value).endswith(f", process {missing}) of 2 {message}")

@@ -1,0 +1,124 @@
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from components.rollout.vllm import verification
+from components.rollout.vllm.verification import (
+    LoadedWeights,
+    Piece,
+    StaleWeightsError,
+    digest,
+    verify_logprobs,
+    verify_weights,
+    weights_in,
+)
+
+GENERATOR = torch.Generator().manual_seed(3)
+WEIGHT_OI = torch.randn(6, 8, generator=GENERATOR)
+NEW_M = -2 * torch.rand(100, dtype=torch.float64, generator=GENERATOR)
+STEP_M = 1e-4 * torch.randn(100, dtype=torch.float64, generator=GENERATOR)
+NOISE_M = torch.randn(100, dtype=torch.float64, generator=GENERATOR)
+
+
+def _loaded(tensor: Tensor, offset: int, size: list[int], stride: list[int], dtype: str = "float32") -> LoadedWeights:
+    return LoadedWeights(pieces=[Piece("own", "sent", offset, size, stride, dtype, digest(tensor))], unverified=[])
+
+
+def test_the_smallest_change_of_one_element_changes_the_digest() -> None:
+    """Another last bit, two elements in exchanged places, another sign: each has a digest of its own."""
+    changed = [WEIGHT_OI.clone() for _ in range(3)]
+    changed[0][2, 3] = torch.nextafter(changed[0][2, 3], torch.tensor(9.0))
+    changed[1][4, 5], changed[1][4, 6] = WEIGHT_OI[4, 6], WEIGHT_OI[4, 5]
+    changed[2][0, 0] *= -1
+    assert len({digest(each) for each in (WEIGHT_OI, *changed)}) == 4
+
+
+def test_the_digest_depends_only_on_the_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever their layout, in however many parts they are digested, and of whichever type that holds them."""
+    rounded = WEIGHT_OI.bfloat16()
+    assert digest(rounded) == digest(rounded.float()) == digest(WEIGHT_OI, torch.bfloat16) != digest(WEIGHT_OI)
+    assert digest(WEIGHT_OI.T.contiguous().T) == digest(WEIGHT_OI)
+    whole = digest(WEIGHT_OI)
+    monkeypatch.setattr(verification, "_CHUNK", 20)
+    assert digest(WEIGHT_OI) == whole
+    assert digest(torch.tensor(2.0)) == digest(torch.tensor([2.0]))
+    assert digest(torch.empty(0, 4)) == digest(torch.empty(0))
+
+
+def test_numbers_too_small_to_be_normal_count_as_zero() -> None:
+    """A negative zero and a number too small to be normal are no other weights than 0."""
+    assert digest(torch.tensor([-0.0, 1e-40, -1e-40, 1.0])) == digest(torch.tensor([0.0, 0.0, 0.0, 1.0]))
+
+
+def test_a_sampler_with_the_weights_that_were_sent_passes() -> None:
+    """Its pieces may be rows, columns, or rounded; two processes may hold one each."""
+    sent = {"sent": WEIGHT_OI}
+    rows = _loaded(WEIGHT_OI[3:], 24, [3, 8], [8, 1])
+    columns = _loaded(WEIGHT_OI[:, 4:].contiguous(), 4, [6, 4], [8, 1])
+    rounded = _loaded(WEIGHT_OI.bfloat16(), 0, [6, 8], [8, 1], "bfloat16")
+    verify_weights(sent, [rows, columns, rounded], name="vLLM")
+    verify_weights({"sent": torch.cat([WEIGHT_OI, WEIGHT_OI])[6:]}, [rows], name="vLLM")
+
+
+def test_other_weights_are_reported_by_name() -> None:
+    """A step too small for any log-probability to show is found, and so is a tensor of unknown origin."""
+    sent = {"sent": WEIGHT_OI}
+    stale = _loaded(WEIGHT_OI - 1e-7, 0, [6, 8], [8, 1])
+    with pytest.raises(StaleWeightsError, match=r"vLLM does not compute with .*: own differs from the sent that"):
+        verify_weights(sent, [_loaded(WEIGHT_OI, 0, [6, 8], [8, 1]), stale], name="vLLM")
+    unverified = LoadedWeights(pieces=stale["pieces"], unverified=["head.bias is not loaded, or not all of it"])
+    with pytest.raises(StaleWeightsError, match=r"head\.bias is not loaded.*; own differs from the sent"):
+        verify_weights(sent, [unverified], name="vLLM")
+
+
+@pytest.mark.parametrize("held", [[], [LoadedWeights(pieces=[], unverified=[])]])
+def test_a_sampler_that_reports_no_weights_is_refused(held: list[LoadedWeights]) -> None:
+    """Nothing verified is not the same as nothing wrong."""
+    with pytest.raises(StaleWeightsError, match="holds no weights at all"):
+        verify_weights({"sent": WEIGHT_OI}, held, name="vLLM")
+
+
+def test_the_tensors_of_a_folder_are_those_of_all_its_files(tmp_path: Path) -> None:
+    """Large models are saved in several."""
+    for name in ("a", "b"):
+        safetensors.torch.save_file({name: WEIGHT_OI}, tmp_path / f"model-{name}.safetensors")
+    assert {name: tensor.tolist() for name, tensor in weights_in(tmp_path).items()} == dict.fromkeys(
+        "ab", WEIGHT_OI.tolist()
+    )
+
+
+def _verify_logprobs(sampler_M: Tensor, old_M: Tensor | None = None) -> None:
+    verify_logprobs(sampler_M, NEW_M, old_M, max_mismatch=0.01, name="vLLM at http://x")
+
+
+@pytest.mark.parametrize("noise", [0.0, 1e-6, 1e-4, 5e-3])
+def test_log_probabilities_of_the_new_weights_pass(noise: float) -> None:
+    """Whatever the rounding, below or far above what a step moves; also where a step moved nothing."""
+    _verify_logprobs(NEW_M + noise * NOISE_M, NEW_M + STEP_M)
+    _verify_logprobs(NEW_M + noise * NOISE_M, NEW_M)
+    _verify_logprobs(NEW_M + noise * NOISE_M)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_rounding_that_happens_to_point_to_the_old_weights_passes(sign: int) -> None:
+    """Rounding fifty times a step lies beyond the old weights one way or the other: only its correlation tells."""
+    rounding_M = sign * 5e-3 * NOISE_M
+    assert abs(float(rounding_M @ STEP_M)) > float(STEP_M @ STEP_M), "rounding has to reach that far"
+    _verify_logprobs(NEW_M + rounding_M, NEW_M + STEP_M)
+
+
+@pytest.mark.parametrize("noise", [0.0, 1e-6, 5e-5, 1e-4])
+def test_weights_from_before_a_small_step_are_detected(noise: float) -> None:
+    """Though they differ by a hundredth of the allowed mismatch, and rounding is as large as the step."""
+    with pytest.raises(StaleWeightsError, match="http://x still samples from the weights before the last update"):
+        _verify_logprobs(NEW_M + STEP_M + noise * NOISE_M, NEW_M + STEP_M)
+
+
+@pytest.mark.parametrize("difference", [0.02, float("nan"), float("inf")])
+def test_other_weights_are_detected_by_their_log_probabilities(difference: float) -> None:
+    """By the mismatch, and where it is not a number."""
+    with pytest.raises(StaleWeightsError, match=r"max_mismatch = 0\.01"):
+        _verify_logprobs(NEW_M + difference)
