@@ -87,13 +87,12 @@ def _print(lines: Iterable[str]) -> int:
 
 def _submit(options: argparse.Namespace) -> int:
     from pipelines.cluster import runs
-    from pipelines.cluster.package import package
     from pipelines.cluster.parameters import parameters
     from pipelines.cluster.status import wait
 
     screen = Screen(sys.stdout, sys.stderr)
     _settings(options)  # fails before half a minute of compiling if there is no address
-    with package(options.pipeline, options.params or PARAMS) as compiled:
+    with runs.package(options.pipeline, options.params or PARAMS) as compiled:
         values = parameters(compiled, options.params, options.set)
         _warn_of_images(compiled.images)
         kubeflow = _connect(options)
@@ -149,13 +148,12 @@ def _stop(options: argparse.Namespace) -> int:
 
 
 def _apply(options: argparse.Namespace) -> int:
-    from pipelines.cluster import cron, schedules
-    from pipelines.cluster.package import package
+    from pipelines.cluster import cron, runs, schedules
     from pipelines.cluster.parameters import parameters, skipping_repetition
 
     cron.check(options.cron)
     _settings(options)
-    with package(options.pipeline, options.params or PARAMS) as compiled:
+    with runs.package(options.pipeline, options.params or PARAMS) as compiled:
         values = skipping_repetition(parameters(compiled, options.params, options.set), options.set)
         _warn_of_images(compiled.images)
         account = options.service_account

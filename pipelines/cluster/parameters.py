@@ -21,7 +21,7 @@ from components.preflight.form import (
 )
 from components.preflight.remotes import is_url, passwords
 from components.shared.errors import PipelineError, raise_all
-from pipelines.cluster.package import Package
+from pipelines.cluster.runs import Package
 
 _ANY_COMMIT = "0" * 40
 """In the place of that of the data, which preflight looks up."""

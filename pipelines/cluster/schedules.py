@@ -15,8 +15,7 @@ from components.shared.errors import PipelineError, RetryableError
 from pipelines.cluster import cron
 from pipelines.cluster.kubeflow import Kubeflow, readable_errors
 from pipelines.cluster.logs import is_lost
-from pipelines.cluster.package import Package
-from pipelines.cluster.runs import stop
+from pipelines.cluster.runs import Package, stop
 from pipelines.cluster.stages import FINISHED
 
 ENABLED_AGAIN = "enabled again"

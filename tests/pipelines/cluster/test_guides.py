@@ -14,8 +14,8 @@ import pytest
 
 from pipelines.cli import parser
 from pipelines.cluster import cron
-from pipelines.cluster.package import read
 from pipelines.cluster.parameters import parameters
+from pipelines.cluster.runs import read
 from tests.k8s.rendered import K8S, ROOT, one, overlay, render, require_kubectl
 from tests.k8s.test_manifests import faults
 

@@ -7,12 +7,12 @@ import pytest
 import yaml
 
 from components.shared.errors import PipelineError, RetryableError
-from pipelines.cli import main
 from pipelines.cluster import logs, status
 from pipelines.cluster.kubeflow import Kubeflow, connect, settings
 from pipelines.run.screen import Screen
 from tests.fake_cluster import ApiServer, Fault, Json
 from tests.pipelines.cluster.argo import Stage, details, driver_pod, pod
+from tests.pipelines.cluster.conftest import Program
 
 DONE = Stage("SUCCEEDED", ["SUCCEEDED"], ended="2026-11-22T10:01:15Z")
 FAILED = Stage("FAILED", ["FAILED"], "2026-11-22T10:02:00Z", "2026-11-22T12:32:00Z")
@@ -32,6 +32,7 @@ class Run:
     server: ApiServer
     id: str
     kubeflow: Kubeflow
+    show: Program
     capsys: pytest.CaptureFixture[str]
 
     def tell(self, state: str, **stages: Stage) -> None:
@@ -51,12 +52,6 @@ class Run:
     def print(self, stage: str, *attempts: str) -> None:
         """Have the attempts at a stage print this."""
         self.server.kfp.pods |= {pod(stage, number): text for number, text in enumerate(attempts)}
-
-    def show(self, *arguments: str, code: int = 0) -> tuple[list[str], str]:
-        """Run a command; return its lines and errors."""
-        assert main(list(arguments)) == code
-        out, error = self.capsys.readouterr()
-        return out.splitlines(), error
 
     def wait(self, *steps: Callable[[], None], code: int, seconds: int = 0) -> tuple[list[str], list[str]]:
         """Wait for the run, with a step at each poll and so many seconds between looks at the clock."""
@@ -79,11 +74,11 @@ def spec(pipeline: Path) -> Json:
 
 
 @pytest.fixture
-def run(server: ApiServer, spec: Json, capsys: pytest.CaptureFixture[str]) -> Run:
+def run(server: ApiServer, spec: Json, program: Program, capsys: pytest.CaptureFixture[str]) -> Run:
     """A run of it."""
     row = server.kfp.new(server.kfp.runs, "run_id", display_name="nightly", pipeline_spec=spec)
     server.kfp.set_state(row["run_id"], "PENDING")
-    return Run(server, row["run_id"], connect(settings({}, endpoint=server.url)), capsys)
+    return Run(server, row["run_id"], connect(settings({}, endpoint=server.url)), program, capsys)
 
 
 def test_status_lists_runs_and_the_stages_of_one(run: Run) -> None:

@@ -1,52 +1,52 @@
-import os
 import re
 from pathlib import Path
 
 import pytest
-from kubernetes import client, config
 
 from components.cluster import kube
 from components.preflight.config import DeploymentConfig, load_params
 from components.preflight.form import form_of
-from pipelines.cli import main
-from pipelines.cluster.package import read
 from pipelines.cluster.parameters import parameters
+from pipelines.cluster.runs import read
 from pipelines.graph import write
 from tests.fake_cluster import ApiServer, Json, kinds, runtime
+from tests.pipelines.cluster.conftest import Program
 
 ROOT = Path(__file__).parents[3]
 SMOKE = ROOT / "params/smoke.yaml"
 
 
 def only_run(server: ApiServer) -> Json:
-    """The one run there is."""
+    """Return the one run there is."""
     (run,) = server.kfp.runs.values()
     return run
 
 
 def test_submit_starts_a_run_with_both_documents_and_every_parameter(
-    server: ApiServer, pipeline: Path, capsys: pytest.CaptureFixture[str]
+    server: ApiServer, program: Program, pipeline: Path
 ) -> None:
     """The server refuses a pipeline without its Kubernetes part; what nobody set has its default."""
-    arguments = ["submit", "--pipeline", str(pipeline), "--params", str(SMOKE), "--set", "cluster_queue=grpo-pipeline"]
-    assert main([*arguments, "--set", "train_grpo.group_size=16", "--name", "first"]) == 0
+    settings = ["--set", "cluster_queue=grpo-pipeline", "--set", "train_grpo.group_size=16", "--name", "first"]
+    lines, _ = program("submit", "--pipeline", str(pipeline), "--params", str(SMOKE), *settings)
     run = only_run(server)
+    assert lines == [f"first  {run['run_id']}", f"{server.url}/#/runs/details/{run['run_id']}"]
     sent = run["runtime_config"]["parameters"]
     assert set(sent) == set(read(pipeline).types)
     expected = form_of(load_params(SMOKE))
     expected["overrides"]["train_grpo"]["group_size"] = 16
     assert sent == {**expected, "cluster_queue": "grpo-pipeline"}
-    printed = capsys.readouterr().out
-    assert printed == f"first  {run['run_id']}\n{server.url}/#/runs/details/{run['run_id']}\n"
-    (experiment,) = server.kfp.experiments.values()
-    assert experiment["display_name"] == "grpo-pipeline"
+    for experiment in ("grpo-pipeline", "other"):
+        program("submit", "--pipeline", str(pipeline), "--experiment", experiment)
+    assert [each["display_name"] for each in server.kfp.experiments.values()] == ["grpo-pipeline", "other"]
 
 
-def test_submit_compiles_by_itself_for_the_deployment_of_the_params_file(server: ApiServer, tmp_path: Path) -> None:
+def test_submit_compiles_by_itself_for_the_deployment_of_the_params_file(
+    server: ApiServer, program: Program, tmp_path: Path
+) -> None:
     """Without a file the pipeline is that of this code, with the images and the volume that are set."""
     params = tmp_path / "smoke.yaml"
     params.write_text(f"extends: {SMOKE}\ndeployment: {{volume: shared}}\n")
-    assert main(["submit", "--params", str(params)]) == 0
+    program("submit", "--params", str(params))
     run = only_run(server)
     assert "'constant': 'shared'" in str(run["pipeline_spec"]["platform_spec"])
     assert re.fullmatch(r"smoke-\d{8}T\d{6}Z", run["display_name"])
@@ -54,24 +54,16 @@ def test_submit_compiles_by_itself_for_the_deployment_of_the_params_file(server:
 
 
 def test_images_that_no_registry_can_have_are_pointed_out(
-    server: ApiServer, pipeline: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    server: ApiServer, program: Program, pipeline: Path, tmp_path: Path
 ) -> None:
     """The first task of such a run would not even begin, and so say nothing."""
-    assert main(["submit", "--pipeline", str(pipeline)]) == 0
-    assert capsys.readouterr().err.startswith("note: no registry has grpo-pipeline/python-gpu:dev; set IMAGE_REGISTRY")
+    note = "note: no registry has grpo-pipeline/python-gpu:dev; set IMAGE_REGISTRY"
+    assert program("submit", "--pipeline", str(pipeline))[1].startswith(note)
     named = tmp_path / "named.yaml"
     images = {"image_gpu": "registry.example.com/gpu:0123abc", "image_light": "registry.example.com/light:0123abc"}
     deployment = DeploymentConfig.model_validate(images)
     write(named, load_params(SMOKE).model_copy(update={"deployment": deployment}))
-    assert main(["submit", "--pipeline", str(named)]) == 0
-    assert capsys.readouterr().err == ""
-
-
-def test_a_second_run_goes_into_the_same_experiment(server: ApiServer, pipeline: Path) -> None:
-    """Experiments are made once; another name makes another."""
-    for experiment in ("weekly", "weekly", "other"):
-        assert main(["submit", "--pipeline", str(pipeline), "--experiment", experiment]) == 0
-    assert sorted(each["display_name"] for each in server.kfp.experiments.values()) == ["other", "weekly"]
+    assert program("submit", "--pipeline", str(named))[1] == ""
 
 
 @pytest.mark.parametrize(
@@ -103,29 +95,15 @@ def test_a_key_without_a_parameter_of_its_own_is_set_in_the_overrides(pipeline: 
 
 
 @pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        ("cluster_nodes", "--set cluster_nodes: write name=value"),
-        ("cluster_node=8", "--set cluster_node: the pipeline has no such parameter; did you mean cluster_nodes?"),
-        ("cluster_nodes=many", "--set cluster_nodes=many: needs a whole number"),
-        ("cluster.nodes=2.5", "--set cluster.nodes=2.5: needs a whole number"),
-        ("overrides=gpu", "--set overrides=gpu: needs a JSON object"),
-        ("train_gpro.seed=1", "overrides.train_gpro: unknown key; did you mean `train_grpo`?"),
-        ("deployment.volume=x", "--set deployment.volume: is compiled into the graph; set it in the params file"),
-    ],
-)
-def test_a_wrong_setting_is_named_before_anything_is_asked(
-    server: ApiServer, pipeline: Path, setting: str, message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """One line, exit code 2, and no run."""
-    assert main(["submit", "--pipeline", str(pipeline), "--set", setting]) == 2
-    assert capsys.readouterr().err == f"error: {message}\n"
-    assert server.requests == []
-
-
-@pytest.mark.parametrize(
     ("settings", "messages"),
     [
+        (["cluster_nodes"], ["error: --set cluster_nodes: write name=value\n"]),
+        (["cluster_node=8"], ["--set cluster_node: the pipeline has no such parameter; did you mean cluster_nodes?"]),
+        (["cluster_nodes=many"], ["error: --set cluster_nodes=many: needs a whole number\n"]),
+        (["cluster.nodes=2.5"], ["--set cluster.nodes=2.5: needs a whole number"]),
+        (["overrides=gpu"], ["--set overrides=gpu: needs a JSON object"]),
+        (["train_gpro.seed=1"], ["overrides.train_gpro: unknown key; did you mean `train_grpo`?"]),
+        (["deployment.volume=x"], ["--set deployment.volume: is compiled into the graph; set it in the params file"]),
         (["train_grpo.sampling.temperatur=1"], ["overrides.train_grpo.sampling.temperatur: unknown key; did you mean"]),
         (
             ["train_grpo.num_steps=-1", "evaluate.num_samples=-1"],
@@ -136,15 +114,29 @@ def test_a_wrong_setting_is_named_before_anything_is_asked(
             ["register_registry: holds a password or a token; change it, and use a secret"],
         ),
     ],
+    ids=lambda values: values[0],
 )
-def test_what_can_be_known_here_is_refused_here(
-    server: ApiServer, pipeline: Path, settings: list[str], messages: list[str], capsys: pytest.CaptureFixture[str]
+def test_wrong_settings_are_refused_before_any_request(
+    server: ApiServer, program: Program, pipeline: Path, settings: list[str], messages: list[str]
 ) -> None:
-    """All of it at once, as the first task would; a password in an address never gets to where it would be kept."""
-    assert main(["submit", "--pipeline", str(pipeline), *(part for each in settings for part in ("--set", each))]) == 2
-    error = capsys.readouterr().err
+    """All of them at once, as preflight would; a password never gets to where it would be kept."""
+    options = [part for each in settings for part in ("--set", each)]
+    _, error = program("submit", "--pipeline", str(pipeline), *options, code=2)
     assert [message for message in messages if message not in error] == []
     assert "s3cr3t" not in error
+    assert server.requests == []
+
+
+def test_wrong_files_are_refused_before_any_request(
+    server: ApiServer, program: Program, pipeline: Path, tmp_path: Path
+) -> None:
+    """A params file with a misspelt key, and a file that is no pipeline."""
+    wrong = tmp_path / "wrong.yaml"
+    wrong.write_text(f"extends: {SMOKE}\ntrain_grpo: {{groupsize: 4}}\n")
+    _, error = program("submit", "--pipeline", str(pipeline), "--params", str(wrong), code=2)
+    assert "unknown key; did you mean `group_size`?" in error
+    _, error = program("submit", "--pipeline", str(SMOKE), code=2)
+    assert error == f"error: {SMOKE}: not a compiled pipeline; `grpo-pipeline compile` writes one\n"
     assert server.requests == []
 
 
@@ -156,120 +148,62 @@ def test_every_params_file_can_be_submitted(pipeline: Path, params: Path) -> Non
     parameters(compiled, params, ["cluster.gpus_per_node=0"])
 
 
-def test_a_wrong_params_file_is_refused_here(
-    server: ApiServer, pipeline: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A typing error need not travel to the cluster to be found."""
-    wrong = tmp_path / "wrong.yaml"
-    wrong.write_text(f"extends: {SMOKE}\ntrain_grpo: {{groupsize: 4}}\n")
-    assert main(["submit", "--pipeline", str(pipeline), "--params", str(wrong)]) == 2
-    assert "unknown key; did you mean `group_size`?" in capsys.readouterr().err
-    assert server.requests == []
-
-
-def test_a_file_that_is_no_pipeline_is_refused(server: ApiServer, capsys: pytest.CaptureFixture[str]) -> None:
-    """With what would be one."""
-    assert main(["submit", "--pipeline", str(SMOKE)]) == 2
-    assert capsys.readouterr().err == f"error: {SMOKE}: is no compiled pipeline; `grpo-pipeline compile` writes one\n"
-
-
+@pytest.mark.parametrize(
+    ("setting", "profile", "namespace", "state"),
+    [
+        ([], [], "kubeflow", "stopping"),
+        ([], [], "kubeflow", "had already ended: failed"),
+        (["--set", "cluster.namespace=gpus"], [], "gpus", "stopping"),
+        ([], ["--namespace", "team-a"], "team-a", "stopping"),
+    ],
+    ids=["running", "ended", "its jobs elsewhere", "of a profile"],
+)
 def test_stop_ends_the_run_and_then_removes_its_training_jobs(
-    server: ApiServer, pipeline: Path, capsys: pytest.CaptureFixture[str]
+    server: ApiServer,
+    program: Program,
+    pipeline: Path,
+    setting: list[str],
+    profile: list[str],
+    namespace: str,
+    state: str,
 ) -> None:
-    """First the run, so that no step submits its job again; other runs' jobs stay."""
-    main(["submit", "--pipeline", str(pipeline)])
-    run_id = only_run(server)["run_id"]
-    _add_job(server, "grpo-mine", run_id)
-    _add_job(server, "grpo-other", "another-run")
-    capsys.readouterr()
-    assert main(["stop", run_id[:8]]) == 0
-    name = only_run(server)["display_name"]
-    assert capsys.readouterr().out == f"{name}  stopping\ntraining job grpo-mine removed\n"
-    assert only_run(server)["state"] == "CANCELING"
-    assert [job["metadata"]["name"] for job in server.cluster.all(kinds.TRAIN_JOBS)] == ["grpo-other"]
-    told = [request.path for request in server.requests if request.method in ("POST", "DELETE")]
-    assert told.index(f"/apis/v2beta1/runs/{run_id}:terminate") < len(told) - 1
-    assert told[-1].endswith("/trainjobs/grpo-mine")
+    """First the run, so that no step submits its job again; in the run's namespace, and of this run only."""
+    server.kfp.multi_user, server.kfp.namespaces = bool(profile), ("kubeflow", namespace)
+    program("submit", "--pipeline", str(pipeline), *setting, *profile)
+    run = only_run(server)
+    add_job(server, "grpo-mine", run["run_id"], namespace)
+    add_job(server, "grpo-other", "another-run", namespace)
+    add_job(server, "grpo-elsewhere", run["run_id"], "default")
+    if "failed" in state:
+        server.kfp.set_state(run["run_id"], "FAILED")
+    name = run["display_name"]
+    assert program("stop", run["run_id"][:8], *profile)[0] == [f"{name}  {state}", "training job grpo-mine removed"]
+    assert run["state"] == ("FAILED" if "failed" in state else "CANCELING")
+    left = {job["metadata"]["name"] for job in server.cluster.all(kinds.TRAIN_JOBS)}
+    assert left == {"grpo-other", "grpo-elsewhere"}
+    paths = [request.path for request in server.requests if request.method in ("POST", "DELETE")]
+    assert paths[-1].endswith("/trainjobs/grpo-mine")
+    assert (paths[-2] == f"/apis/v2beta1/runs/{run['run_id']}:terminate") == (state == "stopping")
+
+
+def add_job(server: ApiServer, name: str, run_id: str, namespace: str) -> None:
+    """Add a training job of a run, and the runtime that it refers to."""
+    in_namespace = {"namespace": namespace}
+    there = runtime(f"of-{name}")
+    server.cluster.add({**there, "metadata": {**there["metadata"], **in_namespace}})
+    reference = {"kind": "TrainingRuntime", "name": f"of-{name}"}
+    labels = {kube.MANAGED_BY: kube.PROJECT, kube.RUN_ID: run_id}
+    job = {"apiVersion": f"{kube.GROUP}/{kube.VERSION}", "kind": "TrainJob", "spec": {"runtimeRef": reference}}
+    server.cluster.add({**job, "metadata": {"name": name, "labels": labels, **in_namespace}})
 
 
 def test_stop_without_access_to_the_cluster_says_who_removes_the_jobs(
-    server: ApiServer,
-    pipeline: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    server: ApiServer, program: Program, pipeline: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The run is ended all the same."""
-    main(["submit", "--pipeline", str(pipeline)])
+    program("submit", "--pipeline", str(pipeline))
     monkeypatch.setenv("GRPO_PIPELINE_KUBECONFIG", str(tmp_path / "nothing"))
-    capsys.readouterr()
-    assert main(["stop", only_run(server)["run_id"]]) == 0
-    out = capsys.readouterr().out.splitlines()
-    assert out[0].endswith("stopping")
-    assert out[1].startswith(
-        "training jobs not removed; their steps or the reaper will remove them: no cluster is configured"
-    )
+    stopping, note = program("stop", only_run(server)["run_id"])[0]
+    assert stopping.endswith("stopping")
+    assert note.startswith("training jobs not removed; their steps or the reaper will remove them: no cluster is")
     assert only_run(server)["state"] == "CANCELING"
-
-
-def test_stop_looks_for_jobs_where_the_run_has_put_them(
-    server: ApiServer, pipeline: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Training jobs may be in a namespace of their own."""
-    main(["submit", "--pipeline", str(pipeline), "--set", "cluster.namespace=gpus"])
-    run_id = only_run(server)["run_id"]
-    server.cluster.add({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "gpus"}})
-    there = runtime("grpo-torch")
-    server.cluster.add({**there, "metadata": {**there["metadata"], "namespace": "gpus"}})
-    _add_job(server, "grpo-mine", run_id, namespace="gpus")
-    capsys.readouterr()
-    assert main(["stop", run_id]) == 0
-    assert "training job grpo-mine removed" in capsys.readouterr().out
-
-
-def test_stop_looks_for_jobs_in_the_namespace_of_a_user(
-    server: ApiServer, pipeline: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Where Kubeflow has several users, a run and its training jobs are in the namespace of a profile."""
-    server.kfp.multi_user = True
-    server.kfp.namespaces = ("team-a",)
-    server.cluster.add({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "team-a"}})
-    there = runtime("grpo-torch")
-    server.cluster.add({**there, "metadata": {**there["metadata"], "namespace": "team-a"}})
-    assert main(["submit", "--pipeline", str(pipeline), "--namespace", "team-a"]) == 0
-    run_id = only_run(server)["run_id"]
-    _add_job(server, "grpo-mine", run_id, namespace="team-a")
-    _add_job(server, "grpo-elsewhere", run_id)
-    capsys.readouterr()
-    assert main(["stop", run_id, "--namespace", "team-a"]) == 0
-    assert "training job grpo-mine removed" in capsys.readouterr().out
-    assert [job["metadata"]["name"] for job in server.cluster.all(kinds.TRAIN_JOBS)] == ["grpo-elsewhere"]
-
-
-def test_stopping_what_has_ended_still_cleans_up(
-    server: ApiServer, pipeline: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A run that failed may have left a job."""
-    main(["submit", "--pipeline", str(pipeline)])
-    run_id = only_run(server)["run_id"]
-    server.kfp.set_state(run_id, "FAILED")
-    _add_job(server, "grpo-mine", run_id)
-    capsys.readouterr()
-    assert main(["stop", run_id]) == 0
-    out = capsys.readouterr().out
-    assert "had already ended: failed" in out
-    assert "training job grpo-mine removed" in out
-
-
-def _add_job(server: ApiServer, name: str, run_id: str, namespace: str = "kubeflow") -> None:
-    labels = {kube.MANAGED_BY: kube.PROJECT, kube.RUN_ID: run_id}
-    body = {
-        "apiVersion": f"{kube.GROUP}/{kube.VERSION}",
-        "kind": "TrainJob",
-        "metadata": {"name": name, "labels": labels},
-        "spec": {"runtimeRef": {"kind": "TrainingRuntime", "name": "grpo-torch"}},
-    }
-    api = config.new_client_from_config(os.environ["GRPO_PIPELINE_KUBECONFIG"])
-    client.CustomObjectsApi(api).create_namespaced_custom_object(
-        kube.GROUP, kube.VERSION, namespace, kube.PLURAL, body, field_validation="Strict"
-    )
