@@ -1,4 +1,4 @@
-"""The errors a person is meant to read: one line each, with the exit code that says what to do next."""
+"""Errors that people read: one line each, with the exit code that says what to do next."""
 
 from collections.abc import Sequence
 
@@ -8,49 +8,49 @@ class PipelineError(Exception):
 
     exit_code = 2
     keeps_outputs = False
-    """True where the stage did all its work and this is its verdict: its outputs are kept."""
+    """True where the stage has done all its work and the error is its verdict."""
 
 
 class DataRejectedError(PipelineError):
-    """The data do not pass validation; the validation report says which rows."""
+    """The data do not pass validation; the validation report names the rows."""
 
     keeps_outputs = True
 
 
 class GateMissedError(PipelineError):
-    """The model did not clear the promotion gate; nothing was registered."""
+    """The model did not pass the promotion gate; nothing was registered."""
 
     exit_code = 3
 
 
 class UnchangedRunError(PipelineError):
-    """A run would make anew what is registered already, and was told to end then; nothing was done."""
+    """The run would reproduce the newest registered version, and was asked to stop then; nothing was done."""
 
     exit_code = 4
 
 
 class RetryableError(PipelineError):
-    """Nothing is wrong with the inputs (a lost peer, a preemption, I/O): run the same thing again."""
+    """Nothing is wrong with the inputs (a lost peer, a preemption, I/O): run the same again."""
 
     exit_code = 75
     is_final = False
-    """True where the same process is not to try again: it was told to stop, or has tried often enough."""
+    """True where the same process should not retry: a stop was requested, or retries are exhausted."""
 
 
 class StoppedError(RetryableError):
-    """The run was told to stop; the same run goes on from its last checkpoint."""
+    """A stop was requested; the same run resumes from its last checkpoint."""
 
     is_final = True
 
 
 class RetriesExhaustedError(RetryableError):
-    """It may work another time, but was tried as often, or waited for as long, as the settings allow."""
+    """It may work another time, but retries or the time to wait that the settings allow are used up."""
 
     is_final = True
 
 
 def raise_all(problems: Sequence[str]) -> None:
-    """Raise one PipelineError that names every problem, a line each; do nothing where there is none."""
+    """Raise one PipelineError with a line for each problem; do nothing where there is none."""
     if len(problems) == 1:
         raise PipelineError(problems[0])
     if problems:

@@ -14,7 +14,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import gettempdir
@@ -51,6 +51,11 @@ class Stage:
     """Folders that the function finds empty and fills."""
     has_work: bool = False
     """Whether the function takes a folder `work` that outlives a failed or killed run, for checkpoints."""
+
+    def __post_init__(self) -> None:
+        declared = {"config", *self.inputs, *self.outputs, *(["work"] if self.has_work else [])}
+        taken = set(inspect.signature(self.function).parameters)
+        assert declared == taken, f"{self.name}: the function takes {sorted(taken)}, declared are {sorted(declared)}"
 
 
 def main(stage: Stage) -> None:
@@ -91,12 +96,18 @@ def run(
     for name, path in originals.items():
         require_unchanged(path, made_by["inputs"][name]["digest"])
     verdict = None
-    with _work_folder(stage, config, made_by, work_root) as work:
+    root = work_root or Path(os.environ.get(WORK_VARIABLE) or "outputs/work")
+    key = fingerprint(config, made_by)
+    with locked_work(root, stage.name, key) if stage.has_work else nullcontext() as work:
         with _partial_outputs(outputs, work) as partial:
             metrics = work.copy_result(partial) if work else None
             is_copy = metrics is not None
             if metrics is None:
-                metrics, verdict = _fill(stage, config, made_by, inputs, partial, work)
+                if work:
+                    work.begin(key)
+                metrics, verdict = _fill(stage, config, inputs, partial, work)
+                for folder in partial.values():
+                    lineage.write(folder, made_by)
             before_publish(metrics)
         if work and not is_copy and not verdict:
             work.finish(outputs, made_by, metrics)
@@ -129,40 +140,18 @@ def _check_outputs(name: str, inputs: Mapping[str, Path], outputs: Mapping[str, 
 def _fill(
     stage: Stage,
     config: Config,
-    made_by: Mapping[str, Any],
     inputs: Mapping[str, Path],
     outputs: Mapping[str, Path],
     work: WorkFolder | None,
 ) -> tuple[dict[str, float], PipelineError | None]:
     """Call the stage's function; return its metrics, and its verdict where it raises one and keeps its outputs."""
-    metrics: dict[str, float] = {}
-    verdict: PipelineError | None = None
-    folders = {**inputs, **outputs}
-    if work:
-        work.begin(fingerprint(config, made_by))
-        folders["work"] = work.folder
+    folders = {**inputs, **outputs, **({"work": work.folder} if work else {})}
     try:
-        metrics = stage.function(config, **folders)
+        return stage.function(config, **folders), None
     except PipelineError as error:
         if not error.keeps_outputs:
             raise
-        verdict = error
-    for folder in outputs.values():
-        lineage.write(folder, dict(made_by))
-    return metrics, verdict
-
-
-@contextmanager
-def _work_folder(
-    stage: Stage, config: Config, made_by: Mapping[str, Any], root: Path | None
-) -> Iterator[WorkFolder | None]:
-    """The folder for unfinished work of a stage that takes one; None for others."""
-    if not stage.has_work:
-        yield None
-        return
-    root = root or Path(os.environ.get(WORK_VARIABLE) or "outputs/work")
-    with locked_work(root, stage.name, fingerprint(config, made_by)) as work:
-        yield work
+        return {}, error
 
 
 @contextmanager

@@ -161,6 +161,12 @@ def test_an_output_that_would_destroy_something_is_refused_first(tmp_path: Path,
     assert _files(tmp_path) == before
 
 
+def test_a_stage_declares_the_folders_of_its_function() -> None:
+    """A name that differs is found when the stage is imported."""
+    with pytest.raises(AssertionError, match=r"copy: the function takes \['config', 'first', 'second', 'source'\]"):
+        Stage("copy", _copy, CopyConfig, ("sources",), ("first", "second"))
+
+
 def test_an_input_that_is_missing_is_named(tmp_path: Path, folders: dict[str, Path]) -> None:
     """With its name, its path and what to do; an empty output folder, which some runners make, is accepted."""
     folders["second"].mkdir()
