@@ -1,23 +1,25 @@
-"""A cluster, and the real client connected to it."""
+"""A cluster, and jobs for it."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from kubernetes import client, config
 
+from components.shared.environment import KUBECONFIG_VARIABLE
+from tests.cluster.launched import MakeJob, launched
 from tests.fake_cluster import ApiServer
 
 
 @pytest.fixture
-def server() -> Iterator[ApiServer]:
-    """A cluster with the runtime grpo-torch, which allows one restart."""
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiServer]:
+    """A cluster with the runtime grpo-torch, to which this process connects."""
     with ApiServer() as server:
-        server.cluster.add_runtime("grpo-torch", max_restarts=1)
+        server.cluster.add_runtime("grpo-torch")
+        monkeypatch.setenv(KUBECONFIG_VARIABLE, str(server.kubeconfig(tmp_path / "kubeconfig")))
         yield server
 
 
 @pytest.fixture
-def api(server: ApiServer, tmp_path: Path) -> client.ApiClient:
-    """The real client."""
-    return config.new_client_from_config(str(server.kubeconfig(tmp_path / "kubeconfig")))
+def make_job(server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeJob:
+    """A function that makes a job for that cluster; its arguments are settings of the cluster."""
+    return lambda **changes: launched(server, tmp_path / "volume", monkeypatch, **changes)

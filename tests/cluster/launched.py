@@ -1,16 +1,18 @@
-"""A job of two ranks on the scripted cluster, and what its ranks would write on the shared volume."""
+"""A job of two ranks on the fake cluster, and what its ranks would write on the shared volume."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 
 from components.cluster.config import ClusterConfig, ClusterStage
-from components.cluster.job import Job, RankFailure
+from components.cluster.job import Job, RankFailure, name_of
+from components.cluster.kube import Clock
 from components.cluster.trainjob import run_on_cluster
 from components.shared import jsonl
 from components.shared.environment import KUBECONFIG_VARIABLE
+from tests.cluster.ranks import act
 from tests.fake_cluster import ApiServer, kinds, script
 
 RUN_ID = "0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0"
@@ -18,19 +20,25 @@ NUM_RANKS = 2
 RESULT = {"loss": 0.25}
 
 
+class KilledError(BaseException):
+    """Nothing handles it."""
+
+
 @dataclass
 class Launched:
-    """What a step would launch, with its folders below `root`."""
+    """A job of a step, with its folders below `root`."""
 
     server: ApiServer
     root: Path
     changes: dict[str, Any] = field(default_factory=dict)
+    """Settings of the cluster."""
     with_samplers: bool = False
     run_id: str = RUN_ID
+    work: str = "work"
 
     @property
-    def cluster(self) -> ClusterStage:
-        """Where it runs."""
+    def stage(self) -> ClusterStage:
+        """Where the job runs."""
         settings = {
             "image": "registry.example/python-gpu:1",
             "nodes": NUM_RANKS,
@@ -48,8 +56,8 @@ class Launched:
     def job(self) -> Job:
         """What its ranks do."""
         return Job(
-            folder=self.root / "work" / "launch",
-            function="tests.cluster.ranks:act",
+            folder=self.root / self.work / "launch",
+            function=name_of(act),
             config={"ending": "go_on", "rank": 0, "seconds": 0},
             folders={"folder": str(self.root)},
             outputs={"policy": str(self.root / "policy")},
@@ -58,13 +66,18 @@ class Launched:
             with_samplers=self.with_samplers,
         )
 
-    def run(self) -> dict[str, float]:
-        """Launch it and wait for its end."""
+    def run(self, clock: Clock | None = None) -> dict[str, float]:
+        """Run the job to its end."""
         (self.root / "policy").mkdir(exist_ok=True)
-        return run_on_cluster(self.job, self.cluster, self.server.clock)
+        return run_on_cluster(self.job, self.stage, clock or self.server.clock)
 
-    def work(self) -> None:
-        """Write what ranks write that end well."""
+    def submit_and_die(self) -> None:
+        """Be a step that is killed once its job is submitted."""
+        with pytest.raises(KilledError):
+            self.run(_DyingClock(self.server))
+
+    def succeed(self) -> None:
+        """Write what successful ranks write."""
         job = Job.read(self.job.folder)
         for rank in range(NUM_RANKS):
             job.start_rank(rank)
@@ -72,29 +85,54 @@ class Launched:
         (Path(job.outputs["policy"]) / "weights").write_text("learned")
 
     def fail(self, *, rank: int = 0, error: str = "", exit_code: int = 75) -> None:
-        """Write what a rank writes that fails; without a word where there is no error."""
+        """Write what a failed rank writes; no outcome without an error."""
         job = Job.read(self.job.folder)
         job.start_rank(rank)
         if error:
             job.write_outcome(rank, {"error": error, "exit_code": exit_code})
         job.write_failures(rank, [RankFailure(rank, exit_code, 1)])
 
-    def goes_well(self, *before: script.Step) -> tuple[script.Step, ...]:
-        """The end of a script in which all ranks end well."""
-        return (*before, script.Running(20, ("step 1", "step 2")), script.Do(self.work), script.Complete())
+    def success(self, *before: script.Step) -> tuple[script.Step, ...]:
+        """A script in which all ranks succeed."""
+        return (*before, script.Running(20, ("step 1", "step 2")), script.Do(self.succeed), script.Complete())
 
     def trainjobs(self) -> list[dict[str, Any]]:
-        """The training jobs that are in the cluster."""
+        """The training jobs in the cluster."""
         return self.server.cluster.all(kinds.TRAIN_JOBS)
 
+    def num_submissions(self) -> int:
+        """How often a job was submitted."""
+        return len([request for request in self.server.requests if request.method == "POST"])
+
     def records(self, name: str, attempt: int = 1) -> Any:
-        """What was kept of an attempt."""
-        path = self.cluster.records / f"attempt-{attempt}" / name
+        """What was recorded of an attempt."""
+        path = self.stage.records / f"attempt-{attempt}" / name
         return jsonl.read_json(path) if path.suffix == ".json" else path.read_text()
 
 
+class MakeJob(Protocol):
+    """Makes a job with these settings of the cluster."""
+
+    def __call__(self, **changes: Any) -> Launched:
+        """See above."""
+        ...
+
+
+class _DyingClock:
+    """A clock that kills the step when it first waits between two polls of its job."""
+
+    def __init__(self, server: ApiServer) -> None:
+        self.monotonic, self.now, self._advance = server.clock.monotonic, server.clock.now, server.clock.advance
+
+    def sleep(self, seconds: float) -> None:
+        """See `Clock`."""
+        if seconds == 10:
+            raise KilledError
+        self._advance(seconds)
+
+
 def launched(server: ApiServer, root: Path, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> Launched:
-    """A job that nobody has launched yet, for the server as the cluster."""
+    """A job that is not submitted yet, with the server as its cluster."""
     root.mkdir(parents=True, exist_ok=True)
     monkeypatch.setenv(KUBECONFIG_VARIABLE, str(server.kubeconfig(root / "kubeconfig")))
     server.cluster.add_runtime("grpo-torch")

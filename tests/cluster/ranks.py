@@ -1,4 +1,4 @@
-"""What ranks are made to do in tests of the launcher."""
+"""What ranks do in tests of those who launch them."""
 
 import errno
 import os
@@ -9,30 +9,28 @@ from pathlib import Path
 from components.shared.config import Config
 from components.shared.errors import PipelineError, RetryableError
 
+STOP_REQUESTED = "stop-requested"
+"""File that a rank which handles requests to stop creates on the first one."""
+STEP_ENDS = "step-ends"
+"""File at which the step of `finish_step` ends."""
+_HANDLE_REQUESTS = ("stop", "finish_step", "hang")
+
 
 class JobConfig(Config):
-    """What becomes of a rank."""
+    """What one of the ranks does, while the others sleep."""
 
     ending: str
     """Name of a function below."""
     rank: int
-    """The one that it is about."""
     seconds: float
-
-
-_told: list[int] = []
-_HEEDING = ("stop_when_told", "finish_the_step", "stay")
-TOLD = "told"
-"""The file that a rank which heeds requests leaves when it is told to stop."""
-STEP_ENDS = "step-ends"
-"""The file at which a step of `finish_the_step` comes to its end."""
+    """For which the others sleep."""
 
 
 def act(config: JobConfig, *, folder: Path) -> dict[str, float]:
-    """Leave this process's number in the folder; then end in the way the config says, if it is this rank's turn."""
+    """Write this process's number to the folder; then end as the config says, or sleep."""
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    if rank == config.rank and config.ending in _HEEDING:  # before anybody knows that this process is there
-        signal.signal(signal.SIGTERM, lambda number, _: _tell(folder))
+    if rank == config.rank and config.ending in _HANDLE_REQUESTS:  # before anybody knows of this process
+        signal.signal(signal.SIGTERM, lambda number, frame: (folder / STOP_REQUESTED).touch())
     (folder / f"{rank}.pid").write_text(str(os.getpid()))
     print(f"hello from rank {rank}", flush=True)
     while len(list(folder.glob("*.pid"))) < size:
@@ -44,32 +42,27 @@ def act(config: JobConfig, *, folder: Path) -> dict[str, float]:
     return {"rank": rank, "size": size, "pid": os.getpid()}
 
 
-def _tell(folder: Path) -> None:
-    _told.append(signal.SIGTERM)
-    (folder / TOLD).touch()
-
-
 def go_on(_: Path) -> None:
     """Do nothing."""
 
 
-def be_refused(_: Path) -> None:
-    """Stop with an error for people."""
+def refuse(_: Path) -> None:
+    """Stop with an error for the user."""
     raise PipelineError("the data are no data")
 
 
 def lose_another(_: Path) -> None:
-    """Stop because another one is gone."""
+    """Stop because another rank is lost."""
     raise RetryableError("rank 7 did not come")
 
 
 def fill_the_disk(_: Path) -> None:
-    """Meet a full disk."""
+    """Find a full disk."""
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/far/away")
 
 
-def have_a_bug(_: Path) -> None:
-    """Crash."""
+def crash(_: Path) -> None:
+    """Raise an error that is a bug."""
     raise ZeroDivisionError("there is nothing to divide by")
 
 
@@ -78,20 +71,20 @@ def be_killed(_: Path) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def stop_when_told(_: Path) -> None:
-    """Wait to be told to stop, and stop."""
-    while not _told:
+def stop(folder: Path) -> None:
+    """Stop on request."""
+    while not (folder / STOP_REQUESTED).exists():
         time.sleep(0.01)
-    raise RetryableError("told to stop: all is kept")
+    raise RetryableError("stopped: all is kept")
 
 
-def finish_the_step(folder: Path) -> None:
-    """Wait to be told to stop, finish the step that is under way, and stop."""
-    while not _told or not (folder / STEP_ENDS).exists():
+def finish_step(folder: Path) -> None:
+    """Stop on request, at the end of the step."""
+    while not (folder / STEP_ENDS).exists():
         time.sleep(0.01)
-    raise RetryableError("told to stop: all is kept")
+    stop(folder)
 
 
-def stay(_: Path) -> None:
-    """Go on for longer than anybody waits, whatever one is told."""
+def hang(_: Path) -> None:
+    """Ignore all requests."""
     time.sleep(120)

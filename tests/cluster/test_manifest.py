@@ -1,7 +1,5 @@
-"""The TrainJob as the cluster takes it."""
+"""The TrainJob that is submitted, and the pods that a cluster makes of it."""
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,41 +8,30 @@ from components.cluster import kube
 from components.cluster.manifest import job_name, owner_reference, train_job
 from components.shared import lineage
 from components.shared.errors import PipelineError
-from tests.cluster.launched import RUN_ID, Launched, launched
+from tests.cluster.launched import RUN_ID, Launched, MakeJob
 from tests.fake_cluster import ApiServer, kinds, script
 
 NOW = "2026-01-01T00:00:00+00:00"
-CONTROLLER = {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "name": "run-1", "uid": "1234"}
-OWNER = owner_reference({"metadata": {"ownerReferences": [{**CONTROLLER, "controller": True}]}})
+WORKFLOW = {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "name": "run-1", "uid": "1234"}
 
 
-@pytest.fixture
-def server() -> Iterator[ApiServer]:
-    """A cluster with both runtimes."""
-    with ApiServer() as server:
-        server.cluster.add_runtime("grpo-torch-vllm", jobs=("rollout", "node"))
-        yield server
-
-
-def _manifest(job: Launched, **options: Any) -> dict[str, Any]:
-    return train_job(job.job, job.cluster, options.pop("environment", {}), options.pop("owner", None), NOW)
+def _manifest(job: Launched, owner: dict[str, Any] | None = None, now: str = NOW) -> dict[str, Any]:
+    return train_job(job.job, job.stage, {}, owner, now)
 
 
 def _pods(server: ApiServer, job: Launched) -> list[dict[str, Any]]:
-    """The pods that the cluster makes of the job."""
-    found: list[dict[str, Any]] = []
-    note = script.Do(lambda: found.extend(server.cluster.all(kinds.PODS)))
-    server.cluster.play(*job.goes_well(script.Running(5), note))
+    """The pods that the cluster makes of a job."""
+    pods: list[dict[str, Any]] = []
+    look = script.Do(lambda: pods.extend(server.cluster.all(kinds.PODS)))
+    server.cluster.play(*job.success(script.Running(5), look))
     job.run()
-    return [pod for pod in found if pod["metadata"]["name"].startswith("grpo-")]
+    return [pod for pod in pods if pod["metadata"]["name"].startswith("grpo-")]
 
 
-def test_the_pods_of_a_job(server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They have what was asked for: resources with shared memory counted in, volume, place, labels and no sidecar."""
-    job = launched(
-        server,
-        tmp_path,
-        monkeypatch,
+def test_pods_have_what_the_settings_ask_for(make_job: MakeJob, server: ApiServer) -> None:
+    """Resources including shared memory, volume, placement, secrets, labels, and no sidecar."""
+    toleration = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
+    job = make_job(
         gpus_per_node=1,
         gpu_type="NVIDIA-H100-80GB-HBM3",
         memory_per_node_gib=100,
@@ -52,7 +39,7 @@ def test_the_pods_of_a_job(server: ApiServer, tmp_path: Path, monkeypatch: pytes
         cpu_per_node=12,
         volume="models",
         node_selector={"pool": "training"},
-        tolerations=[{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
+        tolerations=[toleration],
         secrets={"hub": ["HF_TOKEN"]},
         service_account="trainer",
     )
@@ -60,16 +47,16 @@ def test_the_pods_of_a_job(server: ApiServer, tmp_path: Path, monkeypatch: pytes
     assert len(pods) == 2
     for pod in pods:
         spec = pod["spec"]
-        container = spec["containers"][0]
-        every = {"cpu": "12", "memory": "128Gi", "nvidia.com/gpu": "1"}
-        assert container["resources"] == {"requests": every, "limits": every}
+        (container,) = spec["containers"]
+        amounts = {"cpu": "12", "memory": "128Gi", "nvidia.com/gpu": "1"}
+        assert container["resources"] == {"requests": amounts, "limits": amounts}
         assert {"name": "dshm", "mountPath": "/dev/shm"} in container["volumeMounts"]
-        assert {"name": "work", "mountPath": str(tmp_path)} in container["volumeMounts"]
+        assert {"name": "work", "mountPath": str(job.root)} in container["volumeMounts"]
         volumes = {each["name"]: each for each in spec["volumes"]}
         assert volumes["dshm"]["emptyDir"] == {"medium": "Memory", "sizeLimit": "28Gi"}
         assert volumes["work"]["persistentVolumeClaim"] == {"claimName": "models"}
         assert spec["nodeSelector"] == {"pool": "training", "nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}
-        assert spec["tolerations"] == [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
+        assert spec["tolerations"] == [toleration]
         assert spec["serviceAccountName"] == "trainer"
         assert spec["terminationGracePeriodSeconds"] == 60, "the runtime's, which no patch changes"
         assert pod["metadata"]["labels"]["sidecar.istio.io/inject"] == "false"
@@ -77,16 +64,33 @@ def test_the_pods_of_a_job(server: ApiServer, tmp_path: Path, monkeypatch: pytes
         assert pod["metadata"]["labels"][kube.RUN_ID] == RUN_ID
         environment = {each["name"]: each for each in container["env"]}
         assert environment["HF_TOKEN"]["valueFrom"] == {"secretKeyRef": {"name": "hub", "key": "HF_TOKEN"}}
-        assert environment["PET_NNODES"]["value"] == "2"
-        assert environment["PET_NPROC_PER_NODE"]["value"] == "1"
+        assert (environment["PET_NNODES"]["value"], environment["PET_NPROC_PER_NODE"]["value"]) == ("2", "1")
 
 
-def test_the_job_itself(server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its labels, its queue, its owner, its deadline and its heart."""
-    job = launched(server, tmp_path, monkeypatch, queue="research", training_timeout_s=3600)
-    manifest = _manifest(job, owner=OWNER)
+def test_vllm_servers_are_pods_beside_the_ranks(make_job: MakeJob, server: ApiServer) -> None:
+    """They know the folder of the job, and ranks know their URLs."""
+    server.cluster.add_runtime("grpo-torch-vllm", jobs=("rollout", "node"))
+    job = make_job(rollout_servers=2)
+    job.with_samplers = True
+    pods = _pods(server, job)
+    name = pods[0]["metadata"]["labels"]["jobset.sigs.k8s.io/jobset-name"]
+    environments = {
+        kind: {each["name"]: each.get("value") for each in pod["spec"]["containers"][0]["env"]}
+        for kind in ("rollout", "node")
+        for pod in pods
+        if f"-{kind}-" in pod["metadata"]["name"]
+    }
+    assert environments["rollout"]["GRPO_PIPELINE_JOB"] == str(job.job.folder)
+    urls = [f"http://{name}-rollout-{index}-0.{name}:8000" for index in range(2)]
+    assert environments["node"]["GRPO_PIPELINE_SAMPLERS"] == ",".join(urls)
+
+
+def test_job_has_labels_queue_owner_deadline_and_heartbeat(make_job: MakeJob) -> None:
+    """They tell Kueue, the garbage collector, Trainer and the reaper what to do with it."""
+    job = make_job(queue="research", training_timeout_s=3600)
+    owner = owner_reference({"metadata": {"ownerReferences": [{**WORKFLOW, "controller": True}]}})
+    manifest = _manifest(job, owner)
     metadata = manifest["metadata"]
-    assert metadata["name"] == job_name(job.job, job.cluster)
     assert metadata["name"].startswith(f"grpo-{RUN_ID[:8]}-")
     assert metadata["labels"] == {
         "app.kubernetes.io/managed-by": "grpo-pipeline",
@@ -95,38 +99,24 @@ def test_the_job_itself(server: ApiServer, tmp_path: Path, monkeypatch: pytest.M
         "grpo-pipeline/work": lineage.value_digest(str(job.root / "work"))[:16],
         "kueue.x-k8s.io/queue-name": "research",
     }
-    assert metadata["ownerReferences"] == [
-        {
-            "apiVersion": "argoproj.io/v1alpha1",
-            "kind": "Workflow",
-            "name": "run-1",
-            "uid": "1234",
-            "controller": False,
-            "blockOwnerDeletion": False,
-        }
-    ]
+    assert metadata["ownerReferences"] == [{**WORKFLOW, "controller": False, "blockOwnerDeletion": False}]
     assert metadata["annotations"][kube.HEARTBEAT] == NOW
     assert float(metadata["annotations"][kube.STALE_AFTER_S]) > 60
     assert manifest["spec"]["activeDeadlineSeconds"] == 3600
-    assert manifest["spec"]["runtimeRef"]["kind"] == "TrainingRuntime"
 
 
-def test_the_name_and_the_digest_tell_jobs_apart(
-    server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Equal when the same is asked for at another time by another pod; different when anything else is."""
-    job = launched(server, tmp_path, monkeypatch)
-    first = _manifest(job)
-    again = train_job(
-        job.job, job.cluster, {}, {**CONTROLLER, "name": "other", "uid": "1"}, "2027-01-01T00:00:00+00:00"
-    )
-    for each in (first, again):
-        each["identity"] = each["metadata"]["name"], each["metadata"]["annotations"][kube.SPEC_DIGEST]
-    assert again["identity"] == first["identity"]
+def test_name_and_digest_identify_a_job(make_job: MakeJob) -> None:
+    """They are equal at another time and for another owner, and differ where a setting does."""
+    job = make_job()
+
+    def identity(manifest: dict[str, Any]) -> tuple[str, str]:
+        return manifest["metadata"]["name"], manifest["metadata"]["annotations"][kube.SPEC_DIGEST]
+
+    first = identity(_manifest(job))
+    assert first[0] == job_name(job.job, job.stage)
+    assert identity(_manifest(job, WORKFLOW, "2027-01-01T00:00:00+00:00")) == first
     job.changes["cpu_per_node"] = 9
-    other = _manifest(job)
-    assert other["metadata"]["name"] != first["metadata"]["name"]
-    assert other["metadata"]["annotations"][kube.SPEC_DIGEST] != first["metadata"]["annotations"][kube.SPEC_DIGEST]
+    assert not set(identity(_manifest(job))) & set(first)
 
 
 @pytest.mark.parametrize(
@@ -136,32 +126,14 @@ def test_the_name_and_the_digest_tell_jobs_apart(
         ({"nodes": 3, "gpus_per_node": 0}, r"engine.num_processes is 2, which 3 nodes cannot share evenly"),
     ],
 )
-def test_processes_and_gpus_must_agree(
-    server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], message: str
-) -> None:
-    """Or some GPU would be paid for and idle."""
+def test_processes_and_gpus_must_agree(make_job: MakeJob, changes: dict[str, Any], message: str) -> None:
+    """Otherwise a GPU would be paid for and idle."""
     with pytest.raises(PipelineError, match=message):
-        _manifest(launched(server, tmp_path, monkeypatch, **changes))
+        _manifest(make_job(**changes))
 
 
-def test_a_job_without_gpus_asks_for_none(server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And its processes share the cores of a pod."""
-    manifest = _manifest(launched(server, tmp_path, monkeypatch, nodes=1, gpus_per_node=0))
-    assert manifest["spec"]["trainer"]["numProcPerNode"] == 2
-    assert set(manifest["spec"]["trainer"]["resourcesPerNode"]["limits"]) == {"cpu", "memory"}
-
-
-def test_a_job_with_servers(server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are pods of the other runtime, which know the job; its ranks know their addresses."""
-    job = launched(server, tmp_path, monkeypatch, rollout_servers=2)
-    job.with_samplers = True
-    pods = _pods(server, job)
-    name = pods[0]["metadata"]["labels"]["jobset.sigs.k8s.io/jobset-name"]
-    (rollout,) = [pod for pod in pods if "-rollout-" in pod["metadata"]["name"]]
-    told = {each["name"]: each["value"] for each in rollout["spec"]["containers"][0]["env"]}
-    assert told["GRPO_PIPELINE_JOB"] == str(job.job.folder)
-    node = next(pod for pod in pods if "-node-" in pod["metadata"]["name"])
-    environment = {each["name"]: each.get("value") for each in node["spec"]["containers"][0]["env"]}
-    assert environment["GRPO_PIPELINE_SAMPLERS"] == ",".join(
-        f"http://{name}-rollout-{index}-0.{name}:8000" for index in range(2)
-    )
+def test_job_without_gpus(make_job: MakeJob) -> None:
+    """Its processes share the cores of a pod."""
+    trainer = _manifest(make_job(nodes=1, gpus_per_node=0))["spec"]["trainer"]
+    assert trainer["numProcPerNode"] == 2
+    assert set(trainer["resourcesPerNode"]["limits"]) == {"cpu", "memory"}

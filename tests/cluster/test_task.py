@@ -1,6 +1,5 @@
 import multiprocessing
 import shutil
-import time
 from pathlib import Path
 from typing import Any
 
@@ -12,23 +11,21 @@ from components.shared import durable, jsonl, lineage
 from components.shared.config import Config
 from components.shared.model import PIPELINE_FILE, resolve_reference
 from components.shared.stage import Stage
+from tests.cluster.launched import KilledError
+from tests.cluster.processes import wait_until
 
 RUN_ID = "0f1e2d3c"
 CALLS: list[Path] = []
 
 
 class TrainingConfig(Config):
-    """Of a stage that only copies."""
+    """Settings of a stage that copies its input."""
 
     ending: str = "well"
 
 
-class KilledError(BaseException):
-    """Nothing handles it."""
-
-
 def train(config: TrainingConfig, *, problems: Path, model: Path, training: Path, work: Path) -> dict[str, float]:
-    """Make a model of the problems; leave something unfinished where it is killed."""
+    """Copy the problems to a model; leave unfinished work where it is killed."""
     CALLS.append(problems)
     assert current_stage() is not None
     left = (work / "checkpoint").exists()
@@ -48,7 +45,7 @@ def _stage(name: str = "train_sft") -> Stage:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Any:
-    """A function that runs the stage as a task of a run on a cluster; outputs in a folder of that attempt."""
+    """A function that runs the stage as a Kubeflow task, with its outputs in a folder of that attempt."""
     CALLS.clear()
     (tmp_path / "volume").mkdir()
     (tmp_path / "problems").mkdir()
@@ -70,8 +67,8 @@ def run(tmp_path: Path) -> Any:
     return run
 
 
-def test_everything_lies_on_the_volume(run: Any, tmp_path: Path) -> None:
-    """Inputs are copied there, models stay there and go out by reference, all else goes out as a copy."""
+def test_outputs_lie_on_the_volume(run: Any, tmp_path: Path) -> None:
+    """Inputs are copied there; models are passed on by reference, other outputs as copies."""
     assert run() == {"resumed": 0.0}
     volume = tmp_path / "volume"
     assert CALLS[0].is_relative_to(volume)
@@ -86,8 +83,8 @@ def test_everything_lies_on_the_volume(run: Any, tmp_path: Path) -> None:
     assert not [path for path in (volume / "grpo-pipeline" / "work").glob("*/*") if path.is_dir()]
 
 
-def test_a_model_on_the_volume_is_read_where_it_is(run: Any, tmp_path: Path) -> None:
-    """Given by reference, as the stage before has left it; its digest is that of what is read."""
+def test_model_on_the_volume_is_not_copied(run: Any, tmp_path: Path) -> None:
+    """It is passed on by reference; the lineage has the digest of the model itself."""
     run()
     run("2", problems=tmp_path / "1" / "model", stage="train_grpo")
     model = resolve_reference(tmp_path / "1" / "model")
@@ -97,8 +94,8 @@ def test_a_model_on_the_volume_is_read_where_it_is(run: Any, tmp_path: Path) -> 
     assert made_by["inputs"]["problems"] == {"digest": lineage.digest(model), "lineage": lineage.read(model)}
 
 
-def test_a_model_that_has_changed_is_refused(run: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What the stage before has made is not what is there now."""
+def test_changed_model_is_refused(run: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The model is not the one that was passed on."""
     run()
     (resolve_reference(tmp_path / "1" / "model") / "train.jsonl").write_text("[]")
     with pytest.raises(SystemExit):
@@ -106,15 +103,15 @@ def test_a_model_that_has_changed_is_refused(run: Any, tmp_path: Path, capsys: p
     assert "has changed since it was passed on" in capsys.readouterr().err
 
 
-def test_unfinished_work_is_found_again(run: Any) -> None:
-    """By what it is made from, not by the attempt."""
+def test_unfinished_work_is_resumed(run: Any) -> None:
+    """In another attempt: it is found by what it is made from."""
     with pytest.raises(KilledError):
         run("1", ending="killed")
     assert run("2", ending="killed") == {"resumed": 1.0}
 
 
-def test_a_finished_stage_is_not_run_again(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the task was killed between its end and Kubeflow's taking its outputs, they are handed over."""
+def test_finished_stage_is_not_run_again(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the task was killed before Kubeflow took its outputs, the next attempt passes them on."""
 
     def die(*_: Any) -> None:
         raise KilledError
@@ -131,8 +128,8 @@ def test_a_finished_stage_is_not_run_again(run: Any, tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize("name", ["model", "training"])
-def test_one_output_of_other_work_has_the_stage_run_again(run: Any, tmp_path: Path, name: str) -> None:
-    """As where an attempt was killed after it had put some of its outputs in place."""
+def test_stage_with_one_stale_output_is_run_again(run: Any, tmp_path: Path, name: str) -> None:
+    """An attempt may be killed when only some of its outputs are published."""
     run("1")
     made = tmp_path / "volume/grpo-pipeline" / RUN_ID / "train_sft" / name
     lineage.write(made, {**(lineage.read(made) or {}), "code": "earlier"})
@@ -140,10 +137,8 @@ def test_one_output_of_other_work_has_the_stage_run_again(run: Any, tmp_path: Pa
     assert len(CALLS) == 2
 
 
-def test_an_input_whose_copying_was_killed_is_copied_anew(
-    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Half a copy is never read."""
+def test_partial_copy_of_an_input_is_not_used(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was left by an attempt that was killed while it copied."""
 
     def die(given: Path, aside: Path) -> None:
         aside.mkdir(parents=True)
@@ -159,15 +154,13 @@ def test_an_input_whose_copying_was_killed_is_copied_anew(
     assert lineage.digest(CALLS[0]) == lineage.digest(tmp_path / "problems")
 
 
-def test_a_run_takes_the_result_of_another_that_does_the_same(
-    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also where that one has another id; a later attempt of this run finds it as its own."""
+def test_result_of_a_run_with_the_same_work_is_used(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of another run, which is waited for; a later attempt finds it as its own."""
     begun, waited = tmp_path / "begun", tmp_path / "waited"
 
     def finish_late(*_: Any) -> None:
         begun.touch()
-        _wait_for(waited)
+        wait_until(waited.exists)
 
     def first() -> None:
         monkeypatch.setattr(StageFolders, "write_metrics", finish_late)
@@ -182,7 +175,7 @@ def test_a_run_takes_the_result_of_another_that_does_the_same(
     monkeypatch.setattr(durable, "wait_for_lock", wait)
     other = multiprocessing.get_context("fork").Process(target=first)
     other.start()
-    _wait_for(begun)
+    wait_until(begun.exists)
     assert run("1") == {"resumed": 0.0}
     other.join()
     assert other.exitcode == 0
@@ -193,15 +186,8 @@ def test_a_run_takes_the_result_of_another_that_does_the_same(
     assert (model / "train.jsonl").read_text() == "{}\n"
 
 
-def _wait_for(path: Path) -> None:
-    deadline = time.monotonic() + 60
-    while not path.exists():
-        assert time.monotonic() < deadline, f"{path} has not been made"
-        time.sleep(0.01)
-
-
-def test_a_volume_that_is_not_mounted_is_missed(run: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Before anything is made in a folder that nobody shares."""
+def test_missing_volume_is_reported(run: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Before anything is written to a folder that no other pod shares."""
     (tmp_path / "volume").rmdir()
     with pytest.raises(SystemExit) as ended:
         run()
@@ -210,8 +196,8 @@ def test_a_volume_that_is_not_mounted_is_missed(run: Any, tmp_path: Path, capsys
 
 
 @pytest.mark.parametrize("run_id", ["", "Upper", "a" * 64, "-a"])
-def test_a_run_without_a_fitting_id_is_refused(tmp_path: Path, run_id: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """It is a label of all that the run makes."""
+def test_run_id_that_is_no_label_is_refused(tmp_path: Path, run_id: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is a label of every object of the run."""
     cluster = {"image": "gpu:1", "mount": str(tmp_path)}
     with pytest.raises(SystemExit):
         run_task(_stage(), {}, cluster=cluster, run_id=run_id)

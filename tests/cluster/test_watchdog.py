@@ -1,17 +1,18 @@
+"""Folders in memory that no run leaves behind."""
+
 import os
 import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from components.cluster.watchdog import memory_folder
+from tests.cluster.processes import ROOT, wait_until
 
-_ROOT = Path(__file__).parents[2]
 _COMMAND = """
 import sys, time
 from pathlib import Path
@@ -24,24 +25,12 @@ with memory_folder(Path(sys.argv[1]), Path(sys.argv[1]) / "otherwise") as folder
 """
 
 
-def _wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)
-
-
 @pytest.fixture
 def command(tmp_path: Path) -> Iterator["subprocess.Popen[str]"]:
     """A process with a folder that holds weights; its output begins with the path."""
     (tmp_path / "model.safetensors").write_bytes(bytes(1000))
-    with subprocess.Popen(
-        [sys.executable, "-c", _COMMAND, str(tmp_path)],
-        cwd=_ROOT,
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    ) as process:
+    arguments = [sys.executable, "-c", _COMMAND, str(tmp_path)]
+    with subprocess.Popen(arguments, cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
         yield process
         process.kill()
 
@@ -54,8 +43,8 @@ def _folder(command: "subprocess.Popen[str]") -> Path:
     return folder
 
 
-def _guards(folder: Path) -> list[int]:
-    """The processes that were started to remove a folder."""
+def _watchdogs(folder: Path) -> list[int]:
+    """The processes that are to remove a folder."""
     found = []
     for path in Path("/proc").glob("[0-9]*"):
         try:
@@ -67,21 +56,20 @@ def _guards(folder: Path) -> list[int]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("whole_group", [False, True])
-def test_the_weights_of_a_killed_run_leave_the_memory_by_themselves(
-    command: "subprocess.Popen[str]", whole_group: bool
-) -> None:
-    """SIGKILL of the command, or of all processes of its group: nobody has to come to clean up, and nothing stays."""
+def test_folder_of_a_killed_run_is_removed(command: "subprocess.Popen[str]", whole_group: bool) -> None:
+    """After SIGKILL of the process or of its group; nothing else has to run for that."""
     folder = _folder(command)
     (os.killpg if whole_group else os.kill)(command.pid, signal.SIGKILL)
-    _wait_until(lambda: not folder.exists())
-    _wait_until(lambda: not _guards(folder))
+    wait_until(lambda: not folder.exists() and not _watchdogs(folder))
 
 
-def test_what_is_left_without_a_guard_goes_with_the_next_run(command: "subprocess.Popen[str]", tmp_path: Path) -> None:
-    """Should the guard have been killed as well, the next run removes the folder."""
+@pytest.mark.slow
+def test_next_run_removes_what_a_killed_watchdog_leaves(command: "subprocess.Popen[str]", tmp_path: Path) -> None:
+    """Where run and watchdog are killed together."""
     folder = _folder(command)
-    for process in (*_guards(folder), command.pid):
+    for process in (*_watchdogs(folder), command.pid):
         os.kill(process, signal.SIGKILL)
     command.wait()
     assert folder.exists()
@@ -89,16 +77,16 @@ def test_what_is_left_without_a_guard_goes_with_the_next_run(command: "subproces
         assert not folder.exists()
 
 
-def test_the_folder_is_gone_after_its_block(tmp_path: Path) -> None:
-    """So is its guard."""
+def test_folder_and_watchdog_end_with_the_block(tmp_path: Path) -> None:
+    """In any case."""
     with memory_folder(tmp_path, tmp_path / "otherwise") as folder:
-        _wait_until(lambda: len(_guards(folder)) == 1)
+        wait_until(lambda: len(_watchdogs(folder)) == 1)
     assert not folder.exists()
-    assert not _guards(folder)
+    assert not _watchdogs(folder)
 
 
-def test_weights_too_large_for_the_memory_go_to_the_disk(tmp_path: Path) -> None:
-    """The other folder is taken, and goes away as well."""
+def test_weights_too_large_for_memory_go_to_the_disk(tmp_path: Path) -> None:
+    """To the other folder, which is removed as well."""
     with (tmp_path / "model.safetensors").open("wb") as file:
         file.truncate(shutil.disk_usage("/dev/shm").total)
     with memory_folder(tmp_path, tmp_path / "otherwise") as folder:

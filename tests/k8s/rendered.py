@@ -1,9 +1,8 @@
-"""The manifests as `kubectl kustomize` renders them."""
+"""The manifests of k8s/: the base as it is written, and overlays as `kubectl kustomize` renders them."""
 
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -14,12 +13,7 @@ import yaml
 ROOT = Path(__file__).parents[2]
 K8S = ROOT / "k8s"
 OVERLAYS = ("standalone", "standalone-kueue", "multi-user", "multi-user-kueue")
-NAMESPACES = {
-    "standalone": "kubeflow",
-    "standalone-kueue": "kubeflow",
-    "multi-user": "grpo",
-    "multi-user-kueue": "grpo",
-}
+NAMESPACES = {name: "kubeflow" if name.startswith("standalone") else "grpo" for name in OVERLAYS}
 STEPS = {"kubeflow": "pipeline-runner", "grpo": "default-editor"}
 """The service account that runs the steps, by namespace."""
 Json = dict[str, Any]
@@ -33,12 +27,18 @@ def require_kubectl() -> None:
 
 
 @lru_cache
+def base() -> list[Json]:
+    """Return the documents of k8s/base, which need no kubectl."""
+    paths = [path for path in sorted((K8S / "base").glob("*.yaml")) if path.name != "kustomization.yaml"]
+    return [document for path in paths for document in yaml.safe_load_all(path.read_text(encoding="utf-8"))]
+
+
+@lru_cache
 def render(folder: Path) -> list[Json]:
     """Return the documents of a kustomization."""
     require_kubectl()
     done = subprocess.run(["kubectl", "kustomize", str(folder)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    # One loader for each: kustomize writes quantities such as "4" with their quotes.
     return [document for document in yaml.safe_load_all(done.stdout) if document]
 
 
@@ -53,10 +53,14 @@ def one(documents: list[Json], kind: str, name: str) -> Json:
     return found
 
 
-def pod_templates(document: Json) -> Iterator[tuple[str, Json]]:
-    """Each pod template of a document, with where it stands."""
-    if document["kind"] == "CronJob":
-        yield document["metadata"]["name"], document["spec"]["jobTemplate"]["spec"]["template"]
-    if document["kind"] == "TrainingRuntime":
-        for job in document["spec"]["template"]["spec"]["replicatedJobs"]:
-            yield f"{document['metadata']['name']}/{job['name']}", job["template"]["spec"]["template"]
+def pod_templates(documents: list[Json]) -> dict[str, Json]:
+    """Return every pod template of documents, by its CronJob or by its runtime and replicated job."""
+    found: dict[str, Json] = {}
+    for document in documents:
+        name = document["metadata"]["name"]
+        if document["kind"] == "CronJob":
+            found[name] = document["spec"]["jobTemplate"]["spec"]["template"]
+        if document["kind"] == "TrainingRuntime":
+            for job in document["spec"]["template"]["spec"]["replicatedJobs"]:
+                found[f"{name}/{job['name']}"] = job["template"]["spec"]["template"]
+    return found

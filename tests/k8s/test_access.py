@@ -123,7 +123,7 @@ def test_launching_uses_every_right_of_a_launcher_and_no_other(
 
     monkeypatch.setattr(server.access, "authorize", noted)
     good = launched(server, tmp_path / "good", monkeypatch, namespace=server.namespace, queue="grpo-pipeline")
-    server.cluster.play(script.Queued(30), script.Running(60), script.Preempted(60), *good.goes_well())
+    server.cluster.play(script.Queued(30), script.Running(60), script.Preempted(60), *good.success())
     assert good.run() == RESULT
     bad = launched(server, tmp_path / "bad", monkeypatch, namespace=server.namespace)
     server.cluster.play(script.Running(10, ("step 1",)), script.OUT_OF_MEMORY)

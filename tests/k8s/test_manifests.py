@@ -1,6 +1,7 @@
 import copy
 import re
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
@@ -8,14 +9,15 @@ import pytest
 from components.cluster.manifest import SERVER_PORT
 from components.preflight.config import load_params
 from components.shared.errors import PipelineError
-from tests.cluster.releases import needs_upstream, refused
+from tests.fake_cluster import ApiServer, kinds, script
 from tests.fake_cluster.schemas import problems
 from tests.k8s.kueue_schemas import SCHEMAS
-from tests.k8s.rendered import K8S, NAMESPACES, OVERLAYS, STEPS, Json, one, overlay, pod_templates, render
+from tests.k8s.rendered import K8S, NAMESPACES, OVERLAYS, STEPS, Json, base, one, overlay, pod_templates, render
 from tests.presets import FILES
 
-ROOTS = [*(K8S / "overlays" / name for name in OVERLAYS), K8S / "cluster"]
+RUNTIMES = ("grpo-torch", "grpo-torch-vllm")
 each_overlay = pytest.mark.parametrize("name", OVERLAYS)
+each_runtime = pytest.mark.parametrize("runtime", RUNTIMES)
 
 
 def faults(document: Json) -> list[str]:
@@ -26,114 +28,81 @@ def faults(document: Json) -> list[str]:
     return [str(problem) for problem in problems(document)]
 
 
-@pytest.mark.parametrize("root", ROOTS, ids=lambda path: path.name)
-def test_every_kustomization_renders_to_valid_objects(root: Path) -> None:
-    """No key is unknown and none is missing, for the kinds of Kubernetes, Trainer and Kueue alike."""
-    for document in render(root):
+def _job_set(runtime: str) -> Json:
+    spec: Json = one(base(), "TrainingRuntime", runtime)["spec"]["template"]["spec"]
+    return spec
+
+
+def test_objects_are_valid() -> None:
+    """No field is unknown and none is missing; the check finds a typing error that Kubernetes would drop."""
+    for document in base():
         assert faults(document) == [], (document["kind"], document["metadata"]["name"])
-
-
-@needs_upstream
-@pytest.mark.parametrize("release", ["kueue-0.17.3", "kueue-0.19.2"])
-def test_every_release_of_kueue_takes_our_queues(release: str) -> None:
-    """Strictly, by the definitions that the releases ship."""
-    documents = [*render(K8S / "cluster"), one(overlay("standalone-kueue"), "LocalQueue", "grpo-pipeline")]
-    assert {document["kind"]: refused(release, document) for document in documents} == {
-        "ClusterQueue": [],
-        "LocalQueue": [],
-        "ResourceFlavor": [],
-    }
-
-
-def test_every_overlay_is_among_those_tested() -> None:
-    """A new overlay is validated too."""
-    assert sorted(path.name for path in (K8S / "overlays").iterdir()) == sorted(OVERLAYS)
-
-
-def test_a_typing_error_would_be_found() -> None:
-    """The validation names a key that the server would drop without a word."""
-    documents = overlay("standalone-kueue")
     for kind, name, wrong in (
-        ("TrainingRuntime", "grpo-torch", {"podSpecOverrides": []}),
-        ("CronJob", "grpo-pipeline-reaper", {"concurrencypolicy": "Forbid"}),
-        ("LocalQueue", "grpo-pipeline", {"clusterqueue": "x"}),
+        ("TrainingRuntime", "grpo-torch", "podSpecOverrides"),
+        ("CronJob", "grpo-pipeline-reaper", "concurrencypolicy"),
     ):
-        document = copy.deepcopy(one(documents, kind, name))
-        document["spec"] |= wrong
-        assert any(next(iter(wrong)) in fault for fault in faults(document)), kind
+        document = copy.deepcopy(one(base(), kind, name))
+        document["spec"][wrong] = "Forbid"
+        assert any(wrong in fault for fault in faults(document)), kind
+
+
+@pytest.mark.parametrize("folder", [*(f"overlays/{name}" for name in OVERLAYS), "cluster"])
+def test_every_kustomization_renders_valid_objects(folder: str) -> None:
+    """Those of all overlays: none is left out here."""
+    assert sorted(path.name for path in (K8S / "overlays").iterdir()) == sorted(OVERLAYS)
+    assert [fault for document in render(K8S / folder) for fault in faults(document)] == []
 
 
 @each_overlay
-def test_everything_is_in_the_namespace_of_its_overlay(name: str) -> None:
-    """Objects and the service accounts that are bound: a subject left in another namespace would bind nothing."""
+def test_overlay_sets_the_namespace_and_changes_no_pod(name: str) -> None:
+    """Objects and the subjects of bindings are in it: a subject in another namespace would get no permission."""
     namespace = NAMESPACES[name]
     for document in overlay(name):
         assert document["metadata"]["namespace"] == namespace, document["metadata"]["name"]
-        for subject in document.get("subjects", []):
-            assert subject["namespace"] == namespace
+        assert {subject["namespace"] for subject in document.get("subjects", [])} <= {namespace}
     binding = one(overlay(name), "RoleBinding", "grpo-pipeline-launcher")
     assert [subject["name"] for subject in binding["subjects"]] == [STEPS[namespace]]
+    for document in overlay(name):
+        if document["kind"] in ("CronJob", "NetworkPolicy", "TrainingRuntime"):
+            assert document["spec"] == one(base(), document["kind"], document["metadata"]["name"])["spec"]
 
 
-@each_overlay
-def test_every_pod_meets_the_restricted_standard(name: str) -> None:
-    """A namespace that enforces Kubernetes' strictest pod security level takes all pods."""
-    for where, template in _templates(name):
-        spec = template["spec"]
-        assert spec["securityContext"]["runAsNonRoot"] is True, where
-        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}, where
-        assert not {"hostNetwork", "hostPID", "hostIPC", "hostUsers"} & set(spec), where
-        kinds = {key for volume in spec["volumes"] for key in volume} - {"name"}
-        assert kinds <= {"emptyDir", "persistentVolumeClaim", "configMap", "secret", "projected"}, where
-        for container in spec["containers"] + spec.get("initContainers", []):
-            context = container["securityContext"]
-            assert context["allowPrivilegeEscalation"] is False, where
-            assert context["capabilities"] == {"drop": ["ALL"]}, where
-            assert "privileged" not in context, where
-            assert all("hostPort" not in port for port in container.get("ports", [])), where
+@pytest.mark.parametrize("where", pod_templates(base()))
+def test_pods_meet_the_restricted_standard_and_quotas(where: str) -> None:
+    """Namespaces that enforce the strictest pod security level, a quota or a service mesh take all pods."""
+    template = pod_templates(base())[where]
+    assert template["metadata"]["labels"]["sidecar.istio.io/inject"] == "false", "a sidecar keeps jobs from ending"
+    spec = template["spec"]
+    assert spec["securityContext"]["runAsNonRoot"] is True
+    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert not {"hostNetwork", "hostPID", "hostIPC", "hostUsers", "initContainers"} & set(spec)
+    volumes = {key for volume in spec["volumes"] for key in volume} - {"name"}
+    assert volumes <= {"emptyDir", "persistentVolumeClaim", "configMap", "secret", "projected"}
+    for container in spec["containers"]:
+        context = container["securityContext"]
+        assert context["allowPrivilegeEscalation"] is False
+        assert context["capabilities"] == {"drop": ["ALL"]}
+        assert "privileged" not in context
+        assert all("hostPort" not in port for port in container.get("ports", []))
+        for part in ("requests", "limits"):
+            assert {"cpu", "memory"} <= set(container["resources"][part])
+        assert re.fullmatch(r"grpo-pipeline/python-(light|gpu):(?!latest)[\w.-]+", container["image"])
+    assert spec["automountServiceAccountToken"] == (where == "grpo-pipeline-reaper"), "training runs what a model wrote"
 
 
-@each_overlay
-def test_every_container_says_what_it_needs(name: str) -> None:
-    """A namespace with a quota refuses pods without requests and limits for cpu and memory."""
-    for where, template in _templates(name):
-        for container in template["spec"]["containers"]:
-            for part in ("requests", "limits"):
-                assert {"cpu", "memory"} <= set(container["resources"][part]), where
+def test_no_secret_is_in_the_tree() -> None:
+    """Secrets are created by hand, and referred to by name."""
+    assert "Secret" not in {document["kind"] for document in base()}
 
 
-@each_overlay
-def test_pods_are_out_of_the_service_mesh(name: str) -> None:
-    """A sidecar would keep jobs from ending and ranks from meeting."""
-    for where, template in _templates(name):
-        assert template["metadata"]["labels"]["sidecar.istio.io/inject"] == "false", where
-
-
-@each_overlay
-def test_only_the_reaper_has_a_token_of_the_api_server(name: str) -> None:
-    """Training pods run what a model wrote; nothing in them may speak for the namespace."""
-    tokens = {where: template["spec"]["automountServiceAccountToken"] for where, template in _templates(name)}
-    assert [where for where, mounted in tokens.items() if mounted] == ["grpo-pipeline-reaper"]
-
-
-@each_overlay
-def test_no_secret_and_no_moving_image_is_in_the_tree(name: str) -> None:
-    """Secrets are made by hand and named; an image's tag names one build for good."""
-    documents = overlay(name)
-    assert "Secret" not in {document["kind"] for document in documents}
-    for where, template in _templates(name):
-        for container in template["spec"]["containers"]:
-            assert re.fullmatch(r"grpo-pipeline/python-(light|gpu):(?!latest)[\w.-]+", container["image"]), where
-
-
-@pytest.mark.parametrize("runtime", ["grpo-torch", "grpo-torch-vllm"])
-def test_runtimes_are_what_the_trainer_and_torchrun_need(runtime: str) -> None:
-    """The trainer finds its job by label and container name, restarts are JobSet's, and memory is shared."""
-    document = one(overlay("standalone"), "TrainingRuntime", runtime)
+@each_runtime
+def test_runtime_is_what_trainer_and_torchrun_need(runtime: str) -> None:
+    """Trainer finds its job by label and container name, JobSet restarts, and memory and volume are shared."""
+    document = one(base(), "TrainingRuntime", runtime)
     assert document["metadata"]["labels"]["trainer.kubeflow.org/framework"] == "torch"
     assert document["spec"]["mlPolicy"] == {"numNodes": 1, "torch": {}}
-    job_set = document["spec"]["template"]["spec"]
-    assert "ttlSecondsAfterFinished" not in job_set, "after it a failed job would be made again"
+    job_set = _job_set(runtime)
+    assert "ttlSecondsAfterFinished" not in job_set, "after it, a failed job would be created again"
     assert (job_set["failurePolicy"]["restartStrategy"], job_set["failurePolicy"]["maxRestarts"]) == ("Recreate", 3)
     node = job_set["replicatedJobs"][-1]
     labels = node["template"]["metadata"]["labels"]
@@ -146,56 +115,67 @@ def test_runtimes_are_what_the_trainer_and_torchrun_need(runtime: str) -> None:
         mounts = {mount["mountPath"]: volumes[mount["name"]] for mount in spec["containers"][0]["volumeMounts"]}
         assert mounts["/dev/shm"]["emptyDir"]["medium"] == "Memory"
         assert mounts["/work"]["persistentVolumeClaim"]["claimName"] == "grpo-pipeline"
-
-
-@pytest.mark.parametrize("runtime", ["grpo-torch", "grpo-torch-vllm"])
-def test_ranks_have_the_time_to_end_that_every_preset_gives_them(runtime: str) -> None:
-    """Kubernetes kills a pod when its grace period is over: the last checkpoint would be lost."""
     params = [load_params(path) for path in FILES]
-    longest_s = max(each.checkpoint.grace_s for one in params for each in (one.train_sft, one.train_grpo))
-    node = one(overlay("standalone"), "TrainingRuntime", runtime)["spec"]["template"]["spec"]["replicatedJobs"][-1]
-    assert node["template"]["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] >= longest_s + 30
+    longest_s = max(stage.checkpoint.grace_s for each in params for stage in (each.train_sft, each.train_grpo))
+    limit_s = node["template"]["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
+    assert limit_s >= longest_s + 30, "Kubernetes would kill ranks that write their last checkpoint"
 
 
-@pytest.mark.parametrize("runtime", ["grpo-torch", "grpo-torch-vllm"])
-def test_an_evicted_pod_is_no_failure_and_a_wrong_config_is_final(runtime: str) -> None:
-    """Disruptions are not counted; exit code 2 fails the job at once, and what fails by policy is not restarted."""
-    job_set = one(overlay("standalone"), "TrainingRuntime", runtime)["spec"]["template"]["spec"]
-    for job in job_set["replicatedJobs"]:
-        first = job["template"]["spec"]["podFailurePolicy"]["rules"][0]
-        assert first == {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
-        # Kubernetes takes such a policy only of pods that are not restarted in place.
-        assert job["template"]["spec"]["template"]["spec"]["restartPolicy"] == "Never"
-    _, final = job_set["replicatedJobs"][-1]["template"]["spec"]["podFailurePolicy"]["rules"]
+@each_runtime
+def test_disruption_is_no_failure_and_a_wrong_config_is_final(runtime: str) -> None:
+    """Disruptions are not counted; exit code 2 alone fails the job at once, without a restart."""
+    job_set = _job_set(runtime)
+    ignore = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
     codes = {"containerName": "node", "operator": "In", "values": [PipelineError.exit_code]}
-    assert final == {"action": "FailJob", "onExitCodes": codes}
+    for job in job_set["replicatedJobs"]:
+        final = [{"action": "FailJob", "onExitCodes": codes}] if job["name"] == "node" else []
+        assert job["template"]["spec"]["podFailurePolicy"]["rules"] == [ignore, *final]
+        # Kubernetes accepts such a policy only for pods that are not restarted in place.
+        assert job["template"]["spec"]["template"]["spec"]["restartPolicy"] == "Never"
     (rule,) = job_set["failurePolicy"]["rules"]
     assert (rule["action"], rule["onJobFailureReasons"]) == ("FailJobSet", ["PodFailurePolicy"])
 
 
 def test_training_waits_for_its_servers_and_ends_without_them() -> None:
-    """The vLLM servers come first, are ready before a trainer starts, and do not keep the job from being complete."""
-    job_set = one(overlay("standalone"), "TrainingRuntime", "grpo-torch-vllm")["spec"]["template"]["spec"]
+    """VLLM servers are ready before ranks start, and do not keep the job from completing."""
+    job_set = _job_set("grpo-torch-vllm")
     rollout, node = job_set["replicatedJobs"]
     assert (rollout["name"], "dependsOn" in rollout) == ("rollout", False)
     assert node["dependsOn"] == [{"name": "rollout", "status": "Ready"}]
     assert job_set["successPolicy"] == {"operator": "All", "targetReplicatedJobs": ["node"]}
     (server,) = rollout["template"]["spec"]["template"]["spec"]["containers"]
-    assert [port["containerPort"] for port in server["ports"]] == [SERVER_PORT]
-    assert _port_of(server) == SERVER_PORT
-    # One whose engine is dead goes on while requests wait for it; it is ended, but not while it starts.
+    assert server["ports"] == [{"name": "http", "containerPort": SERVER_PORT}]
     for probe in ("readinessProbe", "startupProbe", "livenessProbe"):
-        assert server[probe]["httpGet"]["path"] == "/health"
+        assert server[probe]["httpGet"] == {"path": "/health", "port": "http"}
     assert server["resources"]["requests"]["nvidia.com/gpu"] == server["resources"]["limits"]["nvidia.com/gpu"]
-    # The trainer's webhook demands one replica of jobs with this label only.
-    assert "trainer.kubeflow.org/trainjob-ancestor-step" not in rollout["template"].get("metadata", {}).get(
-        "labels", {}
-    )
+    # Trainer's webhook demands a single replica of jobs with this label.
+    labels = rollout["template"].get("metadata", {}).get("labels", {})
+    assert "trainer.kubeflow.org/trainjob-ancestor-step" not in labels
 
 
-def test_the_reaper_runs_alone_and_leaves_little_behind() -> None:
-    """No two at once, none that hangs, no endless list of old ones."""
-    cron = one(overlay("standalone"), "CronJob", "grpo-pipeline-reaper")["spec"]
+@each_runtime
+def test_runtime_is_accepted_and_runs(runtime: str) -> None:
+    """Under the strict validation of the fake cluster, pods come out, as many servers as replicas say."""
+    with ApiServer() as server:
+        document = copy.deepcopy(one(base(), "TrainingRuntime", runtime))
+        jobs: list[Any] = document["spec"]["template"]["spec"]["replicatedJobs"]
+        if len(jobs) == 2:
+            jobs[0]["replicas"] = 3
+        document["metadata"]["namespace"] = server.namespace
+        server.cluster.add(document)
+        server.cluster.play(script.Running(None))
+        reference = {"kind": "TrainingRuntime", "name": runtime}
+        job = {"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainJob", "metadata": {"name": "grpo-1"}}
+        server.cluster.add({**job, "spec": {"runtimeRef": reference, "suspend": False, "trainer": {"numNodes": 2}}})
+        server.clock.advance(10)
+        pods = sorted(pod["metadata"]["name"].rpartition("-")[0] for pod in server.cluster.all(kinds.PODS))
+    servers = [f"grpo-1-rollout-{number}-0" for number in range(3)] if len(jobs) == 2 else []
+    assert pods == ["grpo-1-node-0-0", "grpo-1-node-0-1", *servers]
+
+
+def test_reaper_runs_often_and_alone() -> None:
+    """Every five minutes, never two at once, none for long, and few old ones are kept."""
+    cron = one(base(), "CronJob", "grpo-pipeline-reaper")["spec"]
     assert cron["schedule"] == "*/5 * * * *"
     assert cron.get("suspend", False) is False
     assert (cron["concurrencyPolicy"], cron["timeZone"]) == ("Forbid", "Etc/UTC")
@@ -204,41 +184,33 @@ def test_the_reaper_runs_alone_and_leaves_little_behind() -> None:
     assert cron["jobTemplate"]["spec"]["activeDeadlineSeconds"] <= 120
 
 
-def test_training_pods_talk_to_one_another_and_to_nobody_else() -> None:
-    """The policy chooses every pod of the runtimes, and lets in and out only such pods, and names to be looked up."""
-    policy = one(overlay("standalone"), "NetworkPolicy", "grpo-pipeline-training")["spec"]
-    chosen = policy["podSelector"]["matchLabels"]
-    for where, template in _templates("standalone"):
-        covered = chosen.items() <= template["metadata"]["labels"].items()
-        assert covered == where.startswith("grpo-torch"), where
-    assert policy["policyTypes"] == ["Ingress", "Egress"]
-    among = [{"podSelector": {"matchLabels": chosen}}]
-    assert policy["ingress"] == [{"from": among}]
-    names = [{"port": 53, "protocol": protocol} for protocol in ("UDP", "TCP")]
-    assert policy["egress"] == [{"to": among}, {"ports": names}]
-
-
-@each_overlay
-def test_no_other_policy_opens_what_is_closed(name: str) -> None:
-    """What several policies allow adds up: there is one for training pods, and one for the reaper."""
-    policies = {each["metadata"]["name"]: each["spec"] for each in overlay(name) if each["kind"] == "NetworkPolicy"}
+def test_training_pods_reach_only_one_another() -> None:
+    """And DNS; what several policies allow adds up, so no other policy selects them. The reaper reaches the API."""
+    policies = {each["metadata"]["name"]: each["spec"] for each in base() if each["kind"] == "NetworkPolicy"}
     assert set(policies) == {"grpo-pipeline-training", "grpo-pipeline-reaper"}
-    reaper = policies["grpo-pipeline-reaper"]
-    assert reaper["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == "reaper"
-    assert (reaper["policyTypes"], reaper.get("ingress", [])) == (["Ingress", "Egress"], [])
-    (rule,) = reaper["egress"]
-    assert "to" not in rule
-    assert {53, 443, 6443} <= {port["port"] for port in rule["ports"]}
+    for name, starts in (("training", "grpo-torch"), ("reaper", "grpo-pipeline-reaper")):
+        selected = policies[f"grpo-pipeline-{name}"]["podSelector"]["matchLabels"]
+        for where, template in pod_templates(base()).items():
+            assert (selected.items() <= template["metadata"]["labels"].items()) == where.startswith(starts), where
+    dns = [{"port": 53, "protocol": protocol} for protocol in ("UDP", "TCP")]
+    training, reaper = policies["grpo-pipeline-training"], policies["grpo-pipeline-reaper"]
+    among = [{"podSelector": training["podSelector"]}]
+    assert training["policyTypes"] == reaper["policyTypes"] == ["Ingress", "Egress"]
+    assert training["ingress"] == [{"from": among}]
+    assert training["egress"] == [{"to": among}, {"ports": dns}]
+    api = [{"port": port, "protocol": "TCP"} for port in (443, 6443, 8443)]
+    assert reaper.get("ingress", []) == []
+    assert reaper["egress"] == [{"ports": [*dns, *api]}]
 
 
-def test_the_volume_is_for_many_nodes() -> None:
+def test_volume_is_shared_by_nodes() -> None:
     """Every pod of a run writes to it, on whichever node."""
-    claim = one(overlay("standalone"), "PersistentVolumeClaim", "grpo-pipeline")
+    claim = one(base(), "PersistentVolumeClaim", "grpo-pipeline")
     assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
 
 
-def test_a_site_can_set_namespace_images_storage_and_servers_from_outside(tmp_path: Path) -> None:
-    """A kustomization on top of an overlay reaches all of them, the images inside the runtimes too."""
+def test_site_can_change_namespace_images_storage_and_servers(tmp_path: Path) -> None:
+    """With a kustomization on top of an overlay, which reaches the images in runtimes, too."""
     site = tmp_path / "site"
     site.mkdir()
     (tmp_path / "k8s").symlink_to(K8S)
@@ -246,12 +218,12 @@ def test_a_site_can_set_namespace_images_storage_and_servers_from_outside(tmp_pa
     documents = render(site)
     assert {document["metadata"]["namespace"] for document in documents} == {"team-a"}
     assert {subject["namespace"] for each in documents for subject in each.get("subjects", [])} == {"team-a"}
-    images = {c["image"] for each in documents for _, t in pod_templates(each) for c in t["spec"]["containers"]}
+    images = {each["image"] for pod in pod_templates(documents).values() for each in pod["spec"]["containers"]}
     assert images == {f"registry.example.com/grpo-pipeline/python-{kind}:0123abc" for kind in ("light", "gpu")}
     assert one(documents, "PersistentVolumeClaim", "grpo-pipeline")["spec"]["storageClassName"] == "nfs"
     runtime = one(documents, "TrainingRuntime", "grpo-torch-vllm")
     assert runtime["spec"]["template"]["spec"]["replicatedJobs"][0]["replicas"] == 4
-    assert "NetworkPolicy/grpo-pipeline-hub-access" in {f"{d['kind']}/{d['metadata']['name']}" for d in documents}
+    assert one(documents, "NetworkPolicy", "grpo-pipeline-hub-access")
     assert [faults(document) for document in documents] == [[]] * len(documents)
 
 
@@ -277,15 +249,3 @@ transformers:
     metadata: {name: profile, namespace: team-a}
     setRoleBindingSubjects: allServiceAccounts
 """
-
-
-def _port_of(container: Json) -> int:
-    """The port that a container's readiness is asked at, which may be named."""
-    port = container["readinessProbe"]["httpGet"]["port"]
-    named = {each.get("name"): each["containerPort"] for each in container["ports"]}
-    found: int = named.get(port, port)
-    return found
-
-
-def _templates(name: str) -> list[tuple[str, Json]]:
-    return [template for document in overlay(name) for template in pod_templates(document)]

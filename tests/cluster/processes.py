@@ -1,0 +1,55 @@
+"""Processes of tests that run for real: what there is of them, and waiting for what they do."""
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from components.cluster.servers import ServerProcess
+
+ROOT = Path(__file__).parents[2]
+SERVER = """
+import http.server, os, pathlib, subprocess, sys, threading, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+print("hello from", os.getpid(), child.pid, flush=True)
+if "--fail" in sys.argv: sys.exit("no such model")
+if "--slow" in sys.argv: time.sleep(600)
+port = int(next(a.removeprefix("--port=") for a in sys.argv if a.startswith("--port=")))
+state = pathlib.Path(os.environ["TMPDIR"]) / f"state-{port}"
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        condition = state.read_text() if state.exists() else "ready"
+        if condition == "hangs": time.sleep(600)
+        self.send_response(503 if condition == "dead" else 200); self.end_headers()
+        if condition == "closing": threading.Thread(target=self.server.shutdown).start()
+with http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler) as server: server.serve_forever(0.02)
+time.sleep(600)
+"""
+"""Answers as a file says, and has a child process, as vLLM has."""
+
+
+def wait_until(condition: Callable[[], object], limit_s: float = 120) -> None:
+    """Wait until something is true; the limit only ends a test that has failed."""
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {limit_s} s"
+        time.sleep(0.01)
+
+
+def is_gone(pid: int) -> bool:
+    """Whether a process has ended, even if its parent has not asked for its exit code."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def pids(folder: Path) -> list[int]:
+    """The processes of the ranks that `tests.cluster.ranks.act` runs in, in the order of their ranks."""
+    return [int(path.read_text()) for path in sorted(folder.glob("*.pid")) if path.read_text()]
+
+
+def server_process(folder: Path, *flags: str, number: int = 0) -> ServerProcess:
+    """A server that answers health checks, whose log is `number`.log."""
+    return ServerProcess([sys.executable, "-c", SERVER, *flags], folder / f"{number}.log", lambda _: dict(os.environ))

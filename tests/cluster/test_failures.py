@@ -1,0 +1,103 @@
+"""Which of several signs is taken for the reason of a failure, and what ranks report."""
+
+from dataclasses import dataclass, field
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from components.cluster.failures import SilentRankError, error_of_ranks, failure_reason
+from components.cluster.job import Job
+from components.shared.errors import PipelineError, RetryableError
+from components.shared.system_errors import out_of_memory
+
+JOB = {
+    "metadata": {"name": "grpo-1"},
+    "status": {
+        "conditions": [{"type": "Failed", "status": "True", "reason": "FailedJobs", "message": "jobset failed"}]
+    },
+}
+
+
+def _pod(name: str, *, disruption: str = "", **terminated: Any) -> dict[str, Any]:
+    """A pod whose container has ended, or that was disrupted."""
+    status: dict[str, Any] = {}
+    if terminated:
+        status["containerStatuses"] = [{"state": {"terminated": terminated}}]
+    if disruption:
+        target = {"type": "DisruptionTarget", "status": "True", "reason": disruption, "message": "by the scheduler"}
+        status["conditions"] = [target]
+    return {"metadata": {"name": name}, "spec": {}, "status": status}
+
+
+@dataclass(frozen=True)
+class Sign:
+    """A sign of a failure, and the error where it is the only one."""
+
+    message: str
+    kind: type[PipelineError]
+    pods: tuple[dict[str, Any], ...] = ()
+    tails: dict[str, list[str]] = field(default_factory=dict)
+    error: PipelineError | None = None
+
+
+SIGNS = {
+    "memory": Sign("out of memory", PipelineError, pods=(_pod("a", reason="OOMKilled", exitCode=137),)),
+    "mistake": Sign("a key is wrong", PipelineError, error=PipelineError("a key is wrong")),
+    "disruption": Sign("was disrupted", RetryableError, pods=(_pod("b", disruption="PreemptionByScheduler"),)),
+    "lost-peer": Sign("rank 7 did not come", RetryableError, error=RetryableError("rank 7 did not come")),
+    "log": Sign("Watchdog", RetryableError, tails={"c": ["Watchdog caught collective operation timeout"]}),
+    "silence": Sign("rank 1 was killed", RetryableError, error=SilentRankError("rank 1 was killed")),
+    "exit-code": Sign("ended with exit code 2", PipelineError, pods=(_pod("d", exitCode=2),)),
+    "job": Sign("jobset failed", RetryableError),
+}
+"""From causes that no rank can report to mere consequences: the first is the reason."""
+ONE_ERROR = {"mistake", "lost-peer", "silence"}
+"""Ranks report one error between them."""
+
+
+@pytest.mark.parametrize(("first", "second"), [pair for pair in combinations(SIGNS, 2) if not set(pair) <= ONE_ERROR])
+def test_cause_goes_before_consequences(first: str, second: str) -> None:
+    """Of any two signs, the one that says what to do is reported."""
+    signs = [SIGNS[first], SIGNS[second]]
+    pods = [pod for sign in reversed(signs) for pod in sign.pods]
+    tails = {where: lines for sign in signs for where, lines in sign.tails.items()}
+    reason = failure_reason(JOB, pods, tails, next((sign.error for sign in signs if sign.error), None))
+    assert signs[0].message in str(reason)
+    assert isinstance(reason, RetryableError) == (signs[0].kind is RetryableError)
+
+
+@pytest.mark.parametrize("name", SIGNS)
+def test_deadline_goes_before_all_other_signs(name: str) -> None:
+    """After the deadline pods are killed and ranks lose one another: consequences, all of them."""
+    over = {"type": "Failed", "status": "True", "reason": "DeadlineExceeded", "message": ""}
+    sign = SIGNS[name]
+    reason = failure_reason({**JOB, "status": {"conditions": [over]}}, list(sign.pods), sign.tails, sign.error)
+    assert "training_timeout_s" in str(reason)
+    assert not isinstance(reason, RetryableError)
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    """A job of two ranks that has been written."""
+    job = Job(tmp_path / "launch", "", config={}, folders={}, outputs={}, num_processes=2, grace_s=1)
+    job.write()
+    return job
+
+
+def test_system_error_without_a_number(job: Job) -> None:
+    """For example a time-out that Python itself raises: reported as any other error."""
+    job.write_outcome(0, {"error": "took too long", "errno": None, "file": None, "exit_code": 1})
+    assert str(error_of_ranks(job)) == "rank 0: took too long"
+
+
+def test_kind_of_an_error_does_not_depend_on_the_log_below_it(job: Job) -> None:
+    """A warning about memory in the log of a rank makes no other error one of memory."""
+    job.log(1).write_text("warning: may run out of memory\nKeyError: 'x'\n")
+    for message, is_memory in (("KeyError: 'x'", False), ("OutOfMemoryError: CUDA out of memory. Tried 2 GiB", True)):
+        job.write_outcome(1, {"error": message, "exit_code": 1})
+        error = error_of_ranks(job)
+        assert error is not None
+        assert "may run out of memory" in str(error)
+        assert (out_of_memory(error) is not None) == is_memory

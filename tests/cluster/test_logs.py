@@ -1,0 +1,58 @@
+"""The first rank's log in the step's own."""
+
+import time
+
+import pytest
+
+from components.cluster import watch
+from tests.cluster.launched import RESULT, MakeJob
+from tests.fake_cluster import ApiServer, Fault, kinds, script
+
+LINES = tuple(f"step {number}/200  reward {number / 200:.3f}" for number in range(200))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "faults"),
+    [
+        pytest.param(100, [], id="no-faults"),
+        pytest.param(0.001, [], id="equal-times"),
+        pytest.param(100, [Fault("GET", "/log", cut_after=size) for size in (7, 300, 1, 1111, 64)], id="cut-off"),
+        pytest.param(
+            0.001, [Fault("GET", "/log", cut_after=size) for size in (3000, 40, 9000)], id="equal-times-cut-off"
+        ),
+        pytest.param(100, [Fault("GET", "/log", drop="before", times=5)], id="dropped"),
+        pytest.param(100, [Fault("GET", "/log", status=500, times=4), Fault("GET", "/log", drop="after")], id="errors"),
+    ],
+)
+def test_every_line_is_printed_once(
+    make_job: MakeJob, server: ApiServer, capfd: pytest.CaptureFixture[str], seconds: float, faults: list[Fault]
+) -> None:
+    """None is lost, doubled or torn, over connections that break."""
+    job = make_job()
+    server.faults.add(*faults)
+    server.cluster.play(script.Running(seconds, LINES), script.Running(60), script.Do(job.succeed), script.Complete())
+    assert job.run() == RESULT
+    assert [line for line in capfd.readouterr().out.splitlines() if line.startswith("step ")] == list(LINES)
+
+
+def test_restarted_pods_are_followed(make_job: MakeJob, server: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a restart by JobSet the log is that of the new pod."""
+    printed: list[str] = []
+    monkeypatch.setattr(watch, "say_line", printed.append)
+    advance = server.clock.advance
+
+    def sleep(seconds: float) -> None:
+        # The log of a lost pod can be read as long as the pod exists, which takes its time.
+        while not printed and any(request.path.endswith("/log") for request in server.requests):
+            time.sleep(0.01)
+        advance(seconds)
+
+    monkeypatch.setattr(server.clock, "sleep", sleep)
+    job = make_job()
+    server.cluster.remove(kinds.TRAINING_RUNTIMES, "grpo-torch")
+    server.cluster.add_runtime("grpo-torch", max_restarts=1)
+    server.cluster.play(
+        script.Running(60, ("first pod",)), script.NodeLost(0), script.Running(60, ("second pod",)), *job.success()
+    )
+    assert job.run() == RESULT
+    assert printed == ["first pod", "second pod", "step 1", "step 2"]
