@@ -110,8 +110,8 @@ def test_grades_come_in_the_order_of_the_submissions(pool: Pool) -> None:
 @pytest.mark.parametrize(
     ("gold", "reason"),
     [
-        ("loop", "took longer than 1 s"),
-        ("loop in C", "took longer than 1 s"),
+        pytest.param("loop", "took longer than 1 s", marks=pytest.mark.slow),
+        pytest.param("loop in C", "took longer than 1 s", marks=pytest.mark.slow),
         ("ask for much memory", "out of memory"),
         ("use much memory and hide it", "out of memory"),
         ("fault", "the grader crashed (signal 11)"),
@@ -219,7 +219,7 @@ def test_a_worker_that_has_grown_large_is_replaced() -> None:
         assert pool([act("process")]) != [first]
 
 
-@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP])
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)])
 def test_a_submission_whose_worker_is_killed_or_stopped_is_graded_by_another(
     pool: Pool, tmp_path: Path, sent: signal.Signals
 ) -> None:
@@ -389,6 +389,7 @@ REPEATING = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("golds", [["sleep"], ["loop in C", "loop"]])
 def test_no_worker_outlives_a_killed_program(tmp_path: Path, golds: list[str]) -> None:
     """Neither an idle one nor one that is in an endless computation."""
@@ -403,6 +404,7 @@ def test_no_worker_outlives_a_killed_program(tmp_path: Path, golds: list[str]) -
         assert program.stderr.read() == ""
 
 
+@pytest.mark.slow
 def test_an_interrupt_is_for_the_program_alone(tmp_path: Path) -> None:
     """Ctrl-C, which goes to the whole group, ends the program and its workers with only the program's traceback."""
     program = script(REPEATING, "loop in C", "sleep", cwd=tmp_path, start_new_session=True)

@@ -44,9 +44,10 @@ def value(code: str, call: str = "attack()") -> object:
 
 @pytest.fixture(autouse=True)
 def nothing_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """After every test no process and no descriptor is left; and there is a secret to steal."""
+    """After every test no process and no descriptor is left. There is a secret to steal, and time enough."""
     monkeypatch.setenv("SECRET", SECRET)
     monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
+    monkeypatch.setattr(sandbox, "DEADLINE_S", 600)  # a busy machine fails no test
     descriptors, before = sorted(Path("/proc/self/fd").iterdir()), _children()
     yield
     assert sorted(Path("/proc/self/fd").iterdir()) == descriptors
@@ -395,19 +396,19 @@ def test_code_that_never_ends_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_computing_is_limited_by_processor_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_computing_is_limited_by_processor_time() -> None:
     """The kernel ends code that computes for too long even if nobody watches the clock."""
-    monkeypatch.setattr(sandbox, "DEADLINE_S", 60)
     code = "import signal\nsignal.signal(signal.SIGXCPU, signal.SIG_IGN)\nwhile True: pass"
     assert f"more than {CPU_S} s of processor time" in reason(code, "1")
 
 
+@pytest.mark.slow
 def test_the_clock_starts_with_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
     """Starting an interpreter may take longer; what was given before the deadline counts, the rest is unfinished."""
-    monkeypatch.setattr(sandbox, "DEADLINE_S", 0.5)
-    monkeypatch.setattr(sandbox, "_CHILD", f"import time; time.sleep(0.6){sandbox._CHILD}")
-    late = Failed("was not finished: it took longer than 0.5 s")
-    assert run("import time", ["time.sleep(0.1)", "time.sleep(30)", "2"]) == [Returned(None), late, late]
+    monkeypatch.setattr(sandbox, "DEADLINE_S", 3)
+    monkeypatch.setattr(sandbox, "_CHILD", f"import time; time.sleep(4){sandbox._CHILD}")
+    late = Failed("was not finished: it took longer than 3 s")
+    assert run("import time", ["1", "time.sleep(3000)", "2"]) == [Returned(1), late, late]
 
 
 @pytest.mark.parametrize(
@@ -715,22 +716,22 @@ def test_a_run_ends_with_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
         return started
 
     monkeypatch.setattr(sandbox, "_start", hold)
-    monkeypatch.setattr(sandbox, "DEADLINE_S", 3600)
     with ThreadPoolExecutor() as threads:
         running = threads.submit(run, "", ["1", "'x' * 20_000"])
         try:
-            assert running.result(timeout=60) == [Returned(1), Returned("x" * 20_000)]
+            assert running.result(timeout=300) == [Returned(1), Returned("x" * 20_000)]
         finally:
             for descriptor in held:
                 os.close(descriptor)
 
 
+@pytest.mark.slow
 def test_a_run_does_not_outlive_its_parent() -> None:
     """When the process that asked for it is killed, so is the run."""
     code = "from components.grading.sandbox.run import run; run('import time; time.sleep(1000)', ['1'])"
     parent = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT)
     children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children")
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 300
     while not _is_confined(child := children.read_text().strip()) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert child

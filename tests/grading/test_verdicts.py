@@ -14,6 +14,7 @@ from components.grading.answer import final_answer
 from components.grading.verifier import Submission, Verdict, Verifier, grade
 from components.shared.answer_policy import AnswerPolicy
 from tests.grading.tables import ATTACKS, Case, table
+from tests.processor_time import processor_time
 
 SHARED = Path("../shared")
 BOXED, MARKED, DECLARED, STATED = AnswerPolicy
@@ -25,24 +26,25 @@ def boxed(gold: str, answer: str) -> Submission:
     return Submission(gold, rf"\boxed{{{answer}}}", STATED)
 
 
-def failures(verify: Verifier, cases: Sequence[tuple[Submission, str]]) -> list[Any]:
+def failures(cases: Sequence[tuple[Submission, str]]) -> list[Any]:
     """The submissions that get another verdict than the one beside them, with their grades."""
-    grades = verify([submission for submission, _ in cases])
-    return [(*case, grade) for case, grade in zip(cases, grades, strict=True) if grade.verdict != case[1]]
+    with processor_time(300):  # a rule that hangs
+        grades = [grade(each.gold, each.response, each.policy) for each, _ in cases]
+    return [(*case, each) for case, each in zip(cases, grades, strict=True) if each.verdict != case[1]]
 
 
 @pytest.mark.parametrize("verdict", ["right", "wrong"])
-def test_two_answers_have_their_verdict_whichever_is_expected(verify: Verifier, verdict: str) -> None:
+def test_two_answers_have_their_verdict_whichever_is_expected(verdict: str) -> None:
     """Other notations of an answer are right, near misses are wrong, and nothing is unscorable."""
     pairs = [(gold, answer) for gold, answer, expected, _ in table("answers.tsv") if expected == verdict]
     submissions = [boxed(*pair) for gold, answer in pairs for pair in ((gold, answer), (answer, gold))]
-    assert failures(verify, [(submission, verdict) for submission in submissions]) == []
+    assert failures([(submission, verdict) for submission in submissions]) == []
 
 
-def test_every_answer_equals_itself(verify: Verifier) -> None:
+def test_every_answer_equals_itself() -> None:
     """The expected text is right, with spaces around it too, unless it is undefined."""
     texts = {text for gold, answer, _, why in table("answers.tsv") if why != "undefined" for text in (gold, answer)}
-    assert failures(verify, [(boxed(text, f" {text} "), "right") for text in sorted(texts)]) == []
+    assert failures([(boxed(text, f" {text} "), "right") for text in sorted(texts)]) == []
 
 
 @pytest.mark.slow
@@ -57,13 +59,13 @@ def test_the_verdict_on_any_two_answers_is_the_same_both_ways(verify: Verifier) 
 
 
 @pytest.mark.parametrize("name", ["responses.tsv", "gsm8k.tsv"])
-def test_a_response_has_the_verdict_of_its_final_answer(verify: Verifier, name: str) -> None:
+def test_a_response_has_the_verdict_of_its_final_answer(name: str) -> None:
     """Hand-written responses, and solutions of GSM8K as they are and with mistakes."""
     cases = [Case(*row) for row in table(name)]
-    assert failures(verify, [(Submission(case.gold, case.response, STATED), case.verdict) for case in cases]) == []
+    assert failures([(Submission(case.gold, case.response, STATED), case.verdict) for case in cases]) == []
 
 
-def test_an_attack_is_wrong_by_every_policy(verify: Verifier) -> None:
+def test_an_attack_is_wrong_by_every_policy() -> None:
     """Not unscorable either, which would spare a policy its penalty."""
     cases = list(ATTACKS)
     for length in (300, 3000):
@@ -77,7 +79,7 @@ def test_an_attack_is_wrong_by_every_policy(verify: Verifier) -> None:
         for policy in AnswerPolicy
     }
     assert len(submissions) > 1000
-    assert failures(verify, [(submission, "wrong") for submission in submissions.values()]) == []
+    assert failures([(submission, "wrong") for submission in submissions.values()]) == []
 
 
 @cache
