@@ -1,23 +1,41 @@
-"""Custom rewards: functions of the user's, named in the params as `package.module:function` (see rewards.py).
+"""Calling what people write: rewards are found by name, tried in advance, and may fail in any way.
 
-Python finds the module in the folder in which the command is run, in PYTHONPATH or among what is installed. This module
-is also a command, which `import_errors` runs to try the imports in a process of its own.
+A custom reward is a function in any module, named in the params as `package.module:function`. Python finds the module
+in the folder in which the command is run, in PYTHONPATH or among installed packages. This module is also a command,
+which `import_errors` runs to try the imports in a process of its own.
 """
 
 import json
+import math
 import re
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
-from typing import Any
+from numbers import Real
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from components.grading.verifier import Grade, Verdict
 from components.shared.errors import PipelineError
+from components.shared.problem import Problem
+
+if TYPE_CHECKING:  # torch
+    from components.rollout.sampler import Completion
+
+RewardFunction = Callable[..., Any]
+_ValueT = TypeVar("_ValueT")
 
 _DEADLINE_S = 120.0
 _MARK = "rewards that cannot be loaded: "
 """Begins the line with the answer: modules may print what they like."""
 _CUSTOM = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", re.ASCII)
+_LARGEST = 1e15
+"""Magnitude of a reward whose square still fits, in float32, into the sums over a rollout."""
 
 
 def is_custom(name: str) -> bool:
@@ -25,7 +43,7 @@ def is_custom(name: str) -> bool:
     return _CUSTOM.fullmatch(name) is not None
 
 
-def load_reward(name: str) -> Callable[..., Any]:
+def load_reward(name: str) -> RewardFunction:
     """Return the function that `name` stands for; PipelineError if there is none."""
     module_name, _, function_name = name.partition(":")
     where = f"train_grpo.reward.weights.{name}"
@@ -40,8 +58,87 @@ def load_reward(name: str) -> Callable[..., Any]:
     if not callable(function):
         value = "" if function is None else f": it is {function!r:.80}"
         raise PipelineError(f"{where}: {module_name} ({module.__file__}) has no function `{function_name}`{value}")
-    reward: Callable[..., Any] = function
+    reward: RewardFunction = function
     return reward
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a completion has no reward."""
+
+    kind: str
+    """What failed, and how: failures of one kind are counted together."""
+    message: str
+    """What exactly happened this time, in one line."""
+
+
+def ask(
+    name: str,
+    function: RewardFunction,
+    problem: Problem,
+    completions_G: Sequence["Completion"],
+    grades_G: Sequence[Grade],
+) -> list[float | Failure]:
+    """Return what each completion is worth, or how the reward failed.
+
+    A reward has to be a finite number; NaN is allowed for what has no verdict. One that would end the process, as by
+    sys.exit, ends the run with a PipelineError.
+    """
+    if getattr(function, "compares_group", False):
+        values = _attempt(name, problem, lambda: list(function(problem, completions_G, grades_G)))
+        if not isinstance(values, Failure) and len(values) != len(grades_G):
+            what = f"reward {name} returned a wrong number of values"
+            values = Failure(what, f"{what}: {len(values)} for {len(grades_G)} completions")
+        values_G = [values] * len(grades_G) if isinstance(values, Failure) else values
+    else:
+        calls = [partial(function, problem, *pair) for pair in zip(completions_G, grades_G, strict=True)]
+        values_G = [_attempt(name, problem, call) for call in calls]
+    return [_number(name, value, grade) for value, grade in zip(values_G, grades_G, strict=True)]
+
+
+def _attempt(name: str, problem: Problem, call: Callable[[], _ValueT]) -> _ValueT | Failure:
+    try:
+        return call()
+    except KeyboardInterrupt:
+        raise
+    except Exception as error:  # what people write may fail in any way, and one completion should not end the run
+        return _raised(name, error)
+    except BaseException as error:
+        raise PipelineError(
+            f"train_grpo.reward.weights.{name}: {_raised(name, error).message} for a completion of {problem.id}; a "
+            "reward has to return a number, or raise an Exception for a completion that it cannot score"
+        ) from error
+
+
+def _number(name: str, value: Any, grade: Grade) -> float | Failure:
+    """Return a reward as a float; one that is no finite number, or NaN without need, failed."""
+    if isinstance(value, Failure):
+        return value
+    if isinstance(value, Real):
+        with suppress(OverflowError):
+            number = float(value)
+            if math.isfinite(number) or grade.verdict is Verdict.UNSCORABLE:
+                return number
+    what = f"reward {name} returned"
+    return Failure(f"{what} no finite number", f"{what} {value!r:.100}, where a finite number is expected")
+
+
+def too_large(name: str, weight: float, values: "tuple[float, ...] | Failure") -> Failure | None:
+    """Return how a reward fails by its size: the statistics of its group would overflow, and nothing be learned."""
+    if isinstance(values, Failure):
+        return None
+    largest = max((abs(value) for value in values if not math.isnan(value)), default=0.0)
+    if largest * max(1.0, abs(weight)) <= _LARGEST:
+        return None
+    what = f"reward {name} is {largest:g} in magnitude, with a weight of {weight:g}"
+    return Failure(f"reward {name} is too large", f"{what}: more than {_LARGEST:g}, the statistics of a group overflow")
+
+
+def _raised(name: str, error: BaseException) -> Failure:
+    innermost = traceback.extract_tb(error.__traceback__)[-1]
+    last_line = traceback.format_exception_only(error)[-1].strip()
+    where = f"{Path(innermost.filename).name}, line {innermost.lineno}"
+    return Failure(f"reward {name} raised {type(error).__name__}", f"reward {name} raised {last_line} ({where})")
 
 
 def import_errors(names: Sequence[str], *, trained_here: bool) -> list[str]:

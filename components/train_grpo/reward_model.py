@@ -10,12 +10,14 @@ Shape suffixes, beside those of objective.py:
 
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
@@ -35,15 +37,65 @@ from components.shared.errors import PipelineError
 from components.shared.progress import say
 from components.shared.system_errors import out_of_memory
 from components.train_grpo.config import RewardModelConfig, TrainGRPOConfig
-from components.train_grpo.labeled_examples import Examples, LabeledExample, Replay, scorable
 from components.train_grpo.rewards import is_masked
 from components.train_grpo.rollouts import Group
 
+_Row = npt.NDArray[np.int32]
+_CAPACITY = 10_000
+"""Examples in the replay: a tenth of the training of iterations of 90,000 completions, 22 MB at 500 tokens each."""
 _EXAMPLES_PER_STEP = 64
 """At most so many examples share an optimizer step: enough for a steady gradient, few enough for several steps."""
 _EXAMPLES_READ = 1024
 """Examples that are unpacked and scored at once."""
 _EXPECTED_BASE = "expected the folder or hub id of a sequence classifier, or `reference` to make one"
+
+
+class RewardModelTraining:
+    """Retrains the reward model on the completions of each iteration, with a share of earlier ones (line 12)."""
+
+    def __init__(self, config: TrainGRPOConfig, model: "RewardModel") -> None:
+        self.config = config
+        self.model = model
+        self.collected = Examples()
+        self._replay = Replay()
+
+    def collect(self, groups: Sequence[Group]) -> None:
+        """Add the completions of a rollout that are not masked, with the verifier's label for each step."""
+        self.collected.extend(
+            LabeledExample(
+                scored.completion.tokens,
+                tuple(step.end for step in scored.steps),
+                tuple(step.reward for step in scored.steps),
+            )
+            for group in groups
+            for scored in group.scored_G
+            if not is_masked(self.config, scored.completion)
+        )
+
+    def retrain(self, iteration: int) -> dict[str, float]:
+        """Train on what was collected since the last time; return the metrics."""
+        new, self.collected = self.collected, Examples()
+        seed = self.config.seed + iteration
+        examples = self._replay.mix(new, fraction=self.model.config.replay_fraction, seed=seed)
+        with memory_for_passes("train_grpo", self.config.engine, "the training of the reward model"):
+            figures = self.model.fit(examples, num_new=len(new), seed=seed)
+        self._replay.add(new)
+        say("train_grpo", "reward model trained: " + ", ".join(f"{name} {x:.4g}" for name, x in figures.items()))
+        return {"iteration": iteration, **figures}
+
+    def state(self, *, main: bool) -> dict[str, Any]:
+        """Return everything as plain values, for a checkpoint; the examples only in the `main` process."""
+        return {
+            "model": self.model.state_dict(),
+            "replay": self._replay.state(),
+            "collected": self.collected.state() if main else None,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from what `state` returned in the main process."""
+        self.model.load_state_dict(state["model"])
+        self._replay.restore(state["replay"])
+        self.collected = Examples.restored(state["collected"])
 
 
 class RewardModel:
@@ -90,7 +142,7 @@ class RewardModel:
                 scores[index] = list(islice(scores_of_batch, len(step_ends[index])))
         return scores
 
-    def fit(self, examples: Sequence[LabeledExample], *, num_new: int, seed: int) -> dict[str, float]:
+    def fit(self, examples: "Sequence[LabeledExample]", *, num_new: int, seed: int) -> dict[str, float]:
         """Train for `config.epochs` passes in an order given by `seed`; return the metrics.
 
         The first `num_new` examples are new, the rest replayed. `reward_model_accuracy` is the share of new labels on
@@ -141,7 +193,7 @@ class RewardModel:
         logits_E: Tensor = self.model.score(hidden_RTD[batch.row_E, batch.position_E]).squeeze(1)
         return logits_E
 
-    def _accuracy(self, examples: Sequence[LabeledExample], num_new: int) -> float:
+    def _accuracy(self, examples: "Sequence[LabeledExample]", num_new: int) -> float:
         agree: list[bool] = []
         for start in range(0, num_new, _EXAMPLES_READ):
             part = scorable(examples[start : min(num_new, start + _EXAMPLES_READ)])
@@ -153,7 +205,7 @@ class RewardModel:
             ]
         return sum(agree) / len(agree) if agree else math.nan
 
-    def _step(self, examples: Sequence[LabeledExample]) -> float:
+    def _step(self, examples: "Sequence[LabeledExample]") -> float:
         """Take an optimizer step on the mean loss per label; return the sum over labels from before it."""
         tokens, step_ends = [example.tokens for example in examples], [example.step_ends for example in examples]
         num_labels = sum(map(len, step_ends))
@@ -173,52 +225,137 @@ class RewardModel:
         return total
 
 
-class RewardModelTraining:
-    """Retrains the reward model on the completions of each iteration, with a share of earlier ones (line 12)."""
+# Examples -------------------------------------------------------------------------------------------------------------
 
-    def __init__(self, config: TrainGRPOConfig, model: RewardModel) -> None:
-        self.config = config
-        self.model = model
-        self.collected = Examples()
-        self._replay = Replay()
 
-    def collect(self, groups: Sequence[Group]) -> None:
-        """Add the completions of a rollout that are not masked, with the verifier's label for each step."""
-        self.collected.extend(
-            LabeledExample(
-                scored.completion.tokens,
-                tuple(step.end for step in scored.steps),
-                tuple(step.reward for step in scored.steps),
-            )
-            for group in groups
-            for scored in group.scored_G
-            if not is_masked(self.config, scored.completion)
-        )
+@dataclass(frozen=True)
+class LabeledExample:
+    """A completion with a label for each of its steps."""
 
-    def retrain(self, iteration: int) -> dict[str, float]:
-        """Train on what was collected since the last time; return the metrics."""
-        new, self.collected = self.collected, Examples()
-        seed = self.config.seed + iteration
-        examples = self._replay.mix(new, fraction=self.model.config.replay_fraction, seed=seed)
-        with memory_for_passes("train_grpo", self.config.engine, "the training of the reward model"):
-            figures = self.model.fit(examples, num_new=len(new), seed=seed)
-        self._replay.add(new)
-        say("train_grpo", "reward model trained: " + ", ".join(f"{name} {x:.4g}" for name, x in figures.items()))
-        return {"iteration": iteration, **figures}
+    tokens: TokenSequence
+    step_ends: tuple[int, ...]
+    """Completion tokens up to and including the last of each step; for an outcome the completion is one step."""
+    labels: tuple[float, ...]
+    """For each step 1 for right, 0 for wrong, NaN for unscorable."""
 
-    def state(self, *, main: bool) -> dict[str, Any]:
-        """Return everything as plain values, for a checkpoint; the examples only in the `main` process."""
-        return {
-            "model": self.model.state_dict(),
-            "replay": self._replay.state(),
-            "collected": self.collected.state() if main else None,
-        }
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from what `state` returned in the main process."""
-        self.model.load_state_dict(state["model"])
-        self._replay.restore(state["replay"])
-        self.collected = Examples.restored(state["collected"])
+def scorable(examples: Iterable[LabeledExample]) -> list[LabeledExample]:
+    """Return the examples without unscorable steps, and without those that have no other steps."""
+    scored = []
+    for example in examples:
+        pairs = [pair for pair in zip(example.step_ends, example.labels, strict=True) if not math.isnan(pair[1])]
+        if pairs:
+            step_ends, labels = zip(*pairs, strict=True)
+            scored.append(LabeledExample(example.tokens, step_ends, labels))
+    return scored
+
+
+class Examples(Sequence[LabeledExample]):
+    """A list of examples in 4 bytes per token: every process holds those of a whole iteration."""
+
+    def __init__(self, examples: Iterable[LabeledExample] = ()) -> None:
+        self._rows: list[_Row] = []
+        self.extend(examples)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @overload
+    def __getitem__(self, place: int) -> LabeledExample: ...
+    @overload
+    def __getitem__(self, place: slice) -> "Examples": ...
+    def __getitem__(self, place: int | slice) -> "LabeledExample | Examples":
+        """Return one example, or a slice, which shares its memory with these."""
+        return self._from_rows(self._rows[place]) if isinstance(place, slice) else _unpacked(self._rows[place])
+
+    def __iter__(self) -> Iterator[LabeledExample]:
+        return map(_unpacked, self._rows)
+
+    def __setitem__(self, place: int, example: LabeledExample) -> None:
+        self._rows[place] = _packed(example)
+
+    def __add__(self, other: "Examples") -> "Examples":
+        return self._from_rows(self._rows + other._rows)
+
+    def extend(self, examples: Iterable[LabeledExample]) -> None:
+        """Add examples."""
+        self._rows += map(_packed, examples)
+
+    def select(self, places: Iterable[int]) -> "Examples":
+        """Return the examples at some indices, which share their memory with these."""
+        return self._from_rows([self._rows[place] for place in places])
+
+    def state(self) -> dict[str, Tensor]:
+        """Return all of them in two tensors, for a checkpoint."""
+        sizes = torch.tensor([len(row) for row in self._rows], dtype=torch.int64)
+        return {"rows": torch.from_numpy(np.concatenate([np.empty(0, np.int32), *self._rows])), "sizes": sizes}
+
+    @classmethod
+    def restored(cls, state: dict[str, Tensor]) -> "Examples":
+        """Return the examples from their `state`."""
+        return cls._from_rows([rows.numpy() for rows in state["rows"].split(state["sizes"].tolist())])
+
+    @classmethod
+    def _from_rows(cls, rows: list[_Row]) -> "Examples":
+        examples = cls()
+        examples._rows = rows
+        return examples
+
+
+def _packed(example: LabeledExample) -> _Row:
+    """Return one array: the numbers of tokens of prompt and completion, the tokens, step ends, and labels."""
+    prompt, completion = example.tokens.prompt_ids, example.tokens.completion_ids
+    labels = np.array(example.labels, np.float32).view(np.int32)
+    whole = [len(prompt), len(completion), *prompt, *completion, *example.step_ends]
+    return np.concatenate([np.array(whole, np.int32), labels])
+
+
+def _unpacked(row: _Row) -> LabeledExample:
+    num_prompt, num_completion = row[:2].tolist()
+    end_of_prompt, end = 2 + num_prompt, 2 + num_prompt + num_completion
+    step_ends, labels = np.split(row[end:], 2)
+    return LabeledExample(
+        TokenSequence(tuple(row[2:end_of_prompt].tolist()), tuple(row[end_of_prompt:end].tolist())),
+        tuple(step_ends.tolist()),
+        tuple(labels.view(np.float32).tolist()),
+    )
+
+
+class Replay:
+    """A uniform sample of all examples of earlier iterations: a reservoir, with all of them until it is full.
+
+    It keeps the model from forgetting: Algorithm 1 (section 4.1.4) retrains it with 10 % historical data.
+    """
+
+    def __init__(self) -> None:
+        self._num_seen = 0
+        self._sample = Examples()
+
+    def mix(self, new: Examples, *, fraction: float, seed: int) -> Examples:
+        """Return the new examples, then earlier ones: `fraction` of the result, or all there are."""
+        num_old = round(len(new) * fraction / (1 - fraction))
+        places = random.Random(seed).sample(range(len(self._sample)), min(num_old, len(self._sample)))
+        return new + self._sample.select(places)
+
+    def add(self, new: Iterable[LabeledExample]) -> None:
+        """Add the scorable examples of a finished iteration."""
+        # Algorithm R (Vitter, 1985), seeded by how many were seen: the count is all there is to restore.
+        generator = random.Random(self._num_seen)
+        for example in scorable(new):
+            self._num_seen += 1
+            if len(self._sample) < _CAPACITY:
+                self._sample.extend([example])
+            elif (index := generator.randrange(self._num_seen)) < _CAPACITY:
+                self._sample[index] = example
+
+    def state(self) -> dict[str, Any]:
+        """Return everything as plain values, for a checkpoint."""
+        return {"num_seen": self._num_seen, "examples": self._sample.state()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continue from what `state` returned."""
+        self._num_seen = state["num_seen"]
+        self._sample = Examples.restored(state["examples"])
 
 
 # Micro-batches --------------------------------------------------------------------------------------------------------

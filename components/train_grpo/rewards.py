@@ -16,13 +16,9 @@ Shape suffixes: P prompts, G completions per prompt (see objective.py)
 
 import math
 import re
-import traceback
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial, update_wrapper
-from numbers import Real
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from components.grading.verifier import Grade, Verdict, has_reasoning, is_unit_tests, require_sandbox
@@ -30,7 +26,14 @@ from components.shared.errors import PipelineError
 from components.shared.model import ModelConfig
 from components.shared.problem import Problem
 from components.shared.progress import say
-from components.train_grpo.custom_rewards import is_custom, load_reward
+from components.train_grpo.custom_rewards import (
+    Failure,
+    RewardFunction,
+    ask,
+    is_custom,
+    load_reward,
+    too_large,
+)
 from components.train_grpo.process_supervision import Step, outcome, verified_steps
 
 if TYPE_CHECKING:  # torch, and the config, which reads the registry
@@ -39,14 +42,10 @@ if TYPE_CHECKING:  # torch, and the config, which reads the registry
     from components.train_grpo.config import TrainGRPOConfig
     from components.train_grpo.reward_model import RewardModel
 
-RewardFunction = Callable[..., Any]
 Settings = Callable[["TrainGRPOConfig", ModelConfig], dict[str, Any]]
 """Keyword arguments of a built-in reward, from the config and from that of the model."""
 _FunctionT = TypeVar("_FunctionT", bound=RewardFunction)
-_ValueT = TypeVar("_ValueT")
 
-_LARGEST = 1e15
-"""Magnitude of a reward whose square still fits, in float32, into the sums over a rollout."""
 _THOUGHT_FIRST = re.compile(r"\s*<think>(?P<thought>.*?)</think>(?P<answer>.*)", re.DOTALL)
 
 
@@ -209,16 +208,6 @@ def repetition(problem: Problem, completion: "Completion", grade: Grade, *, n: i
 
 
 @dataclass(frozen=True)
-class Failure:
-    """Why a completion has no reward."""
-
-    kind: str
-    """What failed, and how: failures of one kind are counted together."""
-    message: str
-    """What exactly happened this time, in one line."""
-
-
-@dataclass(frozen=True)
 class Scored:
     """A completion with its grade and rewards."""
 
@@ -298,19 +287,19 @@ class Scorer:
     ) -> list[dict[str, "tuple[float, ...] | Failure"]]:
         """Return for each completion its rewards by name, each with a value for every step or for the last."""
         rewards: list[dict[str, tuple[float, ...] | Failure]] = [{} for _ in group]
+        completions_G, grades_G = [scored.completion for scored in group], [scored.grade for scored in group]
         for name, weight in self.config.reward.weights.items():
             function = self._functions[name]
             column: list[tuple[float, ...] | Failure]
             if function is not None:
-                column = [
-                    each if isinstance(each, Failure) else (each,) for each in ask(name, function, problem, group)
-                ]
+                values_G = ask(name, function, problem, completions_G, grades_G)
+                column = [value if isinstance(value, Failure) else (value,) for value in values_G]
             elif name == "reward_model":
                 column = list(learned_G)
             else:
                 column = [tuple(step.reward for step in scored.steps) for scored in group]
             for row, values in zip(rewards, column, strict=True):
-                row[name] = _too_large(name, weight, values) or values
+                row[name] = too_large(name, weight, values) or values
         return rewards
 
     def _rewarded(
@@ -330,67 +319,3 @@ class Scorer:
 def is_masked(config: "TrainGRPOConfig", completion: "Completion") -> bool:
     """Return whether a completion is without reward and out of the loss because it was truncated."""
     return config.sampling.truncated == "mask" and not completion.finished
-
-
-def ask(name: str, function: RewardFunction, problem: Problem, group: Sequence[Scored]) -> list[float | Failure]:
-    """Return what each completion is worth, or how the reward failed.
-
-    A reward has to be a finite number; NaN is allowed for what has no verdict. One that would end the process, as by
-    sys.exit, ends the run with a PipelineError.
-    """
-    if getattr(function, "compares_group", False):
-        completions_G, grades_G = [scored.completion for scored in group], [scored.grade for scored in group]
-        values = _attempt(name, problem, lambda: list(function(problem, completions_G, grades_G)))
-        if not isinstance(values, Failure) and len(values) != len(group):
-            what = f"reward {name} returned a wrong number of values"
-            values = Failure(what, f"{what}: {len(values)} for {len(group)} completions")
-        values_G = [values] * len(group) if isinstance(values, Failure) else values
-    else:
-        calls = [partial(function, problem, scored.completion, scored.grade) for scored in group]
-        values_G = [_attempt(name, problem, call) for call in calls]
-    return [_number(name, value, scored.grade) for value, scored in zip(values_G, group, strict=True)]
-
-
-def _attempt(name: str, problem: Problem, call: Callable[[], _ValueT]) -> _ValueT | Failure:
-    try:
-        return call()
-    except KeyboardInterrupt:
-        raise
-    except Exception as error:  # what people write may fail in any way, and one completion should not end the run
-        return _raised(name, error)
-    except BaseException as error:
-        raise PipelineError(
-            f"train_grpo.reward.weights.{name}: {_raised(name, error).message} for a completion of {problem.id}; a "
-            "reward has to return a number, or raise an Exception for a completion that it cannot score"
-        ) from error
-
-
-def _number(name: str, value: Any, grade: Grade) -> float | Failure:
-    """Return a reward as a float; one that is no finite number, or NaN without need, failed."""
-    if isinstance(value, Failure):
-        return value
-    if isinstance(value, Real):
-        with suppress(OverflowError):
-            number = float(value)
-            if math.isfinite(number) or grade.verdict is Verdict.UNSCORABLE:
-                return number
-    what = f"reward {name} returned"
-    return Failure(f"{what} no finite number", f"{what} {value!r:.100}, where a finite number is expected")
-
-
-def _too_large(name: str, weight: float, values: "tuple[float, ...] | Failure") -> Failure | None:
-    """Return how a reward fails by its size: the statistics of its group would overflow, and nothing be learned."""
-    if isinstance(values, Failure):
-        return None
-    largest = max((abs(value) for value in values if not math.isnan(value)), default=0.0)
-    if largest * max(1.0, abs(weight)) <= _LARGEST:
-        return None
-    what = f"reward {name} is {largest:g} in magnitude, with a weight of {weight:g}"
-    return Failure(f"reward {name} is too large", f"{what}: more than {_LARGEST:g}, the statistics of a group overflow")
-
-
-def _raised(name: str, error: BaseException) -> Failure:
-    innermost = traceback.extract_tb(error.__traceback__)[-1]
-    last_line = traceback.format_exception_only(error)[-1].strip()
-    where = f"{Path(innermost.filename).name}, line {innermost.lineno}"
-    return Failure(f"reward {name} raised {type(error).__name__}", f"reward {name} raised {last_line} ({where})")

@@ -6,7 +6,6 @@ Shape suffixes as in objective.py: P prompts, G completions per prompt, B all of
 import random
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
@@ -21,19 +20,17 @@ from components.grading.verifier import Grade, Verdict, Verifier
 from components.policy.packing import TokenSequence
 from components.policy.parallel import Ranks
 from components.rollout.sampler import Completion, Sampler, grade_completions
-from components.shared.errors import PipelineError
 from components.shared.problem import Problem
 from components.shared.system_errors import explain_out_of_memory
 from components.train_grpo.config import Combination, TrainGRPOConfig
+from components.train_grpo.custom_rewards import Failure
 from components.train_grpo.objective import has_spread
 from components.train_grpo.process_supervision import Step
 from components.train_grpo.prompts import Prompts
-from components.train_grpo.rewards import Failure, Scored, Scorer
+from components.train_grpo.rewards import Scored, Scorer
 
 Score = Callable[[Sequence[Problem], Sequence[Sequence[Completion]]], list[list[Scored]]]
 """From problems (P,) and the completions of each (P, G) to those completions with their rewards (P, G)."""
-
-_REASONS_SHOWN = 3
 
 
 @dataclass(frozen=True)
@@ -82,19 +79,15 @@ class Rollouts:
         self._prefetched: Future[Rollout] | None = None
 
     def of_step(self, step: int) -> Rollout:
-        """Return the rollout to learn from; PipelineError if too much of it cannot be scored."""
+        """Return the rollout to learn from."""
         with self._memory():
-            rollout = self._overlapped(step) if self.config.sampler.overlap else self._in_turn(step)
-        require_scorable(self.config, rollout.sampled)
-        return rollout
+            return self._overlapped(step) if self.config.sampler.overlap else self._in_turn(step)
 
     def of_reference(self, number: int) -> Rollout:
         """Return a rollout from before the first step, for the reward model to learn from."""
         with self._memory():
             self.sampler.update_weights(0)
-            rollout = self.sample(f"initial {number}")
-        require_scorable(self.config, rollout.sampled)
-        return rollout
+            return self.sample(f"initial {number}")
 
     def sample(self, name: str) -> Rollout:
         """Sample and score a group for each of a batch of problems, with random numbers that depend on `name`.
@@ -239,29 +232,6 @@ def _padded(rewards_PGK: Sequence[Sequence[Sequence[float]]]) -> Tensor:
     """Lay the steps of each group's completions end to end."""
     rows = [torch.tensor([x for steps in group for x in steps], dtype=torch.float64) for group in rewards_PGK]
     return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=torch.nan)
-
-
-def require_scorable(config: TrainGRPOConfig, groups: Sequence[Group]) -> None:
-    """Raise PipelineError where more completions cannot be scored than the config allows.
-
-    That is a defect of grader, data or reward, not of the policy. A masked completion has a verdict: it does not count.
-    """
-    scored = [(group.problem.id, each.unscorable) for group in groups for each in group.scored_G]
-    failed = [(problem, failure) for problem, failure in scored if failure is not None]
-    fraction, limit = len(failed) / len(scored), config.reward.max_unscorable_fraction
-    if fraction <= limit:
-        return
-    first = {failure.kind: (problem, failure.message) for problem, failure in reversed(failed)}
-    counts = Counter(failure.kind for _, failure in failed)
-    reasons = [
-        f"{count} times, first for problem {first[kind][0]}: {first[kind][1]}"
-        for kind, count in counts.most_common(_REASONS_SHOWN)
-    ]
-    raise PipelineError(
-        f"{fraction:.0%} of the {len(scored)} completions of a rollout are unscorable, and "
-        f"train_grpo.reward.max_unscorable_fraction is {limit:g}. {'; '.join(reasons)}. Check these rewards, and the "
-        "answers of these problems in train.jsonl of the problems"
-    )
 
 
 def group_to_plain(group: Group) -> dict[str, Any]:

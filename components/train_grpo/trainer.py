@@ -21,13 +21,12 @@ from components.shared.progress import Progress, progress, say
 from components.train_grpo.config import KLPlacement, ReferencePlacement, TrainGRPOConfig
 from components.train_grpo.metrics import (
     History,
-    StepTimer,
     UpdateMetrics,
-    UtilisationMeter,
     completion_records,
     rollout_metrics,
     row_of,
 )
+from components.train_grpo.monitoring import StepTimer, UtilisationMeter, require_scorable
 from components.train_grpo.objective import kl_to_reference
 from components.train_grpo.reference import Reference
 from components.train_grpo.reward_model import RewardModelTraining
@@ -75,6 +74,7 @@ class Trainer:
                     self._begin_iteration(iteration)  # lines 2, 3 and 12
                 timer = StepTimer()
                 rollout = self.rollouts.of_step(step)  # lines 5 to 7
+                require_scorable(config, rollout.sampled)
                 if self.reward_model and iteration + 1 < config.num_iterations:
                     self.reward_model.collect(rollout.sampled)
                 figures, batches = self._learn(rollout.trained, step, timer)  # lines 8 to 11
@@ -94,7 +94,9 @@ class Trainer:
     def _fit_first_reward_model(self, training: RewardModelTraining) -> None:
         """Fit a new reward model to rollouts of the reference, before anything is learned from its rewards."""
         for number in range(training.model.config.initial_rollouts):
-            training.collect(self.rollouts.of_reference(number).sampled)
+            rollout = self.rollouts.of_reference(number)
+            require_scorable(self.config, rollout.sampled)
+            training.collect(rollout.sampled)
         if training.collected:
             self.history.reward_model.append(row_of(training.retrain(0)))
 

@@ -22,7 +22,7 @@ from components.rollout.vllm.servers import VllmServers
 from components.shared.environment import SERVERS_VARIABLE, WEIGHTS_VARIABLE
 from components.shared.problem import Problem, Split, read_problems
 from components.train_grpo.config import TrainGRPOConfig
-from components.train_grpo.metrics import (
+from components.train_grpo.monitoring import (
     UtilisationMeter,
     require_learning,
     require_signal,

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from components.policy.packing import TokenSequence
-from components.train_grpo import labeled_examples as module
-from components.train_grpo.labeled_examples import Examples, LabeledExample, Replay
+from components.train_grpo import reward_model as module
+from components.train_grpo.reward_model import Examples, LabeledExample, Replay
 
 EXAMPLES = [
     LabeledExample(TokenSequence((5, 6, 7), (8, 900, 151_000)), (1, 3), (0.0, 1.0)),

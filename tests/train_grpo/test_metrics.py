@@ -15,19 +15,21 @@ from components.shared.answer_policy import AnswerPolicy
 from components.shared.errors import PipelineError
 from components.shared.problem import Split, write_problems
 from components.train_grpo.config import ClipConfig, TrainGRPOConfig
+from components.train_grpo.custom_rewards import Failure
 from components.train_grpo.metrics import (
     Row,
     UpdateMetrics,
     completion_records,
     mean,
+    rollout_metrics,
+)
+from components.train_grpo.monitoring import (
     require_learning,
     require_signal,
-    rollout_metrics,
     signal_limit_reached,
     warn_without_signal,
 )
 from components.train_grpo.objective import TokenObjective, Tokens
-from components.train_grpo.rewards import Failure
 from components.train_grpo.rollouts import Group, Rollout
 from components.train_grpo.train import train
 from components.train_grpo.update import rollout_advantages

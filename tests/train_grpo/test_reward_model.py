@@ -25,8 +25,14 @@ from components.policy.logprobs import LogprobModel
 from components.policy.packing import TokenSequence
 from components.shared.errors import PipelineError
 from components.train_grpo.config import RewardModelConfig
-from components.train_grpo.labeled_examples import LabeledExample, scorable
-from components.train_grpo.reward_model import PaddedBatch, RewardModel, load_classifier, padded_batches
+from components.train_grpo.reward_model import (
+    LabeledExample,
+    PaddedBatch,
+    RewardModel,
+    load_classifier,
+    padded_batches,
+    scorable,
+)
 from tests import tiny
 from tests.train_grpo.settings import REWARD_MODEL
 

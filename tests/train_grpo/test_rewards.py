@@ -311,7 +311,7 @@ def custom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], s
     module = f"custom_{tmp_path.name}"
     (tmp_path / f"{module}.py").write_text(CUSTOM)
     (tmp_path / "broken_rewards.py").write_text("import a_library_that_is_not_there\n")
-    (tmp_path / "raising_rewards.py").write_text("raise RuntimeError('no licence')\n")
+    (tmp_path / "failing_rewards.py").write_text("raise RuntimeError('no licence')\n")
     (tmp_path / "leaving_rewards.py").write_text("raise SystemExit(0)\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     return lambda function: f"{module}:{function}"
@@ -322,7 +322,7 @@ def custom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], s
     [
         ("nowhere.rewards:half", r"cannot be imported \(ModuleNotFoundError: No module named .*PYTHONPATH"),
         ("broken_rewards:half", r"cannot be imported \(ModuleNotFoundError: No module named 'a_library_that_is_not_"),
-        ("raising_rewards:half", r"cannot be imported \(RuntimeError: no licence\)"),
+        ("failing_rewards:half", r"cannot be imported \(RuntimeError: no licence\)"),
         ("leaving_rewards:half", r"cannot be imported \(SystemExit: 0\)"),
         ("{}third", r"\.py\) has no function `third`"),
         ("{}limit", r"\.py\) has no function `limit`: it is 3"),

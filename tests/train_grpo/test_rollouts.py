@@ -20,16 +20,17 @@ from components.shared.environment import WEIGHTS_VARIABLE
 from components.shared.errors import PipelineError
 from components.shared.problem import Problem
 from components.train_grpo.config import TrainGRPOConfig
+from components.train_grpo.custom_rewards import Failure
 from components.train_grpo.metrics import rollout_metrics
+from components.train_grpo.monitoring import require_scorable
 from components.train_grpo.prompts import Prompts
-from components.train_grpo.rewards import Failure, Scored
+from components.train_grpo.rewards import Scored
 from components.train_grpo.rollouts import (
     Group,
     Rollouts,
     differs,
     group_from_plain,
     group_to_plain,
-    require_scorable,
     reward_tensors,
 )
 from components.train_grpo.trainer import Trainer
