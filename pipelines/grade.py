@@ -1,4 +1,4 @@
-"""`grpo-pipeline grade`: the grader by itself, for anybody's responses."""
+"""`grpo-pipeline grade`: grades responses from a file or a pipe."""
 
 import contextlib
 import json
@@ -11,7 +11,7 @@ from typing import BinaryIO, Never
 
 from tqdm import tqdm
 
-from components.grading.verifier import Grade, Submission, Verdict, Verifier
+from components.grading.verifier import Submission, Verdict, Verifier
 from components.shared import jsonl
 from components.shared.answer_policy import AnswerPolicy
 from components.shared.errors import PipelineError
@@ -22,22 +22,26 @@ _ACCEPTED = "expected one JSON object per line, with the strings `gold` and `res
 
 
 def grade(name: str, policy: AnswerPolicy) -> None:
-    """Print a verdict for each line of a file, as soon as there is one; lines without text are left out."""
+    """Print a verdict for each line of a file, as soon as it is known; blank lines are skipped."""
     counts: Counter[Verdict] = Counter()
     where = "standard input" if name == STANDARD_INPUT else name
-    with _opened(name) as file, Verifier() as verify, _bar() as bar:
-        for submissions, error in _chunks(file, where, policy):
-            grades = verify(submissions)
-            try:
-                _print(grades)
-            except BrokenPipeError:  # whoever reads has seen enough
-                return _hold_back_the_rest()
-            counts.update(each.verdict for each in grades)
-            bar.update(len(grades))
-            if error:
-                raise error
+    bar: tqdm[Never] = tqdm(
+        desc="grade", unit=" responses", leave=False, file=sys.stderr, disable=not sys.stderr.isatty()
+    )
+    with _opened(name) as file, Verifier() as verify, bar:
+        try:
+            for submissions in _chunks(file, where, policy):
+                grades = verify(submissions)
+                for each in grades:
+                    print(json.dumps({"verdict": each.verdict, "extracted": each.extracted, "reason": each.reason}))
+                sys.stdout.flush()
+                counts.update(each.verdict for each in grades)
+                bar.update(len(grades))
+        except BrokenPipeError:  # the reader has stopped; Python must not fail to flush the rest when it exits
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return
     if not counts:
-        raise PipelineError(f"{where}: holds no response; {_ACCEPTED}")
+        raise PipelineError(f"{where}: has no responses; {_ACCEPTED}")
     print(", ".join(f"{counts[verdict]:,} {verdict}" for verdict in Verdict), file=sys.stderr)
 
 
@@ -50,14 +54,8 @@ def _opened(name: str) -> Iterator[BinaryIO]:
             yield file
 
 
-def _bar() -> "tqdm[Never]":
-    return tqdm(desc="grade", unit=" responses", leave=False, file=sys.stderr, disable=not sys.stderr.isatty())
-
-
-def _chunks(
-    file: BinaryIO, where: str, policy: AnswerPolicy
-) -> Iterator[tuple[list[Submission], PipelineError | None]]:
-    """As much as there is to read at once, again and again, and what is wrong with the line after it."""
+def _chunks(file: BinaryIO, where: str, policy: AnswerPolicy) -> Iterator[list[Submission]]:
+    """Submissions, as many at a time as can be read at once; an error comes after those before its line."""
     number = 0
     for lines in _lines(file):
         submissions = []
@@ -67,13 +65,14 @@ def _chunks(
                 continue
             try:
                 submissions.append(_submission(line, f"{where}:{number}", policy))
-            except PipelineError as error:
-                yield submissions, error
-        yield submissions, None
+            except PipelineError:
+                yield submissions
+                raise
+        yield submissions
 
 
 def _lines(file: BinaryIO) -> Iterator[list[bytes]]:
-    """Whole lines; of a pipe those that have arrived, so that nobody waits for a verdict until a chunk is full."""
+    """Whole lines; those of a pipe as they arrive, so that a verdict does not wait until a chunk is full."""
     parts: list[bytes] = []
     while read := file.read1(_CHUNK_BYTES):  # type: ignore[attr-defined]
         before, newline, after = read.rpartition(b"\n")
@@ -90,19 +89,7 @@ def _submission(line: bytes, where: str, policy: AnswerPolicy) -> Submission:
     except PipelineError as error:
         raise PipelineError(f"{error}; {_ACCEPTED}") from None
     for key in ("gold", "response"):
-        if key not in row:
-            raise PipelineError(f"{where}: has no `{key}`; {_ACCEPTED}")
-        if not isinstance(row[key], str):
-            raise PipelineError(f"{where}: `{key}` is no string but {json.dumps(row[key]):.40}; {_ACCEPTED}")
+        if not isinstance(row.get(key), str):
+            problem = f"is {json.dumps(row[key]):.40}, not a string" if key in row else "is missing"
+            raise PipelineError(f"{where}: `{key}` {problem}; {_ACCEPTED}")
     return Submission(row["gold"], row["response"], policy)
-
-
-def _print(grades: list[Grade]) -> None:
-    for each in grades:
-        print(json.dumps({"verdict": each.verdict, "extracted": each.extracted, "reason": each.reason}))
-    sys.stdout.flush()
-
-
-def _hold_back_the_rest() -> None:
-    """Keep Python from complaining, when it ends, of what it cannot write."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -15,7 +15,7 @@ Reference = Literal["none", "replicated", "sharded", "offloaded"]
 SamplerEngine = Literal["transformers", "vllm", "vllm_server"]
 
 MEAN_COMPLETION_FRACTION = 0.4
-"""Mean length of a completion as a share of its limit, where nothing else is known (assumed)."""
+"""Mean length of a completion as a fraction of its limit, where it is not given (assumed)."""
 MEAN_PROMPT_FRACTION = 0.25
 """The same of prompts (assumed)."""
 
@@ -29,7 +29,7 @@ class Work:
     prompt_tokens: int
     """The longest prompt."""
     completion_tokens: int
-    """The longest completion: one of them always is, so this is how long sampling takes."""
+    """The longest completion: some always reach the limit, so this is how long sampling takes."""
     mean_prompt_tokens: float
     mean_completion_tokens: float
     minibatches: int = 1
@@ -37,7 +37,7 @@ class Work:
     updates: int = 1
     """Passes over a rollout."""
     shared_prompts: bool = True
-    """Whether a group's prompt is computed once, and the group kept together on one GPU."""
+    """Whether a group stays on one GPU, and its prompt is computed once."""
 
     @property
     def completions(self) -> int:
@@ -47,7 +47,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Engine:
-    """How the policy is held and updated."""
+    """How the policy is sharded and updated."""
 
     zero_stage: int
     element_bytes: int
@@ -66,13 +66,13 @@ class Sampler:
 
     engine: SamplerEngine
     max_batch_size: int
-    """Completions under way at once on a GPU; vLLM has as many as its cache holds, if that is given."""
+    """Completions at once on a GPU; vLLM has as many as its cache has room for, if that is given."""
     num_servers: int = 0
     """GPUs that do nothing but sample; 0 where all do both."""
     tensor_parallel: int = 1
     """GPUs that hold a copy of the weights together."""
     cache_bytes: float = 0.0
-    """What vLLM sets aside for keys and values on all GPUs of a copy; 0 for as much as is needed."""
+    """vLLM's KV cache on all GPUs of a copy; 0 for as much as is needed."""
     overlap: bool = False
     """Whether the next rollout is sampled while the policy is updated."""
 
@@ -99,9 +99,9 @@ class Run:
         work = self.work
         longest = work.prompt_tokens + work.completion_tokens
         groups = -(-work.prompts // work.minibatches // self.num_trainers)
-        there = groups * (work.prompt_tokens + work.group_size * work.completion_tokens)
+        available = groups * (work.prompt_tokens + work.group_size * work.completion_tokens)
         # A sequence that is longer than a micro-batch gets one of its own.
-        return max(longest, min(self.engine.micro_batch_tokens, there))
+        return max(longest, min(self.engine.micro_batch_tokens, available))
 
     @property
     def num_trained(self) -> int:

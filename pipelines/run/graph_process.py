@@ -20,8 +20,7 @@ def main() -> None:
     # Standard output is a pipe here: without this, lines would arrive in blocks of 8 KiB.
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     graph, names = local_graph(stage_sections(load_params(params)))
-    tasks = [{"stage": name.partition(" ")[0], "title": name} for name in names]
-    journal.write_text(json.dumps({"event": "planned", "tasks": tasks}) + "\n", encoding="utf-8")
+    journal.write_text(json.dumps({"event": "planned", "tasks": names}) + "\n", encoding="utf-8")
     runner = _in_containers(journal) if sys.argv[4:] else _in_processes()
     local.init(runner, pipeline_root=str(pipeline_root), raise_on_error=False)
     graph()

@@ -1,14 +1,15 @@
 """A run as it goes by: the journal and the output of its stages, brought into order and onto the screen."""
 
 import json
+import re
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipelines.run.screen import Screen, StageLines, Style
+from pipelines.run.screen import Screen, Style
 
 Event = dict[str, Any]
 
@@ -17,15 +18,19 @@ Event = dict[str, Any]
 class Task:
     """One task of the graph, and what is known of it so far."""
 
-    stage: str
     title: str
     outputs: dict[str, Path] = field(default_factory=dict)
     seconds: float | None = None
-    """Wall time until it was finished, with the start of its process; None while it is not."""
+    """Wall time until it was finished, with the start of its process; None before."""
+
+    @property
+    def stage(self) -> str:
+        """The stage that the task runs: `evaluate sft` is one that evaluates."""
+        return self.title.partition(" ")[0]
 
 
-class Followed:
-    """Knows at any time which task runs, what is finished and what has failed."""
+class Tracker:
+    """Knows at any time which task runs, which are finished and which has failed, and shows it."""
 
     def __init__(self, screen: Screen, journal: "Journal") -> None:
         self.tasks: list[Task] = []
@@ -33,8 +38,8 @@ class Followed:
         """That of the stage that failed with an error meant for people."""
         self._screen, self._journal = screen, journal
         self._stage_lines = StageLines([])
-        self._waiting: deque[tuple[float, Event]] = deque()
-        self._since = 0.0
+        self._pending: deque[tuple[float, Event]] = deque()
+        self._last_end = 0.0
 
     @property
     def finished(self) -> list[Task]:
@@ -47,21 +52,21 @@ class Followed:
         return next((task for task in self.tasks if task.seconds is None), None)
 
     def line(self, text: str) -> None:
-        """Take one line of raw output: show it if a stage says it."""
+        """Take one line of raw output: show it if it is a stage's message, below the header of that stage."""
         if not self.tasks:
             self._read()
             self._handle_while(lambda: not self.tasks)
-        said = self._stage_lines.said(text, live=self._screen.live)
-        if said is None:
+        parsed = self._stage_lines.parse(text, live=self._screen.live)
+        if parsed is None:
             return
-        stage, message = said
+        stage, message = parsed
         if self.running and self.running.stage != stage:
             self._read()
             self._handle_while(lambda: self.running is not None and self.running.stage != stage)
         self._screen.detail(message)
 
     def idle(self) -> None:
-        """Nothing came for a while: what the journal said before that while has no more output to wait for."""
+        """There was no output for a moment: events from before it have no more output to wait for."""
         self._handle_while(lambda: True)
         self._read()
 
@@ -72,48 +77,58 @@ class Followed:
 
     def _read(self) -> None:
         now = time.monotonic()
-        self._waiting.extend((now, event) for event in self._journal.new())
+        self._pending.extend((now, event) for event in self._journal.new())
 
     def _handle_while(self, wanted: Callable[[], bool]) -> None:
-        handlers = {
-            "planned": self._planned,
-            "started": self._started,
-            "finished": self._finished,
-            "failed": self._failed,
-        }
-        while self._waiting and wanted():
-            at, event = self._waiting.popleft()
-            handlers[event["event"]](event, at)
+        while self._pending and wanted():
+            at, event = self._pending.popleft()
+            if event["event"] == "planned":
+                self.tasks = [Task(title) for title in event["tasks"]]
+                self._stage_lines = StageLines([task.stage for task in self.tasks])
+                self._last_end = at
+                self._announce()
+            else:
+                self._take(event, at)
 
-    def _planned(self, event: Event, at: float) -> None:
-        self.tasks = [Task(task["stage"], task["title"]) for task in event["tasks"]]
-        self._since = at
-        self._stage_lines = StageLines([task.stage for task in self.tasks])
-        self._announce()
-
-    def _started(self, event: Event, at: float) -> None:
-        self._running(event).outputs = {name: Path(path) for name, path in event["outputs"].items()}
-
-    def _finished(self, event: Event, at: float) -> None:
-        task = self._running(event)
-        task.seconds, self._since = round(at - self._since, 1), at
-        self._screen.detail(f"took {duration(task.seconds)}", Style.DIM)
-        self._announce()
-
-    def _failed(self, event: Event, at: float) -> None:
-        task = self._running(event)
-        self.exit_code = event["exit_code"]
-        self._screen.error(event["error"].removeprefix(f"{task.stage}: "))
-
-    def _running(self, event: Event) -> Task:
+    def _take(self, event: Event, at: float) -> None:
         task = self.running
         assert task is not None, f"{event['stage']} {event['event']} although every task was done"
         assert task.stage == event["stage"], f"{event['stage']} {event['event']} in place of {task.stage}"
-        return task
+        if event["event"] == "started":
+            task.outputs = {name: Path(path) for name, path in event["outputs"].items()}
+        elif event["event"] == "finished":
+            task.seconds, self._last_end = round(at - self._last_end, 1), at
+            self._screen.detail(f"took {duration(task.seconds)}", Style.DIM)
+            self._announce()
+        else:
+            self.exit_code = event["exit_code"]
+            self._screen.error(event["error"].removeprefix(f"{task.stage}: "))
 
     def _announce(self) -> None:
         if self.running:
             self._screen.header(self.tasks.index(self.running) + 1, len(self.tasks), self.running.title)
+
+
+class StageLines:
+    """Tells messages of stages from what KFP and libraries print around them."""
+
+    def __init__(self, stages: Sequence[str]) -> None:
+        names = "|".join(re.escape(stage) for stage in sorted(set(stages)))
+        # KFP lists outputs in lines like `report: Artifact( name='report',`.
+        text = r": (?!\w+\( name=)(?P<text>.+)"
+        progress = r" (?P<done>\d+)/(?P<total>\d+)\s+(?P<figures>.*)"
+        self._message = re.compile(rf"\s*(?P<stage>{names})(?:{text}|{progress})")
+
+    def parse(self, line: str, *, live: bool) -> tuple[str, str] | None:
+        """Return (stage, message), or None for noise and for progress that a live bar shows already."""
+        match = self._message.fullmatch(line)
+        if not match:
+            return None
+        if match["text"]:
+            return match["stage"], match["text"]
+        if live and match["done"] != match["total"]:
+            return None
+        return match["stage"], f"{match['done']}/{match['total']}  {match['figures']}"
 
 
 class Journal:

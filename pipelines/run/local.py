@@ -16,7 +16,7 @@ from components.preflight.inputs import missing_here
 from components.shared.environment import JOURNAL_VARIABLE, TERMINAL_VARIABLE
 from components.shared.errors import PipelineError, raise_all
 from pipelines.run import summary
-from pipelines.run.journal import Followed, Journal, duration
+from pipelines.run.journal import Journal, Tracker, duration
 from pipelines.run.process import lines, process
 from pipelines.run.screen import Screen, Style
 
@@ -48,16 +48,16 @@ def run(params_path: Path, *, containers: bool = False) -> int:
     screen = Screen(sys.stdout, sys.stderr)
     screen.show(f"{params_path} -> {folder}/", Style.DIM)
     with closing(Journal(folder / JOURNAL)) as journal:
-        followed = Followed(screen, journal)
+        tracker = Tracker(screen, journal)
         try:
-            status = _execute(folder, followed, screen, grace_s=_grace_s(params), containers=containers)
+            status = _execute(folder, tracker, screen, grace_s=_grace_s(params), containers=containers)
         except SystemExit:
             screen.error(f"stopped, and no stage is left running; log: {folder / LOG}")
             raise
-    exit_code = _exit_code(followed, status, folder, screen)
-    _sum_up(folder, followed, exit_code, screen)
+    exit_code = _exit_code(tracker, status, folder, screen)
+    _sum_up(folder, tracker, exit_code, screen)
     took = duration(time.monotonic() - started)
-    done = f"{len(followed.finished)} of {len(followed.tasks)} stages in {took}"
+    done = f"{len(tracker.finished)} of {len(tracker.tasks)} stages in {took}"
     screen.show(f"{done}; log: {folder / LOG}", Style.DIM)
     return exit_code
 
@@ -89,7 +89,7 @@ def _grace_s(params: Params) -> float:
     return _MARGIN_S + max(params.train_sft.checkpoint.grace_s, params.train_grpo.checkpoint.grace_s)
 
 
-def _execute(folder: Path, followed: Followed, screen: Screen, *, grace_s: float, containers: bool) -> int:
+def _execute(folder: Path, tracker: Tracker, screen: Screen, *, grace_s: float, containers: bool) -> int:
     """Run the graph in a process of its own until it ends, and return that process's exit status."""
     paths = [str(folder.resolve() / name) for name in (PARAMS, ARTIFACTS, JOURNAL)]
     command = [sys.executable, "-m", "pipelines.run.graph_process", *paths, *(["--containers"] if containers else [])]
@@ -101,42 +101,41 @@ def _execute(folder: Path, followed: Followed, screen: Screen, *, grace_s: float
         process(command, _environment(folder, scratch, screen), grace_s=grace_s) as graph,
     ):
         try:
-            _follow(graph, followed, log)
+            _follow(graph, tracker, log)
         except SystemExit:
             screen.show(f"stopping: a stage that trains has {grace_s:g} s to leave a checkpoint", Style.DIM)
             raise
         status = graph.wait()
-    followed.end()
+    tracker.end()
     return status
 
 
-def _follow(graph: "subprocess.Popen[bytes]", followed: Followed, log: BinaryIO) -> None:
+def _follow(graph: "subprocess.Popen[bytes]", tracker: Tracker, log: BinaryIO) -> None:
     """Keep and show what the graph prints, until it ends."""
     for line in lines(graph):
         if line is None:
-            followed.idle()
+            tracker.idle()
             continue
         log.write(line + b"\n")
         log.flush()
-        followed.line(line.decode("utf-8", errors="replace"))
+        tracker.line(line.decode("utf-8", errors="replace"))
 
 
 def _environment(folder: Path, scratch: str, screen: Screen) -> dict[str, str]:
     environment = {**os.environ, JOURNAL_VARIABLE: str(folder.resolve() / JOURNAL), "TMPDIR": scratch}
-    terminal = screen.terminal()
-    return {**environment, TERMINAL_VARIABLE: terminal} if terminal else environment
+    return {**environment, TERMINAL_VARIABLE: os.ttyname(sys.stdout.fileno())} if screen.live else environment
 
 
-def _exit_code(followed: Followed, status: int, folder: Path, screen: Screen) -> int:
+def _exit_code(tracker: Tracker, status: int, folder: Path, screen: Screen) -> int:
     """Return the exit code of the run, having shown where to look if something went wrong."""
-    task = followed.running
-    if followed.tasks and task is None and status == 0:
+    task = tracker.running
+    if tracker.tasks and task is None and status == 0:
         return 0
-    if task is not None and followed.exit_code is not None:
+    if task is not None and tracker.exit_code is not None:
         for page in (output / "report.html" for output in task.outputs.values()):
             if page.is_file():
                 screen.detail(f"see {os.path.relpath(page)}")
-        return followed.exit_code
+        return tracker.exit_code
     what = f"{task.title} stopped unexpectedly" if task else "the graph could not be run"
     screen.error(f"{what}; the last lines of {folder / LOG}:", *_last_lines(folder / LOG, of_stage=status == 0))
     return 1
@@ -152,11 +151,11 @@ def _last_lines(log: Path, *, of_stage: bool) -> list[str]:
     return [line for line in text if line][-_LINES_SHOWN:]
 
 
-def _sum_up(folder: Path, followed: Followed, exit_code: int, screen: Screen) -> None:
+def _sum_up(folder: Path, tracker: Tracker, exit_code: int, screen: Screen) -> None:
     """Leave the results of a run that got as far as its report, and have outputs/latest lead to them."""
-    if not any(task.stage == "report" for task in followed.finished):
+    if not any(task.stage == "report" for task in tracker.finished):
         return
-    summary.write(folder, followed.tasks, exit_code)
+    summary.write(folder, tracker.tasks, exit_code)
     link = OUTPUTS / f".latest-{os.getpid()}"
     link.unlink(missing_ok=True)
     link.symlink_to(folder.relative_to(OUTPUTS))

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.text import Text
+
 from components.preflight.config import load_params, stage_sections
 from components.report import formatting
 from components.report.page import render_report
@@ -75,7 +77,7 @@ def _show_verdict(figures: dict[str, Any], screen: Screen) -> None:
     missed = "MISSED" if verdict["enforced"] else "MISSED (not enforced)"
     word, style = ("passed", Style.GREEN) if verdict["passed"] else (missed, Style.RED)
     first, *others = [part["reason"] for part in (verdict["target"], *verdict["others"])]
-    screen.show(f"gate        {screen.styled(word, style)}: {first}")
+    screen.show(Text.assemble("gate        ", (word, style), f": {first}"))
     for reason in others:
         screen.show(f"            {reason}")
     version = figures["version"]

@@ -4,8 +4,8 @@ import json
 import uuid
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
+import jsonschema
 from croniter import croniter
 
 from tests.fake_cluster.clock import Clock
@@ -17,14 +17,8 @@ _FINISHED = {"SUCCEEDED", "FAILED", "CANCELED", "SKIPPED"}
 _STOPS_S = 5.0
 """Time from the request to stop a run until it has stopped."""
 _PAGE_SIZE = 20
-_TYPES: dict[str, tuple[Any, str]] = {
-    "NUMBER_INTEGER": ((int, float), "double or integer"),
-    "NUMBER_DOUBLE": ((int, float), "double or integer"),
-    "STRING": (str, "string"),
-    "BOOLEAN": (bool, "bool"),
-    "LIST": (list, "list"),
-    "STRUCT": (dict, "struct"),
-}
+_TYPES = {"STRING": "string", "BOOLEAN": "boolean", "LIST": "array", "STRUCT": "object"}
+"""JSON types of parameters; the others are numbers."""
 _PARTS = ("pipelineInfo", "root", "schemaVersion", "components", "deploymentSpec")
 _JOB = ("display_name", "description", "pipeline_spec", "runtime_config", "service_account")
 Table = dict[str, Json]
@@ -273,16 +267,10 @@ def _check_pipeline(pipeline: Json) -> None:
 def _check_parameters(pipeline: Json, values: Json) -> None:
     """Refuse parameters that a pipeline does not have, lacks, or has of another type."""
     inputs = pipeline["pipeline_spec"]["root"].get("inputDefinitions", {}).get("parameters", {})
-    unknown = sorted(set(values) - set(inputs))
-    if unknown:
-        raise ApiError(400, f"parameter(s) provided are not required by pipeline: {', '.join(unknown)}")
-    for name, definition in inputs.items():
-        if name not in values:
-            if not definition.get("isOptional") and "defaultValue" not in definition:
-                why = "is not optional, yet has neither default value nor user provided value"
-                raise ApiError(400, f"parameter {name} {why}")
-            continue
-        accepted, type_ = _TYPES[definition["parameterType"]]
-        if not isinstance(values[name], accepted) or (isinstance(values[name], bool) and type_ != "bool"):
-            why = f"requires type {type_}, but the parameter value is not of {type_} value type"
-            raise ApiError(400, f"input parameter {name} {why}")
+    schema = {
+        "properties": {name: {"type": _TYPES.get(each["parameterType"], "number")} for name, each in inputs.items()},
+        "required": [name for name, each in inputs.items() if not {"isOptional", "defaultValue"} & set(each)],
+        "additionalProperties": False,
+    }
+    for error in jsonschema.Draft202012Validator(schema).iter_errors(values):
+        raise ApiError(400, f"parameter {'.'.join(map(str, error.absolute_path))}: {error.message}")

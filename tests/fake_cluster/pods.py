@@ -143,11 +143,9 @@ def pods_of(train_job: Json, runtime: Json, attempt: int) -> Iterator[tuple[str,
     name = train_job["metadata"]["name"]
     for replicated_job in runtime["spec"]["template"]["spec"]["replicatedJobs"]:
         template = copy.deepcopy(replicated_job["template"]["spec"]["template"])
-        metadata = {"labels": {}, "annotations": {}, **template.get("metadata", {})}
         for patch in _patches(train_job, replicated_job["name"]):
-            for key, values in patch.get("metadata", {}).items():
-                metadata[key] = {**metadata[key], **values}
-            _merge(template["spec"], patch.get("spec", {}))
+            template = _merged(template, patch)
+        metadata = {"labels": {}, "annotations": {}, **template.get("metadata", {})}
         count = replicated_job["template"]["spec"].get("parallelism", 1)
         step = replicated_job["template"].get("metadata", {}).get("labels", {}).get(ANCESTOR_LABEL)
         if step == "trainer":
@@ -182,23 +180,18 @@ def _patches(train_job: Json, replicated_job: str) -> Iterator[Json]:
                 yield each.get("template", {}).get("spec", {}).get("template", {})
 
 
-def _merge(spec: Json, patch: Json) -> None:
-    """Merge a patch into the spec of a pod or a container: lists by name, mappings by key."""
-    for key, value in patch.items():
-        if key in ("containers", "initContainers"):
-            containers = {each["name"]: each for each in spec[key]}
-            for container in value:
-                _merge(containers[container["name"]], container)
-        elif isinstance(value, list):
-            spec[key] = _by_name([*spec.get(key, []), *value])
-        else:
-            spec[key] = {**spec.get(key, {}), **value} if isinstance(value, dict) else value
+def _merged(target: Any, patch: Any) -> Any:
+    """Apply a strategic merge patch: mappings by key, lists by the name or the path of their items."""
+    if isinstance(patch, dict) and isinstance(target, dict):
+        return {**target, **{key: _merged(target.get(key), value) for key, value in patch.items()}}
+    if isinstance(patch, list) and isinstance(target, list):
+        items = {_name(each): each for each in target}
+        return list({**items, **{_name(each): _merged(items.get(_name(each)), each) for each in patch}}.values())
+    return patch
 
 
-def _by_name(items: list[Any]) -> list[Any]:
-    """Return items of which later ones replace earlier ones of the same name; those without one all stay."""
-    named = {each.get("mountPath", each.get("name", str(each))): each for each in items}
-    return list(named.values())
+def _name(item: Any) -> str:
+    return str(item.get("mountPath", item.get("name", item)) if isinstance(item, dict) else item)
 
 
 def _set_trainer(train_job: Json, spec: Json, count: int) -> None:
@@ -217,7 +210,7 @@ def _set_trainer(train_job: Json, spec: Json, count: int) -> None:
         {"name": "PET_MASTER_ADDR", "value": f"{name}-node-0-0.{name}"},
         {"name": "PET_MASTER_PORT", "value": str(_PORT)},
     ]
-    container["env"] = _by_name([*container.get("env", []), *added])
+    container["env"] = _merged(container.get("env", []), added)
     container["ports"] = [*container.get("ports", []), {"containerPort": _PORT, "protocol": "TCP"}]
 
 

@@ -8,7 +8,6 @@ import socket
 import ssl
 import threading
 import time
-from dataclasses import dataclass
 from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -29,16 +28,8 @@ from tests.fake_cluster.registry import RegistryApi
 from tests.fake_cluster.store import Store
 
 
-@dataclass(frozen=True)
-class Certificate:
-    """A server's certificate, which is its own authority, and its key."""
-
-    file: Path
-    key: Path
-
-
-def self_signed(folder: Path) -> Certificate:
-    """Make a certificate for 127.0.0.1 that a client trusts only if it is told to."""
+def self_signed(folder: Path) -> Path:
+    """Write a certificate for 127.0.0.1, with its key, that a client trusts only if it is told to."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
     address = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
@@ -46,12 +37,13 @@ def self_signed(folder: Path) -> Certificate:
     builder = builder.not_valid_before(START - timedelta(days=3650)).not_valid_after(START + timedelta(days=36500))
     builder = builder.add_extension(address, critical=False)
     builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-    certificate = Certificate(folder / "certificate.pem", folder / "key.pem")
-    pem = serialization.Encoding.PEM
-    certificate.file.write_bytes(builder.sign(key, hashes.SHA256()).public_bytes(pem))
-    plain = (serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    certificate.key.write_bytes(key.private_bytes(pem, *plain))
-    return certificate
+    pem, plain = serialization.Encoding.PEM, serialization.NoEncryption()
+    path = folder / "certificate.pem"
+    path.write_bytes(
+        builder.sign(key, hashes.SHA256()).public_bytes(pem)
+        + key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain)
+    )
+    return path
 
 
 class ApiServer:
@@ -76,7 +68,7 @@ class ApiServer:
         clock: Clock | None = None,
         namespace: str = "team",
         seed: int = 0,
-        certificate: Certificate | None = None,
+        certificate: Path | None = None,
     ) -> None:
         self.clock = clock or Clock()
         self.namespace = namespace
@@ -94,7 +86,7 @@ class ApiServer:
         self._certificate = certificate
         if certificate is not None:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            context.load_cert_chain(certificate.file, certificate.key)
+            context.load_cert_chain(certificate)
             self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
 
     def __enter__(self) -> Self:

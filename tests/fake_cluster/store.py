@@ -5,6 +5,7 @@ import itertools
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from tests.fake_cluster.clock import Clock
@@ -13,8 +14,6 @@ from tests.fake_cluster.kinds import Kind, kind_of
 
 Key = tuple[Kind, str, str]
 """Kind, namespace (empty for kinds without one) and name."""
-_FOREGROUND = "foregroundDeletion"
-"""The finalizer of an object that is deleted after what it owns."""
 _COLLECT_S = 1.0
 """Time from the deletion of an object's last owner to its own."""
 
@@ -70,7 +69,7 @@ class Store:
         metadata |= {"creationTimestamp": self.clock.stamp(), "generation": 1}
         self._write("ADDED", None, created)
         if metadata.get("ownerReferences"):
-            self._collect_soon()
+            self.clock.call_in(_COLLECT_S, self._collect)
         return copy.deepcopy(created)
 
     def replace(self, document: Json) -> Json:
@@ -92,13 +91,25 @@ class Store:
         if document is not None:
             self.replace({**document, **parts})
 
-    def delete(self, key: Key, policy: str = "Background") -> None:
-        """Delete an object: after what it owns with the policy Foreground, at once otherwise."""
-        document = self._objects[key]
-        if policy == "Foreground" and self._owned_by(document):
-            self._finalize(document, _FOREGROUND)
-        else:
+    def delete(self, key: Key, policy: str = "Background", uid: str = "") -> None:
+        """Delete an object: after what it owns with the policy Foreground, at once otherwise.
+
+        With a uid, another object of the same key is left alone.
+        """
+        document = self.get(*key)
+        if document is None or uid not in ("", document["metadata"]["uid"]):
+            return
+        metadata = document["metadata"]
+        owned = [each for each in self._objects if metadata["uid"] in self._owners(each)]
+        if policy == "Background" or not owned:
             self.remove(key)
+            return
+        if "deletionTimestamp" not in metadata:
+            metadata |= {"finalizers": ["foregroundDeletion"], "deletionTimestamp": self.clock.stamp()}
+            self.replace(document)
+        for each in (*owned, key):
+            uid = self._objects[each]["metadata"]["uid"]
+            self.clock.call_in(_COLLECT_S, partial(self.delete, each, policy, uid))
 
     def remove(self, key: Key) -> None:
         """Remove an object, whatever its finalizers; what it owns is collected."""
@@ -107,7 +118,7 @@ class Store:
             last = copy.deepcopy(removed)
             last["metadata"]["resourceVersion"] = str(next(self._versions))
             self._notify(Change("DELETED", key[0], removed, last))
-            self._collect_soon()
+            self.clock.call_in(_COLLECT_S, self._collect)
 
     def listen(self, listener: Callable[[Change], None]) -> None:
         """Call a function with every later change."""
@@ -123,36 +134,12 @@ class Store:
             listener(change)
         self.clock.changed.notify_all()
 
-    def _owned_by(self, owner: Json) -> list[Json]:
-        uid = owner["metadata"]["uid"]
-        return [each for each in self._objects.values() if uid in _owners(each)]
-
-    def _collect_soon(self) -> None:
-        self.clock.call_in(_COLLECT_S, self._collect)
+    def _owners(self, key: Key) -> set[str]:
+        return {owner["uid"] for owner in self._objects[key]["metadata"].get("ownerReferences", [])}
 
     def _collect(self) -> None:
-        """Delete objects of which no owner stays, and then those whose deletion waited for them (foreground)."""
-        by_uid = {each["metadata"]["uid"]: each for each in self._objects.values()}
-        staying = {uid for uid, each in by_uid.items() if not _is_waiting(each)}
-        for key, document in list(self._objects.items()):
-            owners = _owners(document)
-            if owners and not owners & staying and not _is_waiting(document):
-                # An owner that is deleted in the foreground hands that on to what it owns.
-                self.delete(key, "Foreground" if owners & set(by_uid) else "Background")
-        for key, document in list(self._objects.items()):
-            if _is_waiting(document) and not self._owned_by(document):
+        """Remove objects that had owners and have none any more."""
+        uids = {each["metadata"]["uid"] for each in self._objects.values()}
+        for key in list(self._objects):
+            if self._owners(key) and not self._owners(key) & uids:
                 self.remove(key)
-
-    def _finalize(self, document: Json, finalizer: str) -> None:
-        waiting = copy.deepcopy(document)
-        waiting["metadata"] |= {"finalizers": [finalizer], "deletionTimestamp": self.clock.stamp()}
-        self.replace(waiting)
-        self._collect_soon()
-
-
-def _owners(document: Json) -> set[str]:
-    return {owner["uid"] for owner in document["metadata"].get("ownerReferences", [])}
-
-
-def _is_waiting(document: Json) -> bool:
-    return _FOREGROUND in document["metadata"].get("finalizers", [])

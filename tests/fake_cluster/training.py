@@ -4,41 +4,28 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from tests.fake_cluster import script
 from tests.fake_cluster.admission import QUEUE_LABEL, runtime_of
 from tests.fake_cluster.http import Json
 from tests.fake_cluster.kinds import JOB_SETS, JOBS, TRAIN_JOBS, Kind
 from tests.fake_cluster.pods import Pods, pods_of
 from tests.fake_cluster.processes import Processes, free_port
-from tests.fake_cluster.script import (
-    Complete,
-    Do,
-    Executed,
-    Failed,
-    NodeLost,
-    Preempted,
-    PullBackOff,
-    Queued,
-    Running,
-    Script,
-    Step,
-    Unschedulable,
-)
 from tests.fake_cluster.store import Store, reference_to
 
 _CONTROLLERS_S = 0.5
 """Time that the controllers take until there are pods."""
 _STARTS_S = 2.0
 """Time that a pod with a node takes until its containers run."""
-_NEED_PODS = (Running, Executed, Failed, Complete, NodeLost, Preempted)
+_NEED_PODS = (script.Running, script.Executed, script.Failed, script.Complete, script.NodeLost, script.Preempted)
 
 
 class TrainingRun:
     """Follows a script for one TrainJob, until that ends or is deleted."""
 
-    def __init__(self, store: Store, pods: Pods, processes: Processes, job: Json, script: Script) -> None:
+    def __init__(self, store: Store, pods: Pods, processes: Processes, job: Json, steps: script.Script) -> None:
         self._store, self._pods, self._processes = store, pods, processes
         self._namespace, self._name = job["metadata"]["namespace"], job["metadata"]["name"]
-        self._script: list[Step] = list(script)
+        self._script = list(steps)
         self._attempt = 0
         self._epoch = 0
         """Counts what makes all that is scheduled for the job void: suspension, restart, its end."""
@@ -70,7 +57,7 @@ class TrainingRun:
         else:
             self._condition("Suspended", "False", "Resumed", "TrainJob is resumed")
             self._start_deadline(after)
-            if self._script and isinstance(self._script[0], Queued):
+            if self._script and isinstance(self._script[0], script.Queued):
                 self._script.pop(0)
         self._later(_CONTROLLERS_S, self._next)
 
@@ -94,7 +81,7 @@ class TrainingRun:
         if not self._script:
             return
         job, step = self._job(), self._script[0]
-        if job["spec"].get("suspend") and not isinstance(step, Queued):
+        if job["spec"].get("suspend") and not isinstance(step, script.Queued):
             # No script has queued it: it waits for whoever suspended it.
             return
         if isinstance(step, _NEED_PODS) and not self._is_up:
@@ -104,16 +91,16 @@ class TrainingRun:
             return
         self._script.pop(0)
         play: dict[type, Callable[[Any, Json], None]] = {
-            Queued: lambda step, _: self._later(step.seconds, self._admit),
-            Unschedulable: self._find_no_node,
-            PullBackOff: self._back_off,
-            Running: self._run,
-            Executed: self._execute,
-            Preempted: self._preempt,
-            NodeLost: self._lose_node,
-            Failed: self._end_and_fail,
-            Complete: self._complete,
-            Do: self._do,
+            script.Queued: lambda step, _: self._later(step.seconds, self._admit),
+            script.Unschedulable: self._find_no_node,
+            script.PullBackOff: self._back_off,
+            script.Running: self._run,
+            script.Executed: self._execute,
+            script.Preempted: self._preempt,
+            script.NodeLost: self._lose_node,
+            script.Failed: self._end_and_fail,
+            script.Complete: self._complete,
+            script.Do: self._do,
         }
         play[type(step)](step, job)
 
@@ -138,36 +125,36 @@ class TrainingRun:
         self._report(active=1, ready=1)
         self._next()
 
-    def _find_no_node(self, step: Unschedulable, job: Json) -> None:
+    def _find_no_node(self, step: script.Unschedulable, job: Json) -> None:
         for pod in self._with_pods(job):
             self._pods.unschedulable(pod, step.message)
         self._later(step.seconds, self._next)
 
-    def _back_off(self, step: PullBackOff, job: Json) -> None:
+    def _back_off(self, step: script.PullBackOff, job: Json) -> None:
         for pod in self._with_pods(job):
             self._pods.assign(pod)
             self._pods.pull_fails(pod, step.message)
         self._later(step.seconds, self._next)
 
-    def _do(self, step: Do, _: Json) -> None:
+    def _do(self, step: script.Do, _: Json) -> None:
         step.action()
         self._next()
 
-    def _run(self, step: Running, job: Json) -> None:
+    def _run(self, step: script.Running, job: Json) -> None:
         first = self._pods.of(job, "node")[0]
         every = (step.seconds if step.seconds is not None else len(step.lines)) / (len(step.lines) or 1)
         for number, line in enumerate(step.lines):
             self._later(every * number, partial(self._pods.print, first, line))
         self._later(step.seconds, self._next)
 
-    def _execute(self, step: Executed, job: Json) -> None:
+    def _execute(self, step: script.Executed, job: Json) -> None:
         pods, port = self._pods.of(job, "node"), free_port()
         self._codes.clear()
         for pod in pods:
             ended = partial(self._executed, step, self._epoch, len(pods))
             self._processes.start(pod, port, dict(step.environment), ended)
 
-    def _executed(self, step: Executed, epoch: int, num_pods: int, pod: Json, code: int) -> None:
+    def _executed(self, step: script.Executed, epoch: int, num_pods: int, pod: Json, code: int) -> None:
         """One container has ended; the first that fails, or the last, decides how the job goes on."""
         if epoch != self._epoch:
             return
@@ -179,14 +166,14 @@ class TrainingRun:
         elif len(self._codes) == num_pods:
             self._later(_CONTROLLERS_S, self._completed)
 
-    def _end_and_fail(self, step: Failed, job: Json) -> None:
+    def _end_and_fail(self, step: script.Failed, job: Json) -> None:
         pods = self._pods.of(job, "node")
         failing = pods[min(step.rank, len(pods) - 1)]
         self._pods.print(failing, *step.lines)
         self._pods.stop(failing, step.exit_code, step.reason)
         self._later(_CONTROLLERS_S, self._fail)
 
-    def _lose_node(self, step: NodeLost, job: Json) -> None:
+    def _lose_node(self, step: script.NodeLost, job: Json) -> None:
         pods = self._pods.of(job, "node")
         lost = pods[min(step.rank, len(pods) - 1)]
         self._pods.event(lost, "Warning", "NodeNotReady", "Node is not ready")
@@ -217,8 +204,8 @@ class TrainingRun:
         self._pods.event(job, "Normal", "Admitted", "Admitted by clusterQueue cluster-queue")
         self._store.replace({**job, "spec": {**job["spec"], "suspend": False}})
 
-    def _preempt(self, step: Preempted, job: Json) -> None:
-        self._script.insert(0, Queued(step.seconds))
+    def _preempt(self, step: script.Preempted, job: Json) -> None:
+        self._script.insert(0, script.Queued(step.seconds))
         self._pods.event(job, "Normal", "Preempted", "Preempted to accommodate a workload")
         self._store.replace({**job, "spec": {**job["spec"], "suspend": True}})
 
@@ -243,7 +230,7 @@ class TrainingRun:
         if seconds is not None:
             self._store.clock.call_in(seconds, exceed)
 
-    def _complete(self, _: Complete, job: Json) -> None:
+    def _complete(self, _: script.Complete, job: Json) -> None:
         for pod in self._pods.of(job):
             self._pods.stop(pod, 0, "Completed")
         self._later(_CONTROLLERS_S, self._completed)

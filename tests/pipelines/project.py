@@ -138,7 +138,7 @@ class FinishedRun:
     def outputs(self) -> dict[str, dict[str, Path]]:
         """The folders that its stages wrote down in the journal, by task and name."""
         events = [json.loads(line) for line in (self.folder / "journal.jsonl").read_text().splitlines()]
-        titles = [task["title"] for task in events[0]["tasks"]]
+        titles = events[0]["tasks"]
         started = [event["outputs"] for event in events if event["event"] == "started"]
         return {
             title: {name: Path(path) for name, path in folders.items()}

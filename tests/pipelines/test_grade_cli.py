@@ -17,7 +17,7 @@ RIGHT = {"verdict": "right", "extracted": "5", "reason": "same text"}
 
 
 def line(gold: str, response: str, **others: Any) -> str:
-    """One line as people have it."""
+    """One line of a file of responses."""
     return json.dumps({"gold": gold, "response": response} | others) + "\n"
 
 
@@ -29,7 +29,7 @@ def written(folder: Path, *lines: str) -> str:
 
 
 def grades(out: str) -> list[Any]:
-    """What was printed."""
+    """The printed grades."""
     return [json.loads(printed) for printed in out.splitlines()]
 
 
@@ -41,7 +41,7 @@ def start(*arguments: str, stderr: int = subprocess.PIPE) -> "subprocess.Popen[s
 
 
 def test_each_line_has_its_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """In order, with nothing else on standard output, and the sums on the other."""
+    """In order, with nothing else on standard output; the counts are on standard error."""
     lines = [
         line("5", "#### 5", id=7),
         line("5", r"It is \boxed{6}."),
@@ -52,11 +52,11 @@ def test_each_line_has_its_verdict(tmp_path: Path, capsys: pytest.CaptureFixture
     ]
     assert main(["grade", written(tmp_path, *lines)]) == 0
     out, err = capsys.readouterr()
-    found = grades(out)
-    assert [each["verdict"] for each in found] == ["right", "wrong", "wrong", "unscorable", "right"]
-    assert [each["extracted"] for each in found] == ["5", "6", None, "5", "5"]
-    assert found[0] == RIGHT
-    assert all(each["reason"] for each in found)
+    printed = grades(out)
+    assert [each["verdict"] for each in printed] == ["right", "wrong", "wrong", "unscorable", "right"]
+    assert [each["extracted"] for each in printed] == ["5", "6", None, "5", "5"]
+    assert printed[0] == RIGHT
+    assert all(each["reason"] for each in printed)
     assert err == "2 right, 2 wrong, 1 unscorable\n"
 
 
@@ -70,10 +70,10 @@ def test_each_line_has_its_verdict(tmp_path: Path, capsys: pytest.CaptureFixture
         (["--answer", "marked"], ["wrong", "wrong", "right"]),
     ],
 )
-def test_where_the_answer_stands_can_be_said(
+def test_the_answer_policy_can_be_chosen(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], verdicts: list[str]
 ) -> None:
-    """By default wherever people state one."""
+    """By default every way to state an answer counts."""
     path = written(tmp_path, line("5", "The answer is 5."), line("5", r"\boxed{5}"), line("5", "#### 5"))
     assert main(["grade", path, *arguments]) == 0
     assert [each["verdict"] for each in grades(capsys.readouterr().out)] == verdicts
@@ -84,10 +84,10 @@ def test_where_the_answer_stands_can_be_said(
     [
         ("5", "expected a JSON object, got int"),
         ('{"gold": "5", "resp', "not valid JSON"),
-        ('{"gold": "5"}', "has no `response`"),
-        ('{"response": "5"}', "has no `gold`"),
-        ('{"gold": 5, "response": "5"}', "`gold` is no string but 5"),
-        ('{"gold": "5", "response": null}', "`response` is no string but null"),
+        ('{"gold": "5"}', "`response` is missing"),
+        ('{"response": "5"}', "`gold` is missing"),
+        ('{"gold": 5, "response": "5"}', "`gold` is 5, not a string"),
+        ('{"gold": "5", "response": null}', "`response` is null, not a string"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str], bad: str, problem: str) -> None:
@@ -111,18 +111,17 @@ def test_a_missing_file_is_named(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_file_without_responses_is_an_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], lines: list[str]
 ) -> None:
-    """Whatever was to write them has failed, and a script must not take that for a result."""
+    """The program that was to write them has failed, and a script must not take that for a result."""
     path = written(tmp_path, *lines)
     assert main(["grade", path]) == 2
     assert capsys.readouterr() == (
         "",
-        f"error: {path}: holds no response; expected one JSON object per line, "
-        "with the strings `gold` and `response`\n",
+        f"error: {path}: has no responses; expected one JSON object per line, with the strings `gold` and `response`\n",
     )
 
 
 def test_lines_may_be_of_any_length(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Whatever is read at once, a line is a line: short ones, megabytes, and many."""
+    """Short ones, megabytes, and many, regardless of how much is read at once."""
     lengths = [3_000_000, 10, 1 << 20, (1 << 20) - 60, *[700] * 3000]
     lines = [line(str(number), f"{'x' * length}\n#### {number}") for number, length in enumerate(lengths)]
     assert main(["grade", written(tmp_path, *lines)]) == 0
@@ -130,7 +129,7 @@ def test_lines_may_be_of_any_length(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 def test_verdicts_do_not_wait_for_the_end_of_the_input() -> None:
-    """Each response that arrives is graded then and there."""
+    """Each response is graded as it arrives."""
     with start("-") as running:
         assert running.stdin is not None
         assert running.stdout is not None
@@ -143,8 +142,8 @@ def test_verdicts_do_not_wait_for_the_end_of_the_input() -> None:
     assert err.startswith("error: standard input:3: expected a JSON object")
 
 
-def test_half_a_character_is_printed() -> None:
-    """What no terminal can show is written as JSON escapes it."""
+def test_half_a_character_is_printed_as_an_escape() -> None:
+    """As in JSON; no terminal could show it."""
     with start("-") as running:
         out, err = running.communicate('{"gold": "\\ud800", "response": "#### \\ud800"}\n')
     assert out == json.dumps({"verdict": "right", "extracted": "\ud800", "reason": "same text"}) + "\n"

@@ -1,4 +1,4 @@
-"""A bucket that speaks as much of S3 as DVC asks for, in this process; it fails as it is told to."""
+"""An S3 server in this process with as much of the protocol as DVC uses; it fails on request."""
 
 import threading
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Literal
 from urllib.parse import parse_qs, urlsplit
 
-Fault = Literal["forbidden", "internal error", "dies in mid-push"]
+Fault = Literal["forbidden", "internal error", "dies in mid-push", "loses bytes"]
 _ERRORS = {
     "forbidden": (403, "InvalidAccessKeyId", "The AWS Access Key Id you provided does not exist in our records."),
     "internal error": (500, "InternalError", "We encountered an internal error."),
@@ -19,46 +19,41 @@ class _Handler(BaseHTTPRequestHandler):
     server: "S3Storage"
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
     def _handle(self) -> None:
-        body = self._body()
-        if self.server.fault == "dies in mid-push" and self.command == "PUT" and self.server.objects:
-            self.close_connection = True
-            self.connection.close()
-            return
-        if self.server.fault in _ERRORS:
-            status, code, message = _ERRORS[self.server.fault]
-            self._answer(status, f"<Error><Code>{code}</Code><Message>{message}</Message></Error>".encode())
-            return
-        self._serve(body)
-
-    do_GET = do_HEAD = do_PUT = _handle
-
-    def _serve(self, body: bytes) -> None:
+        body, fault = self._body(), self.server.fault
         address = urlsplit(self.path)
         query = parse_qs(address.query)
-        if self.command == "PUT":
-            self.server.objects[address.path] = body
+        if fault in _ERRORS:
+            self._answer_error(*_ERRORS[fault])
+        elif self.command == "PUT":
+            if fault == "dies in mid-push" and self.server.objects:
+                self.close_connection = True
+                self.connection.close()
+                return
+            self.server.objects[address.path] = body[: -1 if fault == "loses bytes" else None]
             self._answer(200, b"")
         elif "list-type" in query:
-            self._answer(200, self._listed(address.path, query.get("prefix", [""])[0]))
+            self._answer(200, self._listing(address.path, query.get("prefix", [""])[0]))
         elif address.path in self.server.objects:
             self._answer(200, self.server.objects[address.path])
         else:
-            self._answer(404, b"<Error><Code>NoSuchKey</Code><Message>There is no such key.</Message></Error>")
+            self._answer_error(404, "NoSuchKey", "There is no such key.")
 
-    def _listed(self, bucket: str, prefix: str) -> bytes:
-        listed = "".join(
+    do_GET = do_HEAD = do_PUT = _handle
+
+    def _listing(self, bucket: str, prefix: str) -> bytes:
+        contents = "".join(
             f"<Contents><Key>{path.removeprefix(f'{bucket}/')}</Key><Size>{len(content)}</Size>"
             '<LastModified>2026-01-01T00:00:00.000Z</LastModified><ETag>"e"</ETag></Contents>'
             for path, content in self.server.objects.items()
             if path.startswith(f"{bucket}/{prefix}")
         )
-        return f"<ListBucketResult><IsTruncated>false</IsTruncated>{listed}</ListBucketResult>".encode()
+        return f"<ListBucketResult><IsTruncated>false</IsTruncated>{contents}</ListBucketResult>".encode()
 
     def _body(self) -> bytes:
-        """What is sent, out of the chunks of HTTP and of AWS."""
+        """Return the request's content, out of the chunks of HTTP and of AWS."""
         if "chunked" in self.headers.get("Transfer-Encoding", ""):
             body = b"".join(iter(self._chunk, b""))
         else:
@@ -76,6 +71,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.rfile.readline()
         return chunk
 
+    def _answer_error(self, status: int, code: str, message: str) -> None:
+        self._answer(status, f"<Error><Code>{code}</Code><Message>{message}</Message></Error>".encode())
+
     def _answer(self, status: int, body: bytes) -> None:
         self.send_response(status)
         self.send_header("ETag", '"e"')
@@ -87,7 +85,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 class S3Storage(ThreadingHTTPServer):
-    """The server, with what the bucket holds by its path."""
+    """The server, with the contents of its buckets by path."""
 
     daemon_threads = True
     block_on_close = False
@@ -99,7 +97,7 @@ class S3Storage(ThreadingHTTPServer):
 
     @property
     def environment(self) -> dict[str, str]:
-        """What leads a client here."""
+        """The variables that lead a client here."""
         return {
             "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self.server_address[1]}",
             "AWS_EC2_METADATA_DISABLED": "true",
@@ -112,7 +110,7 @@ class S3Storage(ThreadingHTTPServer):
 
 @contextmanager
 def s3_storage(fault: Fault | None = None) -> Iterator[S3Storage]:
-    """An empty bucket named `bucket`, or any other name."""
+    """Serve empty buckets of any name."""
     server = S3Storage(fault)
     threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     try:

@@ -1,4 +1,4 @@
-"""A registry at a URL, which others push to at the same time: a real bare repository with hooks."""
+"""A registry at a URL, to which others push at the same time: a real bare repository with hooks."""
 
 import subprocess
 from collections.abc import Callable
@@ -10,21 +10,9 @@ from components.register import register as module
 from components.register import registry
 from components.register.config import RegisterConfig
 from components.register.registry import Registry, fetch
-from components.report.config import ReportConfig
-from components.report.report import STAGE as REPORT
 from components.shared import lineage
 from components.shared.errors import PipelineError, RetryableError
-from components.shared.stage import run
-from tests.register.test_register import (
-    GATE,
-    _command,
-    git,
-    make_config,
-    make_policy,
-    run_register,
-    tags,
-)
-from tests.report.synthetic import make_run
+from tests.register.registrations import command, git, make_config, make_policy, run_register, tags
 
 pytestmark = pytest.mark.slow
 WAIT_FOR_TWO = """#!/bin/sh
@@ -36,19 +24,11 @@ for i in $(seq 1200); do
 done
 exit 1
 """
-REFUSE = """#!/bin/sh
+REFUSE_BRANCHES = """#!/bin/sh
+case "$1" in refs/tags/*) exit 0 ;; esac
 echo "releases are frozen until Monday" >&2
 exit 1
 """
-
-
-@pytest.fixture(scope="module")
-def report_passed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The report of a run that passed the gate."""
-    folder = tmp_path_factory.mktemp("run")
-    config = ReportConfig.model_validate({"gate": GATE, "num_examples": 2})
-    run(REPORT, config, {**make_run(folder / "inputs", problems=120), "report": folder / "passed"})
-    return folder / "passed"
 
 
 @pytest.fixture
@@ -65,54 +45,48 @@ def config_of(shared: Path) -> RegisterConfig:
 
 
 def set_hook(shared: Path, name: str, script: str) -> None:
-    """Have the repository run a script at each push."""
+    """Let the repository run a script at each push."""
     hook = shared / "hooks" / name
     hook.write_text(script)
     hook.chmod(0o755)
 
 
 def commit_of_another(shared: Path, number: int) -> None:
-    """Somebody else changes the README, and has what a version has."""
+    """Somebody else changes the README, and a file that every version has."""
     work = shared.parent / f"another-{number}"
     git(shared.parent, "clone", "--quiet", str(shared), str(work))
     (work / "README.md").write_text(f"Ours, {number}\n")
     (work / "version.json").write_text('{"policy_digest": "another"}')
     git(work, "add", "--all")
-    git(work, "-c", "user.name=a", "-c", "user.email=b", "commit", "--quiet", "-m", f"Another {number}")
+    git(work, "commit", "--quiet", "-m", f"Another {number}")
     git(work, "push", "--quiet", "origin", "HEAD:main")
 
 
 def before_each_push(monkeypatch: pytest.MonkeyPatch, act: Callable[[int], object]) -> list[str]:
-    """Have somebody act in the moment before each push; returns the versions that were pushed."""
+    """Let somebody act just before each push; returns the versions that were pushed."""
     pushed: list[str] = []
-    publish = Registry.publish
+    original = Registry.publish
 
-    def published(self: Registry, name: str, version: str) -> bool:
+    def publish(self: Registry, name: str, version: str) -> bool:
         pushed.append(version)
         act(len(pushed))
-        return publish(self, name, version)
+        return original(self, name, version)
 
-    monkeypatch.setattr(Registry, "publish", published)
+    monkeypatch.setattr(Registry, "publish", publish)
     return pushed
 
 
-def test_two_processes_register_at_once(report_passed: Path, shared: Path, tmp_path: Path) -> None:
-    """Their first pushes meet on the server; both end with a version of their own, whole."""
+def test_two_processes_register_at_once(passed: Path, shared: Path, tmp_path: Path) -> None:
+    """Their first pushes collide on the server; both end with a complete version of their own."""
     set_hook(shared, "pre-receive", WAIT_FOR_TWO)
-    running, policies = [], {}
+    processes, policies = [], {}
     for name in ("one", "two"):
-        (tmp_path / name).mkdir()
         policies[name] = make_policy(tmp_path / name / "policy", name.encode())
-        command = _command(config_of(shared), policies[name], report_passed, tmp_path / name)
-        running.append(subprocess.Popen(command))
-    assert [process.wait() for process in running] == [0, 0]
+        processes.append(subprocess.Popen(command(config_of(shared), policies[name], passed, tmp_path / name)))
+    assert [process.wait() for process in processes] == [0, 0]
     assert tags(shared) == ["grpo-policy@v0.0.1", "grpo-policy@v0.0.2"]
-    assert git(shared, "log", "--format=%s", "main").split() == [
-        "Register",
-        tags(shared)[1],
-        "Register",
-        tags(shared)[0],
-    ]
+    subjects = git(shared, "log", "--format=%s", "main").splitlines()
+    assert subjects == [f"Register {tag}" for tag in reversed(tags(shared))]
     for name, policy in policies.items():
         version = (tmp_path / name / "registration" / "version.json").read_text()
         tag = next(tag for tag in tags(shared) if tag in version)
@@ -120,10 +94,10 @@ def test_two_processes_register_at_once(report_passed: Path, shared: Path, tmp_p
         assert lineage.digest(tmp_path / f"fetched-{name}") == lineage.digest(policy)
 
 
-def test_commits_and_versions_of_others_are_built_upon(
-    report_passed: Path, shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_changes_by_others_are_kept(
+    passed: Path, shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A commit before one push and a version before the next: the third is ours, with a number of its own."""
+    """A commit before one push and a version before the next: the third push is ours, with a number of its own."""
 
     def act(attempt: int) -> None:
         if attempt == 1:
@@ -132,47 +106,49 @@ def test_commits_and_versions_of_others_are_built_upon(
             git(shared, "tag", "grpo-policy@v0.0.1", "main")
 
     pushed = before_each_push(monkeypatch, act)
-    version = run_register(config_of(shared), make_policy(tmp_path / "policy"), report_passed, tmp_path / "out")
+    policy = make_policy(tmp_path / "policy")
+    version = run_register(config_of(shared), policy, passed, tmp_path / "out")
     assert pushed == ["v0.0.1", "v0.0.1", "v0.0.2"]
     assert version["tag"] == "grpo-policy@v0.0.2"
     assert git(shared, "log", "--format=%s", "main").splitlines() == ["Register grpo-policy@v0.0.2", "Another 1"]
     assert git(shared, "show", "main:README.md") == "Ours, 1\n"
     assert fetch(f"file://{shared}", "v0.0.2", tmp_path / "fetched") == version
+    assert run_register(config_of(shared), policy, passed, tmp_path / "again") == version
 
 
-def test_whoever_never_gets_a_turn_may_try_again(
-    report_passed: Path, shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_registry_that_always_changes_ends_as_retryable(
+    passed: Path, shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A registry that changes before every push ends the attempts, as something that may pass."""
+    """The attempts are limited, and the run may be repeated."""
     monkeypatch.setattr(module, "_ATTEMPTS", 2)
     pushed = before_each_push(monkeypatch, lambda attempt: commit_of_another(shared, attempt))
     with pytest.raises(RetryableError, match="changed before each of 2 pushes"):
-        run_register(config_of(shared), make_policy(tmp_path / "policy"), report_passed, tmp_path / "out")
+        run_register(config_of(shared), make_policy(tmp_path / "policy"), passed, tmp_path / "out")
     assert len(pushed) == 2
     assert tags(shared) == []
 
 
-def test_a_stale_lock_on_the_server_is_told_as_such(
-    report_passed: Path, shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_stale_lock_on_the_server_is_retryable(
+    passed: Path, shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody else has changed anything: it may be gone the next time, and git's words say which file it is."""
+    """Nobody else has changed anything: it may be gone the next time, and git's words name the file."""
     monkeypatch.setattr(registry, "_PUSH_PAUSES_S", (0.0,))
     (shared / "refs/heads").mkdir(parents=True, exist_ok=True)
     (shared / "refs/heads/main.lock").touch()
     with pytest.raises(RetryableError, match=r"does not accept grpo-policy@v0\.0\.1: .*main\.lock"):
-        run_register(config_of(shared), make_policy(tmp_path / "policy"), report_passed, tmp_path / "out")
+        run_register(config_of(shared), make_policy(tmp_path / "policy"), passed, tmp_path / "out")
     assert tags(shared) == []
 
 
 @pytest.mark.parametrize("hook", ["pre-receive", "update"])
-def test_a_refusal_is_told_with_its_reason(
-    report_passed: Path, shared: Path, tmp_path: Path, hook: str, monkeypatch: pytest.MonkeyPatch
+def test_refusal_by_the_server_is_final_and_quoted(
+    passed: Path, shared: Path, tmp_path: Path, hook: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A protected branch is no matter of trying again; neither commit nor tag is there."""
-    set_hook(shared, hook, REFUSE)
+    """A protected branch is not pushed to again; the tag, which the server would accept, is not pushed without it."""
+    set_hook(shared, hook, REFUSE_BRANCHES)
     pushed = before_each_push(monkeypatch, lambda _: None)
     with pytest.raises(PipelineError, match="releases are frozen until Monday") as refused:
-        run_register(config_of(shared), make_policy(tmp_path / "policy"), report_passed, tmp_path / "out")
+        run_register(config_of(shared), make_policy(tmp_path / "policy"), passed, tmp_path / "out")
     assert refused.value.exit_code == 2
     assert f"file://{shared}: does not accept grpo-policy@v0.0.1" in str(refused.value)
     assert "\n" not in str(refused.value)

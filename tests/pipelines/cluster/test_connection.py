@@ -147,8 +147,8 @@ def test_a_private_certificate_is_trusted_if_it_is_named(
         monkeypatch.setenv("GRPO_PIPELINE_ENDPOINT", server.url)
         assert main(["status"]) == 75
         assert "certificate verify failed" in capsys.readouterr().err
-        assert main(["status", "--ca-file", str(certificate.file)]) == 0
-        monkeypatch.setenv("GRPO_PIPELINE_CA_FILE", str(certificate.file))
+        assert main(["status", "--ca-file", str(certificate)]) == 0
+        monkeypatch.setenv("GRPO_PIPELINE_CA_FILE", str(certificate))
         assert main(["status"]) == 0
     assert main(["status", "--ca-file", str(tmp_path / "no.pem")]) == 2
     missing = f"error: {tmp_path / 'no.pem'}: cannot read certificates from this file\n"

@@ -1,0 +1,54 @@
+"""Reports and a registry with one version, made once per session."""
+
+import contextlib
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from components.register.config import RegisterConfig
+from components.report.config import ReportConfig
+from components.report.report import STAGE
+from components.shared import jsonl, stage
+from tests.register.registrations import make_config, make_policy, run_register
+from tests.report.synthetic import SKILL, make_run
+
+Registered = tuple[RegisterConfig, Path, dict[str, Any]]
+
+
+def _make_report(folder: Path, *, enforce: bool, **skill: dict[str, float]) -> Path:
+    gate = {"target": ["words"], "min_gain": 0.1, "max_p_value": 0.01, "margin": 0.5, "enforce": enforce}
+    inputs = make_run(folder / "run", skill={**SKILL, **skill}, problems=120)
+    config = ReportConfig.model_validate({"gate": gate, "num_examples": 2})
+    stage.run(STAGE, config, {**inputs, "report": folder / "report"})
+    return folder / "report"
+
+
+@pytest.fixture(scope="session")
+def passed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A report on a policy that passed the gate."""
+    return _make_report(tmp_path_factory.mktemp("passed"), enforce=True)
+
+
+@pytest.fixture(scope="session")
+def unenforced(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A report on a policy that missed a gate that is not enforced."""
+    return _make_report(tmp_path_factory.mktemp("unenforced"), enforce=False, grpo=SKILL["sft"])
+
+
+@pytest.fixture(scope="session")
+def first_registration(tmp_path_factory: pytest.TempPathFactory, passed: Path) -> Path:
+    """A folder with a policy, its registry and storage; to be copied."""
+    folder = tmp_path_factory.mktemp("first")
+    with contextlib.chdir(folder):
+        run_register(make_config(Path()), make_policy(folder / "policy"), passed, folder / "registration")
+    return folder
+
+
+@pytest.fixture
+def registered(first_registration: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Registered:
+    """A registry with one version, the policy in it, and its version.json; paths are relative to `tmp_path`."""
+    shutil.copytree(first_registration, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    return make_config(Path()), tmp_path / "policy", jsonl.read_json(tmp_path / "registration" / "version.json")

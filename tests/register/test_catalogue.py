@@ -1,0 +1,301 @@
+"""Announcement in Kubeflow Model Registry, by its real client over HTTP."""
+
+import contextlib
+import dataclasses
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kfp import dsl
+
+from components.register import component
+from components.register.catalogue import Catalogue, Entry, Run, scores
+from components.shared import jsonl
+from components.shared.environment import RUN_ID_VARIABLE, RUN_NAME_VARIABLE
+from components.shared.errors import PipelineError, RetryableError
+from tests.fake_cluster import AFTER, BEFORE, ApiServer, Fault, self_signed
+from tests.register.registrations import make_config, make_policy, run_register
+from tests.register.s3_storage import s3_storage
+from tests.report.synthetic import report_on
+
+ENTRY = Entry(
+    name="grpo-policy",
+    version="v0.0.1",
+    uri="s3://models/files/md5/26/3f.dir",
+    policy_digest="4264",
+    properties={
+        "policy_digest": "4264",
+        "accuracy_grpo": 0.95,
+        "num_test_problems": 600,
+        "gate_passed": True,
+        "registry": "https://git.example/models",
+        "registry_tag": "grpo-policy@v0.0.1",
+    },
+    run=Run("run-1", "nightly", "team"),
+)
+TABLES = ("registered_models", "model_versions", "model_artifacts")
+BOTH_VERSIONS = pytest.mark.parametrize("server", ["v1", "v1alpha3"], indirect=True)
+
+
+@pytest.fixture
+def server(request: pytest.FixtureRequest) -> Iterator[ApiServer]:
+    """A model registry with the client's version of the API, or the one in the parameter."""
+    with ApiServer() as server:
+        server.registry.api_versions = (getattr(request, "param", "v1"),)
+        yield server
+
+
+def announce(server: ApiServer, entry: Entry = ENTRY, **environment: str) -> bool:
+    """Announce a version as the stage does."""
+    return Catalogue(server.url, environment).announce(entry)
+
+
+def announced(server: ApiServer) -> list[dict[str, Any]]:
+    """Return the one model, version and artifact that the server has."""
+    documents = [server.registry.documents(table) for table in TABLES]
+    assert [len(each) for each in documents] == [1, 1, 1]
+    return [dict(each[0]) for each in documents]
+
+
+@BOTH_VERSIONS
+def test_announcement_has_numbers_address_and_run(server: ApiServer) -> None:
+    """Numbers are numbers, the address is the storage's, and the artifact names the Kubeflow run."""
+    assert announce(server)
+    model, version, artifact = announced(server)
+    assert (model["name"], version["name"], version["state"]) == ("grpo-policy", "v0.0.1", "LIVE")
+    properties = version["customProperties"]
+    assert properties["accuracy_grpo"] == {"metadataType": "MetadataDoubleValue", "double_value": 0.95}
+    assert properties["num_test_problems"] == {"metadataType": "MetadataIntValue", "int_value": "600"}
+    assert properties["gate_passed"] == {"metadataType": "MetadataBoolValue", "bool_value": True}
+    assert properties["run_id"]["string_value"] == "run-1"
+    assert artifact["uri"] == ENTRY.uri
+    source = ("modelSourceKind", "modelSourceClass", "modelSourceGroup", "modelSourceId", "modelSourceName")
+    assert [artifact[key] for key in source] == ["kfp", "pipelinerun", "team", "run-1", "nightly"]
+
+
+def test_high_level_client_reads_the_announcement(server: ApiServer) -> None:
+    """A user's ModelRegistry client gets version and address back."""
+    from model_registry import ModelRegistry
+
+    announce(server)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        client = ModelRegistry(server.url, author="a user")
+        version = client.get_model_version("grpo-policy", "v0.0.1")
+        artifact = client.get_model_artifact("grpo-policy", "v0.0.1")
+    assert version is not None
+    assert version.custom_properties is not None
+    assert version.custom_properties["accuracy_grpo"] == 0.95
+    assert artifact is not None
+    assert artifact.uri == ENTRY.uri
+
+
+def test_second_announcement_changes_nothing(server: ApiServer) -> None:
+    """The same weights under the same version are recognised, also if another run announces them."""
+    announce(server)
+    before = announced(server)
+    assert not announce(server, dataclasses.replace(ENTRY, run=Run("run-2", "later", "team")))
+    assert announced(server) == before
+
+
+@BOTH_VERSIONS
+@pytest.mark.parametrize("drop", [BEFORE, AFTER])
+@pytest.mark.parametrize("number", range(7))
+def test_retry_completes_an_interrupted_announcement(server: ApiServer, drop: str, number: int) -> None:
+    """Whichever request is the last of a run, before or after its effect, the next run completes it without repeats."""
+    server.faults.add(Fault(drop=drop, skip=number))
+    with contextlib.suppress(RetryableError):  # the client itself repeats a GET
+        announce(server)
+    assert server.faults.injected
+    server.faults.clear()
+    announce(server)
+    announced(server)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(12))
+def test_random_faults_end_with_one_version(seed: int) -> None:
+    """Under drops, errors with and without effect and throttling: retryable until everything is there, once."""
+    with ApiServer(seed=seed) as server:
+        kinds_of_fault = ({"drop": BEFORE}, {"drop": AFTER}, {"status": 500, "effect": True}, {"status": 503})
+        server.faults.add(*(Fault(chance=0.15, times=3, **kind) for kind in kinds_of_fault))
+        server.faults.add(Fault(status=429, retry_after_s=1, chance=0.1, times=3))
+        for _ in range(20):
+            with contextlib.suppress(RetryableError):
+                announce(server)
+                break
+        else:
+            pytest.fail("it never succeeds")
+        announced(server)
+
+
+def test_two_runs_at_once_make_one_version(server: ApiServer) -> None:
+    """A conflict with a run that was faster is no failure if both announce the same."""
+    announce(server)
+    # Each question is answered as if it had been asked just before the other run's request.
+    for path in ("/registered_model?", "/model_version?"):
+        server.faults.add(Fault("GET", path.replace("?", r"\?"), status=404))
+    assert not announce(server)
+    announced(server)
+
+
+OTHER_WEIGHTS = {"policy_digest": "9999", "properties": {**ENTRY.properties, "policy_digest": "9999"}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (OTHER_WEIGHTS, r"v0\.0\.1.*digest 4264.*9999.*register\.name"),
+        ({"uri": "s3://moved/files"}, r"weights are at s3://moved/.*has the address s3://models/"),
+    ],
+)
+def test_different_entry_under_the_same_version_is_refused(
+    server: ApiServer, changes: dict[str, Any], message: str
+) -> None:
+    """Other weights, or the same at another address: the message says what to do, and nothing is changed."""
+    announce(server)
+    before = announced(server)
+    with pytest.raises(PipelineError, match=message) as refused:
+        announce(server, dataclasses.replace(ENTRY, **changes))
+    assert refused.value.exit_code == 2
+    assert announced(server) == before
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "message"),
+    [
+        (429, RetryableError, "answers 429"),
+        (500, RetryableError, "answers 500"),
+        (503, RetryableError, "answers 503"),
+        (403, PipelineError, "the model registry denies access"),
+    ],
+)
+def test_error_of_the_server_is_one_line(
+    server: ApiServer, status: int, kind: type[PipelineError], message: str
+) -> None:
+    """A temporary one is retryable, and the next run succeeds; a refusal by Istio is not."""
+    server.faults.add(Fault("POST", "/model_versions", status=status))
+    with pytest.raises(PipelineError, match=message) as refused:
+        announce(server)
+    assert type(refused.value) is kind
+    assert "\n" not in str(refused.value)
+    announce(server)
+    announced(server)
+
+
+def test_other_versions_of_the_api_are_refused(server: ApiServer) -> None:
+    """The message names the server's version."""
+    server.registry.api_versions = ("v1alpha2",)
+    with pytest.raises(PipelineError, match="has version v1alpha2 of the API; supported: v1 and v1alpha3"):
+        announce(server)
+    server.registry.api_versions = ()
+    with pytest.raises(PipelineError, match="not a model registry"):
+        announce(server)
+
+
+def test_token_is_from_a_file_or_the_environment(server: ApiServer, tmp_path: Path) -> None:
+    """A wrong token is rejected with its origin, never with itself."""
+    server.registry.token = "right"
+    file = tmp_path / "token"
+    file.write_text("right\n")
+    announce(server, MODEL_REGISTRY_TOKEN_FILE=str(file))
+    announce(server, MODEL_REGISTRY_TOKEN="right")
+    other = tmp_path / "of-the-pod"
+    other.write_text("for Kubeflow Pipelines")
+    announce(server, MODEL_REGISTRY_TOKEN="right", KF_PIPELINES_SA_TOKEN_PATH=str(other))
+    with pytest.raises(PipelineError, match="this one is from MODEL_REGISTRY_TOKEN") as refused:
+        announce(server, MODEL_REGISTRY_TOKEN="wr0ng")
+    assert "wr0ng" not in str(refused.value)
+    with pytest.raises(PipelineError, match="there is none; set MODEL_REGISTRY_TOKEN_FILE"):
+        announce(server)
+    with pytest.raises(PipelineError, match=f"{tmp_path / 'nothing'}: no readable file with the token"):
+        announce(server, MODEL_REGISTRY_TOKEN_FILE=str(tmp_path / "nothing"))
+
+
+def test_private_certificate_is_trusted_if_it_is_named(tmp_path: Path) -> None:
+    """The server is refused without MODEL_REGISTRY_CA_FILE, and reached with it."""
+    certificate = self_signed(tmp_path)
+    with ApiServer(certificate=certificate) as server:
+        with pytest.raises(RetryableError, match="certificate"):
+            announce(server)
+        assert announce(server, MODEL_REGISTRY_CA_FILE=str(certificate))
+
+
+@pytest.mark.parametrize("address", ["model-registry:8080", "http://user:secret@host", "ftp://host", ""])
+def test_invalid_address_is_refused(address: str) -> None:
+    """The message shows a valid one."""
+    with pytest.raises(PipelineError, match=r"not a valid address; use one such as http://"):
+        Catalogue(address, {})
+
+
+def test_accuracy_on_several_targets_pools_their_problems() -> None:
+    """The large source counts for more than the small one; other sources do not count, and each has its own figure."""
+
+    def score(correct: int, total: int) -> dict[str, Any]:
+        return {"correct": correct, "total": total, "accuracy": correct / total}
+
+    by_source = {"large": score(90, 900), "small": score(90, 100), "other": score(0, 500)}
+    target = {"source": "large + small", "sources": ["large", "small"], "gain": 0.1, "p_value": 0.01}
+    verdict = {"passed": True, "target": {**target, "grpo": score(180, 1000)}}
+    properties = scores(verdict, {"models": {"grpo": by_source}})
+    assert properties["accuracy_grpo"] == 0.18
+    assert [properties[f"accuracy_grpo.{source}"] for source in by_source] == [0.1, 0.9, 0.0]
+    assert properties["num_test_problems"] == 1000
+
+
+@pytest.mark.slow
+def test_kubeflow_component_registers_in_both(passed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After git and DVC the catalogue has the version too, with scores, digests and an address that exists."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(RUN_ID_VARIABLE, "run-1")
+    monkeypatch.setenv(RUN_NAME_VARIABLE, "nightly")
+    policy = make_policy(tmp_path / "policy")
+    with ApiServer() as server, s3_storage() as storage:
+        for name, value in storage.environment.items():
+            monkeypatch.setenv(name, value)
+        config = make_config(Path(), storage="s3://bucket/models", model_registry=server.url)
+        metrics = dsl.Metrics(uri=str(tmp_path / "metrics"))
+        component.register.python_func(
+            config=config.model_dump(),
+            policy=dsl.Model(uri=str(policy)),
+            report=dsl.Artifact(uri=str(report_on(passed, policy))),
+            registration=dsl.Artifact(uri=str(tmp_path / "registration")),
+            metrics=metrics,
+        )
+        assert metrics.metadata["registered"] == 1
+        version = jsonl.read_json(tmp_path / "registration" / "version.json")
+        _, known, artifact = announced(server)
+        properties = {
+            name: value
+            for name, each in known["customProperties"].items()
+            for key, value in each.items()
+            if key != "metadataType"
+        }
+        assert known["name"] == version["version"]
+        assert properties["policy_digest"] == version["policy_digest"]
+        assert properties["accuracy_grpo"] > properties["accuracy_sft"] > properties["accuracy_base"]
+        assert properties["gain"] == pytest.approx(properties["accuracy_grpo"] - properties["accuracy_sft"])
+        assert 0 <= properties["p_value"] < 0.01
+        assert properties["registry_tag"] == "grpo-policy@v0.0.1"
+        assert len(properties["git_sha"].split()[0]) == 40
+        assert properties["run_id"] == "run-1"
+        path = f"bucket/models/files/md5/{properties['dvc_md5'][:2]}/{properties['dvc_md5'][2:]}"
+        assert artifact["uri"] == f"s3://{path}"
+        assert b"model.safetensors" in storage.objects[f"/{path}"]
+        assert run_register(config, policy, passed, tmp_path / "again") == version
+        announced(server)
+
+
+@pytest.mark.slow
+def test_weights_in_a_folder_are_not_announced(
+    passed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: ApiServer
+) -> None:
+    """Other machines cannot reach a path of this one: that is an error before anything is registered."""
+    monkeypatch.chdir(tmp_path)
+    config = make_config(Path(), model_registry=server.url)
+    with pytest.raises(PipelineError, match=r"register\.storage: the weights are in the folder"):
+        run_register(config, make_policy(tmp_path / "policy"), passed, tmp_path / "registration")
+    assert server.registry.documents("registered_models") == []
+    assert not (tmp_path / "registry" / "version.json").exists()
