@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator
 from enum import StrEnum
-from typing import Any, Literal, get_args, get_origin
+from typing import Literal, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -11,7 +11,7 @@ from pydantic_core import PydanticUndefined, to_jsonable_python
 
 from components.preflight.config import Params
 from components.preflight.form import parameters
-from components.shared.config import SameAs, shared_keys
+from components.shared.config import SameAs, models_of, shared_keys
 
 _HEADER = """# Parameters
 
@@ -43,7 +43,7 @@ def page() -> str:
 
 
 def _section(name: str, field: FieldInfo) -> str:
-    (model,) = _models(field)
+    (model,) = models_of(field)
     rows = [f"| `{key}` | {_default(each)} | {_meaning(each)} |\n" for key, each in _keys(model)]
     return _SECTION.format(name=name, meaning=" ".join((model.__doc__ or "").split())) + "".join(rows)
 
@@ -52,29 +52,16 @@ def _keys(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Field
     """Every key of a model that holds no others, with its path; those of a list's members and of a choice below it."""
     shared = shared_keys(model)
     for name, field in model.model_fields.items():
-        inner = [] if name in shared else _models(field)
+        inner = [] if name in shared else models_of(field)
         if len(inner) != 1 or field.default is None:
             yield f"{prefix}{name}", field
         many = "[]" if len(inner) > 1 or "list" in str(field.annotation).split("[")[0] else ""
         seen: set[str] = set()
         for each in inner:
-            for key, found in _keys(each, f"{prefix}{name}{many}."):
+            for key, nested in _keys(each, f"{prefix}{name}{many}."):
                 if key not in seen:
-                    yield key, found
+                    yield key, nested
                 seen.add(key)
-
-
-def _models(field: FieldInfo) -> list[type[BaseModel]]:
-    """The models that a field may hold: itself, in a list, or as a choice."""
-    models: list[type[BaseModel]] = []
-    waiting: list[Any] = [field.annotation]
-    while waiting:
-        kind = waiting.pop(0)
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            models.append(kind)
-        else:
-            waiting += get_args(kind)
-    return models
 
 
 def _default(field: FieldInfo) -> str:

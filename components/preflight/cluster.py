@@ -68,12 +68,12 @@ def trainer(api: client.ApiClient) -> list[str]:
 def runtime(api: client.ApiClient, namespace: str, name: str, grace_s: float | None = None) -> list[str]:
     """Check that the runtime of training jobs exists, and that its pods have `grace_s` and more to end."""
     read = client.CustomObjectsApi(api).get_namespaced_custom_object
-    found = _read(read, kube.GROUP, kube.VERSION, namespace, "trainingruntimes", name)
-    if found is None:
+    existing = _read(read, kube.GROUP, kube.VERSION, namespace, "trainingruntimes", name)
+    if existing is None:
         return [f"namespace {namespace} has no TrainingRuntime {name}; apply an overlay of k8s/"]
-    if found is _NO_PERMISSION or grace_s is None:
+    if existing is _NO_PERMISSION or grace_s is None:
         return []
-    (job,) = (each for each in found["spec"]["template"]["spec"]["replicatedJobs"] if each["name"] == NODE)
+    (job,) = (each for each in existing["spec"]["template"]["spec"]["replicatedJobs"] if each["name"] == NODE)
     limit_s = job["template"]["spec"]["template"]["spec"].get("terminationGracePeriodSeconds", _DEFAULT_GRACE_S)
     if grace_s + _MARGIN_S <= limit_s:
         return []
@@ -86,15 +86,15 @@ def runtime(api: client.ApiClient, namespace: str, name: str, grace_s: float | N
 def volume(api: client.ApiClient, namespace: str, claim: str) -> list[str]:
     """Check that the shared volume exists, and is shared."""
     core = client.CoreV1Api(api)
-    found = _read(lambda where, name: core.read_namespaced_persistent_volume_claim(name, where), namespace, claim)
-    if found is None:
+    pvc = _read(lambda where, name: core.read_namespaced_persistent_volume_claim(name, where), namespace, claim)
+    if pvc is None:
         return [f"deployment.volume: namespace {namespace} has no volume claim {claim}; apply an overlay of k8s/"]
-    if found is _NO_PERMISSION:
+    if pvc is _NO_PERMISSION:
         return []
-    if _SHARED not in found.spec.access_modes:
-        modes = ", ".join(found.spec.access_modes)
+    if _SHARED not in pvc.spec.access_modes:
+        modes = ", ".join(pvc.spec.access_modes)
         return [f"deployment.volume: {claim} is {modes}; all pods of a run share it, which takes {_SHARED}"]
-    if found.status.phase == "Lost":
+    if pvc.status.phase == "Lost":
         return [f"deployment.volume: {claim} has lost its volume; use another claim"]
     return []
 
@@ -102,12 +102,12 @@ def volume(api: client.ApiClient, namespace: str, claim: str) -> list[str]:
 def local_queue(api: client.ApiClient, namespace: str, name: str) -> list[str]:
     """Check that the queue of Kueue exists, and admits jobs."""
     read = client.CustomObjectsApi(api).get_namespaced_custom_object
-    found = _read(read, _KUEUE, _KUEUE_VERSION, namespace, "localqueues", name)
-    if found is None:
+    queue = _read(read, _KUEUE, _KUEUE_VERSION, namespace, "localqueues", name)
+    if queue is None:
         return [f"cluster_queue: namespace {namespace} has no LocalQueue {name}; leave it empty to run without Kueue"]
-    if found is _NO_PERMISSION:
+    if queue is _NO_PERMISSION:
         return []
-    for condition in found.get("status", {}).get("conditions", []):
+    for condition in queue.get("status", {}).get("conditions", []):
         if condition["type"] == "Active" and condition["status"] == "False":
             return [f"cluster_queue: {name} admits no jobs: {condition.get('message', 'no reason given')}"]
     return []

@@ -146,9 +146,16 @@ def as_yaml(params: Params) -> str:
     return text
 
 
+def is_url(location: str) -> bool:
+    """Tell whether a location is a URL, and no folder."""
+    return "://" in location or "@" in location
+
+
 def contradictions(params: Params) -> list[str]:
     """Return a line for each pair of keys in different sections that cannot both hold."""
-    return [line for rule in (_splits, _gate, _sizes, _shares, _unit_tests, _sampler) for line in rule(params)]
+    return [
+        line for rule in (_splits, _gate, _sizes, _shares, _unit_tests, _sampler, _storage) for line in rule(params)
+    ]
 
 
 def exceeded_limits(params: Params, context: int) -> Iterator[str]:
@@ -233,3 +240,8 @@ def _sampler(params: Params) -> Iterator[str]:
             f"{key}.max_tokens: is {engine.max_tokens:,}; a prompt (validate_data.max_prompt_tokens) with its "
             f"completion (train_grpo.sampling.max_new_tokens) takes up to {needed:,}"
         )
+
+
+def _storage(params: Params) -> Iterator[str]:
+    if is_url(params.register.registry) and not params.register.storage:
+        yield "register.storage: is not set, and a registry at a URL has no place for weights; name a DVC remote"

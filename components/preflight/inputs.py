@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from components.grading.verifier import Verifier, require_sandbox
-from components.preflight.config import Params, exceeded_limits
-from components.preflight.remotes import is_url, references
+from components.preflight.config import Params, exceeded_limits, is_url
+from components.preflight.remotes import references
 from components.prepare_data.config import PrepareConfig
 from components.prepare_data.source import FileSource, MalformedRowError, raw_rows
 from components.register.catalogue import Catalogue
@@ -164,7 +164,5 @@ def _sandbox(params: Params) -> Iterator[str]:
 
 def _registry(params: Params) -> Iterator[str]:
     config = params.register
-    if is_url(config.registry) and config.storage is None:
-        yield "register.storage: is null, and a registry at a URL has no place for weights; name a DVC remote"
     if not is_url(config.registry) and Path(config.registry).exists() and not Path(config.registry).is_dir():
         yield f"register.registry: {config.registry} is not a folder"

@@ -132,7 +132,7 @@ def _checks(
     )
     checks: dict[str, Check] = {
         "register_registry": partial(remotes.registry, registry),
-        "register_storage": partial(remotes.storage, registry, storage),
+        "register_storage": partial(remotes.storage, storage),
         "secrets": partial(remotes.missing_secrets, deployment),
     }
     if params:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from components.preflight.config import MOUNT, SECRET_KEYS, DeploymentConfig, Params, SecretsConfig
+from components.preflight.config import MOUNT, SECRET_KEYS, DeploymentConfig, Params, SecretsConfig, is_url
 from components.preflight.form import SKIP_IF_UNCHANGED, Form
 from components.register.catalogue import Catalogue
 from components.shared import lineage
@@ -24,11 +24,6 @@ _PACKAGES = {"s3": "dvc_s3", "gs": "dvc_gs", "azure": "dvc_azure", "ssh": "dvc_s
 """Package that DVC needs for a kind of remote."""
 _MADE_BY = ("prepare_data", "train_sft", "train_grpo")
 """Stages whose config decides what a policy is."""
-
-
-def is_url(location: str) -> bool:
-    """Tell whether a location is a URL, and no folder."""
-    return "://" in location or "@" in location
 
 
 def commit_of(url: str, revision: str) -> str:
@@ -67,11 +62,10 @@ def registry(location: str) -> list[str]:
     return [] if location.startswith(f"{MOUNT}/") else [_not_shared("register_registry", location)]
 
 
-def storage(registry: str, remote: str) -> list[str]:
-    """Check that the weights of versions have a place, and that DVC can use it."""
+def storage(remote: str) -> list[str]:
+    """Check that DVC can put the weights of versions into a remote; without one they go beside a registry's folder."""
     if not remote:
-        line = "register_storage: is empty, and a registry at a URL has no place for weights; name a DVC remote"
-        return [line] if is_url(registry) else []
+        return []
     scheme = remote.partition("://")[0]
     package = _PACKAGES.get(scheme)
     if package and importlib.util.find_spec(package) is None:

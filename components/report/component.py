@@ -29,7 +29,7 @@ def report(  # noqa: PLR0917 - a task has as many parameters as inputs and outpu
         grpo_evaluation: Evaluation of the GRPO policy.
         sft_training: Steps of supervised fine-tuning.
         grpo_training: Steps of GRPO.
-        validation: Result of validate_data.
+        validation: Result of the validation of the data.
         report: The page, the verdict and the summary.
         page: The page again, where Kubeflow shows it.
         metrics: Accuracies, gain and verdict.

@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, to_jsonable_python
 
 from components.shared.errors import PipelineError
@@ -74,17 +75,17 @@ def without_operational(value: Any) -> Any:
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a key that is named twice, of which YAML would silently keep the last."""
+    """Refuses duplicate keys, of which YAML would silently keep the last."""
 
     def compose_mapping_node(self, anchor: dict[Any, yaml.Node]) -> yaml.MappingNode:
         """Return the mapping as it is written, if its keys differ."""
         node: yaml.MappingNode = super().compose_mapping_node(anchor)
-        found: set[tuple[str, str]] = set()
+        seen: set[tuple[str, str]] = set()
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode):
-                if (key.tag, key.value) in found:
-                    raise yaml.MarkedYAMLError(problem=f"key `{key.value}` is there twice", problem_mark=key.start_mark)
-                found.add((key.tag, key.value))
+                if (key.tag, key.value) in seen:
+                    raise yaml.MarkedYAMLError(problem=f"key `{key.value}` is a duplicate", problem_mark=key.start_mark)
+                seen.add((key.tag, key.value))
         return node
 
 
@@ -211,7 +212,7 @@ def shared_keys(model: type[BaseModel]) -> dict[str, SameAs]:
 
 
 def validate(model: type[ConfigT], values: Any, *, name: str, path: Path | None = None) -> ConfigT:
-    """Return `values` as a `model`; the first problem found becomes a PipelineError.
+    """Return `values` as a `model`; PipelineError with the first problem otherwise.
 
     `name` is what the values are called in messages (a section of the params file, or empty for the
     whole file); `path` is where they were read from, if from a file.
@@ -219,7 +220,7 @@ def validate(model: type[ConfigT], values: Any, *, name: str, path: Path | None 
     try:
         return model.model_validate(values)
     except ValidationError as error:
-        raise PipelineError(_explained(model, error, name=name, path=path)[0]) from None
+        raise PipelineError(_lines(model, error, name=name, path=path)[0]) from None
 
 
 def problems(model: type[BaseModel], values: Any, *, name: str, path: Path | None = None) -> list[str]:
@@ -230,32 +231,33 @@ def problems(model: type[BaseModel], values: Any, *, name: str, path: Path | Non
     try:
         model.model_validate(values)
     except ValidationError as error:
-        return _explained(model, error, name=name, path=path)
+        return _lines(model, error, name=name, path=path)
     return []
 
 
-def _explained(model: type[BaseModel], error: ValidationError, *, name: str, path: Path | None) -> list[str]:
+def _lines(model: type[BaseModel], error: ValidationError, *, name: str, path: Path | None) -> list[str]:
     # A misspelt key is both unknown and missing: the misspelling is what helps.
     errors = sorted(error.errors(), key=lambda each: each["type"] != "extra_forbidden")
-    meant = {(*each["loc"][:-1], _meant(model, each["loc"])) for each in errors if each["type"] == "extra_forbidden"}
-    told = [each for each in errors if each["type"] != "missing" or each["loc"] not in meant]
-    return [_explain(model, each, name=name, path=path) for each in told]
+    unknown = [each["loc"] for each in errors if each["type"] == "extra_forbidden"]
+    misspelt = {(*location[:-1], _nearest(model, location)) for location in unknown}
+    relevant = [each for each in errors if each["type"] != "missing" or each["loc"] not in misspelt]
+    return [_line(model, each, name=name, path=path) for each in relevant]
 
 
-def _meant(model: type[BaseModel], location: KeyPath) -> str | None:
-    """The key that an unknown one was probably meant to be."""
+def _nearest(model: type[BaseModel], location: KeyPath) -> str | None:
+    """The existing key that is most like an unknown one."""
     close = difflib.get_close_matches(str(location[-1]), _locate(model, location)[1], n=1)
     return close[0] if close else None
 
 
-def _explain(model: type[BaseModel], error: ErrorDetails, *, name: str, path: Path | None) -> str:
+def _line(model: type[BaseModel], error: ErrorDetails, *, name: str, path: Path | None) -> str:
     location, fields = _locate(model, error["loc"])
     keys = ((name,) if name else ()) + location
     where = f"{_place(path, keys)}: " if path else ""
     key = ".".join(str(part) for part in keys)
     if error["type"] == "extra_forbidden":
-        meant = _meant(model, error["loc"])
-        accepted = f"did you mean `{meant}`?" if meant else f"accepted: {', '.join(sorted(fields))}"
+        nearest = _nearest(model, error["loc"])
+        accepted = f"did you mean `{nearest}`?" if nearest else f"accepted: {', '.join(sorted(fields))}"
         return f"{where}{key}: unknown key; {accepted}"
     if error["type"] == "missing":
         return f"{where}{key}: required key is missing"
@@ -280,7 +282,8 @@ def _locate(model: type[BaseModel], location: KeyPath) -> tuple[KeyPath, list[st
         keys.append(part)
         fields = [name for each in models for name in each.model_fields]
         if isinstance(part, str):
-            models = [inner for each in models if part in each.model_fields for inner in _models(each, part)]
+            fields_here = (each.model_fields[part] for each in models if part in each.model_fields)
+            models = [inner for field in fields_here for inner in models_of(field)]
     return tuple(keys), fields
 
 
@@ -290,17 +293,17 @@ def _tags(model: type[BaseModel]) -> tuple[object, ...]:
     return tuple(value for kind in annotations if get_origin(kind) is Literal for value in get_args(kind))
 
 
-def _models(model: type[BaseModel], field: str) -> list[type[BaseModel]]:
-    """The models that a field may hold: itself, in a list, or as members of a union."""
-    found: list[type[BaseModel]] = []
-    waiting: list[Any] = [model.model_fields[field].annotation]
+def models_of(field: FieldInfo) -> list[type[BaseModel]]:
+    """Return the models that a field may hold: itself, in a list, or as members of a union."""
+    models: list[type[BaseModel]] = []
+    waiting: list[Any] = [field.annotation]
     while waiting:
-        kind = waiting.pop()
+        kind = waiting.pop(0)
         if isinstance(kind, type) and issubclass(kind, BaseModel):
-            found.append(kind)
+            models.append(kind)
         else:
             waiting += get_args(kind)
-    return found
+    return models
 
 
 def _place(path: Path, keys: KeyPath) -> str:

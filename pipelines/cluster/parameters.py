@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from components.preflight.config import DEPLOYMENT, DeploymentConfig, Params, contradictions, load_params
+from components.preflight.config import DEPLOYMENT, DeploymentConfig, Params, contradictions, is_url, load_params
 from components.preflight.form import (
     OVERRIDES,
     SKIP_IF_UNCHANGED,
@@ -19,7 +19,7 @@ from components.preflight.form import (
     set_key,
     wrong_sections,
 )
-from components.preflight.remotes import is_url, passwords
+from components.preflight.remotes import passwords
 from components.shared.errors import PipelineError, raise_all
 from pipelines.cluster.runs import Package
 

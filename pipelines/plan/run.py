@@ -121,7 +121,7 @@ def run_of(params: Params, num_gpus: int, mean_completion_tokens: float | None) 
         raise PipelineError(
             f"--completion-tokens {mean_completion_tokens:g}: from 1 to sampling.max_new_tokens, {limit}, is accepted"
         )
-    longest_prompt = params.validate_data.max_prompt_tokens
+    longest_prompt = params.max_prompt_tokens
     work = Work(
         prompts=config.prompts_per_step,
         group_size=config.group_size,

@@ -1,7 +1,7 @@
 """A local run in containers: each stage in its image, as on a cluster, by podman or docker.
 
-A container sees the folder in which the command is run, under the same path, and nothing else of this machine. Its
-code is that of the image. It runs as the caller, or as the image's own user where that is root.
+A container mounts the working folder under the same path, and nothing else of this machine. Its code is that of the
+image. It runs as the caller, or as the image's own user if the caller is root.
 """
 
 import os
@@ -23,30 +23,30 @@ from components.shared.errors import PipelineError
 from components.shared.images import GPU, LIGHT
 
 _LABEL = "grpo-pipeline/run"
-"""Of every container of a run: its folder."""
+"""Label of every container of a run, with the run's folder."""
 _PASSED_ON = ("OMP_NUM_THREADS",)
-"""How much of the machine a stage may take is for the caller to say."""
+"""Variables of the caller that stages have as well."""
 _SHARED_MEMORY = "2g"
-"""For ranks of a stage and their data, which go through /dev/shm."""
+"""Size of /dev/shm, through which the ranks of a stage exchange data."""
 _GRACE_S = 3
 
 
 def check() -> None:
-    """Raise a PipelineError where no engine answers or an image is not there, before anything is run."""
+    """Raise PipelineError if no container engine answers or an image is missing."""
     with closing(_client()) as client:
         for image in (LIGHT, GPU):
             try:
                 client.images.get(image)
             except ImageNotFound:
                 raise PipelineError(
-                    f"image {image} is not here; build it with `make images`, and set IMAGE_REGISTRY and IMAGE_TAG "
-                    "to what that prints"
+                    f"image {image} is missing; build it with `make images`, and set IMAGE_REGISTRY and IMAGE_TAG to "
+                    "what that prints"
                 ) from None
 
 
 def runner(folder: Path, journal: Path) -> local.DockerRunner:
     """Return KFP's runner for a run whose results go into `folder`."""
-    # KFP's own takes a container that has gone before it could be asked for one that has succeeded.
+    # KFP's own function reports success if a container is gone before its exit code was read.
     docker_task_handler.run_docker_container = run_container
     here = str(Path.cwd())
     passed_on = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
@@ -63,13 +63,13 @@ def runner(folder: Path, journal: Path) -> local.DockerRunner:
 
 
 def run_container(client: DockerClient, image: str, command: list[str], volumes: object, **options: Any) -> int:
-    """Run a container to its end, print what it says, and return its exit code."""
-    # KFP would mount the folder of artifacts, which is in the folder that is mounted.
+    """Run a container to its end, print its output, and return its exit code."""
+    # `volumes` would mount the folder of artifacts, which is inside the working folder.
     container = client.containers.run(image, command, detach=True, **options)
     for line in _lines(container.logs(stream=True, follow=True)):
         print(line.decode(errors="replace"))
     status: int = container.wait()["StatusCode"]
-    # Not where this is interrupted: `none_left` has the stage end first.
+    # If this is interrupted, `no_containers_left` lets the stage end first.
     _remove(container)
     return status
 
@@ -84,15 +84,15 @@ def _lines(blocks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 @contextmanager
-def none_left(folder: Path) -> Iterator[None]:
-    """Have no container of a run outlive the block; a stage that still runs is asked to end first."""
+def no_containers_left(folder: Path) -> Iterator[None]:
+    """Remove all containers of a run when the block ends; a stage that still runs is interrupted first."""
     try:
         yield
     finally:
         with closing(_client()) as client:
             for container in client.containers.list(all=True, filters={"label": f"{_LABEL}={folder}"}):
                 with suppress(APIError):
-                    # Reaches all but the first process, a shell, which ends with the stage or is killed after a while.
+                    # For all but the first process, a shell, which ends with the stage or is killed after a while.
                     container.exec_run(["sh", "-c", "kill -INT -1"])
                     container.stop(timeout=_GRACE_S)
                 _remove(container)

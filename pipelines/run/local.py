@@ -29,13 +29,13 @@ _KFP_INDENT = " " * 4
 
 
 def run(params_path: Path, *, containers: bool = False) -> int:
-    """Run the whole graph under one params file and return the exit code of the stage that stopped it, or 0.
+    """Run the whole graph with a params file and return 0, or the exit code of the stage that failed.
 
     With `containers` each stage runs in a container of its image.
 
     Raises:
         PipelineError: Keys contradict one another, or data, a model, a reward or the registry is missing. All of it is
-            named, and nothing has been run.
+            named, and nothing was run.
     """
     params = load_params(params_path)
     wrong = contradictions(params) + missing_here(params, containers=containers)
@@ -55,7 +55,7 @@ def run(params_path: Path, *, containers: bool = False) -> int:
             screen.error(f"stopped, and no stage is left running; log: {folder / LOG}")
             raise
     exit_code = _exit_code(tracker, status, folder, screen)
-    _sum_up(folder, tracker, exit_code, screen)
+    _summarize(folder, tracker, exit_code, screen)
     took = duration(time.monotonic() - started)
     done = f"{len(tracker.finished)} of {len(tracker.tasks)} stages in {took}"
     screen.show(f"{done}; log: {folder / LOG}", Style.DIM)
@@ -63,7 +63,7 @@ def run(params_path: Path, *, containers: bool = False) -> int:
 
 
 def _containers() -> ModuleType:
-    """What runs stages in containers, where they are asked for: it takes a package that nothing else does."""
+    """Import what runs stages in containers: it needs a package that nothing else does."""
     try:
         from pipelines.run import containers
     except ModuleNotFoundError as error:
@@ -85,7 +85,7 @@ def _new_folder(name: str) -> Path:
 
 
 def _grace_s(params: Params) -> float:
-    """The time that a run has to end when it is told to: the longest in which a stage leaves a checkpoint."""
+    """The time for a graceful shutdown: the longest that a stage may need to write a checkpoint."""
     return _MARGIN_S + max(params.train_sft.checkpoint.grace_s, params.train_grpo.checkpoint.grace_s)
 
 
@@ -94,7 +94,7 @@ def _execute(folder: Path, tracker: Tracker, screen: Screen, *, grace_s: float, 
     paths = [str(folder.resolve() / name) for name in (PARAMS, ARTIFACTS, JOURNAL)]
     command = [sys.executable, "-m", "pipelines.run.graph_process", *paths, *(["--containers"] if containers else [])]
     with (
-        _containers().none_left(folder.resolve()) if containers else nullcontext(),
+        _containers().no_containers_left(folder.resolve()) if containers else nullcontext(),
         # KFP leaves temporary folders behind; they go away with this one.
         tempfile.TemporaryDirectory(prefix="grpo-pipeline-") as scratch,
         (folder / LOG).open("wb") as log,
@@ -103,7 +103,7 @@ def _execute(folder: Path, tracker: Tracker, screen: Screen, *, grace_s: float, 
         try:
             _follow(graph, tracker, log)
         except SystemExit:
-            screen.show(f"stopping: a stage that trains has {grace_s:g} s to leave a checkpoint", Style.DIM)
+            screen.show(f"stopping: a stage that trains has {grace_s:g} s to write a checkpoint", Style.DIM)
             raise
         status = graph.wait()
     tracker.end()
@@ -111,7 +111,7 @@ def _execute(folder: Path, tracker: Tracker, screen: Screen, *, grace_s: float, 
 
 
 def _follow(graph: "subprocess.Popen[bytes]", tracker: Tracker, log: BinaryIO) -> None:
-    """Keep and show what the graph prints, until it ends."""
+    """Log and show what the graph prints, until it ends."""
     for line in lines(graph):
         if line is None:
             tracker.idle()
@@ -127,7 +127,7 @@ def _environment(folder: Path, scratch: str, screen: Screen) -> dict[str, str]:
 
 
 def _exit_code(tracker: Tracker, status: int, folder: Path, screen: Screen) -> int:
-    """Return the exit code of the run, having shown where to look if something went wrong."""
+    """Return the exit code of the run, and show where to look if something went wrong."""
     task = tracker.running
     if tracker.tasks and task is None and status == 0:
         return 0
@@ -142,17 +142,17 @@ def _exit_code(tracker: Tracker, status: int, folder: Path, screen: Screen) -> i
 
 
 def _last_lines(log: Path, *, of_stage: bool) -> list[str]:
-    """The end of the log; of what the last stage printed, which KFP indents, rather than of what KFP says about it."""
+    """The end of the log; with `of_stage`, of the output of the last stage, which KFP indents, without KFP's own."""
     text = [line.rstrip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines()]
     if of_stage:
         text = [line.removeprefix(_KFP_INDENT) for line in text if line.startswith(_KFP_INDENT)]
-        # The first that a task prints are its inputs, as a JSON object.
+        # A task begins by printing its inputs, as a JSON object.
         text = text[len(text) - text[::-1].index("}") :] if "}" in text else text
     return [line for line in text if line][-_LINES_SHOWN:]
 
 
-def _sum_up(folder: Path, tracker: Tracker, exit_code: int, screen: Screen) -> None:
-    """Leave the results of a run that got as far as its report, and have outputs/latest lead to them."""
+def _summarize(folder: Path, tracker: Tracker, exit_code: int, screen: Screen) -> None:
+    """Write and show the results of a run whose report is finished, and have outputs/latest point to them."""
     if not any(task.stage == "report" for task in tracker.finished):
         return
     summary.write(folder, tracker.tasks, exit_code)

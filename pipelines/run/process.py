@@ -1,4 +1,4 @@
-"""A process with all it starts: read while it runs, and gone when the block around it ends."""
+"""A process and all it starts: read while it runs, and ended with the block around it."""
 
 import os
 import select
@@ -18,12 +18,12 @@ _GRACE_S = 3.0
 def process(
     command: Sequence[str], environment: Mapping[str, str], *, grace_s: float = _GRACE_S
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Start a process with all its output in one pipe; it never outlives the block, nor does any process it started.
+    """Start a process with all its output in one pipe; neither it nor any process it started outlives the block.
 
-    That holds for Ctrl-C, SIGTERM and a closed terminal too: they become a SystemExit with the usual exit code. What
-    runs then is told by SIGINT, and has `grace_s` before it is ended.
+    That holds for Ctrl-C, SIGTERM and a closed terminal too: they become a SystemExit with the usual exit code. The
+    process then gets SIGINT, and has `grace_s` to end before it is terminated.
     """
-    # Before the process starts, which would otherwise inherit that a background job ignores Ctrl-C.
+    # Before the process starts: it would otherwise inherit that a background job ignores Ctrl-C.
     before = {number: signal.signal(number, _stop) for number in _STOPS}
     try:
         started = subprocess.Popen(
@@ -32,7 +32,7 @@ def process(
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            # A session of its own: one signal reaches everything that is started from here.
+            # A session of its own: one signal reaches all processes in it.
             start_new_session=True,
         )
         with started:
@@ -46,7 +46,7 @@ def process(
 
 
 def lines(started: subprocess.Popen[bytes]) -> Iterator[bytes | None]:
-    """Yield each line of output until it ends, and None whenever nothing has come for a moment."""
+    """Yield each line of output until it ends, and None after each moment without output."""
     assert started.stdout is not None
     pipe, rest = started.stdout.fileno(), b""
     while True:
@@ -69,8 +69,8 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
 
 def _end(started: subprocess.Popen[bytes], grace_s: float) -> None:
-    """Stop the process and all it started, if there is anything left of them."""
-    # SIGINT first: a stage then takes away what it has half written, or leaves a checkpoint to go on from.
+    """End the process and all it started, as far as they still run."""
+    # SIGINT first: a stage then removes incomplete outputs, or writes a checkpoint.
     for number, wait_s in ((signal.SIGINT, grace_s), (signal.SIGTERM, _GRACE_S), (signal.SIGKILL, _GRACE_S)):
         if not _signal_all(started, number, wait_s):
             break
@@ -85,6 +85,6 @@ def _signal_all(started: subprocess.Popen[bytes], number: int, wait_s: float) ->
             started.poll()
             os.killpg(started.pid, 0)
             time.sleep(0.05)
-    except (ProcessLookupError, PermissionError):  # the latter is how macOS says that only zombies are left
+    except (ProcessLookupError, PermissionError):  # the latter on macOS, if only zombies are left
         return False
     return True

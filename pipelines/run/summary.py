@@ -1,4 +1,4 @@
-"""What a finished run amounts to: its report with version and times, a summary to compute with, a table to read."""
+"""The results of a run: its report with version and times, summary.json, and a table on the screen."""
 
 from collections.abc import Sequence
 from pathlib import Path

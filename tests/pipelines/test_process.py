@@ -1,4 +1,4 @@
-"""Ending what was started from here; the rest is seen where processes are used."""
+"""Ending a process that was started; the rest is tested where processes are used."""
 
 import os
 import signal
@@ -18,7 +18,7 @@ time.sleep(30)
 """
 
 
-def test_a_process_that_heeds_no_request_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_ignores_signals_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither Ctrl-C nor SIGTERM ends it; nothing that was started outlives the block."""
     monkeypatch.setattr(pipelines.run.process, "_GRACE_S", 0.1)
     with process([sys.executable, "-c", _STUBBORN], os.environ, grace_s=0.1) as started:

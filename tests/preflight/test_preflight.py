@@ -275,7 +275,7 @@ def test_locations_have_to_outlive_the_pod(server: ApiServer, form: Form, reposi
     assert _line(form | {"register_registry": "/registry"}).startswith("register_registry: /registry would be lost")
     assert _line(form | {"register_storage": "weights"}).startswith("register_storage: weights would be lost with")
     form["register_registry"] = f"file://{repository}"
-    assert _line(form).startswith("register_storage: is empty")
+    assert _line(form).startswith("register_storage: is not set")
     ready(form | {"register_storage": "/work/weights"})
 
 

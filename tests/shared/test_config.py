@@ -133,19 +133,19 @@ def test_a_missing_key_is_named_with_the_line_of_what_should_hold_it(tmp_path: P
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("rate: 2.0e-3 -> seed: 2", "5: is not valid YAML (key `seed` is there twice)"),
-        ("other: {} -> train: {}", "3: is not valid YAML (key `train` is there twice)"),
-        ("stages: [1, 2] -> precision: bf16", "8: is not valid YAML (key `precision` is there twice)"),
-        ("num_train: 4 -> kind: sums", "11: is not valid YAML (key `kind` is there twice)"),
-        ("other: {} -> other: {a: 1, a: 1}", "2: is not valid YAML (key `a` is there twice)"),
+        ("rate: 2.0e-3 -> seed: 2", "5: is not valid YAML (key `seed` is a duplicate)"),
+        ("other: {} -> train: {}", "3: is not valid YAML (key `train` is a duplicate)"),
+        ("stages: [1, 2] -> precision: bf16", "8: is not valid YAML (key `precision` is a duplicate)"),
+        ("num_train: 4 -> kind: sums", "11: is not valid YAML (key `kind` is a duplicate)"),
+        ("other: {} -> other: {a: 1, a: 1}", "2: is not valid YAML (key `a` is a duplicate)"),
     ],
 )
-def test_a_key_that_is_there_twice_is_an_error(tmp_path: Path, change: str, message: str) -> None:
+def test_a_duplicate_key_is_an_error(tmp_path: Path, change: str, message: str) -> None:
     """YAML itself would keep the last one without a word; the second one's line is named, equal value or not."""
     assert _refusal(_file(tmp_path, change)) == message
 
 
-def test_what_an_alias_or_a_merge_repeats_is_no_key_twice(tmp_path: Path) -> None:
+def test_what_an_alias_or_a_merge_repeats_is_no_duplicate(tmp_path: Path) -> None:
     """A key that overrides a merged one is what merging is for."""
     path = tmp_path / "params.yaml"
     path.write_text("a: &a\n  x: 1\n  y: 2\nb: *a\nc: &c\n  <<: *a\n  x: 3\nd:\n  <<: *c\n  y: 4\n")
