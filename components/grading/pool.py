@@ -137,7 +137,7 @@ class Pool:
     def _grade(self, submission: Submission, on_slow: Callable[[], None]) -> Grade:
         """Grade in a worker, or in another one where that is killed from outside."""
         for _ in range(_MAX_TRIES):
-            worker = self._idle_worker() or self._new_worker()
+            worker = self._take_worker()
             try:
                 worker.send(submission)
                 grade = worker.receive(_SLOW_AFTER_S)
@@ -153,16 +153,14 @@ class Pool:
                 return grade
         return Grade(Verdict.UNSCORABLE, None, f"its worker was killed {_MAX_TRIES} times")
 
-    def _idle_worker(self) -> "_Worker | None":
+    def _take_worker(self) -> "_Worker":
+        """An idle worker, or a new one once it is ready."""
         with self._lock:
             while self._idle:
                 worker = self._idle.pop()
                 if worker.is_usable:
                     return worker
                 self._discard(worker)
-        return None
-
-    def _new_worker(self) -> "_Worker":
         for _ in range(_MAX_STARTS):
             with self._lock:
                 if self._closed:

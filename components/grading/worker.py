@@ -61,23 +61,19 @@ def main(descriptor: str, function: str, deadline_s: str) -> None:
     grade_one = partial(_grade, getattr(import_module(module), name), float(deadline_s))
     sys.meta_path.insert(0, _ImportGuard())
     with socket.socket(fileno=int(descriptor)) as channel, contextlib.suppress(ConnectionError):
-        _send(channel, READY)
+        channel.sendall(READY + b"\n")
         requests = channel.makefile("rb")
         while (request := requests.readline()).endswith(b"\n"):
             submission = json.loads(request)
             try:
                 reply = grade_one(*submission)
             except _NeedsAlgebraError:
-                _send(channel, PREPARING)
+                channel.sendall(PREPARING + b"\n")
                 # Imports the libraries, and lets them build their tables.
                 grade(r"x+\frac{1}{2}", r"\boxed{\frac{1}{2}+x}", AnswerPolicy.BOXED)
-                _send(channel, READY)
+                channel.sendall(READY + b"\n")
                 reply = grade_one(*submission)
-            _send(channel, reply)
-
-
-def _send(channel: socket.socket, line: bytes) -> None:
-    channel.sendall(line + b"\n")
+            channel.sendall(reply + b"\n")
 
 
 def _grade(
