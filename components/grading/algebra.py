@@ -75,7 +75,7 @@ def same_value(latex: str, other: str) -> bool:
 
 
 def same_relation(sides: tuple[str, str], others: tuple[str, str]) -> bool:
-    """Tell whether two equations say the same: their differences of sides are multiples, or one solves the other."""
+    """Tell whether two equations are equivalent: multiples of each other, or one solves the other."""
     first, second = (_parse(f"({left})-({right})") if right != "0" else _parse(left) for left, right in (sides, others))
     if not isinstance(first, sympy.Expr) or not isinstance(second, sympy.Expr):
         return False
@@ -83,7 +83,7 @@ def same_relation(sides: tuple[str, str], others: tuple[str, str]) -> bool:
         return False
     if _has_unknown_functions(first, second):
         return 0 in {sympy.expand(first - second), sympy.expand(first + second)}
-    if any(_equal(each, _ZERO) for each in (first, second)):  # it says nothing
+    if any(_equal(each, _ZERO) for each in (first, second)):  # it holds for all values
         return False
     return _are_multiples(first, second) or _describes(first, second) or _describes(second, first)
 
@@ -107,13 +107,13 @@ def _parse(latex: str) -> Any:
     try:
         expression = latex2sympy(
             _DEGREE.sub(r"\\cdot\\frac{\\pi}{180} ", latex),
-            # Without its own rules for units, boxes and equations: it would drop whatever looks like one.
+            # Without its own rules for units, boxes and equations: it would drop everything that looks like one.
             normalization_config=NormalizationConfig(malformed_operators=True, nits=True, boxed="none"),
             conversion_config=ConversionConfig(lowercase_symbols=False),
         )
     except MemoryError:
         raise
-    except Exception as error:  # a parser of whatever a model wrote may fail in any way
+    except Exception as error:  # the parser may fail in any way on what a model wrote
         raise UnreadableError from error
     if expression is None or isinstance(expression, str):
         raise UnreadableError
@@ -173,7 +173,7 @@ def _describes(solved: Any, other: Any) -> bool:
 
 
 def _points(symbols: Any) -> list[dict[Any, Any]]:
-    """Values to put for the variables, the same at every call: fractions, negative ones, and whole numbers."""
+    """Values of the variables, the same at every call: positive and negative fractions, and whole numbers."""
     generator = random.Random(7)
     ordered = sorted(symbols, key=str)
 

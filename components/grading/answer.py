@@ -18,7 +18,7 @@ def final_answer(text: str, policy: AnswerPolicy) -> str | None:
     """Return the answer that stands where the policy looks for it; None where there is none.
 
     Of the two markers the later one counts, so a heading such as `#### Step 1` does not hide a box below it. Text
-    inside `<think>` does not count. A text that stops in the middle has no answer, whatever numbers it holds.
+    inside `<think>` does not count. A text that breaks off has no answer, even if it contains numbers.
     """
     text = outside_thoughts(text)
     if policy is AnswerPolicy.BOXED:
@@ -66,7 +66,7 @@ _UNBRACED = re.compile(r"[^\s${}]+(?:\{[^\s${}]*\})*")
 _BRACE = re.compile(r"\\[\\{}]|[{}]")
 _MAX_NESTED = 4
 _MAX_JOIN_CHARACTERS = 60
-_MAX_BOX_CHARACTERS = 1000  # longer ones are no answer, whatever is in them
+_MAX_BOX_CHARACTERS = 1000  # longer content is not an answer
 _DELIMITERS = re.compile(r"[\s$]*(?:\\[()\[\]][\s$]*)*")
 _JOIN = re.compile(r"(?=.*(?:[,;]|\b(?:and|or)\b))(?:[^.!?]|\\[!.])*", re.DOTALL)
 
@@ -172,7 +172,7 @@ _INTRODUCES = re.compile(
 )
 _NAMES_SUBJECT = re.compile(r"^(?:the|a|an|that)\b|\b(?:is|are|equals)\b|=", re.IGNORECASE)
 _FORMULA = re.compile(
-    # What is longer is no answer, and looking for its end in vain at every place would take long.
+    # Longer formulas are not answers, and searching for the end of each would take quadratic time.
     r"(?:\$\$(.{1,300}?)\$\$|\\\[(.{1,300}?)\\\]|\\\((.{1,300}?)\\\)|\$(?![?!.])((?:[^$\\]|\\.){1,300})\$"
     r"|(?<![\\\w])\[ ([^\[\]\n]{1,300}) \])",  # what is left of \[ 5 \] where backslashes got lost
     re.DOTALL,

@@ -116,12 +116,12 @@ def _is_written_out(latex: str, decimal: Number) -> bool:
 
 
 def _by_algebra(what: str, decide: Callable[[], bool]) -> Decision:
-    """Return what algebra decides; an answer on which it fails, however that is, is not right."""
+    """Return what algebra decides; an answer on which it fails in any way is not right."""
     try:
         return Decision.on(what, decide())
     except MemoryError:
         raise
-    except Exception:  # a parser and a simplifier of whatever a model wrote
+    except Exception:  # the parser and the simplifier may fail in any way on what a model wrote
         return Decision(False, "the answer is not a mathematical expression")
 
 

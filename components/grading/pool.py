@@ -116,7 +116,7 @@ class Pool:
             call, index = task
             try:
                 grade = self._grade(call.submissions[index], give_up_slot)
-            except Exception as error:  # whatever it is, the caller has to get it
+            except Exception as error:  # the caller has to get it
                 with self._lock:
                     call.fail(error)
             else:

@@ -29,7 +29,7 @@ class Verifier(AbstractContextManager["Verifier"]):
         self._threads = ThreadPoolExecutor(num_workers, thread_name_prefix="code")
 
     def __call__(self, submissions: Sequence[Submission]) -> list[Grade]:
-        """Return the grade of each submission, in their order; no content of a submission makes it raise.
+        """Return the grade of each submission, in their order; nothing in a submission makes it raise.
 
         Where the gold is unit tests, the response is code to be run in a sandbox; else it is mathematics, which is
         unscorable if it takes longer than the deadline. Any number of threads may call at once.

@@ -20,7 +20,7 @@ class Decision(NamedTuple):
 
 
 class RejectedAnswerError(Exception):
-    """The answer cannot be right, whatever is expected; the message says why."""
+    """The answer cannot be right for any expected answer; the message says why."""
 
 
 class UnreadableGoldError(Exception):

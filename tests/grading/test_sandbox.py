@@ -164,10 +164,10 @@ def attack():
     pids = [os.getppid(), os.getpid(), "self", 1]
     parts = ["environ", "cmdline", "mem", "maps", "stat", "status", "fd", "cwd", "root", "exe", "task"]
     paths = [f"/proc/{{pid}}/{{part}}" for pid in pids for part in parts] + [{str(tmp_path / "secret")!r}]
-    found = [attempt(action, path) for path in paths for action in (read, os.listdir, os.readlink)]
-    found += [attempt(os.open, path, flags) for path in paths for flags in (os.O_RDONLY, os.O_PATH, os.O_DIRECTORY)]
-    found += [attempt(subprocess.check_output, ["ps", "eww"]), attempt(os.popen, "env")]
-    assert set(found) <= {{"PermissionError", "NotADirectoryError"}}, set(found)
+    errors = [attempt(action, path) for path in paths for action in (read, os.listdir, os.readlink)]
+    errors += [attempt(os.open, path, flags) for path in paths for flags in (os.O_RDONLY, os.O_PATH, os.O_DIRECTORY)]
+    errors += [attempt(subprocess.check_output, ["ps", "eww"]), attempt(os.popen, "env")]
+    assert set(errors) <= {{"PermissionError", "NotADirectoryError"}}, set(errors)
     libc = ctypes.CDLL(None)
     environment = ctypes.POINTER(ctypes.c_char_p).in_dll(libc, "environ")
     variables = list(itertools.takewhile(bool, map(environment.__getitem__, itertools.count())))
@@ -181,14 +181,14 @@ def attack():
 def test_nothing_can_be_read_but_the_standard_library(path: str) -> None:
     """Not the system's files, not the project, not its tests, not even the folder it is in."""
     attack = f"{ATTEMPT}\ndef attack():\n    return [attempt(open, {path!r}), attempt(os.listdir, {path!r})]"
-    given = value(attack)
-    assert isinstance(given, list)
-    assert set(given) <= {"PermissionError", "IsADirectoryError", "NotADirectoryError"}
+    errors = value(attack)
+    assert isinstance(errors, list)
+    assert set(errors) <= {"PermissionError", "IsADirectoryError", "NotADirectoryError"}
     assert value("import os", "open(os.__file__).read()") == Path(os.__file__).read_text()
 
 
 def test_packages_beside_the_standard_library_cannot_be_read() -> None:
-    """They lie in its folder, but are no part of it."""
+    """They are in its folder, but not part of it."""
     folder = Path(os.__file__).parent
     installed = next((file for name in ("site-packages", "dist-packages") for file in folder.glob(f"{name}/*/*")), None)
     if installed is None:
@@ -404,7 +404,7 @@ def test_computing_is_limited_by_processor_time() -> None:
 
 @pytest.mark.slow
 def test_the_clock_starts_with_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Starting an interpreter may take longer; what was given before the deadline counts, the rest is unfinished."""
+    """Starting an interpreter may take longer; values from before the deadline count, the rest is unfinished."""
     monkeypatch.setattr(sandbox, "DEADLINE_S", 3)
     monkeypatch.setattr(sandbox, "_CHILD", f"import time; time.sleep(4){sandbox._CHILD}")
     late = Failed("was not finished: it took longer than 3 s")

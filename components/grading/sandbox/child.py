@@ -47,7 +47,7 @@ def _load(code: str, names: dict[str, object]) -> str:
     """Run the code; return why nothing of it can be called, empty where it can."""
     try:
         exec(compile(code, f"{_MODULE}.py", "exec", dont_inherit=True), names)
-    except BaseException as error:  # SystemExit is no better than another
+    except BaseException as error:  # SystemExit included
         return f"could not be called: {_described(error)}"
     return ""
 

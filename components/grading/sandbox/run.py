@@ -52,7 +52,7 @@ class Returned:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A call that returned no plain data, and what it did instead."""
+    """A call that did not return plain data, and what it did instead."""
 
     reason: str
 
@@ -114,7 +114,7 @@ def _run_process(code: str, calls: Sequence[str]) -> _Transcript:
         try:
             transcript = _watch(process)
         finally:
-            process.kill()  # there is no other to kill: it cannot start one
+            process.kill()  # it cannot have started others
     transcript.ending = transcript.ending or _how_it_ended(process.returncode)
     return transcript
 
@@ -140,10 +140,10 @@ def _readable_paths() -> tuple[list[str], list[str]]:
     """The files that the interpreter opens to import its standard library, and the folders that it lists."""
     script = _IMPORT.format(module="confinement", function="print_readable_paths")
     try:
-        found = subprocess.run([*_PYTHON, "-c", script], capture_output=True, env=_environment(), cwd="/", check=True)
+        printed = subprocess.run([*_PYTHON, "-c", script], capture_output=True, env=_environment(), cwd="/", check=True)
     except subprocess.CalledProcessError as error:
         raise OSError(f"{sys.executable} does not start: {error.stderr.decode(errors='replace')[-200:]}") from None
-    files, folders = json.loads(found.stdout)
+    files, folders = json.loads(printed.stdout)
     return files, folders
 
 
