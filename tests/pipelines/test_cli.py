@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from components.preflight.config import load_params
 from components.shared.environment import ENDPOINT_VARIABLES
 from pipelines.cli import main
 from tests.presets import preset
@@ -44,17 +45,11 @@ def test_a_wrong_key_or_value_stops_before_anything_runs(
     assert [entry.name for entry in tmp_path.iterdir()] == ["wrong.yaml"]
 
 
-def test_a_model_checked_other_than_the_one_trained_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Lengths that validation measured with another tokenizer would mean nothing."""
-    path = tmp_path / "two_models.yaml"
-    params = yaml.safe_load((ROOT / "params.yaml").read_text())
-    params["validate_data"]["model"] = {**params["train_sft"]["model"], "base": "scratch:math"}
-    path.write_text(yaml.safe_dump(params))
-    monkeypatch.chdir(tmp_path)
-    assert main(["run", "--params", str(path)]) == 2
-    assert "validate_data.model and train_sft.model must be the same" in capsys.readouterr().err
+def test_a_params_file_can_be_printed_in_full(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With what it extends and all defaults, as a params file that means the same."""
+    assert main(["config", "--params", str(ROOT / "params/smoke.yaml")]) == 0
+    (tmp_path / "full.yaml").write_text(capsys.readouterr().out)
+    assert load_params(tmp_path / "full.yaml") == load_params(ROOT / "params/smoke.yaml")
 
 
 def test_a_missing_file_is_named(capsys: pytest.CaptureFixture[str]) -> None:
