@@ -1,4 +1,4 @@
-"""What GPUs can do, by their datasheets, and how long collectives take on the links between them."""
+"""Rates of GPUs from their datasheets, and the time of collectives (rings) on the links between them."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ class Gpu:
 
     name: str
     memory_gib: float
-    """What a device reports when nothing runs on it; a little less than its name says."""
+    """As an idle device reports it; a little less than its name says."""
     bf16_rate: float
     """Operations per second of dense matrix products."""
     fp32_rate: float
@@ -41,7 +41,7 @@ _GPUS = (
 GPUS = {gpu.name: gpu for gpu in _GPUS}
 
 USABLE_FRACTION = 0.92
-"""Of the memory: the rest is the CUDA context, NCCL and what the allocator cannot use for fragmentation (assumed)."""
+"""The rest is the CUDA context, NCCL and fragmentation (assumed)."""
 HOST_RATE = 25e9
 """Bytes per second between a GPU and its host's memory (PCIe 4 x16 has 32; assumed)."""
 
@@ -49,21 +49,21 @@ HOST_RATE = 25e9
 def gpu(name: str) -> Gpu:
     """Return a GPU by its name, in any case."""
     if name.lower() not in GPUS:
-        raise PipelineError(f"--gpu {name}: no such GPU is known; accepted: {', '.join(GPUS)}")
+        raise PipelineError(f"--gpu {name}: unknown GPU; accepted: {', '.join(GPUS)}")
     return GPUS[name.lower()]
 
 
 def usable_bytes(device: Gpu) -> float:
-    """Return how many bytes of its memory a run can count on."""
+    """Return the bytes of a GPU's memory that a run can use."""
     return device.memory_gib * GIB * USABLE_FRACTION
 
 
 _NODE_HOP_S = 1e-6
-"""Time for a message to pass from a GPU to the next of its node (assumed)."""
+"""Latency from a GPU to the next of its node (assumed)."""
 _NETWORK_HOP_S = 5e-6
 """The same between nodes (assumed)."""
 _LINK_FRACTION = 0.8
-"""Of the rate of the slowest link that is reached (assumed)."""
+"""Fraction of the slowest link's rate that is reached (assumed)."""
 
 
 @dataclass(frozen=True)
@@ -74,9 +74,9 @@ class Network:
     num_gpus: int
 
     def gather_s(self, num_bytes: float, num_calls: int = 1) -> float:
-        """Return the seconds in which each GPU has the shards of all; to sum and scatter takes as long.
+        """Return the seconds of an all_gather or a reduce_scatter.
 
-        `num_bytes` are those of the whole, in `num_calls` collectives one after the other.
+        `num_bytes` are unsharded, in `num_calls` collectives in sequence.
         """
         if self.num_gpus == 1:
             return 0.0
@@ -84,7 +84,7 @@ class Network:
         return num_bytes * share / (_LINK_FRACTION * self._rate) + num_calls * self._latency_s
 
     def reduce_s(self, num_bytes: float, num_calls: int = 1) -> float:
-        """Return the seconds in which each GPU has the sum over all."""
+        """Return the seconds of an all_reduce."""
         return 2 * self.gather_s(num_bytes, num_calls)
 
     @property

@@ -90,7 +90,7 @@ class ModelShape:
 
 
 WORD_VOCABULARY = 234
-"""Words and numbers in the problems of `params.yaml`: a vocabulary of whole words is made from the data."""
+"""Size of the vocabulary of whole words that the problems of `params.yaml` give."""
 _FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 _VARIANTS = {"base", "chat", "instruct", "math", "coder", "meta", "llm", "rl"}
 
@@ -155,14 +155,14 @@ def _config_file(base: str) -> Path | None:
     from huggingface_hub.errors import HFValidationError
 
     try:
-        found = try_to_load_from_cache(base, "config.json")
-    except HFValidationError:  # a path, and no id
+        cached = try_to_load_from_cache(base, "config.json")
+    except HFValidationError:  # a path, not an id
         return None
-    return Path(found) if isinstance(found, str) else None
+    return Path(cached) if isinstance(cached, str) else None
 
 
 def _key(base: str) -> str:
-    """The name in the table: the last part of an id, in small letters, without what does not change the shape."""
+    """The name in the table: the last part of an id in lower case, without what does not change the shape."""
     words = base.lower().rsplit("/", 1)[-1].split("-")
     return "-".join(word for word in words if word not in _VARIANTS)
 

@@ -23,7 +23,7 @@ under vLLM, captured graphs, sampling and scheduling (assumed)."""
 _OPTIMIZER_BYTES = 28
 """Bytes read and written per parameter by AdamW: gradient, master copy and moments in, master copy and moments out."""
 _HOST_ADAM_RATE = 1e9
-"""Parameters per second that a process's share of the host's processors updates (assumed)."""
+"""Parameters per second that a process updates on its share of the host's processors (assumed)."""
 _VERDICTS_PER_S = 90.0
 """Of one grading worker on the slowest kind, MATH (benchmarks/results/verifier.json: half of two workers' rate)."""
 _WORKERS_PER_GPU = 4
@@ -90,24 +90,24 @@ def _num_samplers(run: Run) -> float:
     return (run.sampler.num_servers or run.num_gpus) / run.sampler.tensor_parallel
 
 
-def _share(work: Work, num_parts: float, prompts: int) -> float:
-    """Completions of the busiest of `num_parts`, of so many prompts: groups stay together, and are whole."""
+def _busiest(work: Work, num_parts: float, prompts: int) -> float:
+    """Completions of the busiest of `num_parts`; a group that shares its prompt stays together."""
     if work.shared_prompts:
         return math.ceil(prompts / num_parts) * work.group_size
     return math.ceil(prompts * work.group_size / num_parts)
 
 
 def _sampling(run: Run, gpu: Gpu) -> dict[str, float]:
-    """Decoding reads all weights, and the caches of the completions under way, once for each token."""
+    """Decoding reads all weights, and the caches of the completions in progress, once per token."""
     work, shape, size = run.work, run.shape, run.engine.element_bytes
-    rows = _share(work, _num_samplers(run), work.prompts)
+    rows = _busiest(work, _num_samplers(run), work.prompts)
     steps = _decoding_steps(run, rows)
     parallel = run.sampler.tensor_parallel
     memory_rate = _MEMORY_FRACTION * gpu.memory_rate * parallel
     tokens = rows * work.mean_completion_tokens
-    before = work.mean_prompt_tokens / (work.group_size if work.shared_prompts else 1)
-    # Half of a completion is behind the average token; long ones count more.
-    cached = before + (work.mean_completion_tokens + work.completion_tokens) / 4
+    prompt = work.mean_prompt_tokens / (work.group_size if work.shared_prompts else 1)
+    # On average half of a completion is cached; long ones count more.
+    cached = prompt + (work.mean_completion_tokens + work.completion_tokens) / 4
     prompts = rows / work.group_size * work.mean_prompt_tokens
     rate = _rate(run, gpu) * parallel
     operations = 2.0 * (shape.layer_weights + shape.head_weights)
@@ -121,7 +121,7 @@ def _sampling(run: Run, gpu: Gpu) -> dict[str, float]:
 
 
 def _decoding_steps(run: Run, rows: float) -> float:
-    """Tokens decoded one after the other: the longest completion of each batch, or vLLM's batches without a gap."""
+    """Tokens decoded in sequence: the longest completion of each batch, or vLLM's continuous batching."""
     work = run.work
     if run.sampler.engine == "transformers":
         groups_at_once = max(1, run.sampler.max_batch_size // work.group_size)
@@ -154,9 +154,9 @@ def forward_flops(shape: ModelShape, work: Work, completions: float) -> float:
 
 
 def _passes(run: Run, gpu: Gpu, *, passes: float, gathers: int) -> dict[str, float]:
-    """Passes over the rollout by the busiest GPU, for each of which ZeRO 3 gathers the weights so many times."""
+    """Passes over the rollout by the busiest GPU, with `gathers` gatherings of the weights under ZeRO 3."""
     work, engine = run.work, run.engine
-    completions = work.minibatches * _share(work, run.num_trainers, work.prompts // work.minibatches)
+    completions = work.minibatches * _busiest(work, run.num_trainers, work.prompts // work.minibatches)
     arithmetic = passes * forward_flops(run.shape, work, completions) / _rate(run, gpu)
     if engine.zero_stage < 3:
         return {"arithmetic": arithmetic}
@@ -166,14 +166,14 @@ def _passes(run: Run, gpu: Gpu, *, passes: float, gathers: int) -> dict[str, flo
     if engine.offload == "all":
         gather_s += run.shape.num_parameters * engine.element_bytes / run.num_trainers / HOST_RATE
     gathering = gathers * _num_micro_batches(run) * gather_s
-    # Weights are gathered ahead, while the layers before them compute: only what takes longer is waited for.
+    # Weights are prefetched while earlier layers compute: only the excess is waited for.
     return {"arithmetic": arithmetic, "gathering weights": max(0.0, gathering - arithmetic)}
 
 
 def _num_micro_batches(run: Run) -> int:
     """Micro-batches of the busiest GPU in one pass over the rollout."""
     work = run.work
-    completions = _share(work, run.num_trainers, work.prompts // work.minibatches)
+    completions = _busiest(work, run.num_trainers, work.prompts // work.minibatches)
     prompts = completions / (work.group_size if work.shared_prompts else 1)
     tokens = completions * work.mean_completion_tokens + prompts * work.mean_prompt_tokens
     return work.minibatches * math.ceil(tokens / run.engine.micro_batch_tokens)
@@ -195,7 +195,7 @@ def _reference(run: Run, gpu: Gpu) -> dict[str, float]:
 def _update(run: Run, gpu: Gpu) -> dict[str, float]:
     """Forward and backward passes, the reduction of gradients, and the optimizer's steps."""
     work, engine, shape = run.work, run.engine, run.shape
-    # A backward pass is two forward passes; logits are computed again, and with checkpointing everything is.
+    # A backward pass is two forward passes; logits are recomputed, and with checkpointing everything is.
     head = shape.head_weights / (shape.layer_weights + shape.head_weights)
     passes = work.updates * (4.0 if engine.gradient_checkpointing else 3.0 + head)
     parts = _passes(run, gpu, passes=passes, gathers=2 * work.updates)
@@ -213,22 +213,22 @@ def _update(run: Run, gpu: Gpu) -> dict[str, float]:
 
 
 def _optimizer_s(run: Run, gpu: Gpu) -> float:
-    held = run.num_trained / (run.num_trainers if run.engine.zero_stage else 1)
+    num_updated = run.num_trained / (run.num_trainers if run.engine.zero_stage else 1)
     if run.engine.offload == "none":
-        return held * _OPTIMIZER_BYTES / (_MEMORY_FRACTION * gpu.memory_rate)
-    return held / _HOST_ADAM_RATE + held * (4 + run.engine.element_bytes) / HOST_RATE
+        return num_updated * _OPTIMIZER_BYTES / (_MEMORY_FRACTION * gpu.memory_rate)
+    return num_updated / _HOST_ADAM_RATE + num_updated * (4 + run.engine.element_bytes) / HOST_RATE
 
 
 def _sync_s(run: Run, gpu: Gpu) -> float:
-    """New weights to the sampler: gathered under ZeRO 3, and sent where it runs on GPUs of its own."""
-    whole = float(run.shape.num_parameters * run.engine.element_bytes)
+    """Weight synchronisation: gathered under ZeRO 3, and sent where the sampler has GPUs of its own."""
+    num_bytes = float(run.shape.num_parameters * run.engine.element_bytes)
     seconds = 0.0
     if run.engine.zero_stage == 3:
-        seconds += Network(gpu, run.num_trainers).gather_s(whole, run.shape.num_layers * _GATHERS_PER_LAYER)
+        seconds += Network(gpu, run.num_trainers).gather_s(num_bytes, run.shape.num_layers * _GATHERS_PER_LAYER)
     if run.sampler.engine == "vllm":
-        seconds += 2 * whole / (_MEMORY_FRACTION * gpu.memory_rate)
+        seconds += 2 * num_bytes / (_MEMORY_FRACTION * gpu.memory_rate)
     if run.sampler.num_servers:
-        seconds += whole / gpu.network_rate
+        seconds += num_bytes / gpu.network_rate
     return seconds
 
 

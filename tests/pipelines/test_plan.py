@@ -218,7 +218,7 @@ def test_scaling_can_be_drawn(tmp_path: Path, suffix: str, start: bytes) -> None
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--gpu", "h1000"], f"--gpu h1000: no such GPU is known; accepted: {', '.join(GPUS)}"),
+        (["--gpu", "h1000"], f"--gpu h1000: unknown GPU; accepted: {', '.join(GPUS)}"),
         (["--gpus", "0"], "--gpus 0: from 1 to 16,384 is accepted"),
         (["--params", "nope.yaml"], "nope.yaml: no such params file"),
         (

@@ -25,20 +25,20 @@ def near(value: float) -> object:
 
 def test_seven_billion_parameters_by_hand() -> None:
     """Under ZeRO 2 on 8 GPUs: weights whole, 4 bytes of gradient and 12 of optimizer per parameter shared."""
-    found = memory_of(run())
-    assert found.weights == near(13_820_731_392)
-    assert found.reference == near(13_820_731_392)
-    assert found.gradients == near(27_641_462_784 / 8)
-    assert found.optimizer == near(82_924_388_352 / 8)
+    memory = memory_of(run())
+    assert memory.weights == near(13_820_731_392)
+    assert memory.reference == near(13_820_731_392)
+    assert memory.gradients == near(27_641_462_784 / 8)
+    assert memory.optimizer == near(82_924_388_352 / 8)
     # 2 groups of 64 on a GPU: 2 prompts of 1,024 and 128 completions of 1,024, each token 2 x 30 x 4,096 elements.
-    assert found.kv_cache == near((2 * 1024 + 128 * 1024) * 2 * 30 * 4096 * 2)
+    assert memory.kv_cache == near((2 * 1024 + 128 * 1024) * 2 * 30 * 4096 * 2)
     # With checkpointing the inputs of 30 layers, of 16,384 tokens, and what is saved around them.
     end = 32 + 2 * 128 * 2 + 4096 * (4 + 2) + 4096 * 2 + 12
-    assert found.activations == near(16384 * (30 * 4096 * 2 + end))
+    assert memory.activations == near(16384 * (30 * 4096 * 2 + end))
     # Later a layer of 4,096 and 11,008 is computed again: norms, matrices, attention, MLP. Gradients of three tensors
     # of its MLP and two of its hidden size are there with it, and a bucket of 500 million gradients.
     layer = 2 * 4096 * (4 + 2) + 2 * 4096 * 2 + 4 * 4096 * 2 + 4 * 32 + 4 * 11008 * 2
-    assert found.buffers == near(16384 * (layer + 2 * (3 * 11008 + 2 * 4096)) + 2 * 500_000_000)
+    assert memory.buffers == near(16384 * (layer + 2 * (3 * 11008 + 2 * 4096)) + 2 * 500_000_000)
 
 
 @pytest.mark.parametrize(
@@ -49,49 +49,49 @@ def test_each_stage_of_zero_shards_one_part_more(
     stage: int, weights: float, gradients: float, optimizer: float
 ) -> None:
     """Bytes per parameter in bf16 on 8 GPUs; tensors too small to be sharded add little."""
-    found = memory_of(run(zero_stage=stage))
-    assert found.weights == pytest.approx(weights * NUM_PARAMETERS, rel=0.001)
-    assert found.gradients == near(gradients * NUM_PARAMETERS)
-    assert found.optimizer == near(optimizer * NUM_PARAMETERS)
+    memory = memory_of(run(zero_stage=stage))
+    assert memory.weights == pytest.approx(weights * NUM_PARAMETERS, rel=0.001)
+    assert memory.gradients == near(gradients * NUM_PARAMETERS)
+    assert memory.optimizer == near(optimizer * NUM_PARAMETERS)
 
 
 def test_weights_in_fp32_are_their_own_master_copy() -> None:
     """Unless they are sharded: then there is one more."""
-    found = {stage: memory_of(run(zero_stage=stage, element_bytes=4)) for stage in (0, 1)}
-    assert found[0].weights == near(4 * NUM_PARAMETERS)
-    assert found[0].optimizer == near(8 * NUM_PARAMETERS)
-    assert found[1].optimizer == near(12 * NUM_PARAMETERS / 8)
+    memory = {stage: memory_of(run(zero_stage=stage, element_bytes=4)) for stage in (0, 1)}
+    assert memory[0].weights == near(4 * NUM_PARAMETERS)
+    assert memory[0].optimizer == near(8 * NUM_PARAMETERS)
+    assert memory[1].optimizer == near(12 * NUM_PARAMETERS / 8)
 
 
-def test_what_lies_in_the_host_is_not_on_the_gpu() -> None:
-    """Optimizer and gradients, or the weights too but for small tensors."""
-    found = {held: memory_of(run(zero_stage=3, offload=held)) for held in ("none", "optimizer", "all")}
-    assert found["none"].optimizer > 0
-    assert found["optimizer"].optimizer == found["optimizer"].gradients == 0
-    assert found["optimizer"].weights == found["none"].weights
-    assert found["all"].weights < 0.001 * NUM_PARAMETERS
+def test_offloaded_state_is_not_on_the_gpu() -> None:
+    """Optimizer state and gradients, or also the weights except for small tensors."""
+    memory = {held: memory_of(run(zero_stage=3, offload=held)) for held in ("none", "optimizer", "all")}
+    assert memory["none"].optimizer > 0
+    assert memory["optimizer"].optimizer == memory["optimizer"].gradients == 0
+    assert memory["optimizer"].weights == memory["none"].weights
+    assert memory["all"].weights < 0.001 * NUM_PARAMETERS
 
 
 @pytest.mark.parametrize(
     ("held", "per_parameter"), [("none", 0.0), ("replicated", 2.0), ("sharded", 2 / 8), ("offloaded", 0.0)]
 )
-def test_where_the_reference_is(held: str, per_parameter: float) -> None:
-    """Whole on each GPU, sharded, or not there at all."""
-    found = memory_of(run(reference=held)).reference
-    assert found == pytest.approx(per_parameter * NUM_PARAMETERS, rel=0.001)
+def test_reference_placement(held: str, per_parameter: float) -> None:
+    """Replicated on each GPU, sharded, or not on the GPU."""
+    memory = memory_of(run(reference=held)).reference
+    assert memory == pytest.approx(per_parameter * NUM_PARAMETERS, rel=0.001)
 
 
-def test_only_what_lora_trains_has_gradients_and_optimizer_state() -> None:
+def test_only_adapters_have_gradients_and_optimizer_state() -> None:
     """Rank 8 on queries and keys of 30 layers: 2 x 30 x 8 x 8,192 parameters."""
-    found = memory_of(run(lora_rank=8, lora_targets=("q_proj", "k_proj")))
+    memory = memory_of(run(lora_rank=8, lora_targets=("q_proj", "k_proj")))
     trained = 2 * 30 * 8 * (4096 + 4096)
-    assert found.optimizer == near(12 * trained / 8)
-    assert found.gradients == near(4 * trained / 8)
-    assert found.weights == near(2 * NUM_PARAMETERS + 2 * trained)
+    assert memory.optimizer == near(12 * trained / 8)
+    assert memory.gradients == near(4 * trained / 8)
+    assert memory.weights == near(2 * NUM_PARAMETERS + 2 * trained)
 
 
 def test_the_sampler_has_its_copy_of_the_weights() -> None:
-    """Under ZeRO 3 a whole one all the time; vLLM's only while it is awake; servers' elsewhere."""
+    """Under ZeRO 3 an unsharded one all the time; vLLM's only while it is awake; servers' are elsewhere."""
     whole = 2 * NUM_PARAMETERS
     sharded, vllm, apart = (
         memory_of(run(zero_stage=3, engine=engine, num_servers=servers))
@@ -105,34 +105,34 @@ def test_the_sampler_has_its_copy_of_the_weights() -> None:
     assert memory_of(run(8, engine="vllm_server", num_servers=2)).optimizer == memory_of(run(6)).optimizer
 
 
-def test_a_new_copy_for_the_sampler_is_made_of_whole_weights() -> None:
+def test_zero_3_gathers_all_weights_for_the_sampler() -> None:
     """Where completions are short that is the most of ZeRO 3's sampling."""
-    found = memory_of(run(zero_stage=3, prompt_tokens=8, completion_tokens=8, max_batch_size=64, prompts=1))
+    memory = memory_of(run(zero_stage=3, prompt_tokens=8, completion_tokens=8, max_batch_size=64, prompts=1))
     whole = 2 * NUM_PARAMETERS
-    assert found.kv_cache + found.sampling < whole
-    assert found.sampling_peak == near(found.weights + found.optimizer + found.reference + 2 * whole)
+    assert memory.kv_cache + memory.sampling < whole
+    assert memory.sampling_peak == near(memory.weights + memory.optimizer + memory.reference + 2 * whole)
 
 
-def test_drawing_a_token_takes_three_sets_of_logits() -> None:
+def test_sampling_a_token_needs_three_sets_of_logits() -> None:
     """In fp32, of the 128 completions under way; they stand beside the cache."""
-    found = memory_of(run())
-    assert found.sampling == near(3 * 4 * 128 * 102400)
-    held = found.weights + found.optimizer + found.reference
-    assert found.sampling_peak == near(held + found.kv_cache + found.sampling)
+    memory = memory_of(run())
+    assert memory.sampling == near(3 * 4 * 128 * 102400)
+    held = memory.weights + memory.optimizer + memory.reference
+    assert memory.sampling_peak == near(held + memory.kv_cache + memory.sampling)
 
 
-def test_the_output_layer_can_be_what_the_update_needs_most() -> None:
+def test_the_output_layer_can_be_the_peak_of_the_update() -> None:
     """512 tokens of a small model without sharding: gradients, 64 rows of logits twice, hidden states."""
     shape = KNOWN_MODELS["qwen2.5-0.5b"]
     lengths = {"prompt_tokens": 256, "completion_tokens": 256, "micro_batch_tokens": 512}
-    found = memory_of(run(zero_stage=0, shape=shape, **lengths))
-    assert found.buffers == near(4 * 151936 * 896 + 2 * 4 * 64 * 151936 + 512 * 896 * 2)
+    memory = memory_of(run(zero_stage=0, shape=shape, **lengths))
+    assert memory.buffers == near(4 * 151936 * 896 + 2 * 4 * 64 * 151936 + 512 * 896 * 2)
     # All of a model from scratch is gathered, in the bucket, and gathered ahead.
     scratch = ModelShape(320, 960, 6, 5, 1, 64, 2048, tied=False)
     assert memory_of(run(zero_stage=3, shape=scratch, **lengths)).buffers == near(3 * 2 * scratch.num_parameters)
 
 
-def test_a_micro_batch_holds_what_there_is() -> None:
+def test_size_of_a_micro_batch() -> None:
     """At most its tokens, unless one completion is longer, and never more than a GPU has."""
     assert run().tokens_at_once == 16384
     assert run(micro_batch_tokens=100).tokens_at_once == 2048
@@ -174,24 +174,24 @@ def test_more_gpus_never_need_more_memory_each(
         assert few.states <= memory_of(run(num_gpus, **(changes | {"zero_stage": stage - 1}))).states
 
 
-def test_a_critic_holds_what_a_policy_does_but_its_output_layer() -> None:
+def test_memory_and_time_of_a_critic() -> None:
     """Without sharding 16 N' of 16 N' + 18 N bytes: policy and critic with their optimizers, and the reference."""
     size = num_critic_parameters(SEVEN_B)
     assert size == NUM_PARAMETERS - 102400 * 4096 + 4096
-    found = critic(run(zero_stage=0), gpu("h200"))
-    assert found.critic_bytes == pytest.approx(18 * size, rel=1e-6)
-    assert found.states_share == pytest.approx(18 * size / (18 * size + 20 * NUM_PARAMETERS), rel=1e-6)
-    assert 0.25 < found.states_share < 0.5
-    assert found.peak_share < found.states_share
+    memory = critic(run(zero_stage=0), gpu("h200"))
+    assert memory.critic_bytes == pytest.approx(18 * size, rel=1e-6)
+    assert memory.states_share == pytest.approx(18 * size / (18 * size + 20 * NUM_PARAMETERS), rel=1e-6)
+    assert 0.25 < memory.states_share < 0.5
+    assert memory.peak_share < memory.states_share
     times = step_time(run(zero_stage=0), gpu("h200"))
     # It scores what the reference scores, and is updated as the policy is.
-    assert found.critic_s == near(times.phases[REFERENCE] + times.phases[UPDATE])
-    assert found.time_share == near(found.critic_s / (found.critic_s + times.total))
-    assert found.peak_share == near(found.critic_bytes / (found.critic_bytes + memory_of(run(zero_stage=0)).peak))
+    assert memory.critic_s == near(times.phases[REFERENCE] + times.phases[UPDATE])
+    assert memory.time_share == near(memory.critic_s / (memory.critic_s + times.total))
+    assert memory.peak_share == near(memory.critic_bytes / (memory.critic_bytes + memory_of(run(zero_stage=0)).peak))
 
 
-def test_what_does_not_fit_is_told_what_would() -> None:
-    """The change that is named makes it fit, and it is the cheapest."""
+def test_the_cheapest_change_that_fits_is_named() -> None:
+    """Not just any that makes it fit."""
     device = gpu("h100")
     assert fits(run(8, zero_stage=3, max_batch_size=64), device)
     # Two groups at once are 61 GiB of keys and values.
@@ -203,14 +203,14 @@ def test_what_does_not_fit_is_told_what_would() -> None:
     assert smallest_change(tight, device) == "engine.micro_batch_tokens: 8192"
 
 
-def test_a_change_is_one_that_the_config_accepts() -> None:
-    """What is offloaded has to be sharded, though by itself it would do."""
+def test_a_change_is_valid_config() -> None:
+    """What is offloaded has to be sharded, although offloading alone would fit."""
     alone = run(1, zero_stage=0, prompts=1, max_batch_size=64)
     assert smallest_change(alone, gpu("h100")) == "engine.zero_stage: 1, engine.offload: optimizer"
 
 
-def test_more_gpus_are_asked_for_when_nothing_else_helps() -> None:
-    """Twice as many as often as it takes, while there are prompts for them."""
+def test_more_gpus_are_the_last_resort() -> None:
+    """Doubled until it fits, while there are prompts for them."""
     large = {"zero_stage": 3, "offload": "optimizer", "reference": "none", "max_batch_size": 64, "engine": "vllm"}
     large |= {"micro_batch_tokens": 2048, "shape": KNOWN_MODELS["qwen2.5-32b"]}
     # The sampler's copy and the gathered weights are 61 GiB each: of the policy a sixteenth has room beside them.
@@ -220,8 +220,8 @@ def test_more_gpus_are_asked_for_when_nothing_else_helps() -> None:
     assert smallest_change(run(1, shape=KNOWN_MODELS["qwen2.5-72b"], prompts=1), gpu("l40s")) is None
 
 
-def test_servers_have_to_hold_the_weights() -> None:
-    """And one completion: 61 GiB, and 10 or 13 GiB for 41,024 or 51,024 tokens."""
+def test_servers_need_memory_for_weights_and_a_completion() -> None:
+    """61 GiB, and 10 or 13 GiB for 41,024 or 51,024 tokens."""
     apart = run(64, shape=KNOWN_MODELS["qwen2.5-32b"], zero_stage=3, reference="none", offload="all")
     apart = replace(apart, sampler=Sampler("vllm_server", 512, num_servers=32))
     shorter, longer = (replace(apart, work=replace(apart.work, completion_tokens=n)) for n in (40_000, 50_000))
@@ -282,16 +282,16 @@ def as_planned(case: str) -> Run:
 @pytest.mark.long
 @pytest.mark.parametrize("part", ["weights", "gradients", "optimizer", "activations"])
 @pytest.mark.parametrize("case", ["ZeRO 0", "ZeRO 2", "ZeRO 3", "ZeRO 3, bf16", "ZeRO 3, bf16, checkpointing"])
-def test_parts_are_as_counted(counted: list[dict[str, dict[str, float]]], case: str, part: str) -> None:
+def test_parts_match_measured_memory(counted: list[dict[str, dict[str, float]]], case: str, part: str) -> None:
     """Within a tenth, in each of two processes."""
-    found = memory_of(as_planned(case))
+    memory = memory_of(as_planned(case))
     for each in counted:
-        assert getattr(found, part) == pytest.approx(each[case][part], rel=TOLERANCE)
-        assert found.activations + found.buffers == pytest.approx(each[case]["update"], rel=TOLERANCE)
+        assert getattr(memory, part) == pytest.approx(each[case][part], rel=TOLERANCE)
+        assert memory.activations + memory.buffers == pytest.approx(each[case]["update"], rel=TOLERANCE)
 
 
 @pytest.mark.slow
-def test_the_cache_is_as_counted() -> None:
+def test_cache_matches_measured_memory() -> None:
     """Two groups of four whose completions all reach their limit."""
     import torch
 
@@ -313,5 +313,5 @@ def test_the_cache_is_as_counted() -> None:
     shape = ModelShape(64, 256, 2, 4, 4, 16, checkpoint.model.config.vocab_size, tied=False, qk_norm=True)
     work = Work(2, 4, 40, 100, 40, 100)
     engine = Engine(0, 4, gradient_checkpointing=False, micro_batch_tokens=1000)
-    found = memory_of(Run(shape, 1, work, engine, Sampler("transformers", 8), "none"))
-    assert found.kv_cache == pytest.approx(sum(each.untyped_storage().nbytes() for each in tensors), rel=TOLERANCE)
+    memory = memory_of(Run(shape, 1, work, engine, Sampler("transformers", 8), "none"))
+    assert memory.kv_cache == pytest.approx(sum(each.untyped_storage().nbytes() for each in tensors), rel=TOLERANCE)

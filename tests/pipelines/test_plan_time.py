@@ -32,7 +32,7 @@ def test_operations_of_a_forward_pass_by_hand() -> None:
 
 
 @pytest.mark.slow
-def test_operations_are_those_that_training_counts() -> None:
+def test_operations_match_those_counted_in_training() -> None:
     """For a rollout of equal lengths, to what a causal diagonal adds."""
     import torch
 
@@ -44,8 +44,8 @@ def test_operations_are_those_that_training_counts() -> None:
     sequences = [TokenSequence((prompt,) * 40, (7,) * 60) for prompt in (1, 2) for _ in range(4)]
     batches = pack(sequences, max_tokens=1000, device=torch.device("cpu"))
     shape = ModelShape(64, 256, 2, 4, 4, 16, model.config.vocab_size, tied=False, qk_norm=True)
-    found = forward_flops(shape, Work(2, 4, 40, 60, 40, 60), 8)
-    assert found == pytest.approx(FlopCounter(model).forward_flops(batches), rel=0.01)
+    result = forward_flops(shape, Work(2, 4, 40, 60, 40, 60), 8)
+    assert result == pytest.approx(FlopCounter(model).forward_flops(batches), rel=0.01)
 
 
 def test_collectives_by_hand() -> None:
@@ -68,7 +68,7 @@ def test_sampling_waits_for_the_longest_completion() -> None:
     assert one.terms[key] == pytest.approx(1024 * 2 * (MATRICES + HEAD) / (0.6 * 4.8e12))
 
 
-def test_batches_of_one_engine_follow_one_another() -> None:
+def test_transformers_samples_batches_in_sequence() -> None:
     """Four groups in batches of two: the longest completion twice; vLLM fills its places as they become free."""
     slow, packed = (
         step_time(run(4, engine=engine, max_batch_size=128), H200).terms[SAMPLING, "reading weights"]
@@ -83,7 +83,7 @@ def test_batches_of_one_engine_follow_one_another() -> None:
     assert held == pytest.approx((256 * 512 / 64 + 1024 - 512) / 1024 * whole)
 
 
-def test_each_switch_costs_what_it_computes() -> None:
+def test_cost_of_each_setting() -> None:
     """Checkpointing one more forward pass, two updates two, a reference one, offloading the way to the host."""
     plain = step_time(run(gradient_checkpointing=False), H200)
     head = HEAD / (MATRICES + HEAD)
@@ -98,7 +98,7 @@ def test_each_switch_costs_what_it_computes() -> None:
     assert host.terms[UPDATE, "optimizer"] > 10 * plain.terms[UPDATE, "optimizer"]
 
 
-def test_weights_are_gathered_behind_the_arithmetic() -> None:
+def test_gathering_overlaps_with_arithmetic() -> None:
     """Where the network is fast enough nothing is waited for, and else only what takes longer."""
     key = (UPDATE, "gathering weights")
     assert step_time(run(zero_stage=3), H200).terms[key] == 0
@@ -124,35 +124,35 @@ def test_new_weights_reach_the_sampler() -> None:
 
 def test_overlapping_hides_the_shorter_half() -> None:
     """The step is as long as the longer of sampling and training, and what neither hides."""
-    found = step_time(run(overlap=True), H200)
-    halves = (found.phases[SAMPLING] + found.phases[SCORING], found.phases[REFERENCE] + found.phases[UPDATE])
-    assert found.total == pytest.approx(max(halves) + found.phases[SYNC] + found.phases[OTHER])
-    assert found.total < step_time(run(), H200).total
+    result = step_time(run(overlap=True), H200)
+    halves = (result.phases[SAMPLING] + result.phases[SCORING], result.phases[REFERENCE] + result.phases[UPDATE])
+    assert result.total == pytest.approx(max(halves) + result.phases[SYNC] + result.phases[OTHER])
+    assert result.total < step_time(run(), H200).total
 
 
 def test_more_gpus_are_never_slower_until_groups_run_out() -> None:
     """From one to as many as there are prompts, arithmetic is divided among them."""
     times = [step_time(run(number), H200) for number in (1, 2, 4, 8, 16)]
-    arithmetic = [found.terms[UPDATE, "arithmetic"] for found in times]
+    arithmetic = [result.terms[UPDATE, "arithmetic"] for result in times]
     assert arithmetic == [pytest.approx(arithmetic[0] / number) for number in (1, 2, 4, 8, 16)]
     assert step_time(run(32), H200).terms[UPDATE, "arithmetic"] == pytest.approx(arithmetic[-1])
-    assert sorted(found.total for found in times)[::-1] == [found.total for found in times]
+    assert sorted(result.total for result in times)[::-1] == [result.total for result in times]
 
 
-def test_a_fixed_step_stops_scaling_when_groups_run_out() -> None:
+def test_strong_scaling_stops_when_groups_run_out() -> None:
     """16 prompts: beyond 16 GPUs the others wait, and decoding takes as long as before."""
     points = simulate(run(zero_stage=3), H200, "strong")
     assert [point.num_gpus for point in points] == [8, 16, 32, 64, 128, 256, 512, 1024]
     assert points[0].efficiency == pytest.approx(1)
     efficiencies = [point.efficiency for point in points]
     assert efficiencies == sorted(efficiencies, reverse=True)
-    found = limit_of(points)
-    assert found is not None
-    assert (found.num_gpus, found.phase, found.term) == (32, SAMPLING, "starting operations")
-    assert "longest completion" in found.reason
+    result = limit_of(points)
+    assert result is not None
+    assert (result.num_gpus, result.phase, result.term) == (32, SAMPLING, "starting operations")
+    assert "longest completion" in result.reason
 
 
-def test_a_growing_step_scales_until_exchanges_show() -> None:
+def test_weak_scaling_is_limited_by_communication() -> None:
     """With as many prompts per GPU only what is exchanged takes longer."""
     points = simulate(run(zero_stage=3), H200, "weak")
     assert [point.prompts for point in points] == [2 * point.num_gpus for point in points]
@@ -160,9 +160,9 @@ def test_a_growing_step_scales_until_exchanges_show() -> None:
     assert 0.5 < points[-1].efficiency < 0.9
     assert loss_at(points[0], points[-1]).term == "gathering completions"
     slow = replace(H200, network_rate=1e7)
-    found = limit_of(simulate(run(zero_stage=3), slow, "weak"))
-    assert found is not None
-    assert (found.num_gpus, found.phase, found.term) == (16, UPDATE, "gathering weights")
+    result = limit_of(simulate(run(zero_stage=3), slow, "weak"))
+    assert result is not None
+    assert (result.num_gpus, result.phase, result.term) == (16, UPDATE, "gathering weights")
 
 
 def test_servers_grow_with_the_gpus() -> None:
@@ -226,11 +226,11 @@ def published(
 )
 def test_published_runs_take_about_as_long(planned: Run, gpu_name: str, seconds: float, factor: float) -> None:
     """Within the factor that docs/explanation/planning.md states."""
-    found = step_time(planned, gpu(gpu_name)).total
-    assert seconds / factor < found < seconds * factor
+    result = step_time(planned, gpu(gpu_name)).total
+    assert seconds / factor < result < seconds * factor
 
 
-def test_published_bounds_are_kept() -> None:
+def test_a_published_bound_is_met() -> None:
     """NeMo RL's continuous integration gives 1.5 billion parameters on 8 GPUs 25 s, 32 x 16 sequences of 512 tokens."""
     planned = published("qwen2.5-1.5b", 8, prompts=32, group_size=16, limit=512, mean=350, minibatches=1)
     assert 1 < step_time(planned, gpu("h100")).total < 25
