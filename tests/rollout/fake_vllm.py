@@ -1,8 +1,7 @@
-"""A server that speaks as vLLM does, strictly: it refuses whatever vLLM was not seen to be asked for."""
+"""A fake of a vLLM server that refuses every request that the real one was not seen to accept."""
 
 import json
 import threading
-import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -30,19 +29,18 @@ _PARAMS = {
 
 
 class FakeVllm(ThreadingHTTPServer):
-    """Draws the token that is the version of its weights, and ends with token 1."""
+    """Samples the token 2 plus the version of its weights, and then the end token 1."""
 
     daemon_threads = True
 
-    def __init__(self, port: int = 0, *, delay_s: float = 0.0) -> None:
+    def __init__(self, port: int = 0) -> None:
         super().__init__(("127.0.0.1", port), _Handler)
         self.url = f"http://127.0.0.1:{self.server_port}"
-        self.delay_s = delay_s
         self.calls: list[tuple[str, Any]] = []
         self.version = self.loaded = INITIAL_VERSION
         self.held = LoadedWeights(pieces=[], unverified=[])
         self.frozen: LoadedWeights | None = None
-        """What it holds whatever it loads."""
+        """What it reports to hold, whatever it loads."""
         self.paused = self.dead = False
         self.at_once = self.most_at_once = 0
         self.before_answer: Callable[[], None] = lambda: None
@@ -92,7 +90,6 @@ class FakeVllm(ThreadingHTTPServer):
             self.at_once += 1
             self.most_at_once = max(self.most_at_once, self.at_once)
         version = self.version
-        time.sleep(self.delay_s)
         self.before_answer()
         with self.lock:
             self.at_once -= 1

@@ -9,8 +9,8 @@ NUM_LAYERS, KEY_HEADS, QUERY_HEADS, SIZE, SCALE = 2, 2, 6, 4, 0.3
 CPU = torch.device("cpu")
 
 
-class _Conversation:
-    """Feeds a cache with random keys and values, and remembers those of each completion to attend to them plainly."""
+class _Decoder:
+    """Feeds a cache with random keys and values, and keeps those of each completion to compute attention plainly."""
 
     def __init__(self, prompt_lengths: list[int], group_size: int) -> None:
         self.generator = torch.Generator().manual_seed(1)
@@ -71,62 +71,55 @@ def _plain_attention(q_1HD: Tensor, k_SKD: Tensor, v_SKD: Tensor) -> Tensor:
 def test_each_completion_attends_to_its_prompt_and_to_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is one softmax over both, in float64, while completions end in any order and the room grows from two."""
     monkeypatch.setattr(group_cache, "_FIRST_CAPACITY", 2)
-    conversation = _Conversation([3, 1, 5, 2], group_size=3)
-    errors = [conversation.read_prompts()]
+    decoder = _Decoder([3, 1, 5, 2], group_size=3)
+    errors = [decoder.read_prompts()]
     ending: list[set[int]] = [set(), {4}, set(), {0, 11, 2}, {1, 3, 5}, set(), {9, 10}, set(), {7}]
     for rows in ending:
-        errors.append(conversation.read_tokens())
+        errors.append(decoder.read_tokens())
         if rows:
-            conversation.drop(rows)
-    errors.append(conversation.read_tokens())
-    assert sorted(conversation.cache.row_R.tolist()) == [6, 8]
+            decoder.drop(rows)
+    errors.append(decoder.read_tokens())
+    assert sorted(decoder.cache.row_R.tolist()) == [6, 8]
     assert max(errors) < 1e-13
 
 
-def test_completions_that_end_with_their_first_token_leave_the_others_in_place() -> None:
-    """Rows may be dropped before anything was decoded."""
-    conversation = _Conversation([2, 4], group_size=2)
-    conversation.read_prompts()
-    conversation.drop({0, 3})
-    assert sorted(conversation.cache.row_R.tolist()) == [1, 2]
-    assert max(conversation.read_tokens(), conversation.read_tokens()) < 1e-13
+def test_rows_may_be_dropped_before_anything_was_decoded_and_to_the_last() -> None:
+    """Completions that end with their first token do not affect the others."""
+    decoder = _Decoder([2, 4], group_size=2)
+    decoder.read_prompts()
+    decoder.drop({0, 3})
+    assert sorted(decoder.cache.row_R.tolist()) == [1, 2]
+    assert max(decoder.read_tokens(), decoder.read_tokens()) < 1e-13
+    decoder.drop({1, 2})
+    assert len(decoder.cache.row_R) == 0
 
 
-def test_when_all_have_ended_nothing_is_left() -> None:
-    """The last rows can be dropped too."""
-    conversation = _Conversation([2, 4], group_size=1)
-    conversation.read_prompts()
-    conversation.read_tokens()
-    conversation.drop({0, 1})
-    assert len(conversation.cache.row_R) == 0
-
-
-def test_prompts_are_forgotten_once_half_of_them_are_needed() -> None:
-    """The memory of prompts whose completions have all ended is given back, and the rest attends as before."""
-    conversation = _Conversation([3, 1, 5, 2], group_size=2)
-    conversation.read_prompts()
-    conversation.read_tokens()
-    conversation.drop({2, 3})
-    assert len(conversation.cache._prompt_keys[1]) == 4
-    assert conversation.read_tokens() < 1e-13
-    conversation.drop({0, 1})
-    assert {len(kept) for kept in (*conversation.cache._prompt_keys, *conversation.cache._prompt_values)} == {2}
-    assert conversation.read_tokens() < 1e-13
+def test_prompts_are_dropped_once_half_of_them_are_needed() -> None:
+    """The memory of prompts whose completions have all ended is freed, and the others attend as before."""
+    decoder = _Decoder([3, 1, 5, 2], group_size=2)
+    decoder.read_prompts()
+    decoder.read_tokens()
+    decoder.drop({2, 3})
+    assert len(decoder.cache._prompt_keys[1]) == 4
+    assert decoder.read_tokens() < 1e-13
+    decoder.drop({0, 1})
+    assert {len(each) for each in (*decoder.cache._prompt_keys, *decoder.cache._prompt_values)} == {2}
+    assert decoder.read_tokens() < 1e-13
 
 
 def test_the_longest_sequence_includes_the_token_being_read() -> None:
     """After a prompt of five, the first decoded token makes six: a window of five would hide one from it."""
-    conversation = _Conversation([3, 5], group_size=1)
-    assert conversation.cache.longest == 5
-    conversation.read_prompts()
-    assert conversation.cache.longest == 6
-    conversation.read_tokens()
-    assert conversation.cache.longest == 7
+    decoder = _Decoder([3, 5], group_size=1)
+    assert decoder.cache.longest == 5
+    decoder.read_prompts()
+    assert decoder.cache.longest == 6
+    decoder.read_tokens()
+    assert decoder.cache.longest == 7
 
 
 @pytest.mark.parametrize("layers", [[1], [0, 0], [0, 2]], ids=["not-the-first", "twice", "one-left-out"])
-def test_layers_attend_once_each_and_in_their_order(layers: list[int]) -> None:
-    """Keys are kept by the number of the layer: a model that calls them otherwise is an error that names the layer."""
+def test_layers_that_do_not_attend_once_each_in_order_are_an_error(layers: list[int]) -> None:
+    """Keys are stored by the number of the layer, which the error names."""
     cache = GroupCache([3], 2, CPU)
     q, k = torch.ones(3, QUERY_HEADS, SIZE), torch.ones(3, KEY_HEADS, SIZE)
     for layer in layers[:-1]:

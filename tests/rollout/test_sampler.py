@@ -101,8 +101,8 @@ def test_recorded_log_probabilities_are_those_of_the_trainer(
 def test_samples_depend_only_on_the_seed_and_not_on_batches() -> None:
     """The same seed gives the same tokens for any batch size and after any other samples; another seed gives others."""
     samplers = [TransformersSampler(_sharp(tiny.checkpoint(), end_every=20), size) for size in (1, 7, 1000, 1000)]
-    runs = zip([*samplers, samplers[0]], [5, 5, 5, 6, 5], strict=True)
-    samples = [_generate(sampler, num_samples=3, max_new_tokens=40, seed=seed) for sampler, seed in runs]
+    runs = zip([*samplers, samplers[1]], [5, 5, 5, 6, 5], strict=True)
+    samples = [_generate(sampler, num_samples=2, max_new_tokens=30, seed=seed) for sampler, seed in runs]
     tokens = [[completion.tokens for completion in each] for each in samples]
     assert tokens[0] == tokens[1] == tokens[2] == tokens[4] != tokens[3]
     assert len({len(each.completion_ids) for each in tokens[0]}) > 5

@@ -1,6 +1,5 @@
 import itertools
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
@@ -10,6 +9,7 @@ import safetensors.torch
 import torch
 
 from components.policy.checkpoint import Checkpoint
+from components.rollout.vllm import servers
 from components.rollout.vllm.servers import VllmServers
 from components.rollout.vllm.verification import LoadedWeights, StaleWeightsError
 from components.shared.errors import PipelineError, RetryableError
@@ -34,10 +34,10 @@ class _Words:
 @pytest.fixture
 def fakes() -> Iterator[list[FakeVllm]]:
     """Two servers."""
-    servers = [FakeVllm(), FakeVllm()]
-    yield servers
-    for server in servers:
-        server.die()
+    both = [FakeVllm(), FakeVllm()]
+    yield both
+    for fake in both:
+        fake.die()
 
 
 @pytest.fixture
@@ -62,8 +62,8 @@ def _drawn(client: VllmServers, questions: list[str] = QUESTIONS, seed: int = 1)
     return [each.tokens.completion_ids for group in groups for each in group]
 
 
-def test_a_group_is_one_request_for_an_untouched_distribution(fakes: list[FakeVllm]) -> None:
-    """Each group is asked for at once, by its tokens, with nothing that would change the distribution."""
+def test_a_group_is_one_request_for_the_exact_distribution(fakes: list[FakeVllm]) -> None:
+    """Each group is requested at once, by its tokens, with nothing that would change the distribution."""
     client = _client(fakes[0].url)
     assert set(_drawn(client)) == {(2, 1)}
     bodies = fakes[0].generated()
@@ -75,46 +75,55 @@ def test_a_group_is_one_request_for_an_untouched_distribution(fakes: list[FakeVl
         assert (params["stop_token_ids"], params["ignore_eos"]) == ([1], True)
 
 
-def test_seeds_differ_between_groups_and_follow_from_the_seed(fakes: list[FakeVllm]) -> None:
-    """The completions of two groups share no seed, though vLLM counts on from each; the same call asks the same."""
+def test_seeds_of_groups_differ_and_depend_only_on_the_seed(fakes: list[FakeVllm]) -> None:
+    """The completions of two groups share no seed, though vLLM counts up from each."""
 
-    def asked(seed: int) -> dict[tuple[int, ...], int]:
+    def seeds(seed: int) -> dict[tuple[int, ...], int]:
         fakes[0].calls.clear()
         _drawn(_client(fakes[0].url), seed=seed)
         return {tuple(body["token_ids"]): body["sampling_params"]["seed"] for body in fakes[0].generated()}
 
-    first, again, other = asked(1), asked(1), asked(2)
+    first, again, other = seeds(1), seeds(1), seeds(2)
     assert first == again
     assert not set(first.values()) & set(other.values())
     ordered = sorted(first.values())
     assert all(following - seed >= 3 for seed, following in itertools.pairwise(ordered))
 
 
-def test_requests_go_to_the_server_that_has_the_least_to_do(fakes: list[FakeVllm]) -> None:
-    """At once, equal servers get equal parts; one that is busy with another's requests still gets no more."""
+def _die() -> None:
+    raise ConnectionResetError
+
+
+def test_requests_go_to_the_server_with_the_fewest(fakes: list[FakeVllm]) -> None:
+    """Before the first is answered, twelve requests are six for each of two servers."""
+    all_arrived = threading.Event()
+
+    def wait_for_all() -> None:
+        if sum(fake.at_once for fake in fakes) == len(QUESTIONS):
+            all_arrived.set()
+        assert all_arrived.wait(60)
+
     for fake in fakes:
-        fake.delay_s = 1.5  # all requests are there before the first is answered
+        fake.before_answer = wait_for_all
     _drawn(_client(*(fake.url for fake in fakes)))
-    assert [len(fake.generated()) for fake in fakes] == [6, 6]
     assert [fake.most_at_once for fake in fakes] == [6, 6]
 
 
-def test_the_requests_of_a_server_that_dies_go_to_the_other(
+def test_the_requests_of_a_lost_server_go_to_the_other(
     fakes: list[FakeVllm], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Nothing is lost, and the loss is said once."""
-
-    def die() -> None:
-        raise ConnectionResetError
-
-    fakes[0].before_answer = die
+    """No completion is lost, and the loss is reported once."""
+    fakes[0].before_answer = _die
     assert _drawn(_client(*(fake.url for fake in fakes))) == [(2, 1)] * 36
     assert len(fakes[0].generated()) >= 1
     assert capsys.readouterr().out.count("is lost") == 1
 
 
-def test_a_server_that_comes_back_gets_the_current_weights_first(fakes: list[FakeVllm], weights: Path) -> None:
-    """It is asked for nothing before it has loaded them, with nothing under way; then it is used again."""
+def test_a_server_that_comes_back_gets_the_current_weights_first(
+    fakes: list[FakeVllm], weights: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It loads and verifies them with no request under way before it is used again."""
+    monkeypatch.setattr(servers, "_RETRY_S", 0.0)
     port = fakes[0].server_port
     client = _client(*(fake.url for fake in fakes))
     client.load_weights(weights, 1)
@@ -122,25 +131,17 @@ def test_a_server_that_comes_back_gets_the_current_weights_first(fakes: list[Fak
     fakes[0].die()
     assert set(_drawn(client)) == {(4, 1)}
     fakes[0] = FakeVllm(port)
-    time.sleep(1.1)
     assert set(_drawn(client)) == {(4, 1)}
     paths = [path for path, _ in fakes[0].calls]
-    steps = [
-        "/weight_info",
-        "/pause?mode=wait&clear_cache=true",
-        "/collective_rpc",
-        "/collective_rpc",
-        "/update_weight_version",
-        "/resume",
-    ]
-    assert paths[:6] == steps
+    assert paths[:4] == ["/weight_info", "/pause?mode=wait&clear_cache=true", "/collective_rpc", "/collective_rpc"]
+    assert paths[4:6] == ["/update_weight_version", "/resume"]
     assert fakes[0].calls[2][1] == {"method": "load_folder", "kwargs": {"folder": str(weights), "version": "2"}}
     assert fakes[0].calls[3][1] == {"method": "loaded_weights", "kwargs": {"shapes": {"head.weight": [3, 4]}}}
     assert "/inference/v1/generate" in paths[6:]
 
 
-def test_a_server_that_was_restarted_unnoticed_is_not_believed(fakes: list[FakeVllm], weights: Path) -> None:
-    """What it drew from the weights it started with is drawn again, and it gets the current ones."""
+def test_answers_of_a_server_that_was_restarted_are_discarded(fakes: list[FakeVllm], weights: Path) -> None:
+    """Samples from the weights it started with are sampled again, and it gets the current ones."""
     client = _client(*(fake.url for fake in fakes))
     client.load_weights(weights, 1)
     fakes[0].version = fakes[0].loaded = "default"
@@ -159,8 +160,8 @@ def test_weights_are_loaded_by_every_server_and_only_once(fakes: list[FakeVllm],
         assert len(loads) == 1
 
 
-def test_weights_that_are_not_those_that_were_sent_stop_the_run(fakes: list[FakeVllm], weights: Path) -> None:
-    """The error names the server and the tensor; a server is asked for nothing before its weights are verified."""
+def test_other_weights_than_were_sent_stop_the_run(fakes: list[FakeVllm], weights: Path) -> None:
+    """The error names the server and the tensor; a server is not used before its weights are verified."""
     client = _client(fakes[0].url)
     client.load_weights(weights, 1)
     for held, message in (
@@ -179,8 +180,8 @@ def test_weights_that_are_not_those_that_were_sent_stop_the_run(fakes: list[Fake
         assert "/resume" not in [path for path, _ in fakes[0].calls]
 
 
-def test_weights_reach_the_servers_that_are_there(fakes: list[FakeVllm], weights: Path) -> None:
-    """A server that is down does not keep the other from the new weights, nor does it sample from old ones later."""
+def test_a_lost_server_does_not_keep_weights_from_the_others(fakes: list[FakeVllm], weights: Path) -> None:
+    """Nor does it sample from old ones later."""
     port = fakes[0].server_port
     client = _client(*(fake.url for fake in fakes))
     fakes[0].die()
@@ -191,45 +192,36 @@ def test_weights_reach_the_servers_that_are_there(fakes: list[FakeVllm], weights
     assert [fake.version for fake in fakes] == ["2", "2"]
 
 
-def test_without_any_server_the_deadline_ends_it_with_their_names() -> None:
-    """Whatever is asked for, the error comes in time, can be tried again, and names each server with its reason."""
-    urls = ["http://127.0.0.1:9", "http://127.0.0.1:19"]
-    client = _client(*urls, lost_s=1)
-    with pytest.raises(RetryableError, match=r"no vLLM server for 1 s .*:9: .*refused.*:19: .*refused"):
+def test_without_any_server_the_error_names_each_with_its_reason() -> None:
+    """Whatever is requested, once the deadline is over; it can be tried again."""
+    client = _client("http://127.0.0.1:9", "http://127.0.0.1:19", lost_s=0.5)
+    with pytest.raises(RetryableError, match=r"no vLLM server for 0\.5 s .*:9: .*refused.*:19: .*refused"):
         _drawn(client)
     with pytest.raises(RetryableError, match=r":9: .*:19: "):
         client.load_weights(Path("/"), 1)
 
 
-def test_a_server_that_hangs_is_lost_after_the_deadline(fakes: list[FakeVllm]) -> None:
+def test_a_server_that_hangs_is_lost_after_the_deadline(
+    fakes: list[FakeVllm], capsys: pytest.CaptureFixture[str]
+) -> None:
     """Its requests are answered by the other."""
     release = threading.Event()
-
-    def hang() -> None:
-        release.wait()
-
-    fakes[0].before_answer = hang
-    started = time.monotonic()
+    fakes[0].before_answer = lambda: None if release.wait() else None
     assert _drawn(_client(*(fake.url for fake in fakes), request_s=1)) == [(2, 1)] * 36
-    assert time.monotonic() - started >= 1
-    assert not release.is_set()
     release.set()
+    assert f"{fakes[0].url} is lost: no answer to /inference/v1/generate within 1 s" in capsys.readouterr().out
 
 
 def test_a_request_that_ends_every_server_is_given_up(fakes: list[FakeVllm]) -> None:
-    """It is not tried for ever, although each server comes back at once."""
-
-    def die() -> None:
-        raise ConnectionResetError
-
+    """It is not tried forever, although each server comes back at once."""
     for fake in fakes:
-        fake.before_answer = die
+        fake.before_answer = _die
     with pytest.raises(RetryableError, match="lost over the same request 4 times"):
         _drawn(_client(*(fake.url for fake in fakes)), QUESTIONS[:1])
 
 
-def test_what_a_server_refuses_is_told_and_not_tried_again(fakes: list[FakeVllm]) -> None:
-    """A prompt that is too long for vLLM is the person's to correct."""
+def test_what_a_server_refuses_is_reported_and_not_tried_again(fakes: list[FakeVllm]) -> None:
+    """A prompt that is too long for vLLM is the user's to correct."""
     with pytest.raises(PipelineError, match="the prompt is too long") as raised:
         _drawn(_client(*(fake.url for fake in fakes)), ["long" * 200])
     assert not isinstance(raised.value, RetryableError)
