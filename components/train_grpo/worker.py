@@ -130,9 +130,9 @@ def make_sampler(config: TrainGRPOConfig, checkpoint: Checkpoint, reference: Pat
     """Return what this process samples with; the weights of `checkpoint` must not be sharded yet."""
     if config.sampler.servers:
         servers = os.environ[SERVERS_VARIABLE].split(",")
-        return vllm_sampler(config, checkpoint, VllmServers(checkpoint, servers, config.sampler.servers))
+        return vllm_sampler(config, checkpoint, VllmServers(servers, config.sampler.servers))
     if config.sampler.vllm:
-        engine = VllmEngine(checkpoint, reference, config.sampler.vllm, dtype=config.engine.dtype, log=log)
+        engine = VllmEngine(reference, config.sampler.vllm, dtype=config.engine.dtype, log=log)
         return vllm_sampler(config, checkpoint, engine)
     transformers = ShardedSampler if config.engine.zero_stage == 3 else TransformersSampler
     return transformers(checkpoint, config.sampling.max_batch_size)

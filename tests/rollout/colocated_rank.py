@@ -18,7 +18,7 @@ from components.policy.lora import merged_state_dict
 from components.rollout.vllm.config import VllmConfig
 from components.rollout.vllm.engine import VllmEngine
 from components.shared.errors import RetryableError
-from tests.rollout.vllm_policies import QUESTIONS, largest_difference, trainer_logprobs
+from tests.rollout.vllm_policies import QUESTIONS, largest_difference, sampler, trainer_logprobs
 
 CONFIG = VllmConfig(
     max_tokens=512,
@@ -37,7 +37,7 @@ def main(folder: Path) -> None:
     distributed.init_process_group("gloo")
     rank = distributed.get_rank()
     policies = [checkpoints.load(folder / name, dtype=torch.float32) for name in ("old", "new")]
-    engine = VllmEngine(policies[0], folder / "old", CONFIG, dtype="float32", log=folder / f"vllm-{rank}.log")
+    engine = VllmEngine(folder / "old", CONFIG, dtype="float32", log=folder / f"vllm-{rank}.log")
     found: dict[str, object] = {}
     for version, step in enumerate(STEPS):
         number = version % 2
@@ -45,8 +45,12 @@ def main(folder: Path) -> None:
             engine.load_weights(folder / "new", version)
         if step == "send":
             engine.receive_weights(merged_state_dict(policies[0].model), version)
-        groups = engine.generate(QUESTIONS, num_samples=4, temperature=0.7, max_new_tokens=40, seed=rank)
-        again = engine.generate(QUESTIONS, num_samples=4, temperature=0.7, max_new_tokens=40, seed=rank)
+        groups = sampler(engine, policies[0]).generate(
+            QUESTIONS, num_samples=4, temperature=0.7, max_new_tokens=40, seed=rank
+        )
+        again = sampler(engine, policies[0]).generate(
+            QUESTIONS, num_samples=4, temperature=0.7, max_new_tokens=40, seed=rank
+        )
         completions = [completion for group in groups for completion in group]
         sequences = [completion.tokens for completion in completions]
         exact = trainer_logprobs(policies[number], sequences, 0.7)
@@ -60,7 +64,7 @@ def main(folder: Path) -> None:
             "scored": [
                 largest_difference(scores, trainer_logprobs(policies[number], sequences, temperature))
                 for temperature in (1.0, 0.7)
-                for scores in engine.prompt_logprobs(sequences, temperature).values()
+                for scores in engine.score(sequences, temperature).values()
             ],
         }
     gathered: list[object] = [None] * distributed.get_world_size()
@@ -74,7 +78,7 @@ def main(folder: Path) -> None:
         time.sleep(0.05)
     engine_process.kill()
     try:
-        engine.generate(QUESTIONS, num_samples=1, temperature=1.0, max_new_tokens=1, seed=0)
+        sampler(engine, policies[0]).generate(QUESTIONS, num_samples=1, temperature=1.0, max_new_tokens=1, seed=0)
     except RetryableError as error:
         (folder / f"lost-{rank}.txt").write_text(str(error))
     engine.close()

@@ -14,7 +14,7 @@ from components.rollout.vllm.servers import VllmServers
 from components.rollout.vllm.verification import LoadedWeights, StaleWeightsError
 from components.shared.errors import PipelineError, RetryableError
 from tests.rollout.fake_vllm import FakeVllm
-from tests.rollout.vllm_policies import servers_config
+from tests.rollout.vllm_policies import sampler, servers_config
 
 QUESTIONS = [f"Question {number}?" for number in range(12)]
 
@@ -48,14 +48,14 @@ def weights(tmp_path: Path) -> Path:
 
 
 def _client(*urls: str, request_s: float = 10, lost_s: float = 10) -> VllmServers:
-    return VllmServers(
-        cast(Checkpoint, _Words()), urls, servers_config(request_deadline_s=request_s, lost_deadline_s=lost_s)
-    )
+    return VllmServers(urls, servers_config(request_deadline_s=request_s, lost_deadline_s=lost_s))
 
 
 def _drawn(client: VllmServers, questions: list[str] = QUESTIONS, seed: int = 1) -> list[tuple[int, ...]]:
     """The completions' tokens, one group after the other."""
-    groups = client.generate(questions, num_samples=3, temperature=0.7, max_new_tokens=5, seed=seed)
+    groups = sampler(client, cast(Checkpoint, _Words())).generate(
+        questions, num_samples=3, temperature=0.7, max_new_tokens=5, seed=seed
+    )
     assert [len(group) for group in groups] == [3] * len(questions)
     for question, group in zip(questions, groups, strict=True):
         assert all(each.tokens.prompt_ids == tuple(question.encode()) for each in group)
@@ -206,7 +206,11 @@ def test_a_server_that_hangs_is_lost_after_the_deadline(
 ) -> None:
     """Its requests are answered by the other."""
     release = threading.Event()
-    fakes[0].before_answer = lambda: None if release.wait() else None
+
+    def hang() -> None:
+        release.wait()
+
+    fakes[0].before_answer = hang
     assert _drawn(_client(*(fake.url for fake in fakes), request_s=1)) == [(2, 1)] * 36
     release.set()
     assert f"{fakes[0].url} is lost: no answer to /inference/v1/generate within 1 s" in capsys.readouterr().out

@@ -29,7 +29,7 @@ from components.rollout.transformers_sampler import TransformersSampler
 from components.rollout.vllm.servers import VllmServers
 from components.shared.errors import PipelineError, RetryableError
 from tests.rollout.launch_servers import CONFIG
-from tests.rollout.vllm_policies import QUESTIONS, largest_difference, policy, servers_config, trainer_logprobs
+from tests.rollout.vllm_policies import QUESTIONS, largest_difference, policy, sampler, servers_config, trainer_logprobs
 
 pytestmark = pytest.mark.slow
 
@@ -131,7 +131,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     assert launcher.stdout is not None
     try:
         url = next(line.split()[1] for line in launcher.stdout if line.startswith("urls"))
-        client = VllmServers(policies[0], [url], CONFIG.model_copy(update={"weights_by": "folder"}))
+        client = VllmServers([url], CONFIG.model_copy(update={"weights_by": "folder"}))
         yield Run(launcher, url, client, policies, folders, temporary)
     finally:
         launcher.kill()
@@ -145,7 +145,11 @@ def _flat(groups: list[list[Completion]]) -> list[Completion]:
 
 
 def _drawn(run: Run, temperature: float = 1.0, seed: int = 1) -> list[Completion]:
-    return _flat(run.client.generate(QUESTIONS, num_samples=6, temperature=temperature, max_new_tokens=25, seed=seed))
+    return _flat(
+        sampler(run.client, run.policies[0]).generate(
+            QUESTIONS, num_samples=6, temperature=temperature, max_new_tokens=25, seed=seed
+        )
+    )
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
@@ -186,7 +190,7 @@ def test_greedy_decoding_is_that_of_the_engine_in_process(run: Run) -> None:
     engine = TransformersSampler(run.policies[0], 64)
     greedy = [
         generate(QUESTIONS, num_samples=1, temperature=0.0, max_new_tokens=30, seed=1)
-        for generate in (run.client.generate, engine.generate)
+        for generate in (sampler(run.client, run.policies[0]).generate, engine.generate)
     ]
     assert [each.tokens for each in _flat(greedy[0])] == [each.tokens for each in _flat(greedy[1])]
     told = [[list(each.logprobs) for each in _flat(groups)] for groups in greedy]
@@ -198,7 +202,9 @@ def test_tokens_follow_the_distribution_at_the_temperature(run: Run, temperature
     """Of 3,000 first tokens the frequencies pass a chi-square test against the exact softmax(logits / T)."""
     made, count = run.policies[0], 3000
     group = _flat(
-        run.client.generate(QUESTIONS[:1] * 15, num_samples=200, temperature=temperature, max_new_tokens=1, seed=3)
+        sampler(run.client, run.policies[0]).generate(
+            QUESTIONS[:1] * 15, num_samples=200, temperature=temperature, max_new_tokens=1, seed=3
+        )
     )
     vocabulary = made.model.config.vocab_size
     prompt = made.prompt_ids(QUESTIONS[0])
@@ -222,7 +228,7 @@ def test_given_tokens_are_scored_as_the_trainer_scores_them(run: Run, temperatur
         )
     )
     sequences = [completion.tokens for completion in completions]
-    told = run.client.prompt_logprobs(sequences, temperature)
+    told = run.client.score(sequences, temperature)
     assert list(told) == [run.url]
     assert largest_difference(told[run.url], trainer_logprobs(run.policies[0], sequences, temperature)) < 1e-4
 
@@ -230,24 +236,30 @@ def test_given_tokens_are_scored_as_the_trainer_scores_them(run: Run, temperatur
 def test_stale_weights_show(run: Run) -> None:
     """A server that still has the old weights says something else of the same tokens than the new policy."""
     sequences = [completion.tokens for completion in _drawn(run)]
-    told = run.client.prompt_logprobs(sequences, 1.0)
+    told = run.client.score(sequences, 1.0)
     assert largest_difference(told[run.url], trainer_logprobs(run.policies[1], sequences, 1.0)) > 0.1
 
 
 def test_what_does_not_fit_is_refused_by_name(run: Run) -> None:
     """A prompt longer than the server takes is an error that says so, and the server goes on."""
     with pytest.raises(PipelineError, match=r"513|512"):
-        run.client.generate(["apples " * 600], num_samples=1, temperature=1.0, max_new_tokens=5, seed=1)
+        sampler(run.client, run.policies[0]).generate(
+            ["apples " * 600], num_samples=1, temperature=1.0, max_new_tokens=5, seed=1
+        )
     assert len(_drawn(run)) == 24
 
 
 def test_new_weights_arrive_while_others_sample(run: Run) -> None:
     """Each completion is drawn from the old or from the new weights as a whole; nothing kept of the old is used."""
-    other = VllmServers(run.policies[0], [run.url], servers_config())
+    other = VllmServers([run.url], servers_config())
     found: list[Completion] = []
     sampling = threading.Thread(
         target=lambda: found.extend(
-            _flat(other.generate(QUESTIONS * 2, num_samples=4, temperature=1.0, max_new_tokens=120, seed=5))
+            _flat(
+                sampler(other, run.policies[0]).generate(
+                    QUESTIONS * 2, num_samples=4, temperature=1.0, max_new_tokens=120, seed=5
+                )
+            )
         )
     )
     sampling.start()
@@ -264,7 +276,7 @@ def test_new_weights_arrive_while_others_sample(run: Run) -> None:
         [largest_difference([each], [told[number][index]]) for number in (0, 1)] for index, each in enumerate(recorded)
     ]
     assert all(min(each) < 1e-4 < max(each) for each in differences)
-    proof = run.client.prompt_logprobs(sequences, 1.0)[run.url]
+    proof = run.client.score(sequences, 1.0)[run.url]
     assert largest_difference(proof, told[1]) < 1e-4
     after = _drawn(run)
     again = trainer_logprobs(run.policies[1], [completion.tokens for completion in after], 1.0)
@@ -273,20 +285,24 @@ def test_new_weights_arrive_while_others_sample(run: Run) -> None:
 
 def test_weights_arrive_without_a_file(run: Run) -> None:
     """They go from memory to memory, again and again; a process that sent nothing knows what has come."""
-    sender, other = (VllmServers(run.policies[0], [run.url], servers_config(weights_by="gloo")) for _ in range(2))
+    sender, other = (VllmServers([run.url], servers_config(weights_by="gloo")) for _ in range(2))
     for version, made in ((2, run.policies[0]), (3, run.policies[1])):
         started = time.monotonic()
         sender.receive_weights(merged_state_dict(made.model), version)
         print(f"weights sent in {time.monotonic() - started:.2f} s")
         other.expect_weights(version)
-        (groups,) = [other.generate(QUESTIONS, num_samples=4, temperature=1.0, max_new_tokens=40, seed=version)]
+        (groups,) = [
+            sampler(other, run.policies[0]).generate(
+                QUESTIONS, num_samples=4, temperature=1.0, max_new_tokens=40, seed=version
+            )
+        ]
         sequences = [completion.tokens for completion in _flat(groups)]
         recorded = [list(completion.logprobs) for completion in _flat(groups)]
         assert largest_difference(recorded, trainer_logprobs(made, sequences, 1.0)) < 1e-4
-        proof = sender.prompt_logprobs(sequences, 1.0)[run.url]
+        proof = sender.score(sequences, 1.0)[run.url]
         assert largest_difference(proof, trainer_logprobs(made, sequences, 1.0)) < 1e-4
     with pytest.raises(RetryableError, match="it has weights 3, not 4"):
-        VllmServers(run.policies[0], [run.url], servers_config(lost_deadline_s=1, weights_by="gloo")).expect_weights(4)
+        VllmServers([run.url], servers_config(lost_deadline_s=1, weights_by="gloo")).expect_weights(4)
     run.client.load_weights(run.folders[1], 5)
 
 

@@ -1,5 +1,6 @@
 """Policies for vLLM, and what the trainer says of their tokens."""
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -8,6 +9,7 @@ from components.policy.checkpoint import Checkpoint, create
 from components.policy.logprobs import LogprobModel, completion_logprobs
 from components.policy.packing import TokenSequence
 from components.rollout.vllm.config import ServersConfig
+from components.rollout.vllm.sampler import Engine, VllmSampler
 from components.shared.answer_policy import AnswerPolicy
 from components.shared.model import ModelConfig
 from tests import tiny
@@ -58,3 +60,8 @@ def servers_config(**changes: Any) -> ServersConfig:
         "weights_by": "folder",
     }
     return ServersConfig.model_validate({**fields, **changes})
+
+
+def sampler(engine: Engine, made: Checkpoint) -> VllmSampler:
+    """Return a sampler on an engine whose weights are set by the test itself."""
+    return VllmSampler(engine, made, temperature=1.0, max_mismatch=0.0, folder=Path())

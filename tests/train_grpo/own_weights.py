@@ -7,12 +7,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from components.policy.attention import use_packed_attention
 from components.policy.checkpoint import Checkpoint, load
 from components.policy.logprobs import LogprobModel, completion_logprobs
 from components.policy.packing import TokenSequence
-from components.rollout.sampler import Completion
-from components.rollout.transformers_sampler import TransformersSampler
+from components.rollout.transformers_sampler import Decoding
 from components.rollout.vllm.config import WeightsBy
+from components.rollout.vllm.requests import Request, SampledTokens
 from tests import tiny
 
 
@@ -29,15 +30,18 @@ class OwnWeights:
         self.versions: list[int] = []
         self.sampled_from: list[int] = []
 
-    def generate(
-        self, questions: Sequence[str], *, num_samples: int, temperature: float, max_new_tokens: int, seed: int
-    ) -> list[list[Completion]]:
+    @torch.no_grad()
+    def complete(self, requests: Sequence[Request]) -> list[list[SampledTokens]]:
         """See `Engine`."""
         self.sampled_from.append(self.versions[-1])
-        engine = TransformersSampler(replace(self._tokens, model=self._model), 64)
-        return engine.generate(
-            questions, num_samples=num_samples, temperature=temperature, max_new_tokens=max_new_tokens, seed=seed
-        )
+        checkpoint = replace(self._tokens, model=use_packed_attention(self._model))
+        groups = []
+        for request in requests:
+            params, generator = request.params, torch.Generator().manual_seed(request.params["seed"])
+            uniform_RT = torch.rand(params["n"], params["max_tokens"], dtype=torch.float64, generator=generator)
+            (group,) = Decoding(checkpoint, [request.prompt_ids], params["n"], params["temperature"]).run(uniform_RT)
+            groups.append([SampledTokens(each.tokens.completion_ids, each.logprobs) for each in group])
+        return groups
 
     def load_weights(self, folder: Path, version: int) -> None:
         """See `Engine`."""
@@ -58,7 +62,7 @@ class OwnWeights:
             self._model.load_state_dict(weights)
         self.versions.append(version)
 
-    def prompt_logprobs(self, sequences: Sequence[TokenSequence], temperature: float) -> dict[str, list[list[float]]]:
+    def score(self, sequences: Sequence[TokenSequence], temperature: float) -> dict[str, list[list[float]]]:
         """See `Engine`."""
         scorer = LogprobModel(self._model, temperature=temperature)
         told = []

@@ -16,18 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from components.policy.checkpoint import Checkpoint
 from components.policy.config import Dtype
 from components.policy.packing import TokenSequence
-from components.rollout.sampler import Completion
 from components.rollout.vllm.config import VllmConfig, engine_arguments, environment, raise_if_out_of_memory
-from components.rollout.vllm.requests import (
-    SampledTokens,
-    ScoringRequest,
-    completion_requests,
-    completions,
-    scoring_requests,
-)
+from components.rollout.vllm.requests import Request, SampledTokens, ScoringRequest, scoring_requests
 from components.rollout.vllm.transfer import Transfer
 from components.rollout.vllm.verification import shapes, verify_weights, weights_in
 from components.shared.environment import OWNER_VARIABLE
@@ -46,15 +38,14 @@ class EngineEndedError(RetryableError):
 
 
 class VllmEngine:
-    """An `Engine` (see sampler.py) in a process beside the trainer, which starts with the weights in `folder`.
+    """An `Engine` (see sampler.py) in a process beside the trainer, with the weights in `folder` at first.
 
     RetryableError where it ends, or takes longer than its deadlines.
     """
 
     shared = False
 
-    def __init__(self, checkpoint: Checkpoint, folder: Path, config: VllmConfig, *, dtype: Dtype, log: Path) -> None:
-        self._checkpoint = checkpoint
+    def __init__(self, folder: Path, config: VllmConfig, *, dtype: Dtype, log: Path) -> None:
         self.weights_by = config.weights_by
         self._deadline_s, self._log = config.request_deadline_s, log
         self._asleep = False
@@ -78,21 +69,20 @@ class VllmEngine:
             logging.getLogger("vllm").handlers = [logging.FileHandler(log)]
         self._transfer = Transfer(self.weights_by, self._call, deadline_s=self._deadline_s)
 
-    def generate(
-        self, questions: Sequence[str], *, num_samples: int, temperature: float, max_new_tokens: int, seed: int
-    ) -> list[list[Completion]]:
-        """See `Sampler`."""
-        requests = completion_requests(
-            self._checkpoint,
-            questions,
-            num_samples=num_samples,
-            temperature=temperature,
-            max_new_tokens=max_new_tokens,
-            seed=seed,
-        )
+    def complete(self, requests: Sequence[Request]) -> list[list[SampledTokens]]:
+        """See `Engine`."""
         answers = self._generate([(request.prompt_ids, request.params) for request in requests])
-        groups = [[_sampled_tokens(output) for output in answer.outputs] for answer in answers]
-        return completions(self._checkpoint, requests, groups)
+        return [[_sampled_tokens(output) for output in answer.outputs] for answer in answers]
+
+    def score(self, sequences: Sequence[TokenSequence], temperature: float) -> dict[str, list[list[float]]]:
+        """See `Engine`: there is one copy of the weights."""
+        requests = [scoring_requests(sequence, temperature) for sequence in sequences]
+        answers = iter(self._generate([(each.prompt_ids, each.params) for group in requests for each in group]))
+        logprobs = [
+            [logprob for each in group for logprob in _scores(each, next(answers), len(sequence.prompt_ids))]
+            for sequence, group in zip(sequences, requests, strict=True)
+        ]
+        return {_NAME: logprobs}
 
     def load_weights(self, folder: Path, version: int) -> None:
         """See `Engine`."""
@@ -109,16 +99,6 @@ class VllmEngine:
     def expect_weights(self, version: int) -> None:
         """See `Engine`: nobody else sends to the engine of this process."""
         raise AssertionError("each process has an engine of its own")
-
-    def prompt_logprobs(self, sequences: Sequence[TokenSequence], temperature: float) -> dict[str, list[list[float]]]:
-        """See `Engine`: there is one copy of the weights."""
-        requests = [scoring_requests(sequence, temperature) for sequence in sequences]
-        answers = iter(self._generate([(each.prompt_ids, each.params) for group in requests for each in group]))
-        logprobs = [
-            [logprob for each in group for logprob in _scores(each, next(answers), len(sequence.prompt_ids))]
-            for sequence, group in zip(sequences, requests, strict=True)
-        ]
-        return {_NAME: logprobs}
 
     def sleep(self) -> None:
         """See `Sampler`; on CPUs there is nothing to free."""

@@ -19,6 +19,7 @@ from components.policy.lora import merged_state_dict
 from components.policy.packing import TokenSequence, pack
 from components.rollout.sampler import Completion
 from components.rollout.vllm.config import WeightsBy
+from components.rollout.vllm.requests import Request, SampledTokens, completion_requests, completions
 from components.rollout.vllm.verification import verify_logprobs
 
 MAX_PROBE_TOKENS = 16
@@ -26,17 +27,25 @@ MAX_PROBE_TOKENS = 16
 
 
 class Engine(Protocol):
-    """What `VllmSampler` samples with: an engine beside the trainer (`VllmEngine`) or servers (`VllmServers`)."""
+    """What `VllmSampler` samples with, tokens in and tokens out.
+
+    It is an engine beside the trainer (`VllmEngine`) or servers (`VllmServers`).
+    """
 
     weights_by: WeightsBy
     """How new weights come: see `VllmConfig`."""
     shared: bool
     """Whether all processes of a run use the same engine, so that only one of them sends the weights."""
 
-    def generate(
-        self, questions: Sequence[str], *, num_samples: int, temperature: float, max_new_tokens: int, seed: int
-    ) -> list[list[Completion]]:
-        """See `Sampler`."""
+    def complete(self, requests: Sequence[Request]) -> list[list[SampledTokens]]:
+        """Return the completions of each request, with the log-probabilities of their tokens."""
+        ...
+
+    def score(self, sequences: Sequence[TokenSequence], temperature: float) -> dict[str, list[list[float]]]:
+        """Return the log-probability of each completion token at this temperature, for each copy of the weights.
+
+        Compared with the trainer's, it shows whether the engine computes as the trainer does.
+        """
         ...
 
     def load_weights(self, folder: Path, version: int) -> None:
@@ -54,13 +63,6 @@ class Engine(Protocol):
 
     def expect_weights(self, version: int) -> None:
         """As `load_weights`, for weights that another process has sent."""
-        ...
-
-    def prompt_logprobs(self, sequences: Sequence[TokenSequence], temperature: float) -> dict[str, list[list[float]]]:
-        """Return the log-probability of each completion token at this temperature, for each copy of the weights.
-
-        Compared with the trainer's, it shows whether the engine computes as the trainer does.
-        """
         ...
 
     def sleep(self) -> None:
@@ -89,9 +91,15 @@ class VllmSampler:
         self, questions: Sequence[str], *, num_samples: int, temperature: float, max_new_tokens: int, seed: int
     ) -> list[list[Completion]]:
         """See `Sampler`."""
-        return self.engine.generate(
-            questions, num_samples=num_samples, temperature=temperature, max_new_tokens=max_new_tokens, seed=seed
+        requests = completion_requests(
+            self._checkpoint,
+            questions,
+            num_samples=num_samples,
+            temperature=temperature,
+            max_new_tokens=max_new_tokens,
+            seed=seed,
         )
+        return completions(self._checkpoint, requests, self.engine.complete(requests))
 
     def attach(self, policy: Policy, probes: Sequence[TokenSequence]) -> None:
         """See `Sampler`."""
@@ -155,7 +163,7 @@ class VllmSampler:
         """Compare the log-probabilities of the probes, as the engine and as the trainer computes them."""
         num_tokens = sum(len(probe.completion_ids) for probe in self._probes)
         new_M = completion_logprobs(self._policy, self._batches, num_tokens).cpu()
-        for name, logprobs in self.engine.prompt_logprobs(self._probes, self._temperature).items():
+        for name, logprobs in self.engine.score(self._probes, self._temperature).items():
             sampler_M = torch.tensor([logprob for each in logprobs for logprob in each], dtype=torch.float64)
             verify_logprobs(sampler_M, new_M, self._logprobs_M, max_mismatch=self._max_mismatch, name=name)
         self._logprobs_M = new_M

@@ -10,12 +10,10 @@ from typing import TypeVar
 
 from torch import Tensor
 
-from components.policy.checkpoint import Checkpoint
 from components.policy.packing import TokenSequence
-from components.rollout.sampler import Completion
 from components.rollout.vllm.client import INITIAL_VERSION, ServerLostError, VllmClient
 from components.rollout.vllm.config import ServersConfig
-from components.rollout.vllm.requests import completion_requests, completions
+from components.rollout.vllm.requests import Request, SampledTokens
 from components.rollout.vllm.transfer import Transfer, TransferError, address_towards
 from components.rollout.vllm.verification import shapes, verify_weights, weights_in
 from components.shared.errors import RetryableError
@@ -50,8 +48,8 @@ class VllmServers:
 
     shared = True
 
-    def __init__(self, checkpoint: Checkpoint, urls: Sequence[str], config: ServersConfig) -> None:
-        self._checkpoint, self._config = checkpoint, config
+    def __init__(self, urls: Sequence[str], config: ServersConfig) -> None:
+        self._config = config
         self._servers = [_Server(VllmClient(url, config.request_deadline_s)) for url in urls]
         self.weights_by = config.weights_by
         self._lock = threading.Lock()
@@ -59,23 +57,25 @@ class VllmServers:
         """Where the current weights are; None for the initial ones, and for those that were sent."""
         self._version = INITIAL_VERSION
 
-    def generate(
-        self, questions: Sequence[str], *, num_samples: int, temperature: float, max_new_tokens: int, seed: int
-    ) -> list[list[Completion]]:
-        """See `Sampler`."""
-        requests = completion_requests(
-            self._checkpoint,
-            questions,
-            num_samples=num_samples,
-            temperature=temperature,
-            max_new_tokens=max_new_tokens,
-            seed=seed,
-        )
+    def complete(self, requests: Sequence[Request]) -> list[list[SampledTokens]]:
+        """See `Engine`."""
         with ThreadPoolExecutor(_MAX_REQUESTS) as threads:
-            answers = threads.map(
-                lambda request: self._on_one(lambda client: client.complete(request, self._version)), requests
+            return list(
+                threads.map(
+                    lambda request: self._on_one(lambda client: client.complete(request, self._version)), requests
+                )
             )
-            return completions(self._checkpoint, requests, list(answers))
+
+    def score(self, sequences: Sequence[TokenSequence], temperature: float) -> dict[str, list[list[float]]]:
+        """See `Engine`: those of each server that answers, by its address."""
+
+        def score(server: _Server) -> list[list[float]]:
+            if server.lost is not None:
+                self._bring_up_to_date(server)
+            with ThreadPoolExecutor(_MAX_REQUESTS) as threads:
+                return list(threads.map(lambda each: server.client.score(each, temperature, self._version), sequences))
+
+        return self._on_each(score)
 
     def load_weights(self, folder: Path, version: int) -> None:
         """See `Engine`; several clients of the same servers may each call this, with the same arguments."""
@@ -91,17 +91,6 @@ class VllmServers:
         """See `Engine`."""
         self._folder, self._version = None, str(version)
         self._on_each(self._bring_up_to_date)
-
-    def prompt_logprobs(self, sequences: Sequence[TokenSequence], temperature: float) -> dict[str, list[list[float]]]:
-        """See `Engine`: those of each server that answers, by its address."""
-
-        def score(server: _Server) -> list[list[float]]:
-            if server.lost is not None:
-                self._bring_up_to_date(server)
-            with ThreadPoolExecutor(_MAX_REQUESTS) as threads:
-                return list(threads.map(lambda each: server.client.score(each, temperature, self._version), sequences))
-
-        return self._on_each(score)
 
     def sleep(self) -> None:
         """Do nothing: the servers have GPUs of their own."""
