@@ -60,15 +60,28 @@ def settings(
     token_file: Path | None = None,
     ca_file: Path | None = None,
 ) -> Settings:
-    """Return the arguments, or else what the environment says, or else what holds in a pod of the cluster."""
-    files = [Path(environment[name]) for name in TOKEN_FILE_VARIABLES if environment.get(name)]
-    default = _POD_TOKEN if _POD_TOKEN.is_file() else None
-    ca_variable = environment.get(CA_VARIABLE)
+    """Return the arguments, or else what the environment says, or else what holds in a pod of the cluster.
+
+    Raises:
+        PipelineError: There is no address, or a file cannot be read.
+    """
+
+    def variable(*names: str) -> str | None:
+        return next((environment[name] for name in names if environment.get(name)), None)
+
+    in_pod = _POD_TOKEN if _POD_TOKEN.is_file() else None
+    in_cluster = _IN_CLUSTER if "KUBERNETES_SERVICE_HOST" in environment else None
+    address = endpoint or variable(*ENDPOINT_VARIABLES) or in_cluster
+    if address is None:
+        raise PipelineError(
+            f"no address of Kubeflow Pipelines: pass --endpoint URL or set {ENDPOINT_VARIABLES[0]}, such as "
+            "http://localhost:8080 behind `kubectl port-forward --namespace kubeflow service/ml-pipeline-ui 8080:80`"
+        )
     return Settings(
-        endpoint=(endpoint or _endpoint(environment)).rstrip("/"),
-        namespace=namespace or environment.get(NAMESPACE_VARIABLE) or None,
-        token_file=_readable(token_file or (files[0] if files else default), "the token"),
-        ca_file=_readable(ca_file or (Path(ca_variable) if ca_variable else None), "certificates"),
+        endpoint=address.rstrip("/"),
+        namespace=namespace or variable(NAMESPACE_VARIABLE),
+        token_file=_readable(token_file or variable(*TOKEN_FILE_VARIABLES) or in_pod, "the token"),
+        ca_file=_readable(ca_file or variable(CA_VARIABLE), "certificates"),
     )
 
 
@@ -228,22 +241,10 @@ def _reason(error: BaseException) -> str:
     return " ".join(re.sub(r"^\w+\(host=.*?\): ", "", text).split())[:200]
 
 
-def _endpoint(environment: Mapping[str, str]) -> str:
-    for name in ENDPOINT_VARIABLES:
-        if environment.get(name):
-            return environment[name]
-    if "KUBERNETES_SERVICE_HOST" in environment:
-        return _IN_CLUSTER
-    raise PipelineError(
-        f"no address of Kubeflow Pipelines: pass --endpoint URL or set {ENDPOINT_VARIABLES[0]}, such as "
-        "http://localhost:8080 behind `kubectl port-forward --namespace kubeflow service/ml-pipeline-ui 8080:80`"
-    )
-
-
-def _readable(path: Path | None, content: str) -> Path | None:
+def _readable(path: Path | str | None, content: str) -> Path | None:
     if path is not None and not os.access(path, os.R_OK):
         raise PipelineError(f"{path}: cannot read {content} from this file")
-    return path
+    return None if path is None else Path(path)
 
 
 def _check_health(health: Any, endpoint: str, namespace: str | None) -> None:

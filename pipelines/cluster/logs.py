@@ -41,10 +41,10 @@ class _NoUiError(PipelineError):
 
 def failures(kubeflow: Kubeflow, run: Any) -> list[list[str]]:
     """Return for each failed stage the lines of the reason, in the stage's own words where it printed some."""
-    found = [_failure(kubeflow, run, stage) for stage in stages(run) if stage.state == "FAILED"]
-    if not found and run.error and run.error.message:
+    reasons = [_failure(kubeflow, run, stage) for stage in stages(run) if stage.state == "FAILED"]
+    if not reasons and run.error and run.error.message:
         return [[" ".join(run.error.message.split())]]
-    return found
+    return reasons
 
 
 def is_lost(kubeflow: Kubeflow, run: Any) -> bool:

@@ -107,10 +107,10 @@ def _retire(kubeflow: Kubeflow, schedule: Any) -> list[Any]:
 
 def _named(kubeflow: Kubeflow, name: str) -> list[Any]:
     """Return the schedules of a name: more than one only where an earlier change was interrupted."""
-    found = [each for each in _all(kubeflow) if each.display_name == name]
-    if any(not _digest(each) for each in found):
+    named = [each for each in _all(kubeflow) if each.display_name == name]
+    if any(not _digest(each) for each in named):
         raise PipelineError(f"{name}: grpo-pipeline did not create the schedule of this name; choose another name")
-    return found
+    return named
 
 
 def _all(kubeflow: Kubeflow) -> Iterator[Any]:
