@@ -14,9 +14,9 @@ import pytest
 # Read when the libraries are imported, so it has to be here, before any test is.
 os.environ.update(HF_HUB_OFFLINE="1", DVC_NO_ANALYTICS="1", GX_ANALYTICS_ENABLED="false")
 
-PART_MINUTES = 15
+PART_MINUTES = 12
 """Most minutes of a part of the long tests, on two idle cores."""
-_MINUTES = 2
+_MINUTES = 1
 """Of a long test that does not say."""
 _SHARING = {"test_dvc": "runs", "test_end_to_end": "runs"}
 """Files whose tests look at the same runs, which would otherwise be made once per process."""
@@ -55,14 +55,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def parts(minutes: dict[str, float]) -> list[list[str]]:
-    """Pack tests into parts of at most `PART_MINUTES`, the longest first, each into the first part with room for it."""
+    """Pack tests into parts of at most `PART_MINUTES`, the longest first, each into the first part with room for it.
+
+    Tests of a file stay together, since they may share what takes long to make, unless the file alone is too long.
+    """
+    units: dict[str, list[str]] = {}
+    for name in minutes:
+        units.setdefault(name.partition("::")[0], []).append(name)
+    too_long = [file for file, names in units.items() if sum(map(minutes.__getitem__, names)) > PART_MINUTES]
+    units |= {name: [name] for file in too_long for name in units.pop(file)}
+    length = {unit: sum(map(minutes.__getitem__, names)) for unit, names in units.items()}
     packed: list[list[str]] = []
-    for name in sorted(minutes, key=lambda name: (-minutes[name], name)):
-        room = (part for part in packed if sum(map(minutes.__getitem__, part)) + minutes[name] <= PART_MINUTES)
+    for unit in sorted(units, key=lambda unit: (-length[unit], unit)):
+        room = (part for part in packed if sum(map(minutes.__getitem__, part)) + length[unit] <= PART_MINUTES)
         part = next(room, None)
         if part is None:
             packed.append(part := [])
-        part.append(name)
+        part += units[unit]
     return packed
 
 

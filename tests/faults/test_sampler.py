@@ -120,7 +120,7 @@ def _kill_during_a_load(place: Place, command: "subprocess.Popen[bytes]", delay_
     os.kill(engine, signal.SIGKILL)
 
 
-@pytest.mark.long(minutes=10)
+@pytest.mark.long(minutes=8)
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("while_loading", [True, False])
 def test_an_engine_is_restarted_after_each_kill(short_path: Path, while_loading: bool) -> None:

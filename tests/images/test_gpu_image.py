@@ -5,7 +5,7 @@ import pytest
 from tests.images import engine
 from tests.images.engine import ROOT, Image
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.long(minutes=3), pytest.mark.timeout(3600)]
 
 ANYBODY = "1000660000:0"
 LEFT_OUT = {"torchaudio", "torchcodec", "torchvision", "triton", "intel-cmplr-lib-ur"}

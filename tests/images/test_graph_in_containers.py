@@ -15,7 +15,7 @@ from components.shared.lineage import FILE_NAME
 from tests.images import engine
 from tests.pipelines.project import FinishedRun, Project, bytes_in, copy_project, unmoved
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.long(minutes=2), pytest.mark.timeout(3600)]
 
 RUN = ("run", "--params", "params/smoke.yaml")
 

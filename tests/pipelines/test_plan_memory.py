@@ -279,7 +279,7 @@ def as_planned(case: str) -> Run:
     return Run(shape, 2, work, engine, Sampler("transformers", 256), "none")
 
 
-@pytest.mark.long
+@pytest.mark.long(minutes=0.2)
 @pytest.mark.parametrize("part", ["weights", "gradients", "optimizer", "activations"])
 @pytest.mark.parametrize("case", ["ZeRO 0", "ZeRO 2", "ZeRO 3", "ZeRO 3, bf16", "ZeRO 3, bf16, checkpointing"])
 def test_parts_match_measured_memory(counted: list[dict[str, dict[str, float]]], case: str, part: str) -> None:
