@@ -80,7 +80,7 @@ def fetch_raw_files(source: Path) -> None:
             cached.unlink()
         if not stored.is_file() or _md5(stored) != pointer.md5:
             _store(pointer, source)
-    # Without a home of its own, DVC keeps its temporary files beside the remote.
+    # If there is no home, DVC keeps its temporary files next to the remote.
     Workspace(Path(), _REMOTE.parent).dvc("pull", "--remote", "local", *(str(pointer.path) for pointer in missing))
     for pointer in missing:
         if not _is_present(pointer):

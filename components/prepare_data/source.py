@@ -46,9 +46,9 @@ class FileSource(Config):
     test: Path | None = None
     """File or folder of the test split."""
     train_limit: int | None = Field(default=None, ge=1)
-    """Problems taken of the train split, from its beginning; all of them where absent."""
+    """Maximum problems of the train split, from its beginning; null for all."""
     test_limit: int | None = Field(default=None, ge=1)
-    """Problems taken of the test split, from its beginning; all of them where absent."""
+    """Maximum problems of the test split, from its beginning; null for all."""
 
     @model_validator(mode="after")
     def _has_a_path(self) -> "FileSource":

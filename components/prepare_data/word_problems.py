@@ -38,9 +38,9 @@ class WordProblems(Config):
     families: list[Family] = Field(list(get_args(Family)), min_length=1)
     """Kinds of problem, in equal shares; each becomes a subject of the scores."""
     min_operands: int = Field(4, ge=2, le=MAX_OPERANDS)
-    """Numbers in an easiest problem (level 1); each number more is a level more."""
+    """Numbers in the easiest problems (level 1); each additional number is another level."""
     max_operands: int = Field(MAX_OPERANDS, ge=2, le=MAX_OPERANDS)
-    """Numbers in a hardest problem."""
+    """Numbers in the hardest problems."""
 
     @model_validator(mode="after")
     def _is_consistent(self) -> "WordProblems":
@@ -53,7 +53,7 @@ class WordProblems(Config):
         return self
 
     def max_problems(self, split: Split) -> int:
-        """How many problems of one split there are."""
+        """The number of problems of one split."""
         return self.num_train if split == Split.TRAIN else self.num_test
 
     def problems(self, seed: int) -> Iterator[Problem]:
@@ -109,7 +109,7 @@ def _new_chain(
 
 
 def _signs(rng: random.Random, family: Family, length: int) -> list[int]:
-    """Whether each number is added (1) or taken away (-1)."""
+    """Return for each number whether it is added (1) or subtracted (-1)."""
     if family == "gains_and_losses":
         return [1, *(rng.choice((1, -1)) for _ in range(length - 1))]
     num_losses = length // 3 or 1
@@ -117,7 +117,7 @@ def _signs(rng: random.Random, family: Family, length: int) -> list[int]:
 
 
 def _chain(rng: random.Random, signs: list[int]) -> Chain:
-    """Single digits with these signs; at a total of 0 the next one is added whatever its sign."""
+    """Return single digits with these signs; at a total of 0 the next one is added regardless of its sign."""
     total = rng.randint(2, 9)  # "has 1 coins" would not be English
     chain = [total]
     for sign in signs[1:]:
@@ -148,7 +148,7 @@ def _list(numbers: Chain | list[int]) -> str:
 
 
 def _steps(chain: Chain) -> str:
-    """One addition or subtraction per line."""
+    """Return one addition or subtraction per line."""
     totals = list(accumulate(chain))
     steps = zip(totals, chain[1:], totals[1:], strict=False)
     return "".join(f"{before}{step:+d}={after}\n" for before, step, after in steps)

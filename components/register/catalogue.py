@@ -323,7 +323,7 @@ async def _client(access: _Access, api_version: str) -> AsyncIterator["ModelRegi
             return super().param_serialize(method, path, *rest, **options)
 
     class Client(ModelRegistryAPIClient):  # type: ignore[misc]
-        """The original connects anew for each request."""
+        """Unlike the original, it keeps its connection between requests."""
 
         @asynccontextmanager
         async def get_client(self) -> AsyncIterator[Any]:

@@ -1,4 +1,4 @@
-"""What the promotion gate asks for, and how much the report shows."""
+"""The section `report` of a params file: the promotion gate, and how much the report shows."""
 
 from pydantic import Field, field_validator
 
@@ -9,21 +9,21 @@ class GateConfig(Config):
     """When a policy is good enough to be registered, decided on greedy answers to the same test problems."""
 
     target: tuple[str, ...] = Field(min_length=1)
-    """Sources that GRPO has to improve on, taken together; every other source must only not get worse."""
+    """Sources on which GRPO has to improve, pooled; on every other source it must not get worse."""
     min_gain: float = Field(0.01, ge=0, lt=1)
-    """Fraction of the target problems by which GRPO has to be right more often than SFT (0.02 is two points)."""
+    """Minimum gain in accuracy over SFT on the target, as a fraction (0.02 is two percentage points)."""
     max_p_value: float = Field(0.05, gt=0, le=1)
-    """Probability up to which the exact McNemar test may give such a difference to chance."""
+    """Maximum p-value of that gain in the exact McNemar test."""
     margin: float = Field(0.01, ge=0, lt=1)
-    """Fraction by which the true accuracy on another source may at worst have fallen (lower 95 % bound)."""
+    """Maximum loss of accuracy on any other source, as a fraction (lower bound of the 95 % interval)."""
     enforce: bool = True
-    """True refuses to register a policy that misses the gate; false registers it and says so."""
+    """Whether a policy that misses the gate is rejected; if false it is registered with a note."""
 
     @field_validator("target")
     @classmethod
     def _named_once(cls, target: tuple[str, ...]) -> tuple[str, ...]:
         if len(set(target)) < len(target):
-            raise ValueError("names a source twice")
+            raise ValueError("contains a source twice")
         return target
 
 

@@ -178,7 +178,7 @@ def _check_scores(path: Path, scores: Any, records: Sequence[Record]) -> None:
         counted[record.source] += record.verdict == "right"
     if scored != counted:
         raise PipelineError(
-            f"{path}: has {scored} right answers, but records.jsonl beside it {counted}; evaluate again"
+            f"{path}: has {scored} right answers, but records.jsonl next to it has {counted}; evaluate again"
         )
 
 

@@ -1,4 +1,4 @@
-"""What problems have to be like before a model is trained on them: the section `validate_data` of a params file."""
+"""The section `validate_data` of a params file: requirements on problems before a model is trained on them."""
 
 from typing import Annotated
 
@@ -12,18 +12,18 @@ class ValidateConfig(Config):
     """The section `validate_data`."""
 
     model: Annotated[ModelConfig, SameAs("train_sft", "model")]
-    """The model that will be trained: its prompt and its tokenizer decide how long a text is."""
+    """The model to train: its prompt and tokenizer determine the length of a text."""
     max_prompt_tokens: int = Field(1024, gt=0)
-    """Tokens of a prompt."""
+    """Maximum tokens of a prompt."""
     max_solution_tokens: int = Field(1024, gt=0)
-    """Tokens of a train solution, without the end of the sequence."""
+    """Maximum tokens of a train solution, without the end-of-sequence token."""
     min_within_limit_fraction: float = Field(0.98, gt=0, le=1)
-    """Fraction of the texts that must keep to each of the two limits."""
+    """Minimum fraction of the texts within each of the two limits."""
     min_train_rows: int = Field(7000, ge=1)
-    """Problems of the train split."""
+    """Minimum problems of the train split."""
     min_test_rows: int = Field(500, ge=1)
-    """Problems of the test split."""
+    """Minimum problems of the test split."""
     max_answer_share: float = Field(0.1, gt=0, le=1)
-    """Fraction of a split that may have one and the same answer: what a model gets right by always saying it."""
+    """Maximum fraction of a split with the same answer, which a model gets right by always giving it."""
     min_worked_fraction: float = Field(0.9, ge=0, le=1)
-    """Fraction of the train solutions that should show how their answer is found."""
+    """Minimum fraction of the train solutions that show their work."""

@@ -132,7 +132,7 @@ def _of_training(config: ValidateConfig) -> list[Expectation]:
         ),
         Expectation(
             "answer_balance",
-            f"No answer is that of more than {100 * share:g} % of a split",
+            f"No answer is shared by more than {100 * share:g} % of a split",
             Severity.WARNING,
             _at_most("answer_share", share),
             "answer {answer}, {answer_share:.2%} of its split",
