@@ -52,13 +52,13 @@ class TakeTurns:
     channel: Channel
     started: float | None = None
 
-    def draw(self, count: int) -> list[Problem]:
+    def next_batch(self, count: int) -> list[Problem]:
         """Answer the request before, wait for the next one, and return the next problems."""
         self.answer()
         if not self.channel.wanted():
             raise SystemExit
         self.started = time.perf_counter()
-        return self.prompts.draw(count)
+        return self.prompts.next_batch(count)
 
     def record(self, problem_id: str, *, num_right: int, num_scored: int) -> None:
         """See `Prompts`."""

@@ -1,7 +1,7 @@
 """The problems of each rollout: shares of sources, passes or a curriculum within each, resumable exactly.
 
-Every shuffle and every weighted draw has a random stream of its own, made from the seed and a number. The place in
-the sequence is therefore a few counters and pass rates, whatever was drawn before.
+Every shuffle and every weighted choice has its own stream of random numbers, made from the seed and a number. The place
+in the sequence is therefore a few counters and pass rates.
 """
 
 import hashlib
@@ -20,24 +20,23 @@ from components.train_grpo.config import CurriculumConfig, PromptsConfig
 _ALL = "all"
 """The one pool of problems where sources have no weights."""
 _UNTRIED = 0.5
-"""The pass rate that a problem is taken to have before it is tried: the one with the most to learn from."""
+"""The pass rate assumed of a problem before it is tried: the one with the most to learn from."""
 
 
 def learning_signal(pass_rate: float) -> float:
-    """Return 4 p (1 - p), the variance of a pass-or-fail reward as a share of the largest there is.
+    """Return 4 p (1 - p), the variance of a pass-or-fail reward: 0 where all or none pass, 1 where half do.
 
-    0 where every completion passes or every one fails, 1 where half do. Preferring problems by this variance
-    is proposed in https://arxiv.org/abs/2502.12272.
+    Preferring problems by this variance is proposed in https://arxiv.org/abs/2502.12272.
     """
     return 4 * pass_rate * (1 - pass_rate)
 
 
 class Prompts:
-    """The problems of each rollout: which are drawn, in what order, resumable exactly.
+    """The batches of problems, in an order that can be resumed exactly.
 
-    Without source weights all problems are one pool; with them each source is one, and is drawn from in exactly its
-    share over time. Within a pool there are passes, every problem once in each and each in an order of its own; or,
-    with a curriculum, draws weighted by `learning_signal` of the running pass rates.
+    Without source weights all problems are one pool; with them each source is a pool, and has exactly its share of the
+    problems over time. Within a pool there are passes, every problem once in each, in a new order; or, with a
+    curriculum, random choices weighted by `learning_signal` of the running pass rates.
     """
 
     def __init__(self, problems: Sequence[Problem], config: PromptsConfig, *, seed: int) -> None:
@@ -47,37 +46,37 @@ class Prompts:
         self._shares = _shares(weights, self._pool_of.values()) if weights else {_ALL: Fraction(1)}
         self._curriculum = config.curriculum
         self._pools = {name: self._pool(name, seed) for name in self._shares}
-        self._num_drawn = Counter(dict.fromkeys(self._pools, 0))
+        self._num_sampled = Counter(dict.fromkeys(self._pools, 0))
 
-    def draw(self, count: int) -> list[Problem]:
-        """Return the next `count` problems, all different; more than the pools can give is a PipelineError."""
-        self._refuse_too_many(count)
+    def next_batch(self, count: int) -> list[Problem]:
+        """Return the next `count` problems, all different; PipelineError if the pools have too few."""
+        self._require_enough(count)
         pools = self._apportion(count)
-        drawn = {name: iter(pool.draw(pools.count(name))) for name, pool in self._pools.items()}
-        return [self._problems[next(drawn[name])] for name in pools]
+        ids = {name: iter(pool.next_ids(pools.count(name))) for name, pool in self._pools.items()}
+        return [self._problems[next(ids[name])] for name in pools]
 
     def record(self, problem_id: str, *, num_right: int, num_scored: int) -> None:
-        """Take in how many of a problem's scored completions are right; only a curriculum makes use of it."""
+        """Record how many of a problem's scored completions are right, for the curriculum if there is one."""
         pool = self._pools[self._pool_of[problem_id]]
         if num_scored and isinstance(pool, _Curriculum):
             pool.record(problem_id, num_right / num_scored)
 
     def state(self) -> dict[str, Any]:
-        """Return all that the next draws depend on beside problems and config, as plain JSON values."""
+        """Return everything that the next batches depend on beside problems and config, as plain JSON values."""
         return {
-            "of": self._identity(),
-            "num_drawn": dict(self._num_drawn),
+            "identity": self._identity(),
+            "num_sampled": dict(self._num_sampled),
             "pools": {name: pool.state() for name, pool in self._pools.items()},
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on exactly where `state` was taken, with its seed; a state of other problems is a PipelineError."""
-        if state["of"] != self._identity():
+        """Continue where `state` was taken, with its seed; PipelineError if it is of other problems."""
+        if state["identity"] != self._identity():
             raise PipelineError(
-                "checkpoint: its place in the order of prompts is one among other problems, or by other rules "
-                "(train_grpo.prompts); resume with those of its run, or begin a new one"
+                "checkpoint: its order of prompts is of other problems, or of another train_grpo.prompts; resume with "
+                "those of its run, or start a new one"
             )
-        self._num_drawn = Counter(state["num_drawn"])
+        self._num_sampled = Counter(state["num_sampled"])
         for name, pool in self._pools.items():
             pool.restore(state["pools"][name])
 
@@ -86,46 +85,45 @@ class Prompts:
         stream = f"{seed}/{name}"
         return _Curriculum(ids, self._curriculum, stream) if self._curriculum else _Passes(ids, stream)
 
-    def _refuse_too_many(self, count: int) -> None:
+    def _require_enough(self, count: int) -> None:
         sizes = {name: len(pool) for name, pool in self._pools.items()}
         if count > sum(sizes.values()):
             raise PipelineError(
-                f"prompts_per_step is {count}, but there are only {sum(sizes.values())} problems to draw"
+                f"train_grpo.prompts_per_step is {count}, but there are only {sum(sizes.values())} problems to sample"
             )
         for name, share in self._shares.items():
             if share * count > sizes[name]:
                 raise PipelineError(
-                    f"train_grpo.prompts.source_weights: {float(share * count):g} of prompts_per_step = {count} are "
-                    f"to be from `{name}`, but there are only {sizes[name]} such problems"
+                    f"train_grpo.prompts.source_weights: {float(share * count):g} of prompts_per_step = {count} have "
+                    f"to come from `{name}`, which has only {sizes[name]} problems"
                 )
 
     def _apportion(self, count: int) -> list[str]:
         """Return the pool of each problem of a batch: always the one that is furthest behind its share.
 
-        So none gets a whole problem ahead, unless another one's problems are all in the batch: it then has to wait
-        for the next.
+        So none gets more than a problem ahead of its share, unless all problems of another are in the batch already.
         """
-        most = {name: self._num_drawn[name] + len(pool) for name, pool in self._pools.items()}
-        first = self._num_drawn.total() + 1
+        most = {name: self._num_sampled[name] + len(pool) for name, pool in self._pools.items()}
+        first = self._num_sampled.total() + 1
         pools: list[str] = []
         for total in range(first, first + count):
             behind = {
-                name: share * total - self._num_drawn[name]
+                name: share * total - self._num_sampled[name]
                 for name, share in self._shares.items()
-                if self._num_drawn[name] < most[name]
+                if self._num_sampled[name] < most[name]
             }
             pools.append(max(behind, key=behind.__getitem__))
-            self._num_drawn[pools[-1]] += 1
+            self._num_sampled[pools[-1]] += 1
         return pools
 
     def _identity(self) -> str:
-        """What a state belongs to: the problems in their order, the pools and the kind of draws."""
+        """Return a digest of what a state belongs to: the problems in their order, the pools and the kind of order."""
         identity = [list(self._pool_of), list(self._pools), self._curriculum is not None]
         return hashlib.sha256(json.dumps(identity).encode()).hexdigest()
 
 
 class _Passes:
-    """Pass after pass over the problems of a pool, every problem once in each."""
+    """Passes over the problems of a pool, every problem once in each."""
 
     def __init__(self, ids: Sequence[str], stream: str) -> None:
         self._ids = ids
@@ -137,11 +135,11 @@ class _Passes:
     def __len__(self) -> int:
         return len(self._ids)
 
-    def draw(self, count: int) -> list[str]:
-        """Return the next different ids.
+    def next_ids(self, count: int) -> list[str]:
+        """Return the next ids, all different.
 
-        Where a pass ends within the batch, the next one may soon hold an id of the batch again: that one is deferred,
-        and opens the next batch.
+        Where a pass ends within the batch, the next pass may repeat an id of the batch: that one is deferred to the
+        beginning of the next batch.
         """
         batch = dict.fromkeys(self._deferred[:count])
         deferred = self._deferred[count:]
@@ -169,47 +167,47 @@ class _Passes:
         return self._order[place]
 
     def _shuffled(self) -> list[str]:
-        """The order of the pass that the next problem is in."""
+        """Return the order of the pass that the next problem is in."""
         order = random.Random(f"{self._stream}/{self._num_seen // len(self._ids)}")
         return order.sample(self._ids, len(self._ids))
 
 
 class _Curriculum:
-    """Weighted draws from a pool: problems whose completions disagree come more often, and none is left out."""
+    """Weighted random choices from a pool: problems whose completions disagree are chosen more often, none never."""
 
     def __init__(self, ids: Sequence[str], config: CurriculumConfig, stream: str) -> None:
         self._ids = ids
         self._config = config
         self._stream = stream
-        self._num_draws = 0
+        self._num_batches = 0
         self._pass_rates: dict[str, float] = {}
         self._weights = {problem_id: self._weight(problem_id) for problem_id in ids}
 
     def __len__(self) -> int:
         return len(self._ids)
 
-    def draw(self, count: int) -> list[str]:
-        """Return different ids, each drawn in proportion to the weights of those that are left.
+    def next_ids(self, count: int) -> list[str]:
+        """Return different ids, each chosen with a probability proportional to its weight among those left.
 
         That is the order in which independent exponential clocks ring whose rates are the weights (Efraimidis and
         Spirakis, https://arxiv.org/abs/1012.0256).
         """
-        clock = random.Random(f"{self._stream}/{self._num_draws}")
-        self._num_draws += 1
+        clock = random.Random(f"{self._stream}/{self._num_batches}")
+        self._num_batches += 1
         times = {problem_id: clock.expovariate(weight) for problem_id, weight in self._weights.items()}
         return heapq.nsmallest(count, times, key=times.__getitem__)
 
     def record(self, problem_id: str, measured: float) -> None:
-        """Move the running pass rate; the first measurement is taken as it is, since nothing was known before."""
+        """Update the running pass rate; the first measurement replaces the assumed one."""
         before = self._pass_rates.get(problem_id, measured)
         self._pass_rates[problem_id] = before + (1 - self._config.memory) * (measured - before)
         self._weights[problem_id] = self._weight(problem_id)
 
     def state(self) -> dict[str, Any]:
-        return {"stream": self._stream, "num_draws": self._num_draws, "pass_rates": dict(self._pass_rates)}
+        return {"stream": self._stream, "num_batches": self._num_batches, "pass_rates": dict(self._pass_rates)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        self._stream, self._num_draws = state["stream"], state["num_draws"]
+        self._stream, self._num_batches = state["stream"], state["num_batches"]
         self._pass_rates = dict(state["pass_rates"])
         self._weights = {problem_id: self._weight(problem_id) for problem_id in self._ids}
 
@@ -218,14 +216,14 @@ class _Curriculum:
 
 
 def _shares(weights: Mapping[str, float], sources: Iterable[str]) -> dict[str, Fraction]:
-    """Return the shares of the sources that have one: exact, and in an order that the params file has no say in."""
-    there = set(sources)
-    if set(weights) != there:
+    """Return the exact shares of the sources with a weight, in an order that does not depend on the params file."""
+    present = set(sources)
+    if set(weights) != present:
         raise PipelineError(
             f"train_grpo.prompts.source_weights: there are weights for {', '.join(sorted(weights))}, but problems from "
-            f"{', '.join(sorted(there))}; each source of problems needs one (0 leaves it out), and nothing else has one"
+            f"{', '.join(sorted(present))}; give each of these sources a weight (0 leaves it out), and no other"
         )
     if not any(weights.values()):
-        raise PipelineError(f"train_grpo.prompts.source_weights: {dict(weights)} are no shares; one must be above 0")
+        raise PipelineError(f"train_grpo.prompts.source_weights: {dict(weights)}: at least one must be above 0")
     exact = {source: Fraction(str(weights[source])) for source in sorted(weights) if weights[source]}
     return {source: weight / sum(exact.values()) for source, weight in exact.items()}

@@ -102,7 +102,7 @@ class Rollouts:
             missing = self.config.prompts_per_step - len(rollout.trained)
             if not missing:
                 break
-            shard = self._sample_shard(self.ranks.shard(self.prompts.draw(missing)), self._seed(name, round_))
+            shard = self._sample_shard(self.ranks.shard(self.prompts.next_batch(missing)), self._seed(name, round_))
             groups_P = self._gather(shard.sampled)
             rollout.sampled += groups_P
             rollout.trained += [group for group in groups_P if not max_rounds or differs(self.config, group)]
@@ -147,7 +147,7 @@ class Rollouts:
 
     def _prefetch(self, step: int) -> "Future[Rollout]":
         """Begin this process's part of the rollout of a step in a thread, with the weights that the sampler has."""
-        problems_P = self.ranks.shard(self.prompts.draw(self.config.prompts_per_step))
+        problems_P = self.ranks.shard(self.prompts.next_batch(self.config.prompts_per_step))
         seed = self._seed(f"step {step}", 0)
         rollout: Future[Rollout] = Future()
 

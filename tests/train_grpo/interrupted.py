@@ -29,7 +29,7 @@ def run_both(config: TrainGRPOConfig, *, problems: Path, reference: Path, folder
         if each.is_dir():
             changed = config.model_copy(update={"engine": config.engine.model_copy(update={"zero_stage": stage})})
             _train(changed, problems, reference, each / STRAIGHT)
-            with _stopped_after_step(2), pytest.raises(StoppedError, match="step 2 of 4 is done"):
+            with _stopped_after_step(2), pytest.raises(StoppedError, match="step 2 of 4 is saved"):
                 _train(changed, problems, reference, each / RESUMED)
             _train(changed, problems, reference, each / RESUMED)
     return {}

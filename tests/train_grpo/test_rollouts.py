@@ -95,7 +95,7 @@ def test_a_rollout_has_a_group_of_completions_for_each_problem() -> None:
     """Groups are in the order of their problems, with that problem's own completions, sampled as configured."""
     config, sampler = grpo_config(sampling__temperature=0.7, group_size=6), _Sampler(lambda number: number % 5)
     rollout = _rollouts(config, sampler).sample("7")
-    problems = Prompts(tiny.PROBLEMS, config.prompts, seed=config.seed).draw(3)
+    problems = Prompts(tiny.PROBLEMS, config.prompts, seed=config.seed).next_batch(3)
     assert [group.problem for group in rollout.sampled] == problems
     assert [group.num_right for group in rollout.sampled] == [int(problem.id[-3:]) % 5 for problem in problems]
     assert [len(group.scored_G) for group in rollout.sampled] == [6] * 3
