@@ -104,5 +104,5 @@ class Resumption:
         self._ranks.barrier("the end of writing a checkpoint")
         if stopped:
             raise StoppedError(
-                f"stopped on request: step {step} of {self._num_steps} is saved; run the same command again to resume"
+                f"stopped on request: step {step} of {self._num_steps} is saved; run the same again to go on"
             )

@@ -30,7 +30,9 @@ def graceful_shutdown(grace_s: float) -> Iterator[StopRequest]:
     only the launcher acts on a second one, and ends its ranks.
     """
     stop = StopRequest()
-    timer = threading.Timer(grace_s, _exit, args=[f", but the current step took longer than {grace_s:g} s"])
+    timer = threading.Timer(
+        grace_s, _exit, args=[f"during a step, which took longer than checkpoint.grace_s ({grace_s:g} s)"]
+    )
     timer.daemon = True
 
     def first() -> None:
@@ -39,7 +41,7 @@ def graceful_shutdown(grace_s: float) -> Iterator[StopRequest]:
 
     def again() -> None:
         if "RANK" not in os.environ:
-            _exit(" a second time: the current step is lost")
+            _exit("at once by a second request: the current step is lost")
 
     try:
         with on_stop_signal(first, again):
@@ -70,5 +72,5 @@ def on_stop_signal(first: Callable[[], object], again: Callable[[], object]) -> 
 
 
 def _exit(reason: str) -> None:
-    print(f"error: asked to stop{reason}", file=sys.stderr, flush=True)
+    print(f"error: stopped {reason}; run the same again to go on from the last checkpoint", file=sys.stderr, flush=True)
     os._exit(RetryableError.exit_code)

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +26,7 @@ from components.policy.lora import merged_state_dict
 from components.policy.packing import TokenSequence
 from components.rollout.sampler import Completion
 from components.rollout.transformers_sampler import TransformersSampler
+from components.rollout.vllm.sampler import Engine
 from components.rollout.vllm.servers import VllmServers
 from components.shared.errors import PipelineError, RetryableError
 from tests.rollout.launch_servers import CONFIG
@@ -144,18 +145,18 @@ def _flat(groups: list[list[Completion]]) -> list[Completion]:
     return [completion for group in groups for completion in group]
 
 
-def _drawn(run: Run, temperature: float = 1.0, seed: int = 1) -> list[Completion]:
-    return _flat(
-        sampler(run.client, run.policies[0]).generate(
-            QUESTIONS, num_samples=6, temperature=temperature, max_new_tokens=25, seed=seed
-        )
-    )
+def _generate(
+    run: Run, engine: Engine | None = None, questions: Sequence[str] = QUESTIONS, **settings: Any
+) -> list[Completion]:
+    """The completions of all questions, one group after the other."""
+    defaults = {"num_samples": 6, "temperature": 1.0, "max_new_tokens": 25, "seed": 1}
+    return _flat(sampler(engine or run.client, run.policies[0]).generate(questions, **{**defaults, **settings}))
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_logprobs_are_those_of_the_trainer(run: Run, temperature: float) -> None:
-    """What the server says of the tokens it drew is what the trainer says of them, at the same temperature."""
-    completions = _drawn(run, temperature)
+    """For the sampled tokens at the same temperature."""
+    completions = _generate(run, temperature=temperature)
     sequences = [completion.tokens for completion in completions]
     assert [sequence.prompt_ids for sequence in sequences[::6]] == [run.policies[0].prompt_ids(q) for q in QUESTIONS]
     recorded = [list(completion.logprobs) for completion in completions]
@@ -165,7 +166,7 @@ def test_logprobs_are_those_of_the_trainer(run: Run, temperature: float) -> None
 
 def test_a_completion_ends_with_its_first_end_token(run: Run) -> None:
     """Any of the policy's end tokens ends it and is part of it, not of its text; without one it is unfinished."""
-    completions = _drawn(run)
+    completions = _generate(run)
     ends = set(run.policies[0].end_ids)
     assert {completion.finished for completion in completions} == {True, False}
     assert len({each.tokens.completion_ids[-1] for each in completions if each.finished}) > 2
@@ -177,15 +178,15 @@ def test_a_completion_ends_with_its_first_end_token(run: Run) -> None:
         assert completion.text == run.policies[0].decode(ids[:-1] if completion.finished else ids)
 
 
-def test_sampling_depends_on_the_seed_alone(run: Run) -> None:
-    """The same seed draws the same tokens, another seed others, and no two of a group are drawn alike."""
-    drawn = [[each.tokens.completion_ids for each in _drawn(run, seed=seed)] for seed in (1, 2, 1)]
+def test_samples_depend_only_on_the_seed(run: Run) -> None:
+    """Another seed gives other tokens, and the completions of a group differ."""
+    drawn = [[each.tokens.completion_ids for each in _generate(run, seed=seed)] for seed in (1, 2, 1)]
     assert drawn[0] == drawn[2]
     assert drawn[0] != drawn[1]
     assert len(set(drawn[0])) > len(drawn[0]) / 2
 
 
-def test_greedy_decoding_is_that_of_the_engine_in_process(run: Run) -> None:
+def test_greedy_decoding_is_that_of_transformers(run: Run) -> None:
     """At temperature 0 both engines give the same tokens."""
     engine = TransformersSampler(run.policies[0], 64)
     greedy = [
@@ -193,23 +194,20 @@ def test_greedy_decoding_is_that_of_the_engine_in_process(run: Run) -> None:
         for generate in (sampler(run.client, run.policies[0]).generate, engine.generate)
     ]
     assert [each.tokens for each in _flat(greedy[0])] == [each.tokens for each in _flat(greedy[1])]
-    told = [[list(each.logprobs) for each in _flat(groups)] for groups in greedy]
-    assert largest_difference(*told) < 1e-4
+    logprobs = [[list(each.logprobs) for each in _flat(groups)] for groups in greedy]
+    assert largest_difference(*logprobs) < 1e-4
 
 
 @pytest.mark.parametrize("temperature", [0.7, 2.0])
 def test_tokens_follow_the_distribution_at_the_temperature(run: Run, temperature: float) -> None:
     """Of 3,000 first tokens the frequencies pass a chi-square test against the exact softmax(logits / T)."""
     made, count = run.policies[0], 3000
-    group = _flat(
-        sampler(run.client, run.policies[0]).generate(
-            QUESTIONS[:1] * 15, num_samples=200, temperature=temperature, max_new_tokens=1, seed=3
-        )
-    )
+    settings: dict[str, Any] = {"num_samples": 200, "temperature": temperature, "max_new_tokens": 1, "seed": 3}
+    group = _generate(run, questions=QUESTIONS[:1] * 15, **settings)
     vocabulary = made.model.config.vocab_size
     prompt = made.prompt_ids(QUESTIONS[0])
-    told = trainer_logprobs(made, [TokenSequence(prompt, (token,)) for token in range(vocabulary)], temperature)
-    expected_V = torch.tensor(told).squeeze(1).exp() * count
+    logprobs = trainer_logprobs(made, [TokenSequence(prompt, (token,)) for token in range(vocabulary)], temperature)
+    expected_V = torch.tensor(logprobs).squeeze(1).exp() * count
     found_V = torch.bincount(torch.tensor([each.tokens.completion_ids[0] for each in group]), minlength=vocabulary)
     common = expected_V >= 5
     found = [*found_V[common].tolist(), int(found_V[~common].sum())]
@@ -220,7 +218,7 @@ def test_tokens_follow_the_distribution_at_the_temperature(run: Run, temperature
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
-def test_given_tokens_are_scored_as_the_trainer_scores_them(run: Run, temperature: float) -> None:
+def test_scores_of_any_tokens_are_those_of_the_trainer(run: Run, temperature: float) -> None:
     """Whoever drew the tokens, the server tells their log-probabilities at the temperature that is asked for."""
     completions = _flat(
         TransformersSampler(run.policies[1], 64).generate(
@@ -228,40 +226,24 @@ def test_given_tokens_are_scored_as_the_trainer_scores_them(run: Run, temperatur
         )
     )
     sequences = [completion.tokens for completion in completions]
-    told = run.client.score(sequences, temperature)
-    assert list(told) == [run.url]
-    assert largest_difference(told[run.url], trainer_logprobs(run.policies[0], sequences, temperature)) < 1e-4
+    scores = run.client.score(sequences, temperature)
+    assert list(scores) == [run.url]
+    assert largest_difference(scores[run.url], trainer_logprobs(run.policies[0], sequences, temperature)) < 1e-4
 
 
-def test_stale_weights_show(run: Run) -> None:
-    """A server that still has the old weights says something else of the same tokens than the new policy."""
-    sequences = [completion.tokens for completion in _drawn(run)]
-    told = run.client.score(sequences, 1.0)
-    assert largest_difference(told[run.url], trainer_logprobs(run.policies[1], sequences, 1.0)) > 0.1
-
-
-def test_what_does_not_fit_is_refused_by_name(run: Run) -> None:
+def test_a_prompt_that_is_too_long_is_refused(run: Run) -> None:
     """A prompt longer than the server takes is an error that says so, and the server goes on."""
     with pytest.raises(PipelineError, match=r"513|512"):
-        sampler(run.client, run.policies[0]).generate(
-            ["apples " * 600], num_samples=1, temperature=1.0, max_new_tokens=5, seed=1
-        )
-    assert len(_drawn(run)) == 24
+        _generate(run, questions=["apples " * 600])
+    assert len(_generate(run)) == 24
 
 
-def test_new_weights_arrive_while_others_sample(run: Run) -> None:
-    """Each completion is drawn from the old or from the new weights as a whole; nothing kept of the old is used."""
+def test_weights_are_replaced_while_others_sample(run: Run) -> None:
+    """Each completion is sampled from the old or from the new weights throughout; no cache of the old is used."""
     other = VllmServers([run.url], servers_config())
     found: list[Completion] = []
-    sampling = threading.Thread(
-        target=lambda: found.extend(
-            _flat(
-                sampler(other, run.policies[0]).generate(
-                    QUESTIONS * 2, num_samples=4, temperature=1.0, max_new_tokens=120, seed=5
-                )
-            )
-        )
-    )
+    settings: dict[str, Any] = {"num_samples": 4, "max_new_tokens": 120, "seed": 5}
+    sampling = threading.Thread(target=lambda: found.extend(_generate(run, other, QUESTIONS * 2, **settings)))
     sampling.start()
     time.sleep(0.1)
     started = time.monotonic()
@@ -269,38 +251,35 @@ def test_new_weights_arrive_while_others_sample(run: Run) -> None:
     print(f"weights loaded in {time.monotonic() - started:.2f} s, with requests under way")
     other._folder, other._version = run.folders[1], "1"
     sampling.join()
-    sequences = [completion.tokens for completion in [*found, *_drawn(run)]]
+    sequences = [completion.tokens for completion in [*found, *_generate(run)]]
     recorded = [list(completion.logprobs) for completion in found]
-    told = [trainer_logprobs(made, sequences, 1.0) for made in run.policies]
+    expected = [trainer_logprobs(made, sequences, 1.0) for made in run.policies]
     differences = [
-        [largest_difference([each], [told[number][index]]) for number in (0, 1)] for index, each in enumerate(recorded)
+        [largest_difference([each], [expected[number][index]]) for number in (0, 1)]
+        for index, each in enumerate(recorded)
     ]
     assert all(min(each) < 1e-4 < max(each) for each in differences)
-    proof = run.client.score(sequences, 1.0)[run.url]
-    assert largest_difference(proof, told[1]) < 1e-4
-    after = _drawn(run)
+    scores = run.client.score(sequences, 1.0)[run.url]
+    assert largest_difference(scores, expected[1]) < 1e-4
+    after = _generate(run)
     again = trainer_logprobs(run.policies[1], [completion.tokens for completion in after], 1.0)
     assert largest_difference([list(completion.logprobs) for completion in after], again) < 1e-4
 
 
-def test_weights_arrive_without_a_file(run: Run) -> None:
-    """They go from memory to memory, again and again; a process that sent nothing knows what has come."""
+def test_weights_are_sent_without_a_file(run: Run) -> None:
+    """From memory to memory, repeatedly; a client that sent nothing knows the new version."""
     sender, other = (VllmServers([run.url], servers_config(weights_by="gloo")) for _ in range(2))
     for version, made in ((2, run.policies[0]), (3, run.policies[1])):
         started = time.monotonic()
         sender.receive_weights(merged_state_dict(made.model), version)
         print(f"weights sent in {time.monotonic() - started:.2f} s")
         other.expect_weights(version)
-        (groups,) = [
-            sampler(other, run.policies[0]).generate(
-                QUESTIONS, num_samples=4, temperature=1.0, max_new_tokens=40, seed=version
-            )
-        ]
-        sequences = [completion.tokens for completion in _flat(groups)]
-        recorded = [list(completion.logprobs) for completion in _flat(groups)]
+        completions = _generate(run, other, num_samples=4, max_new_tokens=40, seed=version)
+        sequences = [completion.tokens for completion in completions]
+        recorded = [list(completion.logprobs) for completion in completions]
         assert largest_difference(recorded, trainer_logprobs(made, sequences, 1.0)) < 1e-4
-        proof = sender.score(sequences, 1.0)[run.url]
-        assert largest_difference(proof, trainer_logprobs(made, sequences, 1.0)) < 1e-4
+        scores = sender.score(sequences, 1.0)[run.url]
+        assert largest_difference(scores, trainer_logprobs(made, sequences, 1.0)) < 1e-4
     with pytest.raises(RetryableError, match="it has weights 3, not 4"):
         VllmServers([run.url], servers_config(lost_deadline_s=1, weights_by="gloo")).expect_weights(4)
     run.client.load_weights(run.folders[1], 5)
@@ -312,7 +291,7 @@ def test_a_killed_server_comes_back_with_the_current_weights(run: Run) -> None:
     before = _processes(run.temporary)
     os.kill(run.server(), signal.SIGKILL)
     started = time.monotonic()
-    completions = _drawn(run)
+    completions = _generate(run)
     print(f"sampled again after {time.monotonic() - started:.1f} s")
     sequences = [completion.tokens for completion in completions]
     recorded = [list(completion.logprobs) for completion in completions]
@@ -320,7 +299,7 @@ def test_a_killed_server_comes_back_with_the_current_weights(run: Run) -> None:
     assert set(before) & set(_processes(run.temporary)) == {run.launcher.pid}
 
 
-def test_nothing_is_left_of_a_launcher_that_is_killed(run: Run) -> None:
+def test_a_killed_launcher_leaves_nothing_behind(run: Run) -> None:
     """Server and engine end, the port is free, and neither folders nor shared memory stay behind."""
     shared = set(Path("/dev/shm").iterdir())
     assert len(_processes(run.temporary)) > 2
@@ -336,7 +315,7 @@ def test_nothing_is_left_of_a_launcher_that_is_killed(run: Run) -> None:
 
 
 @pytest.mark.long
-def test_each_rank_samples_from_an_engine_of_its_own(ranks: Ranks) -> None:
+def test_each_rank_has_an_engine_of_its_own(ranks: Ranks) -> None:
     """In two ranks with gloo, engines say of their tokens what the trainer says, repeat themselves, and differ."""
     for found in ranks.found():
         assert found["start"]["drawn"] < 1e-4
