@@ -60,7 +60,7 @@ def test_the_verifier_and_the_grader_agree(verify: Verifier) -> None:
 
 def test_imports_do_not_count_against_a_deadline() -> None:
     """The first submissions to need algebra are right within a deadline that is shorter than its imports take."""
-    with Verifier(num_workers=1, deadline_s=0.2) as verify:
+    with Verifier(num_workers=1, deadline_s=0.4) as verify:
         grades = verify([boxed("1", "1"), boxed(r"x+\frac{1}{2}", r"\frac12+x"), boxed(r"2\sqrt{5}", r"\sqrt{20}")])
         assert [each.verdict for each in grades] == [Verdict.RIGHT] * 3
 
@@ -105,6 +105,7 @@ def test_workers_are_started_when_needed_and_end_with_the_block() -> None:
 def test_the_cores_are_shared_among_the_processes_of_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
     """With as many processes on this machine as it has cores, each starts one worker."""
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(os.cpu_count()))
+    monkeypatch.setattr("components.grading.pool._SLOW_AFTER_S", 600)  # no worker gives up its slot on a busy machine
     before = _children()
     with Verifier() as verify:
         verify([boxed("1", "1")] * 100)
