@@ -62,6 +62,7 @@ def test_an_answer_whose_first_statement_is_an_assert_is_unit_tests() -> None:
 def test_the_code_is_the_last_closed_block(text: str, code: str) -> None:
     """The cases of code_blocks.tsv."""
     assert last_code_block(text) == (None if code == "(none)" else code)
+    assert last_code_block("```python\n```") == ""
 
 
 @pytest.mark.parametrize("rest", ["```", "```python\nx = 2", "```python"])
