@@ -6,7 +6,7 @@ from functools import lru_cache
 
 from tests.fake_cluster import schemas
 from tests.fake_cluster.http import ApiError, Json
-from tests.fake_cluster.kinds import CLUSTER_TRAINING_RUNTIMES, TRAIN_JOBS, TRAINING_RUNTIMES, Kind
+from tests.fake_cluster.kinds import TRAIN_JOBS, TRAINING_RUNTIMES, Kind
 from tests.fake_cluster.store import Store
 
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
@@ -31,7 +31,7 @@ def admit(store: Store, kind: Kind, document: Json, before: Json | None = None) 
         if document.setdefault(key, expected) != expected:
             raise ApiError(400, f"the {key} in the data ({document[key]}) does not match the expected {expected}")
     _check_schema(kind, document)
-    if kind in (TRAINING_RUNTIMES, CLUSTER_TRAINING_RUNTIMES):
+    if kind == TRAINING_RUNTIMES:
         _deny(kind, _runtime_problems(document["spec"]["template"]["spec"].get("replicatedJobs", [])))
     if kind == TRAIN_JOBS:
         spec = document["spec"]
@@ -47,11 +47,11 @@ _GROUP = TRAIN_JOBS.group
 
 
 def runtime_of(store: Store, train_job: Json) -> Json | None:
-    """Return the runtime that a TrainJob refers to."""
-    reference = train_job["spec"]["runtimeRef"]
-    if reference["kind"] == "TrainingRuntime":
-        return store.get(TRAINING_RUNTIMES, train_job["metadata"]["namespace"], reference["name"])
-    return store.get(CLUSTER_TRAINING_RUNTIMES, "", reference["name"])
+    """Return the runtime that a TrainJob refers to; there are none for the whole cluster."""
+    reference, namespace = train_job["spec"]["runtimeRef"], train_job["metadata"]["namespace"]
+    return (
+        store.get(TRAINING_RUNTIMES, namespace, reference["name"]) if reference["kind"] == "TrainingRuntime" else None
+    )
 
 
 def _check_schema(kind: Kind, document: Json) -> None:

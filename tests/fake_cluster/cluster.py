@@ -1,14 +1,11 @@
 """The scripted cluster behind the server: what is installed in it, and what happens to the TrainJobs created in it."""
 
-import re
-from typing import Any
-
 from tests.fake_cluster.admission import ANCESTOR_LABEL
 from tests.fake_cluster.http import Json
 from tests.fake_cluster.kinds import NAMESPACES, PODS, TRAIN_JOBS, TRAINING_RUNTIMES, WORKFLOWS, Kind, kind_of
 from tests.fake_cluster.pods import Pods
 from tests.fake_cluster.processes import Processes
-from tests.fake_cluster.script import SUCCEEDS, Script
+from tests.fake_cluster.script import SUCCEEDS, Script, Step
 from tests.fake_cluster.store import Change, Store, reference_to
 from tests.fake_cluster.training import TrainingRun
 
@@ -29,7 +26,7 @@ class ScriptedCluster:
         self._pods = Pods(store)
         self.outputs = self._pods.outputs
         self._processes = Processes(store, self._pods)
-        self._scripts: list[tuple[str, Script]] = [("", SUCCEEDS)]
+        self._script: Script = SUCCEEDS
         self._runs: dict[str, TrainingRun] = {}
         for name in {"default", namespace}:
             self.add(_document(NAMESPACES, name))
@@ -75,9 +72,9 @@ class ScriptedCluster:
             self._pods.print(pod, *lines, container=container)
             self._pods.end_logs(pod)
 
-    def play(self, *steps: Any, name: str = "") -> None:
-        """Set the script of the TrainJobs to come: of all, or those whose name a regular expression finds."""
-        self._scripts.insert(0, (name, steps))
+    def play(self, *steps: Step) -> None:
+        """Set the script of the TrainJobs to come."""
+        self._script = steps
 
     def get(self, kind: Kind, name: str) -> Json | None:
         """Return an object of the test's namespace, or of a kind without one."""
@@ -107,9 +104,7 @@ class ScriptedCluster:
             return
         job, uid = change.after, change.after["metadata"]["uid"]
         if change.type == "ADDED":
-            name = job["metadata"]["name"]
-            script = next(script for pattern, script in self._scripts if re.search(pattern, name))
-            self._runs[uid] = TrainingRun(self.store, self._pods, self._processes, job, script)
+            self._runs[uid] = TrainingRun(self.store, self._pods, self._processes, job, self._script)
             self._runs[uid].begin(job)
         elif change.type == "DELETED":
             self._runs.pop(uid).deleted()

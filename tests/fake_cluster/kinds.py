@@ -37,9 +37,6 @@ class Kind:
 _TRAINER = ("trainer.kubeflow.org", "v1alpha1")
 TRAIN_JOBS = Kind(*_TRAINER, "trainjobs", "TrainJob", custom=True)
 TRAINING_RUNTIMES = Kind(*_TRAINER, "trainingruntimes", "TrainingRuntime", custom=True)
-CLUSTER_TRAINING_RUNTIMES = Kind(
-    *_TRAINER, "clustertrainingruntimes", "ClusterTrainingRuntime", custom=True, namespaced=False
-)
 LOCAL_QUEUES = Kind("kueue.x-k8s.io", "v1beta1", "localqueues", "LocalQueue", custom=True)
 JOB_SETS = Kind("jobset.x-k8s.io", "v1alpha2", "jobsets", "JobSet", custom=True)
 WORKFLOWS = Kind("argoproj.io", "v1alpha1", "workflows", "Workflow", custom=True)

@@ -77,11 +77,9 @@ class RegistryApi:
             return dispatch(routes, request, path)
 
     def _list(self, table: str, request: Request, parent: str | None = None) -> Answer:
-        documents = [document for of, document in self.tables[table] if parent in (None, of)]
-        size = int(request.query.get("pageSize") or len(documents) or 1)
-        start = int(request.query.get("nextPageToken") or 0)
-        items, token = documents[start : start + size], str(start + size) if start + size < len(documents) else ""
-        return Answer({"items": items, "size": len(items), "pageSize": size, "nextPageToken": token})
+        items = [document for of, document in self.tables[table] if parent in (None, of)]
+        page = {"size": len(items), "pageSize": int(request.query.get("pageSize") or 100), "nextPageToken": ""}
+        return Answer({"items": items, **page})
 
     def _find(self, table: str, request: Request) -> Answer:
         request.check_query("name", "parentResourceId")

@@ -22,7 +22,6 @@ Json = dict[str, Any]
 _MODELS = {
     "TrainJob": "trainer_v1alpha1_train_job:TrainerV1alpha1TrainJob",
     "TrainingRuntime": "trainer_v1alpha1_training_runtime:TrainerV1alpha1TrainingRuntime",
-    "ClusterTrainingRuntime": "trainer_v1alpha1_cluster_training_runtime:TrainerV1alpha1ClusterTrainingRuntime",
     "JobSet": "jobset_v1alpha2_job_set:JobsetV1alpha2JobSet",
 }
 LIMITS: dict[tuple[str, str], Json] = {
