@@ -264,6 +264,8 @@ class Scorer:
         ]
         learned_G = self._learned(group)
         counted = [g for g, scored in enumerate(group) if not is_masked(self.config, scored.completion)]
+        if not counted:
+            return group
         rewards = self._rewards(problem, [group[g] for g in counted], [learned_G[g] for g in counted])
         for g, values in zip(counted, rewards, strict=True):
             group[g] = self._rewarded(problem, group[g], values)

@@ -26,7 +26,7 @@ _STAGE = "train_sft"
 def train_rank(
     config: TrainSFTConfig, *, problems: Path, base_model: Path, reference: Path, training: Path, work: Path
 ) -> dict[str, float]:
-    """Take this process's part in the training; the first process writes what comes of it."""
+    """Take this process's part in the training; the first process writes the outputs. Return metrics of the end."""
     make_deterministic(config.seed)
     training_problems = read_problems(problems, Split.TRAIN)
     ranks = init_ranks(config.engine)
@@ -36,11 +36,11 @@ def train_rank(
             checkpoint = create(config.model, training_problems, seed=config.seed, dtype=torch_dtype(config.engine))
         if ranks.is_main:
             save_base(checkpoint, base_model)
-        examples = _examples(config, checkpoint, training_problems)
+        examples = _tokenized(config, checkpoint, training_problems)
         with memory_for_loading(_STAGE, config.engine):
-            engine, curves = _engine_and_curves(config, checkpoint, resumption)
-        _train(config, checkpoint, engine, examples, curves, resumption, stop)
-        with engine.gather_full_parameters():
+            policy, curves = _policy_and_curves(config, checkpoint, resumption)
+        _train(config, checkpoint, policy, examples, curves, resumption, stop)
+        with policy.gather_full_parameters():
             if ranks.is_main:
                 save(checkpoint, reference)
         if ranks.is_main:
@@ -49,50 +49,53 @@ def train_rank(
     return {"loss": curves[-1]["loss"], "examples": len(examples), "left_out": len(training_problems) - len(examples)}
 
 
-def _engine_and_curves(
-    config: TrainSFTConfig, checkpoint: Checkpoint, resumption: Resumption
-) -> tuple[Policy, list[dict[str, float]]]:
-    """The model under training, and what is known of the steps done."""
-    disable_dropout(checkpoint.model)
-    add_adapters(checkpoint.model, config.engine.lora, seed=config.seed)
-    scorer = LogprobModel(checkpoint.model, temperature=1.0)
-    saved = resumption.load()
-    if saved:
-        load_parameters(scorer, saved.policy)
-    engine = Policy(scorer, config.engine)
-    if saved:
-        engine.load_state(saved.policy)
-        resumption.restore_random_state()
-    return engine, saved.values["curves"] if saved else []
-
-
-def _examples(config: TrainSFTConfig, checkpoint: Checkpoint, problems: Sequence[Problem]) -> list[TokenSequence]:
-    """The problems as tokens, without those that are too long."""
+def _tokenized(config: TrainSFTConfig, checkpoint: Checkpoint, problems: Sequence[Problem]) -> list[TokenSequence]:
+    """Return the problems with their solutions as tokens, without those that are too long."""
     every = [checkpoint.example(problem) for problem in problems]
     fitting = [example for example in every if len(example) <= config.max_tokens]
     if not fitting:
         shortest = min(len(example) for example in every)
-        raise PipelineError(f"no example fits max_tokens={config.max_tokens}: the shortest has {shortest} tokens")
-    parameters = sum(parameter.numel() for parameter in checkpoint.model.parameters())
-    say(_STAGE, f"{config.model.base} with {parameters:,} parameters, {len(fitting):,} examples")
+        raise PipelineError(
+            f"train_sft.max_tokens: no example has at most {config.max_tokens} tokens, the shortest has {shortest}; "
+            "raise it"
+        )
+    num_parameters = sum(parameter.numel() for parameter in checkpoint.model.parameters())
+    say(_STAGE, f"{config.model.base} with {num_parameters:,} parameters, {len(fitting):,} examples")
     if len(fitting) < len(every):
         say(_STAGE, f"{len(every) - len(fitting):,} examples are longer than {config.max_tokens} tokens and left out")
     return fitting
 
 
+def _policy_and_curves(
+    config: TrainSFTConfig, checkpoint: Checkpoint, resumption: Resumption
+) -> tuple[Policy, list[dict[str, float]]]:
+    """Return the model under training, and the curves of the finished steps."""
+    disable_dropout(checkpoint.model)
+    add_adapters(checkpoint.model, config.engine.lora, seed=config.seed)
+    model = LogprobModel(checkpoint.model, temperature=1.0)
+    saved = resumption.load()
+    if saved:
+        load_parameters(model, saved.policy)
+    policy = Policy(model, config.engine)
+    if saved:
+        policy.load_state(saved.policy)
+        resumption.restore_random_state()
+    return policy, saved.values["curves"] if saved else []
+
+
 def _train(
     config: TrainSFTConfig,
     checkpoint: Checkpoint,
-    engine: Policy,
+    policy: Policy,
     examples: Sequence[TokenSequence],
     curves: list[dict[str, float]],
     resumption: Resumption,
     stop: StopRequest,
 ) -> None:
-    """Do the steps that are left, and add what there is to know of them to `curves`."""
+    """Take the remaining steps, and add a row to `curves` for each."""
     batches = islice(_batches(examples, config.examples_per_step, seed=config.seed), resumption.steps_done, None)
-    with progress(_STAGE, config.num_steps) as shown:
-        shown.skip(resumption.steps_done)
+    with progress(_STAGE, config.num_steps) as bar:
+        bar.skip(resumption.steps_done)
         for step in range(resumption.steps_done, config.num_steps):
             rate = learning_rate(
                 step,
@@ -103,37 +106,38 @@ def _train(
             )
             batch = next(batches)
             with memory_for_update(_STAGE, config.engine):
-                figures = _step(config, checkpoint, engine, batch, rate)
+                figures = _step(config, checkpoint, policy, batch, rate)
             epoch = (step + 1) * config.examples_per_step / len(examples)
             curves.append({"step": step + 1, **figures, "epoch": epoch})
-            shown.advance(loss=figures["loss"], tokens_per_s=shown.rate(sum(len(example) for example in batch)))
-            resumption.after_step(step + 1, engine, lambda: {"curves": curves}, stop=stop, score=-figures["loss"])
+            bar.advance(loss=figures["loss"], tokens_per_s=bar.rate(sum(len(example) for example in batch)))
+            resumption.after_step(step + 1, policy, lambda: {"curves": curves}, stop=stop, score=-figures["loss"])
 
 
 def _step(
-    config: TrainSFTConfig,
-    checkpoint: Checkpoint,
-    engine: Policy,
-    examples: Sequence[TokenSequence],
-    rate: float,
+    config: TrainSFTConfig, checkpoint: Checkpoint, policy: Policy, examples: Sequence[TokenSequence], rate: float
 ) -> dict[str, float]:
-    """One optimizer step on the mean negative log-likelihood of the completion tokens of all `examples`."""
+    """Take an optimizer step on the mean negative log-likelihood of the completion tokens of all `examples`."""
     num_tokens = sum(len(example.completion_ids) for example in examples)
-    tokens, every = config.engine.micro_batch_tokens, range(len(examples))
-    share = pack_shard(engine.ranks, examples, max_tokens=tokens, device=checkpoint.device, indices=every)
-    for batch in share.batches:
-        engine.backward(-engine(batch).logprobs_N.sum() / num_tokens)
-    for batch in share.dummies:
-        engine.backward(0.0 * engine(batch).logprobs_N.sum())
-    return engine.step(rate)
+    shard = pack_shard(
+        policy.ranks,
+        examples,
+        max_tokens=config.engine.micro_batch_tokens,
+        device=checkpoint.device,
+        indices=range(len(examples)),
+    )
+    for batch in shard.batches:
+        policy.backward(-policy(batch).logprobs_N.sum() / num_tokens)
+    for batch in shard.dummies:  # other processes have more micro-batches, and wait for as many here
+        policy.backward(0.0 * policy(batch).logprobs_N.sum())
+    return policy.step(rate)
 
 
 def _batches(examples: Sequence[TokenSequence], size: int, *, seed: int) -> Iterator[list[TokenSequence]]:
-    """Yield batches for ever; every pass over the examples has its own order."""
+    """Yield batches without end; every pass over the examples has its own order."""
     order = random.Random(seed)
-    waiting: list[TokenSequence] = []
+    queue: list[TokenSequence] = []
     while True:
-        while len(waiting) < size:
-            waiting.extend(order.sample(list(examples), len(examples)))
-        yield waiting[:size]
-        waiting = waiting[size:]
+        while len(queue) < size:
+            queue.extend(order.sample(list(examples), len(examples)))
+        yield queue[:size]
+        queue = queue[size:]

@@ -24,7 +24,6 @@ from components.train_grpo.process_supervision import (
     TextStep,
     equations,
     evaluate,
-    is_arithmetic,
     outcome,
     verified_steps,
     worked_steps,
@@ -228,13 +227,6 @@ def test_ends_increase_to_the_last_token(pieces: list[str]) -> None:
     assert len(steps) <= len(worked_steps(text)) + 1
     for step, found in zip(worked_steps(text), steps, strict=False):
         assert "".join(pieces[: found.end]).startswith(text[: step.end])
-
-
-@pytest.mark.parametrize("line", ["", "3+5=8", "5 = 5", "<<1+1=2>>2"])
-def test_many_lines_take_time_in_proportion(line: str) -> None:
-    """Ten thousand lines take well under a second or two."""
-    with processor_time(10):
-        assert len(worked_steps(f"{line}\n" * 10_000)) <= 1
 
 
 @pytest.mark.long
@@ -675,45 +667,6 @@ def test_long_expressions_are_refused() -> None:
     assert evaluate(_tokens("(" * 49 + "1" + ")" * 49)) is not None
     assert evaluate(_tokens("(" * 50 + "1" + ")" * 50)) is None
     assert evaluate(["-"] * 99 + ["1"]) is not None
-
-
-def test_operands_are_the_numbers_that_matter() -> None:
-    """Sorted, without their signs, and without zeros and ones."""
-    found = evaluate(_tokens("1*5+0-2/-3+5*50%"))
-    assert found is not None
-    assert found.operands == tuple(map(Fraction, (2, 3, 5, 5, 50)))
-
-
-@pytest.mark.parametrize(
-    ("text", "place"),
-    [
-        ("3", 1),
-        ("-3", 1),
-        ("3.5", "0.1"),
-        ("(3.50)", "0.01"),
-        ("7%", "0.01"),
-        ("7.5%", "0.001"),
-        ("1,000.25", "0.01"),
-        ("0.09999999999999998", "0.0000000001"),
-        ("3.5+1", 0),
-        ("1/2", 0),
-        ("2^2", 0),
-    ],
-)
-def test_the_last_place_of_a_lone_number(text: str, place: str | int) -> None:
-    """At most ten decimals, beyond which a calculator's own errors begin; none for a calculation."""
-    found = evaluate(_tokens(text))
-    assert found is not None
-    assert found.place == Fraction(place)
-    assert found.calculates is (Fraction(place) == 0)
-
-
-def test_tokens_of_expressions() -> None:
-    """Numbers as people write them, operators, brackets and percent."""
-    assert all(
-        is_arithmetic(token) for token in ["5", "1,000", "0.5", ".5", "0", "+", "-", "*", "/", "^", "(", ")", "%"]
-    )
-    assert not any(is_arithmetic(token) for token in ["", "x", "5x", "05", "3:4", "1,2", "=", "{", "**", "<<"])
 
 
 def _joined(parts: tuple[tuple[str, Fraction], str, tuple[str, Fraction]]) -> tuple[str, Fraction]:

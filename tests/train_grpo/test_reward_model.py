@@ -125,14 +125,6 @@ def test_scores_do_not_depend_on_batching_and_order(tmp_path: Path, micro_batch_
         torch.testing.assert_close(scores, alone, rtol=0, atol=1e-6)
 
 
-def test_what_is_read_nowhere_has_no_scores(tmp_path: Path) -> None:
-    """A completion without steps gets an empty list, and so does a call without completions."""
-    model = _model(tmp_path)
-    assert model.score([], []) == []
-    assert model.score(_SEQUENCES[:1], [()]) == [[]]
-    assert [len(row) for row in model.score(_SEQUENCES[:2], [(), (1,)])] == [0, 1]
-
-
 def test_a_reward_model_learns_what_makes_a_completion_right() -> None:
     """After a few passes a copy of the reference tells right from wrong in completions it has not seen."""
     model = RewardModel.load(_config(epochs=10), tiny.checkpoint(), micro_batch_tokens=500)
@@ -460,15 +452,6 @@ def test_a_classifier_with_other_tokens_is_refused(tmp_path: Path) -> None:
     ids = described["model"]["vocab"]
     ids["A"], ids["B"] = ids["B"], ids["A"]
     (tmp_path / "tokenizer.json").write_text(json.dumps(described))
-    with pytest.raises(PipelineError, match="its vocabulary is not the policy's"):
-        load_classifier(str(tmp_path), tiny.checkpoint())
-
-
-def test_a_classifier_without_tokenizer_is_refused(tmp_path: Path) -> None:
-    """Without its tokenizer nobody can say that the ids mean the same."""
-    _save_classifier(tmp_path, tokenizer=tiny.checkpoint().tokenizer)
-    for path in tmp_path.glob("tokenizer*"):
-        path.unlink()
     with pytest.raises(PipelineError, match="its vocabulary is not the policy's"):
         load_classifier(str(tmp_path), tiny.checkpoint())
 
