@@ -1,6 +1,6 @@
-"""DVC as it is run here, in a process of its own: `python dvc_process.py ARGUMENTS`, as for the command `dvc`.
+"""DVC in a process of its own: `python dvc_process.py ARGUMENTS`, as for the command `dvc`.
 
-What fails because of a network or a server ends with exit code 75, for it may work the next time. And one command is
+What fails because of a network or a server ends with exit code 75, since it may work the next time. One command is
 added, `get-checked REPOSITORY PATH REVISION DESTINATION`: DVC itself copies damaged objects out of a storage.
 """
 
@@ -21,18 +21,19 @@ from dvc.fs import download
 from dvc.repo import Repo
 from dvc_data.hashfile.hash import file_md5
 
-_MAY_PASS = 75
-_PASSING_NUMBERS = {
+_TRANSIENT = 75
+"""Exit code of RetryableError, which cannot be imported: the project is not on this process's path."""
+_TRANSIENT_ERRNOS = {
     errno.EIO,
     errno.ESTALE,
     errno.EHOSTUNREACH,
     errno.ENETUNREACH,
     getattr(errno, "EREMOTEIO", errno.EIO),
 }
-_PASSING_KINDS = {
+_TRANSIENT_ERRORS = {
     "ConnectionError",  # Python's, botocore's
     "TimeoutError",
-    "HTTPClientError",  # botocore: an answer that never came, or half of one
+    "HTTPClientError",  # botocore: no answer, or half of one
     "ClientConnectionError",  # aiohttp
     "ClientPayloadError",
 }
@@ -40,38 +41,37 @@ _LOGGERS = ("dvc", "dvc_data", "dvc_objects")
 
 
 class StorageError(Exception):
-    """The storage does not hold what was put into it."""
+    """The storage does not have what was put into it."""
 
 
 @dataclass(frozen=True)
-class _Stored:
-    """One file and the object that has its content."""
+class _Object:
+    """The content of one file in the storage."""
 
-    name: str
-    """Relative to what was asked for; `.` for a single file."""
+    file: PurePosixPath
+    """In the repository."""
     md5: str
     hash_name: str
     odb: Any
-    """The storage that is to have it."""
 
     @property
-    def place(self) -> str:
-        """Of its object in the storage."""
-        place: str = self.odb.oid_to_path(self.md5)
-        return place
+    def path(self) -> str:
+        """In the storage."""
+        path: str = self.odb.oid_to_path(self.md5)
+        return path
 
 
 class _Failures(logging.Handler):
-    """Remembers whether any of what DVC reports may pass by itself."""
+    """Remembers whether an error that DVC has logged is transient."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
-        self.may_pass = False
+        self.transient = False
 
     def emit(self, record: logging.LogRecord) -> None:
         """Look at the exception behind a message."""
         if record.exc_info and record.exc_info[1]:
-            self.may_pass |= any(map(_may_pass, _causes(record.exc_info[1])))
+            self.transient |= any(map(_is_transient, _causes(record.exc_info[1])))
 
 
 def main(arguments: list[str]) -> int:
@@ -81,79 +81,71 @@ def main(arguments: list[str]) -> int:
         logging.getLogger(name).addHandler(failures)
     if arguments[0] != "get-checked":
         code = dvc(arguments) or 0
-        return _MAY_PASS if code and failures.may_pass else code
+        return _TRANSIENT if code and failures.transient else code
     try:
         get_checked(*arguments[1:])
-    except Exception as error:  # as DVC does: whatever it is, it is reported in one line
+    except Exception as error:  # as DVC does: any error is reported in one line
         causes = list(_causes(error))
         reasons = dict.fromkeys(" ".join(str(cause).split()) or type(cause).__name__ for cause in causes)
         print(f"ERROR: {': '.join(reasons)}", file=sys.stderr)
-        return _MAY_PASS if failures.may_pass or any(map(_may_pass, causes)) else 1
+        return _TRANSIENT if failures.transient or any(map(_is_transient, causes)) else 1
     return 0
 
 
 def get_checked(repository: str, path: str, revision: str, destination: str) -> None:
-    """Copy a file or folder of one revision of a repository; each file is what its pointer says."""
+    """Copy a file or folder of one revision of a repository; the content of each file is verified."""
+    top = PurePosixPath(path)
     with Repo.open(url=repository, rev=revision, subrepos=True, uninitialized=True) as repo:
-        files = list(_stored(repo, PurePosixPath(path)))
+        objects = [each for each in _objects(repo, top) if each.file.is_relative_to(top)]
         try:
             download(repo.dvcfs, path, destination)
         except FileNotFoundError:
-            for file in files:
-                if not file.odb.fs.exists(file.place):
-                    missing = f"{_shown(path, file)}: its object {file.place} is missing from the storage"
-                    raise StorageError(missing) from None
+            for each in objects:
+                if not each.odb.fs.exists(each.path):
+                    message = f"{each.file}: its object {each.path} is missing from the storage"
+                    raise StorageError(message) from None
             raise
         except Exception as error:
-            if not files:
+            if not objects:
                 raise
-            raise StorageError(f"{path} cannot be read from {_address(files[0].odb)}") from error
-    for file in files:
-        found = Path(destination, file.name)
-        if not found.is_file() or file_md5(str(found), name=file.hash_name) != file.md5:
-            raise StorageError(f"{_shown(path, file)} is damaged: its object {file.place} has other content")
+            raise StorageError(f"{path} cannot be read from {_address(objects[0].odb)}") from error
+    for each in objects:
+        copy = Path(destination, each.file.relative_to(top))
+        if not copy.is_file() or file_md5(str(copy), name=each.hash_name) != each.md5:
+            raise StorageError(f"{each.file} is damaged: its object {each.path} has other content")
 
 
-def _stored(repo: Repo, path: PurePosixPath) -> Iterator[_Stored]:
-    """Each file of `path` that DVC keeps, from the list of a folder's files, which is checked as well."""
+def _objects(repo: Repo, path: PurePosixPath) -> Iterator[_Object]:
+    """The objects of each tracked file or folder that `path` is, or is in."""
     for out in repo.index.outs:
         top = PurePosixPath(*repo.fs.relparts(out.fs_path, repo.root_dir))
         if not path.is_relative_to(top) or not out.hash_info:
             continue
         name, value = out.hash_info.name, out.hash_info.value
-        odbs = _odbs(repo, out)
+        odbs = [repo.cache.local if out.hash_name == "md5" else repo.cache.legacy]
+        with suppress(NoRemoteError):
+            odbs.append(repo.cloud.get_remote_odb(out.remote, hash_name=out.hash_name))
         if not out.hash_info.isdir:
-            yield _Stored(".", value, name, odbs[-1])
+            yield _Object(top, value, name, odbs[-1])
             continue
         for entry in _entries(odbs, value, top):
-            file = top / entry["relpath"]
-            if file.is_relative_to(path):
-                relative = file.relative_to(path).as_posix()
-                yield _Stored(relative, entry["md5"], name, odbs[-1])
-
-
-def _odbs(repo: Repo, out: Any) -> list[Any]:
-    """Where the content of an output may be: the cache and, last, the storage."""
-    odbs = [repo.cache.local if out.hash_name == "md5" else repo.cache.legacy]
-    with suppress(NoRemoteError):
-        odbs.append(repo.cloud.get_remote_odb(out.remote, hash_name=out.hash_name))
-    return odbs
+            yield _Object(top / entry["relpath"], entry["md5"], name, odbs[-1])
 
 
 def _entries(odbs: list[Any], value: str, top: PurePosixPath) -> Any:
-    """The files of a folder, as the first whole list of them says."""
-    place = odbs[-1].oid_to_path(value)
-    fault = f"its list of files {place} is missing from the storage"
+    """The files of a folder, from the first undamaged listing in the cache or the storage."""
+    path = odbs[-1].oid_to_path(value)
+    fault = f"its list of files {path} is missing from the storage"
     for odb in odbs:
         try:
             content = odb.fs.cat_file(odb.oid_to_path(value))
         except FileNotFoundError:
             continue
         except Exception as error:
-            raise StorageError(f"{top}: its list of files {place} cannot be read from {_address(odb)}") from error
+            raise StorageError(f"{top}: its list of files {path} cannot be read from {_address(odb)}") from error
         if hashlib.md5(content, usedforsecurity=False).hexdigest() == value.removesuffix(".dir"):
             return json.loads(content)
-        fault = f"its list of files {place} is damaged"
+        fault = f"its list of files {path} is damaged"
     raise StorageError(f"{top}: {fault}")
 
 
@@ -162,25 +154,21 @@ def _address(odb: Any) -> str:
     return address
 
 
-def _shown(path: str, file: _Stored) -> PurePosixPath:
-    return PurePosixPath(path, file.name)
-
-
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 
 
-def _may_pass(error: BaseException) -> bool:
-    if isinstance(error, OSError) and error.errno in _PASSING_NUMBERS:
+def _is_transient(error: BaseException) -> bool:
+    if isinstance(error, OSError) and error.errno in _TRANSIENT_ERRNOS:
         return True
     answer = getattr(error, "response", None)
     status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode") if isinstance(answer, dict) else None
     status = status or getattr(error, "status", None)
     if isinstance(status, int):
         return status >= 500 or status == 429
-    return not _PASSING_KINDS.isdisjoint(kind.__name__ for kind in type(error).__mro__)
+    return not _TRANSIENT_ERRORS.isdisjoint(kind.__name__ for kind in type(error).__mro__)
 
 
 if __name__ == "__main__":
