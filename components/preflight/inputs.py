@@ -1,6 +1,5 @@
 """What a run reads before anything else: raw files, base models, rewards of the user's own, repositories."""
 
-import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -75,28 +74,26 @@ def run_concurrently(checks: Mapping[str, Check], deadline_s: float) -> dict[str
 
     Nobody waits longer than `deadline_s`: threads that hang are left behind, and end with the process.
     """
-    answers: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
-
-    def answer(name: str, check: Check) -> None:
-        try:
-            answers.put((name, check()))
-        except Exception as error:  # handed to the thread that waits, which raises what is not meant for people
-            answers.put((name, error))
-
-    for name, check in checks.items():
-        threading.Thread(target=answer, args=(name, check), daemon=True).start()
-    end = time.monotonic() + deadline_s
     results: dict[str, Any] = {}
-    while len(results) < len(checks):
+
+    def run(name: str, check: Check) -> None:
         try:
-            name, result = answers.get(timeout=max(0.0, end - time.monotonic()))
-        except queue.Empty:
-            break
-        if isinstance(result, Exception) and not isinstance(result, PipelineError):
-            raise result
-        results[name] = result
+            results[name] = check()
+        except Exception as error:  # raised below, if it is not meant for people
+            results[name] = error
+
+    threads = [threading.Thread(target=run, args=item, daemon=True) for item in checks.items()]
+    for thread in threads:
+        thread.start()
+    end = time.monotonic() + deadline_s
+    for thread in threads:
+        thread.join(max(0.0, end - time.monotonic()))
     late = PipelineError(f"no answer within {deadline_s:g} s; the network or a service is down")
-    return {name: results.get(name, late) for name in checks}
+    answers = {name: results.get(name, late) for name in checks}
+    for answer in answers.values():
+        if isinstance(answer, Exception) and not isinstance(answer, PipelineError):
+            raise answer
+    return answers
 
 
 def _lookups(params: Params) -> dict[str, Check]:
