@@ -71,7 +71,7 @@ def test_packages_come_from_the_lock_and_before_the_code(path: Path) -> None:
     assert text.index("COPY components") > text.rindex("apt-get install")
 
 
-def test_only_what_is_built_from_reaches_the_builder() -> None:
+def test_the_build_context_has_only_what_is_built_from() -> None:
     """The ignore file lets in what decides what is in an image, and nothing else."""
     from images.build import BAKED
 

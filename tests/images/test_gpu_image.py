@@ -22,7 +22,7 @@ def gpu() -> Image:
     return Image(f"{variables['IMAGE_REGISTRY']}/grpo-pipeline/python-gpu:{variables['IMAGE_TAG']}")
 
 
-def test_it_holds_what_runs_models(gpu: Image) -> None:
+def test_it_has_what_runs_models(gpu: Image) -> None:
     """The step functions of the stages that run a model, and the engines under them, can be imported by anybody."""
     names = ["torch", "deepspeed", "vllm", "peft", "components.cluster.rank", "components.evaluate.evaluate"]
     names += ["components.train_grpo.trainer", "components.rollout.vllm.worker", "kfp.dsl.executor_main"]
@@ -30,14 +30,14 @@ def test_it_holds_what_runs_models(gpu: Image) -> None:
     assert gpu.run("python3", "-c", code, user=ANYBODY).splitlines()[-1] == "all there"
 
 
-def test_its_packages_go_together(gpu: Image) -> None:
+def test_its_packages_are_compatible(gpu: Image) -> None:
     """No package asks for what is not there, but for what is left out on purpose."""
     code = (ROOT / "tests/images/requirements_met.py").read_text()
     complaints = gpu.run("python3", "-c", code, user=ANYBODY).splitlines()
     assert {line.partition(":")[0] for line in complaints} <= LEFT_OUT, complaints
 
 
-def test_code_is_compiled_in_it(gpu: Image) -> None:
+def test_it_has_a_compiler(gpu: Image) -> None:
     """Triton and DeepSpeed make machine code where they run: compiler and Python's headers are there."""
     code = "import sysconfig, pathlib; print((pathlib.Path(sysconfig.get_path('include')) / 'Python.h').is_file())"
     assert gpu.run("python3", "-c", code).strip() == "True"

@@ -121,7 +121,7 @@ def test_a_stopped_run_leaves_no_container(api: Mapping[str, str], tmp_path: Pat
     assert not list(project.folder.rglob("*.partial"))
 
 
-def test_a_stage_that_is_killed_is_no_success(api: Mapping[str, str], tmp_path: Path) -> None:
+def test_a_killed_stage_fails_the_run(api: Mapping[str, str], tmp_path: Path) -> None:
     """SIGKILL, as when memory runs out: exit code 1, and the next stage is not started."""
     project = _open_to_all(copy_project(tmp_path))
     with _start(project, api, *RUN, "--containers") as run:
@@ -133,7 +133,7 @@ def test_a_stage_that_is_killed_is_no_success(api: Mapping[str, str], tmp_path: 
     assert "1 of 9 stages" in killed.printed
 
 
-def test_images_that_are_not_there_are_named_before_anything_runs(api: Mapping[str, str], tmp_path: Path) -> None:
+def test_missing_images_are_named_before_anything_runs(api: Mapping[str, str], tmp_path: Path) -> None:
     """One line with what to do, and exit code 2."""
     project = copy_project(tmp_path)
     ended = _run(project, {**api, "IMAGE_TAG": "none"}, *RUN, "--containers")

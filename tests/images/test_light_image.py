@@ -63,7 +63,7 @@ def _stage(name: str, **folders: Path) -> list[str]:
     return ["python3", "-m", f"components.{name}", *options]
 
 
-def test_data_are_prepared_and_validated_in_it(light: Image, folder: Path) -> None:
+def test_data_are_prepared_and_validated(light: Image, folder: Path) -> None:
     """Both stages run with a read-only root, no network and any user, and make what they make outside."""
     problems, outside, validation = folder / "problems", folder / "outside", folder / "validation"
     light.run(*_stage("prepare_data", problems=problems), folder=folder, user=ANYBODY)
@@ -74,7 +74,7 @@ def test_data_are_prepared_and_validated_in_it(light: Image, folder: Path) -> No
     assert json.loads((validation / "result.json").read_text())["success"] is True
 
 
-def test_a_policy_is_reported_and_registered_in_it(light: Image, folder: Path) -> None:
+def test_a_policy_is_reported_and_registered(light: Image, folder: Path) -> None:
     """The gate is decided as outside, and a version is made with git and DVC, which names the image's revision."""
     inputs = make_run(folder / "run")
     light.run(*_stage("report", **inputs, report=folder / "report"), folder=folder, user=ANYBODY)
@@ -92,7 +92,7 @@ def test_a_policy_is_reported_and_registered_in_it(light: Image, folder: Path) -
     assert json.loads((registration / "version.json").read_text())["version"] == "v0.0.1"
 
 
-def test_a_refusal_is_one_line_in_it(light: Image, folder: Path) -> None:
+def test_a_refusal_is_one_line(light: Image, folder: Path) -> None:
     """Exit code and message are those of the stage."""
     command = ["podman", "run", "--rm", "--volume", f"{folder}:{folder}", "--workdir", str(folder), light.name]
     stage = _stage("validate_data", problems=folder / "nowhere", validation=folder / "validation")
@@ -101,7 +101,7 @@ def test_a_refusal_is_one_line_in_it(light: Image, folder: Path) -> None:
     assert re.fullmatch(r"error: validate_data: input `problems`: .* run the stage that makes it first\n", ended.stderr)
 
 
-def test_it_holds_what_light_code_imports_and_nothing_heavy(light: Image) -> None:
+def test_it_has_what_light_code_imports_and_nothing_heavy(light: Image) -> None:
     """Every module of light code, the clients of the cluster and KFP's executor are there; torch and vLLM are not."""
     modules = [name for name in LIGHT if name.startswith("components.")]
     names = [*modules, *LAUNCHING, "kfp.dsl.executor_main", "kubernetes", "model_registry"]
@@ -111,7 +111,7 @@ def test_it_holds_what_light_code_imports_and_nothing_heavy(light: Image) -> Non
     assert light.run("python3", "-c", code, user=ANYBODY).splitlines()[-1] == "[]"
 
 
-def test_its_packages_go_together(light: Image) -> None:
+def test_its_packages_are_compatible(light: Image) -> None:
     """No package asks for another one, or another version, than what is there, but for what the lock overrules."""
     assert _complaints(light) == []
 
@@ -132,7 +132,7 @@ def test_the_code_is_that_of_the_image(light: Image, folder: Path) -> None:
     ]
 
 
-def test_it_says_what_it_is(light: Image, variables: Mapping[str, str]) -> None:
+def test_its_labels(light: Image, variables: Mapping[str, str]) -> None:
     """Labels name revision, time, version and base; the revision is that of the tag."""
     labels = json.loads(engine.podman("image", "inspect", "--format", "{{json .Labels}}", light.name))
     values = {key.removeprefix("org.opencontainers.image."): value for key, value in labels.items()}

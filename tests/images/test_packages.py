@@ -37,7 +37,7 @@ triton==3.7.1 \\
 """
 
 
-def test_every_package_of_the_lock_is_found() -> None:
+def test_every_package_of_the_lock_is_read() -> None:
     """Each line of the real lock belongs to a package, and nothing is lost when they are put together again."""
     lock = (ROOT / "requirements.lock").read_text()
     assert "".join(by_package(lock).values()) == lock.partition("\n")[2]

@@ -1,4 +1,4 @@
-"""What comes out of a DVC storage: byte for byte what its pointer says, or an error that names file and object."""
+"""Files from a DVC storage: byte for byte what their pointers say, or an error that names file and object."""
 
 import hashlib
 import json
@@ -60,7 +60,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Repository:
 
 
 def damage(path: Path, how: str) -> None:
-    """Do to a file what disks, networks and people do."""
+    """Damage a file as disks, networks and people do."""
     content = path.read_bytes()
     if how == "deleted":
         path.unlink()
@@ -68,7 +68,7 @@ def damage(path: Path, how: str) -> None:
         path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
 
 
-def test_what_is_whole_arrives(repository: Repository, tmp_path: Path) -> None:
+def test_undamaged_files_are_copied(repository: Repository, tmp_path: Path) -> None:
     """Folders, single files, files of a folder and files of git."""
     assert repository.get("policy", tmp_path / "policy") == 0
     assert {name: (tmp_path / "policy" / name).read_bytes() for name in FILES} == FILES
@@ -83,7 +83,7 @@ def test_what_is_whole_arrives(repository: Repository, tmp_path: Path) -> None:
 def test_damage_is_refused_with_file_and_object(
     repository: Repository, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, how: str
 ) -> None:
-    """Every kind of object, the list of a folder's files among them, in every state but its own."""
+    """Every kind of object, also the list of a folder's files."""
     damage(repository.objects[name], how)
     assert repository.get("single" if name == "single" else "policy", tmp_path / "out") == 1
     message = capsys.readouterr().err.splitlines()[-1]
@@ -93,8 +93,8 @@ def test_damage_is_refused_with_file_and_object(
     assert ("is missing from the storage" if how == "deleted" else "is damaged") in message
 
 
-def test_a_damaged_file_of_a_folder_does_not_stop_the_others(repository: Repository, tmp_path: Path) -> None:
-    """Only what is asked for is looked at."""
+def test_only_the_requested_files_are_verified(repository: Repository, tmp_path: Path) -> None:
+    """Damage elsewhere in the folder does not matter."""
     damage(repository.objects["lineage.json"], "flipped")
     assert repository.get("policy/config.json", tmp_path / "file") == 0
     assert repository.get("policy/lineage.json", tmp_path / "other") == 1
@@ -160,7 +160,7 @@ def test_a_push_to_s3_fails_with_its_cause(
     ("fault", "kind", "reason"),
     [("forbidden", PipelineError, "Forbidden|Access Key Id"), ("internal error", RetryableError, "internal error|500")],
 )
-def test_what_cannot_be_read_from_s3_is_named(
+def test_an_unreadable_storage_is_named(
     repository: Repository,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -39,7 +39,7 @@ def test_equal_values_give_equal_bytes(tmp_path: Path, value: Any) -> None:
     assert second.read_bytes() == first.read_bytes()
 
 
-def test_empty_lines_are_passed_over_and_still_counted(tmp_path: Path) -> None:
+def test_empty_lines_are_skipped_but_counted(tmp_path: Path) -> None:
     """Numbers are those an editor shows; a last line needs no end, and a carriage return does no harm."""
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b'{"a": 1}\r\n\n   \n{"a": 2}')
@@ -67,7 +67,7 @@ def test_a_bad_line_is_named_after_the_good_ones_before_it(tmp_path: Path, line:
     assert str(refused.value) == f"{path}:2: {message}"
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
     """Lines and whole files alike; a folder is no file of lines."""
     path = tmp_path / "nope"
     for read in (lambda: list(read_rows(path)), lambda: read_json(path)):
@@ -80,7 +80,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b'{"a": 1', b"", b'"caf\xe9"', b"[" * 100_000])
-def test_a_broken_json_file_is_named(tmp_path: Path, content: bytes) -> None:
+def test_a_damaged_json_file_is_named(tmp_path: Path, content: bytes) -> None:
     """Truncated, empty, of another encoding, or made to break the reader."""
     path = tmp_path / "value.json"
     path.write_bytes(content)

@@ -1,4 +1,4 @@
-"""Intervals and tests against published numbers, and the properties that a gate leans on."""
+"""Intervals and tests against published numbers, and the properties that a gate relies on."""
 
 import pytest
 from hypothesis import given, settings
@@ -12,7 +12,7 @@ from components.shared.statistics import mcnemar_exact_p, mean_interval, paired_
     ("correct", "total", "published"),
     [(81, 263, (0.2553, 0.3662)), (15, 148, (0.0624, 0.1605)), (0, 20, (0.0, 0.1611)), (1, 29, (0.0061, 0.1718))],
 )
-def test_wilson_interval_gives_newcombes_published_limits(
+def test_wilson_interval_has_newcombes_published_limits(
     correct: int, total: int, published: tuple[float, float]
 ) -> None:
     """Statistics in Medicine 17 (1998), p. 857, table I, method 3."""
@@ -21,7 +21,7 @@ def test_wilson_interval_gives_newcombes_published_limits(
 
 @settings(deadline=None)
 @given(st.integers(1, 500).flatmap(lambda total: st.tuples(st.integers(0, total), st.just(total))))
-def test_wilson_interval_holds_the_estimate_inside_the_unit_interval(counts: tuple[int, int]) -> None:
+def test_wilson_interval_contains_the_estimate(counts: tuple[int, int]) -> None:
     """It never leaves [0, 1], never excludes the observed proportion, and is scipy's for whole numbers."""
     correct, total = counts
     low, high = wilson_interval(correct, total)
@@ -32,7 +32,7 @@ def test_wilson_interval_holds_the_estimate_inside_the_unit_interval(counts: tup
 
 
 @pytest.mark.parametrize("counts", [(0, 0), (3, 2), (-1, 5)])
-def test_wilson_interval_refuses_counts_that_are_no_proportion(counts: tuple[int, int]) -> None:
+def test_wilson_interval_refuses_impossible_counts(counts: tuple[int, int]) -> None:
     """No problems, or more right than there are, is an error instead of a number."""
     with pytest.raises(ValueError, match="no proportion"):
         wilson_interval(*counts)
@@ -42,9 +42,7 @@ def test_wilson_interval_refuses_counts_that_are_no_proportion(counts: tuple[int
     ("only_first", "only_second", "p_value"),
     [(0, 5, 2 / 32), (1, 7, 2 * (1 + 8) / 2**8), (4, 4, 1.0), (0, 0, 1.0), (6, 16, 0.0524788)],
 )
-def test_mcnemar_is_a_fair_coin_on_the_problems_that_only_one_gets_right(
-    only_first: int, only_second: int, p_value: float
-) -> None:
+def test_mcnemar_is_a_binomial_test_of_discordant_problems(only_first: int, only_second: int, p_value: float) -> None:
     """Two-sided binomial tail, summed by hand; the last is 6 against 16 of Cavo et al. (2012)."""
     assert mcnemar_exact_p(only_first, only_second) == pytest.approx(p_value, abs=1e-6)
     assert mcnemar_exact_p(only_second, only_first) == pytest.approx(p_value, abs=1e-6)
@@ -59,7 +57,7 @@ def test_mcnemar_is_a_fair_coin_on_the_problems_that_only_one_gets_right(
         (14, 5, 0, 22, (-0.226, -0.011)),
     ],
 )
-def test_paired_interval_gives_the_published_limits(
+def test_paired_interval_has_the_published_limits(
     both: int, only_first: int, only_second: int, neither: int, published: tuple[float, float]
 ) -> None:
     """Newcombe's method 10, with a correlation that the continuity correction leaves positive."""
@@ -81,7 +79,7 @@ COUNTS = st.tuples(*[st.integers(0, 60)] * 4).filter(any)
 
 @settings(deadline=None)
 @given(COUNTS)
-def test_paired_interval_turns_with_its_models(counts: tuple[int, int, int, int]) -> None:
+def test_swapping_the_models_mirrors_the_paired_interval(counts: tuple[int, int, int, int]) -> None:
     """Swapping the models mirrors the interval, which holds the observed difference and stays in [-1, 1]."""
     both, first, second, neither = counts
     low, high = paired_difference_interval(both=both, only_first=first, only_second=second, neither=neither)
@@ -113,7 +111,7 @@ def test_samples_of_one_problem_count_less_than_problems() -> None:
     assert mixed == pytest.approx(wilson_interval(40, 80))
 
 
-def test_means_that_do_not_vary_still_leave_doubt() -> None:
+def test_equal_means_have_an_interval_too() -> None:
     """All problems always right is not certainty: each problem counts as one answer."""
     assert mean_interval([1.0] * 20) == pytest.approx(wilson_interval(20, 20))
     assert mean_interval([0.5] * 20) == pytest.approx(wilson_interval(10, 20))
