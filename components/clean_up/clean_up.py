@@ -1,19 +1,39 @@
-"""The last task of a run on a cluster: nothing is left behind, and what became of the run can be read in one place."""
+"""The last task of a run on a cluster: it removes what is left of the run, and summarises how the run ended."""
 
+import itertools
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from kubernetes import client
 from urllib3.exceptions import HTTPError
 
-from components.clean_up.tasks import Task, tasks_of
-from components.cluster.kube import connect, is_transient, own_namespace
+from components.cluster.kube import connect, error_message, is_transient, own_namespace
 from components.cluster.reaper import delete_run
 from components.shared.errors import PipelineError, RetryableError
 from components.shared.progress import say
 from components.shared.stage import exit_on_error
 from components.shared.task import with_retries
+
+TASK_LABEL = "grpo-pipeline/task"
+"""Label of each task's pod: the name of the task."""
+_RUN_LABEL = "pipeline/runid"
+"""Label that Kubeflow gives every pod of a run."""
+_CONTAINER = "main"
+_TAIL_LINES = 200
+_FOREIGN_LINE = re.compile(r"\[|[IWEF]\d{4} |time=|Traceback|$")
+"""How lines of Kubeflow and Argo begin, unlike those of a stage."""
+_MEANINGS = {
+    2: "something has to be corrected",
+    3: "the gate was not passed",
+    4: "nothing new to register",
+    75: "transient, may work the next time",
+    137: "killed",
+    143: "stopped on request",
+}
+"""Exit codes with a meaning of their own."""
 
 
 @dataclass(frozen=True)
@@ -26,64 +46,109 @@ class Ending:
     error: str
 
 
+@dataclass(frozen=True)
+class Task:
+    """How a task ended."""
+
+    name: str
+    seconds: float | None
+    """Running time of its container, once that has ended."""
+    outcome: str
+    failed: bool
+    last_line: str
+    """The last line that the stage printed for people, or its error."""
+
+
 def run(ending: Ending, namespace: str, page: str) -> None:
-    """Do the clean-up as a Kubeflow task, with the summary written to `page` also where something went wrong."""
+    """Clean up as a Kubeflow task; the summary is written to `page` also where something went wrong."""
     with exit_on_error("clean_up"):
         removed: list[str] = []
         with_retries("clean_up", lambda: clean_up(ending, namespace, Path(page), removed))
 
 
 def clean_up(ending: Ending, namespace: str, page: Path, removed: list[str]) -> None:
-    """Remove what the run has left, then write the summary; `removed` names what attempts before have removed.
+    """Remove what is left of the run, then write the summary; `removed` has the names of what was removed before.
 
     Raises:
-        PipelineError: The cluster refuses, so something may be left; the summary says so.
-        RetryableError: The cluster does not answer, so something may be left; the summary says so.
+        PipelineError: The cluster refuses; the summary says that something may be left.
+        RetryableError: The cluster does not answer; the summary says that something may be left.
     """
     tasks: list[Task] = []
     try:
         api = connect()
         removed += delete_run(api, namespace or own_namespace(), ending.run_id)
-        tasks = tasks_of(api, own_namespace(), ending.run_id)
+        tasks = _tasks_of(api, own_namespace(), ending.run_id)
     except (client.ApiException, HTTPError, PipelineError) as error:
-        _write(page, summary(ending, tasks, [f"It may be that something is left: {_reason(error)}"]))
+        reason = str(error) if isinstance(error, PipelineError) else error_message(error)
+        _write(page, _summary(ending, tasks, f"Training jobs of the run may be left in the cluster: {reason}"))
         if isinstance(error, client.ApiException) and not is_transient(error):
-            raise PipelineError(f"the cluster refuses: {_reason(error)}") from None
-        raise RetryableError(f"the cluster does not answer: {_reason(error)}") from None
-    left = [f"Removed: {', '.join(removed)}." if removed else "Nothing of the run was left in the cluster."]
-    _write(page, summary(ending, tasks, left))
+            raise PipelineError(f"the cluster refuses: {reason}") from None
+        raise RetryableError(f"the cluster does not answer: {reason}") from None
+    left = f"Removed: {', '.join(removed)}." if removed else "Nothing of the run was left in the cluster."
+    _write(page, _summary(ending, tasks, left))
     say("clean_up", f"run {ending.run_id} {ending.state.lower()}; {len(removed)} objects removed")
 
 
-def summary(ending: Ending, tasks: Sequence[Task], left: Sequence[str]) -> str:
+def _summary(ending: Ending, tasks: Sequence[Task], left: str) -> str:
     """Return the summary of a run as Markdown."""
-    failed = [task for task in tasks if task.failed]
-    lines = [f"# Run {ending.state.lower()}", "", f"Run {ending.run_id}.", *left, ""]
-    lines += [f"**{task.name} failed: {task.outcome}.** {_cell(task.said)}" for task in failed]
+    lines = [f"# Run {ending.state.lower()}", "", f"Run {ending.run_id}.", left, ""]
+    lines += [f"**{task.name} failed: {task.outcome}.** {_cell(task.last_line)}" for task in tasks if task.failed]
     if ending.error:
-        lines += ["", f"Kubeflow says: {_cell(ending.error)}"]
+        lines += ["", f"Error from Kubeflow: {_cell(ending.error)}"]
     if tasks:
-        lines += ["", "| task | outcome | seconds | last words |", "|---|---|---|---|"]
-        lines += [f"| {task.name} | {task.outcome} | {_seconds(task)} | {_cell(task.said)} |" for task in tasks]
-        lines += ["", "Tasks that are not listed were served from the cache, or not reached."]
+        lines += ["", "| task | outcome | seconds | last line |", "|---|---|---|---|"]
+        for task in tasks:
+            seconds = "" if task.seconds is None else f"{task.seconds:.0f}"
+            lines.append(f"| {task.name} | {task.outcome} | {seconds} | {_cell(task.last_line)} |")
+        lines += ["", "Tasks that are not listed were taken from the cache, or not reached."]
     return "\n".join([*lines, ""])
 
 
-def _seconds(task: Task) -> str:
-    return "" if task.seconds is None else f"{task.seconds:.0f}"
-
-
 def _cell(text: str) -> str:
-    """Text that cannot end a table's cell."""
+    """Return text that cannot end a table's cell."""
     return " ".join(text.split()).replace("|", "\\|")
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, client.ApiException):
-        return f"{error.status} {error.reason}"
-    return str(error)
 
 
 def _write(page: Path, text: str) -> None:
     page.parent.mkdir(parents=True, exist_ok=True)
     page.write_text(text, encoding="utf-8")
+
+
+def _tasks_of(api: client.ApiClient, namespace: str, run_id: str) -> list[Task]:
+    """Return the tasks of a run that have a pod, in the order of their pods; of retries, the last.
+
+    A task that was taken from the cache, or not reached, has none.
+    """
+    core = client.CoreV1Api(api)
+    pods = core.list_namespaced_pod(namespace, label_selector=f"{_RUN_LABEL}={run_id},{TASK_LABEL}").items
+    pods.sort(key=lambda pod: pod.metadata.creation_timestamp)
+    newest = {pod.metadata.labels[TASK_LABEL]: pod for pod in pods}
+    return [_task(name, pod, _last_line(core, namespace, pod)) for name, pod in newest.items()]
+
+
+def _task(name: str, pod: Any, last_line: str) -> Task:
+    container = next((each for each in pod.status.container_statuses or [] if each.name == _CONTAINER), None)
+    ended = container.state.terminated if container else None
+    if ended is None:
+        return Task(name, None, pod.status.phase.lower(), pod.status.phase == "Failed", last_line)
+    seconds = (ended.finished_at - ended.started_at).total_seconds()
+    meaning = _MEANINGS.get(ended.exit_code, ended.reason or "no reason given")
+    if ended.reason == "OOMKilled":
+        meaning = "out of memory"
+    outcome = f"exit code {ended.exit_code}: {meaning}" if ended.exit_code else "done"
+    return Task(name, seconds, outcome, ended.exit_code != 0, last_line)
+
+
+def _last_line(core: client.CoreV1Api, namespace: str, pod: Any) -> str:
+    """Return the last line that a stage printed for people; the whole error, where there is one."""
+    name = pod.metadata.name
+    try:
+        log = core.read_namespaced_pod_log(name, namespace, container=_CONTAINER, tail_lines=_TAIL_LINES)
+    except client.ApiException:  # it has not started, or its log is gone: the summary does without
+        return ""
+    lines = log.splitlines()
+    errors = [number for number, line in enumerate(lines) if line.startswith("error: ")]
+    if errors:
+        return "; ".join(itertools.takewhile(lambda line: not _FOREIGN_LINE.match(line), lines[errors[-1] :]))
+    printed = [line for line in lines if re.match(r"[a-z_]+: .", line)]
+    return printed[-1] if printed else ""

@@ -14,13 +14,13 @@ def clean_up(
     status: dsl.PipelineTaskFinalStatus,
     summary: dsl.Output[dsl.Markdown],
 ) -> None:
-    """Remove what a run has left in the cluster, and say what became of it; runs last, whatever happened before.
+    """Remove what is left of a run in the cluster, and summarise how it ended; runs last, whatever happened before.
 
     Args:
-        run_id: Kubeflow's id of the run, which is a label of all that the run made.
-        overrides: The parameter of the pipeline, for the namespace of training jobs.
+        run_id: Id of the run in Kubeflow, which is a label of every object of the run.
+        overrides: The parameter of the pipeline, which has the namespace of training jobs.
         status: How the tasks before ended, from Kubeflow.
-        summary: Each task with its outcome, its time and its last words; what was removed.
+        summary: Each task with its outcome, its time and its last line; what was removed.
     """
     from components.clean_up.clean_up import Ending, run
 

@@ -1,4 +1,4 @@
-"""The last task of a run: what it removes from a cluster, and what can be read of the run afterwards."""
+"""The last task of a run: what it removes from a cluster, and its summary."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +19,7 @@ _FAILED = Ending(_RUN, "FAILED", "Task exit-handler-1 failed.")
 
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiServer]:
-    """A cluster, which is the one that this process finds."""
+    """A cluster, to which this process connects."""
     with ApiServer() as server:
         monkeypatch.setenv(KUBECONFIG_VARIABLE, str(server.kubeconfig(tmp_path / "kubeconfig")))
         yield server
@@ -62,8 +62,8 @@ def _summary(ending: Ending, folder: Path) -> str:
     return page.read_text()
 
 
-def test_the_jobs_of_the_run_are_removed_and_no_others(server: ApiServer, tmp_path: Path) -> None:
-    """By the label of the run: a job of another run, or of another project, stays."""
+def test_jobs_of_the_run_are_removed(server: ApiServer, tmp_path: Path) -> None:
+    """By their label; those of other runs stay."""
     for name, run_id in (("mine-sft", _RUN), ("mine-grpo", _RUN), ("other", "ffffffff")):
         _add_job(server, name, run_id)
     text = _summary(_FAILED, tmp_path)
@@ -72,15 +72,15 @@ def test_the_jobs_of_the_run_are_removed_and_no_others(server: ApiServer, tmp_pa
     assert "Nothing of the run was left in the cluster." in _summary(_FAILED, tmp_path)
 
 
-def test_the_summary_says_what_became_of_each_task(server: ApiServer, tmp_path: Path) -> None:
-    """In the order of the tasks: outcome, seconds and last words; the verdict of the gate is among them."""
+def test_summary_has_the_outcome_of_each_task(server: ApiServer, tmp_path: Path) -> None:
+    """In the order of the tasks, with seconds and the last line, such as the verdict of the gate."""
     _add_pod(server, "train-grpo", "train_grpo 50/50  reward 0.9", "train_grpo: accuracy 0.91")
     _add_pod(server, "report", "report: gate passed: word_problems +12 points", "[KFP Executor] Wrote output")
     _add_pod(server, "other", "other: not of this run", run_id="ffffffff")
     lines = _summary(Ending(_RUN, "SUCCEEDED", ""), tmp_path).splitlines()
     assert lines[0] == "# Run succeeded"
     assert [line for line in lines if line.startswith("| ")] == [
-        "| task | outcome | seconds | last words |",
+        "| task | outcome | seconds | last line |",
         "| train-grpo | done | 90 | train_grpo: accuracy 0.91 |",
         "| report | done | 90 | report: gate passed: word_problems +12 points |",
     ]
@@ -89,18 +89,18 @@ def test_the_summary_says_what_became_of_each_task(server: ApiServer, tmp_path: 
 @pytest.mark.parametrize(
     ("code", "reason", "outcome"),
     [
-        (2, "Error", "exit code 2: something is to be corrected"),
-        (3, "Error", "exit code 3: the gate is missed"),
-        (4, "Error", "exit code 4: nothing is new"),
-        (75, "Error", "exit code 75: may work the next time"),
+        (2, "Error", "exit code 2: something has to be corrected"),
+        (3, "Error", "exit code 3: the gate was not passed"),
+        (4, "Error", "exit code 4: nothing new to register"),
+        (75, "Error", "exit code 75: transient, may work the next time"),
         (137, "OOMKilled", "exit code 137: out of memory"),
         (1, "Error", "exit code 1: Error"),
     ],
 )
-def test_a_failed_task_is_named_with_its_error(
+def test_failed_task_is_named_with_its_error(
     server: ApiServer, tmp_path: Path, code: int, reason: str, outcome: str
 ) -> None:
-    """What to do next is at the top; of a task that was tried again the last try counts."""
+    """At the top; of a task that was retried, the last attempt counts."""
     _add_pod(server, "register", "error: register: an earlier try", code=75, reason="Error")
     _add_pod(server, "register", "register: begins", "error: register: no | more", code=code, reason=reason)
     _add_pod(server, "clean-up", code=None)
@@ -108,11 +108,11 @@ def test_a_failed_task_is_named_with_its_error(
     assert f"**register failed: {outcome}.** error: register: no \\| more" in text
     assert text.count("| register |") == 1
     assert "| clean-up | pending |  |  |" in text
-    assert "Kubeflow says: Task exit-handler-1 failed." in text
+    assert "Error from Kubeflow: Task exit-handler-1 failed." in text
 
 
-def test_all_that_preflight_has_found_is_in_the_summary(server: ApiServer, tmp_path: Path) -> None:
-    """An error of several lines is there as a whole, without what Kubeflow says after it."""
+def test_error_of_several_lines_is_in_the_summary(server: ApiServer, tmp_path: Path) -> None:
+    """As a whole, without the lines of Kubeflow after it."""
     lines = (
         "preflight: begins",
         "error: preflight: 2 to correct",
@@ -124,15 +124,15 @@ def test_all_that_preflight_has_found_is_in_the_summary(server: ApiServer, tmp_p
     assert "error: preflight: 2 to correct; train_grpo_num_steps: is 0; register_storage: is empty\n" in text
 
 
-def test_what_may_be_left_is_said_and_tried_again(server: ApiServer, tmp_path: Path) -> None:
-    """A cluster that does not answer makes this task fail, with a summary all the same; the next try removes."""
+def test_failed_removal_is_reported_and_repeated(server: ApiServer, tmp_path: Path) -> None:
+    """Where the cluster does not answer, the task fails, with a summary all the same; the next attempt removes."""
     _add_job(server, "mine", _RUN)
     server.faults.add(Fault(method="DELETE", status=503))
     page = tmp_path / "summary.md"
     removed: list[str] = []
     with pytest.raises(RetryableError, match="503"):
         clean_up(_FAILED, "", page, removed)
-    assert "It may be that something is left: 503" in page.read_text()
+    assert "Training jobs of the run may be left in the cluster: " in page.read_text()
     server.faults.add(Fault("GET", "/pods", status=503))
     with pytest.raises(RetryableError, match="503"):
         clean_up(_FAILED, "", page, removed)
@@ -141,8 +141,8 @@ def test_what_may_be_left_is_said_and_tried_again(server: ApiServer, tmp_path: P
     assert "Removed: mine." in page.read_text()  # by the attempt before
 
 
-def test_the_exit_code_asks_for_another_try(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without any cluster the summary is there, and the exit code says that it may work another time."""
+def test_missing_cluster_is_a_transient_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is a summary all the same."""
     monkeypatch.setenv(KUBECONFIG_VARIABLE, str(tmp_path / "none"))
     with pytest.raises(SystemExit) as ended:
         run(_FAILED, "", str(tmp_path / "out" / "summary"))
@@ -150,10 +150,8 @@ def test_the_exit_code_asks_for_another_try(tmp_path: Path, monkeypatch: pytest.
     assert "# Run failed" in (tmp_path / "out" / "summary").read_text()
 
 
-def test_a_cluster_that_is_busy_is_asked_again(
-    server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By the task itself: to Kubeflow it is a failure like all others, and a job would be left."""
+def test_busy_cluster_is_asked_again(server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the task itself: Kubeflow would take it for a failure as any other, and a job would be left."""
     monkeypatch.setenv(POD_VARIABLE, "clean-up-1")
     monkeypatch.setattr(task, "PAUSES_S", (0.0,))
     _add_job(server, "sft", _RUN)
