@@ -104,8 +104,9 @@ class Job:
 
     def exit_codes(self) -> dict[int, int]:
         """Return the exit codes of failed ranks, the first to fail first: others may have been ended because of it."""
-        found = [RankFailure(*each) for path in self.folder.glob("failures-*.json") for each in jsonl.read_json(path)]
-        return {each.rank: each.exit_code for each in sorted(found, key=lambda each: each.time)}
+        paths = self.folder.glob("failures-*.json")
+        failures = [RankFailure(*fields) for path in paths for fields in jsonl.read_json(path)]
+        return {failure.rank: failure.exit_code for failure in sorted(failures, key=lambda each: each.time)}
 
     def log(self, rank: int) -> Path:
         """Return the file to which a rank other than the first prints."""

@@ -139,7 +139,7 @@ def _no_cluster(error: Exception) -> PipelineError:
 
 
 class UnavailableError(RetryableError):
-    """The API server did not do in time what it was asked to; nothing is known to have changed."""
+    """The cluster did not do in time what it was asked to; nothing is known to have changed."""
 
 
 class RetryPolicy:

@@ -124,8 +124,8 @@ def log_tails(jobs: TrainJobs, job: Job, seen: Snapshot, first_rank: Sequence[st
     tails = {"rank 0": list(first_rank)}
     for pod in seen.pods:
         for container in pod["spec"]["containers"]:
-            lines = _tail(jobs, pod["metadata"]["name"], container["name"])
-            tails |= {pod["metadata"]["name"]: lines} if lines else {}
+            if lines := _tail(jobs, pod["metadata"]["name"], container["name"]):
+                tails[pod["metadata"]["name"]] = lines
     for rank in range(1, job.num_processes):
         if job.log(rank).is_file():
             text = job.log(rank).read_text(encoding="utf-8", errors="replace")

@@ -32,8 +32,8 @@ def owner_reference(pod: Json | None) -> Json | None:
     owners = pod["metadata"].get("ownerReferences", []) if pod else []
     for owner in owners:
         if owner.get("controller"):
-            found = {key: owner[key] for key in ("apiVersion", "kind", "name", "uid")}
-            return {**found, "controller": False, "blockOwnerDeletion": False}
+            reference = {key: owner[key] for key in ("apiVersion", "kind", "name", "uid")}
+            return {**reference, "controller": False, "blockOwnerDeletion": False}
     return None
 
 

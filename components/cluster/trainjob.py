@@ -31,10 +31,6 @@ _GONE_S, _GONE_POLL_S = 300.0, 2.0
 _LINES_SHOWN = 20
 
 
-class LingeringError(RetryableError):
-    """A deleted job does not disappear."""
-
-
 _RETRIED = (StalledError, DeletedError, UnavailableError)
 """Errors of the watch after which the step tries again by itself."""
 
@@ -101,7 +97,7 @@ class _ClusterRun:
             RetryPolicy(self._clock).call("list training jobs", lambda: self._jobs.find(labels))
             results = self._earlier_results()
             return self._run_once(last=last) if results is None else results
-        except (UnavailableError, LingeringError) as error:
+        except UnavailableError as error:
             return error
 
     def _earlier_results(self) -> list[dict[str, float]] | None:
@@ -225,8 +221,7 @@ class Submission:
 
         Raises:
             PipelineError: The cluster refuses the job.
-            UnavailableError: The API server does not answer.
-            LingeringError: An old job does not disappear.
+            UnavailableError: The API server does not answer, or an old job does not disappear.
         """
         for job in self._find(manifest, kube.RUN_ID, kube.STAGE):
             if _is_same(job, manifest) and not _is_over(job):
@@ -241,7 +236,7 @@ class Submission:
         return self._create(manifest)
 
     def remove(self, name: str) -> None:
-        """Delete a job; LingeringError where the job or one of its pods does not disappear in time."""
+        """Delete a job; UnavailableError where it does not disappear with its pods in time."""
         self._retries.call(f"delete the training job {name}", lambda: self.jobs.delete(name, pods_first=True))
         self._wait_until_gone(name)
 
@@ -256,7 +251,7 @@ class Submission:
         deadline = self.clock.monotonic() + limit_s
         while self._exists(name):
             if self.clock.monotonic() > deadline:
-                raise LingeringError(f"{name}: its pods still exist {limit_s:g} s after it was deleted")
+                raise UnavailableError(f"{name}: its pods still exist {limit_s:g} s after it was deleted")
             self.clock.sleep(_GONE_POLL_S)
 
     def _exists(self, name: str) -> bool:

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from contextlib import suppress
 from enum import StrEnum
-from typing import Any
 
 from kubernetes import client
 from urllib3.exceptions import HTTPError
@@ -133,10 +132,9 @@ class Watch:
     def _check_time(self, phase: Phase) -> None:
         config, spent_s = self._stage.config, self._clock.monotonic() - self._phase_began_s
         if phase is Phase.QUEUED and spent_s > config.queue_timeout_s:
+            limit = _limit("queue", config.queue_timeout_s)
             reason = scheduling_problem([], self._events(self.seen.job))
-            raise RetriesExhaustedError(
-                f"{self._name}: not admitted by the queue within {_limit('queue', config)}: {reason}"
-            )
+            raise RetriesExhaustedError(f"{self._name}: not admitted by the queue within {limit}: {reason}")
         if phase is Phase.PENDING:
             self._check_start(spent_s)
         if phase is Phase.RUNNING:
@@ -149,7 +147,7 @@ class Watch:
             return
         reason = scheduling_problem(self.seen.pods, self._events((self.seen.pods or [self.seen.job])[0]))
         if late:
-            limit = _limit("start", self._stage.config)
+            limit = _limit("start", self._stage.config.start_timeout_s)
             raise RetriesExhaustedError(f"{self._name}: not all pods run within {limit}: {reason}")
         if reason != self._reported:
             self._reported = reason
@@ -174,9 +172,9 @@ class Watch:
         config = self._stage.config
         silent_s = self._clock.monotonic() - (self.log.last_sign_s if self.log else self._phase_began_s)
         if min(silent_s, spent_s) > config.stall_timeout_s:
-            raise StalledError(f"{self._name}: nothing was printed for {_limit('stall', config)}")
+            raise StalledError(f"{self._name}: nothing was printed for {_limit('stall', config.stall_timeout_s)}")
         if spent_s > config.training_timeout_s + _MARGIN_S:
-            raise PipelineError(f"{self._name}: runs for longer than {_limit('training', config)}")
+            raise PipelineError(f"{self._name}: runs for longer than {_limit('training', config.training_timeout_s)}")
 
     def _events(self, document: Json) -> list[Json]:
         """Return the events of an object, or none where they cannot be read: no decision depends on them."""
@@ -193,8 +191,8 @@ class Watch:
             self._beat_s = self._clock.monotonic()
 
 
-def _limit(what: str, config: Any) -> str:
-    return f"{getattr(config, f'{what}_timeout_s'):g} s (cluster.{what}_timeout_s)"
+def _limit(what: str, limit_s: float) -> str:
+    return f"{limit_s:g} s (cluster.{what}_timeout_s)"
 
 
 def _kind(reason: str) -> str:

@@ -45,11 +45,10 @@ GRPO_CONFIG = grpo_config(
 
 @pytest.fixture
 def inputs(tmp_path: Path) -> dict[str, Path]:
-    """Problems, and a reference to a model on the volume."""
+    """A folder for problems, and a reference to a model on the volume."""
     problems, reference, model = (tmp_path / "problems", tmp_path / "reference", tmp_path / "volume/sft/reference")
     for folder in (problems, model):
         folder.mkdir(parents=True)
-    write_problems(problems, Split.TRAIN, tiny.PROBLEMS)
     save(tiny.checkpoint(), model)
     lineage.write(model, {"stage": "train_sft"})
     write_reference(reference, model)
@@ -73,6 +72,7 @@ def test_stage_on_a_cluster_has_the_results_of_one_here(
     deterministic: tuple[str, ...],
 ) -> None:
     """The same bytes from two pods and from two processes of this machine, also where a rank is killed and resumed."""
+    write_problems(inputs["problems"], Split.TRAIN, tiny.PROBLEMS if stage is SFT else tiny.PROBLEMS[:4])
     folders = {name: inputs[name] for name in stage.inputs}
 
     def run(attempt: str, cluster: dict[str, Any]) -> dict[str, float]:

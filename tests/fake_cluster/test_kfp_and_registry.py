@@ -10,8 +10,8 @@ import jsonschema
 import pytest
 import yaml
 
-from tests.cluster.releases import UPSTREAM, needs_upstream
 from tests.fake_cluster import ApiServer, Json
+from tests.fake_cluster.releases import UPSTREAM, needs_upstream
 from tests.pipelines.cluster.recorded import RECORDINGS, Recorded
 
 needs_recordings = pytest.mark.skipif(not RECORDINGS.is_dir(), reason=f"no recordings at {RECORDINGS}")

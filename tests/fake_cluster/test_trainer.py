@@ -10,11 +10,11 @@ import pytest
 import yaml
 from kubernetes import client, config
 
-from tests.cluster.jobs import NS, create, get, patch, queued_job, refused, train_job
-from tests.cluster.releases import UPSTREAM, fields, needs_upstream
-from tests.cluster.releases import refused as refused_by
 from tests.fake_cluster import ApiServer, Json, kinds, schemas, script
+from tests.fake_cluster.jobs import NS, create, get, patch, queued_job, refused, train_job
 from tests.fake_cluster.pods import pods_of
+from tests.fake_cluster.releases import UPSTREAM, fields, needs_upstream
+from tests.fake_cluster.releases import refused as refused_by
 from tests.pipelines.cluster.recorded import RECORDINGS
 
 needs_recordings = pytest.mark.skipif(not RECORDINGS.is_dir(), reason=f"no recordings at {RECORDINGS}")
