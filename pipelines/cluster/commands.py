@@ -58,7 +58,7 @@ def _add(commands: Any, name: str, run: Any, summary: str, *, starts_runs: bool 
         option("--pipeline", type=Path, metavar="FILE", help="compiled pipeline (default: compile it now)")
         option("--experiment", default="grpo-pipeline", help="experiment of the runs (default: %(default)s)")
         option("--service-account", metavar="NAME", help="that runs the steps (default: Kubeflow's own)")
-    group = command.add_argument_group("connection", "each also from the environment; see docs/install.md")
+    group = command.add_argument_group("connection", "each also from the environment; see docs/how-to/kubernetes.md")
     group.add_argument("--endpoint", metavar="URL", help="address of Kubeflow Pipelines")
     group.add_argument("--namespace", help="of a profile, where Kubeflow has several users")
     group.add_argument("--token-file", type=Path, metavar="FILE", help="file that holds a token")
