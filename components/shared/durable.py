@@ -84,13 +84,15 @@ def wait_for_lock(path: Path) -> FileLock:
 
 def is_locked(path: Path) -> bool:
     """Tell whether another process has locked the folder of a lock file."""
-    if not path.exists():
-        return False
-    try:
-        with _file_lock(path).acquire(timeout=0):
-            return False
-    except Timeout:
-        return True
+    with suppress(FileNotFoundError):  # its owner may finish meanwhile
+        if path.exists():
+            lock = _file_lock(path)
+            try:
+                lock.acquire(timeout=0)
+            except Timeout:
+                return True
+            lock.release()
+    return False
 
 
 def _lock(path: Path, *, timeout_s: float) -> FileLock:
@@ -101,12 +103,18 @@ def _lock(path: Path, *, timeout_s: float) -> FileLock:
             with suppress(FileNotFoundError):  # an owner that has finished removes the folder
                 lock.acquire(timeout=timeout_s)
         except Timeout:
-            owner = path.read_text(encoding="utf-8").strip() if path.exists() else ""
-            raise InUseError(path.parent, owner or "another process") from None
+            raise InUseError(path.parent, _owner(path)) from None
         if lock.is_locked and path.exists():
             path.write_text(f"process {os.getpid()} on {platform.node()}\n", encoding="utf-8")
             return lock
         lock.release()
+
+
+def _owner(path: Path) -> str:
+    with suppress(FileNotFoundError):
+        if owner := path.read_text(encoding="utf-8").strip():
+            return owner
+    return "another process"
 
 
 def _file_lock(path: Path) -> FileLock:

@@ -148,18 +148,18 @@ def _stop_while_waiting(folder: Path) -> Iterator[None]:
 
 def _list_others(stage: str, folder: Path, fingerprint: Fingerprint) -> None:
     """List other unfinished work of the stage that no run is using, and how it differs."""
-    found = []
+    others = []
     for other in folder.parent.glob("[!.]*/"):
         step = None if other == folder else checkpoints.last_step(other)
         if step is not None and not durable.is_locked(other / _LOCK):
             with suppress(FileNotFoundError):  # its run may have finished meanwhile
-                found.append((other.stat().st_mtime, other, step))
-    found.sort(reverse=True)
-    for _, other, step in found[:_NUM_LISTED]:
+                others.append((other.stat().st_mtime, other, step))
+    others.sort(reverse=True)
+    for _, other, step in others[:_NUM_LISTED]:
         say(stage, f"{other}: unfinished work after step {step} is not resumed: {_why(stage, other, fingerprint)}")
-    if len(found) > _NUM_LISTED:
-        say(stage, f"{folder.parent}: {len(found) - _NUM_LISTED} more of its folders have unfinished work")
-    if found:
+    if len(others) > _NUM_LISTED:
+        say(stage, f"{folder.parent}: {len(others) - _NUM_LISTED} more of its folders have unfinished work")
+    if others:
         say(
             stage,
             "this run starts at the first step; to resume unfinished work, undo the difference and run again; "
