@@ -23,7 +23,7 @@ def repeat_after_kill(project: Project) -> Project:
 
 def _wait_for_training(project: Project) -> int:
     """Return the process of train_grpo once it has begun to write its outputs aside."""
-    deadline = time.monotonic() + 180
+    deadline = time.monotonic() + 500
     while time.monotonic() < deadline:
         if (project.folder / "outputs/stages/train_grpo/.policy.partial").exists():
             (stage,) = project.processes("components.train_grpo")

@@ -44,7 +44,7 @@ def test_grpo_moves_every_weight(smoke_run: FinishedRun) -> None:
     assert unmoved(outputs["train_grpo"]["policy"], outputs["train_sft"]["reference"]) == []
     steps = [row for _, row in read_rows(outputs["train_grpo"]["training"] / "steps.jsonl")]
     assert all(row["gradient_norm"] > 0 for row in steps)
-    assert "GRPO takes accuracy" in (smoke_run.folder / "report.html").read_text()
+    assert "GRPO leaves accuracy" in (smoke_run.folder / "report.html").read_text()
 
 
 def test_the_screen_is_for_people(smoke_run: FinishedRun) -> None:
