@@ -16,6 +16,8 @@ from components.policy.logprobs import LogprobModel
 from tests import tiny
 from tests.policy import plain, processes
 
+pytestmark = pytest.mark.slow
+
 _WEIGHT_DECAY = 0.5
 """Large enough for three steps to show what decays."""
 
@@ -176,7 +178,6 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return [processes.measure(), *(torch.load(folder / f"{rank}.pt") for rank in range(2))]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("zero_stage", "relative"), [(0, 1e-10), (2, 1e-6), (3, 1e-6)])
 def test_gradients_depend_on_neither_processes_nor_sharding(
     measured: list[dict[str, Any]], zero_stage: int, relative: float
@@ -195,7 +196,6 @@ def test_gradients_depend_on_neither_processes_nor_sharding(
                 plain.assert_near(found[key][f"model.{name}"], gradient, error, f"{key} of {name}")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("zero_stage", [0, 2, 3])
 def test_metrics_and_weights_are_those_of_all_processes(measured: list[dict[str, Any]], zero_stage: int) -> None:
     """Loss and norm are those of the whole step in every process, and so are the new weights."""
@@ -215,7 +215,6 @@ def test_metrics_and_weights_are_those_of_all_processes(measured: list[dict[str,
     assert moved == pytest.approx(processes.LEARNING_RATE, rel=0.01)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("zero_stage", [0, 2, 3])
 def test_a_bad_loss_in_one_process_stops_all(measured: list[dict[str, Any]], zero_stage: int) -> None:
     """Where one process has a loss that is NaN, each of them reports it, and no weight has changed."""

@@ -196,6 +196,7 @@ def _plain(engine: Policy, checkpoint: Checkpoint) -> dict[str, Tensor]:
         return copy.deepcopy(merged_state_dict(checkpoint.model))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [
@@ -219,6 +220,7 @@ def test_training_changes_only_the_adapters(changes: dict[str, Any]) -> None:
             assert torch.equal(weight, before[name]) == ("lora_" not in name), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("zero_stage", [0, 3])
 def test_adapters_and_their_optimizer_are_resumed(tmp_path: Path, zero_stage: int) -> None:
     """To the last bit, though one of them saved its model on the way; frozen weights are not in what is kept."""
@@ -249,6 +251,7 @@ def _sampled(sampler: Sampler) -> tuple[list[tuple[int, ...]], Tensor]:
     return [each.tokens.completion_ids for each in completions], logprobs
 
 
+@pytest.mark.slow
 def test_every_sampler_samples_from_the_adapted_model(tmp_path: Path) -> None:
     """In process, from a copy under ZeRO 3, and whoever loads the saved folder: the same tokens, the same odds."""
     checkpoint = tiny.checkpoint()
