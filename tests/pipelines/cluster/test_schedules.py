@@ -8,7 +8,7 @@ from tests.pipelines.cluster.argo import WORKFLOW, Stage, details, pod
 from tests.pipelines.cluster.conftest import Program
 
 MONDAY, LATER = "0 0 2 * * 1", "0 0 3 * * 1"
-REGISTRY = "register_registry=https://git.example.com/registry.git"
+REGISTRY = ("register_registry=https://git.example.com/registry.git", "register.storage=s3://models/policies")
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def test_a_schedule_is_created_once_for_a_name(server: ApiServer, apply: Program
 
 @pytest.mark.parametrize(
     ("settings", "expected"),
-    [((), False), ((REGISTRY,), True), ((REGISTRY, "skip_if_unchanged=false"), False)],
+    [((), False), (REGISTRY, True), ((*REGISTRY, "skip_if_unchanged=false"), False)],
 )
 def test_scheduled_runs_end_at_once_where_nothing_is_new(
     server: ApiServer, apply: Program, settings: tuple[str, ...], expected: bool
