@@ -76,7 +76,7 @@ def test_fetch_says_where_it_looked(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.parametrize("command", [["submit"], ["schedule", "apply", "weekly", "--cron", "0 0 2 * * 1"]])
-def test_a_missing_address_is_told_before_the_graph_is_looked_at(
+def test_a_missing_address_is_reported_before_the_graph_is_compiled(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: list[str]
 ) -> None:
     """Compiling takes half a minute, after which nothing could be done with the graph."""

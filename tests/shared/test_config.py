@@ -91,7 +91,7 @@ def test_a_section_becomes_a_frozen_typed_object(tmp_path: Path) -> None:
     ],
 )
 def test_an_unknown_key_is_named_with_its_line_and_the_nearest_one(tmp_path: Path, change: str, message: str) -> None:
-    """At any depth, also below a list and in one member of a union; a misspelling is told from what it leaves out."""
+    """At any depth, also below a list and in one member of a union; a misspelt key is not reported as missing, too."""
     assert _refusal(_file(tmp_path, change)) == message
 
 
@@ -178,7 +178,7 @@ def test_a_file_that_is_no_params_file_is_refused_with_its_line(tmp_path: Path, 
 
 
 def test_bytes_that_are_no_text_are_named(tmp_path: Path) -> None:
-    """Latin-1 is the usual mistake: its place is told."""
+    """Latin-1 is the usual mistake: its place is named."""
     path = tmp_path / "params.yaml"
     path.write_bytes(b"a:\n  b: caf\xe9\n")
     assert _refusal(path) == " is not UTF-8 text (byte 11)"
