@@ -1,6 +1,5 @@
 """The fake cluster against recordings of Trainer 2.3, JobSet 0.12 and Kueue 0.19, and the definitions of releases."""
 
-import copy
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,13 +10,13 @@ import yaml
 from kubernetes import client, config
 
 from tests.fake_cluster import ApiServer, Json, kinds, schemas, script
-from tests.fake_cluster.jobs import NS, create, get, patch, queued_job, refused, train_job
 from tests.fake_cluster.pods import pods_of
 from tests.fake_cluster.releases import UPSTREAM, fields, needs_upstream
 from tests.fake_cluster.releases import refused as refused_by
 from tests.pipelines.cluster.recorded import RECORDINGS
 
 needs_recordings = pytest.mark.skipif(not RECORDINGS.is_dir(), reason=f"no recordings at {RECORDINGS}")
+JOBS = ("trainer.kubeflow.org", "v1alpha1", "team", "trainjobs")
 GRACE = "terminationGracePeriodSeconds"
 KUEUE = [f"kueue.x-k8s.io/{name}" for name in ("cluster-queue-name", "podset", "local-queue-name")]
 QUEUED = "grpo-7f6d9408-77fb"
@@ -36,6 +35,26 @@ def server() -> Iterator[ApiServer]:
 def api(server: ApiServer, tmp_path: Path) -> client.ApiClient:
     """The real client."""
     return config.new_client_from_config(str(server.kubeconfig(tmp_path / "kubeconfig")))
+
+
+def train_job(name: str = "grpo-1", **spec: Any) -> Json:
+    """Return a TrainJob's manifest."""
+    reference = {"kind": "TrainingRuntime", "name": "grpo-torch"}
+    kind = {"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainJob", "metadata": {"name": name}}
+    return {**kind, "spec": {"runtimeRef": reference, **spec}}
+
+
+def create(api: client.ApiClient, document: Json | None = None) -> Json:
+    """Create a TrainJob."""
+    job: Json = client.CustomObjectsApi(api).create_namespaced_custom_object(*JOBS, document or train_job())
+    return job
+
+
+def refused(call: Any, *arguments: Any) -> str:
+    """Return code and words of the server's refusal."""
+    with pytest.raises(client.ApiException) as error:
+        call(*arguments)
+    return f"{error.value.status} {error.value.body}".replace('\\"', '"')
 
 
 def recorded(name: str) -> list[Json]:
@@ -89,7 +108,9 @@ def test_a_queued_job_goes_through_the_recorded_states(server: ApiServer, api: c
     seen: list[Json] = []
     server.store.listen(lambda change: seen.append(change.after) if change.kind == kinds.TRAIN_JOBS else None)
     server.cluster.play(script.Queued(30), script.Running(60), script.Complete())
-    create(api, queued_job())
+    job = train_job()
+    job["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "gpu"}
+    create(api, job)
     server.clock.advance(300)
     every = recorded("trainer-2.3.0/trainjobs.jsonl")
     real = [each for each in every if each["metadata"]["name"].startswith(QUEUED)]
@@ -141,7 +162,8 @@ def test_rules_are_those_of_the_definition(api: client.ApiClient) -> None:
     """Each refusal by a rule of the definition has the message that the rule has there."""
     rules = set(messages(definition("trainer-2.2.0")))
     create(api, train_job(trainer={"numNodes": 2}))
-    immutable = refused(patch, api, {"spec": {"trainer": {"numNodes": 3}}})
+    patch = client.CustomObjectsApi(api).patch_namespaced_custom_object
+    immutable = refused(patch, *JOBS, "grpo-1", {"spec": {"trainer": {"numNodes": 3}}})
     name = refused(create, api, train_job("1a"))
     assert "field is immutable" in immutable
     assert any("immutable" in rule for rule in rules)
@@ -178,8 +200,7 @@ def test_what_the_fake_cluster_writes_is_valid(server: ApiServer, api: client.Ap
     server.cluster.play(script.Running(60), script.Failed(1))
     create(api)
     server.clock.advance(300)
-    job = copy.deepcopy(get(api))
-    assert job["metadata"]["namespace"] == NS
+    (job,) = server.cluster.all(kinds.TRAIN_JOBS)
     for release in ("trainer-2.2.0", "trainer-2.3.0"):
         assert refused_by(release, job) == []
 
