@@ -28,7 +28,6 @@ class Record(BaseModel):
     answer: str
     sample: int
     response: str
-    extracted: str | None
     verdict: Literal["right", "wrong", "unscorable"]
     num_tokens: int
     worked: bool

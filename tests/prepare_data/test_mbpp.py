@@ -47,16 +47,9 @@ def test_row_becomes_a_problem_with_its_tests_as_answer() -> None:
     )
 
 
-def test_sanitized_row_is_read_too() -> None:
-    """Its task is called `prompt`; an import that only a tolerance needs is accepted."""
-    fields = read(AREA)
-    assert fields.question.startswith("Write a python function to find the area of a circle.\nAnswer")
-    assert fields.answer.count("assert") == 2
-
-
 @pytest.mark.parametrize("row", [DOUBLE, AREA])
 def test_prepared_solution_passes_the_prepared_tests(row: dict[str, Any]) -> None:
-    """The parts of a row fit together as the grader sees them."""
+    """The parts of a row fit together as the grader sees them; the sanitized dataset calls the task `prompt`."""
     fields = read(row)
     assert is_unit_tests(fields.answer)
     assert grade_code(fields.answer, fields.solution).verdict == Verdict.RIGHT

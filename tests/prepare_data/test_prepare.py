@@ -57,13 +57,6 @@ def gsm8k(tmp_path: Path) -> dict[str, Any]:
     }
 
 
-def test_numbers_from_kubeflow_are_accepted() -> None:
-    """A task's parameters arrive as floats; whole ones are whole numbers."""
-    floats = {"seed": 1.0, "sources": [_WORDS | {"num_train": 10.0, "max_operands": 4.0}]}
-    integers = {"seed": 1, "sources": [_WORDS | {"num_train": 10}]}
-    assert validate(PrepareConfig, floats, name="prepare_data") == PrepareConfig.model_validate(integers)
-
-
 @pytest.mark.parametrize(
     ("section", "message"),
     [

@@ -8,7 +8,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from components.prepare_data.source import MalformedRowError, excerpt, raw_rows, text
+from components.prepare_data.source import MalformedRowError, raw_rows, text
 from components.shared.errors import PipelineError
 
 _ROWS = [{"problem": f"question {index}", "level": index} for index in range(3)]
@@ -71,17 +71,13 @@ def test_file_that_is_not_parquet_is_an_error(tmp_path: Path, content: bytes) ->
         list(raw_rows(path))
 
 
-def test_text_is_the_first_column_that_is_present() -> None:
-    """Datasets name the same column differently."""
-    assert text({"type": "Algebra"}, "subject", "type") == "Algebra"
-
-
 @pytest.mark.parametrize(
     ("value", "reason"),
     [
         (None, "column `text` or `prompt` is missing"),
         (" ", "column `prompt` is empty"),
         (7, "column `prompt` is 7, expected text"),
+        (["x" * 1000], f'column `prompt` is ["{"x" * 38}..., expected text'),
         ("\ud800", "column `prompt` contains half a surrogate pair"),
     ],
 )
@@ -90,9 +86,3 @@ def test_column_without_text_is_malformed(value: Any, reason: str) -> None:
     with pytest.raises(MalformedRowError) as refused:
         text({"prompt": value}, "text", "prompt")
     assert reason in str(refused.value)
-
-
-def test_excerpt_is_short() -> None:
-    """A reason stays readable whatever the row contains."""
-    assert excerpt("five") == '"five"'
-    assert len(excerpt("x" * 1000)) < 50

@@ -31,7 +31,7 @@ _OUTCOMES: dict[str, Outcome] = {"r": "right", "w": "wrong"}
 def make_pair(source: str, sft: Outcome, grpo: Outcome) -> Pair:
     """One problem with the answers of both models."""
     values: dict[str, Any] = {"id": "1", "source": source, "question": "q", "answer": "1", "sample": 0}
-    values |= {"response": "#### 1", "extracted": "1", "num_tokens": 3, "worked": False}
+    values |= {"response": "#### 1", "num_tokens": 3, "worked": False}
     return Pair(Record(**values, verdict=sft), Record(**values, verdict=grpo))
 
 
