@@ -36,7 +36,7 @@ SFT_CONFIG = TrainSFTConfig(
 )
 GRPO_CONFIG = grpo_config(
     prompts_per_step=2,
-    reward__weights={f"{dying.__name__}:{dying.brevity.__name__}": 1.0},
+    reward__weights={f"{dying.__name__}:{dying.even_tokens.__name__}": 1.0},
     reward__max_unscorable_fraction=1.0,
     checkpoint={**tiny.CHECKPOINT, "every_steps": 1},
     engine__num_processes=2,
