@@ -119,7 +119,10 @@ class TrainingRun:
         return self._store.get(kind, self._namespace, name) or self._store.create(document)
 
     def _up(self) -> None:
-        for pod in self._pods.of(self._job()):
+        pods = self._pods.of(self._job())
+        if not pods:
+            return  # they were deleted while they were starting
+        for pod in pods:
             self._pods.start(pod)
         self._is_up = True
         self._report(active=1, ready=1)
