@@ -14,7 +14,6 @@ from components.shared.config import validate
 from components.shared.errors import PipelineError
 
 MODELS = {"base": "Base", "sft": "SFT", "grpo": "GRPO"}
-_STAGES = ("prepare_data", "validate_data", "train_sft", "train_grpo", "evaluate")
 
 
 class Record(BaseModel):
@@ -61,7 +60,7 @@ class Provenance:
     """The stages behind a report, each once."""
 
     configs: dict[str, dict[str, Any]]
-    """Config by stage, in the order of the pipeline."""
+    """Config by stage, each after the stages whose outputs it reads."""
     inputs: dict[str, str]
     """Digest of each input artifact of a stage, by name."""
     code: str | None
@@ -209,9 +208,11 @@ def collect_provenance(lineages: Mapping[str, dict[str, Any] | None]) -> Provena
     inputs: dict[str, str] = {}
     code: str | None = None
     packages: dict[str, set[str]] = {}
+    depths: dict[str, int] = {}
     for name, top in lineages.items():
         for made in _walk(top):
             stage, code = made["stage"], made["code"]
+            depths[stage] = max(depths.get(stage, 0), _depth(made))
             if configs.setdefault(stage, made["config"]) != made["config"]:
                 raise PipelineError(
                     f"report: input `{name}` was made under another config of {stage} than the inputs before it; "
@@ -222,7 +223,7 @@ def collect_provenance(lineages: Mapping[str, dict[str, Any] | None]) -> Provena
                 inputs[f"{name.partition('_')[0]} model" if artifact == "model" else artifact] = entry["digest"]
             for package, version in made["packages"].items():
                 packages.setdefault(package, set()).add(version)
-    ordered = sorted(configs, key=lambda stage: (_STAGES.index(stage) if stage in _STAGES else len(_STAGES), stage))
+    ordered = sorted(configs, key=lambda stage: (depths[stage], stage))
     versions = {package: ", ".join(sorted(each)) for package, each in sorted(packages.items())}
     return Provenance({stage: configs[stage] for stage in ordered}, inputs, code, versions)
 
@@ -233,3 +234,9 @@ def _walk(made: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
     for entry in made["inputs"].values():
         yield from _walk(entry["lineage"])
     yield made
+
+
+def _depth(made: dict[str, Any]) -> int:
+    """Return the length of the longest chain of stages before this one."""
+    chains = (_depth(entry["lineage"]) for entry in made["inputs"].values() if entry["lineage"] is not None)
+    return 1 + max(chains, default=-1)
