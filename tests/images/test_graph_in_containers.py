@@ -139,7 +139,7 @@ def test_missing_images_are_named_before_anything_runs(api: Mapping[str, str], t
     ended = _run(project, {**api, "IMAGE_TAG": "none"}, *RUN, "--containers")
     assert ended.exit_code == 2
     assert ended.errors.count("\n") == 1
-    assert "localhost/grpo-pipeline/python-light:none is not here" in ended.errors
+    assert "image localhost/grpo-pipeline/python-light:none is missing" in ended.errors
     assert not (project.folder / "outputs").exists()
 
 

@@ -108,7 +108,7 @@ def test_a_failing_stage_ends_the_run_with_its_own_exit_code(tmp_path: Path) -> 
         check=False,
     )
     assert done.returncode == 2
-    assert done.stderr.strip().startswith("error: 30 of 50 rows of rows.jsonl are malformed")
+    assert done.stderr.strip().startswith("error: rows.jsonl: 30 of 50 rows are malformed")
     assert done.stderr.count("\n") == 1
     assert [line for line in done.stdout.splitlines() if line.startswith("[")] == ["[1/9] prepare_data"]
     (log,) = tmp_path.glob("outputs/runs/*-malformed/kfp.log")
