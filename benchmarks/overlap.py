@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 import yaml
-from components.cluster.handover import SERVERS_VARIABLE
 
 from components.cluster.servers import vllm_servers
 from components.policy import checkpoint as checkpoints
@@ -25,6 +24,7 @@ from components.preflight.config import load_params
 from components.prepare_data.config import PrepareConfig
 from components.prepare_data.prepare import prepare
 from components.shared import jsonl
+from components.shared.environment import SERVERS_VARIABLE
 from components.shared.model import ModelConfig
 from components.shared.problem import Split, read_problems
 from components.train_grpo.config import TrainGRPOConfig
