@@ -60,7 +60,7 @@ def _config(num_steps: int = NUM_STEPS) -> TrainGRPOConfig:
 def _processes(place: Place, name: bytes) -> list[int]:
     """Processes of the run with that name, without the watchdog, whose arguments name the server."""
     commands = {each.pid: Path(f"/proc/{each.pid}/cmdline").read_bytes() for each in place.processes()}
-    return [pid for pid, command in commands.items() if name in command and b"guard.py" not in command]
+    return [pid for pid, command in commands.items() if name in command and b"watchdog.py" not in command]
 
 
 def _kill(place: Place, command: "subprocess.Popen[bytes]", name: bytes, after_step: int, delay_s: float) -> None:

@@ -51,8 +51,10 @@ class Run:
     def server(self) -> int:
         """The process that answers requests."""
         commands = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in _processes(self.temporary)}
-        (found,) = [pid for pid, command in commands.items() if b"api_server" in command and b"guard" not in command]
-        return found
+        (server,) = [
+            pid for pid, command in commands.items() if b"api_server" in command and b"watchdog.py" not in command
+        ]
+        return server
 
 
 @dataclass
