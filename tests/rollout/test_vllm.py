@@ -290,6 +290,7 @@ def test_weights_are_sent_without_a_file(run: Run) -> None:
 @pytest.mark.long
 def test_a_killed_server_comes_back_with_the_current_weights(run: Run) -> None:
     """The launcher starts it again; the client waits for it, and samples from it only after it has the new weights."""
+    run.client.load_weights(run.folders[1], 6)
     before = _processes(run.temporary)
     os.kill(run.server(), signal.SIGKILL)
     started = time.monotonic()
