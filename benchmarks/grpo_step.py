@@ -50,8 +50,8 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             results.append(_measure(options, pythons, row, Path(folder)))
         print("\n".join(["", *_lines(results[-1])]), flush=True)
-    given = {key: getattr(options, key) for key in ("model", "trl_batch_size", "micro_batch_tokens")}
-    report = {"machine": machine, "settings": given, "rows": results}
+    settings = {key: getattr(options, key) for key in ("model", "trl_batch_size", "micro_batch_tokens")}
+    report = {"machine": machine, "settings": settings, "rows": results}
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     print(f"\nwritten to {options.out}")
@@ -142,8 +142,8 @@ def _steps(
     try:
         for name, python in pythons.items():
             script = _HERE / ("own_step.py" if name == "own" else "trl_step.py")
-            kept = _KEEP_MEMORY if name == "trl_tuned" else {}
-            sides[name] = Side(script, python, folder / f"{name}.json", {**environment, **kept})
+            memory = _KEEP_MEMORY if name == "trl_tuned" else {}
+            sides[name] = Side(script, python, folder / f"{name}.json", {**environment, **memory})
         take_turns(sides, _WARM_UP)
         steps, idle = take_turns(sides, rounds)
     finally:

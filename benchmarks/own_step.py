@@ -90,10 +90,10 @@ class _Lengths(transformers_sampler.Decoding):
         return self.wanted_B[self.cache.row_R] == t + 1
 
     def run(self, uniform_RT: Tensor) -> list[list[Completion]]:
-        """See `Decoding`; also note what came of it."""
-        found = super().run(uniform_RT)
-        _Lengths.sampled = sorted(len(each.tokens.completion_ids) for group in found for each in group)
-        return found
+        """See `Decoding`; also record the lengths."""
+        completions = super().run(uniform_RT)
+        _Lengths.sampled = sorted(len(each.tokens.completion_ids) for group in completions for each in group)
+        return completions
 
 
 def settings(case: Case) -> TrainGRPOConfig:
@@ -179,10 +179,10 @@ def rewarding(case: Case, score: Score) -> Score:
 def build(case: Case, channel: Channel) -> TakeTurns:
     """Return the trainer of the case, ready to run."""
     make_deterministic(1)
-    given = checkpoint(case)
-    sampler = transformers_sampler.TransformersSampler(given, len(case["lengths_B"]))
-    trainer = build_trainer(settings(case), given, problems(case), Verifier(), sampler)
-    _Lengths.wanted_B = torch.tensor(case["lengths_B"], device=given.device)
+    policy = checkpoint(case)
+    sampler = transformers_sampler.TransformersSampler(policy, len(case["lengths_B"]))
+    trainer = build_trainer(settings(case), policy, problems(case), Verifier(), sampler)
+    _Lengths.wanted_B = torch.tensor(case["lengths_B"], device=policy.device)
     transformers_sampler.Decoding = _Lengths  # type: ignore[misc]
     trainer.rollouts.score = rewarding(case, trainer.rollouts.score)
     turns = TakeTurns(trainer.rollouts.prompts, trainer, channel)

@@ -89,11 +89,11 @@ def main() -> None:
 
 def by_package(requirements: str) -> dict[str, str]:
     """Split requirements by package; one whose version differs by platform or Python has several entries in one."""
-    found: dict[str, str] = {}
+    entries: dict[str, str] = {}
     for entry in re.findall(r"^[a-z0-9].*\n(?: .*\n)*", requirements, flags=re.MULTILINE):
         name = re.split(r"[^a-z0-9-]", entry, maxsplit=1)[0]
-        found[name] = found.get(name, "") + entry
-    return found
+        entries[name] = entries.get(name, "") + entry
+    return entries
 
 
 def for_cuda(project: str, lock: Mapping[str, str]) -> tuple[str, dict[str, str]]:
@@ -146,7 +146,7 @@ def pip_setting(name: str) -> str:
 
 def _available(uv: Path, requirement: str, options: Sequence[str]) -> str:
     """Return the version that would be installed as a requirement; nothing where there is none."""
-    # Outside the project, whose pyproject.toml says which version of torch everything has to put up with.
+    # Outside the project, whose pyproject.toml says which version of torch everything has to accept.
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "wanted.txt").write_text(requirement, encoding="utf-8")
         command = [str(uv), "pip", "compile", "--quiet", "--no-deps", "--no-header", "--no-annotate"]

@@ -99,8 +99,11 @@ def mutable_images(deployment: DeploymentConfig) -> list[str]:
 
 
 def passwords(form: Form) -> list[str]:
-    """Return a line for each URL in the form with a password: parameters are kept, and shown to everybody."""
-    return [f"{name}: holds a password or a token; change it, and use a secret" for name in _with_password("", form)]
+    """Return an error for each URL in the form that contains a password: Kubeflow stores and displays parameters."""
+    return [
+        f"{name}: contains a password or a token; revoke it and use a Kubernetes secret"
+        for name in _with_password("", form)
+    ]
 
 
 def _with_password(name: str, value: Any) -> Iterator[str]:

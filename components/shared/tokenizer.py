@@ -44,8 +44,8 @@ def _existing(base: str) -> Tokenizer:
 def _words(texts: list[str]) -> Tokenizer:
     """Whole words and whole numbers: half the tokens of characters, and sums become a table a tiny model can learn."""
     pieces = pre_tokenizers.Split(Regex(r"\d+| ?[A-Za-z]+[.,?]?|[\s\S]"), "isolated")
-    found = {piece for text in texts for piece, _ in pieces.pre_tokenize_str(text)}
-    known = sorted(found | set(_PRINTABLE_ASCII) | {"\n"} | {str(number) for number in range(100)})
+    in_texts = {piece for text in texts for piece, _ in pieces.pre_tokenize_str(text)}
+    known = sorted(in_texts | set(_PRINTABLE_ASCII) | {"\n"} | {str(number) for number in range(100)})
     vocabulary = {token: index for index, token in enumerate([PAD, EOS, UNKNOWN, *known])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
     tokenizer.pre_tokenizer = pieces

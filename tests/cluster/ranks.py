@@ -75,7 +75,7 @@ def stop(folder: Path) -> None:
     """Stop on request."""
     while not (folder / STOP_REQUESTED).exists():
         time.sleep(0.01)
-    raise RetryableError("stopped: all is kept")
+    raise RetryableError("stopped: step 3 is saved")
 
 
 def finish_step(folder: Path) -> None:

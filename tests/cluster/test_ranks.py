@@ -104,7 +104,7 @@ def test_ranks_stop_on_request(tmp_path: Path) -> None:
         program.terminate()
         out, _ = program.communicate(timeout=GRACE_S)
     assert program.returncode == 75
-    assert out.endswith("stopped: all is kept\n")
+    assert out.endswith("stopped: step 3 is saved\n")
 
 
 @pytest.mark.slow
@@ -126,7 +126,7 @@ def test_current_step_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     thread = threading.Thread(target=request_stop)
     thread.start()
     try:
-        with pytest.raises(RetryableError, match=r"^stopped: all is kept$"):
+        with pytest.raises(RetryableError, match=r"^stopped: step 3 is saved$"):
             _run(tmp_path, "finish_step", rank=0)
     finally:
         thread.join()
@@ -248,7 +248,7 @@ def test_node_passes_a_request_to_stop_on(tmp_path: Path) -> None:
         wait_until(lambda: len(pids(tmp_path)) == NODES)
         nodes[1].send_signal(signal.SIGTERM)
         assert nodes[1].wait(120) == 75
-    assert job.outcome(1) == {"error": "stopped: all is kept", "exit_code": 75}
+    assert job.outcome(1) == {"error": "stopped: step 3 is saved", "exit_code": 75}
 
 
 @pytest.mark.slow

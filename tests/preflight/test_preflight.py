@@ -224,9 +224,12 @@ def test_a_password_in_an_address_is_refused_and_not_repeated(server: ApiServer,
     """Parameters are kept and shown: a password belongs into a secret, and into no log."""
     form |= {"train_grpo_num_steps": 0}
     for name in ("prepare_data_repository_url", "register_registry", "register_storage"):
-        assert _line(form | {name: address}) == f"{name}: holds a password or a token; change it, and use a secret"
+        assert (
+            _line(form | {name: address})
+            == f"{name}: contains a password or a token; revoke it and use a Kubernetes secret"
+        )
     line = _line(with_overrides(form, register={"model_registry": address}))
-    assert line.startswith("overrides.register.model_registry: holds a password")
+    assert line.startswith("overrides.register.model_registry: contains a password")
 
 
 @pytest.mark.parametrize(

@@ -111,7 +111,7 @@ def test_a_key_without_a_parameter_of_its_own_is_set_in_the_overrides(pipeline: 
         ),
         (
             ["register_registry=https://user:s3cr3t@git.example.com/registry.git"],
-            ["register_registry: holds a password or a token; change it, and use a secret"],
+            ["register_registry: contains a password or a token; revoke it and use a Kubernetes secret"],
         ),
     ],
     ids=lambda values: values[0],
