@@ -7,6 +7,7 @@ and their digests, synced and renamed; one that is no longer needed is renamed b
 import math
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,8 @@ from components.shared.system_errors import full_disk
 
 FOLDER = "checkpoints"
 """Where a stage keeps them in its folder of unfinished work."""
-_FORMAT = 2
 _MANIFEST = "manifest.json"
 _LOCK = "writer.lock"
-_NAME = re.compile(r"step-(\d{6,})")
-_Listing = dict[str, dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -45,12 +43,17 @@ def latest(folder: Path, *, stage: str, fingerprint: Fingerprint | None = None) 
     """
     stored = _stored(folder)
     for step in sorted(stored, reverse=True):
-        damage = _damage(stored[step])
-        if damage is None:
-            manifest = _manifest(stored[step])
-            _require_fingerprint(stored[step], manifest["fingerprint"], fingerprint, stage)
-            return Checkpoint(step, stored[step], manifest["score"])
-        say(stage, f"{damage}; this checkpoint is skipped")
+        try:
+            manifest = _verified(stored[step])
+        except PipelineError as error:
+            say(stage, f"{error}; this checkpoint is skipped")
+            continue
+        if fingerprint is not None and manifest["fingerprint"] != fingerprint:
+            differences = lineage.differences(stage, manifest["fingerprint"], fingerprint)
+            raise PipelineError(
+                f"{stored[step]}: is a checkpoint of another run ({differences}); move it out of this folder"
+            )
+        return Checkpoint(step, stored[step], manifest["score"])
     if stored:
         raise PipelineError(
             f"{folder}: every checkpoint is damaged (see above); put a copy of one back, "
@@ -74,7 +77,6 @@ class Writer:
     def __init__(
         self, folder: Path, *, keep_last: int, keep_best: bool, fingerprint: Fingerprint | None = None
     ) -> None:
-        assert keep_last > 0
         self._folder, self._keep_last, self._keep_best = folder, keep_last, keep_best
         self._fingerprint = fingerprint
         self._lock = durable.lock_folder(folder / _LOCK)  # released with this object
@@ -88,11 +90,13 @@ class Writer:
         equal runs have equal states. Checkpoints of later steps, which the run did not resume from, are removed.
         """
         assert score is None or math.isfinite(score)
-        target = self._folder / _name(step)
-        if target.exists() and _damage(target):
-            durable.discard(target)
-        if not target.exists():
-            self._write(target, write, {"format": _FORMAT, "step": step, "score": score})
+        target = self._folder / f"step-{step:06d}"
+        try:
+            _verified(target)
+        except PipelineError:
+            if target.exists():
+                durable.discard(target)
+            self._write(target, write, {"step": step, "score": score, "fingerprint": self._fingerprint})
         self._prune(step)
 
     def _write(self, target: Path, write: Callable[[Path], None], manifest: dict[str, Any]) -> None:
@@ -100,7 +104,7 @@ class Writer:
         try:
             partial.mkdir()
             write(partial)
-            content = {**manifest, "fingerprint": self._fingerprint, "files": _listing(partial)}
+            content = {**manifest, "files": _digests(partial)}
             jsonl.write_json(partial / _MANIFEST, {"content": content, "digest": lineage.value_digest(content)})
             durable.sync_tree(partial)
             durable.replace(target, partial)
@@ -117,71 +121,43 @@ class Writer:
     def _prune(self, newest: int) -> None:
         """Remove every checkpoint that is not to be kept, now that the one of step `newest` is complete."""
         stored = _stored(self._folder)
-        past = {step: folder for step, folder in stored.items() if step <= newest}
-        keep = set(sorted(past)[-self._keep_last :])
+        past = sorted(step for step in stored if step <= newest)
+        keep = past[-self._keep_last :]
         if self._keep_best:
-            scores = [(score, step) for step, folder in past.items() if (score := _score(folder)) is not None]
-            keep |= {step for _, step in sorted(scores)[-1:]}
+            scores: list[tuple[float, int]] = []
+            for step in past:
+                with suppress(PipelineError):  # one whose manifest is damaged is not the best
+                    score = _manifest(stored[step])["score"]
+                    scores += [] if score is None else [(score, step)]
+            keep += [step for _, step in sorted(scores)[-1:]]
         for step in sorted(stored.keys() - keep):
             durable.discard(stored[step])
 
 
-def _name(step: int) -> str:
-    return f"step-{step:06d}"
-
-
 def _stored(folder: Path) -> dict[int, Path]:
     """The folder of each step, complete or not."""
-    named = ((path, _NAME.fullmatch(path.name)) for path in folder.glob("step-*"))
+    named = ((path, re.fullmatch(r"step-(\d{6,})", path.name)) for path in folder.glob("step-*"))
     return {int(match[1]): path for path, match in named if match}
 
 
-def _score(folder: Path) -> float | None:
-    """The score of a checkpoint; None also where it cannot be read."""
-    try:
-        score: float | None = _manifest(folder)["score"]
-    except PipelineError:
-        return None
-    return score
-
-
-def _require_fingerprint(folder: Path, actual: Fingerprint | None, expected: Fingerprint | None, stage: str) -> None:
-    """Raise PipelineError for a checkpoint that somebody put among those of another run."""
-    if expected is None or actual == expected:
-        return
-    why = "which is unknown" if actual is None else lineage.differences(stage, actual, expected)
-    raise PipelineError(f"{folder}: is a checkpoint of another run, which differs in {why}; move it out of this folder")
-
-
-def _damage(folder: Path) -> str | None:
-    """How a checkpoint differs from what was written; None for a complete one."""
-    try:
-        manifest = _manifest(folder)
-    except PipelineError as error:
-        return str(error)
-    if manifest["format"] != _FORMAT:
-        return f"{folder}: is in format {manifest['format']}, expected {_FORMAT}"
-    if folder.name != _name(manifest["step"]):
-        return f"{folder}: is the checkpoint of step {manifest['step']} under another name"
-    written, stored = manifest["files"], _listing(folder)
-    differing = (name for name in sorted({**written, **stored}) if written.get(name) != stored.get(name))
-    return next((f"{folder / name}: {_difference(written.get(name), stored.get(name))}" for name in differing), None)
-
-
-def _difference(written: dict[str, Any] | None, stored: dict[str, Any] | None) -> str:
-    if stored is None:
-        return "no such file"
-    if written is None:
-        return "is not a file of this checkpoint"
-    if stored["size"] != written["size"]:
-        return f"has {stored['size']:,} of {written['size']:,} bytes"
-    return "is damaged: its SHA-256 is not that of what was written"
+def _verified(folder: Path) -> dict[str, Any]:
+    """The manifest of a checkpoint; PipelineError unless every file is as it was written."""
+    manifest = _manifest(folder)
+    if int(folder.name.removeprefix("step-")) != manifest["step"]:
+        raise PipelineError(f"{folder}: is the checkpoint of step {manifest['step']} under another name")
+    written, stored = manifest["files"], _digests(folder)
+    for name in sorted({**written, **stored}):
+        if name not in stored:
+            raise PipelineError(f"{folder / name}: no such file")
+        if name not in written:
+            raise PipelineError(f"{folder / name}: is not a file of this checkpoint")
+        if stored[name] != written[name]:
+            raise PipelineError(f"{folder / name}: is damaged: its SHA-256 is not that of what was written")
+    return manifest
 
 
 def _manifest(folder: Path) -> dict[str, Any]:
     """The sealed manifest of a checkpoint; PipelineError where it is missing or damaged."""
-    if not folder.is_dir():
-        raise PipelineError(f"{folder}: is not a folder")
     path = folder / _MANIFEST
     sealed = jsonl.read_json(path)
     if not isinstance(sealed, dict) or sealed.get("digest") != lineage.value_digest(sealed.get("content")):
@@ -190,10 +166,7 @@ def _manifest(folder: Path) -> dict[str, Any]:
     return content
 
 
-def _listing(folder: Path) -> _Listing:
-    """Size in bytes and SHA-256 of each file of a checkpoint."""
+def _digests(folder: Path) -> dict[str, str]:
+    """The SHA-256 of each file of a checkpoint."""
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / _MANIFEST)
-    return {
-        path.relative_to(folder).as_posix(): {"size": path.stat().st_size, "sha256": lineage.file_digest(path)}
-        for path in files
-    }
+    return {path.relative_to(folder).as_posix(): lineage.file_digest(path) for path in files}

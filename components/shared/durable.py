@@ -66,57 +66,34 @@ class InUseError(RetryableError):
         self.owner = owner
 
 
-def lock_folder(path: Path) -> FileLock:
+def lock_folder(path: Path, *, wait: bool = False) -> FileLock:
     """Lock the folder of the lock file `path` until the lock is released, deleted, or this process ends.
 
-    InUseError, which names the owner, where another process has it.
+    Where another process has it: InUseError, which names the owner, or `wait` until that one releases it or ends. The
+    file system notices when a process on another host has ended: NFS some minutes after its host died.
     """
-    return _lock(path, timeout_s=0)
-
-
-def wait_for_lock(path: Path) -> FileLock:
-    """Lock the folder of a lock file as soon as its owner releases it or ends.
-
-    The file system notices when a process on another host has ended: NFS some minutes after its host died.
-    """
-    return _lock(path, timeout_s=-1)
-
-
-def is_locked(path: Path) -> bool:
-    """Tell whether another process has locked the folder of a lock file."""
-    with suppress(FileNotFoundError):  # its owner may finish meanwhile
-        if path.exists():
-            lock = _file_lock(path)
-            try:
-                lock.acquire(timeout=0)
-            except Timeout:
-                return True
-            lock.release()
-    return False
-
-
-def _lock(path: Path, *, timeout_s: float) -> FileLock:
-    lock = _file_lock(path)
+    # A lock file that is only there or not would outlive a process that is killed.
+    lock = FileLock(path, timeout=-1 if wait else 0, thread_local=False, fallback_to_soft=False)
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             with suppress(FileNotFoundError):  # an owner that has finished removes the folder
-                lock.acquire(timeout=timeout_s)
+                lock.acquire()
         except Timeout:
-            raise InUseError(path.parent, _owner(path)) from None
+            owner = ""
+            with suppress(FileNotFoundError):
+                owner = path.read_text(encoding="utf-8").strip()
+            raise InUseError(path.parent, owner or "another process") from None
         if lock.is_locked and path.exists():
             path.write_text(f"process {os.getpid()} on {platform.node()}\n", encoding="utf-8")
             return lock
         lock.release()
 
 
-def _owner(path: Path) -> str:
-    with suppress(FileNotFoundError):
-        if owner := path.read_text(encoding="utf-8").strip():
-            return owner
-    return "another process"
-
-
-def _file_lock(path: Path) -> FileLock:
-    # A lock file that is only there or not would outlive a process that is killed.
-    return FileLock(path, thread_local=False, fallback_to_soft=False)
+def is_locked(path: Path) -> bool:
+    """Tell whether another process has locked the folder of a lock file."""
+    try:
+        lock_folder(path).release()
+    except InUseError:
+        return True
+    return False

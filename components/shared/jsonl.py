@@ -52,7 +52,7 @@ def read_json(path: Path) -> Any:
     """Return the content of a JSON file."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise PipelineError(f"{path}: no such file") from None
     except IsADirectoryError:
         raise PipelineError(f"{path}: is a folder, expected a JSON file") from None

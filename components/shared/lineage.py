@@ -25,7 +25,6 @@ Fingerprint = Mapping[str, Any]
 """What decides whether one run may resume the work of another: `config` without operational keys, `inputs` (digests by
 name) and `code` (a digest), with `files` of code (digests by path) where it is recorded for people."""
 _PACKAGES = ("deepspeed", "great-expectations", "math-verify", "numpy", "tokenizers", "torch", "transformers")
-_MISSING = object()
 _NUM_LISTED = 3
 """Files of code that are listed one by one."""
 
@@ -116,11 +115,13 @@ def same_fingerprint(config: Config, made_by: Mapping[str, Any], other: Mapping[
     return fingerprint(config, made_by) == fingerprint(recorded, other)
 
 
-def differences(stage: str, before: Fingerprint, now: Fingerprint) -> str:
+def differences(stage: str, before: Fingerprint | None, now: Fingerprint) -> str:
     """Return how two fingerprints differ, for people: keys with both values, inputs, files of code."""
-    old, new = (dict(_flat(stage, each["config"])) for each in (before, now))
-    keys = [name for name in {**old, **new} if old.get(name, _MISSING) != new.get(name, _MISSING)]
-    parts = [f"{name}: {_value(old, name)} -> {_value(new, name)}" for name in keys]
+    if before is None:
+        return "its fingerprint is unknown"
+    old, new = dict(_flat(stage, before["config"])), dict(_flat(stage, now["config"]))
+    keys = [name for name in {**old, **new} if old.get(name) != new.get(name)]
+    parts = [f"{name}: {old.get(name, '(none)')} -> {new.get(name, '(none)')}" for name in keys]
     parts += [f"the input `{name}`" for name in _unequal(before["inputs"], now["inputs"])]
     if before["code"] != now["code"]:
         files = [f"components/{name}" for name in _unequal(before.get("files", {}), now.get("files", {}))]
@@ -129,17 +130,13 @@ def differences(stage: str, before: Fingerprint, now: Fingerprint) -> str:
     return "; ".join(parts)
 
 
-def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Each value of a config with its path."""
+def _flat(name: str, value: Any) -> Iterator[tuple[str, str]]:
+    """Each value of a config, as JSON, with its path."""
     if isinstance(value, dict) and value:
         for key, each in value.items():
             yield from _flat(f"{name}.{key}", each)
     else:
-        yield name, value
-
-
-def _value(values: Mapping[str, Any], name: str) -> str:
-    return json.dumps(values[name], ensure_ascii=False) if name in values else "(none)"
+        yield name, json.dumps(value, ensure_ascii=False)
 
 
 def _unequal(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:

@@ -23,17 +23,11 @@ from typing import Any
 from components.shared import durable, lineage
 from components.shared.config import Config, load_section
 from components.shared.environment import JOURNAL_VARIABLE, WORK_VARIABLE
-from components.shared.errors import PipelineError, RetryableError
+from components.shared.errors import PipelineError
 from components.shared.lineage import fingerprint
 from components.shared.model import require_unchanged, resolve_reference
-from components.shared.system_errors import (
-    TRANSIENT_ERRNOS,
-    errno_of,
-    full_disk,
-    out_of_memory,
-    out_of_memory_message,
-)
-from components.shared.work import WorkFolder, locked_work
+from components.shared.system_errors import explain, full_disk
+from components.shared.work import locked_work
 
 
 @dataclass(frozen=True)
@@ -85,48 +79,51 @@ def run(
     An input that is a reference to a model is replaced by that model. Unfinished work is kept below `work_root`, by
     default outputs/work. Where another run does the same work already, this one waits and copies its result.
     """
-    originals = {name: folders[name] for name in stage.inputs}
     outputs = {name: folders[name] for name in stage.outputs}
-    _check_inputs(stage.name, originals)
-    inputs = {name: resolve_reference(path) for name, path in originals.items()}
-    _check_outputs(stage.name, inputs, outputs)
+    inputs = _resolved_inputs(stage, folders)
     started = time.monotonic()
     _log_event(stage.name, "started", outputs=outputs)
     made_by = lineage.describe(stage.name, config.model_dump(mode="json"), inputs)
-    for name, path in originals.items():
-        require_unchanged(path, made_by["inputs"][name]["digest"])
+    for name in stage.inputs:
+        require_unchanged(folders[name], made_by["inputs"][name]["digest"])
     verdict = None
     root = work_root or Path(os.environ.get(WORK_VARIABLE) or "outputs/work")
-    key = fingerprint(config, made_by)
-    with locked_work(root, stage.name, key) if stage.has_work else nullcontext() as work:
-        with _partial_outputs(outputs, work) as partial:
+    lock = locked_work(root, stage.name, fingerprint(config, made_by)) if stage.has_work else nullcontext()
+    with lock as work:
+        work_folder = {"work": work.folder} if work else {}
+        with _partial_outputs(outputs, *work_folder.values()) as partial:
             metrics = work.copy_result(partial) if work else None
-            is_copy = metrics is not None
             if metrics is None:
-                if work:
-                    work.begin(key)
-                metrics, verdict = _fill(stage, config, inputs, partial, work)
+                try:
+                    metrics = stage.function(config, **inputs, **partial, **work_folder)
+                except PipelineError as error:
+                    if not error.keeps_outputs:
+                        raise
+                    metrics, verdict = {}, error
                 for folder in partial.values():
                     lineage.write(folder, made_by)
             before_publish(metrics)
-        if work and not is_copy and not verdict:
-            work.finish(outputs, made_by, metrics)
+        if work and not verdict:
+            work.finish(outputs, metrics)
     if verdict:
         raise verdict
     _log_event(stage.name, "finished", seconds=round(time.monotonic() - started, 3), metrics=metrics)
     return metrics
 
 
-def _check_inputs(name: str, inputs: Mapping[str, Path]) -> None:
-    for key, path in inputs.items():
-        if not path.is_dir():
-            raise PipelineError(f"{name}: input `{key}`: {path} is not a folder; run the stage that makes it first")
+def _resolved_inputs(stage: Stage, folders: Mapping[str, Path]) -> dict[str, Path]:
+    """The inputs, with references to models resolved.
 
-
-def _check_outputs(name: str, inputs: Mapping[str, Path], outputs: Mapping[str, Path]) -> None:
-    """Refuse a path that could not be replaced at the end, or whose content is not a stage's to replace."""
-    for key, path in outputs.items():
-        where = f"{name}: output `{key}`: {path}"
+    Refuses an output that could not be replaced at the end, or whose content is not a stage's to replace.
+    """
+    for key in stage.inputs:
+        if not folders[key].is_dir():
+            where = f"{stage.name}: input `{key}`: {folders[key]}"
+            raise PipelineError(f"{where} is not a folder; run the stage that makes it first")
+    inputs = {key: resolve_reference(folders[key]) for key in stage.inputs}
+    for key in stage.outputs:
+        path = folders[key]
+        where = f"{stage.name}: output `{key}`: {path}"
         if path.is_symlink() or (path.exists() and not path.is_dir()):
             raise PipelineError(f"{where} is not a folder; name a new one")
         if path.is_dir() and any(path.iterdir()) and not (path / lineage.FILE_NAME).is_file():
@@ -135,27 +132,11 @@ def _check_outputs(name: str, inputs: Mapping[str, Path], outputs: Mapping[str, 
             output, source = path.resolve(), other.resolve()
             if output.is_relative_to(source) or source.is_relative_to(output):
                 raise PipelineError(f"{where} overlaps with the input {other}; name another folder")
-
-
-def _fill(
-    stage: Stage,
-    config: Config,
-    inputs: Mapping[str, Path],
-    outputs: Mapping[str, Path],
-    work: WorkFolder | None,
-) -> tuple[dict[str, float], PipelineError | None]:
-    """Call the stage's function; return its metrics, and its verdict where it raises one and keeps its outputs."""
-    folders = {**inputs, **outputs, **({"work": work.folder} if work else {})}
-    try:
-        return stage.function(config, **folders), None
-    except PipelineError as error:
-        if not error.keeps_outputs:
-            raise
-        return {}, error
+    return inputs
 
 
 @contextmanager
-def _partial_outputs(outputs: Mapping[str, Path], work: WorkFolder | None) -> Iterator[dict[str, Path]]:
+def _partial_outputs(outputs: Mapping[str, Path], *work: Path) -> Iterator[dict[str, Path]]:
     """Empty folders next to the outputs; renamed into place on success, removed on failure."""
     partial = {name: path.with_name(f".{path.name}.partial") for name, path in outputs.items()}
     try:
@@ -168,8 +149,8 @@ def _partial_outputs(outputs: Mapping[str, Path], work: WorkFolder | None) -> It
         for name, path in outputs.items():
             durable.replace(path, partial[name])
     except Exception as error:
-        folders = [*partial.values(), *([work.folder] if work else []), Path(gettempdir())]
-        fullest = min(filter(Path.is_dir, folders), key=lambda folder: shutil.disk_usage(folder).free)
+        folders = filter(Path.is_dir, [*partial.values(), *work, Path(gettempdir())])
+        fullest = min(folders, key=lambda folder: shutil.disk_usage(folder).free)
         path = Path(getattr(error, "filename", None) or fullest)
         message = full_disk(error, path, f"{durable.size(fullest):,} bytes are in {fullest} so far")
         if message is None:
@@ -185,31 +166,15 @@ def exit_on_error(name: str) -> Iterator[None]:
     """Turn errors meant for people into one line on standard error and their exit code."""
     try:
         yield
-    except PipelineError as error:
-        _exit(name, str(error), error.exit_code)
     except Exception as error:
-        memory = out_of_memory(error)
-        message = _refused_by_system(error) if memory is None else out_of_memory_message(memory, "this stage")
-        if message is None:
+        explained = explain(error)
+        if explained is None:
             raise
-        is_transient = isinstance(error, OSError) and error.errno in TRANSIENT_ERRNOS
-        _exit(name, message, RetryableError.exit_code if is_transient else PipelineError.exit_code)
-
-
-def _refused_by_system(error: Exception) -> str | None:
-    """What the operating system refused, such as a file; None for any other error, which is a bug."""
-    number = errno_of(error)
-    if number is None:
-        return None
-    where = f"{error.filename}: " if isinstance(error, OSError) and error.filename else ""
-    return f"{where}{os.strerror(number).lower()}"
-
-
-def _exit(name: str, message: str, exit_code: int) -> None:
-    print(f"error: {name}: {message.removeprefix(f'{name}: ')}", file=sys.stderr, flush=True)
-    with suppress(OSError):  # the journal may be on the disk that is full
-        _log_event(name, "failed", error=message, exit_code=exit_code)
-    sys.exit(exit_code)
+        message = str(explained).removeprefix(f"{name}: ")
+        print(f"error: {name}: {message}", file=sys.stderr, flush=True)
+        with suppress(OSError):  # the journal may be on the disk that is full
+            _log_event(name, "failed", error=message, exit_code=explained.exit_code)
+        sys.exit(explained.exit_code)
 
 
 def _log_event(name: str, event: str, **details: Any) -> None:

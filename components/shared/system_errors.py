@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from components.shared.errors import PipelineError
+from components.shared.errors import PipelineError, RetryableError
 
-TRANSIENT_ERRNOS = {
+_TRANSIENT_ERRNOS = {
     errno.EIO,
     errno.ESTALE,
     errno.ECONNRESET,
@@ -36,11 +36,25 @@ _RAISED = re.compile(rf"Error: [^\n]*?(?:{_OUT_OF_MEMORY.pattern})[^\n]*", re.IG
 _BYTES = re.compile(r"tried to allocate (\d+) bytes")
 _AMOUNT = re.compile(r"(?:Tried|Unable) to allocate ([\d.]+ [KMGTPE]?i?B)|([\d.]+ GiB) KV cache is needed")
 _FREE = re.compile(r"GPU (\d+) has a total capacity of ([\d.]+ \w+) of which ([\d.]+ \w+) is free")
-_UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
 
 class NotEnoughMemoryError(PipelineError):
     """The memory of the host or of a GPU is not enough for the config."""
+
+
+def explain(error: Exception) -> PipelineError | None:
+    """Return an error for people about what the system refused, or `error` if it is one; None for a bug."""
+    if isinstance(error, PipelineError):
+        return error
+    memory = out_of_memory(error)
+    if memory is not None:
+        return NotEnoughMemoryError(out_of_memory_message(memory, "this stage"))
+    number = _errno(error)
+    if number is None:
+        return None
+    where = f"{error.filename}: " if isinstance(error, OSError) and error.filename else ""
+    kind = RetryableError if number in _TRANSIENT_ERRNOS else PipelineError
+    return kind(f"{where}{os.strerror(number).lower()}")
 
 
 @contextmanager
@@ -59,7 +73,7 @@ def out_of_memory(error: BaseException) -> str | None:
     """Return how much memory was refused, as far as the error tells; None for any other error."""
     known = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
     if not known and isinstance(error, Exception):
-        known = errno_of(error) == errno.ENOMEM
+        known = _errno(error) == errno.ENOMEM
     if not known and isinstance(error, RuntimeError):
         # An error may end with a log; only its first line is about itself.
         known = _OUT_OF_MEMORY.search(str(error).strip().partition("\n")[0]) is not None
@@ -80,29 +94,21 @@ def out_of_memory_message(refused: str, purpose: str, *remedies: str) -> str:
 
 def _amount(text: str) -> str:
     exact, amount, free = _BYTES.search(text), _AMOUNT.search(text), _FREE.search(text)
-    needed = _in_units(int(exact[1])) if exact else (amount[1] or amount[2]) if amount else ""
+    needed = f"{int(exact[1]) / 2**30:,.1f} GiB" if exact else (amount[1] or amount[2]) if amount else ""
     tried = f"tried to allocate another {needed}" if needed else ""
     return tried + (f", {free[3]} of {free[2]} are free on GPU {free[1]}" if free else "")
 
 
-def _in_units(num_bytes: float) -> str:
-    for unit in _UNITS[:-1]:
-        if num_bytes < 1024:
-            return f"{num_bytes:.4g} {unit}"
-        num_bytes /= 1024
-    return f"{num_bytes:.4g} {_UNITS[-1]}"
-
-
 def full_disk(error: Exception, path: Path, usage: str) -> str | None:
     """Return the line about a disk that was full at `path`, with what is free; None for any other error."""
-    number = errno_of(error)
+    number = _errno(error)
     if number not in _FULL_ERRNOS:
         return None
     free = shutil.disk_usage(next(folder for folder in (path, *path.parents) if folder.exists())).free
     return f"{path}: {os.strerror(number).lower()}: {usage}, {free:,} are free; make room and run again"
 
 
-def errno_of(error: Exception) -> int | None:
+def _errno(error: Exception) -> int | None:
     """Return the number of what the operating system refused; None for any other error, which is a bug."""
     if isinstance(error, OSError):
         return error.errno

@@ -16,11 +16,10 @@ from components.shared.environment import POD_VARIABLE
 from components.shared.errors import RetryableError
 from components.shared.progress import say
 from components.shared.stage import Stage, exit_on_error, run
-from components.shared.system_errors import TRANSIENT_ERRNOS
+from components.shared.system_errors import explain
 
 PAUSES_S = (30.0, 120.0)
 """Between attempts."""
-_UMASK = 0o007
 _Result = TypeVar("_Result")
 
 
@@ -29,13 +28,12 @@ def run_task(stage: Stage, config: Mapping[str, Any], **folders: str) -> dict[st
     with exit_on_error(stage.name):
         settings = validate(stage.config, dict(config), name=stage.name)
         paths = {name: Path(folder) for name, folder in folders.items()}
-        if in_task():
+        if _is_in_pod():
             keep_files_in_group()
         return with_retries(stage.name, lambda: run(stage, settings, paths))
 
 
-def in_task() -> bool:
-    """Tell whether this process is a task of Kubeflow Pipelines in a pod."""
+def _is_in_pod() -> bool:
     return POD_VARIABLE in os.environ
 
 
@@ -44,7 +42,7 @@ def keep_files_in_group() -> None:
 
     All pods of runs are in group 0, whichever user the cluster runs them as.
     """
-    os.umask(_UMASK)
+    os.umask(0o007)
 
 
 def with_retries(name: str, attempt: Callable[[], _Result], sleep: Callable[[float], None] = time.sleep) -> _Result:
@@ -52,16 +50,13 @@ def with_retries(name: str, attempt: Callable[[], _Result], sleep: Callable[[flo
 
     Elsewhere a person is there to run the stage again.
     """
-    for pause_s in PAUSES_S if in_task() else ():
+    for pause_s in PAUSES_S if _is_in_pod() else ():
         try:
             return attempt()
-        except (RetryableError, OSError) as error:
-            if not _is_transient(error):
+        except Exception as error:
+            explained = explain(error)
+            if not isinstance(explained, RetryableError) or explained.is_final:
                 raise
-            say(name, f"{error}; trying again in {pause_s:g} s")
+            say(name, f"{explained}; trying again in {pause_s:g} s")
         sleep(pause_s)
     return attempt()
-
-
-def _is_transient(error: RetryableError | OSError) -> bool:
-    return not error.is_final if isinstance(error, RetryableError) else error.errno in TRANSIENT_ERRNOS

@@ -166,13 +166,14 @@ def test_result_of_a_run_with_the_same_work_is_used(run: Any, tmp_path: Path, mo
         monkeypatch.setattr(StageFolders, "write_metrics", finish_late)
         run("first", run_id="another-run")
 
-    wait_for_lock = durable.wait_for_lock
+    lock_folder = durable.lock_folder
 
-    def wait(path: Path) -> Any:
-        waited.touch()
-        return wait_for_lock(path)
+    def lock(path: Path, *, wait: bool = False) -> Any:
+        if wait:
+            waited.touch()
+        return lock_folder(path, wait=wait)
 
-    monkeypatch.setattr(durable, "wait_for_lock", wait)
+    monkeypatch.setattr(durable, "lock_folder", lock)
     other = multiprocessing.get_context("fork").Process(target=first)
     other.start()
     wait_until(begun.exists)

@@ -50,7 +50,7 @@ def test_there_is_a_record_for_every_problem_and_sample(tmp_path: Path, num_samp
 
 def test_answers_that_do_not_fit_into_memory_are_an_error_of_one_line(tmp_path: Path) -> None:
     """It says how much was asked for, and which keys lower it."""
-    with pytest.raises(PipelineError, match=r"^not enough memory for answers to 4 problems at once: .* TiB") as error:
+    with pytest.raises(PipelineError, match=r"^not enough memory for answers to 4 problems at once: .* GiB") as error:
         _evaluate(tmp_path, max_new_tokens=10**12)
     assert "lower evaluate.max_batch_size (it is 4), or lower evaluate.max_new_tokens" in str(error.value)
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from components.shared import durable
-from components.shared.durable import InUseError, is_locked, lock_folder, wait_for_lock
+from components.shared.durable import InUseError, is_locked, lock_folder
 
 _FORK = multiprocessing.get_context("fork")
 
@@ -95,7 +95,7 @@ def test_a_waiting_process_gets_the_lock_of_a_removed_folder(tmp_path: Path) -> 
     """A run that has finished removes its folder before it releases the lock."""
     path = tmp_path / "work/run.lock"
     lock, waited = lock_folder(path), list[Path]()
-    thread = threading.Thread(target=lambda: waited.append(Path(wait_for_lock(path).lock_file)))
+    thread = threading.Thread(target=lambda: waited.append(Path(lock_folder(path, wait=True).lock_file)))
     thread.start()
     thread.join(0.2)
     assert waited == []
@@ -128,6 +128,6 @@ def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
     try:
         assert process.exitcode == -signal.SIGKILL
         os.kill(child, 0)
-        wait_for_lock(path)
+        lock_folder(path, wait=True)
     finally:
         os.kill(child, signal.SIGKILL)

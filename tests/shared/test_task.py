@@ -50,7 +50,10 @@ def test_a_transient_error_is_retried(errors: tuple[Exception, ...], capsys: pyt
     assert with_retries("register", attempts, slept.append) == "done"
     assert attempts.count == 1 + len(errors)
     assert slept == list(PAUSES_S[: len(errors)])
-    lines = [f"register: {error}; trying again in {pause:g} s" for error, pause in zip(errors, PAUSES_S, strict=False)]
+    texts = {_BUSY: "the server is busy", _STALE: "/work/x: stale file handle"}
+    lines = [
+        f"register: {texts[error]}; trying again in {pause:g} s" for error, pause in zip(errors, PAUSES_S, strict=False)
+    ]
     assert capsys.readouterr().out.splitlines() == lines
 
 

@@ -3,7 +3,6 @@
 import os
 import re
 import shutil
-import signal
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -15,7 +14,7 @@ import pytest
 from components.shared import durable, lineage, work
 from components.shared.config import Config, Operational
 from components.shared.environment import WORK_VARIABLE
-from components.shared.errors import DataRejectedError, PipelineError, RetryableError, StoppedError
+from components.shared.errors import DataRejectedError, PipelineError, RetryableError
 from components.shared.stage import Stage, run
 from components.shared.work import WorkFolder
 
@@ -181,7 +180,6 @@ class _First:
 
     def __init__(self, training: _Training, monkeypatch: pytest.MonkeyPatch, failure: BaseException | None) -> None:
         self.output: list[str] = []
-        self.at_waiting: Callable[[], object] = lambda: None
         self._started, self._enough = threading.Event(), threading.Event()
         monkeypatch.setattr(work, "say", self._say)
         self._thread = threading.Thread(target=self._run, args=(training, failure))
@@ -199,7 +197,6 @@ class _First:
     def _say(self, stage: str, message: str) -> None:
         self.output.append(message)
         if "waiting" in message:
-            self.at_waiting()
             self._enough.set()
 
     def end(self) -> None:
@@ -224,20 +221,6 @@ def test_a_run_waits_for_another_of_the_same_work(
     assert training.unfinished() == []
 
 
-@pytest.mark.parametrize(("number", "error"), [(signal.SIGTERM, StoppedError), (signal.SIGINT, SystemExit)])
-def test_a_waiting_run_stops_at_once_when_asked(
-    training: _Training, monkeypatch: pytest.MonkeyPatch, number: int, error: type[BaseException]
-) -> None:
-    """It leaves nothing, and the other run continues."""
-    first = _First(training, monkeypatch, None)
-    first.at_waiting = lambda: os.kill(os.getpid(), number)
-    with pytest.raises(error):
-        training.run(output="another")
-    assert not list(training.folder.glob("*another*"))
-    first.end()
-    assert (training.folder / "out/model/weights.txt").exists()
-
-
 def test_a_result_that_was_replaced_or_removed_is_not_copied(training: _Training) -> None:
     """A run that waited then does the work itself."""
     training.fail()
@@ -254,8 +237,6 @@ def test_a_result_that_was_replaced_or_removed_is_not_copied(training: _Training
     assert waited.copy_result({"model": copy}) is None
     shutil.rmtree(training.folder / "out/model")
     assert waited.copy_result({"model": copy}) is None
-    training.fail()
-    assert not result.exists(), "the result is not that of the run before the last"
 
 
 def test_unfinished_work_that_is_not_resumed_is_listed(
@@ -282,24 +263,21 @@ def test_work_that_is_in_use_or_resumed_is_not_listed(training: _Training, capsy
     assert capsys.readouterr().out == ""
 
 
-def test_of_much_unfinished_work_the_latest_is_listed(
+def test_of_much_unfinished_work_the_longest_is_listed(
     training: _Training, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And of many files the first; the others are counted."""
-    newest = training.fail()
-    for number in range(1, 4):
-        training.fail(seed=number)
-    (newest / "fingerprint.json").unlink()
-    os.utime(newest, (4e9, 4e9))
+    """Three folders, and of many files of code the first three."""
+    folders = [training.fail(seed=number) for number in range(5)]
+    (folders[4] / "checkpoints/step-000060").mkdir()
+    (folders[4] / "fingerprint.json").unlink()
     files = lineage.code_files()
     monkeypatch.setattr(lineage, "code_files", lambda: {**files, **dict.fromkeys("abcde", "")})
     capsys.readouterr()
     training.run(seed=9)
-    first, *others, more, advice = capsys.readouterr().out.splitlines()
-    assert first == f"train: {newest}: unfinished work after step 40 is not resumed: its fingerprint is unknown"
+    first, *others, advice = capsys.readouterr().out.splitlines()
+    assert first == f"train: {folders[4]}: unfinished work after step 60 is not resumed: its fingerprint is unknown"
+    assert len(others) == 2
     assert all(
         line.endswith("the code of components/a, components/b, components/c and 2 more files") for line in others
     )
-    assert len(others) == 2
-    assert more.endswith("/work/train: 1 more of its folders have unfinished work")
     assert f"{advice}\n" == _ADVICE
