@@ -1,4 +1,4 @@
-"""The problems as data: one `Row` per line of their files, and a frame with the columns that expectations are about.
+"""The problems as data: a frame with a line per row of their files and the columns that expectations are about.
 
 A column is None where it does not apply, as the length of a solution in the test split; Great Expectations leaves such
 rows out of the count.
@@ -8,7 +8,6 @@ import json
 import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +23,9 @@ from components.validate_data.config import ValidateConfig
 
 LABEL = "row"
 _COLUMNS = [
-    *(LABEL, "split", "source", "answer", "column_defect", "defect", "in_train", "in_test", "split_matches_file"),
-    *("grade", "has_solution", "worked", "copies", "copies_in_test", "answer_share"),
-    *("prompt_tokens", "solution_tokens", "place", "twin", "test_twin"),
+    *(LABEL, "place", "problem", "columns", "defect", "in_train", "in_test", "split_matches_file"),
+    *("answer", "grade", "copies", "twin", "answer_share", "prompt_tokens"),
+    *("copies_in_test", "test_twin", "has_solution", "worked", "solution_tokens"),
 ]
 _QUOTES = str.maketrans({"\u2018": "'", "\u2019": "'", "\u201c": '"', "\u201d": '"'})
 _QUANTILES = {"min": 0.0, "median": 0.5, "p95": 0.95, "max": 1.0}
@@ -34,34 +33,31 @@ _MAX_BINS = 30
 _NUM_ANSWERS = 6
 
 
-@dataclass(frozen=True)
-class Row:
-    """One line of a split's file, valid or not."""
-
-    label: str
-    """Its id, or file and line if it has none."""
-    place: str
-    """Its file and line."""
-    split: Split
-    """The split whose file it is in."""
-    columns: frozenset[str]
-    problem: Problem | None
-    """None for a row that is not a valid problem."""
-    defect: str
-    """Why it is not valid; otherwise empty."""
+def build_frame(folder: Path, config: ValidateConfig) -> pd.DataFrame:
+    """Return every row of both splits, valid or not; PipelineError for a file that is missing or not JSON lines."""
+    rows = [row for split in Split for row in _read_split(problems_file(folder, split), split)]
+    valid = [row for row in rows if row["problem"]]
+    for row, columns in zip(valid, _problem_columns([row["problem"] for row in valid], config), strict=True):
+        row.update(columns)
+    return pd.DataFrame(rows, columns=_COLUMNS, dtype=object).replace({float("nan"): None})
 
 
-def load_rows(folder: Path) -> list[Row]:
-    """Return every row of both splits; PipelineError for a file that is missing or not JSON lines."""
-    return [row for split in Split for row in _read_split(problems_file(folder, split), split)]
-
-
-def _read_split(path: Path, split: Split) -> Iterator[Row]:
+def _read_split(path: Path, split: Split) -> Iterator[dict[str, Any]]:
     for number, values in jsonl.read_rows(path):
+        name, place = values.get("id"), f"{path.name}:{number}"
         problem, defect = _parse(values)
-        label, place = values.get("id"), f"{path.name}:{number}"
-        has_label = isinstance(label, str) and label.strip()
-        yield Row(str(label) if has_label else place, place, split, frozenset(values), problem, defect)
+        missing, unknown = Problem.model_fields.keys() - values, values.keys() - Problem.model_fields.keys()
+        column_defects = [*(f"lacks {key}" for key in sorted(missing)), *(f"has {key}" for key in sorted(unknown))]
+        yield {
+            LABEL: name if isinstance(name, str) and name.strip() else place,
+            "place": place,
+            "problem": problem,
+            "columns": ", ".join(column_defects),
+            "defect": defect,
+            "in_train": int(split == Split.TRAIN),
+            "in_test": int(split == Split.TEST),
+            "split_matches_file": int(problem.split == split) if problem else None,
+        }
 
 
 def _parse(values: dict[str, Any]) -> tuple[Problem | None, str]:
@@ -76,44 +72,20 @@ def _parse(values: dict[str, Any]) -> tuple[Problem | None, str]:
     return (None, f"{blank}: is blank") if blank else (problem, "")
 
 
-def build_frame(rows: Sequence[Row], config: ValidateConfig) -> pd.DataFrame:
-    """Return one line per row; what does not apply to it is None."""
-    problems = [row.problem for row in rows if row.problem]
-    problem_columns = iter(_problem_columns(problems, config))
-    lines = [_row_columns(row) | (next(problem_columns) if row.problem else {}) for row in rows]
-    return pd.DataFrame(lines, columns=_COLUMNS, dtype=object).replace({float("nan"): None})
-
-
-def _row_columns(row: Row) -> dict[str, Any]:
-    missing, unknown = set(Problem.model_fields) - row.columns, row.columns - set(Problem.model_fields)
-    defects = [f"{word} {name}" for word, names in (("lacks", missing), ("has", unknown)) for name in sorted(names)]
-    return {
-        LABEL: row.label,
-        "place": row.place,
-        "split": str(row.split),
-        "column_defect": ", ".join(defects),
-        "defect": row.defect,
-        "in_train": int(row.split == Split.TRAIN),
-        "in_test": int(row.split == Split.TEST),
-        "split_matches_file": int(row.problem.split == row.split) if row.problem else None,
-    }
-
-
 def _problem_columns(problems: Sequence[Problem], config: ValidateConfig) -> list[dict[str, Any]]:
-    questions = [_normalised(problem.question) for problem in problems]
     ids = defaultdict(list)
-    for problem, question in zip(problems, questions, strict=True):
-        ids[problem.split, question].append(problem.id)
+    for problem in problems:
+        ids[problem.split, _normalised(problem.question)].append(problem.id)
     answers = Counter((problem.split, problem.answer) for problem in problems)
     sizes = Counter(problem.split for problem in problems)
-    prompt_tokens, solution_tokens = _token_counts(problems, config)
+    grades, prompt_tokens, solution_tokens = _grades(problems, config.model.answer), *_token_counts(problems, config)
     lines = []
-    for index, (problem, grade) in enumerate(zip(problems, _grades(problems, config.model.answer), strict=True)):
-        same, same_in_test = ids[problem.split, questions[index]], ids[Split.TEST, questions[index]]
+    for index, problem in enumerate(problems):
+        question = _normalised(problem.question)
+        same, same_in_test = ids[problem.split, question], ids[Split.TEST, question]
         line = {
-            "source": problem.source,
             "answer": problem.answer,
-            "grade": grade,
+            "grade": grades[index],
             "copies": len(same),
             "twin": next((each for each in same if each != problem.id), None),
             "answer_share": answers[problem.split, problem.answer] / sizes[problem.split],
@@ -160,18 +132,18 @@ def _token_counts(problems: Sequence[Problem], config: ValidateConfig) -> tuple[
     return [len(encoding.ids) for encoding in prompts], [len(encoding.ids) for encoding in solutions]
 
 
-def describe(frame: pd.DataFrame, rows: Sequence[Row]) -> dict[str, Any]:
+def describe(frame: pd.DataFrame) -> dict[str, Any]:
     """Return counts by source, subject and level, lengths, the commonest answers, and one problem of each source."""
-    problems = [row.problem for row in rows if row.problem]
+    problems: list[Problem] = list(frame["problem"].dropna())
     worked = frame["worked"].dropna()
     first_of_source: dict[str, Problem] = {}  # in the train split if it has one
     for problem in sorted(problems, key=lambda problem: problem.split != Split.TRAIN):
         first_of_source.setdefault(problem.source, problem)
     shown = {"id", "source", "question", "solution", "answer"}
     return {
-        "sources": _counts(((problem.source, None), problem.split) for problem in problems),
-        "subjects": _counts(((each.source, each.subject), each.split) for each in problems if each.subject),
-        "levels": _counts(((each.source, each.level), each.split) for each in problems if each.level is not None),
+        "sources": _counts((each, None) for each in problems),
+        "subjects": _counts((each, each.subject) for each in problems if each.subject),
+        "levels": _counts((each, each.level) for each in problems if each.level is not None),
         "prompt_tokens": _lengths(frame["prompt_tokens"]),
         "solution_tokens": _lengths(frame["solution_tokens"]),
         "answers": {str(split): _answers(problems, split) for split in Split},
@@ -180,12 +152,12 @@ def describe(frame: pd.DataFrame, rows: Sequence[Row]) -> dict[str, Any]:
     }
 
 
-def _counts(members: Iterable[tuple[tuple[str, str | int | None], Split]]) -> list[dict[str, Any]]:
+def _counts(members: Iterable[tuple[Problem, str | int | None]]) -> list[dict[str, Any]]:
     """Return the rows of each split by source and group, in order."""
-    counts = Counter(members)
-    groups = sorted({group for group, _ in counts}, key=lambda group: (group[0], group[1] or ""))
+    counts = Counter((problem.source, group, problem.split) for problem, group in members)
+    groups = sorted({(source, name) for source, name, _ in counts}, key=lambda each: (each[0], each[1] or ""))
     return [
-        {"source": source, "group": name, **{str(split): counts[(source, name), split] for split in Split}}
+        {"source": source, "group": name, **{str(split): counts[source, name, split] for split in Split}}
         for source, name in groups
     ]
 
@@ -195,12 +167,13 @@ def _lengths(column: pd.Series) -> dict[str, Any] | None:
     tokens = sorted(int(value) for value in column.dropna())
     if not tokens:
         return None
-    width = max(1, -(-(tokens[-1] - tokens[0] + 1) // _MAX_BINS))
-    bins = Counter((value - tokens[0]) // width for value in tokens)
+    start, last = tokens[0], len(tokens) - 1
+    width = (tokens[last] - start) // _MAX_BINS + 1
+    bins = Counter((value - start) // width for value in tokens)
     return {
         "texts": len(tokens),
-        **{name: tokens[round(rank * (len(tokens) - 1))] for name, rank in _QUANTILES.items()},
-        "histogram": {"start": tokens[0], "width": width, "counts": [bins[index] for index in range(max(bins) + 1)]},
+        **{name: tokens[round(rank * last)] for name, rank in _QUANTILES.items()},
+        "histogram": {"start": start, "width": width, "counts": [bins[index] for index in range(max(bins) + 1)]},
     }
 
 

@@ -1,6 +1,5 @@
 """Decide whether problems are fit for training and evaluation, and describe them on one page."""
 
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,8 @@ from components.shared.problem import Split
 from components.shared.progress import say
 from components.shared.stage import Stage
 from components.validate_data.config import ValidateConfig
-from components.validate_data.expectations import Outcome, Severity, check, expectations
-from components.validate_data.frame import build_frame, describe, load_rows
+from components.validate_data.expectations import SEVERITIES, Outcome, check, expectations
+from components.validate_data.frame import build_frame, describe
 
 PAGE = "report.html"
 _TEMPLATE = Path(__file__).parent / "report.html.jinja"
@@ -23,25 +22,34 @@ _MAX_NAMED = 3
 
 def validate(config: ValidateConfig, *, problems: Path, validation: Path) -> dict[str, float]:
     """Check the problems against every expectation; reject them if a critical one is not met."""
-    rows = load_rows(problems)
-    frame = build_frame(rows, config)
+    frame = build_frame(problems, config)
     outcomes = check(frame, expectations(config))
-    result = {
-        "success": not _missed(outcomes, Severity.CRITICAL),
-        "rows": {str(split): sum(row.split == split for row in rows) for split in Split},
+    missed = {
+        severity: [each for each in outcomes if not each.success and each.severity == severity]
+        for severity in SEVERITIES
+    }
+    rejected = missed["critical"]
+    result: dict[str, Any] = {
+        "success": not rejected,
+        "rows": {str(split): int(frame[f"in_{split}"].sum()) for split in Split},
         "expectations": [asdict(outcome) for outcome in outcomes],
-        "statistics": describe(frame, rows),
+        "statistics": describe(frame),
     }
     jsonl.write_json(validation / "result.json", result)
     page = render(_TEMPLATE, result=result, config=config, digest=lineage.digest(problems))
     (validation / PAGE).write_text(page, encoding="utf-8")
-    for outcome in outcomes:
-        if not outcome.success and outcome.severity != Severity.CRITICAL:
-            say("validate_data", f"{outcome.severity}: {_describe(outcome)}")
-    if rejected := _missed(outcomes, Severity.CRITICAL):
-        raise DataRejectedError(_rejection(rejected))
-    say("validate_data", f"{len(rows):,} problems, all critical expectations met")
-    return _metrics(result, outcomes)
+    for outcome in (*missed["warning"], *missed["info"]):
+        say("validate_data", f"{outcome.severity}: {_describe(outcome)}")
+    if rejected:
+        others = ", ".join(outcome.name for outcome in rejected[1:])
+        also = f"; also not met: {others}" if others else ""
+        raise DataRejectedError(f"{_describe(rejected[0])}{also}; {PAGE} has the details")
+    say("validate_data", f"{len(frame):,} problems, all critical expectations met")
+    return {
+        "expectations": float(len(outcomes)),
+        **{f"{split}_rows": float(number) for split, number in result["rows"].items()},
+        **{f"missed_{severity}": float(len(each)) for severity, each in missed.items()},
+    }
 
 
 STAGE = Stage(
@@ -51,22 +59,6 @@ STAGE = Stage(
     inputs=("problems",),
     outputs=("validation",),
 )
-
-
-def _missed(outcomes: Sequence[Outcome], severity: Severity) -> list[Outcome]:
-    return [outcome for outcome in outcomes if not outcome.success and outcome.severity == severity]
-
-
-def _metrics(result: dict[str, Any], outcomes: Sequence[Outcome]) -> dict[str, float]:
-    rows = {f"{split}_rows": float(number) for split, number in result["rows"].items()}
-    missed = {f"missed_{severity}": float(len(_missed(outcomes, severity))) for severity in Severity}
-    return {"expectations": float(len(outcomes)), **rows, **missed}
-
-
-def _rejection(missed: Sequence[Outcome]) -> str:
-    others = [outcome.name for outcome in missed[1:]]
-    also = f"; also not met: {', '.join(others)}" if others else ""
-    return f"{_describe(missed[0])}{also}; {PAGE} has the details"
 
 
 def _describe(outcome: Outcome) -> str:

@@ -18,8 +18,8 @@ from components.shared.errors import DataRejectedError, PipelineError
 from components.shared.problem import Problem, Split, write_problems
 from components.validate_data.component import validate_data
 from components.validate_data.config import ValidateConfig
-from components.validate_data.expectations import Expectation, Rule, Severity, check
-from components.validate_data.frame import build_frame, describe, load_rows
+from components.validate_data.expectations import check
+from components.validate_data.frame import build_frame, describe
 from components.validate_data.validate import validate
 
 Lines = list[dict[str, Any]]
@@ -36,43 +36,31 @@ PARAMS: dict[str, Any] = {
 }
 
 
-def make_problem(split: Split, number: int) -> Problem:
-    """Return a sum that no other number has, with its work."""
-    left = 2 * number + (split == Split.TEST)
-    return Problem(
-        id=f"sums/{split}/{number}",
-        source="sums",
-        split=split,
-        question=f"What is {left} + 1?",
-        solution=f"{left} + 1 = {left + 1}\n#### {left + 1}",
-        answer=str(left + 1),
-        subject="",
-        level=None,
-    )
+def run(problems: Path, validation: Path, spoil: Spoil | None = None, **changes: Any) -> dict[str, float]:
+    """Validate, with the rows of both splits spoiled and some limits changed; return the metrics."""
+    if spoil:
+        splits = [[row for _, row in jsonl.read_rows(problems / f"{split}.jsonl")] for split in Split]
+        spoil(*splits)
+        for split, rows in zip(Split, splits, strict=True):
+            jsonl.write_rows(problems / f"{split}.jsonl", rows)
+    validation.mkdir()
+    return validate(validated(ValidateConfig, PARAMS | changes, name=""), problems=problems, validation=validation)
 
 
 @pytest.fixture
 def problems(tmp_path: Path) -> Path:
-    """A folder of good problems."""
+    """A folder of good problems: 20 and 10 sums, each with its work and an answer of its own."""
     folder = tmp_path / "problems"
     folder.mkdir()
-    write_problems(folder, Split.TRAIN, (make_problem(Split.TRAIN, number) for number in range(20)))
-    write_problems(folder, Split.TEST, (make_problem(Split.TEST, number) for number in range(10)))
+    for first, (split, size) in enumerate({Split.TRAIN: 20, Split.TEST: 10}.items()):
+        rows = []
+        for number in range(size):
+            left = 2 * number + first
+            work = {"question": f"What is {left} + 1?", "solution": f"{left} + 1 = {left + 1}\n#### {left + 1}"}
+            columns = {"id": f"sums/{split}/{number}", "source": "sums", "split": split, "answer": str(left + 1)}
+            rows.append(Problem.model_validate({**columns, **work, "subject": "", "level": None}))
+        write_problems(folder, split, rows)
     return folder
-
-
-def run(problems: Path, validation: Path, **changes: Any) -> dict[str, float]:
-    """Validate with some limits changed and return the metrics."""
-    validation.mkdir(exist_ok=True)
-    return validate(validated(ValidateConfig, PARAMS | changes, name=""), problems=problems, validation=validation)
-
-
-def spoil(problems: Path, how: Spoil) -> None:
-    """Change the rows of both splits in place."""
-    train, test = ([row for _, row in jsonl.read_rows(problems / f"{split}.jsonl")] for split in Split)
-    how(train, test)
-    jsonl.write_rows(problems / "train.jsonl", train)
-    jsonl.write_rows(problems / "test.jsonl", test)
 
 
 def missed(validation: Path) -> dict[str, dict[str, Any]]:
@@ -97,9 +85,23 @@ def test_good_problems_pass(problems: Path, tmp_path: Path) -> None:
 CRITICAL: list[tuple[str, Spoil, str]] = [
     ("columns", lambda train, test: train[3].update(hint="x"), "sums/train/3 (has hint)"),
     ("columns", lambda train, test: train[3].pop("source"), "sums/train/3 (lacks source)"),
+    (
+        "columns",
+        lambda train, test: [row.popitem() for row in [*train, *test] for _ in list(row)],
+        "train.jsonl:1 (lacks answer, lacks id, ",
+    ),
     ("values", lambda train, test: test[3].update(question=" "), "sums/test/3 (question: is blank)"),
+    ("values", lambda train, test: train[0].update(level="3"), "sums/train/0 (level: "),
+    ("values", lambda train, test: train[0].update(answer=None), "sums/train/0 (answer: "),
+    ("values", lambda train, test: train[0].update(id=""), "train.jsonl:1 (id: "),
+    ("values", lambda train, test: train[0].update(id=" "), "train.jsonl:1 (id: is blank)"),
     ("unique_ids", lambda train, test: train[3].update(id="sums/test/4"), "sums/test/4 (train.jsonl:4) and 1 more"),
     ("splits", lambda train, test: test[3].update(split="train"), "sums/test/3"),
+    (
+        "splits",
+        lambda train, test: [train[3].update(split="test"), train[4].update(answer="99")],
+        "also not met: gradable_answers",
+    ),
     ("gradable_answers", lambda train, test: train[3].update(answer="99"), "sums/train/3 (answer 99, graded wrong)"),
     ("gradable_answers", lambda train, test: train[3].update(solution="it is 7"), "(answer 7, graded wrong)"),
     (
@@ -119,38 +121,25 @@ CRITICAL: list[tuple[str, Spoil, str]] = [
     ),
     ("train_rows", lambda train, test: train.pop(), "19 rows"),
     ("test_rows", lambda train, test: test.clear(), "0 rows"),
+    (
+        "train_rows",
+        lambda train, test: [rows.pop() for rows in (train, test) for _ in list(rows)],
+        "0 rows; also not met: test_rows",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("name", "how", "message"), CRITICAL)
 def test_bad_problems_are_rejected_by_name(problems: Path, tmp_path: Path, name: str, how: Spoil, message: str) -> None:
     """One line names the expectation and the row; the outputs are written and say the same."""
-    spoil(problems, how)
     with pytest.raises(DataRejectedError) as error:
-        run(problems, tmp_path / "validation")
+        run(problems, tmp_path / "validation", how)
     assert message in str(error.value)
-    assert f"`{name}`" in str(error.value)
+    assert str(error.value).startswith(f"`{name}`")
     assert "\n" not in str(error.value)
     assert name in missed(tmp_path / "validation")
     assert jsonl.read_json(tmp_path / "validation/result.json")["success"] is False
     assert "The problems are rejected" in (tmp_path / "validation/report.html").read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize(
-    ("change", "label", "defect"),
-    [
-        ({"level": "3"}, "sums/train/0", "level: "),
-        ({"answer": None}, "sums/train/0", "answer: "),
-        ({"id": ""}, "train.jsonl:1", "id: "),
-        ({"id": " "}, "train.jsonl:1", "id: is blank"),
-    ],
-)
-def test_invalid_row_is_read_with_its_defect(problems: Path, change: dict[str, Any], label: str, defect: str) -> None:
-    """Types are strict, texts are not blank, and a row without an id is named by file and line."""
-    spoil(problems, lambda train, test: train[0].update(change))
-    row = load_rows(problems)[0]
-    assert (row.label, row.problem) == (label, None)
-    assert row.defect.startswith(defect)
 
 
 NOT_CRITICAL: list[tuple[str, Spoil, int]] = [
@@ -171,8 +160,7 @@ def test_doubtful_problems_are_reported_but_pass(
     problems: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, how: Spoil, unexpected: int
 ) -> None:
     """An expectation that is not critical is counted, reported in the log, and does not stop the pipeline."""
-    spoil(problems, how)
-    metrics = run(problems, tmp_path / "validation")
+    metrics = run(problems, tmp_path / "validation", how)
     (outcome,) = missed(tmp_path / "validation").values()
     assert (outcome["name"], outcome["unexpected"]) == (name, unexpected)
     assert metrics["missed_warning"] + metrics["missed_info"] == 1
@@ -188,53 +176,47 @@ def test_solutions_have_to_answer_as_the_prompt_asks(problems: Path, tmp_path: P
 
 def test_problem_without_a_solution_is_graded_by_its_answer(problems: Path, tmp_path: Path) -> None:
     """In the test split a readable answer is enough, and a share of long prompts is allowed but counted."""
-    spoil(problems, lambda train, test: [test[3].update(solution=""), train[0].update(question="?" * 100)])
-    run(problems, tmp_path / "validation", model=PARAMS["model"] | {"answer": "marked"})
+    run(
+        problems,
+        tmp_path / "validation",
+        lambda train, test: [test[3].update(solution=""), train[0].update(question="?" * 100)],
+        model=PARAMS["model"] | {"answer": "marked"},
+    )
     outcomes = {each["name"]: each for each in jsonl.read_json(tmp_path / "validation/result.json")["expectations"]}
     assert outcomes["gradable_answers"]["success"]
     length = outcomes["prompt_length"]
     assert (length["success"], length["checked"], length["unexpected"]) == (True, 30, 1)
 
 
-def test_all_missed_critical_expectations_are_named(problems: Path, tmp_path: Path) -> None:
-    """The first is explained and the others are named, in one line."""
-    spoil(problems, lambda train, test: [train[3].update(split="test"), train[4].update(answer="99")])
-    with pytest.raises(DataRejectedError, match=r"`splits` .* also not met: gradable_answers"):
-        run(problems, tmp_path / "validation")
-
-
-def test_rows_without_any_column_are_rejected(problems: Path, tmp_path: Path) -> None:
-    """Expectations that apply to no row neither crash nor hide that the data are bad."""
-    spoil(problems, lambda train, test: [row.pop(name) for row in [*train, *test] for name in list(row)])
-    with pytest.raises(DataRejectedError, match=r"train\.jsonl:1 .* and 27 more"):
-        run(problems, tmp_path / "validation")
-
-
 def test_rule_that_cannot_be_evaluated_is_no_verdict_on_the_data(problems: Path) -> None:
     """It is reported as such, and the data are not called bad."""
-    frame = build_frame(load_rows(problems), validated(ValidateConfig, PARAMS, name=""))
-    rule = Rule("ExpectColumnSumToBeBetween", "row", {"min_value": 1})
+    frame = build_frame(problems, validated(ValidateConfig, PARAMS, name=""))
+    broken = {"type": "expect_column_sum_to_be_between", "kwargs": {"column": "row", "min_value": 1}}
+    meta = {"name": "broken", "title": "Labels are numbers", "detail": ""}
     with pytest.raises(PipelineError, match="`broken` could not be evaluated") as error:
-        check(frame, [Expectation("broken", "Labels are numbers", Severity.CRITICAL, rule)])
+        check(frame, [{**broken, "severity": "critical", "meta": meta}])
     assert not error.value.keeps_outputs
 
 
-@pytest.mark.parametrize("content", [b'{"id": ', b"\xff\xfe"])
-def test_file_that_is_not_json_lines_is_an_error(problems: Path, tmp_path: Path, content: bytes) -> None:
-    """A truncated or binary file is named with its line, and is not bad data."""
-    path = problems / "train.jsonl"
-    path.write_bytes(path.read_bytes() + content)
+def test_file_that_is_not_json_lines_is_an_error(problems: Path, tmp_path: Path) -> None:
+    """A truncated file is named with its line, and is not bad data."""
+    with (problems / "train.jsonl").open("a") as file:
+        file.write('{"id": ')
     with pytest.raises(PipelineError, match=r"train\.jsonl:21") as error:
         run(problems, tmp_path / "validation")
     assert not error.value.keeps_outputs
 
 
-@pytest.mark.parametrize("order", [1, -1])
-def test_quantiles_of_lengths(order: int) -> None:
+def test_quantiles_of_lengths() -> None:
     """Of the lengths 0 to 100 in any order the median is 50 and the 95th percentile 95."""
-    lengths = list(range(101))[::order]
-    frame = pd.DataFrame({"worked": True, "prompt_tokens": lengths, "solution_tokens": [2 * each for each in lengths]})
-    described = describe(frame, [])
+    lengths = list(range(100, -1, -1))
+    columns = {
+        "problem": None,
+        "worked": True,
+        "prompt_tokens": lengths,
+        "solution_tokens": [2 * each for each in lengths],
+    }
+    described = describe(pd.DataFrame(columns))
     quantiles = {name: described["prompt_tokens"][name] for name in ("min", "median", "p95", "max")}
     assert quantiles == {"min": 0, "median": 50, "p95": 95, "max": 100}
     assert described["solution_tokens"]["p95"] == 190
@@ -242,61 +224,52 @@ def test_quantiles_of_lengths(order: int) -> None:
 
 def test_page_is_self_contained(problems: Path, tmp_path: Path) -> None:
     """It is one file, and markup in the problems stays text."""
-    spoil(problems, lambda train, test: train[0].update(question="<script>1 < 2</script> What is 0 + 1?"))
-    run(problems, tmp_path / "validation")
+    question = "<script>1 < 2</script> What is 0 + 1?"
+    run(problems, tmp_path / "validation", lambda train, test: train[0].update(question=question))
     page = (tmp_path / "validation/report.html").read_text(encoding="utf-8")
     assert "&lt;script&gt;1 &lt; 2&lt;/script&gt; What is 0 + 1?" in page
     for forbidden in ("http:", "https:", "<script", "<link", "@import", "url("):
         assert forbidden not in page
 
 
-@pytest.mark.parametrize(("answer", "exit_code"), [("1", None), ("99", 2)])
+@pytest.mark.parametrize(
+    ("is_good", "max_prompt_tokens", "exit_code", "has_page"),
+    [(True, 60, 0, True), (False, 60, 2, True), (True, 0, 2, False)],
+)
 def test_kubeflow_component_shows_page_and_metrics(
-    problems: Path, tmp_path: Path, answer: str, exit_code: int | None
+    problems: Path, tmp_path: Path, is_good: bool, max_prompt_tokens: int, exit_code: int, has_page: bool
 ) -> None:
-    """Rejected problems leave the page too: whoever looks at the failed task sees why it failed."""
-    spoil(problems, lambda train, test: train[0].update(answer=answer))
-    artifacts = {
-        "problems": dsl.Dataset(uri=str(problems)),
-        "validation": dsl.Artifact(uri=str(tmp_path / "validation")),
-        "page": dsl.HTML(uri=str(tmp_path / "html/page.html")),
-        "metrics": dsl.Metrics(uri=str(tmp_path / "metrics")),
-    }
-    if exit_code is None:
-        validate_data.python_func(config=PARAMS, **artifacts)
-        assert artifacts["metrics"].metadata["train_rows"] == 20
-    else:
-        with pytest.raises(SystemExit) as error:
-            validate_data.python_func(config=PARAMS, **artifacts)
-        assert error.value.code == exit_code
-    assert (tmp_path / "html/page.html").read_bytes() == (tmp_path / "validation/report.html").read_bytes()
-
-
-def test_config_error_leaves_no_page(problems: Path, tmp_path: Path) -> None:
-    """Nothing was validated, so nothing is shown."""
-    artifacts = {name: dsl.Artifact(uri=str(tmp_path / name)) for name in ("validation", "page", "metrics")}
-    with pytest.raises(SystemExit):
-        validate_data.python_func(
-            config=PARAMS | {"max_prompt_tokens": 0}, problems=dsl.Dataset(uri=str(problems)), **artifacts
-        )
-    assert not (tmp_path / "page").exists()
+    """Rejected problems leave the page too, so that the failed task shows why; an invalid config leaves none."""
+    if not is_good:
+        (problems / "train.jsonl").write_text("{}\n")
+    artifacts = {name: dsl.Artifact(uri=str(tmp_path / name)) for name in ("problems", "validation", "page", "metrics")}
+    artifacts["metrics"] = dsl.Metrics(uri=str(tmp_path / "metrics"))
+    ended: object = 0
+    try:
+        validate_data.python_func(config=PARAMS | {"max_prompt_tokens": max_prompt_tokens}, **artifacts)
+    except SystemExit as error:
+        ended = error.code
+    assert ended == exit_code
+    assert artifacts["metrics"].metadata.get("train_rows") == (None if exit_code else 20)
+    page = tmp_path / "page"
+    assert page.exists() == has_page
+    assert not has_page or page.read_bytes() == (tmp_path / "validation/report.html").read_bytes()
 
 
 @pytest.mark.slow
 def test_command_prints_one_line_where_home_is_not_writable(problems: Path, tmp_path: Path) -> None:
     """Exit code 2, outputs in place, and neither torch nor transformers is loaded."""
-    spoil(problems, lambda train, test: train[3].update(answer="99"))
+    (problems / "train.jsonl").write_text(
+        (problems / "train.jsonl").read_text().replace('"answer": "7"', '"answer": "99"')
+    )
     params, validation = tmp_path / "params.yaml", tmp_path / "validation"
     params.write_text(yaml.safe_dump({"validate_data": PARAMS}))
-    (tmp_path / "torch.py").write_text("raise SystemExit('torch was imported')")
-    (tmp_path / "transformers.py").write_text("raise SystemExit('transformers was imported')")
-    command = [
-        *("-m", "components.validate_data", "--params", str(params)),
-        *("--problems", str(problems), "--validation", str(validation)),
-    ]
+    for heavy in ("torch", "transformers"):
+        (tmp_path / f"{heavy}.py").write_text(f"raise SystemExit('{heavy} was imported')")
+    options = {"params": params, "problems": problems, "validation": validation}
     done = subprocess.run(
-        [sys.executable, "-W", "default", *command],
-        env={**os.environ, "HOME": "/proc/nowhere", "PYTHONPATH": str(tmp_path)},
+        [sys.executable, "-m", "components.validate_data", *(f"--{name}={path}" for name, path in options.items())],
+        env={**os.environ, "HOME": "/proc/nowhere", "PYTHONPATH": str(tmp_path), "PYTHONWARNINGS": "default"},
         capture_output=True,
         text=True,
         check=False,
