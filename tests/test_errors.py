@@ -294,7 +294,7 @@ def test_a_base_model_without_weights(project: Project) -> None:
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({}, "base: holds no tokenizer.json; a Hugging Face model folder is expected"),
+        ({}, "model base: holds no tokenizer.json; a Hugging Face model folder is expected"),
         ({"tokenizer_json": '{"version": '}, "base/tokenizer.json: cannot be read as a tokenizer (EOF while parsing"),
     ],
 )

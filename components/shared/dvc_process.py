@@ -11,25 +11,19 @@ import logging
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, NamedTuple
 
 from dvc.cli import main as dvc
 from dvc.config import NoRemoteError
+from dvc.exceptions import DvcException
 from dvc.fs import download
 from dvc.repo import Repo
 from dvc_data.hashfile.hash import file_md5
 
 _TRANSIENT = 75
 """Exit code of RetryableError, which cannot be imported: the project is not on this process's path."""
-_TRANSIENT_ERRNOS = {
-    errno.EIO,
-    errno.ESTALE,
-    errno.EHOSTUNREACH,
-    errno.ENETUNREACH,
-    getattr(errno, "EREMOTEIO", errno.EIO),
-}
+_TRANSIENT_ERRNOS = {errno.EIO, errno.ESTALE, errno.EHOSTUNREACH, errno.ENETUNREACH, getattr(errno, "EREMOTEIO", 5)}
 _TRANSIENT_ERRORS = {
     "ConnectionError",  # Python's, botocore's
     "TimeoutError",
@@ -37,26 +31,18 @@ _TRANSIENT_ERRORS = {
     "ClientConnectionError",  # aiohttp
     "ClientPayloadError",
 }
-_LOGGERS = ("dvc", "dvc_data", "dvc_objects")
 
 
-class StorageError(Exception):
-    """The storage does not have what was put into it."""
-
-
-@dataclass(frozen=True)
-class _Object:
-    """The content of one file in the storage."""
+class _Object(NamedTuple):
+    """The content of one file of the repository in the storage."""
 
     file: PurePosixPath
-    """In the repository."""
     md5: str
     hash_name: str
     odb: Any
 
     @property
     def path(self) -> str:
-        """In the storage."""
         path: str = self.odb.oid_to_path(self.md5)
         return path
 
@@ -77,19 +63,21 @@ class _Failures(logging.Handler):
 def main(arguments: list[str]) -> int:
     """Run DVC and return its exit code."""
     failures = _Failures()
-    for name in _LOGGERS:
+    for name in ("dvc", "dvc_data", "dvc_objects"):
         logging.getLogger(name).addHandler(failures)
+    code = 0
     if arguments[0] != "get-checked":
         code = dvc(arguments) or 0
-        return _TRANSIENT if code and failures.transient else code
-    try:
-        get_checked(*arguments[1:])
-    except Exception as error:  # as DVC does: any error is reported in one line
-        causes = list(_causes(error))
-        reasons = dict.fromkeys(" ".join(str(cause).split()) or type(cause).__name__ for cause in causes)
-        print(f"ERROR: {': '.join(reasons)}", file=sys.stderr)
-        return _TRANSIENT if failures.transient or any(map(_is_transient, causes)) else 1
-    return 0
+    else:
+        try:
+            get_checked(*arguments[1:])
+        except Exception as error:  # as DVC does: any error is reported in one line
+            causes = list(_causes(error))
+            reasons = dict.fromkeys(" ".join(str(cause).split()) or type(cause).__name__ for cause in causes)
+            print(f"ERROR: {': '.join(reasons)}", file=sys.stderr)
+            failures.transient |= any(map(_is_transient, causes))
+            code = 1
+    return _TRANSIENT if code and failures.transient else code
 
 
 def get_checked(repository: str, path: str, revision: str, destination: str) -> None:
@@ -103,16 +91,16 @@ def get_checked(repository: str, path: str, revision: str, destination: str) -> 
             for each in objects:
                 if not each.odb.fs.exists(each.path):
                     message = f"{each.file}: its object {each.path} is missing from the storage"
-                    raise StorageError(message) from None
+                    raise DvcException(message) from None
             raise
         except Exception as error:
             if not objects:
                 raise
-            raise StorageError(f"{path} cannot be read from {_address(objects[0].odb)}") from error
+            raise DvcException(f"{path} cannot be read from {_address(objects[0].odb)}") from error
     for each in objects:
         copy = Path(destination, each.file.relative_to(top))
         if not copy.is_file() or file_md5(str(copy), name=each.hash_name) != each.md5:
-            raise StorageError(f"{each.file} is damaged: its object {each.path} has other content")
+            raise DvcException(f"{each.file} is damaged: its object {each.path} has other content")
 
 
 def _objects(repo: Repo, path: PurePosixPath) -> Iterator[_Object]:
@@ -142,11 +130,11 @@ def _entries(odbs: list[Any], value: str, top: PurePosixPath) -> Any:
         except FileNotFoundError:
             continue
         except Exception as error:
-            raise StorageError(f"{top}: its list of files {path} cannot be read from {_address(odb)}") from error
+            raise DvcException(f"{top}: its list of files {path} cannot be read from {_address(odb)}") from error
         if hashlib.md5(content, usedforsecurity=False).hexdigest() == value.removesuffix(".dir"):
             return json.loads(content)
         fault = f"its list of files {path} is damaged"
-    raise StorageError(f"{top}: {fault}")
+    raise DvcException(f"{top}: {fault}")
 
 
 def _address(odb: Any) -> str:

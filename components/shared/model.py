@@ -18,11 +18,11 @@ PIPELINE_FILE = "pipeline.json"
 """Beside the weights: how a question is put to the model ("prompt"), where its responses state their answer ("answer")
 and, if the weights are elsewhere, where ("weights"), with their "digest" or "revision"."""
 _SCRATCH_PREFIX = "scratch:"
-_CONFIG, _TOKENIZER = "config.json", "tokenizer.json"
+TOKENIZER_FILE = "tokenizer.json"
+_CONFIG = "config.json"
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 _LAYER_TYPES = ("full_attention", "sliding_attention")
-"""Names in transformers' configs; training refuses a window once sequences outgrow it."""
-_OLD_FULL_ATTENTION = "attention"
+"""Names in transformers' configs (formerly "attention"); training refuses a window once sequences outgrow it."""
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "seq_length", "max_sequence_length")
 """Names of the context length in different model families."""
 
@@ -62,9 +62,8 @@ class ModelConfig(Config):
     def _preset_exists(cls, base: str) -> str:
         preset = base.removeprefix(_SCRATCH_PREFIX)
         if preset != base and preset not in SCRATCH_MODELS:
-            raise ValueError(
-                f"no such preset; accepted: {', '.join(_SCRATCH_PREFIX + name for name in SCRATCH_MODELS)}"
-            )
+            accepted = ", ".join(_SCRATCH_PREFIX + name for name in SCRATCH_MODELS)
+            raise ValueError(f"no such preset; accepted: {accepted}")
         return base
 
     @field_validator("prompt")
@@ -77,7 +76,8 @@ class ModelConfig(Config):
     @property
     def scratch(self) -> ScratchModel | None:
         """The size of the model to make, or None where `base` is an existing one."""
-        return _scratch(self.base)
+        is_scratch = self.base.startswith(_SCRATCH_PREFIX)
+        return SCRATCH_MODELS[self.base.removeprefix(_SCRATCH_PREFIX)] if is_scratch else None
 
     @property
     def asks_for_thoughts(self) -> bool:
@@ -89,21 +89,16 @@ class ModelConfig(Config):
         return self.prompt.replace("{question}", question)
 
 
-def _scratch(base: str) -> ScratchModel | None:
-    return SCRATCH_MODELS[base.removeprefix(_SCRATCH_PREFIX)] if base.startswith(_SCRATCH_PREFIX) else None
-
-
 def require_model_folder(folder: Path) -> None:
     """Raise PipelineError unless a folder has a model's files, by their names."""
-    if not (folder / _CONFIG).is_file():
-        raise PipelineError(f"model {folder}: holds no {_CONFIG}; a Hugging Face model folder is expected")
+    model_file(str(folder), _CONFIG)
     if not any((folder / name).is_file() for name in _WEIGHTS):
         raise PipelineError(f"model {folder}: holds no weights; one of {', '.join(_WEIGHTS)} is expected")
 
 
 def require_attention_layers(types: Iterable[str], *, name: str) -> None:
     """Raise PipelineError if a layer is of another type than attention over all tokens or over a window."""
-    others = sorted({str(layer_type) for layer_type in types} - {*_LAYER_TYPES, _OLD_FULL_ATTENTION})
+    others = sorted({str(layer_type) for layer_type in types} - {*_LAYER_TYPES, "attention"})
     if others:
         raise PipelineError(
             f"model {name}: has layers of type {', '.join(others)}; models whose layers are all "
@@ -119,12 +114,11 @@ def context_tokens(base: str) -> int | None:
     Raises:
         PipelineError: There is no such model, it cannot be fetched, or it has layers that cannot be trained.
     """
-    scratch = _scratch(base)
-    if scratch:
-        return scratch.max_tokens
+    if base.startswith(_SCRATCH_PREFIX):
+        return SCRATCH_MODELS[base.removeprefix(_SCRATCH_PREFIX)].max_tokens
     config = model_config(base)
-    if Path(base).is_dir() and not (Path(base) / _TOKENIZER).is_file():
-        raise PipelineError(f"model {base}: holds no {_TOKENIZER}; a Hugging Face model folder is expected")
+    if Path(base).is_dir():
+        model_file(base, TOKENIZER_FILE)
     config = config.get("text_config") or config
     require_attention_layers(config.get("layer_types") or config.get("layers_block_type") or (), name=base)
     if config.get("rope_scaling"):  # extends the context in ways of its own
@@ -136,17 +130,22 @@ def model_config(base: str) -> dict[str, Any]:
     """Return the config of a model in a folder or on the hub; PipelineError where there is no such model."""
     if Path(base).is_dir():
         require_model_folder(Path(base))
-    config: dict[str, Any] = jsonl.read_json(Path(base) / _CONFIG if Path(base).is_dir() else _config_from_hub(base))
+    config: dict[str, Any] = jsonl.read_json(model_file(base, _CONFIG))
     return config
 
 
-def _config_from_hub(base: str) -> Path:
+def model_file(base: str, name: str) -> Path:
+    """Return a file of a model in a folder or on the hub; PipelineError where there is none."""
+    if Path(base).is_dir():
+        if not (Path(base) / name).is_file():
+            raise PipelineError(f"model {base}: holds no {name}; a Hugging Face model folder is expected")
+        return Path(base) / name
     # Slow to import, and of no use to a model in a folder.
     from huggingface_hub import constants, hf_hub_download
 
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it announces each of its retries
     try:
-        return Path(hf_hub_download(base, _CONFIG))
+        return Path(hf_hub_download(base, name))
     except Exception as error:  # the hub client raises a wide family of errors, all of them meaning "not available"
         remedy = "a gated model needs HF_TOKEN"
         if constants.HF_HUB_OFFLINE:

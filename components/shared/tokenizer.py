@@ -1,12 +1,11 @@
 """Tokenizers without transformers: built from the problems for a model made from scratch, read from disk otherwise."""
 
 from collections.abc import Iterable
-from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from components.shared.errors import PipelineError
-from components.shared.model import ModelConfig
+from components.shared.model import TOKENIZER_FILE, ModelConfig, model_file
 from components.shared.problem import Problem
 
 PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
@@ -16,29 +15,19 @@ _PRINTABLE_ASCII = [chr(code) for code in range(32, 127)]
 def tokenizer_for(model: ModelConfig, problems: Iterable[Problem]) -> Tokenizer:
     """Return the tokenizer of `model`; one made from scratch learns its vocabulary from `problems`."""
     if model.scratch is None:
-        return _existing(model.base)
+        return _read(model.base)
     texts = [text for problem in problems for text in (model.ask(problem.question), problem.solution)]
     if model.scratch.vocabulary_size is None:
         return _words(texts)
     return _byte_pairs(texts, model.scratch.vocabulary_size)
 
 
-def _existing(base: str) -> Tokenizer:
-    folder = Path(base)
-    if folder.is_dir():
-        path = folder / "tokenizer.json"
-        if not path.is_file():
-            raise PipelineError(f"{folder}: holds no tokenizer.json; a Hugging Face model folder is expected")
-        try:
-            return Tokenizer.from_file(str(path))
-        except Exception as error:  # tokenizers raises nothing narrower
-            raise PipelineError(f"{path}: cannot be read as a tokenizer ({error}); is the file truncated?") from None
+def _read(base: str) -> Tokenizer:
+    path = model_file(base, TOKENIZER_FILE)
     try:
-        return Tokenizer.from_pretrained(base)
-    except Exception as error:  # the hub client raises a wide family of errors, all of them meaning "not available"
-        raise PipelineError(
-            f"{base}: neither a folder nor a model that can be fetched ({type(error).__name__})"
-        ) from None
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # tokenizers raises nothing narrower
+        raise PipelineError(f"{path}: cannot be read as a tokenizer ({error}); is the file truncated?") from None
 
 
 def _words(texts: list[str]) -> Tokenizer:

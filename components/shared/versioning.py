@@ -18,28 +18,14 @@ from components.shared.config import Config, without_operational
 from components.shared.errors import PipelineError, RetryableError
 
 _GIT_OPTIONS = (
-    "core.hooksPath=/dev/null",
-    "core.autocrlf=false",
-    "commit.gpgSign=false",
-    "tag.gpgSign=false",
-    "gc.auto=0",
-    "advice.detachedHead=false",
+    *("-c", "core.hooksPath=/dev/null", "-c", "core.autocrlf=false", "-c", "gc.auto=0"),
+    *("-c", "commit.gpgSign=false", "-c", "tag.gpgSign=false", "-c", "advice.detachedHead=false"),
 )
-_REPOSITORY_VARIABLES = {
-    f"GIT_{name}"
-    for name in (
-        "DIR",
-        "WORK_TREE",
-        "INDEX_FILE",
-        "OBJECT_DIRECTORY",
-        "ALTERNATE_OBJECT_DIRECTORIES",
-        "COMMON_DIR",
-        "NAMESPACE",
-        "PREFIX",
-    )
-}
+_REPOSITORY_VARIABLES = re.compile(
+    "GIT_(DIR|WORK_TREE|INDEX_FILE|OBJECT_DIRECTORY|ALTERNATE_OBJECT_DIRECTORIES|COMMON_DIR|NAMESPACE|PREFIX)"
+)
 """Set by git around its hooks: with them every command would work on that other repository."""
-_ERROR_MARKS = ("fatal: ", "error: ", "ERROR: unexpected error - ", "ERROR: ")
+_ERROR = re.compile(r"(?:fatal: |error: |ERROR: (?:unexpected error - )?)(.*)")
 _DVC = Path(__file__).with_name("dvc_process.py")
 _TRANSIENT = re.compile(
     r"Could not resolve host|Temporary failure in name resolution|Failed to connect"
@@ -63,8 +49,7 @@ class Workspace:
 
     def git(self, *arguments: str) -> str:
         """Run git and return what it printed."""
-        options = [part for option in _GIT_OPTIONS for part in ("-c", option)]
-        return self._run("git", ["git", *options, *arguments])
+        return self._run("git", ["git", *_GIT_OPTIONS, *arguments])
 
     def try_git(self, *arguments: str) -> str | None:
         """Run git and return what it printed; None where it fails."""
@@ -105,26 +90,22 @@ class Workspace:
         except FileNotFoundError:
             raise PipelineError(f"{tool}: no such program; install it to work with versions") from None
         if done.returncode != 0:
-            kind = RetryableError if _is_transient(tool, done) else PipelineError
+            # A server that refuses a push hangs up as well, but says so.
+            is_lost = _TRANSIENT.search(done.stderr) is not None and _REFUSED not in done.stderr
+            is_transient = is_lost if tool == "git" else done.returncode == RetryableError.exit_code
+            kind = RetryableError if is_transient else PipelineError
             raise kind(f"{tool}: {_reason(done.stderr or done.stdout)}")
         return done.stdout
 
 
 def environment(scratch: Path) -> dict[str, str]:
     """Return the tools' environment: no repository but the folder's own, and no need for a home or an identity."""
-    variables = {name: value for name, value in os.environ.items() if name not in _REPOSITORY_VARIABLES}
+    variables = {name: value for name, value in os.environ.items() if not _REPOSITORY_VARIABLES.fullmatch(name)}
     variables.setdefault("HOME", str(scratch))
     variables.setdefault("DVC_SITE_CACHE_DIR", str(scratch / "dvc"))
     for role in ("AUTHOR", "COMMITTER"):
         variables |= {f"GIT_{role}_NAME": "grpo-pipeline", f"GIT_{role}_EMAIL": "grpo-pipeline@localhost"}
     return {**variables, "DVC_NO_ANALYTICS": "1", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C.UTF-8"}
-
-
-def _is_transient(tool: str, done: "subprocess.CompletedProcess[str]") -> bool:
-    """Whether a network or a server has failed; one that refuses a push hangs up as well, but says so."""
-    if tool == "git":
-        return _REFUSED not in done.stderr and _TRANSIENT.search(done.stderr) is not None
-    return done.returncode == RetryableError.exit_code
 
 
 def _reason(output: str) -> str:
@@ -134,11 +115,8 @@ def _reason(output: str) -> str:
     if refused:
         reasons = [line.removeprefix("remote:").strip() for line in lines if line.startswith("remote:")]
         return "; ".join([refused[0], *filter(None, reasons)])
-    for line in lines:
-        for mark in _ERROR_MARKS:
-            if line.startswith(mark):
-                return line.removeprefix(mark)
-    return lines[-1] if lines else "failed without any output"
+    marked = (match[1] for line in lines if (match := _ERROR.match(line)))
+    return next(marked, lines[-1] if lines else "failed without any output")
 
 
 @dataclass(frozen=True)
@@ -179,9 +157,16 @@ def changes_since(version: ModelVersion, configs: Mapping[str, Config], code: st
         configs: The section of each stage that a policy is made by; data are named by commit, or are none.
         code: Digest of the code that would run.
     """
+    changes = [] if version.lineage["code"] == code else ["the code"]
     recorded = dict(_configs(version.lineage))
-    keys = [f"{stage}.{key}" for stage, config in configs.items() for key in _changed(config, recorded.get(stage, {}))]
-    return ([] if version.lineage["code"] == code else ["the code"]) + keys
+    for stage, config in configs.items():
+        try:
+            before = without_operational(type(config).model_validate(recorded.get(stage, {})))
+        except ValidationError:  # written by an older version of the code, with other keys
+            before = {}
+        now = without_operational(config)
+        changes += [f"{stage}.{key}" for key in now if key not in before or now[key] != before[key]]
+    return changes
 
 
 def _configs(made_by: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -190,13 +175,3 @@ def _configs(made_by: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any
     for source in made_by["inputs"].values():
         if source["lineage"]:
             yield from _configs(source["lineage"])
-
-
-def _changed(config: Config, recorded: Mapping[str, Any]) -> list[str]:
-    """The keys of a config whose values differ from the recorded ones, operational keys apart."""
-    try:
-        before = without_operational(type(config).model_validate(recorded))
-    except ValidationError:  # written by an older version of the code, with other keys
-        before = {}
-    now = without_operational(config)
-    return [key for key in now if key not in before or now[key] != before[key]]

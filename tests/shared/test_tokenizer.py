@@ -137,7 +137,7 @@ def test_validation_and_training_count_the_same_tokens(tmp_path: Path, model: Mo
 def test_a_missing_or_damaged_tokenizer_is_named(tmp_path: Path, content: str | None) -> None:
     """A truncated download is found before anything is trained."""
     path = tmp_path / "tokenizer.json"
-    message = f"^{tmp_path}: holds no tokenizer.json; a Hugging Face model folder is"
+    message = f"^model {tmp_path}: holds no tokenizer.json; a Hugging Face model folder is"
     if content is not None:
         path.write_text(content)
         message = f"^{path}: cannot be read as a tokenizer .*is the file truncated"
