@@ -6,7 +6,6 @@ are merged key by key, lists and scalars are replaced, and `null` resets a key t
 
 import difflib
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 from pydantic.fields import FieldInfo
-from pydantic_core import ErrorDetails, to_jsonable_python
+from pydantic_core import to_jsonable_python
 
 from components.shared.errors import PipelineError
 
@@ -74,19 +73,22 @@ def without_operational(value: Any) -> Any:
     return to_jsonable_python(value)
 
 
-class _Loader(yaml.SafeLoader):
-    """Refuses duplicate keys, of which YAML would silently keep the last."""
+@dataclass(frozen=True)
+class _Layer:
+    """One file of a chain of params files."""
 
-    def compose_mapping_node(self, anchor: dict[Any, yaml.Node]) -> yaml.MappingNode:
-        """Return the mapping as it is written, if its keys differ."""
-        node: yaml.MappingNode = super().compose_mapping_node(anchor)
-        seen: set[tuple[str, str]] = set()
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode):
-                if (key.tag, key.value) in seen:
-                    raise yaml.MarkedYAMLError(problem=f"key `{key.value}` is a duplicate", problem_mark=key.start_mark)
-                seen.add((key.tag, key.value))
-        return node
+    path: Path
+    sections: dict[str, Any]
+    lines: dict[KeyPath, int]
+    """Of every key and list item (from 1)."""
+
+    def place(self, keys: KeyPath) -> str:
+        """The file and line of a key, or of the deepest one that should hold it."""
+        return f"{self.path}:{self.lines.get(keys[: self.depth(keys)], 1)}"
+
+    def depth(self, keys: KeyPath) -> int:
+        """How many of the keys, from the first on, are in the file, each within the one before."""
+        return max(depth for depth in range(len(keys) + 1) if depth == 0 or keys[:depth] in self.lines)
 
 
 def read_params(path: Path) -> Params:
@@ -101,70 +103,66 @@ def read_params(path: Path) -> Params:
     return {name: _without_nulls(section) for name, section in merged.items() if section is not None}
 
 
-@dataclass(frozen=True)
-class _Layer:
-    """One file of a chain of params files."""
-
-    path: Path
-    sections: dict[str, Any]
-
-
 def _layers(path: Path) -> list[_Layer]:
     """A params file, the one it extends, the one that extends, and so on."""
-    layers: list[_Layer] = []
-    seen: list[Path] = []
-    current: Path | None = path
-    while current is not None:
-        seen.append(current)
-        content = _content(current)
-        parent = content.pop(_EXTENDS, None)
-        layers.append(_Layer(current, _sections(content, current, extends=parent is not None)))
-        current = None if parent is None else _parent(parent, seen)
+    layers = [_read_layer(path)]
+    while _EXTENDS in layers[-1].sections:
+        layer = layers[-1]
+        name = layer.sections.pop(_EXTENDS)
+        where = f"{layer.place((_EXTENDS,))}: {_EXTENDS}"
+        if not isinstance(name, str):
+            raise PipelineError(f"{where}: expected the path of a params file, got {name!r}")
+        parent = Path(os.path.normpath(layer.path.parent / name))
+        chain = [each.path for each in layers]
+        if parent.resolve() in map(Path.resolve, chain):
+            cycle = " -> ".join(map(str, [*chain, parent]))
+            raise PipelineError(f"{where}: the files extend one another in a circle ({cycle})")
+        if not parent.is_file():
+            raise PipelineError(f"{where}: {parent}: no such params file")
+        layers.append(_read_layer(parent))
     return layers
 
 
-def _parent(name: Any, chain: Sequence[Path]) -> Path:
-    """The file that the last one of a chain extends."""
-    where = f"{chain[-1]}:{_line_of(chain[-1], (_EXTENDS,))}: {_EXTENDS}"
-    if not isinstance(name, str):
-        raise PipelineError(f"{where}: expected the path of a params file, got {name!r}")
-    parent = Path(os.path.normpath(chain[-1].parent / name))
-    if any(parent.resolve() == each.resolve() for each in chain):
-        cycle = " -> ".join(str(each) for each in (*chain, parent))
-        raise PipelineError(f"{where}: the files extend one another in a circle ({cycle})")
-    if not parent.is_file():
-        raise PipelineError(f"{where}: {parent}: no such params file")
-    return parent
-
-
-def _content(path: Path) -> dict[Any, Any]:
-    """What a YAML file holds, if that is a mapping."""
+def _read_layer(path: Path) -> _Layer:
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
+        loader = yaml.SafeLoader(path.read_text(encoding="utf-8"))
+        root = loader.get_single_node()
+        lines = _lines_of(root)  # before values are made of the nodes, which moves merged keys into their mappings
+        content = loader.construct_document(root) if root else None
     except FileNotFoundError:
         raise PipelineError(f"{path}: no such params file") from None
     except OSError as error:
         raise PipelineError(f"{path}: cannot be read ({error.strerror})") from None
     except UnicodeDecodeError as error:
         raise PipelineError(f"{path}: is not UTF-8 text (byte {error.start})") from None
-    except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise PipelineError(f"{path}:{line}: is not valid YAML ({error.problem})") from None
-    except yaml.YAMLError:
-        raise PipelineError(f"{path}: is not valid YAML (it holds a control character)") from None
-    if not isinstance(content, dict):
-        raise PipelineError(f"{path}: {_EXPECTED}")
-    return content
-
-
-def _sections(content: dict[Any, Any], path: Path, *, extends: bool) -> dict[str, Any]:
-    """Return the content of a params file, if it is sections; null resets one, where there is something to reset."""
-    if not content and not extends:
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"{path}:{mark.line + 1}" if mark else path
+        reason = getattr(error, "problem", "it holds a control character")
+        raise PipelineError(f"{where}: is not valid YAML ({reason})") from None
+    if not isinstance(content, dict) or not content:
         raise PipelineError(f"{path}: {_EXPECTED}")
     for name, section in content.items():
-        if not isinstance(name, str) or not (isinstance(section, dict) or (section is None and extends)):
-            raise PipelineError(f"{path}:{_line_of(path, (name,))}: {name}: {_EXPECTED}")
-    return content
+        # Null resets a section, where there is something to reset.
+        is_section = isinstance(section, dict) or (section is None and _EXTENDS in content)
+        if not isinstance(name, str) or not (is_section or name == _EXTENDS):
+            raise PipelineError(f"{path}:{lines[(str(name),)]}: {name}: {_EXPECTED}")
+    return _Layer(path, content, lines)
+
+
+def _lines_of(node: yaml.Node | None, keys: KeyPath = ()) -> dict[KeyPath, int]:
+    """The line of every key below a node; an error for a duplicate, of which YAML would silently keep the last."""
+    lines: dict[KeyPath, int] = {}
+    items: list[tuple[str | int, yaml.Node, yaml.Node]] = []
+    if isinstance(node, yaml.MappingNode):
+        items = [(key.value, key, value) for key, value in node.value if isinstance(key, yaml.ScalarNode)]
+    elif isinstance(node, yaml.SequenceNode):
+        items = [(index, each, each) for index, each in enumerate(node.value)]
+    for name, start, value in items:
+        if (*keys, name) in lines:
+            raise yaml.MarkedYAMLError(problem=f"key `{name}` is a duplicate", problem_mark=start.start_mark)
+        lines |= {(*keys, name): start.start_mark.line + 1, **_lines_of(value, (*keys, name))}
+    return lines
 
 
 def _merge(base: dict[str, Any], overlay: dict[str, Any]) -> dict[str, Any]:
@@ -186,9 +184,8 @@ def load_section(path: Path, section: str, model: type[ConfigT]) -> ConfigT:
     sections = read_params(path)
     misspelt = [] if section in sections else difflib.get_close_matches(section, sections, n=1, cutoff=0.8)
     if misspelt:
-        raise PipelineError(
-            f"{_place(path, (misspelt[0],))}: {misspelt[0]}: unknown section; did you mean `{section}`?"
-        )
+        where = f"{_place(path, (misspelt[0],))}: {misspelt[0]}"
+        raise PipelineError(f"{where}: unknown section; did you mean `{section}`?")
     values = with_shared_keys(model, sections.get(section, {}), sections)
     return validate(model, values, name=section, path=path)
 
@@ -197,11 +194,8 @@ def with_shared_keys(model: type[BaseModel], section: Any, sections: Params) -> 
     """Return a section with the keys that are the same as those of another section (see `SameAs`)."""
     if not isinstance(section, dict):
         return section
-    shared: dict[str, Any] = {}
-    for name, source in shared_keys(model).items():
-        other = sections.get(source.section)
-        if isinstance(other, dict) and source.key in other:
-            shared[name] = other[source.key]
+    others = {name: (sections.get(source.section), source.key) for name, source in shared_keys(model).items()}
+    shared = {name: other[key] for name, (other, key) in others.items() if isinstance(other, dict) and key in other}
     return _merge(shared, section)
 
 
@@ -219,8 +213,8 @@ def validate(model: type[ConfigT], values: Any, *, name: str, path: Path | None 
     """
     try:
         return model.model_validate(values)
-    except ValidationError as error:
-        raise PipelineError(_lines(model, error, name=name, path=path)[0]) from None
+    except ValidationError:
+        raise PipelineError(problems(model, values, name=name, path=path)[0]) from None
 
 
 def problems(model: type[BaseModel], values: Any, *, name: str, path: Path | None = None) -> list[str]:
@@ -231,40 +225,30 @@ def problems(model: type[BaseModel], values: Any, *, name: str, path: Path | Non
     try:
         model.model_validate(values)
     except ValidationError as error:
-        return _lines(model, error, name=name, path=path)
-    return []
-
-
-def _lines(model: type[BaseModel], error: ValidationError, *, name: str, path: Path | None) -> list[str]:
+        errors = error.errors()
+    else:
+        return []
+    lines: list[str] = []
+    misspelt: set[KeyPath] = set()
     # A misspelt key is both unknown and missing: the misspelling is what helps.
-    errors = sorted(error.errors(), key=lambda each: each["type"] != "extra_forbidden")
-    unknown = [each["loc"] for each in errors if each["type"] == "extra_forbidden"]
-    misspelt = {(*location[:-1], _nearest(model, location)) for location in unknown}
-    relevant = [each for each in errors if each["type"] != "missing" or each["loc"] not in misspelt]
-    return [_line(model, each, name=name, path=path) for each in relevant]
-
-
-def _nearest(model: type[BaseModel], location: KeyPath) -> str | None:
-    """The existing key that is most like an unknown one."""
-    close = difflib.get_close_matches(str(location[-1]), _locate(model, location)[1], n=1)
-    return close[0] if close else None
-
-
-def _line(model: type[BaseModel], error: ErrorDetails, *, name: str, path: Path | None) -> str:
-    location, fields = _locate(model, error["loc"])
-    keys = ((name,) if name else ()) + location
-    where = f"{_place(path, keys)}: " if path else ""
-    key = ".".join(str(part) for part in keys)
-    if error["type"] == "extra_forbidden":
-        nearest = _nearest(model, error["loc"])
-        accepted = f"did you mean `{nearest}`?" if nearest else f"accepted: {', '.join(sorted(fields))}"
-        return f"{where}{key}: unknown key; {accepted}"
-    if error["type"] == "missing":
-        return f"{where}{key}: required key is missing"
-    message = error["msg"].removeprefix("Value error, ")
-    got = "" if isinstance(error["input"], dict | list) else f", got {error['input']!r}"
-    subject = f"{key}: " if key else ""
-    return f"{where}{subject}{message[:1].lower()}{message[1:]}{got}"
+    for each in sorted(errors, key=lambda each: each["type"] != "extra_forbidden"):
+        location, fields = _locate(model, each["loc"])
+        if each["type"] == "extra_forbidden":
+            nearest = difflib.get_close_matches(str(location[-1]), fields, n=1)
+            misspelt |= {(*each["loc"][:-1], field) for field in nearest}
+            hint = f"did you mean `{nearest[0]}`?" if nearest else f"accepted: {', '.join(sorted(fields))}"
+            message = f"unknown key; {hint}"
+        elif each["type"] == "missing":
+            message = "required key is missing"
+        else:
+            text = each["msg"].removeprefix("Value error, ")
+            got = "" if isinstance(each["input"], dict | list) else f", got {each['input']!r}"
+            message = f"{text[:1].lower()}{text[1:]}{got}"
+        if each["type"] != "missing" or each["loc"] not in misspelt:
+            keys = ((name,) if name else ()) + location
+            where = [_place(path, keys)] if path else []
+            lines.append(": ".join([*where, *([".".join(map(str, keys))] if keys else []), message]))
+    return lines
 
 
 def _locate(model: type[BaseModel], location: KeyPath) -> tuple[KeyPath, list[str]]:
@@ -295,15 +279,13 @@ def _tags(model: type[BaseModel]) -> tuple[object, ...]:
 
 def models_of(field: FieldInfo) -> list[type[BaseModel]]:
     """Return the models that a field may hold: itself, in a list, or as members of a union."""
-    models: list[type[BaseModel]] = []
-    waiting: list[Any] = [field.annotation]
-    while waiting:
-        kind = waiting.pop(0)
+
+    def inside(kind: Any) -> list[type[BaseModel]]:
         if isinstance(kind, type) and issubclass(kind, BaseModel):
-            models.append(kind)
-        else:
-            waiting += get_args(kind)
-    return models
+            return [kind]
+        return [model for part in get_args(kind) for model in inside(part)]
+
+    return inside(field.annotation)
 
 
 def _place(path: Path, keys: KeyPath) -> str:
@@ -313,31 +295,4 @@ def _place(path: Path, keys: KeyPath) -> str:
     """
     in_mappings = tuple(takewhile(lambda key: isinstance(key, str), keys))
     # The first of the deepest: an overlay goes before what it extends.
-    layer = max(_layers(path), key=lambda each: _depth(each.sections, in_mappings))
-    return f"{layer.path}:{_line_of(layer.path, keys)}"
-
-
-def _depth(value: Any, keys: KeyPath) -> int:
-    """How many of the keys, from the first on, are in nested mappings."""
-    if not keys or not isinstance(value, dict) or keys[0] not in value:
-        return 0
-    return 1 + _depth(value[keys[0]], keys[1:])
-
-
-def _line_of(path: Path, keys: KeyPath) -> int:
-    """The line (from 1) on which the longest existing prefix of `keys` stands in a YAML file."""
-    node = yaml.compose(path.read_text(encoding="utf-8"))
-    line = 1
-    for key in keys:
-        child = None
-        if isinstance(node, yaml.MappingNode):
-            for key_node, value_node in node.value:
-                if key_node.value == str(key):
-                    line, child = key_node.start_mark.line + 1, value_node
-        elif isinstance(node, yaml.SequenceNode) and isinstance(key, int):
-            child = node.value[key]
-            line = child.start_mark.line + 1
-        if child is None:
-            break
-        node = child
-    return line
+    return max(_layers(path), key=lambda layer: layer.depth(in_mappings)).place(keys)
