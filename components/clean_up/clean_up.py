@@ -14,8 +14,7 @@ from components.cluster.kube import connect, error_message, is_transient, own_na
 from components.cluster.reaper import delete_run
 from components.shared.errors import PipelineError, RetryableError
 from components.shared.progress import say
-from components.shared.stage import exit_on_error
-from components.shared.task import with_retries
+from components.shared.stage import exit_on_error, with_retries
 
 TASK_LABEL = "grpo-pipeline/task"
 """Label of each task's pod: the name of the task."""

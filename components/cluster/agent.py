@@ -23,7 +23,7 @@ from torch.distributed.run import config_from_args, parse_args
 from components.cluster.job import Job, RankFailure
 from components.cluster.watchdog import die_with_parent
 from components.shared.errors import RetryableError
-from components.shared.task import keep_files_in_group
+from components.shared.stage import keep_files_in_group
 
 _AFTER_FAILURE_S = 3
 _RANK = "components.cluster.rank"

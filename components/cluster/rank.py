@@ -9,8 +9,7 @@ from typing import Any
 from components.cluster.job import Job
 from components.cluster.watchdog import die_with_parent
 from components.shared.environment import TERMINAL_VARIABLE
-from components.shared.errors import PipelineError
-from components.shared.system_errors import explain_out_of_memory
+from components.shared.errors import PipelineError, explain_out_of_memory
 
 
 def run_rank(job: Job, rank: int) -> int:

@@ -37,7 +37,7 @@ from components.shared.config import validate
 from components.shared.environment import JOB_VARIABLE
 from components.shared.errors import PipelineError, RetryableError
 from components.shared.progress import say
-from components.shared.task import keep_files_in_group
+from components.shared.stage import keep_files_in_group
 
 _HOST = "127.0.0.1"
 _START_POLL_S = 0.2

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from components.cluster.config import ClusterConfig, ClusterStage, on_cluster
-from components.shared import jsonl, lineage, task
+from components.shared import jsonl, lineage
+from components.shared import stage as stages
 from components.shared.config import Config, validate
 from components.shared.errors import PipelineError
 from components.shared.model import holds_model, resolve_reference, write_reference
@@ -32,15 +33,15 @@ def run_task(
     and the task's own folders get models by reference and copies of all else.
     """
     if not cluster:
-        return task.run_task(stage, config, **folders)
+        return stages.run_task(stage, config, **folders)
     with exit_on_error(stage.name):
         cluster_config = validate(ClusterConfig, dict(cluster), name="cluster")
         volume = StageFolders(Path(cluster_config.mount), run_id, stage.name)
         cluster_stage = ClusterStage(cluster_config, run_id, stage.name, volume.records)
         settings = validate(stage.config, dict(config), name=stage.name)
         paths = {name: Path(path) for name, path in folders.items()}
-        task.keep_files_in_group()
-        return task.with_retries(stage.name, lambda: _run_on_volume(stage, settings, cluster_stage, volume, paths))
+        stages.keep_files_in_group()
+        return stages.with_retries(stage.name, lambda: _run_on_volume(stage, settings, cluster_stage, volume, paths))
 
 
 def _run_on_volume(

@@ -18,7 +18,7 @@ from urllib3.exceptions import HTTPError
 
 from components.cluster.kube import GROUP, PLURAL, VERSION, connect
 from components.cluster.manifest import STALE_AFTER_S
-from components.shared import checkpoints
+from components.shared.work import last_step
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _DELETE_TIMEOUT = (0.5, 0.5)
@@ -80,7 +80,7 @@ class Termination:
         raise SystemExit(128 + number)
 
     def _checkpoint(self) -> str:
-        step = checkpoints.last_step(self._work)
+        step = last_step(self._work)
         if step is None:
             return "there is no checkpoint yet, unless the ranks write one as they end"
         return f"the next run goes on from the checkpoint of step {step}, or from one that the ranks write as they end"

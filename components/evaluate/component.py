@@ -25,7 +25,7 @@ def evaluate(
         metrics: Accuracy per dataset.
     """
     from components.evaluate.evaluate import STAGE
-    from components.shared.task import run_task
+    from components.shared.stage import run_task
 
     values = run_task(STAGE, config, model=model.path, problems=problems.path, evaluation=evaluation.path)
     for name, value in values.items():

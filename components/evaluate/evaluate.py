@@ -16,10 +16,10 @@ from components.rollout.sampler import Completion, Generate, grade_completions
 from components.rollout.transformers_sampler import TransformersSampler
 from components.shared import jsonl
 from components.shared.answer_policy import AnswerPolicy
+from components.shared.errors import explain_out_of_memory
 from components.shared.problem import Problem, Split, read_problems
 from components.shared.progress import Progress, progress
 from components.shared.stage import Stage
-from components.shared.system_errors import explain_out_of_memory
 
 
 @dataclass(frozen=True)

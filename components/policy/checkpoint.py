@@ -22,10 +22,9 @@ from components.policy.compatibility import require_supported_layers, require_su
 from components.policy.lora import merged_state_dict
 from components.policy.packing import TokenSequence
 from components.shared import jsonl, lineage, tokenizer
-from components.shared.errors import PipelineError
+from components.shared.errors import PipelineError, out_of_memory
 from components.shared.model import PIPELINE_FILE, ModelConfig, ScratchModel, require_model_folder
 from components.shared.problem import Problem
-from components.shared.system_errors import out_of_memory
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,9 @@ from components.policy.determinism import random_state, set_random_state
 from components.policy.engine import Policy
 from components.policy.parallel import Ranks
 from components.policy.shutdown import StopRequest
-from components.shared import checkpoints
-from components.shared import work as work_of
 from components.shared.errors import StoppedError
 from components.shared.progress import say
+from components.shared.work import CHECKPOINTS, CheckpointWriter, fingerprint_in, latest_checkpoint
 
 _POLICY, _VALUES = "policy.safetensors", "values.pt"
 
@@ -41,15 +40,15 @@ class Resumption:
     def __init__(self, ranks: Ranks, work: Path, config: CheckpointConfig, *, stage: str, num_steps: int) -> None:
         self._ranks, self._stage, self._num_steps = ranks, stage, num_steps
         self._every_steps = config.every_steps
-        folder = work / checkpoints.FOLDER
+        folder = work / CHECKPOINTS
         self._writer = None
         newest = None
         if ranks.is_main:
-            fingerprint = work_of.fingerprint_in(work)
-            self._writer = checkpoints.Writer(
+            fingerprint = fingerprint_in(work)
+            self._writer = CheckpointWriter(
                 folder, keep_last=config.keep_last, keep_best=config.keep_best, fingerprint=fingerprint
             )
-            newest = checkpoints.latest(folder, stage=stage, fingerprint=fingerprint)
+            newest = latest_checkpoint(folder, stage=stage, fingerprint=fingerprint)
         # Only the main process reads all of it to verify that it is complete.
         latest = ranks.all_gather(newest, "the choice of a checkpoint")[0]
         self.steps_done = latest.step if latest else 0

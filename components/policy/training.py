@@ -7,7 +7,7 @@ from pathlib import Path
 
 from components.policy.config import EngineConfig
 from components.shared import jsonl
-from components.shared.system_errors import explain_out_of_memory
+from components.shared.errors import explain_out_of_memory
 
 
 def learning_rate(step: int, *, peak: float, warmup_steps: int, num_steps: int, final_fraction: float) -> float:

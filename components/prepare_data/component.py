@@ -21,7 +21,7 @@ def prepare_data(
         metrics: Numbers of problems kept, removed as contaminated, and set aside as malformed.
     """
     from components.prepare_data.prepare import STAGE
-    from components.shared.task import run_task
+    from components.shared.stage import run_task
 
     for name, value in run_task(STAGE, config, problems=problems.path).items():
         metrics.log_metric(name, value)

@@ -25,7 +25,7 @@ def register(
         metrics: Whether a new version was registered.
     """
     from components.register.register import STAGE
-    from components.shared.task import run_task
+    from components.shared.stage import run_task
 
     values = run_task(STAGE, config, policy=policy.path, report=report.path, registration=registration.path)
     for name, value in values.items():

@@ -38,7 +38,7 @@ def report(  # noqa: PLR0917 - a task has as many parameters as inputs and outpu
     from pathlib import Path
 
     from components.report.report import STAGE
-    from components.shared.task import run_task
+    from components.shared.stage import run_task
 
     values = run_task(
         STAGE,

@@ -9,7 +9,7 @@ TERMINAL_VARIABLE = "GRPO_PIPELINE_TERMINAL"
 """Terminal to draw progress on when standard output is a pipe, as it is under Kubeflow's local runner.
 Set by `grpo-pipeline run`, read by components.shared.progress, removed by components.cluster.rank."""
 POD_VARIABLE = "KFP_POD_NAME"
-"""Name of the task's pod. Set by Kubeflow Pipelines, read by components.shared.task and components.cluster."""
+"""Name of the task's pod. Set by Kubeflow Pipelines, read by components.shared.stage and components.cluster."""
 JOB_VARIABLE = "GRPO_PIPELINE_JOB"
 """Folder of the job that a vLLM server's pod belongs to.
 Set in the TrainJob's manifest, read by components.cluster.servers."""

@@ -1,6 +1,34 @@
-"""Errors that people read: one line each, with the exit code that says what to do next."""
+"""Errors that people read: one line each, with the exit code that says what to do next.
 
-from collections.abc import Sequence
+What the operating system or an allocator refused (memory, disk space) is recognised by the texts and numbers of
+errors: nothing of torch is imported here.
+"""
+
+import errno
+import os
+import re
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+# A network or a shared file system has failed: the same may well work the next time.
+_TRANSIENT_ERRNOS = {
+    *(errno.EIO, errno.ESTALE, errno.ECONNRESET, errno.ECONNREFUSED),
+    *(errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH),
+}
+_FULL_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_RUST_OS_ERROR = re.compile(r"\(os error (\d+)\)")
+_OUT_OF_MEMORY = re.compile(
+    r"out of memory|can(?:no|')t allocate memory|not enough memory|std::bad_alloc|_ALLOC_FAILED"
+    # What vLLM prints where its share of the memory is too small.
+    r"|No available memory for the cache|larger than the available KV cache|less than desired GPU memory utilization",
+    re.IGNORECASE,
+)
+_RAISED = re.compile(rf"Error: [^\n]*?(?:{_OUT_OF_MEMORY.pattern})[^\n]*", re.IGNORECASE)
+_BYTES = re.compile(r"tried to allocate (\d+) bytes")
+_AMOUNT = re.compile(r"(?:Tried|Unable) to allocate ([\d.]+ [KMGTPE]?i?B)|([\d.]+ GiB) KV cache is needed")
+_FREE = re.compile(r"GPU (\d+) has a total capacity of ([\d.]+ \w+) of which ([\d.]+ \w+) is free")
 
 
 class PipelineError(Exception):
@@ -49,9 +77,88 @@ class RetriesExhaustedError(RetryableError):
     is_final = True
 
 
+class NotEnoughMemoryError(PipelineError):
+    """The memory of the host or of a GPU is not enough for the config."""
+
+
 def raise_all(problems: Sequence[str]) -> None:
     """Raise one PipelineError with a line for each problem; do nothing where there is none."""
     if len(problems) == 1:
         raise PipelineError(problems[0])
     if problems:
         raise PipelineError("\n".join([f"{len(problems)} to correct before this run can start", *problems]))
+
+
+def explain(error: Exception) -> PipelineError | None:
+    """Return an error for people about what the system refused, or `error` if it is one; None for a bug."""
+    if isinstance(error, PipelineError):
+        return error
+    memory = out_of_memory(error)
+    if memory is not None:
+        return NotEnoughMemoryError(out_of_memory_message(memory, "this stage"))
+    number = _errno(error)
+    if number is None:
+        return None
+    where = f"{error.filename}: " if isinstance(error, OSError) and error.filename else ""
+    kind = RetryableError if number in _TRANSIENT_ERRNOS else PipelineError
+    return kind(f"{where}{os.strerror(number).lower()}")
+
+
+@contextmanager
+def explain_out_of_memory(purpose: str, *remedies: str) -> Iterator[None]:
+    """Have a failed allocation in the block raise NotEnoughMemoryError, which names its purpose and remedies."""
+    try:
+        yield
+    except Exception as error:
+        refused = out_of_memory(error)
+        if refused is None or isinstance(error, PipelineError):
+            raise
+        raise NotEnoughMemoryError(out_of_memory_message(refused, purpose, *remedies)) from error
+
+
+def out_of_memory(error: BaseException) -> str | None:
+    """Return how much memory was refused, as far as the error tells; None for any other error."""
+    known = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    if not known and isinstance(error, Exception):
+        known = _errno(error) == errno.ENOMEM
+    if not known and isinstance(error, RuntimeError):
+        # An error may end with a log; only its first line is about itself.
+        known = _OUT_OF_MEMORY.search(str(error).strip().partition("\n")[0]) is not None
+    return _amount(str(error)) if known else None
+
+
+def out_of_memory_in_log(text: str) -> str | None:
+    """Return how much memory was refused to a process, from its output; None where no error in it is about memory."""
+    line = _RAISED.search(text)
+    return _amount(line[0]) if line else None
+
+
+def out_of_memory_message(refused: str, purpose: str, *remedies: str) -> str:
+    """Return the line about memory that was refused."""
+    amount = f": {refused}" if refused else ""
+    return f"not enough memory for {purpose}{amount}" + (f"; {', or '.join(remedies)}" if remedies else "")
+
+
+def _amount(text: str) -> str:
+    exact, amount, free = _BYTES.search(text), _AMOUNT.search(text), _FREE.search(text)
+    needed = f"{int(exact[1]) / 2**30:,.1f} GiB" if exact else (amount[1] or amount[2]) if amount else ""
+    tried = f"tried to allocate another {needed}" if needed else ""
+    return tried + (f", {free[3]} of {free[2]} are free on GPU {free[1]}" if free else "")
+
+
+def raise_if_disk_is_full(error: Exception, path: Path, usage: str) -> None:
+    """Raise PipelineError, with the `usage` and what is free, if the disk was full at `path`."""
+    number = _errno(error)
+    if number in _FULL_ERRNOS:
+        free = shutil.disk_usage(next(folder for folder in (path, *path.parents) if folder.exists())).free
+        reason = f"{path}: {os.strerror(number).lower()}"
+        raise PipelineError(f"{reason}: {usage}, {free:,} are free; make room and run again") from error
+
+
+def _errno(error: Exception) -> int | None:
+    """Return the number of what the operating system refused; None for any other error, which is a bug."""
+    if isinstance(error, OSError):
+        return error.errno
+    # Libraries in Rust (safetensors, tokenizers) raise exceptions of their own that carry the error as text.
+    wrapped = _RUST_OS_ERROR.search(str(error))
+    return int(wrapped[1]) if wrapped else None

@@ -4,6 +4,10 @@ A stage is a function from folders to folders, `(config, *, <input>=..., <output
 as a `Stage` beside it. Outputs are filled in folders next to their places and renamed when the stage is done, so a
 killed or failed stage leaves nothing that could be mistaken for a result. A stage of hours has a `work` folder for
 checkpoints as well: the next run of the same work finds there what an unfinished one left.
+
+A pod of Kubeflow Pipelines needs two more things. Argo starts tasks with umask 0, so that its own containers can read
+what they leave: files would be 0666, folders 0777. And to Kubeflow's retries every failure is alike, a mistake and a
+busy server: version 2.16 retries all of them, 2.17 only lost pods. So the task itself retries what may pass.
 """
 
 import argparse
@@ -18,16 +22,20 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import gettempdir
-from typing import Any
+from typing import Any, TypeVar
 
 from components.shared import durable, lineage
-from components.shared.config import Config, load_section
-from components.shared.environment import JOURNAL_VARIABLE, WORK_VARIABLE
-from components.shared.errors import PipelineError
+from components.shared.config import Config, load_section, validate
+from components.shared.environment import JOURNAL_VARIABLE, POD_VARIABLE, WORK_VARIABLE
+from components.shared.errors import PipelineError, RetryableError, explain, raise_if_disk_is_full
 from components.shared.lineage import fingerprint
 from components.shared.model import require_unchanged, resolve_reference
-from components.shared.system_errors import explain, full_disk
+from components.shared.progress import say
 from components.shared.work import locked_work
+
+PAUSES_S = (30.0, 120.0)
+"""Between attempts of a task."""
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True)
@@ -64,6 +72,41 @@ def main(stage: Stage) -> None:
     params = options.pop("params")
     with exit_on_error(stage.name):
         run(stage, load_section(params, stage.name, stage.config), options)
+
+
+def run_task(stage: Stage, config: Mapping[str, Any], **folders: str) -> dict[str, float]:
+    """Run a stage as a Kubeflow task: plain values in, metrics out, the exit code as from the command line."""
+    with exit_on_error(stage.name):
+        settings = validate(stage.config, dict(config), name=stage.name)
+        paths = {name: Path(folder) for name, folder in folders.items()}
+        if POD_VARIABLE in os.environ:
+            keep_files_in_group()
+        return with_retries(stage.name, lambda: run(stage, settings, paths))
+
+
+def keep_files_in_group() -> None:
+    """Let only the user and the group of this process and its children read and change what they write.
+
+    All pods of runs are in group 0, whichever user the cluster runs them as.
+    """
+    os.umask(0o007)
+
+
+def with_retries(name: str, attempt: Callable[[], _Result], sleep: Callable[[float], None] = time.sleep) -> _Result:
+    """Return what `attempt` returns; in a pod of Kubeflow, retry twice after an error that may not come again.
+
+    Elsewhere a person is there to run the stage again.
+    """
+    for pause_s in PAUSES_S if POD_VARIABLE in os.environ else ():
+        try:
+            return attempt()
+        except Exception as error:
+            explained = explain(error)
+            if not isinstance(explained, RetryableError) or explained.is_final:
+                raise
+            say(name, f"{explained}; trying again in {pause_s:g} s")
+        sleep(pause_s)
+    return attempt()
 
 
 def run(
@@ -152,10 +195,8 @@ def _partial_outputs(outputs: Mapping[str, Path], *work: Path) -> Iterator[dict[
         folders = filter(Path.is_dir, [*partial.values(), *work, Path(gettempdir())])
         fullest = min(folders, key=lambda folder: shutil.disk_usage(folder).free)
         path = Path(getattr(error, "filename", None) or fullest)
-        message = full_disk(error, path, f"{durable.size(fullest):,} bytes are in {fullest} so far")
-        if message is None:
-            raise
-        raise PipelineError(message) from error
+        raise_if_disk_is_full(error, path, f"{durable.size(fullest):,} bytes are in {fullest} so far")
+        raise
     finally:
         for folder in partial.values():
             durable.remove(folder)

@@ -33,9 +33,8 @@ from components.policy.checkpoint import Checkpoint
 from components.policy.engine import NonFiniteError
 from components.policy.packing import TokenSequence
 from components.policy.training import memory_for_passes
-from components.shared.errors import PipelineError
+from components.shared.errors import PipelineError, out_of_memory
 from components.shared.progress import say
-from components.shared.system_errors import out_of_memory
 from components.train_grpo.config import RewardModelConfig, TrainGRPOConfig
 from components.train_grpo.rewards import is_masked
 from components.train_grpo.rollouts import Group

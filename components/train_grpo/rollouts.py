@@ -20,8 +20,8 @@ from components.grading.verifier import Grade, Verdict, Verifier
 from components.policy.packing import TokenSequence
 from components.policy.parallel import Ranks
 from components.rollout.sampler import Completion, Sampler, grade_completions
+from components.shared.errors import explain_out_of_memory
 from components.shared.problem import Problem
-from components.shared.system_errors import explain_out_of_memory
 from components.train_grpo.config import Combination, TrainGRPOConfig
 from components.train_grpo.custom_rewards import Failure
 from components.train_grpo.objective import has_spread

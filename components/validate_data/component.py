@@ -27,7 +27,7 @@ def validate_data(
     import shutil
     from pathlib import Path
 
-    from components.shared.task import run_task
+    from components.shared.stage import run_task
     from components.validate_data.validate import PAGE, STAGE
 
     try:

@@ -8,7 +8,7 @@ import pytest
 
 from components.clean_up.clean_up import Ending, clean_up, run
 from components.cluster import kube
-from components.shared import task
+from components.shared import stage
 from components.shared.environment import KUBECONFIG_VARIABLE, POD_VARIABLE
 from components.shared.errors import RetryableError
 from tests.fake_cluster import ApiServer, Fault, kinds
@@ -153,7 +153,7 @@ def test_missing_cluster_is_a_transient_error(tmp_path: Path, monkeypatch: pytes
 def test_busy_cluster_is_asked_again(server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the task itself: Kubeflow would take it for a failure as any other, and a job would be left."""
     monkeypatch.setenv(POD_VARIABLE, "clean-up-1")
-    monkeypatch.setattr(task, "PAUSES_S", (0.0,))
+    monkeypatch.setattr(stage, "PAUSES_S", (0.0,))
     _add_job(server, "sft", _RUN)
     server.faults.add(Fault("DELETE", status=503))
     run(_FAILED, "", str(tmp_path / "summary.md"))

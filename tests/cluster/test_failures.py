@@ -9,8 +9,7 @@ import pytest
 
 from components.cluster.failures import SilentRankError, error_of_ranks, failure_reason
 from components.cluster.job import Job
-from components.shared.errors import PipelineError, RetryableError
-from components.shared.system_errors import out_of_memory
+from components.shared.errors import PipelineError, RetryableError, out_of_memory
 
 JOB = {
     "metadata": {"name": "grpo-1"},

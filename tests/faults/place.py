@@ -14,9 +14,9 @@ from typing import Any
 
 import yaml
 
-from components.shared import checkpoints
 from components.shared.config import Config
 from components.shared.environment import JOURNAL_VARIABLE, WORK_VARIABLE
+from components.shared.work import latest_checkpoint
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 300
@@ -127,7 +127,7 @@ class Place:
     def assert_latest_checkpoint(self, step: int) -> None:
         """The latest checkpoint is of this step and complete, and nothing half-written lies beside it."""
         (folder,) = (self.folder / "work").glob(f"{self.stage}/*/checkpoints")
-        latest = checkpoints.latest(folder, stage=self.stage)
+        latest = latest_checkpoint(folder, stage=self.stage)
         assert latest is not None
         assert latest.step == step
         assert not list(folder.glob(".step-*"))

@@ -51,8 +51,11 @@ def test_a_full_disk_leaves_earlier_checkpoints_intact(
     place.wait_for_checkpoint(2, command)
     leave_no_room(command.pid)
     assert command.wait(60) == PipelineError.exit_code
-    assert f": {'no space left on device' if disk else 'file too large'}: the checkpoint takes" in place.error_line
-    assert place.error_line.endswith("make room and run again; the earlier checkpoints are complete")
+    assert (
+        f": {'no space left on device' if disk else 'file too large'}: the earlier checkpoints are complete"
+        in place.error_line
+    )
+    assert place.error_line.endswith("are free; make room and run again")
     step = place.checkpoints()[-1]
     assert 2 <= step < config.num_steps
     place.assert_latest_checkpoint(step)

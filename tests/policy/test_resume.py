@@ -12,8 +12,8 @@ from components.policy.engine import load_parameters
 from components.policy.parallel import SINGLE_PROCESS
 from components.policy.resume import Resumption, TrainingCheckpoint
 from components.policy.training import learning_rate
-from components.shared.checkpoints import Writer
 from components.shared.errors import PipelineError
+from components.shared.work import CheckpointWriter
 from tests import tiny
 
 _STATE: dict[str, Tensor] = {
@@ -61,7 +61,7 @@ def test_a_checkpoint_copied_from_another_run_is_refused(tmp_path: Path) -> None
         (folder / "checkpoints").mkdir(parents=True)
         fingerprint = {"config": {"seed": seed}, "inputs": {}, "code": "c1"}
         (folder / "fingerprint.json").write_text(json.dumps(fingerprint))
-        writer = Writer(folder / "checkpoints", keep_last=1, keep_best=False, fingerprint=fingerprint)
+        writer = CheckpointWriter(folder / "checkpoints", keep_last=1, keep_best=False, fingerprint=fingerprint)
         writer.save(seed, lambda folder: (folder / "policy.safetensors").touch(), score=None)
         del writer
     assert _resumption(own).steps_done == 1

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from components.shared import durable
-from components.shared.checkpoints import Checkpoint, Writer, latest
 from components.shared.errors import PipelineError, RetryableError
+from components.shared.work import Checkpoint, CheckpointWriter, latest_checkpoint
 
 _FORK = multiprocessing.get_context("fork")
 _FILES = ("weights/part.bin", "optimizer.bin", "state.json")
@@ -39,14 +39,14 @@ def _fill(step: int) -> Callable[[Path], None]:
 
 
 def _save(folder: Path, *steps: int, keep_last: int = 9, keep_best: bool = False, **scores: float) -> None:
-    writer = Writer(folder, keep_last=keep_last, keep_best=keep_best)
+    writer = CheckpointWriter(folder, keep_last=keep_last, keep_best=keep_best)
     for step in steps:
         writer.save(step, _fill(step), score=scores.get(f"score_{step}"))
 
 
 def _latest_step(folder: Path) -> int:
     """The step of the newest checkpoint, all of which is seen to be there; 0 for none."""
-    found = latest(folder, stage="train")
+    found = latest_checkpoint(folder, stage="train")
     if found is None:
         return 0
     assert {name: (found.folder / name).read_bytes() for name in _FILES} == {
@@ -72,7 +72,7 @@ def _killed(target: Callable[..., None], *arguments: Any) -> bool:
 def test_the_newest_checkpoint_is_found(tmp_path: Path) -> None:
     """With its score and every file; a million is after 999,999, although its name sorts before."""
     _save(tmp_path / "new/folder", 3, 12, score_12=0.5)
-    found = latest(tmp_path / "new/folder", stage="train")
+    found = latest_checkpoint(tmp_path / "new/folder", stage="train")
     assert found == Checkpoint(12, tmp_path / "new/folder/step-000012", 0.5)
     _save(tmp_path / "new/folder", 999_999, 1_000_000)
     assert _latest_step(tmp_path / "new/folder") == 1_000_000
@@ -80,9 +80,9 @@ def test_the_newest_checkpoint_is_found(tmp_path: Path) -> None:
 
 def test_no_checkpoint_at_all_is_no_error(tmp_path: Path) -> None:
     """Neither in an empty folder, nor in one that a writer has opened, nor where there is none."""
-    Writer(tmp_path / "opened", keep_last=1, keep_best=False)
+    CheckpointWriter(tmp_path / "opened", keep_last=1, keep_best=False)
     for name in (".", "opened", "nowhere"):
-        assert latest(tmp_path / name, stage="train") is None
+        assert latest_checkpoint(tmp_path / name, stage="train") is None
 
 
 def _cut(path: Path) -> None:
@@ -141,7 +141,7 @@ def test_a_damaged_checkpoint_is_skipped(
 def test_no_flipped_bit_is_missed(tmp_path: Path) -> None:
     """What is found is the one before or, for a bit between words of the manifest, exactly what was written."""
     _save(tmp_path, 1, 2)
-    whole = latest(tmp_path, stage="train")
+    whole = latest_checkpoint(tmp_path, stage="train")
     chance = random.Random(5)
     for path in sorted(path for path in (tmp_path / "step-000002").rglob("*") if path.is_file()):
         content = path.read_bytes()
@@ -149,7 +149,7 @@ def test_no_flipped_bit_is_missed(tmp_path: Path) -> None:
             flipped = bytearray(content)
             flipped[position] ^= 1 << chance.randrange(8)
             path.write_bytes(flipped)
-            found = latest(tmp_path, stage="train")
+            found = latest_checkpoint(tmp_path, stage="train")
             assert found is not None
             assert found.step == 1 or (found == whole and path.name == "manifest.json")
         path.write_bytes(content)
@@ -161,7 +161,7 @@ def test_a_run_does_not_start_again_where_all_are_damaged(tmp_path: Path, capsys
     for step in (1, 2):
         _cut(tmp_path / f"step-00000{step}/state.json")
     with pytest.raises(PipelineError, match=r"every checkpoint is damaged.*remove them all to start again") as none:
-        latest(tmp_path, stage="train")
+        latest_checkpoint(tmp_path, stage="train")
     assert str(none.value).startswith(f"{tmp_path}: ")
     assert capsys.readouterr().out.count("skipped\n") == 2
 
@@ -181,13 +181,15 @@ def _fingerprint(**changes: Any) -> dict[str, Any]:
 )
 def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path, other: dict[str, Any] | None, difference: str) -> None:
     """However whole it is, and in one line that says what differs; among its own it is found."""
-    Writer(tmp_path, keep_last=9, keep_best=False, fingerprint=other).save(2, _fill(2), score=None)
+    CheckpointWriter(tmp_path, keep_last=9, keep_best=False, fingerprint=other).save(2, _fill(2), score=None)
     with pytest.raises(PipelineError) as refused:
-        latest(tmp_path, stage="train", fingerprint=_fingerprint())
+        latest_checkpoint(tmp_path, stage="train", fingerprint=_fingerprint())
     assert str(refused.value) == (
         f"{tmp_path}/step-000002: is a checkpoint of another run ({difference}); move it out of this folder"
     )
-    assert latest(tmp_path, stage="train", fingerprint=other) == Checkpoint(2, tmp_path / "step-000002", None)
+    assert latest_checkpoint(tmp_path, stage="train", fingerprint=other) == Checkpoint(
+        2, tmp_path / "step-000002", None
+    )
 
 
 @pytest.mark.parametrize(
@@ -208,7 +210,7 @@ def test_the_last_and_the_best_are_kept(
 ) -> None:
     """The last ones and the best, also where each is written by a run of its own."""
     for step, score in enumerate(scores, start=1):
-        Writer(tmp_path, keep_last=keep_last, keep_best=True).save(step, _fill(step), score=score)
+        CheckpointWriter(tmp_path, keep_last=keep_last, keep_best=True).save(step, _fill(step), score=score)
     assert _names(tmp_path) == {f"step-{step:06d}" for step in kept}
 
 
@@ -235,7 +237,7 @@ def test_a_resumed_run_replaces_later_checkpoints(tmp_path: Path) -> None:
 def test_a_complete_checkpoint_is_not_written_again(tmp_path: Path) -> None:
     """A run that is told to stop just after it has saved does not put its newest checkpoint at risk."""
     _save(tmp_path, 1, 2)
-    writer = Writer(tmp_path, keep_last=1, keep_best=False)
+    writer = CheckpointWriter(tmp_path, keep_last=1, keep_best=False)
     writer.save(2, lambda folder: pytest.fail("it was written"), score=None)
     assert _names(tmp_path) == {"step-000002"}
     assert _latest_step(tmp_path) == 2
@@ -247,14 +249,14 @@ def test_leftovers_of_a_killed_run_are_removed(tmp_path: Path) -> None:
     for name in (".step-000002.partial", ".step-000003.removed"):
         shutil.copytree(tmp_path / "step-000001", tmp_path / name)
     assert _latest_step(tmp_path) == 1
-    Writer(tmp_path, keep_last=1, keep_best=False)
+    CheckpointWriter(tmp_path, keep_last=1, keep_best=False)
     assert _names(tmp_path) == {"step-000001"}
 
 
 @pytest.mark.parametrize("error", [ValueError("a bug"), KeyboardInterrupt()], ids=["error", "Ctrl-C"])
 def test_a_write_that_fails_leaves_nothing(tmp_path: Path, error: BaseException) -> None:
     """The error is its own, and the earlier checkpoint is as it was."""
-    writer = Writer(tmp_path, keep_last=1, keep_best=False)
+    writer = CheckpointWriter(tmp_path, keep_last=1, keep_best=False)
     writer.save(1, _fill(1), score=None)
 
     def fail(folder: Path) -> None:
@@ -332,7 +334,7 @@ def test_a_kill_at_any_moment_leaves_a_complete_checkpoint(tmp_path: Path, damag
 
 def test_a_second_writer_is_refused_until_the_first_is_gone(tmp_path: Path) -> None:
     """And clears nothing away."""
-    writer = Writer(tmp_path, keep_last=1, keep_best=False)
+    writer = CheckpointWriter(tmp_path, keep_last=1, keep_best=False)
     (tmp_path / ".step-000002.partial").mkdir()
     with pytest.raises(RetryableError, match=rf"{tmp_path}: is in use by process {os.getpid()} on .*; wait"):
         _save(tmp_path, 2)
@@ -344,7 +346,7 @@ def test_a_second_writer_is_refused_until_the_first_is_gone(tmp_path: Path) -> N
 
 def test_a_full_disk_costs_the_new_checkpoint_alone(tmp_path: Path) -> None:
     """One line says where, what a checkpoint takes at least, and what is free when the partial one is removed."""
-    writer = Writer(tmp_path, keep_last=1, keep_best=False)
+    writer = CheckpointWriter(tmp_path, keep_last=1, keep_best=False)
     writer.save(1, _fill(1), score=None)
 
     def write(folder: Path) -> None:
@@ -357,7 +359,9 @@ def test_a_full_disk_costs_the_new_checkpoint_alone(tmp_path: Path) -> None:
             writer.save(2, write, score=None)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    line = rf"{tmp_path}/step-000002: file too large: the checkpoint takes 50,000 bytes or more, [\d,]+ are free; "
-    assert re.fullmatch(line + "make room and run again; the earlier checkpoints are complete", str(full.value))
+    line = (
+        rf"{tmp_path}/step-000002: file too large: the earlier checkpoints are complete, this one takes 50,000 bytes "
+    )
+    assert re.fullmatch(line + r"or more, [\d,]+ are free; make room and run again", str(full.value))
     assert _names(tmp_path) == {"step-000001"}
     assert _latest_step(tmp_path) == 1

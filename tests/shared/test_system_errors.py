@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from components.rollout.vllm.config import raise_if_out_of_memory
-from components.shared.errors import PipelineError
-from components.shared.system_errors import (
+from components.shared.errors import (
     NotEnoughMemoryError,
+    PipelineError,
     explain_out_of_memory,
     out_of_memory,
     out_of_memory_in_log,

@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 
 from components.cluster import task as cluster_task
-from components.shared import task
+from components.shared import stage as contract
 from components.shared.config import Config
 from components.shared.environment import POD_VARIABLE, WORK_VARIABLE
 from components.shared.errors import GateMissedError, PipelineError, RetriesExhaustedError, RetryableError
-from components.shared.stage import Stage
-from components.shared.task import PAUSES_S, with_retries
+from components.shared.stage import PAUSES_S, Stage, run_task, with_retries
 
 _BUSY = RetryableError("the server is busy")
 _STALE = OSError(errno.ESTALE, "Stale file handle", "/work/x")
@@ -108,7 +107,7 @@ def _run_task(stage: Stage, folder: Path, *, on_cluster: bool) -> dict[str, floa
     if on_cluster:
         cluster = {"image": "gpu:1", "mount": str(folder)}
         return cluster_task.run_task(stage, {"seed": 3.0}, cluster=cluster, run_id="run-1", model=model)
-    return task.run_task(stage, {"seed": 3.0}, model=model)
+    return run_task(stage, {"seed": 3.0}, model=model)
 
 
 @pytest.mark.usefixtures("pod")
@@ -117,7 +116,7 @@ def test_a_task_takes_plain_values_and_retries(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_cluster: bool
 ) -> None:
     """Kubeflow passes floats for integers and paths as text; both kinds of tasks retry."""
-    monkeypatch.setattr(task, "PAUSES_S", (0.0,))
+    monkeypatch.setattr(contract, "PAUSES_S", (0.0,))
     attempts = Attempts(_BUSY)
     assert _run_task(_stage(attempts), tmp_path, on_cluster=on_cluster) == {"seed": 3}
     assert attempts.count == 2
@@ -127,7 +126,7 @@ def test_a_task_takes_plain_values_and_retries(
 def test_a_task_with_a_wrong_config_ends_like_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     """One line and the exit code."""
     with pytest.raises(SystemExit) as ended:
-        task.run_task(_stage(), {"sed": 3.0}, model="model")
+        run_task(_stage(), {"sed": 3.0}, model="model")
     assert ended.value.code == 2
     assert capsys.readouterr().err == "error: write: write.sed: unknown key; did you mean `seed`?\n"
 
@@ -161,5 +160,5 @@ def test_file_modes_on_a_laptop_are_the_users_choice(
 ) -> None:
     """Only the user decides who reads the files of a local run."""
     monkeypatch.setenv(WORK_VARIABLE, str(tmp_path / "work"))
-    task.run_task(_stage(), {}, model=str(tmp_path / "model"))
+    run_task(_stage(), {}, model=str(tmp_path / "model"))
     assert _modes(tmp_path / "model") == {(True, 0o777 & ~umask), (False, 0o666 & ~umask)}

@@ -8,7 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from components.policy.config import Dtype
 from components.shared.config import Config
-from components.shared.system_errors import NotEnoughMemoryError, out_of_memory_in_log, out_of_memory_message
+from components.shared.errors import NotEnoughMemoryError, out_of_memory_in_log, out_of_memory_message
 
 WeightsBy = Literal["folder", "nccl", "ipc", "gloo"]
 _ROOT = Path(__file__).parents[3]

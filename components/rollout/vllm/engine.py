@@ -23,8 +23,7 @@ from components.rollout.vllm.requests import Request, SampledTokens, ScoringRequ
 from components.rollout.vllm.transfer import Transfer
 from components.rollout.vllm.verification import shapes, verify_weights, weights_in
 from components.shared.environment import OWNER_VARIABLE
-from components.shared.errors import PipelineError, RetryableError
-from components.shared.system_errors import out_of_memory
+from components.shared.errors import PipelineError, RetryableError, out_of_memory
 
 _NAME = "vLLM in this process"
 _LOCALHOST = "127.0.0.1"
