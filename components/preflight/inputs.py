@@ -12,7 +12,7 @@ from components.grading.verifier import Verifier, require_sandbox
 from components.preflight.config import Params, exceeded_limits, is_url
 from components.preflight.remotes import references
 from components.prepare_data.config import PrepareConfig
-from components.prepare_data.source import FileSource, MalformedRowError, raw_rows
+from components.prepare_data.source import FileSource, MalformedRow
 from components.register.catalogue import Catalogue
 from components.shared.errors import PipelineError
 from components.shared.model import context_tokens, model_config
@@ -126,29 +126,23 @@ def _files(config: PrepareConfig) -> Iterator[str]:
             if not isinstance(source, FileSource):
                 continue
             for split in Split:
-                path = source.path(split)
-                wrong = path and _unreadable(path, source, verify)
-                if wrong:
+                if source.path(split) and (wrong := _unreadable(source, split, verify)):
                     yield f"prepare_data.sources.{index}.{split}: {wrong}"
 
 
-def _unreadable(path: Path, source: FileSource, verify: Verifier) -> str | None:
-    """Say why a raw file cannot be used, as far as its first rows show."""
-    reasons = []
+def _unreadable(source: FileSource, split: Split, verify: Verifier) -> str | None:
+    """Say why the raw file of a split cannot be used, as far as its first rows show."""
     try:
-        rows = list(islice(raw_rows(path), _NUM_ROWS_TRIED))
+        rows = list(islice(source.read(split, Path(), verify), _NUM_ROWS_TRIED))
     except PipelineError as error:
         return str(error)
-    for row in rows:
-        try:
-            source.read_row(row.columns(), verify)
-        except MalformedRowError as error:
-            reasons.append(f"{row.path}:{row.line}: {error}")
     if not rows:
-        return f"{path}: contains no row"
-    if len(reasons) == len(rows):
-        return f"{path}: none of its first {len(rows)} rows can be used; {reasons[0]}"
-    return None
+        return f"{source.path(split)}: contains no row"
+    malformed = [row for row in rows if isinstance(row, MalformedRow)]
+    if len(malformed) < len(rows):
+        return None
+    file, line, reason = malformed[0]
+    return f"{source.path(split)}: none of its first {len(rows)} rows can be used; {file}:{line}: {reason}"
 
 
 def _sandbox(params: Params) -> Iterator[str]:

@@ -1,19 +1,20 @@
 """The section `prepare_data` of a params file: which datasets, and which of their problems are left out."""
 
+from collections import Counter
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field, field_validator, model_validator
 
 from components.prepare_data.gsm8k import GSM8K
-from components.prepare_data.math_dataset import MATH, MATH500
+from components.prepare_data.math_dataset import MATH
 from components.prepare_data.mbpp import MBPP
 from components.prepare_data.source import FileSource
 from components.prepare_data.word_problems import WordProblems
 from components.shared.config import Config
 from components.shared.problem import Split
 
-Source = Annotated[GSM8K | MATH | MATH500 | MBPP | WordProblems, Field(discriminator="kind")]
+Source = Annotated[GSM8K | MATH | MBPP | WordProblems, Field(discriminator="kind")]
 """Every dataset there is; `kind` names it in a params file."""
 
 
@@ -52,10 +53,9 @@ class PrepareConfig(Config):
     @field_validator("sources")
     @classmethod
     def _kinds_differ(cls, sources: list[Source]) -> list[Source]:
-        kinds = [source.kind for source in sources]
-        repeated = next((kind for kind in kinds if kinds.count(kind) > 1), None)
-        if repeated:
-            raise ValueError(f"`{repeated}` occurs twice; put both splits into one entry")
+        (kind, number), *_ = Counter(source.kind for source in sources).most_common(1)
+        if number > 1:
+            raise ValueError(f"`{kind}` occurs twice; put both splits into one entry")
         return sources
 
     @model_validator(mode="after")

@@ -19,11 +19,8 @@ class GSM8K(FileSource):
         """Return the problem; the solution stays unchanged, the answer loses its thousands commas."""
         solution = text(columns, "answer")
         _, mark, answer = solution.rpartition(_MARK)
-        answer = answer.strip()
         if not mark:
             raise MalformedRowError(f"column `answer` has no `{_MARK}` before its final answer")
-        if not answer:
-            raise MalformedRowError(f"column `answer` has nothing after its `{_MARK}`")
-        if not _NUMBER.fullmatch(answer):
-            raise MalformedRowError(f"the final answer {excerpt(answer)} is not a number")
-        return Fields(text(columns, "question"), solution, answer.replace(",", ""))
+        if not _NUMBER.fullmatch(answer.strip()):
+            raise MalformedRowError(f"the final answer {excerpt(answer.strip())} is not a number")
+        return Fields(text(columns, "question"), solution, answer.strip().replace(",", ""))

@@ -15,25 +15,21 @@ _REMARK = re.compile(r"\baccept(?:ed|able)?\b", re.IGNORECASE)
 
 
 class MATH(FileSource):
-    """MATH as JSON lines, as parquet, or as the original folder of a split with one JSON file per problem."""
+    """MATH and MATH-500: JSON lines, parquet, or MATH's original folder of a split with one JSON file per problem."""
 
-    kind: Literal["math"]
-
-    def read_row(self, columns: dict[str, Any], verify: Verifier) -> Fields:
-        """Return the problem; without an `answer` column the answer is read from the boxes of the solution."""
-        if columns.get("answer") is not None:
-            return _fields(columns, text(columns, "answer").strip())
-        return _fields(columns, boxed_answer(text(columns, "solution"), verify))
-
-
-class MATH500(FileSource):
-    """The MATH-500 selection: JSON lines with `problem`, `solution`, `answer`, `subject` and `level`."""
-
-    kind: Literal["math500"]
+    kind: Literal["math", "math500"]
 
     def read_row(self, columns: dict[str, Any], verify: Verifier) -> Fields:
-        """Return the problem; its authors cleaned the answers, so the boxes are no substitute for the column."""
-        return _fields(columns, text(columns, "answer").strip())
+        """Return the problem; without an `answer` column the answer is read from the boxes of the solution.
+
+        The authors of MATH-500 cleaned the answers, so that the boxes are no substitute for the column there.
+        """
+        if columns.get("answer") is None and self.kind == "math":
+            answer = boxed_answer(text(columns, "solution"), verify)
+        else:
+            answer = text(columns, "answer").strip()
+        question, solution = text(columns, "problem"), text(columns, "solution")
+        return Fields(question, solution, answer, text(columns, "subject", "type"), _level(columns))
 
 
 def boxed_answer(solution: str, verify: Verifier) -> str:
@@ -44,23 +40,19 @@ def boxed_answer(solution: str, verify: Verifier) -> str:
     boxes hold the same answer in two forms (`15\frac{39}{40}` or `\frac{639}{40}`), the last form counts.
     """
     boxes = find_boxes(solution)
-    if boxes and last_boxed(solution) is None:
-        raise MalformedRowError("the last box of the solution is never closed")
     if not boxes:
         raise MalformedRowError(r"the solution has no closed \boxed{...}")
+    if last_boxed(solution) is None:
+        raise MalformedRowError("the last box of the solution is never closed")
     answers = [box.content for index, box in enumerate(boxes) if index == 0 or not _is_remark(solution, boxes, index)]
     if not all(answers):
         raise MalformedRowError(r"the solution has an empty \boxed{}")
-    return ", ".join(
+    distinct = (
         answer
         for index, answer in enumerate(answers)
         if not any(_is_same(answer, later, verify) for later in answers[index + 1 :])
     )
-
-
-def _fields(columns: dict[str, Any], answer: str) -> Fields:
-    question, solution = text(columns, "problem"), text(columns, "solution")
-    return Fields(question, solution, answer, text(columns, "subject", "type"), _level(columns))
+    return ", ".join(distinct)
 
 
 def _is_remark(solution: str, boxes: list[Box], index: int) -> bool:
@@ -73,19 +65,15 @@ def _is_remark(solution: str, boxes: list[Box], index: int) -> bool:
 
 
 def _is_same(answer: str, other: str, verify: Verifier) -> bool:
-    if answer == other:
-        return True
-    (grade,) = verify([Submission(other, rf"\boxed{{{answer}}}", AnswerPolicy.BOXED)])
-    return grade.verdict == Verdict.RIGHT
+    submission = Submission(other, rf"\boxed{{{answer}}}", AnswerPolicy.BOXED)
+    return answer == other or verify([submission])[0].verdict == Verdict.RIGHT
 
 
 def _level(columns: dict[str, Any]) -> int | None:
     level = columns.get("level")
-    if level is None:
-        raise MalformedRowError("column `level` is missing")
     if level == _UNKNOWN_LEVEL:
         return None
-    match = _LEVEL.fullmatch(str(level)) if isinstance(level, str | int | float) else None
+    match = _LEVEL.fullmatch(str(level))  # not that of True, None or a list
     if not match:
         raise MalformedRowError(
             f"column `level` is {excerpt(level)}, expected a number, `Level n` or `{_UNKNOWN_LEVEL}`"

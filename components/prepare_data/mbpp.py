@@ -3,7 +3,7 @@
 import ast
 from typing import Any, Literal
 
-from components.grading.unit_tests import UnitTest, UnreadableTestsError, last_code_block, read_tests
+from components.grading.unit_tests import UnreadableTestsError, last_code_block, read_tests
 from components.grading.verifier import Verifier
 from components.prepare_data.source import Fields, FileSource, MalformedRowError, excerpt, text
 
@@ -21,23 +21,21 @@ class MBPP(FileSource):
         The question shows the first test, without which nobody could know the name and the arguments of the function.
         The others stay hidden: an answer that just returns the values it was shown must not pass.
         """
-        solution = _solution(text(columns, "code"))
+        code = text(columns, "code").replace("\r\n", "\n").strip()
+        solution = f"```python\n{code}\n```"
+        if last_code_block(solution) != code:
+            raise MalformedRowError("column `code` contains a code fence, so it does not fit into a code block")
         asserts = _statements(columns, "test_list")
         try:
             tests = read_tests("\n".join(asserts))
         except UnreadableTestsError as error:
             raise MalformedRowError(f"column `test_list`: {error}") from None
-        _check_imports(columns, tests)
+        used = {node.id for test in tests for node in ast.walk(ast.parse(test.call)) if isinstance(node, ast.Name)}
+        # The solution is all that the grader gives the tests.
+        if needed := sorted(_imported_names(columns) & used):
+            raise MalformedRowError(f"the tests call {needed[0]}, which they import; they may only call the solution")
         question = _QUESTION.format(task=text(columns, "prompt", "text").strip(), test=asserts[0])
         return Fields(question, solution, answer="\n".join(asserts))
-
-
-def _solution(code: str) -> str:
-    code = code.replace("\r\n", "\n").strip()
-    solution = f"```python\n{code}\n```"
-    if last_code_block(solution) != code:
-        raise MalformedRowError("column `code` contains a code fence, so it does not fit into a code block")
-    return solution
 
 
 def _statements(columns: dict[str, Any], name: str) -> list[str]:
@@ -47,8 +45,8 @@ def _statements(columns: dict[str, Any], name: str) -> list[str]:
     return [text({name: value}, name).strip() for value in values]
 
 
-def _check_imports(columns: dict[str, Any], tests: list[UnitTest]) -> None:
-    """Raise if the tests need more than the solution, which is all that the grader gives them."""
+def _imported_names(columns: dict[str, Any]) -> set[str]:
+    """Return the names that the tests import; MalformedRowError if they need anything else to be set up."""
     lines = _statements(columns, "test_imports") if columns.get("test_imports") else []
     lines += [text(columns, "test_setup_code")] if columns.get("test_setup_code") else []
     try:
@@ -58,7 +56,4 @@ def _check_imports(columns: dict[str, Any], tests: list[UnitTest]) -> None:
     imports = [statement for statement in statements if isinstance(statement, ast.Import | ast.ImportFrom)]
     if len(imports) < len(statements):
         raise MalformedRowError("column `test_setup_code` does more than import")
-    imported = {(each.asname or each.name).partition(".")[0] for statement in imports for each in statement.names}
-    used = {node.id for test in tests for node in ast.walk(ast.parse(test.call)) if isinstance(node, ast.Name)}
-    if needed := sorted(imported & used):
-        raise MalformedRowError(f"the tests call {needed[0]}, which they import; they may only call the solution")
+    return {(each.asname or each.name).partition(".")[0] for statement in imports for each in statement.names}

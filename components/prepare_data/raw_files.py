@@ -10,7 +10,7 @@ from pathlib import Path
 
 import yaml
 
-from components.prepare_data.config import DataRepository, PrepareConfig
+from components.prepare_data.config import PrepareConfig
 from components.shared.errors import PipelineError
 from components.shared.progress import say
 from components.shared.versioning import Workspace
@@ -28,29 +28,25 @@ def raw_folder(config: PrepareConfig) -> Iterator[Path]:
     Raises:
         PipelineError: The repository, its commit, a file at that commit or the content of a DVC pointer is missing.
     """
-    repository = config.repository
-    if repository is None:
+    if config.repository is None:
         yield Path()
         return
+    url, commit = config.repository.url, config.repository.commit
     with tempfile.TemporaryDirectory(prefix="grpo-pipeline-data-") as scratch:
         workspace = Workspace(Path(scratch), Path(scratch))
         clone, files = workspace.folder / "clone", workspace.folder / "files"
-        workspace.git("clone", "--quiet", "--no-checkout", "--no-local", repository.url, str(clone))
-        if workspace.try_git("-C", str(clone), "cat-file", "-e", f"{repository.commit}^{{commit}}") is None:
-            raise PipelineError(f"prepare_data.repository: {repository.url} has no commit {repository.commit}")
+        workspace.git("clone", "--quiet", "--no-checkout", "--no-local", url, str(clone))
+        if workspace.try_git("-C", str(clone), "cat-file", "-e", f"{commit}^{{commit}}") is None:
+            raise PipelineError(f"prepare_data.repository: {url} has no commit {commit}")
         for path in dict.fromkeys(config.files):
-            _copy_from(clone, workspace, path, repository, files / path)
-        say("prepare_data", f"{len(config.files)} files from {repository.url} at {repository.commit[:12]}")
+            (files / path).parent.mkdir(parents=True, exist_ok=True)
+            try:
+                workspace.dvc_get(str(clone), path.as_posix(), commit, files / path)
+            except PipelineError as error:
+                reason = str(error).removeprefix("dvc: ")
+                raise type(error)(f"cannot read {path} from {url} at {commit}: {reason}") from None
+        say("prepare_data", f"{len(config.files)} files from {url} at {commit[:12]}")
         yield files
-
-
-def _copy_from(clone: Path, workspace: Workspace, path: Path, repository: DataRepository, target: Path) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        workspace.dvc_get(str(clone), path.as_posix(), repository.commit, target)
-    except PipelineError as error:
-        reason = str(error).removeprefix("dvc: ")
-        raise type(error)(f"cannot read {path} from {repository.url} at {repository.commit}: {reason}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +72,10 @@ def fetch_raw_files(source: Path) -> None:
     for pointer in missing:
         # DVC would copy a damaged object without a check.
         cached, stored = pointer.object_in(_CACHE), pointer.object_in(_REMOTE)
-        if cached.is_file() and _md5(cached) != pointer.md5:
-            cached.unlink()
-        if not stored.is_file() or _md5(stored) != pointer.md5:
-            _store(pointer, source)
+        if _md5(cached) != pointer.md5:
+            cached.unlink(missing_ok=True)
+        if _md5(stored) != pointer.md5:
+            _store(pointer, source / pointer.target.name)
     # If there is no home, DVC keeps its temporary files next to the remote.
     Workspace(Path(), _REMOTE.parent).dvc("pull", "--remote", "local", *(str(pointer.path) for pointer in missing))
     for pointer in missing:
@@ -105,29 +101,21 @@ def _read_pointer(path: Path) -> Pointer:
 
 
 def _is_present(pointer: Pointer) -> bool:
-    if not pointer.target.is_file():
-        return False
     md5 = _md5(pointer.target)
-    if md5 != pointer.md5:
+    if md5 not in {None, pointer.md5}:
         # Never overwritten: it may be the only copy of somebody's work.
         raise PipelineError(f"{pointer.target}: has MD5 {md5}, not {pointer.md5} as in its pointer; move it away")
-    return True
+    return md5 is not None
 
 
-def _store(pointer: Pointer, source: Path) -> None:
-    """Copy a file from `source` into the remote, after a check that it is the one the pointer expects."""
-    file, stored = source / pointer.target.name, pointer.object_in(_REMOTE)
-    damage = f"{stored}, the remote's copy of {pointer.target}, is damaged; " if stored.exists() else ""
-    if not file.is_file():
+def _store(pointer: Pointer, file: Path) -> None:
+    """Copy a file into the remote, after a check that it is the one the pointer expects."""
+    stored = pointer.object_in(_REMOTE)
+    if _md5(file) != pointer.md5:
+        state = "damaged" if stored.exists() else "missing"
         raise PipelineError(
-            f"{damage}{file}: no such file; `make data SOURCE=DIR` needs a folder with {pointer.target.name} "
-            "(data/README.md says where to get it)"
-        )
-    md5 = _md5(file)
-    if md5 != pointer.md5:
-        raise PipelineError(
-            f"{damage}{file}: has MD5 {md5}, but {pointer.path} expects {pointer.md5}; "
-            "data/README.md says where to get that version"
+            f"{stored}, the remote's copy of {pointer.target}, is {state}, and {file} is no file with MD5 "
+            f"{pointer.md5}; run `make data SOURCE=DIR` with a folder that has it (data/README.md says where to get it)"
         )
     stored.parent.mkdir(parents=True, exist_ok=True)
     partial = stored.with_suffix(".partial")
@@ -135,6 +123,9 @@ def _store(pointer: Pointer, source: Path) -> None:
     partial.rename(stored)
 
 
-def _md5(path: Path) -> str:
+def _md5(path: Path) -> str | None:
+    """Return the MD5 of a file; None if there is none."""
+    if not path.is_file():
+        return None
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()

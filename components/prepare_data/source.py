@@ -1,12 +1,11 @@
-"""What every dataset in files shares: its settings, its raw rows, and the fields to be read from one of them.
+"""What every dataset in files shares: its settings, how its rows are read, and the fields to be read from one of them.
 
 To add a dataset, write a subclass of `FileSource` in a file such as `gsm8k.py` and add it to `Source` in `config.py`.
 """
 
 import json
 from abc import abstractmethod
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,7 +14,7 @@ from pydantic import Field, model_validator
 from components.shared import jsonl
 from components.shared.config import Config
 from components.shared.errors import PipelineError
-from components.shared.problem import Split
+from components.shared.problem import Problem, Split
 
 if TYPE_CHECKING:
     from components.grading.verifier import Verifier
@@ -25,6 +24,15 @@ _MAX_EXCERPT = 40
 
 class MalformedRowError(ValueError):
     """A row that cannot be used; the message says why."""
+
+
+class MalformedRow(NamedTuple):
+    """Where a row is that cannot be used, and why."""
+
+    file: Path
+    line: int
+    """Line of the file, or row of a parquet file, from 1."""
+    reason: str
 
 
 class Fields(NamedTuple):
@@ -60,13 +68,10 @@ class FileSource(Config):
         """The file or folder of one split; None if the split is not used."""
         return self.train if split == Split.TRAIN else self.test
 
-    def limit(self, split: Split) -> int | None:
-        """The configured maximum of problems of one split."""
-        return self.train_limit if split == Split.TRAIN else self.test_limit
-
     def max_problems(self, split: Split) -> int | None:
         """How many problems of one split there can be; None if only its file tells."""
-        return 0 if self.path(split) is None else self.limit(split)
+        limit = self.train_limit if split == Split.TRAIN else self.test_limit
+        return 0 if self.path(split) is None else limit
 
     @abstractmethod
     def read_row(self, columns: dict[str, Any], verify: "Verifier") -> Fields:
@@ -76,45 +81,24 @@ class FileSource(Config):
             MalformedRowError: The row cannot be used.
         """
 
+    def read(self, split: Split, root: Path, verify: "Verifier") -> Iterator[Problem | MalformedRow]:
+        """Yield what is in each row of a split, up to its maximum of problems; its path is relative to `root`.
 
-@dataclass(frozen=True, slots=True)
-class RawRow:
-    """One row, not yet parsed."""
-
-    path: Path
-    line: int
-    """Line of the file, or row of a parquet file, from 1."""
-    name: str
-    """Stable within the split: the row's number from 0, or its path in a folder."""
-    content: bytes | dict[str, Any]
-
-    def columns(self) -> dict[str, Any]:
-        """Return the row's columns; MalformedRowError unless it is a JSON object."""
-        if isinstance(self.content, dict):
-            return self.content
-        where = f"{self.path}:{self.line}"
-        try:
-            return jsonl.parse_object(self.content, where=where)
-        except PipelineError as error:
-            raise MalformedRowError(str(error).removeprefix(f"{where}: ")) from None
-
-
-def raw_rows(path: Path) -> Iterator[RawRow]:
-    """Yield the rows of a JSON lines file, a parquet file, or a folder with one JSON file per problem."""
-    if not path.exists():
-        raise PipelineError(
-            f"{path}: no such file; `make data` fetches GSM8K and MATH-500, data/README.md describes the others"
-        )
-    if path.is_dir():
-        for file in sorted(path.rglob("*.json"), key=lambda file: _natural_order(file.relative_to(path))):
-            yield RawRow(file, 1, file.relative_to(path).with_suffix("").as_posix(), file.read_bytes())
-    elif path.suffix == ".parquet":
-        for index, row in enumerate(_read_parquet(path)):
-            yield RawRow(path, index + 1, f"{index:05d}", row)
-    else:
-        for index, line in enumerate(jsonl.read_lines(path)):
-            if line.strip():
-                yield RawRow(path, index + 1, f"{index:05d}", line)
+        The id of a problem names its row by number from 0, or by its path in a folder.
+        """
+        path, num_problems = self.path(split) or Path(), 0
+        for file, line, name, content in _raw_rows(root / path):
+            try:
+                columns = content if isinstance(content, dict) else _parse(content)
+                fields = self.read_row(columns, verify)
+            except MalformedRowError as error:
+                # The path as in the config, not that of a temporary checkout.
+                yield MalformedRow(path / file.relative_to(root / path), line, str(error))
+                continue
+            yield Problem(id=f"{self.kind}/{split}/{name}", source=self.kind, split=split, **fields._asdict())
+            num_problems += 1
+            if num_problems == self.max_problems(split):
+                return
 
 
 def text(columns: dict[str, Any], *names: str) -> str:
@@ -140,19 +124,42 @@ def excerpt(value: Any) -> str:
     return encoded if len(encoded) <= _MAX_EXCERPT else f"{encoded[:_MAX_EXCERPT]}..."
 
 
-def _read_parquet(path: Path) -> Iterator[dict[str, Any]]:
+def _raw_rows(path: Path) -> Iterator[tuple[Path, int, str, Any]]:
+    """Yield file, line, name and content of each row: columns, or the bytes of a JSON object."""
+    if not path.exists():
+        raise PipelineError(
+            f"{path}: no such file; `make data` fetches GSM8K and MATH-500, data/README.md describes the others"
+        )
+    if path.is_dir():
+        for file in sorted(path.rglob("*.json"), key=_natural_order):
+            yield file, 1, file.relative_to(path).with_suffix("").as_posix(), file.read_bytes()
+        return
+    rows: Iterable[Any] = _read_parquet(path) if path.suffix == ".parquet" else jsonl.read_lines(path)
+    for index, row in enumerate(rows):
+        if isinstance(row, dict) or row.strip():
+            yield path, index + 1, f"{index:05d}", row
+
+
+def _read_parquet(path: Path) -> list[dict[str, Any]]:
     # Imported here: slow to load, and most runs read JSON lines.
     import pyarrow
     import pyarrow.parquet
 
     try:
-        batches = list(pyarrow.parquet.ParquetFile(path).iter_batches())
+        rows: list[dict[str, Any]] = pyarrow.parquet.read_table(path).to_pylist()
     except (pyarrow.ArrowException, OSError) as error:
         reason = str(error).partition("\n")[0]
         raise PipelineError(f"{path}: not a readable parquet file ({reason}); is it truncated?") from None
-    return (row for batch in batches for row in batch.to_pylist())
+    return rows
 
 
 def _natural_order(path: Path) -> tuple[tuple[str, ...], int, str]:
     """By folder, then by number: 2.json before 10.json."""
     return path.parts[:-1], int(path.stem) if path.stem.isdecimal() else -1, path.name
+
+
+def _parse(line: bytes) -> dict[str, Any]:
+    try:
+        return jsonl.parse_object(line, where="")
+    except PipelineError as error:
+        raise MalformedRowError(str(error).removeprefix(": ")) from None

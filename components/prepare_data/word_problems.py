@@ -17,7 +17,7 @@ MAX_OPERANDS = 6
 """Single digits: six of them keep every intermediate result of a word problem within 0 to 60."""
 _NAMES = ("Ann", "Ben", "Eva", "Leo", "Mia", "Sam", "Tom", "Zoe")
 _THINGS = ("apples", "books", "cards", "coins", "nuts", "pens", "shells", "stones")
-_TEST_SHARE = 0.2
+_TEST_FRACTION = 0.2
 _MAX_ATTEMPTS = 20_000
 """Random draws without a new problem after which the problems of this kind are taken to be exhausted."""
 
@@ -62,65 +62,49 @@ class WordProblems(Config):
         Only the digest of a calculation decides whether it belongs to train or test, so no calculation of the test
         split occurs in the train split, under any seed, name, thing or family.
         """
+        num_levels = self.max_operands - self.min_operands + 1
         for split in Split:
-            yield from _split(self, seed, split)
+            rng = random.Random(f"{seed} {split}")
+            seen: set[tuple[Family, Chain]] = set()
+            for index in range(self.max_problems(split)):
+                family = self.families[index % len(self.families)]
+                level = 1 + index // len(self.families) % num_levels
+                chains = (_chain(rng, family, self.min_operands + level - 1) for _ in range(_MAX_ATTEMPTS))
+                chain = next((each for each in chains if split_of(each) == split and (family, each) not in seen), None)
+                if chain is None:
+                    raise PipelineError(
+                        f"prepare_data.sources: word_problems: num_{split} is {self.max_problems(split)}, but only "
+                        f"{index} distinct problems exist in equal shares of families and levels; lower it or raise "
+                        "max_operands"
+                    )
+                seen.add((family, chain))
+                is_worked = _fraction(f"worked {seed} {family} {chain}") < self.worked_fraction
+                yield Problem(
+                    id=f"{self.kind}/{split}/{index:05d}",
+                    source=self.kind,
+                    split=split,
+                    question=_question(rng, family, chain),
+                    solution=(_steps(chain) if is_worked else "") + f"#### {sum(chain)}",
+                    answer=str(sum(chain)),
+                    subject=family,
+                    level=level,
+                )
 
 
 def split_of(chain: Chain) -> Split:
     """Return the only split in which a calculation may occur."""
-    return Split.TEST if _share(f"split {chain}") < _TEST_SHARE else Split.TRAIN
+    return Split.TEST if _fraction(f"split {chain}") < _TEST_FRACTION else Split.TRAIN
 
 
-def _split(config: WordProblems, seed: int, split: Split) -> Iterator[Problem]:
-    rng = random.Random(f"{seed} {split}")
-    levels = config.max_operands - config.min_operands + 1
-    seen: set[tuple[Family, Chain]] = set()
-    for index in range(config.max_problems(split)):
-        family = config.families[index % len(config.families)]
-        level = 1 + index // len(config.families) % levels
-        chain = _new_chain(rng, family, config.min_operands + level - 1, split, seen)
-        if chain is None:
-            raise PipelineError(
-                f"prepare_data.sources: word_problems: num_{split} is {config.max_problems(split)}, but only {index} "
-                "distinct problems exist in equal shares of families and levels; lower it or raise max_operands"
-            )
-        seen.add((family, chain))
-        worked = _share(f"worked {seed} {family} {chain}") < config.worked_fraction
-        yield Problem(
-            id=f"{config.kind}/{split}/{index:05d}",
-            source=config.kind,
-            split=split,
-            question=_question(rng, family, chain),
-            solution=(_steps(chain) if worked else "") + f"#### {sum(chain)}",
-            answer=str(sum(chain)),
-            subject=family,
-            level=level,
-        )
-
-
-def _new_chain(
-    rng: random.Random, family: Family, length: int, split: Split, seen: set[tuple[Family, Chain]]
-) -> Chain | None:
-    for _ in range(_MAX_ATTEMPTS):
-        chain = _chain(rng, _signs(rng, family, length))
-        if split_of(chain) == split and (family, chain) not in seen:
-            return chain
-    return None
-
-
-def _signs(rng: random.Random, family: Family, length: int) -> list[int]:
-    """Return for each number whether it is added (1) or subtracted (-1)."""
+def _chain(rng: random.Random, family: Family, length: int) -> Chain:
+    """Return single digits with the signs of a family; at a total of 0 the next one is added regardless of its sign."""
+    num_losses = (length // 3 or 1) if family == "leftovers" else 0
+    signs = [1] * (length - num_losses - 1) + [-1] * num_losses
     if family == "gains_and_losses":
-        return [1, *(rng.choice((1, -1)) for _ in range(length - 1))]
-    num_losses = length // 3 or 1
-    return [1] * (length - num_losses) + [-1] * num_losses if family == "leftovers" else [1] * length
-
-
-def _chain(rng: random.Random, signs: list[int]) -> Chain:
-    """Return single digits with these signs; at a total of 0 the next one is added regardless of its sign."""
+        signs = [rng.choice((1, -1)) for _ in signs]
     total = rng.randint(2, 9)  # "has 1 coins" would not be English
     chain = [total]
-    for sign in signs[1:]:
+    for sign in signs:
         step = rng.randint(1, 9) if sign > 0 or total == 0 else -rng.randint(1, min(9, total))
         chain.append(step)
         total += step
@@ -154,6 +138,6 @@ def _steps(chain: Chain) -> str:
     return "".join(f"{before}{step:+d}={after}\n" for before, step, after in steps)
 
 
-def _share(text: str) -> float:
+def _fraction(text: str) -> float:
     """Return a number from 0 to 1 that depends on `text` alone."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) / 2**64

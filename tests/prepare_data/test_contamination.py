@@ -1,15 +1,14 @@
 """Contamination: what is detected, what is not, and that a large dataset takes seconds."""
 
 import random
-from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from components.prepare_data.config import ContaminationConfig
-from components.prepare_data.contamination import Contamination, Match, find_contamination
-from components.prepare_data.word_problems import Family, WordProblems
+from components.prepare_data.contamination import Contamination, find_contamination
+from components.prepare_data.word_problems import WordProblems
 from components.shared.problem import Problem, Split
 from tests.processor_time import processor_time
 
@@ -30,13 +29,13 @@ def _compare(train: str, *test: str, max_overlap: float = 0.5) -> Contamination 
 @pytest.mark.parametrize(
     ("train", "test", "match"),
     [
-        ("Tom has 3 apples. How many?", "Tom has 3 apples. How many?", Match.EXACT),
-        ("Tom has 3 apples. How many?", "tom  has 3 apples,\nhow many", Match.NORMALISED),
-        ("A well-known two-digit number?", "A well known two digit number.", Match.NORMALISED),
-        ("Evaluate $\\lfloor 3.2 \\rfloor$.", "Evaluate $ \\lfloor 3.2 \\rfloor $", Match.NORMALISED),
-        ("What is $x\N{MINUS SIGN}3$?", "What is $x - 3$?", Match.NORMALISED),
-        (f"{_LONG} and then it ends so", f"{_LONG} but now it ends differently", Match.NGRAMS),
-        (f"Said before it: {_LONG}", _LONG, Match.NGRAMS),
+        ("Tom has 3 apples. How many?", "Tom has 3 apples. How many?", "exact"),
+        ("Tom has 3 apples. How many?", "tom  has 3 apples,\nhow many", "normalised"),
+        ("A well-known two-digit number?", "A well known two digit number.", "normalised"),
+        ("Evaluate $\\lfloor 3.2 \\rfloor$.", "Evaluate $ \\lfloor 3.2 \\rfloor $", "normalised"),
+        ("What is $x\N{MINUS SIGN}3$?", "What is $x - 3$?", "normalised"),
+        (f"{_LONG} and then it ends so", f"{_LONG} but now it ends differently", "ngrams"),
+        (f"Said before it: {_LONG}", _LONG, "ngrams"),
         # Other numbers, other operators, the same words in another order, and a shared beginning are different.
         ("Tom has 3 apples. How many?", "Tom has 4 apples. How many?", None),
         ("Evaluate $x + 3$ at $x = 2$.", "Evaluate $x - 3$ at $x = 2$.", None),
@@ -46,7 +45,7 @@ def _compare(train: str, *test: str, max_overlap: float = 0.5) -> Contamination 
         (f"{' '.join(_LONG.split()[:20])} then something else", _LONG, None),
     ],
 )
-def test_problem_that_gives_a_test_problem_away_is_detected(train: str, test: str, match: Match | None) -> None:
+def test_problem_that_gives_a_test_problem_away_is_detected(train: str, test: str, match: str | None) -> None:
     """Equal texts, equal words, and questions that share most of their n-grams."""
     entry = _compare(train, test)
     assert (entry and entry.match) == match
@@ -55,7 +54,7 @@ def test_problem_that_gives_a_test_problem_away_is_detected(train: str, test: st
 def test_overlap_is_a_share_of_the_closest_test_question() -> None:
     """A test question of 40 words has 28 n-grams; a train question with its first 26 words shares half of them."""
     train = " ".join([*_LONG.split()[:26], "else"])
-    assert _compare(train, _LONG, max_overlap=0.49) == Contamination("x/train/0", "x/test/0", Match.NGRAMS, 0.5)
+    assert _compare(train, _LONG, max_overlap=0.49) == Contamination("x/train/0", "x/test/0", "ngrams", 0.5)
     assert _compare(train, _LONG, max_overlap=0.5) is None, "at the threshold, not above it"
     closest = _compare(f"{_LONG} y", " ".join(_LONG.split()[:30]) + " x" * 8, f"{_LONG} x")
     assert closest is not None
@@ -91,15 +90,12 @@ def test_index_detects_the_same_pairs_as_brute_force(
     assert {entry.train for entry in entries} == expected
 
 
-@pytest.mark.parametrize("max_overlap", [0.3, 0.5])
-def test_word_problems_of_one_template_are_told_apart(max_overlap: float) -> None:
+def test_word_problems_of_one_template_are_told_apart() -> None:
     """Templates share their words; their numbers tell them apart."""
-    sizes = {"num_train": 4000, "num_test": 1000, "min_operands": 3, "max_operands": 6}
-    config = {"kind": "word_problems", "worked_fraction": 0.5, "families": get_args(Family), **sizes}
-    problems = list(WordProblems.model_validate(config).problems(seed=3))
-    train = [problem for problem in problems if problem.split == Split.TRAIN]
-    test = [problem for problem in problems if problem.split == Split.TEST]
-    assert find_contamination(train, test, ContaminationConfig(ngram_words=13, max_overlap=max_overlap)) == []
+    sizes = {"num_train": 4000, "num_test": 1000, "min_operands": 3}
+    problems = list(WordProblems.model_validate({"kind": "word_problems", **sizes}).problems(seed=3))
+    train, test = problems[:4000], problems[4000:]
+    assert find_contamination(train, test, ContaminationConfig(max_overlap=0.3)) == []
 
 
 @pytest.mark.slow

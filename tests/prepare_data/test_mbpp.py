@@ -67,25 +67,17 @@ def test_repeating_the_shown_test_does_not_pass() -> None:
     ("change", "reason"),
     [
         ({"text": None}, "column `prompt` or `text` is missing"),
-        ({"code": None}, "column `code` is missing"),
         ({"code": "x = '''\n```\n'''"}, "column `code` contains a code fence"),
-        ({"test_list": None}, "column `test_list` is null, expected a list of Python statements"),
         ({"test_list": []}, "column `test_list` is [], expected a list of Python statements"),
-        ({"test_list": "assert f(1)"}, 'column `test_list` is "assert f(1)", expected a list of Python statements'),
         ({"test_list": ["assert f(1) == 2", 3]}, "column `test_list` is 3, expected text"),
         ({"test_list": ["assert f(1) == 2", "assert f(1) > 2"]}, "column `test_list`: line 2 of the tests is "),
         ({"test_list": ["assert f(1) =="]}, "column `test_list`: the tests are "),
         ({"test_setup_code": "root = Node(1)"}, "column `test_setup_code` does more than import"),
         ({"test_setup_code": "import"}, "`test_imports` and `test_setup_code` are not valid Python: invalid syntax"),
-        ({"test_setup_code": 3}, "column `test_setup_code` is 3, expected text"),
         ({"test_imports": "import re"}, 'column `test_imports` is "import re", expected a list of Python statements'),
         (
             {"test_imports": ["import os.path as p"], "test_list": ["assert double(p.sep) == 2"]},
             "the tests call p, which they import; they may only call the solution",
-        ),
-        (
-            {"test_setup_code": "from re import sub", "test_list": ["assert sub(double(1)) == 2"]},
-            "the tests call sub, which they import; they may only call the solution",
         ),
     ],
 )

@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -81,29 +80,19 @@ def test_damaged_copy_is_replaced_from_the_source(source: Path, store: Path) -> 
     assert _ONE.read_bytes() == _CONTENT["one.jsonl"]
 
 
-@pytest.mark.slow
-def test_error_of_dvc_is_quoted(source: Path) -> None:
-    """In one line."""
-    Path(".dvc/config").write_text("[core]\n    remote = other\n", encoding="utf-8")
-    with pytest.raises(PipelineError, match=r"^dvc: .*local.*$"):
-        fetch_raw_files(source)
-
-
-@pytest.mark.parametrize(
-    ("content", "reason"), [(b"another", "has MD5"), (None, "no such file; `make data SOURCE=DIR")]
-)
-@pytest.mark.parametrize("damaged", [True, False])
+@pytest.mark.parametrize("content", [b"another", None])
+@pytest.mark.parametrize(("damaged", "state"), [(True, "damaged"), (False, "missing")])
 def test_source_without_the_right_file_is_an_error(
-    source: Path, content: bytes | None, reason: str, damaged: bool
+    source: Path, content: bytes | None, damaged: bool, state: str
 ) -> None:
-    """The message also names a damaged copy in the remote; nothing is put in place."""
+    """The message names the copy in the remote, the file that is expected and the command; nothing is put in place."""
     if damaged:
         _damage(_REMOTE)
     (source / "one.jsonl").unlink()
     if content is not None:
         (source / "one.jsonl").write_bytes(content)
-    named = r"dvc-remote/.*, the remote's copy of data/raw/one\.jsonl, is damaged; .*" if damaged else "^"
-    with pytest.raises(PipelineError, match=rf"{named}.*source/one\.jsonl: {reason}"):
+    named = rf"dvc-remote/.*, the remote's copy of data/raw/one\.jsonl, is {state}, and .*/source/one\.jsonl is no file"
+    with pytest.raises(PipelineError, match=rf"{named} with MD5 .*; run `make data SOURCE=DIR`"):
         fetch_raw_files(source)
     assert not _ONE.exists()
 
@@ -116,7 +105,7 @@ def test_changed_file_in_place_is_never_overwritten(source: Path) -> None:
     assert _ONE.read_bytes() == b"edited"
 
 
-@pytest.mark.parametrize("content", ["", "outs: []", "outs: [{path: x}]", "- a\n  b: [", "text"])
+@pytest.mark.parametrize("content", ["", "outs: []", "outs: [{path: x}]", "- a\n  b: ["])
 def test_broken_pointer_is_an_error(source: Path, content: str) -> None:
     """The message names the pointer; in a folder without pointers it says where to run the command."""
     Path(f"{_ONE}.dvc").write_text(content, encoding="utf-8")
@@ -144,85 +133,57 @@ def test_pointers_are_those_of_the_published_files(monkeypatch: pytest.MonkeyPat
 _TRAIN, _TEST = Path("data/train.jsonl"), Path("data/test.jsonl")
 
 
-class _Repository:
-    """A repository in which DVC keeps the train split, in a remote, and git the test split."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.remote = folder / "repository", folder / "remote"
-        (self.folder / "data").mkdir(parents=True)
-        self._run("git", "init", "--quiet")
-        self._dvc("init", "--quiet")
-        self._dvc("remote", "add", "--default", "store", str(self.remote))
-
-    def commit(self, answer: int) -> str:
-        """Commit splits whose only train problem has this answer, and return the commit."""
-        for path, number in ((_TRAIN, answer), (_TEST, 1000)):
-            row = {"question": f"What is {number} plus 0?", "answer": f"#### {number}"}
-            (self.folder / path).write_text(json.dumps(row) + "\n")
-        self._dvc("add", "--quiet", str(_TRAIN))
-        self._dvc("push", "--quiet")
-        self._run("git", "add", "--all")
-        self._run("git", "-c", "user.name=t", "-c", "user.email=t@localhost", "commit", "--quiet", "-m", "data")
-        return self._run("git", "rev-parse", "HEAD").strip()
-
-    def _dvc(self, *arguments: str) -> None:
-        self._run(sys.executable, "-m", "dvc", *arguments)
-
-    def _run(self, *command: str) -> str:
-        return subprocess.run(command, cwd=self.folder, check=True, capture_output=True, text=True).stdout
+def _run(folder: Path, *command: str) -> str:
+    return subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout
 
 
-def _section(url: Path, commit: str, train: Path = _TRAIN) -> dict[str, Any]:
-    return {
-        "repository": {"url": str(url), "commit": commit},
-        "sources": [{"kind": "gsm8k", "train": str(train), "test": str(_TEST)}],
-    }
+def _commit(repository: Path, answer: int) -> str:
+    """Commit splits whose only train problem has this answer: DVC keeps the train split, git the test split."""
+    for path, number in ((_TRAIN, answer), (_TEST, 1000)):
+        row = {"question": f"What is {number} plus 0?", "answer": f"#### {number}"}
+        (repository / path).write_text(json.dumps(row) + "\n")
+    _run(repository, sys.executable, "-m", "dvc", "add", "--quiet", str(_TRAIN))
+    _run(repository, sys.executable, "-m", "dvc", "push", "--quiet")
+    _run(repository, "git", "add", "--all")
+    _run(repository, "git", "-c", "user.name=t", "-c", "user.email=t@localhost", "commit", "--quiet", "-m", "data")
+    return _run(repository, "git", "rev-parse", "HEAD").strip()
 
 
-def _answers(section: dict[str, Any], folder: Path) -> list[str]:
-    folder.mkdir(exist_ok=True)
-    prepare(PrepareConfig.model_validate(section), problems=folder)
-    return [problem.answer for problem in read_problems(folder, Split.TRAIN)]
+def _answers(out: Path, url: Path, commit: str, train: Path = _TRAIN) -> list[str]:
+    repository, source = {"url": str(url), "commit": commit}, {"kind": "gsm8k", "train": str(train), "test": str(_TEST)}
+    out.mkdir(exist_ok=True)
+    prepare(PrepareConfig.model_validate({"repository": repository, "sources": [source]}), problems=out)
+    return [problem.answer for problem in read_problems(out, Split.TRAIN)]
 
 
 @pytest.mark.slow
 def test_repository_is_read_at_its_commit(tmp_path: Path) -> None:
     """Neither later commits nor the working tree matter; the content comes from the remote, and what fails is named."""
-    repository = _Repository(tmp_path)
-    first, second = repository.commit(1), repository.commit(2)
-    (repository.folder / _TRAIN).unlink()
-    shutil.rmtree(repository.folder / ".dvc/cache")
-    assert _answers(_section(repository.folder, first), tmp_path / "first") == ["1"]
-    assert _answers(_section(repository.folder, second), tmp_path / "second") == ["2"]
+    repository, remote = tmp_path / "repository", tmp_path / "remote"
+    (repository / "data").mkdir(parents=True)
+    _run(repository, "git", "init", "--quiet")
+    _run(repository, sys.executable, "-m", "dvc", "init", "--quiet")
+    _run(repository, sys.executable, "-m", "dvc", "remote", "add", "--default", "store", str(remote))
+    first, second = _commit(repository, 1), _commit(repository, 2)
+    (repository / _TRAIN).unlink()
+    shutil.rmtree(repository / ".dvc/cache")
+    assert _answers(tmp_path / "first", repository, first) == ["1"]
+    assert _answers(tmp_path / "second", repository, second) == ["2"]
     manifest = json.loads((tmp_path / "second/manifest.json").read_text())
     assert [file["path"] for file in manifest["raw_files"]] == [str(_TRAIN), str(_TEST)]
 
     def error(url: Path, commit: str, train: Path = _TRAIN) -> str:
         with pytest.raises(PipelineError) as raised:
-            _answers(_section(url, commit, train), tmp_path / "failed")
+            _answers(tmp_path / "failed", url, commit, train)
         assert "\n" not in str(raised.value)
         return str(raised.value)
 
     assert str(tmp_path / "gone") in error(tmp_path / "gone", second)
-    assert f"has no commit {'0' * 40}" in error(repository.folder, "0" * 40)
-    assert "cannot read data/other.jsonl from" in error(repository.folder, second, Path("data/other.jsonl"))
-    (stored,) = [path for path in repository.remote.rglob("*") if path.is_file() and b" 2 " in path.read_bytes()]
+    assert f"has no commit {'0' * 40}" in error(repository, "0" * 40)
+    assert "cannot read data/other.jsonl from" in error(repository, second, Path("data/other.jsonl"))
+    (stored,) = [path for path in remote.rglob("*") if path.is_file() and b" 2 " in path.read_bytes()]
     stored.chmod(0o644)
     stored.write_bytes(stored.read_bytes().replace(b"2", b"4"))
-    assert f"is damaged: its object {stored} has" in error(repository.folder, second)
-    shutil.rmtree(repository.remote)
-    assert f"cannot read {_TRAIN} from" in error(repository.folder, second)
-
-
-@pytest.mark.parametrize(
-    ("train", "commit", "message"),
-    [
-        (Path("/data/train.jsonl"), "0" * 40, "not in the repository"),
-        (Path("../train.jsonl"), "0" * 40, "not in the repository"),
-        (_TRAIN, "main", "commit"),
-    ],
-)
-def test_repository_needs_a_commit_and_relative_paths(tmp_path: Path, train: Path, commit: str, message: str) -> None:
-    """Another path would be another file on every machine, and a branch another commit tomorrow."""
-    with pytest.raises(ValueError, match=message):
-        PrepareConfig.model_validate(_section(tmp_path, commit, train))
+    assert f"is damaged: its object {stored} has" in error(repository, second)
+    shutil.rmtree(remote)
+    assert f"cannot read {_TRAIN} from" in error(repository, second)
