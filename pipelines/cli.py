@@ -135,10 +135,14 @@ def _grade(options: argparse.Namespace) -> int:
 
 
 def _plan(options: argparse.Namespace) -> int:
-    from pipelines.plan.plan import plan, show
+    from pipelines.plan.plan import plan
 
-    planned = plan(
-        options.params, num_gpus=options.gpus, gpu_name=options.gpu, completion_tokens=options.completion_tokens
+    plan(
+        options.params,
+        num_gpus=options.gpus,
+        gpu_name=options.gpu,
+        completion_tokens=options.completion_tokens,
+        as_json=options.json,
+        plot=options.plot,
     )
-    show(planned, as_json=options.json, plot=options.plot)
     return 0

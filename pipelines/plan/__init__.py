@@ -1,5 +1,5 @@
-"""Prediction of memory and time of a training run, before it has hardware.
+"""Prediction of memory and time of a training run, before it has hardware: docs/explanation/planning.md.
 
-`plan.plan` and `plan.show` are the command. Behind them: `run` (a params file in numbers), `models` and `hardware`
-(what it runs, and on what), `memory` and `step_time` (the formulas), `fit` and `scaling` (what follows), `text`.
+`plan.plan` is the command. Behind it: `run` (a params file in numbers) with the shapes of `models`, `hardware` (what it
+runs on), `memory` (what a GPU needs, and what makes it fit), `step_time`, and `scaling` (more and more GPUs).
 """

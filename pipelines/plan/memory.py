@@ -1,31 +1,21 @@
-"""Memory of one GPU by part, as this trainer holds it.
-
-N parameters, of which n are trained, on P GPUs; a weight has b bytes (2 for bf16, 4 for fp32).
-
-| part | ZeRO 0 | ZeRO 1 | ZeRO 2 | ZeRO 3 |
-|---|---|---|---|---|
-| weights | bN | bN | bN | bN / P |
-| gradients, summed in fp32 | 4n | 4n | 4n / P | 4n / P |
-| optimizer: two moments and a master copy, fp32 | 12n | 12n / P | 12n / P | 12n / P |
-
-In fp32 without sharding the weights are their own master copy: 8n.
+"""Memory of one GPU by part, as this trainer holds it; whether a run fits, and the smallest change that makes it fit.
 
 Activations are counted from the tensors that transformers' Llama, Qwen2 and Qwen3 layers save for autograd, and from
 this trainer's own attention and output layer. Norms compute in fp32, whatever the weights are. Every token of a
 micro-batch may be a completion token.
 """
 
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
+from itertools import product
+from typing import Any, NamedTuple
 
+from pipelines.plan.hardware import Gpu
 from pipelines.plan.run import Run
 
 _BUCKET_ELEMENTS = 500_000_000
 """Gradients that DeepSpeed reduces at once (components/policy/engine.py)."""
-_LIVE_ELEMENTS = 1_000_000_000
-"""Weights that ZeRO 3 keeps gathered for reuse (DeepSpeed's default)."""
-_PREFETCH_ELEMENTS = 50_000_000
-"""Weights that ZeRO 3 prefetches, in a buffer of their own (DeepSpeed's default)."""
+_LIVE_ELEMENTS, _PREFETCH_ELEMENTS = 1_000_000_000, 50_000_000
+"""Weights that ZeRO 3 keeps gathered for reuse, and prefetches into a buffer of their own (DeepSpeed's defaults)."""
 _MIN_SHARDED_ELEMENTS = 100_000
 """ZeRO 3 does not shard smaller tensors (DeepSpeed's default)."""
 _FIRST_CAPACITY = 64
@@ -33,113 +23,64 @@ _FIRST_CAPACITY = 64
 _CHUNK_ELEMENTS, _MIN_CHUNK_ROWS = 4_194_304, 64
 """Logits that exist at once, and the fewest rows of them (components/policy)."""
 _INDEX_BYTES = 8
+_MAX_GPUS = 4096
+_MIN_ZERO_STAGE = {"none": 0, "optimizer": 1, "all": 3}
+"""What is offloaded has to be sharded."""
+
+STATES = ("weights", "gradients", "optimizer")
 
 
-@dataclass(frozen=True)
-class Memory:
-    """Bytes of each part on one GPU that trains."""
-
-    weights: float
-    gradients: float
-    optimizer: float
-    reference: float
-    activations: float
-    buffers: float
-    """Of collectives, gathered weights and gradients, at the peak of the backward pass."""
-    sampler_weights: float
-    """The sampler's own copy of the weights: vLLM's, or an unsharded one beside the shards of ZeRO 3."""
-    kv_cache: float
-    sampling: float
-    """Logits while sampling."""
-    gathered: float
-    """All weights of ZeRO 3, while the sampler's copy is updated."""
-    sampler_sleeps: bool
-    """Whether the sampler is offloaded while the policy is updated, as vLLM is."""
-
-    @cached_property
-    def states(self) -> float:
-        """Weights, gradients and optimizer state."""
-        return self.weights + self.gradients + self.optimizer
-
-    @cached_property
-    def update_peak(self) -> float:
-        """The peak of the update."""
-        sampler = 0.0 if self.sampler_sleeps else self.sampler_weights
-        return self.states + self.reference + self.activations + self.buffers + sampler
-
-    @cached_property
-    def sampling_peak(self) -> float:
-        """The peak while sampling, without gradients."""
-        resident = self.weights + self.optimizer + self.reference + self.sampler_weights
-        return resident + max(self.kv_cache + self.sampling, self.gathered)
-
-    @property
-    def peak(self) -> float:
-        """The peak of a step."""
-        return max(self.update_peak, self.sampling_peak)
+def memory_of(run: Run) -> dict[str, float]:
+    """Return the bytes of each part on a GPU that trains, and of all at the peaks of the update and of sampling."""
+    parts = {**_states(run), "activations": _activations(run), "buffers": _buffers(run), **_sampler(run)}
+    states, copy = sum(parts[name] for name in STATES), parts["sampler_weights"]
+    update = states + parts["reference"] + parts["activations"] + parts["buffers"]
+    sampling = parts["weights"] + parts["optimizer"] + parts["reference"] + copy
+    return {
+        **parts,
+        # vLLM sleeps while the policy is updated, and there are no gradients while it samples.
+        "update_peak": update + (0.0 if run.sampler == "vllm" else copy),
+        "sampling_peak": sampling + max(parts["kv_cache"] + parts["sampling"], parts["gathered"]),
+    }
 
 
-def memory_of(run: Run) -> Memory:
-    """Return the memory of a GPU of this run."""
-    return Memory(
-        weights=_weights(run),
-        gradients=_gradients(run),
-        optimizer=_optimizer(run),
-        reference={"replicated": _unsharded(run), "sharded": _sharded(run)}.get(run.reference, 0.0),
-        activations=_activations(run),
-        buffers=_buffers(run),
-        sampler_weights=_sampler_weights(run),
-        kv_cache=_kv_cache(run),
-        # Logits in fp32, the same over the temperature, and their exponentials.
-        sampling=0.0 if run.sampler.num_servers else 3.0 * 4 * _rows(run) * run.shape.vocabulary_size,
-        gathered=_unsharded(run) if run.engine.zero_stage == 3 else 0.0,
-        sampler_sleeps=run.sampler.engine == "vllm",
-    )
-
-
-def at_stage(run: Run, zero_stage: int) -> Run:
-    """Return the same run with another stage of ZeRO."""
-    return replace(run, engine=replace(run.engine, zero_stage=zero_stage))
+def peak(memory: dict[str, float]) -> float:
+    """Return the peak of a step."""
+    return max(memory["update_peak"], memory["sampling_peak"])
 
 
 def _unsharded(run: Run) -> float:
-    return float(run.engine.element_bytes * run.shape.num_parameters)
+    return float(run.element_bytes * run.shape.num_parameters)
 
 
-def _small_tensors(run: Run) -> int:
-    return run.shape.num_below(_MIN_SHARDED_ELEMENTS) * run.engine.element_bytes
-
-
-def _sharded(run: Run) -> float:
-    return _unsharded(run) / run.num_trainers + _small_tensors(run)
-
-
-def _weights(run: Run) -> float:
-    adapters = run.engine.element_bytes * run.num_trained if run.engine.lora_rank else 0
-    if run.engine.zero_stage < 3:
-        return _unsharded(run) + adapters
-    return (float(_small_tensors(run)) if run.engine.offload == "all" else _sharded(run)) + adapters
-
-
-def _gradients(run: Run) -> float:
-    if run.engine.offload != "none":
-        return 0.0
-    return 4.0 * run.num_trained / (run.num_trainers if run.engine.zero_stage >= 2 else 1)
-
-
-def _optimizer(run: Run) -> float:
-    if run.engine.offload != "none":
-        return 0.0
-    if run.engine.zero_stage:
-        return 12.0 * run.num_trained / run.num_trainers
-    return (8.0 if run.engine.element_bytes == 4 else 12.0) * run.num_trained
+def _states(run: Run) -> dict[str, float]:
+    """Weights, gradients, the optimizer's two moments and master copy, and the reference's weights."""
+    whole, small = _unsharded(run), run.shape.num_below(_MIN_SHARDED_ELEMENTS) * run.element_bytes
+    sharded = whole / run.num_trainers + small
+    weights = whole
+    if run.zero_stage == 3:
+        weights = small if run.offload == "all" else sharded
+    if run.lora_rank:
+        weights += run.element_bytes * run.num_trained
+    gradients = 4.0 * run.num_trained / (run.num_trainers if run.zero_stage >= 2 else 1)
+    # Without sharding, weights in fp32 are their own master copy.
+    optimizer = (8.0 if run.element_bytes == 4 else 12.0) * run.num_trained
+    if run.zero_stage:
+        optimizer = 12.0 * run.num_trained / run.num_trainers
+    on_gpu = run.offload == "none"
+    return {
+        "weights": weights,
+        "gradients": gradients if on_gpu else 0.0,
+        "optimizer": optimizer if on_gpu else 0.0,
+        "reference": {"replicated": whole, "sharded": sharded}.get(run.reference, 0.0),
+    }
 
 
 def _activations(run: Run) -> float:
     """What is saved of a micro-batch when its backward pass begins."""
-    shape, size = run.shape, run.engine.element_bytes
+    shape, size = run.shape, run.element_bytes
     # With checkpointing only the input of each layer.
-    layer = shape.hidden_size * size if run.engine.gradient_checkpointing else _layer_bytes_per_token(run)
+    layer = shape.hidden_size * size if run.gradient_checkpointing else _layer_bytes_per_token(run)
     # Before and after the layers: indices, rotations, the last norm, and what the output layer saves.
     indices, rotations = 4 * _INDEX_BYTES, 2 * size * shape.head_size
     ends = indices + rotations + shape.hidden_size * (4 + size) + shape.hidden_size * size + 3 * 4
@@ -147,7 +88,7 @@ def _activations(run: Run) -> float:
 
 
 def _layer_bytes_per_token(run: Run) -> int:
-    shape, size = run.shape, run.engine.element_bytes
+    shape, size = run.shape, run.element_bytes
     norm = shape.hidden_size * (4 + size)  # its input in fp32, and the output
     norms = 2 * norm + shape.qk_norm * (4 + size) * (shape.query_size + shape.kv_size)
     inputs = 2 * size * shape.hidden_size  # of the matrices of attention and of the MLP
@@ -158,54 +99,106 @@ def _layer_bytes_per_token(run: Run) -> int:
 
 
 def _buffers(run: Run) -> float:
-    """What the update needs beside the activations, at its peak.
+    """Collectives, gathered weights and gradients at the peak of the backward pass.
 
-    At the start of the backward pass that is the output layer's part, later a layer's, and with ZeRO 1 and 2 the bucket
-    that gradients are reduced in. ZeRO 3 has this bucket all the time, and gathered and prefetched weights.
+    At its start that is the output layer's part, later a layer's, and with ZeRO 1 and 2 the bucket that gradients are
+    reduced in. ZeRO 3 has this bucket all the time, and gathered and prefetched weights.
     """
-    shape, size, num_tokens = run.shape, run.engine.element_bytes, run.tokens_at_once
+    shape, size, num_tokens = run.shape, run.element_bytes, run.tokens_at_once
     rows = min(num_tokens, max(_MIN_CHUNK_ROWS, _CHUNK_ELEMENTS // shape.vocabulary_size))
     # The output layer: its gradient, two chunks of logits, and the gradient of the hidden states.
     head = float(4 * shape.head_weights + 2 * 4 * rows * shape.vocabulary_size + num_tokens * shape.hidden_size * size)
     # A layer: gradients of the widest tensors of its MLP; with checkpointing its activations, too.
     per_token = size * (3 * shape.intermediate_size + 2 * shape.hidden_size)
-    if run.engine.gradient_checkpointing:
+    if run.gradient_checkpointing:
         per_token += _layer_bytes_per_token(run)
     layer = float(num_tokens * per_token)
     bucket = size * min(run.num_trained, _BUCKET_ELEMENTS)
-    if run.engine.zero_stage == 3:
+    if run.zero_stage == 3:
         live, prefetched = (size * min(shape.num_parameters, most) for most in (_LIVE_ELEMENTS, _PREFETCH_ELEMENTS))
         return bucket + live + max(head, layer, prefetched)
-    return max(head, layer + (bucket if run.engine.zero_stage else 0.0))
+    return max(head, layer + (bucket if run.zero_stage else 0.0))
 
 
-def _sampler_weights(run: Run) -> float:
-    if run.sampler.engine == "vllm":
-        return _unsharded(run) / run.sampler.tensor_parallel
-    return _unsharded(run) if run.engine.zero_stage == 3 and run.sampler.engine == "transformers" else 0.0
-
-
-def _rows(run: Run) -> int:
-    """Completions that a GPU samples at once."""
-    groups = -(-run.work.prompts // run.num_trainers)
-    at_once = max(1, run.sampler.max_batch_size // run.work.group_size)
-    return min(groups, at_once) * run.work.group_size
-
-
-def _kv_cache(run: Run) -> float:
-    """Keys and values of a batch, with the prompt of a group once.
-
-    Every completion may reach its limit; vLLM makes some wait where they do, so that mean lengths are enough.
-    """
-    if run.sampler.num_servers:
-        return 0.0
-    if run.sampler.cache_bytes:
-        return run.sampler.cache_bytes / run.sampler.tensor_parallel
-    rows, work = _rows(run), run.work
-    capacity = work.mean_completion_tokens
-    if run.sampler.engine == "transformers":
+def _sampler(run: Run) -> dict[str, float]:
+    """The sampler's own weights, its cache and logits, and the weights that ZeRO 3 gathers to update the sampler's."""
+    rows = min(-(-run.prompts // run.num_trainers), max(1, run.max_batch_size // run.group_size)) * run.group_size
+    # Every completion may reach its limit; vLLM makes some wait where they do, so that mean lengths are enough.
+    capacity = run.mean_completion_tokens
+    if run.sampler == "transformers":
         capacity = _FIRST_CAPACITY
-        while capacity < work.completion_tokens:
+        while capacity < run.completion_tokens:
             capacity *= 2
-    tokens = rows // work.group_size * work.prompt_tokens + rows * capacity
-    return tokens * run.shape.kv_bytes_per_token(run.engine.element_bytes) / run.sampler.tensor_parallel
+    tokens = rows // run.group_size * run.prompt_tokens + rows * capacity  # the prompt of a group once
+    cache = run.cache_bytes or tokens * run.shape.kv_bytes_per_token(run.element_bytes)
+    gathered = _unsharded(run) if run.zero_stage == 3 else 0.0
+    vllm, apart = _unsharded(run) / run.tensor_parallel, run.num_servers > 0
+    return {
+        # An unsharded copy beside the shards of ZeRO 3, where transformers samples.
+        "sampler_weights": {"vllm": vllm, "transformers": gathered}.get(run.sampler, 0.0),
+        "kv_cache": 0.0 if apart else cache / run.tensor_parallel,
+        # Logits in fp32, the same over the temperature, and their exponentials.
+        "sampling": 0.0 if apart else 3.0 * 4 * rows * run.shape.vocabulary_size,
+        "gathered": gathered,
+    }
+
+
+def fits(run: Run, gpu: Gpu) -> bool:
+    """Tell whether a run fits on GPUs of this kind: those that train, and those that only sample."""
+    if peak(memory_of(run)) > gpu.usable_bytes:
+        return False
+    # A server holds the weights, and a cache for at least one completion.
+    cache = max(run.longest * run.shape.kv_bytes_per_token(run.element_bytes), run.cache_bytes)
+    return not run.num_servers or (_unsharded(run) + cache) / run.tensor_parallel <= gpu.usable_bytes
+
+
+class _Change(NamedTuple):
+    """Another value of a key of `train_grpo`."""
+
+    text: str
+    cost: float
+    """A judgement: what makes steps slower costs more."""
+    values: dict[str, Any]
+
+
+def smallest_change(run: Run, gpu: Gpu) -> str | None:
+    """Return the cheapest change that makes a run fit, as keys of the params file; None where none does."""
+    combinations = [list(filter(None, choice)) for choice in product(*([None, *options] for options in _options(run)))]
+    for changes in sorted(combinations, key=lambda changes: (sum(each.cost for each in changes), len(changes))):
+        changed = replace(run, **{name: value for each in changes for name, value in each.values.items()})
+        if changed.zero_stage >= _MIN_ZERO_STAGE[changed.offload] and fits(changed, gpu):
+            return ", ".join(each.text for each in changes)
+    num_gpus = 2 * run.num_gpus
+    while num_gpus <= min(_MAX_GPUS, run.prompts):
+        if fits(replace(run, num_gpus=num_gpus), gpu):
+            return f"--gpus {num_gpus}"
+        num_gpus *= 2
+    return None
+
+
+def _options(run: Run) -> list[list[_Change]]:
+    """The changes of each key, of which at most one is applied."""
+    tokens, sizes = _halves(run.micro_batch_tokens, run.longest), _halves(run.max_batch_size, run.group_size)
+    samplers = [_change("sampling.max_batch_size", size, 2 + i / 10) for i, size in enumerate(sizes)]
+    samplers.append(_Change("sampler.vllm", 3.5, {"sampler": "vllm"}))
+    if servers := run.num_gpus // 2:
+        values = {"sampler": "vllm_server", "num_servers": servers}
+        samplers.append(_Change(f"sampler.servers on {servers} of the GPUs", 5, values))
+    references = [_change("reference", "sharded", 1.5), _change("reference", "offloaded", 3.0)]
+    offloads = [_change("engine.offload", "optimizer", 6.0), _change("engine.offload", "all", 9.0)]
+    return [
+        [_change("engine.micro_batch_tokens", number, 1 + i / 10) for i, number in enumerate(tokens)],
+        [] if run.gradient_checkpointing else [_change("engine.gradient_checkpointing", True, 2)],
+        [_change("engine.zero_stage", stage, 1 + stage / 2) for stage in range(run.zero_stage + 1, 4)],
+        samplers if run.sampler == "transformers" else [],
+        references if run.reference == "replicated" else [],
+        offloads if run.offload == "none" else [],
+    ]
+
+
+def _change(key: str, value: object, cost: float) -> _Change:
+    return _Change(f"{key}: {str(value).lower()}", cost, {key.rpartition(".")[2]: value})
+
+
+def _halves(value: int, least: int) -> list[int]:
+    return [value >> n for n in range(1, 12) if value >> n >= least]

@@ -89,12 +89,11 @@ class ModelShape:
         return 2 * self.num_layers * self.kv_size * element_bytes
 
 
-WORD_VOCABULARY = 234
+_WORD_VOCABULARY = 234
 """Size of the vocabulary of whole words that the problems of `params.yaml` give."""
 _FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 _VARIANTS = {"base", "chat", "instruct", "math", "coder", "meta", "llm", "rl"}
-
-
+"""Words in a name that do not change the shape."""
 _llama = partial(ModelShape, tied=False)
 _qwen2 = partial(ModelShape, tied=False, qkv_bias=True)
 _qwen3 = partial(ModelShape, tied=False, qk_norm=True)
@@ -131,13 +130,13 @@ def shape_of(model: ModelConfig) -> ModelShape:
     if model.scratch is not None:
         size = model.scratch
         heads, head_size = size.num_heads, size.hidden_size // size.num_heads
-        vocabulary = size.vocabulary_size or WORD_VOCABULARY
+        vocabulary = size.vocabulary_size or _WORD_VOCABULARY
         # Four times as wide inside, every head with its own keys, and untied (components/policy/checkpoint.py).
         return _qwen3(size.hidden_size, 4 * size.hidden_size, size.num_layers, heads, heads, head_size, vocabulary)
-    file = _config_file(model.base)
-    if file is not None:
+    if file := _config_file(model.base):
         return _from_config(jsonl.read_json(file), file)
-    known = KNOWN_MODELS.get(_key(model.base))
+    words = model.base.lower().rsplit("/", 1)[-1].split("-")
+    known = KNOWN_MODELS.get("-".join(word for word in words if word not in _VARIANTS))
     if known is None:
         raise PipelineError(
             f"model {model.base}: its shape is not known here; give a folder with its config.json, or one of "
@@ -147,9 +146,8 @@ def shape_of(model: ModelConfig) -> ModelShape:
 
 
 def _config_file(base: str) -> Path | None:
+    """The config.json of a folder, or of a model in the local Hugging Face cache."""
     if Path(base).is_dir():
-        if not (Path(base) / "config.json").is_file():
-            raise PipelineError(f"model {base}: holds no config.json; a Hugging Face model folder is expected")
         return Path(base) / "config.json"
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
@@ -159,12 +157,6 @@ def _config_file(base: str) -> Path | None:
     except HFValidationError:  # a path, not an id
         return None
     return Path(cached) if isinstance(cached, str) else None
-
-
-def _key(base: str) -> str:
-    """The name in the table: the last part of an id in lower case, without what does not change the shape."""
-    words = base.lower().rsplit("/", 1)[-1].split("-")
-    return "-".join(word for word in words if word not in _VARIANTS)
 
 
 def _from_config(config: dict[str, Any], file: Path) -> ModelShape:

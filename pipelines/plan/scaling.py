@@ -5,18 +5,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from pipelines.plan.fit import fits
 from pipelines.plan.hardware import Gpu
+from pipelines.plan.memory import fits
 from pipelines.plan.run import Run
 from pipelines.plan.step_time import StepTime, step_time
 
-NUMBERS_OF_GPUS = (8, 16, 32, 64, 128, 256, 512, 1024)
+_NUMBERS_OF_GPUS = (8, 16, 32, 64, 128, 256, 512, 1024)
 _MIN_EFFICIENCY = 0.5
 """Below this more GPUs are not worth it."""
-
-Scaling = Literal["strong", "weak"]
-
 _FEW = "for each token of the longest completion, however few completions a GPU has"
+_GATHERS = "ZeRO 3 gathers all weights for each micro-batch, however many GPUs there are"
 _REASONS = {
     ("sampling", "reading weights"): f"decoding reads all weights {_FEW}",
     ("sampling", "starting operations"): f"decoding launches every operation again {_FEW}",
@@ -24,9 +22,9 @@ _REASONS = {
     ("sampling", "arithmetic"): "groups stay whole: no GPU samples less than one",
     ("sampling", "prompts"): "groups stay whole: no GPU reads less than one prompt",
     ("reference", "arithmetic"): "groups stay whole: no GPU scores less than one for each optimizer step",
-    ("reference", "gathering weights"): "ZeRO 3 gathers all weights for each micro-batch, however many GPUs there are",
+    ("reference", "gathering weights"): _GATHERS,
     ("update", "arithmetic"): "groups stay whole: no GPU trains on less than one for each optimizer step",
-    ("update", "gathering weights"): "ZeRO 3 gathers all weights for each micro-batch, however many GPUs there are",
+    ("update", "gathering weights"): _GATHERS,
     ("update", "reducing gradients"): "gradients of all weights are summed over all GPUs after each micro-batch",
     ("update", "gathering new weights"): "all new weights go to all GPUs after each optimizer step",
     ("weight sync", "weights"): "all new weights go to the samplers",
@@ -57,33 +55,25 @@ class Loss:
     """The one with the largest loss."""
     share: float
     """Fraction of the whole loss."""
-
-    @property
-    def reason(self) -> str:
-        """Why the term does not shrink."""
-        return _REASONS.get((self.phase, self.term), f"{self.term} does not shrink with more GPUs")
+    reason: str
+    """Why the term does not shrink."""
 
 
-def simulate(run: Run, gpu: Gpu, scaling: Scaling, numbers: Sequence[int] = NUMBERS_OF_GPUS) -> list[Point]:
-    """Return a point for each number of GPUs; with `weak` scaling the prompts of a step grow with them."""
-    numbers = [number for number in numbers if number > run.sampler.num_servers]
-    base = _scaled(run, numbers[0], scaling, numbers[0])
-    unit_s = step_time(base, gpu).total * numbers[0] / base.work.prompts
-    points = []
+def simulate(run: Run, gpu: Gpu, scaling: Literal["strong", "weak"]) -> list[Point]:
+    """Return a point for each number of GPUs; with `weak` scaling the prompts of a step grow with them.
+
+    Servers keep their share of the GPUs.
+    """
+    numbers = [number for number in _NUMBERS_OF_GPUS if number > run.num_servers]
+    points: list[Point] = []
     for number in numbers:
-        scaled = _scaled(run, number, scaling, numbers[0])
+        servers = max(round(run.num_servers * number / run.num_gpus), 1) if run.num_servers else 0
+        prompts = run.prompts * (number // numbers[0] if scaling == "weak" else 1)
+        scaled = replace(run, num_gpus=number, num_servers=servers, prompts=prompts)
         time = step_time(scaled, gpu)
-        efficiency = unit_s / (time.total * number / scaled.work.prompts)
-        points.append(Point(number, scaled.work.prompts, time, efficiency, fits(scaled, gpu)))
+        first_s = (points[0].time.total if points else time.total) * numbers[0] / run.prompts
+        points.append(Point(number, prompts, time, first_s / (time.total * number / prompts), fits(scaled, gpu)))
     return points
-
-
-def _scaled(run: Run, number: int, scaling: Scaling, first: int) -> Run:
-    """The run on another number of GPUs; servers keep their share of them."""
-    servers = round(run.sampler.num_servers * number / run.num_gpus)
-    sampler = replace(run.sampler, num_servers=max(servers, 1) if run.sampler.num_servers else 0)
-    prompts = run.work.prompts * (number // first if scaling == "weak" else 1)
-    return replace(run, num_gpus=number, work=replace(run.work, prompts=prompts), sampler=sampler)
 
 
 def limit_of(points: Sequence[Point]) -> Loss | None:
@@ -98,7 +88,8 @@ def loss_at(first: Point, point: Point) -> Loss:
     lost = {key: seconds - ideal * first.time.terms.get(key, 0.0) for key, seconds in point.time.terms.items()}
     phase, term = max(lost, key=lambda key: lost[key])
     total = sum(seconds for seconds in lost.values() if seconds > 0)
-    return Loss(point.num_gpus, phase, term, lost[phase, term] / total if total else 0.0)
+    reason = _REASONS.get((phase, term), f"{term} does not shrink with more GPUs")
+    return Loss(point.num_gpus, phase, term, lost[phase, term] / total if total else 0.0, reason)
 
 
 def draw(curves: Mapping[str, Sequence[Point]], path: Path) -> None:
@@ -109,12 +100,10 @@ def draw(curves: Mapping[str, Sequence[Point]], path: Path) -> None:
     axes = figure.subplots()
     for label, points in curves.items():
         axes.plot([point.num_gpus for point in points], [point.efficiency for point in points], marker="o", label=label)
-    axes.axhline(0.5, color="grey", linestyle=":")
+    axes.axhline(_MIN_EFFICIENCY, color="grey", linestyle=":")
     axes.set_xscale("log", base=2)
     axes.set_xticks([point.num_gpus for points in curves.values() for point in points])
     axes.xaxis.set_major_formatter("{x:.0f}")
-    axes.set_ylim(0, None)
-    axes.set_xlabel("GPUs")
-    axes.set_ylabel("efficiency per GPU")
+    axes.set(xlabel="GPUs", ylabel="efficiency per GPU", ylim=(0, None))
     axes.legend()
     figure.savefig(path)

@@ -7,10 +7,9 @@ terms, so that a plan can say which of them does not shrink with more GPUs.
 import math
 from dataclasses import dataclass, replace
 
-from pipelines.plan.hardware import HOST_RATE, Gpu, Network
-from pipelines.plan.memory import memory_of
-from pipelines.plan.models import ModelShape
-from pipelines.plan.run import Run, Work
+from pipelines.plan.hardware import HOST_RATE, Gpu
+from pipelines.plan.memory import STATES, memory_of, peak
+from pipelines.plan.run import Run
 
 _UTILISATION = 0.40
 """Fraction of the rate of matrix products: forward and backward passes, prefill (assumed; published runs of dense
@@ -24,10 +23,9 @@ _OPTIMIZER_BYTES = 28
 """Bytes read and written per parameter by AdamW: gradient, master copy and moments in, master copy and moments out."""
 _HOST_ADAM_RATE = 1e9
 """Parameters per second that a process updates on its share of the host's processors (assumed)."""
-_VERDICTS_PER_S = 90.0
-"""Of one grading worker on the slowest kind, MATH (benchmarks/results/verifier.json: half of two workers' rate)."""
-_WORKERS_PER_GPU = 4
-"""Grading workers per GPU (assumed)."""
+_VERDICTS_PER_S, _WORKERS_PER_GPU = 90.0, 4
+"""Of one grading worker on the slowest kind, MATH (benchmarks/results/verifier.json: half of two workers' rate); the
+workers are assumed."""
 _STEP_S = 1.0
 """Tokenizing, packing and metrics of a step (assumed)."""
 _COMPLETION_TOKEN_S = 150e-9
@@ -62,59 +60,52 @@ class StepTime:
 
 def step_time(run: Run, gpu: Gpu) -> StepTime:
     """Return the predicted time of a step."""
-    terms: dict[tuple[str, str], float] = {}
+    gathered = run.completions * run.mean_completion_tokens if run.num_trainers > 1 else 0.0
     phases = {
         SAMPLING: _sampling(run, gpu),
-        SCORING: {"verifier": run.work.completions / _num_samplers(run) / (_VERDICTS_PER_S * _WORKERS_PER_GPU)},
+        SCORING: {"verifier": run.completions / _num_samplers(run) / (_VERDICTS_PER_S * _WORKERS_PER_GPU)},
         REFERENCE: _reference(run, gpu),
         UPDATE: _update(run, gpu),
         SYNC: {"weights": _sync_s(run, gpu)},
-        OTHER: {"the rest": _STEP_S, "gathering completions": _gathering_s(run)},
+        OTHER: {"the rest": _STEP_S, "gathering completions": gathered * _COMPLETION_TOKEN_S},
     }
-    for phase, parts in phases.items():
-        terms |= {(phase, name): seconds for name, seconds in parts.items()}
-    return StepTime(terms, run.sampler.overlap)
-
-
-def _gathering_s(run: Run) -> float:
-    tokens = run.work.completions * run.work.mean_completion_tokens
-    return tokens * _COMPLETION_TOKEN_S if run.num_trainers > 1 else 0.0
+    terms = {(phase, name): seconds for phase, parts in phases.items() for name, seconds in parts.items()}
+    return StepTime(terms, run.overlap)
 
 
 def _rate(run: Run, gpu: Gpu) -> float:
-    return _UTILISATION * (gpu.bf16_rate if run.engine.element_bytes == 2 else gpu.fp32_rate)
+    return _UTILISATION * (gpu.bf16_rate if run.element_bytes == 2 else gpu.fp32_rate)
 
 
 def _num_samplers(run: Run) -> float:
     """Copies of the weights that sample."""
-    return (run.sampler.num_servers or run.num_gpus) / run.sampler.tensor_parallel
+    return (run.num_servers or run.num_gpus) / run.tensor_parallel
 
 
-def _busiest(work: Work, num_parts: float, prompts: int) -> float:
+def _busiest(run: Run, num_parts: float, prompts: int) -> float:
     """Completions of the busiest of `num_parts`; a group that shares its prompt stays together."""
-    if work.shared_prompts:
-        return math.ceil(prompts / num_parts) * work.group_size
-    return math.ceil(prompts * work.group_size / num_parts)
+    if run.shared_prompts:
+        return math.ceil(prompts / num_parts) * run.group_size
+    return math.ceil(prompts * run.group_size / num_parts)
 
 
 def _sampling(run: Run, gpu: Gpu) -> dict[str, float]:
     """Decoding reads all weights, and the caches of the completions in progress, once per token."""
-    work, shape, size = run.work, run.shape, run.engine.element_bytes
-    rows = _busiest(work, _num_samplers(run), work.prompts)
+    shape, size = run.shape, run.element_bytes
+    rows = _busiest(run, _num_samplers(run), run.prompts)
     steps = _decoding_steps(run, rows)
-    parallel = run.sampler.tensor_parallel
-    memory_rate = _MEMORY_FRACTION * gpu.memory_rate * parallel
-    tokens = rows * work.mean_completion_tokens
-    prompt = work.mean_prompt_tokens / (work.group_size if work.shared_prompts else 1)
+    memory_rate = _MEMORY_FRACTION * gpu.memory_rate * run.tensor_parallel
+    tokens = rows * run.mean_completion_tokens
+    prompt = run.mean_prompt_tokens / (run.group_size if run.shared_prompts else 1)
     # On average half of a completion is cached; long ones count more.
-    cached = prompt + (work.mean_completion_tokens + work.completion_tokens) / 4
-    prompts = rows / work.group_size * work.mean_prompt_tokens
-    rate = _rate(run, gpu) * parallel
+    cached = prompt + (run.mean_completion_tokens + run.completion_tokens) / 4
+    prompts = rows / run.group_size * run.mean_prompt_tokens
+    rate = _rate(run, gpu) * run.tensor_parallel
     operations = 2.0 * (shape.layer_weights + shape.head_weights)
     return {
         "reading weights": steps * (shape.layer_weights + shape.head_weights) * size / memory_rate,
         "reading caches": tokens * cached * shape.kv_bytes_per_token(size) / memory_rate,
-        "starting operations": steps * shape.num_layers * _LAYER_S[run.sampler.engine],
+        "starting operations": steps * shape.num_layers * _LAYER_S[run.sampler],
         "arithmetic": operations * tokens / rate,
         "prompts": 2.0 * shape.layer_weights * prompts / rate,
     }
@@ -122,31 +113,26 @@ def _sampling(run: Run, gpu: Gpu) -> dict[str, float]:
 
 def _decoding_steps(run: Run, rows: float) -> float:
     """Tokens decoded in sequence: the longest completion of each batch, or vLLM's continuous batching."""
-    work = run.work
-    if run.sampler.engine == "transformers":
-        groups_at_once = max(1, run.sampler.max_batch_size // work.group_size)
-        return math.ceil(rows / work.group_size / groups_at_once) * work.completion_tokens
-    at_once = _completions_at_once(run)
+    if run.sampler == "transformers":
+        groups_at_once = max(1, run.max_batch_size // run.group_size)
+        return math.ceil(rows / run.group_size / groups_at_once) * run.completion_tokens
+    at_once: float = run.max_batch_size
+    if run.cache_bytes:
+        tokens = run.cache_bytes / run.shape.kv_bytes_per_token(run.element_bytes)
+        at_once = max(1.0, tokens / (run.mean_prompt_tokens / run.group_size + run.mean_completion_tokens))
     if rows <= at_once:
-        return work.completion_tokens
-    full = rows * work.mean_completion_tokens / at_once
-    return full + work.completion_tokens - work.mean_completion_tokens
+        return run.completion_tokens
+    full = rows * run.mean_completion_tokens / at_once
+    return full + run.completion_tokens - run.mean_completion_tokens
 
 
-def _completions_at_once(run: Run) -> float:
-    if not run.sampler.cache_bytes:
-        return run.sampler.max_batch_size
-    tokens = run.sampler.cache_bytes / run.shape.kv_bytes_per_token(run.engine.element_bytes)
-    return max(1.0, tokens / (run.work.mean_prompt_tokens / run.work.group_size + run.work.mean_completion_tokens))
-
-
-def forward_flops(shape: ModelShape, work: Work, completions: float) -> float:
+def forward_flops(run: Run, completions: float) -> float:
     """Return the operations of one forward pass over completions and their prompts.
 
     As components/policy/flops.py counts them: prompts once per group, the output layer for completions alone.
     """
-    prompts = completions / (work.group_size if work.shared_prompts else 1)
-    prompt, completion = work.mean_prompt_tokens, work.mean_completion_tokens
+    shape, prompt, completion = run.shape, run.mean_prompt_tokens, run.mean_completion_tokens
+    prompts = completions / (run.group_size if run.shared_prompts else 1)
     products = shape.layer_weights * (prompts * prompt + completions * completion)
     products += shape.head_weights * completions * completion
     pairs = prompts * prompt**2 / 2 + completions * completion * (prompt + completion / 2)
@@ -155,115 +141,96 @@ def forward_flops(shape: ModelShape, work: Work, completions: float) -> float:
 
 def _passes(run: Run, gpu: Gpu, *, passes: float, gathers: int) -> dict[str, float]:
     """Passes over the rollout by the busiest GPU, with `gathers` gatherings of the weights under ZeRO 3."""
-    work, engine = run.work, run.engine
-    completions = work.minibatches * _busiest(work, run.num_trainers, work.prompts // work.minibatches)
-    arithmetic = passes * forward_flops(run.shape, work, completions) / _rate(run, gpu)
-    if engine.zero_stage < 3:
+    completions = run.minibatches * _busiest(run, run.num_trainers, run.prompts // run.minibatches)
+    arithmetic = passes * forward_flops(run, completions) / _rate(run, gpu)
+    if run.zero_stage < 3:
         return {"arithmetic": arithmetic}
-    network = Network(gpu, run.num_trainers)
-    calls = run.shape.num_layers * _GATHERS_PER_LAYER
-    gather_s = network.gather_s(run.shape.num_parameters * engine.element_bytes, calls)
-    if engine.offload == "all":
-        gather_s += run.shape.num_parameters * engine.element_bytes / run.num_trainers / HOST_RATE
+    gather_s = _gather_weights_s(run, gpu)
+    if run.offload == "all":
+        gather_s += run.shape.num_parameters * run.element_bytes / run.num_trainers / HOST_RATE
     gathering = gathers * _num_micro_batches(run) * gather_s
     # Weights are prefetched while earlier layers compute: only the excess is waited for.
     return {"arithmetic": arithmetic, "gathering weights": max(0.0, gathering - arithmetic)}
 
 
+def _gather_weights_s(run: Run, gpu: Gpu) -> float:
+    num_bytes, calls = run.shape.num_parameters * run.element_bytes, run.shape.num_layers * _GATHERS_PER_LAYER
+    return gpu.gather_s(run.num_trainers, num_bytes, calls)
+
+
 def _num_micro_batches(run: Run) -> int:
     """Micro-batches of the busiest GPU in one pass over the rollout."""
-    work = run.work
-    completions = _busiest(work, run.num_trainers, work.prompts // work.minibatches)
-    prompts = completions / (work.group_size if work.shared_prompts else 1)
-    tokens = completions * work.mean_completion_tokens + prompts * work.mean_prompt_tokens
-    return work.minibatches * math.ceil(tokens / run.engine.micro_batch_tokens)
+    completions = _busiest(run, run.num_trainers, run.prompts // run.minibatches)
+    prompts = completions / (run.group_size if run.shared_prompts else 1)
+    tokens = completions * run.mean_completion_tokens + prompts * run.mean_prompt_tokens
+    return run.minibatches * math.ceil(tokens / run.micro_batch_tokens)
 
 
 def _reference(run: Run, gpu: Gpu) -> dict[str, float]:
     """The reference's forward pass, and the old policy's for the minibatches after the first."""
-    work = run.work
-    passes = (work.minibatches - 1) / work.minibatches if work.updates * work.minibatches > 1 else 0.0
+    passes = (run.minibatches - 1) / run.minibatches if run.updates * run.minibatches > 1 else 0.0
     passes += run.reference != "none"
     if not passes:
         return {}
     parts = _passes(run, gpu, passes=passes, gathers=math.ceil(passes))
     if run.reference == "offloaded":
-        parts["copying from the host"] = run.shape.num_parameters * run.engine.element_bytes / HOST_RATE
+        parts["copying from the host"] = run.shape.num_parameters * run.element_bytes / HOST_RATE
     return parts
 
 
 def _update(run: Run, gpu: Gpu) -> dict[str, float]:
     """Forward and backward passes, the reduction of gradients, and the optimizer's steps."""
-    work, engine, shape = run.work, run.engine, run.shape
     # A backward pass is two forward passes; logits are recomputed, and with checkpointing everything is.
-    head = shape.head_weights / (shape.layer_weights + shape.head_weights)
-    passes = work.updates * (4.0 if engine.gradient_checkpointing else 3.0 + head)
-    parts = _passes(run, gpu, passes=passes, gathers=2 * work.updates)
-    network = Network(gpu, run.num_trainers)
-    steps = work.updates * work.minibatches
-    if engine.zero_stage >= 2:  # after each micro-batch
-        reduced = work.updates * _num_micro_batches(run) * network.gather_s(engine.element_bytes * run.num_trained)
+    head = run.shape.head_weights / (run.shape.layer_weights + run.shape.head_weights)
+    passes = run.updates * (4.0 if run.gradient_checkpointing else 3.0 + head)
+    parts = _passes(run, gpu, passes=passes, gathers=2 * run.updates)
+    steps, trained_bytes = run.updates * run.minibatches, run.element_bytes * run.num_trained
+    if run.zero_stage >= 2:  # after each micro-batch
+        times = run.updates * _num_micro_batches(run)
+        parts["reducing gradients"] = times * gpu.gather_s(run.num_trainers, trained_bytes)
     else:
-        reduced = steps * network.reduce_s(4.0 * run.num_trained)
-    parts["reducing gradients"] = reduced
+        parts["reducing gradients"] = steps * 2 * gpu.gather_s(run.num_trainers, 4.0 * run.num_trained)
     parts["optimizer"] = steps * _optimizer_s(run, gpu)
-    if engine.zero_stage in (1, 2):
-        parts["gathering new weights"] = steps * network.gather_s(engine.element_bytes * run.num_trained)
+    if run.zero_stage in (1, 2):
+        parts["gathering new weights"] = steps * gpu.gather_s(run.num_trainers, trained_bytes)
     return parts
 
 
 def _optimizer_s(run: Run, gpu: Gpu) -> float:
-    num_updated = run.num_trained / (run.num_trainers if run.engine.zero_stage else 1)
-    if run.engine.offload == "none":
+    num_updated = run.num_trained / (run.num_trainers if run.zero_stage else 1)
+    if run.offload == "none":
         return num_updated * _OPTIMIZER_BYTES / (_MEMORY_FRACTION * gpu.memory_rate)
-    return num_updated / _HOST_ADAM_RATE + num_updated * (4 + run.engine.element_bytes) / HOST_RATE
+    return num_updated / _HOST_ADAM_RATE + num_updated * (4 + run.element_bytes) / HOST_RATE
 
 
 def _sync_s(run: Run, gpu: Gpu) -> float:
     """Weight synchronisation: gathered under ZeRO 3, and sent where the sampler has GPUs of its own."""
-    num_bytes = float(run.shape.num_parameters * run.engine.element_bytes)
-    seconds = 0.0
-    if run.engine.zero_stage == 3:
-        seconds += Network(gpu, run.num_trainers).gather_s(num_bytes, run.shape.num_layers * _GATHERS_PER_LAYER)
-    if run.sampler.engine == "vllm":
+    num_bytes = float(run.shape.num_parameters * run.element_bytes)
+    seconds = _gather_weights_s(run, gpu) if run.zero_stage == 3 else 0.0
+    if run.sampler == "vllm":
         seconds += 2 * num_bytes / (_MEMORY_FRACTION * gpu.memory_rate)
-    if run.sampler.num_servers:
+    if run.num_servers:
         seconds += num_bytes / gpu.network_rate
     return seconds
 
 
-@dataclass(frozen=True)
-class Critic:
-    """What PPO needs beside GRPO, per GPU and step: a critic of the policy's shape, with its own optimizer.
+def critic(run: Run, gpu: Gpu) -> dict[str, float]:
+    """Return what PPO needs beside GRPO, per GPU and step: a critic of the policy's shape, with its own optimizer.
 
-    It computes when the policy does not, so activations and buffers are there once.
+    It computes when the policy does not, so activations and buffers are there once. Shares are fractions of the states
+    of policy, critic and reference, of PPO's peak, and of a step of PPO.
     """
-
-    critic_bytes: float
-    states_share: float
-    """Fraction of the states of policy, critic and reference."""
-    peak_share: float
-    """Fraction of PPO's peak."""
-    critic_s: float
-    """Its values, and its own update."""
-    time_share: float
-    """Fraction of a step of PPO."""
-
-
-def critic(run: Run, gpu: Gpu) -> Critic:
-    """Return what a critic would add to a run."""
     memory = memory_of(run)
-    num_bytes = memory.states * num_critic_parameters(run.shape) / run.shape.num_parameters
+    states = sum(memory[name] for name in STATES)
+    # One output in place of the output layer, as PPO's papers have it.
+    num_parameters = replace(run.shape, tied=True).num_parameters + run.shape.hidden_size
+    num_bytes = states * num_parameters / run.shape.num_parameters
+    # It scores what the reference scores, and is updated as the policy is.
     seconds = sum(_passes(run, gpu, passes=1.0, gathers=1).values()) + sum(_update(run, gpu).values())
-    return Critic(
-        critic_bytes=num_bytes,
-        states_share=num_bytes / (num_bytes + memory.states + memory.reference),
-        peak_share=num_bytes / (num_bytes + memory.peak),
-        critic_s=seconds,
-        time_share=seconds / (seconds + step_time(run, gpu).total),
-    )
-
-
-def num_critic_parameters(shape: ModelShape) -> int:
-    """Return the critic's parameters: one output in place of the output layer, as PPO's papers have it."""
-    return replace(shape, tied=True).num_parameters + shape.hidden_size
+    return {
+        "critic_bytes": num_bytes,
+        "states_share": num_bytes / (num_bytes + states + memory["reference"]),
+        "peak_share": num_bytes / (num_bytes + peak(memory)),
+        "critic_s": seconds,
+        "time_share": seconds / (seconds + step_time(run, gpu).total),
+    }

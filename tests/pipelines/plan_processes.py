@@ -19,17 +19,10 @@ from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 from components.policy.engine import Policy
 from components.policy.logprobs import LogprobModel, TokenLogprobs
 from components.policy.packing import MicroBatch, TokenSequence, pack
+from pipelines.plan.models import ModelShape
 from tests import tiny
 
-SIZE = {
-    "hidden_size": 320,
-    "intermediate_size": 960,
-    "num_hidden_layers": 6,
-    "num_attention_heads": 5,
-    "num_key_value_heads": 1,
-    "head_dim": 64,
-    "vocab_size": 2048,
-}
+SHAPE = ModelShape(320, 960, 6, 5, 1, 64, 2048, tied=False, qk_norm=True)
 GROUP_SIZE, PROMPT_TOKENS, COMPLETION_TOKENS = 4, 64, 64
 MICRO_BATCH_TOKENS = PROMPT_TOKENS + GROUP_SIZE * COMPLETION_TOKENS
 CASES: dict[str, dict[str, Any]] = {
@@ -48,7 +41,18 @@ def measure(num_processes: int) -> dict[str, dict[str, float]]:
 
 def _model(dtype: torch.dtype) -> PreTrainedModel:
     torch.manual_seed(0)
-    config = Qwen3Config(**SIZE, tie_word_embeddings=False, bos_token_id=None, eos_token_id=0)
+    config = Qwen3Config(
+        hidden_size=SHAPE.hidden_size,
+        intermediate_size=SHAPE.intermediate_size,
+        num_hidden_layers=SHAPE.num_layers,
+        num_attention_heads=SHAPE.num_heads,
+        num_key_value_heads=SHAPE.num_kv_heads,
+        head_dim=SHAPE.head_size,
+        vocab_size=SHAPE.vocabulary_size,
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=0,
+    )
     model: PreTrainedModel = Qwen3ForCausalLM(config).to(dtype)
     return model
 
@@ -78,7 +82,7 @@ def _batches() -> list[MicroBatch]:
     sequences = []
     for _ in range(2):
         prompt, *completions = (
-            tuple(torch.randint(1, SIZE["vocab_size"], (length,), generator=generator).tolist())
+            tuple(torch.randint(1, SHAPE.vocabulary_size, (length,), generator=generator).tolist())
             for length in (PROMPT_TOKENS, *[COMPLETION_TOKENS] * GROUP_SIZE)
         )
         sequences += [TokenSequence(prompt, completion) for completion in completions]

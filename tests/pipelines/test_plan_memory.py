@@ -3,19 +3,22 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.plan.fit import fits, smallest_change
-from pipelines.plan.hardware import gpu, usable_bytes
-from pipelines.plan.memory import memory_of
+from pipelines.plan.hardware import gpu
+from pipelines.plan.memory import STATES, fits, memory_of, peak, smallest_change
 from pipelines.plan.models import KNOWN_MODELS, ModelShape
-from pipelines.plan.run import Engine, Run, Sampler, Work
-from pipelines.plan.step_time import REFERENCE, UPDATE, critic, num_critic_parameters, step_time
-from tests.pipelines.planned import NUM_PARAMETERS, SEVEN_B, run
+from pipelines.plan.run import Run
+from pipelines.plan.step_time import REFERENCE, UPDATE, critic, step_time
+from tests.pipelines.planned import NUM_PARAMETERS, run
+from tests.presets import ROOT
+
+H100, H200, A100 = gpu("h100"), gpu("h200"), gpu("a100")
+WHOLE = 2 * NUM_PARAMETERS
 
 
 def near(value: float) -> object:
@@ -26,99 +29,85 @@ def near(value: float) -> object:
 def test_seven_billion_parameters_by_hand() -> None:
     """Under ZeRO 2 on 8 GPUs: weights whole, 4 bytes of gradient and 12 of optimizer per parameter shared."""
     memory = memory_of(run())
-    assert memory.weights == near(13_820_731_392)
-    assert memory.reference == near(13_820_731_392)
-    assert memory.gradients == near(27_641_462_784 / 8)
-    assert memory.optimizer == near(82_924_388_352 / 8)
+    assert memory["weights"] == memory["reference"] == near(13_820_731_392)
+    assert memory["gradients"] == near(27_641_462_784 / 8)
+    assert memory["optimizer"] == near(82_924_388_352 / 8)
     # 2 groups of 64 on a GPU: 2 prompts of 1,024 and 128 completions of 1,024, each token 2 x 30 x 4,096 elements.
-    assert memory.kv_cache == near((2 * 1024 + 128 * 1024) * 2 * 30 * 4096 * 2)
+    assert memory["kv_cache"] == near((2 * 1024 + 128 * 1024) * 2 * 30 * 4096 * 2)
+    # In fp32, three sets of logits of the 128 completions under way; they stand beside the cache.
+    assert memory["sampling"] == near(3 * 4 * 128 * 102400)
+    resident = memory["weights"] + memory["optimizer"] + memory["reference"]
+    assert memory["sampling_peak"] == near(resident + memory["kv_cache"] + memory["sampling"])
     # With checkpointing the inputs of 30 layers, of 16,384 tokens, and what is saved around them.
     end = 32 + 2 * 128 * 2 + 4096 * (4 + 2) + 4096 * 2 + 12
-    assert memory.activations == near(16384 * (30 * 4096 * 2 + end))
+    assert memory["activations"] == near(16384 * (30 * 4096 * 2 + end))
     # Later a layer of 4,096 and 11,008 is computed again: norms, matrices, attention, MLP. Gradients of three tensors
     # of its MLP and two of its hidden size are there with it, and a bucket of 500 million gradients.
     layer = 2 * 4096 * (4 + 2) + 2 * 4096 * 2 + 4 * 4096 * 2 + 4 * 32 + 4 * 11008 * 2
-    assert memory.buffers == near(16384 * (layer + 2 * (3 * 11008 + 2 * 4096)) + 2 * 500_000_000)
+    assert memory["buffers"] == near(16384 * (layer + 2 * (3 * 11008 + 2 * 4096)) + 2 * 500_000_000)
 
 
 @pytest.mark.parametrize(
-    ("stage", "weights", "gradients", "optimizer"),
-    [(0, 2.0, 4.0, 12.0), (1, 2.0, 4.0, 12 / 8), (2, 2.0, 4 / 8, 12 / 8), (3, 2 / 8, 4 / 8, 12 / 8)],
+    ("changes", "weights", "gradients", "optimizer"),
+    [
+        ({"zero_stage": 0}, 2, 4, 12),
+        ({"zero_stage": 1}, 2, 4, 12 / 8),
+        ({"zero_stage": 2}, 2, 4 / 8, 12 / 8),
+        ({"zero_stage": 3}, 2 / 8, 4 / 8, 12 / 8),
+        # Weights in fp32 are their own master copy, unless they are sharded.
+        ({"zero_stage": 0, "element_bytes": 4}, 4, 4, 8),
+        ({"zero_stage": 1, "element_bytes": 4}, 4, 4, 12 / 8),
+        # What is offloaded is not on the GPU, but for small tensors.
+        ({"zero_stage": 3, "offload": "optimizer"}, 2 / 8, 0, 0),
+        ({"zero_stage": 3, "offload": "all"}, 0, 0, 0),
+    ],
 )
 def test_each_stage_of_zero_shards_one_part_more(
-    stage: int, weights: float, gradients: float, optimizer: float
+    changes: dict[str, Any], weights: float, gradients: float, optimizer: float
 ) -> None:
-    """Bytes per parameter in bf16 on 8 GPUs; tensors too small to be sharded add little."""
-    memory = memory_of(run(zero_stage=stage))
-    assert memory.weights == pytest.approx(weights * NUM_PARAMETERS, rel=0.001)
-    assert memory.gradients == near(gradients * NUM_PARAMETERS)
-    assert memory.optimizer == near(optimizer * NUM_PARAMETERS)
-
-
-def test_weights_in_fp32_are_their_own_master_copy() -> None:
-    """Unless they are sharded: then there is one more."""
-    memory = {stage: memory_of(run(zero_stage=stage, element_bytes=4)) for stage in (0, 1)}
-    assert memory[0].weights == near(4 * NUM_PARAMETERS)
-    assert memory[0].optimizer == near(8 * NUM_PARAMETERS)
-    assert memory[1].optimizer == near(12 * NUM_PARAMETERS / 8)
-
-
-def test_offloaded_state_is_not_on_the_gpu() -> None:
-    """Optimizer state and gradients, or also the weights except for small tensors."""
-    memory = {held: memory_of(run(zero_stage=3, offload=held)) for held in ("none", "optimizer", "all")}
-    assert memory["none"].optimizer > 0
-    assert memory["optimizer"].optimizer == memory["optimizer"].gradients == 0
-    assert memory["optimizer"].weights == memory["none"].weights
-    assert memory["all"].weights < 0.001 * NUM_PARAMETERS
+    """Bytes per parameter on 8 GPUs; tensors too small to be sharded add little."""
+    memory = memory_of(run(**changes))
+    assert memory["weights"] == pytest.approx(weights * NUM_PARAMETERS, rel=0.001, abs=0.001 * NUM_PARAMETERS)
+    assert memory["gradients"] == near(gradients * NUM_PARAMETERS)
+    assert memory["optimizer"] == near(optimizer * NUM_PARAMETERS)
 
 
 @pytest.mark.parametrize(
-    ("held", "per_parameter"), [("none", 0.0), ("replicated", 2.0), ("sharded", 2 / 8), ("offloaded", 0.0)]
+    ("placement", "per_parameter"), [("none", 0.0), ("replicated", 2.0), ("sharded", 2 / 8), ("offloaded", 0.0)]
 )
-def test_reference_placement(held: str, per_parameter: float) -> None:
-    """Replicated on each GPU, sharded, or not on the GPU."""
-    memory = memory_of(run(reference=held)).reference
-    assert memory == pytest.approx(per_parameter * NUM_PARAMETERS, rel=0.001)
+def test_reference_placement(placement: str, per_parameter: float) -> None:
+    """Whole, shared, or on the host."""
+    memory = memory_of(run(reference=placement))
+    assert memory["reference"] == pytest.approx(per_parameter * NUM_PARAMETERS, rel=0.001)
 
 
 def test_only_adapters_have_gradients_and_optimizer_state() -> None:
     """Rank 8 on queries and keys of 30 layers: 2 x 30 x 8 x 8,192 parameters."""
     memory = memory_of(run(lora_rank=8, lora_targets=("q_proj", "k_proj")))
     trained = 2 * 30 * 8 * (4096 + 4096)
-    assert memory.optimizer == near(12 * trained / 8)
-    assert memory.gradients == near(4 * trained / 8)
-    assert memory.weights == near(2 * NUM_PARAMETERS + 2 * trained)
+    assert memory["optimizer"] == near(12 * trained / 8)
+    assert memory["gradients"] == near(4 * trained / 8)
+    assert memory["weights"] == near(WHOLE + 2 * trained)
 
 
 def test_the_sampler_has_its_copy_of_the_weights() -> None:
     """Under ZeRO 3 an unsharded one all the time; vLLM's only while it is awake; servers' are elsewhere."""
-    whole = 2 * NUM_PARAMETERS
-    sharded, vllm, apart = (
-        memory_of(run(zero_stage=3, engine=engine, num_servers=servers))
-        for engine, servers in (("transformers", 0), ("vllm", 0), ("vllm_server", 2))
-    )
-    assert memory_of(run()).sampler_weights == 0
-    assert sharded.sampler_weights == vllm.sampler_weights == near(whole)
-    assert sharded.update_peak - vllm.update_peak == near(whole)
-    assert apart.sampler_weights == apart.kv_cache == apart.sampling == 0
+    sharded, vllm = memory_of(run(zero_stage=3)), memory_of(run(zero_stage=3, sampler="vllm"))
+    apart = memory_of(run(zero_stage=3, sampler="vllm_server", num_servers=2))
+    assert memory_of(run())["sampler_weights"] == 0
+    assert sharded["sampler_weights"] == vllm["sampler_weights"] == near(WHOLE)
+    assert sharded["update_peak"] - vllm["update_peak"] == near(WHOLE)
+    assert apart["sampler_weights"] == apart["kv_cache"] == apart["sampling"] == 0
     # What is sharded is divided among the GPUs that train.
-    assert memory_of(run(8, engine="vllm_server", num_servers=2)).optimizer == memory_of(run(6)).optimizer
+    assert apart["optimizer"] == memory_of(run(6, zero_stage=3))["optimizer"]
 
 
 def test_zero_3_gathers_all_weights_for_the_sampler() -> None:
     """Where completions are short that is the most of ZeRO 3's sampling."""
     memory = memory_of(run(zero_stage=3, prompt_tokens=8, completion_tokens=8, max_batch_size=64, prompts=1))
-    whole = 2 * NUM_PARAMETERS
-    assert memory.kv_cache + memory.sampling < whole
-    assert memory.sampling_peak == near(memory.weights + memory.optimizer + memory.reference + 2 * whole)
-
-
-def test_sampling_a_token_needs_three_sets_of_logits() -> None:
-    """In fp32, of the 128 completions under way; they stand beside the cache."""
-    memory = memory_of(run())
-    assert memory.sampling == near(3 * 4 * 128 * 102400)
-    held = memory.weights + memory.optimizer + memory.reference
-    assert memory.sampling_peak == near(held + memory.kv_cache + memory.sampling)
+    assert memory["kv_cache"] + memory["sampling"] < WHOLE
+    resident = memory["weights"] + memory["optimizer"] + memory["reference"]
+    assert memory["sampling_peak"] == near(resident + 2 * WHOLE)
 
 
 def test_the_output_layer_can_be_the_peak_of_the_update() -> None:
@@ -126,10 +115,10 @@ def test_the_output_layer_can_be_the_peak_of_the_update() -> None:
     shape = KNOWN_MODELS["qwen2.5-0.5b"]
     lengths = {"prompt_tokens": 256, "completion_tokens": 256, "micro_batch_tokens": 512}
     memory = memory_of(run(zero_stage=0, shape=shape, **lengths))
-    assert memory.buffers == near(4 * 151936 * 896 + 2 * 4 * 64 * 151936 + 512 * 896 * 2)
+    assert memory["buffers"] == near(4 * 151936 * 896 + 2 * 4 * 64 * 151936 + 512 * 896 * 2)
     # All of a model from scratch is gathered, in the bucket, and gathered ahead.
     scratch = ModelShape(320, 960, 6, 5, 1, 64, 2048, tied=False)
-    assert memory_of(run(zero_stage=3, shape=scratch, **lengths)).buffers == near(3 * 2 * scratch.num_parameters)
+    assert memory_of(run(zero_stage=3, shape=scratch, **lengths))["buffers"] == near(3 * 2 * scratch.num_parameters)
 
 
 def test_size_of_a_micro_batch() -> None:
@@ -143,9 +132,9 @@ def test_size_of_a_micro_batch() -> None:
 def test_the_cache_grows_by_doubling() -> None:
     """600 tokens need room for 1,024; vLLM takes blocks as they are needed, and what it is given."""
     token = 2 * 30 * 4096 * 2
-    assert memory_of(run(completion_tokens=600)).kv_cache == near((2 * 1024 + 128 * 1024) * token)
-    assert memory_of(run(engine="vllm")).kv_cache == near((2 * 1024 + 128 * 512) * token)
-    assert memory_of(run(engine="vllm", cache_bytes=5e9)).kv_cache == 5e9
+    assert memory_of(run(completion_tokens=600))["kv_cache"] == near((2 * 1024 + 128 * 1024) * token)
+    assert memory_of(run(sampler="vllm"))["kv_cache"] == near((2 * 1024 + 128 * 512) * token)
+    assert memory_of(run(sampler="vllm", cache_bytes=5e9))["kv_cache"] == 5e9
 
 
 @settings(deadline=None, max_examples=200)
@@ -154,68 +143,69 @@ def test_the_cache_grows_by_doubling() -> None:
     size=st.sampled_from([2, 4]),
     checkpointing=st.booleans(),
     tokens=st.integers(512, 65536),
-    engine=st.sampled_from(["transformers", "vllm"]),
-    held=st.sampled_from(["none", "replicated", "sharded", "offloaded"]),
+    sampler=st.sampled_from(["transformers", "vllm"]),
+    reference=st.sampled_from(["none", "replicated", "sharded", "offloaded"]),
     prompts=st.integers(1, 600),
     num_gpus=st.integers(1, 600),
 )
 def test_more_gpus_never_need_more_memory_each(
-    stage: int, size: int, checkpointing: bool, tokens: int, engine: str, held: str, prompts: int, num_gpus: int
+    stage: int, size: int, checkpointing: bool, tokens: int, sampler: str, reference: str, prompts: int, num_gpus: int
 ) -> None:
     """Nor does a higher stage of ZeRO hold more of the model."""
-    changes = {"zero_stage": stage, "element_bytes": size, "gradient_checkpointing": checkpointing, "prompts": prompts}
-    few, more = (
-        memory_of(run(number, micro_batch_tokens=tokens, engine=engine, reference=held, **changes))
-        for number in (num_gpus, num_gpus + 1)
-    )
-    assert more.peak <= few.peak
-    assert more.states <= few.states
+    sizes = {"element_bytes": size, "micro_batch_tokens": tokens, "prompts": prompts}
+    changes = {"gradient_checkpointing": checkpointing, "sampler": sampler, "reference": reference, **sizes}
+    few, more = (memory_of(run(number, zero_stage=stage, **changes)) for number in (num_gpus, num_gpus + 1))
+    assert peak(more) <= peak(few)
+    assert _states(more) <= _states(few)
     if stage and num_gpus > 1:
-        assert few.states <= memory_of(run(num_gpus, **(changes | {"zero_stage": stage - 1}))).states
+        assert _states(few) <= _states(memory_of(run(num_gpus, zero_stage=stage - 1, **changes)))
+
+
+def _states(memory: dict[str, float]) -> float:
+    return sum(memory[name] for name in STATES)
 
 
 def test_memory_and_time_of_a_critic() -> None:
-    """Without sharding 16 N' of 16 N' + 18 N bytes: policy and critic with their optimizers, and the reference."""
-    size = num_critic_parameters(SEVEN_B)
-    assert size == NUM_PARAMETERS - 102400 * 4096 + 4096
-    memory = critic(run(zero_stage=0), gpu("h200"))
-    assert memory.critic_bytes == pytest.approx(18 * size, rel=1e-6)
-    assert memory.states_share == pytest.approx(18 * size / (18 * size + 20 * NUM_PARAMETERS), rel=1e-6)
-    assert 0.25 < memory.states_share < 0.5
-    assert memory.peak_share < memory.states_share
-    times = step_time(run(zero_stage=0), gpu("h200"))
+    """Without sharding 18 N' of 18 N' + 20 N bytes: policy and critic with their optimizers, and the reference."""
+    planned = run(zero_stage=0)
+    size = NUM_PARAMETERS - 102400 * 4096 + 4096
+    figures, times = critic(planned, H200), step_time(planned, H200)
+    assert figures["critic_bytes"] == near(18 * size)
+    assert figures["states_share"] == near(18 * size / (18 * size + 20 * NUM_PARAMETERS))
+    assert figures["peak_share"] == near(18 * size / (18 * size + peak(memory_of(planned))))
     # It scores what the reference scores, and is updated as the policy is.
-    assert memory.critic_s == near(times.phases[REFERENCE] + times.phases[UPDATE])
-    assert memory.time_share == near(memory.critic_s / (memory.critic_s + times.total))
-    assert memory.peak_share == near(memory.critic_bytes / (memory.critic_bytes + memory_of(run(zero_stage=0)).peak))
+    seconds = times.phases[REFERENCE] + times.phases[UPDATE]
+    assert figures["critic_s"] == near(seconds)
+    assert figures["time_share"] == near(seconds / (seconds + times.total))
 
 
-def test_the_cheapest_change_that_fits_is_named() -> None:
+@pytest.mark.parametrize(
+    ("num_gpus", "changes", "change"),
+    [
+        # Two groups at once are 61 GiB of keys and values.
+        (8, {"zero_stage": 3, "max_batch_size": 512}, "sampling.max_batch_size: 64"),
+        (8, {"zero_stage": 0}, "engine.zero_stage: 1"),
+        # Offloading alone would do, too, and so would ZeRO 2.
+        (6, {"zero_stage": 1}, "engine.micro_batch_tokens: 8192"),
+        # What is offloaded has to be sharded, although offloading alone would fit.
+        (1, {"zero_stage": 0, "prompts": 1}, "engine.zero_stage: 1, engine.offload: optimizer"),
+    ],
+)
+def test_the_cheapest_change_that_fits_is_named(num_gpus: int, changes: dict[str, Any], change: str) -> None:
     """Not just any that makes it fit."""
-    device = gpu("h100")
-    assert fits(run(8, zero_stage=3, max_batch_size=64), device)
-    # Two groups at once are 61 GiB of keys and values.
-    assert not fits(run(8, zero_stage=3), device)
-    assert smallest_change(run(8, zero_stage=3), device) == "sampling.max_batch_size: 64"
-    assert smallest_change(run(8, zero_stage=0, max_batch_size=64), device) == "engine.zero_stage: 1"
-    # Offloading alone would do, too, and so would ZeRO 2.
-    tight = run(6, zero_stage=1, max_batch_size=64)
-    assert smallest_change(tight, device) == "engine.micro_batch_tokens: 8192"
-
-
-def test_a_change_is_valid_config() -> None:
-    """What is offloaded has to be sharded, although offloading alone would fit."""
-    alone = run(1, zero_stage=0, prompts=1, max_batch_size=64)
-    assert smallest_change(alone, gpu("h100")) == "engine.zero_stage: 1, engine.offload: optimizer"
+    planned = run(num_gpus, **{"max_batch_size": 64, **changes})
+    assert not fits(planned, H100)
+    assert smallest_change(planned, H100) == change
+    assert fits(run(zero_stage=3, max_batch_size=64), H100)
 
 
 def test_more_gpus_are_the_last_resort() -> None:
     """Doubled until it fits, while there are prompts for them."""
-    large = {"zero_stage": 3, "offload": "optimizer", "reference": "none", "max_batch_size": 64, "engine": "vllm"}
+    large = {"zero_stage": 3, "offload": "optimizer", "reference": "none", "max_batch_size": 64, "sampler": "vllm"}
     large |= {"micro_batch_tokens": 2048, "shape": KNOWN_MODELS["qwen2.5-32b"]}
     # The sampler's copy and the gathered weights are 61 GiB each: of the policy a sixteenth has room beside them.
-    assert smallest_change(run(8, **large), gpu("h200")) == "--gpus 16"
-    assert smallest_change(run(8, prompts=8, **large), gpu("h200")) is None
+    assert smallest_change(run(8, **large), H200) == "--gpus 16"
+    assert smallest_change(run(8, prompts=8, **large), H200) is None
     # 72 billion parameters on one GPU of 44 GiB.
     assert smallest_change(run(1, shape=KNOWN_MODELS["qwen2.5-72b"], prompts=1), gpu("l40s")) is None
 
@@ -223,15 +213,15 @@ def test_more_gpus_are_the_last_resort() -> None:
 def test_servers_need_memory_for_weights_and_a_completion() -> None:
     """61 GiB, and 10 or 13 GiB for 41,024 or 51,024 tokens."""
     apart = run(64, shape=KNOWN_MODELS["qwen2.5-32b"], zero_stage=3, reference="none", offload="all")
-    apart = replace(apart, sampler=Sampler("vllm_server", 512, num_servers=32))
-    shorter, longer = (replace(apart, work=replace(apart.work, completion_tokens=n)) for n in (40_000, 50_000))
-    assert memory_of(longer).peak < usable_bytes(gpu("a100"))
-    assert fits(shorter, gpu("a100"))
-    assert not fits(longer, gpu("a100"))
+    apart = replace(apart, sampler="vllm_server", num_servers=32)
+    longer = replace(apart, completion_tokens=50_000)
+    assert peak(memory_of(longer)) < A100.usable_bytes
+    assert fits(replace(apart, completion_tokens=40_000), A100)
+    assert not fits(longer, A100)
     # Over two GPUs there is room; unless vLLM is told to set more aside.
-    split = replace(longer, sampler=replace(longer.sampler, tensor_parallel=2))
-    assert fits(split, gpu("a100"))
-    assert not fits(replace(split, sampler=replace(split.sampler, cache_bytes=100e9)), gpu("a100"))
+    split = replace(longer, tensor_parallel=2)
+    assert fits(split, A100)
+    assert not fits(replace(split, cache_bytes=100e9), A100)
 
 
 # Counted in real processes.
@@ -246,8 +236,7 @@ def counted(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[str
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [*launch, "-m", "tests.pipelines.plan_processes", str(folder)]
-    root = Path(__file__).parents[2]
-    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
 
@@ -256,38 +245,36 @@ def as_planned(case: str) -> Run:
     """The plan's view of a case of plan_processes.py."""
     from tests.pipelines import plan_processes as measured
 
-    size, changes = measured.SIZE, {"precision": "fp32", "gradient_checkpointing": False, **measured.CASES[case]}
-    shape = ModelShape(
-        size["hidden_size"],
-        size["intermediate_size"],
-        size["num_hidden_layers"],
-        size["num_attention_heads"],
-        size["num_key_value_heads"],
-        size["head_dim"],
-        size["vocab_size"],
-        tied=False,
-        qk_norm=True,
-    )
+    changes = {"precision": "fp32", "gradient_checkpointing": False, **measured.CASES[case]}
     prompt, completion = measured.PROMPT_TOKENS, measured.COMPLETION_TOKENS
-    engine = Engine(
+    return Run(
+        shape=measured.SHAPE,
+        num_gpus=2,
+        prompts=4,
+        group_size=measured.GROUP_SIZE,
+        prompt_tokens=prompt,
+        completion_tokens=completion,
+        mean_prompt_tokens=prompt,
+        mean_completion_tokens=completion,
         zero_stage=changes["zero_stage"],
         element_bytes=2 if changes["precision"] == "bf16" else 4,
         gradient_checkpointing=changes["gradient_checkpointing"],
         micro_batch_tokens=measured.MICRO_BATCH_TOKENS,
+        reference="none",
+        sampler="transformers",
+        max_batch_size=256,
     )
-    work = Work(4, measured.GROUP_SIZE, prompt, completion, prompt, completion)
-    return Run(shape, 2, work, engine, Sampler("transformers", 256), "none")
 
 
 @pytest.mark.long(minutes=0.2)
-@pytest.mark.parametrize("part", ["weights", "gradients", "optimizer", "activations"])
 @pytest.mark.parametrize("case", ["ZeRO 0", "ZeRO 2", "ZeRO 3", "ZeRO 3, bf16", "ZeRO 3, bf16, checkpointing"])
-def test_parts_match_measured_memory(counted: list[dict[str, dict[str, float]]], case: str, part: str) -> None:
+def test_parts_match_measured_memory(counted: list[dict[str, dict[str, float]]], case: str) -> None:
     """Within a tenth, in each of two processes."""
     memory = memory_of(as_planned(case))
-    for each in counted:
-        assert getattr(memory, part) == pytest.approx(each[case][part], rel=TOLERANCE)
-        assert memory.activations + memory.buffers == pytest.approx(each[case]["update"], rel=TOLERANCE)
+    planned = {name: memory[name] for name in (*STATES, "activations")}
+    planned["update"] = memory["activations"] + memory["buffers"]
+    for measured in counted:
+        assert planned == pytest.approx(measured[case], rel=TOLERANCE)
 
 
 @pytest.mark.slow
@@ -311,7 +298,7 @@ def test_cache_matches_measured_memory() -> None:
     cache = batch.cache
     tensors = [*cache._prompt_keys, *cache._prompt_values, *cache._keys, *cache._values]
     shape = ModelShape(64, 256, 2, 4, 4, 16, checkpoint.model.config.vocab_size, tied=False, qk_norm=True)
-    work = Work(2, 4, 40, 100, 40, 100)
-    engine = Engine(0, 4, gradient_checkpointing=False, micro_batch_tokens=1000)
-    memory = memory_of(Run(shape, 1, work, engine, Sampler("transformers", 8), "none"))
-    assert memory.kv_cache == pytest.approx(sum(each.untyped_storage().nbytes() for each in tensors), rel=TOLERANCE)
+    lengths = {"prompt_tokens": 40, "completion_tokens": 100, "prompts": 2, "group_size": 4, "max_batch_size": 8}
+    memory = memory_of(run(1, shape=shape, element_bytes=4, **lengths))
+    counted = sum(each.untyped_storage().nbytes() for each in tensors)
+    assert memory["kv_cache"] == pytest.approx(counted, rel=TOLERANCE)

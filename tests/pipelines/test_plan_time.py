@@ -1,22 +1,14 @@
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from pipelines.plan.hardware import Network, gpu
+from pipelines.plan.hardware import gpu
 from pipelines.plan.models import KNOWN_MODELS, ModelShape
-from pipelines.plan.run import Engine, Run, Sampler, Work
+from pipelines.plan.run import Run
 from pipelines.plan.scaling import limit_of, loss_at, simulate
-from pipelines.plan.step_time import (
-    OTHER,
-    REFERENCE,
-    SAMPLING,
-    SCORING,
-    SYNC,
-    UPDATE,
-    forward_flops,
-    step_time,
-)
-from tests.pipelines.planned import SEVEN_B, WORK, run
+from pipelines.plan.step_time import OTHER, REFERENCE, SAMPLING, SCORING, SYNC, UPDATE, forward_flops, step_time
+from tests.pipelines.planned import SEVEN_B, run
 
 H200 = gpu("h200")
 MATRICES = 30 * (4 * 4096 * 4096 + 3 * 4096 * 11008)
@@ -28,7 +20,7 @@ def test_operations_of_a_forward_pass_by_hand() -> None:
     tokens = 64 * 512
     pairs = 256**2 / 2 + tokens * (256 + 512 / 2)
     expected = 2 * (MATRICES * (256 + tokens) + HEAD * tokens) + 4 * 4096 * 30 * pairs
-    assert forward_flops(SEVEN_B, WORK, 64) == pytest.approx(expected, rel=1e-12)
+    assert forward_flops(run(), 64) == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.slow
@@ -44,20 +36,20 @@ def test_operations_match_those_counted_in_training() -> None:
     sequences = [TokenSequence((prompt,) * 40, (7,) * 60) for prompt in (1, 2) for _ in range(4)]
     batches = pack(sequences, max_tokens=1000, device=torch.device("cpu"))
     shape = ModelShape(64, 256, 2, 4, 4, 16, model.config.vocab_size, tied=False, qk_norm=True)
-    result = forward_flops(shape, Work(2, 4, 40, 60, 40, 60), 8)
-    assert result == pytest.approx(FlopCounter(model).forward_flops(batches), rel=0.01)
+    lengths = {"mean_prompt_tokens": 40, "mean_completion_tokens": 60, "group_size": 4}
+    assert forward_flops(run(shape=shape, **lengths), 8) == pytest.approx(
+        FlopCounter(model).forward_flops(batches), rel=0.01
+    )
 
 
 def test_collectives_by_hand() -> None:
-    """15 GB over 8 GPUs of a node: seven eighths at 0.8 of 450 GB/s, and seven hops; a sum takes twice as long."""
-    within = Network(gpu("h100"), 8)
-    assert within.gather_s(15e9) == pytest.approx(15e9 * 7 / 8 / 360e9 + 7e-6)
-    assert within.reduce_s(15e9) == pytest.approx(2 * within.gather_s(15e9))
-    assert within.gather_s(15e9, num_calls=10) == pytest.approx(15e9 * 7 / 8 / 360e9 + 70e-6)
-    assert Network(gpu("h100"), 1).reduce_s(15e9) == 0
+    """15 GB over 8 GPUs of a node: seven eighths at 0.8 of 450 GB/s, and seven hops."""
+    h100 = gpu("h100")
+    assert h100.gather_s(8, 15e9) == pytest.approx(15e9 * 7 / 8 / 360e9 + 7e-6)
+    assert h100.gather_s(8, 15e9, num_calls=10) == pytest.approx(15e9 * 7 / 8 / 360e9 + 70e-6)
+    assert h100.gather_s(1, 15e9) == 0
     # Two nodes share eight cards of 50 GB/s: 400 GB/s are the slower link.
-    between = Network(gpu("h100"), 16).gather_s(15e9)
-    assert between == pytest.approx(15e9 * 15 / 16 / 320e9 + 14e-6 + 5e-6)
+    assert h100.gather_s(16, 15e9) == pytest.approx(15e9 * 15 / 16 / 320e9 + 14e-6 + 5e-6)
 
 
 def test_sampling_waits_for_the_longest_completion() -> None:
@@ -71,15 +63,15 @@ def test_sampling_waits_for_the_longest_completion() -> None:
 def test_transformers_samples_batches_in_sequence() -> None:
     """Four groups in batches of two: the longest completion twice; vLLM fills its places as they become free."""
     slow, packed = (
-        step_time(run(4, engine=engine, max_batch_size=128), H200).terms[SAMPLING, "reading weights"]
-        for engine in ("transformers", "vllm")
+        step_time(run(4, sampler=sampler, max_batch_size=128), H200).terms[SAMPLING, "reading weights"]
+        for sampler in ("transformers", "vllm")
     )
     whole = step_time(run(4, max_batch_size=256), H200).terms[SAMPLING, "reading weights"]
     assert slow == pytest.approx(2 * whole)
     assert packed == pytest.approx((256 * 512 / 128 + 1024 - 512) / 1024 * whole)
     # A cache of 64 completions with their share of the prompt.
     cache = 64 * (256 / 64 + 512) * 2 * 30 * 4096 * 2
-    held = step_time(run(4, engine="vllm", cache_bytes=cache), H200).terms[SAMPLING, "reading weights"]
+    held = step_time(run(4, sampler="vllm", cache_bytes=cache), H200).terms[SAMPLING, "reading weights"]
     assert held == pytest.approx((256 * 512 / 64 + 1024 - 512) / 1024 * whole)
 
 
@@ -102,9 +94,10 @@ def test_gathering_overlaps_with_arithmetic() -> None:
     """Where the network is fast enough nothing is waited for, and else only what takes longer."""
     key = (UPDATE, "gathering weights")
     assert step_time(run(zero_stage=3), H200).terms[key] == 0
-    slow = step_time(run(zero_stage=3), replace(H200, node_rate=1e8))
+    slow_gpu = replace(H200, node_rate=1e8)
+    slow = step_time(run(zero_stage=3), slow_gpu)
     # 2 groups of 64 on a GPU, 2 x 33,024 tokens: 5 micro-batches, each gathered for both passes.
-    gathering = 2 * 5 * Network(replace(H200, node_rate=1e8), 8).gather_s(2 * SEVEN_B.num_parameters, 30 * 7)
+    gathering = 2 * 5 * slow_gpu.gather_s(8, 2 * SEVEN_B.num_parameters, 30 * 7)
     assert slow.terms[key] == pytest.approx(gathering - slow.terms[UPDATE, "arithmetic"])
 
 
@@ -112,14 +105,14 @@ def test_new_weights_reach_the_sampler() -> None:
     """Not at all where it samples from the policy's own; through the memory, or over a network card."""
     whole = 2 * SEVEN_B.num_parameters
     own, vllm, apart = (
-        step_time(run(engine=engine, num_servers=servers), H200).phases[SYNC]
-        for engine, servers in (("transformers", 0), ("vllm", 0), ("vllm_server", 2))
+        step_time(run(sampler=sampler, num_servers=servers), H200).phases[SYNC]
+        for sampler, servers in (("transformers", 0), ("vllm", 0), ("vllm_server", 2))
     )
     assert own == 0
     assert vllm == pytest.approx(2 * whole / (0.6 * 4.8e12))
     assert apart == pytest.approx(whole / 50e9)
     gathered = step_time(run(zero_stage=3), H200).phases[SYNC]
-    assert gathered == pytest.approx(Network(H200, 8).gather_s(whole, 30 * 7))
+    assert gathered == pytest.approx(H200.gather_s(8, whole, 30 * 7))
 
 
 def test_overlapping_hides_the_shorter_half() -> None:
@@ -167,61 +160,33 @@ def test_weak_scaling_is_limited_by_communication() -> None:
 
 def test_servers_grow_with_the_gpus() -> None:
     """A quarter of 8 stays a quarter."""
-    points = simulate(run(8, engine="vllm_server", num_servers=2), H200, "weak", numbers=(8, 16))
+    points = simulate(run(8, sampler="vllm_server", num_servers=2), H200, "weak")
     assert points[1].efficiency == pytest.approx(1, abs=0.05)
 
 
-def published(
-    model: str,
-    num_gpus: int,
-    *,
-    prompts: int,
-    group_size: int,
-    limit: int,
-    mean: float,
-    minibatches: int = 4,
-    tensor_parallel: int = 1,
-    reference: bool = True,
-) -> Run:
+def published(model: str, num_gpus: int, **values: Any) -> Run:
     """A run of other trainers: vLLM beside FSDP or Megatron, every completion with a prompt of its own."""
-    work = Work(prompts, group_size, 1024, limit, 150, mean, minibatches=minibatches, shared_prompts=False)
-    engine = Engine(zero_stage=3, element_bytes=2, gradient_checkpointing=True, micro_batch_tokens=16384)
-    sampler = Sampler("vllm", max_batch_size=1024, tensor_parallel=tensor_parallel)
-    return Run(KNOWN_MODELS[model], num_gpus, work, engine, sampler, "replicated" if reference else "none")
+    others = {"shared_prompts": False, "mean_prompt_tokens": 150, "minibatches": 4, "zero_stage": 3}
+    return run(num_gpus, shape=KNOWN_MODELS[model], **{**others, "sampler": "vllm", "max_batch_size": 1024, **values})
+
+
+NEMO = {"prompts": 64, "group_size": 32, "completion_tokens": 4096}
+VERL = {"prompts": 512, "group_size": 16, "completion_tokens": 28672, "minibatches": 16, "reference": "none"}
+ZOO = {"prompts": 1024, "group_size": 8, "completion_tokens": 8192}
 
 
 @pytest.mark.parametrize(
     ("planned", "gpu_name", "seconds", "factor"),
     [
         # NeMo RL's documentation, performance summary v0.4: mean lengths are given.
-        (published("llama-3.1-8b", 16, prompts=64, group_size=32, limit=4096, mean=910), "h100", 97.7, 1.3),
-        (
-            published("qwen3-32b", 32, prompts=64, group_size=32, limit=4096, mean=3056, tensor_parallel=4),
-            "h100",
-            393,
-            1.3,
-        ),
+        (published("llama-3.1-8b", 16, mean_completion_tokens=910, **NEMO), "h100", 97.7, 1.3),
+        (published("qwen3-32b", 32, mean_completion_tokens=3056, tensor_parallel=4, **NEMO), "h100", 393, 1.3),
         # verl's documentation of its asynchronous trainer, synchronous rows: lengths are not given, 2,000 assumed.
-        *(
-            (
-                published(
-                    "qwen2.5-7b",
-                    number,
-                    prompts=512,
-                    group_size=16,
-                    limit=28672,
-                    mean=2000,
-                    minibatches=16,
-                    reference=False,
-                ),
-                "h20",
-                seconds,
-                2.0,
-            )
-            for number, seconds in ((32, 790.1), (64, 365.3), (128, 356.3))
-        ),
+        (published("qwen2.5-7b", 32, mean_completion_tokens=2000, **VERL), "h20", 790.1, 2.0),
+        (published("qwen2.5-7b", 64, mean_completion_tokens=2000, **VERL), "h20", 365.3, 2.0),
+        (published("qwen2.5-7b", 128, mean_completion_tokens=2000, **VERL), "h20", 356.3, 2.0),
         # SimpleRL-Zoo: 15 hours for 100 steps, with evaluation and checkpoints; lengths not given, 700 assumed.
-        (published("qwen2.5-7b", 16, prompts=1024, group_size=8, limit=8192, mean=700), "h100", 540, 3.0),
+        (published("qwen2.5-7b", 16, mean_completion_tokens=700, **ZOO), "h100", 540, 3.0),
     ],
 )
 def test_published_runs_take_about_as_long(planned: Run, gpu_name: str, seconds: float, factor: float) -> None:
@@ -232,5 +197,6 @@ def test_published_runs_take_about_as_long(planned: Run, gpu_name: str, seconds:
 
 def test_a_published_bound_is_met() -> None:
     """NeMo RL's continuous integration gives 1.5 billion parameters on 8 GPUs 25 s, 32 x 16 sequences of 512 tokens."""
-    planned = published("qwen2.5-1.5b", 8, prompts=32, group_size=16, limit=512, mean=350, minibatches=1)
+    lengths = {"prompts": 32, "group_size": 16, "completion_tokens": 512, "mean_completion_tokens": 350}
+    planned = published("qwen2.5-1.5b", 8, minibatches=1, **lengths)
     assert 1 < step_time(planned, gpu("h100")).total < 25
