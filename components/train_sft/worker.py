@@ -13,7 +13,7 @@ from components.policy.lora import add_adapters
 from components.policy.packing import TokenSequence, pack_shard
 from components.policy.parallel import init_ranks
 from components.policy.resume import Resumption
-from components.policy.shutdown import StopRequest, graceful_shutdown
+from components.policy.shutdown import graceful_shutdown
 from components.policy.training import learning_rate, memory_for_loading, memory_for_update, write_curves
 from components.shared.errors import PipelineError
 from components.shared.problem import Problem, Split, read_problems
@@ -39,12 +39,19 @@ def train_rank(
         examples = _tokenized(config, checkpoint, training_problems)
         with memory_for_loading(_STAGE, config.engine):
             policy, curves = _policy_and_curves(config, checkpoint, resumption)
-        _train(config, checkpoint, policy, examples, curves, resumption, stop)
+        with progress(_STAGE, config.num_steps) as bar:
+            bar.skip(len(curves))
+            batches = _batches(examples, config.examples_per_step, seed=config.seed)
+            for step, batch in enumerate(islice(batches, len(curves), config.num_steps), start=len(curves) + 1):
+                with memory_for_update(_STAGE, config.engine):
+                    figures = _step(config, checkpoint, policy, batch, step)
+                curves.append({"step": step, **figures, "epoch": step * config.examples_per_step / len(examples)})
+                bar.advance(loss=figures["loss"], tokens_per_s=bar.rate(sum(map(len, batch))))
+                resumption.after_step(step, policy, lambda: {"curves": curves}, stop=stop, score=-figures["loss"])
         with policy.gather_full_parameters():
             if ranks.is_main:
                 save(checkpoint, reference)
-        if ranks.is_main:
-            write_curves(training, curves)
+                write_curves(training, curves)
         ranks.barrier("the end")
     return {"loss": curves[-1]["loss"], "examples": len(examples), "left_out": len(training_problems) - len(examples)}
 
@@ -54,11 +61,8 @@ def _tokenized(config: TrainSFTConfig, checkpoint: Checkpoint, problems: Sequenc
     every = [checkpoint.example(problem) for problem in problems]
     fitting = [example for example in every if len(example) <= config.max_tokens]
     if not fitting:
-        shortest = min(len(example) for example in every)
-        raise PipelineError(
-            f"train_sft.max_tokens: no example has at most {config.max_tokens} tokens, the shortest has {shortest}; "
-            "raise it"
-        )
+        limit = f"{_STAGE}.max_tokens: no example has at most {config.max_tokens} tokens"
+        raise PipelineError(f"{limit}, the shortest has {min(map(len, every))}; raise it")
     num_parameters = sum(parameter.numel() for parameter in checkpoint.model.parameters())
     say(_STAGE, f"{config.model.base} with {num_parameters:,} parameters, {len(fitting):,} examples")
     if len(fitting) < len(every):
@@ -83,40 +87,10 @@ def _policy_and_curves(
     return policy, saved.values["curves"] if saved else []
 
 
-def _train(
-    config: TrainSFTConfig,
-    checkpoint: Checkpoint,
-    policy: Policy,
-    examples: Sequence[TokenSequence],
-    curves: list[dict[str, float]],
-    resumption: Resumption,
-    stop: StopRequest,
-) -> None:
-    """Take the remaining steps, and add a row to `curves` for each."""
-    batches = islice(_batches(examples, config.examples_per_step, seed=config.seed), resumption.steps_done, None)
-    with progress(_STAGE, config.num_steps) as bar:
-        bar.skip(resumption.steps_done)
-        for step in range(resumption.steps_done, config.num_steps):
-            rate = learning_rate(
-                step,
-                peak=config.learning_rate,
-                warmup_steps=config.warmup_steps,
-                num_steps=config.num_steps,
-                final_fraction=config.final_learning_rate_fraction,
-            )
-            batch = next(batches)
-            with memory_for_update(_STAGE, config.engine):
-                figures = _step(config, checkpoint, policy, batch, rate)
-            epoch = (step + 1) * config.examples_per_step / len(examples)
-            curves.append({"step": step + 1, **figures, "epoch": epoch})
-            bar.advance(loss=figures["loss"], tokens_per_s=bar.rate(sum(len(example) for example in batch)))
-            resumption.after_step(step + 1, policy, lambda: {"curves": curves}, stop=stop, score=-figures["loss"])
-
-
 def _step(
-    config: TrainSFTConfig, checkpoint: Checkpoint, policy: Policy, examples: Sequence[TokenSequence], rate: float
+    config: TrainSFTConfig, checkpoint: Checkpoint, policy: Policy, examples: Sequence[TokenSequence], step: int
 ) -> dict[str, float]:
-    """Take an optimizer step on the mean negative log-likelihood of the completion tokens of all `examples`."""
+    """Take the optimizer step of this number on the mean negative log-likelihood of the examples' completion tokens."""
     num_tokens = sum(len(example.completion_ids) for example in examples)
     shard = pack_shard(
         policy.ranks,
@@ -129,7 +103,15 @@ def _step(
         policy.backward(-policy(batch).logprobs_N.sum() / num_tokens)
     for batch in shard.dummies:  # other processes have more micro-batches, and wait for as many here
         policy.backward(0.0 * policy(batch).logprobs_N.sum())
-    return policy.step(rate)
+    return policy.step(
+        learning_rate(
+            step - 1,
+            peak=config.learning_rate,
+            warmup_steps=config.warmup_steps,
+            num_steps=config.num_steps,
+            final_fraction=config.final_learning_rate_fraction,
+        )
+    )
 
 
 def _batches(examples: Sequence[TokenSequence], size: int, *, seed: int) -> Iterator[list[TokenSequence]]:
