@@ -1,40 +1,48 @@
 """The commands that talk to a cluster: submit, status, logs, stop, schedule."""
 
 import argparse
+import io
 import os
 import sys
-from collections.abc import Iterable
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, redirect_stdout
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from components.shared.environment import CA_VARIABLE, ENDPOINT_VARIABLES, NAMESPACE_VARIABLE, TOKEN_FILE_VARIABLES
+from pipelines.cluster import cron, logs, runs, schedules
+from pipelines.cluster.kubeflow import Kubeflow
 from pipelines.run.screen import Screen, Style
+
+if TYPE_CHECKING:
+    from pipelines.cluster.submission import Package
 
 PARAMS = Path(__file__).parents[2] / "params.yaml"
 """What a run does if no other params file is named."""
-
-if TYPE_CHECKING:
-    from pipelines.cluster.kubeflow import Kubeflow, Settings
-
-_RUN = "id, beginning of an id, or name"
+Command = Callable[[Kubeflow, argparse.Namespace], int]
+_INTERRUPTED = 130
+_FOLLOW_S = 3.0
 
 
 def add_commands(commands: Any) -> None:
     """Add the commands to those of `grpo-pipeline`."""
+    run: dict[str, Any] = {"metavar": "RUN", "help": "id, beginning of an id, or name"}
     command = _add(commands, "submit", _submit, "start a run on a cluster", starts_runs=True)
     command.add_argument("--name", help="name of the run (default: the params file's and the time)")
     command.add_argument("--wait", action="store_true", help="show the run until it has ended")
 
     command = _add(commands, "status", _status, "list runs on a cluster, or the stages of one")
-    command.add_argument("run", nargs="?", metavar="RUN", help=_RUN)
+    command.add_argument("run", nargs="?", **run)
 
     command = _add(commands, "logs", _logs, "print what the stages of a run have printed")
-    command.add_argument("run", metavar="RUN", help=_RUN)
+    command.add_argument("run", **run)
     command.add_argument("--stage", metavar="STAGE", help="of this stage only, such as train_grpo or `evaluate sft`")
     command.add_argument("-f", "--follow", action="store_true", help="until the run has ended")
 
     command = _add(commands, "stop", _stop, "end a run and remove its training jobs")
-    command.add_argument("run", metavar="RUN", help=_RUN)
+    command.add_argument("run", **run)
 
     schedule = commands.add_parser("schedule", help="start runs at set times")
     actions = schedule.add_subparsers(required=True, metavar="ACTION")
@@ -47,139 +55,112 @@ def add_commands(commands: Any) -> None:
     command.add_argument("--now", action="store_true", help="end its unfinished runs, and remove them with it")
 
 
-def _add(commands: Any, name: str, run: Any, summary: str, *, starts_runs: bool = False) -> argparse.ArgumentParser:
+def _add(commands: Any, name: str, run: Command, summary: str, *, starts_runs: bool = False) -> argparse.ArgumentParser:
+    def connect_and_run(options: argparse.Namespace) -> int:
+        return run(Kubeflow(options.endpoint, options.namespace, options.token_file, options.ca_file), options)
+
     command: argparse.ArgumentParser = commands.add_parser(name, help=summary)
-    command.set_defaults(command=run)
+    command.set_defaults(command=connect_and_run)
+    file: dict[str, Any] = {"type": Path, "metavar": "FILE"}
     if starts_runs:
         option = command.add_argument
-        option("--params", type=Path, metavar="FILE", help="params file (default: the pipeline's own values)")
+        option("--params", help="params file (default: the pipeline's own values)", **file)
         settings = "a parameter, or a key of the params file"
         option("--set", action="append", default=[], metavar="NAME=VALUE", help=settings)
-        option("--pipeline", type=Path, metavar="FILE", help="compiled pipeline (default: compile it now)")
+        option("--pipeline", help="compiled pipeline (default: compile it now)", **file)
         option("--experiment", default="grpo-pipeline", help="experiment of the runs (default: %(default)s)")
         option("--service-account", metavar="NAME", help="that runs the steps (default: Kubeflow's own)")
     group = command.add_argument_group("connection", "each also from the environment; see docs/how-to/kubernetes.md")
-    group.add_argument("--endpoint", metavar="URL", help="address of Kubeflow Pipelines")
-    group.add_argument("--namespace", help="of a profile, where Kubeflow has several users")
-    group.add_argument("--token-file", type=Path, metavar="FILE", help="file that holds a token")
-    group.add_argument("--ca-file", type=Path, metavar="FILE", help="certificates to trust, in PEM")
+    option = group.add_argument
+    option("--endpoint", metavar="URL", default=_variable(*ENDPOINT_VARIABLES), help="address of Kubeflow Pipelines")
+    option("--namespace", default=_variable(NAMESPACE_VARIABLE), help="of a profile, where Kubeflow has several users")
+    option("--token-file", default=_variable(*TOKEN_FILE_VARIABLES), help="file that holds a token", **file)
+    option("--ca-file", default=_variable(CA_VARIABLE), help="certificates to trust, in PEM", **file)
     return command
 
 
-def _settings(options: argparse.Namespace) -> "Settings":
-    from pipelines.cluster.kubeflow import settings
-
-    names = ("endpoint", "namespace", "token_file", "ca_file")
-    return settings(os.environ, **{name: getattr(options, name) for name in names})
+def _variable(*names: str) -> str | None:
+    return next((os.environ[name] for name in names if os.environ.get(name)), None)
 
 
-def _connect(options: argparse.Namespace) -> "Kubeflow":
-    from pipelines.cluster.kubeflow import connect
-
-    return connect(_settings(options))
-
-
-def _print(lines: Iterable[str]) -> int:
-    for line in lines:
-        print(line, flush=True)
-    return 0
-
-
-def _submit(options: argparse.Namespace) -> int:
-    from pipelines.cluster import runs
-    from pipelines.cluster.parameters import parameters
-    from pipelines.cluster.status import wait
-
+def _submit(kubeflow: Kubeflow, options: argparse.Namespace) -> int:
     screen = Screen(sys.stdout, sys.stderr)
-    _settings(options)  # fails before half a minute of compiling if there is no address
-    with runs.package(options.pipeline, options.params or PARAMS) as compiled:
-        values = parameters(compiled, options.params, options.set)
-        _warn_of_images(compiled.images)
-        kubeflow = _connect(options)
-        name = options.name or runs.run_name(options.params.stem if options.params else "params")
-        of_run = {"name": name, "experiment": options.experiment, "service_account": options.service_account}
-        run = runs.submit(kubeflow, compiled, values, **of_run)
-    screen.show(f"{name}  {run.run_id}")
-    screen.show(kubeflow.url(run.run_id), Style.DIM)
+    name = options.name or f"{(options.params or PARAMS).stem}-{datetime.now(UTC).strftime('%Y%m%dT%H%M%SZ')}"
+    with _prepared(options) as (package, parameters), redirect_stdout(io.StringIO()):  # the client prints addresses
+        run_id = kubeflow.client.create_run_from_pipeline_package(
+            str(package.path),
+            parameters,
+            run_name=name,
+            experiment_name=options.experiment,
+            namespace=kubeflow.user_namespace,
+            service_account=options.service_account,
+        ).run_id
+    screen.show(f"{name}  {run_id}")
+    screen.show(kubeflow.url(run_id), Style.DIM)
     if not options.wait:
         return 0
     try:
-        return wait(kubeflow, run.run_id, screen)
+        return runs.wait(kubeflow, run_id, screen)
     except KeyboardInterrupt:
-        screen.show(f"the run goes on; `grpo-pipeline stop {run.run_id}` ends it")
-        return 130
+        screen.show(f"the run goes on; `grpo-pipeline stop {run_id}` ends it")
+        return _INTERRUPTED
 
 
-def _warn_of_images(images: Iterable[str]) -> None:
-    """Warn if only this machine can have the images of a run: its first task would not begin."""
-    local = [image for image in images if image.endswith(":dev")]
-    if local:
-        print(
-            f"note: no registry has {local[0]}; set IMAGE_REGISTRY and IMAGE_TAG as `make images` prints",
-            file=sys.stderr,
-        )
+def _status(kubeflow: Kubeflow, options: argparse.Namespace) -> int:
+    return _print(runs.show(kubeflow, kubeflow.find(options.run)) if options.run else runs.listed(kubeflow))
 
 
-def _status(options: argparse.Namespace) -> int:
-    from pipelines.cluster.status import of_run, of_runs
-
-    kubeflow = _connect(options)
-    return _print(of_run(kubeflow, kubeflow.find(options.run)) if options.run else of_runs(kubeflow))
-
-
-def _logs(options: argparse.Namespace) -> int:
-    from pipelines.cluster.logs import follow, logs
-
-    kubeflow = _connect(options)
+def _logs(kubeflow: Kubeflow, options: argparse.Namespace) -> int:
     run = kubeflow.find(options.run)
-    try:
-        if options.follow:
-            return _print(follow(kubeflow, run.run_id, options.stage))
-        return _print(logs(kubeflow, run, options.stage))
-    except KeyboardInterrupt:
-        return 130
+    moments = logs.poll(kubeflow, run.run_id, _FOLLOW_S) if options.follow else [run]
+    return _print(logs.logs(kubeflow, moments, options.stage))
 
 
-def _stop(options: argparse.Namespace) -> int:
-    from pipelines.cluster.runs import stop
-
-    kubeflow = _connect(options)
-    return _print(stop(kubeflow, kubeflow.find(options.run)))
+def _stop(kubeflow: Kubeflow, options: argparse.Namespace) -> int:
+    return _print(runs.stop(kubeflow, kubeflow.find(options.run)))
 
 
-def _apply(options: argparse.Namespace) -> int:
-    from pipelines.cluster import cron, runs, schedules
-    from pipelines.cluster.parameters import parameters, skipping_repetition
-
+def _apply(kubeflow: Kubeflow, options: argparse.Namespace) -> int:
     cron.check(options.cron)
-    _settings(options)
-    with runs.package(options.pipeline, options.params or PARAMS) as compiled:
-        values = skipping_repetition(parameters(compiled, options.params, options.set), options.set)
-        _warn_of_images(compiled.images)
-        account = options.service_account
-        schedule = schedules.Schedule(options.name, options.cron, compiled, values, options.experiment, account)
-        outcome, unfinished = schedules.apply(_connect(options), schedule)
-    print(f"{options.name}  {outcome}: {cron.describe(options.cron)}")
-    if outcome == schedules.ENABLED_AGAIN:
-        print("    at once, if a time passed while it was disabled")
-    for time in cron.next_times(options.cron, datetime.now(UTC)):
-        print(f"    {time}")
+    job = {"experiment": options.experiment, "service_account": options.service_account}
+    with _prepared(options, scheduled=True) as (package, parameters):
+        outcome, unfinished = schedules.apply(kubeflow, options.name, options.cron, package, parameters, **job)
     for run in unfinished:
-        print(
-            f"note: {run.display_name} ({run.run_id}) is unfinished; its schedule is disabled, and removed by the "
-            "next `schedule apply` or `schedule remove`",
-            file=sys.stderr,
-        )
+        why = "is unfinished; its schedule is disabled, and removed by the next `schedule apply` or `schedule remove`"
+        print(f"note: {run.display_name} ({run.run_id}) {why}", file=sys.stderr)
+    lines = [f"{options.name}  {outcome}: {cron.describe(options.cron)}"]
+    if outcome == schedules.ENABLED_AGAIN:
+        lines.append("    at once, if a time passed while it was disabled")
+    return _print([*lines, *(f"    {time}" for time in cron.next_times(options.cron, datetime.now(UTC)))])
+
+
+def _list(kubeflow: Kubeflow, _: argparse.Namespace) -> int:
+    return _print(schedules.listed(kubeflow))
+
+
+def _remove(kubeflow: Kubeflow, options: argparse.Namespace) -> int:
+    return _print(schedules.remove(kubeflow, options.name, now=options.now))
+
+
+def _print(lines: Iterable[str]) -> int:
+    try:
+        for line in lines:
+            print(line, flush=True)
+    except KeyboardInterrupt:
+        return _INTERRUPTED
     return 0
 
 
-def _list(options: argparse.Namespace) -> int:
-    from pipelines.cluster.status import of_schedules
+@contextmanager
+def _prepared(options: argparse.Namespace, *, scheduled: bool = False) -> Iterator[tuple["Package", dict[str, Any]]]:
+    """Yield the pipeline and a value for each of its parameters, without a request."""
+    from pipelines.cluster.submission import compiled, parameters, read
 
-    return _print(of_schedules(_connect(options)))
-
-
-def _remove(options: argparse.Namespace) -> int:
-    from pipelines.cluster.schedules import remove
-
-    return _print(remove(_connect(options), options.name, now=options.now))
+    with tempfile.TemporaryDirectory(prefix="grpo-pipeline-") as folder:
+        package = read(options.pipeline or compiled(Path(folder), options.params or PARAMS))
+        values = parameters(package, options.params, options.set, scheduled=scheduled)
+        local = next((image for image in package.images if image.endswith(":dev")), None)
+        if local:  # only this machine can have it: the first task would not begin
+            note = f"note: no registry has {local}; set IMAGE_REGISTRY and IMAGE_TAG as `make images` prints"
+            print(note, file=sys.stderr)
+        yield package, values

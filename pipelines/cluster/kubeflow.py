@@ -1,26 +1,18 @@
 """The connection to Kubeflow Pipelines: its address and credentials, its runs, and its errors in one line."""
 
 import functools
-import io
-import json
 import logging
 import os
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, redirect_stdout
-from dataclasses import dataclass, field
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from components.shared.environment import (
-    CA_VARIABLE,
-    COOKIE_VARIABLE,
-    ENDPOINT_VARIABLES,
-    NAMESPACE_VARIABLE,
-    TOKEN_FILE_VARIABLES,
-    TOKEN_VARIABLE,
-)
+from components.shared.environment import COOKIE_VARIABLE, ENDPOINT_VARIABLES, NAMESPACE_VARIABLE, TOKEN_VARIABLE
 from components.shared.errors import PipelineError, RetryableError
 
 if TYPE_CHECKING:
@@ -40,95 +32,85 @@ _ACTIONS = {
 }
 
 
-@dataclass(frozen=True)
-class Settings:
-    """The address of Kubeflow Pipelines and how to authenticate. It holds no secret, only the name of its file."""
-
-    endpoint: str
-    namespace: str | None
-    """Of the runs; None where Kubeflow has one user only."""
-    token_file: Path | None
-    """Read again for each request: tokens are renewed."""
-    ca_file: Path | None
+class NotFoundError(PipelineError):
+    """The server has no such object, or no such path at all."""
 
 
-def settings(
-    environment: Mapping[str, str],
-    *,
-    endpoint: str | None = None,
-    namespace: str | None = None,
-    token_file: Path | None = None,
-    ca_file: Path | None = None,
-) -> Settings:
-    """Return the arguments, or else what the environment says, or else what holds in a pod of the cluster.
-
-    Raises:
-        PipelineError: There is no address, or a file cannot be read.
-    """
-
-    def variable(*names: str) -> str | None:
-        return next((environment[name] for name in names if environment.get(name)), None)
-
-    in_pod = _POD_TOKEN if _POD_TOKEN.is_file() else None
-    in_cluster = _IN_CLUSTER if "KUBERNETES_SERVICE_HOST" in environment else None
-    address = endpoint or variable(*ENDPOINT_VARIABLES) or in_cluster
-    if address is None:
-        raise PipelineError(
-            f"no address of Kubeflow Pipelines: pass --endpoint URL or set {ENDPOINT_VARIABLES[0]}, such as "
-            "http://localhost:8080 behind `kubectl port-forward --namespace kubeflow service/ml-pipeline-ui 8080:80`"
-        )
-    return Settings(
-        endpoint=address.rstrip("/"),
-        namespace=namespace or variable(NAMESPACE_VARIABLE),
-        token_file=_readable(token_file or variable(*TOKEN_FILE_VARIABLES) or in_pod, "the token"),
-        ca_file=_readable(ca_file or variable(CA_VARIABLE), "certificates"),
-    )
-
-
-def connect(to: Settings) -> "Kubeflow":
-    """Return a connection that has reached Kubeflow Pipelines.
-
-    Raises:
-        PipelineError: It was not reached, or needs other credentials or a namespace.
-    """
-    import warnings
-
-    import kfp
-    from kfp.client.set_volume_credentials import ServiceAccountTokenVolumeCredentials
-
-    class Client(kfp.Client):
-        """Asks once whether the server is up: the original tries for half a minute, with a traceback each time."""
-
-        def get_kfp_healthz(self, sleep_duration: int = 0) -> Any:
-            return self._healthz_api.healthz_service_get_healthz(_request_timeout=_REQUEST_TIMEOUT_S)
-
-    logging.getLogger("urllib3").setLevel(logging.ERROR)
-    with warnings.catch_warnings(), readable_errors(to.endpoint):
-        warnings.simplefilter("ignore", FutureWarning)
-        client = Client(
-            host=to.endpoint,
-            namespace=to.namespace or _STANDALONE,
-            credentials=ServiceAccountTokenVolumeCredentials(str(to.token_file)) if to.token_file else None,
-            existing_token=None if to.token_file else os.environ.get(TOKEN_VARIABLE),
-            cookies=os.environ.get(COOKIE_VARIABLE),
-            ssl_ca_cert=str(to.ca_file) if to.ca_file else None,
-        )
-        _limit_requests(client._run_api.api_client.rest_client)
-        namespace = to.namespace or client.get_user_namespace() or None
-        _check_health(client.get_kfp_healthz(), to.endpoint, namespace)
-    return Kubeflow(client, to.endpoint, namespace)
-
-
-@dataclass(frozen=True)
 class Kubeflow:
-    """A connection to Kubeflow Pipelines."""
+    """A connection to Kubeflow Pipelines, made by the first request.
 
-    client: "kfp.Client"
-    endpoint: str
-    user_namespace: str | None
-    """Of a profile; None where Kubeflow has one user only."""
-    _pipelines: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
-    """The pipelines of versions that runs refer to."""
+    Its address is that of a cluster's own Kubeflow by default. A file with a token is read again for each request:
+    tokens are renewed. What goes wrong is a PipelineError of one line, a RetryableError where the server cannot answer.
+    """
+
+    def __init__(
+        self,
+        endpoint: str | None,
+        namespace: str | None = None,
+        token_file: Path | None = None,
+        ca_file: Path | None = None,
+    ) -> None:
+        if endpoint is None and "KUBERNETES_SERVICE_HOST" not in os.environ:
+            raise PipelineError(
+                f"no address of Kubeflow Pipelines: pass --endpoint URL or set {ENDPOINT_VARIABLES[0]}, such as "
+                "http://localhost:8080 behind "
+                "`kubectl port-forward --namespace kubeflow service/ml-pipeline-ui 8080:80`"
+            )
+        self.endpoint = (endpoint or _IN_CLUSTER).rstrip("/")
+        self._namespace = namespace
+        self._token_file = token_file or (_POD_TOKEN if _POD_TOKEN.is_file() else None)
+        self._ca_file = ca_file
+        for path in (self._token_file, ca_file):
+            if path is not None:
+                path.open().close()
+
+    @cached_property
+    def client(self) -> "kfp.Client":
+        """The client of Kubeflow Pipelines, once its server has answered."""
+        import kfp
+        from kfp.client.set_volume_credentials import ServiceAccountTokenVolumeCredentials
+        from urllib3.util import Retry
+
+        class Client(kfp.Client):
+            """Asks once whether the server is up: the original tries for half a minute, with a traceback each time."""
+
+            def _load_config(self, *arguments: Any) -> Any:
+                config = super()._load_config(*arguments)
+                config.retries = Retry(2, read=0)
+                return config
+
+            def get_kfp_healthz(self, sleep_duration: int = 0) -> Any:
+                return self._healthz_api.healthz_service_get_healthz(_request_timeout=_REQUEST_TIMEOUT_S)
+
+        logging.getLogger("urllib3").setLevel(logging.ERROR)
+        with warnings.catch_warnings(), self._readable_errors():
+            warnings.simplefilter("ignore", FutureWarning)
+            client = Client(
+                host=self.endpoint,
+                namespace=self._namespace or _STANDALONE,
+                credentials=ServiceAccountTokenVolumeCredentials(str(self._token_file)) if self._token_file else None,
+                existing_token=None if self._token_file else os.environ.get(TOKEN_VARIABLE),
+                cookies=os.environ.get(COOKIE_VARIABLE),
+                ssl_ca_cert=str(self._ca_file) if self._ca_file else None,
+            )
+            health = client.get_kfp_healthz()
+        if getattr(health, "multi_user", None) is None:
+            raise PipelineError(
+                f"{self.endpoint}: the answer is not from the API of Kubeflow Pipelines but perhaps from a login page; "
+                f"pass --token-file FILE, or set {TOKEN_VARIABLE} or {COOKIE_VARIABLE}"
+            )
+        if health.multi_user and not (self._namespace or client.get_user_namespace()):
+            raise PipelineError(
+                f"{self.endpoint}: this Kubeflow has several users; name the namespace of a profile with --namespace "
+                f"or {NAMESPACE_VARIABLE}"
+            )
+        self._wrap_requests(client._run_api.api_client)
+        return client
+
+    @property
+    def user_namespace(self) -> str | None:
+        """The namespace of a profile; None where Kubeflow has one user only."""
+        return self._namespace or self.client.get_user_namespace() or None
 
     @property
     def namespace(self) -> str:
@@ -139,17 +121,17 @@ class Kubeflow:
         """Return the page of a run."""
         return f"{self.endpoint}/#/runs/details/{run_id}"
 
-    def experiment(self, name: str) -> str:
-        """Return the id of an experiment, created if there is none of this name."""
-        with readable_errors(self.endpoint), redirect_stdout(io.StringIO()):  # the client prints an address of its own
-            return str(self.client.create_experiment(name, namespace=self.user_namespace).experiment_id)
-
     def run(self, run_id: str) -> Any:
         """Return a run by its whole id; its `pipeline_spec` is there also where the pipeline was uploaded before."""
-        with readable_errors(self.endpoint, missing=f"{run_id}: no such run; `grpo-pipeline status` lists them"):
+        try:
             run = self.client.get_run(run_id)
-        if not run.pipeline_spec and run.pipeline_version_reference:
-            run.pipeline_spec = self._pipeline(run.pipeline_version_reference)
+        except NotFoundError:
+            raise PipelineError(f"{run_id}: no such run; `grpo-pipeline status` lists them") from None
+        version = run.pipeline_version_reference
+        if not run.pipeline_spec and version:
+            with suppress(NotFoundError):  # the version has been deleted
+                uploaded = self.client.get_pipeline_version(version.pipeline_id, version.pipeline_version_id)
+                run.pipeline_spec = uploaded.pipeline_spec
         return run
 
     def runs(self, page_size: int = _RECENT) -> Iterator[Any]:
@@ -160,8 +142,7 @@ class Kubeflow:
         """Yield what a method of the client lists, page by page."""
         token: str | None = ""
         while token is not None:
-            with readable_errors(self.endpoint):
-                page = list_(page_token=token, namespace=self.user_namespace, **options)
+            page = list_(page_token=token, namespace=self.user_namespace, **options)
             yield from getattr(page, key) or []
             token = page.next_page_token or None
 
@@ -183,94 +164,36 @@ class Kubeflow:
             raise PipelineError(f"{name}: ambiguous, could be {ids}; give more of the id")
         return self.run(matching[0].run_id)
 
-    def _pipeline(self, version: Any) -> Any:
-        """Return the pipeline of a version; None once the version has been deleted."""
+    def _wrap_requests(self, api_client: Any) -> None:
+        """Limit the time of every request, for which the client would wait for ever, and make errors readable."""
+        call = api_client.call_api
+
+        @functools.wraps(call)
+        def limited(*arguments: Any, **options: Any) -> Any:
+            with self._readable_errors():
+                return call(*arguments, **{**options, "_request_timeout": _REQUEST_TIMEOUT_S})
+
+        api_client.call_api = limited
+
+    @contextmanager
+    def _readable_errors(self) -> Iterator[None]:
+        """Turn what goes wrong with a request into an error for people, whose cause is that of the client."""
         from kfp_server_api import ApiException
+        from urllib3.exceptions import HTTPError
 
-        id_ = version.pipeline_version_id
-        if id_ not in self._pipelines:
-            with readable_errors(self.endpoint):
-                try:
-                    self._pipelines[id_] = self.client.get_pipeline_version(version.pipeline_id, id_).pipeline_spec
-                except ApiException as error:
-                    if error.status != 404:
-                        raise
-                    self._pipelines[id_] = None
-        return self._pipelines[id_]
+        try:
+            yield
+        except ApiException as error:
+            from components.cluster.kube import error_message
 
-
-@contextmanager
-def readable_errors(endpoint: str, *, missing: str = "") -> Iterator[None]:
-    """Turn what goes wrong in the block into an error for people; `missing` is the message for a 404."""
-    from kfp_server_api import ApiException
-    from urllib3.exceptions import HTTPError
-
-    try:
-        yield
-    except ApiException as error:
-        raise _refusal(endpoint, error, missing) from None
-    except (HTTPError, OSError) as error:
-        raise RetryableError(f"{endpoint}: cannot be reached ({_reason(error)})") from None
-
-
-def _refusal(endpoint: str, error: Any, missing: str) -> PipelineError:
-    status, message = int(error.status or 0), _message(error)
-    if status in _ACTIONS:
-        return PipelineError(f"{endpoint}: {_ACTIONS[status]} ({status})")
-    if status == 404:
-        return PipelineError(missing or f"{endpoint}: not a Kubeflow Pipelines API: {message} (404)")
-    if status == 429 or status >= 500:
-        return RetryableError(f"{endpoint}: cannot answer now, try again later: {message} ({status})")
-    return PipelineError(f"{endpoint}: {message} ({status})")
-
-
-def _message(error: Any) -> str:
-    """Return the message in a server's answer, in one line."""
-    try:
-        body = json.loads(error.body or "")
-        text = str(body.get("message") or body.get("error") or body.get("error_message"))
-    except (ValueError, AttributeError):
-        text = str(error.reason)  # a proxy's page says less than the reason before it
-    return " ".join(text.split())[:300]
-
-
-def _reason(error: BaseException) -> str:
-    """Return the innermost reason, without the description of the connection before it."""
-    inner = getattr(error, "reason", None)
-    text = str(inner if isinstance(inner, BaseException) else error)
-    return " ".join(re.sub(r"^\w+\(host=.*?\): ", "", text).split())[:200]
-
-
-def _readable(path: Path | str | None, content: str) -> Path | None:
-    if path is not None and not os.access(path, os.R_OK):
-        raise PipelineError(f"{path}: cannot read {content} from this file")
-    return None if path is None else Path(path)
-
-
-def _check_health(health: Any, endpoint: str, namespace: str | None) -> None:
-    if getattr(health, "multi_user", None) is None:
-        raise PipelineError(
-            f"{endpoint}: the answer is not from the API of Kubeflow Pipelines, but perhaps from a login page; "
-            f"pass --token-file FILE, or set {TOKEN_VARIABLE} or {COOKIE_VARIABLE}"
-        )
-    if health.multi_user and not namespace:
-        raise PipelineError(
-            f"{endpoint}: this Kubeflow has several users; name the namespace of a profile with --namespace "
-            f"or {NAMESPACE_VARIABLE}"
-        )
-
-
-def _limit_requests(rest: Any) -> None:
-    """Limit the time of each of the client's requests; by itself it would wait for ever, and ask four times."""
-    from urllib3.util import Retry
-
-    request = rest.request
-
-    @functools.wraps(request)
-    def limited(*arguments: Any, **options: Any) -> Any:
-        timeout = options.get("_request_timeout") or _REQUEST_TIMEOUT_S
-        return request(*arguments, **{**options, "_request_timeout": timeout})
-
-    rest.request = limited
-    rest.pool_manager.connection_pool_kw["retries"] = Retry(2, read=0)
-    rest.pool_manager.clear()
+            status, message = int(error.status or 0), " ".join(error_message(error).split())[:300]
+            kind, what = PipelineError, f"{_ACTIONS[status]} ({status})" if status in _ACTIONS else message
+            if status == 404:
+                kind, what = NotFoundError, f"not a Kubeflow Pipelines API: {message}"
+            elif status == 429 or status >= 500:
+                kind, what = RetryableError, f"cannot answer now, try again later: {message}"
+            raise kind(f"{self.endpoint}: {what}") from error
+        except (HTTPError, OSError) as error:
+            # The innermost reason, without the description of the connection before it.
+            reason = re.sub(r"^\w+\(host=.*?\): ", "", str(getattr(error, "reason", None) or error))
+            raise RetryableError(f"{self.endpoint}: cannot be reached ({' '.join(reason.split())[:200]})") from error

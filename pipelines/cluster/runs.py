@@ -1,94 +1,88 @@
-"""A run: the compiled pipeline that it is submitted with, its start and its end."""
+"""Runs as a person sees them: listed, with their stages, as they go on, and stopped."""
 
-import io
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
-from pathlib import Path
+from itertools import islice
 from typing import Any
 
-import yaml
-
-from components.shared import lineage
 from components.shared.errors import PipelineError
-from pipelines.cluster.kubeflow import Kubeflow, readable_errors
-from pipelines.cluster.stages import FINISHED
+from pipelines.cluster.kubeflow import Kubeflow
+from pipelines.cluster.logs import LOST, failures, is_lost, poll
+from pipelines.cluster.stages import CACHED, FINISHED, NOT_REACHED, planned, stages
+from pipelines.run.journal import duration
+from pipelines.run.screen import Screen, Style
 
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""The same in C where it was built: a pipeline is a long document."""
-
-
-@dataclass(frozen=True)
-class Package:
-    """A compiled pipeline in a file."""
-
-    path: Path
-    types: dict[str, str]
-    """Of each parameter, in Kubeflow's words: STRING, NUMBER_INTEGER, NUMBER_DOUBLE, BOOLEAN, STRUCT or LIST."""
-    defaults: dict[str, Any]
-    images: tuple[str, ...]
-    """Those that its tasks run in."""
-    digest: str
-    """Of the content of the file."""
+_NUM_RUNS = 10
+_ID_LENGTH = 8
+_POLL_S = 10.0
+_ENDINGS = {
+    "SUCCEEDED": ("done in {}", Style.GREEN),
+    "SKIPPED": ("skipped", Style.DIM),
+    "FAILED": ("failed after {}", Style.RED),
+    "CANCELED": ("stopped after {}", Style.YELLOW),
+    CACHED: ("not run: the cache has its outputs", Style.DIM),
+}
 
 
-@contextmanager
-def package(path: Path | None, params: Path) -> Iterator[Package]:
-    """Yield the pipeline in a file, or else the one that this code compiles to with a params file."""
-    if path is not None:
-        yield read(path)
-        return
-    from components.preflight.config import load_params
-    from pipelines.graph import write
-
-    with tempfile.TemporaryDirectory(prefix="grpo-pipeline-") as folder:
-        compiled = Path(folder) / "pipeline.yaml"
-        write(compiled, load_params(params))
-        yield read(compiled)
+def listed(kubeflow: Kubeflow) -> list[str]:
+    """Return a line for each of the newest runs."""
+    runs = list(islice(kubeflow.runs(page_size=_NUM_RUNS), _NUM_RUNS))
+    if not runs:
+        return ["no runs yet; `grpo-pipeline submit` starts one"]
+    rows = [("run", "name", "state", "started (UTC)", "took")]
+    for run in runs:
+        ended = run.finished_at if run.state in FINISHED else None
+        times = (_clock(run.created_at), _took(run.created_at, ended))
+        rows.append((run.run_id[:_ID_LENGTH], run.display_name, in_words(run.state), *times))
+    return table(rows)
 
 
-def read(path: Path) -> Package:
-    """Return the pipeline in a file.
-
-    Raises:
-        PipelineError: It is none.
-    """
-    try:
-        documents = [each for each in yaml.load_all(path.read_text(encoding="utf-8"), _LOADER) if each]
-        parameters = documents[0]["root"].get("inputDefinitions", {}).get("parameters", {})
-        containers = [each["container"] for each in documents[0]["deploymentSpec"]["executors"].values()]
-    except (yaml.YAMLError, UnicodeDecodeError, LookupError, TypeError):
-        raise PipelineError(f"{path}: not a compiled pipeline; `grpo-pipeline compile` writes one") from None
-    return Package(
-        path=path,
-        types={each: definition["parameterType"] for each, definition in parameters.items()},
-        defaults={each: one["defaultValue"] for each, one in parameters.items() if "defaultValue" in one},
-        images=tuple(sorted({container["image"] for container in containers})),
-        digest=lineage.value_digest(documents),
-    )
+def show(kubeflow: Kubeflow, run: Any) -> list[str]:
+    """Return the state of a run and of its stages, and why it failed."""
+    lines = [f"{run.display_name}  {run.run_id}  {in_words(run.state)}", kubeflow.url(run.run_id)]
+    rows = [("stage", "state", "started (UTC)", "took")]
+    for stage in stages(run):
+        took = "-" if stage.state == CACHED else _took(stage.started, stage.ended)
+        rows.append((stage.title, in_words(stage.state), _clock(stage.started), took))
+    if len(rows) > 1:
+        lines += ["", *table(rows)]
+    elif not planned(run):
+        lines += ["", "its stages are unknown: the pipeline version that it was started from has been deleted"]
+    if is_lost(kubeflow, run):
+        lines += ["", LOST]
+    for reason, *more in failures(kubeflow, run):
+        lines += ["", f"error: {reason}", *more]
+    return lines
 
 
-def submit(
+def wait(
     kubeflow: Kubeflow,
-    package: Package,
-    parameters: dict[str, Any],
+    run_id: str,
+    screen: Screen,
     *,
-    name: str,
-    experiment: str,
-    service_account: str | None,
-) -> Any:
-    """Start a run and return it."""
-    experiment_id = kubeflow.experiment(experiment)
-    with readable_errors(kubeflow.endpoint), redirect_stdout(io.StringIO()):
-        return kubeflow.client.run_pipeline(
-            experiment_id,
-            job_name=name,
-            pipeline_package_path=str(package.path),
-            params=parameters,
-            service_account=service_account,
-        )
+    sleep: Callable[[float], None] = time.sleep,
+    now: Callable[[], float] = time.monotonic,
+) -> int:
+    """Show a run until it has ended; return 0 if it succeeded and 1 if it did not."""
+    begun: set[str] = set()
+    ended: set[str] = set()
+    started = now()
+    for run in poll(kubeflow, run_id, _POLL_S, sleep=sleep, now=now):
+        _show_changes(run, screen, begun, ended)
+        if screen.live and run.state not in FINISHED:
+            running = [stage.title for stage in stages(run) if stage.state == "RUNNING"]
+            titles = ", ".join(running) or in_words(run.state)
+            print(f"\r\x1b[K      {titles}  {duration(now() - started)}", end="", flush=True)
+    if run.state == "SUCCEEDED":
+        screen.show(f"succeeded  {kubeflow.url(run_id)}", Style.GREEN)
+        return 0
+    for reason, *more in failures(kubeflow, run):
+        screen.error(reason, *more)
+    # Kubeflow calls a run failed that somebody has stopped.
+    is_stopped = run.state == "CANCELED" or any(each.state == "CANCELING" for each in run.state_history or [])
+    screen.show(f"{'stopped' if is_stopped else 'failed'}  {kubeflow.url(run_id)}", Style.RED)
+    return 1
 
 
 def stop(kubeflow: Kubeflow, run: Any) -> Iterator[str]:
@@ -104,13 +98,13 @@ def stop(kubeflow: Kubeflow, run: Any) -> Iterator[str]:
     from components.cluster.reaper import delete_run
 
     if run.state in FINISHED:
-        yield f"{run.display_name}  had already ended: {run.state.lower()}"
+        yield f"{run.display_name}  had already ended: {in_words(run.state)}"
     else:
-        with readable_errors(kubeflow.endpoint):
-            kubeflow.client.terminate_run(run.run_id)
+        kubeflow.client.terminate_run(run.run_id)
         yield f"{run.display_name}  stopping"
+    cluster = ((run.runtime_config.parameters or {}).get("overrides") or {}).get("cluster") or {}
     try:
-        removed = delete_run(connect(), _namespace_of_jobs(kubeflow, run), run.run_id)
+        removed = delete_run(connect(), cluster.get("namespace") or kubeflow.namespace, run.run_id)
     except (PipelineError, ApiException, HTTPError) as error:
         reason = f"the Kubernetes API says {error.reason}" if isinstance(error, ApiException) else str(error)
         yield f"training jobs not removed; their steps or the reaper will remove them: {reason}"
@@ -118,11 +112,32 @@ def stop(kubeflow: Kubeflow, run: Any) -> Iterator[str]:
         yield from (f"training job {name} removed" for name in removed)
 
 
-def run_name(stem: str) -> str:
-    """Return a name that tells runs of the same params apart."""
-    return f"{stem}-{datetime.now(UTC).strftime('%Y%m%dT%H%M%SZ')}"
+def in_words(state: str | None) -> str:
+    """Return a state of Kubeflow's as people write it."""
+    return (state or "PENDING").lower().replace("_", " ")
 
 
-def _namespace_of_jobs(kubeflow: Kubeflow, run: Any) -> str:
-    section = ((run.runtime_config.parameters or {}).get("overrides") or {}).get("cluster") or {}
-    return str(section.get("namespace") or kubeflow.namespace)
+def table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return lines in which the columns are aligned."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def _show_changes(run: Any, screen: Screen, begun: set[str], ended: set[str]) -> None:
+    """Show the stages that have begun or ended since the last time."""
+    for stage in stages(run):
+        if stage.state not in ("PENDING", NOT_REACHED) and stage.name not in begun:
+            begun.add(stage.name)
+            screen.header(len(begun), len(planned(run)), stage.title)
+        if stage.state in FINISHED and stage.name not in ended:
+            ended.add(stage.name)
+            ending, style = _ENDINGS[stage.state]
+            screen.detail(f"{stage.title} {ending.format(_took(stage.started, stage.ended))}", style)
+
+
+def _clock(moment: datetime | None) -> str:
+    return moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M") if moment else "-"
+
+
+def _took(started: datetime | None, ended: datetime | None) -> str:
+    return duration((ended - started).total_seconds()) if started and ended else "-"

@@ -9,6 +9,7 @@ number it; before, only the executor of a task with retries was. A path is tried
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from graphlib import TopologicalSorter
 from typing import Any
 
 CACHED = "CACHED"
@@ -19,86 +20,114 @@ FINISHED = {"SUCCEEDED", "SKIPPED", "FAILED", "CANCELED", CACHED}
 """States of a run or a stage that never change again."""
 DRIVER_TEMPLATE = "system-container-driver"
 _MOST_ATTEMPTS = 32
+_FNV_OFFSET = 0x811C9DC5
 
 
 @dataclass(frozen=True)
-class StageStatus:
+class Stage:
     """How far a stage of a run is."""
 
     name: str
     """In the graph, such as `train_grpo` or `evaluate_2`."""
     title: str
     """On the page, such as `evaluate sft`."""
-    state: str
-    """PENDING, RUNNING, SUCCEEDED ..., CACHED or NOT_REACHED."""
-    started: datetime | None
-    ended: datetime | None
-    pods: tuple[str, ...]
+    state: str | None = None
+    """PENDING, RUNNING, SUCCEEDED ..., CACHED or NOT_REACHED; None where the run does not tell."""
+    started: datetime | None = None
+    ended: datetime | None = None
+    pods: tuple[str, ...] = ()
     """Pods of its attempts, oldest first; those of its driver, which prepares it, where that failed."""
 
-    @property
-    def seconds(self) -> float | None:
-        """From start to end; None until it has ended."""
-        return (self.ended - self.started).total_seconds() if self.started and self.ended else None
 
-
-@dataclass(frozen=True)
-class Leaf:
-    """A task of the pipeline that runs a container."""
-
-    name: str
-    """In the graph, such as `evaluate-2`."""
-    title: str
-    pods: tuple[str, ...] = ()
-    """Of its attempts, oldest first."""
-    driver_pods: tuple[str, ...] = ()
-    """Of the attempts to prepare it."""
-    has_no_attempt: bool = False
-    """Whether its container was reached and never started: not yet, or never because the cache has its outputs."""
-
-
-def stages(run: Any) -> list[StageStatus]:
+def stages(run: Any) -> list[Stage]:
     """Return the stages of a run that have begun, in the order in which they did, and then those not reached."""
-    details = (run.run_details.task_details if run.run_details else None) or []
-    by_name = {each.display_name: each for each in details}
-    known = (_status(leaf, by_name) for leaf in leaves(run.pipeline_spec or {}, details))
-    return sorted(
-        (stage for stage in known if stage is not None), key=lambda stage: (stage.started is None, stage.started)
-    )
+    known = (stage for stage in planned(run) if stage.state)
+    return sorted(known, key=lambda stage: (stage.started is None, stage.started))
 
 
-def planned(run: Any) -> list[str]:
-    """Return the titles of all stages of the graph, as far as the run tells."""
-    return [leaf.title for leaf in leaves(run.pipeline_spec or {}, [])]
+def planned(run: Any) -> list[Stage]:
+    """Return all stages of the graph, as far as the run tells."""
+    graph = _Graph(run.pipeline_spec or {}, (run.run_details.task_details if run.run_details else None) or [])
+    return list(graph.stages(graph.pipeline.get("root", {}), graph.roots))
 
 
-def was_stopped(run: Any) -> bool:
-    """Tell whether somebody stopped a run; Kubeflow calls it failed then."""
-    return run.state == "CANCELED" or any(each.state == "CANCELING" for each in run.state_history or [])
+class _Graph:
+    """A pipeline, whose graphs are inside graphs, and the nodes of a run of it."""
 
+    def __init__(self, spec: Mapping[str, Any], details: Iterable[Any]) -> None:
+        self.pipeline = spec.get("pipeline_spec", spec)
+        kubernetes = (spec.get("platform_spec") or {}).get("platforms", {}).get("kubernetes", {})
+        self._executors = kubernetes.get("deploymentSpec", {}).get("executors", {})
+        self._details = {each.display_name: each for each in details}
+        self._ids = {child.pod_name for each in details for child in each.child_tasks or []}
+        self._name = next(iter(self._ids), "").rpartition("-")[0]
+        self._is_numbered = bool(self._attempts(self._name))
+        """Whether every node is wrapped in retries."""
+        self.roots = self.below(self._attempts(self._name) or [self._name], "root")
 
-def leaves(spec: Mapping[str, Any], details: Iterable[Any]) -> Iterator[Leaf]:
-    """Yield every task of a pipeline that runs a container, with its pods as far as the details of a run tell them."""
-    graph = _Graph(spec.get("pipeline_spec", spec), spec.get("platform_spec") or {}, _Nodes(details))
-    yield from graph.leaves(graph.pipeline.get("root", {}), graph.nodes.roots)
+    def stages(self, graph: Mapping[str, Any], parents: list[str]) -> Iterator[Stage]:
+        """Yield the stages of a graph and of those inside it, each after those that it depends on."""
+        tasks = graph.get("dag", {}).get("tasks", {})
+        depends = {name: sorted(task.get("dependentTasks", [])) for name, task in sorted(tasks.items())}
+        for name in TopologicalSorter(depends).static_order():
+            component = self.pipeline["components"][tasks[name]["componentRef"]["name"]]
+            # The exit task of a group is below a node of its own.
+            hooks = (self.below(parents, f"{group}.onExit") for group in depends[name])
+            places = [*parents, *(hook for each in hooks for hook in each)]
+            if "dag" in component:
+                yield from self.stages(component, self.below(places, name))
+            else:
+                yield self._stage(name, tasks[name], component, places)
 
+    def below(self, parents: Iterable[str], name: str) -> list[str]:
+        """Return paths of the nodes of a name below others: those of its attempts where it is wrapped in retries."""
+        paths = [f"{parent}.{name}" for parent in parents]
+        return [each for path in paths for each in self._attempts(path) or filter(self._exists, [path])]
 
-def _status(leaf: Leaf, by_name: Mapping[str, Any]) -> StageStatus | None:
-    """Return what the run tells of a stage; None if nothing yet."""
-    detail, driver = by_name.get(leaf.name), by_name.get(f"{leaf.name}-driver")
-    is_unprepared = driver is not None and driver.state == "FAILED"
-    detail = driver if is_unprepared else detail
-    if detail is None:
-        return None
-    state = str(detail.state)
-    if detail.state in (None, "RUNTIME_STATE_UNSPECIFIED"):
-        state = NOT_REACHED
-    elif state == "SUCCEEDED" and leaf.has_no_attempt:
-        state = CACHED
-    # A task that is not reached has the time at which that was decided.
-    started, ended = (None, None) if state == NOT_REACHED else (_time(detail.start_time), _time(detail.end_time))
-    pods = leaf.driver_pods if is_unprepared else leaf.pods
-    return StageStatus(leaf.name.replace("-", "_"), leaf.title, state, started, ended, pods)
+    def _stage(self, name: str, task: Mapping[str, Any], component: Mapping[str, Any], places: list[str]) -> Stage:
+        detail, driver = self._details.get(name), self._details.get(f"{name}-driver")
+        executors = self.below(self.below(places, name), "executor")
+        is_retried = "retryPolicy" in task
+        # Where there are retries, a node without a number is none of them: the retries as such, or what was skipped.
+        attempts = [each for each in executors if each.endswith(")") or not (is_retried or self._is_numbered)]
+        pods = self._pods(attempts, self._template(component, is_retried=is_retried))
+        if driver is not None and driver.state == "FAILED":
+            detail, pods = driver, self._pods(self.below(places, f"{name}-driver"), DRIVER_TEMPLATE)
+        state = detail.state if detail else None
+        if detail and state in (None, "RUNTIME_STATE_UNSPECIFIED"):
+            state = NOT_REACHED
+        elif state == "SUCCEEDED" and executors and not attempts:
+            state = CACHED
+        # A task that is not reached has the time at which that was decided.
+        started, ended = (None, None)
+        if detail and state != NOT_REACHED:
+            started, ended = _time(detail.start_time), _time(detail.end_time)
+        return Stage(
+            name=name.replace("-", "_"),
+            title=task.get("taskInfo", {}).get("name", name).replace("-", "_"),
+            state=state,
+            started=started,
+            ended=ended,
+            pods=pods,
+        )
+
+    def _template(self, component: Mapping[str, Any], *, is_retried: bool) -> str:
+        """Return the name of the template of a task's container, as Kubeflow's compiler puts it together."""
+        metadata = self._executors.get(component["executorLabel"], {}).get("podMetadata")
+        counts = (len((metadata or {}).get(kind, {})) for kind in ("annotations", "labels"))
+        prefix = "" if metadata is None else "metadata-{}-{}-".format(*counts)
+        return f"{prefix}{'retry-' if is_retried else ''}system-container-impl"
+
+    def _pods(self, paths: Iterable[str], template: str) -> tuple[str, ...]:
+        return tuple(f"{self._name}-{template}-{_hash(path)}" for path in paths)
+
+    def _attempts(self, path: str) -> list[str]:
+        start = _hash(f"{path}(")  # once: it is what costs time
+        endings = (f"{number})" for number in range(_MOST_ATTEMPTS))
+        return [f"{path}({ending}" for ending in endings if self._exists(ending, start)]
+
+    def _exists(self, path: str, start: int = _FNV_OFFSET) -> bool:
+        return f"{self._name}-{_hash(path, start)}" in self._ids
 
 
 def _time(moment: datetime | None) -> datetime | None:
@@ -106,92 +135,7 @@ def _time(moment: datetime | None) -> datetime | None:
     return moment if moment and moment.year > 1970 else None
 
 
-class _Nodes:
-    """The nodes of a workflow that exist."""
-
-    def __init__(self, details: Iterable[Any]) -> None:
-        self._ids = {child.pod_name for each in details for child in each.child_tasks or []}
-        self.workflow = next(iter(self._ids), "").rpartition("-")[0]
-        attempts = self._attempts(self.workflow)
-        self.is_numbered = bool(attempts)
-        """Whether every node is wrapped in retries."""
-        roots = [f"{name}.root" for name in attempts or [self.workflow]]
-        self.roots = [each for root in roots for each in self._attempts(root) or [root]]
-
-    def below(self, parents: Iterable[str], name: str) -> list[str]:
-        """Return paths of the nodes of a name below others: those of its attempts where it is wrapped in retries."""
-        paths = [f"{parent}.{name}" for parent in parents]
-        return [each for path in paths for each in self._attempts(path) or filter(self._exists, [path])]
-
-    def pods(self, paths: Iterable[str], template: str) -> tuple[str, ...]:
-        """Return the names of the pods of nodes."""
-        return tuple(f"{self.workflow}-{template}-{_hash(path)}" for path in paths)
-
-    def _attempts(self, path: str) -> list[str]:
-        start = _hash(f"{path}(")  # once: it is what costs time
-        endings = (f"{number})" for number in range(_MOST_ATTEMPTS))
-        return [f"{path}({ending}" for ending in endings if self._is_id(_hash(ending, start))]
-
-    def _exists(self, path: str) -> bool:
-        return self._is_id(_hash(path))
-
-    def _is_id(self, number: int) -> bool:
-        return f"{self.workflow}-{number}" in self._ids
-
-
-@dataclass(frozen=True)
-class _Graph:
-    """A pipeline: graphs inside graphs, and where their tasks are among the nodes."""
-
-    pipeline: Mapping[str, Any]
-    platform: Mapping[str, Any]
-    nodes: _Nodes
-
-    def leaves(self, graph: Mapping[str, Any], parents: list[str]) -> Iterator[Leaf]:
-        """Yield the tasks of a graph and of those inside it."""
-        for name, task in _ordered(graph.get("dag", {}).get("tasks", {})):
-            component = self.pipeline.get("components", {}).get(task.get("componentRef", {}).get("name"), {})
-            # The exit task of a group is below a node of its own.
-            hooks = (self.nodes.below(parents, f"{group}.onExit") for group in task.get("dependentTasks", []))
-            places = [*parents, *(hook for each in hooks for hook in each)]
-            if "dag" in component:
-                yield from self.leaves(component, self.nodes.below(places, name))
-            else:
-                yield self._leaf(name, task, component, places)
-
-    def _leaf(self, name: str, task: Mapping[str, Any], component: Mapping[str, Any], places: list[str]) -> Leaf:
-        executors = self.nodes.below(self.nodes.below(places, name), "executor")
-        is_retried = "retryPolicy" in task
-        # Where there are retries, a node without a number is none of them: the retries as such, or what was skipped.
-        pods = [each for each in executors if each.endswith(")") or not (is_retried or self.nodes.is_numbered)]
-        return Leaf(
-            name=name,
-            title=task.get("taskInfo", {}).get("name", name).replace("-", "_"),
-            pods=self.nodes.pods(pods, self._template(component, is_retried=is_retried)),
-            driver_pods=self.nodes.pods(self.nodes.below(places, f"{name}-driver"), DRIVER_TEMPLATE),
-            has_no_attempt=bool(executors) and not pods,
-        )
-
-    def _template(self, component: Mapping[str, Any], *, is_retried: bool) -> str:
-        """Return the name of the template of a task's container, as Kubeflow's compiler puts it together."""
-        executors = self.platform.get("platforms", {}).get("kubernetes", {}).get("deploymentSpec", {})
-        metadata = executors.get("executors", {}).get(component.get("executorLabel"), {}).get("podMetadata")
-        counts = (len((metadata or {}).get(kind, {})) for kind in ("annotations", "labels"))
-        prefix = "" if metadata is None else "metadata-{}-{}-".format(*counts)
-        return f"{prefix}{'retry-' if is_retried else ''}system-container-impl"
-
-
-def _ordered(tasks: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Return the tasks of a graph, each after those that it depends on."""
-
-    def depth(name: str) -> int:
-        needed = (each for each in tasks[name].get("dependentTasks", []) if each in tasks)
-        return 1 + max(map(depth, needed), default=0)
-
-    return sorted(tasks.items(), key=lambda each: (depth(each[0]), each[0]))
-
-
-def _hash(path: str, start: int = 0x811C9DC5) -> int:
+def _hash(path: str, start: int = _FNV_OFFSET) -> int:
     """Return the FNV-1a hash with 32 bits, by which Argo numbers a node; `start` is the hash of what comes before."""
     number = start
     for byte in path.encode():

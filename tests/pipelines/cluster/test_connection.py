@@ -151,7 +151,7 @@ def test_a_private_certificate_is_trusted_if_it_is_named(
         monkeypatch.setenv("GRPO_PIPELINE_CA_FILE", str(certificate))
         assert main(["status"]) == 0
     assert main(["status", "--ca-file", str(tmp_path / "no.pem")]) == 2
-    missing = f"error: {tmp_path / 'no.pem'}: cannot read certificates from this file\n"
+    missing = f"error: {tmp_path / 'no.pem'}: no such file or directory\n"
     assert capsys.readouterr().err.endswith(missing)
 
 

@@ -15,8 +15,7 @@ import pytest
 from components.preflight.config import load_params
 from pipelines.cli import parser
 from pipelines.cluster import cron
-from pipelines.cluster.parameters import parameters
-from pipelines.cluster.runs import read
+from pipelines.cluster.submission import parameters, read
 from tests.k8s.rendered import ROOT, one, overlay, render, require_kubectl
 from tests.k8s.test_manifests import faults
 

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from pipelines.cluster.stages import Leaf, leaves
+from pipelines.cluster.stages import Stage, planned
 from tests.pipelines.cluster.argo import number
 
 LABELS = {"app.kubernetes.io/managed-by": "grpo-pipeline", "grpo-pipeline/task": "any"}
@@ -38,10 +38,16 @@ SPEC: dict[str, Any] = {
 }
 
 
-def leaves_of(*paths: str) -> dict[str, Leaf]:
-    """The tasks of a run of which these nodes exist."""
+def stages_of(*paths: str, **drivers: str) -> dict[str, Stage]:
+    """The stages of a run of which these nodes exist."""
     children = [SimpleNamespace(pod_name=f"wf-{number(path)}") for path in paths]
-    return {leaf.name: leaf for leaf in leaves(SPEC, [SimpleNamespace(child_tasks=children)])}
+    details = [SimpleNamespace(display_name="root", child_tasks=children)]
+    details += [
+        SimpleNamespace(display_name=f"{name}-driver", child_tasks=[], state=state, start_time=None, end_time=None)
+        for name, state in drivers.items()
+    ]
+    run = SimpleNamespace(pipeline_spec=SPEC, run_details=SimpleNamespace(task_details=details))
+    return {stage.name: stage for stage in planned(run)}
 
 
 @pytest.mark.parametrize("numbered", [True, False])
@@ -53,17 +59,19 @@ def test_pods_follow_from_the_nodes_that_exist(numbered: bool) -> None:
     preflight, clean_up = f"{group}.preflight{once}.executor{once}", f"{hook}.clean-up{once}.executor(0)"
     driver = f"{group}.preflight-driver{once}"
     parents = [f"wf{once}", f"wf{once}.root{once}", group, hook, f"{group}.preflight{once}", f"{hook}.clean-up{once}"]
-    leaf = leaves_of(*parents, f"{group}.evaluate-2{once}", first, second, preflight, clean_up, driver)
+    paths = (*parents, f"{group}.evaluate-2{once}", first, second, preflight, clean_up, driver)
+    stage = stages_of(*paths)
     retried = "wf-metadata-0-2-retry-system-container-impl-"
-    assert leaf["evaluate-2"].pods == (f"{retried}{number(first)}", f"{retried}{number(second)}")
-    assert leaf["preflight"].pods == (f"wf-metadata-0-2-system-container-impl-{number(preflight)}",)
-    assert leaf["preflight"].driver_pods == (f"wf-system-container-driver-{number(driver)}",)
-    assert leaf["clean-up"].pods == (f"wf-retry-system-container-impl-{number(clean_up)}",)
+    assert stage["evaluate_2"].pods == (f"{retried}{number(first)}", f"{retried}{number(second)}")
+    assert stage["preflight"].pods == (f"wf-metadata-0-2-system-container-impl-{number(preflight)}",)
+    assert stage["clean_up"].pods == (f"wf-retry-system-container-impl-{number(clean_up)}",)
+    unprepared = stages_of(*paths, preflight="FAILED")["preflight"]
+    assert unprepared.pods == (f"wf-system-container-driver-{number(driver)}",)
 
 
 def test_tasks_come_after_those_that_they_depend_on() -> None:
     """Whatever their names; without any node none has a pod."""
-    leaf = leaves_of()
-    assert list(leaf) == ["preflight", "evaluate-2", "clean-up"]
-    assert [each.title for each in leaf.values()] == ["preflight", "evaluate sft", "clean_up"]
-    assert not any(each.pods or each.driver_pods or each.has_no_attempt for each in leaf.values())
+    stage = stages_of()
+    assert list(stage) == ["preflight", "evaluate_2", "clean_up"]
+    assert [each.title for each in stage.values()] == ["preflight", "evaluate sft", "clean_up"]
+    assert not any(each.pods or each.state for each in stage.values())

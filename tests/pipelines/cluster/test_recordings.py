@@ -4,8 +4,8 @@ from collections.abc import Callable
 import pytest
 
 from pipelines.cli import main
-from pipelines.cluster import logs, status
-from pipelines.cluster.kubeflow import Kubeflow, connect, settings
+from pipelines.cluster import logs, runs
+from pipelines.cluster.kubeflow import Kubeflow
 from pipelines.cluster.stages import stages
 from pipelines.run.screen import Screen
 from tests.fake_cluster import ApiServer
@@ -44,7 +44,7 @@ def kubeflow(server: ApiServer, recorded: Recorded) -> Kubeflow:
     """A connection to a server that answers the same."""
     recorded.load(server)
     server.kfp.pods = {pod: text for pod, text in server.kfp.pods.items() if not pod.startswith(REMOVED)}
-    return connect(settings({}, endpoint=server.url))
+    return Kubeflow(server.url)
 
 
 def test_every_run_names_the_stage_that_failed_and_why(recorded: Recorded, kubeflow: Kubeflow) -> None:
@@ -53,7 +53,7 @@ def test_every_run_names_the_stage_that_failed_and_why(recorded: Recorded, kubef
     for run_id in recorded.runs:
         run = kubeflow.run(run_id)
         failing = [stage.title for stage in stages(run) if stage.state == "FAILED"]
-        reasons = [line for line in status.of_run(kubeflow, run) if line.startswith("error: ")]
+        reasons = [line for line in runs.show(kubeflow, run) if line.startswith("error: ")]
         if failing or reasons:
             (stage,), (reason,) = failing, reasons
             failed[run.display_name] = (stage, reason)
@@ -70,7 +70,7 @@ def test_every_moment_of_every_run_can_be_shown(recorded: Recorded, server: ApiS
         for moment in moments:
             server.kfp.runs[run_id] = moment
             run = kubeflow.run(run_id)
-            assert status.of_run(kubeflow, run)[0].startswith(f"{run.display_name}  {run_id}  ")
+            assert runs.show(kubeflow, run)[0].startswith(f"{run.display_name}  {run_id}  ")
             known = stages(run)
             assert len({stage.name for stage in known}) == len(known)
             begun = [stage.started for stage in known if stage.started]
@@ -115,13 +115,13 @@ def test_waiting_and_following_end_with_the_run(
         server.kfp.runs[run_id] = next(moments)
         return lambda _: server.kfp.runs.update({run_id: next(moments)})
 
-    assert status.wait(kubeflow, run_id, Screen(sys.stdout, sys.stderr), sleep=replay()) == 1
+    assert runs.wait(kubeflow, run_id, Screen(sys.stdout, sys.stderr), sleep=replay()) == 1
     out, error = capsys.readouterr()
     assert [line for line in out.splitlines() if line.startswith("[")] == ["[1/11] preflight", "[2/11] clean_up"]
     lines = [line.strip() for line in error.splitlines()]
     assert lines[0] == "error: preflight: 2 to correct before this run can start"
     assert lines[1] == "namespace kubeflow has no TrainingRuntime grpo-torch; apply an overlay of k8s/"
-    printed = list(logs.follow(kubeflow, run_id, "preflight", sleep=replay()))
+    printed = list(logs.logs(kubeflow, logs.poll(kubeflow, run_id, 3, sleep=replay()), "preflight"))
     assert printed[0] == "==> preflight <=="
     assert sum(line.startswith("error: preflight") for line in printed) == 1
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from components.shared.errors import PipelineError, RetryableError
-from pipelines.cluster import logs, status
-from pipelines.cluster.kubeflow import Kubeflow, connect, settings
+from components.shared.errors import RetryableError
+from pipelines.cluster import logs, runs
+from pipelines.cluster.kubeflow import Kubeflow
 from pipelines.run.screen import Screen
 from tests.fake_cluster import ApiServer, Fault, Json
 from tests.pipelines.cluster.argo import Stage, details, driver_pod, pod
@@ -58,7 +58,7 @@ class Run:
         polls: Iterator[Callable[[], None]] = iter(steps)
         clock = iter(range(0, 10**6, seconds or 1))
         screen = Screen(sys.stdout, sys.stderr)
-        answer = status.wait(
+        answer = runs.wait(
             self.kubeflow, self.id, screen, sleep=lambda _: next(polls)(), now=lambda: float(next(clock))
         )
         assert answer == code
@@ -78,7 +78,7 @@ def run(server: ApiServer, spec: Json, program: Program, capsys: pytest.CaptureF
     """A run of it."""
     row = server.kfp.new(server.kfp.runs, "run_id", display_name="nightly", pipeline_spec=spec)
     server.kfp.set_state(row["run_id"], "PENDING")
-    return Run(server, row["run_id"], connect(settings({}, endpoint=server.url)), program, capsys)
+    return Run(server, row["run_id"], Kubeflow(server.url), program, capsys)
 
 
 def test_status_lists_runs_and_the_stages_of_one(run: Run) -> None:
@@ -228,7 +228,7 @@ def test_following_prints_each_line_once_and_ends_with_the_run(run: Run) -> None
             lambda: run.tell("SUCCEEDED", train_grpo=DONE),
         ]
     )
-    lines = list(logs.follow(run.kubeflow, run.id, None, sleep=lambda _: next(steps)()))
+    lines = list(logs.logs(run.kubeflow, logs.poll(run.kubeflow, run.id, 3, sleep=lambda _: next(steps)()), None))
     assert lines == ["==> train_grpo <==", "step 1", "step 2", "last words"]
 
 
@@ -260,7 +260,7 @@ def test_waiting_draws_the_running_stages_on_a_terminal(run: Run, monkeypatch: p
     run.tell("RUNNING", preflight=DONE, train_grpo=RUNNING)
     end = [lambda: None, lambda: run.tell("SUCCEEDED", preflight=DONE, train_grpo=DONE)]
     out = "\n".join(run.wait(*end, code=0, seconds=10)[0])
-    assert "\x1b[K      train_grpo  20.0 s\n\x1b[K      train_grpo  40.0 s\n\x1b[K      train_grpo done" in out
+    assert "\x1b[K      train_grpo  30.0 s\n\x1b[K      train_grpo  50.0 s\n\x1b[K      train_grpo done" in out
 
 
 def test_waiting_gives_up_after_ten_minutes_without_an_answer(run: Run) -> None:
@@ -275,6 +275,7 @@ def test_a_run_without_pods_is_not_waited_for(run: Run) -> None:
     run.tell("RUNNING", train_grpo=RUNNING)
     run.server.kfp.pods.clear()
     assert run.show("status", run.id)[0][-1].startswith("no pod of the run exists any more")
-    assert run.wait(*[lambda: None] * 20, code=1)[1][-1].startswith("error: no pod of the run exists any more")
-    with pytest.raises(PipelineError, match="no pod of the run exists any more"):
-        list(logs.follow(run.kubeflow, run.id, None, sleep=lambda _: None))
+    with pytest.raises(logs.LostRunError, match="no pod of the run exists any more"):
+        run.wait(*[lambda: None] * 20, code=1)
+    with pytest.raises(logs.LostRunError):
+        list(logs.poll(run.kubeflow, run.id, 3, sleep=lambda _: None))

@@ -6,8 +6,7 @@ import pytest
 from components.cluster import kube
 from components.preflight.config import DeploymentConfig, load_params
 from components.preflight.form import form_of
-from pipelines.cluster.parameters import parameters
-from pipelines.cluster.runs import read
+from pipelines.cluster.submission import parameters, read
 from pipelines.graph import write
 from tests.fake_cluster import ApiServer, Json, kinds, runtime
 from tests.pipelines.cluster.conftest import Program
@@ -103,7 +102,7 @@ def test_a_key_without_a_parameter_of_its_own_is_set_in_the_overrides(pipeline: 
         (["cluster.nodes=2.5"], ["--set cluster.nodes=2.5: needs a whole number"]),
         (["overrides=gpu"], ["--set overrides=gpu: needs a JSON object"]),
         (["train_gpro.seed=1"], ["overrides.train_gpro: unknown key; did you mean `train_grpo`?"]),
-        (["deployment.volume=x"], ["--set deployment.volume: is compiled into the graph; set it in the params file"]),
+        (["deployment.volume=x"], ["overrides.deployment: follows from the compiled graph"]),
         (["train_grpo.sampling.temperatur=1"], ["overrides.train_grpo.sampling.temperatur: unknown key; did you mean"]),
         (
             ["train_grpo.num_steps=-1", "evaluate.num_samples=-1"],

@@ -1,0 +1,143 @@
+"""What is submitted: a compiled pipeline, and a value for each of its parameters.
+
+A value is the pipeline's default, or that of a params file, or a single setting.
+"""
+
+import copy
+import difflib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from components.preflight.config import DeploymentConfig, Params, contradictions, is_url, load_params
+from components.preflight.form import (
+    OVERRIDES,
+    SKIP_IF_UNCHANGED,
+    Form,
+    form_of,
+    in_the_form,
+    name_of,
+    sections_of,
+    set_key,
+    wrong_sections,
+)
+from components.preflight.remotes import passwords
+from components.shared import lineage
+from components.shared.errors import PipelineError, raise_all
+
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""The same in C where it was built: a pipeline is a long document."""
+_ANY_COMMIT = "0" * 40
+"""In the place of that of the data, which preflight looks up."""
+_KINDS: dict[str, tuple[Any, str]] = {
+    "BOOLEAN": (bool, "true or false"),
+    "LIST": (list, "a JSON list"),
+    "NUMBER_DOUBLE": ((int, float), "a number"),
+    "NUMBER_INTEGER": (int, "a whole number"),
+    "STRUCT": (dict, "a JSON object"),
+}
+"""Kubeflow's types of parameters that are written in JSON; a STRING is written as it is."""
+
+
+@dataclass(frozen=True)
+class Package:
+    """A compiled pipeline in a file."""
+
+    path: Path
+    types: dict[str, str]
+    """Of each parameter, in Kubeflow's words."""
+    defaults: Form
+    images: tuple[str, ...]
+    """Those that its tasks run in."""
+    digest: str
+    """Of the content of the file."""
+
+
+def compiled(folder: Path, params: Path) -> Path:
+    """Write the pipeline that this code compiles to with a params file into a folder; return the file."""
+    from pipelines.graph import write
+
+    path = folder / "pipeline.yaml"
+    write(path, load_params(params))
+    return path
+
+
+def read(path: Path) -> Package:
+    """Return the pipeline in a file.
+
+    Raises:
+        PipelineError: It is none.
+    """
+    try:
+        documents = [each for each in yaml.load_all(path.read_text(encoding="utf-8"), _LOADER) if each]
+        parameters = documents[0]["root"].get("inputDefinitions", {}).get("parameters", {})
+        containers = [each["container"] for each in documents[0]["deploymentSpec"]["executors"].values()]
+    except (yaml.YAMLError, UnicodeDecodeError, LookupError, TypeError):
+        raise PipelineError(f"{path}: not a compiled pipeline; `grpo-pipeline compile` writes one") from None
+    return Package(
+        path=path,
+        types={each: definition["parameterType"] for each, definition in parameters.items()},
+        defaults={each: one["defaultValue"] for each, one in parameters.items() if "defaultValue" in one},
+        images=tuple(sorted({container["image"] for container in containers})),
+        digest=lineage.value_digest(documents),
+    )
+
+
+def parameters(package: Package, params: Path | None, settings: Sequence[str], *, scheduled: bool = False) -> Form:
+    """Return a value for every parameter that has one.
+
+    A scheduled run that would change nothing ends at once, if a registry can tell and no setting decides otherwise.
+
+    Args:
+        package: The pipeline.
+        params: A params file, which takes the place of all defaults.
+        settings: Each `name=value` with a parameter's name, or a key of a params file such as
+            `train_grpo.sampling.temperature`.
+        scheduled: Whether the run is one of a schedule.
+
+    Raises:
+        PipelineError: Preflight would refuse the form without asking anybody. A secret would be kept by Kubeflow.
+    """
+    form = copy.deepcopy(package.defaults) if params is None else package.defaults | form_of(load_params(params))
+    for setting in settings:
+        _set(package, form, setting)
+    raise_all(passwords(form))
+    sections, wrong = sections_of(form, DeploymentConfig(), commit=_ANY_COMMIT, secrets={})
+    wrong += wrong_sections(sections)
+    raise_all(wrong or list(map(in_the_form, contradictions(Params.model_validate(sections)))))
+    decided = any(setting.startswith(f"{SKIP_IF_UNCHANGED}=") for setting in settings)
+    if scheduled and not decided and is_url(form["register_registry"]):
+        form[SKIP_IF_UNCHANGED] = True
+    return form
+
+
+def _set(package: Package, form: Form, setting: str) -> None:
+    """Set a parameter, or a key of a params file whichever parameter holds it."""
+    name, equals, text = setting.partition("=")
+    if not equals:
+        raise PipelineError(f"--set {setting}: write name=value")
+    key = tuple(name.split("."))
+    parameter = name_of(key)
+    if parameter in package.types:
+        form[parameter] = text if package.types[parameter] == "STRING" else _json(text)
+        types, words = _KINDS.get(package.types[parameter], (str, ""))
+        if not isinstance(form[parameter], types) or (isinstance(form[parameter], bool) and types is not bool):
+            raise PipelineError(f"--set {setting}: needs {words}")
+    elif len(key) > 1:
+        set_key(form[OVERRIDES], key, _json(text))
+    else:
+        close = difflib.get_close_matches(parameter, package.types, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(sorted(package.types))}"
+        raise PipelineError(f"--set {name}: the pipeline has no such parameter; {hint}")
+
+
+def _json(text: str) -> Any:
+    """What a text is in JSON; a word that is nothing there is itself."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
