@@ -32,7 +32,7 @@ from components.rollout.vllm.config import (
     environment,
     raise_if_out_of_memory,
 )
-from components.rollout.vllm.requests import Request
+from components.rollout.vllm.sampler import Request
 from components.shared.config import validate
 from components.shared.environment import JOB_VARIABLE
 from components.shared.errors import PipelineError, RetryableError

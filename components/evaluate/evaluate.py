@@ -12,7 +12,7 @@ from components.evaluate.scores import scores
 from components.grading.verifier import Grade, Verifier, has_reasoning
 from components.policy.checkpoint import load
 from components.policy.determinism import make_deterministic
-from components.rollout.sampler import Completion, Generate, grade_completions
+from components.rollout.sampler import Completion, Generate, Sampling, grade_completions
 from components.rollout.transformers_sampler import TransformersSampler
 from components.shared import jsonl
 from components.shared.answer_policy import AnswerPolicy
@@ -56,14 +56,14 @@ class Evaluator:
         records: dict[int, list[dict[str, Any]]] = {}
         num_right = 0
         for batch in (order[start : start + size] for start in range(0, len(order), size)):
+            sampling = Sampling(
+                num_samples=num_samples,
+                temperature=temperature,
+                max_new_tokens=config.max_new_tokens,
+                seed=config.seed + len(records),
+            )
             with explain_out_of_memory(f"answers to {len(batch)} problems at once", *remedies):
-                groups = self.generate(
-                    [problems[index].question for index in batch],
-                    num_samples=num_samples,
-                    temperature=temperature,
-                    max_new_tokens=config.max_new_tokens,
-                    seed=config.seed + len(records),
-                )
+                groups = self.generate([problems[index].question for index in batch], sampling)
             graded = self._records([problems[index] for index in batch], groups, first=0 if temperature == 0 else 1)
             records |= zip(batch, graded, strict=True)
             num_right += sum(record["verdict"] == "right" for group in graded for record in group)

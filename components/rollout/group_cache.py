@@ -30,7 +30,8 @@ class GroupCache:
         self.row_R = torch.arange(len(prompt_lengths) * group_size, device=device)
         """Which completion of the batch each row is: group after group."""
         self.num_decoded = 0
-        self._prefilled = False
+        self.prefilled = False
+        """Whether all prompts have been read, and completions are decoded from now on."""
         self._prompt_keys: list[Tensor] = []
         self._prompt_values: list[Tensor] = []
         self._keys: list[Tensor] = []
@@ -43,20 +44,15 @@ class GroupCache:
     @property
     def longest(self) -> int:
         """Tokens of the longest sequence so far, with the token that is being read."""
-        return max(self.prompt_lengths) + self.num_decoded + self._prefilled
-
-    def start_decoding(self) -> None:
-        """End the reading of prompts."""
-        self._prefilled = True
+        return max(self.prompt_lengths) + self.num_decoded + self.prefilled
 
     def attend(self, layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, scale: float) -> Tensor:
         """Store the keys and values, and return what each query attends to."""
-        if not self._prefilled:
+        if not self.prefilled:
             # Models in which a layer does not attend, or more than once, are refused when they are loaded.
             assert layer == len(self._prompt_keys), f"layer {layer} attends where {len(self._prompt_keys)} is next"
             return self._attend_prompts(q_THD, k_TKD, v_TKD, scale)
-        self._append(layer, k_TKD, v_TKD)
-        return self._attend_completions(layer, q_THD, scale)
+        return self._attend_completions(layer, q_THD, k_TKD, v_TKD, scale)
 
     def drop(self, ended_R: Tensor) -> None:
         """Drop the rows that have ended, moving the last ones into their places."""
@@ -65,39 +61,31 @@ class GroupCache:
         movers = alive + (~ended_R[alive:]).nonzero().squeeze(1)
         for tensor in (*self._keys, *self._values):
             tensor[holes, :, : self.num_decoded] = tensor[movers, :, : self.num_decoded]
-        order_R = torch.arange(alive, device=ended_R.device)
-        order_R[holes] = movers
         self._keys = [keys[:alive] for keys in self._keys]
         self._values = [values[:alive] for values in self._values]
+        order_R = torch.arange(alive, device=ended_R.device)
+        order_R[holes] = movers
         self.row_R, self._slot_R = self.row_R[order_R], self._slot_R[order_R]
-        self._drop_prompts()
-
-    def _drop_prompts(self) -> None:
-        """Drop the prompts whose completions have all ended once they are half of all: the others are copied."""
+        # Prompts whose completions have all ended are dropped once they are half of all: the others are copied.
         prompt_R, place_R = self._slot_R // self.group_size, self._slot_R % self.group_size
         alive_P = torch.unique(prompt_R)
-        if 2 * len(alive_P) > len(self._is_padding_PS):
-            return
-        self._prompt_keys = [keys[alive_P] for keys in self._prompt_keys]
-        self._prompt_values = [values[alive_P] for values in self._prompt_values]
-        self._is_padding_PS = self._is_padding_PS[alive_P]
-        self._slot_R = torch.searchsorted(alive_P, prompt_R) * self.group_size + place_R
+        if 2 * len(alive_P) <= len(self._is_padding_PS):
+            self._prompt_keys = [keys[alive_P] for keys in self._prompt_keys]
+            self._prompt_values = [values[alive_P] for values in self._prompt_values]
+            self._is_padding_PS = self._is_padding_PS[alive_P]
+            self._slot_R = torch.searchsorted(alive_P, prompt_R) * self.group_size + place_R
 
     def _attend_prompts(self, q_XHD: Tensor, k_XKD: Tensor, v_XKD: Tensor, scale: float) -> Tensor:
-        self._prompt_keys.append(self._padded(k_XKD))
-        self._prompt_values.append(self._padded(v_XKD))
+        for tensors, x_XKD in ((self._prompt_keys, k_XKD), (self._prompt_values, v_XKD)):
+            x_PSKD = torch.nn.utils.rnn.pad_sequence(x_XKD.split(self.prompt_lengths), batch_first=True)
+            tensors.append(x_PSKD.transpose(1, 2).contiguous())
         bounds = tuple(accumulate(self.prompt_lengths, initial=0))
         repeats = q_XHD.shape[1] // k_XKD.shape[1]
         k_XHD, v_XHD = (x.repeat_interleave(repeats, dim=1) for x in (k_XKD, v_XKD))
         return attend(q_XHD, k_XHD, v_XHD, Segments(bounds, bounds, causal=True), scale)[0]
 
-    def _padded(self, x_XKD: Tensor) -> Tensor:
-        """Return the prompts end to end as (P, K, S, D)."""
-        x_PSKD = torch.nn.utils.rnn.pad_sequence(x_XKD.split(self.prompt_lengths), batch_first=True)
-        x_PKSD: Tensor = x_PSKD.transpose(1, 2).contiguous()
-        return x_PKSD
-
-    def _append(self, layer: int, k_RKD: Tensor, v_RKD: Tensor) -> None:
+    def _attend_completions(self, layer: int, q_RHD: Tensor, k_RKD: Tensor, v_RKD: Tensor, scale: float) -> Tensor:
+        """Attend to the prompt's keys and the completion's own, in one softmax."""
         for tensors, x_RKD in ((self._keys, k_RKD), (self._values, v_RKD)):
             if len(tensors) == layer:
                 rows, heads, size = x_RKD.shape
@@ -105,9 +93,6 @@ class GroupCache:
             elif tensors[layer].shape[2] == self.num_decoded:
                 tensors[layer] = torch.cat([tensors[layer], torch.empty_like(tensors[layer])], dim=2)
             tensors[layer][:, :, self.num_decoded] = x_RKD
-
-    def _attend_completions(self, layer: int, q_RHD: Tensor, scale: float) -> Tensor:
-        """Attend to the prompt's keys and the completion's own, in one softmax."""
         q_RKQD = q_RHD.unflatten(1, (self._keys[layer].shape[1], -1)) * scale
         keys_RKTD = self._keys[layer][:, :, : self.num_decoded + 1]
         values_RKTD = self._values[layer][:, :, : self.num_decoded + 1]

@@ -1,10 +1,10 @@
 """Sampling completions from the policy: what training and evaluation see of it.
 
 `TransformersSampler` (transformers_sampler.py) samples from the weights under training, `VllmSampler` (vllm/sampler.py)
-from a copy of its own that `update_weights` brings up to date.
+from a copy that `update_weights` brings up to date.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,6 +12,23 @@ from components.grading.verifier import Grade, Submission, Verdict, Verifier
 from components.policy.engine import Policy
 from components.policy.packing import TokenSequence
 from components.shared.answer_policy import AnswerPolicy
+
+_TRUNCATED = Grade(Verdict.WRONG, extracted=None, reason="truncated at the length limit")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How completions are sampled.
+
+    At temperature T the distribution is exactly softmax(logits / T): no top-p, no top-k. Temperature 0 is greedy
+    decoding.
+    """
+
+    num_samples: int
+    """Completions of each question."""
+    temperature: float
+    max_new_tokens: int
+    seed: int
 
 
 @dataclass(frozen=True)
@@ -33,35 +50,21 @@ class Completion:
         return len(self.tokens.completion_ids)
 
 
-class Generate(Protocol):
-    """The type of `Sampler.generate`."""
-
-    def __call__(
-        self, questions: Sequence[str], *, num_samples: int, temperature: float, max_new_tokens: int, seed: int
-    ) -> list[list[Completion]]:
-        """See `Sampler.generate`."""
-        ...
+Generate = Callable[[Sequence[str], Sampling], list[list[Completion]]]
+"""Returns the completions of each question, in the order of the questions."""
 
 
 class Sampler(Protocol):
     """Samples from the policy."""
 
-    def generate(
-        self, questions: Sequence[str], *, num_samples: int, temperature: float, max_new_tokens: int, seed: int
-    ) -> list[list[Completion]]:
-        """Return `num_samples` completions of each question, in the order of the questions.
-
-        At temperature T the distribution sampled from is exactly softmax(logits / T): no top-p, no top-k. Temperature 0
-        is greedy decoding.
-        """
-        ...
+    def generate(self, questions: Sequence[str], sampling: Sampling) -> list[list[Completion]]:
+        """See `Generate`."""
 
     def attach(self, policy: Policy, probes: Sequence[TokenSequence]) -> None:
         """Follow the weights of `policy` from now on; called once, by all processes.
 
-        A sampler with weights of its own is checked after each update by comparing log-probabilities of the `probes`.
+        A sampler with a copy of the weights is checked after each update by the log-probabilities of the `probes`.
         """
-        ...
 
     def update_weights(self, version: int) -> float:
         """Sample from the policy as it is after `version` optimizer steps; return the seconds this took.
@@ -69,15 +72,12 @@ class Sampler(Protocol):
         Called by all processes together before they sample. StaleWeightsError where the sampler does not compute with
         these weights afterwards.
         """
-        ...
 
     def sleep(self) -> None:
         """Free the memory of the GPU until the sampler is next used."""
-        ...
 
     def close(self) -> None:
         """End the processes and close the connections that the sampler has opened."""
-        ...
 
 
 def grade_completions(
@@ -87,6 +87,3 @@ def grade_completions(
     pairs = zip(golds, completions, strict=True)
     grades = iter(verify([Submission(gold, each.text, policy) for gold, each in pairs if each.finished]))
     return [next(grades) if each.finished else _TRUNCATED for each in completions]
-
-
-_TRUNCATED = Grade(Verdict.WRONG, extracted=None, reason="truncated at the length limit")

@@ -19,7 +19,7 @@ from components.policy.logprobs import use_float32_logits
 from components.policy.lora import copy_merged_weights
 from components.policy.packing import TokenSequence
 from components.rollout.group_cache import GroupCache
-from components.rollout.sampler import Completion
+from components.rollout.sampler import Completion, Sampling
 
 
 @dataclass
@@ -31,26 +31,24 @@ class TransformersSampler:
     """Completions generated at once; bounds memory."""
 
     @torch.no_grad()
-    def generate(
-        self, questions: Sequence[str], *, num_samples: int, temperature: float, max_new_tokens: int, seed: int
-    ) -> list[list[Completion]]:
+    def generate(self, questions: Sequence[str], sampling: Sampling) -> list[list[Completion]]:
         """See `Sampler`."""
         use_packed_attention(self.checkpoint.model)
         use_float32_logits(self.checkpoint.model.get_output_embeddings())
         # A random number per completion and place, so that samples do not depend on how they are batched.
-        generator = torch.Generator().manual_seed(seed)
-        uniform_PGT = torch.rand(
-            len(questions), num_samples, max_new_tokens, dtype=torch.float64, generator=generator
-        ).to(self.checkpoint.device)
+        generator = torch.Generator().manual_seed(sampling.seed)
+        shape = (len(questions), sampling.num_samples, sampling.max_new_tokens)
+        uniform_PGT = torch.rand(*shape, dtype=torch.float64, generator=generator).to(self.checkpoint.device)
         prompts = [self.checkpoint.prompt_ids(question) for question in questions]
         # Prompts of similar length waste the least padding in their cache.
         order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
-        size = max(1, self.max_batch_size // num_samples)
+        size = max(1, self.max_batch_size // sampling.num_samples)
         groups: dict[int, list[Completion]] = {}
         for start in range(0, len(order), size):
-            chosen = order[start : start + size]
-            decoding = Decoding(self.checkpoint, [prompts[index] for index in chosen], num_samples, temperature)
-            groups.update(zip(chosen, decoding.run(uniform_PGT[chosen].flatten(0, 1)), strict=True))
+            batch = order[start : start + size]
+            batch_prompts = [prompts[index] for index in batch]
+            decoding = Decoding(self.checkpoint, batch_prompts, sampling.num_samples, sampling.temperature)
+            groups |= zip(batch, decoding.run(uniform_PGT[batch].flatten(0, 1)), strict=True)
         return [groups[index] for index in range(len(prompts))]
 
     def attach(self, policy: Policy, probes: Sequence[TokenSequence]) -> None:
@@ -97,9 +95,7 @@ class Decoding:
     def __init__(
         self, checkpoint: Checkpoint, prompts: Sequence[tuple[int, ...]], group_size: int, temperature: float
     ) -> None:
-        self.checkpoint = checkpoint
-        self.prompts = prompts
-        self.temperature = temperature
+        self.checkpoint, self.prompts, self.temperature = checkpoint, prompts, temperature
         self.cache = GroupCache([len(prompt) for prompt in prompts], group_size, checkpoint.device)
         self._end_ids = torch.tensor(checkpoint.end_ids, device=checkpoint.device)
 
@@ -124,9 +120,13 @@ class Decoding:
                 break
             logits_RV = self._read_tokens(token_R)
         rows = zip(length_R.tolist(), ids_RT.tolist(), logprobs_RT.tolist(), finished_R.tolist(), strict=True)
-        completions = [self._completion(number, *row) for number, row in enumerate(rows)]
-        size = self.cache.group_size
-        return [completions[start : start + size] for start in range(0, len(completions), size)]
+        groups: list[list[Completion]] = [[] for _ in self.prompts]
+        for number, (length, ids, logprobs, finished) in enumerate(rows):
+            prompt = number // self.cache.group_size
+            tokens = TokenSequence(self.prompts[prompt], tuple(ids[:length]))
+            text = self.checkpoint.decode(ids[: length - finished])
+            groups[prompt].append(Completion(tokens, tuple(logprobs[:length]), text, finished=finished))
+        return groups
 
     def ends(self, token_R: Tensor, t: int) -> Tensor:
         """Return which rows end with this token, at place `t`."""
@@ -135,12 +135,11 @@ class Decoding:
 
     def _read_prompts(self) -> Tensor:
         """Compute each prompt once; return the logits that all its completions start from."""
-        device = self.checkpoint.device
+        device, lengths = self.checkpoint.device, self.cache.prompt_lengths
         ids_X = torch.tensor([token for prompt in self.prompts for token in prompt], device=device)
-        position_X = torch.tensor([place for prompt in self.prompts for place in range(len(prompt))], device=device)
-        last_P = torch.tensor([len(prompt) for prompt in self.prompts], device=device).cumsum(0) - 1
-        logits_PV = self._logits(ids_X, position_X, last_P)
-        self.cache.start_decoding()
+        position_X = torch.tensor([place for length in lengths for place in range(length)], device=device)
+        logits_PV = self._logits(ids_X, position_X, torch.tensor(lengths, device=device).cumsum(0) - 1)
+        self.cache.prefilled = True
         return logits_PV.repeat_interleave(self.cache.group_size, dim=0)
 
     def _read_tokens(self, token_R: Tensor) -> Tensor:
@@ -160,22 +159,13 @@ class Decoding:
 
     def _sample(self, logits_RV: Tensor, uniform_R: Tensor) -> tuple[Tensor, Tensor]:
         """Return a token per row with its log-probability: the likeliest at temperature 0, else a random one."""
-        greedy = self.temperature == 0
-        if not greedy:
+        if self.temperature:
             logits_RV = logits_RV / self.temperature
         highest_R1 = logits_RV.amax(-1, keepdim=True)
         weights_RV = (logits_RV - highest_R1).exp_()
-        token_R = logits_RV.argmax(-1) if greedy else inverse_cdf(weights_RV, uniform_R)
+        token_R = inverse_cdf(weights_RV, uniform_R) if self.temperature else logits_RV.argmax(-1)
         lse_R = highest_R1.squeeze(1) + weights_RV.sum(-1).log()
         return token_R, logits_RV.gather(1, token_R[:, None]).squeeze(1) - lse_R
-
-    def _completion(
-        self, number: int, length: int, ids: list[int], logprobs: list[float], finished: bool
-    ) -> Completion:
-        completion_ids = tuple(ids[:length])
-        tokens = TokenSequence(self.prompts[number // self.cache.group_size], completion_ids)
-        text = self.checkpoint.decode(completion_ids[:-1] if finished else completion_ids)
-        return Completion(tokens, tuple(logprobs[:length]), text, finished=finished)
 
 
 def inverse_cdf(weights_RV: Tensor, uniform_R: Tensor) -> Tensor:
@@ -200,9 +190,7 @@ def inverse_cdf(weights_RV: Tensor, uniform_R: Tensor) -> Tensor:
 
 def cumulative_sum(weights_RC: Tensor) -> Tensor:
     """Return the cumulative sum of each row in float64; equal weights give equal sums, on GPUs too."""
-    if not weights_RC.is_cuda:
-        return weights_RC.cumsum(-1, dtype=torch.float64)
-    return cumulative_sum_by_product(weights_RC)
+    return cumulative_sum_by_product(weights_RC) if weights_RC.is_cuda else weights_RC.cumsum(-1, dtype=torch.float64)
 
 
 def cumulative_sum_by_product(weights_RC: Tensor) -> Tensor:

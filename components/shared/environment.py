@@ -18,8 +18,6 @@ SERVERS_VARIABLE = "GRPO_PIPELINE_SAMPLERS"
 Set by train_grpo and in the TrainJob's manifest, read by train_grpo's ranks."""
 WEIGHTS_VARIABLE = "GRPO_PIPELINE_WEIGHTS"
 """Folder through which weights reach the sampler. Set by train_grpo, read by its ranks."""
-OWNER_VARIABLE = "GRPO_PIPELINE_VLLM_OWNER"
-"""Process with which vLLM's worker processes end. Set and read by components.rollout."""
 KUBECONFIG_VARIABLE = "GRPO_PIPELINE_KUBECONFIG"
 """Kubeconfig to use instead of the pod's service account or kubectl's own.
 Set by the user, read by components.cluster."""

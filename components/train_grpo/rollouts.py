@@ -19,7 +19,7 @@ from torch import Tensor
 from components.grading.verifier import Grade, Verdict, Verifier
 from components.policy.packing import TokenSequence
 from components.policy.parallel import Ranks
-from components.rollout.sampler import Completion, Sampler, grade_completions
+from components.rollout.sampler import Completion, Sampler, Sampling, grade_completions
 from components.shared.errors import explain_out_of_memory
 from components.shared.problem import Problem
 from components.train_grpo.config import Combination, TrainGRPOConfig
@@ -164,13 +164,13 @@ class Rollouts:
     def _sample_shard(self, problems_P: Sequence[Problem], seed: str) -> Rollout:
         """Sample and score this process's part of a rollout."""
         started = time.monotonic()
-        completions_PG = self.sampler.generate(
-            [problem.question for problem in problems_P],
+        sampling = Sampling(
             num_samples=self.config.group_size,
             temperature=self.config.sampling.temperature,
             max_new_tokens=self.config.sampling.max_new_tokens,
             seed=random.Random(seed).getrandbits(48),
         )
+        completions_PG = self.sampler.generate([problem.question for problem in problems_P], sampling)
         sampled = time.monotonic()
         scored_PG = self.score(problems_P, completions_PG)
         groups = [Group(*pair) for pair in zip(problems_P, scored_PG, strict=True)]

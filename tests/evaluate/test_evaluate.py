@@ -10,7 +10,7 @@ from components.evaluate.scores import scores
 from components.grading.verifier import Verifier
 from components.policy.checkpoint import save
 from components.policy.packing import TokenSequence
-from components.rollout.sampler import Completion
+from components.rollout.sampler import Completion, Sampling
 from components.shared import jsonl, lineage
 from components.shared.answer_policy import AnswerPolicy
 from components.shared.errors import PipelineError
@@ -73,12 +73,12 @@ def test_each_completion_is_graded_against_its_own_problem(policy: AnswerPolicy)
     texts = ("so\n#### {}", r"\boxed{{{}}}", "#### {}", r"so \boxed{{{}1}} or #### {}1")
     answers = {problem.question: problem.answer for problem in PROBLEMS}
 
-    def generate(questions: Sequence[str], *, num_samples: int, **_: object) -> list[list[Completion]]:
+    def generate(questions: Sequence[str], sampling: Sampling) -> list[list[Completion]]:
         tokens = TokenSequence((1,), (2,))
         return [
             [
                 Completion(tokens, (-1.0,), text.format(*[answers[question]] * 2), finished=number != 2)
-                for number, text in enumerate(texts[:num_samples])
+                for number, text in enumerate(texts[: sampling.num_samples])
             ]
             for question in questions
         ]

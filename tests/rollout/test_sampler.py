@@ -1,5 +1,5 @@
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -9,13 +9,12 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import GPT2Config, GPT2LMHeadModel, MistralConfig, MistralForCausalLM, PreTrainedTokenizerFast
 
 from components.grading.verifier import Verdict, Verifier
-from components.policy.attention import use_packed_attention
 from components.policy.checkpoint import Checkpoint
 from components.policy.logprobs import LogprobModel, completion_logprobs
 from components.policy.packing import TokenSequence
 from components.rollout import transformers_sampler
-from components.rollout.sampler import Completion, grade_completions
-from components.rollout.transformers_sampler import Decoding, TransformersSampler, inverse_cdf
+from components.rollout.sampler import Completion, Sampling, grade_completions
+from components.rollout.transformers_sampler import TransformersSampler, inverse_cdf
 from components.shared.answer_policy import AnswerPolicy
 from components.shared.errors import PipelineError
 from components.shared.model import ModelConfig
@@ -24,14 +23,13 @@ from tests import tiny
 QUESTIONS = [*(problem.question for problem in tiny.PROBLEMS[:5]), "Tom has 3?"]
 
 
-def _flat(groups: list[list[Completion]]) -> list[Completion]:
-    return [completion for group in groups for completion in group]
-
-
-def _generate(sampler: TransformersSampler, **settings: Any) -> list[Completion]:
+def _generate(
+    checkpoint: Checkpoint, max_batch_size: int, questions: Sequence[str] = QUESTIONS, **settings: Any
+) -> list[Completion]:
     """The completions of all questions, one group after the other."""
-    defaults = {"num_samples": 4, "temperature": 1.0, "max_new_tokens": 80, "seed": 1}
-    return _flat(sampler.generate(QUESTIONS, **{**defaults, **settings}))
+    sampling = Sampling(**{"num_samples": 4, "temperature": 1.0, "max_new_tokens": 80, "seed": 1, **settings})
+    groups = TransformersSampler(checkpoint, max_batch_size).generate(questions, sampling)
+    return [completion for group in groups for completion in group]
 
 
 def _sharp(checkpoint: Checkpoint, factor: float = 2.0, *, end_every: int | None = None) -> Checkpoint:
@@ -44,26 +42,17 @@ def _sharp(checkpoint: Checkpoint, factor: float = 2.0, *, end_every: int | None
     return checkpoint
 
 
-def _greedy_by_transformers(checkpoint: Checkpoint, question: str, max_new_tokens: int) -> tuple[int, ...]:
-    ids = torch.tensor([checkpoint.prompt_ids(question)])
-    found = checkpoint.model.generate(
-        ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=max_new_tokens, pad_token_id=0
-    )
-    return tuple(found[0, ids.shape[1] :].tolist())
-
-
 @pytest.mark.parametrize("max_batch_size", [2, 64])
 def test_greedy_decoding_is_that_of_transformers(max_batch_size: int) -> None:
     """Token for token what `generate` returns for each prompt alone, past the first capacity of the cache; in order."""
     checkpoint, plain = _sharp(tiny.checkpoint(), end_every=50), _sharp(tiny.checkpoint(), end_every=50)
-    groups = TransformersSampler(checkpoint, max_batch_size).generate(
-        QUESTIONS, num_samples=1, temperature=0.0, max_new_tokens=80, seed=1
-    )
-    lengths = []
-    for question, (completion,) in zip(QUESTIONS, groups, strict=True):
-        assert completion.tokens.prompt_ids == checkpoint.prompt_ids(question)
-        assert completion.tokens.completion_ids == _greedy_by_transformers(plain, question, 80)
-        lengths.append(len(completion.tokens.completion_ids))
+    completions = _generate(checkpoint, max_batch_size, num_samples=1, temperature=0.0)
+    for question, completion in zip(QUESTIONS, completions, strict=True):
+        ids = torch.tensor([plain.prompt_ids(question)])
+        greedy = {"do_sample": False, "max_new_tokens": 80, "pad_token_id": 0}
+        expected = plain.model.generate(ids, attention_mask=torch.ones_like(ids), **greedy)
+        assert [*completion.tokens.prompt_ids, *completion.tokens.completion_ids] == expected[0].tolist()
+    lengths = [completion.num_tokens for completion in completions]
     assert min(lengths) < 64 < max(lengths), "a completion has to outgrow the first capacity"
 
 
@@ -75,7 +64,7 @@ def test_no_more_completions_are_decoded_at_once_than_allowed() -> None:
     )
     for num_samples, largest in ((4, 8), (10, 10)):
         rows.clear()
-        _generate(TransformersSampler(checkpoint, 9), num_samples=num_samples, max_new_tokens=2)
+        _generate(checkpoint, 9, num_samples=num_samples, max_new_tokens=2)
         assert max(rows) == largest
 
 
@@ -86,7 +75,7 @@ def test_recorded_log_probabilities_are_those_of_the_trainer(
 ) -> None:
     """For the same tokens at the same temperature."""
     checkpoint = _sharp(tiny.checkpoint(dtype=dtype), 1.5, end_every=30)
-    completions = _generate(TransformersSampler(checkpoint, 64), temperature=temperature)
+    completions = _generate(checkpoint, 64, temperature=temperature)
     lengths = [len(completion.tokens.completion_ids) for completion in completions]
     assert lengths == [len(completion.logprobs) for completion in completions]
     assert len(set(lengths)) > 5
@@ -100,9 +89,9 @@ def test_recorded_log_probabilities_are_those_of_the_trainer(
 
 def test_samples_depend_only_on_the_seed_and_not_on_batches() -> None:
     """The same seed gives the same tokens for any batch size and after any other samples; another seed gives others."""
-    samplers = [TransformersSampler(_sharp(tiny.checkpoint(), end_every=20), size) for size in (1, 7, 1000, 1000)]
-    runs = zip([*samplers, samplers[1]], [5, 5, 5, 6, 5], strict=True)
-    samples = [_generate(sampler, num_samples=2, max_new_tokens=30, seed=seed) for sampler, seed in runs]
+    checkpoint = _sharp(tiny.checkpoint(), end_every=20)
+    runs = [(1, 5), (7, 5), (1000, 5), (1000, 6), (7, 5)]
+    samples = [_generate(checkpoint, size, num_samples=2, max_new_tokens=30, seed=seed) for size, seed in runs]
     tokens = [[completion.tokens for completion in each] for each in samples]
     assert tokens[0] == tokens[1] == tokens[2] == tokens[4] != tokens[3]
     assert len({len(each.completion_ids) for each in tokens[0]}) > 5
@@ -115,7 +104,7 @@ def test_every_token_is_computed_once(max_new_tokens: int) -> None:
     checkpoint = _sharp(tiny.checkpoint(), end_every=40)
     seen: list[int] = []
     checkpoint.model.get_input_embeddings().register_forward_hook(lambda _, given, out: seen.append(given[0].numel()))
-    completions = _generate(TransformersSampler(checkpoint, 1000), num_samples=6, max_new_tokens=max_new_tokens)
+    completions = _generate(checkpoint, 1000, num_samples=6, max_new_tokens=max_new_tokens)
     prompts = [len(checkpoint.prompt_ids(question)) for question in QUESTIONS]
     lengths = [len(completion.tokens.completion_ids) for completion in completions]
     assert len(set(prompts)) > 1
@@ -133,7 +122,7 @@ def test_a_completion_ends_with_its_first_end_token(end_every: int | None) -> No
     checkpoint = _sharp(tiny.checkpoint(), 1.0, end_every=end_every)
     checkpoint.tokenizer.pad_token = checkpoint.tokenizer.eos_token
     ends = set(checkpoint.end_ids)
-    completions = _generate(TransformersSampler(checkpoint, 64), num_samples=16, temperature=3.0, max_new_tokens=60)
+    completions = _generate(checkpoint, 64, num_samples=16, temperature=3.0, max_new_tokens=60)
     assert {completion.finished for completion in completions} == ({True, False} if end_every is None else {True})
     assert len({each.tokens.completion_ids[-1] for each in completions if each.finished}) > (3 if end_every else 0)
     for completion in completions:
@@ -142,23 +131,6 @@ def test_a_completion_ends_with_its_first_end_token(end_every: int | None) -> No
         assert completion.finished == (ids[-1] in ends)
         assert completion.finished or len(ids) == 60
         assert completion.text == checkpoint.decode(ids[:-1] if completion.finished else ids)
-
-
-def test_a_group_that_has_ended_does_not_affect_the_others() -> None:
-    """Where the completions of three prompts out of four end with their first token, the fourth goes on as alone."""
-    checkpoint = _sharp(tiny.checkpoint())
-    use_packed_attention(checkpoint.model)
-    prompts = [checkpoint.prompt_ids(question) for question in QUESTIONS[-4:]]
-    uniform_RT = torch.rand(8, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-
-    class EndsEarly(Decoding):
-        def ends(self, token_R: torch.Tensor, t: int) -> torch.Tensor:
-            return self.cache.row_R // 2 != 2 if t == 0 else super().ends(token_R, t)
-
-    groups = EndsEarly(checkpoint, prompts, 2, 1.0).run(uniform_RT)
-    (alone,) = Decoding(checkpoint, prompts[2:3], 2, 1.0).run(uniform_RT[4:6])
-    assert [len(completion.tokens.completion_ids) for completion in _flat(groups)] == [1, 1, 1, 1, 12, 12, 1, 1]
-    assert [completion.tokens for completion in groups[2]] == [completion.tokens for completion in alone]
 
 
 def test_a_window_that_a_completion_outgrows_is_refused() -> None:
@@ -172,15 +144,11 @@ def test_a_window_that_a_completion_outgrows_is_refused() -> None:
     mistral = Checkpoint(MistralForCausalLM(config).eval(), checkpoint.tokenizer, checkpoint.config)
     mistral.model.generation_config.eos_token_id = 7
     question = "a a b b c c"
-
-    def generate(max_new_tokens: int) -> list[list[Completion]]:
-        return TransformersSampler(mistral, 4).generate(
-            [question], num_samples=1, temperature=0.0, max_new_tokens=max_new_tokens, seed=1
-        )
-
-    assert len(generate(3)[0][0].tokens.completion_ids) == 3
+    settings = {"num_samples": 1, "temperature": 0.0}
+    (completion,) = _generate(mistral, 4, [question], max_new_tokens=3, **settings)
+    assert completion.num_tokens == 3
     with pytest.raises(PipelineError, match="a window shorter than the sequences"):
-        generate(4)
+        _generate(mistral, 4, [question], max_new_tokens=4, **settings)
 
 
 def _eight_words() -> Checkpoint:
@@ -205,29 +173,12 @@ def _next_word(checkpoint: Checkpoint, ids: tuple[int, ...], temperature: float)
     return (logits_V / temperature).softmax(-1)
 
 
-@pytest.mark.parametrize("temperature", [0.7, 2.0])
-def test_evenly_spread_numbers_hit_each_word_by_its_probability(temperature: float) -> None:
-    """Thirty thousand even numbers give each word its share, to within one; words of one in thousands too."""
-    plain, checkpoint = _eight_words(), _eight_words()
-    expected_V = _next_word(plain, checkpoint.prompt_ids("a b"), temperature)
-    use_packed_attention(checkpoint.model)
-    count = 30_000
-    uniform_R1 = (torch.arange(count, dtype=torch.float64)[:, None] + 0.5) / count
-    (group,) = Decoding(checkpoint, [checkpoint.prompt_ids("a b")], count, temperature).run(uniform_R1)
-    found = Counter(completion.tokens.completion_ids[0] for completion in group)
-    for word, share in enumerate((expected_V * count).tolist()):
-        assert found[word] == pytest.approx(share, abs=1.5)
-    assert 2 < min(found.values()) < 1000, "words have to be rare, but not too rare to come up"
-
-
 def test_two_words_follow_their_exact_joint_distribution() -> None:
     """Of 30,000 completions the pairs of first and second word pass a chi-square test against the exact softmax."""
     plain, checkpoint, count = _eight_words(), _eight_words(), 30_000
     prompt = checkpoint.prompt_ids("c d")
-    (group,) = TransformersSampler(checkpoint, count).generate(
-        ["c d"], num_samples=count, temperature=0.8, max_new_tokens=2, seed=1
-    )
-    found = Counter(completion.tokens.completion_ids for completion in group)
+    completions = _generate(checkpoint, count, ["c d"], num_samples=count, temperature=0.8, max_new_tokens=2)
+    found = Counter(completion.tokens.completion_ids for completion in completions)
     first_V = _next_word(plain, prompt, 0.8)
     expected: dict[tuple[int, ...], float] = {(7,): float(first_V[7])}
     for word in range(7):

@@ -9,9 +9,10 @@ import safetensors.torch
 import torch
 
 from components.policy.checkpoint import Checkpoint
+from components.rollout.sampler import Sampling
 from components.rollout.vllm import servers
 from components.rollout.vllm.servers import VllmServers
-from components.rollout.vllm.verification import LoadedWeights, StaleWeightsError
+from components.rollout.vllm.verification import StaleWeightsError
 from components.shared.errors import PipelineError, RetryableError
 from tests.rollout.fake_vllm import FakeVllm
 from tests.rollout.vllm_policies import sampler, servers_config
@@ -53,9 +54,8 @@ def _client(*urls: str, request_s: float = 10, lost_s: float = 10) -> VllmServer
 
 def _drawn(client: VllmServers, questions: list[str] = QUESTIONS, seed: int = 1) -> list[tuple[int, ...]]:
     """The completions' tokens, one group after the other."""
-    groups = sampler(client, cast(Checkpoint, _Words())).generate(
-        questions, num_samples=3, temperature=0.7, max_new_tokens=5, seed=seed
-    )
+    sampling = Sampling(num_samples=3, temperature=0.7, max_new_tokens=5, seed=seed)
+    groups = sampler(client, cast(Checkpoint, _Words())).generate(questions, sampling)
     assert [len(group) for group in groups] == [3] * len(questions)
     for question, group in zip(questions, groups, strict=True):
         assert all(each.tokens.prompt_ids == tuple(question.encode()) for each in group)
@@ -126,8 +126,8 @@ def test_a_server_that_comes_back_gets_the_current_weights_first(
     monkeypatch.setattr(servers, "_RETRY_S", 0.0)
     port = fakes[0].server_port
     client = _client(*(fake.url for fake in fakes))
-    client.load_weights(weights, 1)
-    client.load_weights(weights, 2)
+    client.set_weights(1, weights)
+    client.set_weights(2, weights)
     fakes[0].die()
     assert set(_drawn(client)) == {(4, 1)}
     fakes[0] = FakeVllm(port)
@@ -143,7 +143,7 @@ def test_a_server_that_comes_back_gets_the_current_weights_first(
 def test_answers_of_a_server_that_was_restarted_are_discarded(fakes: list[FakeVllm], weights: Path) -> None:
     """Samples from the weights it started with are sampled again, and it gets the current ones."""
     client = _client(*(fake.url for fake in fakes))
-    client.load_weights(weights, 1)
+    client.set_weights(1, weights)
     fakes[0].version = fakes[0].loaded = "default"
     assert set(_drawn(client)) == {(3, 1)}
     assert _drawn(client) == [(3, 1)] * 36
@@ -153,7 +153,7 @@ def test_weights_are_loaded_by_every_server_and_only_once(fakes: list[FakeVllm],
     """Both sample from the new weights at once; a second client that asks for the same version loads nothing."""
     clients = [_client(*(fake.url for fake in fakes)) for _ in range(2)]
     for client in clients:
-        client.load_weights(weights, 7)
+        client.set_weights(7, weights)
     assert [_drawn(client) for client in clients] == [[(9, 1)] * 36] * 2
     for fake in fakes:
         loads = [body for path, body in fake.calls if path == "/collective_rpc" and body["method"] == "load_folder"]
@@ -163,21 +163,15 @@ def test_weights_are_loaded_by_every_server_and_only_once(fakes: list[FakeVllm],
 def test_other_weights_than_were_sent_stop_the_run(fakes: list[FakeVllm], weights: Path) -> None:
     """The error names the server and the tensor; a server is not used before its weights are verified."""
     client = _client(fakes[0].url)
-    client.load_weights(weights, 1)
-    for held, message in (
-        (
-            LoadedWeights(pieces=fakes[0].held["pieces"], unverified=[]),
-            r"own\.head\.weight differs from the head\.weight that was sent",
-        ),
-        (LoadedWeights(pieces=[], unverified=[]), "it holds no weights at all"),
-        (LoadedWeights(pieces=fakes[0].held["pieces"], unverified=["b is not loaded"]), "b is not loaded"),
+    client.set_weights(1, weights)
+    safetensors.torch.save_file({"head.weight": torch.full((3, 4), 2.0)}, weights / "model.safetensors")
+    fakes[0].calls.clear()
+    fakes[0].frozen = fakes[0].held
+    with pytest.raises(
+        StaleWeightsError, match=rf"{fakes[0].url} does not .*: own\.head\.weight differs from the head"
     ):
-        safetensors.torch.save_file({"head.weight": torch.full((3, 4), 2.0)}, weights / "model.safetensors")
-        fakes[0].calls.clear()
-        fakes[0].frozen = held
-        with pytest.raises(StaleWeightsError, match=f"{fakes[0].url} does not compute with .*{message}"):
-            client.load_weights(weights, 2)
-        assert "/resume" not in [path for path, _ in fakes[0].calls]
+        client.set_weights(2, weights)
+    assert "/resume" not in [path for path, _ in fakes[0].calls]
 
 
 def test_a_lost_server_does_not_keep_weights_from_the_others(fakes: list[FakeVllm], weights: Path) -> None:
@@ -185,10 +179,10 @@ def test_a_lost_server_does_not_keep_weights_from_the_others(fakes: list[FakeVll
     port = fakes[0].server_port
     client = _client(*(fake.url for fake in fakes))
     fakes[0].die()
-    client.load_weights(weights, 1)
+    client.set_weights(1, weights)
     assert fakes[1].version == "1"
     fakes[0] = FakeVllm(port)
-    client.load_weights(weights, 2)
+    client.set_weights(2, weights)
     assert [fake.version for fake in fakes] == ["2", "2"]
 
 
@@ -198,7 +192,7 @@ def test_without_any_server_the_error_names_each_with_its_reason() -> None:
     with pytest.raises(RetryableError, match=r"no vLLM server for 0\.5 s .*:9: .*refused.*:19: .*refused"):
         _drawn(client)
     with pytest.raises(RetryableError, match=r":9: .*:19: "):
-        client.load_weights(Path("/"), 1)
+        client.set_weights(1, Path("/"))
 
 
 def test_a_server_that_hangs_is_lost_after_the_deadline(

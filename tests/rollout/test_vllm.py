@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +24,17 @@ from components.policy import checkpoint as checkpoints
 from components.policy.checkpoint import Checkpoint
 from components.policy.lora import merged_state_dict
 from components.policy.packing import TokenSequence
-from components.rollout.sampler import Completion
+from components.rollout.sampler import Completion, Sampling
 from components.rollout.transformers_sampler import TransformersSampler
 from components.rollout.vllm.sampler import Engine
 from components.rollout.vllm.servers import VllmServers
 from components.shared.errors import PipelineError, RetryableError
-from tests.rollout.launch_servers import CONFIG
 from tests.rollout.vllm_policies import QUESTIONS, largest_difference, policy, sampler, servers_config, trainer_logprobs
 
 pytestmark = pytest.mark.slow
 
 _ROOT = Path(__file__).parents[2]
+_PROCESSES = "tests.rollout.vllm_processes"
 
 
 @dataclass
@@ -61,7 +61,7 @@ class Run:
 class Ranks:
     """Two ranks that sample with vLLM beside them, under torchrun."""
 
-    agent: "subprocess.Popen[bytes]"
+    agent: "subprocess.Popen[str]"
     folder: Path
     temporary: Path
 
@@ -80,11 +80,9 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
     for seed, name in enumerate(("old", "new")):
         checkpoints.save(policy(seed, tied=True), folder / name)
     temporary = _temporary_folder("ranks")
-    command = ["torch.distributed.run", "--nproc-per-node=2", "-m", "tests.rollout.colocated_rank", str(folder)]
+    command = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "-m", _PROCESSES, "rank", folder)
     with (folder / "output.log").open("wb") as log:
-        agent = subprocess.Popen(
-            [sys.executable, "-m", *command], cwd=_ROOT, env=_environment(temporary), stdout=log, stderr=log
-        )
+        agent = _start(temporary, *command, stdout=log, stderr=log)
     try:
         yield Ranks(agent, folder, temporary)
     finally:
@@ -98,8 +96,9 @@ def _temporary_folder(name: str) -> Path:
     return Path(tempfile.mkdtemp(prefix=f"vllm-{name}-", dir="/tmp"))
 
 
-def _environment(temporary: Path) -> dict[str, str]:
-    return {**os.environ, "TMPDIR": str(temporary)}
+def _start(temporary: Path, *command: str | Path, **options: Any) -> "subprocess.Popen[str]":
+    environment = {**os.environ, "TMPDIR": str(temporary)}
+    return subprocess.Popen([*map(str, command)], cwd=_ROOT, env=environment, text=True, **options)
 
 
 def _wait_until(condition: Callable[[], bool], seconds: float = 20) -> None:
@@ -129,12 +128,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     for made, where in zip(policies, folders, strict=True):
         checkpoints.save(made, where)
     temporary = _temporary_folder("server")
-    command = [sys.executable, "-m", "tests.rollout.launch_servers", str(folders[0]), str(folder / "logs")]
-    launcher = subprocess.Popen(command, cwd=_ROOT, env=_environment(temporary), stdout=subprocess.PIPE, text=True)
+    command = (sys.executable, "-m", _PROCESSES, "servers", folders[0], folder / "logs")
+    launcher = _start(temporary, *command, stdout=subprocess.PIPE)
     assert launcher.stdout is not None
     try:
         url = next(line.split()[1] for line in launcher.stdout if line.startswith("urls"))
-        client = VllmServers([url], CONFIG.model_copy(update={"weights_by": "folder"}))
+        client = VllmServers([url], servers_config(lost_deadline_s=120))
         yield Run(launcher, url, client, policies, folders, temporary)
     finally:
         launcher.kill()
@@ -143,27 +142,29 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
         shutil.rmtree(temporary)
 
 
-def _flat(groups: list[list[Completion]]) -> list[Completion]:
-    return [completion for group in groups for completion in group]
-
-
 def _generate(
     run: Run, engine: Engine | None = None, questions: Sequence[str] = QUESTIONS, **settings: Any
 ) -> list[Completion]:
     """The completions of all questions, one group after the other."""
-    defaults = {"num_samples": 6, "temperature": 1.0, "max_new_tokens": 25, "seed": 1}
-    return _flat(sampler(engine or run.client, run.policies[0]).generate(questions, **{**defaults, **settings}))
+    sampling = Sampling(**{"num_samples": 6, "temperature": 1.0, "max_new_tokens": 25, "seed": 1, **settings})
+    groups = sampler(engine or run.client, run.policies[0]).generate(questions, sampling)
+    return [completion for group in groups for completion in group]
+
+
+def _difference(completions: Sequence[Completion], made: Checkpoint, temperature: float = 1.0) -> float:
+    """The largest difference of a token's log-probability from the one that the trainer computes."""
+    exact = trainer_logprobs(made, [completion.tokens for completion in completions], temperature)
+    return largest_difference([list(completion.logprobs) for completion in completions], exact)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_logprobs_are_those_of_the_trainer(run: Run, temperature: float) -> None:
     """For the sampled tokens at the same temperature."""
     completions = _generate(run, temperature=temperature)
-    sequences = [completion.tokens for completion in completions]
-    assert [sequence.prompt_ids for sequence in sequences[::6]] == [run.policies[0].prompt_ids(q) for q in QUESTIONS]
-    recorded = [list(completion.logprobs) for completion in completions]
-    assert largest_difference(recorded, trainer_logprobs(run.policies[0], sequences, temperature)) < 1e-4
-    assert len({len(sequence) for sequence in sequences}) > 5
+    prompts = [completion.tokens.prompt_ids for completion in completions[::6]]
+    assert prompts == [run.policies[0].prompt_ids(question) for question in QUESTIONS]
+    assert _difference(completions, run.policies[0], temperature) < 1e-4
+    assert len({len(completion.tokens) for completion in completions}) > 5
 
 
 def test_a_completion_ends_with_its_first_end_token(run: Run) -> None:
@@ -189,14 +190,12 @@ def test_samples_depend_only_on_the_seed(run: Run) -> None:
 
 
 def test_greedy_decoding_is_that_of_transformers(run: Run) -> None:
-    """At temperature 0 both engines give the same tokens."""
-    engine = TransformersSampler(run.policies[0], 64)
-    greedy = [
-        generate(QUESTIONS, num_samples=1, temperature=0.0, max_new_tokens=30, seed=1)
-        for generate in (sampler(run.client, run.policies[0]).generate, engine.generate)
-    ]
-    assert [each.tokens for each in _flat(greedy[0])] == [each.tokens for each in _flat(greedy[1])]
-    logprobs = [[list(each.logprobs) for each in _flat(groups)] for groups in greedy]
+    """At temperature 0 both samplers give the same tokens."""
+    greedy = Sampling(num_samples=1, temperature=0.0, max_new_tokens=30, seed=1)
+    completions = _generate(run, **asdict(greedy))
+    groups = TransformersSampler(run.policies[0], 64).generate(QUESTIONS, greedy)
+    assert [each.tokens for each in completions] == [each.tokens for (each,) in groups]
+    logprobs = [[list(each.logprobs) for each in completions], [list(each.logprobs) for (each,) in groups]]
     assert largest_difference(*logprobs) < 1e-4
 
 
@@ -222,12 +221,9 @@ def test_tokens_follow_the_distribution_at_the_temperature(run: Run, temperature
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_scores_of_any_tokens_are_those_of_the_trainer(run: Run, temperature: float) -> None:
     """Whoever drew the tokens, the server tells their log-probabilities at the temperature that is asked for."""
-    completions = _flat(
-        TransformersSampler(run.policies[1], 64).generate(
-            QUESTIONS, num_samples=2, temperature=3.0, max_new_tokens=12, seed=1
-        )
-    )
-    sequences = [completion.tokens for completion in completions]
+    sampling = Sampling(num_samples=2, temperature=3.0, max_new_tokens=12, seed=1)
+    groups = TransformersSampler(run.policies[1], 64).generate(QUESTIONS, sampling)
+    sequences = [completion.tokens for group in groups for completion in group]
     scores = run.client.score(sequences, temperature)
     assert list(scores) == [run.url]
     assert largest_difference(scores[run.url], trainer_logprobs(run.policies[0], sequences, temperature)) < 1e-4
@@ -248,57 +244,38 @@ def test_weights_are_replaced_while_others_sample(run: Run) -> None:
     sampling = threading.Thread(target=lambda: found.extend(_generate(run, other, QUESTIONS * 2, **settings)))
     sampling.start()
     time.sleep(0.1)
-    started = time.monotonic()
-    run.client.load_weights(run.folders[1], 1)
-    print(f"weights loaded in {time.monotonic() - started:.2f} s, with requests under way")
+    run.client.set_weights(1, run.folders[1])
     other._folder, other._version = run.folders[1], "1"
     sampling.join()
-    sequences = [completion.tokens for completion in [*found, *_generate(run)]]
-    recorded = [list(completion.logprobs) for completion in found]
-    expected = [trainer_logprobs(made, sequences, 1.0) for made in run.policies]
-    differences = [
-        [largest_difference([each], [expected[number][index]]) for number in (0, 1)]
-        for index, each in enumerate(recorded)
-    ]
+    differences = [[_difference([each], made) for made in run.policies] for each in found]
     assert all(min(each) < 1e-4 < max(each) for each in differences)
-    scores = run.client.score(sequences, 1.0)[run.url]
-    assert largest_difference(scores, expected[1]) < 1e-4
     after = _generate(run)
-    again = trainer_logprobs(run.policies[1], [completion.tokens for completion in after], 1.0)
-    assert largest_difference([list(completion.logprobs) for completion in after], again) < 1e-4
+    assert _difference(after, run.policies[1]) < 1e-4
+    sequences = [completion.tokens for completion in [*found, *after]]
+    scores = run.client.score(sequences, 1.0)[run.url]
+    assert largest_difference(scores, trainer_logprobs(run.policies[1], sequences, 1.0)) < 1e-4
 
 
 def test_weights_are_sent_without_a_file(run: Run) -> None:
     """From memory to memory, repeatedly; a client that sent nothing knows the new version."""
     sender, other = (VllmServers([run.url], servers_config(weights_by="gloo")) for _ in range(2))
     for version, made in ((2, run.policies[0]), (3, run.policies[1])):
-        started = time.monotonic()
-        sender.receive_weights(merged_state_dict(made.model), version)
-        print(f"weights sent in {time.monotonic() - started:.2f} s")
-        other.expect_weights(version)
+        sender.set_weights(version, merged_state_dict(made.model))
+        other.set_weights(version, None)
         completions = _generate(run, other, num_samples=4, max_new_tokens=40, seed=version)
-        sequences = [completion.tokens for completion in completions]
-        recorded = [list(completion.logprobs) for completion in completions]
-        assert largest_difference(recorded, trainer_logprobs(made, sequences, 1.0)) < 1e-4
-        scores = sender.score(sequences, 1.0)[run.url]
-        assert largest_difference(scores, trainer_logprobs(made, sequences, 1.0)) < 1e-4
+        assert _difference(completions, made) < 1e-4
     with pytest.raises(RetryableError, match="it has weights 3, not 4"):
-        VllmServers([run.url], servers_config(lost_deadline_s=1, weights_by="gloo")).expect_weights(4)
-    run.client.load_weights(run.folders[1], 5)
+        VllmServers([run.url], servers_config(lost_deadline_s=1, weights_by="gloo")).set_weights(4, None)
+    run.client.set_weights(5, run.folders[1])
 
 
 @pytest.mark.long
 def test_a_killed_server_comes_back_with_the_current_weights(run: Run) -> None:
     """The launcher starts it again; the client waits for it, and samples from it only after it has the new weights."""
-    run.client.load_weights(run.folders[1], 6)
+    run.client.set_weights(6, run.folders[1])
     before = _processes(run.temporary)
     os.kill(run.server(), signal.SIGKILL)
-    started = time.monotonic()
-    completions = _generate(run)
-    print(f"sampled again after {time.monotonic() - started:.1f} s")
-    sequences = [completion.tokens for completion in completions]
-    recorded = [list(completion.logprobs) for completion in completions]
-    assert largest_difference(recorded, trainer_logprobs(run.policies[1], sequences, 1.0)) < 1e-4
+    assert _difference(_generate(run), run.policies[1]) < 1e-4
     assert set(before) & set(_processes(run.temporary)) == {run.launcher.pid}
 
 
@@ -318,26 +295,19 @@ def test_a_killed_launcher_leaves_nothing_behind(run: Run) -> None:
 
 
 @pytest.mark.long
-def test_each_rank_has_an_engine_of_its_own(ranks: Ranks) -> None:
-    """In two ranks with gloo, engines say of their tokens what the trainer says, repeat themselves, and differ."""
+@pytest.mark.parametrize("step", ["start", "load", "send"])
+def test_each_rank_has_an_engine_with_the_current_weights(ranks: Ranks, step: str) -> None:
+    """Its log-probabilities are the trainer's, whichever way the weights of a tied model came; and it repeats itself.
+
+    Ranks sample differently. Signals that are meant for a rank do not reach its engine.
+    """
     for found in ranks.found():
-        assert found["start"]["drawn"] < 1e-4
-        assert found["start"]["other"] > 0.1
-        assert found["start"]["repeats"]
-        assert found["start"]["ends"]
-        assert max(found["start"]["scored"]) < 1e-4
+        assert found[step]["drawn"] < 1e-4
+        assert found[step]["other"] > 0.1
+        assert found[step]["repeats"]
+        assert max(found[step]["scored"]) < 1e-4
         assert found["differ"]
-        assert found["apart"]  # from signals that are meant for the rank, which then still needs it
-
-
-@pytest.mark.long
-def test_a_tied_model_is_loaded_with_its_output_layer(ranks: Ranks) -> None:
-    """Embeddings that serve as the output layer too are new in both places, by whichever way they came."""
-    for found in ranks.found():
-        for step in ("load", "send"):
-            assert found[step]["drawn"] < 1e-4
-            assert found[step]["other"] > 0.1
-            assert max(found[step]["scored"]) < 1e-4
+        assert found["apart"]
 
 
 @pytest.mark.long

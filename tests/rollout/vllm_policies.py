@@ -16,6 +16,7 @@ from tests import tiny
 
 QUESTIONS = [*(problem.question for problem in tiny.PROBLEMS[:3]), "Tom has 3 apples. " * 60]
 """The last is long enough for vLLM to keep its prefix: on CPUs it keeps blocks of 128 tokens."""
+VLLM = {"max_tokens": 512, "cache_gib": 0.25, "compile": False, "start_deadline_s": 60, "request_deadline_s": 60}
 
 
 def policy(seed: int, *, tied: bool = False) -> Checkpoint:
@@ -49,17 +50,7 @@ def largest_difference(one: list[list[float]], other: list[list[float]]) -> floa
 
 def servers_config(**changes: Any) -> ServersConfig:
     """Return the settings of a client of servers."""
-    fields = {
-        "num_servers": 1,
-        "max_tokens": 512,
-        "cache_gib": 0.25,
-        "compile": False,
-        "start_deadline_s": 60,
-        "request_deadline_s": 60,
-        "lost_deadline_s": 60,
-        "weights_by": "folder",
-    }
-    return ServersConfig.model_validate({**fields, **changes})
+    return ServersConfig.model_validate({**VLLM, "num_servers": 1, "lost_deadline_s": 60, **changes})
 
 
 def sampler(engine: Engine, made: Checkpoint) -> VllmSampler:

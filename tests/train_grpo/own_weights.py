@@ -13,7 +13,7 @@ from components.policy.logprobs import LogprobModel, completion_logprobs
 from components.policy.packing import TokenSequence
 from components.rollout.transformers_sampler import Decoding
 from components.rollout.vllm.config import WeightsBy
-from components.rollout.vllm.requests import Request, SampledTokens
+from components.rollout.vllm.sampler import Request, SampledTokens
 from tests import tiny
 
 
@@ -43,21 +43,14 @@ class OwnWeights:
             groups.append([SampledTokens(each.tokens.completion_ids, each.logprobs) for each in group])
         return groups
 
-    def load_weights(self, folder: Path, version: int) -> None:
+    def set_weights(self, version: int, weights: Path | Mapping[str, Tensor] | None) -> None:
         """See `Engine`."""
-        assert self.weights_by == "folder"
-        self._take(load(folder, dtype=torch.float32).model.state_dict(), version)
-
-    def receive_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
-        """See `Engine`."""
-        assert self.weights_by != "folder"
-        self._take(weights, version)
-
-    def expect_weights(self, version: int) -> None:
-        """See `Engine`."""
-        assert self.versions[-1] == version
-
-    def _take(self, weights: Mapping[str, Tensor], version: int) -> None:
+        if weights is None:
+            assert self.versions[-1] == version
+            return
+        assert isinstance(weights, Path) == (self.weights_by == "folder")
+        if isinstance(weights, Path):
+            weights = load(weights, dtype=torch.float32).model.state_dict()
         if not self._stale or not self.versions:
             self._model.load_state_dict(weights)
         self.versions.append(version)

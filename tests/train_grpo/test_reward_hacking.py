@@ -14,7 +14,7 @@ from components.grading.verifier import Verifier
 from components.policy.checkpoint import Checkpoint, create
 from components.policy.logprobs import LogprobModel, completion_logprobs
 from components.policy.packing import TokenSequence
-from components.rollout.sampler import Completion
+from components.rollout.sampler import Completion, Sampling
 from components.rollout.transformers_sampler import TransformersSampler
 from components.shared.answer_policy import AnswerPolicy
 from components.shared.model import ModelConfig
@@ -62,8 +62,8 @@ def _trainer(said: Said, verify: Verifier, **changes: Any) -> Trainer:
     checkpoint = create(model, problems, seed=1, dtype=torch.float32)
     responses = {problem.question: texts for problem, texts in said}
 
-    def generate(questions: Sequence[str], **settings: Any) -> list[list[Completion]]:
-        del settings
+    def generate(questions: Sequence[str], sampling: Sampling) -> list[list[Completion]]:
+        del sampling
         return [[_completion(question, text) for text in responses[question]] for question in questions]
 
     def _completion(question: str, text: str) -> Completion:

@@ -1,7 +1,7 @@
 import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from components.grading.verifier import Grade, Verdict, Verifier
 from components.policy.checkpoint import load, save
 from components.policy.parallel import SINGLE_PROCESS, Ranks
-from components.rollout.sampler import Completion
+from components.rollout.sampler import Completion, Sampling
 from components.rollout.vllm.config import WeightsBy
 from components.rollout.vllm.verification import StaleWeightsError
 from components.shared.answer_policy import AnswerPolicy
@@ -58,13 +58,13 @@ class _Sampler:
         self._num_right = num_right
         self.calls: list[dict[str, Any]] = []
 
-    def generate(self, questions: Sequence[str], **settings: Any) -> list[list[Completion]]:
-        self.calls.append({"count": len(questions), **settings})
+    def generate(self, questions: Sequence[str], sampling: Sampling) -> list[list[Completion]]:
+        self.calls.append({"count": len(questions), **asdict(sampling)})
         numbers = [int(re.findall("[0-9]+", question)[0]) for question in questions]
         return [
             [
                 completion(1 + sample, text=f"#### {number + number % 7 + (sample >= self._num_right(number))}")
-                for sample in range(settings["num_samples"])
+                for sample in range(sampling.num_samples)
             ]
             for number in numbers
         ]

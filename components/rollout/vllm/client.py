@@ -1,14 +1,15 @@
 """HTTP client of one vLLM server: every call has a deadline and either answers or says why not."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import urllib3
+from torch import Tensor
 
 from components.policy.packing import TokenSequence
-from components.rollout.vllm.requests import Request, SampledTokens, scoring_requests
-from components.rollout.vllm.verification import LoadedWeights
+from components.rollout.vllm.sampler import Request, SampledTokens, scoring_requests
+from components.rollout.vllm.verification import shapes, verify_weights
 from components.shared.errors import PipelineError
 
 _CONNECT_S = 5.0
@@ -57,13 +58,14 @@ class VllmClient:
         return str(self._call("GET", "/weight_info", None, _CONTROL_S)["weight_version"])
 
     @contextmanager
-    def changing_weights(self, version: str) -> Iterator[None]:
-        """Let the block replace the weights while nothing is computed, and call them `version` from then on.
+    def changing_weights(self, version: str, sent: Mapping[str, Tensor]) -> Iterator[None]:
+        """Let the block replace the weights by those `sent` while nothing is computed, then verify and name them.
 
         Requests under way are finished before; those that arrive meanwhile wait for the new weights.
         """
-        self._call("POST", "/pause?mode=wait&clear_cache=true", {}, self._request_deadline_s)
+        self.post("pause?mode=wait&clear_cache=true", {})
         yield
+        verify_weights(sent, self._call_workers("loaded_weights", {"shapes": shapes(sent)}), name=self.url)
         self._call("POST", "/update_weight_version", {"new_version": version}, _CONTROL_S)
         self._call("POST", "/resume", {}, _CONTROL_S)
 
@@ -71,31 +73,24 @@ class VllmClient:
         """Replace the weights; to be called while `changing_weights`."""
         self._call_workers("load_folder", {"folder": folder, "version": version})
 
-    def loaded_weights(self, shapes: dict[str, list[int]]) -> list[LoadedWeights]:
-        """Return the weights that each of its processes computes with, given the shapes of the tensors it was sent."""
-        loaded: list[LoadedWeights] = self._call_workers("loaded_weights", {"shapes": shapes})
-        return loaded
-
     def num_workers(self) -> int:
         """Return how many processes hold the weights, or a part of them."""
         return int(self._call("GET", "/get_world_size", None, _CONTROL_S)["world_size"])
 
-    def post(self, name: str, body: dict[str, Any]) -> None:
-        """Call the endpoint of this name: one of those that transfer weights."""
-        self._call("POST", f"/{name}", body, self._request_deadline_s)
+    def post(self, name: str, body: dict[str, Any]) -> Any:
+        """Return the answer of the endpoint of this name."""
+        return self._call("POST", f"/{name}", body, self._request_deadline_s)
 
     def close(self) -> None:
         """Close the connections."""
         self._pool.clear()
 
     def _call_workers(self, method: str, arguments: dict[str, Any]) -> list[Any]:
-        body = {"method": method, "kwargs": arguments}
-        results: list[Any] = self._call("POST", "/collective_rpc", body, self._request_deadline_s)["results"]
+        results: list[Any] = self.post("collective_rpc", {"method": method, "kwargs": arguments})["results"]
         return results
 
     def _generate(self, token_ids: tuple[int, ...], params: dict[str, Any], version: str) -> Any:
-        body = {"token_ids": token_ids, "sampling_params": params}
-        answer = self._call("POST", "/inference/v1/generate", body, self._request_deadline_s)
+        answer = self.post("inference/v1/generate", {"token_ids": token_ids, "sampling_params": params})
         versions = {span["version"] for choice in answer["choices"] for span in choice["weight_versions"]}
         if versions != {version}:
             raise ServerLostError(f"it sampled from weights {', '.join(sorted(versions))}, not {version}")

@@ -1,15 +1,21 @@
-"""Sampling with vLLM beside the trainer: its engine runs in a process of its own that this one starts and ends."""
+"""Sampling with vLLM beside the trainer: it runs in a process of its own, which this one starts, calls and ends.
 
-import logging
+`python -m components.rollout.vllm.engine` is that process: apart from the trainer's environment, output and signals.
+"""
+
 import multiprocessing
 import os
+import shutil
+import signal
+import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from multiprocessing import spawn
+import traceback
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Any
 
@@ -19,21 +25,19 @@ from torch import Tensor
 from components.policy.config import Dtype
 from components.policy.packing import TokenSequence
 from components.rollout.vllm.config import VllmConfig, engine_arguments, environment, raise_if_out_of_memory
-from components.rollout.vllm.requests import Request, SampledTokens, ScoringRequest, scoring_requests
-from components.rollout.vllm.transfer import Transfer
+from components.rollout.vllm.sampler import Request, SampledTokens, ScoringRequest, scoring_requests
 from components.rollout.vllm.verification import shapes, verify_weights, weights_in
-from components.shared.environment import OWNER_VARIABLE
 from components.shared.errors import PipelineError, RetryableError, out_of_memory
 
 _NAME = "vLLM in this process"
-_LOCALHOST = "127.0.0.1"
 _LINES_SHOWN = 20
 _POLL_S = 0.2
-"""Between checks that the engine is alive."""
+"""Between checks that trainer and engine are alive."""
+_END_S = 5.0
 
 
 class EngineEndedError(RetryableError):
-    """The engine's process has ended."""
+    """vLLM's process has ended."""
 
 
 class VllmEngine:
@@ -46,105 +50,158 @@ class VllmEngine:
 
     def __init__(self, folder: Path, config: VllmConfig, *, dtype: Dtype, log: Path) -> None:
         self.weights_by = config.weights_by
-        self._deadline_s, self._log = config.request_deadline_s, log
-        self._asleep = False
+        self._deadline_s, self._log, self._asleep = config.request_deadline_s, log, False
         self._temporary = tempfile.TemporaryDirectory(prefix="vllm-", ignore_cleanup_errors=True)
-        log.parent.mkdir(parents=True, exist_ok=True)
-        variables = {OWNER_VARIABLE: str(os.getpid()), **_device_of_this_rank()}
+        arguments = engine_arguments(config, dtype)
+        variables = environment(config, self._temporary.name)
         if config.weights_by == "ipc":
             # Handles of memory are pickled; they come from this process alone, over a pipe.
             os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = variables["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
-        with (
-            _explaining_a_failed_start(log),
-            _within(config.start_deadline_s, log),
-            _environment({**environment(config, self._temporary.name), **variables}),
-            _output_to(log),
-            _in_own_session(),
-        ):
-            from vllm import LLM
-
-            self._llm: Any = LLM(str(folder), **engine_arguments(config, dtype), **_memory_arguments())
-            # What this process logs from here on; starting the engine has set up logging anew.
-            logging.getLogger("vllm").handlers = [logging.FileHandler(log)]
-        self._transfer = Transfer(self.weights_by, self._call, deadline_s=self._deadline_s)
+        if torch.cuda.is_available():
+            # The GPU of this rank, and not the machine's first.
+            number, visible = torch.cuda.current_device(), os.environ.get("CUDA_VISIBLE_DEVICES")
+            variables["CUDA_VISIBLE_DEVICES"] = visible.split(",")[number] if visible else str(number)
+            # vLLM requires this share to be free although the size of its cache is given; by default nearly all.
+            arguments |= {"enable_sleep_mode": True, "gpu_memory_utilization": 0.01}
+        self._connection, end = Pipe()
+        command = [sys.executable, "-P", "-W", "ignore", "-m", "components.rollout.vllm.engine", str(end.fileno())]
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with end, log.open("ab") as file:
+            printed_before = file.tell()
+            self._process = subprocess.Popen(
+                command,
+                env=variables,
+                pass_fds=[end.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                start_new_session=True,  # Ctrl-C would end it in the middle of a rollout
+            )
+        try:
+            self._call("start", str(folder), arguments, deadline_s=config.start_deadline_s)
+        except EngineEndedError as error:  # it would end the same way again
+            printed = log.read_bytes()[printed_before:].decode(errors="replace")
+            raise_if_out_of_memory(printed, log, "train_grpo.sampler.vllm")
+            tail = printed.splitlines()[-_LINES_SHOWN:]
+            raise PipelineError("\n".join([f"vLLM could not start; the end of {log}:", *tail])) from error
+        self._transfer: Any = None
 
     def complete(self, requests: Sequence[Request]) -> list[list[SampledTokens]]:
         """See `Engine`."""
-        answers = self._generate([(request.prompt_ids, request.params) for request in requests])
-        return [[_sampled_tokens(output) for output in answer.outputs] for answer in answers]
+        completions: list[list[SampledTokens]] = self._compute("complete", requests)
+        return completions
 
     def score(self, sequences: Sequence[TokenSequence], temperature: float) -> dict[str, list[list[float]]]:
         """See `Engine`: there is one copy of the weights."""
-        requests = [scoring_requests(sequence, temperature) for sequence in sequences]
-        answers = iter(self._generate([(each.prompt_ids, each.params) for group in requests for each in group]))
-        logprobs = [
-            [logprob for each in group for logprob in _scores(each, next(answers), len(sequence.prompt_ids))]
-            for sequence, group in zip(sequences, requests, strict=True)
-        ]
-        return {_NAME: logprobs}
+        return {_NAME: self._compute("score", sequences, temperature)}
 
-    def load_weights(self, folder: Path, version: int) -> None:
+    def set_weights(self, version: int, weights: Path | Mapping[str, Tensor] | None) -> None:
         """See `Engine`."""
-        with self._changing_weights():
-            self._llm.collective_rpc("load_folder", args=(str(folder.resolve()), str(version)))
-        self._verify(weights_in(folder))
-
-    def receive_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
-        """See `Engine`."""
-        with self._changing_weights():
-            self._transfer.send(weights, trainer_address=_LOCALHOST, num_receivers=1)
-        self._verify(weights)
-
-    def expect_weights(self, version: int) -> None:
-        """See `Engine`: nobody else sends to the engine of this process."""
-        raise AssertionError("each process has an engine of its own")
+        assert weights is not None, "no other process sends weights to the engine of this one"
+        sent = weights_in(weights) if isinstance(weights, Path) else weights
+        self._compute("reset_prefix_cache")
+        if isinstance(weights, Path):
+            self._call("collective_rpc", "load_folder", None, (str(weights.resolve()), str(version)))
+        else:
+            self._send(weights)
+        verify_weights(sent, self._call("collective_rpc", "loaded_weights", None, (shapes(sent),)), name=_NAME)
 
     def sleep(self) -> None:
         """See `Sampler`; on CPUs there is nothing to free."""
         if torch.cuda.is_available():
-            with _within(self._deadline_s, self._log, self._llm):
-                self._llm.sleep(level=1)
+            self._call("sleep", 1)
             self._asleep = True
 
     def close(self) -> None:
-        """End the engine's process."""
-        with suppress(Exception):  # it is ended below if it fails to end itself
-            self._llm.llm_engine.engine_core.shutdown()
-        _kill_engines()
+        """End vLLM's processes."""
+        self._connection.close()  # upon which it ends by itself, unless it computes
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_END_S)
+        self._kill()
         self._temporary.cleanup()
 
-    @contextmanager
-    def _changing_weights(self) -> Iterator[None]:
-        with _within(self._deadline_s, self._log, self._llm):
-            self._wake_up()
-            self._llm.reset_prefix_cache()
-            yield
+    def _send(self, weights: Mapping[str, Tensor]) -> None:
+        from components.rollout.vllm.transfer import Transfer, TransferError  # vLLM itself
 
-    def _verify(self, sent: Mapping[str, Tensor]) -> None:
-        with _within(self._deadline_s, self._log, self._llm):
-            loaded = self._llm.collective_rpc("loaded_weights", args=(shapes(sent),))
-        verify_weights(sent, loaded, name=_NAME)
+        def call(name: str, arguments: dict[str, Any]) -> None:
+            self._call(name, *([arguments] if arguments else []))
 
-    def _generate(self, prompts: Sequence[tuple[tuple[int, ...], dict[str, Any]]]) -> list[Any]:
+        if self._transfer is None:
+            self._transfer = Transfer(self.weights_by, call, deadline_s=self._deadline_s)
+        try:
+            self._transfer.send(weights, trainer_address="127.0.0.1", num_receivers=1)
+        except TransferError as error:
+            raise EngineEndedError(f"vLLM did not take the weights: {error}; its output is in {self._log}") from error
+
+    def _compute(self, method: str, *arguments: Any) -> Any:
+        if self._asleep:
+            self._call("wake_up")
+            self._asleep = False
+        return self._call(method, *arguments)
+
+    def _call(self, method: str, *arguments: Any, deadline_s: float | None = None) -> Any:
+        """Return what a method of vLLM's process returns, within the deadline of a request if no other is set."""
+        deadline_s, output = deadline_s or self._deadline_s, f"its output is in {self._log}"
+        try:
+            self._connection.send((method, arguments))
+            if not wait([self._connection], deadline_s):
+                self._kill()
+                raise RetryableError(f"vLLM did not finish within {deadline_s:g} s; {output}")
+            result, error = self._connection.recv()
+        except (EOFError, ConnectionError) as lost:
+            raise EngineEndedError(f"vLLM has ended; {output}") from lost
+        if isinstance(error, ValueError):
+            raise PipelineError(f"vLLM refuses the request: {error}")
+        if error is not None and out_of_memory(error) is not None:
+            raise error  # trying again would not help; the caller knows which keys do
+        if error is not None:
+            raise EngineEndedError(f"vLLM has ended ({error}); {output}")
+        return result
+
+    def _kill(self) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+
+class _Vllm:
+    """vLLM as the trainer calls it: its own methods, and those here."""
+
+    def __init__(self) -> None:
+        self._trainer = os.getppid()
+        self.llm: Any = None
+        threading.Thread(target=self._end_with_others, daemon=True).start()
+
+    def start(self, folder: str, arguments: dict[str, Any]) -> None:
+        from vllm import LLM
+
+        self.llm = LLM(folder, **arguments)
+
+    def complete(self, requests: Sequence[Request]) -> list[list[SampledTokens]]:
+        return [[_sampled_tokens(output) for output in answer.outputs] for answer in self._generate(requests)]
+
+    def score(self, sequences: Sequence[TokenSequence], temperature: float) -> list[list[float]]:
+        requests = [scoring_requests(sequence, temperature) for sequence in sequences]
+        answers = iter(self._generate([each for group in requests for each in group]))
+        return [
+            [logprob for each in group for logprob in _scores(each, next(answers), len(sequence.prompt_ids))]
+            for sequence, group in zip(sequences, requests, strict=True)
+        ]
+
+    def _generate(self, requests: Sequence[Request | ScoringRequest]) -> Any:
         from vllm import SamplingParams
 
-        with _within(self._deadline_s, self._log, self._llm):
-            self._wake_up()
-            answers: list[Any] = self._llm.generate(
-                [{"prompt_token_ids": list(prompt_ids)} for prompt_ids, _ in prompts],
-                [SamplingParams(**params) for _, params in prompts],
-                use_tqdm=False,
-            )
-            return answers
+        prompts = [{"prompt_token_ids": list(request.prompt_ids)} for request in requests]
+        return self.llm.generate(prompts, [SamplingParams(**each.params) for each in requests], use_tqdm=False)
 
-    def _wake_up(self) -> None:
-        if self._asleep:
-            self._llm.wake_up()
-            self._asleep = False
-
-    def _call(self, name: str, arguments: dict[str, Any]) -> None:
-        """Call a function of the transfer of weights."""
-        getattr(self._llm, name)(*([arguments] if arguments else []))
+    def _end_with_others(self) -> None:
+        """End vLLM once the trainer has ended, or vLLM's engine, for which this process would wait forever."""
+        while os.getppid() == self._trainer and (self.llm is None or multiprocessing.active_children()):
+            time.sleep(_POLL_S)
+        for process in multiprocessing.active_children():
+            process.kill()
+        shutil.rmtree(os.environ["TMPDIR"], ignore_errors=True)
+        os._exit(1)
 
 
 def _sampled_tokens(output: Any) -> SampledTokens:
@@ -159,145 +216,25 @@ def _scores(request: ScoringRequest, answer: Any, start: int) -> list[float]:
     return [place[token].logprob for place, token in zip(places, tokens, strict=True)]
 
 
-def _memory_arguments() -> dict[str, Any]:
-    """Return the arguments of an engine on a GPU whose memory it shares with the trainer."""
-    if not torch.cuda.is_available():
-        return {}
-    # vLLM requires this share to be free although the size of its cache is given; by default nearly all.
-    return {"enable_sleep_mode": True, "gpu_memory_utilization": 0.01}
+def _serve(connection: Connection) -> None:
+    """Answer the trainer's calls until it closes the connection."""
+    vllm = _Vllm()
+    with suppress(EOFError):
+        while True:
+            method, arguments = connection.recv()
+            result, failure = None, None
+            try:
+                result = getattr(vllm if hasattr(vllm, method) else vllm.llm, method)(*arguments)
+            except Exception as error:
+                if method == "start":
+                    raise
+                traceback.print_exc()
+                # Of a type that the trainer knows without vLLM.
+                kind = ValueError if isinstance(error, ValueError) else RuntimeError
+                failure = kind(str(error))
+            connection.send((result, failure))
 
 
-def _device_of_this_rank() -> dict[str, str]:
-    """Return the variable that makes vLLM use the GPU of this rank instead of the machine's first."""
-    if not torch.cuda.is_available():
-        return {}
-    number = torch.cuda.current_device()
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return {"CUDA_VISIBLE_DEVICES": visible.split(",")[number] if visible else str(number)}
-
-
-@contextmanager
-def _explaining_a_failed_start(log: Path) -> Iterator[None]:
-    """Turn the end of an engine that has not started into a PipelineError: it would end the same way again."""
-    offset = log.stat().st_size if log.exists() else 0  # earlier attempts have printed, too
-    try:
-        yield
-    except Exception as error:
-        if not isinstance(error, EngineEndedError) and out_of_memory(error) is None:
-            raise
-        printed = log.read_bytes()[offset:].decode(errors="replace") if log.exists() else ""
-        raise_if_out_of_memory(printed, log, "train_grpo.sampler.vllm")
-        tail = printed.splitlines()[-_LINES_SHOWN:]
-        raise PipelineError("\n".join([f"vLLM could not start; the end of {log}:", *tail])) from error
-
-
-@contextmanager
-def _within(deadline_s: float, log: Path, llm: Any = None) -> Iterator[None]:
-    """Raise RetryableError where the block takes longer, or the engine's process ends meanwhile."""
-    done, overdue = threading.Event(), threading.Event()
-
-    def watch() -> None:
-        deadline = time.monotonic() + deadline_s
-        while not done.wait(_POLL_S):
-            if time.monotonic() > deadline:
-                overdue.set()
-                _kill_engines()
-            if llm is not None and not _engines():
-                _fail_pending_calls(llm.llm_engine.engine_core)
-            if overdue.is_set():
-                return
-
-    watcher = threading.Thread(target=watch, daemon=True)
-    watcher.start()
-    try:
-        yield
-    except Exception as error:  # vLLM raises whatever its engine's process died of
-        if out_of_memory(error) is not None:  # trying again would not help; the caller knows which keys do
-            raise
-        raise _explained(error, deadline_s if overdue.is_set() else None, log) from error
-    finally:
-        done.set()
-        watcher.join()
-
-
-def _explained(error: Exception, missed_s: float | None, log: Path) -> Exception:
-    """Return what an error of vLLM means for the run; `missed_s` is the deadline, if it was missed."""
-    if missed_s is not None:
-        return RetryableError(f"vLLM did not finish within {missed_s:g} s; its output is in {log}")
-    if isinstance(error, ValueError):
-        return PipelineError(f"vLLM refuses the request: {error}")
-    return EngineEndedError(f"vLLM has ended ({error}); its output is in {log}")
-
-
-def _fail_pending_calls(client: Any) -> None:
-    """Fail the calls that wait for an engine that was killed: vLLM lets them wait forever."""
-    error = RuntimeError("its process was ended")
-    client.outputs_queue.put_nowait(error)
-    for call in list(client.utility_results.values()):
-        if not call.done():
-            call.set_exception(error)
-
-
-def _engines() -> list[Any]:
-    return [process for process in multiprocessing.active_children() if process.name.startswith("EngineCore")]
-
-
-def _kill_engines() -> None:
-    for process in _engines():
-        process.kill()
-        process.join()
-
-
-@contextmanager
-def _environment(variables: dict[str, str]) -> Iterator[None]:
-    """Start processes with this environment."""
-    original = dict(os.environ)
-    os.environ.clear()
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(original)
-
-
-@contextmanager
-def _output_to(log: Path) -> Iterator[None]:
-    """Redirect what this process prints to a file; processes started in the block keep printing there."""
-
-    def redirect(targets: Sequence[int]) -> None:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        for number, target in zip((1, 2), targets, strict=True):
-            os.dup2(target, number)
-
-    originals = [os.dup(number) for number in (1, 2)]
-    with log.open("ab") as file:
-        redirect([file.fileno()] * 2)
-    try:
-        yield
-    finally:
-        redirect(originals)
-        for original in originals:
-            os.close(original)
-
-
-@contextmanager
-def _in_own_session() -> Iterator[None]:
-    """Keep signals to this process's group, such as Ctrl-C, from the engine: it would end in the middle of a rollout.
-
-    It ends with this process nevertheless (worker.py). multiprocessing has no option for this, so the command line of
-    the processes that are started in the block is changed.
-    """
-    command_line = spawn.get_command_line
-
-    def with_session(**arguments: Any) -> list[str]:
-        command: list[str] = command_line(**arguments)
-        place = command.index("-c") + 1
-        return [*command[:place], f"import os; os.setsid(); {command[place]}", *command[place + 1 :]]
-
-    spawn.get_command_line = with_session
-    try:
-        yield
-    finally:
-        spawn.get_command_line = command_line
+if __name__ == "__main__":
+    os.set_inheritable(int(sys.argv[1]), False)
+    _serve(Connection(int(sys.argv[1])))

@@ -3,11 +3,12 @@
 Weights go by way of a folder, in the memory of the host where vLLM is on it, or straight to vLLM's processes.
 """
 
+import random
 import shutil
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -17,13 +18,27 @@ from components.policy.engine import Policy
 from components.policy.logprobs import completion_logprobs
 from components.policy.lora import merged_state_dict
 from components.policy.packing import TokenSequence, pack
-from components.rollout.sampler import Completion
+from components.rollout.sampler import Completion, Sampling
 from components.rollout.vllm.config import WeightsBy
-from components.rollout.vllm.requests import Request, SampledTokens, completion_requests, completions
 from components.rollout.vllm.verification import verify_logprobs
 
-MAX_PROBE_TOKENS = 16
+_MAX_PROBE_TOKENS = 16
 """Completion tokens of a probe: enough to tell weights apart, and at other temperatures than 1 each costs a request."""
+
+
+class Request(NamedTuple):
+    """A prompt, and how to sample from it."""
+
+    prompt_ids: tuple[int, ...]
+    params: dict[str, Any]
+    """vLLM's `SamplingParams`."""
+
+
+class SampledTokens(NamedTuple):
+    """A completion as vLLM returns it."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
 
 
 class Engine(Protocol):
@@ -39,39 +54,24 @@ class Engine(Protocol):
 
     def complete(self, requests: Sequence[Request]) -> list[list[SampledTokens]]:
         """Return the completions of each request, with the log-probabilities of their tokens."""
-        ...
 
     def score(self, sequences: Sequence[TokenSequence], temperature: float) -> dict[str, list[list[float]]]:
-        """Return the log-probability of each completion token at this temperature, for each copy of the weights.
+        """Return the log-probability of each completion token at this temperature, for each copy of the weights."""
 
-        Compared with the trainer's, it shows whether the engine computes as the trainer does.
+    def set_weights(self, version: int, weights: Path | Mapping[str, Tensor] | None) -> None:
+        """Sample from these weights from now on, and reuse nothing that was computed with others.
+
+        They are in a Hugging Face folder, which stays until the next call (an engine that has to start again reads it
+        once more), or in this process's memory, under the names of such a folder; None where another process has sent
+        them. StaleWeightsError where the engine does not compute with exactly these weights afterwards, rounded to its
+        own precision. Each version has another number.
         """
-        ...
-
-    def load_weights(self, folder: Path, version: int) -> None:
-        """Sample from the weights in `folder` from now on, and reuse nothing that was computed with others.
-
-        StaleWeightsError where it does not compute with exactly these weights afterwards, rounded to its own precision.
-        The folder is a Hugging Face one (safetensors), and stays until the next is loaded: an engine that has to start
-        again reads it once more. Each version has another number.
-        """
-        ...
-
-    def receive_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
-        """As `load_weights`, from this process's memory; the tensors have the names that a folder gives them."""
-        ...
-
-    def expect_weights(self, version: int) -> None:
-        """As `load_weights`, for weights that another process has sent."""
-        ...
 
     def sleep(self) -> None:
         """See `Sampler`."""
-        ...
 
     def close(self) -> None:
         """See `Sampler`."""
-        ...
 
 
 class VllmSampler:
@@ -81,30 +81,46 @@ class VllmSampler:
         self, engine: Engine, checkpoint: Checkpoint, *, temperature: float, max_mismatch: float, folder: Path
     ) -> None:
         """Weights that go by files are written to `folder`."""
-        self.engine, self._checkpoint = engine, checkpoint
+        self.engine, self._checkpoint, self._folder = engine, checkpoint, folder
         self._temperature, self._max_mismatch = temperature, max_mismatch
-        self._folder = folder
         self._version: int | None = None
         self._logprobs_M: Tensor | None = None
+        self.sleep, self.close = engine.sleep, engine.close
 
-    def generate(
-        self, questions: Sequence[str], *, num_samples: int, temperature: float, max_new_tokens: int, seed: int
-    ) -> list[list[Completion]]:
+    def generate(self, questions: Sequence[str], sampling: Sampling) -> list[list[Completion]]:
         """See `Sampler`."""
-        requests = completion_requests(
-            self._checkpoint,
-            questions,
-            num_samples=num_samples,
-            temperature=temperature,
-            max_new_tokens=max_new_tokens,
-            seed=seed,
-        )
-        return completions(self._checkpoint, requests, self.engine.complete(requests))
+        params = {
+            "n": sampling.num_samples,
+            "temperature": sampling.temperature,
+            "top_p": 1.0,
+            "top_k": 0,
+            "min_p": 0.0,
+            "presence_penalty": 0.0,
+            "frequency_penalty": 0.0,
+            "repetition_penalty": 1.0,
+            "max_tokens": sampling.max_new_tokens,
+            # The end tokens of the policy, whatever the folder of the model says.
+            "stop_token_ids": list(self._checkpoint.end_ids),
+            "ignore_eos": True,
+            "logprobs": 0,
+            "detokenize": False,
+        }
+        seeds = random.Random(sampling.seed)  # vLLM adds the number of the completion in its group
+        prompts = [self._checkpoint.prompt_ids(question) for question in questions]
+        requests = [Request(prompt_ids, {**params, "seed": seeds.getrandbits(53)}) for prompt_ids in prompts]
+        groups = zip(prompts, self.engine.complete(requests), strict=True)
+        return [[self._completion(prompt_ids, sampled) for sampled in group] for prompt_ids, group in groups]
+
+    def _completion(self, prompt_ids: tuple[int, ...], sampled: SampledTokens) -> Completion:
+        ids = sampled.token_ids
+        finished = ids[-1] in self._checkpoint.end_ids
+        text = self._checkpoint.decode(ids[:-1] if finished else ids)
+        return Completion(TokenSequence(prompt_ids, ids), sampled.logprobs, text, finished=finished)
 
     def attach(self, policy: Policy, probes: Sequence[TokenSequence]) -> None:
         """See `Sampler`."""
         self._policy = policy
-        self._probes = [TokenSequence(each.prompt_ids, each.completion_ids[:MAX_PROBE_TOKENS]) for each in probes]
+        self._probes = [TokenSequence(each.prompt_ids, each.completion_ids[:_MAX_PROBE_TOKENS]) for each in probes]
         # The same in each process: a pass may wait for that of every other.
         longest = max(map(len, self._probes))
         self._batches = pack(self._probes, max_tokens=longest, device=self._checkpoint.device)
@@ -116,7 +132,7 @@ class VllmSampler:
             previous, self._version = self._version, version
             if self.engine.weights_by == "folder":
                 self._write(version)
-                self.engine.load_weights(self._folder / str(version), version)
+                self.engine.set_weights(version, self._folder / str(version))
             else:
                 self._send(version)
             self._verify()
@@ -125,39 +141,27 @@ class VllmSampler:
                 shutil.rmtree(self._folder / str(previous), ignore_errors=True)
         return time.monotonic() - started
 
-    def sleep(self) -> None:
-        """See `Sampler`."""
-        self.engine.sleep()
-
-    def close(self) -> None:
-        """See `Sampler`."""
-        self.engine.close()
-
     def _send(self, version: int) -> None:
         ranks = self._policy.ranks
         is_sender = ranks.is_main or not self.engine.shared
         with self._policy.gather_full_parameters():
             if is_sender:
-                self.engine.receive_weights(merged_state_dict(self._checkpoint.model), version)
+                self.engine.set_weights(version, merged_state_dict(self._checkpoint.model))
         ranks.barrier("the sending of weights")
         if not is_sender:
-            self.engine.expect_weights(version)
+            self.engine.set_weights(version, None)
 
     def _write(self, version: int) -> None:
         with self._policy.gather_full_parameters():
             if self._policy.ranks.is_main:
+                for path in self._folder.glob("*"):  # older versions, and what a run that was killed has left
+                    if path.name != str(version - 1):
+                        shutil.rmtree(path, ignore_errors=True)
                 partial = self._folder / f".{version}.partial"
-                self._remove_others(keep=str(version - 1))
                 partial.mkdir()  # without parents: a folder that a guard has removed is not made again
                 save(self._checkpoint, partial)
                 partial.rename(self._folder / str(version))
         self._policy.ranks.barrier("the writing of weights")
-
-    def _remove_others(self, keep: str) -> None:
-        """Remove older versions, and what a run that was killed has left."""
-        for path in self._folder.glob("*"):
-            if path.name != keep:
-                shutil.rmtree(path, ignore_errors=True)
 
     def _verify(self) -> None:
         """Compare the log-probabilities of the probes, as the engine and as the trainer computes them."""
@@ -167,3 +171,30 @@ class VllmSampler:
             sampler_M = torch.tensor([logprob for each in logprobs for logprob in each], dtype=torch.float64)
             verify_logprobs(sampler_M, new_M, self._logprobs_M, max_mismatch=self._max_mismatch, name=name)
         self._logprobs_M = new_M
+
+
+class ScoringRequest(NamedTuple):
+    """A request whose answer has the log-probability of `token`, as the next after a prompt."""
+
+    prompt_ids: tuple[int, ...]
+    token: int
+    params: dict[str, Any]
+
+
+def scoring_requests(sequence: TokenSequence, temperature: float) -> list[ScoringRequest]:
+    """Return the requests for the log-probabilities of the completion tokens of a sequence, in their order.
+
+    At temperature 1 vLLM returns those of the tokens of a prompt as well: one request for all, whose answer has those
+    of its prompt first. At any other temperature it takes a request for each token.
+    """
+    ids = sequence.prompt_ids + sequence.completion_ids
+    one_pass = temperature in (0, 1)  # the log-probabilities of greedy decoding are at temperature 1
+    places = [len(ids) - 1] if one_pass else range(len(sequence.prompt_ids), len(ids))
+    params = {"max_tokens": 1, "temperature": temperature, "seed": 0, "detokenize": False, "ignore_eos": True}
+    if one_pass:
+        params["prompt_logprobs"] = 0
+    # A server returns as many as `logprobs` says, beginning with the token it sampled: the requested one is the second.
+    return [
+        ScoringRequest(ids[:place], ids[place], {**params, "logprobs": 2, "logprob_token_ids": [ids[place]] * 2})
+        for place in places
+    ]

@@ -6,16 +6,15 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from torch import Tensor
 
 from components.policy.packing import TokenSequence
 from components.rollout.vllm.client import INITIAL_VERSION, ServerLostError, VllmClient
 from components.rollout.vllm.config import ServersConfig
-from components.rollout.vllm.requests import Request, SampledTokens
-from components.rollout.vllm.transfer import Transfer, TransferError, address_towards
-from components.rollout.vllm.verification import shapes, verify_weights, weights_in
+from components.rollout.vllm.sampler import Request, SampledTokens
+from components.rollout.vllm.verification import weights_in
 from components.shared.errors import RetryableError
 from components.shared.progress import say
 
@@ -36,7 +35,7 @@ class _Server:
     lost: str | None = None
     """Why it is not used, if it is not."""
     retry_at: float = 0.0
-    transfer: Transfer | None = None
+    transfer: Any = None
     """The connection by which it received weights from this process."""
 
 
@@ -49,9 +48,8 @@ class VllmServers:
     shared = True
 
     def __init__(self, urls: Sequence[str], config: ServersConfig) -> None:
-        self._config = config
+        self._config, self.weights_by = config, config.weights_by
         self._servers = [_Server(VllmClient(url, config.request_deadline_s)) for url in urls]
-        self.weights_by = config.weights_by
         self._lock = threading.Lock()
         self._folder: Path | None = None
         """Where the current weights are; None for the initial ones, and for those that were sent."""
@@ -60,11 +58,7 @@ class VllmServers:
     def complete(self, requests: Sequence[Request]) -> list[list[SampledTokens]]:
         """See `Engine`."""
         with ThreadPoolExecutor(_MAX_REQUESTS) as threads:
-            return list(
-                threads.map(
-                    lambda request: self._on_one(lambda client: client.complete(request, self._version)), requests
-                )
-            )
+            return list(threads.map(self._complete, requests))
 
     def score(self, sequences: Sequence[TokenSequence], temperature: float) -> dict[str, list[list[float]]]:
         """See `Engine`: those of each server that answers, by its address."""
@@ -77,20 +71,16 @@ class VllmServers:
 
         return self._on_each(score)
 
-    def load_weights(self, folder: Path, version: int) -> None:
-        """See `Engine`; several clients of the same servers may each call this, with the same arguments."""
-        self._folder, self._version = folder.resolve(), str(version)
-        self._on_each(self._bring_up_to_date)
+    def set_weights(self, version: int, weights: Path | Mapping[str, Tensor] | None) -> None:
+        """See `Engine`; several clients of the same servers may each call this, with the same arguments.
 
-    def receive_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
-        """See `Engine`. A server that is lost meanwhile is used again once it has received the next weights."""
-        self._folder, self._version = None, str(version)
-        self._on_each(lambda server: self._send(server, weights))
-
-    def expect_weights(self, version: int) -> None:
-        """See `Engine`."""
-        self._folder, self._version = None, str(version)
-        self._on_each(self._bring_up_to_date)
+        A server that is lost while weights are sent is used again once it has received the next.
+        """
+        self._folder, self._version = weights.resolve() if isinstance(weights, Path) else None, str(version)
+        if isinstance(weights, Mapping):
+            self._on_each(lambda server: self._send(server, weights))
+        else:
+            self._on_each(self._bring_up_to_date)
 
     def sleep(self) -> None:
         """Do nothing: the servers have GPUs of their own."""
@@ -100,12 +90,12 @@ class VllmServers:
         for server in self._servers:
             server.client.close()
 
-    def _on_one(self, request: Callable[[VllmClient], _T]) -> _T:
+    def _complete(self, request: Request) -> list[SampledTokens]:
         """Return the answer of the server with the fewest requests; of another if that one is lost over it."""
         for _ in range(_MAX_TRIES):
             server = self._acquire()
             try:
-                return request(server.client)
+                return server.client.complete(request, self._version)
             except ServerLostError as error:
                 self._mark_lost(server, error)
             finally:
@@ -128,18 +118,18 @@ class VllmServers:
 
     def _retry_lost(self) -> None:
         """Try one of the lost servers, if it is time to."""
-        now = time.monotonic()
         with self._lock:
-            due = [server for server in self._servers if server.lost is not None and server.retry_at < now]
-            if not due:
+            now = time.monotonic()
+            server = next((each for each in self._servers if each.lost is not None and each.retry_at < now), None)
+            if server is None:
                 return
-            due[0].retry_at = float("inf")  # no other thread tries it meanwhile
+            server.retry_at = float("inf")  # no other thread tries it meanwhile
         try:
-            self._bring_up_to_date(due[0])
+            self._bring_up_to_date(server)
         except ServerLostError as error:
-            self._mark_lost(due[0], error)
+            self._mark_lost(server, error)
         except BaseException:
-            due[0].retry_at = 0.0
+            server.retry_at = 0.0
             raise
 
     def _bring_up_to_date(self, server: _Server) -> None:
@@ -148,24 +138,24 @@ class VllmServers:
         if version != self._version:
             if self._folder is None:
                 raise ServerLostError(f"it has weights {version}, not {self._version}")
-            with server.client.changing_weights(self._version):
+            with server.client.changing_weights(self._version, weights_in(self._folder)):
                 server.client.load(str(self._folder), self._version)
-                _verify(server.client, weights_in(self._folder))
         self._mark_found(server)
 
     def _send(self, server: _Server, weights: Mapping[str, Tensor]) -> None:
         """Send a server the weights; one that was restarted is connected anew."""
+        from components.rollout.vllm.transfer import Transfer, TransferError, address_towards  # vLLM itself
+
         client = server.client
         if client.version() == INITIAL_VERSION or server.transfer is None:
-            deadline_s = self._config.request_deadline_s
-            server.transfer = Transfer(self.weights_by, client.post, deadline_s=deadline_s)
-        with client.changing_weights(self._version):
-            address, num_workers = address_towards(client.url), client.num_workers()
+            server.transfer = Transfer(self.weights_by, client.post, deadline_s=self._config.request_deadline_s)
+        with client.changing_weights(self._version, weights):
             try:
-                server.transfer.send(weights, trainer_address=address, num_receivers=num_workers)
+                server.transfer.send(
+                    weights, trainer_address=address_towards(client.url), num_receivers=client.num_workers()
+                )
             except TransferError as error:
                 raise ServerLostError(str(error)) from None
-            _verify(client, weights)
         self._mark_found(server)
 
     def _mark_found(self, server: _Server) -> None:
@@ -177,24 +167,23 @@ class VllmServers:
         with self._lock:
             if server.lost is None:
                 say("vllm", f"{server.client.url} is lost: {error}")
-            server.lost = str(error)
-            server.transfer = None
+            server.lost, server.transfer = str(error), None
             server.retry_at = time.monotonic() + _RETRY_S
 
     def _on_each(self, work: Callable[[_Server], _T]) -> dict[str, _T]:
         """Do something on all servers at once; return the results of those that answer, at least one, by address."""
+        results: dict[str, _T] = {}
 
-        def attempt(server: _Server) -> dict[str, _T]:
+        def attempt(server: _Server) -> None:
             try:
-                return {server.client.url: work(server)}
+                results[server.client.url] = work(server)
             except ServerLostError as error:
                 self._mark_lost(server, error)
-                return {}
 
         deadline = time.monotonic() + self._config.lost_deadline_s
         while True:
             with ThreadPoolExecutor(len(self._servers)) as threads:
-                results = {url: each for found in threads.map(attempt, self._servers) for url, each in found.items()}
+                list(threads.map(attempt, self._servers))
             if results:
                 return results
             self._wait_until(deadline, _RETRY_S)
@@ -206,7 +195,3 @@ class VllmServers:
 
     def _reasons(self) -> str:
         return "; ".join(f"{server.client.url}: {server.lost or 'answers'}" for server in self._servers)
-
-
-def _verify(client: VllmClient, sent: Mapping[str, Tensor]) -> None:
-    verify_weights(sent, client.loaded_weights(shapes(sent)), name=client.url)

@@ -1,18 +1,25 @@
-"""The extension of vLLM's worker; it runs in vLLM's own processes."""
+"""The extension of vLLM's worker, in vLLM's own processes: loading weights, and reporting which are computed with.
 
-import multiprocessing
-import os
-import select
-import shutil
-import signal
-import threading
-from contextlib import suppress
-from typing import Any
+How vLLM maps tensors is not repeated here: its own loading is run once more on tensors without memory, and the copies
+it makes are recorded. So fused, sharded and tied tensors are handled as vLLM does, for any model.
+"""
 
-import components.rollout.vllm.gloo  # noqa: F401  # registers the backend with vLLM
-from components.rollout.vllm.loaded_weights import loaded_weights, renew_output_layer
-from components.rollout.vllm.verification import LoadedWeights
-from components.shared.environment import OWNER_VARIABLE
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from vllm.config import set_current_vllm_config
+from vllm.model_executor.model_loader.reload.layerwise import _get_original_loader, get_layerwise_info
+from vllm.model_executor.model_loader.reload.meta import restore_layer_refs, to_meta_tensor
+
+from components.rollout.vllm.transfer import renew_output_layer  # the import registers `gloo` with vLLM
+from components.rollout.vllm.verification import LoadedWeights, Piece, digest
+
+_PACKED = "cpu_linear"
+"""Attribute of layers on CPUs: a function that multiplies by a packed copy of the layer's weights."""
+_INPUTS_AT_ONCE = 1024
 
 
 class WeightLoading:
@@ -32,26 +39,150 @@ class WeightLoading:
 
     def loaded_weights(self, shapes: dict[str, list[int]]) -> LoadedWeights:
         """Return the weights that this process computes with, given the shapes of the tensors that it was sent."""
-        from vllm.config import set_current_vllm_config
-
         worker: Any = self
         with set_current_vllm_config(worker.vllm_config):
             return loaded_weights(worker.model_runner.get_model(), shapes, worker.vllm_config.model_config.dtype)
 
 
-def _end_with_owner(owner: int) -> None:
-    """End vLLM's processes once the one they work for has ended, in whatever way: by themselves they would go on."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None, "vLLM starts its workers by multiprocessing"
-    with suppress(ProcessLookupError):  # the owner has ended before
-        poll = select.poll()
-        poll.register(os.pidfd_open(owner), select.POLLIN)
-        poll.poll()
-    if parent.pid is not None and parent.pid != owner and parent.is_alive():
-        os.kill(parent.pid, signal.SIGKILL)  # vLLM's engine, between the owner and this worker
-    shutil.rmtree(os.environ["TMPDIR"], ignore_errors=True)
-    os._exit(1)
+class _View(NamedTuple):
+    """Elements of a tensor, as in `torch.as_strided`."""
+
+    offset: int
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> "_View":
+        return cls(int(tensor.storage_offset()), tuple(tensor.shape), tuple(tensor.stride()))
 
 
-if OWNER_VARIABLE in os.environ:
-    threading.Thread(target=_end_with_owner, args=(int(os.environ[OWNER_VARIABLE]),), daemon=True).start()
+class _Copy(NamedTuple):
+    """Where elements of a parameter come from: a tensor by name, None for a computed one, or a number."""
+
+    source: str | int | None
+    view: _View
+
+
+def loaded_weights(model: nn.Module, shapes: Mapping[str, list[int]], dtype: torch.dtype) -> LoadedWeights:
+    """Return the weights of each parameter of the model, given the shapes of the tensors that it is sent.
+
+    A parameter is unverified if a part of it is loaded from no tensor, or changed on the way. Buffers are skipped: they
+    are not trained.
+    """
+    loaded = LoadedWeights(pieces=[], unverified=[])
+    layouts = _layouts(model)
+    try:
+        copies = _recorded_copies(model, layouts, shapes, dtype)
+    except Exception as error:  # any model's way of loading may fail, in any way, on tensors without memory
+        loaded["unverified"].append(f"vLLM's loading of {type(model).__name__} cannot be traced: {error}")
+        return loaded
+    for name, module, own_name, parameter in _parameters(model):
+        layout = layouts[id(parameter)]
+        parts = copies.get(_storage(layout), {})
+        if sum(torch.Size(each.size).numel() for each in parts) != layout.numel():
+            loaded["unverified"].append(f"{name} is not loaded, or only in part")
+            continue
+        forms = list(_forms(module, own_name, parameter, layout))
+        if not forms:
+            loaded["unverified"].append(f"{name} has a form that cannot be compared")
+        for form in forms:
+            _add(loaded, name, form, layout.dtype, parts)
+    return loaded
+
+
+def _parameters(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, nn.Parameter]]:
+    """Yield each parameter of each module: one that two modules share, twice."""
+    for path, module in model.named_modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                yield f"{path}.{name}" if path else name, module, name, parameter
+
+
+def _layouts(model: nn.Module) -> dict[int, Tensor]:
+    """Return, by the id of each parameter, a tensor without memory of the form in which it is loaded."""
+    layouts: dict[int, Tensor] = {}
+    for _, module, name, parameter in _parameters(model):
+        if id(parameter) not in layouts:
+            originals, _ = get_layerwise_info(module).restore_metadata
+            layout: Any = restore_layer_refs(to_meta_tensor(originals.get(name, parameter)), module)
+            layout.weight_loader = _get_original_loader(layout)  # not one that reloading has wrapped around it
+            layouts[id(parameter)] = layout
+    return layouts
+
+
+def _recorded_copies(
+    model: nn.Module, layouts: Mapping[int, Any], shapes: Mapping[str, list[int]], dtype: torch.dtype
+) -> dict[int, dict[_View, _Copy]]:
+    """Return what loading the tensors writes into each layout, by its storage; the last write to a place counts."""
+    weights = {name: torch.empty(shape, dtype=dtype, device="meta") for name, shape in shapes.items()}
+    originals = [(module, name, parameter) for _, module, name, parameter in _parameters(model)]
+    loading: Any = model
+    recorder = _Recorder(weights)
+    try:
+        for module, name, parameter in originals:
+            module._parameters[name] = layouts[id(parameter)]
+        with recorder:
+            loading.load_weights(iter(weights.items()))
+    finally:
+        for module, name, parameter in originals:
+            module._parameters[name] = parameter
+    return recorder.copies
+
+
+class _Recorder(TorchDispatchMode):
+    """Records from which tensor each element of another is copied."""
+
+    def __init__(self, sources: Mapping[str, Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._sources = {_storage(tensor): name for name, tensor in sources.items()}
+        self.copies: dict[int, dict[_View, _Copy]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.copy_.default:
+            source = args[1].expand(args[0].shape)
+            self._write(args[0], _Copy(self._sources.get(_storage(source)), _View.of(source)))
+        elif func is torch.ops.aten.fill_.Scalar or func is torch.ops.aten.zero_.default:
+            value = args[1] if len(args) > 1 else 0
+            self._write(args[0], _Copy(value, _View.of(args[0])))
+        return func(*args, **(kwargs or {}))
+
+    def _write(self, target: Tensor, copy: _Copy) -> None:
+        if target.numel():
+            self.copies.setdefault(_storage(target), {})[_View.of(target)] = copy
+
+
+def _storage(tensor: Tensor) -> int:
+    """Return an id that all views of a tensor share."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _forms(module: nn.Module, name: str, parameter: nn.Parameter, layout: Tensor) -> Iterator[Tensor]:
+    """Yield all copies of a parameter that a module computes with, in the layout in which it is loaded."""
+    if parameter.shape == layout.shape:
+        same = parameter.stride() == layout.stride()
+        yield parameter.detach() if same else _like(layout).copy_(parameter.detach())
+    if name == "weight" and hasattr(module, _PACKED) and layout.ndim == 2:
+        # The matrix by which a layer multiplies: its products with the unit vectors, which are exact.
+        unpacked_OI, num_inputs = _like(layout), layout.shape[1]
+        for first in range(0, num_inputs, _INPUTS_AT_ONCE):
+            count = min(_INPUTS_AT_ONCE, num_inputs - first)
+            units_UI = torch.eye(count, num_inputs, dtype=layout.dtype).roll(first, 1)
+            unpacked_OI[:, first : first + count] = getattr(module, _PACKED)(units_UI, parameter, None).T
+        yield unpacked_OI
+
+
+def _like(layout: Tensor) -> Tensor:
+    return torch.empty_strided(tuple(layout.shape), layout.stride(), dtype=layout.dtype)
+
+
+def _add(loaded: LoadedWeights, name: str, form: Tensor, dtype: torch.dtype, parts: Mapping[_View, _Copy]) -> None:
+    """Add the places of a parameter that tensors were copied to."""
+    for (offset, size, stride), (source, view) in parts.items():
+        elements = form.as_strided(size, stride, form.storage_offset() + offset)
+        if isinstance(source, str):
+            place = (view.offset, list(view.size), list(view.stride))
+            loaded["pieces"].append(Piece(name, source, *place, str(dtype).removeprefix("torch."), digest(elements)))
+        elif source is None:
+            loaded["unverified"].append(f"{name} is computed from what was sent, in an unknown way")
+        elif bool((elements != source).any()):
+            loaded["unverified"].append(f"{name} is not {source} where it is padded")

@@ -1,0 +1,175 @@
+"""What tests run with vLLM in processes of their own, which they kill, or which importing vLLM changes for good.
+
+`python -m tests.rollout.vllm_processes FUNCTION ARGUMENTS...`
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, distributed, nn
+
+from components.cluster.servers import vllm_servers
+from components.policy import checkpoint as checkpoints
+from components.policy.lora import merged_state_dict
+from components.rollout.sampler import Completion, Sampling
+from components.rollout.vllm.config import VllmConfig
+from components.rollout.vllm.engine import VllmEngine
+from components.rollout.vllm.verification import StaleWeightsError, shapes, verify_weights
+from components.shared.errors import RetryableError
+from tests.rollout.vllm_policies import (
+    QUESTIONS,
+    VLLM,
+    largest_difference,
+    policy,
+    sampler,
+    servers_config,
+    trainer_logprobs,
+)
+
+STEP = 1e-6
+"""The learning rate: what a step of Adam moves each weight by."""
+
+
+def servers(checkpoint: str, logs: str) -> None:
+    """Run vLLM servers of a checkpoint until this process is killed, as a launcher does."""
+    config = servers_config(start_deadline_s=600, weights_by="gloo")
+    with vllm_servers(Path(checkpoint), config, dtype="float32", logs=Path(logs)) as urls:
+        print("urls", *urls, flush=True)
+        time.sleep(600)
+
+
+def rank(path: str) -> None:
+    """Sample with vLLM beside a rank from the folder's policies `old`, `new` and `old` again, until the engine is lost.
+
+    It leaves what it found of each in a file.
+    """
+    folder = Path(path)
+    distributed.init_process_group("gloo")
+    number = distributed.get_rank()
+    policies = [checkpoints.load(folder / name, dtype=torch.float32) for name in ("old", "new")]
+    config = VllmConfig.model_validate({**VLLM, "start_deadline_s": 300, "weights_by": "gloo"})
+    engine = VllmEngine(folder / "old", config, dtype="float32", log=folder / f"vllm-{number}.log")
+    sampling = Sampling(num_samples=4, temperature=0.7, max_new_tokens=40, seed=number)
+
+    def generate() -> list[Completion]:
+        groups = sampler(engine, policies[0]).generate(QUESTIONS, sampling)
+        return [completion for group in groups for completion in group]
+
+    found: dict[str, object] = {}
+    for version, step in enumerate(("start", "load", "send")):
+        if step != "start":
+            engine.set_weights(version, folder / "new" if step == "load" else merged_state_dict(policies[0].model))
+        completions, again = generate(), generate()
+        sequences = [completion.tokens for completion in completions]
+        current, other = policies[version % 2], policies[1 - version % 2]
+        exact = trainer_logprobs(current, sequences, 0.7)
+        found[step] = {
+            "drawn": largest_difference([list(completion.logprobs) for completion in completions], exact),
+            "other": largest_difference(exact, trainer_logprobs(other, sequences, 0.7)),
+            "repeats": completions == again,
+            "scored": [
+                largest_difference(scores, trainer_logprobs(current, sequences, temperature))
+                for temperature in (1.0, 0.7)
+                for scores in engine.score(sequences, temperature).values()
+            ],
+        }
+    gathered: list[object] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(gathered, [completion.tokens.completion_ids for completion in completions])
+    front = engine._process.pid
+    children = map(int, Path(f"/proc/{front}/task/{front}/children").read_text().split())
+    (core,) = [pid for pid in children if "EngineCor" in Path(f"/proc/{pid}/cmdline").read_text()]
+    found |= {"differ": gathered[0] != gathered[-1], "apart": os.getsid(core) != os.getsid(0)}
+    (folder / f"found-{number}.json").write_text(json.dumps({**found, "rank": os.getpid(), "engine": core}))
+    while not (folder / "lose").exists():
+        time.sleep(0.05)
+    os.kill(core, signal.SIGKILL)
+    try:
+        generate()
+    except RetryableError as error:
+        (folder / f"lost-{number}.txt").write_text(str(error))
+    engine.close()
+
+
+def weights(path: str, kind: str, dtype: str) -> None:
+    """Ask vLLM's own model, in one or two ranks, what it computes with: after each of some steps, right and wrong."""
+    from vllm.config import set_current_vllm_config
+    from vllm.distributed import ensure_model_parallel_initialized, init_distributed_environment
+    from vllm.model_executor.model_loader import get_model
+    from vllm.model_executor.model_loader.reload.inplace import reload_weights
+
+    from components.rollout.vllm.transfer import renew_output_layer
+
+    number, processes = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    folder = Path(path) / f"policy-{number}"
+    made = policy(1, tied=kind == "tied")
+    checkpoints.save(made, folder)
+    config = _vllm_config(folder, dtype, processes)
+    found: dict[str, list[str]] = {}
+    with set_current_vllm_config(config), torch.inference_mode():
+        init_distributed_environment(processes, number, "env://", number, "gloo")
+        ensure_model_parallel_initialized(processes, 1)
+        model, own_dtype = get_model(vllm_config=config), config.model_config.dtype
+        sent = merged_state_dict(made.model)
+        if kind == "tied":  # as in a folder, where the embeddings come once
+            del sent["lm_head.weight"]
+        found["started"] = _problems(model, sent, own_dtype)
+        sent = _moved(sent)
+        found["behind"] = _problems(model, sent, own_dtype)
+        reload_weights(config, model, iter(sent.items()), None, True)
+        found["loaded"] = _problems(model, sent, own_dtype)
+        renew_output_layer(model)
+        found["renewed"] = _problems(model, sent, own_dtype)
+        both = sent | ({"lm_head.weight": sent["model.embed_tokens.weight"]} if kind == "tied" else {})
+        found["by both names"] = _problems(model, both, own_dtype)
+        lost = {name: each for name, each in sent.items() if name != "model.layers.0.mlp.down_proj.weight"}
+        found["not sent"] = _problems(model, lost, own_dtype)
+        model.get_parameter("model.norm.weight")[-1] += 0.01
+        found["one element"] = _problems(model, sent, own_dtype)
+        model.model.norm.weight = nn.Parameter(torch.zeros(3), requires_grad=False)
+        found["another form"] = _problems(model, sent, own_dtype)
+    (folder.parent / f"found-{number}.json").write_text(json.dumps(found))
+
+
+def _vllm_config(folder: Path, dtype: Any, processes: int) -> Any:
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.platforms import current_platform
+    from vllm.v1.worker.cpu_model_runner import _set_torch_accelerator_to_noop
+
+    _set_torch_accelerator_to_noop()
+    current_platform.import_kernels()
+    arguments = EngineArgs(
+        str(folder), dtype=dtype, enforce_eager=True, skip_tokenizer_init=True, tensor_parallel_size=processes
+    )
+    return arguments.create_engine_config()
+
+
+def _problems(model: nn.Module, sent: Mapping[str, Tensor], dtype: torch.dtype) -> list[str]:
+    """What is wrong with the weights."""
+    from components.rollout.vllm.worker import loaded_weights
+
+    try:
+        verify_weights(sent, [loaded_weights(model, shapes(sent), dtype)], name="vLLM")
+    except StaleWeightsError as error:
+        return str(error).partition(": ")[2].split("; ")
+    return []
+
+
+def _moved(sent: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights after a small step."""
+    generator = torch.Generator().manual_seed(1)
+    return {
+        name: each + STEP * torch.randn(each.shape, generator=generator).sign() * each.abs().clamp(min=1)
+        for name, each in sent.items()
+    }
+
+
+if __name__ == "__main__":
+    functions: dict[str, Callable[..., None]] = {"servers": servers, "rank": rank, "weights": weights}
+    functions[sys.argv[1]](*sys.argv[2:])
