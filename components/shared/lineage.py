@@ -35,15 +35,19 @@ def file_digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def file_digests(folder: Path, suffixes: tuple[str, ...] = ("",)) -> dict[str, str]:
+    """Return the SHA-256 of each file below a folder with one of the suffixes by its path, in the order of paths."""
+    files = sorted(path for path in folder.rglob("*") if path.name.endswith(suffixes) and path.is_file())
+    return {path.relative_to(folder).as_posix(): file_digest(path) for path in files}
+
+
 def digest(path: Path) -> str:
     """Return the SHA-256 of a file, or of a folder's relative file names and contents without its lineage."""
     if path.is_file():
         return file_digest(path)
     if not path.is_dir():
         raise PipelineError(f"{path}: no such file or folder")
-    files = sorted(file for file in path.rglob("*") if file.is_file() and file != path / FILE_NAME)
-    listing = "".join(f"{file.relative_to(path).as_posix()} {file_digest(file)}\n" for file in files)
-    return hashlib.sha256(listing.encode()).hexdigest()
+    return _listing_digest({name: each for name, each in file_digests(path).items() if name != FILE_NAME})
 
 
 def value_digest(value: Any) -> str:
@@ -54,14 +58,16 @@ def value_digest(value: Any) -> str:
 @cache
 def code_files() -> dict[str, str]:
     """Return the digest of each file of code that makes the artifacts: Python and templates in components/, by path."""
-    root = Path(__file__).parents[1]
-    files = sorted(file for file in root.rglob("*") if file.suffix in {".py", ".jinja", ".css"})
-    return {file.relative_to(root).as_posix(): file_digest(file) for file in files}
+    return file_digests(Path(__file__).parents[1], suffixes=(".py", ".jinja", ".css"))
 
 
 def code_digest() -> str:
     """Return the digest of all the code that makes the artifacts."""
-    listing = "".join(f"{name} {digest}\n" for name, digest in code_files().items())
+    return _listing_digest(code_files())
+
+
+def _listing_digest(digests: Mapping[str, str]) -> str:
+    listing = "".join(f"{name} {digest}\n" for name, digest in digests.items())
     return hashlib.sha256(listing.encode()).hexdigest()
 
 

@@ -7,7 +7,6 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 _SHARED = Path(__file__).parent
-_STYLESHEET = _SHARED / "page.css"
 
 
 def render(template: Path, **values: Any) -> str:
@@ -25,7 +24,7 @@ def render(template: Path, **values: Any) -> str:
         keep_trailing_newline=True,
     )
     environment.filters.update(percent=percent, count=count, plural=plural)
-    stylesheet = Markup(_STYLESHEET.read_text(encoding="utf-8"))
+    stylesheet = Markup((_SHARED / "page.css").read_text(encoding="utf-8"))
     return environment.get_template(template.name).render(stylesheet=stylesheet, **values)
 
 
@@ -33,13 +32,11 @@ def percent(fraction: float, digits: int = 1) -> str:
     """Return a fraction as people read it: 0.125 is `12.5 %`, and an almost whole one is never rounded to whole."""
     if fraction in {0, 1}:
         return f"{100 * fraction:.0f}\u202f%"
-    text = f"{100 * fraction:.{digits}f}"
     step = 10**-digits
-    if float(text) == 100:
-        text = f"{100 - step:.{digits}f}"
-    if float(text) == 0:
+    rounded = round(100 * fraction, digits)
+    if rounded == 0:
         return f"< {step:.{digits}f}\u202f%"
-    return f"{text}\u202f%"
+    return f"{100 - step if rounded == 100 else rounded:.{digits}f}\u202f%"
 
 
 def count(number: int) -> str:

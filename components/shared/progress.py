@@ -4,7 +4,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import TextIO
 
@@ -21,29 +21,34 @@ class Progress:
     def __init__(self, stage: str, total: int, terminal: TextIO | None) -> None:
         self._stage, self._total, self._done, self._skipped = stage, total, 0, 0
         self._started = self._last_line = self._last_rate = time.monotonic()
-        self._bar = tqdm(total=total, desc=stage, file=terminal, leave=False, dynamic_ncols=True) if terminal else None
+        self._bar = tqdm(
+            total=total, desc=stage, file=terminal, disable=terminal is None, leave=False, dynamic_ncols=True
+        )
 
     def skip(self, steps: int) -> None:
         """Count `steps` as done by an earlier run: they take no time now."""
         self._done = self._skipped = steps
-        if self._bar is not None:
-            self._bar.update(steps)
+        self._bar.update(steps)
 
     def advance(self, steps: int = 1, **figures: float | str) -> None:
         """Count `steps` as done and show `figures`, with a line in the log at each interval and at the end."""
         self._done += steps
         text = "  ".join(f"{name.replace('_', ' ')} {_format(value)}" for name, value in figures.items())
-        if self._bar is not None:
-            self._bar.set_postfix_str(text, refresh=False)
-            self._bar.update(steps)
+        self._bar.set_postfix_str(text, refresh=False)
+        self._bar.update(steps)
         now = time.monotonic()
+        elapsed = now - self._started
+        if self._done == self._total:
+            self._bar.close()  # the last line replaces the bar
+            time_text = f"done in {tqdm.format_interval(elapsed)}"
         # Where the bar is on standard output itself, lines in between would tear it.
-        due = now - self._last_line >= _INTERVAL_S and not sys.stdout.isatty()
-        if due or self._done == self._total:
-            self._last_line = now
-            if self._done == self._total:
-                self.close()  # the last line replaces the bar
-            print(f"{self._stage} {self._done}/{self._total}  {text}  {self._time(now)}", flush=True)
+        elif now - self._last_line >= _INTERVAL_S and not sys.stdout.isatty():
+            left = elapsed / (self._done - self._skipped) * (self._total - self._done)
+            time_text = f"{tqdm.format_interval(left)} left"
+        else:
+            return
+        self._last_line = now
+        print(f"{self._stage} {self._done}/{self._total}  {text}  {time_text}", flush=True)
 
     def rate(self, units: float) -> float:
         """Return units per second, where `units` were done since the last call."""
@@ -51,29 +56,20 @@ class Progress:
         seconds, self._last_rate = now - self._last_rate, now
         return units / max(seconds, 1e-9)
 
-    def _time(self, now: float) -> str:
-        elapsed = now - self._started
-        if self._done >= self._total:
-            return f"done in {tqdm.format_interval(elapsed)}"
-        return f"{tqdm.format_interval(elapsed / (self._done - self._skipped) * (self._total - self._done))} left"
-
     def close(self) -> None:
         """Remove the live bar."""
-        if self._bar is not None:
-            self._bar.close()
+        self._bar.close()
 
 
 @contextmanager
 def progress(stage: str, total: int) -> Iterator[Progress]:
     """Show the progress of `total` steps of `stage` while the block runs."""
-    terminal = _terminal()
-    bar = Progress(stage, total, terminal)
-    try:
-        yield bar
-    finally:
-        bar.close()
-        if terminal not in (None, sys.stdout):
-            terminal.close()
+    name = os.environ.get(TERMINAL_VARIABLE)
+    with ExitStack() as stack:
+        terminal: TextIO | None = sys.stdout if sys.stdout.isatty() else None
+        if name and terminal is None:
+            terminal = stack.enter_context(Path(name).open("w", encoding="utf-8"))
+        yield stack.enter_context(closing(Progress(stage, total, terminal)))
 
 
 def say(stage: str, message: str) -> None:
@@ -84,13 +80,6 @@ def say(stage: str, message: str) -> None:
 def say_line(line: str) -> None:
     """Print a line in one piece: other threads print, too."""
     print(f"{line}\n", end="", flush=True)
-
-
-def _terminal() -> TextIO | None:
-    if sys.stdout.isatty():
-        return sys.stdout
-    name = os.environ.get(TERMINAL_VARIABLE)
-    return Path(name).open("w", encoding="utf-8") if name else None
 
 
 def _format(value: float | str) -> str:

@@ -32,12 +32,8 @@ def wilson_interval(correct: float, total: float, confidence: float = 0.95) -> I
 
 def score(correct: int, total: int) -> dict[str, Any]:
     """Return an accuracy with its counts and 95 % interval."""
-    return {
-        "correct": correct,
-        "total": total,
-        "accuracy": correct / total,
-        "interval": list(wilson_interval(correct, total)),
-    }
+    interval = list(wilson_interval(correct, total))
+    return {"correct": correct, "total": total, "accuracy": correct / total, "interval": interval}
 
 
 def mean_interval(means: Sequence[float], confidence: float = 0.95) -> Interval:
@@ -78,24 +74,18 @@ def paired_difference_interval(
     first, second = (both + only_first) / total, (both + only_second) / total
     first_low, first_high = wilson_interval(both + only_first, total, confidence)
     second_low, second_high = wilson_interval(both + only_second, total, confidence)
-    correlation = _corrected_correlation(both, only_first, only_second, neither)
-    difference = second - first
-    return (
-        difference - _joined(second - second_low, first_high - first, correlation),
-        difference + _joined(second_high - second, first - first_low, correlation),
-    )
-
-
-def _joined(one: float, other: float, correlation: float) -> float:
-    return math.sqrt(max(0.0, one**2 - 2 * correlation * one * other + other**2))
-
-
-def _corrected_correlation(both: int, only_first: int, only_second: int, neither: int) -> float:
-    """The phi coefficient, with Newcombe's continuity correction where it is positive."""
+    # The phi coefficient, with Newcombe's continuity correction where it is positive.
     margins = (both + only_first) * (only_second + neither) * (both + only_second) * (only_first + neither)
-    if margins == 0:
-        return 0.0
     determinant: float = both * neither - only_first * only_second
     if determinant > 0:
-        determinant = max(determinant - (both + only_first + only_second + neither) / 2, 0)
-    return determinant / math.sqrt(margins)
+        determinant = max(determinant - total / 2, 0)
+    phi = determinant / math.sqrt(margins) if margins else 0.0
+
+    def joined(one: float, other: float) -> float:
+        return math.sqrt(max(0.0, one**2 - 2 * phi * one * other + other**2))
+
+    difference = second - first
+    return (
+        difference - joined(second - second_low, first_high - first),
+        difference + joined(second_high - second, first - first_low),
+    )

@@ -225,7 +225,7 @@ class CheckpointWriter:
         try:
             partial.mkdir()
             write(partial)
-            content = {**manifest, "files": _digests(partial)}
+            content = {**manifest, "files": lineage.file_digests(partial)}
             jsonl.write_json(partial / _MANIFEST, {"content": content, "digest": lineage.value_digest(content)})
             durable.sync_tree(partial)
             durable.replace(target, partial)
@@ -265,7 +265,8 @@ def _verified(folder: Path) -> dict[str, Any]:
     manifest = _manifest(folder)
     if int(folder.name.removeprefix("step-")) != manifest["step"]:
         raise PipelineError(f"{folder}: is the checkpoint of step {manifest['step']} under another name")
-    written, stored = manifest["files"], _digests(folder)
+    written, stored = manifest["files"], lineage.file_digests(folder)
+    del stored[_MANIFEST]
     for name in sorted({**written, **stored}):
         if name not in stored:
             raise PipelineError(f"{folder / name}: no such file")
@@ -284,9 +285,3 @@ def _manifest(folder: Path) -> dict[str, Any]:
         raise PipelineError(f"{path}: is damaged: its digest is not that of its content")
     content: dict[str, Any] = sealed["content"]
     return content
-
-
-def _digests(folder: Path) -> dict[str, str]:
-    """The SHA-256 of each file of a checkpoint."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / _MANIFEST)
-    return {path.relative_to(folder).as_posix(): lineage.file_digest(path) for path in files}
