@@ -3,23 +3,21 @@
 import itertools
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from kubernetes import client
-from urllib3.exceptions import HTTPError
 
-from components.cluster.kube import connect, error_message, is_transient, own_namespace
+from components.cluster.kube import RetryPolicy, connect, own_namespace
 from components.cluster.reaper import delete_run
-from components.shared.errors import PipelineError, RetryableError
+from components.shared.errors import PipelineError
 from components.shared.progress import say
 from components.shared.stage import exit_on_error, with_retries
 
-TASK_LABEL = "grpo-pipeline/task"
-"""Label of each task's pod: the name of the task."""
-_RUN_LABEL = "pipeline/runid"
-"""Label that Kubeflow gives every pod of a run."""
+_RUN_LABEL, _TASK_LABEL = "pipeline/runid", "grpo-pipeline/task"
+"""Labels of a task's pod: the run's, which Kubeflow sets, and the name of the task."""
+_Task = tuple[str, str, str, str]
+"""A line of the summary: the name of a task, its outcome, its running time in seconds, and its last line."""
 _CONTAINER = "main"
 _TAIL_LINES = 200
 _FOREIGN_LINE = re.compile(r"\[|[IWEF]\d{4} |time=|Traceback|$")
@@ -32,30 +30,15 @@ _MEANINGS = {
     137: "killed",
     143: "stopped on request",
 }
-"""Exit codes with a meaning of their own."""
 
 
-@dataclass(frozen=True)
-class Ending:
+class Ending(NamedTuple):
     """How a run ended, as Kubeflow tells its exit handler."""
 
     run_id: str
     state: str
     """SUCCEEDED, FAILED or CANCELLED."""
     error: str
-
-
-@dataclass(frozen=True)
-class Task:
-    """How a task ended."""
-
-    name: str
-    seconds: float | None
-    """Running time of its container, once that has ended."""
-    outcome: str
-    failed: bool
-    last_line: str
-    """The last line that the stage printed for people, or its error."""
 
 
 def run(ending: Ending, namespace: str, page: str) -> None:
@@ -66,39 +49,38 @@ def run(ending: Ending, namespace: str, page: str) -> None:
 
 
 def clean_up(ending: Ending, namespace: str, page: Path, removed: list[str]) -> None:
-    """Remove what is left of the run, then write the summary; `removed` has the names of what was removed before.
+    """Remove what is left of the run, then write the summary, which says where something may be left.
 
-    Raises:
-        PipelineError: The cluster refuses; the summary says that something may be left.
-        RetryableError: The cluster does not answer; the summary says that something may be left.
+    `removed` has the names of what earlier attempts removed. Raises as `RetryPolicy`.
     """
-    tasks: list[Task] = []
+    once, run_id = RetryPolicy(limit_s=0), ending.run_id
+    tasks: list[_Task] = []
+    left = ""
     try:
-        api = connect()
-        removed += delete_run(api, namespace or own_namespace(), ending.run_id)
-        tasks = _tasks_of(api, own_namespace(), ending.run_id)
-    except (client.ApiException, HTTPError, PipelineError) as error:
-        reason = str(error) if isinstance(error, PipelineError) else error_message(error)
-        _write(page, _summary(ending, tasks, f"Training jobs of the run may be left in the cluster: {reason}"))
-        if isinstance(error, client.ApiException) and not is_transient(error):
-            raise PipelineError(f"the cluster refuses: {reason}") from None
-        raise RetryableError(f"the cluster does not answer: {reason}") from None
-    left = f"Removed: {', '.join(removed)}." if removed else "Nothing of the run was left in the cluster."
-    _write(page, _summary(ending, tasks, left))
-    say("clean_up", f"run {ending.run_id} {ending.state.lower()}; {len(removed)} objects removed")
+        api, own = connect(), own_namespace()
+        removed += once.call("remove training jobs", lambda: delete_run(api, namespace or own, run_id))
+        left = f"Removed: {', '.join(removed)}." if removed else "Nothing of the run was left in the cluster."
+        tasks = once.call("list the tasks of the run", lambda: _tasks_of(api, own, run_id))
+    except PipelineError as error:
+        left = left or f"Training jobs of the run may be left in the cluster: {error}"
+        raise
+    finally:
+        page.parent.mkdir(parents=True, exist_ok=True)
+        page.write_text(_summary(ending, tasks, left), encoding="utf-8")
+    say("clean_up", f"run {run_id} {ending.state.lower()}; {len(removed)} objects removed")
 
 
-def _summary(ending: Ending, tasks: Sequence[Task], left: str) -> str:
+def _summary(ending: Ending, tasks: Sequence[_Task], left: str) -> str:
     """Return the summary of a run as Markdown."""
     lines = [f"# Run {ending.state.lower()}", "", f"Run {ending.run_id}.", left, ""]
-    lines += [f"**{task.name} failed: {task.outcome}.** {_cell(task.last_line)}" for task in tasks if task.failed]
+    for name, outcome, _, last_line in tasks:
+        if outcome.startswith(("exit code", "failed")):
+            lines.append(f"**{name} failed: {outcome}.** {last_line}")
     if ending.error:
         lines += ["", f"Error from Kubeflow: {_cell(ending.error)}"]
     if tasks:
         lines += ["", "| task | outcome | seconds | last line |", "|---|---|---|---|"]
-        for task in tasks:
-            seconds = "" if task.seconds is None else f"{task.seconds:.0f}"
-            lines.append(f"| {task.name} | {task.outcome} | {seconds} | {_cell(task.last_line)} |")
+        lines += [f"| {' | '.join(task)} |" for task in tasks]
         lines += ["", "Tasks that are not listed were taken from the cache, or not reached."]
     return "\n".join([*lines, ""])
 
@@ -108,39 +90,30 @@ def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
 
 
-def _write(page: Path, text: str) -> None:
-    page.parent.mkdir(parents=True, exist_ok=True)
-    page.write_text(text, encoding="utf-8")
-
-
-def _tasks_of(api: client.ApiClient, namespace: str, run_id: str) -> list[Task]:
-    """Return the tasks of a run that have a pod, in the order of their pods; of retries, the last.
-
-    A task that was taken from the cache, or not reached, has none.
-    """
+def _tasks_of(api: client.ApiClient, namespace: str, run_id: str) -> list[_Task]:
+    """Return the tasks of a run that have a pod, in the order of their pods; of retries, the last."""
     core = client.CoreV1Api(api)
-    pods = core.list_namespaced_pod(namespace, label_selector=f"{_RUN_LABEL}={run_id},{TASK_LABEL}").items
+    pods = core.list_namespaced_pod(namespace, label_selector=f"{_RUN_LABEL}={run_id},{_TASK_LABEL}").items
     pods.sort(key=lambda pod: pod.metadata.creation_timestamp)
-    newest = {pod.metadata.labels[TASK_LABEL]: pod for pod in pods}
-    return [_task(name, pod, _last_line(core, namespace, pod)) for name, pod in newest.items()]
+    newest = {pod.metadata.labels[_TASK_LABEL]: pod for pod in pods}
+    return [(name, *_outcome(pod), _cell(_last_line(core, pod))) for name, pod in newest.items()]
 
 
-def _task(name: str, pod: Any, last_line: str) -> Task:
-    container = next((each for each in pod.status.container_statuses or [] if each.name == _CONTAINER), None)
-    ended = container.state.terminated if container else None
+def _outcome(pod: Any) -> tuple[str, str]:
+    """Return how the container of a task ended, and after how many seconds."""
+    states = [each.state for each in pod.status.container_statuses or [] if each.name == _CONTAINER]
+    ended = states[0].terminated if states else None
     if ended is None:
-        return Task(name, None, pod.status.phase.lower(), pod.status.phase == "Failed", last_line)
-    seconds = (ended.finished_at - ended.started_at).total_seconds()
-    meaning = _MEANINGS.get(ended.exit_code, ended.reason or "no reason given")
-    if ended.reason == "OOMKilled":
-        meaning = "out of memory"
+        return pod.status.phase.lower(), ""
+    is_memory = ended.reason == "OOMKilled"
+    meaning = "out of memory" if is_memory else _MEANINGS.get(ended.exit_code, ended.reason or "no reason given")
     outcome = f"exit code {ended.exit_code}: {meaning}" if ended.exit_code else "done"
-    return Task(name, seconds, outcome, ended.exit_code != 0, last_line)
+    return outcome, f"{(ended.finished_at - ended.started_at).total_seconds():.0f}"
 
 
-def _last_line(core: client.CoreV1Api, namespace: str, pod: Any) -> str:
+def _last_line(core: client.CoreV1Api, pod: Any) -> str:
     """Return the last line that a stage printed for people; the whole error, where there is one."""
-    name = pod.metadata.name
+    name, namespace = pod.metadata.name, pod.metadata.namespace
     try:
         log = core.read_namespaced_pod_log(name, namespace, container=_CONTAINER, tail_lines=_TAIL_LINES)
     except client.ApiException:  # it has not started, or its log is gone: the summary does without
@@ -149,5 +122,4 @@ def _last_line(core: client.CoreV1Api, namespace: str, pod: Any) -> str:
     errors = [number for number, line in enumerate(lines) if line.startswith("error: ")]
     if errors:
         return "; ".join(itertools.takewhile(lambda line: not _FOREIGN_LINE.match(line), lines[errors[-1] :]))
-    printed = [line for line in lines if re.match(r"[a-z_]+: .", line)]
-    return printed[-1] if printed else ""
+    return next((line for line in reversed(lines) if re.match(r"[a-z_]+: .", line)), "")

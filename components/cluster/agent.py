@@ -29,12 +29,23 @@ _AFTER_FAILURE_S = 3
 _RANK = "components.cluster.rank"
 
 
-def run_here(job: Job) -> int:
-    """Run all ranks of a job on this machine; return the exit code of the first to fail, or 0."""
+def main() -> int:
+    """Run the ranks of this machine or pod; return the exit code of the first to fail, or 0."""
+    job, parent = Job.read(Path(sys.argv[1])), sys.argv[2:]
+    if parent:
+        die_with_parent(int(parent[0]))
+        return _run_ranks(job, _config_here(job), node=0)
+    keep_files_in_group()
+    with tempfile.TemporaryDirectory(prefix="torchrun-") as logs:
+        config, _, _ = config_from_args(parse_args([f"--log-dir={logs}", "-m", _RANK]))
+        return _run_ranks(job, config, node=int(os.environ["PET_NODE_RANK"]))
+
+
+def _config_here(job: Job) -> LaunchConfig:
     # A terminal sends these to every process. The parent passes requests on; ranks handle them as well.
     for request in (signal.SIGINT, signal.SIGHUP):
         signal.signal(request, signal.SIG_IGN)
-    config = LaunchConfig(
+    return LaunchConfig(
         run_id="ranks",
         min_nodes=1,
         max_nodes=1,
@@ -46,15 +57,6 @@ def run_here(job: Job) -> int:
         # With the other files of the job: the default is a temporary folder that nobody removes.
         logs_specs=DefaultLogsSpecs(log_dir=str(job.folder / "torchrun")),
     )
-    return _run_ranks(job, config, node=0)
-
-
-def run_in_pod(job: Job) -> int:
-    """Run the ranks of this pod; return the exit code of the first to fail, or 0."""
-    keep_files_in_group()
-    with tempfile.TemporaryDirectory(prefix="torchrun-") as logs:
-        config, _, _ = config_from_args(parse_args([f"--log-dir={logs}", "-m", _RANK]))
-        return _run_ranks(job, config, node=int(os.environ["PET_NODE_RANK"]))
 
 
 def _run_ranks(job: Job, config: LaunchConfig, *, node: int) -> int:
@@ -80,7 +82,4 @@ def _run_ranks(job: Job, config: LaunchConfig, *, node: int) -> int:
 
 
 if __name__ == "__main__":
-    if sys.argv[2:]:
-        die_with_parent(int(sys.argv[2]))
-        sys.exit(run_here(Job.read(Path(sys.argv[1]))))
-    sys.exit(run_in_pod(Job.read(Path(sys.argv[1]))))
+    sys.exit(main())

@@ -3,7 +3,7 @@
 import os
 import re
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from components.cluster.job import Job
@@ -17,6 +17,7 @@ _LOST_IN_LOG = re.compile(
     r"|Connection (?:reset|closed) by (?:remote )?peer|Socket Timeout|RendezvousTimeoutError|NVLink|Xid \(PCI"
 )
 """What NCCL, Gloo and drivers print when another process, the network or a GPU is lost."""
+_DISRUPTED = ("Evicted", "NodeLost", "Preempting", "Shutdown", "NodeShutdown")
 
 
 class SilentRankError(RetryableError):
@@ -28,45 +29,40 @@ def error_of_ranks(job: Job) -> Exception | None:
 
     A rank's own error goes before its report that another rank is lost.
     """
-    outcomes = {rank: job.outcome(rank) for rank in range(job.num_processes)}
-    errors = {rank: outcome for rank, outcome in outcomes.items() if outcome is not None and "error" in outcome}
+    outcomes = {rank: job.outcome(rank) or {} for rank in range(job.num_processes)}
+    errors = {rank: outcome for rank, outcome in outcomes.items() if "error" in outcome}
     for rank, outcome in errors.items():
         if outcome["exit_code"] != RetryableError.exit_code:
             return _as_error(job, rank, outcome)
-    for rank, code in list(job.exit_codes().items())[:1]:
-        if rank not in errors:
-            return SilentRankError(f"{_silent_end(rank, code)}; run the same again to go on from the last checkpoint")
-        return RetryableError(errors[rank]["error"])
-    for outcome in errors.values():
-        return RetryableError(outcome["error"])
-    return None
+    first = next(iter(job.exit_codes().items()), None)
+    if first is None or first[0] in errors:
+        lost = [errors[first[0]]] if first else list(errors.values())
+        return RetryableError(lost[0]["error"]) if lost else None
+    rank, code = first
+    how = f"was killed by {signal.Signals(-code).name}"
+    if code >= 0:
+        how = f"ended with exit code {code} without reporting an error"
+    return SilentRankError(f"rank {rank} {how}; run the same again to go on from the last checkpoint")
 
 
-def _as_error(job: Job, rank: int, outcome: Mapping[str, str | int]) -> Exception:
-    message = str(outcome["error"])
+def _as_error(job: Job, rank: int, outcome: Mapping[str, Any]) -> Exception:
     if outcome.get("errno") is not None:
-        return OSError(outcome["errno"], os.strerror(int(outcome["errno"])), outcome["file"])
+        return OSError(outcome["errno"], os.strerror(outcome["errno"]), outcome["file"])
     if outcome["exit_code"] == PipelineError.exit_code:
-        return PipelineError(message)
+        return PipelineError(outcome["error"])
     log = job.log(rank).read_text(encoding="utf-8", errors="replace").splitlines()[-_LINES_SHOWN:] if rank else []
-    return RuntimeError("\n".join([f"rank {rank}: {message}", *log]))
-
-
-def _silent_end(rank: int, code: int) -> str:
-    if code < 0:
-        return f"rank {rank} was killed by {signal.Signals(-code).name}"
-    return f"rank {rank} ended with exit code {code} without reporting an error"
+    return RuntimeError("\n".join([f"rank {rank}: {outcome['error']}", *log]))
 
 
 def failure_reason(
     job: Json, pods: Sequence[Json], tails: Mapping[str, Sequence[str]], reported: Exception | None
 ) -> Exception:
-    """Return why a TrainJob failed, in one line; the type says whether to try again.
+    """Return the error that tells why a TrainJob failed, from the sign that says most.
 
     Args:
-        job: The TrainJob.
-        pods: Its pods.
-        tails: The ends of their logs, by where they are from.
+        job: The TrainJob as last seen.
+        pods: Its pods as last seen.
+        tails: The ends of logs by where they are from.
         reported: What its ranks reported (`error_of_ranks`).
     """
     failed, name = condition(job, "Failed"), job["metadata"]["name"]
@@ -76,66 +72,64 @@ def failure_reason(
         return PipelineError(
             f"{name}: ran for longer than cluster.training_timeout_s; raise it, or run again to go on from its work"
         )
-    silent = [reported] if isinstance(reported, SilentRankError) else []
-    errors = [reported] if reported and not silent else []
-    final = [error for error in errors if not isinstance(error, RetryableError)]
+    ended = [(pod, state) for pod in pods for state in container_states(pod, "terminated")]
+    ended.sort(key=lambda each: str(each[1].get("finishedAt", "")))
+    out_of_memory = [
+        PipelineError(
+            f"{_pod_on_node(pod)} ran out of memory (OOMKilled, exit code {state['exitCode']}); "
+            "raise cluster.memory_per_node_gib, or reduce memory use: engine.offload, vllm.cache_gib"
+        )
+        for pod, state in ended
+        if state.get("reason") == "OOMKilled"
+    ]
+    is_final = reported is not None and not isinstance(reported, RetryableError)
+    is_silent = isinstance(reported, SilentRankError)
     # First causes that no rank can report, then what a rank reports, then mere consequences.
-    for reason in (
-        *_out_of_memory(pods),
-        *final,
-        *_disrupted(pods),
-        *errors,
-        *_lost_in_logs(tails),
-        *silent,
-        *_exit_codes(pods),
-    ):
-        return reason
-    return RetryableError(f"{name}: {failed['message'] or failed['reason'] or 'failed for no given reason'}")
+    reasons = [
+        *out_of_memory,
+        *([reported] if is_final else []),
+        *(RetryableError(f"{_pod_on_node(pod)} was disrupted: {why}") for pod in pods if (why := _disruption(pod))),
+        *([] if is_silent else [reported]),
+        *(
+            RetryableError(f"{where}: {line.strip()[:300]}")
+            for where, lines in tails.items()
+            for line in lines
+            if _LOST_IN_LOG.search(line)
+        ),
+        reported,
+        *(_exit(pod, state["exitCode"]) for pod, state in ended if state["exitCode"]),
+        RetryableError(f"{name}: {failed['message'] or failed['reason'] or 'failed for no given reason'}"),
+    ]
+    return next(reason for reason in reasons if reason is not None)
 
 
-def _out_of_memory(pods: Sequence[Json]) -> Iterator[Exception]:
-    for pod, state in _terminated(pods):
-        if state.get("reason") == "OOMKilled":
-            yield PipelineError(
-                f"{_pod_on_node(pod)} ran out of memory (OOMKilled, exit code {state['exitCode']}); "
-                "raise cluster.memory_per_node_gib, or reduce memory use: engine.offload, vllm.cache_gib"
-            )
+def _disruption(pod: Json) -> str:
+    """Return by what a pod was disrupted; nothing where it was not."""
+    status, target = pod["status"], condition(pod, "DisruptionTarget")
+    if target["status"] == "True":
+        return f"{target['reason']}: {target['message']}"
+    return f"{status['reason']}: {status.get('message', '')}" if status.get("reason") in _DISRUPTED else ""
 
 
-def _disrupted(pods: Sequence[Json]) -> Iterator[Exception]:
-    for pod in pods:
-        status, target = pod["status"], condition(pod, "DisruptionTarget")
-        if target["status"] == "True":
-            yield RetryableError(f"{_pod_on_node(pod)} was disrupted: {target['reason']}: {target['message']}")
-        elif status.get("reason") in ("Evicted", "NodeLost", "Preempting", "Shutdown", "NodeShutdown"):
-            yield RetryableError(f"{_pod_on_node(pod)} was disrupted: {status['reason']}: {status.get('message', '')}")
+def _exit(pod: Json, code: int) -> Exception:
+    # Above 128 it was a signal, whose sender is unknown.
+    error = RetryableError if code == RetryableError.exit_code or code > 128 else PipelineError
+    return error(f"{_pod_on_node(pod)} ended with exit code {code}")
 
 
-def _lost_in_logs(tails: Mapping[str, Sequence[str]]) -> Iterator[Exception]:
-    for where, lines in tails.items():
-        for line in lines:
-            if _LOST_IN_LOG.search(line):
-                yield RetryableError(f"{where}: {line.strip()[:300]}")
-
-
-def _exit_codes(pods: Sequence[Json]) -> Iterator[Exception]:
-    for pod, state in _terminated(pods):
-        code = state["exitCode"]
-        if code:
-            message = f"{_pod_on_node(pod)} ended with exit code {code}"
-            # Above 128 it was a signal, whose sender is unknown.
-            yield (RetryableError if code == RetryableError.exit_code or code > 128 else PipelineError)(message)
+def _pod_on_node(pod: Json) -> str:
+    name: str = pod["metadata"]["name"]
+    return f"{name} on {pod['spec']['nodeName']}" if pod["spec"].get("nodeName") else name
 
 
 def scheduling_problem(pods: Sequence[Json], events: Sequence[Json]) -> str:
     """Return in one line why pods do not run: from their status, or from the newest warning among events."""
     for pod in pods:
-        for state in container_states(pod, "waiting"):
-            if state.get("message"):
-                return f"{pod['metadata']['name']}: {state['reason']}: {state['message']}"
         scheduled = condition(pod, "PodScheduled")
-        if scheduled["status"] == "False":
-            return f"{pod['metadata']['name']}: {scheduled['reason']}: {scheduled['message']}"
+        causes = [state for state in container_states(pod, "waiting") if state.get("message")]
+        causes += [scheduled] if scheduled["status"] == "False" else []
+        if causes:
+            return f"{pod['metadata']['name']}: {causes[0]['reason']}: {causes[0]['message']}"
     warnings = [f"{event['reason']}: {event['message']}" for event in events if event.get("type") == "Warning"]
     return warnings[-1] if warnings else "the cluster gives no reason"
 
@@ -151,14 +145,3 @@ def container_states(pod: Json, kind: str) -> list[Json]:
     """Return the states of this kind (waiting, running, terminated) that containers of a pod are in."""
     statuses = pod["status"].get("containerStatuses") or []
     return [status["state"][kind] for status in statuses if kind in status.get("state", {})]
-
-
-def _terminated(pods: Sequence[Json]) -> list[tuple[Json, Json]]:
-    """Return each pod with the state of a container that has ended, in the order in which they did."""
-    ended = [(pod, state) for pod in pods for state in container_states(pod, "terminated")]
-    return sorted(ended, key=lambda each: str(each[1].get("finishedAt", "")))
-
-
-def _pod_on_node(pod: Json) -> str:
-    name: str = pod["metadata"]["name"]
-    return f"{name} on {pod['spec']['nodeName']}" if pod["spec"].get("nodeName") else name

@@ -17,7 +17,6 @@ from components.shared.config import Config, validate
 
 RankFunction = Callable[..., dict[str, float]]
 """Takes a config and folders by name, like a step; its result is that of the first rank."""
-_JOB = "job.json"
 
 
 class RankFailure(NamedTuple):
@@ -51,12 +50,11 @@ class Job:
         """Write the job where ranks look for it, and remove what an earlier job left there."""
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True)
-        jsonl.write_json(self.folder / _JOB, self.fields())
+        jsonl.write_json(self._file("job"), self.fields())
 
     def is_written(self) -> bool:
         """Tell whether the folder holds this job."""
-        path = self.folder / _JOB
-        return path.is_file() and jsonl.read_json(path) == self.fields()
+        return self._file("job").is_file() and jsonl.read_json(self._file("job")) == self.fields()
 
     def fields(self) -> dict[str, Any]:
         """Return everything that defines the job, its folder excepted."""
@@ -65,42 +63,43 @@ class Job:
     @classmethod
     def read(cls, folder: Path) -> "Job":
         """Return the job of a folder."""
-        return cls(folder=folder, **jsonl.read_json(folder / _JOB))
+        return cls(folder=folder, **jsonl.read_json(folder / "job.json"))
 
     def call(self) -> dict[str, float]:
         """Make the call in this process."""
-        function = _function_of(self.function)
+        module, _, name = self.function.partition(":")
+        function: RankFunction = getattr(importlib.import_module(module), name)
         folders = {name: Path(path) for name, path in {**self.folders, **self.outputs}.items()}
         config_type: type[Config] = get_type_hints(function)["config"]
         return function(validate(config_type, self.config, name=""), **folders)
 
     def start_rank(self, rank: int) -> None:
         """Remove what an earlier, unfinished start of a rank has left."""
-        self._outcome_file(rank).unlink(missing_ok=True)
+        self._file(f"rank-{rank}").unlink(missing_ok=True)
         for path in map(Path, self.outputs.values() if rank == 0 else ()):
             shutil.rmtree(path, ignore_errors=True)
             path.mkdir(parents=True)
 
     def write_outcome(self, rank: int, outcome: Mapping[str, Any]) -> None:
         """Write the `result` of a rank, or its `error` and `exit_code`, atomically."""
-        partial = self._outcome_file(rank).with_suffix(".partial")
+        partial = self.folder / f"rank-{rank}.partial"
         jsonl.write_json(partial, outcome)
-        partial.rename(self._outcome_file(rank))
+        partial.rename(self._file(f"rank-{rank}"))
 
     def outcome(self, rank: int) -> dict[str, Any] | None:
         """Return what `write_outcome` wrote for a rank, or None where it has not."""
-        path = self._outcome_file(rank)
+        path = self._file(f"rank-{rank}")
         return jsonl.read_json(path) if path.is_file() else None
 
     def results(self) -> list[dict[str, float]] | None:
         """Return the result of every rank, or None unless all ranks have one."""
-        outcomes = [self.outcome(rank) for rank in range(self.num_processes)]
-        results = [outcome["result"] for outcome in outcomes if outcome is not None and "result" in outcome]
+        outcomes = [self.outcome(rank) or {} for rank in range(self.num_processes)]
+        results = [outcome["result"] for outcome in outcomes if "result" in outcome]
         return results if len(results) == self.num_processes else None
 
     def write_failures(self, node: int, failures: Sequence[RankFailure]) -> None:
         """Write how ranks of a node failed."""
-        jsonl.write_json(self.folder / f"failures-{node}.json", [list(failure) for failure in failures])
+        jsonl.write_json(self._file(f"failures-{node}"), failures)
 
     def exit_codes(self) -> dict[int, int]:
         """Return the exit codes of failed ranks, the first to fail first: others may have been ended because of it."""
@@ -112,8 +111,8 @@ class Job:
         """Return the file to which a rank other than the first prints."""
         return self.folder / f"rank-{rank}.log"
 
-    def _outcome_file(self, rank: int) -> Path:
-        return self.folder / f"rank-{rank}.json"
+    def _file(self, name: str) -> Path:
+        return self.folder / f"{name}.json"
 
 
 def name_of(function: RankFunction) -> str:
@@ -123,9 +122,3 @@ def name_of(function: RankFunction) -> str:
     the function themselves.
     """
     return f"{function.__module__}:{function.__qualname__}"
-
-
-def _function_of(name: str) -> RankFunction:
-    module, _, attribute = name.partition(":")
-    function: RankFunction = getattr(importlib.import_module(module), attribute)
-    return function

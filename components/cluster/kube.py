@@ -3,11 +3,12 @@
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from kubernetes import client, config
 from kubernetes.config.config_exception import ConfigException
@@ -17,6 +18,8 @@ from components.shared.environment import KUBECONFIG_VARIABLE
 from components.shared.errors import PipelineError, RetryableError
 
 Json = dict[str, Any]
+Timeout = tuple[float, float]
+"""Seconds to connect and to read. The client ignores a single number that is no integer, and waits for ever."""
 
 GROUP, VERSION, PLURAL = "trainer.kubeflow.org", "v1alpha1", "trainjobs"
 """The custom resource TrainJob."""
@@ -33,12 +36,11 @@ STALE_AFTER_S = "grpo-pipeline/stale-after-s"
 SPEC_DIGEST = "grpo-pipeline/spec-digest"
 """Annotation: SHA-256 of what was submitted, by which a repeated step recognises its job."""
 
-_CONNECT_S, _READ_S = 5.0, 20.0
-_FOLLOW_S = (5.0, 90.0)
-"""Seconds to connect, and to wait for the next line of a log: a connection may be lost without notice."""
+_TIMEOUT: Timeout = (5.0, 20.0)
+_FOLLOW_TIMEOUT: Timeout = (5.0, 90.0)
+"""For the next line of a log: a connection may be lost without notice."""
 _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _UNAUTHORIZED, _NOT_FOUND, _CONFLICT = 401, 404, 409
-_RETRY_S = 900.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
 _TRANSIENT = {401, 408, 409, 410, 429, 500, 502, 503, 504}
 """Statuses that may change: a token that is being replaced, a lost race, a busy server."""
@@ -47,44 +49,22 @@ _TRANSIENT_MESSAGES = ("context deadline exceeded", "failed calling webhook", "f
 _Answer = TypeVar("_Answer")
 
 
-class Clock(Protocol):
+@dataclass(frozen=True)
+class Clock:
     """The time, which tests replace."""
 
-    def monotonic(self) -> float:
-        """Return seconds since some moment; they never go back."""
-        ...
-
-    def now(self) -> datetime:
-        """Return date and time in UTC."""
-        ...
-
-    def sleep(self, seconds: float) -> None:
-        """Wait."""
-        ...
-
-
-class SystemClock:
-    """The clock of this machine."""
-
-    monotonic = staticmethod(time.monotonic)
-    sleep = staticmethod(time.sleep)
-
-    @staticmethod
-    def now() -> datetime:
-        """See `Clock`."""
-        return datetime.now(UTC)
+    monotonic: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+    now: Callable[[], datetime] = lambda: datetime.now(UTC)
 
 
 class _Client(client.ApiClient):  # type: ignore[misc]  # the client has no types
     """A client whose calls have a deadline, and which reads its token again when that has been replaced."""
 
-    def __init__(self) -> None:
-        super().__init__(_configuration())
-
     def call_api(self, *args: Any, **options: Any) -> Any:
         """Make a call; see `kubernetes.client.ApiClient`."""
         if options.get("_request_timeout") is None:
-            options["_request_timeout"] = (_CONNECT_S, _READ_S)
+            options["_request_timeout"] = _TIMEOUT
         try:
             return super().call_api(*args, **options)
         except client.ApiException as error:
@@ -102,7 +82,7 @@ def connect() -> client.ApiClient:
     Raises:
         PipelineError: No cluster is configured.
     """
-    return _Client()
+    return _Client(_configuration())
 
 
 def own_namespace() -> str:
@@ -110,43 +90,43 @@ def own_namespace() -> str:
     path = _SERVICE_ACCOUNT / "namespace"
     if KUBECONFIG_VARIABLE not in os.environ and path.is_file():
         return path.read_text(encoding="utf-8").strip()
-    try:
+    with _needs_cluster():
         _, active = config.list_kube_config_contexts(os.environ.get(KUBECONFIG_VARIABLE))
-    except ConfigException as error:
-        raise _no_cluster(error) from None
-    namespace: str = active["context"].get("namespace", "default")
-    return namespace
+    return str(active["context"].get("namespace", "default"))
 
 
 def _configuration() -> client.Configuration:
     loaded = client.Configuration()
-    try:
+    with _needs_cluster():
         if KUBECONFIG_VARIABLE in os.environ or not _SERVICE_ACCOUNT.is_dir():
             config.load_kube_config(os.environ.get(KUBECONFIG_VARIABLE), client_configuration=loaded)
         else:
             config.load_incluster_config(client_configuration=loaded)
-    except (ConfigException, OSError) as error:
-        raise _no_cluster(error) from None
     loaded.retries = False  # callers know what may be repeated, and how often
     return loaded
 
 
-def _no_cluster(error: Exception) -> PipelineError:
-    return PipelineError(
-        f"no cluster is configured: {error}; run in a pod with a service account, or set {KUBECONFIG_VARIABLE} to the "
-        "path of a kubeconfig"
-    )
+@contextmanager
+def _needs_cluster() -> Iterator[None]:
+    try:
+        yield
+    except (ConfigException, OSError) as error:
+        raise PipelineError(
+            f"no cluster is configured: {error}; run in a pod with a service account, or set {KUBECONFIG_VARIABLE} to "
+            "the path of a kubeconfig"
+        ) from None
 
 
 class UnavailableError(RetryableError):
     """The cluster did not do in time what it was asked to; nothing is known to have changed."""
 
 
+@dataclass(frozen=True)
 class RetryPolicy:
     """Repeats calls of the API server, which is restarted, upgraded and busy at times: for 15 minutes by default."""
 
-    def __init__(self, clock: Clock, limit_s: float = _RETRY_S) -> None:
-        self._clock, self._limit_s = clock, limit_s
+    clock: Clock = Clock()
+    limit_s: float = 900.0
 
     def call(self, action: str, request: Callable[[], _Answer]) -> _Answer:
         """Return the answer to a request; `action` names it in errors, as in "list pods".
@@ -155,18 +135,18 @@ class RetryPolicy:
             UnavailableError: There was no answer in time.
             PipelineError: The API server refuses.
         """
-        began, pause = self._clock.monotonic(), _FIRST_PAUSE_S
+        began, pause = self.clock.monotonic(), _FIRST_PAUSE_S
         while True:
             try:
                 return request()
             except (client.ApiException, HTTPError) as error:
                 if not is_transient(error):
                     raise PipelineError(f"the cluster refuses to {action}: {error_message(error)}") from None
-                left = self._limit_s - (self._clock.monotonic() - began)
+                left = self.limit_s - (self.clock.monotonic() - began)
                 if left <= 0:
-                    message = f"the API server did not {action} within {self._limit_s:g} s: {error_message(error)}"
-                    raise UnavailableError(message) from None
-                self._clock.sleep(min(_retry_after_s(error) or pause, left))
+                    within = f" within {self.limit_s:g} s" if self.limit_s else ""
+                    raise UnavailableError(f"the API server did not {action}{within}: {error_message(error)}") from None
+                self.clock.sleep(min(_retry_after_s(error) or pause, left))
                 pause = min(2 * pause, _LONGEST_PAUSE_S)
 
 
@@ -189,22 +169,18 @@ def error_message(error: client.ApiException | HTTPError) -> str:
 
 
 def _retry_after_s(error: client.ApiException | HTTPError) -> float | None:
-    headers = getattr(error, "headers", None) or {}
-    wait: str = headers.get("Retry-After", "")
+    wait: str = (getattr(error, "headers", None) or {}).get("Retry-After", "")
     return min(float(wait), _LONGEST_PAUSE_S) if wait.isdigit() else None
 
 
-def selector(labels: Mapping[str, str]) -> str:
-    """Return a label selector for objects of this project that have these labels too."""
-    return ",".join(f"{name}={value}" for name, value in {MANAGED_BY: PROJECT, **labels}.items())
-
-
-@dataclass
-class Snapshot:
-    """A training job and its pods, as last seen."""
-
-    job: Json
-    pods: list[Json] = field(default_factory=list)
+@contextmanager
+def _accepting(*statuses: int) -> Iterator[None]:
+    """Ignore refusals with these statuses."""
+    try:
+        yield
+    except client.ApiException as error:
+        if error.status not in statuses:
+            raise
 
 
 class TrainJobs:
@@ -222,29 +198,24 @@ class TrainJobs:
 
     def get(self, name: str) -> Json | None:
         """Return a job, or None where there is none."""
-        try:
-            job: Json = self._custom.get_namespaced_custom_object(*self._resource, name)
-        except client.ApiException as error:
-            if error.status != _NOT_FOUND:
-                raise
-            return None
+        job: Json | None = None
+        with _accepting(_NOT_FOUND):
+            job = self._custom.get_namespaced_custom_object(*self._resource, name)
         return job
 
     def find(self, labels: Mapping[str, str]) -> list[Json]:
         """Return the jobs of this project that have these labels."""
-        jobs = self._custom.list_namespaced_custom_object(*self._resource, label_selector=selector(labels))
-        return list(jobs["items"])
+        selector = ",".join(f"{name}={value}" for name, value in {MANAGED_BY: PROJECT, **labels}.items())
+        return list(self._custom.list_namespaced_custom_object(*self._resource, label_selector=selector)["items"])
 
     def create(self, manifest: Json) -> None:
         """Submit a job, unless one of this name exists; a field that the cluster does not know is an error."""
-        try:
+        with _accepting(_CONFLICT):  # also where an earlier call succeeded whose answer was lost
             self._custom.create_namespaced_custom_object(*self._resource, manifest, field_validation="Strict")
-        except client.ApiException as error:
-            # It also exists where an earlier call succeeded whose answer was lost.
-            if error.status != _CONFLICT:
-                raise
 
-    def delete(self, name: str, *, unchanged: Json | None = None, pods_first: bool = False) -> bool:
+    def delete(
+        self, name: str, *, unchanged: Json | None = None, pods_first: bool = False, timeout: Timeout = _TIMEOUT
+    ) -> bool:
         """Delete a job with its pods; return whether it existed.
 
         With the metadata `unchanged`, a job that has changed since is left alone, and False is returned. With
@@ -255,13 +226,10 @@ class TrainJobs:
         )
         policy = "Foreground" if pods_first else "Background"
         options = client.V1DeleteOptions(propagation_policy=policy, preconditions=required)
-        try:
-            self._custom.delete_namespaced_custom_object(*self._resource, name, body=options)
-        except client.ApiException as error:
-            if error.status == _NOT_FOUND or (unchanged and error.status == _CONFLICT):
-                return False
-            raise
-        return True
+        with _accepting(_NOT_FOUND, *([_CONFLICT] if unchanged else [])):
+            self._custom.delete_namespaced_custom_object(*self._resource, name, body=options, _request_timeout=timeout)
+            return True
+        return False
 
     def patch(self, job: Json, metadata: Json) -> None:
         """Merge something into a job's metadata, unless another job has taken its name."""
@@ -272,9 +240,9 @@ class TrainJobs:
         """Renew the heartbeat of a job, or remove it with None."""
         self.patch(job, {"annotations": {HEARTBEAT: now and now.isoformat()}})
 
-    def pod(self, name: str) -> Json | None:
+    def pod(self, name: str, timeout: Timeout = _TIMEOUT) -> Json | None:
         """Return a pod, or None where there is none; from a list, which is all that a step's role allows."""
-        pods = self._list("pods", fieldSelector=f"metadata.name={name}")
+        pods = self._list("pods", timeout, fieldSelector=f"metadata.name={name}")
         return pods[0] if pods else None
 
     def pods(self, job_name: str) -> list[Json]:
@@ -291,13 +259,13 @@ class TrainJobs:
         query = {"container": container, "follow": str(follow).lower(), "timestamps": "true"}
         query |= {"sinceTime": since} if since else {}
         query |= {"tailLines": str(tail)} if tail else {}
-        return self._get(f"pods/{pod}/log", query, _FOLLOW_S if follow else None)
+        return self._get(f"pods/{pod}/log", query, _FOLLOW_TIMEOUT if follow else _TIMEOUT)
 
-    def _list(self, resource: str, **query: str) -> list[Json]:
-        items: list[Json] = json.loads(self._get(resource, query).data)["items"]
+    def _list(self, resource: str, timeout: Timeout = _TIMEOUT, **query: str) -> list[Json]:
+        items: list[Json] = json.loads(self._get(resource, query, timeout).data)["items"]
         return items
 
-    def _get(self, path: str, query: Mapping[str, str], timeout: tuple[float, float] | None = None) -> Any:
+    def _get(self, path: str, query: Mapping[str, str], timeout: Timeout) -> Any:
         """Return the response to a request for core objects; the client's own methods know no `sinceTime`."""
         return self._api.call_api(
             f"/api/v1/namespaces/{self.namespace}/{path}",

@@ -58,9 +58,18 @@ def run_ranks(
     job.write()
     exit_code, stop_requested = _run_agent(job)
     results = job.results()
-    if results is None:
-        raise _error_of(job, exit_code, stop_requested=stop_requested)
-    return results[0]
+    if results is not None:
+        return results[0]
+    error = error_of_ranks(job)
+    if error is not None:
+        raise StoppedError(str(error)) if stop_requested and isinstance(error, RetryableError) else error
+    if exit_code == RetryableError.exit_code:
+        raise StoppedError(
+            f"stopped during a step, which took longer than checkpoint.grace_s ({grace_s:g} s); {_RESUME}"
+        )
+    if stop_requested:
+        raise StoppedError(f"stopped at once by a second request: the current step is lost; {_RESUME}")
+    raise RetryableError("the launcher of the processes was killed; run the same again to go on")
 
 
 def _run_agent(job: Job) -> tuple[int, bool]:
@@ -85,17 +94,3 @@ def _run_agent(job: Job) -> tuple[int, bool]:
             except subprocess.TimeoutExpired:
                 agent.kill()
                 return agent.wait(), True
-
-
-def _error_of(job: Job, exit_code: int, *, stop_requested: bool) -> Exception:
-    """Return the error that ended a job."""
-    error = error_of_ranks(job)
-    if error is not None:
-        return StoppedError(str(error)) if stop_requested and isinstance(error, RetryableError) else error
-    if exit_code == RetryableError.exit_code:
-        return StoppedError(
-            f"stopped during a step, which took longer than checkpoint.grace_s ({job.grace_s:g} s); {_RESUME}"
-        )
-    if stop_requested:
-        return StoppedError(f"stopped at once by a second request: the current step is lost; {_RESUME}")
-    return RetryableError("the launcher of the processes was killed; run the same again to go on")

@@ -1,28 +1,23 @@
-"""Logs of a training job: the first rank's while it is written, and the files that outlive the job."""
+"""The first rank's log, while it is written."""
 
-import shutil
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 from kubernetes import client
 from urllib3.exceptions import HTTPError, ReadTimeoutError
 
-from components.cluster.job import Job
-from components.cluster.kube import Clock, Json, Snapshot, TrainJobs, is_transient
+from components.cluster.kube import Clock, Json, TrainJobs, is_transient
 from components.cluster.manifest import NODE
-from components.shared import jsonl
 
-_LINES_KEPT = 1000
+LINES_KEPT = 1000
 _FINISH_S = 5.0
 _TRIES = 10
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10.0
 _NOT_FOUND = 404
-_RECORD_TRIES = 3
 Moment = tuple[datetime, int]
 """Whole seconds, and the nanoseconds in addition."""
 
@@ -34,12 +29,13 @@ class LogStream:
     """
 
     def __init__(self, jobs: TrainJobs, pod: Json, clock: Clock, print_line: Callable[[str], None]) -> None:
-        self.uid: str = pod["metadata"]["uid"]
-        self.lines: deque[str] = deque(maxlen=_LINES_KEPT)
+        """Follow the log of the pod with this metadata."""
+        self.uid: str = pod["uid"]
+        self.lines: deque[str] = deque(maxlen=LINES_KEPT)
         """The last lines."""
         self.last_sign_s = clock.monotonic()
         """When there was a line, or no way to know."""
-        self._jobs, self._pod, self._clock, self._print_line = jobs, pod["metadata"]["name"], clock, print_line
+        self._jobs, self._pod, self._clock, self._print_line = jobs, pod["name"], clock, print_line
         self._place: Moment | None = None
         """Time of the last line."""
         self._num_at_place = 0
@@ -78,13 +74,11 @@ class LogStream:
             before = len(self.lines), self._place
             try:
                 self._read(follow=True)
-            except client.ApiException as error:
-                if error.status == _NOT_FOUND:
-                    return
-                self.last_sign_s = self._clock.monotonic()
             except ReadTimeoutError:
                 pass  # the pod prints nothing
-            except HTTPError:
+            except (client.ApiException, HTTPError) as error:
+                if getattr(error, "status", None) == _NOT_FOUND:
+                    return
                 self.last_sign_s = self._clock.monotonic()
             silent = before == (len(self.lines), self._place)
             pause = min(2 * pause, _LONGEST_PAUSE_S) if silent else _FIRST_PAUSE_S
@@ -103,64 +97,13 @@ class LogStream:
                     if moment < place or known >= 0:
                         continue
                 place = None  # all further lines are new
-                self._take(moment, text)
+                self._num_at_place = self._num_at_place + 1 if moment == self._place else 1
+                self._place, self.last_sign_s = moment, self._clock.monotonic()
+                self.lines.append(text)
+                self._print_line(text)
         finally:
             self._response = None
             response.close()
-
-    def _take(self, moment: Moment, text: str) -> None:
-        self._num_at_place = self._num_at_place + 1 if moment == self._place else 1
-        self._place = moment
-        self.last_sign_s = self._clock.monotonic()
-        self.lines.append(text)
-        self._print_line(text)
-
-
-def log_tails(jobs: TrainJobs, job: Job, seen: Snapshot, first_rank: Sequence[str]) -> dict[str, list[str]]:
-    """Return the ends of logs by where they are from: each pod, and each rank that prints to a file.
-
-    `first_rank` is what was read of the first rank's log, which may be gone with its pod.
-    """
-    tails = {"rank 0": list(first_rank)}
-    for pod in seen.pods:
-        for container in pod["spec"]["containers"]:
-            if lines := _tail(jobs, pod["metadata"]["name"], container["name"]):
-                tails[pod["metadata"]["name"]] = lines
-    for rank in range(1, job.num_processes):
-        if job.log(rank).is_file():
-            text = job.log(rank).read_text(encoding="utf-8", errors="replace")
-            tails[f"rank {rank}"] = text.splitlines()[-_LINES_KEPT:]
-    return tails
-
-
-def write_records(folder: Path, jobs: TrainJobs, job: Job, seen: Snapshot, tails: Mapping[str, Sequence[str]]) -> Path:
-    """Write manifest, pods, events, logs and outcomes of an attempt; return its folder, at first attempt-1."""
-    attempt = folder / f"attempt-{1 + len(list(folder.glob('attempt-*')))}"
-    attempt.mkdir(parents=True)
-    events = [event for document in (seen.job, *seen.pods) for event in _events(jobs, document)]
-    for name, content in (("trainjob", seen.job), ("pods", seen.pods), ("events", events)):
-        jsonl.write_json(attempt / f"{name}.json", content)
-    for where, lines in tails.items():
-        text = "".join(f"{line}\n" for line in lines)
-        (attempt / f"{where.replace(' ', '-')}.log").write_text(text, encoding="utf-8")
-    for path in job.folder.glob("*.json"):
-        shutil.copy(path, attempt / path.name)
-    return attempt
-
-
-def _tail(jobs: TrainJobs, pod: str, container: str) -> list[str]:
-    for _ in range(_RECORD_TRIES):
-        with suppress(client.ApiException, HTTPError):
-            text = jobs.log(pod, container, follow=False, tail=_LINES_KEPT).data.decode(errors="replace")
-            return [line.partition(" ")[2] for line in text.splitlines()]
-    return []
-
-
-def _events(jobs: TrainJobs, document: Json) -> list[Json]:
-    for _ in range(_RECORD_TRIES):
-        with suppress(client.ApiException, HTTPError):
-            return jobs.events(document)
-    return []
 
 
 def _lines(response: Any, *, ended: bool) -> Iterator[str]:

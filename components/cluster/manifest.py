@@ -1,7 +1,6 @@
 """A job as a TrainJob of Kubeflow Trainer (2.2 and later, for `runtimePatches`)."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from components.cluster import kube
 from components.cluster.config import ClusterConfig, ClusterStage
@@ -17,7 +16,6 @@ NODE, ROLLOUT = "node", "rollout"
 """Replicated jobs of the runtimes, each with a container of the same name."""
 SERVER_PORT = 8000
 _RUNTIME, _RUNTIME_WITH_SERVERS = "grpo-torch", "grpo-torch-vllm"
-_MANAGER = "grpo-pipeline/launcher"
 _GPU, _GPU_TYPE = "nvidia.com/gpu", "nvidia.com/gpu.product"
 _QUEUE = "kueue.x-k8s.io/queue-name"
 _NO_SIDECAR = {"sidecar.istio.io/inject": "false"}
@@ -29,8 +27,7 @@ def owner_reference(pod: Json | None) -> Json | None:
     The job is deleted with its owner. That is never the pod itself: a drained node takes the pod, and the next attempt
     of the step adopts the job. A reference that blocks nothing needs no right to change the owner.
     """
-    owners = pod["metadata"].get("ownerReferences", []) if pod else []
-    for owner in owners:
+    for owner in pod["metadata"].get("ownerReferences", []) if pod else []:
         if owner.get("controller"):
             reference = {key: owner[key] for key in ("apiVersion", "kind", "name", "uid")}
             return {**reference, "controller": False, "blockOwnerDeletion": False}
@@ -56,6 +53,9 @@ def train_job(job: Job, stage: ClusterStage, environment: Mapping[str, str], own
     config = stage.config
     ours = {kube.MANAGED_BY: kube.PROJECT, kube.RUN_ID: stage.run_id, kube.STAGE: stage.stage.replace("_", "-")}
     labels = {**ours, kube.WORK: lineage.value_digest(str(job.folder.parent))[:16]}
+    patches = [_patch(NODE, config, ours, [])]
+    if job.with_samplers:
+        patches.append(_patch(ROLLOUT, config, ours, [{"name": JOB_VARIABLE, "value": str(job.folder)}]))
     spec: Json = {
         "runtimeRef": {
             "apiGroup": kube.GROUP,
@@ -63,7 +63,12 @@ def train_job(job: Job, stage: ClusterStage, environment: Mapping[str, str], own
             "name": _RUNTIME_WITH_SERVERS if job.with_samplers else _RUNTIME,
         },
         "trainer": _trainer(job, config, environment),
-        "runtimePatches": [{"manager": _MANAGER, "trainingRuntimeSpec": _patch(job, config, ours)}],
+        "runtimePatches": [
+            {
+                "manager": "grpo-pipeline/launcher",
+                "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": patches}}},
+            }
+        ],
         "activeDeadlineSeconds": config.training_timeout_s,
     }
     digest = lineage.value_digest({"spec": spec, "labels": ours, "queue": config.queue, "job": job.fields()})
@@ -76,13 +81,24 @@ def train_job(job: Job, stage: ClusterStage, environment: Mapping[str, str], own
             kube.STALE_AFTER_S: str(STALE_AFTER_S),
             **_NO_SIDECAR,
         },
+        **({"ownerReferences": [owner]} if owner else {}),
     }
-    if owner is not None:
-        metadata["ownerReferences"] = [owner]
     return {"apiVersion": f"{kube.GROUP}/{kube.VERSION}", "kind": "TrainJob", "metadata": metadata, "spec": spec}
 
 
 def _trainer(job: Job, config: ClusterConfig, environment: Mapping[str, str]) -> Json:
+    """Return what runs in the pods of ranks, and with which resources."""
+    processes, gpus = job.num_processes, config.gpus_per_node
+    if gpus and processes != config.nodes * gpus:
+        raise PipelineError(
+            f"engine.num_processes is {processes}, but {config.nodes} nodes with {gpus} GPUs each run "
+            f"{config.nodes * gpus} processes; make them equal"
+        )
+    if processes % config.nodes:
+        raise PipelineError(f"engine.num_processes is {processes}, which {config.nodes} nodes cannot share evenly")
+    # What lies in /dev/shm is memory of the pod: without room for it the kernel kills the pod.
+    memory = f"{config.memory_per_node_gib + config.shm_gib}Gi"
+    amounts = {"cpu": str(config.cpu_per_node), "memory": memory, **({_GPU: str(gpus)} if gpus else {})}
     secrets = [(key, secret) for secret, keys in config.secrets.items() for key in keys]
     return {
         "image": config.image,
@@ -92,62 +108,31 @@ def _trainer(job: Job, config: ClusterConfig, environment: Mapping[str, str]) ->
             *({"name": key, "valueFrom": {"secretKeyRef": {"name": name, "key": key}}} for key, name in secrets),
         ],
         "numNodes": config.nodes,
-        "numProcPerNode": _processes_per_node(job, config),
-        "resourcesPerNode": _resources(config),
+        "numProcPerNode": processes // config.nodes,
+        "resourcesPerNode": {"requests": amounts, "limits": amounts},
     }
 
 
-def _processes_per_node(job: Job, config: ClusterConfig) -> int:
-    wanted = job.num_processes
-    if config.gpus_per_node and wanted != config.nodes * config.gpus_per_node:
-        raise PipelineError(
-            f"engine.num_processes is {wanted}, but {config.nodes} nodes with {config.gpus_per_node} GPUs each run "
-            f"{config.nodes * config.gpus_per_node} processes; make them equal"
-        )
-    if wanted % config.nodes:
-        raise PipelineError(f"engine.num_processes is {wanted}, which {config.nodes} nodes cannot share evenly")
-    return wanted // config.nodes
-
-
-def _resources(config: ClusterConfig) -> Json:
-    # What lies in /dev/shm is memory of the pod: without room for it the kernel kills the pod.
-    memory = config.memory_per_node_gib + config.shm_gib
-    gpus = {_GPU: str(config.gpus_per_node)} if config.gpus_per_node else {}
-    amounts = {"cpu": str(config.cpu_per_node), "memory": f"{memory}Gi", **gpus}
-    return {"requests": amounts, "limits": amounts}
-
-
-def _patch(job: Job, config: ClusterConfig, labels: Mapping[str, str]) -> Json:
-    jobs = [_job_patch(NODE, config, labels, [])]
-    if job.with_samplers:
-        jobs.append(_job_patch(ROLLOUT, config, labels, [{"name": JOB_VARIABLE, "value": str(job.folder)}]))
-    return {"template": {"spec": {"replicatedJobs": jobs}}}
-
-
-def _job_patch(name: str, config: ClusterConfig, labels: Mapping[str, str], environment: Sequence[Json]) -> Json:
+def _patch(name: str, config: ClusterConfig, labels: Mapping[str, str], environment: Sequence[Json]) -> Json:
     """Return what the pods of one replicated job have in addition to the runtime's."""
     mounts = [{"name": "dshm", "mountPath": "/dev/shm"}, {"name": "work", "mountPath": config.mount}]
-    container: Json = {"name": name, "volumeMounts": mounts}
-    if environment:
-        container["env"] = list(environment)
-    volumes = [
-        {"name": "dshm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{config.shm_gib}Gi"}},
-        {"name": "work", "persistentVolumeClaim": {"claimName": config.volume}},
-    ]
+    container: Json = {"name": name, "volumeMounts": mounts, "env": list(environment)}
+    spec: Json = {
+        "nodeSelector": {**config.node_selector, **({_GPU_TYPE: config.gpu_type} if config.gpu_type else {})},
+        # Kubernetes tells an empty field from a missing one: a missing key tolerates every taint.
+        "tolerations": [_without_empty(each.model_dump()) for each in config.tolerations],
+        "serviceAccountName": config.service_account,
+        "volumes": [
+            {"name": "dshm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{config.shm_gib}Gi"}},
+            {"name": "work", "persistentVolumeClaim": {"claimName": config.volume}},
+        ],
+        "containers": [_without_empty(container)],
+    }
     # Newer releases of Istio read the label, older ones the annotation.
     metadata = {"labels": {**labels, **_NO_SIDECAR}, "annotations": _NO_SIDECAR}
-    pod = {"metadata": metadata, "spec": {**_placement(config), "volumes": volumes, "containers": [container]}}
+    pod = {"metadata": metadata, "spec": _without_empty(spec)}
     return {"name": name, "template": {"spec": {"template": pod}}}
 
 
-def _placement(config: ClusterConfig) -> Json:
-    """Return on which nodes pods may run, and as which service account."""
-    nodes = {**config.node_selector, **({_GPU_TYPE: config.gpu_type} if config.gpu_type else {})}
-    # Kubernetes tells an empty field from a missing one: a missing key tolerates every taint.
-    tolerations = [{key: value for key, value in each.model_dump().items() if value} for each in config.tolerations]
-    spec: dict[str, Any] = {
-        "nodeSelector": nodes,
-        "tolerations": tolerations,
-        "serviceAccountName": config.service_account,
-    }
-    return {key: value for key, value in spec.items() if value}
+def _without_empty(fields: Json) -> Json:
+    return {key: value for key, value in fields.items() if value}

@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from enum import Enum, auto
 from pathlib import Path
 from typing import Any
@@ -66,9 +65,9 @@ def vllm_servers(checkpoint: Path, config: ServersConfig, *, dtype: Dtype, logs:
     logs.mkdir(parents=True, exist_ok=True)
     servers = [
         ServerProcess(
-            _server_command(checkpoint, config, dtype, devices),
+            _command(checkpoint, config, dtype, devices),
             logs / f"vllm-{number}.log",
-            functools.partial(_server_environment, config, devices),
+            functools.partial(_environment, config, devices),
         )
         for number, devices in enumerate(config.devices or [None] * config.num_servers)
     ]
@@ -82,21 +81,57 @@ def vllm_servers(checkpoint: Path, config: ServersConfig, *, dtype: Dtype, logs:
 def running(servers: Sequence["ServerProcess"], start_deadline_s: float, health_deadline_s: float) -> Iterator[None]:
     """Start servers, and restart those that fail for as long as the block runs."""
     ending = threading.Event()
-    thread: threading.Thread | None = None
+
+    def supervise() -> None:
+        supervisors = [Supervisor(server, start_deadline_s, health_deadline_s) for server in servers]
+        while not ending.wait(_CHECK_EVERY_S):
+            for supervisor in supervisors:
+                supervisor.check()
+
+    thread = threading.Thread(target=supervise, daemon=True)
     try:
         for server in servers:
             server.start()
         _wait_until_ready(servers, start_deadline_s)
-        supervisor = Supervisor(servers, start_deadline_s=start_deadline_s, health_deadline_s=health_deadline_s)
-        thread = threading.Thread(target=supervisor.run, args=(ending,), daemon=True)
         thread.start()
         yield
     finally:
         ending.set()
-        if thread is not None:
+        if thread.ident:
             thread.join()
         for server in servers:
             server.close()
+
+
+def _wait_until_ready(servers: Sequence["ServerProcess"], deadline_s: float) -> None:
+    started = reported = time.monotonic()
+    say("vllm", f"starting {len(servers)} server{'s' * (len(servers) > 1)}, whose output is in {servers[0].log.parent}")
+    waiting = list(servers)
+    while waiting:
+        for server in waiting:
+            if server.ended:
+                raise_if_out_of_memory(server.printed(), server.log, "train_grpo.sampler.servers")
+                raise PipelineError(f"a vLLM server ended before it answered; {server.tail()}")
+        waiting = [server for server in waiting if server.health() is not Health.READY]
+        now = time.monotonic()
+        if waiting and now - started > deadline_s:
+            raise RetryableError(f"a vLLM server does not answer after {deadline_s:g} s; {waiting[0].tail()}")
+        if now - reported > _REPORT_EVERY_S:
+            reported = now
+            say("vllm", f"{len(servers) - len(waiting)} of {len(servers)} servers answer after {now - started:.0f} s")
+        time.sleep(_START_POLL_S)
+    say("vllm", f"all servers answer after {time.monotonic() - started:.0f} s")
+
+
+def _check_sampling(server: "ServerProcess", deadline_s: float) -> None:
+    """Sample one token: with some models, a server starts and only then turns out to be unable to run them."""
+    client = VllmClient(server.url, deadline_s)
+    try:
+        client.complete(Request((0,), {"max_tokens": 1, "logprobs": 0, "detokenize": False}), INITIAL_VERSION)
+    except ServerLostError as error:
+        raise PipelineError(f"a vLLM server cannot sample from the model: {error}; {server.tail()}") from None
+    finally:
+        client.close()
 
 
 class Health(Enum):
@@ -118,9 +153,10 @@ class ServerProcess:
         self._port = socket.socket()
         self._port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self._port.bind((_HOST, 0))
-        self.url = f"http://{_HOST}:{self._port.getsockname()[1]}"
+        number = self._port.getsockname()[1]
+        self.url = f"http://{_HOST}:{number}"
         self.log = log
-        self._command = [*command, f"--host={_HOST}", f"--port={self._port.getsockname()[1]}"]
+        self._command = [*command, f"--host={_HOST}", f"--port={number}"]
         self._environment = environment
         self._process: subprocess.Popen[bytes] | None = None
         self._log_start = 0
@@ -176,11 +212,7 @@ class ServerProcess:
         self._process.stdin.close()  # its watchdog ends it
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_END_S)
-        self._kill_group()
-
-    def _kill_group(self) -> None:
-        """Kill what is left of the server's group, as where its watchdog was killed, and wait until it is gone."""
-        assert self._process is not None
+        # What is left of the group, as where the watchdog was killed.
         deadline = time.monotonic() + _KILL_S
         with suppress(ProcessLookupError):
             while time.monotonic() < deadline:
@@ -190,132 +222,84 @@ class ServerProcess:
         self._process = None  # another group may get its number
 
 
-@dataclass(eq=False)
-class _State:
-    """What is known of a supervised server."""
-
-    server: ServerProcess
-    started: float
-    """When it was last started."""
-    answered: float | None
-    """When it last answered; None where it has not since its start."""
-    restarts: int = 0
-    """Since it last answered."""
-
-
 class Supervisor:
-    """Ends servers that have failed, and starts them again."""
+    """Ends a server that has failed, and starts it again."""
 
     def __init__(
         self,
-        servers: Sequence[ServerProcess],
-        *,
+        server: ServerProcess,
         start_deadline_s: float,
         health_deadline_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Supervise servers that answer."""
-        self._states = [_State(server, clock(), clock()) for server in servers]
+        """Supervise a server that answers."""
+        self._server, self._clock = server, clock
         self._start_deadline_s, self._health_deadline_s = start_deadline_s, health_deadline_s
-        self._clock = clock
-
-    def run(self, ending: threading.Event) -> None:
-        """Check the servers until `ending` is set."""
-        while not ending.wait(_CHECK_EVERY_S):
-            self.check()
+        self._started = clock()
+        self._answered: float | None = self._started
+        """When it last answered; None where it has not since its start."""
+        self._restarts = 0
+        """Since it last answered."""
 
     def check(self) -> None:
-        """Check each server once, and restart those that have failed."""
-        for state in self._states:
-            if state.restarts <= _MAX_RESTARTS and (failure := self._failure(state)):
-                self._restart(state, failure)
-
-    def _failure(self, state: _State) -> str | None:
-        """Return why a server has to be restarted; None where it works, is busy, or is still starting."""
-        if state.server.ended:
-            return "has ended"
-        health, now = state.server.health(), self._clock()
-        if health is Health.READY:
-            state.answered, state.restarts = now, 0
-        elif state.answered is None:
-            late = now - state.started > self._start_deadline_s
-            return f"does not answer {self._start_deadline_s:g} s after its start" if late else None
-        elif health is Health.BROKEN:
-            return "no longer serves requests (its engine is dead or its port closed)"
-        elif now - state.answered > self._health_deadline_s:
-            return f"has not answered for {self._health_deadline_s:g} s"
-        return None
-
-    def _restart(self, state: _State, failure: str) -> None:
-        server = state.server
+        """Check the server, and restart it where it has failed."""
+        failure = self._failure() if self._restarts <= _MAX_RESTARTS else None
+        if failure is None:
+            return
+        server = self._server
         server.end()
-        state.restarts += 1
-        if state.restarts > _MAX_RESTARTS:
-            say("vllm", f"{server.url} {failure}, {state.restarts} times in a row: giving up on it; {server.tail()}")
+        self._restarts += 1
+        if self._restarts > _MAX_RESTARTS:
+            say("vllm", f"{server.url} {failure}, {self._restarts} times in a row: giving up on it; {server.tail()}")
             return
         say("vllm", f"{server.url} {failure}; starting it again (its output: {server.log})")
-        state.started, state.answered = self._clock(), None
+        self._started, self._answered = self._clock(), None
         try:
             server.start()
         except OSError as error:
             say("vllm", f"{server.url} cannot be started: {error}")
 
-
-def _wait_until_ready(servers: Sequence[ServerProcess], deadline_s: float) -> None:
-    started = reported = time.monotonic()
-    say("vllm", f"starting {len(servers)} server{'s' * (len(servers) > 1)}, whose output is in {servers[0].log.parent}")
-    waiting = list(servers)
-    while waiting:
-        for server in waiting:
-            if server.ended:
-                raise_if_out_of_memory(server.printed(), server.log, "train_grpo.sampler.servers")
-                raise PipelineError(f"a vLLM server ended before it answered; {server.tail()}")
-        waiting = [server for server in waiting if server.health() is not Health.READY]
-        now = time.monotonic()
-        if waiting and now - started > deadline_s:
-            raise RetryableError(f"a vLLM server does not answer after {deadline_s:g} s; {waiting[0].tail()}")
-        if now - reported > _REPORT_EVERY_S:
-            reported = now
-            say("vllm", f"{len(servers) - len(waiting)} of {len(servers)} servers answer after {now - started:.0f} s")
-        time.sleep(_START_POLL_S)
-    say("vllm", f"all servers answer after {time.monotonic() - started:.0f} s")
+    def _failure(self) -> str | None:
+        """Return why the server has to be restarted; None where it works, is busy, or is still starting."""
+        if self._server.ended:
+            return "has ended"
+        health, now = self._server.health(), self._clock()
+        if health is Health.READY:
+            self._answered, self._restarts = now, 0
+        elif self._answered is None:
+            late = now - self._started > self._start_deadline_s
+            return f"does not answer {self._start_deadline_s:g} s after its start" if late else None
+        elif health is Health.BROKEN:
+            return "no longer serves requests (its engine is dead or its port closed)"
+        elif now - self._answered > self._health_deadline_s:
+            return f"has not answered for {self._health_deadline_s:g} s"
+        return None
 
 
-def _check_sampling(server: ServerProcess, deadline_s: float) -> None:
-    """Sample one token: with some models, a server starts and only then turns out to be unable to run them."""
-    client = VllmClient(server.url, deadline_s)
-    try:
-        client.complete(Request((0,), {"max_tokens": 1, "logprobs": 0, "detokenize": False}), INITIAL_VERSION)
-    except ServerLostError as error:
-        raise PipelineError(f"a vLLM server cannot sample from the model: {error}; {server.tail()}") from None
-    finally:
-        client.close()
-
-
-def _server_environment(config: ServersConfig, devices: str | None, folder: str) -> dict[str, str]:
+def _environment(config: ServersConfig, devices: str | None, folder: str) -> dict[str, str]:
     """Return the environment of a vLLM server that has its files in the folder."""
     visible = {} if devices is None else {"CUDA_VISIBLE_DEVICES": devices}
     # Development mode has the endpoints that load weights.
     return {**environment(config, folder), "VLLM_SERVER_DEV_MODE": "1", **visible}
 
 
-def _server_command(checkpoint: Path, config: ServersConfig, dtype: Dtype, devices: str | None) -> list[str]:
+def _command(checkpoint: Path, config: ServersConfig, dtype: Dtype, devices: str | None) -> list[str]:
     """Return the command of a vLLM server, without its address."""
-    arguments = {
+    arguments: dict[str, Any] = {
         **engine_arguments(config, dtype),
         "model": str(checkpoint),
         "tensor_parallel_size": 1 if devices is None else len(devices.split(",")),
         "disable_uvicorn_access_log": True,
         "enable_scale_out": True,  # the endpoint that takes and returns tokens
     }
-    flags = [_flag(name.replace("_", "-"), value) for name, value in arguments.items()]
-    return [sys.executable, "-P", "-W", "ignore", "-m", "vllm.entrypoints.openai.api_server", *flags]
-
-
-def _flag(name: str, value: Any) -> str:
-    if isinstance(value, bool):
-        return f"--{name}" if value else f"--no-{name}"
-    return f"--{name}={json.dumps(value) if isinstance(value, dict) else value}"
+    command = [sys.executable, "-P", "-W", "ignore", "-m", "vllm.entrypoints.openai.api_server"]
+    for key, value in arguments.items():
+        name = key.replace("_", "-")
+        if isinstance(value, bool):
+            command.append(f"--{name}" if value else f"--no-{name}")
+        else:
+            command.append(f"--{name}={json.dumps(value) if isinstance(value, dict) else value}")
+    return command
 
 
 def serve_in_pod() -> None:
@@ -331,8 +315,8 @@ def serve_in_pod() -> None:
     config = validate(ServersConfig, settings, name="train_grpo.sampler.servers")
     devices = ",".join(map(str, range(torch.cuda.device_count()))) or None
     dtype: Dtype = "bfloat16" if job.config["engine"]["precision"] == "bf16" else "float32"
-    command = _server_command(Path(job.folders["reference"]), config, dtype, devices)
-    variables = _server_environment(config, devices, tempfile.mkdtemp(prefix="vllm-"))
+    command = _command(Path(job.folders["reference"]), config, dtype, devices)
+    variables = _environment(config, devices, tempfile.mkdtemp(prefix="vllm-"))
     os.execve(command[0], [*command, "--host=0.0.0.0", f"--port={SERVER_PORT}"], variables)
 
 

@@ -8,7 +8,6 @@
 
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,6 @@ from components.shared.errors import PipelineError
 from components.shared.model import holds_model, resolve_reference, write_reference
 from components.shared.progress import say
 from components.shared.stage import Stage, exit_on_error, run
-
-_METRICS = "metrics.json"
 
 
 def run_task(
@@ -36,9 +33,9 @@ def run_task(
         return stages.run_task(stage, config, **folders)
     with exit_on_error(stage.name):
         cluster_config = validate(ClusterConfig, dict(cluster), name="cluster")
-        volume = StageFolders(Path(cluster_config.mount), run_id, stage.name)
-        cluster_stage = ClusterStage(cluster_config, run_id, stage.name, volume.records)
         settings = validate(stage.config, dict(config), name=stage.name)
+        volume = StageFolders(Path(cluster_config.mount), run_id, stage)
+        cluster_stage = ClusterStage(cluster_config, run_id, stage.name, volume.own / "job")
         paths = {name: Path(path) for name, path in folders.items()}
         stages.keep_files_in_group()
         return stages.with_retries(stage.name, lambda: _run_on_volume(stage, settings, cluster_stage, volume, paths))
@@ -48,11 +45,11 @@ def _run_on_volume(
     stage: Stage, config: Config, cluster: ClusterStage, volume: "StageFolders", folders: Mapping[str, Path]
 ) -> dict[str, float]:
     inputs = {name: volume.input(folders[name]) for name in stage.inputs}
-    metrics = volume.finished(stage, config, {name: resolve_reference(path) for name, path in inputs.items()})
+    metrics = volume.finished(config, inputs)
     if metrics is None:
-        on_volume = {**inputs, **{name: volume.output(name) for name in stage.outputs}}
+        on_volume = {**inputs, **{name: volume.own / name for name in stage.outputs}}
         with on_cluster(cluster):
-            metrics = run(stage, config, on_volume, work_root=volume.work_root, before_publish=volume.write_metrics)
+            metrics = run(stage, config, on_volume, work_root=volume.work, before_publish=volume.write_metrics)
     else:
         say(stage.name, "was finished by an earlier attempt of this run")
     for name in stage.outputs:
@@ -60,43 +57,23 @@ def _run_on_volume(
     return metrics
 
 
-@dataclass(frozen=True)
 class StageFolders:
     """The folders of a stage of a run on the volume."""
 
-    mount: Path
-    run_id: str
-    stage: str
-
-    def __post_init__(self) -> None:
-        if not self.mount.is_dir():
-            raise PipelineError(f"cluster.mount: {self.mount} does not exist; does this pod mount the shared volume?")
-
-    @property
-    def work_root(self) -> Path:
+    def __init__(self, mount: Path, run_id: str, stage: Stage) -> None:
+        if not mount.is_dir():
+            raise PipelineError(f"cluster.mount: {mount} does not exist; does this pod mount the shared volume?")
+        self._mount, self._stage = mount, stage
+        self._run = mount / "grpo-pipeline" / run_id
+        self.own = self._run / stage.name
+        """Folder for outputs and records of the stage."""
+        self.work = mount / "grpo-pipeline" / "work"
         """Folder for the unfinished work of all runs."""
-        return self.mount / "grpo-pipeline" / "work"
-
-    @property
-    def records(self) -> Path:
-        """Folder for the records of the stage's jobs."""
-        return self._own / "job"
-
-    @property
-    def _run(self) -> Path:
-        return self.mount / "grpo-pipeline" / self.run_id
-
-    @property
-    def _own(self) -> Path:
-        return self._run / self.stage
-
-    def output(self, name: str) -> Path:
-        """Return the folder of an output."""
-        return self._own / name
+        self._metrics = self.own / "metrics.json"
 
     def input(self, path: Path) -> Path:
         """Return an input that is on the volume, or refers to a model there; otherwise a copy of it there."""
-        if resolve_reference(path).resolve().is_relative_to(self.mount.resolve()):
+        if resolve_reference(path).resolve().is_relative_to(self._mount.resolve()):
             return path
         copy = self._run / "inputs" / lineage.digest(path)[:16]
         if not copy.exists():
@@ -108,24 +85,24 @@ class StageFolders:
 
     def write_metrics(self, metrics: Mapping[str, float]) -> None:
         """Write the stage's metrics, before its outputs are in place."""
-        self._own.mkdir(parents=True, exist_ok=True)
-        jsonl.write_json(self._own / _METRICS, metrics)
+        self.own.mkdir(parents=True, exist_ok=True)
+        jsonl.write_json(self._metrics, metrics)
 
-    def finished(self, stage: Stage, config: Config, inputs: dict[str, Path]) -> dict[str, float] | None:
+    def finished(self, config: Config, inputs: Mapping[str, Path]) -> dict[str, float] | None:
         """Return the stage's metrics where all its outputs exist and are of the same work; None otherwise."""
-        if not (self._own / _METRICS).is_file():
+        if not self._metrics.is_file():
             return None
-        wanted = lineage.describe(stage.name, config.model_dump(mode="json"), inputs)
-        made_by = [lineage.read(self.output(name)) for name in stage.outputs]
+        models = {name: resolve_reference(path) for name, path in inputs.items()}
+        wanted = lineage.describe(self._stage.name, config.model_dump(mode="json"), models)
+        made_by = [lineage.read(self.own / name) for name in self._stage.outputs]
         if not all(lineage.same_fingerprint(config, wanted, each) for each in made_by):
             return None
-        metrics: dict[str, float] = jsonl.read_json(self._own / _METRICS)
+        metrics: dict[str, float] = jsonl.read_json(self._metrics)
         return metrics
 
     def pass_on(self, name: str, path: Path) -> None:
         """Give an output to Kubeflow: a model by reference, anything else as a copy."""
-        output = self.output(name)
-        if holds_model(output):
-            write_reference(path, output)
+        if holds_model(self.own / name):
+            write_reference(path, self.own / name)
         else:
-            shutil.copytree(output, path, dirs_exist_ok=True)
+            shutil.copytree(self.own / name, path, dirs_exist_ok=True)

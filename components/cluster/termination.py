@@ -3,7 +3,6 @@
 Kubeflow leaves about a second between the signal and the end of the process, whatever the pod's grace period is.
 """
 
-import json
 import os
 import signal
 import threading
@@ -16,14 +15,12 @@ from types import FrameType
 from kubernetes import client
 from urllib3.exceptions import HTTPError
 
-from components.cluster.kube import GROUP, PLURAL, VERSION, connect
+from components.cluster.kube import TrainJobs, connect
 from components.cluster.manifest import STALE_AFTER_S
 from components.shared.work import last_step
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-_DELETE_TIMEOUT = (0.5, 0.5)
-"""Seconds to connect and to read. The client ignores a single number that is no integer, and waits for ever."""
-_POD_TIMEOUT = (0.2, 0.2)
+_DELETE_TIMEOUT, _POD_TIMEOUT = (0.5, 0.5), (0.2, 0.2)
 _TRIES, _RETRY_S = 3, 0.15
 _KEEP_ALIVE_S = 15.0
 _CONTAINER_LOG = "/proc/1/fd/1"
@@ -40,12 +37,10 @@ class Termination:
     """
 
     def __init__(self, stage: str, namespace: str, name: str, *, pod: tuple[str, str] | None, work: Path) -> None:
-        self._stage, self._name, self._work = stage, name, work
-        self._job = (GROUP, VERSION, namespace, PLURAL, name)
-        self._pod = pod
-        """Namespace and name."""
-        api = connect()
-        self._custom, self._core = client.CustomObjectsApi(api), client.CoreV1Api(api)
+        """Handle requests to stop a step that runs in `pod` (namespace and name)."""
+        self._stage, self._name, self._pod, self._work = stage, name, pod, work
+        self._api = connect()
+        self._jobs = TrainJobs(self._api, namespace)
         self._over = threading.Event()
         self.is_creating = False
         """Whether a call that creates the job is under way: the job may appear after it was first deleted."""
@@ -72,18 +67,18 @@ class Termination:
                 f"this pod is being deleted: the training job {self._name} goes on; unless another attempt adopts it, "
                 f"the reaper removes it after {STALE_AFTER_S:g} s"
             )
-        elif self._delete_repeatedly():
+        elif self._delete():
             outcome = f"the training job {self._name} is removed"
         else:
             outcome = f"the training job {self._name} could not be removed; clean_up or the reaper will remove it"
-        self._print(f"stopped by {signal.Signals(number).name}: {outcome}", self._checkpoint())
-        raise SystemExit(128 + number)
-
-    def _checkpoint(self) -> str:
         step = last_step(self._work)
-        if step is None:
-            return "there is no checkpoint yet, unless the ranks write one as they end"
-        return f"the next run goes on from the checkpoint of step {step}, or from one that the ranks write as they end"
+        checkpoint = (
+            "there is no checkpoint yet, unless ranks write one as they end"
+            if step is None
+            else f"the next run resumes from the checkpoint of step {step}, or from one that ranks write as they end"
+        )
+        self._print(f"stopped by {signal.Signals(number).name}: {outcome}", checkpoint)
+        raise SystemExit(128 + number)
 
     def _print(self, *lines: str) -> None:
         """Print lines, past all buffers and locks: this is a signal handler.
@@ -105,39 +100,28 @@ class Termination:
         if self._pod is None:
             return False
         namespace, name = self._pod
-        try:
-            response = self._core.list_namespaced_pod(
-                namespace, field_selector=f"metadata.name={name}", _request_timeout=_POD_TIMEOUT, _preload_content=False
-            )
-        except (client.ApiException, HTTPError):
-            return False
-        return any("deletionTimestamp" in pod["metadata"] for pod in json.loads(response.data)["items"])
-
-    def _delete_repeatedly(self) -> bool:
-        """Delete the job; return whether it is gone or going."""
-        deleted = False
-        for attempt in range(_TRIES):
-            deleted = self._delete()
-            if attempt == 0:
-                self.stop_other_requests()
-            if deleted and not self.is_creating:
-                break
-            time.sleep(_RETRY_S)
-        return deleted
+        with suppress(client.ApiException, HTTPError):
+            pod = TrainJobs(self._api, namespace).pod(name, _POD_TIMEOUT)
+            return pod is not None and "deletionTimestamp" in pod["metadata"]
+        return False
 
     def _delete(self) -> bool:
-        options = client.V1DeleteOptions(propagation_policy="Background")
-        try:
-            self._custom.delete_namespaced_custom_object(*self._job, body=options, _request_timeout=_DELETE_TIMEOUT)
-        except client.ApiException as error:
-            return bool(error.status == 404)
-        except HTTPError:
-            return False
-        return True
+        """Delete the job, repeatedly where that fails; return whether it is gone or going."""
+        for attempt in range(_TRIES):
+            is_deleted = False
+            with suppress(client.ApiException, HTTPError):
+                self._jobs.delete(self._name, timeout=_DELETE_TIMEOUT)
+                is_deleted = True
+            if attempt == 0:
+                self.stop_other_requests()
+            if is_deleted and not self.is_creating:
+                break
+            time.sleep(_RETRY_S)
+        return is_deleted
 
     def _keep_alive(self) -> None:
         while True:
             with suppress(client.ApiException, HTTPError):
-                self._custom.get_namespaced_custom_object(*self._job)
+                self._jobs.get(self._name)
             if self._over.wait(_KEEP_ALIVE_S):
                 return

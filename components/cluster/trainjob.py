@@ -1,9 +1,9 @@
 """Runs a job as a TrainJob on a cluster: submits or adopts it, watches it, retries it where that helps, removes it."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from kubernetes import client
@@ -13,11 +13,10 @@ from components.cluster import kube
 from components.cluster.config import ClusterStage
 from components.cluster.failures import condition, error_of_ranks, failure_reason
 from components.cluster.job import Job
-from components.cluster.kube import Clock, Json, RetryPolicy, Snapshot, SystemClock, TrainJobs, UnavailableError
-from components.cluster.logs import log_tails, write_records
+from components.cluster.kube import Clock, Json, RetryPolicy, TrainJobs, UnavailableError
 from components.cluster.manifest import job_name, owner_reference, server_urls, train_job
 from components.cluster.termination import Termination
-from components.cluster.watch import DeletedError, Phase, StalledError, Watch
+from components.cluster.watch import Phase, Watch
 from components.shared.environment import POD_VARIABLE, SERVERS_VARIABLE, WEIGHTS_VARIABLE
 from components.shared.errors import PipelineError, RetriesExhaustedError, RetryableError
 from components.shared.progress import say
@@ -29,10 +28,7 @@ _VISIBLE_S, _RESULTS_POLL_S = 90.0, 3.0
 _GONE_S, _GONE_POLL_S = 300.0, 2.0
 """Time for a deleted job to disappear, in addition to that for its pods to end."""
 _LINES_SHOWN = 20
-
-
-_RETRIED = (StalledError, DeletedError, UnavailableError)
-"""Errors of the watch after which the step tries again by itself."""
+_Results = list[dict[str, float]]
 
 
 def run_on_cluster(job: Job, stage: ClusterStage, clock: Clock | None = None) -> dict[str, float]:
@@ -47,7 +43,7 @@ def run_on_cluster(job: Job, stage: ClusterStage, clock: Clock | None = None) ->
         SystemExit: This process was asked to stop. The job is deleted, unless this pod is, which another may follow.
     """
     inside = replace(job, outputs={name: str(job.folder / "outputs" / name) for name in job.outputs})
-    results = _ClusterRun(inside, stage, clock or SystemClock()).results()
+    results = _ClusterRun(inside, stage, clock or Clock()).results()
     for name, place in job.outputs.items():
         Path(place).rmdir()
         Path(inside.outputs[name]).rename(place)
@@ -59,55 +55,40 @@ class _ClusterRun:
 
     def __init__(self, job: Job, stage: ClusterStage, clock: Clock) -> None:
         self._job, self._stage, self._clock = job, stage, clock
+        self._retries = RetryPolicy(clock)
         here, pod = kube.own_namespace(), os.environ.get(POD_VARIABLE)
         self._jobs = TrainJobs(kube.connect(), stage.config.namespace or here)
         # Kubernetes takes an owner in another namespace for one that is gone, and would delete the job with it.
-        owner = self._owner(pod) if pod and self._jobs.namespace == here else None
+        owner = None
+        if pod and self._jobs.namespace == here:
+            owner = owner_reference(self._retries.call(f"read the pod {pod}", lambda: self._jobs.pod(pod)))
         self._name = job_name(job, stage)
         environment = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
         if job.with_samplers:
             environment[SERVERS_VARIABLE] = ",".join(server_urls(self._name, stage.config.rollout_servers))
         self._manifest = train_job(job, stage, environment, owner, clock.now().isoformat())
-        self._submission = Submission(self._jobs, clock, stage.stage, job.grace_s)
         self._termination = Termination(
             stage.stage, self._jobs.namespace, self._name, pod=(here, pod) if pod else None, work=job.folder.parent
         )
 
-    def _owner(self, pod: str) -> Json | None:
-        return owner_reference(RetryPolicy(self._clock).call(f"read the pod {pod}", lambda: self._jobs.pod(pod)))
-
-    def results(self) -> list[dict[str, float]]:
+    def results(self) -> _Results:
         """Return the results of all ranks, after as many attempts as the configuration allows."""
+        retries_left = self._stage.config.max_restarts
         with self._termination.handled(), self._deleted_on_bugs():
-            for retries_left in range(self._stage.config.max_restarts, -1, -1):
-                outcome = self._attempt(last=not retries_left)
-                if not isinstance(outcome, RetryableError):
-                    return outcome
-                if not retries_left:
-                    raise RetriesExhaustedError(str(outcome)) from outcome
-                after = f"{retries_left - 1} more times after that" if retries_left > 1 else "for the last time"
-                say(self._stage.stage, f"{outcome}; trying again with {self._name}, {after}")
-        raise AssertionError("the last attempt returns or raises")
+            while True:
+                try:
+                    return self._attempt(last=not retries_left)
+                except RetryableError as error:
+                    if error.is_final:
+                        raise
+                    if not retries_left:
+                        raise RetriesExhaustedError(str(error)) from error
+                    retries_left -= 1
+                    after = f"{retries_left} more times after that" if retries_left else "for the last time"
+                    self._say(f"{error}; trying again with {self._name}, {after}")
 
-    def _attempt(self, *, last: bool) -> list[dict[str, float]] | RetryableError:
-        """Return the results, or an error after which to try again; raise any other error."""
-        try:
-            # The cluster has to answer first: a job may end while it does not.
-            labels = {kube.RUN_ID: self._stage.run_id}
-            RetryPolicy(self._clock).call("list training jobs", lambda: self._jobs.find(labels))
-            results = self._earlier_results()
-            return self._run_once(last=last) if results is None else results
-        except UnavailableError as error:
-            return error
-
-    def _earlier_results(self) -> list[dict[str, float]] | None:
-        """Return the results of this job, if it succeeded while no step was waiting for it."""
-        results = self._job.results() if self._job.is_written() else None
-        if results is None or not all(Path(path).is_dir() for path in self._job.outputs.values()):
-            return None
-        say(self._stage.stage, f"{self._name} has succeeded before")
-        self._remove()
-        return results
+    def _say(self, message: str) -> None:
+        say(self._stage.stage, message)
 
     @contextmanager
     def _deleted_on_bugs(self) -> Iterator[None]:
@@ -121,41 +102,47 @@ class _ClusterRun:
                 self._jobs.delete(self._name, pods_first=True)
             raise
 
-    def _run_once(self, *, last: bool) -> list[dict[str, float]] | RetryableError:
-        """As `_attempt`; with `last`, a job that has not ended is removed in any case."""
+    def _attempt(self, *, last: bool) -> _Results:
+        """Return the results; a RetryableError that is not final asks for another attempt, unless this is the last."""
+        # The cluster has to answer first: a job may end while it does not.
+        self._find(kube.RUN_ID)
+        earlier = self._earlier_results()
+        if earlier is not None:
+            return earlier
         watch = Watch(self._jobs, self._stage, self._clock, self._submit())
         self._termination.stop_other_requests = watch.stop
         phase: Phase | None = None
-        watch_error: PipelineError | None = None
+        failure: Exception | None = None
         try:
             phase = watch.until_end()
         except PipelineError as error:
-            watch_error = error
+            failure = error
         results = self._results(phase)
         tails = self._record(watch)
         if results is not None:
-            self._leave(watch.seen, succeeded=True, ended=phase is not None)
+            self._leave(watch.job, succeeded=True, ended=phase is not None)
             return results
-        failure = watch_error or self._failure(watch.seen, tails)
-        transient = isinstance(failure, RetryableError) and (watch_error is None or isinstance(failure, _RETRIED))
-        if transient and not last:
+        failure = failure or failure_reason(watch.job, watch.pods, tails, error_of_ranks(self._job))
+        is_transient = isinstance(failure, RetryableError) and not failure.is_final
+        if is_transient and not last:
             if not isinstance(failure, UnavailableError):  # such a job runs on, and is adopted
-                self._submission.remove(self._name)  # or one that hangs would be adopted, too
-            return RetryableError(str(failure))
-        self._print_ends(tails)
-        self._leave(watch.seen, succeeded=False, ended=phase is not None)
-        if transient:
-            raise RetriesExhaustedError(str(failure)) from failure
-        raise failure
+                self._delete(self._name)  # or one that hangs would be adopted, too
+            raise failure
+        _print_ends(tails)
+        self._leave(watch.job, succeeded=False, ended=phase is not None)
+        # The traceback of a bug is in the log of its rank, and this process has none to show.
+        raise PipelineError(str(failure).split("\n", 1)[0]) if isinstance(failure, RuntimeError) else failure
 
-    def _submit(self) -> Json:
-        self._manifest["metadata"]["annotations"][kube.HEARTBEAT] = self._clock.now().isoformat()
-        self._termination.is_creating = True
-        job = self._submission.submit(self._manifest, self._job.write)
-        self._termination.is_creating = False
-        return job
+    def _earlier_results(self) -> _Results | None:
+        """Return the results of this job, if it succeeded while no step was waiting for it."""
+        outputs_exist = all(Path(path).is_dir() for path in self._job.outputs.values())
+        results = self._job.results() if outputs_exist and self._job.is_written() else None
+        if results is not None:
+            self._say(f"{self._name} has succeeded before")
+            self._remove()
+        return results
 
-    def _results(self, phase: Phase | None) -> list[dict[str, float]] | None:
+    def _results(self, phase: Phase | None) -> _Results | None:
         """Return the results of all ranks; where they exist, it does not matter what happened to the job later."""
         deadline = self._clock.monotonic() + _VISIBLE_S
         while phase is Phase.COMPLETE and self._job.results() is None and self._clock.monotonic() < deadline:
@@ -164,57 +151,26 @@ class _ClusterRun:
 
     def _record(self, watch: Watch) -> dict[str, list[str]]:
         """Write the records of this attempt; return the ends of its logs."""
-        watch.finish()
-        tails = log_tails(self._jobs, self._job, watch.seen, watch.log.lines if watch.log else ())
+        tails = watch.log_tails(self._job)
         try:
-            folder = write_records(self._stage.records, self._jobs, self._job, watch.seen, tails)
-            say(self._stage.stage, f"logs, events and manifest of {self._name} are in {folder}")
+            folder = watch.write_records(self._stage.records, self._job, tails)
+            self._say(f"logs, events and manifest of {self._name} are in {folder}")
         except OSError as error:
-            say(self._stage.stage, f"could not write logs, events and manifest of {self._name}: {error}")
+            self._say(f"could not write logs, events and manifest of {self._name}: {error}")
         return tails
 
-    def _failure(self, seen: Snapshot, tails: Mapping[str, Sequence[str]]) -> Exception:
-        reason = failure_reason(seen.job, seen.pods, tails, error_of_ranks(self._job))
-        if isinstance(reason, PipelineError | OSError):
-            return reason
-        # A bug: its traceback is in the log of the rank, and this process has none to show.
-        return PipelineError(str(reason).split("\n", 1)[0])
-
-    def _print_ends(self, tails: Mapping[str, Sequence[str]]) -> None:
-        """Print the ends of logs, without the first rank's, which has been printed already."""
-        for where, lines in tails.items():
-            if where != "rank 0" and lines:
-                print("\n".join([f"the end of the log of {where}:", *lines[-_LINES_SHOWN:]]), flush=True)
-
-    def _leave(self, seen: Snapshot, *, succeeded: bool, ended: bool) -> None:
+    def _leave(self, job: Json, *, succeeded: bool, ended: bool) -> None:
         """Remove the job, or leave one that has ended for inspection; one that has not would run on unattended."""
         delete = self._stage.config.delete
         if not ended or delete == "always" or (succeeded and delete == "on_success"):
             self._remove()
             return
         with suppress(client.ApiException, HTTPError):
-            self._jobs.beat(seen.job, None)  # the reaper ignores it then
-        say(self._stage.stage, f"{self._name} is left in the cluster (cluster.delete is {delete})")
+            self._jobs.beat(job, None)  # the reaper ignores it then
+        self._say(f"{self._name} is left in the cluster (cluster.delete is {delete})")
 
-    def _remove(self) -> None:
-        try:
-            self._submission.remove(self._name)
-        except PipelineError as error:
-            say(self._stage.stage, f"{self._name} may be left in the cluster until the reaper removes it: {error}")
-
-
-@dataclass(frozen=True)
-class Submission:
-    """How a job gets into the cluster and out of it."""
-
-    jobs: TrainJobs
-    clock: Clock
-    stage: str
-    grace_s: float
-    """Time for the job's pods to end."""
-
-    def submit(self, manifest: Json, write: Callable[[], None]) -> Json:
-        """Return the job as it is in the cluster: adopted where it is there already, else created after `write`.
+    def _submit(self) -> Json:
+        """Return the job as it is in the cluster: adopted where it is there already, else created.
 
         Another job of this stage, or one that has ended, is removed first. So is a job of another run with the same
         work: this step holds the lock of that folder, so the step that waited for the job is gone.
@@ -223,74 +179,82 @@ class Submission:
             PipelineError: The cluster refuses the job.
             UnavailableError: The API server does not answer, or an old job does not disappear.
         """
-        for job in self._find(manifest, kube.RUN_ID, kube.STAGE):
-            if _is_same(job, manifest) and not _is_over(job):
-                return self._adopt(job, manifest)
-            self.remove(job["metadata"]["name"])
-        for job in self._find(manifest, kube.WORK):
+        self._manifest["metadata"]["annotations"][kube.HEARTBEAT] = self._clock.now().isoformat()
+        for job in self._find(kube.RUN_ID, kube.STAGE):
+            if self._is_same(job) and not _is_over(job):
+                self._adopt(job)
+                return job
+            self._delete(job["metadata"]["name"])
+        for job in self._find(kube.WORK):
             name = job["metadata"]["name"]
-            say(self.stage, f"removing {name}, a job of another run with the same work; its checkpoints are used")
-            self.remove(name)
-        self._wait_until_gone(manifest["metadata"]["name"])
-        write()
-        return self._create(manifest)
+            self._say(f"removing {name}, a job of another run with the same work; its checkpoints are used")
+            self._delete(name)
+        self._wait_until_gone(self._name)
+        self._job.write()
+        return self._create()
 
-    def remove(self, name: str) -> None:
-        """Delete a job; UnavailableError where it does not disappear with its pods in time."""
-        self._retries.call(f"delete the training job {name}", lambda: self.jobs.delete(name, pods_first=True))
-        self._wait_until_gone(name)
-
-    def _find(self, manifest: Json, *labels: str) -> list[Json]:
+    def _find(self, *labels: str) -> list[Json]:
         """Return the jobs in the cluster whose values of these labels are those of the manifest."""
-        values = {label: manifest["metadata"]["labels"][label] for label in labels}
-        return self._retries.call("list training jobs", lambda: self.jobs.find(values))
+        values = {label: self._manifest["metadata"]["labels"][label] for label in labels}
+        return self._retries.call("list training jobs", lambda: self._jobs.find(values))
 
-    def _wait_until_gone(self, name: str) -> None:
-        """Wait until neither a job nor a pod of it is left: two would write the same checkpoints."""
-        limit_s = self.grace_s + _GONE_S
-        deadline = self.clock.monotonic() + limit_s
-        while self._exists(name):
-            if self.clock.monotonic() > deadline:
-                raise UnavailableError(f"{name}: its pods still exist {limit_s:g} s after it was deleted")
-            self.clock.sleep(_GONE_POLL_S)
+    def _is_same(self, job: Json) -> bool:
+        """Tell whether a job is what would be submitted."""
+        digest = (job["metadata"].get("annotations") or {}).get(kube.SPEC_DIGEST)
+        ours: str = self._manifest["metadata"]["annotations"][kube.SPEC_DIGEST]
+        return job["metadata"]["name"] == self._name and digest == ours
 
-    def _exists(self, name: str) -> bool:
-        return self._read(name) is not None or bool(self._retries.call("list pods", lambda: self.jobs.pods(name)))
-
-    def _read(self, name: str) -> Json | None:
-        return self._retries.call(f"read the training job {name}", lambda: self.jobs.get(name))
-
-    def _adopt(self, job: Json, manifest: Json) -> Json:
+    def _adopt(self, job: Json) -> None:
         """Take over a job: its heartbeat and its owner are now those of this step."""
-        name, metadata = job["metadata"]["name"], manifest["metadata"]
-        say(self.stage, f"{name} exists already and is adopted")
+        self._say(f"{self._name} exists already and is adopted")
+        metadata = self._manifest["metadata"]
         changes = {"annotations": {kube.HEARTBEAT: metadata["annotations"][kube.HEARTBEAT]}}
         if "ownerReferences" in metadata:
             changes["ownerReferences"] = metadata["ownerReferences"]
-        self._retries.call(f"adopt the training job {name}", lambda: self.jobs.patch(job, changes))
-        return job
+        self._retries.call(f"adopt the training job {self._name}", lambda: self._jobs.patch(job, changes))
 
-    def _create(self, manifest: Json) -> Json:
-        name = manifest["metadata"]["name"]
-        self._retries.call(f"create the training job {name}", lambda: self.jobs.create(manifest))
-        job = self._read(name)
+    def _create(self) -> Json:
+        self._termination.is_creating = True
+        self._retries.call(f"create the training job {self._name}", lambda: self._jobs.create(self._manifest))
+        self._termination.is_creating = False
+        job = self._read(self._name)
         if job is None:
-            raise RetryableError(f"{name}: somebody deleted it as soon as it was submitted")
-        if not _is_same(job, manifest):
-            raise PipelineError(f"{name}: another training job has this name; delete it")
-        say(self.stage, f"submitted {name}")
+            raise RetryableError(f"{self._name}: somebody deleted it as soon as it was submitted")
+        if not self._is_same(job):
+            raise PipelineError(f"{self._name}: another training job has this name; delete it")
+        self._say(f"submitted {self._name}")
         return job
 
-    @property
-    def _retries(self) -> RetryPolicy:
-        return RetryPolicy(self.clock)
+    def _read(self, name: str) -> Json | None:
+        return self._retries.call(f"read the training job {name}", lambda: self._jobs.get(name))
+
+    def _remove(self) -> None:
+        """Delete this job; where that fails, the reaper does."""
+        try:
+            self._delete(self._name)
+        except PipelineError as error:
+            self._say(f"{self._name} may be left in the cluster until the reaper removes it: {error}")
+
+    def _delete(self, name: str) -> None:
+        """Delete a job; UnavailableError where it does not disappear with its pods in time."""
+        self._retries.call(f"delete the training job {name}", lambda: self._jobs.delete(name, pods_first=True))
+        self._wait_until_gone(name)
+
+    def _wait_until_gone(self, name: str) -> None:
+        """Wait until neither a job nor a pod of it is left: two would write the same checkpoints."""
+        limit_s = self._job.grace_s + _GONE_S
+        deadline = self._clock.monotonic() + limit_s
+        while self._read(name) is not None or self._retries.call("list pods", lambda: self._jobs.pods(name)):
+            if self._clock.monotonic() > deadline:
+                raise UnavailableError(f"{name}: its pods still exist {limit_s:g} s after it was deleted")
+            self._clock.sleep(_GONE_POLL_S)
 
 
-def _is_same(job: Json, manifest: Json) -> bool:
-    """Tell whether a job is what would be submitted."""
-    annotations, wanted = job["metadata"].get("annotations") or {}, manifest["metadata"]
-    is_named = job["metadata"]["name"] == wanted["name"]
-    return bool(is_named and annotations.get(kube.SPEC_DIGEST) == wanted["annotations"][kube.SPEC_DIGEST])
+def _print_ends(tails: Mapping[str, Sequence[str]]) -> None:
+    """Print the ends of logs, without the first rank's, which has been printed already."""
+    for where, lines in tails.items():
+        if where != "rank 0" and lines:
+            print("\n".join([f"the end of the log of {where}:", *lines[-_LINES_SHOWN:]]), flush=True)
 
 
 def _is_over(job: Json) -> bool:

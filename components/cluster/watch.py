@@ -1,17 +1,22 @@
-"""Watches a TrainJob until it ends, or until one of its phases takes longer than it may."""
+"""Watches a TrainJob until it ends, or until one of its phases takes longer than it may; records what was seen."""
 
-from collections.abc import Sequence
+import shutil
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from enum import StrEnum
+from pathlib import Path
+from typing import TypeVar
 
 from kubernetes import client
 from urllib3.exceptions import HTTPError
 
 from components.cluster.config import ClusterStage
 from components.cluster.failures import condition, container_states, scheduling_problem
-from components.cluster.kube import Clock, Json, RetryPolicy, Snapshot, TrainJobs
-from components.cluster.logs import LogStream
+from components.cluster.job import Job
+from components.cluster.kube import Clock, Json, RetryPolicy, TrainJobs
+from components.cluster.logs import LINES_KEPT, LogStream
 from components.cluster.manifest import NODE
+from components.shared import jsonl
 from components.shared.errors import PipelineError, RetriesExhaustedError, RetryableError
 from components.shared.progress import say, say_line
 
@@ -35,14 +40,8 @@ _HINTS = {
     "ErrImagePull": _IMAGE_HINT,
     "ImagePullBackOff": _IMAGE_HINT,
 }
-
-
-class StalledError(RetryableError):
-    """The pods run and print nothing."""
-
-
-class DeletedError(RetryableError):
-    """Somebody has deleted the job."""
+_RECORD_TRIES = 3
+_Item = TypeVar("_Item")
 
 
 class Phase(StrEnum):
@@ -54,18 +53,15 @@ class Phase(StrEnum):
     COMPLETE = "is complete"
     FAILED = "has failed"
 
-    @property
-    def is_final(self) -> bool:
-        """Whether no other phase follows."""
-        return self in (Phase.COMPLETE, Phase.FAILED)
-
 
 class Watch:
     """Polls a job every ten seconds, prints the first rank's log, and renews the job's heartbeat."""
 
     def __init__(self, jobs: TrainJobs, stage: ClusterStage, clock: Clock, job: Json) -> None:
-        self.seen = Snapshot(job)
-        self.log: LogStream | None = None
+        self.job = job
+        """As last seen, as are its pods."""
+        self.pods: list[Json] = []
+        self._log: LogStream | None = None
         self._jobs, self._stage, self._clock = jobs, stage, clock
         self._name: str = job["metadata"]["name"]
         self._retries = RetryPolicy(clock)
@@ -77,148 +73,174 @@ class Watch:
         self._reported = ""
 
     def until_end(self) -> Phase:
-        """Return how the job has ended.
+        """Return how the job has ended: complete or failed.
 
         Raises:
             RetriesExhaustedError: It waits for the queue or for its pods to start for longer than it may.
-            StalledError: Its pods run and print nothing for longer than they may.
-            DeletedError: Somebody has deleted it.
+            RetryableError: Its pods run and print nothing for longer than they may, or somebody has deleted it.
             UnavailableError: The API server does not answer.
             PipelineError: Its pods cannot start.
         """
         while True:
             self._look()
-            phase = _phase_of(self.seen, self._stage.config.nodes)
-            self._enter(phase)
+            phase = self._current_phase()
+            if phase is not self._phase:
+                say(self._stage.stage, f"{self._name} {phase}{' again' if phase in self._past else ''}")
+                self._past.add(phase)
+                self._phase, self._phase_began_s, self._reported = phase, self._clock.monotonic(), ""
             self._follow_first_rank()
-            if phase.is_final:
+            if phase in (Phase.COMPLETE, Phase.FAILED):
                 return phase
             self._check_time(phase)
-            self._beat()
+            if self._clock.monotonic() - self._beat_s >= _BEAT_S:
+                with suppress(client.ApiException, HTTPError):  # the next look reports why
+                    self._jobs.beat(self.job, self._clock.now())
+                    self._beat_s = self._clock.monotonic()
             self._clock.sleep(_POLL_S)
-
-    def finish(self) -> None:
-        """Print the rest of the log."""
-        if self.log is not None:
-            self.log.finish()
 
     def stop(self) -> None:
         """Make no further requests."""
-        if self.log is not None:
-            self.log.stop()
+        if self._log is not None:
+            self._log.stop()
+
+    def log_tails(self, job: Job) -> dict[str, list[str]]:
+        """Return the ends of logs by where they are from: each pod, and each rank that prints to a file.
+
+        The first rank's is what was printed of it: the log itself may be gone with its pod.
+        """
+        tails: dict[str, list[str]] = {"rank 0": []}
+        if self._log is not None:
+            self._log.finish()
+            tails["rank 0"] = list(self._log.lines)
+        for pod in self.pods:
+            for container in pod["spec"]["containers"]:
+                if lines := _repeated(self._log_tail, _name(pod), container["name"]):
+                    tails[_name(pod)] = lines
+        for rank in range(1, job.num_processes):
+            if job.log(rank).is_file():
+                text = job.log(rank).read_text(encoding="utf-8", errors="replace")
+                tails[f"rank {rank}"] = text.splitlines()[-LINES_KEPT:]
+        return tails
+
+    def write_records(self, folder: Path, job: Job, tails: Mapping[str, Sequence[str]]) -> Path:
+        """Write manifest, pods, events, logs and outcomes of an attempt; return its folder, at first attempt-1."""
+        attempt = folder / f"attempt-{1 + len(list(folder.glob('attempt-*')))}"
+        attempt.mkdir(parents=True)
+        events = [event for document in (self.job, *self.pods) for event in _repeated(self._jobs.events, document)]
+        for name, content in (("trainjob", self.job), ("pods", self.pods), ("events", events)):
+            jsonl.write_json(attempt / f"{name}.json", content)
+        for where, lines in tails.items():
+            text = "".join(f"{line}\n" for line in lines)
+            (attempt / f"{where.replace(' ', '-')}.log").write_text(text, encoding="utf-8")
+        for path in job.folder.glob("*.json"):
+            shutil.copy(path, attempt / path.name)
+        return attempt
+
+    def _log_tail(self, pod: str, container: str) -> list[str]:
+        text = self._jobs.log(pod, container, follow=False, tail=LINES_KEPT).data.decode(errors="replace")
+        return [line.partition(" ")[2] for line in text.splitlines()]
 
     def _look(self) -> None:
         job = self._retries.call(f"read the training job {self._name}", lambda: self._jobs.get(self._name))
-        if job is None or job["metadata"]["uid"] != self.seen.job["metadata"]["uid"]:
-            raise DeletedError(f"{self._name}: somebody has deleted the training job")
-        self.seen.job = job
-        self.seen.pods = self._retries.call("list pods", lambda: self._jobs.pods(self._name))
+        if job is None or job["metadata"]["uid"] != self.job["metadata"]["uid"]:
+            raise RetryableError(f"{self._name}: somebody has deleted the training job")
+        self.job = job
+        self.pods = self._retries.call("list pods", lambda: self._jobs.pods(self._name))
 
-    def _enter(self, phase: Phase) -> None:
-        if phase is self._phase:
-            return
-        say(self._stage.stage, f"{self._name} {phase}{' again' if phase in self._past else ''}")
-        self._past.add(phase)
-        self._phase, self._phase_began_s, self._reported = phase, self._clock.monotonic(), ""
+    def _current_phase(self) -> Phase:
+        for kind, phase in (("Complete", Phase.COMPLETE), ("Failed", Phase.FAILED)):
+            if condition(self.job, kind)["status"] == "True":
+                return phase
+        if self.job["spec"].get("suspend"):
+            return Phase.QUEUED
+        started = [pod for pod in self._rank_pods() if pod["status"].get("phase", "Pending") != "Pending"]
+        return Phase.RUNNING if len(started) >= self._stage.config.nodes else Phase.PENDING
+
+    def _rank_pods(self) -> list[Json]:
+        """Return the pods of ranks, without those of vLLM servers."""
+        label = "jobset.sigs.k8s.io/replicatedjob-name"
+        return [pod for pod in self.pods if pod["metadata"]["labels"].get(label) == NODE]
 
     def _follow_first_rank(self) -> None:
-        """Follow the log of the first node's pod, which is another one after a restart."""
-        pod = _first_node(self.seen.pods)
-        if pod is None or (self.log is not None and self.log.uid == pod["metadata"]["uid"]):
+        """Follow the log of the first node's newest pod, once it has started; it is another one after a restart."""
+        index = "batch.kubernetes.io/job-completion-index"
+        started = [
+            pod["metadata"]
+            for pod in self._rank_pods()
+            if pod["metadata"]["labels"].get(index) == "0"
+            and (container_states(pod, "running") or container_states(pod, "terminated"))
+        ]
+        pod = max(started, key=lambda metadata: str(metadata.get("creationTimestamp", "")), default=None)
+        if pod is None or (self._log is not None and self._log.uid == pod["uid"]):
             return
-        self.finish()
-        self.log = LogStream(self._jobs, pod, self._clock, say_line)
+        if self._log is not None:
+            self._log.finish()
+        self._log = LogStream(self._jobs, pod, self._clock, say_line)
 
     def _check_time(self, phase: Phase) -> None:
-        config, spent_s = self._stage.config, self._clock.monotonic() - self._phase_began_s
-        if phase is Phase.QUEUED and spent_s > config.queue_timeout_s:
-            limit = _limit("queue", config.queue_timeout_s)
-            reason = scheduling_problem([], self._events(self.seen.job))
-            raise RetriesExhaustedError(f"{self._name}: not admitted by the queue within {limit}: {reason}")
+        config, now = self._stage.config, self._clock.monotonic()
+        spent_s = now - self._phase_began_s
         if phase is Phase.PENDING:
+            self._check_waiting_containers()
             self._check_start(spent_s)
-        if phase is Phase.RUNNING:
-            self._check_progress(spent_s)
+        elif phase is Phase.QUEUED and spent_s > config.queue_timeout_s:
+            limit = f"{config.queue_timeout_s:g} s (cluster.queue_timeout_s)"
+            raise RetriesExhaustedError(
+                f"{self._name}: not admitted by the queue within {limit}: {self._problem([], self.job)}"
+            )
+        elif phase is Phase.RUNNING:
+            silent_s = now - (self._log.last_sign_s if self._log else self._phase_began_s)
+            if min(silent_s, spent_s) > config.stall_timeout_s:
+                limit = f"{config.stall_timeout_s:g} s (cluster.stall_timeout_s)"
+                raise RetryableError(f"{self._name}: nothing was printed for {limit}")
+            if spent_s > config.training_timeout_s + _MARGIN_S:
+                limit = f"{config.training_timeout_s:g} s (cluster.training_timeout_s)"
+                raise PipelineError(f"{self._name}: runs for longer than {limit}")
 
     def _check_start(self, spent_s: float) -> None:
-        self._check_waiting_containers()
-        late = spent_s > self._stage.config.start_timeout_s
-        if not late and spent_s < 2 * _POLL_S:
+        limit_s = self._stage.config.start_timeout_s
+        if spent_s <= limit_s and spent_s < 2 * _POLL_S:
             return
-        reason = scheduling_problem(self.seen.pods, self._events((self.seen.pods or [self.seen.job])[0]))
-        if late:
-            limit = _limit("start", self._stage.config.start_timeout_s)
-            raise RetriesExhaustedError(f"{self._name}: not all pods run within {limit}: {reason}")
-        if reason != self._reported:
-            self._reported = reason
-            say(self._stage.stage, reason)
+        problem = self._problem(self.pods, (self.pods or [self.job])[0])
+        if spent_s > limit_s:
+            limit = f"{limit_s:g} s (cluster.start_timeout_s)"
+            raise RetriesExhaustedError(f"{self._name}: not all pods run within {limit}: {problem}")
+        if problem != self._reported:
+            self._reported = problem
+            say(self._stage.stage, problem)
+
+    def _problem(self, pods: Sequence[Json], about: Json) -> str:
+        """Return why pods do not run; no decision depends on it, so it does without events that cannot be read."""
+        events: list[Json] = []
+        with suppress(client.ApiException, HTTPError):
+            events = self._jobs.events(about)
+        return scheduling_problem(pods, events)
 
     def _check_waiting_containers(self) -> None:
         """Raise PipelineError where a container waits for something that waiting does not bring."""
         waiting = [
-            (pod["metadata"]["name"], state.get("reason", ""), state.get("message", "no message"))
-            for pod in self.seen.pods
+            (_name(pod), state.get("reason", ""), state.get("message", "no message"))
+            for pod in self.pods
             for state in container_states(pod, "waiting")
         ]
         now = self._clock.monotonic()
-        kinds = {_kind(reason) for _, reason, _ in waiting}
-        self._waiting_since = {kind: self._waiting_since.get(kind, now) for kind in kinds}
+        # Reasons about an image alternate while it is pulled again and again.
+        kinds = {reason: "image" if "Image" in reason else reason for _, reason, _ in waiting}
+        self._waiting_since = {kind: self._waiting_since.get(kind, now) for kind in kinds.values()}
         for pod, reason, message in waiting:
             limit_s = _UNSTARTABLE_AFTER_S.get(reason)
-            if limit_s is not None and now - self._waiting_since[_kind(reason)] >= limit_s:
+            if limit_s is not None and now - self._waiting_since[kinds[reason]] >= limit_s:
                 raise PipelineError(f"{pod}: {reason}: {message}{_HINTS.get(reason, '')}")
 
-    def _check_progress(self, spent_s: float) -> None:
-        config = self._stage.config
-        silent_s = self._clock.monotonic() - (self.log.last_sign_s if self.log else self._phase_began_s)
-        if min(silent_s, spent_s) > config.stall_timeout_s:
-            raise StalledError(f"{self._name}: nothing was printed for {_limit('stall', config.stall_timeout_s)}")
-        if spent_s > config.training_timeout_s + _MARGIN_S:
-            raise PipelineError(f"{self._name}: runs for longer than {_limit('training', config.training_timeout_s)}")
 
-    def _events(self, document: Json) -> list[Json]:
-        """Return the events of an object, or none where they cannot be read: no decision depends on them."""
+def _name(pod: Json) -> str:
+    name: str = pod["metadata"]["name"]
+    return name
+
+
+def _repeated(request: Callable[..., list[_Item]], *arguments: object) -> list[_Item]:
+    """Return the answer to a request, after a few tries; nothing where it fails: records do without."""
+    for _ in range(_RECORD_TRIES):
         with suppress(client.ApiException, HTTPError):
-            return self._jobs.events(document)
-        return []
-
-    def _beat(self) -> None:
-        """Renew the heartbeat; where that fails, the next look reports why."""
-        if self._clock.monotonic() - self._beat_s < _BEAT_S:
-            return
-        with suppress(client.ApiException, HTTPError):
-            self._jobs.beat(self.seen.job, self._clock.now())
-            self._beat_s = self._clock.monotonic()
-
-
-def _limit(what: str, limit_s: float) -> str:
-    return f"{limit_s:g} s (cluster.{what}_timeout_s)"
-
-
-def _kind(reason: str) -> str:
-    """Reasons about an image alternate while it is pulled again and again."""
-    return "image" if "Image" in reason else reason
-
-
-def _phase_of(seen: Snapshot, num_nodes: int) -> Phase:
-    for kind, phase in (("Complete", Phase.COMPLETE), ("Failed", Phase.FAILED)):
-        if condition(seen.job, kind)["status"] == "True":
-            return phase
-    if seen.job["spec"].get("suspend"):
-        return Phase.QUEUED
-    started = [pod for pod in _nodes(seen.pods) if pod["status"].get("phase", "Pending") != "Pending"]
-    return Phase.RUNNING if len(started) >= num_nodes else Phase.PENDING
-
-
-def _first_node(pods: Sequence[Json]) -> Json | None:
-    """Return the newest pod of the first rank, once it has started."""
-    index = "batch.kubernetes.io/job-completion-index"
-    firsts = [pod for pod in _nodes(pods) if pod["metadata"]["labels"].get(index) == "0"]
-    started = [pod for pod in firsts if container_states(pod, "running") or container_states(pod, "terminated")]
-    return max(started, key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")), default=None)
-
-
-def _nodes(pods: Sequence[Json]) -> list[Json]:
-    """Return the pods of ranks, without those of vLLM servers."""
-    label = "jobset.sigs.k8s.io/replicatedjob-name"
-    return [pod for pod in pods if pod["metadata"]["labels"].get(label) == NODE]
+            return request(*arguments)
+    return []

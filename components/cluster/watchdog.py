@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
@@ -49,34 +49,24 @@ def memory_folder(like: Path, otherwise: Path) -> Iterator[Path]:
     It is removed with the block, and by a watchdog if this process is killed. If the watchdog is killed as well, the
     next run removes it.
     """
-    _remove_orphaned_folders()
+    for orphan in _MEMORY.glob(f"{_PREFIX}*"):
+        try:
+            os.kill(int(orphan.name.removeprefix(_PREFIX)), 0)
+        except ProcessLookupError:
+            shutil.rmtree(orphan, ignore_errors=True)
+        except (ValueError, PermissionError):
+            continue
     size = sum(path.stat().st_size for path in like.rglob("*") if path.is_file())
     fits = _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > _COPIES * size
     folder = _MEMORY / f"{_PREFIX}{os.getpid()}" if fits else otherwise
     folder.mkdir(parents=True, exist_ok=True)
+    pipe, silent = subprocess.PIPE, subprocess.DEVNULL
     try:
         # Without this process's output, so that nobody who reads it to its end waits for the watchdog.
-        with subprocess.Popen(
-            watched(folder),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        ):
+        with subprocess.Popen(watched(folder), stdin=pipe, stdout=silent, stderr=silent, start_new_session=True):
             yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _remove_orphaned_folders() -> None:
-    """Remove the memory folders of processes that no longer exist."""
-    for folder in _MEMORY.glob(f"{_PREFIX}*"):
-        try:
-            os.kill(int(folder.name.removeprefix(_PREFIX)), 0)
-        except ProcessLookupError:
-            shutil.rmtree(folder, ignore_errors=True)
-        except (ValueError, PermissionError):
-            continue
 
 
 def main() -> None:
@@ -84,27 +74,19 @@ def main() -> None:
     folder, *command = sys.argv[1:]
     events = select.poll()
     events.register(sys.stdin.fileno(), select.POLLIN | select.POLLHUP)
-    if not command:
-        events.poll()
-        _remove(Path(folder))
-        return
-    child = subprocess.Popen(command, stdin=subprocess.DEVNULL)
-    events.register(os.pidfd_open(child.pid), select.POLLIN)
+    child = subprocess.Popen(command, stdin=subprocess.DEVNULL) if command else None
+    if child:
+        events.register(os.pidfd_open(child.pid), select.POLLIN)
     events.poll()
-    child.terminate()
-    try:
-        child.wait(_GRACE_S)
-    except subprocess.TimeoutExpired:
-        pass
-    finally:
+    if child:
+        child.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            child.wait(_GRACE_S)
         shutil.rmtree(folder, ignore_errors=True)
         os.killpg(0, signal.SIGKILL)
-
-
-def _remove(folder: Path) -> None:
     for _ in range(_TRIES):
         shutil.rmtree(folder, ignore_errors=True)
-        if not folder.exists():
+        if not Path(folder).exists():
             return
         time.sleep(_RETRY_S)
 

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from components.cluster.kube import Clock, RetryPolicy, SystemClock, UnavailableError, connect, own_namespace
+from components.cluster.kube import Clock, RetryPolicy, UnavailableError, connect, own_namespace
 from components.preflight import cluster, remotes
 from components.preflight.config import CLUSTER, DEPLOYMENT, DeploymentConfig, Params, Sections, contradictions
 from components.preflight.form import Form, complete, in_the_form, page, sections_of, wrong_sections
@@ -85,7 +85,7 @@ def preflight(
     params = None if wrong else Params.model_validate(sections)
     wrong += remotes.mutable_images(deployment) + remotes.incomparable(form)
     wrong += [*_files(form, params), *map(in_the_form, contradictions(params))] if params else []
-    checks = _checks(form, deployment, sections, params, clock or SystemClock())
+    checks = _checks(form, deployment, sections, params, clock or Clock())
     answers = run_concurrently(checks, deadline_s)
     commit = _commit_or_refuse(answers, wrong)
     sections = complete(sections_of(form, deployment, commit=commit, secrets=secrets)[0])

@@ -10,7 +10,7 @@ from components.clean_up.clean_up import Ending, clean_up, run
 from components.cluster import kube
 from components.shared import stage
 from components.shared.environment import KUBECONFIG_VARIABLE, POD_VARIABLE
-from components.shared.errors import RetryableError
+from components.shared.errors import PipelineError, RetryableError
 from tests.fake_cluster import ApiServer, Fault, kinds
 
 _RUN = "0b1c2d3e"
@@ -141,12 +141,12 @@ def test_failed_removal_is_reported_and_repeated(server: ApiServer, tmp_path: Pa
     assert "Removed: mine." in page.read_text()  # by the attempt before
 
 
-def test_missing_cluster_is_a_transient_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_cluster_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """There is a summary all the same."""
     monkeypatch.setenv(KUBECONFIG_VARIABLE, str(tmp_path / "none"))
     with pytest.raises(SystemExit) as ended:
         run(_FAILED, "", str(tmp_path / "out" / "summary"))
-    assert ended.value.code == RetryableError.exit_code
+    assert ended.value.code == PipelineError.exit_code
     assert "# Run failed" in (tmp_path / "out" / "summary").read_text()
 
 

@@ -1,6 +1,6 @@
 """A job of two ranks on the fake cluster, and what its ranks would write on the shared volume."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -69,12 +69,17 @@ class Launched:
     def run(self, clock: Clock | None = None) -> dict[str, float]:
         """Run the job to its end."""
         (self.root / "policy").mkdir(exist_ok=True)
-        return run_on_cluster(self.job, self.stage, clock or self.server.clock)
+        return run_on_cluster(self.job, self.stage, clock or clock_of(self.server))
 
     def submit_and_die(self) -> None:
         """Be a step that is killed once its job is submitted."""
         with pytest.raises(KilledError):
-            self.run(_DyingClock(self.server))
+            self.run(replace(clock_of(self.server), sleep=self._die_between_polls))
+
+    def _die_between_polls(self, seconds: float) -> None:
+        if seconds == 10:
+            raise KilledError
+        self.server.clock.advance(seconds)
 
     def succeed(self) -> None:
         """Write what successful ranks write."""
@@ -118,17 +123,9 @@ class MakeJob(Protocol):
         ...
 
 
-class _DyingClock:
-    """A clock that kills the step when it first waits between two polls of its job."""
-
-    def __init__(self, server: ApiServer) -> None:
-        self.monotonic, self.now, self._advance = server.clock.monotonic, server.clock.now, server.clock.advance
-
-    def sleep(self, seconds: float) -> None:
-        """See `Clock`."""
-        if seconds == 10:
-            raise KilledError
-        self._advance(seconds)
+def clock_of(server: ApiServer) -> Clock:
+    """The time of a cluster."""
+    return Clock(server.clock.monotonic, server.clock.sleep, server.clock.now)
 
 
 def launched(server: ApiServer, root: Path, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> Launched:

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from components.cluster import kube
 from components.cluster.kube import RetryPolicy, TrainJobs, UnavailableError, connect, is_transient, own_namespace
 from components.cluster.reaper import delete_run, reap
 from components.shared.errors import PipelineError
-from tests.cluster.launched import RUN_ID
+from tests.cluster.launched import RUN_ID, clock_of
 from tests.fake_cluster import ApiServer, Fault, kinds, script
 
 ROOT = Path(__file__).parents[2]
@@ -48,26 +49,18 @@ def _error(status: int, message: str) -> client.ApiException:
     return error
 
 
-class _LateToken:
-    """A clock in whose course the token's file is replaced, some time after the server knows the new token."""
-
-    def __init__(self, server: ApiServer, file: Path, after_s: float) -> None:
-        self.monotonic, self.now = server.clock.monotonic, server.clock.now
-        self._server, self._file, self._after_s = server, file, after_s
-
-    def sleep(self, seconds: float) -> None:
-        """See `Clock`."""
-        self._server.clock.advance(seconds)
-        if self._server.clock.monotonic() >= self._after_s:
-            self._server.kubeconfig(self._file)
-
-
 @pytest.mark.parametrize(("after_s", "succeeds"), [(60, True), (10_000, False)])
 def test_late_token_is_waited_for(server: ApiServer, tmp_path: Path, after_s: float, succeeds: bool) -> None:
     """The kubelet replaces tokens of pods within minutes; one that never comes is reported in the end."""
     jobs = TrainJobs(connect(), server.namespace)
     server.access.rotate()
-    retries = RetryPolicy(_LateToken(server, tmp_path / "kubeconfig", after_s))
+
+    def sleep(seconds: float) -> None:
+        server.clock.advance(seconds)
+        if server.clock.monotonic() >= after_s:
+            server.kubeconfig(tmp_path / "kubeconfig")
+
+    retries = RetryPolicy(replace(clock_of(server), sleep=sleep))
     if succeeds:
         assert retries.call("list training jobs", lambda: jobs.find({})) == []
     else:
@@ -80,7 +73,7 @@ def test_refusal_is_reported_at_once(server: ApiServer) -> None:
     server.access.rules = [{"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]}]
     jobs = TrainJobs(connect(), server.namespace)
     with pytest.raises(PipelineError, match=r"the cluster refuses to list training jobs: .*cannot list resource"):
-        RetryPolicy(server.clock).call("list training jobs", lambda: jobs.find({}))
+        RetryPolicy(clock_of(server)).call("list training jobs", lambda: jobs.find({}))
     assert len(server.requests) == 1
 
 

@@ -61,7 +61,7 @@ class _Supervised:
         self.now = 0.0
         server: Any = _Server()
         self.server = server
-        self._supervisor = Supervisor([server], start_deadline_s=100, health_deadline_s=30, clock=lambda: self.now)
+        self._supervisor = Supervisor(server, 100, 30, lambda: self.now)
 
     def check(self, now: float, state: Health | None) -> int:
         """Check the server in this state at this time; return how often it was restarted until now."""

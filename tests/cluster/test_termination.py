@@ -55,7 +55,7 @@ def test_stopped_step_deletes_its_job(
     assert server.cluster.all(kinds.TRAIN_JOBS) == []
     first, second = capfd.readouterr().out.splitlines()
     assert first == f"train_grpo: stopped by {number.name}: the training job {job} is removed"
-    assert second.startswith("train_grpo: the next run goes on from the checkpoint of step 200")
+    assert second.startswith("train_grpo: the next run resumes from the checkpoint of step 200")
 
 
 def test_failed_deletion_is_reported(

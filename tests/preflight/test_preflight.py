@@ -2,7 +2,6 @@
 
 import json
 import threading
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -18,23 +17,10 @@ from tests.fake_cluster import BEFORE, ApiServer, Fault, kinds
 from tests.preflight.conftest import CLAIM, DEPLOYMENT, GSM8K, claim, git, ready, with_overrides
 
 
-class FastClock:
-    """A clock that goes forward by what it is asked to sleep, in every thread at once."""
-
-    def __init__(self) -> None:
-        self._passed_s = 0.0
-
-    def monotonic(self) -> float:
-        """See `Clock`."""
-        return self._passed_s
-
-    def now(self) -> datetime:
-        """See `Clock`."""
-        return datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=self._passed_s)
-
-    def sleep(self, seconds: float) -> None:
-        """See `Clock`."""
-        self._passed_s += seconds
+def fast_clock() -> Clock:
+    """Return a clock that goes forward by what it is asked to sleep, in every thread at once."""
+    sleeps_s: list[float] = []
+    return Clock(lambda: sum(sleeps_s), sleeps_s.append)
 
 
 def _lines(
@@ -245,7 +231,7 @@ def test_a_password_in_an_address_is_refused_and_not_repeated(server: ApiServer,
 def test_a_busy_api_server_is_asked_again(server: ApiServer, form: Form, fault: Fault) -> None:
     """Back from a restart, throttling, waiting for a webhook, broken connections: no reason to end a run."""
     server.faults.add(fault)
-    preflight(form, DEPLOYMENT, clock=FastClock())
+    preflight(form, DEPLOYMENT, clock=fast_clock())
     assert server.faults.pending == []
 
 
@@ -262,14 +248,14 @@ def test_a_cluster_in_trouble_is_no_mistake_of_the_form(
 ) -> None:
     """After a minute it is reported as such, to be tried again; a mistake that is certain decides all the same."""
     server.faults.add(fault)
-    clock = FastClock()
+    clock = fast_clock()
     with pytest.raises(RetryableError) as raised:
         preflight(form, DEPLOYMENT, clock=clock)
     first, line = str(raised.value).splitlines()
     assert first.startswith("the cluster does not answer, so this run could not be checked")
     assert line.startswith(f"{subject}: the API server did not answer within 60 s: ")
     assert 60 <= clock.monotonic() <= 120
-    lines = _lines(form, deployment={"image_gpu": "registry.example/gpu:latest"}, clock=FastClock())
+    lines = _lines(form, deployment={"image_gpu": "registry.example/gpu:latest"}, clock=fast_clock())
     assert [line.split(":")[0] for line in lines] == ["deployment.image_gpu", subject]
 
 
