@@ -18,7 +18,7 @@ _TRANSIENT_ERRNOS = {
     *(errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH),
 }
 _FULL_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-_RUST_OS_ERROR = re.compile(r"\(os error (\d+)\)")
+_NUMBER_IN_TEXT = re.compile(r"(?:\(os error |\[Errno )(\d+)")
 _OUT_OF_MEMORY = re.compile(
     r"out of memory|can(?:no|')t allocate memory|not enough memory|std::bad_alloc|_ALLOC_FAILED"
     # What vLLM prints where its share of the memory is too small.
@@ -118,13 +118,15 @@ def explain_out_of_memory(purpose: str, *remedies: str) -> Iterator[None]:
 
 def out_of_memory(error: BaseException) -> str | None:
     """Return how much memory was refused, as far as the error tells; None for any other error."""
-    known = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
-    if not known and isinstance(error, Exception):
-        known = _errno(error) == errno.ENOMEM
-    if not known and isinstance(error, RuntimeError):
-        # An error may end with a log; only its first line is about itself.
-        known = _OUT_OF_MEMORY.search(str(error).strip().partition("\n")[0]) is not None
-    return _amount(str(error)) if known else None
+    # An error may end with a log; only its first line is about itself.
+    first_line = str(error).strip().partition("\n")[0]
+    is_known = (
+        isinstance(error, MemoryError)
+        or type(error).__name__ == "OutOfMemoryError"
+        or _errno(error) == errno.ENOMEM
+        or (isinstance(error, RuntimeError) and _OUT_OF_MEMORY.search(first_line) is not None)
+    )
+    return _amount(str(error)) if is_known else None
 
 
 def out_of_memory_in_log(text: str) -> str | None:
@@ -155,10 +157,10 @@ def raise_if_disk_is_full(error: Exception, path: Path, usage: str) -> None:
         raise PipelineError(f"{reason}: {usage}, {free:,} are free; make room and run again") from error
 
 
-def _errno(error: Exception) -> int | None:
-    """Return the number of what the operating system refused; None for any other error, which is a bug."""
-    if isinstance(error, OSError):
+def _errno(error: BaseException) -> int | None:
+    """The number of what the operating system refused; None for any other error, which is a bug."""
+    if isinstance(error, OSError) and error.errno is not None:
         return error.errno
-    # Libraries in Rust (safetensors, tokenizers) raise exceptions of their own that carry the error as text.
-    wrapped = _RUST_OS_ERROR.search(str(error))
-    return int(wrapped[1]) if wrapped else None
+    # Libraries in Rust (safetensors, tokenizers) and shutil have exceptions that carry the error as text.
+    number = _NUMBER_IN_TEXT.search(str(error))
+    return int(number[1]) if number else None

@@ -26,11 +26,9 @@ from components.shared.progress import say
 _LOCK, _RECORD = "run.lock", "fingerprint.json"
 _NUM_LISTED = 3
 """Folders with other unfinished work that are listed."""
-
 CHECKPOINTS = "checkpoints"
 """Where a stage keeps them in its folder of unfinished work."""
-_MANIFEST = "manifest.json"
-_WRITER_LOCK = "writer.lock"
+_MANIFEST, _WRITER_LOCK = "manifest.json", "writer.lock"
 
 
 @dataclass
@@ -43,10 +41,7 @@ class WorkFolder:
     """Whether another run of the same work had it before."""
 
     def copy_result(self, outputs: Mapping[str, Path]) -> dict[str, float] | None:
-        """Fill `outputs` from a finished run of the same work and return its metrics.
-
-        None where this run did not wait for another one, or there is no such result.
-        """
+        """Fill `outputs` with the result of the run that this one waited for, if any, and return its metrics."""
         result_file = self.folder.with_suffix(".json")
         if not self.waited or not result_file.is_file():
             return None
@@ -55,7 +50,7 @@ class WorkFolder:
         if sources.keys() != outputs.keys() or _made_by(sources.values()) != result["made_by"]:
             return None
         for name, path in outputs.items():
-            _copy(sources[name], path)
+            shutil.copytree(sources[name], path, copy_function=shutil.copyfile, dirs_exist_ok=True)
         say(self.stage, "the other run has finished; its result was copied")
         metrics: dict[str, float] = result["metrics"]
         return metrics
@@ -71,10 +66,7 @@ class WorkFolder:
 
 @contextmanager
 def locked_work(root: Path, stage: str, fingerprint: Fingerprint) -> Iterator[WorkFolder]:
-    """Lock the folder of unfinished work; remove it if the block succeeds, or fails with nothing in it.
-
-    Where another run has it, wait until that one ends. List unfinished work that is not resumed.
-    """
+    """Lock the folder of unfinished work, once no other run has it; remove it if the block leaves nothing to resume."""
     for leftover in (root / stage).glob(".*.removed"):
         durable.remove(leftover)
     folder = root / stage / lineage.value_digest(fingerprint)[:16]
@@ -91,7 +83,7 @@ def locked_work(root: Path, stage: str, fingerprint: Fingerprint) -> Iterator[Wo
     try:
         yield WorkFolder(stage, folder, waited)
     except BaseException:
-        if _is_empty(folder):
+        if {path.name for path in folder.rglob("*") if path.is_file()} <= {_LOCK, _WRITER_LOCK, _RECORD}:
             durable.discard(folder)
         raise
     else:
@@ -101,48 +93,27 @@ def locked_work(root: Path, stage: str, fingerprint: Fingerprint) -> Iterator[Wo
 
 
 def fingerprint_in(folder: Path) -> Fingerprint | None:
-    """Return the fingerprint of the work in a folder; None where none is recorded."""
-    path = folder / _RECORD
-    return jsonl.read_json(path) if path.is_file() else None
+    """Return the fingerprint of the work in a folder; None where none can be read."""
+    fingerprint: Fingerprint | None = None
+    with suppress(PipelineError):
+        fingerprint = jsonl.read_json(folder / _RECORD)
+    return fingerprint
 
 
 def _made_by(outputs: Iterable[Path]) -> str:
     return lineage.value_digest([lineage.read(path) for path in outputs])
 
 
-def _is_empty(folder: Path) -> bool:
-    """Whether the stage has written nothing yet."""
-    files = (path for path in folder.rglob("*") if not path.is_dir())
-    return all(path.suffix == ".lock" or path.name == _RECORD for path in files)
-
-
 def _list_others(stage: str, folder: Path, fingerprint: Fingerprint) -> None:
     """List the longest other unfinished work of the stage that no run is using, and how it differs."""
-    steps = {other: last_step(other) for other in folder.parent.glob("[!.]*/")}
-    others = sorted((step, other) for other, step in steps.items() if step is not None)
-    idle = [(step, other) for step, other in others if not durable.is_locked(other / _LOCK)]
-    for step, other in idle[: -_NUM_LISTED - 1 : -1]:
-        before = None
-        with suppress(PipelineError):  # damaged
-            before = fingerprint_in(other)
-        differences = lineage.differences(stage, before, fingerprint)
+    steps = ((last_step(other), other) for other in folder.parent.glob("[!.]*/"))
+    others = [(step, other) for step, other in steps if step is not None and not durable.is_locked(other / _LOCK)]
+    for step, other in sorted(others, reverse=True)[:_NUM_LISTED]:
+        differences = lineage.differences(stage, fingerprint_in(other), fingerprint)
         say(stage, f"{other}: unfinished work after step {step} is not resumed: {differences}")
-    if idle:
-        say(
-            stage,
-            "this run starts at the first step; to resume unfinished work, undo the difference and run again; "
-            "to discard it, delete its folder",
-        )
-
-
-def _copy(folder: Path, target: Path) -> None:
-    """Copy every file; unlike shutil.copytree this raises the system's own error."""
-    for path in sorted(folder.rglob("*")):
-        copy = target / path.relative_to(folder)
-        if path.is_dir():
-            copy.mkdir(exist_ok=True)
-        else:
-            shutil.copyfile(path, copy)
+    if others:
+        advice = "to resume unfinished work, undo the difference and run again; to discard it, delete its folder"
+        say(stage, f"this run starts at the first step; {advice}")
 
 
 @dataclass(frozen=True)
