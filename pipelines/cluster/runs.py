@@ -10,8 +10,7 @@ from components.shared.errors import PipelineError
 from pipelines.cluster.kubeflow import Kubeflow
 from pipelines.cluster.logs import LOST, failures, is_lost, poll
 from pipelines.cluster.stages import CACHED, FINISHED, NOT_REACHED, planned, stages
-from pipelines.run.journal import duration
-from pipelines.run.screen import Screen, Style
+from pipelines.run.screen import Screen, Style, duration
 
 _NUM_RUNS = 10
 _ID_LENGTH = 8

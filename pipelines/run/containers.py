@@ -5,7 +5,7 @@ image. It runs as the caller, or as the image's own user if the caller is root.
 """
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -21,13 +21,12 @@ from kfp.local import docker_task_handler
 from components.shared.environment import JOURNAL_VARIABLE
 from components.shared.errors import PipelineError
 from components.shared.images import GPU, LIGHT
+from pipelines.run.process import lines
 
 _LABEL = "grpo-pipeline/run"
 """Label of every container of a run, with the run's folder."""
 _PASSED_ON = ("OMP_NUM_THREADS",)
 """Variables of the caller that stages have as well."""
-_SHARED_MEMORY = "2g"
-"""Size of /dev/shm, through which the ranks of a stage exchange data."""
 _GRACE_S = 3
 
 
@@ -58,7 +57,7 @@ def runner(folder: Path, journal: Path) -> local.DockerRunner:
         labels={_LABEL: str(folder)},
         read_only=True,
         tmpfs={"/tmp": "mode=1777,exec"},
-        shm_size=_SHARED_MEMORY,
+        shm_size="2g",  # /dev/shm, through which the ranks of a stage exchange data
     )
 
 
@@ -66,21 +65,12 @@ def run_container(client: DockerClient, image: str, command: list[str], volumes:
     """Run a container to its end, print its output, and return its exit code."""
     # `volumes` would mount the folder of artifacts, which is inside the working folder.
     container = client.containers.run(image, command, detach=True, **options)
-    for line in _lines(container.logs(stream=True, follow=True)):
-        print(line.decode(errors="replace"))
+    for line in lines(container.logs(stream=True, follow=True)):
+        print((line or b"").decode(errors="replace"))
     status: int = container.wait()["StatusCode"]
     # If this is interrupted, `no_containers_left` lets the stage end first.
     _remove(container)
     return status
-
-
-def _lines(blocks: Iterable[bytes]) -> Iterator[bytes]:
-    rest = b""
-    for block in blocks:
-        *complete, rest = (rest + block).split(b"\n")
-        yield from complete
-    if rest:
-        yield rest
 
 
 @contextmanager

@@ -21,21 +21,17 @@ def main() -> None:
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     graph, names = local_graph(stage_sections(load_params(params)))
     journal.write_text(json.dumps({"event": "planned", "tasks": names}) + "\n", encoding="utf-8")
-    runner = _in_containers(journal) if sys.argv[4:] else _in_processes()
+    runner: local.SubprocessRunner | local.DockerRunner
+    if sys.argv[4:]:
+        from pipelines.run import containers  # the package `docker` is there for this alone
+
+        runner = containers.runner(journal.parent, journal)
+    else:
+        # Ctrl-C is for the stage at work, which ends in good order, and the graph with it.
+        signal.signal(signal.SIGINT, lambda *_: None)
+        runner = local.SubprocessRunner(use_venv=False)
     local.init(runner, pipeline_root=str(pipeline_root), raise_on_error=False)
     graph()
-
-
-def _in_processes() -> local.SubprocessRunner:
-    # Ctrl-C is for the stage at work, which ends in good order, and the graph with it.
-    signal.signal(signal.SIGINT, lambda *_: None)
-    return local.SubprocessRunner(use_venv=False)
-
-
-def _in_containers(journal: Path) -> local.DockerRunner:
-    from pipelines.run import containers  # the package `docker` is there for this alone
-
-    return containers.runner(journal.parent, journal)
 
 
 if __name__ == "__main__":

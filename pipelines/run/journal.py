@@ -4,12 +4,12 @@ import json
 import re
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
-from pipelines.run.screen import Screen, Style
+from pipelines.run.screen import Screen, Style, duration
 
 Event = dict[str, Any]
 
@@ -30,14 +30,17 @@ class Task:
 
 
 class Tracker:
-    """Knows at any time which task runs, which are finished and which has failed, and shows it."""
+    """Knows at any time which task runs, which are finished and which has failed, and shows it.
 
-    def __init__(self, screen: Screen, journal: "Journal") -> None:
+    Two sources are read: the journal, to which stages append a line when they start and end, and the output of the
+    graph, which arrives a little later than what the journal says of the same moment.
+    """
+
+    def __init__(self, screen: Screen, journal: TextIO) -> None:
         self.tasks: list[Task] = []
         self.exit_code: int | None = None
         """That of the stage that failed with an error meant for people."""
-        self._screen, self._journal = screen, journal
-        self._stage_lines = StageLines([])
+        self._screen, self._journal, self._partial = screen, journal, ""
         self._pending: deque[tuple[float, Event]] = deque()
         self._last_end = 0.0
 
@@ -56,36 +59,43 @@ class Tracker:
         if not self.tasks:
             self._read()
             self._handle_while(lambda: not self.tasks)
-        parsed = self._stage_lines.parse(text, live=self._screen.live)
-        if parsed is None:
-            return
-        stage, message = parsed
-        if self.running and self.running.stage != stage:
-            self._read()
-            self._handle_while(lambda: self.running is not None and self.running.stage != stage)
-        self._screen.detail(message)
+        stage, message = self._parse(text)
+        if message:
+            if self.running and self.running.stage != stage:
+                self._read()
+                self._handle_while(lambda: self.running is not None and self.running.stage != stage)
+            self._screen.detail(message)
 
     def idle(self) -> None:
-        """There was no output for a moment: events from before it have no more output to wait for."""
+        """Take what the journal said before a moment without output: there is no more output to wait for.
+
+        What is new in the journal is taken the next time.
+        """
         self._handle_while(lambda: True)
         self._read()
 
-    def end(self) -> None:
-        """Take what is left in the journal."""
-        self._read()
-        self._handle_while(lambda: True)
+    def _parse(self, text: str) -> tuple[str, str]:
+        """The stage and its message; no message for noise, and for progress that a live bar shows already."""
+        stages = "|".join({re.escape(task.stage) for task in self.tasks}) or "(?!)"
+        # KFP lists outputs in lines like `report: Artifact( name='report',`.
+        message = r": (?!\w+\( name=)(?P<text>.+)"
+        progress = r" (?P<done>\d+)/(?P<total>\d+)\s+(?P<figures>.*)"
+        match = re.fullmatch(rf"\s*(?P<stage>{stages})(?:{message}|{progress})", text)
+        if not match or (self._screen.live and match["done"] != match["total"]):
+            return "", ""
+        return match["stage"], match["text"] or f"{match['done']}/{match['total']}  {match['figures']}"
 
     def _read(self) -> None:
+        """Read the lines added to the journal; one still being written waits for its end."""
         now = time.monotonic()
-        self._pending.extend((now, event) for event in self._journal.new())
+        *lines, self._partial = (self._partial + self._journal.read()).split("\n")
+        self._pending.extend((now, json.loads(line)) for line in lines)
 
     def _handle_while(self, wanted: Callable[[], bool]) -> None:
         while self._pending and wanted():
             at, event = self._pending.popleft()
             if event["event"] == "planned":
-                self.tasks = [Task(title) for title in event["tasks"]]
-                self._stage_lines = StageLines([task.stage for task in self.tasks])
-                self._last_end = at
+                self.tasks, self._last_end = [Task(title) for title in event["tasks"]], at
                 self._announce()
             else:
                 self._take(event, at)
@@ -107,51 +117,3 @@ class Tracker:
     def _announce(self) -> None:
         if self.running:
             self._screen.header(self.tasks.index(self.running) + 1, len(self.tasks), self.running.title)
-
-
-class StageLines:
-    """Tells messages of stages from what KFP and libraries print around them."""
-
-    def __init__(self, stages: Sequence[str]) -> None:
-        names = "|".join(re.escape(stage) for stage in sorted(set(stages)))
-        # KFP lists outputs in lines like `report: Artifact( name='report',`.
-        text = r": (?!\w+\( name=)(?P<text>.+)"
-        progress = r" (?P<done>\d+)/(?P<total>\d+)\s+(?P<figures>.*)"
-        self._message = re.compile(rf"\s*(?P<stage>{names})(?:{text}|{progress})")
-
-    def parse(self, line: str, *, live: bool) -> tuple[str, str] | None:
-        """Return (stage, message), or None for noise and for progress that a live bar shows already."""
-        match = self._message.fullmatch(line)
-        if not match:
-            return None
-        if match["text"]:
-            return match["stage"], match["text"]
-        if live and match["done"] != match["total"]:
-            return None
-        return match["stage"], f"{match['done']}/{match['total']}  {match['figures']}"
-
-
-class Journal:
-    """Reads the lines that have been added to a journal since the last time."""
-
-    def __init__(self, path: Path) -> None:
-        path.touch()
-        self._file = path.open(encoding="utf-8")
-        self._partial = ""
-
-    def new(self) -> list[Event]:
-        """Return the events not returned before; a line still being written waits for its end."""
-        *lines, self._partial = (self._partial + self._file.read()).split("\n")
-        return [json.loads(line) for line in lines]
-
-    def close(self) -> None:
-        """Stop reading."""
-        self._file.close()
-
-
-def duration(seconds: float) -> str:
-    """Return a time as a person would say it: `3.2 s`, `4 min 05 s`, `7 h 30 min`."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"

@@ -1,24 +1,22 @@
 """One run of the graph on this machine, under KFP's local runner: progress on the screen, everything else in a log."""
 
 import os
-import subprocess
 import sys
 import tempfile
 import time
-from contextlib import closing, nullcontext
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from types import ModuleType
-from typing import BinaryIO
 
-from components.preflight.config import Params, as_yaml, contradictions, load_params
+from components.preflight.config import as_yaml, contradictions, load_params
 from components.preflight.inputs import missing_here
 from components.shared.environment import JOURNAL_VARIABLE, TERMINAL_VARIABLE
 from components.shared.errors import PipelineError, raise_all
 from pipelines.run import summary
-from pipelines.run.journal import Journal, Tracker, duration
-from pipelines.run.process import lines, process
-from pipelines.run.screen import Screen, Style
+from pipelines.run.journal import Tracker
+from pipelines.run.process import lines, output, process
+from pipelines.run.screen import Screen, Style, duration
 
 OUTPUTS = Path("outputs")
 PARAMS, JOURNAL, LOG, ARTIFACTS = "params.yaml", "journal.jsonl", "kfp.log", "artifacts"
@@ -40,90 +38,83 @@ def run(params_path: Path, *, containers: bool = False) -> int:
     params = load_params(params_path)
     wrong = contradictions(params) + missing_here(params, containers=containers)
     raise_all([f"{params_path}: {line}" for line in wrong])
-    if containers:
-        _containers().check()
+    engine = _containers() if containers else None
     started = time.monotonic()
     folder = _new_folder(params_path.stem)
     (folder / PARAMS).write_text(f"# {params_path} with all defaults\n{as_yaml(params)}", encoding="utf-8")
     screen = Screen(sys.stdout, sys.stderr)
     screen.show(f"{params_path} -> {folder}/", Style.DIM)
-    with closing(Journal(folder / JOURNAL)) as journal:
+    # The longest that a stage may need to write a checkpoint.
+    grace_s = _MARGIN_S + max(params.train_sft.checkpoint.grace_s, params.train_grpo.checkpoint.grace_s)
+    with (folder / JOURNAL).open("a+", encoding="utf-8") as journal:
         tracker = Tracker(screen, journal)
         try:
-            status = _execute(folder, tracker, screen, grace_s=_grace_s(params), containers=containers)
+            status = _execute(folder, tracker, screen, grace_s, engine)
         except SystemExit:
             screen.error(f"stopped, and no stage is left running; log: {folder / LOG}")
             raise
     exit_code = _exit_code(tracker, status, folder, screen)
-    _summarize(folder, tracker, exit_code, screen)
-    took = duration(time.monotonic() - started)
-    done = f"{len(tracker.finished)} of {len(tracker.tasks)} stages in {took}"
+    if any(task.stage == "report" for task in tracker.finished):
+        summary.write(folder, tracker.tasks, exit_code)
+        _make_latest(folder)
+        summary.show(folder, screen)
+    done = f"{len(tracker.finished)} of {len(tracker.tasks)} stages in {duration(time.monotonic() - started)}"
     screen.show(f"{done}; log: {folder / LOG}", Style.DIM)
     return exit_code
 
 
 def _containers() -> ModuleType:
-    """Import what runs stages in containers: it needs a package that nothing else does."""
+    """Import what runs stages in containers, which needs a package of its own, and check that they can run."""
     try:
         from pipelines.run import containers
     except ModuleNotFoundError as error:
         raise PipelineError(f"--containers needs the Python package {error.name}: pip install docker") from None
+    containers.check()
     return containers
 
 
 def _new_folder(name: str) -> Path:
     """Make the folder of a run; two runs begun in the same second get folders of their own."""
-    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
-    for suffix in ("", *(f"-{number}" for number in range(2, 100))):
-        folder = OUTPUTS / "runs" / f"{stamp}-{name}{suffix}"
+    first = folder = OUTPUTS / "runs" / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{name}"
+    number = 1
+    while True:
         try:
             folder.mkdir(parents=True)
         except FileExistsError:
-            continue
-        return folder
-    raise AssertionError("a hundred runs within one second")
+            number += 1
+            folder = first.with_name(f"{first.name}-{number}")
+        else:
+            return folder
 
 
-def _grace_s(params: Params) -> float:
-    """The time for a graceful shutdown: the longest that a stage may need to write a checkpoint."""
-    return _MARGIN_S + max(params.train_sft.checkpoint.grace_s, params.train_grpo.checkpoint.grace_s)
-
-
-def _execute(folder: Path, tracker: Tracker, screen: Screen, *, grace_s: float, containers: bool) -> int:
-    """Run the graph in a process of its own until it ends, and return that process's exit status."""
+def _execute(folder: Path, tracker: Tracker, screen: Screen, grace_s: float, engine: ModuleType | None) -> int:
+    """Run the graph in a process of its own until it ends; log and show its output, and return its exit status."""
     paths = [str(folder.resolve() / name) for name in (PARAMS, ARTIFACTS, JOURNAL)]
-    command = [sys.executable, "-m", "pipelines.run.graph_process", *paths, *(["--containers"] if containers else [])]
+    command = [sys.executable, "-m", "pipelines.run.graph_process", *paths, *(["--containers"] if engine else [])]
+    environment = {**os.environ, JOURNAL_VARIABLE: paths[-1]}
+    if screen.live:
+        environment[TERMINAL_VARIABLE] = os.ttyname(sys.stdout.fileno())
     with (
-        _containers().no_containers_left(folder.resolve()) if containers else nullcontext(),
+        engine.no_containers_left(folder.resolve()) if engine else nullcontext(),
         # KFP leaves temporary folders behind; they go away with this one.
         tempfile.TemporaryDirectory(prefix="grpo-pipeline-") as scratch,
-        (folder / LOG).open("wb") as log,
-        process(command, _environment(folder, scratch, screen), grace_s=grace_s) as graph,
+        (folder / LOG).open("wb", buffering=0) as log,
+        process(command, {**environment, "TMPDIR": scratch}, grace_s=grace_s) as graph,
     ):
         try:
-            _follow(graph, tracker, log)
+            for line in lines(output(graph)):
+                if line is None:
+                    tracker.idle()
+                    continue
+                log.write(line + b"\n")
+                tracker.line(line.decode("utf-8", errors="replace"))
         except SystemExit:
             screen.show(f"stopping: a stage that trains has {grace_s:g} s to write a checkpoint", Style.DIM)
             raise
         status = graph.wait()
-    tracker.end()
+    tracker.idle()
+    tracker.idle()
     return status
-
-
-def _follow(graph: "subprocess.Popen[bytes]", tracker: Tracker, log: BinaryIO) -> None:
-    """Log and show what the graph prints, until it ends."""
-    for line in lines(graph):
-        if line is None:
-            tracker.idle()
-            continue
-        log.write(line + b"\n")
-        log.flush()
-        tracker.line(line.decode("utf-8", errors="replace"))
-
-
-def _environment(folder: Path, scratch: str, screen: Screen) -> dict[str, str]:
-    environment = {**os.environ, JOURNAL_VARIABLE: str(folder.resolve() / JOURNAL), "TMPDIR": scratch}
-    return {**environment, TERMINAL_VARIABLE: os.ttyname(sys.stdout.fileno())} if screen.live else environment
 
 
 def _exit_code(tracker: Tracker, status: int, folder: Path, screen: Screen) -> int:
@@ -151,13 +142,9 @@ def _last_lines(log: Path, *, of_stage: bool) -> list[str]:
     return [line for line in text if line][-_LINES_SHOWN:]
 
 
-def _summarize(folder: Path, tracker: Tracker, exit_code: int, screen: Screen) -> None:
-    """Write and show the results of a run whose report is finished, and have outputs/latest point to them."""
-    if not any(task.stage == "report" for task in tracker.finished):
-        return
-    summary.write(folder, tracker.tasks, exit_code)
+def _make_latest(folder: Path) -> None:
+    """Have outputs/latest point to a run; there is no moment without it."""
     link = OUTPUTS / f".latest-{os.getpid()}"
     link.unlink(missing_ok=True)
     link.symlink_to(folder.relative_to(OUTPUTS))
-    link.replace(OUTPUTS / "latest")  # there is no moment without it
-    summary.show(folder, screen)
+    link.replace(OUTPUTS / "latest")

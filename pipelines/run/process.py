@@ -5,7 +5,7 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
@@ -26,16 +26,14 @@ def process(
     # Before the process starts: it would otherwise inherit that a background job ignores Ctrl-C.
     before = {number: signal.signal(number, _stop) for number in _STOPS}
     try:
-        started = subprocess.Popen(
+        with subprocess.Popen(
             command,
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            # A session of its own: one signal reaches all processes in it.
-            start_new_session=True,
-        )
-        with started:
+            start_new_session=True,  # one signal reaches all processes of a session
+        ) as started:
             try:
                 yield started
             finally:
@@ -45,17 +43,26 @@ def process(
             signal.signal(number, handler)
 
 
-def lines(started: subprocess.Popen[bytes]) -> Iterator[bytes | None]:
-    """Yield each line of output until it ends, and None after each moment without output."""
+def output(started: subprocess.Popen[bytes]) -> Iterator[bytes | None]:
+    """Yield blocks of output until it ends, and None after each moment without output."""
     assert started.stdout is not None
-    pipe, rest = started.stdout.fileno(), b""
+    pipe = started.stdout.fileno()
     while True:
         if not select.select([pipe], [], [], _IDLE_S)[0]:
             yield None
+        elif block := os.read(pipe, 1 << 16):
+            yield block
+        else:
+            return
+
+
+def lines(blocks: Iterable[bytes | None]) -> Iterator[bytes | None]:
+    """Yield each line of a stream that arrives in blocks; None is passed on."""
+    rest = b""
+    for block in blocks:
+        if block is None:
+            yield None
             continue
-        block = os.read(pipe, 1 << 16)
-        if not block:
-            break
         *complete, rest = (rest + block).split(b"\n")
         yield from complete
     if rest:
@@ -72,19 +79,12 @@ def _end(started: subprocess.Popen[bytes], grace_s: float) -> None:
     """End the process and all it started, as far as they still run."""
     # SIGINT first: a stage then removes incomplete outputs, or writes a checkpoint.
     for number, wait_s in ((signal.SIGINT, grace_s), (signal.SIGTERM, _GRACE_S), (signal.SIGKILL, _GRACE_S)):
-        if not _signal_all(started, number, wait_s):
-            break
-
-
-def _signal_all(started: subprocess.Popen[bytes], number: int, wait_s: float) -> bool:
-    """Send a signal and wait for a moment; False once no process is left."""
-    deadline = time.monotonic() + wait_s
-    try:
-        os.killpg(started.pid, number)
-        while time.monotonic() < deadline:
-            started.poll()
-            os.killpg(started.pid, 0)
-            time.sleep(0.05)
-    except (ProcessLookupError, PermissionError):  # the latter on macOS, if only zombies are left
-        return False
-    return True
+        deadline = time.monotonic() + wait_s
+        try:
+            os.killpg(started.pid, number)
+            while time.monotonic() < deadline:
+                started.poll()
+                os.killpg(started.pid, 0)
+                time.sleep(0.05)
+        except (ProcessLookupError, PermissionError):  # the latter on macOS, if only zombies are left
+            return

@@ -11,7 +11,7 @@ _RETURN_AND_CLEAR = "\r\x1b[K"
 
 
 class Style(StrEnum):
-    """The few ways in which text stands out on a terminal."""
+    """How text stands out on a terminal."""
 
     BOLD = "bold"
     DIM = "dim"
@@ -52,3 +52,11 @@ class Screen:
         if self.live:
             console.file.write(_RETURN_AND_CLEAR)
         console.print(line, style=style or None)
+
+
+def duration(seconds: float) -> str:
+    """Return a time as a person would say it: `3.2 s`, `4 min 05 s`, `7 h 30 min`."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"

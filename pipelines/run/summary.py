@@ -1,8 +1,7 @@
 """The results of a run: its report with version and times, summary.json, and a table on the screen."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.text import Text
 
@@ -24,15 +23,15 @@ def write(folder: Path, tasks: Sequence[Task], exit_code: int) -> None:
     """Write report.html and summary.json into the folder of a run whose report stage has finished."""
     params = load_params(folder / "params.yaml")
     outputs = {task.title: task.outputs for task in tasks}
+    inputs = {
+        **{f"{model}_evaluation": outputs[f"evaluate {model}"]["evaluation"] for model in _MODELS},
+        **{f"{model}_training": outputs[f"train_{model}"]["training"] for model in ("sft", "grpo")},
+        "validation": next(task.outputs["validation"] for task in tasks if "validation" in task.outputs),
+    }
     seconds = {task.title: task.seconds for task in tasks if task.seconds is not None}
     version = jsonl.read_json(outputs["register"]["registration"] / "version.json") if exit_code == 0 else None
-    page = render_report(
-        params.report,
-        _report_inputs(tasks),
-        version=version,
-        seconds=seconds,
-        timings=outputs["train_grpo"]["timings"],
-    )
+    timings = outputs["train_grpo"]["timings"]
+    page = render_report(params.report, inputs, version=version, seconds=seconds, timings=timings)
     (folder / PAGE).write_text(page, encoding="utf-8")
     figures = jsonl.read_json(outputs["report"]["report"] / "summary.json")
     problems = outputs["prepare_data"]["problems"]
@@ -45,48 +44,28 @@ def write(folder: Path, tasks: Sequence[Task], exit_code: int) -> None:
     jsonl.write_json(folder / FIGURES, {**figures, **added})
 
 
-def _report_inputs(tasks: Sequence[Task]) -> dict[str, Path]:
-    """The folders that the report is made from, by the names they have in the graph."""
-    outputs = {task.title: task.outputs for task in tasks}
-    (validation,) = (task.outputs["validation"] for task in tasks if "validation" in task.outputs)
-    return {
-        **{f"{model}_evaluation": outputs[f"evaluate {model}"]["evaluation"] for model in _MODELS},
-        "sft_training": outputs["train_sft"]["training"],
-        "grpo_training": outputs["train_grpo"]["training"],
-        "validation": validation,
-    }
-
-
 def show(folder: Path, screen: Screen) -> None:
     """Print the table of a run from its summary.json."""
     figures = jsonl.read_json(folder / FIGURES)
+    verdict, version, lengths = figures["verdict"], figures["version"], figures["mean_length_tokens"]
+    parts = [verdict["target"], *verdict["others"]]
     screen.show()
     screen.show(_row("on held-out problems", _MODELS.values()), Style.BOLD)
-    for source in figures["verdict"]["target"]["sources"] + [part["source"] for part in figures["verdict"]["others"]]:
+    for source in [*verdict["target"]["sources"], *(part["source"] for part in verdict["others"])]:
         scores = [figures["models"][model][source] for model in _MODELS]
-        screen.show(_row(f"{source} accuracy", (_score(score) for score in scores)))
+        cells = (f"{percent(score['accuracy'])} ({formatting.interval(score['interval'])})" for score in scores)
+        screen.show(_row(f"{source} accuracy", cells))
     screen.show(_row("with worked steps", (percent(figures["worked_fraction"][model]) for model in _MODELS)))
-    screen.show(_row("mean tokens", (f"{figures['mean_length_tokens'][model]:.1f}" for model in _MODELS)))
+    screen.show(_row("mean tokens", (f"{lengths[model]:.1f}" for model in _MODELS)))
     screen.show()
-    _show_verdict(figures, screen)
+    missed = "MISSED" if verdict["enforced"] else "MISSED (not enforced)"
+    word, style = ("passed", Style.GREEN) if verdict["passed"] else (missed, Style.RED)
+    screen.show(Text.assemble("gate        ", (word, style), f": {parts[0]['reason']}"))
+    for part in parts[1:]:
+        screen.show(f"            {part['reason']}")
+    screen.show(f"registered  {version['tag']} in {version['registry']}" if version else "registered  nothing")
     screen.show(f"report      {folder / PAGE}")
 
 
-def _show_verdict(figures: dict[str, Any], screen: Screen) -> None:
-    verdict = figures["verdict"]
-    missed = "MISSED" if verdict["enforced"] else "MISSED (not enforced)"
-    word, style = ("passed", Style.GREEN) if verdict["passed"] else (missed, Style.RED)
-    first, *others = [part["reason"] for part in (verdict["target"], *verdict["others"])]
-    screen.show(Text.assemble("gate        ", (word, style), f": {first}"))
-    for reason in others:
-        screen.show(f"            {reason}")
-    version = figures["version"]
-    screen.show(f"registered  {version['tag']} in {version['registry']}" if version else "registered  nothing")
-
-
-def _row(label: str, cells: Any) -> str:
+def _row(label: str, cells: Iterable[str]) -> str:
     return f"{label:<{_COLUMN}}" + "".join(f"{cell:<{_COLUMN}}" for cell in cells).rstrip()
-
-
-def _score(score: dict[str, Any]) -> str:
-    return f"{percent(score['accuracy'])} ({formatting.interval(score['interval'])})"

@@ -7,37 +7,47 @@ from typing import Any
 
 import pytest
 
-from pipelines.run.journal import Journal, StageLines, Tracker, duration
-from pipelines.run.screen import Screen, Style
+from pipelines.run.journal import Tracker
+from pipelines.run.screen import Screen, Style, duration
 
-LINES = StageLines(["train_sft", "evaluate", "report", "evaluate"])
+
+class Terminal(io.StringIO):
+    """A terminal as far as a screen can tell."""
+
+    def isatty(self) -> bool:
+        """It is one."""
+        return True
 
 
 class Run:
     """A run whose journal and output are written by hand."""
 
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / "journal.jsonl"
-        self.screen = io.StringIO()
-        self.tracker = Tracker(Screen(self.screen, self.screen), Journal(self.path))
+    def __init__(self, folder: Path, screen: io.StringIO) -> None:
+        self.path, self.screen = folder / "journal.jsonl", screen
+        self.tracker = Tracker(Screen(screen, screen), self.path.open("a+", encoding="utf-8"))
+        self.journal(event="planned", tasks=["prepare_data", "evaluate base", "train_sft", "report"])
+        self.journal(stage="prepare_data", event="started", outputs={"problems": "/run/problems"})
 
     def journal(self, **event: Any) -> None:
         """Append one line as a stage does."""
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(event) + "\n")
 
+    def wait(self) -> None:
+        """Let time pass without output: at the second idle moment all events so far are taken."""
+        self.tracker.idle()
+        self.tracker.idle()
+
     def lines(self) -> list[str]:
         """What is on the screen, without times."""
-        return [line.strip() for line in self.screen.getvalue().splitlines() if not line.strip().startswith("took")]
+        lines = [line.strip() for line in self.screen.getvalue().replace("\r\x1b[K", "").splitlines()]
+        return [line for line in lines if not line.startswith("took")]
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    """A run of two tasks, of which the first has just started."""
-    run = Run(tmp_path)
-    run.journal(event="planned", tasks=["prepare_data", "evaluate base"])
-    run.journal(stage="prepare_data", event="started", outputs={"problems": "/run/problems"})
-    return run
+    """A run whose first task has just started."""
+    return Run(tmp_path, io.StringIO())
 
 
 def test_a_line_is_shown_below_the_header_of_its_stage(run: Run) -> None:
@@ -47,51 +57,41 @@ def test_a_line_is_shown_below_the_header_of_its_stage(run: Run) -> None:
     run.tracker.line("    prepare_data: 20 problems")
     run.tracker.line("    evaluate 1/1  accuracy 1  done in 0:00")
     assert run.lines() == [
-        "[1/2] prepare_data",
+        "[1/4] prepare_data",
         "20 problems",
-        "[2/2] evaluate base",
+        "[2/4] evaluate base",
         "1/1  accuracy 1  done in 0:00",
     ]
 
 
 def test_a_stage_without_output_is_announced_too(run: Run) -> None:
-    """Silence does not hold the header back: two idle moments are enough."""
+    """Silence does not hold the header back; outputs are those that the stage named when it started."""
     run.journal(stage="prepare_data", event="finished", seconds=1.0, metrics={})
-    run.tracker.idle()
-    run.tracker.idle()
-    assert run.lines() == ["[1/2] prepare_data", "[2/2] evaluate base"]
-
-
-def test_outputs_are_those_that_the_stages_named(run: Run) -> None:
-    """They are found by what a stage wrote down when it started."""
-    run.journal(stage="prepare_data", event="finished", seconds=1.0, metrics={})
-    run.tracker.end()
-    assert [(task.title, task.outputs) for task in run.tracker.finished] == [
-        ("prepare_data", {"problems": Path("/run/problems")})
-    ]
+    run.wait()
+    assert run.lines() == ["[1/4] prepare_data", "[2/4] evaluate base"]
+    assert [task.outputs for task in run.tracker.finished] == [{"problems": Path("/run/problems")}]
 
 
 def test_a_failure_is_one_line_with_its_exit_code(run: Run) -> None:
     """The stage's name is not repeated: the header has it."""
     run.journal(stage="prepare_data", event="failed", error="prepare_data: x.jsonl: no such file", exit_code=2)
-    run.tracker.end()
+    run.wait()
     assert run.tracker.exit_code == 2
     assert run.lines()[-1] == "error: x.jsonl: no such file"
 
 
 def test_a_line_still_being_written_waits(run: Run) -> None:
     """Half a journal line is no event yet."""
-    with run.path.open("a", encoding="utf-8") as file:
-        file.write('{"stage": "prepare_data", "event": "fini')
-    run.tracker.end()
-    assert run.tracker.finished == []
-    with run.path.open("a", encoding="utf-8") as file:
-        file.write('shed", "seconds": 1.0}\n')
-    run.tracker.end()
-    assert len(run.tracker.finished) == 1
+    for half, num_finished in (('{"stage": "prepare_data", "event": "fini', 0), ('shed", "seconds": 1.0}\n', 1)):
+        with run.path.open("a", encoding="utf-8") as file:
+            file.write(half)
+        run.wait()
+        assert len(run.tracker.finished) == num_finished
 
 
-@pytest.mark.parametrize(("seconds", "words"), [(0.04, "0.0 s"), (59.9, "59.9 s"), (245, "4 min 05 s")])
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(0.04, "0.0 s"), (59.9, "59.9 s"), (245, "4 min 05 s"), (27_000, "7 h 30 min")]
+)
 def test_durations_read_well(seconds: float, words: str) -> None:
     """Seconds with a decimal up to a minute, then minutes and seconds."""
     assert duration(seconds) == words
@@ -110,29 +110,30 @@ def test_durations_read_well(seconds: float, words: str) -> None:
         "",
     ],
 )
-def test_noise_is_kept_off_the_screen(line: str) -> None:
+def test_noise_is_kept_off_the_screen(run: Run, line: str) -> None:
     """What KFP and libraries print is not taken for a stage's message."""
-    assert LINES.parse(line, live=False) is None
+    run.tracker.line(line)
+    assert run.lines() == ["[1/4] prepare_data"]
 
 
 @pytest.mark.parametrize(
     ("line", "in_logs", "on_a_terminal"),
     [
-        ("    train_sft: tiny with [1,000] weights", "tiny with [1,000] weights", "tiny with [1,000] weights"),
-        ("    evaluate 2/4  accuracy 0.5  0:01 left", "2/4  accuracy 0.5  0:01 left", None),
-        ("    evaluate 4/4  accuracy 0.5  done in 0:02", *["4/4  accuracy 0.5  done in 0:02"] * 2),
+        ("    prepare_data: tiny with [1,000] weights", "tiny with [1,000] weights", "tiny with [1,000] weights"),
+        ("    prepare_data 2/4  accuracy 0.5  0:01 left", "2/4  accuracy 0.5  0:01 left", None),
+        ("    prepare_data 4/4  accuracy 0.5  done in 0:02", *["4/4  accuracy 0.5  done in 0:02"] * 2),
     ],
 )
-def test_messages_are_shown_without_the_name_of_their_stage(line: str, in_logs: str, on_a_terminal: str | None) -> None:
+def test_messages_are_shown_without_the_name_of_their_stage(
+    tmp_path: Path, line: str, in_logs: str, on_a_terminal: str | None
+) -> None:
     """The header above has it; where a live bar is drawn, its lines but for the last are left out."""
-    for live, expected in ((False, in_logs), (True, on_a_terminal)):
-        parsed = LINES.parse(line, live=live)
-        assert (parsed[1] if parsed else None) == expected
-
-
-class _Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
+    for screen, expected in ((io.StringIO(), in_logs), (Terminal(), on_a_terminal)):
+        (tmp_path / "journal.jsonl").unlink(missing_ok=True)
+        run = Run(tmp_path, screen)
+        run.tracker.line(line)
+        assert expected is None or expected in run.screen.getvalue()
+        assert len(run.lines()) == 1 + (expected is not None)
 
 
 def test_colour_is_for_terminals_that_did_not_refuse_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,10 +142,10 @@ def test_colour_is_for_terminals_that_did_not_refuse_it(monkeypatch: pytest.Monk
     for name in ("NO_COLOR", "FORCE_COLOR", "COLORTERM"):
         monkeypatch.delenv(name, raising=False)
     long = "[bold] " + 300 * "long "
-    assert _shown(_Terminal(), long).endswith(f"\x1b[31m{long}\x1b[0m\n")
+    assert _shown(Terminal(), long).endswith(f"\x1b[31m{long}\x1b[0m\n")
     assert _shown(io.StringIO(), long) == f"{long}\n"
     monkeypatch.setenv("NO_COLOR", "1")
-    assert "\x1b[31m" not in _shown(_Terminal(), long)
+    assert "\x1b[31m" not in _shown(Terminal(), long)
 
 
 def _shown(stream: io.StringIO, text: str) -> str:

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 import pipelines.run.process
-from pipelines.run.process import lines, process
+from pipelines.run.process import lines, output, process
 
 _STUBBORN = """
 import signal, time
@@ -22,5 +22,5 @@ def test_a_process_that_ignores_signals_is_killed(monkeypatch: pytest.MonkeyPatc
     """Neither Ctrl-C nor SIGTERM ends it; nothing that was started outlives the block."""
     monkeypatch.setattr(pipelines.run.process, "_GRACE_S", 0.1)
     with process([sys.executable, "-c", _STUBBORN], os.environ, grace_s=0.1) as started:
-        assert next(line for line in lines(started) if line is not None) == b"ready"
+        assert next(line for line in lines(output(started)) if line is not None) == b"ready"
     assert started.returncode == -signal.SIGKILL
