@@ -9,8 +9,6 @@ from components.shared.answer_policy import AnswerPolicy
 from components.shared.errors import PipelineError
 from pipelines.cluster.commands import PARAMS, add_commands
 
-# Each command imports what it needs by itself: `--help` and a mistyped option answer at once.
-
 COMPILED = Path(__file__).with_name("grpo_post_training.yaml")
 _CHECKOUT = Path(__file__).parents[1]
 
@@ -45,15 +43,15 @@ def parser() -> argparse.ArgumentParser:
     """Return what the command line is read with."""
     parser = argparse.ArgumentParser(prog="grpo-pipeline", description="Post-train a language model with GRPO.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    params = argparse.ArgumentParser(add_help=False)
+    params.add_argument("--params", type=Path, default=Path("params.yaml"), help="params file (default: %(default)s)")
 
-    command = commands.add_parser("run", help="run the whole pipeline on this machine")
-    command.add_argument("--params", type=Path, default=Path("params.yaml"), help="params file (default: %(default)s)")
+    command = commands.add_parser("run", help="run the whole pipeline on this machine", parents=[params])
     command.add_argument("--containers", action="store_true", help="run each stage in its image (podman or docker)")
     command.set_defaults(command=_run)
 
-    command = commands.add_parser("config", help="print a params file with what it extends and all defaults")
-    command.add_argument("--params", type=Path, default=Path("params.yaml"), help="params file (default: %(default)s)")
-    command.set_defaults(command=_config)
+    with_defaults = "print a params file with what it extends and all defaults"
+    commands.add_parser("config", help=with_defaults, parents=[params]).set_defaults(command=_config)
 
     command = commands.add_parser("compile", help="write the graph that Kubeflow runs")
     command.add_argument("--params", type=Path, default=PARAMS, help="what the form opens with (default: %(default)s)")
@@ -72,13 +70,11 @@ def parser() -> argparse.ArgumentParser:
 
     command = commands.add_parser("grade", help="judge responses of any model, without running anything")
     command.add_argument("file", metavar="FILE", help="JSON lines with `gold` and `response`; - for standard input")
-    policies = [str(policy) for policy in AnswerPolicy]
     where = "where a response has to state its answer (default: %(default)s)"
-    command.add_argument("--answer", choices=policies, default=str(AnswerPolicy.STATED), help=where)
+    command.add_argument("--answer", choices=list(map(str, AnswerPolicy)), default=str(AnswerPolicy.STATED), help=where)
     command.set_defaults(command=_grade)
 
-    command = commands.add_parser("plan", help="predict memory and time of training on given GPUs")
-    command.add_argument("--params", type=Path, default=Path("params.yaml"), help="params file (default: %(default)s)")
+    command = commands.add_parser("plan", help="predict memory and time of training on given GPUs", parents=[params])
     command.add_argument("--gpus", type=int, required=True, metavar="N", help="how many")
     command.add_argument("--gpu", required=True, metavar="NAME", help="h200, h100, a100 ...")
     command.add_argument("--completion-tokens", type=float, metavar="N", help="mean length of a completion, if known")
@@ -88,6 +84,9 @@ def parser() -> argparse.ArgumentParser:
 
     add_commands(commands)
     return parser
+
+
+# Each command imports what it needs by itself: `--help` and a mistyped option answer at once.
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -137,12 +136,5 @@ def _grade(options: argparse.Namespace) -> int:
 def _plan(options: argparse.Namespace) -> int:
     from pipelines.plan.plan import plan
 
-    plan(
-        options.params,
-        num_gpus=options.gpus,
-        gpu_name=options.gpu,
-        completion_tokens=options.completion_tokens,
-        as_json=options.json,
-        plot=options.plot,
-    )
+    plan(options.params, options.gpus, options.gpu, options.completion_tokens, as_json=options.json, plot=options.plot)
     return 0

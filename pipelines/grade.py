@@ -1,11 +1,11 @@
 """`grpo-pipeline grade`: grades responses from a file or a pipe."""
 
-import contextlib
 import json
 import os
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import BinaryIO, Never
 
@@ -16,7 +16,7 @@ from components.shared import jsonl
 from components.shared.answer_policy import AnswerPolicy
 from components.shared.errors import PipelineError
 
-STANDARD_INPUT = "-"
+_STANDARD_INPUT = "-"
 _CHUNK_BYTES = 1 << 20
 _ACCEPTED = "expected one JSON object per line, with the strings `gold` and `response`"
 
@@ -24,13 +24,16 @@ _ACCEPTED = "expected one JSON object per line, with the strings `gold` and `res
 def grade(name: str, policy: AnswerPolicy) -> None:
     """Print a verdict for each line of a file, as soon as it is known; blank lines are skipped."""
     counts: Counter[Verdict] = Counter()
-    where = "standard input" if name == STANDARD_INPUT else name
-    bar: tqdm[Never] = tqdm(
-        desc="grade", unit=" responses", leave=False, file=sys.stderr, disable=not sys.stderr.isatty()
-    )
-    with _opened(name) as file, Verifier() as verify, bar:
+    where = "standard input" if name == _STANDARD_INPUT else name
+    # A bar on a terminal only.
+    bar: tqdm[Never] = tqdm(desc="grade", unit=" responses", leave=False, file=sys.stderr, disable=None)
+    with (
+        nullcontext(sys.stdin.buffer) if name == _STANDARD_INPUT else Path(name).open("rb") as file,
+        Verifier() as verify,
+        bar,
+    ):
         try:
-            for submissions in _chunks(file, where, policy):
+            for submissions in _batches(file, where, policy):
                 grades = verify(submissions)
                 for each in grades:
                     print(json.dumps({"verdict": each.verdict, "extracted": each.extracted, "reason": each.reason}))
@@ -45,16 +48,7 @@ def grade(name: str, policy: AnswerPolicy) -> None:
     print(", ".join(f"{counts[verdict]:,} {verdict}" for verdict in Verdict), file=sys.stderr)
 
 
-@contextlib.contextmanager
-def _opened(name: str) -> Iterator[BinaryIO]:
-    if name == STANDARD_INPUT:
-        yield sys.stdin.buffer
-    else:
-        with Path(name).open("rb") as file:
-            yield file
-
-
-def _chunks(file: BinaryIO, where: str, policy: AnswerPolicy) -> Iterator[list[Submission]]:
+def _batches(file: BinaryIO, where: str, policy: AnswerPolicy) -> Iterator[list[Submission]]:
     """Submissions, as many at a time as can be read at once; an error comes after those before its line."""
     number = 0
     for lines in _lines(file):
@@ -73,14 +67,11 @@ def _chunks(file: BinaryIO, where: str, policy: AnswerPolicy) -> Iterator[list[S
 
 def _lines(file: BinaryIO) -> Iterator[list[bytes]]:
     """Whole lines; those of a pipe as they arrive, so that a verdict does not wait until a chunk is full."""
-    parts: list[bytes] = []
-    while read := file.read1(_CHUNK_BYTES):  # type: ignore[attr-defined]
-        before, newline, after = read.rpartition(b"\n")
-        if newline:
-            yield b"".join([*parts, before]).split(b"\n")
-            parts = []
-        parts.append(after)
-    yield [b"".join(parts)]
+    rest = b""
+    while block := file.read1(_CHUNK_BYTES):  # type: ignore[attr-defined]
+        *complete, rest = (rest + block).split(b"\n")
+        yield complete
+    yield [rest]
 
 
 def _submission(line: bytes, where: str, policy: AnswerPolicy) -> Submission:

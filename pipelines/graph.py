@@ -90,6 +90,7 @@ class Resources:
     retries: int
     """Attempts after the first, for pods that are lost; Kubeflow Pipelines 2.16 makes them after every failure instead.
     A task repeats by itself what failed temporarily."""
+    secrets: tuple[str, ...] = ()
     cached: bool = False
     """Whether Kubeflow may take the outputs of an earlier task with the same inputs. A run that says it trained,
     measured or registered has done so."""
@@ -97,9 +98,6 @@ class Resources:
     """Runs a model itself, on a GPU."""
     volume: bool = True
     """Mounts the shared volume."""
-    secrets: tuple[str, ...] = ()
-    run_fields: bool = False
-    """Has the id and the name of the run in its environment."""
 
 
 _HOUR_S = 3600
@@ -116,9 +114,7 @@ RESOURCES = {
     "evaluate": Resources(("4", "16"), ("32G", "128G"), 24 * _HOUR_S, 2, model=True, secrets=("hub",)),
     "report": Resources(("1", "2"), ("2G", "4G"), _HOUR_S, 1, volume=False),
     # The verdict of a missed gate is the same the next time, and to Kubeflow every failure is alike.
-    "register": Resources(
-        ("1", "2"), ("4G", "8G"), 6 * _HOUR_S, 0, secrets=("git", "model_registry", "storage"), run_fields=True
-    ),
+    "register": Resources(("1", "2"), ("4G", "8G"), 6 * _HOUR_S, 0, secrets=("git", "model_registry", "storage")),
     # Never waits for what may be missing: it has to run when preflight has failed.
     "clean_up": Resources(("500m", "1"), ("1G", "2G"), 600, 3, volume=False),
 }
@@ -134,7 +130,7 @@ _RUN_FIELDS = {
     RUN_ID_VARIABLE: "metadata.labels['pipeline/runid']",
     RUN_NAME_VARIABLE: "metadata.annotations['pipelines.kubeflow.org/run_name']",
 }
-"""Where Kubeflow writes down, on each pod, which run it belongs to."""
+"""Where Kubeflow writes down, on each pod, which run it belongs to: the registry is told."""
 
 
 def local_graph(sections: Mapping[str, Any]) -> tuple[GraphComponent, list[str]]:
@@ -207,7 +203,7 @@ def _ask_for(
     for kind in resources.secrets:
         keys = {key: key for key in SECRET_KEYS[kind]}
         kubernetes.use_secret_as_env(task, getattr(deployment.secrets, kind), keys, optional=True)
-    for variable, field in _RUN_FIELDS.items() if resources.run_fields else ():
+    for variable, field in _RUN_FIELDS.items() if name == "register" else ():
         kubernetes.use_field_path_as_env(task, variable, field)
     if resources.volume:
         kubernetes.mount_pvc(task, deployment.volume, MOUNT)

@@ -29,7 +29,7 @@ _SCALING_PHASES = [phase for phase in PHASES if phase not in (SYNC, OTHER)]
 
 
 def plan(
-    path: Path, *, num_gpus: int, gpu_name: str, completion_tokens: float | None, as_json: bool, plot: Path | None
+    path: Path, num_gpus: int, gpu_name: str, completion_tokens: float | None, *, as_json: bool, plot: Path | None
 ) -> None:
     """Print the plan of a params file for people, or as JSON; draw how it scales where a file is given."""
     if not 1 <= num_gpus <= _MAX_GPUS:
