@@ -3,13 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
 
 from components.evaluate.config import EvaluateConfig
 from components.evaluate.scores import scores
-from components.grading.verifier import Grade, Verifier, has_reasoning
+from components.grading.verifier import Verifier, has_reasoning
 from components.policy.checkpoint import load
 from components.policy.determinism import make_deterministic
 from components.rollout.sampler import Completion, Generate, Sampling, grade_completions
@@ -35,77 +36,78 @@ class Evaluator:
         """Return the records of all problems: for each its greedy answer, then the sampled ones."""
         num_samples = self.config.num_samples
         with progress(STAGE.name, len(problems) * (1 + num_samples)) as bar:
-            greedy = self._decode(problems, bar, num_samples=1, temperature=0.0)
-            sampled: list[list[dict[str, Any]]] = [[] for _ in problems]
+            records = self._decode(problems, bar, num_samples=1, temperature=0.0)
             if num_samples:
-                sampled = self._decode(problems, bar, num_samples=num_samples, temperature=self.config.temperature)
-        return [record for first, others in zip(greedy, sampled, strict=True) for record in (*first, *others)]
+                records += self._decode(problems, bar, num_samples=num_samples, temperature=self.config.temperature)
+        order = {problem.id: index for index, problem in enumerate(problems)}
+        return sorted(records, key=lambda record: (order[record["id"]], record["sample"]))
 
     def _decode(
         self, problems: Sequence[Problem], bar: Progress, *, num_samples: int, temperature: float
-    ) -> list[list[dict[str, Any]]]:
+    ) -> list[dict[str, Any]]:
         """Answer all problems in one way of decoding, a batch at a time so that the progress bar moves.
 
         Short questions go first: a batch takes as long as its longest one.
         """
         config = self.config
-        keys = {"max_batch_size": config.max_batch_size, "max_new_tokens": config.max_new_tokens}
-        remedies = [f"lower {STAGE.name}.{key} (it is {value})" for key, value in keys.items()]
-        order = sorted(range(len(problems)), key=lambda index: (len(problems[index].question), index))
+        remedies = [
+            f"lower {STAGE.name}.{key} (it is {getattr(config, key)})" for key in ("max_batch_size", "max_new_tokens")
+        ]
+        ordered = sorted(problems, key=lambda problem: len(problem.question))
         size = max(1, config.max_batch_size // num_samples)
-        records: dict[int, list[dict[str, Any]]] = {}
-        num_right = 0
-        for batch in (order[start : start + size] for start in range(0, len(order), size)):
+        records: list[dict[str, Any]] = []
+        for start in range(0, len(ordered), size):
+            batch = ordered[start : start + size]
             sampling = Sampling(
                 num_samples=num_samples,
                 temperature=temperature,
                 max_new_tokens=config.max_new_tokens,
-                seed=config.seed + len(records),
+                seed=config.seed + start,
             )
             with explain_out_of_memory(f"answers to {len(batch)} problems at once", *remedies):
-                groups = self.generate([problems[index].question for index in batch], sampling)
-            graded = self._records([problems[index] for index in batch], groups, first=0 if temperature == 0 else 1)
-            records |= zip(batch, graded, strict=True)
-            num_right += sum(record["verdict"] == "right" for group in graded for record in group)
-            num_tokens = sum(record["num_tokens"] for group in graded for record in group)
+                groups = self.generate([problem.question for problem in batch], sampling)
+            graded = self._records(batch, groups, first=0 if temperature == 0 else 1)
+            records += graded
+            num_tokens = sum(record["num_tokens"] for record in graded)
             bar.advance(
-                len(batch) * num_samples,
+                len(graded),
                 decoding="greedy" if temperature == 0 else f"T={temperature:g}",
-                accuracy=num_right / (len(records) * num_samples),
-                length=num_tokens / (len(batch) * num_samples),
+                accuracy=fmean(record["verdict"] == "right" for record in records),
+                length=num_tokens / len(graded),
                 tokens_per_s=bar.rate(num_tokens),
             )
-        return [records[index] for index in range(len(problems))]
+        return records
 
     def _records(
         self, problems: Sequence[Problem], groups: Sequence[Sequence[Completion]], *, first: int
-    ) -> list[list[dict[str, Any]]]:
+    ) -> list[dict[str, Any]]:
         """The records of the completions of some problems, whose samples are numbered from `first`."""
-        golds = [problem.answer for problem, group in zip(problems, groups, strict=True) for _ in group]
-        completions = [completion for group in groups for completion in group]
-        grades = iter(grade_completions(self.verify, golds, completions, self.policy))
-        return [
-            [self._record(problem, sample, each, next(grades)) for sample, each in enumerate(group, first)]
+        answered = [
+            (problem, sample, completion)
             for problem, group in zip(problems, groups, strict=True)
+            for sample, completion in enumerate(group, first)
         ]
-
-    def _record(self, problem: Problem, sample: int, completion: Completion, grade: Grade) -> dict[str, Any]:
-        return {
-            "id": problem.id,
-            "source": problem.source,
-            "subject": problem.subject,
-            "level": problem.level,
-            "question": problem.question,
-            "answer": problem.answer,
-            "sample": sample,
-            "response": completion.text,
-            "extracted": grade.extracted,
-            "verdict": grade.verdict,
-            "reason": grade.reason,
-            "num_tokens": len(completion.tokens.completion_ids),
-            "finished": completion.finished,
-            "worked": has_reasoning(completion.text, self.policy),
-        }
+        golds, completions = [problem.answer for problem, _, _ in answered], [each for _, _, each in answered]
+        grades = grade_completions(self.verify, golds, completions, self.policy)
+        return [
+            {
+                "id": problem.id,
+                "source": problem.source,
+                "subject": problem.subject,
+                "level": problem.level,
+                "question": problem.question,
+                "answer": problem.answer,
+                "sample": sample,
+                "response": completion.text,
+                "extracted": grade.extracted,
+                "verdict": grade.verdict,
+                "reason": grade.reason,
+                "num_tokens": completion.num_tokens,
+                "finished": completion.finished,
+                "worked": has_reasoning(completion.text, self.policy),
+            }
+            for (problem, sample, completion), grade in zip(answered, grades, strict=True)
+        ]
 
 
 def evaluate(config: EvaluateConfig, *, model: Path, problems: Path, evaluation: Path) -> dict[str, float]:
@@ -121,17 +123,8 @@ def evaluate(config: EvaluateConfig, *, model: Path, problems: Path, evaluation:
     summary = scores(records, num_samples=config.num_samples, temperature=config.temperature)
     jsonl.write_rows(evaluation / "records.jsonl", records)
     jsonl.write_json(evaluation / "scores.json", summary)
-    by_source = summary["greedy"]["by_source"]
-    return {f"{source}_accuracy": score["accuracy"] for source, score in by_source.items()} | {
-        "worked_fraction": summary["worked_fraction"],
-        "mean_length_tokens": summary["mean_length_tokens"],
-    }
+    accuracies = {f"{name}_accuracy": each["accuracy"] for name, each in summary["greedy"]["by_source"].items()}
+    return {**accuracies, **{name: summary[name] for name in ("worked_fraction", "mean_length_tokens")}}
 
 
-STAGE = Stage(
-    name="evaluate",
-    function=evaluate,
-    config=EvaluateConfig,
-    inputs=("model", "problems"),
-    outputs=("evaluation",),
-)
+STAGE = Stage("evaluate", evaluate, EvaluateConfig, inputs=("model", "problems"), outputs=("evaluation",))
