@@ -17,7 +17,7 @@ from worker import Channel, Step, peak_bytes, read_case, synchronize
 
 from components.grading.verifier import Verifier
 from components.policy.checkpoint import Checkpoint
-from components.policy.determinism import make_deterministic
+from components.policy.training import make_deterministic
 from components.rollout import transformers_sampler
 from components.rollout.sampler import Completion
 from components.shared.answer_policy import AnswerPolicy

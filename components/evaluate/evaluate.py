@@ -12,7 +12,7 @@ from components.evaluate.config import EvaluateConfig
 from components.evaluate.scores import scores
 from components.grading.verifier import Verifier, has_reasoning
 from components.policy.checkpoint import load
-from components.policy.determinism import make_deterministic
+from components.policy.training import make_deterministic
 from components.rollout.sampler import Completion, Generate, Sampling, grade_completions
 from components.rollout.transformers_sampler import TransformersSampler
 from components.shared import jsonl

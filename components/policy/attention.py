@@ -17,7 +17,7 @@ Shape suffixes:
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any
 
 import torch
@@ -51,13 +51,12 @@ class Segments:
 
     def runs(self) -> Iterator[tuple[int, slice, slice]]:
         """Yield neighbours of equal lengths together: how many they are, their queries and their keys."""
-        lengths = self.lengths
         start = 0
-        for stop in range(1, len(lengths) + 1):
-            if stop == len(lengths) or lengths[stop] != lengths[start]:
-                queries = slice(self.query_bounds[start], self.query_bounds[stop])
-                yield stop - start, queries, slice(self.key_bounds[start], self.key_bounds[stop])
-                start = stop
+        for _, neighbours in groupby(self.lengths):
+            stop = start + len(list(neighbours))
+            queries, keys = (slice(bounds[start], bounds[stop]) for bounds in (self.query_bounds, self.key_bounds))
+            yield stop - start, queries, keys
+            start = stop
 
 
 @dataclass(frozen=True)
@@ -118,15 +117,10 @@ def _attention(
     # Layers that do not pass their window on have that of their config; None for all tokens.
     window = others.get("sliding_window", getattr(getattr(module, "config", None), "sliding_window", None))
     special = attention_mask is not None or others.get("softcap") is not None or others.get("s_aux") is not None
-    if special or (window or layout.longest) < layout.longest:
+    if special or (window or layout.longest) < layout.longest or v_1KTD.shape[-1] != q_1HTD.shape[-1]:
         raise PipelineError(
-            f"{name} attends with a soft cap, sinks, a mask of its own or a window shorter than the sequences, "
-            "which training here does not support"
-        )
-    if v_1KTD.shape[-1] != q_1HTD.shape[-1]:
-        raise PipelineError(
-            f"{name} has values of another size than its keys (multi-head latent attention), "
-            "which training here does not support"
+            f"{name} attends with a soft cap, sinks, a mask of its own, a window shorter than the sequences, or values "
+            "of another size than its keys (multi-head latent attention), which training here does not support"
         )
     q_THD, k_TKD, v_TKD = (x.squeeze(0).transpose(0, 1) for x in (q_1HTD, k_1KTD, v_1KTD))
     scale = q_THD.shape[-1] ** -0.5 if scaling is None else scaling
@@ -138,8 +132,8 @@ class _SharedPrefixAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q_THD: Tensor, k_THD: Tensor, v_THD: Tensor, layout: PackedLayout, scale: float) -> Tensor:
         out_THD, lse_TH = attend(q_THD, k_THD, v_THD, layout.own, scale)
+        completions, prompts = layout.completions, layout.prompts
         if layout.shared.query_bounds[-1]:
-            completions, prompts = layout.completions, layout.prompts
             shared = attend(q_THD[completions], k_THD[prompts], v_THD[prompts], layout.shared, scale)
             _join_softmaxes(out_THD[completions], lse_TH[completions], *shared)
         ctx.save_for_backward(q_THD, k_THD, v_THD, out_THD, lse_TH)
@@ -151,14 +145,13 @@ class _SharedPrefixAttention(torch.autograd.Function):
         q_THD, k_THD, v_THD, out_THD, lse_TH = ctx.saved_tensors
         layout, scale = ctx.layout, ctx.scale
         grads = attend_backward(grad_THD, (q_THD, k_THD, v_THD), out_THD, lse_TH, layout.own, scale)
+        completions, prompts = layout.completions, layout.prompts
         if layout.shared.query_bounds[-1]:
-            completions, prompts = layout.completions, layout.prompts
+            grad, out, lse = (x[completions] for x in (grad_THD, out_THD, lse_TH))
             qkv = (q_THD[completions], k_THD[prompts], v_THD[prompts])
-            parts = attend_backward(
-                grad_THD[completions], qkv, out_THD[completions], lse_TH[completions], layout.shared, scale
-            )
-            for grad, part, rows in zip(grads, parts, (completions, prompts, prompts), strict=True):
-                grad[rows] += part
+            parts = attend_backward(grad, qkv, out, lse, layout.shared, scale)
+            for total, part, rows in zip(grads, parts, (completions, prompts, prompts), strict=True):
+                total[rows] += part
         return *grads, None, None
 
 
@@ -204,8 +197,7 @@ def attend_backward(
     q_THD, k_SHD, v_SHD = qkv
     if _fits_cuda_flash(q_THD):
         arguments = _cuda_bounds(segments, q_THD.device)
-        unused = torch.empty(0, dtype=torch.uint64, device=q_THD.device)
-        rng = torch.empty(2, dtype=torch.uint64, device=q_THD.device)
+        rng, unused = (torch.empty(size, dtype=torch.uint64, device=q_THD.device) for size in (2, 0))
         gradients: tuple[Tensor, Tensor, Tensor] = _cuda_flash_backward(
             grad_THD.contiguous(), *qkv, out_THD, lse_TH.T.contiguous(),
             *arguments, 0.0, segments.causal, rng, unused, scale=scale,

@@ -23,7 +23,7 @@ from components.policy.lora import merged_state_dict
 from components.policy.packing import TokenSequence
 from components.shared import jsonl, lineage, tokenizer
 from components.shared.errors import PipelineError, out_of_memory
-from components.shared.model import PIPELINE_FILE, ModelConfig, ScratchModel, require_model_folder
+from components.shared.model import PIPELINE_FILE, ModelConfig, require_model_folder
 from components.shared.problem import Problem
 
 
@@ -42,12 +42,6 @@ class Checkpoint:
         if end is None:
             end = self.tokenizer.eos_token_id
         return tuple(end) if isinstance(end, list) else (end,)
-
-    @property
-    def pad_id(self) -> int:
-        """The token that pads rows; any will do, since nothing is ever masked by comparing with it."""
-        pad = self.tokenizer.pad_token_id
-        return self.end_ids[0] if pad is None else pad
 
     @property
     def device(self) -> torch.device:
@@ -76,24 +70,19 @@ class Checkpoint:
 
 def create(config: ModelConfig, problems: Sequence[Problem], *, seed: int, dtype: torch.dtype) -> Checkpoint:
     """Return the base model: from a folder or hub, or initialised from scratch with a vocabulary from `problems`."""
-    if config.scratch is None:
+    size = config.scratch
+    if size is None:
         return _read(config.base, config, dtype)
     torch.manual_seed(seed)
-    tokenizer_object = tokenizer.tokenizer_for(config, problems)
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer_object,
+    text = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer.tokenizer_for(config, problems),
         pad_token=tokenizer.PAD,
         eos_token=tokenizer.EOS,
         unk_token=tokenizer.UNKNOWN,
         clean_up_tokenization_spaces=False,
     )
-    qwen3 = _qwen3_config(config.scratch, fast)
-    return Checkpoint(_to_device(Qwen3ForCausalLM(qwen3).to(dtype)), fast, config)
-
-
-def _qwen3_config(size: ScratchModel, text: PreTrainedTokenizerFast) -> Qwen3Config:
     # Qwen3 and not Qwen2, for which transformers' AutoTokenizer replaces the saved splitting rules by its own.
-    return Qwen3Config(
+    qwen3 = Qwen3Config(
         vocab_size=len(text),
         hidden_size=size.hidden_size,
         intermediate_size=4 * size.hidden_size,
@@ -110,6 +99,7 @@ def _qwen3_config(size: ScratchModel, text: PreTrainedTokenizerFast) -> Qwen3Con
         bos_token_id=None,
         pad_token_id=text.pad_token_id,
     )
+    return Checkpoint(_to_device(Qwen3ForCausalLM(qwen3).to(dtype)), text, config)
 
 
 def load(folder: Path, *, dtype: torch.dtype) -> Checkpoint:
@@ -140,8 +130,7 @@ def _read(base: str, config: ModelConfig, dtype: torch.dtype, *, revision: str |
         raise PipelineError(f"model {base}: lacks {len(missing)} of its weights, such as {missing[0]}")
     require_supported_model(model)
     # The sampling defaults of a checkpoint (top-p, repetition penalty ...) would silently change what is sampled.
-    end = model.generation_config.eos_token_id
-    model.generation_config = GenerationConfig(eos_token_id=end)
+    model.generation_config = GenerationConfig(eos_token_id=model.generation_config.eos_token_id)
     return Checkpoint(_to_device(model), text, config)
 
 
@@ -154,21 +143,22 @@ def save(checkpoint: Checkpoint, folder: Path) -> None:
     """Write a Hugging Face folder that `AutoModelForCausalLM` loads, adapters merged into the weights."""
     checkpoint.model.save_pretrained(folder, state_dict=merged_state_dict(checkpoint.model))
     checkpoint.tokenizer.save_pretrained(folder)
-    jsonl.write_json(folder / PIPELINE_FILE, _prompt(checkpoint.config))
+    _write_prompt(checkpoint, folder)
 
 
 def save_base(checkpoint: Checkpoint, folder: Path) -> None:
     """Write a base model: in full if it was initialised from scratch, else a reference to its folder or hub."""
+    base = checkpoint.config.base
+    # A branch of a hub moves, and so may the content of a folder: the exact version is recorded.
     if checkpoint.config.scratch:
         save(checkpoint, folder)
-        return
-    base = checkpoint.config.base
-    weights = str(Path(base).resolve()) if Path(base).is_dir() else base
-    # A branch of a hub moves, and so may the content of a folder: the exact version is recorded.
-    commit = getattr(checkpoint.model.config, "_commit_hash", None)
-    exact = {"digest": lineage.digest(Path(base))} if Path(base).is_dir() else {"revision": commit}
-    jsonl.write_json(folder / PIPELINE_FILE, {**_prompt(checkpoint.config), "weights": weights, **exact})
+    elif Path(base).is_dir():
+        _write_prompt(checkpoint, folder, weights=str(Path(base).resolve()), digest=lineage.digest(Path(base)))
+    else:
+        commit = getattr(checkpoint.model.config, "_commit_hash", None)
+        _write_prompt(checkpoint, folder, weights=base, revision=commit)
 
 
-def _prompt(config: ModelConfig) -> dict[str, str]:
-    return {"prompt": config.prompt, "answer": config.answer}
+def _write_prompt(checkpoint: Checkpoint, folder: Path, **others: str | None) -> None:
+    config = checkpoint.config
+    jsonl.write_json(folder / PIPELINE_FILE, {"prompt": config.prompt, "answer": config.answer, **others})

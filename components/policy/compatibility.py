@@ -6,6 +6,7 @@ Each model is tried out when it is loaded: what it samples would otherwise not b
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -47,7 +48,11 @@ def require_supported_model(model: PreTrainedModel) -> None:
     their own, or connect tokens without attention.
     """
     use_float32_logits(model.get_output_embeddings())
-    sequences = _probes(len(model.get_output_embeddings().weight))
+    # Random tokens: no prompt and no completion ends as another does, as far as the vocabulary allows. A layer that
+    # takes a token from the row before it, and not from the token's own sequence, takes another one then.
+    ids = partial(random.Random(0).choices, range(len(model.get_output_embeddings().weight)))
+    prompts = [(tuple(ids(k=length)), lengths) for length, lengths in _PROBE_LENGTHS]
+    sequences = [TokenSequence(prompt, tuple(ids(k=length))) for prompt, lengths in prompts for length in lengths]
     expected_M = torch.cat([_unpacked_logprobs(model, sequence) for sequence in sequences]).double()
     (batch,) = pack(sequences, max_tokens=10**9, device=model.device)
     layout = _RecordingLayout(batch.layout.own, batch.layout.shared, batch.layout.longest)
@@ -58,20 +63,6 @@ def require_supported_model(model: PreTrainedModel) -> None:
     tolerance = _TOLERANCE_BF16 if model.dtype == torch.bfloat16 else _TOLERANCE
     if not torch.allclose(logprobs_M, expected_M, rtol=tolerance, atol=tolerance):
         raise _unusual(model)
-
-
-def _probes(vocabulary_size: int) -> list[TokenSequence]:
-    """Two groups of random tokens: no prompt and no completion ends as another does, as far as the vocabulary allows.
-
-    A layer that takes a token from the row before it, and not from the token's own sequence, takes another one then.
-    """
-    random_ = random.Random(0)
-
-    def ids(length: int) -> tuple[int, ...]:
-        return tuple(random_.choices(range(vocabulary_size), k=length))
-
-    groups = [(ids(length), lengths) for length, lengths in _PROBE_LENGTHS]
-    return [TokenSequence(prompt_ids, ids(length)) for prompt_ids, lengths in groups for length in lengths]
 
 
 def _unpacked_logprobs(model: PreTrainedModel, sequence: TokenSequence) -> Tensor:
@@ -109,15 +100,14 @@ class _RecordingLayout(PackedLayout):
 def _require_attention_in_order(model: PreTrainedModel, attended: Sequence[int]) -> None:
     """Require that each layer attends by the layout, once, in the order of the layers: samplers keep keys by layer."""
     config: Any = model.config.get_text_config(decoder=True)
-    if list(attended) == list(range(config.num_hidden_layers)):
-        return
-    stack = next((each for each in model.get_decoder().modules() if isinstance(each, nn.ModuleList)), ())
-    others = [layer for number, layer in enumerate(stack) if attended.count(number) != 1]
-    kinds = ", ".join(sorted({type(layer).__name__ for layer in others or stack}))
-    raise PipelineError(
-        f"{type(model).__name__} has layers ({kinds}) that do not attend exactly once each through transformers' "
-        "attention interface, which training here needs"
-    )
+    if attended != list(range(config.num_hidden_layers)):
+        stack = next((each for each in model.get_decoder().modules() if isinstance(each, nn.ModuleList)), ())
+        others = [layer for number, layer in enumerate(stack) if attended.count(number) != 1]
+        kinds = ", ".join(sorted({type(layer).__name__ for layer in others or stack}))
+        raise PipelineError(
+            f"{type(model).__name__} has layers ({kinds}) that do not attend exactly once each through transformers' "
+            "attention interface, which training here needs"
+        )
 
 
 def _require_isolation(model: LogprobModel, batch: MicroBatch) -> None:
@@ -126,14 +116,13 @@ def _require_isolation(model: LogprobModel, batch: MicroBatch) -> None:
     They pass through whatever connects two tokens, however small its weight, and through nothing else.
     """
     num_prompts = len(batch.layout.shared.key_bounds) - 1
-    start, stop = batch.layout.own.query_bounds[num_prompts : num_prompts + 2]
-    place_C = torch.arange(start, stop, device=batch.source_N.device)
+    first = torch.arange(*batch.layout.own.query_bounds[num_prompts : num_prompts + 2], device=batch.source_N.device)
     hook = model.model.get_input_embeddings().register_forward_hook(
-        lambda _layer, _inputs, embedded_1TD: embedded_1TD.index_fill(1, place_C, torch.nan)
+        lambda _layer, _inputs, embedded_1TD: embedded_1TD.index_fill(1, first, torch.nan)
     )
     logprobs_N = model(batch).logprobs_N
     hook.remove()
-    if not torch.equal(logprobs_N.isnan(), torch.isin(batch.source_N, place_C)):
+    if not torch.equal(logprobs_N.isnan(), torch.isin(batch.source_N, first)):
         raise PipelineError(
             f"{type(model.model).__name__} connects tokens by more than attention (such as a convolution or a "
             "recurrence): completions of the same prompt would see one another"

@@ -12,6 +12,7 @@ import math
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -44,17 +45,20 @@ class Policy:
             model.train()  # models checkpoint in training mode only; dropout is disabled
         self.ranks = init_ranks(config)
         self.config = config
-        self._loss = 0.0
-        self._norm = math.nan
+        self._loss, self._norm = 0.0, math.nan
+        parameters = [parameter for _, parameter in _trained(model)]
         self._engine, self._optimizer, _, _ = import_deepspeed().initialize(
             model=model,
-            model_parameters=_parameter_groups(model, config.weight_decay),
+            model_parameters=[
+                {"params": [each for each in parameters if each.dim() > 1], "weight_decay": config.weight_decay},
+                {"params": [each for each in parameters if each.dim() <= 1], "weight_decay": 0.0},
+            ],
             config=_deepspeed_config(model, config),
         )
         set_group_timeouts()
         if config.zero_stage == 0:
             # Without sharding DeepSpeed clips but does not return the norm: the same is done here, keeping it.
-            self._optimizer.register_step_pre_hook(lambda *_: self._clip_gradient())
+            self._optimizer.register_step_pre_hook(self._clip_gradient)
 
     def __call__(self, batch: MicroBatch) -> TokenLogprobs:
         """Return the current policy's log-probabilities of a micro-batch, with gradients where they are enabled."""
@@ -77,7 +81,7 @@ class Policy:
         NonFiniteError where the loss is not finite, before anything changes; or where the norm of the gradient is not,
         which is known only after the step: nothing of it must be saved then.
         """
-        # The sum over all processes, so that they stop together or not at all.
+        # Of all processes, so that they stop together or not at all.
         loss, self._loss = sum(self.ranks.all_gather(self._loss, "the end of the backward pass")), 0.0
         if not math.isfinite(loss):
             raise NonFiniteError(f"the loss is {loss}; stopped before the optimizer step")
@@ -104,30 +108,31 @@ class Policy:
         These are `NAME/weight` (fp32, as the optimizer keeps it), `NAME/exp_avg` and `NAME/exp_avg_sq`, and
         `num_steps`. Before the first step there are no moments. Called by all processes together.
         """
-        state: dict[str, Tensor] = {}
-        steps = {float(each["step"]) for each in self._base_optimizer.state.values()} or {0.0}
-        assert len(steps) == 1, f"parameters differ in their number of steps: {steps}"
-        started = steps != {0.0}
-        if started:
+        (num_steps,) = {float(each["step"]) for each in self._base_optimizer.state.values()} or {0.0}
+        if num_steps:
             self._link_optimizer_state()
+        state: dict[str, Tensor] = {}
         for name, parameter in _trained(self._engine.module):
-            for key in ("weight", *_MOMENTS) if started else ("weight",):
+            for key in _keys(num_steps):
                 full = self._full(parameter, key)
                 if self.ranks.is_main:
                     state[f"{name}/{key}"] = full.detach().to("cpu", torch.float32, copy=True)
-        return {**state, _NUM_STEPS: torch.tensor(steps.pop())}
+        return {**state, _NUM_STEPS: torch.tensor(num_steps)}
 
     def load_state(self, file: Path) -> None:
         """Resume from a `state` that was saved in a file; `load_parameters` has set the weights of the model before."""
         with safe_open(file, framework="pt") as saved:
             num_steps = saved.get_tensor(_NUM_STEPS)
             if num_steps:
-                for tensor in self._optimized_tensors():
+                groups = [group["params"] for group in self._base_optimizer.param_groups]
+                if self.config.zero_stage == 3:  # it sees this process's part of the parameters, end to end
+                    groups = [self._optimizer.fp32_partitioned_groups_flat]
+                for tensor in chain(*groups):
                     moments = {key: torch.zeros_like(tensor) for key in _MOMENTS}
                     self._base_optimizer.state[tensor] = {"step": num_steps.clone(), **moments}
                 self._link_optimizer_state()
             for name, parameter in _trained(self._engine.module):
-                for key in ("weight", *_MOMENTS) if num_steps else ("weight",):
+                for key in _keys(num_steps):
                     self._set(parameter, key, saved.get_tensor(f"{name}/{key}"))
 
     @property
@@ -136,7 +141,7 @@ class Policy:
         base: torch.optim.Optimizer = getattr(self._optimizer, "optimizer", self._optimizer)
         return base
 
-    def _clip_gradient(self) -> None:
+    def _clip_gradient(self, *_: object) -> None:
         parameters = self._engine.module.parameters()
         self._norm = float(torch.nn.utils.clip_grad_norm_(parameters, self.config.max_gradient_norm))
 
@@ -149,22 +154,16 @@ class Policy:
             self._optimizer._hp_optimizer_states_linked = False
             self._optimizer._lazy_init_hp_params_optimizer_state()
 
-    def _optimized_tensors(self) -> list[Tensor]:
-        """Return the tensors that the optimizer sees: the parameters, or this process's part of them end to end."""
-        if self.config.zero_stage == 3:
-            return list(self._optimizer.fp32_partitioned_groups_flat)
-        return [tensor for group in self._base_optimizer.param_groups for tensor in group["params"]]
-
     def _full(self, parameter: nn.Parameter, key: str) -> Tensor:
-        from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
+        from deepspeed import utils
 
         full: Tensor
         if self.config.zero_stage == 0:
             full = parameter if key == "weight" else self._optimizer.state[parameter][key]
         elif key == "weight":
-            full = safe_get_full_fp32_param(parameter)
+            full = utils.safe_get_full_fp32_param(parameter)
         else:
-            full = safe_get_full_optimizer_state(parameter, key)
+            full = utils.safe_get_full_optimizer_state(parameter, key)
         return full
 
     def _set(self, parameter: Any, key: str, value: Tensor) -> None:
@@ -192,24 +191,23 @@ class Policy:
 def load_parameters(module: nn.Module, file: Path) -> None:
     """Set the weights of a module that no `Policy` holds yet; PipelineError where the file is of another model."""
     with safe_open(file, framework="pt") as saved:
-        _require_same_model(module, saved, file)
+        names = set(saved.keys())
+        keys = _keys(any(name.endswith(_MOMENTS) for name in names))
+        shapes = {f"{name}/{key}": list(parameter.shape) for name, parameter in _trained(module) for key in keys}
+        for name in sorted({*shapes, _NUM_STEPS} ^ names):
+            has = "has" if name in names else "lacks"
+            raise PipelineError(f"{file}: {has} the tensor `{name}`, so it is of another model")
+        for name, shape in shapes.items():
+            if (saved_shape := saved.get_slice(name).get_shape()) != shape:
+                sizes = ["x".join(map(str, each)) for each in (saved_shape, shape)]
+                raise PipelineError(f"{file}: the tensor `{name}` is {sizes[0]}, where the model's is {sizes[1]}")
         for name, parameter in _trained(module):
             parameter.copy_(saved.get_tensor(f"{name}/weight"))
 
 
-def _require_same_model(module: nn.Module, saved: Any, file: Path) -> None:
-    """Require that a file has the tensors of a module and its optimizer, and no others."""
-    names = set(saved.keys())
-    keys = ("weight", *_MOMENTS) if any(name.endswith(_MOMENTS) for name in names) else ("weight",)
-    shapes = {f"{name}/{key}": tuple(parameter.shape) for name, parameter in _trained(module) for key in keys}
-    for name in sorted({*shapes, _NUM_STEPS} ^ names):
-        has = "has" if name in names else "lacks"
-        raise PipelineError(f"{file}: {has} the tensor `{name}`, so it is of another model")
-    for name, shape in shapes.items():
-        saved_shape = tuple(saved.get_slice(name).get_shape())
-        if saved_shape != shape:
-            found, expected = ("x".join(map(str, each)) for each in (saved_shape, shape))
-            raise PipelineError(f"{file}: the tensor `{name}` is {found}, where the model's is {expected}")
+def _keys(has_moments: object) -> tuple[str, ...]:
+    """Return what is saved of a parameter."""
+    return ("weight", *_MOMENTS) if has_moments else ("weight",)
 
 
 def _trained(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
@@ -234,16 +232,9 @@ def import_deepspeed() -> Any:
     return deepspeed
 
 
-def _parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    parameters = [parameter for _, parameter in _trained(model)]
-    return [
-        {"params": [parameter for parameter in parameters if parameter.dim() > 1], "weight_decay": weight_decay},
-        {"params": [parameter for parameter in parameters if parameter.dim() <= 1], "weight_decay": 0.0},
-    ]
-
-
 def _deepspeed_config(model: nn.Module, config: EngineConfig) -> dict[str, Any]:
-    num_trained = sum(parameter.numel() for _, parameter in _trained(model))
+    # Buffers no larger than the model: by default a gigabyte is set aside for each, whatever its size.
+    bucket_size = min(sum(parameter.numel() for _, parameter in _trained(model)), _MAX_BUCKET_SIZE)
     offloaded = {"none": (), "optimizer": ("offload_optimizer",), "all": ("offload_optimizer", "offload_param")}
     return {
         # DeepSpeed insists on a batch size; micro-batches here are counted in tokens.
@@ -252,9 +243,8 @@ def _deepspeed_config(model: nn.Module, config: EngineConfig) -> dict[str, Any]:
         "gradient_clipping": config.max_gradient_norm if config.zero_stage else 0.0,
         "zero_optimization": {
             "stage": config.zero_stage,
-            # Buffers no larger than the model: by default a gigabyte is set aside for each, whatever its size.
-            "reduce_bucket_size": min(num_trained, _MAX_BUCKET_SIZE),
-            "allgather_bucket_size": min(num_trained, _MAX_BUCKET_SIZE),
+            "reduce_bucket_size": bucket_size,
+            "allgather_bucket_size": bucket_size,
             **{part: {"device": "cpu"} for part in offloaded[config.offload]},
         },
         "zero_force_ds_cpu_optimizer": False,  # its own optimizer for the host has to be compiled there

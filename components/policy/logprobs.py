@@ -6,6 +6,7 @@ Shape suffixes as in packing.py, and
     C  tokens of a chunk, D  hidden size, V  vocabulary
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import MethodType
@@ -64,16 +65,6 @@ def completion_logprobs(
     return logprobs_M
 
 
-def disable_dropout(model: nn.Module) -> None:
-    """Set every dropout probability to zero: with dropout, the ratio to the sampling policy is not one at the start."""
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-        if hasattr(module, "attention_dropout"):
-            attention: Any = module
-            attention.attention_dropout = 0.0
-
-
 def use_float32_logits(output_layer: nn.Linear) -> None:
     """Make the layer itself return logits in float32 at least, so that a sampler computes the logits of the trainer."""
 
@@ -91,9 +82,7 @@ class TokenHead(nn.Module):
 
     def __init__(self, output_layer: nn.Linear, *, temperature: float) -> None:
         super().__init__()
-        self.weight = output_layer.weight
-        self.bias = output_layer.bias
-        self.temperature = temperature
+        self.weight, self.bias, self.temperature = output_layer.weight, output_layer.bias, temperature
 
     def forward(self, hidden_ND: Tensor, target_N: Tensor) -> tuple[Tensor, Tensor]:
         """Return log pi(target) and the entropy of pi in nats, each (N,), for pi = softmax(logits / temperature).
@@ -120,10 +109,9 @@ class _ChunkedLogprobs(torch.autograd.Function):
             highest_C1 = logits_CV.amax(-1, keepdim=True)
             weights_CV = (logits_CV - highest_C1).exp_()
             total_C = weights_CV.sum(-1)
-            lse_C = highest_C1.squeeze(1) + total_C.log()
-            logprobs_N[rows] = logits_CV.gather(1, target_N[rows, None]).squeeze(1) - lse_C
-            entropy_N[rows] = lse_C - torch.linalg.vecdot(weights_CV, logits_CV) / total_C
-            lse_N[rows] = lse_C
+            lse_N[rows] = highest_C1.squeeze(1) + total_C.log()
+            logprobs_N[rows] = logits_CV.gather(1, target_N[rows, None]).squeeze(1) - lse_N[rows]
+            entropy_N[rows] = lse_N[rows] - torch.linalg.vecdot(weights_CV, logits_CV) / total_C
         ctx.save_for_backward(hidden_ND, weight_VD, bias_V, target_N, lse_N, entropy_N)
         ctx.temperature = temperature
         ctx.set_materialize_grads(False)
@@ -139,30 +127,30 @@ class _ChunkedLogprobs(torch.autograd.Function):
         grad_weight_VD = torch.zeros_like(weight_VD, dtype=lse_N.dtype) if ctx.needs_input_grad[1] else None
         grad_bias_V = None if bias_V is None else torch.zeros_like(bias_V, dtype=lse_N.dtype)
         for rows in _chunks(len(target_N), len(weight_VD)):
-            logits_CV = _logits(hidden_ND[rows], weight_VD, bias_V, ctx.temperature)
-            grad_CV = logits_CV.sub_(lse_N[rows, None])  # log pi, turned into the gradient of the logits in place
+            # log pi, turned into the gradient of the logits in place:
             # dlog pi(target)/dlogit_v = [v = target] - pi_v;  dH/dlogit_v = -pi_v (log pi_v + H)
+            grad_CV = _logits(hidden_ND[rows], weight_VD, bias_V, ctx.temperature).sub_(lse_N[rows, None])
             if grad_entropy_N is None:
-                grad_CV = grad_CV.exp_().mul_(-grad_logprobs_N[rows, None])
+                grad_CV.exp_().mul_(-grad_logprobs_N[rows, None])
             else:
                 inner_CV = grad_CV + entropy_N[rows, None]
                 inner_CV.mul_(grad_entropy_N[rows, None]).add_(grad_logprobs_N[rows, None])
-                grad_CV = grad_CV.exp_().mul_(inner_CV).neg_()
-            grad_CV.scatter_add_(1, target_N[rows, None], grad_logprobs_N[rows, None])
-            grad_CV = grad_CV.div_(ctx.temperature)
+                grad_CV.exp_().mul_(inner_CV).neg_()
+            grad_CV.scatter_add_(1, target_N[rows, None], grad_logprobs_N[rows, None]).div_(ctx.temperature)
+            grad_hidden_ND[rows] = _product(grad_CV, weight_VD)
             if grad_bias_V is not None:
                 grad_bias_V += grad_CV.sum(0)
-            grad_hidden_ND[rows] = _product(grad_CV, weight_VD)
-            if grad_weight_VD is not None:
-                _add_product(grad_weight_VD, grad_CV.T, hidden_ND[rows])
+            if grad_weight_VD is not None and hidden_ND.dtype == grad_CV.dtype:
+                grad_weight_VD.addmm_(grad_CV.T, hidden_ND[rows])
+            elif grad_weight_VD is not None:
+                grad_weight_VD += _product(grad_CV.T, hidden_ND[rows])
         return grad_hidden_ND, grad_weight_VD, grad_bias_V, None, None
 
 
 def _chunks(num_tokens: int, vocabulary_size: int) -> list[slice]:
     """Split the tokens into parts of equal size, of at most `_CHUNK_ELEMENTS` logits or `_MIN_CHUNK_TOKENS` tokens."""
-    limit = max(_MIN_CHUNK_TOKENS, _CHUNK_ELEMENTS // vocabulary_size)
-    count = max(1, -(-num_tokens // limit))
-    size = max(1, -(-num_tokens // count))
+    count = max(1, math.ceil(num_tokens / max(_MIN_CHUNK_TOKENS, _CHUNK_ELEMENTS // vocabulary_size)))
+    size = max(1, math.ceil(num_tokens / count))
     return [slice(start, min(start + size, num_tokens)) for start in range(0, num_tokens, size)]
 
 
@@ -180,10 +168,3 @@ def _product(left: Tensor, right: Tensor) -> Tensor:
         return torch.mm(left.to(right.dtype), right, out_dtype=torch.float32)
     dtype = torch.promote_types(right.dtype, torch.float32)
     return left.to(dtype) @ right.to(dtype)
-
-
-def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    if left.dtype == right.dtype:
-        total.addmm_(left, right)
-    else:
-        total.add_(_product(left, right))

@@ -5,7 +5,7 @@ An adapted layer computes (W + alpha / rank B A) x. B is zero at first, so a mod
 Shape suffixes: O  outputs of a layer, I  its inputs, R  rank
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -29,28 +29,21 @@ def add_adapters(model: PreTrainedModel, config: LoraConfig | None, *, seed: int
         return
     import peft  # takes half a second
 
-    layers = _target_layers(model, config.targets)
-    settings = peft.LoraConfig(r=config.rank, lora_alpha=config.alpha, target_modules=layers, lora_dropout=0.0)
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)  # they are drawn on the CPU, wherever the model is
-        peft.inject_adapter_in_model(settings, model, adapter_name=_ADAPTER)
-
-
-def _target_layers(model: PreTrainedModel, targets: Sequence[str]) -> list[str]:
-    """Return the full names of the layers whose last part is in `targets`."""
     # Training uses only the weight of the output layer: an adapter beside it would never run.
     head = model.get_output_embeddings()
     linear = [name for name, layer in model.named_modules() if isinstance(layer, nn.Linear) and layer is not head]
-    if list(targets) == [ALL_LINEAR]:
-        return linear
-    last_parts = [name.rpartition(".")[2] for name in linear]
-    for target in targets:
-        if target not in last_parts:
-            raise PipelineError(
-                f"engine.lora.targets: {type(model).__name__} has no layer `{target}` to adapt; "
-                f"accepted: {', '.join(dict.fromkeys(last_parts))}, or {ALL_LINEAR} for all of them"
-            )
-    return [name for name, last_part in zip(linear, last_parts, strict=True) if last_part in targets]
+    layers = {name: name.rpartition(".")[2] for name in linear}
+    unknown = [target for target in config.targets if target not in (*layers.values(), ALL_LINEAR)]
+    if unknown:
+        raise PipelineError(
+            f"engine.lora.targets: {type(model).__name__} has no layer `{unknown[0]}` to adapt; "
+            f"accepted: {', '.join(dict.fromkeys(layers.values()))}, or {ALL_LINEAR} for all of them"
+        )
+    targets = linear if config.targets == [ALL_LINEAR] else [name for name in linear if layers[name] in config.targets]
+    settings = peft.LoraConfig(r=config.rank, lora_alpha=config.alpha, target_modules=targets, lora_dropout=0.0)
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)  # they are drawn on the CPU, wherever the model is
+        peft.inject_adapter_in_model(settings, model, adapter_name=_ADAPTER)
 
 
 def merged_state_dict(model: PreTrainedModel) -> dict[str, Tensor]:

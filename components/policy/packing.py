@@ -65,18 +65,13 @@ def pack_shard(
     ranks: Ranks, sequences: Sequence[TokenSequence], *, max_tokens: int, device: torch.device, indices: Sequence[int]
 ) -> Shard:
     """Pack this process's shard of the sequences at `indices`; the sequences of one prompt stay together."""
-
-    def packed(chosen: Sequence[int]) -> list[MicroBatch]:
-        return pack(sequences, max_tokens=max_tokens, device=device, indices=chosen)
-
-    if ranks.world_size == 1:
-        return Shard(packed(indices), [])
-    batches = packed(_balanced_shards(sequences, indices, ranks.world_size)[ranks.rank])
+    own = indices if ranks.world_size == 1 else _balanced_shards(sequences, indices, ranks.world_size)[ranks.rank]
+    batches = pack(sequences, max_tokens=max_tokens, device=device, indices=own)
     missing = max(ranks.all_gather(len(batches), "the packing of micro-batches")) - len(batches)
     if not missing:
         return Shard(batches, [])
     shortest = min(indices, key=lambda index: len(sequences[index]))
-    return Shard(batches, packed([shortest]) * missing)
+    return Shard(batches, pack(sequences, max_tokens=max_tokens, device=device, indices=[shortest]) * missing)
 
 
 def pack(
@@ -92,10 +87,14 @@ def pack(
     prompt once per part; a sequence that alone is longer gets a micro-batch of its own.
     """
     groups = _groups(sequences, range(len(sequences)) if indices is None else indices)
-    parts = [part for group in groups for part in group.split(max_tokens)]
-    bins = _first_fit_decreasing([part.num_tokens for part in parts], max_tokens)
+    parts: list[_Group] = []
+    for group in groups:
+        members = list(group.completions.items())
+        bins = _first_fit_decreasing([len(ids) for _, ids in members], max_tokens - len(group.prompt_ids))
+        parts += [_Group(group.prompt_ids, dict(members[place] for place in sorted(bin_))) for bin_ in bins]
+    rows = _first_fit_decreasing([part.num_tokens for part in parts], max_tokens)
     offsets = list(accumulate((len(sequence.completion_ids) for sequence in sequences), initial=0))
-    return [_pack_row([parts[index] for index in bin_], offsets, device) for bin_ in bins]
+    return [_pack_row([parts[index] for index in row], offsets, device) for row in rows]
 
 
 @dataclass(frozen=True)
@@ -108,12 +107,6 @@ class _Group:
     @property
     def num_tokens(self) -> int:
         return len(self.prompt_ids) + sum(map(len, self.completions.values()))
-
-    def split(self, max_tokens: int) -> list["_Group"]:
-        """Split the group into parts of at most `max_tokens` tokens, each with the prompt."""
-        members = list(self.completions.items())
-        bins = _first_fit_decreasing([len(ids) for _, ids in members], max_tokens - len(self.prompt_ids))
-        return [_Group(self.prompt_ids, dict(members[place] for place in sorted(bin_))) for bin_ in bins]
 
 
 def _groups(sequences: Sequence[TokenSequence], indices: Sequence[int]) -> list[_Group]:
@@ -137,11 +130,10 @@ def _first_fit_decreasing(sizes: Sequence[int], room: int) -> list[list[int]]:
     bins: list[list[int]] = []
     free: list[int] = []
     for index in sorted(range(len(sizes)), key=lambda index: -sizes[index]):
-        place = next((number for number, left in enumerate(free) if sizes[index] <= left), None)
-        if place is None:
+        place = next((number for number, left in enumerate(free) if sizes[index] <= left), len(bins))
+        if place == len(bins):
             bins.append([])
             free.append(room)
-            place = -1
         bins[place].append(index)
         free[place] -= sizes[index]
     return bins
@@ -152,52 +144,42 @@ def _pack_row(groups: Sequence[_Group], offsets: Sequence[int], device: torch.de
 
     Completions and sequences of one length go side by side: attention takes them together.
     """
+    ids: list[int] = []
+    positions: list[int] = []
+    bounds = [0]
+    predictions: list[tuple[int, int, int, int]] = []
+
+    def append(tokens: Sequence[int], *, position: int) -> None:
+        """Append a segment whose first token has this position in its sequence."""
+        ids.extend(tokens)
+        positions.extend(range(position, position + len(tokens)))
+        bounds.append(len(ids))
+
+    def predict(index: int, completion: Sequence[int], *, first_source: int) -> None:
+        """Note where the last tokens of the row are predicted: the first as told, others by the one before."""
+        sources = [first_source, *range(len(ids) - len(completion), len(ids) - 1)]
+        tokens = range(offsets[index], offsets[index + 1])
+        predictions.extend(zip(sources, completion, [index] * len(tokens), tokens, strict=True))
+
     shared = [group for group in groups if len(group.completions) > 1]
-    alone = [group for group in groups if len(group.completions) == 1]
-    row = _Row()
     for group in shared:
-        row.append(group.prompt_ids, position=0)
-    prompt_bounds = tuple(row.bounds)
-    branch_bounds = [len(row.ids)]
+        append(group.prompt_ids, position=0)
+    prompt_bounds = tuple(bounds)
+    branch_bounds = [0]
     for group, prompt_stop in zip(shared, prompt_bounds[1:], strict=True):
         for index, completion in sorted(group.completions.items(), key=lambda item: len(item[1])):
-            start = row.append(completion, position=len(group.prompt_ids))
-            # The first token is predicted by the prompt's last, each other by the one before it.
-            row.predict(index, completion, [prompt_stop - 1, *range(start, start + len(completion) - 1)])
-        branch_bounds.append(len(row.ids))
-    for group in sorted(alone, key=lambda group: group.num_tokens):
+            append(completion, position=len(group.prompt_ids))
+            predict(index, completion, first_source=prompt_stop - 1)
+        branch_bounds.append(len(ids) - prompt_bounds[-1])
+    for group in sorted((each for each in groups if len(each.completions) == 1), key=lambda group: group.num_tokens):
         ((index, completion),) = group.completions.items()
-        start = row.append(group.prompt_ids + completion, position=0) + len(group.prompt_ids)
-        row.predict(index, completion, range(start - 1, start + len(completion) - 1))
+        append(group.prompt_ids + completion, position=0)
+        predict(index, completion, first_source=len(ids) - len(completion) - 1)
     layout = PackedLayout(
-        own=Segments(tuple(row.bounds), tuple(row.bounds), causal=True),
-        shared=Segments(tuple(bound - branch_bounds[0] for bound in branch_bounds), prompt_bounds, causal=False),
-        longest=max(row.positions) + 1,
+        own=Segments(tuple(bounds), tuple(bounds), causal=True),
+        shared=Segments(tuple(branch_bounds), prompt_bounds, causal=False),
+        longest=max(positions) + 1,
     )
-    places = [(source, target, index, offsets[index] + t) for source, target, index, t in row.predictions]
-    source_N, target_N, sequence_N, token_N = torch.tensor(places, device=device).T.contiguous()
-    input_ids_T, position_ids_T = torch.tensor([row.ids, row.positions], device=device)
+    source_N, target_N, sequence_N, token_N = torch.tensor(predictions, device=device).T.contiguous()
+    input_ids_T, position_ids_T = torch.tensor([ids, positions], device=device)
     return MicroBatch(input_ids_T, position_ids_T, layout, source_N, target_N, sequence_N, token_N)
-
-
-class _Row:
-    """The tokens of a micro-batch while they are laid out."""
-
-    def __init__(self) -> None:
-        self.ids: list[int] = []
-        self.positions: list[int] = []
-        self.bounds = [0]
-        self.predictions: list[tuple[int, int, int, int]] = []
-        """Of each completion token: its source, the token, its sequence, and its place in the completion."""
-
-    def append(self, ids: Sequence[int], *, position: int) -> int:
-        """Append tokens, the first of which has this position in its sequence; return where in the row they begin."""
-        self.ids += ids
-        self.positions += range(position, position + len(ids))
-        self.bounds.append(len(self.ids))
-        return self.bounds[-2]
-
-    def predict(self, index: int, completion: Sequence[int], sources: Sequence[int]) -> None:
-        """Note where in the row the completion tokens of a sequence are predicted."""
-        pairs = zip(sources, completion, strict=True)
-        self.predictions += [(source, target, index, t) for t, (source, target) in enumerate(pairs)]

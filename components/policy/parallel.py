@@ -33,10 +33,6 @@ _ANSWER_S = 5.0
 _Value = TypeVar("_Value")
 
 
-class MissingRankError(RetryableError):
-    """A process has not arrived at a barrier, or has stopped responding."""
-
-
 @dataclass
 class Ranks:
     """The processes of a run as seen by one of them."""
@@ -45,7 +41,7 @@ class Ranks:
     world_size: int
     deadline_s: float = 0.0
     """How long to wait for the others."""
-    store: Store | None = None
+    store: Store = field(default_factory=HashStore)
     _num_barriers: int = field(default=0, init=False)
 
     @property
@@ -68,28 +64,24 @@ class Ranks:
         return values
 
     def barrier(self, what: str) -> None:
-        """Wait until every process is at `what`; MissingRankError names those that are not in time."""
-        if self.store is None:
-            return
-        self._num_barriers += 1
-        _ask_store(lambda: self._arrive(what), what, within_s=self.deadline_s + _ANSWER_S)
+        """Wait until every process is at `what`; RetryableError names those that are not in time."""
+        if self.world_size > 1:
+            self._num_barriers += 1
+            _ask_store(lambda: self._arrive(what), what, within_s=self.deadline_s + _ANSWER_S)
 
     def _arrive(self, what: str) -> None:
-        assert self.store is not None
-        keys = [_key(self._num_barriers, rank) for rank in range(self.world_size)]
+        keys = [f"barrier/{self._num_barriers}/{rank}" for rank in range(self.world_size)]
         try:
             self.store.set(keys[self.rank], what)
             self.store.wait(keys, timedelta(seconds=self.deadline_s))
         except RuntimeError as error:
-            missing = self._names(lambda: [rank for rank, key in enumerate(keys) if not self._has(key)])
+            missing = self._names(lambda: [rank for rank, key in enumerate(keys) if not self.store.check([key])])
             if not missing:
                 raise RetryableError(f"the store of the processes is lost at {what}: {_first_line(error)}") from error
-            raise MissingRankError(
-                f"{', '.join(missing)} of {self.world_size} did not reach {what} within {self.deadline_s:g} s"
-            ) from None
+            raise RetryableError(f"{missing} did not reach {what} within {self.deadline_s:g} s") from None
         # Every process that is here has passed the barrier before the last: its keys are no longer waited for.
         if self._num_barriers > 2:
-            self.store.delete_key(_key(self._num_barriers - 2, self.rank))
+            self.store.delete_key(f"barrier/{self._num_barriers - 2}/{self.rank}")
 
     @contextmanager
     def report_lost_ranks(self) -> Iterator[None]:
@@ -101,42 +93,29 @@ class Ranks:
                 raise
             lost = _ask_store(lambda: self._names(self._silent), "a collective", within_s=_SILENCE_S + _ANSWER_S)
             if lost:
-                raise MissingRankError(f"{', '.join(lost)} of {self.world_size} stopped responding") from error
+                raise RetryableError(f"{lost} stopped responding") from error
             raise RetryableError(f"the processes lost one another: {_first_line(error)}") from error
-
-    def start_heartbeat(self, store: Store) -> None:
-        """Increase this process's counter in the store regularly, from a thread."""
-
-        def beat() -> None:
-            with suppress(RuntimeError):  # the store ends with the process that holds it
-                while True:
-                    store.add(f"beat/{self.rank}", 1)
-                    time.sleep(_HEARTBEAT_S)
-
-        threading.Thread(target=beat, daemon=True).start()
 
     def _silent(self) -> list[int]:
         """Return the ranks whose heartbeat has stopped."""
-        assert self.store is not None
-        others = [rank for rank in range(self.world_size) if rank != self.rank]
-        before = [self.store.add(f"beat/{rank}", 0) for rank in others]
-        time.sleep(_SILENCE_S)
-        after = [self.store.add(f"beat/{rank}", 0) for rank in others]
-        return [rank for rank, old, new in zip(others, before, after, strict=True) if old == new]
 
-    def _names(self, find: Callable[[], list[int]]) -> list[str]:
+        def beats() -> dict[int, int]:
+            others = (rank for rank in range(self.world_size) if rank != self.rank)
+            return {rank: self.store.add(f"beat/{rank}", 0) for rank in others}
+
+        before = beats()
+        time.sleep(_SILENCE_S)
+        return [rank for rank, beat in beats().items() if beat == before[rank]]
+
+    def _names(self, find: Callable[[], list[int]]) -> str:
         """Return the ranks that are found, with host and process where known; none if the store is lost."""
-        assert self.store is not None
         names = []
         with suppress(RuntimeError):
             for rank in find():
                 key = f"name/{rank}"  # a rank that never started has none, and `get` would wait for it
-                names.append(f"rank {rank} ({self.store.get(key).decode()})" if self._has(key) else f"rank {rank}")
-        return names
-
-    def _has(self, key: str) -> bool:
-        assert self.store is not None
-        return bool(self.store.check([key]))
+                where = f" ({self.store.get(key).decode()})" if self.store.check([key]) else ""
+                names.append(f"rank {rank}{where}")
+        return f"{', '.join(names)} of {self.world_size}" if names else ""
 
 
 SINGLE_PROCESS = Ranks(0, 1)
@@ -152,10 +131,8 @@ def init_ranks(config: EngineConfig) -> Ranks:
     global _ranks  # noqa: PLW0603  # torch has one process group per process, too
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size != config.num_processes:
-        raise PipelineError(
-            f"engine.num_processes is {config.num_processes}, but {size} {'was' if size == 1 else 'were'} launched "
-            "(WORLD_SIZE)"
-        )
+        launched = f"{size} {'was' if size == 1 else 'were'} launched (WORLD_SIZE)"
+        raise PipelineError(f"engine.num_processes is {config.num_processes}, but {launched}")
     if _ranks is None:
         _ranks = _init_process_group(size, config.deadline_s)
     return _ranks
@@ -185,17 +162,25 @@ def _init_process_group(size: int, deadline_s: float) -> Ranks:
     try:
         store, rank, size = next(rendezvous("env://", timeout=timedelta(seconds=_START_S)))
         ranks = Ranks(rank, size, max(deadline_s, _START_S), PrefixStore("ranks", store))
-        assert ranks.store is not None
         ranks.store.set(f"name/{rank}", f"{socket.gethostname()}, process {os.getpid()}")
-        ranks.start_heartbeat(PrefixStore("ranks", store.clone()))
+        heartbeat = (PrefixStore("ranks", store.clone()), rank)
+        threading.Thread(target=_beat, args=heartbeat, daemon=True).start()
         ranks.barrier("the start")
     except (RuntimeError, ValueError) as error:
         raise RetryableError(f"the processes did not find one another: {_first_line(error)}") from error
-    distributed.init_process_group(
-        backend, store=PrefixStore("group", store), rank=rank, world_size=size, timeout=timedelta(seconds=deadline_s)
-    )
+    group = PrefixStore("group", store)
+    timeout = timedelta(seconds=deadline_s)
+    distributed.init_process_group(backend, store=group, rank=rank, world_size=size, timeout=timeout)
     ranks.deadline_s = deadline_s
     return ranks
+
+
+def _beat(store: Store, rank: int) -> None:
+    """Increase this process's counter in the store regularly."""
+    with suppress(RuntimeError):  # the store ends with the process that holds it
+        while True:
+            store.add(f"beat/{rank}", 1)
+            time.sleep(_HEARTBEAT_S)
 
 
 def _ask_store(ask: Callable[[], _Value], what: str, *, within_s: float) -> _Value:
@@ -215,13 +200,8 @@ def _ask_store(ask: Callable[[], _Value], what: str, *, within_s: float) -> _Val
     try:
         return answer.result(within_s)
     except TimeoutError:
-        raise RetryableError(
-            f"the store of the processes does not answer at {what}: is this host cut off from the first one?"
-        ) from None
-
-
-def _key(barrier: int, rank: int) -> str:
-    return f"barrier/{barrier}/{rank}"
+        lost = f"the store of the processes does not answer at {what}"
+        raise RetryableError(f"{lost}: is this host cut off from the first one?") from None
 
 
 def _first_line(error: BaseException) -> str:

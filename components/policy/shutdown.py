@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import FrameType
 
 from components.shared.errors import RetryableError
 
@@ -29,11 +28,11 @@ def graceful_shutdown(grace_s: float) -> Iterator[StopRequest]:
     The last checkpoint stays valid then. The first request reaches a rank from the terminal and from its launcher;
     only the launcher acts on a second one, and ends its ranks.
     """
-    stop = StopRequest()
-    timer = threading.Timer(
-        grace_s, _exit, args=[f"during a step, which took longer than checkpoint.grace_s ({grace_s:g} s)"]
-    )
-    timer.daemon = True
+
+    def exit_(reason: str) -> None:
+        resume = "run the same again to go on from the last checkpoint"
+        print(f"error: stopped {reason}; {resume}", file=sys.stderr, flush=True)
+        os._exit(RetryableError.exit_code)
 
     def first() -> None:
         stop.requested = True
@@ -41,8 +40,12 @@ def graceful_shutdown(grace_s: float) -> Iterator[StopRequest]:
 
     def again() -> None:
         if "RANK" not in os.environ:
-            _exit("at once by a second request: the current step is lost")
+            exit_("at once by a second request: the current step is lost")
 
+    stop = StopRequest()
+    late = f"during a step, which took longer than checkpoint.grace_s ({grace_s:g} s)"
+    timer = threading.Timer(grace_s, exit_, [late])
+    timer.daemon = True
     try:
         with on_stop_signal(first, again):
             yield stop
@@ -55,7 +58,7 @@ def on_stop_signal(first: Callable[[], object], again: Callable[[], object]) -> 
     """Call `first` when this process is asked to stop (SIGTERM, SIGHUP, Ctrl-C), and `again` for later requests."""
     first_at: float | None = None
 
-    def handle(_number: int, _frame: FrameType | None) -> None:
+    def handle(*_: object) -> None:
         nonlocal first_at
         if first_at is None:
             first_at = time.monotonic()
@@ -69,8 +72,3 @@ def on_stop_signal(first: Callable[[], object], again: Callable[[], object]) -> 
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
-
-
-def _exit(reason: str) -> None:
-    print(f"error: stopped {reason}; run the same again to go on from the last checkpoint", file=sys.stderr, flush=True)
-    os._exit(RetryableError.exit_code)

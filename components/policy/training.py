@@ -1,13 +1,55 @@
-"""What the training loops of SFT and GRPO share: learning rate, curves, and advice where memory runs out."""
+"""What the training loops of SFT and GRPO share: determinism, checkpoints, learning rate, curves, advice on memory.
+
+A checkpoint of an unfinished run has the policy with its optimizer, the random state, and what the stage adds. It is
+written by the main process and read by all, whatever their number. Beside weights in safetensors there are plain values
+(numbers, text, tensors in lists and dicts), never objects.
+"""
 
 import csv
-from collections.abc import Mapping, Sequence
+import io
+import os
+import random
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
-from components.policy.config import EngineConfig
+import torch
+import transformers
+from safetensors.torch import save_file
+from torch import nn
+
+from components.policy.config import CheckpointConfig, EngineConfig
+from components.policy.engine import Policy
+from components.policy.parallel import Ranks
+from components.policy.shutdown import StopRequest
 from components.shared import jsonl
-from components.shared.errors import explain_out_of_memory
+from components.shared.errors import StoppedError, explain_out_of_memory
+from components.shared.progress import say
+from components.shared.work import CHECKPOINTS, CheckpointWriter, fingerprint_in, latest_checkpoint
+
+_POLICY, _VALUES = "policy.safetensors", "values.pt"
+
+
+def make_deterministic(seed: int) -> None:
+    """Seed every generator and choose deterministic kernels; also keep the libraries' chatter out of the log."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what cuBLAS needs for determinism
+    torch.manual_seed(seed)
+    torch.use_deterministic_algorithms(True)
+    # Filling every new buffer guards against reading it unwritten; it would double the time of a step.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # no stub
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+
+
+def disable_dropout(model: nn.Module) -> None:
+    """Set every dropout probability to zero: with dropout, the ratio to the sampling policy is not one at the start."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        if hasattr(module, "attention_dropout"):
+            attention: Any = module
+            attention.attention_dropout = 0.0
 
 
 def learning_rate(step: int, *, peak: float, warmup_steps: int, num_steps: int, final_fraction: float) -> float:
@@ -16,6 +58,100 @@ def learning_rate(step: int, *, peak: float, warmup_steps: int, num_steps: int, 
         return peak * (step + 1) / warmup_steps
     done = (step - warmup_steps) / max(1, num_steps - 1 - warmup_steps)
     return peak * (1 - (1 - final_fraction) * done)
+
+
+class TrainingCheckpoint:
+    """A checkpoint to resume from."""
+
+    def __init__(self, folder: Path) -> None:
+        self.policy = folder / _POLICY
+        """File with the weights and the state of the optimizer: see `load_parameters` and `Policy.load_state`."""
+        self.values: dict[str, Any] = torch.load(folder / _VALUES, map_location="cpu", weights_only=True)
+        """What the stage added, on the CPU: each process has another GPU than the one that wrote it."""
+
+
+class Resumption:
+    """The checkpoints of one run: the one it is resumed from, and those it writes."""
+
+    def __init__(self, ranks: Ranks, work: Path, config: CheckpointConfig, *, stage: str, num_steps: int) -> None:
+        self._ranks, self._num_steps, self._every_steps = ranks, num_steps, config.every_steps
+        self._random_states: list[dict[str, Any]] = []
+        self._writer = newest = None
+        if ranks.is_main:
+            folder, fingerprint = work / CHECKPOINTS, fingerprint_in(work)
+            self._writer = CheckpointWriter(
+                folder, keep_last=config.keep_last, keep_best=config.keep_best, fingerprint=fingerprint
+            )
+            newest = latest_checkpoint(folder, stage=stage, fingerprint=fingerprint)
+        # Only the main process reads all of it to verify that it is complete.
+        self._latest = ranks.all_gather(newest, "the choice of a checkpoint")[0]
+        self.steps_done = self._latest.step if self._latest else 0
+        """Steps of the checkpoint that the run is resumed from; 0 for a new run."""
+        if self.steps_done and ranks.is_main:
+            done = ": all steps are done" if self.steps_done == num_steps else ""
+            say(stage, f"resuming after step {self.steps_done}{done}")
+
+    def load(self) -> TrainingCheckpoint | None:
+        """Return the checkpoint that the run is resumed from, if any."""
+        if self._latest is None:
+            return None
+        checkpoint = TrainingCheckpoint(self._latest.folder)
+        self._random_states = checkpoint.values["random"]
+        return checkpoint
+
+    def restore_random_state(self) -> None:
+        """Set this process's random generators as in the checkpoint, if there are as many processes as there were."""
+        if len(self._random_states) == self._ranks.world_size:
+            _set_random_state(self._random_states[self._ranks.rank])
+
+    def after_step(
+        self,
+        step: int,
+        policy: Policy,
+        values: Callable[[], dict[str, Any]],
+        *,
+        stop: StopRequest,
+        score: float | None,
+        last: bool = False,
+    ) -> None:
+        """Write a checkpoint if one is due after a step; StoppedError, after writing one, if any process is to stop.
+
+        One is also due after the `last` step before the run ends for another reason.
+        """
+        stopped = any(self._ranks.all_gather(stop.requested, f"the end of step {step}"))
+        if not (stopped or last or step % self._every_steps == 0 or step == self._num_steps):
+            return
+        state, added = policy.state(), values()
+        random_states = self._ranks.all_gather(_random_state(), "the writing of a checkpoint")
+
+        def write(folder: Path) -> None:
+            save_file(state, folder / _POLICY)
+            # Through memory: torch.save hides errors of the system, such as a full disk.
+            buffer = io.BytesIO()
+            torch.save({**added, "random": random_states}, buffer)
+            (folder / _VALUES).write_bytes(buffer.getbuffer())
+
+        if self._writer:
+            self._writer.save(step, write, score=score)
+        self._ranks.barrier("the end of writing a checkpoint")
+        if stopped:
+            raise StoppedError(
+                f"stopped on request: step {step} of {self._num_steps} is saved; run the same again to go on"
+            )
+
+
+def _random_state() -> dict[str, Any]:
+    """Return the state of the generators of this process and of its GPU (a machine may have others)."""
+    cuda = torch.cuda.get_rng_state() if torch.cuda.is_available() else None
+    return {"python": random.getstate(), "torch": torch.get_rng_state(), "cuda": cuda}
+
+
+def _set_random_state(state: Mapping[str, Any]) -> None:
+    version, numbers, gauss = state["python"]
+    random.setstate((version, tuple(numbers), gauss))
+    torch.set_rng_state(state["torch"])
+    if state["cuda"] is not None and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])
 
 
 def write_curves(folder: Path, rows: Sequence[Mapping[str, float | None]]) -> None:

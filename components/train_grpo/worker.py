@@ -6,14 +6,18 @@ from pathlib import Path
 
 from components.grading.verifier import Verifier
 from components.policy.checkpoint import Checkpoint, load, save
-from components.policy.determinism import make_deterministic
 from components.policy.engine import Policy, load_parameters, torch_dtype
-from components.policy.logprobs import LogprobModel, disable_dropout
+from components.policy.logprobs import LogprobModel
 from components.policy.lora import add_adapters
 from components.policy.parallel import init_ranks
-from components.policy.resume import Resumption, TrainingCheckpoint
 from components.policy.shutdown import graceful_shutdown
-from components.policy.training import memory_for_loading
+from components.policy.training import (
+    Resumption,
+    TrainingCheckpoint,
+    disable_dropout,
+    make_deterministic,
+    memory_for_loading,
+)
 from components.rollout.sampler import Sampler
 from components.rollout.transformers_sampler import ShardedSampler, TransformersSampler
 from components.rollout.vllm.engine import VllmEngine

@@ -6,15 +6,21 @@ from itertools import islice
 from pathlib import Path
 
 from components.policy.checkpoint import Checkpoint, create, save, save_base
-from components.policy.determinism import make_deterministic
 from components.policy.engine import Policy, load_parameters, torch_dtype
-from components.policy.logprobs import LogprobModel, disable_dropout
+from components.policy.logprobs import LogprobModel
 from components.policy.lora import add_adapters
 from components.policy.packing import TokenSequence, pack_shard
 from components.policy.parallel import init_ranks
-from components.policy.resume import Resumption
 from components.policy.shutdown import graceful_shutdown
-from components.policy.training import learning_rate, memory_for_loading, memory_for_update, write_curves
+from components.policy.training import (
+    Resumption,
+    disable_dropout,
+    learning_rate,
+    make_deterministic,
+    memory_for_loading,
+    memory_for_update,
+    write_curves,
+)
 from components.shared.errors import PipelineError
 from components.shared.problem import Problem, Split, read_problems
 from components.shared.progress import progress, say

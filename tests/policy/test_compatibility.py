@@ -197,13 +197,13 @@ LONGEST = 13
 """Tokens of the longest sequence on which a model is tried out when it is loaded."""
 WITHOUT_LAYOUT = "do not attend exactly once each"
 CONTACT = "connects tokens by more than attention"
-ATTENTION = "attends with a soft cap, sinks, a mask of its own or a window"
+ATTENTION = "attends with a soft cap, sinks, a mask of its own, a window"
 LOGITS = "does not have the usual attention and output layer"
 LATENT = {"num_key_value_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 16, "v_head_dim": 8, "qk_rope_head_dim": 8}
 UNUSUAL: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("bloom", {}, rf"\(BloomBlock\) that {WITHOUT_LAYOUT}"),
     ("cohere", {"logit_scale": 0.0625}, LOGITS),
-    ("deepseek_v3", LATENT, "DeepseekV3Attention has values of another size"),
+    ("deepseek_v3", LATENT, f"DeepseekV3Attention {ATTENTION}"),
     ("diffllama", {}, rf"\(DiffLlamaDecoderLayer\) that {WITHOUT_LAYOUT}"),
     ("doge", {}, f"DogeAttention {ATTENTION}"),
     ("falcon", {}, WITHOUT_LAYOUT),

@@ -14,10 +14,10 @@ from components.policy.logprobs import (
     LogprobModel,
     TokenHead,
     completion_logprobs,
-    disable_dropout,
     use_float32_logits,
 )
 from components.policy.packing import pack
+from components.policy.training import disable_dropout
 from tests import tiny
 from tests.policy import plain
 

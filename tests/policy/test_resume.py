@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from components.policy.config import CheckpointConfig
 from components.policy.engine import load_parameters
 from components.policy.parallel import SINGLE_PROCESS
-from components.policy.resume import Resumption, TrainingCheckpoint
-from components.policy.training import learning_rate
+from components.policy.training import Resumption, TrainingCheckpoint, learning_rate
 from components.shared.errors import PipelineError
 from components.shared.work import CheckpointWriter
 from tests import tiny
