@@ -1,25 +1,20 @@
-"""A cluster, and jobs for it."""
-
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from components.shared.environment import KUBECONFIG_VARIABLE
-from tests.cluster.launched import MakeJob, launched
+from tests.cluster.launched import Launched, launched
 from tests.fake_cluster import ApiServer
 
 
 @pytest.fixture
-def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiServer]:
-    """A cluster with the runtime grpo-torch, to which this process connects."""
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Launched]:
+    """A job that is not submitted yet, and a cluster with its runtime, to which this process connects."""
     with ApiServer() as server:
-        server.cluster.add_runtime("grpo-torch")
-        monkeypatch.setenv(KUBECONFIG_VARIABLE, str(server.kubeconfig(tmp_path / "kubeconfig")))
-        yield server
+        yield launched(server, tmp_path / "volume", monkeypatch)
 
 
 @pytest.fixture
-def make_job(server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeJob:
-    """A function that makes a job for that cluster; its arguments are settings of the cluster."""
-    return lambda **changes: launched(server, tmp_path / "volume", monkeypatch, **changes)
+def server(job: Launched) -> ApiServer:
+    """That cluster's server."""
+    return job.server

@@ -2,10 +2,11 @@
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
 
+from components.cluster import kube
 from components.cluster.config import ClusterConfig, ClusterStage
 from components.cluster.job import Job, RankFailure, name_of
 from components.cluster.kube import Clock
@@ -14,6 +15,7 @@ from components.shared import jsonl
 from components.shared.environment import KUBECONFIG_VARIABLE
 from tests.cluster.ranks import act
 from tests.fake_cluster import ApiServer, kinds, script
+from tests.fake_cluster.cluster import ScriptedCluster
 
 RUN_ID = "0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0"
 NUM_RANKS = 2
@@ -66,6 +68,15 @@ class Launched:
             with_samplers=self.with_samplers,
         )
 
+    @property
+    def cluster(self) -> ScriptedCluster:
+        """The cluster that it runs on."""
+        return self.server.cluster
+
+    def play(self, *steps: script.Step) -> None:
+        """Say what happens to the job in the cluster."""
+        self.cluster.play(*steps)
+
     def run(self, clock: Clock | None = None) -> dict[str, float]:
         """Run the job to its end."""
         (self.root / "policy").mkdir(exist_ok=True)
@@ -115,17 +126,23 @@ class Launched:
         return jsonl.read_json(path) if path.suffix == ".json" else path.read_text()
 
 
-class MakeJob(Protocol):
-    """Makes a job with these settings of the cluster."""
-
-    def __call__(self, **changes: Any) -> Launched:
-        """See above."""
-        ...
-
-
 def clock_of(server: ApiServer) -> Clock:
     """The time of a cluster."""
     return Clock(server.clock.monotonic, server.clock.sleep, server.clock.now)
+
+
+def add_train_job(
+    server: ApiServer, name: str, labels: dict[str, str], annotations: dict[str, str] | None = None
+) -> dict[str, Any]:
+    """Have a training job run in a cluster; return its metadata."""
+    server.cluster.add_runtime(name)
+    server.cluster.play(script.Running(None))
+    metadata = {"name": name, "labels": labels, "annotations": annotations or {}}
+    spec = {"runtimeRef": {"apiGroup": kube.GROUP, "kind": "TrainingRuntime", "name": name}, "suspend": False}
+    kind = {"apiVersion": f"{kube.GROUP}/{kube.VERSION}", "kind": "TrainJob"}
+    (job,) = server.cluster.add({**kind, "metadata": metadata, "spec": spec})
+    added: dict[str, Any] = job["metadata"]
+    return added
 
 
 def launched(server: ApiServer, root: Path, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> Launched:

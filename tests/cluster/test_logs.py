@@ -5,8 +5,8 @@ import time
 import pytest
 
 from components.cluster import watch
-from tests.cluster.launched import RESULT, MakeJob
-from tests.fake_cluster import ApiServer, Fault, kinds, script
+from tests.cluster.launched import RESULT, Launched
+from tests.fake_cluster import Fault, kinds, script
 
 LINES = tuple(f"step {number}/200  reward {number / 200:.3f}" for number in range(200))
 
@@ -25,33 +25,31 @@ LINES = tuple(f"step {number}/200  reward {number / 200:.3f}" for number in rang
     ],
 )
 def test_every_line_is_printed_once(
-    make_job: MakeJob, server: ApiServer, capfd: pytest.CaptureFixture[str], seconds: float, faults: list[Fault]
+    job: Launched, capfd: pytest.CaptureFixture[str], seconds: float, faults: list[Fault]
 ) -> None:
     """None is lost, doubled or torn, over connections that break."""
-    job = make_job()
-    server.faults.add(*faults)
-    server.cluster.play(script.Running(seconds, LINES), script.Running(60), script.Do(job.succeed), script.Complete())
+    job.server.faults.add(*faults)
+    job.play(script.Running(seconds, LINES), script.Running(60), script.Do(job.succeed), script.Complete())
     assert job.run() == RESULT
     assert [line for line in capfd.readouterr().out.splitlines() if line.startswith("step ")] == list(LINES)
 
 
-def test_restarted_pods_are_followed(make_job: MakeJob, server: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_restarted_pods_are_followed(job: Launched, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a restart by JobSet the log is that of the new pod."""
     printed: list[str] = []
     monkeypatch.setattr(watch, "say_line", printed.append)
-    advance = server.clock.advance
+    advance = job.server.clock.advance
 
     def sleep(seconds: float) -> None:
         # The log of a lost pod can be read as long as the pod exists, which takes its time.
-        while not printed and any(request.path.endswith("/log") for request in server.requests):
+        while not printed and any(request.path.endswith("/log") for request in job.server.requests):
             time.sleep(0.01)
         advance(seconds)
 
-    monkeypatch.setattr(server.clock, "sleep", sleep)
-    job = make_job()
-    server.cluster.remove(kinds.TRAINING_RUNTIMES, "grpo-torch")
-    server.cluster.add_runtime("grpo-torch", max_restarts=1)
-    server.cluster.play(
+    monkeypatch.setattr(job.server.clock, "sleep", sleep)
+    job.cluster.remove(kinds.TRAINING_RUNTIMES, "grpo-torch")
+    job.cluster.add_runtime("grpo-torch", max_restarts=1)
+    job.play(
         script.Running(60, ("first pod",)), script.NodeLost(0), script.Running(60, ("second pod",)), *job.success()
     )
     assert job.run() == RESULT

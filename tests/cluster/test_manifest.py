@@ -8,8 +8,8 @@ from components.cluster import kube
 from components.cluster.manifest import job_name, owner_reference, train_job
 from components.shared import lineage
 from components.shared.errors import PipelineError
-from tests.cluster.launched import RUN_ID, Launched, MakeJob
-from tests.fake_cluster import ApiServer, kinds, script
+from tests.cluster.launched import RUN_ID, Launched
+from tests.fake_cluster import kinds, script
 
 NOW = "2026-01-01T00:00:00+00:00"
 WORKFLOW = {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "name": "run-1", "uid": "1234"}
@@ -19,19 +19,19 @@ def _manifest(job: Launched, owner: dict[str, Any] | None = None, now: str = NOW
     return train_job(job.job, job.stage, {}, owner, now)
 
 
-def _pods(server: ApiServer, job: Launched) -> list[dict[str, Any]]:
+def _pods(job: Launched) -> list[dict[str, Any]]:
     """The pods that the cluster makes of a job."""
     pods: list[dict[str, Any]] = []
-    look = script.Do(lambda: pods.extend(server.cluster.all(kinds.PODS)))
-    server.cluster.play(*job.success(script.Running(5), look))
+    look = script.Do(lambda: pods.extend(job.cluster.all(kinds.PODS)))
+    job.play(*job.success(script.Running(5), look))
     job.run()
     return [pod for pod in pods if pod["metadata"]["name"].startswith("grpo-")]
 
 
-def test_pods_have_what_the_settings_ask_for(make_job: MakeJob, server: ApiServer) -> None:
+def test_pods_have_what_the_settings_ask_for(job: Launched) -> None:
     """Resources including shared memory, volume, placement, secrets, labels, and no sidecar."""
     toleration = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
-    job = make_job(
+    job.changes.update(
         gpus_per_node=1,
         gpu_type="NVIDIA-H100-80GB-HBM3",
         memory_per_node_gib=100,
@@ -43,7 +43,7 @@ def test_pods_have_what_the_settings_ask_for(make_job: MakeJob, server: ApiServe
         secrets={"hub": ["HF_TOKEN"]},
         service_account="trainer",
     )
-    pods = _pods(server, job)
+    pods = _pods(job)
     assert len(pods) == 2
     for pod in pods:
         spec = pod["spec"]
@@ -67,12 +67,12 @@ def test_pods_have_what_the_settings_ask_for(make_job: MakeJob, server: ApiServe
         assert (environment["PET_NNODES"]["value"], environment["PET_NPROC_PER_NODE"]["value"]) == ("2", "1")
 
 
-def test_vllm_servers_are_pods_beside_the_ranks(make_job: MakeJob, server: ApiServer) -> None:
+def test_vllm_servers_are_pods_beside_the_ranks(job: Launched) -> None:
     """They know the folder of the job, and ranks know their URLs."""
-    server.cluster.add_runtime("grpo-torch-vllm", jobs=("rollout", "node"))
-    job = make_job(rollout_servers=2)
+    job.cluster.add_runtime("grpo-torch-vllm", jobs=("rollout", "node"))
+    job.changes.update(rollout_servers=2)
     job.with_samplers = True
-    pods = _pods(server, job)
+    pods = _pods(job)
     name = pods[0]["metadata"]["labels"]["jobset.sigs.k8s.io/jobset-name"]
     environments = {
         kind: {each["name"]: each.get("value") for each in pod["spec"]["containers"][0]["env"]}
@@ -85,9 +85,9 @@ def test_vllm_servers_are_pods_beside_the_ranks(make_job: MakeJob, server: ApiSe
     assert environments["node"]["GRPO_PIPELINE_SAMPLERS"] == ",".join(urls)
 
 
-def test_job_has_labels_queue_owner_deadline_and_heartbeat(make_job: MakeJob) -> None:
+def test_job_has_labels_queue_owner_deadline_and_heartbeat(job: Launched) -> None:
     """They tell Kueue, the garbage collector, Trainer and the reaper what to do with it."""
-    job = make_job(queue="research", training_timeout_s=3600)
+    job.changes.update(queue="research", training_timeout_s=3600)
     owner = owner_reference({"metadata": {"ownerReferences": [{**WORKFLOW, "controller": True}]}})
     manifest = _manifest(job, owner)
     metadata = manifest["metadata"]
@@ -105,9 +105,8 @@ def test_job_has_labels_queue_owner_deadline_and_heartbeat(make_job: MakeJob) ->
     assert manifest["spec"]["activeDeadlineSeconds"] == 3600
 
 
-def test_name_and_digest_identify_a_job(make_job: MakeJob) -> None:
+def test_name_and_digest_identify_a_job(job: Launched) -> None:
     """They are equal at another time and for another owner, and differ where a setting does."""
-    job = make_job()
 
     def identity(manifest: dict[str, Any]) -> tuple[str, str]:
         return manifest["metadata"]["name"], manifest["metadata"]["annotations"][kube.SPEC_DIGEST]
@@ -120,20 +119,19 @@ def test_name_and_digest_identify_a_job(make_job: MakeJob) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"nodes": 2, "gpus_per_node": 4}, r"engine.num_processes is 2, but 2 nodes with 4 GPUs each run 8"),
-        ({"nodes": 3, "gpus_per_node": 0}, r"engine.num_processes is 2, which 3 nodes cannot share evenly"),
-    ],
+    ("nodes", "gpus", "message"),
+    [(2, 4, r"is 2, but 2 nodes with 4 GPUs each run 8"), (3, 0, r"is 2, which 3 nodes cannot share evenly")],
 )
-def test_processes_and_gpus_must_agree(make_job: MakeJob, changes: dict[str, Any], message: str) -> None:
+def test_processes_and_gpus_must_agree(job: Launched, nodes: int, gpus: int, message: str) -> None:
     """Otherwise a GPU would be paid for and idle."""
-    with pytest.raises(PipelineError, match=message):
-        _manifest(make_job(**changes))
+    job.changes.update(nodes=nodes, gpus_per_node=gpus)
+    with pytest.raises(PipelineError, match=f"engine.num_processes {message}"):
+        _manifest(job)
 
 
-def test_job_without_gpus(make_job: MakeJob) -> None:
+def test_job_without_gpus(job: Launched) -> None:
     """Its processes share the cores of a pod."""
-    trainer = _manifest(make_job(nodes=1, gpus_per_node=0))["spec"]["trainer"]
+    job.changes.update(nodes=1, gpus_per_node=0)
+    trainer = _manifest(job)["spec"]["trainer"]
     assert trainer["numProcPerNode"] == 2
     assert set(trainer["resourcesPerNode"]["limits"]) == {"cpu", "memory"}

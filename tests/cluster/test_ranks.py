@@ -98,16 +98,6 @@ def test_error_of_one_rank_ends_all(
 
 
 @pytest.mark.slow
-def test_ranks_stop_on_request(tmp_path: Path) -> None:
-    """At the time and with the error that they choose."""
-    with _program(tmp_path, "stop", GRACE_S) as program:
-        program.terminate()
-        out, _ = program.communicate(timeout=GRACE_S)
-    assert program.returncode == 75
-    assert out.endswith("stopped: step 3 is saved\n")
-
-
-@pytest.mark.slow
 def test_current_step_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where it ends after the last poll of the launcher before the request to stop."""
     wait, timeouts = subprocess.Popen.wait, list[float | None]()
@@ -168,21 +158,15 @@ def test_nothing_outlives_a_killed_program(tmp_path: Path) -> None:
 NODES = 2
 
 
-def _job(
-    folder: Path, ending: str, *, num_processes: int = NODES, function: RankFunction = act, config: Config | None = None
-) -> Job:
-    config = config or JobConfig(ending=ending, rank=1, seconds=0 if ending == "go_on" else 60)
-    job = Job(
-        folder=folder / "launch",
-        function=name_of(function),
-        config=config.model_dump(mode="json"),
-        folders={"folder": str(folder)},
-        outputs={},
-        num_processes=num_processes,
-        grace_s=1,
-    )
+def _job(folder: Path, config: Config, function: RankFunction = act, num_processes: int = NODES) -> Job:
+    folders, name = {"folder": str(folder)}, name_of(function)
+    job = Job(folder / "launch", name, config.model_dump(mode="json"), folders, {}, num_processes, grace_s=1)
     job.write()
     return job
+
+
+def _act(ending: str) -> JobConfig:
+    return JobConfig(ending=ending, rank=1, seconds=0 if ending == "go_on" else 60)
 
 
 @contextmanager
@@ -191,13 +175,8 @@ def _nodes(job: Job) -> Iterator[list["subprocess.Popen[bytes]"]]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    trainer = {
-        "PET_NNODES": str(NODES),
-        "PET_NPROC_PER_NODE": "1",
-        "PET_MASTER_ADDR": "127.0.0.1",
-        "PET_MASTER_PORT": str(port),
-        "OMP_NUM_THREADS": "1",
-    }
+    trainer = {"PET_NNODES": str(NODES), "PET_NPROC_PER_NODE": "1", "OMP_NUM_THREADS": "1"}
+    trainer |= {"PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": str(port)}
     command = [sys.executable, "-m", "components.cluster.agent", str(job.folder)]
     with ExitStack() as stack:
         nodes = []
@@ -211,7 +190,7 @@ def _nodes(job: Job) -> Iterator[list["subprocess.Popen[bytes]"]]:
 @pytest.mark.slow
 def test_ranks_of_several_nodes(tmp_path: Path) -> None:
     """Each node runs its ranks, which know of all; their files are for their user and group alone."""
-    job = _job(tmp_path, "go_on")
+    job = _job(tmp_path, _act("go_on"))
     with _nodes(job) as nodes:
         assert [node.wait(120) for node in nodes] == [0, 0]
     results = job.results()
@@ -226,7 +205,7 @@ def test_ranks_of_several_nodes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("ending", "code"), [("refuse", 2), ("lose_another", 75), ("be_killed", 137)])
 def test_node_ends_with_the_exit_code_of_its_rank(tmp_path: Path, ending: str, code: int) -> None:
     """From it the cluster decides whether to restart."""
-    with _nodes(_job(tmp_path, ending)) as nodes:
+    with _nodes(_job(tmp_path, _act(ending))) as nodes:
         assert nodes[1].wait(120) == code
         nodes[0].terminate()
 
@@ -234,7 +213,7 @@ def test_node_ends_with_the_exit_code_of_its_rank(tmp_path: Path, ending: str, c
 @pytest.mark.slow
 def test_another_number_of_processes_is_refused(tmp_path: Path) -> None:
     """Their results would look right and be wrong."""
-    job = _job(tmp_path, "go_on", num_processes=3)
+    job = _job(tmp_path, _act("go_on"), num_processes=3)
     with _nodes(job) as nodes:
         assert {node.wait(120) for node in nodes} == {2}
     assert str(error_of_ranks(job)) == "the job is for 3 processes, but 2 were launched (WORLD_SIZE)"
@@ -243,7 +222,7 @@ def test_another_number_of_processes_is_refused(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_node_passes_a_request_to_stop_on(tmp_path: Path) -> None:
     """Its ranks stop as they choose; the job may be started again."""
-    job = _job(tmp_path, "stop")
+    job = _job(tmp_path, _act("stop"))
     with _nodes(job) as nodes:
         wait_until(lambda: len(pids(tmp_path)) == NODES)
         nodes[1].send_signal(signal.SIGTERM)
@@ -255,8 +234,7 @@ def test_node_passes_a_request_to_stop_on(tmp_path: Path) -> None:
 @pytest.mark.parametrize("where", ["meeting", pytest.param("collective", marks=pytest.mark.long)])
 def test_node_that_loses_the_first_one_ends(tmp_path: Path, where: str) -> None:
     """Where no connection is closed and nothing answers; the job may be started again."""
-    config = tiny.engine_config(num_processes=NODES, deadline_s=1)
-    job = _job(tmp_path, "", function=be_cut_off, config=config)
+    job = _job(tmp_path, tiny.engine_config(num_processes=NODES, deadline_s=1), be_cut_off)
     with _nodes(job) as nodes:
         wait_until(lambda: len(pids(tmp_path)) == NODES)
         for pid in (nodes[0].pid, pids(tmp_path)[0]):  # the launcher of the first node holds the store
@@ -271,20 +249,17 @@ def test_node_that_loses_the_first_one_ends(tmp_path: Path, where: str) -> None:
 @pytest.mark.slow
 def test_ranks_die_with_their_node(tmp_path: Path) -> None:
     """However it ends."""
-    with _nodes(_job(tmp_path, "hang")) as nodes:
+    with _nodes(_job(tmp_path, _act("hang"))) as nodes:
         wait_until(lambda: len(pids(tmp_path)) == NODES)
         for node in nodes:
             node.kill()
         wait_until(lambda: all(map(is_gone, pids(tmp_path))))
 
 
-@pytest.mark.parametrize(
-    "module",
-    ["components.train_sft.train", "components.train_grpo.train", "components.cluster.trainjob"],
-)
-def test_launching_needs_none_of_the_libraries_of_ranks(module: str) -> None:
+def test_launching_needs_none_of_the_libraries_of_ranks() -> None:
     """A pod that only submits and watches a job has none of them."""
     heavy = ("torch", "transformers", "deepspeed", "vllm", "safetensors", "tokenizers")
-    program = f"import sys, {module}; print([name for name in {heavy} if name in sys.modules])"
+    modules = "components.train_sft.train, components.train_grpo.train, components.cluster.trainjob"
+    program = f"import sys, {modules}; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, cwd=ROOT)
     assert done.stdout.strip() == "[]"

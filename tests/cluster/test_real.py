@@ -16,10 +16,10 @@ from components.train_grpo.train import STAGE as GRPO
 from components.train_sft.config import TrainSFTConfig
 from components.train_sft.train import STAGE as SFT
 from tests import tiny
-from tests.cluster import dying
 from tests.cluster.launched import RUN_ID
 from tests.cluster.processes import ROOT
 from tests.fake_cluster import ApiServer, RealClock, kinds, script
+from tests.faults.rewards import MARK_VARIABLE
 from tests.train_grpo.settings import grpo_config
 
 SFT_CONFIG = TrainSFTConfig(
@@ -36,7 +36,7 @@ SFT_CONFIG = TrainSFTConfig(
 )
 GRPO_CONFIG = grpo_config(
     prompts_per_step=2,
-    reward__weights={f"{dying.__name__}:{dying.even_tokens.__name__}": 1.0},
+    reward__weights={"tests.faults.rewards:deadly": 1.0},
     reward__max_unscorable_fraction=1.0,
     checkpoint={**tiny.CHECKPOINT, "every_steps": 1},
     engine__num_processes=2,
@@ -84,7 +84,7 @@ def test_stage_on_a_cluster_has_the_results_of_one_here(
     cluster = {"image": "gpu:1", "nodes": 2, "gpus_per_node": 0, "mount": str(tmp_path / "volume")}
     with ApiServer(clock=RealClock(speed=10)) as server:
         server.cluster.add_runtime("grpo-torch", max_restarts=1)
-        variables = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", dying.MARK_VARIABLE: str(tmp_path / "died")}
+        variables = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", MARK_VARIABLE: str(tmp_path / "died")}
         server.cluster.play(script.Executed(tuple(variables.items())))
         monkeypatch.setenv(KUBECONFIG_VARIABLE, str(server.kubeconfig(tmp_path / "kubeconfig")))
         metrics = run("there", cluster)

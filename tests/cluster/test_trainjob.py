@@ -14,17 +14,16 @@ from components.cluster import kube
 from components.cluster.kube import connect
 from components.cluster.reaper import reap
 from components.shared.errors import PipelineError, RetriesExhaustedError, RetryableError
-from tests.cluster.launched import RESULT, RUN_ID, Launched, MakeJob, launched
+from tests.cluster.launched import RESULT, RUN_ID, Launched, launched
 from tests.fake_cluster import ApiServer, Change, Fault, kinds, runtime, script
 
 
-def test_successful_job(make_job: MakeJob, server: ApiServer, capfd: pytest.CaptureFixture[str]) -> None:
+def test_successful_job(job: Launched, capfd: pytest.CaptureFixture[str]) -> None:
     """Log, phases, result and outputs are those of the step; records stay, and the cluster is empty."""
-    job = make_job()
-    server.cluster.play(*job.success())
+    job.play(*job.success())
     assert job.run() == RESULT
     assert (job.root / "policy" / "weights").read_text() == "learned"
-    (submission,) = [request for request in server.requests if request.method == "POST"]
+    (submission,) = [request for request in job.server.requests if request.method == "POST"]
     assert submission.query["fieldValidation"] == "Strict", "an older Trainer would drop patches: volume and GPUs"
     name = submission.object()["metadata"]["name"]
     lines = capfd.readouterr().out.splitlines()
@@ -35,7 +34,7 @@ def test_successful_job(make_job: MakeJob, server: ApiServer, capfd: pytest.Capt
         f"train_grpo: {name} runs",
         f"train_grpo: {name} is complete",
     ]
-    assert job.trainjobs() == server.cluster.all(kinds.PODS) == []
+    assert job.trainjobs() == job.cluster.all(kinds.PODS) == []
     assert job.records("trainjob.json")["metadata"]["labels"][kube.RUN_ID] == RUN_ID
     assert len(job.records("pods.json")) == 2
     assert {"Scheduled", "Started"} <= {event["reason"] for event in job.records("events.json")}
@@ -43,12 +42,10 @@ def test_successful_job(make_job: MakeJob, server: ApiServer, capfd: pytest.Capt
     assert job.records("rank-1.json") == {"result": RESULT, "exit_code": 0}
 
 
-def test_queued_and_preempted_job_is_waited_for(
-    make_job: MakeJob, server: ApiServer, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_queued_and_preempted_job_is_waited_for(job: Launched, capfd: pytest.CaptureFixture[str]) -> None:
     """It may be suspended at first and again while it runs; the time in the queue is counted anew each time."""
-    job = make_job(queue="research")
-    server.cluster.play(script.Queued(1800), script.Running(60), *job.success(script.Preempted(3000)))
+    job.changes.update(queue="research")
+    job.play(script.Queued(1800), script.Running(60), *job.success(script.Preempted(3000)))
     assert job.run() == RESULT
     phases = [line.split(" ", 2)[2] for line in capfd.readouterr().out.splitlines() if "train_grpo: grpo-" in line]
     assert [phase for phase in phases if "pods" not in phase] == [
@@ -60,60 +57,41 @@ def test_queued_and_preempted_job_is_waited_for(
     ]
 
 
-@pytest.mark.parametrize(
-    ("changes", "step", "error", "message"),
-    [
-        pytest.param(
-            {"queue": "research"},
-            script.Queued(None),
-            RetryableError,
-            r"not admitted by the queue within 3600 s \(cluster.queue_timeout_s\)",
-            id="queue",
-        ),
-        pytest.param(
-            {},
-            script.Unschedulable(None),
-            RetryableError,
-            r"not all pods run within 900 s \(cluster.start_timeout_s\): .*Insufficient nvidia.com/gpu",
-            id="no-node",
-        ),
-        pytest.param(
-            {},
-            script.PullBackOff(None),
-            PipelineError,
-            "ImagePullBackOff: .*python-gpu:1.*is cluster.image right",
-            id="no-image",
-        ),
-        pytest.param({}, script.OUT_OF_MEMORY, PipelineError, "ran out of memory.*memory_per_node_gib", id="memory"),
-        pytest.param({}, script.NCCL_HANGS, RetryableError, "Watchdog caught collective operation", id="nccl"),
-        pytest.param({}, script.Failed(2), PipelineError, "ended with exit code 2", id="exit-2"),
-        pytest.param({}, script.Failed(75), RetryableError, "ended with exit code 75", id="exit-75"),
-        pytest.param({}, script.Failed(143), RetryableError, "ended with exit code 143", id="SIGTERM"),
-        pytest.param({}, script.NodeLost(1), RetryableError, "jobset failed", id="node-lost"),
-        pytest.param({}, script.Complete(), RetryableError, "not every rank has left a result", id="lost"),
-        pytest.param(
-            {"training_timeout_s": 600},
-            script.Running(None, ("step 1",)),
-            PipelineError,
-            "ran for longer than cluster.training_timeout_s",
-            id="deadline",
-        ),
-        pytest.param(
-            {}, script.Running(None, ("step 1",)), RetryableError, "nothing was printed for 1200 s", id="stalled"
-        ),
-    ],
-)
-def test_failure_is_named(
-    make_job: MakeJob,
-    server: ApiServer,
-    changes: dict[str, Any],
-    step: script.Step,
-    error: type[Exception],
-    message: str,
-) -> None:
+FAILURES: dict[str, tuple[script.Step, type[PipelineError], str]] = {
+    "queue": (
+        script.Queued(None),
+        RetryableError,
+        r"not admitted by the queue within 3600 s \(cluster.queue_timeout_s\)",
+    ),
+    "no-node": (
+        script.Unschedulable(None),
+        RetryableError,
+        r"not all pods run within 900 s \(cluster.start_timeout_s\): .*Insufficient nvidia.com/gpu",
+    ),
+    "no-image": (
+        script.PullBackOff(None),
+        PipelineError,
+        "ImagePullBackOff: .*python-gpu:1.*is cluster.image right",
+    ),
+    "memory": (script.OUT_OF_MEMORY, PipelineError, "ran out of memory.*memory_per_node_gib"),
+    "nccl": (script.NCCL_HANGS, RetryableError, "Watchdog caught collective operation"),
+    "exit-2": (script.Failed(2), PipelineError, "ended with exit code 2"),
+    "exit-75": (script.Failed(75), RetryableError, "ended with exit code 75"),
+    "SIGTERM": (script.Failed(143), RetryableError, "ended with exit code 143"),
+    "node-lost": (script.NodeLost(1), RetryableError, "jobset failed"),
+    "no-results": (script.Complete(), RetryableError, "not every rank has left a result"),
+    "stalled": (script.Running(None, ("step 1",)), RetryableError, "nothing was printed for 1200 s"),
+    "deadline": (script.Running(None, ("step 1",)), PipelineError, "ran for longer than cluster.training_timeout_s"),
+}
+
+
+@pytest.mark.parametrize("name", FAILURES)
+def test_failure_is_named(job: Launched, name: str) -> None:
     """In one line, with an exit code that says whether to try again; nothing stays in the cluster."""
-    job = make_job(**changes)
-    server.cluster.play(step)
+    step, error, message = FAILURES[name]
+    job.changes.update(queue="research" if name == "queue" else None)
+    job.changes.update({"training_timeout_s": 600} if name == "deadline" else {})
+    job.play(step)
     with pytest.raises(error, match=message) as raised:
         job.run()
     assert isinstance(raised.value, RetryableError) == (error is RetryableError)
@@ -122,126 +100,108 @@ def test_failure_is_named(
     assert job.records("trainjob.json")
 
 
-def test_error_of_a_rank_is_that_of_the_step(
-    make_job: MakeJob, server: ApiServer, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_error_of_a_rank_is_that_of_the_step(job: Launched, capfd: pytest.CaptureFixture[str]) -> None:
     """Rather than the exit code of its pod; the end of the pod's log is printed."""
-    job = make_job(max_restarts=2)
+    job.changes.update(max_restarts=2)
     report = script.Do(lambda: job.fail(rank=1, error="the data are no data", exit_code=2))
-    server.cluster.play(script.Running(5), report, script.Failed(2, lines=("Traceback: no data",), rank=1))
+    job.play(script.Running(5), report, script.Failed(2, lines=("Traceback: no data",), rank=1))
     with pytest.raises(PipelineError, match=r"^the data are no data$"):
         job.run()
     assert "Traceback: no data" in capfd.readouterr().out
     assert job.num_submissions() == 1, "a restart would not cure it"
 
 
-def test_killed_rank_is_named(make_job: MakeJob, server: ApiServer) -> None:
-    """With its signal; the job may be run again."""
-    job = make_job()
-    server.cluster.play(script.Running(5), script.Do(lambda: job.fail(rank=1, exit_code=-9)), script.Failed(137))
-    with pytest.raises(RetryableError, match="rank 1 was killed by SIGKILL"):
-        job.run()
-
-
-def test_failure_after_all_ranks_have_succeeded_is_ignored(make_job: MakeJob, server: ApiServer) -> None:
+def test_failure_after_all_ranks_have_succeeded_is_ignored(job: Launched) -> None:
     """For example a node that is lost while a pod is torn down."""
-    job = make_job()
-    server.cluster.play(script.Running(5), script.Do(job.succeed), script.NodeLost(1))
+    job.play(script.Running(5), script.Do(job.succeed), script.NodeLost(1))
     assert job.run() == RESULT
 
 
 @pytest.mark.parametrize("ending", ["fails", "hangs", "is deleted"])
 def test_job_is_submitted_again_after_transient_failures(
-    make_job: MakeJob, server: ApiServer, ending: str, capfd: pytest.CaptureFixture[str]
+    job: Launched, ending: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """One that hangs is removed first, as it would be adopted; training goes on from its checkpoint."""
-    job = make_job(max_restarts=2)
+    job.changes.update(max_restarts=2)
     failures: list[None] = []
 
     def fail() -> None:
         failures.append(None)
         if len(failures) == 2:
-            server.cluster.play(*job.success())
+            job.play(*job.success())
         if ending == "is deleted":
-            server.cluster.remove(kinds.TRAIN_JOBS, job.trainjobs()[0]["metadata"]["name"])
+            job.cluster.remove(kinds.TRAIN_JOBS, job.trainjobs()[0]["metadata"]["name"])
 
     last = script.Running(None, ("step 1",)) if ending == "hangs" else script.Failed(75)
-    server.cluster.play(script.Running(5), script.Do(fail), last)
+    job.play(script.Running(5), script.Do(fail), last)
     assert job.run() == RESULT
     assert job.num_submissions() == 3
     assert [path.name for path in sorted(job.stage.records.iterdir())] == ["attempt-1", "attempt-2", "attempt-3"]
     assert "trying again with grpo-" in capfd.readouterr().out
 
 
-def test_retries_are_limited(make_job: MakeJob, server: ApiServer) -> None:
+def test_retries_are_limited(job: Launched) -> None:
     """To max_restarts, also where somebody deletes the job each time."""
-    job = make_job(max_restarts=2)
-    delete = script.Do(lambda: server.cluster.remove(kinds.TRAIN_JOBS, job.trainjobs()[0]["metadata"]["name"]))
-    server.cluster.play(script.Running(50), delete)
+    job.changes.update(max_restarts=2)
+    delete = script.Do(lambda: job.cluster.remove(kinds.TRAIN_JOBS, job.trainjobs()[0]["metadata"]["name"]))
+    job.play(script.Running(50), delete)
     with pytest.raises(RetriesExhaustedError, match="somebody has deleted the training job"):
         job.run()
     assert job.num_submissions() == 3
 
 
 def test_running_job_is_adopted(
-    make_job: MakeJob, server: ApiServer, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    job: Launched, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """A lost node takes the step's pod; the next attempt adopts the job, which belongs to the run, and goes on."""
-    job = make_job()
-    server.cluster.play(*job.success(script.Running(300)))
-    workflow = server.cluster.add_workflow("run-1")
-    _enter_pod(server, monkeypatch, "launcher-1", workflow)
+    job.play(*job.success(script.Running(300)))
+    workflow = job.cluster.add_workflow("run-1")
+    _enter_pod(job, monkeypatch, "launcher-1", workflow)
     job.submit_and_die()
     (before,) = job.trainjobs()
     (owner,) = before["metadata"]["ownerReferences"]
     assert (owner["kind"], owner["uid"]) == ("Workflow", workflow["metadata"]["uid"])
-    server.cluster.remove(kinds.PODS, "launcher-1")
-    server.clock.advance(100)
-    _enter_pod(server, monkeypatch, "launcher-2", workflow)
+    job.cluster.remove(kinds.PODS, "launcher-1")
+    job.server.clock.advance(100)
+    _enter_pod(job, monkeypatch, "launcher-2", workflow)
     assert job.run() == RESULT
     assert "exists already and is adopted" in capfd.readouterr().out
     assert job.num_submissions() == 1
     assert job.records("trainjob.json")["metadata"]["uid"] == before["metadata"]["uid"]
 
 
-def test_job_belongs_to_the_workflow_that_waits_for_it(
-    make_job: MakeJob, server: ApiServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_job_belongs_to_the_workflow_that_waits_for_it(job: Launched, monkeypatch: pytest.MonkeyPatch) -> None:
     """A repeated run has another workflow and the same id; deleting the workflow deletes the job."""
-    job = make_job()
-    server.cluster.play(script.Running(None))
+    job.play(script.Running(None))
     for name in ("run-1", "run-2"):
-        _enter_pod(server, monkeypatch, f"launcher-of-{name}", server.cluster.add_workflow(name))
+        _enter_pod(job, monkeypatch, f"launcher-of-{name}", job.cluster.add_workflow(name))
         job.submit_and_die()
         assert [each["name"] for each in job.trainjobs()[0]["metadata"]["ownerReferences"]] == [name]
-    server.cluster.remove(kinds.WORKFLOWS, "run-2")
-    server.clock.advance(5)
+    job.cluster.remove(kinds.WORKFLOWS, "run-2")
+    job.server.clock.advance(5)
     assert job.trainjobs() == []
 
 
 @pytest.mark.parametrize("namespace", ["", "gpus"])
-def test_job_without_an_owner(
-    make_job: MakeJob, server: ApiServer, monkeypatch: pytest.MonkeyPatch, namespace: str
-) -> None:
+def test_job_without_an_owner(job: Launched, monkeypatch: pytest.MonkeyPatch, namespace: str) -> None:
     """Where nothing controls the step's pod; or in another namespace, whose owners Kubernetes takes for deleted."""
-    workflow = server.cluster.add_workflow("run-1") if namespace else None
-    _enter_pod(server, monkeypatch, "launcher", workflow)
-    server.cluster.add({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "gpus"}})
+    workflow = job.cluster.add_workflow("run-1") if namespace else None
+    _enter_pod(job, monkeypatch, "launcher", workflow)
+    job.cluster.add({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "gpus"}})
     there = runtime("grpo-torch")
-    server.cluster.add({**there, "metadata": {**there["metadata"], "namespace": "gpus"}})
-    job = make_job(namespace=namespace)
-    server.cluster.play(*job.success())
+    job.cluster.add({**there, "metadata": {**there["metadata"], "namespace": "gpus"}})
+    job.changes.update(namespace=namespace)
+    job.play(*job.success())
     assert job.run() == RESULT
-    assert job.records("trainjob.json")["metadata"]["namespace"] == (namespace or server.namespace)
+    assert job.records("trainjob.json")["metadata"]["namespace"] == (namespace or job.server.namespace)
     assert "ownerReferences" not in job.records("trainjob.json")["metadata"]
 
 
-def test_results_of_an_earlier_attempt_are_used(make_job: MakeJob, server: ApiServer) -> None:
+def test_results_of_an_earlier_attempt_are_used(job: Launched) -> None:
     """Where the step was killed and its job succeeded; without its outputs the job is run again."""
-    job = make_job()
-    server.cluster.play(*job.success())
+    job.play(*job.success())
     job.submit_and_die()
-    server.clock.advance(60)
+    job.server.clock.advance(60)
     assert job.run() == RESULT
     assert (job.root / "policy" / "weights").read_text() == "learned"
     assert job.num_submissions() == 1
@@ -252,38 +212,36 @@ def test_results_of_an_earlier_attempt_are_used(make_job: MakeJob, server: ApiSe
 
 
 @pytest.mark.parametrize("before", ["failed", "has other settings", "is of another run"])
-def test_two_jobs_never_share_a_folder_of_checkpoints(make_job: MakeJob, server: ApiServer, before: str) -> None:
+def test_two_jobs_never_share_a_folder_of_checkpoints(job: Launched, before: str) -> None:
     """A job is created once nothing is left of the job before, and of its pods."""
-    job = make_job()
     failed = before == "failed"
-    server.cluster.play(*((script.Running(5), script.Failed(75)) if failed else (script.Running(None),)))
+    job.play(*((script.Running(5), script.Failed(75)) if failed else (script.Running(None),)))
     job.submit_and_die()
-    server.clock.advance(60)
+    job.server.clock.advance(60)
     (old,) = job.trainjobs()
     left: list[str] = []
 
     def look(change: Change) -> None:
         if change.type == "ADDED" and change.kind == kinds.TRAIN_JOBS:
-            found = [*server.cluster.all(kinds.TRAIN_JOBS), *server.cluster.all(kinds.PODS)]
+            found = [*job.cluster.all(kinds.TRAIN_JOBS), *job.cluster.all(kinds.PODS)]
             left.extend(each["metadata"]["name"] for each in found if each["metadata"]["uid"] != _uid(change.after))
 
-    server.store.listen(look)
+    job.server.store.listen(look)
     other = job if failed else replace(job, changes={**job.changes, "cpu_per_node": 3})
     if before == "is of another run":
         other = replace(other, run_id="another-run")
-    server.cluster.play(*other.success())
+    job.play(*other.success())
     assert other.run() == RESULT
     assert left == []
     assert other.records("trainjob.json")["metadata"]["uid"] != _uid(old)
 
 
-def test_jobs_of_other_work_run_beside(make_job: MakeJob, server: ApiServer) -> None:
+def test_jobs_of_other_work_run_beside(job: Launched) -> None:
     """A job of another run with other checkpoints is not touched."""
-    other = replace(make_job(), run_id="another-run", work="other-work")
-    server.cluster.play(script.Running(None))
+    other = replace(job, run_id="another-run", work="other-work")
+    job.play(script.Running(None))
     other.submit_and_die()
-    job = make_job()
-    server.cluster.play(*job.success())
+    job.play(*job.success())
     assert job.run() == RESULT
     assert [each["metadata"]["labels"][kube.RUN_ID] for each in job.trainjobs()] == ["another-run"]
 
@@ -292,12 +250,10 @@ def test_jobs_of_other_work_run_beside(make_job: MakeJob, server: ApiServer) -> 
     ("delete", "succeeds", "left"),
     [("always", True, 0), ("always", False, 0), ("on_success", True, 0), ("on_success", False, 1), ("never", True, 1)],
 )
-def test_ended_job_is_left_where_the_settings_say_so(
-    make_job: MakeJob, server: ApiServer, delete: str, succeeds: bool, left: int
-) -> None:
+def test_ended_job_is_left_where_the_settings_say_so(job: Launched, delete: str, succeeds: bool, left: int) -> None:
     """Without a heartbeat, so that the reaper ignores it."""
-    job = make_job(delete=delete)
-    server.cluster.play(*(job.success() if succeeds else (script.Failed(2),)))
+    job.changes.update(delete=delete)
+    job.play(*(job.success() if succeeds else (script.Failed(2),)))
     if succeeds:
         job.run()
     else:
@@ -307,10 +263,10 @@ def test_ended_job_is_left_where_the_settings_say_so(
     assert all(kube.HEARTBEAT not in each["metadata"]["annotations"] for each in job.trainjobs())
 
 
-def test_job_that_has_not_ended_is_never_left(make_job: MakeJob, server: ApiServer) -> None:
+def test_job_that_has_not_ended_is_never_left(job: Launched) -> None:
     """It would start once there is room, with no step waiting for it."""
-    job = make_job(delete="never", queue="research", queue_timeout_s=60)
-    server.cluster.play(script.Queued(None))
+    job.changes.update(delete="never", queue="research", queue_timeout_s=60)
+    job.play(script.Queued(None))
     with pytest.raises(RetryableError, match="not admitted by the queue"):
         job.run()
     assert job.trainjobs() == []
@@ -318,12 +274,12 @@ def test_job_that_has_not_ended_is_never_left(make_job: MakeJob, server: ApiServ
 
 @pytest.mark.parametrize(("path", "times", "lasts_s"), [("/trainjobs/", 36, 1100), ("/trainjobs", 46, 940)])
 def test_job_outlives_a_long_absence_of_the_api_server(
-    make_job: MakeJob, server: ApiServer, capfd: pytest.CaptureFixture[str], path: str, times: int, lasts_s: int
+    job: Launched, capfd: pytest.CaptureFixture[str], path: str, times: int, lasts_s: int
 ) -> None:
     """The step waits for it a second time, and adopts the job that has run on, or takes its results."""
-    job = make_job(max_restarts=1)
-    away = script.Do(lambda: server.faults.add(Fault("GET", path, status=503, times=times)))
-    server.cluster.play(*job.success(script.Running(60), away, script.Running(lasts_s, ("step 1",))))
+    job.changes.update(max_restarts=1)
+    away = script.Do(lambda: job.server.faults.add(Fault("GET", path, status=503, times=times)))
+    job.play(*job.success(script.Running(60), away, script.Running(lasts_s, ("step 1",))))
     assert job.run() == RESULT
     printed = capfd.readouterr().out
     assert "within 900 s" in printed
@@ -331,12 +287,11 @@ def test_job_outlives_a_long_absence_of_the_api_server(
     assert job.num_submissions() == 1
 
 
-def test_heartbeat_is_renewed(make_job: MakeJob, server: ApiServer) -> None:
+def test_heartbeat_is_renewed(job: Launched) -> None:
     """At least every minute, while the job waits and while it runs."""
-    job = make_job()
-    server.cluster.play(*job.success(script.Running(600)))
+    job.play(*job.success(script.Running(600)))
     job.run()
-    beats = [each.time for each in server.requests if each.method == "PATCH" and each.status == 200]
+    beats = [each.time for each in job.server.requests if each.method == "PATCH" and each.status == 200]
     assert len(beats) >= 12
     assert max(later - earlier for earlier, later in pairwise(beats)) <= 60
 
@@ -358,24 +313,10 @@ def test_heartbeat_is_renewed(make_job: MakeJob, server: ApiServer) -> None:
         pytest.param([Fault("PATCH", status=500, times=50)], id="no-heartbeats"),
     ],
 )
-def test_transient_faults_change_nothing(make_job: MakeJob, server: ApiServer, faults: list[Fault]) -> None:
+def test_transient_faults_change_nothing(job: Launched, faults: list[Fault]) -> None:
     """A successful job succeeds, and nothing stays in the cluster."""
-    job = make_job()
-    server.cluster.play(*job.success(script.Running(120, tuple(f"line {number}" for number in range(30)))))
-    server.faults.add(*faults)
-    assert job.run() == RESULT
-    assert job.trainjobs() == []
-
-
-def test_replaced_token_is_read_again(make_job: MakeJob, server: ApiServer) -> None:
-    """Kubernetes replaces the tokens of pods while they run."""
-    job = make_job()
-
-    def rotate() -> None:
-        server.access.rotate()
-        server.kubeconfig(job.root / "kubeconfig")
-
-    server.cluster.play(*job.success(script.Running(50), script.Do(rotate)))
+    job.play(*job.success(script.Running(120, tuple(f"line {number}" for number in range(30)))))
+    job.server.faults.add(*faults)
     assert job.run() == RESULT
     assert job.trainjobs() == []
 
@@ -393,7 +334,6 @@ def test_random_histories(part: int, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def _run_history(seed: int, job: Launched, draw: random.Random) -> None:
-    server = job.server
     job.changes.update(
         max_restarts=draw.randrange(3),
         queue=draw.choice([None, None, "research"]),
@@ -408,9 +348,9 @@ def _run_history(seed: int, job: Launched, draw: random.Random) -> None:
         job.succeed()
         succeeded.append(True)
 
-    server.cluster.play(*_steps(job, draw, script.Do(succeed)))
+    job.play(*_steps(job, draw, script.Do(succeed)))
     faults = [_fault(draw) for _ in range(draw.randrange(12))]
-    server.faults.add(*faults)
+    job.server.faults.add(*faults)
     result, error = None, ""
     try:
         result = job.run()
@@ -421,9 +361,9 @@ def _run_history(seed: int, job: Launched, draw: random.Random) -> None:
     if result is not None:
         assert result == RESULT, seed
         assert (job.root / "policy" / "weights").read_text() == "learned", seed
-    server.faults.clear()
-    reaped = reap(connect(), server.namespace, server.clock.now() + timedelta(seconds=601))
-    assert server.cluster.all(kinds.TRAIN_JOBS) == [], seed
+    job.server.faults.clear()
+    reaped = reap(connect(), job.server.namespace, job.server.clock.now() + timedelta(seconds=601))
+    assert job.cluster.all(kinds.TRAIN_JOBS) == [], seed
     assert len(reaped) <= len(faults), seed
 
 
@@ -473,10 +413,10 @@ def _fault(draw: random.Random) -> Fault:
     return draw.choices(faults, weights=[2, 1, 1, 1])[0]
 
 
-def _enter_pod(server: ApiServer, monkeypatch: pytest.MonkeyPatch, name: str, workflow: dict[str, Any] | None) -> None:
+def _enter_pod(job: Launched, monkeypatch: pytest.MonkeyPatch, name: str, workflow: dict[str, Any] | None) -> None:
     """Be in a pod of the cluster, as Kubeflow Pipelines tells its steps."""
     monkeypatch.setenv("KFP_POD_NAME", name)
-    server.cluster.add_pod(name, workflow)
+    job.cluster.add_pod(name, workflow)
 
 
 def _uid(document: dict[str, Any]) -> str:

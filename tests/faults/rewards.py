@@ -3,6 +3,7 @@
 import itertools
 import math
 import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,12 @@ from components.policy.engine import Policy
 FAULTY_RANK = 1
 CALLS_BEFORE = 8
 """Completions scored in a process before the fault."""
+CALLS_BEFORE_DEATH = 6
 SLOW_S = 0.1
 MEASURES_VARIABLE = "MEASURES"
 """Names the file for the measurements of `measuring`."""
+MARK_VARIABLE = "KILLED"
+"""Names the file that exists once `deadly` has killed a process."""
 _calls = itertools.count()
 
 
@@ -50,6 +54,15 @@ def endless(problem: Any, completion: Any, grade: Any) -> float:
     """Hang."""
     if next(_calls) == CALLS_BEFORE:
         time.sleep(600)
+    return shortness(problem, completion, grade)
+
+
+def deadly(problem: Any, completion: Any, grade: Any) -> float:
+    """Kill the faulty rank, once."""
+    mark = os.environ.get(MARK_VARIABLE)
+    if mark and _is_faulty() and next(_calls) == CALLS_BEFORE_DEATH and not Path(mark).exists():
+        Path(mark).touch()
+        os.kill(os.getpid(), signal.SIGKILL)
     return shortness(problem, completion, grade)
 
 
