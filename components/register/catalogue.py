@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import yaml
 
-from components.register.registry import POLICY, VERSION_FILE, Registry, is_url
+from components.register.registry import POLICY, Registry, is_url
 from components.shared.environment import (
     CATALOGUE_CA_VARIABLE,
     CATALOGUE_TOKEN_FILE_VARIABLES,
@@ -44,15 +44,6 @@ Value = bool | int | float | str
 
 
 @dataclass(frozen=True)
-class Run:
-    """The Kubeflow run that registered a version."""
-
-    run_id: str
-    name: str
-    namespace: str
-
-
-@dataclass(frozen=True)
 class Entry:
     """One version, as the catalogue is to show it."""
 
@@ -60,10 +51,10 @@ class Entry:
     version: str
     uri: str
     """Permanent address of the weights."""
-    policy_digest: str
     properties: Mapping[str, Value]
-    """What can be sorted and filtered by: numbers stay numbers."""
-    run: Run | None
+    """What can be sorted and filtered by, the digest of the weights among it: numbers stay numbers."""
+    source: Mapping[str, str]
+    """The Kubeflow run that registered it, in the words of the client; empty if there is none."""
 
 
 class Catalogue:
@@ -75,8 +66,15 @@ class Catalogue:
     """
 
     def __init__(self, address: str, environment: Mapping[str, str] = os.environ) -> None:
-        self._address, self._environment = address, environment
-        self._api_version = self._run(_find_api_version)
+        parts = urlsplit(address)
+        if parts.scheme not in _PORTS or not parts.hostname or parts.username:
+            raise PipelineError(
+                f"register.model_registry: {address} is not a valid address; use one such as "
+                "http://model-registry-service.kubeflow.svc.cluster.local:8080, without credentials"
+            )
+        self._address = f"{parts.scheme}://{parts.hostname}:{parts.port or _PORTS[parts.scheme]}"
+        self._environment = environment
+        self._api_version = asyncio.run(self._explain_errors(self._find_api_version()))
 
     def announce(self, entry: Entry) -> bool:
         """Create the model, version and artifact of an entry; returns whether any of them was missing.
@@ -85,11 +83,86 @@ class Catalogue:
             PipelineError: The catalogue has other weights under this name and version, or refuses.
             RetryableError: The server cannot be reached, or has a temporary error.
         """
-        return self._run(lambda access: _announce(access, self._api_version, entry))
+        return asyncio.run(self._explain_errors(_announce(self._client(self._api_version), entry)))
 
-    def _run(self, work: "Callable[[_Access], Coroutine[Any, Any, T]]") -> T:
-        access = _access(self._address, self._environment)  # each time: token files are renewed
-        return asyncio.run(_with_errors_explained(access, work(access)))
+    async def _find_api_version(self) -> str:
+        """Return the version of the API that the server has; asked before anything is registered."""
+        from mr_openapi.exceptions import NotFoundException
+
+        for version in (*_SUPPORTED, *_UNSUPPORTED):
+            async with self._client(version).get_client() as api:
+                try:
+                    await api.get_registered_models(page_size="1")
+                except NotFoundException:
+                    continue
+            if version in _UNSUPPORTED:
+                raise PipelineError(
+                    f"{self._address}: this model registry has version {version} of the API; "
+                    f"supported: {' and '.join(_SUPPORTED)}"
+                )
+            return version
+        raise PipelineError(f"{self._address}: not a model registry: it has no /api/model_registry/{_CLIENT_VERSION}/")
+
+    def _client(self, api_version: str) -> "ModelRegistryAPIClient":
+        """Return a client for the server's version of the API, with the current token."""
+        from model_registry.core import ModelRegistryAPIClient
+        from mr_openapi import ApiClient, Configuration, ModelRegistryServiceApi
+
+        class VersionedApiClient(ApiClient):  # type: ignore[misc]
+            """Replaces the version of the API in the paths by the server's."""
+
+            def param_serialize(self, method: str, resource_path: str, *rest: Any, **options: Any) -> Any:
+                path = resource_path.replace(f"/{_CLIENT_VERSION}/", f"/{api_version}/", 1)
+                return super().param_serialize(method, path, *rest, **options)
+
+        class Client(ModelRegistryAPIClient):  # type: ignore[misc]
+            """The original with that connection."""
+
+            @asynccontextmanager
+            async def get_client(self) -> AsyncIterator[Any]:
+                async with VersionedApiClient(self.config) as connection:
+                    yield ModelRegistryServiceApi(connection)
+
+        ca_file = self._environment.get(CATALOGUE_CA_VARIABLE)
+        certificates = str(_readable(ca_file, "certificates")) if ca_file else None
+        return Client(Configuration(host=self._address, access_token=self._token()[0], ssl_ca_cert=certificates))
+
+    def _token(self) -> tuple[str | None, str]:
+        """Return the token and where it is from; a file is read each time, because it is renewed."""
+        token = self._environment.get(CATALOGUE_TOKEN_VARIABLE)
+        own_file, kubeflow_file = (self._environment.get(name) for name in CATALOGUE_TOKEN_FILE_VARIABLES)
+        pod_file = _SERVICE_ACCOUNT / "token"
+        file = own_file or (None if token else kubeflow_file or (pod_file if pod_file.is_file() else None))
+        if file:
+            return _readable(file, "token").read_text(encoding="utf-8").strip(), f"this one is from {file}"
+        if token:
+            return token, f"this one is from {CATALOGUE_TOKEN_VARIABLE}"
+        return None, f"there is none; set {CATALOGUE_TOKEN_FILE_VARIABLES[0]} or {CATALOGUE_TOKEN_VARIABLE}"
+
+    async def _explain_errors(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do some work within the time limit and turn the errors of the client into one line."""
+        import aiohttp
+        from mr_openapi.exceptions import ApiException
+
+        try:
+            return await asyncio.wait_for(work, _TIMEOUT_S)
+        except ApiException as error:
+            if error.status == 401:
+                raise PipelineError(
+                    f"{self._address}: the model registry rejects the token; {self._token()[1]}"
+                ) from None
+            reason = " ".join(str(error.body or error.reason).split())[:200]
+            kind = RetryableError if error.status == 429 or (error.status or 0) >= 500 else PipelineError
+            raise kind(f"{self._address}: the model registry answers {error.status} ({reason})") from None
+        except (aiohttp.ClientError, TimeoutError) as error:
+            reason = str(error) or f"no answer within {_TIMEOUT_S:.0f} s"
+            raise RetryableError(f"{self._address}: cannot reach the model registry ({reason})") from None
+
+
+def _readable(path: str | Path, content: str) -> Path:
+    if not os.access(path, os.R_OK):
+        raise PipelineError(f"{path}: no readable file with the {content} of the model registry")
+    return Path(path)
 
 
 def weights_url(registry: Registry) -> str:
@@ -114,17 +187,16 @@ def entry_of(registry: Registry, version: Mapping[str, Any]) -> Entry:
         name=version["name"],
         version=version["version"],
         uri=f"{weights_url(registry)}/files/md5/{md5[:2]}/{md5[2:]}",
-        policy_digest=version["policy_digest"],
         properties={
             **scores(verdict, summary),
             **_provenance(summary, provenance),
             _DIGEST: version["policy_digest"],
             "dvc_md5": md5,
             "git_sha": registry.pipeline_commit(tag),
-            "registry": json.loads(registry.read(tag, VERSION_FILE))["registry"],
+            "registry": version["registry"],
             "registry_tag": tag,
         },
-        run=_current_run(os.environ),
+        source=_current_run(),
     )
 
 
@@ -162,135 +234,69 @@ def _provenance(summary: Mapping[str, Any], provenance: Mapping[str, Any]) -> di
     return {name: value for name, value in properties.items() if value}
 
 
-def _current_run(environment: Mapping[str, str]) -> Run | None:
-    run_id = environment.get(RUN_ID_VARIABLE)
+def _current_run() -> dict[str, str]:
+    run_id = os.environ.get(RUN_ID_VARIABLE)
     if not run_id:
-        return None
+        return {}
     file = _SERVICE_ACCOUNT / "namespace"
-    namespace = file.read_text(encoding="utf-8").strip() if file.is_file() else ""
-    return Run(run_id, environment.get(RUN_NAME_VARIABLE) or run_id, namespace)
+    return {
+        "model_source_kind": "kfp",
+        "model_source_class": "pipelinerun",
+        "model_source_group": file.read_text(encoding="utf-8").strip() if file.is_file() else "",
+        "model_source_id": run_id,
+        "model_source_name": os.environ.get(RUN_NAME_VARIABLE) or run_id,
+    }
 
 
-@dataclass(frozen=True)
-class _Access:
-    """How to reach a model registry."""
+async def _announce(client: "ModelRegistryAPIClient", entry: Entry) -> bool:
+    from model_registry.types import ModelArtifact, ModelVersion, RegisteredModel
 
-    address: str
-    """With scheme and port."""
-    token: str | None
-    token_origin: str
-    """For messages, which never have the token itself."""
-    ca_file: str | None
-
-
-def _access(address: str, environment: Mapping[str, str]) -> _Access:
-    """Return address, current token and certificates; secrets are in the environment, never in parameters."""
-    parts = urlsplit(address)
-    if parts.scheme not in _PORTS or not parts.hostname or parts.username:
-        raise PipelineError(
-            f"register.model_registry: {address} is not a valid address; use one such as "
-            "http://model-registry-service.kubeflow.svc.cluster.local:8080, without credentials"
-        )
-    token, ca_file = environment.get(CATALOGUE_TOKEN_VARIABLE), environment.get(CATALOGUE_CA_VARIABLE) or None
-    origin = CATALOGUE_TOKEN_VARIABLE if token else None
-    pod_token = str(_SERVICE_ACCOUNT / "token") if (_SERVICE_ACCOUNT / "token").is_file() else None
-    own_file, kubeflow_file = (environment.get(name) for name in CATALOGUE_TOKEN_FILE_VARIABLES)
-    token_file = own_file or (None if token else kubeflow_file or pod_token)
-    for path, content in ((token_file, "token"), (ca_file, "certificates")):
-        if path and not os.access(path, os.R_OK):
-            raise PipelineError(f"{path}: no readable file with the {content} of the model registry")
-    if token_file:
-        token, origin = Path(token_file).read_text(encoding="utf-8").strip(), token_file
-    set_one = f"there is none; set {CATALOGUE_TOKEN_FILE_VARIABLES[0]} or {CATALOGUE_TOKEN_VARIABLE}"
-    token_origin = f"this one is from {origin}" if origin else set_one
-    return _Access(
-        f"{parts.scheme}://{parts.hostname}:{parts.port or _PORTS[parts.scheme]}", token, token_origin, ca_file
+    model, _ = await _ensure(
+        lambda: client.get_registered_model_by_params(entry.name),
+        lambda: client.upsert_registered_model(
+            RegisteredModel(name=entry.name, owner=_AUTHOR, description="Language models trained with GRPO")
+        ),
     )
-
-
-async def _find_api_version(access: _Access) -> str:
-    """Return the version of the API that the server has; asked before anything is registered."""
-    from mr_openapi.exceptions import NotFoundException
-
-    for version in (*_SUPPORTED, *_UNSUPPORTED):
-        async with _client(access, version) as client, client.get_client() as api:
-            try:
-                await api.get_registered_models(page_size="1")
-            except NotFoundException:
-                continue
-        if version in _UNSUPPORTED:
-            raise PipelineError(
-                f"{access.address}: this model registry has version {version} of the API; "
-                f"supported: {' and '.join(_SUPPORTED)}"
-            )
-        return version
-    raise PipelineError(f"{access.address}: not a model registry: it has no /api/model_registry/{_CLIENT_VERSION}/")
-
-
-async def _announce(access: _Access, api_version: str, entry: Entry) -> bool:
-    from model_registry.types import RegisteredModel
-
-    async with _client(access, api_version) as client:
-        model = RegisteredModel(name=entry.name, owner=_AUTHOR, description="Language models trained with GRPO")
-        registered, _ = await _ensure(
-            lambda: client.get_registered_model_by_params(entry.name), lambda: client.upsert_registered_model(model)
-        )
-        version_id, is_new = await _ensure_version(client, entry, str(registered.id))
-        return await _ensure_artifact(client, entry, version_id) or is_new
-
-
-async def _ensure_version(client: "ModelRegistryAPIClient", entry: Entry, model_id: str) -> tuple[str, bool]:
-    """Return the id of the version and whether it is new; an existing one must have the same weights."""
-    from model_registry.types import ModelVersion
-
+    run = {"run_id": entry.source["model_source_id"]} if entry.source else {}
     version = ModelVersion(
         name=entry.version,
         author=_AUTHOR,
         description=f"{entry.properties['registry_tag']} in {entry.properties['registry']}",
-        custom_properties={**entry.properties, **({"run_id": entry.run.run_id} if entry.run else {})},
+        custom_properties={**entry.properties, **run},
     )
-    known, is_new = await _ensure(
-        lambda: client.get_model_version_by_params(model_id, entry.version),
-        lambda: client.upsert_model_version(version, model_id),
+    known_version, version_is_new = await _ensure(
+        lambda: client.get_model_version_by_params(str(model.id), entry.version),
+        lambda: client.upsert_model_version(version, str(model.id)),
     )
-    digest = (known.custom_properties or {}).get(_DIGEST)
-    if digest != entry.policy_digest:
-        weights = f"weights with digest {str(digest)[:12]}" if digest else "weights of unknown digest"
+    digest, known_digest = entry.properties[_DIGEST], (known_version.custom_properties or {}).get(_DIGEST)
+    if known_digest != digest:
+        weights = f"weights with digest {str(known_digest)[:12]}" if known_digest else "weights of unknown digest"
         raise PipelineError(
             f"{entry.name} {entry.version}: the model registry has {weights} under this version instead of "
-            f"{entry.policy_digest[:12]}; give register.name another name"
+            f"{str(digest)[:12]}; give register.name another name"
         )
-    return str(known.id), is_new
 
-
-async def _ensure_artifact(client: "ModelRegistryAPIClient", entry: Entry, version_id: str) -> bool:
-    """Attach the address of the weights to the version, if it is missing; returns whether it was."""
-    from model_registry.types import ModelArtifact
-
-    async def find() -> ModelArtifact | None:
-        artifacts = await client.get_model_artifacts(version_id)
+    async def find_artifact() -> ModelArtifact | None:
+        artifacts = await client.get_model_artifacts(str(known_version.id))
         return next((artifact for artifact in artifacts if artifact.name == entry.name), None)
 
-    run = entry.run
     artifact = ModelArtifact(
         name=entry.name,
         uri=entry.uri,
         model_format_name="safetensors",
         model_format_version="1",
-        custom_properties={_DIGEST: entry.policy_digest},
-        model_source_kind="kfp" if run else None,
-        model_source_class="pipelinerun" if run else None,
-        model_source_group=run.namespace if run else None,
-        model_source_id=run.run_id if run else None,
-        model_source_name=run.name if run else None,
+        custom_properties={_DIGEST: digest},
+        **entry.source,
     )
-    known, is_new = await _ensure(find, lambda: client.upsert_model_version_artifact(artifact, version_id))
+    known, is_new = await _ensure(
+        find_artifact, lambda: client.upsert_model_version_artifact(artifact, str(known_version.id))
+    )
     if known.uri != entry.uri:
         raise PipelineError(
             f"{entry.name} {entry.version}: the weights are at {entry.uri}, but the model registry has the address "
             f"{known.uri}; correct the artifact there"
         )
-    return is_new
+    return is_new or version_is_new
 
 
 async def _ensure(find: Callable[[], Awaitable[Any]], create: Callable[[], Awaitable[Any]]) -> tuple[Any, bool]:
@@ -307,55 +313,3 @@ async def _ensure(find: Callable[[], Awaitable[Any]], create: Callable[[], Await
         if known is None:
             raise
         return known, False
-
-
-@asynccontextmanager
-async def _client(access: _Access, api_version: str) -> AsyncIterator["ModelRegistryAPIClient"]:
-    """Yield a client for the server's version of the API that keeps its connections."""
-    from model_registry.core import ModelRegistryAPIClient
-    from mr_openapi import ApiClient, Configuration, ModelRegistryServiceApi
-
-    class VersionedApiClient(ApiClient):  # type: ignore[misc]
-        """Replaces the version of the API in the paths by the server's."""
-
-        def param_serialize(self, method: str, resource_path: str, *rest: Any, **options: Any) -> Any:
-            path = resource_path.replace(f"/{_CLIENT_VERSION}/", f"/{api_version}/", 1)
-            return super().param_serialize(method, path, *rest, **options)
-
-    class Client(ModelRegistryAPIClient):  # type: ignore[misc]
-        """Unlike the original, it keeps its connection between requests."""
-
-        @asynccontextmanager
-        async def get_client(self) -> AsyncIterator[Any]:
-            yield ModelRegistryServiceApi(connection)
-
-    configuration = Configuration(host=access.address, access_token=access.token, ssl_ca_cert=access.ca_file)
-    connection = VersionedApiClient(configuration)
-    try:
-        yield Client(configuration)
-    finally:
-        await connection.close()
-
-
-async def _with_errors_explained(access: _Access, work: Coroutine[Any, Any, T]) -> T:
-    """Do some work within the time limit and turn the errors of the client into one line."""
-    import aiohttp
-    from mr_openapi.exceptions import ApiException, ForbiddenException, UnauthorizedException
-
-    try:
-        return await asyncio.wait_for(work, _TIMEOUT_S)
-    except UnauthorizedException:
-        raise PipelineError(f"{access.address}: the model registry rejects the token; {access.token_origin}") from None
-    except ForbiddenException as error:
-        raise PipelineError(f"{access.address}: the model registry denies access ({_reason(error)})") from None
-    except ApiException as error:
-        is_temporary = error.status == 429 or (error.status or 0) >= 500
-        kind = RetryableError if is_temporary else PipelineError
-        raise kind(f"{access.address}: the model registry answers {error.status} ({_reason(error)})") from None
-    except (aiohttp.ClientError, TimeoutError) as error:
-        reason = str(error) or f"no answer within {_TIMEOUT_S:.0f} s"
-        raise RetryableError(f"{access.address}: cannot reach the model registry ({reason})") from None
-
-
-def _reason(error: Any) -> str:
-    return " ".join(str(error.body or error.reason).split())[:200]

@@ -25,16 +25,21 @@ from components.shared.versioning import Workspace
 _CARD = "model_card.md"
 _ATTEMPTS = 10
 """Pushes to a registry that others change at the same time."""
-_REPORT_FILES = ("report.html", "verdict.json", "summary.json", "provenance.json")
+_REPORT_FILES = ("verdict", "summary", "provenance")
 
 
 def register(config: RegisterConfig, *, policy: Path, report: Path, registration: Path) -> dict[str, float]:
     """Enforce the gate's verdict and register the policy as a new version unless its weights already are one."""
     policy_digest = lineage.digest(policy)
-    check_evidence(report, policy, policy_digest)
-    verdict = jsonl.read_json(report / "verdict.json")
-    _enforce(verdict)
-    if not jsonl.read_json(report / "summary.json").get("learned", True):
+    made = {name: jsonl.read_json(report / f"{name}.json") for name in _REPORT_FILES}
+    check_evidence(report, made, policy, policy_digest)
+    verdict = made["verdict"]
+    if not verdict["passed"]:
+        reasons = "; ".join(verdict["reasons"])
+        if verdict["enforced"]:
+            raise GateMissedError(f"the policy missed the gate and was not registered: {reasons}")
+        say("register", f"the policy missed the gate, which is not enforced: {reasons}")
+    if not made["summary"].get("learned", True):
         say("register", "warning: GRPO learned nothing: the policy has the weights of its reference")
     # Connected before anything is registered: a wrong address is an error while there is nothing to undo.
     catalogue = Catalogue(config.model_registry) if config.model_registry else None
@@ -44,7 +49,11 @@ def register(config: RegisterConfig, *, policy: Path, report: Path, registration
         version = registry.find(config.name, policy_digest)
         is_new = False
         if version is None:
-            version, is_new = _register(config, registry, policy, policy_digest, report)
+            files: dict[str, str | Path] = {f"{name}.json": report / f"{name}.json" for name in _REPORT_FILES}
+            files["report.html"] = report / "report.html"
+            if (policy / lineage.FILE_NAME).is_file():
+                files[lineage.FILE_NAME] = policy / lineage.FILE_NAME
+            version, is_new = _register(config, registry, policy, policy_digest, files, made)
         card = registry.read(version["tag"], _CARD)
         entry = entry_of(registry, version) if catalogue else None
     say("register", f"{version['tag']} {'registered' if is_new else 'is already registered'} in {config.registry}")
@@ -65,20 +74,17 @@ STAGE = Stage(
 )
 
 
-def _enforce(verdict: Mapping[str, Any]) -> None:
-    if verdict["passed"]:
-        return
-    reasons = "; ".join(verdict["reasons"])
-    if verdict["enforced"]:
-        raise GateMissedError(f"the policy missed the gate and was not registered: {reasons}")
-    say("register", f"the policy missed the gate, which is not enforced: {reasons}")
-
-
 def _register(
-    config: RegisterConfig, registry: Registry, policy: Path, policy_digest: str, report: Path
+    config: RegisterConfig,
+    registry: Registry,
+    policy: Path,
+    policy_digest: str,
+    files: Mapping[str, str | Path],
+    made: Mapping[str, Any],
 ) -> tuple[dict[str, Any], bool]:
     """Return the version with these weights, and whether it is new; others may register at the same time."""
     pointer = registry.store(policy)
+    pipeline_commit = project_commit() or "unknown, not run from a git repository"
     for attempt in range(_ATTEMPTS):
         number = registry.next_version(config.name)
         version = {
@@ -89,8 +95,13 @@ def _register(
             "registry": config.registry,
             "path": POLICY,
         }
-        files = {f"{POLICY}.dvc": pointer, **_files(version, policy, report)}
-        registry.commit(config.name, files, _message(version))
+        own = {
+            f"{POLICY}.dvc": pointer,
+            _CARD: _model_card(version, **made),
+            VERSION_FILE: json.dumps(version, indent=2) + "\n",
+        }
+        message = f"Register {version['tag']}\n\nPolicy-Digest: {policy_digest}\nPipeline-Commit: {pipeline_commit}"
+        registry.commit(config.name, {**files, **own}, message)
         if attempt == 0:
             registry.verify(version)
         if registry.publish(config.name, number):
@@ -101,26 +112,6 @@ def _register(
         if known:
             return known, False
     raise RetryableError(f"{config.registry}: changed before each of {_ATTEMPTS} pushes; run the register stage again")
-
-
-def _files(version: Mapping[str, Any], policy: Path, report: Path) -> dict[str, str | Path]:
-    """Return all files of a version but the weights, by name: text, or the path of a file to copy."""
-    verdict, summary, provenance = (
-        jsonl.read_json(report / name) for name in ("verdict.json", "summary.json", "provenance.json")
-    )
-    files: dict[str, str | Path] = {name: report / name for name in _REPORT_FILES}
-    if (policy / lineage.FILE_NAME).is_file():
-        files[lineage.FILE_NAME] = policy / lineage.FILE_NAME
-    return {
-        **files,
-        _CARD: _model_card(version, verdict, summary, provenance),
-        VERSION_FILE: json.dumps(version, indent=2) + "\n",
-    }
-
-
-def _message(version: Mapping[str, Any]) -> str:
-    commit = project_commit() or "unknown, not run from a git repository"
-    return f"Register {version['tag']}\n\nPolicy-Digest: {version['policy_digest']}\nPipeline-Commit: {commit}"
 
 
 def project_commit(project: Path = Path(__file__).parents[2]) -> str | None:

@@ -5,7 +5,6 @@ the push, the next run discards the clone; if it is killed after the push, the n
 """
 
 import configparser
-import contextlib
 import fcntl
 import json
 import os
@@ -58,7 +57,7 @@ class Registry:
     def find(self, name: str, policy_digest: str) -> dict[str, Any] | None:
         """Return version.json of the registered version with these weights; None if there is none."""
         for numbers in reversed(self._versions(name)):
-            tag = f"{name}@{_text(numbers)}"
+            tag = f"{name}@{_text(*numbers)}"
             if self.clone.git("tag", "--list", f"{tag}!*"):  # deprecated
                 continue
             version: dict[str, Any] = json.loads(self.read(tag, VERSION_FILE))
@@ -69,7 +68,7 @@ class Registry:
     def next_version(self, name: str) -> str:
         """Return the number after the latest version, such as `v0.0.2`; numbers of deprecated versions stay taken."""
         *_, (major, minor, patch) = [(0, 0, 0), *self._versions(name)]
-        return _text((major, minor, patch + 1))
+        return _text(major, minor, patch + 1)
 
     def _versions(self, name: str) -> list[tuple[int, int, int]]:
         tags = self.clone.git("tag", "--list", f"{name}@v*").split()
@@ -130,11 +129,8 @@ class Registry:
 
     def verify(self, version: Mapping[str, Any]) -> None:
         """Fetch the weights of the committed version as a user will; PipelineError unless they are the policy's."""
-        folder = self.clone.scratch / "verification"
-        _download(
-            self.clone, str(self.clone.folder), self.clone.git("rev-parse", "HEAD").strip(), folder, version["tag"]
-        )
-        _check(folder, version["policy_digest"], version["tag"])
+        commit = self.clone.git("rev-parse", "HEAD").strip()
+        _download(self.clone, str(self.clone.folder), commit, version, self.clone.scratch / "verification")
 
     def publish(self, name: str, version: str) -> bool:
         """Tag the commit with GTO and push both atomically: from then on the version is registered.
@@ -143,20 +139,20 @@ class Registry:
         """
         self.clone.gto("register", name, "HEAD", "--version", version)
         branch, tag = f"refs/heads/{self._branch}", f"refs/tags/{name}@{version}"
-        for pause_s in (*_PUSH_PAUSES_S, None):
+        pauses = iter(_PUSH_PAUSES_S)
+        while True:
             try:
                 self.clone.git("push", "--quiet", "--atomic", "origin", f"HEAD:{branch}", tag)
             except PipelineError as error:
                 if self._has_changed(branch, tag):
                     return False
-                is_locked = _REF_LOCKED.search(str(error)) is not None
+                is_locked, pause_s = _REF_LOCKED.search(str(error)), next(pauses, None)
                 if not is_locked or pause_s is None:
                     kind = RetryableError if is_locked else type(error)
                     raise kind(f"{self.location}: does not accept {name}@{version}: {error}") from None
                 time.sleep(pause_s)
             else:
                 return True
-        raise AssertionError("the last attempt returns or raises")
 
     def catch_up(self) -> None:
         """Reset the clone to the current state of the registry, without the commit and tag that were not pushed."""
@@ -169,31 +165,33 @@ class Registry:
     def configure(self) -> None:
         """Write DVC's config into the clone if it is missing, and check the storage."""
         config = self.clone.folder / ".dvc" / "config"
+        configured = self.storage if self.storage is None or is_url(self.storage) else str(Path(self.storage).resolve())
         if not config.is_file():
-            if self.storage is None:
+            if configured is None:
                 raise PipelineError("register.storage: a registry at a URL needs the folder or URL of its storage")
             self.clone.dvc("init", "--force")
-            config.write_text(_dvc_config(self.origin, self.storage), encoding="utf-8")
-        url, storage = self.storage_url(), self.storage
-        configured = storage if storage is None or is_url(storage) else str(Path(storage).resolve())
-        if configured is not None and configured != url:
+            new = configured
+            # Relative, so that both can be moved together; DVC resolves relative paths only from a working tree.
+            if not is_url(new) and (Path(self.origin) / ".git").exists():
+                new = os.path.relpath(new, Path(self.origin) / ".dvc")
+            core = f"[core]\n    analytics = false\n    check_update = false\n    remote = {_REMOTE}\n"
+            config.write_text(f"{core}['remote \"{_REMOTE}\"']\n    url = {new}\n", encoding="utf-8")
+        url = self.storage_url()
+        if configured not in {None, url}:
             raise PipelineError(
                 f"register.storage: the versions in {self.location} are stored in {url}, not in {configured}"
             )
         if not is_url(url):
-            self._check_storage(Path(url))
+            if not Path(url).is_dir() and self.clone.git("tag", "--list"):
+                raise PipelineError(
+                    f"{url}: the storage with the weights of the registered versions is missing; restore it"
+                )
+            Path(url).mkdir(parents=True, exist_ok=True)
+            if not os.access(url, os.W_OK):
+                raise PipelineError(f"{url}: not writable; choose another folder for register.storage")
         # DVC prefers config.local, and git ignores it. With hard links cache and working tree share one copy.
         local = f"[cache]\n    type = hardlink\n['remote \"{_REMOTE}\"']\n    url = {url}\n"
         config.with_name("config.local").write_text(local, encoding="utf-8")
-
-    def _check_storage(self, folder: Path) -> None:
-        if not folder.is_dir() and self.clone.git("tag", "--list"):
-            raise PipelineError(
-                f"{folder}: the storage with the weights of the registered versions is missing; restore it"
-            )
-        folder.mkdir(parents=True, exist_ok=True)
-        if not os.access(folder, os.W_OK):
-            raise PipelineError(f"{folder}: not writable; choose another folder for register.storage")
 
     @property
     def _branch(self) -> str:
@@ -220,20 +218,25 @@ def open_registry(location: str, storage: str | None) -> Iterator[Registry]:
         return
     folder = Path(location).resolve()
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with _lock(folder) as descriptors:
+    with folder.with_name(f".{folder.name}.lock").open("w") as lock:
+        # The lock lasts until this process and all the tools that inherit it have ended.
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say("register", f"{folder} is in use by another registration; waiting for it to end")
+            fcntl.flock(lock, fcntl.LOCK_EX)
         scratch_folder = folder.with_name(f".{folder.name}.work")
         was_killed = scratch_folder.exists()
         shutil.rmtree(scratch_folder, ignore_errors=True)
         scratch_folder.mkdir()
-        workspace = Workspace(scratch_folder, scratch_folder, descriptors)
+        workspace = Workspace(scratch_folder, scratch_folder, (lock.fileno(),))
         try:
             _ensure_repository(folder, workspace)
-            if was_killed:
-                _remove_stale_locks(folder)
+            for stale in (folder / ".git").rglob("*.lock") if was_killed else ():
+                stale.unlink(missing_ok=True)  # nobody else writes while the registry is locked
             yield _clone(location, str(folder), storage or f"{folder}-storage", workspace)
-            view = Workspace(folder, scratch_folder, descriptors)
-            if (folder / ".git").exists() and view.try_git("rev-parse", "--verify", "--quiet", "HEAD"):
-                view.git("reset", "--quiet", "--hard")
+            if (folder / ".git").exists() and workspace.try_git("-C", str(folder), "rev-parse", "--verify", "HEAD"):
+                workspace.git("-C", str(folder), "reset", "--quiet", "--hard")
         finally:
             shutil.rmtree(scratch_folder, ignore_errors=True)
 
@@ -256,10 +259,14 @@ def fetch(registry: str, version: str, destination: Path) -> dict[str, Any]:
         workspace = Workspace(partial, partial)
         workspace.git("clone", "--quiet", "--bare", origin, "registry")
         clone = Workspace(partial / "registry", partial)
-        tag = _matching_tag(registry, clone.git("tag", "--list", "*@v*").split(), version)
-        registered: dict[str, Any] = json.loads(clone.git("show", f"refs/tags/{tag}:{VERSION_FILE}"))
-        _download(workspace, origin, tag, partial / POLICY, tag)
-        _check(partial / POLICY, registered["policy_digest"], tag)
+        tags = sorted(tag for tag in clone.git("tag", "--list", "*@v*").split() if not tag.endswith("!"))
+        matching = [tag for tag in tags if version in (tag, tag.partition("@")[2])]
+        if not matching:
+            raise PipelineError(f"{registry}: no version {version}; available: {', '.join(tags) or 'none'}")
+        if len(matching) > 1:
+            raise PipelineError(f"{registry}: {version} is ambiguous: {' or '.join(matching)}; give the full name")
+        registered: dict[str, Any] = json.loads(clone.git("show", f"refs/tags/{matching[0]}:{VERSION_FILE}"))
+        _download(workspace, origin, matching[0], registered, partial / POLICY)
         (partial / POLICY).rename(destination)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -271,65 +278,43 @@ def is_url(location: str) -> bool:
     return "://" in location or re.match(r"[\w.-]+@[\w.-]+:", location) is not None
 
 
-def _download(workspace: Workspace, repository: str, revision: str, destination: Path, tag: str) -> None:
+def _download(
+    workspace: Workspace, repository: str, revision: str, version: Mapping[str, Any], destination: Path
+) -> None:
+    """Fetch the weights at a revision; PipelineError unless they have the digest of the version."""
+    tag, expected = version["tag"], version["policy_digest"]
     try:
         workspace.dvc_get(repository, POLICY, revision, destination)
     except PipelineError as error:
         raise type(error)(f"{tag}: cannot fetch the weights: {str(error).removeprefix('dvc: ')}") from None
-
-
-def _check(folder: Path, policy_digest: str, tag: str) -> None:
-    digest = lineage.digest(folder)
-    if digest != policy_digest:
+    digest = lineage.digest(destination)
+    if digest != expected:
         raise PipelineError(
             f"{tag}: the storage returned weights with digest {digest[:12]} instead of the registered "
-            f"{policy_digest[:12]}; they were changed or damaged there"
+            f"{expected[:12]}; they were changed or damaged there"
         )
-
-
-def _matching_tag(registry: str, tags: list[str], version: str) -> str:
-    versions = sorted(tag for tag in tags if not tag.endswith("!"))
-    matching = [tag for tag in versions if version in (tag, tag.partition("@")[2])]
-    if not matching:
-        raise PipelineError(f"{registry}: no version {version}; available: {', '.join(versions) or 'none'}")
-    if len(matching) > 1:
-        raise PipelineError(f"{registry}: {version} is ambiguous: {' or '.join(matching)}; give the full name")
-    return matching[0]
-
-
-@contextmanager
-def _lock(folder: Path) -> Iterator[tuple[int, ...]]:
-    """Lock the registry for this process and its children; the kernel releases it when the last of them ends."""
-    with folder.with_name(f".{folder.name}.lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            say("register", f"{folder} is in use by another registration; waiting for it to end")
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield (file.fileno(),)
 
 
 def _ensure_repository(folder: Path, workspace: Workspace) -> None:
     """Create an empty repository aside and move it into place, unless there is one."""
-    unwritable = PipelineError(f"{folder}: not writable; choose another folder for register.registry")
-    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+    is_new = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
+    is_working_tree = (folder / ".git").is_dir()
+    # Without asking git, which would answer for a repository around the folder.
+    if not is_new and not is_working_tree and not ((folder / "HEAD").is_file() and (folder / "objects").is_dir()):
+        raise PipelineError(f"{folder}: contains something other than a registry; choose a new or empty folder")
+    if is_working_tree and workspace.try_git("-C", str(folder), "config", "--get", _VIEW) is None:
+        raise PipelineError(
+            f"{folder}: is the working tree of another git repository; choose a new folder, a bare repository or a URL"
+        )
+    changed = (folder / ".git" if is_working_tree else folder) / "objects" if not is_new else folder
+    if not os.access(changed if changed.exists() else changed.parent, os.W_OK):
+        raise PipelineError(f"{folder}: not writable; choose another folder for register.registry")
+    if is_new:
         new = workspace.folder / "new"
         workspace.git("init", "--quiet", "--initial-branch", "main", str(new))
         for key, value in ((_VIEW, "true"), ("receive.denyCurrentBranch", "ignore")):
             workspace.git("-C", str(new), "config", key, value)
-        if not os.access(folder if folder.exists() else folder.parent, os.W_OK):
-            raise unwritable
         new.rename(folder)
-        return
-    # Without asking git, which would answer for a repository around the folder.
-    if not ((folder / ".git").is_dir() or ((folder / "HEAD").is_file() and (folder / "objects").is_dir())):
-        raise PipelineError(f"{folder}: contains something other than a registry; choose a new or empty folder")
-    if workspace.try_git("-C", str(folder), "config", "--get", _VIEW) is None and (folder / ".git").exists():
-        raise PipelineError(
-            f"{folder}: is the working tree of another git repository; choose a new folder, a bare repository or a URL"
-        )
-    if not os.access(folder / (".git" if (folder / ".git").is_dir() else "") / "objects", os.W_OK):
-        raise unwritable
 
 
 def _clone(location: str, origin: str, storage: str | None, workspace: Workspace) -> Registry:
@@ -340,24 +325,5 @@ def _clone(location: str, origin: str, storage: str | None, workspace: Workspace
     return registry
 
 
-def _dvc_config(origin: str, storage: str) -> str:
-    """Return DVC's config of a new registry; folders are relative, so that both can be moved together."""
-    url = storage if is_url(storage) else str(Path(storage).resolve())
-    # DVC resolves relative paths only from a working tree.
-    if not is_url(storage) and (Path(origin) / ".git").exists():
-        url = os.path.relpath(url, Path(origin) / ".dvc")
-    return (
-        f"[core]\n    analytics = false\n    check_update = false\n    remote = {_REMOTE}\n"
-        f"['remote \"{_REMOTE}\"']\n    url = {url}\n"
-    )
-
-
-def _remove_stale_locks(folder: Path) -> None:
-    """Remove the lock files of git that a killed registration left; nobody else writes while the registry is locked."""
-    for lock in (folder / ".git").rglob("*.lock"):
-        with contextlib.suppress(FileNotFoundError):
-            lock.unlink()
-
-
-def _text(numbers: tuple[int, int, int]) -> str:
-    return "v" + ".".join(str(number) for number in numbers)
+def _text(major: int, minor: int, patch: int) -> str:
+    return f"v{major}.{minor}.{patch}"

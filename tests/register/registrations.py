@@ -16,6 +16,7 @@ def make_policy(folder: Path, weights: bytes = b"weights") -> Path:
     """A folder as train_grpo writes it, with these weights."""
     (folder / "extra").mkdir(parents=True)
     (folder / "config.json").write_text('{"model_type": "qwen2"}')
+    (folder / "pipeline.json").write_text('{"prompt": "{question}", "answer": "declared"}')
     (folder / "model.safetensors").write_bytes(weights * 100_000)
     (folder / "extra" / "empty.txt").write_text("")
     lineage.write(folder, made_by_grpo())

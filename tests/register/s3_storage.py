@@ -22,7 +22,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Log nothing."""
 
     def _handle(self) -> None:
-        body, fault = self._body(), self.server.fault
+        body, fault = self.rfile.read(int(self.headers.get("Content-Length") or 0)), self.server.fault
         address = urlsplit(self.path)
         query = parse_qs(address.query)
         if fault in _ERRORS:
@@ -51,25 +51,6 @@ class _Handler(BaseHTTPRequestHandler):
             if path.startswith(f"{bucket}/{prefix}")
         )
         return f"<ListBucketResult><IsTruncated>false</IsTruncated>{contents}</ListBucketResult>".encode()
-
-    def _body(self) -> bytes:
-        """Return the request's content, out of the chunks of HTTP and of AWS."""
-        if "chunked" in self.headers.get("Transfer-Encoding", ""):
-            body = b"".join(iter(self._chunk, b""))
-        else:
-            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        if "aws-chunked" not in self.headers.get("Content-Encoding", ""):
-            return body
-        content = b""
-        while size := int(body.partition(b"\r\n")[0].partition(b";")[0], 16):
-            body = body.partition(b"\r\n")[2]
-            content, body = content + body[:size], body[size + 2 :]
-        return content
-
-    def _chunk(self) -> bytes:
-        chunk = self.rfile.read(int(self.rfile.readline(), 16))
-        self.rfile.readline()
-        return chunk
 
     def _answer_error(self, status: int, code: str, message: str) -> None:
         self._answer(status, f"<Error><Code>{code}</Code><Message>{message}</Message></Error>".encode())
@@ -105,6 +86,7 @@ class S3Storage(ThreadingHTTPServer):
             "AWS_ACCESS_KEY_ID": "key",
             "AWS_SECRET_ACCESS_KEY": "secret",
             "AWS_DEFAULT_REGION": "us-east-1",
+            "AWS_REQUEST_CHECKSUM_CALCULATION": "when_required",  # otherwise requests have chunks of AWS's own
         }
 
 

@@ -13,13 +13,14 @@ from components.register.register import STAGE
 from components.shared import jsonl, lineage, stage
 from components.shared.errors import GateMissedError, PipelineError
 from components.shared.model import write_reference
-from tests.report.synthetic import made_by_grpo, write_bare_report
+from tests.register.registrations import make_policy
+from tests.report.synthetic import write_bare_report
 
 
 @pytest.fixture
 def policy(tmp_path: Path) -> Path:
     """A policy as train_grpo writes it."""
-    return make_model(tmp_path / "policy", b"trained")
+    return make_policy(tmp_path / "policy")
 
 
 @pytest.fixture
@@ -27,16 +28,6 @@ def report(tmp_path: Path, policy: Path) -> Path:
     """A report on that policy, which passed the gate."""
     write_bare_report(tmp_path / "report", policy)
     return tmp_path / "report"
-
-
-def make_model(folder: Path, weights: bytes) -> Path:
-    """A model with these weights."""
-    (folder / "tokenizer").mkdir(parents=True)
-    (folder / "model.safetensors").write_bytes(weights)
-    (folder / "tokenizer" / "vocabulary.txt").write_text("a b c")
-    jsonl.write_json(folder / "pipeline.json", {"prompt": "{question}", "answer": "declared"})
-    lineage.write(folder, made_by_grpo())
-    return folder
 
 
 def rewrite(path: Path, change: Callable[[Any], object]) -> None:
@@ -73,13 +64,11 @@ def refusal(policy: Path, report: Path, kind: type[PipelineError] = PipelineErro
 
 def flip_bit(path: Path) -> None:
     """Change one bit of a file."""
-    content = path.read_bytes()
-    index = content.index(b"a")
-    path.write_bytes(content[:index] + b"`" + content[index + 1 :])
+    path.write_bytes(path.read_bytes().replace(b"e", b"d", 1))
 
 
 @pytest.mark.parametrize(("passed", "enforced"), [(True, True), (False, False)])
-@pytest.mark.parametrize("file", ["model.safetensors", "tokenizer/vocabulary.txt", "pipeline.json", "lineage.json"])
+@pytest.mark.parametrize("file", ["model.safetensors", "config.json", "lineage.json"])
 def test_changed_policy_is_refused_under_any_verdict(
     policy: Path, report: Path, file: str, passed: bool, enforced: bool
 ) -> None:
@@ -94,7 +83,7 @@ def test_changed_policy_is_refused_under_any_verdict(
 
 def test_sft_model_is_refused_in_place_of_the_policy(policy: Path, report: Path) -> None:
     """The message has both digests, and as what the weights were evaluated."""
-    sft = make_model(report.parent / "sft", b"fine-tuned")
+    sft = make_policy(report.parent / "sft", b"fine-tuned")
 
     def change(made: Any) -> None:
         reference = model(made, "grpo")["lineage"]["inputs"]["reference"]
@@ -130,17 +119,17 @@ def test_policy_compared_with_another_model_than_its_reference_is_refused(policy
     assert "with the model ffffffffffff, but GRPO started from " in refusal(policy, report)
 
 
-def _without(name: str) -> Callable[[Any], object]:
-    return lambda made: made["inputs"].pop(name)
-
-
 @pytest.mark.parametrize(
     ("file", "change", "expected"),
     [
-        ("lineage.json", lambda made: made.clear(), "does not say which weights were evaluated as base"),
-        ("lineage.json", lambda made: made.update(stage="evaluate"), "lineage.json: does not say which weights"),
-        ("lineage.json", _without("grpo_evaluation"), "does not say which weights were evaluated as grpo"),
-        ("lineage.json", _without("sft_evaluation"), "does not say which weights were evaluated as sft"),
+        ("lineage.json", lambda made: made.clear(), "not as the report stage writes it ('inputs')"),
+        (
+            "lineage.json",
+            lambda made: made.update(stage="evaluate"),
+            "lineage.json: not of a report on three evaluations",
+        ),
+        ("lineage.json", lambda made: made["inputs"].pop("grpo_evaluation"), "('grpo_evaluation')"),
+        ("lineage.json", lambda made: made["inputs"].pop("sft_evaluation"), "('sft_evaluation')"),
         ("verdict.json", lambda verdict: verdict.update(enforced=False), "applied enforce False, but the report"),
         ("verdict.json", lambda verdict: verdict["target"].update(max_p_value=0.9), "applied max_p_value 0.9"),
         ("verdict.json", lambda verdict: verdict["target"].update(passed=False), "`passed` contradicts"),

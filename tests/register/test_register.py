@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -135,7 +134,9 @@ def test_rerun_after_a_kill_at_any_moment_ends_with_one_version(passed: Path, tm
     started = time.monotonic()
     subprocess.run(register, check=True, capture_output=True)
     duration = time.monotonic() - started
-    expected = _outputs(tmp_path)
+    outputs = [tmp_path / "registration" / name for name in ("version.json", "model_card.md")]
+    expected = [path.read_bytes() for path in outputs]
+    registry = tmp_path / "registry"
     for attempt in range(KILLS):
         for name in ("registry", "registry-storage"):
             shutil.rmtree(tmp_path / name)
@@ -145,26 +146,14 @@ def test_rerun_after_a_kill_at_any_moment_ends_with_one_version(passed: Path, tm
         process.send_signal(signal.SIGKILL)
         process.wait()
         subprocess.run(register, check=True, capture_output=True, text=True)
-        _check_complete(tmp_path, config, policy)
-        assert _outputs(tmp_path) == expected
-
-
-def _outputs(folder: Path) -> list[bytes]:
-    return [(folder / "registration" / name).read_bytes() for name in ("version.json", "model_card.md")]
-
-
-def _check_complete(folder: Path, config: RegisterConfig, policy: Path) -> None:
-    registry = folder / "registry"
-    assert tags(registry) == ["grpo-policy@v0.0.1"]
-    assert git(registry, "log", "--all", "--format=%s") == "Register grpo-policy@v0.0.1\n"
-    assert git(registry, "status", "--porcelain") == ""
-    assert list(registry.rglob("*.lock")) == []
-    inputs = {"policy", "policy-report-report", "params.yaml"}
-    outputs = {"registry", "registry-storage", ".registry.lock", "registration"}
-    assert {path.name for path in folder.iterdir()} <= inputs | outputs
-    fetch(config.registry, "v0.0.1", folder / "fetched")
-    assert lineage.digest(folder / "fetched") == lineage.digest(policy)
-    shutil.rmtree(folder / "fetched")
+        assert tags(registry) == ["grpo-policy@v0.0.1"]
+        assert git(registry, "log", "--all", "--format=%s") == "Register grpo-policy@v0.0.1\n"
+        assert git(registry, "status", "--porcelain") == ""
+        assert list(registry.rglob("*.lock")) == []
+        assert not list(tmp_path.glob(".registry.work"))
+        fetch(config.registry, "v0.0.1", tmp_path / f"fetched-{attempt}")
+        assert lineage.digest(tmp_path / f"fetched-{attempt}") == lineage.digest(policy)
+        assert [path.read_bytes() for path in outputs] == expected
 
 
 @pytest.mark.slow
@@ -205,54 +194,32 @@ def test_two_registrations_at_once_take_turns(passed: Path, tmp_path: Path) -> N
     assert tags(other) == []
 
 
-def _plain_folder(folder: Path) -> dict[str, Any]:
-    (folder / "registry").mkdir()
-    (folder / "registry" / "thesis.txt").write_text("mine")
-    return {}
-
-
-def _working_tree(folder: Path) -> dict[str, Any]:
-    _plain_folder(folder)
-    git(folder / "registry", "init", "--quiet")
-    return {}
-
-
-def _empty_url(folder: Path) -> dict[str, Any]:
-    git(folder, "init", "--quiet", "--bare", str(folder / "empty.git"))
-    return {"registry": f"file://{folder / 'empty.git'}"}
-
-
-def _under_a_file(folder: Path) -> dict[str, Any]:
-    (folder / "file").write_text("")
-    return {"registry": str(folder / "file" / "registry")}
-
-
-def _not_writable(folder: Path) -> dict[str, Any]:
-    (folder / "closed").mkdir(mode=0o500)
-    return {"registry": str(folder / "closed" / "registry")}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("prepare", "message"),
+    ("place", "message"),
     [
-        (_plain_folder, "registry: contains something other than a registry"),
-        (_working_tree, "registry: is the working tree of another git repository"),
-        (_empty_url, r"register\.storage: a registry at a URL needs"),
-        (_under_a_file, "file"),
-        pytest.param(
-            _not_writable, "closed", marks=pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-        ),
+        ("folder", "registry: contains something other than a registry"),
+        ("working tree", "registry: is the working tree of another git repository"),
+        ("URL", r"register\.storage: a registry at a URL needs"),
+        ("closed folder", "registry: not writable"),
     ],
 )
-def test_place_that_cannot_be_a_registry_is_refused(
-    passed: Path, tmp_path: Path, prepare: Callable[[Path], dict[str, Any]], message: str
-) -> None:
+def test_place_that_cannot_be_a_registry_is_refused(passed: Path, tmp_path: Path, place: str, message: str) -> None:
     """It is named, and its content stays."""
-    config = make_config(tmp_path, **prepare(tmp_path))
-    with pytest.raises((PipelineError, OSError), match=message):
+    folder = tmp_path / "registry"
+    config = make_config(tmp_path, **({"registry": f"file://{folder}"} if place == "URL" else {}))
+    folder.mkdir()
+    if place in {"folder", "working tree"}:
+        (folder / "thesis.txt").write_text("mine")
+    if place in {"URL", "working tree"}:
+        git(folder, "init", "--quiet")
+    if place == "closed folder":
+        folder.chmod(0o500)
+        if os.access(folder, os.W_OK):
+            pytest.skip("root may write everywhere")
+    with pytest.raises(PipelineError, match=message):
         run_register(config, make_policy(tmp_path / "policy"), passed, tmp_path / "none")
-    assert all(path.read_text() == "mine" for path in tmp_path.glob("registry/thesis.txt"))
+    assert all(path.read_text() == "mine" for path in folder.glob("*.txt"))
 
 
 @pytest.mark.slow
