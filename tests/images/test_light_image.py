@@ -18,7 +18,7 @@ from components.shared.lineage import digest
 from components.shared.stage import run
 from tests.images import engine
 from tests.images.engine import Image
-from tests.pipelines.project import smoke
+from tests.presets import preset
 from tests.report.synthetic import made_by_grpo, make_run, report_on
 from tests.test_wiring import LIGHT
 
@@ -48,7 +48,7 @@ def light(variables: Mapping[str, str]) -> Image:
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
     """A working folder that everybody may write to, with a params file: the smoke preset with a gate that passes."""
-    params = smoke()
+    params = preset()
     params["report"]["gate"] |= {"target": ["words"], "enforce": True, "margin": 0.5}
     params["prepare_data"]["sources"][0] |= {"num_train": 120, "num_test": 60}
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))

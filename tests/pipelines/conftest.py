@@ -1,13 +1,17 @@
 """Runs that several tests look at: each is made once per session, in a copy of the project."""
 
+import os
+import signal
+import subprocess
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
 import pytest
 
-from tests.pipelines.killed_repro import repeat_after_kill
-from tests.pipelines.project import FinishedRun, Project, copy_project, smoke
+from tests.pipelines.project import FinishedRun, Project, copy_project
+from tests.presets import preset, write_params
 
 
 class _Runs(NamedTuple):
@@ -20,15 +24,15 @@ class _Runs(NamedTuple):
 def _runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Runs]:
     """All the runs below, two at a time: most of their time goes into imports on one core."""
     passing, missing, dvc = (copy_project(tmp_path_factory.mktemp(name)) for name in ("passing", "missing", "dvc"))
-    params = smoke()
+    params = preset()
+    write_params(dvc.folder / "params.yaml", params)
     params["report"]["gate"] |= {"enforce": True, "min_gain": 0.99}
-    missing.use(params, "missed.yaml")
-    dvc.use(smoke())
+    write_params(missing.folder / "missed.yaml", params)
     with ThreadPoolExecutor(2) as pool:
         yield _Runs(
             pool.submit(passing.pipeline, "run", "--params", "params/smoke.yaml"),
             pool.submit(missing.pipeline, "run", "--params", "missed.yaml"),
-            pool.submit(repeat_after_kill, dvc),
+            pool.submit(_repeat_after_kill, dvc),
         )
 
 
@@ -48,3 +52,21 @@ def missed_run(_runs: _Runs) -> FinishedRun:
 def dvc_project(_runs: _Runs) -> Project:
     """The smoke preset under DVC, whose train_grpo was killed in the middle and then run again."""
     return _runs.dvc.result()
+
+
+def _repeat_after_kill(project: Project) -> Project:
+    """Reproduce the project's graph to its end, after train_grpo was killed in the middle of its work."""
+    command, outputs = ["dvc", "repro", "train_grpo"], project.folder / "outputs/stages/train_grpo"
+    with subprocess.Popen(command, cwd=project.folder, env=project.environment, stdout=subprocess.PIPE) as repro:
+        deadline = time.monotonic() + 500
+        while not (outputs / ".policy.partial").exists():
+            assert time.monotonic() < deadline, "train_grpo has not been started"
+            time.sleep(0.05)
+        (stage,) = project.processes("components.train_grpo")
+        os.kill(stage, signal.SIGKILL)
+        repro.communicate(timeout=60)
+    assert repro.returncode != 0
+    assert not (outputs / "policy").exists()
+    again = project.run("dvc", "repro")
+    assert again.returncode == 0, again.stdout + again.stderr
+    return project

@@ -9,26 +9,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
-import yaml
 from safetensors.numpy import load_file
 
 from components.shared.lineage import file_digest
-from tests.presets import preset
+from tests.presets import ROOT
 
-ROOT = Path(__file__).parents[2]
-_COPIED = (
-    "components",
-    "pipelines",
-    "params",
-    "data",
-    ".dvc/config",
-    "params.yaml",
-    "dvc.yaml",
-    ".dvcignore",
-    ".gitignore",
-)
+_FOLDERS = ("components", "pipelines", "params", "data")
+_FILES = (".dvc/config", "params.yaml", "dvc.yaml", ".dvcignore", ".gitignore")
 
 
 @dataclass(frozen=True)
@@ -44,11 +32,9 @@ class Project:
             **os.environ,
             "PYTHONPATH": str(self.folder),
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-            "DVC_NO_ANALYTICS": "1",
             "DVC_SITE_CACHE_DIR": str(self.folder / "site_cache"),
             # Several runs share the cores.
             "OMP_NUM_THREADS": "1",
-            "GX_ANALYTICS_ENABLED": "false",
         }
 
     def run(self, *command: str) -> subprocess.CompletedProcess[str]:
@@ -66,9 +52,8 @@ class Project:
     ) -> subprocess.Popen[str]:
         """Start `grpo-pipeline` of the copy, with more variables and, if it is not -1, another umask."""
         code = "import sys; from pipelines.cli import main; sys.exit(main())"
-        command = [sys.executable, "-c", code, *arguments]
         return subprocess.Popen(
-            command,
+            [sys.executable, "-c", code, *arguments],
             cwd=self.folder,
             env={**self.environment, **variables},
             umask=umask,
@@ -77,7 +62,7 @@ class Project:
             text=True,
         )
 
-    def processes(self, name: str) -> list[int]:
+    def processes(self, name: str = "") -> list[int]:
         """Python processes with `name` in their command that work in the copy."""
         listing = subprocess.run(["ps", "-ww", "-eo", "pid,args"], capture_output=True, text=True, check=True).stdout
         rows = [line.split(None, 1) for line in listing.splitlines()]
@@ -91,25 +76,14 @@ class Project:
         except FileNotFoundError:  # it has just ended
             return False
 
-    def use(self, params: Mapping[str, Any], name: str = "params.yaml") -> None:
-        """Make `params` a params file of the copy."""
-        (self.folder / name).write_text(yaml.safe_dump(dict(params), sort_keys=False))
-
-
-def smoke() -> dict[str, Any]:
-    """The params of the smoke preset."""
-    return preset("smoke")
-
 
 def copy_project(folder: Path) -> Project:
     """Copy what a run needs, without what earlier runs left."""
-    for name in _COPIED:
-        source, target = ROOT / name, folder / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if source.is_dir():
-            shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__", "*.jsonl"))
-        else:
-            shutil.copyfile(source, target)
+    for name in _FOLDERS:
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.jsonl"))
+    for name in _FILES:
+        (folder / name).parent.mkdir(exist_ok=True)
+        shutil.copyfile(ROOT / name, folder / name)
     subprocess.run(["git", "init", "--quiet", str(folder)], check=True)
     return Project(folder)
 
@@ -138,11 +112,10 @@ class FinishedRun:
     def outputs(self) -> dict[str, dict[str, Path]]:
         """The folders that its stages wrote down in the journal, by task and name."""
         events = [json.loads(line) for line in (self.folder / "journal.jsonl").read_text().splitlines()]
-        titles = events[0]["tasks"]
         started = [event["outputs"] for event in events if event["event"] == "started"]
         return {
             title: {name: Path(path) for name, path in folders.items()}
-            for title, folders in zip(titles, started, strict=True)
+            for title, folders in zip(events[0]["tasks"], started, strict=True)
         }
 
 

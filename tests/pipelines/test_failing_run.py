@@ -9,8 +9,19 @@ import pytest
 
 from components.shared.environment import KUBECONFIG_VARIABLE
 from tests.fake_cluster import ApiServer, kinds
+from tests.presets import ROOT
 
-ROOT = Path(__file__).parents[2]
+CODE = """
+import sys
+from pathlib import Path
+from kfp import local
+from components.preflight.config import load_params
+from components.preflight.form import form_of
+from pipelines.graph import cluster_graph
+params = load_params(Path("params.yaml"))
+local.init(local.SubprocessRunner(use_venv=False), pipeline_root=sys.argv[1], raise_on_error=False)
+cluster_graph(params)(**form_of(params) | {"train_grpo_num_steps": 0, "train_sft_model_base": "scratch:huge"})
+"""
 
 
 @pytest.mark.slow
@@ -18,14 +29,13 @@ def test_a_run_that_cannot_start_ends_soon_and_cleanly(tmp_path: Path) -> None:
     """Preflight names everything that is wrong, no stage runs, and clean_up writes what became of the run."""
     with ApiServer() as server:
         server.cluster.add_runtime()
-        kubeconfig = server.kubeconfig(tmp_path / "kubeconfig")
-        command = [sys.executable, "-m", "tests.pipelines.failing_run", str(tmp_path / "root")]
-        environment = {**os.environ, KUBECONFIG_VARIABLE: str(kubeconfig)}
+        environment = {**os.environ, KUBECONFIG_VARIABLE: str(server.kubeconfig(tmp_path / "kubeconfig"))}
+        command = [sys.executable, "-c", CODE, str(tmp_path / "root")]
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
         assert server.cluster.all(kinds.TRAIN_JOBS) == []
-    said = [line.strip() for line in done.stdout.splitlines()]
-    first = said.index("error: preflight: 3 to correct before this run can start")
-    assert [line.partition(":")[0] for line in said[first + 1 : first + 4]] == [
+    lines = [line.strip() for line in done.stdout.splitlines()]
+    first = lines.index("error: preflight: 3 to correct before this run can start")
+    assert [line.partition(":")[0] for line in lines[first + 1 : first + 4]] == [
         "train_sft_model_base",
         "train_grpo_num_steps",
         "deployment.volume",
