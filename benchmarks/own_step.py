@@ -7,7 +7,7 @@ gives it, and the rewards are the case's.
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ from components.shared.model import ModelConfig
 from components.shared.problem import Problem, Split
 from components.train_grpo.config import TrainGRPOConfig
 from components.train_grpo.prompts import Prompts
-from components.train_grpo.rewards import Scored
+from components.train_grpo.rewards import Group
 from components.train_grpo.rollouts import Score
 from components.train_grpo.trainer import Trainer
 from components.train_grpo.worker import build_trainer
@@ -166,12 +166,12 @@ def rewarding(case: Case, score: Score) -> Score:
     """Return the trainer's own scoring with the case's rewards in place of what it finds."""
     waiting: list[float] = []
 
-    def rewarded(problems_P: Sequence[Problem], completions_PG: Sequence[Sequence[Completion]]) -> list[list[Scored]]:
+    def rewarded(problems_P: Sequence[Problem], completions_PG: Sequence[Sequence[Completion]]) -> list[Group]:
         waiting.extend(case["rewards_B"])
-        scored_PG = score(problems_P, completions_PG)
-        return [
-            [replace(scored, rewards={"accuracy": (waiting.pop(0),)}) for scored in scored_G] for scored_G in scored_PG
-        ]
+        groups = score(problems_P, completions_PG)
+        for scored in (scored for group in groups for scored in group.scored_G):
+            scored.rewards = {"accuracy": (waiting.pop(0),)}
+        return groups
 
     return rewarded
 

@@ -1,121 +1,35 @@
 """Configuration of Group Relative Policy Optimization: every key, its default and its meaning.
 
-The enums name the variants of each formula; the functions they choose are in objective.py.
+Variants of a formula are the values of a Literal; objective.py has a case for each, and mypy checks that none lacks.
 """
 
 import re
 from collections import Counter
-from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from components.policy.config import CheckpointConfig, EngineConfig
 from components.rollout.vllm.config import ServersConfig, VllmConfig
 from components.shared.config import Config, Operational
-from components.train_grpo.custom_rewards import is_custom
+from components.train_grpo.custom_rewards import MAX_REWARD, is_custom
 from components.train_grpo.rewards import BUILT_IN
 
-
-class AdvantageEstimator(StrEnum):
-    """What a reward is compared with, and what the difference is divided by."""
-
-    Z_SCORE = "z_score"
-    """Group mean and biased standard deviation (divided by G)."""
-    Z_SCORE_BESSEL = "z_score_bessel"
-    """Group mean and unbiased standard deviation (divided by G - 1): sqrt((G - 1) / G) of `z_score`."""
-    MEAN_ONLY = "mean_only"
-    """Group mean, divided by nothing (Dr. GRPO)."""
-    LEAVE_ONE_OUT = "leave_one_out"
-    """Mean of the group's other rewards, divided by nothing (RLOO)."""
-    BATCH_STD = "batch_std"
-    """Group mean, and the standard deviation of all rewards of the rollout."""
+AdvantageEstimator = Literal["z_score", "z_score_bessel", "mean_only", "leave_one_out", "batch_std"]
+PolicyLoss = Literal["clipped", "cispo"]
+KLEstimator = Literal["k1", "k2", "k3", "k3_corrected"]
+Aggregation = Literal["sequence_mean", "token_mean", "constant"]
+ReferencePlacement = Literal["replicated", "sharded", "offloaded"]
 
 
-class Supervision(StrEnum):
-    """What is rewarded: the completion (section 4.1.2 of the paper) or each of its steps (section 4.1.3)."""
-
-    OUTCOME = "outcome"
-    PROCESS = "process"
+def _require(holds: bool, rule: str) -> None:
+    if not holds:
+        raise ValueError(rule)
 
 
 def reward_column(reward: str) -> str:
     """Return the name of the column of the curves that has the mean of a reward."""
     return "reward_" + re.sub(r"[.:]", "_", reward)
-
-
-class Combination(StrEnum):
-    """Where several rewards become one."""
-
-    BEFORE_NORMALISATION = "before_normalisation"
-    """Their weighted sum is normalised."""
-    AFTER_NORMALISATION = "after_normalisation"
-    """Each is normalised on its own, and the weighted sum once more over the rollout (GDPO)."""
-
-
-class Aggregation(StrEnum):
-    """How the tokens of an optimizer step are averaged."""
-
-    SEQUENCE_MEAN = "sequence_mean"
-    """Over the tokens of each completion, then over completions (the paper)."""
-    TOKEN_MEAN = "token_mean"
-    """Over all tokens of the step (DAPO)."""
-    CONSTANT = "constant"
-    """Sum over tokens, divided by completions times the length limit (Dr. GRPO)."""
-
-
-class PolicyLoss(StrEnum):
-    """What the ratio to the sampling policy does to a token's term of the loss."""
-
-    CLIPPED = "clipped"
-    """The clipped surrogate: beyond the clip a token has no gradient (the paper)."""
-    CISPO = "cispo"
-    """The clipped ratio is a weight of the token's log-probability: every token has a gradient (MiniMax-M1)."""
-
-
-class RatioLevel(StrEnum):
-    """What the probability ratio to the sampling policy is taken over."""
-
-    TOKEN = "token"
-    SEQUENCE = "sequence"
-    """The geometric mean over a completion, the same for each of its tokens (GSPO)."""
-
-
-class KLEstimator(StrEnum):
-    """Per-token estimators of the KL divergence from the reference."""
-
-    K1 = "k1"
-    K2 = "k2"
-    K3 = "k3"
-    K3_CORRECTED = "k3_corrected"
-    """k3 times the ratio to the sampling policy, whose expected gradient is that of the divergence itself."""
-
-
-class KLPlacement(StrEnum):
-    """Where the KL term stands."""
-
-    LOSS = "loss"
-    REWARD = "reward"
-
-
-class Truncated(StrEnum):
-    """What becomes of a completion that is truncated at the length limit."""
-
-    SCORE = "score"
-    """It is scored: an unfinished answer is a wrong one."""
-    MASK = "mask"
-    """It has no reward, and is not in its group's statistics, in the loss, or in what the loss is divided by."""
-
-
-class ReferencePlacement(StrEnum):
-    """Where the weights of the reference are (reference.py)."""
-
-    REPLICATED = "replicated"
-    """All of them in every process, beside the policy."""
-    SHARDED = "sharded"
-    """Sharded over the processes, and gathered layer by layer when they are used."""
-    OFFLOADED = "offloaded"
-    """In the memory of the host, and copied to the GPU when they are used."""
 
 
 class SamplingConfig(Config):
@@ -127,8 +41,9 @@ class SamplingConfig(Config):
     """Tokens after which a completion is truncated."""
     max_batch_size: Annotated[int, Operational] = Field(256, gt=0)
     """Completions generated at once."""
-    truncated: Truncated = Truncated.SCORE
-    """What becomes of truncated completions."""
+    truncated: Literal["score", "mask"] = "score"
+    """What becomes of a truncated completion: it is scored as a wrong answer; or it is masked, and has no part in its
+    group's statistics, the loss, and what the loss is divided by."""
 
 
 class CurriculumConfig(Config):
@@ -167,18 +82,20 @@ class RewardModelConfig(Config):
 
     @model_validator(mode="after")
     def _head_is_trained(self) -> "RewardModelConfig":
-        if self.base == "reference" and not self.initial_rollouts:
-            raise ValueError("base: reference has a new head, which needs initial_rollouts to learn from")
+        trained = self.base != "reference" or self.initial_rollouts > 0
+        _require(trained, "base: reference has a new head, which needs initial_rollouts to learn from")
         return self
 
 
 class RewardConfig(Config):
     """What a completion is worth."""
 
-    weights: dict[str, float] = Field({"accuracy": 1.0}, min_length=1)
+    weights: dict[str, Annotated[float, Field(ge=-MAX_REWARD, le=MAX_REWARD)]] = Field({"accuracy": 1.0}, min_length=1)
     """Weight of each reward: the name of a built-in one (rewards.py), or `package.module:function` for a custom one."""
-    supervision: Supervision = Supervision.OUTCOME
-    combination: Combination = Combination.BEFORE_NORMALISATION
+    supervision: Literal["outcome", "process"] = "outcome"
+    """What is rewarded: the completion (section 4.1.2 of the paper) or each of its steps (section 4.1.3)."""
+    combination: Literal["before_normalisation", "after_normalisation"] = "before_normalisation"
+    """Whether the weighted sum of rewards is normalised, or each reward and then the sum over the rollout (GDPO)."""
     max_unscorable_fraction: Annotated[float, Operational] = Field(0.1, ge=0, le=1)
     """Share of a rollout's completions that may have no verdict or a reward that fails; the run stops above it."""
     max_steps_without_signal: Annotated[int, Operational] = Field(default=30, ge=0)
@@ -194,40 +111,36 @@ class RewardConfig(Config):
     @field_validator("weights")
     @classmethod
     def _rewards_exist(cls, weights: dict[str, float]) -> dict[str, float]:
+        built_in = ", ".join(sorted(BUILT_IN))
         for name in weights:
-            if name not in BUILT_IN and not is_custom(name):
-                raise ValueError(
-                    f"there is no reward `{name}`; built in: {', '.join(sorted(BUILT_IN))}; "
-                    "for one of your own: package.module:function"
-                )
+            known = name in BUILT_IN or is_custom(name)
+            _require(known, f"there is no reward `{name}`; built in: {built_in}; custom: package.module:function")
         column, count = Counter(map(reward_column, weights)).most_common(1)[0]
-        if count > 1:
-            raise ValueError(f"{count} rewards would share the column `{column}` of the curves; rename one of your own")
+        _require(count == 1, f"{count} rewards would share the column `{column}` of the curves; rename a custom one")
         return weights
 
     @model_validator(mode="after")
-    def _settings_of_rewards_are_set(self) -> "RewardConfig":
+    def _keys_fit(self) -> "RewardConfig":
+        process, names = self.supervision == "process", set(self.weights)
         for name, reward in BUILT_IN.items():
-            if reward.key and (name in self.weights) != bool(getattr(self, reward.key)):
-                raise ValueError(f"weights.{name} and {reward.key} go together: set both or neither")
-        return self
-
-    @model_validator(mode="after")
-    def _supervision_fits(self) -> "RewardConfig":
-        process = self.supervision is Supervision.PROCESS
-        if "steps" in self.weights and not process:
-            raise ValueError("weights.steps needs supervision: process")
-        if process and not {"steps", "reward_model"} & set(self.weights):
-            raise ValueError("supervision: process needs weights.steps or weights.reward_model, which reward steps")
-        if process and self.combination is Combination.AFTER_NORMALISATION:
-            raise ValueError("combination: after_normalisation needs supervision: outcome")
+            both_or_neither = not reward.key or (name in names) == bool(getattr(self, reward.key))
+            _require(both_or_neither, f"weights.{name} and {reward.key} go together: set both or neither")
+        _require(process or "steps" not in names, "weights.steps needs supervision: process")
+        rewards_steps = bool(names & {"steps", "reward_model"})
+        _require(rewards_steps or not process, "supervision: process needs weights.steps or weights.reward_model")
+        together = self.combination == "before_normalisation"
+        _require(together or not process, "combination: after_normalisation needs supervision: outcome")
         return self
 
 
 class AdvantageConfig(Config):
     """From rewards to advantages."""
 
-    estimator: AdvantageEstimator = AdvantageEstimator.Z_SCORE
+    estimator: AdvantageEstimator = "z_score"
+    """What a reward is compared with, and what the difference is divided by. `z_score`: the group's mean and biased
+    standard deviation; `z_score_bessel`: its mean and unbiased deviation; `mean_only`: its mean and nothing (Dr. GRPO);
+    `leave_one_out`: the mean of its other rewards and nothing (RLOO); `batch_std`: its mean and the deviation of all
+    rewards of the rollout."""
 
 
 class ClipConfig(Config):
@@ -246,16 +159,24 @@ class KLConfig(Config):
 
     coefficient: float = Field(0.04, ge=0)
     """Weight of the KL term (beta; 0.04 in the paper, 0 for no reference model at all)."""
-    estimator: KLEstimator = KLEstimator.K3
-    placement: KLPlacement = KLPlacement.LOSS
+    estimator: KLEstimator = "k3"
+    """What estimates the divergence at a token; `k3` is the paper's, `k3_corrected` has the divergence's gradient."""
+    placement: Literal["loss", "reward"] = "loss"
+    """Whether the term is in the loss, or is subtracted from the reward before normalisation."""
 
 
 class LossConfig(Config):
     """The objective."""
 
-    policy_loss: PolicyLoss = PolicyLoss.CLIPPED
-    aggregation: Aggregation = Aggregation.SEQUENCE_MEAN
-    ratio: RatioLevel = RatioLevel.TOKEN
+    policy_loss: PolicyLoss = "clipped"
+    """`clipped`: the paper's surrogate, in which a token beyond the clip has no gradient; `cispo`: the clipped ratio
+    weights the token's log-probability, and every token has a gradient (MiniMax-M1)."""
+    aggregation: Aggregation = "sequence_mean"
+    """How the tokens of an optimizer step are averaged. `sequence_mean`: over each completion, then over completions
+    (the paper); `token_mean`: over all tokens (DAPO); `constant`: their sum is divided by completions times the length
+    limit (Dr. GRPO)."""
+    ratio: Literal["token", "sequence"] = "token"
+    """What the ratio to the sampling policy is of: each token, or the geometric mean over its completion (GSPO)."""
     clip: ClipConfig = ClipConfig()
     kl: KLConfig = KLConfig()
     entropy_coefficient: float = Field(0.0, ge=0)
@@ -263,8 +184,8 @@ class LossConfig(Config):
 
     @model_validator(mode="after")
     def _dual_clip_fits(self) -> "LossConfig":
-        if self.clip.dual is not None and self.policy_loss is not PolicyLoss.CLIPPED:
-            raise ValueError(f"clip.dual needs policy_loss: clipped; with {self.policy_loss}, set it to null")
+        fits = self.clip.dual is None or self.policy_loss == "clipped"
+        _require(fits, f"clip.dual needs policy_loss: clipped; with {self.policy_loss}, set it to null")
         return self
 
 
@@ -285,21 +206,14 @@ class SamplerConfig(Config):
     """Mean absolute difference in nats per token between the two above which the run stops."""
 
     @model_validator(mode="after")
-    def _one_engine(self) -> "SamplerConfig":
-        if self.vllm and self.servers:
-            raise ValueError("vllm and servers exclude one another: set one of them to null")
-        if self.vllm and self.vllm.weights_by == "nccl":
-            raise ValueError(
-                "vllm.weights_by: nccl joins GPUs, and this engine is on the trainer's; accepted: folder, ipc, gloo"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _overlap_is_corrected(self) -> "SamplerConfig":
-        if self.overlap and not self.servers:
-            raise ValueError("overlap needs servers, which sample by themselves")
-        if self.overlap and self.max_importance_weight is None:
-            raise ValueError("overlap needs max_importance_weight: what is sampled is one update old")
+    def _engines_fit(self) -> "SamplerConfig":
+        vllm, corrected = self.vllm, self.max_importance_weight is not None
+        _require(not (vllm and self.servers), "vllm and servers exclude one another: set one of them to null")
+        shares_gpu = "this engine is on the trainer's; accepted: folder, ipc, gloo"
+        _require(not vllm or vllm.weights_by != "nccl", f"vllm.weights_by: nccl joins GPUs, and {shares_gpu}")
+        _require(not self.overlap or self.servers is not None, "overlap needs servers, which sample by themselves")
+        old = "what is sampled is one update old"
+        _require(not self.overlap or corrected, f"overlap needs max_importance_weight: {old}")
         return self
 
 
@@ -334,34 +248,30 @@ class TrainGRPOConfig(Config):
     advantage: AdvantageConfig = AdvantageConfig()
     loss: LossConfig = LossConfig()
     sampler: SamplerConfig = SamplerConfig()
-    reference: Annotated[ReferencePlacement, Operational] = ReferencePlacement.REPLICATED
-    """Where the weights of the reference are; without a KL term there is no reference."""
+    reference: Annotated[ReferencePlacement, Operational] = "replicated"
+    """Where the weights of the reference are: whole in every process; sharded over processes, and gathered layer by
+    layer in use; or in the memory of the host, and copied to the GPU in use. Without a KL term there is none."""
     checkpoint: Annotated[CheckpointConfig, Operational] = CheckpointConfig()
     engine: EngineConfig = EngineConfig()
 
     @model_validator(mode="after")
-    def _steps_add_up(self) -> "TrainGRPOConfig":
-        if self.warmup_steps >= self.num_steps:
-            raise ValueError("warmup_steps must be smaller than num_steps")
-        if self.num_steps % self.num_iterations:
-            raise ValueError("num_steps must be a multiple of num_iterations")
-        if self.prompts_per_step % self.minibatches_per_rollout:
-            raise ValueError("prompts_per_step must be a multiple of minibatches_per_rollout")
-        if self.prompts_per_step < self.engine.num_processes:
-            raise ValueError("prompts_per_step must be engine.num_processes or more: each process samples whole groups")
-        return self
-
-    @model_validator(mode="after")
     def _parts_fit(self) -> "TrainGRPOConfig":
-        if self.reward.overlong_buffer_tokens >= self.sampling.max_new_tokens:
-            raise ValueError("reward.overlong_buffer_tokens must be smaller than sampling.max_new_tokens")
-        if self.sampling.max_batch_size < self.group_size:
-            raise ValueError("sampling.max_batch_size must hold a group: group_size or more")
-        if self.num_iterations > 1 and not self.loss.kl.coefficient and not self.reward.model:
-            raise ValueError("num_iterations above 1 needs a KL term or a reward model, which a new iteration renews")
-        if self.sampler.overlap and (self.prompts.max_resampling_rounds or self.reward.model):
-            raise ValueError("sampler.overlap needs prompts.max_resampling_rounds: 0 and reward.model: null")
-        in_reward = self.loss.kl.placement is KLPlacement.REWARD
-        if in_reward and self.reward.combination is Combination.AFTER_NORMALISATION:
-            raise ValueError("loss.kl.placement: reward needs reward.combination: before_normalisation")
+        def require_multiple(key: str, of: str) -> None:
+            _require(getattr(self, key) % getattr(self, of) == 0, f"{key} must be a multiple of {of}")
+
+        _require(self.warmup_steps < self.num_steps, "warmup_steps must be smaller than num_steps")
+        require_multiple("num_steps", "num_iterations")
+        require_multiple("prompts_per_step", "minibatches_per_rollout")
+        enough = self.prompts_per_step >= self.engine.num_processes
+        _require(enough, "prompts_per_step must be engine.num_processes or more: each process samples whole groups")
+        shorter = self.reward.overlong_buffer_tokens < self.sampling.max_new_tokens
+        _require(shorter, "reward.overlong_buffer_tokens must be smaller than sampling.max_new_tokens")
+        holds_group = self.sampling.max_batch_size >= self.group_size
+        _require(holds_group, "sampling.max_batch_size must hold a group: group_size or more")
+        renews = self.num_iterations == 1 or self.loss.kl.coefficient > 0 or self.reward.model is not None
+        _require(renews, "num_iterations above 1 needs a KL term or a reward model, which a new iteration renews")
+        in_turn = not self.sampler.overlap or not (self.prompts.max_resampling_rounds or self.reward.model)
+        _require(in_turn, "sampler.overlap needs prompts.max_resampling_rounds: 0 and reward.model: null")
+        together = self.loss.kl.placement == "loss" or self.reward.combination == "before_normalisation"
+        _require(together, "loss.kl.placement: reward needs reward.combination: before_normalisation")
         return self

@@ -11,14 +11,14 @@ import re
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from numbers import Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from components.grading.verifier import Grade, Verdict
 from components.shared.errors import PipelineError
@@ -28,14 +28,13 @@ if TYPE_CHECKING:  # torch
     from components.rollout.sampler import Completion
 
 RewardFunction = Callable[..., Any]
-_ValueT = TypeVar("_ValueT")
 
 _DEADLINE_S = 120.0
 _MARK = "rewards that cannot be loaded: "
 """Begins the line with the answer: modules may print what they like."""
 _CUSTOM = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", re.ASCII)
-_LARGEST = 1e15
-"""Magnitude of a reward whose square still fits, in float32, into the sums over a rollout."""
+MAX_REWARD = 1e15
+"""Magnitude of a weight, or of a weighted reward, whose square still fits, in float32, into sums over a rollout."""
 
 
 def is_custom(name: str) -> bool:
@@ -74,6 +73,7 @@ class Failure:
 
 def ask(
     name: str,
+    weight: float,
     function: RewardFunction,
     problem: Problem,
     completions_G: Sequence["Completion"],
@@ -84,61 +84,53 @@ def ask(
     A reward has to be a finite number; NaN is allowed for what has no verdict. One that would end the process, as by
     sys.exit, ends the run with a PipelineError.
     """
+    values: Sequence[Any]
     if getattr(function, "compares_group", False):
         values = _attempt(name, problem, lambda: list(function(problem, completions_G, grades_G)))
-        if not isinstance(values, Failure) and len(values) != len(grades_G):
+        if isinstance(values, Failure):
+            return [values] * len(grades_G)
+        if len(values) != len(grades_G):
             what = f"reward {name} returned a wrong number of values"
-            values = Failure(what, f"{what}: {len(values)} for {len(grades_G)} completions")
-        values_G = [values] * len(grades_G) if isinstance(values, Failure) else values
+            return [Failure(what, f"{what}: {len(values)} for {len(grades_G)} completions")] * len(grades_G)
     else:
-        calls = [partial(function, problem, *pair) for pair in zip(completions_G, grades_G, strict=True)]
-        values_G = [_attempt(name, problem, call) for call in calls]
-    return [_number(name, value, grade) for value, grade in zip(values_G, grades_G, strict=True)]
+        pairs = zip(completions_G, grades_G, strict=True)
+        values = [_attempt(name, problem, partial(function, problem, *pair)) for pair in pairs]
+    return [_number(name, weight, value, grade) for value, grade in zip(values, grades_G, strict=True)]
 
 
-def _attempt(name: str, problem: Problem, call: Callable[[], _ValueT]) -> _ValueT | Failure:
+def _attempt(name: str, problem: Problem, call: Callable[[], Any]) -> Any:
+    """Return the result of a call, or the Failure that describes what it raised."""
     try:
         return call()
     except KeyboardInterrupt:
         raise
-    except Exception as error:  # what people write may fail in any way, and one completion should not end the run
-        return _raised(name, error)
-    except BaseException as error:
+    except BaseException as error:  # what people write may fail in any way, and one completion should not end the run
+        innermost = traceback.extract_tb(error.__traceback__)[-1]
+        last_line = traceback.format_exception_only(error)[-1].strip()
+        what = f"reward {name} raised {last_line} ({Path(innermost.filename).name}, line {innermost.lineno})"
+        if isinstance(error, Exception):
+            return Failure(f"reward {name} raised {type(error).__name__}", what)
         raise PipelineError(
-            f"train_grpo.reward.weights.{name}: {_raised(name, error).message} for a completion of {problem.id}; a "
-            "reward has to return a number, or raise an Exception for a completion that it cannot score"
+            f"train_grpo.reward.weights.{name}: {what} for a completion of {problem.id}; a reward has to return a "
+            "number, or raise an Exception for a completion that it cannot score"
         ) from error
 
 
-def _number(name: str, value: Any, grade: Grade) -> float | Failure:
-    """Return a reward as a float; one that is no finite number, or NaN without need, failed."""
+def _number(name: str, weight: float, value: Any, grade: Grade) -> float | Failure:
+    """Return a reward as a float; one that is not finite, NaN without need, or too large has failed."""
     if isinstance(value, Failure):
         return value
+    number = math.inf
     if isinstance(value, Real):
         with suppress(OverflowError):
             number = float(value)
-            if math.isfinite(number) or grade.verdict is Verdict.UNSCORABLE:
-                return number
-    what = f"reward {name} returned"
-    return Failure(f"{what} no finite number", f"{what} {value!r:.100}, where a finite number is expected")
-
-
-def too_large(name: str, weight: float, values: "tuple[float, ...] | Failure") -> Failure | None:
-    """Return how a reward fails by its size: the statistics of its group would overflow, and nothing be learned."""
-    if isinstance(values, Failure):
-        return None
-    largest = max((abs(value) for value in values if not math.isnan(value)), default=0.0)
-    if largest * max(1.0, abs(weight)) <= _LARGEST:
-        return None
-    what = f"reward {name} is {largest:g} in magnitude, with a weight of {weight:g}"
-    return Failure(f"reward {name} is too large", f"{what}: more than {_LARGEST:g}, the statistics of a group overflow")
-
-
-def _raised(name: str, error: BaseException) -> Failure:
-    innermost = traceback.extract_tb(error.__traceback__)[-1]
-    last_line = traceback.format_exception_only(error)[-1].strip()
-    where = f"{Path(innermost.filename).name}, line {innermost.lineno}"
-    return Failure(f"reward {name} raised {type(error).__name__}", f"reward {name} raised {last_line} ({where})")
+    if math.isinf(number) or (math.isnan(number) and grade.verdict is not Verdict.UNSCORABLE):
+        what = f"reward {name} returned"
+        return Failure(f"{what} no finite number", f"{what} {value!r:.100}, where a finite number is expected")
+    if abs(number) * max(1.0, abs(weight)) > MAX_REWARD:
+        what = f"reward {name} is {abs(number):g} in magnitude, with a weight of {weight:g}: more than {MAX_REWARD:g}"
+        return Failure(f"reward {name} is too large", f"{what}, the statistics of a group overflow")
+    return number
 
 
 def import_errors(names: Sequence[str], *, trained_here: bool) -> list[str]:
@@ -166,23 +158,19 @@ def import_errors(names: Sequence[str], *, trained_here: bool) -> list[str]:
     return lines
 
 
-def _import_all(place: str, *names: str) -> list[str]:
-    lines = []
+def _is_error(error: PipelineError, name: str, place: str) -> bool:
+    missing = error.__cause__.name if isinstance(error.__cause__, ModuleNotFoundError) else None
+    return place == "here" or missing is None or f"{name.partition(':')[0]}.".startswith(f"{missing}.")
+
+
+def _import_all(place: str, *names: str) -> Iterator[str]:
     for name in names:
         try:
             load_reward(name)
         except PipelineError as error:
-            if place == "here" or not _misses_another_package(error.__cause__, name):
-                lines.append(str(error))
-    return lines
-
-
-def _misses_another_package(cause: BaseException | None, name: str) -> bool:
-    if not isinstance(cause, ModuleNotFoundError) or cause.name is None:
-        return False
-    module_name = name.partition(":")[0]
-    return not f"{module_name}.".startswith(f"{cause.name}.")
+            if _is_error(error, name, place):
+                yield str(error)
 
 
 if __name__ == "__main__":
-    print(f"\n{_MARK}{json.dumps(_import_all(*sys.argv[1:]))}")
+    print(f"\n{_MARK}{json.dumps(list(_import_all(*sys.argv[1:])))}")

@@ -15,7 +15,8 @@ from components.shared import jsonl
 from components.shared.answer_policy import AnswerPolicy
 from components.train_grpo.config import ClipConfig, TrainGRPOConfig, reward_column
 from components.train_grpo.objective import TokenObjective, Tokens, clipped_high, clipped_low
-from components.train_grpo.rollouts import Group, Rollout, differs
+from components.train_grpo.rewards import Group
+from components.train_grpo.rollouts import Rollout, differs
 
 Row = Mapping[str, float | None]
 """The metrics of a step, None for what could not be measured, as JSON has no NaN."""
@@ -130,60 +131,53 @@ def _or_none(value: float) -> float | None:
 
 
 class UpdateMetrics:
-    """Sums over the completion tokens that are in the loss of one pass through a rollout."""
+    """Sums and extremes over the completion tokens that are in the loss of one pass through a rollout."""
 
     def __init__(self) -> None:
-        self._num_tokens = 0
-        self._sums = dict.fromkeys(_TOKEN_MEANS, 0.0)
-        self._ratio_min, self._ratio_max, self._mismatch_max = math.inf, -math.inf, 0.0
+        self._sums = torch.zeros(1 + len(_TOKEN_MEANS), dtype=torch.float64)
+        """The number of tokens, then the sums of what is averaged over them."""
+        self._maxima = torch.full((3,), torch.nan, dtype=torch.float64)
+        """Of the sampler's mismatch, of the ratio, and of minus the ratio."""
 
     @property
     def mean_mismatch(self) -> float:
         """Mean absolute difference of the sampler's log-probabilities from the trainer's so far, in nats."""
-        return self._sums["sampler_mismatch"] / self._num_tokens
+        return float(self._sums[-1] / self._sums[0])
 
     @torch.no_grad()
     def add(self, clip: ClipConfig, tokens: Tokens, terms: TokenObjective) -> None:
         """Add the tokens of a micro-batch."""
         ratio_N, advantages_N = terms.ratio_N, tokens.advantages_N
+        kl_N = torch.full_like(ratio_N, torch.nan) if terms.kl_N is None else terms.kl_N
+        high_N, low_N = clipped_high(ratio_N, advantages_N, clip), clipped_low(ratio_N, advantages_N, clip)
         mismatch_N = (tokens.old_logprobs_N - tokens.sampler_logprobs_N).abs()
-        added = {
-            "kl": torch.full_like(ratio_N, torch.nan) if terms.kl_N is None else terms.kl_N,
-            "entropy": tokens.entropy_N,
-            "clip_high_fraction": clipped_high(ratio_N, advantages_N, clip),
-            "clip_low_fraction": clipped_low(ratio_N, advantages_N, clip),
-            "sampler_mismatch": mismatch_N,
-        }
-        self._num_tokens += ratio_N.numel()
-        for name, values_N in added.items():
-            self._sums[name] += float(values_N.sum())
-        self._ratio_min = min(self._ratio_min, float(ratio_N.min()))
-        self._ratio_max = max(self._ratio_max, float(ratio_N.max()))
-        self._mismatch_max = max(self._mismatch_max, float(mismatch_N.max()))
+        summed = (torch.ones_like(ratio_N), kl_N, tokens.entropy_N, high_N, low_N, mismatch_N)
+        self._sums += torch.stack([values_N.double() for values_N in summed]).sum(1).cpu()
+        largest = torch.stack([mismatch_N, ratio_N, -ratio_N]).amax(1)
+        self._maxima = torch.fmax(self._maxima, largest.double().cpu())
 
     @staticmethod
     def merged(of_ranks: "Sequence[UpdateMetrics]") -> "UpdateMetrics":
         """Return the metrics over the tokens of all processes."""
         merged = UpdateMetrics()
-        merged._num_tokens = sum(each._num_tokens for each in of_ranks)
-        merged._sums = {name: sum(each._sums[name] for each in of_ranks) for name in _TOKEN_MEANS}
-        merged._ratio_min = min(each._ratio_min for each in of_ranks)
-        merged._ratio_max = max(each._ratio_max for each in of_ranks)
-        merged._mismatch_max = max(each._mismatch_max for each in of_ranks)
+        for each in of_ranks:
+            merged._sums += each._sums
+            merged._maxima = torch.fmax(merged._maxima, each._maxima)
         return merged
 
     def figures(self, steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
         """Return means over tokens, extremes, and the means of what the optimizer steps returned."""
+        means = (self._sums[1:] / self._sums[0]).tolist()
+        mismatch_max, ratio_max, minus_ratio_min = self._maxima.tolist()
         return {
-            **{name: total / self._num_tokens for name, total in self._sums.items()},
-            "sampler_mismatch_max": self._mismatch_max,
-            "ratio_min": self._ratio_min,
-            "ratio_max": self._ratio_max,
-            **{name: sum(step[name] for step in steps) / len(steps) for name in steps[0]},
+            **dict(zip(_TOKEN_MEANS, means, strict=True)),
+            "sampler_mismatch_max": mismatch_max,
+            "ratio_min": -minus_ratio_min,
+            "ratio_max": ratio_max,
+            **{name: mean([step[name] for step in steps]) for name in steps[0]},
         }
 
-    @staticmethod
-    def of_no_update(learning_rate: float) -> dict[str, float]:
-        """Return the figures of an update that had nothing to learn from: nothing was changed or measured."""
-        unknown = dict.fromkeys((*_TOKEN_MEANS, "sampler_mismatch_max", "ratio_min", "ratio_max"), math.nan)
-        return {**unknown, "loss": 0.0, "gradient_norm": 0.0, "learning_rate": learning_rate}
+
+def figures_without_update(learning_rate: float) -> dict[str, float]:
+    """Return the figures of a rollout that had nothing to learn from: nothing was changed, and NaN was measured."""
+    return UpdateMetrics().figures([{"loss": 0.0, "gradient_norm": 0.0, "learning_rate": learning_rate}])

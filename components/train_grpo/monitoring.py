@@ -5,6 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import takewhile
 
 from components.policy.checkpoint import Checkpoint
 from components.policy.flops import FlopCounter, measure_matmul_flops
@@ -14,7 +15,8 @@ from components.shared.errors import PipelineError
 from components.shared.progress import say
 from components.train_grpo.config import TrainGRPOConfig
 from components.train_grpo.metrics import Row
-from components.train_grpo.rollouts import Group, Rollout
+from components.train_grpo.rewards import Group
+from components.train_grpo.rollouts import Rollout
 
 _REASONS_SHOWN = 3
 _WARN_AFTER_STEPS = 5
@@ -50,27 +52,21 @@ def require_scorable(config: TrainGRPOConfig, groups: Sequence[Group]) -> None:
 # curves, which are in the checkpoint: a resumed run continues the count.
 
 
-def signal_limit_reached(config: TrainGRPOConfig, curves: Sequence[Row]) -> bool:
-    """Return whether as many steps in a row had no learning signal as the config allows."""
-    limit = config.reward.max_steps_without_signal
-    return 0 < limit <= len(_last_without_signal(curves))
-
-
-def warn_without_signal(curves: Sequence[Row]) -> None:
-    """Print a line when some steps in a row had no learning signal."""
-    rows = _last_without_signal(curves)
-    if len(rows) == _WARN_AFTER_STEPS:
-        say("train_grpo", f"warning: {_described(rows)}")
-
-
-def require_signal(config: TrainGRPOConfig, curves: Sequence[Row]) -> None:
-    """Raise PipelineError where too many steps in a row had no learning signal."""
-    if signal_limit_reached(config, curves):
-        raise PipelineError(
-            f"{_described(_last_without_signal(curves))}. Train on problems that the reference sometimes solves, or "
-            f"add a reward that differs between completions (train_grpo.reward.weights). To continue anyway, set "
-            f"{_SIGNAL_KEY}: 0"
+def missing_signal(config: TrainGRPOConfig, curves: Sequence[Row]) -> str | None:
+    """Return why the run has to stop, if too many steps in a row had no learning signal; print a warning before."""
+    rows = list(takewhile(lambda row: _has_no_signal(row) and row["groups_all_right_fraction"] != 1, reversed(curves)))
+    columns = {"mean reward": "reward", "accuracy": "accuracy", "truncated": "truncated_fraction"}
+    known = {name: [value for row in rows if (value := row[key]) is not None] for name, key in columns.items()}
+    figures = ", ".join(f"{name} {statistics.fmean(values):.3g}" for name, values in known.items() if values)
+    what = f"no learning signal in the last {len(rows)} steps: the rewards of each group were all equal ({figures})"
+    if 0 < config.reward.max_steps_without_signal <= len(rows):
+        return (
+            f"{what}. Train on problems that the reference sometimes solves, or add a reward that differs between "
+            f"completions (train_grpo.reward.weights). To continue anyway, set {_SIGNAL_KEY}: 0"
         )
+    if len(rows) == _WARN_AFTER_STEPS:
+        say("train_grpo", f"warning: {what}")
+    return None
 
 
 def require_learning(config: TrainGRPOConfig, curves: Sequence[Row]) -> None:
@@ -78,85 +74,24 @@ def require_learning(config: TrainGRPOConfig, curves: Sequence[Row]) -> None:
 
     A run in which every answer was right succeeds, with a warning: there was nothing left to learn.
     """
-    if curves and all(row["groups_all_right_fraction"] == 1 for row in curves):
+    if all(row["groups_all_right_fraction"] == 1 for row in curves):
         say("train_grpo", "warning: every answer was right in every step: there was nothing left to learn")
-        return
-    if config.reward.max_steps_without_signal and all(map(_has_no_signal, curves)):
+    elif config.reward.max_steps_without_signal and all(map(_has_no_signal, curves)):
         raise PipelineError(
             "no learning signal in any step of the run: the rewards of each group were all equal. A group needs right "
             f"and wrong answers, or another reward that differs between them. To finish anyway, set {_SIGNAL_KEY}: 0"
         )
 
 
-def _last_without_signal(curves: Sequence[Row]) -> Sequence[Row]:
-    start = len(curves)
-    while start and _has_no_signal(curves[start - 1]) and curves[start - 1]["groups_all_right_fraction"] != 1:
-        start -= 1
-    return curves[start:]
-
-
 def _has_no_signal(row: Row) -> bool:
     return row["groups_without_spread_fraction"] == 1
-
-
-def _described(rows: Sequence[Row]) -> str:
-    columns = {"mean reward": "reward", "accuracy": "accuracy", "truncated": "truncated_fraction"}
-    known = {name: [value for row in rows if (value := row[key]) is not None] for name, key in columns.items()}
-    figures = ", ".join(f"{name} {statistics.fmean(values):.3g}" for name, values in known.items() if values)
-    return f"no learning signal in the last {len(rows)} steps: the rewards of each group were all equal ({figures})"
 
 
 # Timing ---------------------------------------------------------------------------------------------------------------
 
 
 class StepTimer:
-    """The time that a step takes, from the making of this object, and that of its phases."""
-
-    def __init__(self) -> None:
-        self._started = time.monotonic()
-        self.seconds = {"reference_s": 0.0, "update_s": 0.0}
-
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Measure the time of the block."""
-        started = time.monotonic()
-        yield
-        self.seconds[name] = time.monotonic() - started
-
-    def row(self, step: int, rollout: Rollout, *, utilisation: float, ranks: Ranks) -> dict[str, float]:
-        """Return what is recorded of the timing of a finished step; all processes call it together."""
-        step_s = time.monotonic() - self._started
-        num_tokens = sum(scored.completion.num_tokens for group in rollout.sampled for scored in group.scored_G)
-        figures = {
-            "sampling_s": rollout.sampling_s,
-            "scoring_s": rollout.scoring_s,
-            "sync_s": rollout.sync_s,
-            **self.seconds,
-            "update_flop_utilisation": utilisation,
-            "step_s": step_s,
-        }
-        return {
-            "step": step,
-            **{name: round(value, 4) for name, value in figures.items()},
-            **_slowest_rank(rollout, ranks),
-            "tokens_per_s": round(num_tokens / step_s, 1),
-        }
-
-
-def _slowest_rank(rollout: Rollout, ranks: Ranks) -> dict[str, float]:
-    """Return which process the others waited for at the end of sampling and scoring, and how long."""
-    if ranks.world_size == 1:
-        return {}
-    seconds = ranks.all_gather(rollout.sampling_s + rollout.scoring_s, "the timing of a rollout")
-    slowest = max(seconds)
-    return {
-        "slowest_rank": seconds.index(slowest),
-        "slowest_rank_behind_median_s": round(slowest - statistics.median_low(seconds), 4),
-    }
-
-
-class UtilisationMeter:
-    """The floating-point operations of an update per second, as a share of what matrix products reach here."""
+    """Measures the phases of each step, and how much of the speed of matrix products an update reaches."""
 
     def __init__(self, config: TrainGRPOConfig, checkpoint: Checkpoint) -> None:
         """Count the operations of a model; its weights must not be sharded yet."""
@@ -165,6 +100,34 @@ class UtilisationMeter:
         # A backward pass is two products for each one of the forward pass; frozen weights have no gradient.
         self._products = (2 if config.engine.lora else 3) * config.updates_per_rollout
 
-    def of_update(self, batches: Sequence[MicroBatch], update_s: float) -> float:
-        """Return the utilisation of an update on micro-batches."""
-        return self._products * self._flops.forward_flops(batches) / update_s / self._matmul_flops
+    def start(self) -> None:
+        """Begin a step."""
+        self._started = time.monotonic()
+        self._seconds = {"reference_s": 0.0, "update_s": 0.0}
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Measure the time of the block."""
+        started = time.monotonic()
+        yield
+        self._seconds[name] = time.monotonic() - started
+
+    def row(self, step: int, rollout: Rollout, batches: Sequence[MicroBatch], ranks: Ranks) -> dict[str, float]:
+        """Return what is recorded of the timing of a step, updated on `batches`; all processes call it together."""
+        step_s, update_s = time.monotonic() - self._started, self._seconds["update_s"]
+        num_flops = self._products * self._flops.forward_flops(batches)
+        num_tokens = sum(scored.completion.num_tokens for group in rollout.sampled for scored in group.scored_G)
+        figures = {
+            "sampling_s": rollout.sampling_s,
+            "scoring_s": rollout.scoring_s,
+            "sync_s": rollout.sync_s,
+            **self._seconds,
+            "update_flop_utilisation": num_flops / update_s / self._matmul_flops if update_s else 0.0,
+            "step_s": step_s,
+        }
+        row = {"step": step, **{name: round(value, 4) for name, value in figures.items()}}
+        if ranks.world_size > 1:  # which process the others waited for at the end of sampling and scoring
+            waited_s = ranks.all_gather(rollout.sampling_s + rollout.scoring_s, "the timing of a rollout")
+            row["slowest_rank"] = waited_s.index(max(waited_s))
+            row["slowest_rank_behind_median_s"] = round(max(waited_s) - statistics.median_low(waited_s), 4)
+        return {**row, "tokens_per_s": round(num_tokens / step_s, 1)}

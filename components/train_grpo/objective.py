@@ -1,6 +1,7 @@
 """Equation 3 of GRPO (arXiv 2402.03300) and its variants: from rewards to advantages, from tokens to the objective.
 
-Pure functions of tensors. Each variant is a function and a line in the table below it, chosen by an enum of config.py.
+Pure functions of tensors. Each variant is a case of one function, named by a Literal of config.py; mypy finds a missing
+case, as the function would then return None.
 
 Shape suffixes, the same in all of train_grpo:
     P  prompts              G  completions per prompt            B = P * G, prompt after prompt
@@ -11,22 +12,14 @@ Shape suffixes, the same in all of train_grpo:
 A reward of NaN is no reward: it counts in no statistic, and its advantage is zero.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from components.train_grpo.config import (
-    AdvantageEstimator,
-    Aggregation,
-    ClipConfig,
-    KLEstimator,
-    KLPlacement,
-    LossConfig,
-    PolicyLoss,
-    RatioLevel,
-)
+from components.train_grpo.config import AdvantageEstimator, Aggregation, ClipConfig, KLEstimator, LossConfig
 
 _SPREAD_TOLERANCE = 1e-6
 """Rewards that differ by less are equal: their standard deviation is rounding error, and dividing by it makes noise."""
@@ -75,9 +68,9 @@ def token_objective(loss: LossConfig, tokens: Tokens, *, max_importance_weight: 
         )
     kl_N = None
     if tokens.reference_logprobs_N is not None:
-        token_ratio_N = policy_ratio(tokens, RatioLevel.TOKEN)
+        token_ratio_N = policy_ratio(tokens, "token")
         kl_N = kl_to_reference(tokens.logprobs_N, tokens.reference_logprobs_N, token_ratio_N, loss.kl.estimator)
-        if loss.kl.placement is KLPlacement.LOSS:
+        if loss.kl.placement == "loss":
             objective_N = objective_N - loss.kl.coefficient * kl_N
     if loss.entropy_coefficient:
         objective_N = objective_N + loss.entropy_coefficient * tokens.entropy_N
@@ -89,49 +82,21 @@ def token_objective(loss: LossConfig, tokens: Tokens, *, max_importance_weight: 
 
 def advantages(rewards_PK: Tensor, estimator: AdvantageEstimator) -> Tensor:
     """Return the advantage of each reward over its group, (P, K): zero in a group whose rewards are all equal."""
-    return _ADVANTAGES[estimator](rewards_PK)
-
-
-def z_score(rewards_PK: Tensor) -> Tensor:
-    """Return (r - mean(r)) / std(r), with the biased standard deviation: the paper does not say which."""
-    centered_PK, num_scored_P1 = _centered(rewards_PK)
-    return centered_PK / _or_one(_biased_std(centered_PK, num_scored_P1))
-
-
-def z_score_bessel(rewards_PK: Tensor) -> Tensor:
-    """Return (r - mean(r)) / std(r), with the unbiased standard deviation, as most implementations do."""
-    centered_PK, num_scored_P1 = _centered(rewards_PK)
-    variance_P1 = centered_PK.square().sum(1, keepdim=True) / (num_scored_P1 - 1).clamp(min=1)
-    return centered_PK / _or_one(variance_P1.sqrt())
-
-
-def mean_only(rewards_PK: Tensor) -> Tensor:
-    """Return r - mean(r): no preference for groups whose rewards hardly differ (Dr. GRPO, arXiv 2503.20783)."""
-    return _centered(rewards_PK)[0]
-
-
-def leave_one_out(rewards_PK: Tensor) -> Tensor:
-    """Return r_i less the mean of the others, which is K / (K - 1) times r_i - mean(r) (RLOO, arXiv 2402.14740).
-
-    Never divided by a standard deviation without r_i: that of a nearly constant rest is a rounding error.
-    """
-    centered_PK, num_scored_P1 = _centered(rewards_PK)
-    return centered_PK * num_scored_P1 / (num_scored_P1 - 1).clamp(min=1)
-
-
-def batch_std(rewards_PK: Tensor) -> Tensor:
-    """Return r - mean(r) over the biased standard deviation of all rewards of the rollout (arXiv 2508.08221)."""
-    centered_PK, _ = _centered(rewards_PK)
-    return centered_PK / _or_one(_biased_std(*_centered(rewards_PK.reshape(1, -1))))
-
-
-_ADVANTAGES: dict[AdvantageEstimator, Callable[[Tensor], Tensor]] = {
-    AdvantageEstimator.Z_SCORE: z_score,
-    AdvantageEstimator.Z_SCORE_BESSEL: z_score_bessel,
-    AdvantageEstimator.MEAN_ONLY: mean_only,
-    AdvantageEstimator.LEAVE_ONE_OUT: leave_one_out,
-    AdvantageEstimator.BATCH_STD: batch_std,
-}
+    centered_PK, num_scored_P1 = _centered(rewards_PK)  # r - mean(r)
+    num_others_P1 = (num_scored_P1 - 1).clamp(min=1)
+    match estimator:
+        case "z_score":  # over the biased standard deviation: the paper does not say which
+            return centered_PK / _or_one(_std(centered_PK, num_scored_P1))
+        case "z_score_bessel":  # over the unbiased one, as most implementations do
+            return centered_PK / _or_one(_std(centered_PK, num_others_P1))
+        case "mean_only":  # no preference for groups whose rewards hardly differ (Dr. GRPO, arXiv 2503.20783)
+            return centered_PK
+        case "leave_one_out":
+            # r_i less the mean of the others, which is K / (K - 1) times r_i - mean(r) (RLOO, arXiv 2402.14740). Never
+            # divided by a standard deviation without r_i: that of a nearly constant rest is a rounding error.
+            return centered_PK * num_scored_P1 / num_others_P1
+        case "batch_std":  # over the biased standard deviation of all rewards of the rollout (arXiv 2508.08221)
+            return centered_PK / _or_one(_std(*_centered(rewards_PK.reshape(1, -1))))
 
 
 def decoupled_advantages(
@@ -191,8 +156,8 @@ def _centered(rewards_PK: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(counted_PK, rewards_PK - mean_P1, 0.0), num_scored_P1
 
 
-def _biased_std(centered_PK: Tensor, num_scored_P1: Tensor) -> Tensor:
-    return (centered_PK.square().sum(1, keepdim=True) / num_scored_P1).sqrt()
+def _std(centered_PK: Tensor, divisor_P1: Tensor) -> Tensor:
+    return (centered_PK.square().sum(1, keepdim=True) / divisor_P1).sqrt()
 
 
 def _or_one(std: Tensor) -> Tensor:
@@ -200,62 +165,40 @@ def _or_one(std: Tensor) -> Tensor:
     return torch.where(std > 0, std, 1.0)
 
 
-# The ratio to the policy that sampled ---------------------------------------------------------------------------------
+# The ratio to the policy that sampled, and the policy loss ------------------------------------------------------------
 
 
-def policy_ratio(tokens: Tokens, level: RatioLevel) -> Tensor:
-    """Return pi / pi_old, the factor of each token's advantage."""
+def policy_ratio(tokens: Tokens, level: Literal["token", "sequence"]) -> Tensor:
+    """Return the factor of each token's advantage: pi / pi_old of the token (equation 3) or of its completion o.
+
+    The latter is (pi(o) / pi_old(o))^(1/|o|) (GSPO, arXiv 2507.18071, equation 7).
+    """
     log_ratio_N = tokens.logprobs_N - tokens.old_logprobs_N
-    if level is RatioLevel.SEQUENCE:
-        return sequence_ratio(log_ratio_N, tokens.sequence_N, tokens.num_tokens_B)
-    return token_ratio(log_ratio_N)
-
-
-def token_ratio(log_ratio_N: Tensor) -> Tensor:
-    """Return pi / pi_old of each token (equation 3)."""
+    if level == "sequence":
+        zero_B = torch.zeros_like(tokens.num_tokens_B, dtype=log_ratio_N.dtype)
+        mean_B = zero_B.index_add(0, tokens.sequence_N, log_ratio_N) / tokens.num_tokens_B.clamp(min=1)
+        log_ratio_N = mean_B[tokens.sequence_N]
     return log_ratio_N.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO).exp()
 
 
-def sequence_ratio(log_ratio_N: Tensor, sequence_N: Tensor, num_tokens_B: Tensor) -> Tensor:
-    """Return (pi(o) / pi_old(o))^(1/|o|) of each token's completion o (GSPO, arXiv 2507.18071, equation 7)."""
-    sum_B = torch.zeros_like(num_tokens_B, dtype=log_ratio_N.dtype).index_add(0, sequence_N, log_ratio_N)
-    mean_B = sum_B / num_tokens_B.clamp(min=1)
-    return mean_B.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO).exp()[sequence_N]
-
-
-# The policy loss ------------------------------------------------------------------------------------------------------
-
-
 def policy_objective(logprobs_N: Tensor, ratio_N: Tensor, advantages_N: Tensor, loss: LossConfig) -> Tensor:
-    """Return the term of each token whose gradient makes good completions likelier, to be maximised."""
-    return _POLICY_LOSSES[loss.policy_loss](logprobs_N, ratio_N, advantages_N, loss.clip)
-
-
-def clipped_surrogate(logprobs_N: Tensor, ratio_N: Tensor, advantages_N: Tensor, clip: ClipConfig) -> Tensor:
-    """Return min(ratio * A, clip(ratio, 1 - low, 1 + high) * A) (equation 3).
+    """Return the term of each token whose gradient makes good completions likelier, to be maximised.
 
     The paper's epsilon is both `low` and `high`; DAPO's clip-higher (arXiv 2503.14476, section 3.1) raises `high`.
     With a dual clip (arXiv 1912.09729, equation 5) a negative advantage is never multiplied by more than `dual`.
     """
-    del logprobs_N
-    surrogate_N = torch.minimum(ratio_N * advantages_N, _clip(ratio_N, clip) * advantages_N)
-    if clip.dual is None:
-        return surrogate_N
-    return torch.where(advantages_N < 0, torch.maximum(surrogate_N, clip.dual * advantages_N), surrogate_N)
-
-
-def cispo(logprobs_N: Tensor, ratio_N: Tensor, advantages_N: Tensor, clip: ClipConfig) -> Tensor:
-    """Return clip(ratio, 1 - low, 1 + high) * A * log pi, the first factor without gradient (CISPO, arXiv 2506.13585).
-
-    The clip bounds the weight of a token; it never stops the token's gradient, as the clipped surrogate does.
-    """
-    return _clip(ratio_N, clip).detach() * advantages_N * logprobs_N
-
-
-_POLICY_LOSSES: dict[PolicyLoss, Callable[[Tensor, Tensor, Tensor, ClipConfig], Tensor]] = {
-    PolicyLoss.CLIPPED: clipped_surrogate,
-    PolicyLoss.CISPO: cispo,
-}
+    clip = loss.clip
+    clipped_N = ratio_N.clamp(1 - clip.low, 1 + clip.high)
+    match loss.policy_loss:
+        case "clipped":  # min(ratio * A, clip(ratio, 1 - low, 1 + high) * A) (equation 3)
+            surrogate_N = torch.minimum(ratio_N * advantages_N, clipped_N * advantages_N)
+            if clip.dual is None:
+                return surrogate_N
+            return torch.where(advantages_N < 0, torch.maximum(surrogate_N, clip.dual * advantages_N), surrogate_N)
+        case "cispo":
+            # clip(ratio) * A * log pi, the first factor without gradient (CISPO, arXiv 2506.13585): the clip bounds the
+            # weight of a token, and never stops its gradient.
+            return clipped_N.detach() * advantages_N * logprobs_N
 
 
 def clipped_high(ratio_N: Tensor, advantages_N: Tensor, clip: ClipConfig) -> Tensor:
@@ -271,11 +214,17 @@ def clipped_low(ratio_N: Tensor, advantages_N: Tensor, clip: ClipConfig) -> Tens
     return clipped_N & (advantages_N < 0)
 
 
-def _clip(ratio_N: Tensor, clip: ClipConfig) -> Tensor:
-    return ratio_N.clamp(1 - clip.low, 1 + clip.high)
+def importance_weights(old_logprobs_N: Tensor, sampler_logprobs_N: Tensor, *, maximum: float) -> Tensor:
+    """Return min(pi_old / pi_sampler, maximum) of each token.
+
+    An engine with other kernels or another number type samples from pi_sampler. The weight makes the mean over its
+    samples that over pi_old; the bound keeps it tame (truncated importance sampling,
+    https://fengyao.notion.site/off-policy-rl).
+    """
+    return (old_logprobs_N - sampler_logprobs_N).exp().clamp(max=maximum)
 
 
-# The KL divergence from the reference ---------------------------------------------------------------------------------
+# The KL divergence from the reference, and the aggregation ------------------------------------------------------------
 
 
 def kl_to_reference(
@@ -288,47 +237,18 @@ def kl_to_reference(
     divergence KL(pi_ref || pi) for k3, the paper's own (names: http://joschu.net/blog/kl-approx.html).
     `ratio_N` is pi / pi_old, which only k3_corrected uses.
     """
-    return _KL_ESTIMATORS[estimator](reference_logprobs_N - logprobs_N, ratio_N)
-
-
-def k1(x_N: Tensor) -> Tensor:
-    """Return -x: unbiased, of either sign, and without any gradient in the mean."""
-    return -x_N
-
-
-def k2(x_N: Tensor) -> Tensor:
-    """Return x^2 / 2: never negative, biased, with the right gradient in the mean."""
-    return x_N.square() / 2
-
-
-def k3(x_N: Tensor) -> Tensor:
-    """Return exp(x) - x - 1 (equation 4): never negative and unbiased."""
-    bounded_N = x_N.clamp(max=_MAX_LOG_RATIO)  # in both places, or the gradient above it has the wrong sign
-    return torch.expm1(bounded_N) - bounded_N
-
-
-_KL_ESTIMATORS: dict[KLEstimator, Callable[[Tensor, Tensor], Tensor]] = {
-    KLEstimator.K1: lambda x_N, _: k1(x_N),
-    KLEstimator.K2: lambda x_N, _: k2(x_N),
-    KLEstimator.K3: lambda x_N, _: k3(x_N),
-    KLEstimator.K3_CORRECTED: lambda x_N, ratio_N: ratio_N * k3(x_N),
-}
-
-
-# A sampler whose probabilities are not exactly the trainer's ----------------------------------------------------------
-
-
-def importance_weights(old_logprobs_N: Tensor, sampler_logprobs_N: Tensor, *, maximum: float) -> Tensor:
-    """Return min(pi_old / pi_sampler, maximum) of each token.
-
-    An engine with other kernels or another number type samples from pi_sampler. The weight makes the mean over its
-    samples that over pi_old; the bound keeps it tame (truncated importance sampling,
-    https://fengyao.notion.site/off-policy-rl).
-    """
-    return (old_logprobs_N - sampler_logprobs_N).exp().clamp(max=maximum)
-
-
-# Aggregation ----------------------------------------------------------------------------------------------------------
+    x_N = reference_logprobs_N - logprobs_N
+    bounded_N = x_N.clamp(max=_MAX_LOG_RATIO)  # in both places of k3, or the gradient above it has the wrong sign
+    k3_N = torch.expm1(bounded_N) - bounded_N
+    match estimator:
+        case "k1":  # unbiased, of either sign
+            return -x_N
+        case "k2":  # never negative, biased
+            return x_N.square() / 2
+        case "k3":  # exp(x) - x - 1: never negative and unbiased
+            return k3_N
+        case "k3_corrected":
+            return ratio_N * k3_N
 
 
 def token_weights(num_tokens_B: Tensor, aggregation: Aggregation, *, max_new_tokens: int) -> Tensor:
@@ -338,30 +258,12 @@ def token_weights(num_tokens_B: Tensor, aggregation: Aggregation, *, max_new_tok
     of weighted token objectives is then the same however the step is split. A completion that is not in the loss, such
     as a masked one, comes with no tokens and counts in no mean; one whose advantage is zero counts like any other.
     """
-    return torch.where(num_tokens_B > 0, _AGGREGATIONS[aggregation](num_tokens_B, max_new_tokens), 0.0)
-
-
-def sequence_mean(num_tokens_B: Tensor) -> Tensor:
-    """Return 1 / (B |o_i|): the double mean of equation 3, over groups, completions and tokens."""
-    return 1.0 / (_num_completions(num_tokens_B) * num_tokens_B.clamp(min=1))
-
-
-def token_mean(num_tokens_B: Tensor) -> Tensor:
-    """Return 1 / sum_i |o_i|: every token counts alike, so long completions count for more (DAPO, equation 8)."""
-    return (1.0 / num_tokens_B.sum().clamp(min=1)).expand(len(num_tokens_B))
-
-
-def constant(num_tokens_B: Tensor, max_new_tokens: int) -> Tensor:
-    """Return 1 / (B L) for the length limit L: no completion's length changes its tokens' weight (Dr. GRPO)."""
-    return (1.0 / (_num_completions(num_tokens_B) * max_new_tokens)).expand(len(num_tokens_B))
-
-
-def _num_completions(num_tokens_B: Tensor) -> Tensor:
-    return (num_tokens_B > 0).sum(dtype=num_tokens_B.dtype).clamp(min=1)
-
-
-_AGGREGATIONS: dict[Aggregation, Callable[[Tensor, int], Tensor]] = {
-    Aggregation.SEQUENCE_MEAN: lambda num_tokens_B, _: sequence_mean(num_tokens_B),
-    Aggregation.TOKEN_MEAN: lambda num_tokens_B, _: token_mean(num_tokens_B),
-    Aggregation.CONSTANT: constant,
-}
+    in_loss_B = (num_tokens_B > 0).to(num_tokens_B.dtype)
+    num_completions = in_loss_B.sum().clamp(min=1)
+    match aggregation:
+        case "sequence_mean":  # the double mean of equation 3, over groups, completions and tokens
+            return in_loss_B / (num_completions * num_tokens_B.clamp(min=1))
+        case "token_mean":  # every token counts alike, so long completions count for more (DAPO, equation 8)
+            return in_loss_B / num_tokens_B.sum().clamp(min=1)
+        case "constant":  # no completion's length changes its tokens' weight (Dr. GRPO)
+            return in_loss_B / (num_completions * max_new_tokens)

@@ -10,14 +10,14 @@ completions the one with more right steps is preferred. Watch the number of step
 Three parts, each called by the one above it: steps of a completion, equations of a line, values of expressions.
 """
 
+import ast
 import math
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import accumulate, pairwise, takewhile
-from operator import add, mul, sub
 from typing import TYPE_CHECKING
 
 from components.grading.verifier import Grade, Verdict
@@ -43,31 +43,22 @@ class Step:
     """1 for right, 0 for wrong, NaN for one that cannot be scored."""
 
 
-@dataclass(frozen=True)
-class TextStep:
-    """One worked line of a text."""
+def worked_steps(text: str) -> list[tuple[int, bool]]:
+    """Return the end of each worked line above the one with the last `####` or box, and whether it is right.
 
-    end: int
-    """Characters up to and including the line's newline, whose token completes the line's last number."""
-    right: bool
-    """Whether every equation that it adds holds."""
-
-
-def worked_steps(text: str) -> list[TextStep]:
-    """Return the worked lines above the one that holds the last `####` or box.
-
-    A line without a newline is none: it is the answer, or was cut off at the length limit.
+    Ends are in characters, up to and including the newline, whose token completes the line's last number. A line is
+    right if every equation that it adds holds. One without a newline is no step: it is the answer, or was cut off.
     """
     answer = max(text.rfind(marker) for marker in _ANSWER_MARKERS)
     reasoning = text if answer < 0 else text[:answer]
-    steps: list[TextStep] = []
+    steps: list[tuple[int, bool]] = []
     stated: set[Equation] = set()
     end = 0
     for line in reasoning.split("\n")[:-1]:
         end += len(line) + 1
         added = set(equations(line)) - stated
         if added:
-            steps.append(TextStep(end, right=all(equation.holds for equation in added)))
+            steps.append((end, all(equation.holds for equation in added)))
             stated |= added
     return steps
 
@@ -87,15 +78,15 @@ def verified_steps(completion: "Completion", grade: Grade, decode: Callable[[Seq
     ids = completion.tokens.completion_ids
     rewards: dict[int, float] = {}
     end = 0
-    for step in worked_steps(completion.text):
+    for num_characters, right in worked_steps(completion.text):
         end = bisect_left(
             range(len(ids) + 1),
-            step.end,
+            num_characters,
             lo=end,
             hi=len(ids),
             key=lambda count: len(decode(ids[:count]).rstrip(_INCOMPLETE)),
         )
-        rewards[end] = min(rewards.get(end, 1.0), float(step.right))
+        rewards[end] = min(rewards.get(end, 1.0), float(right))
     rewards[len(ids)] = outcome(grade)
     return [Step(end, reward) for end, reward in rewards.items()]
 
@@ -182,36 +173,80 @@ def equations(line: str) -> list[Equation]:
 
 
 def _calculation(line: str, mark: re.Match[str]) -> str:
-    """What a mark states, with the number written behind it; a loss may be written there as `80 less`."""
+    """Return what a mark states, with the number written behind it; a loss may be written there as `80 less`."""
     result = _RESULT.match(line, mark.end())
     return f"{mark[1]}={result[1]}" if result and "=-" not in mark[1] else mark[1]
 
 
-@dataclass(frozen=True)
-class _Side:
-    """An expression that stands on one side of an equals sign."""
+def _chains(text: str) -> Iterator[list["Expression"]]:
+    """Yield the longest runs of expressions with an equals sign between each two."""
+    for pattern, replacement in _REWRITES:
+        text = pattern.sub(replacement, text)
+    segments: list[list[str]] = [[]]
+    for token in _TOKEN.findall(text):
+        if token == "=":
+            segments.append([])
+        else:
+            segments[-1].append(token)
+    chain: list[Expression] = []
+    for segment in segments:
+        if whole := evaluate(segment):
+            chain.append(whole)
+            continue
+        if chain and (last := _side_at_start(segment)):
+            chain.append(last)
+        yield chain
+        first = _side_at_end(segment)
+        chain = [first] if first else []
+    yield chain
 
-    tokens: Sequence[str]
-    expression: "Expression"
-    clear: bool
-    """Whether nothing in it or beside it gives it another meaning."""
+
+def _side_at_start(segment: Sequence[str]) -> "Expression | None":
+    """Return the right side of an equation after which other text goes on; a bracket may open or close there."""
+    run = list(takewhile(is_arithmetic, segment))
+    depths = list(accumulate((token == "(") - (token == ")") for token in run))
+    side = run[: depths.index(-1)] if -1 in depths else run
+    while side and side[-1] == "(":
+        side.pop()
+    after = segment[len(side) : len(side) + 4]
+    plain = not after or bool(_PLAIN.fullmatch(after[0]))
+    right = evaluate(side)
+    return right and replace(right, clear=right.clear and plain and not _UNCLEAR_AFTER.match(" ".join(after)))
 
 
-def _equation(chain: Sequence[_Side]) -> Equation | None:
-    """The equation that a chain of sides makes; None where it calculates nothing or depends on how it is read."""
-    expressions = [side.expression for side in chain]
-    holds = _all_agree(expressions)
-    trivial = holds and len({expression.operands for expression in expressions}) == 1
-    if holds is None or trivial or not any(expression.calculates for expression in expressions):
+def _side_at_end(segment: Sequence[str]) -> "Expression | None":
+    """Return the left side of an equation before which other text stands, or a bracket around all of it opens."""
+    run = list(takewhile(is_arithmetic, reversed(segment)))
+    opens = run[-1:] == ["("] and run.count("(") > run.count(")")
+    side = (run[:-1] if opens else run)[::-1]
+    before = segment[max(0, len(segment) - len(side) - 2) : len(segment) - len(side)]
+    plain = not before or bool(_PLAIN.fullmatch(before[-1]))
+    left = evaluate(side)
+    # `Week 2 = 35 + 35` names what is calculated, and `apples - 5 = 3` begins before its minus.
+    cut = before and before[-1] not in ",;:.?(" and side[:1] == ["-"]
+    if left is None or cut or not left.calculates:
         return None
-    if not holds and _holds_in_percent(chain):
+    clear = plain and not _UNCLEAR_BEFORE.search(" ".join([*before, *side[:1]]))
+    return replace(left, clear=left.clear and clear)
+
+
+def _equation(chain: Sequence["Expression"]) -> Equation | None:
+    """Return the equation of a chain of sides; None where it calculates nothing or depends on how it is read."""
+    holds = _all_agree(chain)
+    trivial = holds and len({side.operands for side in chain}) == 1
+    if holds is None or trivial or not any(side.calculates for side in chain):
         return None
-    return Equation(frozenset((expression.operands, expression.value) for expression in expressions), holds)
+    if not holds and any("%" in side.tokens for side in chain):
+        # Percent may be a unit, as in 100 - 30 = 70%.
+        without = [evaluate([token for token in side.tokens if token != "%"]) for side in chain]
+        if _all_agree([side for side in without if side]) is not False:
+            return None
+    return Equation(frozenset((side.operands, side.value) for side in chain), holds)
 
 
-def _all_agree(expressions: Sequence["Expression"]) -> bool | None:
-    """Whether each is equal to the next one; None where that depends on how they were rounded."""
-    verdicts = {_agree(left, right) for left, right in pairwise(expressions)}
+def _all_agree(chain: Sequence["Expression"]) -> bool | None:
+    """Return whether each side is equal to the next one; None where that depends on how they were rounded."""
+    verdicts = {_agree(left, right) for left, right in pairwise(chain)}
     return False if False in verdicts else None if None in verdicts else True
 
 
@@ -227,85 +262,13 @@ def _agree(left: "Expression", right: "Expression") -> bool | None:
     return True if rounded or not (left.calculates or right.calculates) else None
 
 
-def _holds_in_percent(chain: Sequence[_Side]) -> bool:
-    """Whether percent is a unit here, as in 100 - 30 = 70%."""
-    if not any("%" in side.tokens for side in chain):
-        return False
-    plain = [evaluate([token for token in side.tokens if token != "%"]) for side in chain]
-    return _all_agree([expression for expression in plain if expression]) is not False
-
-
-def _chains(text: str) -> Iterator[list[_Side]]:
-    """Yield the longest runs of expressions with an equals sign between each two."""
-    chain: list[_Side] = []
-    for segment in _segments(text):
-        if whole := _side(segment):
-            chain.append(whole)
-            continue
-        if chain and (last := _side_at_start(segment)):
-            chain.append(last)
-        yield chain
-        first = _side_at_end(segment)
-        chain = [first] if first else []
-    yield chain
-
-
-def _segments(text: str) -> list[list[str]]:
-    """The tokens between the equals signs."""
-    for pattern, replacement in _REWRITES:
-        text = pattern.sub(replacement, text)
-    segments: list[list[str]] = [[]]
-    for token in _TOKEN.findall(text):
-        if token == "=":
-            segments.append([])
-        else:
-            segments[-1].append(token)
-    return segments
-
-
-def _side(tokens: Sequence[str], *, clear: bool = True) -> _Side | None:
-    expression = evaluate(tokens)
-    if expression is None:
-        return None
-    return _Side(tokens, expression, clear and not _AMBIGUOUS.search(" ".join(tokens)))
-
-
-def _side_at_start(segment: Sequence[str]) -> _Side | None:
-    """The right side of an equation after which other text goes on; a bracket may open or close there."""
-    run = list(takewhile(is_arithmetic, segment))
-    depths = list(accumulate((token == "(") - (token == ")") for token in run))
-    side = run[: depths.index(-1)] if -1 in depths else run
-    while side and side[-1] == "(":
-        side.pop()
-    after = segment[len(side) : len(side) + 4]
-    plain = not after or bool(_PLAIN.fullmatch(after[0]))
-    return _side(side, clear=plain and not _UNCLEAR_AFTER.match(" ".join(after)))
-
-
-def _side_at_end(segment: Sequence[str]) -> _Side | None:
-    """The left side of an equation before which other text stands, or a bracket around all of it opens."""
-    run = list(takewhile(is_arithmetic, reversed(segment)))
-    opens = run[-1:] == ["("] and run.count("(") > run.count(")")
-    side = (run[:-1] if opens else run)[::-1]
-    before = segment[max(0, len(segment) - len(side) - 2) : len(segment) - len(side)]
-    plain = not before or bool(_PLAIN.fullmatch(before[-1]))
-    left = _side(side, clear=plain and not _UNCLEAR_BEFORE.search(" ".join([*before, *side[:1]])))
-    # `Week 2 = 35 + 35` names what is calculated, and `apples - 5 = 3` begins before its minus.
-    named = left and not left.expression.calculates
-    cut = before and before[-1] not in ",;:.?(" and side[:1] == ["-"]
-    return None if named or cut else left
-
-
 # Arithmetic -----------------------------------------------------------------------------------------------------------
 #
-# Exact values of expressions of numbers, brackets, percent and + - * / ^. Nothing is handed to an interpreter, and
-# every size is bounded: the expressions come from a policy, which may write anything, power towers included.
+# Exact values of expressions of numbers, brackets, percent and + - * / ^, which have Python's own grammar. Python only
+# parses them, and every size is bounded: they come from a policy, which may write anything, power towers included.
 
 _NUMBER = re.compile(r"(?=\.?\d)(?!0\d)(?:\d{1,20}|\d{1,3}(?:,\d{3}){1,6})?(?:\.\d{1,20})?")
-_BINDING = {"+": 1, "-": 1, "*": 2, "/": 2, "^": 3}
-_OPERATIONS = {"+": add, "-": sub, "*": mul}
-_SYMBOLS = frozenset([*_BINDING, "(", ")", "%"])
-_END = ""
+_SYMBOLS = frozenset("+-*/^()%")
 _MAX_TOKENS = 100
 _MAX_POWER_BITS = 4096
 _MAX_DECIMALS = 10
@@ -314,14 +277,17 @@ _MAX_DECIMALS = 10
 
 @dataclass(frozen=True)
 class Expression:
-    """The value of an expression."""
+    """The value of an expression, such as one side of an equation."""
 
+    tokens: Sequence[str]
     value: Fraction | None
     """None where it divides by zero."""
     operands: tuple[Fraction, ...]
     """Its numbers, sorted and unsigned, without 0 and 1: calculating with those changes little."""
     place: Fraction
     """What one more in the last digit of a lone number would add, such as 1/100 for 3.14; 0 for a calculation."""
+    clear: bool
+    """Whether nothing in it or beside it gives it another meaning."""
 
     @property
     def calculates(self) -> bool:
@@ -336,87 +302,57 @@ def is_arithmetic(token: str) -> bool:
 
 def evaluate(tokens: Sequence[str]) -> Expression | None:
     """Return the value of all the tokens together; None where they are no expression, or one too large."""
-    if len(tokens) > _MAX_TOKENS:
+    if len(tokens) > _MAX_TOKENS or not all(map(is_arithmetic, tokens)):
         return None
-    reader = _Reader([*tokens, _END])
+    numbers: list[Fraction] = []
+    source: list[str] = []
+    for before, token in pairwise(["(", *tokens]):
+        if token not in _SYMBOLS:
+            source.append(str(len(numbers)))  # its index: Python would read it as a float
+            numbers.append(Fraction(token.replace(",", "")))
+        elif token == "%" and before not in _SYMBOLS:
+            numbers[-1] /= 100
+        else:
+            source.append("**" if token == "^" else token)
     try:
-        value = reader.expression()
-        reader.expect(_END)
-    except _UnreadableError:
+        tree = ast.parse(" ".join(source), mode="eval")
+        value = _value(tree.body, numbers)
+    except (SyntaxError, ValueError):
         return None
-    operands = tuple(sorted(number for number in reader.numbers if number not in (0, 1)))
-    return Expression(value, operands, Fraction(0) if reader.calculates else _place(tokens))
+    place = Fraction(0)
+    if not any(isinstance(node, ast.BinOp) for node in ast.walk(tree)):
+        num_decimals = sum(len(token.partition(".")[2]) for token in tokens)
+        place = Fraction(1, 10 ** (min(num_decimals, _MAX_DECIMALS) + 2 * tokens.count("%")))
+    operands = tuple(sorted(number for number in numbers if number not in (0, 1)))
+    return Expression(tokens, value, operands, place, clear=not _AMBIGUOUS.search(" ".join(tokens)))
 
 
-def _place(tokens: Sequence[str]) -> Fraction:
-    decimals = sum(len(token.partition(".")[2]) for token in tokens)
-    return Fraction(1, 10 ** (min(decimals, _MAX_DECIMALS) + 2 * tokens.count("%")))
-
-
-class _UnreadableError(Exception):
-    """The tokens are no expression, or one too large."""
-
-
-class _Reader:
-    """Operator-precedence parser; a value is None where it divides by zero."""
-
-    def __init__(self, tokens: Sequence[str]) -> None:
-        self.numbers: list[Fraction] = []
-        self.calculates = False
-        self._tokens = tokens
-        self._position = 0
-
-    def expression(self, binding: int = 0) -> Fraction | None:
-        """Read an operand and all that operators tighter than `binding` join to it."""
-        value = self._operand()
-        while _BINDING.get(operator := self._tokens[self._position], 0) > binding:
-            self._position += 1
-            # Powers are taken from the right: 2^3^2 is 2^9.
-            right = self.expression(_BINDING[operator] - (operator == "^"))
-            self.calculates = True
-            value = None if value is None or right is None else _calculate(operator, value, right)
-        return value
-
-    def expect(self, token: str) -> None:
-        """Read this token."""
-        if self._tokens[self._position] != token:
-            raise _UnreadableError
-        self._position += 1
-
-    def _operand(self) -> Fraction | None:
-        token = self._tokens[self._position]
-        self._position += 1
-        if token == "-":
-            value = self.expression(_BINDING["*"])
+def _value(node: ast.expr, numbers: Sequence[Fraction]) -> Fraction | None:
+    """Return the value of a node, None where it divides by zero; ValueError where it is no arithmetic or too large."""
+    match node:
+        case ast.Constant(value=int(index)):
+            return numbers[index]
+        case ast.UnaryOp(op=ast.USub()):
+            value = _value(node.operand, numbers)
             return None if value is None else -value
-        if token == "(":
-            value = self.expression()
-            self.expect(")")
-            return value
-        return self._number(token)
-
-    def _number(self, token: str) -> Fraction:
-        if not _NUMBER.fullmatch(token):
-            raise _UnreadableError
-        number = Fraction(token.replace(",", ""))
-        self.numbers.append(number)
-        if self._tokens[self._position] != "%":
-            return number
-        self._position += 1
-        return number / 100
+        case ast.BinOp():
+            left, right = _value(node.left, numbers), _value(node.right, numbers)
+            return None if left is None or right is None else _calculate(left, node.op, right)
+    raise ValueError
 
 
-def _calculate(operator: str, left: Fraction, right: Fraction) -> Fraction | None:
-    if operator == "/":
-        return left / right if right else None
-    if operator == "^":
-        return _power(left, right)
-    value: Fraction = _OPERATIONS[operator](left, right)
-    return value
-
-
-def _power(base: Fraction, exponent: Fraction) -> Fraction:
-    bits = base.numerator.bit_length() + base.denominator.bit_length()
-    if exponent.denominator != 1 or not 0 <= exponent <= _MAX_POWER_BITS // bits:
-        raise _UnreadableError
-    return Fraction(base**exponent.numerator)
+def _calculate(left: Fraction, operator: ast.operator, right: Fraction) -> Fraction | None:
+    match operator:
+        case ast.Add():
+            return left + right
+        case ast.Sub():
+            return left - right
+        case ast.Mult():
+            return left * right
+        case ast.Div():
+            return left / right if right else None
+        case ast.Pow():
+            num_bits = left.numerator.bit_length() + left.denominator.bit_length()
+            if right.denominator == 1 and 0 <= right <= _MAX_POWER_BITS // num_bits:
+                return Fraction(left**right.numerator)
+    raise ValueError

@@ -25,8 +25,8 @@ class Reference:
         self._replaced = False
         self._device = model.device
         self._scorer = LogprobModel(copy.deepcopy(model), temperature=temperature).requires_grad_(False)
-        self._score: Any = _sharded(self._scorer) if placement is ReferencePlacement.SHARDED else self._scorer
-        if placement is ReferencePlacement.OFFLOADED:
+        self._score: Any = _sharded(self._scorer) if placement == "sharded" else self._scorer
+        if placement == "offloaded":
             self._scorer.to("cpu")
 
     def __call__(self, batch: MicroBatch) -> TokenLogprobs:
@@ -37,7 +37,7 @@ class Reference:
     @contextmanager
     def onloaded(self) -> Iterator["Reference"]:
         """Have offloaded weights on the device of the model while the block runs."""
-        offloaded = self._placement is ReferencePlacement.OFFLOADED
+        offloaded = self._placement == "offloaded"
         if offloaded:
             self._scorer.to(self._device)
         try:
@@ -62,7 +62,7 @@ class Reference:
 
     def _gathered(self, *, written: bool) -> AbstractContextManager[None]:
         """Have sharded weights whole in every process while the block runs; changes to them are kept if `written`."""
-        if self._placement is not ReferencePlacement.SHARDED:
+        if self._placement != "sharded":
             return nullcontext()
         from deepspeed.runtime.zero import GatheredParameters
 

@@ -10,11 +10,11 @@ Shape suffixes, beside those of objective.py:
 
 import math
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,12 +22,8 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import (
-    AutoModelForSequenceClassification,
-    AutoTokenizer,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from torch.nn.utils.rnn import pad_sequence
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel
 
 from components.policy.checkpoint import Checkpoint
 from components.policy.engine import NonFiniteError
@@ -36,10 +32,10 @@ from components.policy.training import memory_for_passes
 from components.shared.errors import PipelineError, out_of_memory
 from components.shared.progress import say
 from components.train_grpo.config import RewardModelConfig, TrainGRPOConfig
-from components.train_grpo.rewards import is_masked
-from components.train_grpo.rollouts import Group
+from components.train_grpo.rewards import Group, is_masked
 
-_Row = npt.NDArray[np.int32]
+Row = npt.NDArray[np.int32]
+"""A labeled example in 4 bytes per token: every process holds those of a whole iteration."""
 _CAPACITY = 10_000
 """Examples in the replay: a tenth of the training of iterations of 90,000 completions, 22 MB at 500 tokens each."""
 _EXAMPLES_PER_STEP = 64
@@ -55,25 +51,20 @@ class RewardModelTraining:
     def __init__(self, config: TrainGRPOConfig, model: "RewardModel") -> None:
         self.config = config
         self.model = model
-        self.collected = Examples()
+        self.collected: list[Row] = []
         self._replay = Replay()
 
     def collect(self, groups: Sequence[Group]) -> None:
-        """Add the completions of a rollout that are not masked, with the verifier's label for each step."""
-        self.collected.extend(
-            LabeledExample(
-                scored.completion.tokens,
-                tuple(step.end for step in scored.steps),
-                tuple(step.reward for step in scored.steps),
-            )
-            for group in groups
-            for scored in group.scored_G
-            if not is_masked(self.config, scored.completion)
-        )
+        """Add the completions of a rollout that are not masked, with the verifier's label for each scorable step."""
+        for scored in (scored for group in groups for scored in group.scored_G):
+            steps = [step for step in scored.steps if not math.isnan(step.reward)]
+            if steps and not is_masked(self.config, scored.completion):
+                ends, labels = tuple(step.end for step in steps), tuple(step.reward for step in steps)
+                self.collected.append(LabeledExample(scored.completion.tokens, ends, labels).packed())
 
     def retrain(self, iteration: int) -> dict[str, float]:
         """Train on what was collected since the last time; return the metrics."""
-        new, self.collected = self.collected, Examples()
+        new, self.collected = self.collected, []
         seed = self.config.seed + iteration
         examples = self._replay.mix(new, fraction=self.model.config.replay_fraction, seed=seed)
         with memory_for_passes("train_grpo", self.config.engine, "the training of the reward model"):
@@ -87,14 +78,14 @@ class RewardModelTraining:
         return {
             "model": self.model.state_dict(),
             "replay": self._replay.state(),
-            "collected": self.collected.state() if main else None,
+            "collected": joined(self.collected) if main else None,
         }
 
-    def restore(self, state: Mapping[str, Any]) -> None:
+    def restore(self, state: dict[str, Any]) -> None:
         """Continue from what `state` returned in the main process."""
         self.model.load_state_dict(state["model"])
         self._replay.restore(state["replay"])
-        self.collected = Examples.restored(state["collected"])
+        self.collected = separated(state["collected"])
 
 
 class RewardModel:
@@ -104,26 +95,14 @@ class RewardModel:
     weights round to nothing.
     """
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
-        config: RewardModelConfig,
-        *,
-        micro_batch_tokens: int,
-    ) -> None:
+    def __init__(self, config: RewardModelConfig, reference: Checkpoint, micro_batch_tokens: int) -> None:
+        """Load the model that `config.base` names, reading the tokens of `reference`; PipelineError if it cannot."""
         # Never in training mode: that would only switch dropout on.
-        self.model = model.eval()
-        self.tokenizer = tokenizer
+        self.model = load_classifier(config.base, reference).eval()
+        self.tokenizer = reference.tokenizer
         self.config = config
         self.micro_batch_tokens = micro_batch_tokens
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=config.learning_rate, weight_decay=0.0)
-
-    @classmethod
-    def load(cls, config: RewardModelConfig, reference: Checkpoint, *, micro_batch_tokens: int) -> "RewardModel":
-        """Return the model that `config.base` names, reading the tokens of `reference`; PipelineError if it cannot."""
-        model = load_classifier(config.base, reference)
-        return cls(model, reference.tokenizer, config, micro_batch_tokens=micro_batch_tokens)
 
     @torch.no_grad()
     def score(self, tokens: Sequence[TokenSequence], step_ends: Sequence[tuple[int, ...]]) -> list[list[float]]:
@@ -132,7 +111,7 @@ class RewardModel:
         Raises NonFiniteError where one is not a number, which as a reward would mean an unscorable completion.
         """
         scores: list[list[float]] = [[] for _ in tokens]
-        for batch in self._batches(tokens, step_ends):
+        for batch in padded_batches(tokens, step_ends, self.micro_batch_tokens, self.model.device):
             scores_E = torch.sigmoid(self._logits(batch))
             if scores_E.isnan().any():
                 raise NonFiniteError("a score of the reward model is not a number")
@@ -141,30 +120,26 @@ class RewardModel:
                 scores[index] = list(islice(scores_of_batch, len(step_ends[index])))
         return scores
 
-    def fit(self, examples: "Sequence[LabeledExample]", *, num_new: int, seed: int) -> dict[str, float]:
+    def fit(self, rows: Sequence[Row], *, num_new: int, seed: int) -> dict[str, float]:
         """Train for `config.epochs` passes in an order given by `seed`; return the metrics.
 
         The first `num_new` examples are new, the rest replayed. `reward_model_accuracy` is the share of new labels on
         whose side of one half the score was before any of this training (exactly one half is on neither side), and
         `reward_model_loss` the cross-entropy per label in the last pass, each label before its step. Both are NaN where
-        nothing is scorable. Raises NonFiniteError before a step whose loss is not finite.
+        there are no examples. Raises NonFiniteError before a step whose loss is not finite.
         """
-        accuracy = self._accuracy(examples, num_new)
-        num_labels = [sum(not math.isnan(label) for label in example.labels) for example in examples]
-        learned = [place for place, number in enumerate(num_labels) if number]
-        num_steps = math.ceil(len(learned) / _EXAMPLES_PER_STEP)
-        order = random.Random(seed)
-        loss = math.nan
-        for _ in range(self.config.epochs if learned else 0):
-            shuffled = order.sample(learned, len(learned))
+        accuracy = self._accuracy(rows[:num_new])
+        num_labels = sum(len(LabeledExample.unpacked(row).labels) for row in rows)
+        num_steps = math.ceil(len(rows) / _EXAMPLES_PER_STEP)
+        order, loss = random.Random(seed), math.nan
+        for _ in range(self.config.epochs if rows else 0):
+            shuffled = order.sample(rows, len(rows))
             # Every num_steps-th example: steps of equal size, not a last one of whatever is left.
-            parts = (shuffled[step::num_steps] for step in range(num_steps))
-            total = sum(self._step(scorable(examples[place] for place in part)) for part in parts)
-            loss = total / sum(num_labels)
+            loss = sum(self._step(shuffled[step::num_steps]) for step in range(num_steps)) / num_labels
         return {
             "reward_model_loss": loss,
             "reward_model_accuracy": accuracy,
-            "reward_model_examples": float(len(learned)),
+            "reward_model_examples": float(len(rows)),
         }
 
     def save(self, folder: Path) -> None:
@@ -181,9 +156,6 @@ class RewardModel:
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
 
-    def _batches(self, tokens: Sequence[TokenSequence], step_ends: Sequence[tuple[int, ...]]) -> "list[PaddedBatch]":
-        return padded_batches(tokens, step_ends, max_tokens=self.micro_batch_tokens, device=self.model.device)
-
     def _logits(self, batch: "PaddedBatch") -> Tensor:
         """Return the output of the head at the E step ends, and nowhere else."""
         hidden_RTD = self.model.base_model(
@@ -192,24 +164,23 @@ class RewardModel:
         logits_E: Tensor = self.model.score(hidden_RTD[batch.row_E, batch.position_E]).squeeze(1)
         return logits_E
 
-    def _accuracy(self, examples: "Sequence[LabeledExample]", num_new: int) -> float:
+    def _accuracy(self, rows: Sequence[Row]) -> float:
         agree: list[bool] = []
-        for start in range(0, num_new, _EXAMPLES_READ):
-            part = scorable(examples[start : min(num_new, start + _EXAMPLES_READ)])
-            scores = self.score([example.tokens for example in part], [example.step_ends for example in part])
-            agree += [
-                (score - 0.5) * (label - 0.5) > 0
-                for example, row in zip(part, scores, strict=True)
-                for score, label in zip(row, example.labels, strict=True)
-            ]
+        for start in range(0, len(rows), _EXAMPLES_READ):
+            examples = [LabeledExample.unpacked(row) for row in rows[start : start + _EXAMPLES_READ]]
+            scores = self.score([each.tokens for each in examples], [each.step_ends for each in examples])
+            for example, scores_of_steps in zip(examples, scores, strict=True):
+                pairs = zip(scores_of_steps, example.labels, strict=True)
+                agree += [(score - 0.5) * (label - 0.5) > 0 for score, label in pairs]
         return sum(agree) / len(agree) if agree else math.nan
 
-    def _step(self, examples: "Sequence[LabeledExample]") -> float:
+    def _step(self, rows: Sequence[Row]) -> float:
         """Take an optimizer step on the mean loss per label; return the sum over labels from before it."""
-        tokens, step_ends = [example.tokens for example in examples], [example.step_ends for example in examples]
+        examples = [LabeledExample.unpacked(row) for row in rows]
+        tokens, step_ends = [each.tokens for each in examples], [each.step_ends for each in examples]
         num_labels = sum(map(len, step_ends))
         total = 0.0
-        for batch in self._batches(tokens, step_ends):
+        for batch in padded_batches(tokens, step_ends, self.micro_batch_tokens, self.model.device):
             labels = [label for index in batch.sequences for label in examples[index].labels]
             logits_E = self._logits(batch)
             labels_E = torch.tensor(labels, device=logits_E.device)
@@ -235,89 +206,33 @@ class LabeledExample:
     step_ends: tuple[int, ...]
     """Completion tokens up to and including the last of each step; for an outcome the completion is one step."""
     labels: tuple[float, ...]
-    """For each step 1 for right, 0 for wrong, NaN for unscorable."""
+    """For each step 1 for right, 0 for wrong."""
 
-
-def scorable(examples: Iterable[LabeledExample]) -> list[LabeledExample]:
-    """Return the examples without unscorable steps, and without those that have no other steps."""
-    scored = []
-    for example in examples:
-        pairs = [pair for pair in zip(example.step_ends, example.labels, strict=True) if not math.isnan(pair[1])]
-        if pairs:
-            step_ends, labels = zip(*pairs, strict=True)
-            scored.append(LabeledExample(example.tokens, step_ends, labels))
-    return scored
-
-
-class Examples(Sequence[LabeledExample]):
-    """A list of examples in 4 bytes per token: every process holds those of a whole iteration."""
-
-    def __init__(self, examples: Iterable[LabeledExample] = ()) -> None:
-        self._rows: list[_Row] = []
-        self.extend(examples)
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    @overload
-    def __getitem__(self, place: int) -> LabeledExample: ...
-    @overload
-    def __getitem__(self, place: slice) -> "Examples": ...
-    def __getitem__(self, place: int | slice) -> "LabeledExample | Examples":
-        """Return one example, or a slice, which shares its memory with these."""
-        return self._from_rows(self._rows[place]) if isinstance(place, slice) else _unpacked(self._rows[place])
-
-    def __iter__(self) -> Iterator[LabeledExample]:
-        return map(_unpacked, self._rows)
-
-    def __setitem__(self, place: int, example: LabeledExample) -> None:
-        self._rows[place] = _packed(example)
-
-    def __add__(self, other: "Examples") -> "Examples":
-        return self._from_rows(self._rows + other._rows)
-
-    def extend(self, examples: Iterable[LabeledExample]) -> None:
-        """Add examples."""
-        self._rows += map(_packed, examples)
-
-    def select(self, places: Iterable[int]) -> "Examples":
-        """Return the examples at some indices, which share their memory with these."""
-        return self._from_rows([self._rows[place] for place in places])
-
-    def state(self) -> dict[str, Tensor]:
-        """Return all of them in two tensors, for a checkpoint."""
-        sizes = torch.tensor([len(row) for row in self._rows], dtype=torch.int64)
-        return {"rows": torch.from_numpy(np.concatenate([np.empty(0, np.int32), *self._rows])), "sizes": sizes}
+    def packed(self) -> Row:
+        """Return one array: the numbers of tokens of prompt and completion, the tokens, step ends, and labels."""
+        prompt, completion = self.tokens.prompt_ids, self.tokens.completion_ids
+        labels = map(int, self.labels)
+        return np.array([len(prompt), len(completion), *prompt, *completion, *self.step_ends, *labels], np.int32)
 
     @classmethod
-    def restored(cls, state: dict[str, Tensor]) -> "Examples":
-        """Return the examples from their `state`."""
-        return cls._from_rows([rows.numpy() for rows in state["rows"].split(state["sizes"].tolist())])
-
-    @classmethod
-    def _from_rows(cls, rows: list[_Row]) -> "Examples":
-        examples = cls()
-        examples._rows = rows
-        return examples
+    def unpacked(cls, row: Row) -> "LabeledExample":
+        """Return the example of an array that `packed` returned."""
+        num_prompt, num_completion, *values = row.tolist()
+        end = num_prompt + num_completion
+        num_steps = (len(values) - end) // 2
+        tokens = TokenSequence(tuple(values[:num_prompt]), tuple(values[num_prompt:end]))
+        return cls(tokens, tuple(values[end : end + num_steps]), tuple(map(float, values[end + num_steps :])))
 
 
-def _packed(example: LabeledExample) -> _Row:
-    """Return one array: the numbers of tokens of prompt and completion, the tokens, step ends, and labels."""
-    prompt, completion = example.tokens.prompt_ids, example.tokens.completion_ids
-    labels = np.array(example.labels, np.float32).view(np.int32)
-    whole = [len(prompt), len(completion), *prompt, *completion, *example.step_ends]
-    return np.concatenate([np.array(whole, np.int32), labels])
+def joined(rows: Sequence[Row]) -> dict[str, Tensor]:
+    """Return examples in two tensors, for a checkpoint."""
+    sizes = torch.tensor([len(row) for row in rows], dtype=torch.int64)
+    return {"rows": torch.from_numpy(np.concatenate([np.empty(0, np.int32), *rows])), "sizes": sizes}
 
 
-def _unpacked(row: _Row) -> LabeledExample:
-    num_prompt, num_completion = row[:2].tolist()
-    end_of_prompt, end = 2 + num_prompt, 2 + num_prompt + num_completion
-    step_ends, labels = np.split(row[end:], 2)
-    return LabeledExample(
-        TokenSequence(tuple(row[2:end_of_prompt].tolist()), tuple(row[end_of_prompt:end].tolist())),
-        tuple(step_ends.tolist()),
-        tuple(labels.view(np.float32).tolist()),
-    )
+def separated(state: dict[str, Tensor]) -> list[Row]:
+    """Return the examples that were `joined`."""
+    return [rows.numpy() for rows in state["rows"].split(state["sizes"].tolist())]
 
 
 class Replay:
@@ -328,33 +243,31 @@ class Replay:
 
     def __init__(self) -> None:
         self._num_seen = 0
-        self._sample = Examples()
+        self._sample: list[Row] = []
 
-    def mix(self, new: Examples, *, fraction: float, seed: int) -> Examples:
+    def mix(self, new: list[Row], *, fraction: float, seed: int) -> list[Row]:
         """Return the new examples, then earlier ones: `fraction` of the result, or all there are."""
         num_old = round(len(new) * fraction / (1 - fraction))
-        places = random.Random(seed).sample(range(len(self._sample)), min(num_old, len(self._sample)))
-        return new + self._sample.select(places)
+        return new + random.Random(seed).sample(self._sample, min(num_old, len(self._sample)))
 
-    def add(self, new: Iterable[LabeledExample]) -> None:
-        """Add the scorable examples of a finished iteration."""
+    def add(self, new: Sequence[Row]) -> None:
+        """Add the examples of a finished iteration."""
         # Algorithm R (Vitter, 1985), seeded by how many were seen: the count is all there is to restore.
         generator = random.Random(self._num_seen)
-        for example in scorable(new):
+        for example in new:
             self._num_seen += 1
             if len(self._sample) < _CAPACITY:
-                self._sample.extend([example])
+                self._sample.append(example)
             elif (index := generator.randrange(self._num_seen)) < _CAPACITY:
                 self._sample[index] = example
 
     def state(self) -> dict[str, Any]:
         """Return everything as plain values, for a checkpoint."""
-        return {"num_seen": self._num_seen, "examples": self._sample.state()}
+        return {"num_seen": self._num_seen, "examples": joined(self._sample)}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continue from what `state` returned."""
-        self._num_seen = state["num_seen"]
-        self._sample = Examples.restored(state["examples"])
+        self._num_seen, self._sample = state["num_seen"], separated(state["examples"])
 
 
 # Micro-batches --------------------------------------------------------------------------------------------------------
@@ -364,7 +277,7 @@ class Replay:
 class PaddedBatch:
     """Sequences padded on the right, and where the head is read."""
 
-    sequences: tuple[int, ...]
+    sequences: list[int]
     """The index of each row among all sequences."""
     input_ids_RT: Tensor
     attention_mask_RT: Tensor
@@ -373,8 +286,8 @@ class PaddedBatch:
 
 
 def padded_batches(
-    tokens: Sequence[TokenSequence], step_ends: Sequence[tuple[int, ...]], *, max_tokens: int, device: torch.device
-) -> "list[PaddedBatch]":
+    tokens: Sequence[TokenSequence], step_ends: Sequence[tuple[int, ...]], max_tokens: int, device: torch.device
+) -> list[PaddedBatch]:
     """Split sequences into micro-batches of at most `max_tokens` tokens with padding, like lengths together.
 
     `step_ends` count completion tokens: the head is read at the last token counted. A sequence that alone is longer
@@ -386,26 +299,17 @@ def padded_batches(
             groups[-1].append(index)
         else:
             groups.append([index])
-    return [_pad(group, tokens, step_ends, device) for group in groups]
-
-
-def _pad(
-    group: list[int], tokens: Sequence[TokenSequence], step_ends: Sequence[tuple[int, ...]], device: torch.device
-) -> PaddedBatch:
-    rows = [[*tokens[index].prompt_ids, *tokens[index].completion_ids] for index in group]
-    longest = max(map(len, rows))
-    # Token 0 pads, whatever it is: places are counted, never found by comparing with it.
-    ids = [row + [0] * (longest - len(row)) for row in rows]
-    mask = [[1] * len(row) + [0] * (longest - len(row)) for row in rows]
-    row_E = [row for row, index in enumerate(group) for _ in step_ends[index]]
-    position_E = [len(tokens[index].prompt_ids) + end - 1 for index in group for end in step_ends[index]]
-    return PaddedBatch(
-        sequences=tuple(group),
-        input_ids_RT=torch.tensor(ids, device=device),
-        attention_mask_RT=torch.tensor(mask, device=device),
-        row_E=torch.tensor(row_E, dtype=torch.long, device=device),
-        position_E=torch.tensor(position_E, dtype=torch.long, device=device),
-    )
+    batches = []
+    for group in groups:
+        rows = [torch.tensor([*tokens[index].prompt_ids, *tokens[index].completion_ids]) for index in group]
+        # Token 0 pads, whatever it is: places are counted, never found by comparing with it.
+        ids_RT = pad_sequence(rows, batch_first=True)
+        mask_RT = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
+        ends = [(row, index, end) for row, index in enumerate(group) for end in step_ends[index]]
+        row_E = torch.tensor([row for row, _, _ in ends], dtype=torch.long)
+        position_E = torch.tensor([len(tokens[index].prompt_ids) + end - 1 for _, index, end in ends], dtype=torch.long)
+        batches.append(PaddedBatch(group, *(each.to(device) for each in (ids_RT, mask_RT, row_E, position_E))))
+    return batches
 
 
 # The base model -------------------------------------------------------------------------------------------------------
@@ -417,8 +321,8 @@ def load_classifier(base: str, reference: Checkpoint) -> PreTrainedModel:
     The base `reference` makes one of the reference's layers and a head of zeros: every score is one half at first. Any
     other base is a checkpoint; PipelineError where it cannot be loaded, has more than one score or other tokens.
     """
-    made = _copy(reference) if base == "reference" else _load(base, reference)
-    placed: PreTrainedModel = made.to(reference.device)
+    classifier = _copy(reference) if base == "reference" else _load(base, reference)
+    placed: PreTrainedModel = classifier.to(reference.device)
     return placed
 
 
@@ -429,20 +333,18 @@ def _copy(reference: Checkpoint) -> PreTrainedModel:
     try:
         # All the random weights are replaced: what is drawn after this must not depend on them.
         with torch.random.fork_rng(devices=[]):
-            made = AutoModelForSequenceClassification.from_config(config, dtype=torch.float32)
+            copy = AutoModelForSequenceClassification.from_config(config, dtype=torch.float32)
     except ValueError:
-        raise PipelineError(
-            f"{_name('reference')}: transformers has no sequence classifier like {type(model).__name__}; "
-            "name a checkpoint of another family with the same tokenizer"
-        ) from None
-    made.base_model.load_state_dict(model.base_model.state_dict())
-    nn.init.zeros_(made.score.weight)
-    return made
+        problem = f"transformers has no sequence classifier like {type(model).__name__}"
+        raise _error("reference", f"{problem}; name a checkpoint of another family with the same tokenizer") from None
+    copy.base_model.load_state_dict(model.base_model.state_dict())
+    nn.init.zeros_(copy.score.weight)
+    return copy
 
 
 def _load(base: str, reference: Checkpoint) -> PreTrainedModel:
     try:
-        made, loading = AutoModelForSequenceClassification.from_pretrained(
+        classifier, loading = AutoModelForSequenceClassification.from_pretrained(
             base, dtype=torch.float32, output_loading_info=True
         )
         tokenizer = AutoTokenizer.from_pretrained(base)
@@ -450,20 +352,17 @@ def _load(base: str, reference: Checkpoint) -> PreTrainedModel:
         if out_of_memory(error) is not None:
             raise
         reason = str(error).strip().split("\n", 1)[0]
-        raise PipelineError(f"{_name(base)}: cannot be loaded ({reason}); {_EXPECTED_BASE}") from None
-    if loading["missing_keys"]:
-        missing = sorted(loading["missing_keys"], reverse=True)
-        raise PipelineError(
-            f"{_name(base)}: lacks {len(missing)} of its weights, such as {missing[0]}; {_EXPECTED_BASE}"
-        )
-    if made.config.num_labels != 1:
-        raise PipelineError(f"{_name(base)}: has {made.config.num_labels} labels, 1 is expected")
-    if not isinstance(getattr(made, "score", None), nn.Linear):
-        raise PipelineError(f"{_name(base)}: {type(made).__name__} has no linear head `score`, as decoders have")
+        raise _error(base, f"cannot be loaded ({reason}); {_EXPECTED_BASE}") from None
+    if missing := sorted(loading["missing_keys"], reverse=True):
+        raise _error(base, f"lacks {len(missing)} of its weights, such as {missing[0]}; {_EXPECTED_BASE}")
+    if classifier.config.num_labels != 1:
+        raise _error(base, f"has {classifier.config.num_labels} labels, 1 is expected")
+    if not isinstance(getattr(classifier, "score", None), nn.Linear):
+        raise _error(base, f"{type(classifier).__name__} has no linear head `score`, as decoders have")
     if tokenizer.get_vocab() != reference.tokenizer.get_vocab():
-        raise PipelineError(f"{_name(base)}: its vocabulary is not the policy's, whose tokens it has to read")
-    return made
+        raise _error(base, "its vocabulary is not the policy's, whose tokens it has to read")
+    return classifier
 
 
-def _name(base: str) -> str:
-    return f"reward.model.base {base}"
+def _error(base: str, problem: str) -> PipelineError:
+    return PipelineError(f"train_grpo.reward.model.base: {base}: {problem}")

@@ -17,23 +17,18 @@ Shape suffixes: P prompts, G completions per prompt (see objective.py)
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial, update_wrapper
+from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from components.grading.verifier import Grade, Verdict, has_reasoning, is_unit_tests, require_sandbox
+from components.shared.answer_policy import AnswerPolicy
 from components.shared.errors import PipelineError
 from components.shared.model import ModelConfig
 from components.shared.problem import Problem
 from components.shared.progress import say
-from components.train_grpo.custom_rewards import (
-    Failure,
-    RewardFunction,
-    ask,
-    is_custom,
-    load_reward,
-    too_large,
-)
+from components.train_grpo.custom_rewards import Failure, RewardFunction, ask, is_custom, load_reward
 from components.train_grpo.process_supervision import Step, outcome, verified_steps
 
 if TYPE_CHECKING:  # torch, and the config, which reads the registry
@@ -87,17 +82,6 @@ def group_reward(function: _FunctionT) -> _FunctionT:
     return function
 
 
-def reward_functions(config: "TrainGRPOConfig", model: ModelConfig) -> dict[str, RewardFunction | None]:
-    """Return the function of each reward with a weight, built in or custom, with its settings bound."""
-    functions: dict[str, RewardFunction | None] = {}
-    for name in config.reward.weights:
-        reward = BuiltIn(load_reward(name)) if is_custom(name) else BUILT_IN[name]
-        functions[name] = reward.function and update_wrapper(
-            partial(reward.function, **reward.settings(config, model)), reward.function
-        )
-    return functions
-
-
 def require_rewards(config: "TrainGRPOConfig", problems: Sequence[Problem]) -> None:
     """Raise PipelineError where a reward with a weight cannot be computed for completions of `problems`."""
     for name in filter(is_custom, config.reward.weights):
@@ -118,14 +102,12 @@ def require_rewards(config: "TrainGRPOConfig", problems: Sequence[Problem]) -> N
 @built_in("accuracy")
 def accuracy(problem: Problem, completion: "Completion", grade: Grade) -> float:
     """Return 1 for a right final answer, 0 for a wrong one, and NaN for one that cannot be graded."""
-    del problem, completion
     return outcome(grade)
 
 
 @built_in("code_tests")
 def code_tests(problem: Problem, completion: "Completion", grade: Grade) -> float:
     """Return the share of the unit tests passed; 0 for a truncated completion, NaN where there are no tests."""
-    del problem
     if grade.verdict is Verdict.UNSCORABLE:
         return math.nan
     if not completion.finished:
@@ -163,18 +145,14 @@ def length(problem: Problem, completions_G: Sequence["Completion"], grades_G: Se
     0.5 for the shortest, falling linearly to -0.5 for the longest; never above 0 for a wrong answer. A completion that
     is neither right nor wrong has no reward, and its length does not count.
     """
-    del problem
-    lengths_G, outcomes_G = [each.num_tokens for each in completions_G], [outcome(grade) for grade in grades_G]
-    counted = [count for count, right in zip(lengths_G, outcomes_G, strict=True) if not math.isnan(right)]
+    outcomes_G = [outcome(grade) for grade in grades_G]
+    counted = [each.num_tokens for each, right in zip(completions_G, outcomes_G, strict=True) if not math.isnan(right)]
     shortest, longest = min(counted, default=0), max(counted, default=0)
-
-    def reward(count: int, right: float) -> float:
-        if math.isnan(right):
-            return math.nan
-        value = 0.5 - (count - shortest) / (longest - shortest) if longest > shortest else 0.0
-        return value if right else min(0.0, value)
-
-    return [reward(count, right) for count, right in zip(lengths_G, outcomes_G, strict=True)]
+    rewards_G = []
+    for completion, right in zip(completions_G, outcomes_G, strict=True):
+        reward = 0.5 - (completion.num_tokens - shortest) / (longest - shortest) if longest > shortest else 0.0
+        rewards_G.append(right if math.isnan(right) else reward if right else min(0.0, reward))
+    return rewards_G
 
 
 @built_in(
@@ -187,7 +165,6 @@ def length(problem: Problem, completions_G: Sequence["Completion"], grades_G: Se
 )
 def overlong(problem: Problem, completion: "Completion", grade: Grade, *, buffer: int, limit: int) -> float:
     """Return 0 up to the buffer, then a line down to -1 at the length limit (DAPO, arXiv 2503.14476, equation 13)."""
-    del problem, grade
     return -max(0, completion.num_tokens - (limit - buffer)) / buffer
 
 
@@ -198,7 +175,6 @@ def overlong(problem: Problem, completion: "Completion", grade: Grade, *, buffer
 )
 def repetition(problem: Problem, completion: "Completion", grade: Grade, *, n: int) -> float:
     """Return minus the share of n-grams of tokens that are repetitions: 0 where all differ or there is none."""
-    del problem, grade
     ids = completion.tokens.completion_ids
     ngrams = [ids[start : start + n] for start in range(len(ids) - n + 1)]
     return len(set(ngrams)) / len(ngrams) - 1 if ngrams else 0.0
@@ -207,7 +183,7 @@ def repetition(problem: Problem, completion: "Completion", grade: Grade, *, n: i
 # Scoring --------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@dataclass
 class Scored:
     """A completion with its grade and rewards."""
 
@@ -236,86 +212,94 @@ class Scored:
                 total[place] += weight * value
         return tuple(total)
 
-    def without_reward(self) -> "Scored":
-        """Return the completion with no reward for any step."""
-        return replace(self, rewards=dict.fromkeys(self.rewards, (math.nan,) * len(self.steps)))
+
+@dataclass(frozen=True)
+class Group:
+    """A problem with the completions that are each other's baseline."""
+
+    problem: Problem
+    scored_G: list[Scored]
+
+    @property
+    def num_right(self) -> int:
+        """Completions with the right answer."""
+        return sum(scored.grade.verdict is Verdict.RIGHT for scored in self.scored_G)
+
+    @property
+    def num_scorable(self) -> int:
+        """Completions whose answer could be graded."""
+        return sum(scored.grade.verdict is not Verdict.UNSCORABLE for scored in self.scored_G)
 
 
 class Scorer:
-    """Computes the rewards of graded completions."""
+    """Grades completions and computes their rewards."""
 
     def __init__(
-        self, config: "TrainGRPOConfig", checkpoint: "Checkpoint", reward_model: "RewardModel | None" = None
+        self,
+        config: "TrainGRPOConfig",
+        checkpoint: "Checkpoint",
+        grade: Callable[[list[str], list["Completion"], AnswerPolicy], list[Grade]],
+        reward_model: "RewardModel | None" = None,
     ) -> None:
         self.config = config
         self.checkpoint = checkpoint
         self.reward_model = reward_model
-        self._functions = reward_functions(config, checkpoint.config)
+        self._grade = grade
+        self._functions: dict[str, RewardFunction] = {}
+        for name in config.reward.weights:
+            reward = BuiltIn(load_reward(name)) if is_custom(name) else BUILT_IN[name]
+            if reward.function is not None:
+                settings = reward.settings(config, checkpoint.config)
+                self._functions[name] = update_wrapper(partial(reward.function, **settings), reward.function)
         self._failures_shown: set[str] = set()
 
-    def __call__(
-        self, problem: Problem, completions_G: Sequence["Completion"], grades_G: Sequence[Grade]
-    ) -> list[Scored]:
-        """Return the completions of a problem with their rewards; a masked or failed one has none."""
-        without: dict[str, tuple[float, ...]] = dict.fromkeys(self._functions, ())
-        group = [
-            Scored(completion, grade, self._steps(completion, grade), without).without_reward()
-            for completion, grade in zip(completions_G, grades_G, strict=True)
-        ]
-        learned_G = self._learned(group)
-        counted = [g for g, scored in enumerate(group) if not is_masked(self.config, scored.completion)]
-        if not counted:
-            return group
-        rewards = self._rewards(problem, [group[g] for g in counted], [learned_G[g] for g in counted])
-        for g, values in zip(counted, rewards, strict=True):
-            group[g] = self._rewarded(problem, group[g], values)
-        return group
+    def __call__(self, problems_P: Sequence[Problem], completions_PG: Sequence[Sequence["Completion"]]) -> list[Group]:
+        """Return the completions of each problem with their rewards; a masked or failed one has none.
 
-    def _steps(self, completion: "Completion", grade: Grade) -> tuple[Step, ...]:
+        They are graded in one call, which keeps every grader busy.
+        """
+        answers_B = [problem.answer for problem, group in zip(problems_P, completions_PG, strict=True) for _ in group]
+        grades_B = iter(self._grade(answers_B, list(chain(*completions_PG)), self.checkpoint.config.answer))
+        groups = []
+        for problem, completions_G in zip(problems_P, completions_PG, strict=True):
+            scored_G = [self._without_reward(completion, next(grades_B)) for completion in completions_G]
+            self._reward(problem, [each for each in scored_G if not is_masked(self.config, each.completion)])
+            groups.append(Group(problem, scored_G))
+        return groups
+
+    def _without_reward(self, completion: "Completion", grade: Grade) -> Scored:
+        steps: tuple[Step, ...] = (Step(completion.num_tokens, outcome(grade)),)
         if self.config.reward.supervision == "process":
-            return tuple(verified_steps(completion, grade, self.checkpoint.decode))
-        return (Step(completion.num_tokens, outcome(grade)),)
+            steps = tuple(verified_steps(completion, grade, self.checkpoint.decode))
+        return Scored(completion, grade, steps, dict.fromkeys(self.config.reward.weights, (math.nan,) * len(steps)))
 
-    def _learned(self, group: Sequence[Scored]) -> list[tuple[float, ...]]:
-        """Return what the reward model says of each step."""
-        if self.reward_model is None:
-            return [()] * len(group)
-        step_ends_G = [tuple(step.end for step in scored.steps) for scored in group]
-        scores_G = self.reward_model.score([scored.completion.tokens for scored in group], step_ends_G)
-        return [tuple(scores) for scores in scores_G]
+    def _reward(self, problem: Problem, scored_G: Sequence[Scored]) -> None:
+        """Set the rewards of completions, or their first failure; print each kind of failure once."""
+        columns = {name: self._column(name, problem, scored_G) for name in self.config.reward.weights if scored_G}
+        for g, scored in enumerate(scored_G):
+            values = {name: column[g] for name, column in columns.items()}
+            scored.failure = next((value for value in values.values() if isinstance(value, Failure)), None)
+            if scored.failure is None:
+                scored.rewards = {name: value for name, value in values.items() if not isinstance(value, Failure)}
+            elif scored.failure.kind not in self._failures_shown:
+                self._failures_shown.add(scored.failure.kind)
+                say("train_grpo", f"warning: no reward for a completion of {problem.id}: {scored.failure.message}")
 
-    def _rewards(
-        self, problem: Problem, group: Sequence[Scored], learned_G: Sequence[tuple[float, ...]]
-    ) -> list[dict[str, "tuple[float, ...] | Failure"]]:
-        """Return for each completion its rewards by name, each with a value for every step or for the last."""
-        rewards: list[dict[str, tuple[float, ...] | Failure]] = [{} for _ in group]
-        completions_G, grades_G = [scored.completion for scored in group], [scored.grade for scored in group]
-        for name, weight in self.config.reward.weights.items():
-            function = self._functions[name]
-            column: list[tuple[float, ...] | Failure]
-            if function is not None:
-                values_G = ask(name, function, problem, completions_G, grades_G)
-                column = [value if isinstance(value, Failure) else (value,) for value in values_G]
-            elif name == "reward_model":
-                column = list(learned_G)
-            else:
-                column = [tuple(step.reward for step in scored.steps) for scored in group]
-            for row, values in zip(rewards, column, strict=True):
-                row[name] = too_large(name, weight, values) or values
-        return rewards
-
-    def _rewarded(
-        self, problem: Problem, scored: Scored, rewards: Mapping[str, "tuple[float, ...] | Failure"]
-    ) -> Scored:
-        """Return a completion with its rewards or with the first failure of any; print each kind of failure once."""
-        values = {name: value for name, value in rewards.items() if not isinstance(value, Failure)}
-        failure = next((value for value in rewards.values() if isinstance(value, Failure)), None)
-        if failure is None:
-            return replace(scored, rewards=values)
-        if failure.kind not in self._failures_shown:
-            self._failures_shown.add(failure.kind)
-            say("train_grpo", f"warning: no reward for a completion of {problem.id}: {failure.message}")
-        return replace(scored, failure=failure)
+    def _column(
+        self, name: str, problem: Problem, scored_G: Sequence[Scored]
+    ) -> "Sequence[tuple[float, ...] | Failure]":
+        """Return one reward of each completion: a value for every step, or one for the last."""
+        if name == "steps":
+            return [tuple(step.reward for step in scored.steps) for scored in scored_G]
+        completions_G = [scored.completion for scored in scored_G]
+        if name == "reward_model":
+            assert self.reward_model is not None
+            step_ends_G = [tuple(step.end for step in scored.steps) for scored in scored_G]
+            return list(map(tuple, self.reward_model.score([each.tokens for each in completions_G], step_ends_G)))
+        grades_G = [scored.grade for scored in scored_G]
+        weight = self.config.reward.weights[name]
+        values_G = ask(name, weight, self._functions[name], problem, completions_G, grades_G)
+        return [value if isinstance(value, Failure) else (value,) for value in values_G]
 
 
 def is_masked(config: "TrainGRPOConfig", completion: "Completion") -> bool:

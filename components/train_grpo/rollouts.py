@@ -9,46 +9,27 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
-from itertools import chain, islice
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from pydantic import TypeAdapter
 from torch import Tensor
 
-from components.grading.verifier import Grade, Verdict, Verifier
-from components.policy.packing import TokenSequence
 from components.policy.parallel import Ranks
-from components.rollout.sampler import Completion, Sampler, Sampling, grade_completions
+from components.rollout.sampler import Completion, Sampler, Sampling
 from components.shared.errors import explain_out_of_memory
 from components.shared.problem import Problem
-from components.train_grpo.config import Combination, TrainGRPOConfig
-from components.train_grpo.custom_rewards import Failure
+from components.train_grpo.config import TrainGRPOConfig
 from components.train_grpo.objective import has_spread
-from components.train_grpo.process_supervision import Step
 from components.train_grpo.prompts import Prompts
-from components.train_grpo.rewards import Scored, Scorer
+from components.train_grpo.rewards import Group
 
-Score = Callable[[Sequence[Problem], Sequence[Sequence[Completion]]], list[list[Scored]]]
-"""From problems (P,) and the completions of each (P, G) to those completions with their rewards (P, G)."""
-
-
-@dataclass(frozen=True)
-class Group:
-    """A problem with the completions that are each other's baseline."""
-
-    problem: Problem
-    scored_G: list[Scored]
-
-    @property
-    def num_right(self) -> int:
-        """Completions with the right answer."""
-        return sum(scored.grade.verdict is Verdict.RIGHT for scored in self.scored_G)
-
-    @property
-    def num_scorable(self) -> int:
-        """Completions whose answer could be graded."""
-        return sum(scored.grade.verdict is not Verdict.UNSCORABLE for scored in self.scored_G)
+Score = Callable[[Sequence[Problem], Sequence[Sequence[Completion]]], list[Group]]
+"""From problems (P,) and the completions of each (P, G) to these completions with their rewards: see `Scorer`."""
+_GROUPS = TypeAdapter(list[Group])
+"""Turns groups into numbers, text, lists and dicts for a checkpoint, and back."""
+_GROUPS.rebuild(_types_namespace={"Completion": Completion})  # rewards.py cannot import it, with torch
 
 
 @dataclass
@@ -65,23 +46,27 @@ class Rollout:
     """Time to update the weights of the sampler."""
 
 
+@dataclass
 class Rollouts:
     """Samples the rollouts of a run; with `sampler.overlap` each one while the policy learns from the one before."""
 
-    def __init__(
-        self, config: TrainGRPOConfig, prompts: Prompts, sampler: Sampler, score: Score, *, ranks: Ranks
-    ) -> None:
-        self.config = config
-        self.prompts = prompts
-        self.sampler = sampler
-        self.score = score
-        self.ranks = ranks
-        self._prefetched: Future[Rollout] | None = None
+    config: TrainGRPOConfig
+    prompts: Prompts
+    sampler: Sampler
+    score: Score
+    ranks: Ranks
+    _prefetched: Future[Rollout] | None = field(default=None, init=False)
 
     def of_step(self, step: int) -> Rollout:
         """Return the rollout to learn from."""
         with self._memory():
-            return self._overlapped(step) if self.config.sampler.overlap else self._in_turn(step)
+            if self.config.sampler.overlap:
+                return self._overlapped(step)
+            sync_s = self.sampler.update_weights(step - 1)
+            rollout = self.sample(f"step {step}")
+            self.sampler.sleep()
+            rollout.sync_s = sync_s
+            return rollout
 
     def of_reference(self, number: int) -> Rollout:
         """Return a rollout from before the first step, for the reward model to learn from."""
@@ -115,23 +100,16 @@ class Rollouts:
         prefetched = None
         if self._prefetched is not None:
             shards = self.ranks.all_gather(self._prefetched.result().sampled, "the end of prefetching")
-            prefetched = [group_to_plain(group) for shard in shards for group in shard]
+            prefetched = [group for groups in shards for group in _GROUPS.dump_python(groups, mode="json")]
         return {"prompts": self.prompts.state(), "prefetched": prefetched}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from what `state` returned."""
         self.prompts.restore(state["prompts"])
         if state["prefetched"] is not None:
-            groups = [group_from_plain(values) for values in self.ranks.shard(state["prefetched"])]
+            groups = _GROUPS.validate_python(self.ranks.shard(state["prefetched"]))
             self._prefetched = Future()
             self._prefetched.set_result(Rollout(groups, groups, 0.0, 0.0))
-
-    def _in_turn(self, step: int) -> Rollout:
-        sync_s = self.sampler.update_weights(step - 1)
-        rollout = self.sample(f"step {step}")
-        self.sampler.sleep()
-        rollout.sync_s = sync_s
-        return rollout
 
     def _overlapped(self, step: int) -> Rollout:
         """Take the prefetched rollout and begin the next: what is learned from is one update old (off-policy)."""
@@ -172,8 +150,7 @@ class Rollouts:
         )
         completions_PG = self.sampler.generate([problem.question for problem in problems_P], sampling)
         sampled = time.monotonic()
-        scored_PG = self.score(problems_P, completions_PG)
-        groups = [Group(*pair) for pair in zip(problems_P, scored_PG, strict=True)]
+        groups = self.score(problems_P, completions_PG)
         return Rollout(groups, groups, sampled - started, time.monotonic() - sampled)
 
     def _seed(self, name: str, round_: int) -> str:
@@ -198,61 +175,22 @@ class Rollouts:
         return explain_out_of_memory("the rollout", *remedies)
 
 
-def scoring(scorer: Scorer, verify: Verifier) -> Score:
-    """Return the function that grades all completions in one call, which keeps every grader busy, and rewards them."""
-
-    def score(problems_P: Sequence[Problem], completions_PG: Sequence[Sequence[Completion]]) -> list[list[Scored]]:
-        answers_B = [problem.answer for problem, group in zip(problems_P, completions_PG, strict=True) for _ in group]
-        policy = scorer.checkpoint.config.answer
-        grades_B = iter(grade_completions(verify, answers_B, list(chain(*completions_PG)), policy))
-        return [
-            scorer(problem, completions_G, list(islice(grades_B, len(completions_G))))
-            for problem, completions_G in zip(problems_P, completions_PG, strict=True)
-        ]
-
-    return score
-
-
 def reward_tensors(config: TrainGRPOConfig, groups: Sequence[Group]) -> dict[str, Tensor]:
-    """Return what is normalised, each (P, K): the weighted sum of all rewards, or each of them on its own."""
+    """Return what is normalised, each (P, K): the weighted sum of all rewards, or each of them on its own.
+
+    The steps of each group's completions are laid end to end.
+    """
+
+    def padded(of_groups: Sequence[Sequence[Sequence[float]]]) -> Tensor:
+        rows = [torch.tensor([x for steps in group for x in steps], dtype=torch.float64) for group in of_groups]
+        return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=torch.nan)
+
     weights = config.reward.weights
-    if config.reward.combination is Combination.BEFORE_NORMALISATION:
-        return {"combined": _padded([[scored.combined(weights) for scored in group.scored_G] for group in groups])}
-    return {
-        name: _padded([[scored.rewards[name] for scored in group.scored_G] for group in groups]) for name in weights
-    }
+    if config.reward.combination == "before_normalisation":
+        return {"combined": padded([[scored.combined(weights) for scored in group.scored_G] for group in groups])}
+    return {name: padded([[scored.rewards[name] for scored in group.scored_G] for group in groups]) for name in weights}
 
 
 def differs(config: TrainGRPOConfig, group: Group) -> bool:
     """Return whether a group's rewards differ, so that there is something to learn from it."""
     return any(bool(has_spread(rewards_PK).item()) for rewards_PK in reward_tensors(config, [group]).values())
-
-
-def _padded(rewards_PGK: Sequence[Sequence[Sequence[float]]]) -> Tensor:
-    """Lay the steps of each group's completions end to end."""
-    rows = [torch.tensor([x for steps in group for x in steps], dtype=torch.float64) for group in rewards_PGK]
-    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=torch.nan)
-
-
-def group_to_plain(group: Group) -> dict[str, Any]:
-    """Return a group as numbers, text, lists and dicts, for a checkpoint."""
-    scored_G = [asdict(scored) for scored in group.scored_G]
-    for scored in scored_G:
-        scored["grade"]["verdict"] = scored["grade"]["verdict"].value
-    return {"problem": group.problem.model_dump(mode="json"), "scored_G": scored_G}
-
-
-def group_from_plain(values: dict[str, Any]) -> Group:
-    """Return the group of which `group_to_plain` returned the values."""
-    return Group(Problem.model_validate(values["problem"]), [_scored_from_plain(each) for each in values["scored_G"]])
-
-
-def _scored_from_plain(values: dict[str, Any]) -> Scored:
-    completion, grade, failure = values["completion"], values["grade"], values["failure"]
-    return Scored(
-        completion=Completion(**{**completion, "tokens": TokenSequence(**completion["tokens"])}),
-        grade=Grade(**{**grade, "verdict": Verdict(grade["verdict"])}),
-        steps=tuple(Step(**step) for step in values["steps"]),
-        rewards=dict(values["rewards"]),
-        failure=Failure(**failure) if failure else None,
-    )

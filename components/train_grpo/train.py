@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from components.cluster.config import current_stage
@@ -55,39 +55,34 @@ def sampling_services(config: TrainGRPOConfig, reference: Path, work: Path) -> I
     The processes find both in environment variables, and servers that are named there already are used. On a cluster
     the servers are pods of the job, and the folder is on the volume.
     """
-    servers = config.sampler.servers
-    if servers is None and config.sampler.vllm is None:
-        yield
-        return
-    stage = current_stage()
-    if stage is not None:
-        if servers is not None and not stage.config.rollout_servers:
-            raise PipelineError("sampler.servers needs pods to run in: set cluster.rollout_servers to their number")
-        (work / "weights").mkdir(exist_ok=True)
-        with _default_variable(WEIGHTS_VARIABLE, str(work / "weights")):
-            yield
-        return
-    with memory_folder(reference, work / "weights") as folder, _default_variable(WEIGHTS_VARIABLE, str(folder)):
-        if servers is None or SERVERS_VARIABLE in os.environ:
-            yield
-            return
-        from components.cluster.servers import vllm_servers
+    servers, stage, weights = config.sampler.servers, current_stage(), work / "weights"
+    with ExitStack() as stack:
+        if servers is None and config.sampler.vllm is None:
+            pass
+        elif stage is not None:
+            if servers is not None and not stage.config.rollout_servers:
+                raise PipelineError("sampler.servers needs pods to run in: set cluster.rollout_servers to their number")
+            weights.mkdir(exist_ok=True)
+            stack.enter_context(_default_variable(WEIGHTS_VARIABLE, str(weights)))
+        else:
+            folder = stack.enter_context(memory_folder(reference, weights))
+            stack.enter_context(_default_variable(WEIGHTS_VARIABLE, str(folder)))
+            if servers is not None and SERVERS_VARIABLE not in os.environ:
+                from components.cluster.servers import vllm_servers
 
-        with (
-            vllm_servers(reference, servers, dtype=config.engine.dtype, logs=work / "servers") as urls,
-            _default_variable(SERVERS_VARIABLE, ",".join(urls)),
-        ):
-            yield
+                urls = vllm_servers(reference, servers, dtype=config.engine.dtype, logs=work / "servers")
+                variable = _default_variable(SERVERS_VARIABLE, ",".join(stack.enter_context(urls)))
+                stack.enter_context(variable)
+        yield
 
 
 @contextmanager
 def _default_variable(name: str, value: str) -> Iterator[None]:
     """Set an environment variable for the processes that are started in the block, unless it is set already."""
-    if name in os.environ:
-        yield
-        return
-    os.environ[name] = value
+    is_set = name in os.environ
+    os.environ.setdefault(name, value)
     try:
         yield
     finally:
-        del os.environ[name]
+        if not is_set:
+            del os.environ[name]

@@ -5,7 +5,7 @@ Shape suffixes as in objective.py: B completions of the rollout, M all their com
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -15,52 +15,43 @@ from components.policy.checkpoint import Checkpoint
 from components.policy.engine import Policy
 from components.policy.logprobs import completion_logprobs
 from components.policy.lora import merged_state_dict
-from components.policy.packing import MicroBatch, TokenSequence, pack_shard
+from components.policy.packing import MicroBatch, pack_shard
 from components.policy.training import learning_rate, memory_for_passes, memory_for_update
 from components.shared.progress import Progress, progress, say
-from components.train_grpo.config import KLPlacement, ReferencePlacement, TrainGRPOConfig
-from components.train_grpo.metrics import (
-    History,
-    UpdateMetrics,
-    completion_records,
-    rollout_metrics,
-    row_of,
-)
-from components.train_grpo.monitoring import StepTimer, UtilisationMeter, require_scorable
+from components.train_grpo.config import TrainGRPOConfig
+from components.train_grpo.metrics import History, completion_records, figures_without_update, rollout_metrics, row_of
+from components.train_grpo.monitoring import StepTimer, require_scorable
 from components.train_grpo.objective import kl_to_reference
 from components.train_grpo.reference import Reference
 from components.train_grpo.reward_model import RewardModelTraining
-from components.train_grpo.rollouts import Group, Rollout, Rollouts
-from components.train_grpo.update import Experience, Minibatch, make_experience, split_minibatches, update
+from components.train_grpo.rewards import Group
+from components.train_grpo.rollouts import Rollout, Rollouts
+from components.train_grpo.update import (
+    Experience,
+    Minibatch,
+    make_experience,
+    rollout_advantages,
+    split_minibatches,
+    update,
+)
 
 _STAGE = "train_grpo"
 
 
+@dataclass
 class Trainer:
     """A run: the policy under training, what it learns from, and the reference it is kept close to."""
 
-    def __init__(
-        self,
-        config: TrainGRPOConfig,
-        checkpoint: Checkpoint,
-        *,
-        policy: Policy,
-        rollouts: Rollouts,
-        reference: Reference | None,
-        reward_model: RewardModelTraining | None,
-        utilisation: UtilisationMeter,
-    ) -> None:
-        self.config = config
-        self.checkpoint = checkpoint
-        self.policy = policy
-        self.rollouts = rollouts
-        self.reference = reference
-        self.reward_model = reward_model
-        self.history = History()
-        self._utilisation = utilisation
-        self._ranks = policy.ranks
+    config: TrainGRPOConfig
+    checkpoint: Checkpoint
+    policy: Policy
+    rollouts: Rollouts
+    reference: Reference | None
+    reward_model: RewardModelTraining | None
+    timer: StepTimer
+    history: History = field(default_factory=History)
 
-    def run(self, *, steps_done: int, after_step: Callable[[int], None]) -> History:
+    def run(self, *, steps_done: int, after_step: Callable[[int], None]) -> None:
         """Run algorithm 1 from after `steps_done` steps to its end."""
         config = self.config
         steps_per_iteration = config.num_steps // config.num_iterations
@@ -72,24 +63,14 @@ class Trainer:
                 iteration, place = divmod(step - 1, steps_per_iteration)
                 if iteration and not place:
                     self._begin_iteration(iteration)  # lines 2, 3 and 12
-                timer = StepTimer()
+                self.timer.start()
                 rollout = self.rollouts.of_step(step)  # lines 5 to 7
                 require_scorable(config, rollout.sampled)
                 if self.reward_model and iteration + 1 < config.num_iterations:
                     self.reward_model.collect(rollout.sampled)
-                figures, batches = self._learn(rollout.trained, step, timer)  # lines 8 to 11
-                self._record(step, rollout, figures, batches, timer, bar)
+                figures, batches = self._learn(rollout.trained, step)  # lines 8 to 11
+                self._record(step, rollout, figures, batches, bar)
                 after_step(step)
-        return self.history
-
-    def _begin_iteration(self, iteration: int) -> None:
-        """Retrain the reward model on the completions of the last iteration, and make the policy the reference."""
-        if self.reward_model:
-            self.history.reward_model.append(row_of(self.reward_model.retrain(iteration)))
-        if self.reference:
-            with self.policy.gather_full_parameters():
-                self.reference.load(merged_state_dict(self.checkpoint.model))
-            say(_STAGE, "a new iteration begins: the policy is the reference now")
 
     def _fit_first_reward_model(self, training: RewardModelTraining) -> None:
         """Fit a new reward model to rollouts of the reference, before anything is learned from its rewards."""
@@ -100,76 +81,83 @@ class Trainer:
         if training.collected:
             self.history.reward_model.append(row_of(training.retrain(0)))
 
-    def _learn(
-        self, groups: Sequence[Group], step: int, timer: StepTimer
-    ) -> tuple[dict[str, float], Sequence[MicroBatch]]:
+    def _begin_iteration(self, iteration: int) -> None:
+        """Retrain the reward model on the completions of the last iteration, and make the policy the reference."""
+        if self.reward_model:
+            self.history.reward_model.append(row_of(self.reward_model.retrain(iteration)))
+        if self.reference:
+            with self.policy.gather_full_parameters():
+                self.reference.load(merged_state_dict(self.checkpoint.model))
+            say(_STAGE, "a new iteration begins: the policy is the reference now")
+
+    def _learn(self, groups: Sequence[Group], step: int) -> tuple[dict[str, float], Sequence[MicroBatch]]:
         """Compute advantages and update the policy; return the metrics and micro-batches of the update."""
-        rate = self._learning_rate(step)
+        config = self.config
+        rate = learning_rate(
+            step - 1,
+            peak=config.learning_rate,
+            warmup_steps=config.warmup_steps,
+            num_steps=config.num_steps,
+            final_fraction=config.final_learning_rate_fraction,
+        )
         if not groups:  # dynamic sampling has replaced all of them
-            return UpdateMetrics.of_no_update(rate), []
-        with timer.phase("reference_s"):
+            return figures_without_update(rate), []
+        with self.timer.phase("reference_s"):
             experience, minibatches = self._prepare(groups)
-        self.history.completions += completion_records(self.config, groups, experience.advantages_M, step=step)
-        with timer.phase("update_s"), memory_for_update(_STAGE, self.config.engine):
-            figures = update(self.config, self.policy, minibatches, experience, rate)
+        self.history.completions += completion_records(config, groups, experience.advantages_M, step=step)
+        with self.timer.phase("update_s"), memory_for_update(_STAGE, config.engine):
+            figures = update(config, self.policy, minibatches, experience, rate)
         return figures, [batch for minibatch in minibatches for batch in minibatch.shard.batches]
 
     def _prepare(self, groups: Sequence[Group]) -> tuple[Experience, list[Minibatch]]:
         """Return what the update learns from, with the log-probabilities of the reference."""
-        kl, device = self.config.loss.kl, self.checkpoint.device
-        if self.reference is None or kl.placement is KLPlacement.LOSS:
-            experience = make_experience(self.config, groups, device)
-        else:
-            sequences_B = [scored.completion.tokens for group in groups for scored in group.scored_G]
-            with self._memory_for_logprobs(), self.reference.onloaded() as reference:
-                old_M, reference_M = (self._logprobs(scorer, sequences_B) for scorer in (self.policy, reference))
-            experience = make_experience(
-                self.config, groups, device, self._kl_penalties(old_M, reference_M, sequences_B)
-            )
-            experience.old_logprobs_M, experience.reference_logprobs_M = old_M, reference_M
-        minibatches = split_minibatches(self.config, experience, ranks=self._ranks)
-        if self.reference is not None and experience.reference_logprobs_M is None and minibatches:
+        kl_in_loss = self.config.loss.kl.placement == "loss"
+        experience = make_experience(self.config, groups, self.checkpoint.device)
+        if self.reference and not kl_in_loss:
+            self._take_kl_off_rewards(self.reference, groups, experience)
+        minibatches = split_minibatches(self.config, experience, ranks=self.policy.ranks)
+        if self.reference and kl_in_loss and minibatches:
             batches = [batch for minibatch in minibatches for batch in minibatch.shard.all_batches]
             with self._memory_for_logprobs(), self.reference.onloaded() as reference:
                 experience.reference_logprobs_M = completion_logprobs(reference, batches, len(experience.advantages_M))
         return experience, minibatches
 
-    def _kl_penalties(self, old_M: Tensor, reference_M: Tensor, sequences_B: Sequence[TokenSequence]) -> Tensor:
-        """Return what each completion's reward is reduced by: beta times the sum of its tokens' KL estimates."""
+    def _take_kl_off_rewards(self, reference: Reference, groups: Sequence[Group], experience: Experience) -> None:
+        """Take beta times the sum of its tokens' KL estimates off the reward of each completion."""
         kl = self.config.loss.kl
+        with self._memory_for_logprobs(), reference.onloaded():
+            old_M, reference_M = (self._logprobs(scorer, experience) for scorer in (self.policy, reference))
         kl_M = kl_to_reference(old_M, reference_M, torch.ones_like(old_M), kl.estimator)
-        parts = kl_M.cpu().split([len(sequence.completion_ids) for sequence in sequences_B])
-        return kl.coefficient * torch.stack([part.sum() for part in parts])
+        penalties_B = [kl.coefficient * part.sum() for part in kl_M.cpu().split(experience.num_tokens_B)]
+        experience.advantages_M = rollout_advantages(self.config, groups, torch.stack(penalties_B)).to(kl_M.device)
+        experience.old_logprobs_M, experience.reference_logprobs_M = old_M, reference_M
 
-    def _logprobs(self, scorer: Policy | Reference, sequences_B: Sequence[TokenSequence]) -> Tensor:
+    def _logprobs(self, scorer: Policy | Reference, experience: Experience) -> Tensor:
         """Return the log-probability of every completion token (M,): each process computes those of its shard."""
         shard = pack_shard(
-            self._ranks,
-            sequences_B,
+            self.policy.ranks,
+            experience.sequences_B,
             max_tokens=self.config.engine.micro_batch_tokens,
             device=self.checkpoint.device,
-            indices=range(len(sequences_B)),
+            indices=range(len(experience.sequences_B)),
         )
-        num_tokens = sum(len(sequence.completion_ids) for sequence in sequences_B)
-        of_shard_M = completion_logprobs(scorer, shard.all_batches, num_tokens)
-        of_ranks = self._ranks.all_gather(of_shard_M.cpu(), "the log-probabilities of a rollout")
+        of_shard_M = completion_logprobs(scorer, shard.all_batches, len(experience.advantages_M))
+        of_ranks = self.policy.ranks.all_gather(of_shard_M.cpu(), "the log-probabilities of a rollout")
         # Tokens of dummy batches were computed by several processes: the values differ only by rounding.
         return torch.stack(of_ranks).nanmean(0).to(self.checkpoint.device)
 
+    def _memory_for_logprobs(self) -> AbstractContextManager[None]:
+        """Name the keys that lower the memory for the reference or a forward pass where it runs out."""
+        replicated = self.config.reference == "replicated"
+        remedies = [f"set {_STAGE}.reference: sharded or offloaded (it is replicated)"] if replicated else []
+        return memory_for_passes(_STAGE, self.config.engine, "the log-probabilities of a rollout", *remedies)
+
     def _record(
-        self,
-        step: int,
-        rollout: Rollout,
-        figures: Mapping[str, float],
-        batches: Sequence[MicroBatch],
-        timer: StepTimer,
-        bar: Progress,
+        self, step: int, rollout: Rollout, figures: Mapping[str, float], batches: Sequence[MicroBatch], bar: Progress
     ) -> None:
         row = {"step": step, **rollout_metrics(self.config, rollout, self.checkpoint.config.answer), **figures}
+        timing = self.timer.row(step, rollout, batches, self.policy.ranks)
         self.history.curves.append(row_of(row))
-        update_s = timer.seconds["update_s"]
-        utilisation = self._utilisation.of_update(batches, update_s) if update_s else 0.0
-        timing = timer.row(step, rollout, utilisation=utilisation, ranks=self._ranks)
         self.history.timings.append(timing)
         bar.advance(
             reward=row["reward"],
@@ -179,30 +167,13 @@ class Trainer:
             tokens_per_s=timing["tokens_per_s"],
         )
 
-    def _learning_rate(self, step: int) -> float:
-        return learning_rate(
-            step - 1,
-            peak=self.config.learning_rate,
-            warmup_steps=self.config.warmup_steps,
-            num_steps=self.config.num_steps,
-            final_fraction=self.config.final_learning_rate_fraction,
-        )
-
-    def _memory_for_logprobs(self) -> AbstractContextManager[None]:
-        """Name the keys that lower the memory for the reference or a forward pass where it runs out."""
-        placement = self.config.reference
-        remedies = []
-        if placement is ReferencePlacement.REPLICATED:
-            remedies = [f"set {_STAGE}.reference: sharded or offloaded (it is {placement})"]
-        return memory_for_passes(_STAGE, self.config.engine, "the log-probabilities of a rollout", *remedies)
-
     def state(self) -> dict[str, Any]:
         """Return all that further steps depend on beside the policy and random numbers, as plain values."""
         return {
             "history": asdict(self.history),
             "rollouts": self.rollouts.state(),
-            "reference": self.reference and self.reference.state(main=self._ranks.is_main),
-            "reward_model": self.reward_model and self.reward_model.state(main=self._ranks.is_main),
+            "reference": self.reference and self.reference.state(main=self.policy.ranks.is_main),
+            "reward_model": self.reward_model and self.reward_model.state(main=self.policy.ranks.is_main),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 import os
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 from components.grading.verifier import Verifier
@@ -18,26 +19,21 @@ from components.policy.training import (
     make_deterministic,
     memory_for_loading,
 )
-from components.rollout.sampler import Sampler
+from components.rollout.sampler import Sampler, grade_completions
 from components.rollout.transformers_sampler import ShardedSampler, TransformersSampler
 from components.rollout.vllm.engine import VllmEngine
 from components.rollout.vllm.sampler import Engine, VllmSampler
 from components.rollout.vllm.servers import VllmServers
 from components.shared.environment import SERVERS_VARIABLE, WEIGHTS_VARIABLE
+from components.shared.errors import PipelineError
 from components.shared.problem import Problem, Split, read_problems
 from components.train_grpo.config import TrainGRPOConfig
-from components.train_grpo.monitoring import (
-    UtilisationMeter,
-    require_learning,
-    require_signal,
-    signal_limit_reached,
-    warn_without_signal,
-)
+from components.train_grpo.monitoring import StepTimer, missing_signal, require_learning
 from components.train_grpo.prompts import Prompts
 from components.train_grpo.reference import Reference
 from components.train_grpo.reward_model import RewardModel, RewardModelTraining
 from components.train_grpo.rewards import Scorer, require_rewards
-from components.train_grpo.rollouts import Rollouts, scoring
+from components.train_grpo.rollouts import Rollouts
 from components.train_grpo.trainer import Trainer
 
 _NUM_PROBES = 8
@@ -65,20 +61,21 @@ def train_rank(
             curves = trainer.history.curves
 
             def after_step(step: int) -> None:
-                warn_without_signal(curves)
-                last = signal_limit_reached(config, curves)
-                accuracy = curves[-1]["accuracy"]
+                problem, accuracy = missing_signal(config, curves), curves[-1]["accuracy"]
+                last = problem is not None
                 resumption.after_step(step, trainer.policy, trainer.state, stop=stop, score=accuracy, last=last)
-                require_signal(config, curves)
+                if problem:
+                    raise PipelineError(problem)
 
-            require_signal(config, curves)  # of a resumed run, before another step
-            history = trainer.run(steps_done=resumption.steps_done, after_step=after_step)
+            if problem := missing_signal(config, curves):  # of a resumed run, before another step
+                raise PipelineError(problem)
+            trainer.run(steps_done=resumption.steps_done, after_step=after_step)
             require_learning(config, curves)
             with trainer.policy.gather_full_parameters():
                 if ranks.is_main:
                     save(checkpoint, policy)
             if ranks.is_main:
-                history.write(training, timings)
+                trainer.history.write(training, timings)
                 if trainer.reward_model:
                     trainer.reward_model.model.save(training / "reward_model")
             ranks.barrier("the end")
@@ -95,39 +92,27 @@ def build_trainer(
 ) -> Trainer:
     """Return the trainer of a new run, in which policy and reference are equal, or of one that was `saved`."""
     disable_dropout(checkpoint.model)
-    reference = reward_model = None
+    temperature, reference, reward_model = config.sampling.temperature, None, None
     if config.loss.kl.coefficient > 0:
-        reference = Reference(checkpoint.model, config.reference, temperature=config.sampling.temperature)
+        reference = Reference(checkpoint.model, config.reference, temperature=temperature)
     if config.reward.model is not None:
-        max_tokens = config.engine.micro_batch_tokens
-        reward_model = RewardModel.load(config.reward.model, checkpoint, micro_batch_tokens=max_tokens)
-    utilisation = UtilisationMeter(config, checkpoint)  # counted before weights are sharded
-    policy = _make_policy(config, checkpoint, saved)
+        reward_model = RewardModel(config.reward.model, checkpoint, config.engine.micro_batch_tokens)
+    timer = StepTimer(config, checkpoint)  # it counts weights before they are sharded
+    add_adapters(checkpoint.model, config.engine.lora, seed=config.seed)
+    model = LogprobModel(checkpoint.model, temperature=temperature)
+    if saved:
+        load_parameters(model, saved.policy)
+    policy = Policy(model, config.engine)
     sampler.attach(policy, [checkpoint.example(problem) for problem in problems[:_NUM_PROBES]])
     prompts = Prompts(problems, config.prompts, seed=config.seed)
-    score = scoring(Scorer(config, checkpoint, reward_model), verify)
-    trainer = Trainer(
-        config,
-        checkpoint,
-        policy=policy,
-        rollouts=Rollouts(config, prompts, sampler, score, ranks=policy.ranks),
-        reference=reference,
-        reward_model=RewardModelTraining(config, reward_model) if reward_model else None,
-        utilisation=utilisation,
-    )
+    score = Scorer(config, checkpoint, partial(grade_completions, verify), reward_model)
+    rollouts = Rollouts(config, prompts, sampler, score, policy.ranks)
+    training = RewardModelTraining(config, reward_model) if reward_model else None
+    trainer = Trainer(config, checkpoint, policy, rollouts, reference, training, timer)
     if saved:
         policy.load_state(saved.policy)
         trainer.restore(saved.values)
     return trainer
-
-
-def _make_policy(config: TrainGRPOConfig, checkpoint: Checkpoint, saved: TrainingCheckpoint | None) -> Policy:
-    """Put the model of a checkpoint, with its adapters and the weights that were saved, under training."""
-    add_adapters(checkpoint.model, config.engine.lora, seed=config.seed)
-    model = LogprobModel(checkpoint.model, temperature=config.sampling.temperature)
-    if saved:
-        load_parameters(model, saved.policy)
-    return Policy(model, config.engine)
 
 
 def make_sampler(config: TrainGRPOConfig, checkpoint: Checkpoint, reference: Path, log: Path) -> Sampler:

@@ -125,7 +125,7 @@ def run_of(params: Params, num_gpus: int, mean_completion_tokens: float | None) 
         offload=engine.offload,
         lora_rank=engine.lora.rank if engine.lora else 0,
         lora_targets=tuple(engine.lora.targets) if engine.lora else (),
-        reference=config.reference.value if config.loss.kl.coefficient else "none",
+        reference=config.reference if config.loss.kl.coefficient else "none",
         sampler="vllm_server" if sampler.servers else "vllm" if vllm else "transformers",
         max_batch_size=config.sampling.max_batch_size,
         num_servers=num_servers,

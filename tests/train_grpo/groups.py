@@ -9,8 +9,7 @@ from components.policy.packing import TokenSequence
 from components.rollout.sampler import Completion
 from components.shared.answer_policy import AnswerPolicy
 from components.train_grpo.process_supervision import Step, outcome
-from components.train_grpo.rewards import Scored
-from components.train_grpo.rollouts import Group
+from components.train_grpo.rewards import Group, Scored
 from tests import tiny
 
 

@@ -1,6 +1,7 @@
 """What ranks do in tests of the reference."""
 
 from pathlib import Path
+from typing import get_args
 
 import torch
 
@@ -19,7 +20,7 @@ def compare(config: TrainGRPOConfig, *, folder: Path) -> dict[str, float]:
     examples = [checkpoint.example(problem) for problem in tiny.PROBLEMS[:4]]
     batches = tiny.batches(examples, 60)
     num_tokens = sum(len(example.completion_ids) for example in examples)
-    references = [Reference(checkpoint.model, placement, temperature=0.7) for placement in ReferencePlacement]
+    references = [Reference(checkpoint.model, placement, temperature=0.7) for placement in get_args(ReferencePlacement)]
     result = {}
     for name, model in (("first", checkpoint.model), ("other", other.model)):
         scores = []

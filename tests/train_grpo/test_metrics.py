@@ -20,17 +20,13 @@ from components.train_grpo.metrics import (
     Row,
     UpdateMetrics,
     completion_records,
-    mean,
+    figures_without_update,
     rollout_metrics,
 )
-from components.train_grpo.monitoring import (
-    require_learning,
-    require_signal,
-    signal_limit_reached,
-    warn_without_signal,
-)
+from components.train_grpo.monitoring import missing_signal, require_learning
 from components.train_grpo.objective import TokenObjective, Tokens
-from components.train_grpo.rollouts import Group, Rollout
+from components.train_grpo.rewards import Group
+from components.train_grpo.rollouts import Rollout
 from components.train_grpo.train import train
 from components.train_grpo.update import rollout_advantages
 from tests import tiny
@@ -127,7 +123,8 @@ def test_a_reward_that_failed_is_counted_and_left_out_of_the_means() -> None:
     failure = Failure("reward mine:own raised KeyError", "reward mine:own raised KeyError: 'a' (mine.py, line 2)")
     weights = {"accuracy": 1.0, "mine:own": 0.5}
     worth = [scored({"accuracy": [value], "mine:own": [1]}) for value in (1, 1, 0)]
-    failed = replace(scored({name: [1] for name in weights}, verdict=Verdict.WRONG).without_reward(), failure=failure)
+    failed = scored({name: [math.nan] for name in weights}, verdict=Verdict.WRONG)
+    failed.failure = failure
     result = _metrics([group(*worth, failed)], reward__weights=weights)
     assert (result["reward_failures"], result["unscorable_fraction"]) == (1, 1 / 4)
     assert (result["reward"], result["reward_accuracy"], result["reward_mine_own"]) == pytest.approx(
@@ -142,14 +139,6 @@ def test_reasoning_counts_before_an_answer_where_the_prompt_asks_for_it() -> Non
     boxed = group(*(replace(each, completion=completion(text=r"So \boxed{1}")) for each in boxed.scored_G))
     assert _metrics([boxed], policy=AnswerPolicy.BOXED)["worked_fraction"] == 1
     assert _metrics([boxed], policy=AnswerPolicy.MARKED)["worked_fraction"] == 0
-
-
-def test_the_mean_is_over_numbers_only() -> None:
-    """NaN is left out; nothing has no mean, which is not the mean zero."""
-    assert mean([1, math.nan, 3]) == 2
-    assert mean([True, False, False, False]) == 0.25
-    assert math.isnan(mean([math.nan]))
-    assert math.isnan(mean([]))
 
 
 def test_records_name_problem_and_sample() -> None:
@@ -195,7 +184,7 @@ def test_records_have_the_grade_and_its_reason() -> None:
     """Extracted answer, verdict and reason of the grader, and which reward failed, if one did."""
     config = grpo_config(group_size=2)
     right, wrong = (graded("7", completion(text=text)) for text in ("#### 7", "seven"))
-    failed = replace(right.without_reward(), failure=Failure("kind", "reward mine:own returned None"))
+    failed = replace(right, rewards={"accuracy": (math.nan,)}, failure=Failure("", "reward mine:own returned None"))
     groups = [group(failed, wrong)]
     first, second = _records(config, groups)
     assert (first["verdict"], first["extracted"], first["reason"]) == ("right", "7", right.grade.reason)
@@ -279,7 +268,7 @@ def test_what_optimizer_steps_return_is_averaged_over_them() -> None:
 
 def test_no_update_has_the_same_columns_as_an_update() -> None:
     """No gradient, and nothing that was measured."""
-    nothing = UpdateMetrics.of_no_update(0.25)
+    nothing = figures_without_update(0.25)
     assert set(nothing) == set(_update_metrics().figures([STEP]))
     measured = {name: value for name, value in nothing.items() if not math.isnan(value)}
     assert measured == {"loss": 0.0, "gradient_norm": 0.0, "learning_rate": 0.25}
@@ -318,16 +307,14 @@ def _rows(*kinds: str) -> list[Row]:
 )
 def test_the_limit_is_of_steps_in_a_row(kinds: Sequence[str], reached: bool) -> None:
     """A step with a signal, or with nothing left to learn, begins the count anew."""
-    rows = _rows(*kinds)
-    assert signal_limit_reached(grpo_config(reward__max_steps_without_signal=3), rows) is reached
-    assert not signal_limit_reached(grpo_config(reward__max_steps_without_signal=0), rows)
+    problem = missing_signal(grpo_config(reward__max_steps_without_signal=3), _rows(*kinds))
+    assert (problem is not None) is reached
+    assert missing_signal(grpo_config(reward__max_steps_without_signal=0), _rows(*kinds)) is None
 
 
 def test_the_error_names_the_figures_and_what_to_do() -> None:
     """In one line, with the keys that it takes."""
-    with pytest.raises(PipelineError) as error:
-        require_signal(grpo_config(reward__max_steps_without_signal=3), _rows(*[EQUAL] * 3))
-    message = str(error.value)
+    message = str(missing_signal(grpo_config(reward__max_steps_without_signal=3), _rows(*[EQUAL] * 3)))
     assert message.startswith("no learning signal in the last 3 steps: the rewards of each group were all equal")
     assert "(accuracy 0.5, truncated 0.25)" in message
     assert "train_grpo.reward.weights" in message
@@ -339,7 +326,7 @@ def test_a_warning_is_printed_once_in_a_row_of_such_steps(capsys: pytest.Capture
     """Long before the run stops."""
     kinds = [EQUAL] * 8 + [DIFFERENT] + [EQUAL] * 5
     for number in range(1, len(kinds) + 1):
-        warn_without_signal(_rows(*kinds[:number]))
+        missing_signal(grpo_config(), _rows(*kinds[:number]))
     warned = capsys.readouterr().out.splitlines()
     assert len(warned) == 2
     assert all(line.startswith("train_grpo: warning: no learning signal in the last 5 steps") for line in warned)

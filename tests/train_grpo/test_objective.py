@@ -2,6 +2,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Callable, Sequence
+from typing import Literal, get_args
 
 import pytest
 import torch
@@ -16,32 +17,23 @@ from components.train_grpo.config import (
     KLEstimator,
     LossConfig,
     PolicyLoss,
-    RatioLevel,
 )
 from components.train_grpo.objective import (
     Tokens,
     advantages,
-    cispo,
     clipped_high,
     clipped_low,
-    clipped_surrogate,
     has_spread,
     importance_weights,
-    k1,
-    k2,
-    k3,
     kl_to_reference,
     policy_objective,
     policy_ratio,
-    sequence_ratio,
     token_advantages,
-    token_ratio,
     token_weights,
 )
 
 NAN = math.nan
-ESTIMATORS = list(AdvantageEstimator)
-SCALE_FREE = [AdvantageEstimator.Z_SCORE, AdvantageEstimator.Z_SCORE_BESSEL, AdvantageEstimator.BATCH_STD]
+ESTIMATORS: tuple[AdvantageEstimator, ...] = get_args(AdvantageEstimator)
 EIGHTHS = st.integers(-800, 800).map(lambda number: number / 8)
 """Rewards that are equal or far apart, and exact in binary."""
 ROLLOUTS = st.integers(2, 6).flatmap(
@@ -56,9 +48,8 @@ def _tensor(*values: float) -> Tensor:
 # Advantages -----------------------------------------------------------------------------------------------------------
 
 
-def _advantages(estimator: str, *rewards_PK: Sequence[float]) -> list[list[float]]:
-    rewards = torch.tensor(rewards_PK, dtype=torch.float64)
-    result: list[list[float]] = advantages(rewards, AdvantageEstimator(estimator)).tolist()
+def _advantages(estimator: AdvantageEstimator, *rewards_PK: Sequence[float]) -> list[list[float]]:
+    result: list[list[float]] = advantages(torch.tensor(rewards_PK, dtype=torch.float64), estimator).tolist()
     return result
 
 
@@ -72,19 +63,12 @@ def _advantages(estimator: str, *rewards_PK: Sequence[float]) -> list[list[float
         ("batch_std", 1 / math.sqrt(3), -math.sqrt(3)),
     ],
 )
-def test_advantages_of_three_right_and_one_wrong_answer(estimator: str, right: float, wrong: float) -> None:
+def test_advantages_of_three_right_and_one_wrong_answer(
+    estimator: AdvantageEstimator, right: float, wrong: float
+) -> None:
     """The worked example: mean 3/4, deviation 0.433 biased and 1/2 unbiased; the others' means are 2/3 and 1."""
     (result,) = _advantages(estimator, [1, 1, 1, 0])
     assert result == pytest.approx([right] * 3 + [wrong], rel=1e-12)
-
-
-def test_batch_std_divides_by_the_deviation_of_the_whole_rollout() -> None:
-    """Four of eight are right: all groups are divided by 1/2, and a zero-variance one counts in it as well."""
-    assert _advantages("batch_std", [1, 1, 1, 0], [1, 0, 0, 0]) == [[0.5, 0.5, 0.5, -1.5], [1.5, -0.5, -0.5, -0.5]]
-    deviation = math.sqrt(15) / 8  # of three ones among eight
-    first, second = _advantages("batch_std", [1, 1, 1, 0], [0, 0, 0, 0])
-    assert first == pytest.approx([0.25 / deviation] * 3 + [-0.75 / deviation], rel=1e-12)
-    assert second == [0.0] * 4
 
 
 _FORMULAS: dict[str, Callable[[float, list[float], list[float]], float]] = {
@@ -123,55 +107,11 @@ def test_a_zero_variance_group_has_advantage_exactly_zero(
     assert _advantages(estimator, group, (1, 0, 0))[0] == [0.0, 0.0, 0.0]
 
 
-@pytest.mark.parametrize("estimator", ESTIMATORS)
-def test_missing_rewards_are_left_out_of_the_statistics(estimator: AdvantageEstimator) -> None:
-    """NaN counts in no statistic, its own advantage is zero, and one reward alone has nothing to be compared with."""
-    with_missing, without = ([1.0, NAN, 1.0, 1.0, 0.0, NAN], [1.0, 1.0, 1.0, 0.0])
-    (result,), (expected,) = _advantages(estimator, with_missing), _advantages(estimator, without)
-    assert result == [expected[0], 0.0, expected[1], expected[2], expected[3], 0.0]
-    assert _advantages(estimator, [NAN, 1, NAN]) == [[0.0] * 3]
-    assert _advantages(estimator, [NAN] * 4, without)[1] == expected
-
-
-@pytest.mark.parametrize("estimator", ESTIMATORS)
-@settings(deadline=None)
-@given(data=st.data(), rewards_PK=ROLLOUTS, shift=EIGHTHS, scale=st.floats(0.5, 10))
-def test_advantages_are_relative_to_the_group(
-    estimator: AdvantageEstimator, data: st.DataObject, rewards_PK: list[list[float]], shift: float, scale: float
-) -> None:
-    """They sum to zero, a shift changes nothing, a scale only what no deviation divides, and the order nothing."""
-    expected = _advantages(estimator, *rewards_PK)
-    assert all(sum(row) == pytest.approx(0, abs=1e-9) for row in expected)
-    factor = 1.0 if estimator in SCALE_FREE else scale
-    moved = [[reward * scale + shift for reward in rewards] for rewards in rewards_PK]
-    for result, row in zip(_advantages(estimator, *moved), expected, strict=True):
-        assert result == pytest.approx([factor * advantage for advantage in row], rel=1e-9, abs=1e-8)
-    columns = data.draw(st.permutations(range(len(rewards_PK[0]))))
-    permuted = _advantages(estimator, *([row[column] for column in columns] for row in rewards_PK[::-1]))
-    for result, row in zip(permuted, expected[::-1], strict=True):
-        assert result == pytest.approx([row[column] for column in columns], rel=1e-9, abs=1e-9)
-
-
-@pytest.mark.parametrize("estimator", [each for each in ESTIMATORS if each is not AdvantageEstimator.BATCH_STD])
-def test_groups_are_independent(estimator: AdvantageEstimator) -> None:
-    """Each row is normalised on its own, unless the deviation is meant to be that of the rollout."""
-    both = _advantages(estimator, [1, 0, 0, 0], [50, -50, 7, 7])
-    assert both == [*_advantages(estimator, [1, 0, 0, 0]), *_advantages(estimator, [50, -50, 7, 7])]
-
-
 def test_spread_is_decided_by_the_rewards_themselves() -> None:
     """Differences below a millionth are rounding; missing rewards are no difference, nor is nothing at all."""
     groups = [[1, 1 + 5e-7, 1], [1, 1 + 2e-6, 1], [0, 1, NAN], [1, NAN, 1], [-1, NAN, -1], [NAN] * 3, [NAN, 1, NAN]]
     result = has_spread(torch.tensor(groups, dtype=torch.float64))
     assert result.tolist() == [False, True, True, False, False, False, False]
-
-
-def test_a_token_sums_the_advantages_of_the_steps_that_end_at_it_or_later() -> None:
-    """By hand: what follows the last step's end gets zero, no completion sees another's steps, padding is no step."""
-    one = token_advantages(_tensor(1.0, -2.0, 0.5, 0.25, -1.0)[None], [[(2, 4), (1, 2, 3)]], [[5, 3]])
-    assert one.tolist() == [-1.0, -1.0, -2.0, -2.0, 0.0, -0.25, -0.75, -1.0]
-    padded = torch.tensor([[1.0, 2.0, 3.0], [4.0, 99.0, 99.0]], dtype=torch.float64)
-    assert token_advantages(padded, [[(1,), (1, 2)], [(2,)]], [[1, 2], [2]]).tolist() == [1.0, 5.0, 3.0, 4.0, 4.0]
 
 
 @settings(deadline=None)
@@ -203,7 +143,10 @@ SEQUENCE_N = torch.tensor([2, 2, 2, 0, 0])
 NUM_TOKENS_B = torch.tensor([2, 7, 3, 1])
 
 
-def _ratio(logprobs_N: Tensor, old_N: Tensor, level: RatioLevel) -> Tensor:
+Level = Literal["token", "sequence"]
+
+
+def _ratio(logprobs_N: Tensor, old_N: Tensor, level: Level) -> Tensor:
     zero_N = torch.zeros_like(logprobs_N)
     return policy_ratio(Tokens(logprobs_N, old_N, old_N, None, zero_N, zero_N, SEQUENCE_N, NUM_TOKENS_B), level)
 
@@ -211,34 +154,25 @@ def _ratio(logprobs_N: Tensor, old_N: Tensor, level: RatioLevel) -> Tensor:
 def test_ratios_by_hand() -> None:
     """Of tokens 1, 2, 4 and 1/4, 1; of their sequences the geometric means: 8^(1/3) = 2 and (1/4)^(1/2) = 1/2."""
     logprobs_N, old_N = _tensor(1, 2, 4, 0.25, 1).log() - 1, _tensor(1, 1, 1, 1, 1).log() - 1
-    assert _ratio(logprobs_N, old_N, RatioLevel.TOKEN).tolist() == pytest.approx([1, 2, 4, 0.25, 1], rel=1e-12)
-    assert _ratio(logprobs_N, old_N, RatioLevel.SEQUENCE).tolist() == pytest.approx([2.0] * 3 + [0.5] * 2, rel=1e-12)
-
-
-def test_the_ratio_of_a_sequence_is_equation_7_of_gspo() -> None:
-    """It is (pi(o) / pi_old(o))^(1/|o|), with the probabilities of whole completions multiplied out."""
-    generator = torch.manual_seed(3)
-    probs, old = (torch.rand(5, dtype=torch.float64, generator=generator) for _ in range(2))
-    result = sequence_ratio((probs / old).log(), SEQUENCE_N, NUM_TOKENS_B)
-    first = (math.prod(probs[:3].tolist()) / math.prod(old[:3].tolist())) ** (1 / 3)
-    second = (math.prod(probs[3:].tolist()) / math.prod(old[3:].tolist())) ** (1 / 2)
-    assert result.tolist() == pytest.approx([first] * 3 + [second] * 2, rel=1e-12)
+    assert _ratio(logprobs_N, old_N, "token").tolist() == pytest.approx([1, 2, 4, 0.25, 1], rel=1e-12)
+    assert _ratio(logprobs_N, old_N, "sequence").tolist() == pytest.approx([2.0] * 3 + [0.5] * 2, rel=1e-12)
 
 
 def test_the_gradient_of_a_sequences_ratio_is_spread_over_its_tokens() -> None:
     """Each token's log-probability moves the ratio of its sequence by ratio / |o|, and no other; a token's its own."""
     log_ratio = _tensor(0.3, -0.2, 0.5, -0.4, 0.1).requires_grad_()
-    ratio_N = sequence_ratio(log_ratio, SEQUENCE_N, NUM_TOKENS_B)
+    zero_N = torch.zeros_like(log_ratio)
+    ratio_N = _ratio(log_ratio, zero_N, "sequence")
     for token in range(5):
         (gradient,) = torch.autograd.grad(ratio_N[token], log_ratio, retain_graph=True)
         same = SEQUENCE_N.eq(SEQUENCE_N[token]).double()
         torch.testing.assert_close(gradient, same * ratio_N[token].detach() / same.sum(), rtol=1e-12, atol=1e-12)
-    jacobian = torch.autograd.functional.jacobian(token_ratio, log_ratio)
+    jacobian = torch.autograd.functional.jacobian(lambda logprobs_N: _ratio(logprobs_N, zero_N, "token"), log_ratio)
     torch.testing.assert_close(jacobian, torch.diag(log_ratio.detach().exp()), rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("level", list(RatioLevel))
-def test_a_ratio_is_exactly_one_on_policy_and_never_overflows(level: RatioLevel) -> None:
+@pytest.mark.parametrize("level", get_args(Level))
+def test_a_ratio_is_exactly_one_on_policy_and_never_overflows(level: Level) -> None:
     """Without rounding, in float32 as well; log-ratios of ten thousand stay finite, in the order they had."""
     logprobs = torch.log_softmax(torch.randn(5, generator=torch.manual_seed(1)), 0)
     assert _ratio(logprobs, logprobs, level).tolist() == [1.0] * 5
@@ -259,7 +193,7 @@ CLIPS = [PAPER, HIGHER, LOWER, DUAL, DUAL_WITHIN]
 
 
 def _surrogate(ratio_N: Tensor, advantages_N: Tensor, clip: ClipConfig) -> Tensor:
-    return clipped_surrogate(torch.zeros_like(ratio_N), ratio_N, advantages_N, clip)
+    return policy_objective(torch.zeros_like(ratio_N), ratio_N, advantages_N, LossConfig(clip=clip))
 
 
 @pytest.mark.parametrize(
@@ -339,7 +273,7 @@ def _toy_policy() -> tuple[Tensor, Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("clip", CLIPS)
-@pytest.mark.parametrize("policy_loss", list(PolicyLoss))
+@pytest.mark.parametrize("policy_loss", get_args(PolicyLoss))
 def test_on_policy_the_gradient_is_that_of_reinforce(policy_loss: PolicyLoss, clip: ClipConfig) -> None:
     """At ratio one it is A * grad log pi, whatever the loss and the clip; the surrogate's value is A."""
     loss = LossConfig(policy_loss=policy_loss, clip=ClipConfig(low=clip.low, high=clip.high))
@@ -360,21 +294,11 @@ def test_cispo_weighs_the_log_probability_by_the_clipped_ratio(ratio: float, adv
     """By hand, MiniMax-M1 equations 4 and 5: value w * A * log pi, gradient w * A, also beyond the clip."""
     logprobs_N = _tensor(-0.7).requires_grad_()
     old_N = _tensor(-0.7) - math.log(ratio)
-    objective_N = cispo(logprobs_N, token_ratio(logprobs_N - old_N), _tensor(advantage), PAPER)
+    ratio_N, loss = (logprobs_N - old_N).exp(), LossConfig(policy_loss="cispo", clip=PAPER)
+    objective_N = policy_objective(logprobs_N, ratio_N, _tensor(advantage), loss)
     assert objective_N.tolist() == pytest.approx([weight * advantage * -0.7], rel=1e-12)
     (gradient_N,) = torch.autograd.grad(objective_N.sum(), logprobs_N)
     assert gradient_N.tolist() == pytest.approx([weight * advantage], rel=1e-12)
-
-
-def test_the_gradient_coefficient_is_the_papers() -> None:
-    """With the k3 penalty each token's grad log pi has the factor A + beta * (pi_ref / pi - 1) (appendix A.1.6)."""
-    logits, logprobs, advantages = _toy_policy()
-    reference, beta = _tensor(-1.0, -3.0, -0.1, -2.0, -1.5), 0.3
-    surrogate = _surrogate(torch.exp(logprobs - logprobs.detach()), advantages, PAPER)
-    (result,) = torch.autograd.grad((surrogate - beta * k3(reference - logprobs)).sum(), logits, retain_graph=True)
-    coefficient = (advantages + beta * (torch.exp(reference - logprobs) - 1)).detach()
-    (expected,) = torch.autograd.grad((coefficient * logprobs).sum(), logits)
-    torch.testing.assert_close(result, expected, rtol=1e-12, atol=1e-12)
 
 
 # The KL divergence from the reference ---------------------------------------------------------------------------------
@@ -383,6 +307,11 @@ def test_the_gradient_coefficient_is_the_papers() -> None:
 def _logits(seed: int) -> Tensor:
     """Return the logits of a policy over seven outcomes."""
     return torch.randn(7, dtype=torch.float64, generator=torch.manual_seed(seed))
+
+
+def _kl(x: Tensor, estimator: KLEstimator) -> Tensor:
+    """Return the estimate of tokens whose log-ratio of the reference to the policy is x."""
+    return kl_to_reference(torch.zeros_like(x), x, torch.ones_like(x), estimator)
 
 
 def _divergence(logprobs: Tensor, others: Tensor) -> Tensor:
@@ -399,11 +328,10 @@ def _divergence(logprobs: Tensor, others: Tensor) -> Tensor:
         ("k3_corrected", 3 - 3 * math.log(2)),
     ],
 )
-def test_kl_estimators_by_hand(estimator: str, expected: float) -> None:
+def test_kl_estimators_by_hand(estimator: KLEstimator, expected: float) -> None:
     """Pi = 1/4, pi_ref = 1/2 and pi / pi_old = 3; where pi is pi_ref, every estimate is exactly zero."""
-    result = kl_to_reference(
-        _tensor(math.log(0.25), -3.0), _tensor(math.log(0.5), -3.0), _tensor(3.0, 3.0), KLEstimator(estimator)
-    )
+    logprobs, reference = _tensor(math.log(0.25), -3.0), _tensor(math.log(0.5), -3.0)
+    result = kl_to_reference(logprobs, reference, _tensor(3.0, 3.0), estimator)
     assert result.tolist() == [pytest.approx(expected, rel=1e-12), 0.0]
 
 
@@ -411,12 +339,14 @@ def test_the_mean_of_k1_and_k3_is_the_divergence() -> None:
     """Summed over all outcomes under pi; k2 is close to it for a reference nearby, and k2 and k3 are never negative."""
     logprobs, reference = (_logits(seed).log_softmax(0) for seed in (1, 2))
     exact = float(_divergence(logprobs, reference))
-    for estimate in (k1, k3):
-        assert float((logprobs.exp() * estimate(reference - logprobs)).sum()) == pytest.approx(exact, rel=1e-12)
+    unbiased: tuple[KLEstimator, ...] = ("k1", "k3")
+    for estimator in unbiased:
+        assert float((logprobs.exp() * _kl(reference - logprobs, estimator)).sum()) == pytest.approx(exact, rel=1e-12)
     near = (_logits(1) + 0.01 * _logits(2)).log_softmax(0)
-    mean = float((logprobs.exp() * k2(near - logprobs)).sum())
+    mean = float((logprobs.exp() * _kl(near - logprobs, "k2")).sum())
     assert mean == pytest.approx(float(_divergence(logprobs, near)), rel=0.02)
-    assert all(bool((estimate(reference - logprobs) >= 0).all()) for estimate in (k2, k3))
+    assert bool((_kl(reference - logprobs, "k2") >= 0).all())
+    assert bool((_kl(reference - logprobs, "k3") >= 0).all())
 
 
 def _mean_gradient(estimator: KLEstimator, sampling: Tensor | None = None) -> Tensor:
@@ -446,27 +376,27 @@ def _gradient_of_divergence(*, reverse: bool = False) -> Tensor:
         ("k3_corrected", _gradient_of_divergence()),
     ],
 )
-def test_the_mean_gradient_of_each_estimator_is_the_documented_one(estimator: str, expected: Tensor) -> None:
+def test_the_mean_gradient_of_each_estimator_is_the_documented_one(estimator: KLEstimator, expected: Tensor) -> None:
     """None for k1, KL(pi || pi_ref) for k2 and the corrected k3, and KL(pi_ref || pi) for k3 itself."""
-    torch.testing.assert_close(_mean_gradient(KLEstimator(estimator)), expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(_mean_gradient(estimator), expected, rtol=1e-12, atol=1e-12)
     assert not torch.allclose(_gradient_of_divergence(), _gradient_of_divergence(reverse=True), rtol=0.1)
 
 
 def test_the_corrected_k3_is_right_off_policy_too() -> None:
     """Sampled from another policy than the one that is trained, its mean gradient is still that of KL(pi || pi_ref)."""
     sampling = _logits(3).log_softmax(0)
-    result = _mean_gradient(KLEstimator.K3_CORRECTED, sampling)
+    result = _mean_gradient("k3_corrected", sampling)
     torch.testing.assert_close(result, _gradient_of_divergence(), rtol=1e-12, atol=1e-12)
-    assert not torch.allclose(_mean_gradient(KLEstimator.K2, sampling), _gradient_of_divergence(), rtol=0.1)
+    assert not torch.allclose(_mean_gradient("k2", sampling), _gradient_of_divergence(), rtol=0.1)
 
 
 def test_a_small_drift_is_not_lost_in_rounding() -> None:
     """In float32, k3 of a log-ratio of a thousandth is x^2 / 2 + x^3 / 6 to three digits."""
     x = torch.tensor([1e-3, -1e-3], dtype=torch.float32)
-    assert k3(x).tolist() == pytest.approx([5e-7 + 1e-9 / 6, 5e-7 - 1e-9 / 6], rel=1e-3)
+    assert _kl(x, "k3").tolist() == pytest.approx([5e-7 + 1e-9 / 6, 5e-7 - 1e-9 / 6], rel=1e-3)
 
 
-@pytest.mark.parametrize("estimator", list(KLEstimator))
+@pytest.mark.parametrize("estimator", get_args(KLEstimator))
 @pytest.mark.parametrize("log_ratio", [-1e4, -100.0, -25.0, 25.0, 100.0, 1e4])
 def test_an_outlier_has_a_finite_penalty_that_pulls_towards_the_reference(
     estimator: KLEstimator, log_ratio: float
@@ -477,7 +407,7 @@ def test_an_outlier_has_a_finite_penalty_that_pulls_towards_the_reference(
     (gradient,) = torch.autograd.grad(estimate, logprobs)
     assert math.isfinite(estimate.detach())
     assert math.isfinite(gradient)
-    if estimator in (KLEstimator.K2, KLEstimator.K3):
+    if estimator in ("k2", "k3"):
         assert estimate > 0
         assert gradient <= 0 if log_ratio > 0 else gradient > 0
 
@@ -492,55 +422,21 @@ def test_importance_weights_are_the_ratio_to_the_sampler_up_to_the_bound() -> No
     assert importance_weights(torch.zeros(1), torch.full((1,), -1e4), maximum=2).tolist() == [2.0]
 
 
-def test_the_weighted_mean_over_the_samplers_tokens_is_that_over_the_trainers() -> None:
-    """Without reaching the bound, sum pi_sampler * weight * f equals sum pi_old * f over all outcomes."""
-    generator = torch.manual_seed(5)
-    old, sampler = (torch.randn(6, dtype=torch.float64, generator=generator).log_softmax(0) for _ in range(2))
-    values = torch.randn(6, dtype=torch.float64, generator=generator)
-    weighted = (sampler.exp() * importance_weights(old, sampler, maximum=1e6) * values).sum()
-    torch.testing.assert_close(weighted, (old.exp() * values).sum(), rtol=1e-12, atol=1e-12)
-
-
-def _weights(aggregation: str, *num_tokens: int) -> list[float]:
-    weights: list[float] = token_weights(_tensor(*num_tokens), Aggregation(aggregation), max_new_tokens=10).tolist()
+def _weights(aggregation: Aggregation, *num_tokens: int) -> list[float]:
+    weights: list[float] = token_weights(_tensor(*num_tokens), aggregation, max_new_tokens=10).tolist()
     return weights
 
 
 @pytest.mark.parametrize(
-    ("aggregation", "expected", "mean"),
+    ("aggregation", "expected", "with_masked"),
     [
-        ("sequence_mean", [1 / 2, 1 / 8], (3 + 3) / 2),
-        ("token_mean", [1 / 5, 1 / 5], 15 / 5),
-        ("constant", [1 / 20, 1 / 20], 15 / 20),
+        ("sequence_mean", [1 / 2, 1 / 8], [1 / 4, 0, 1 / 8]),
+        ("token_mean", [1 / 5, 1 / 5], [1 / 6, 0, 1 / 6]),
+        ("constant", [1 / 20, 1 / 20], [1 / 20, 0, 1 / 20]),
     ],
 )
-def test_token_weights_by_hand(aggregation: str, expected: list[float], mean: float) -> None:
-    """Completions of one and four tokens, a limit of ten; token losses 3 and 1, 2, 3, 6 have the mean that is meant."""
-    weights = _weights(aggregation, 1, 4)
-    assert weights == pytest.approx(expected, rel=1e-12)
-    assert 3 * weights[0] + 12 * weights[1] == pytest.approx(mean, rel=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("aggregation", "expected"),
-    [("sequence_mean", [1 / 4, 0, 1 / 8]), ("token_mean", [1 / 6, 0, 1 / 6]), ("constant", [1 / 20, 0, 1 / 20])],
-)
-def test_a_completion_of_no_tokens_is_not_counted(aggregation: str, expected: list[float]) -> None:
-    """A masked completion has no weight, the others have that without it; with all masked there is none at all."""
-    assert _weights(aggregation, 2, 0, 4) == pytest.approx(expected, rel=1e-12)
-    assert _weights(aggregation, 2, 4) == pytest.approx([expected[0], expected[2]], rel=1e-12)
+def test_token_weights_by_hand(aggregation: Aggregation, expected: list[float], with_masked: list[float]) -> None:
+    """Of one and four tokens, a limit of ten; two, none and four: a masked completion is not counted."""
+    assert _weights(aggregation, 1, 4) == pytest.approx(expected, rel=1e-12)
+    assert _weights(aggregation, 2, 0, 4) == pytest.approx(with_masked, rel=1e-12)
     assert _weights(aggregation, 0, 0, 0) == [0.0] * 3
-
-
-@settings(deadline=None)
-@given(lengths=st.lists(st.integers(0, 10), min_size=1, max_size=8).filter(any))
-def test_the_weights_of_all_tokens_sum_to_one(lengths: list[int]) -> None:
-    """Both means do; the constant's weights sum to the mean length over the limit."""
-    totals = {
-        each: sum(weight * num for weight, num in zip(_weights(each, *lengths), lengths, strict=True))
-        for each in Aggregation
-    }
-    num_counted = sum(length > 0 for length in lengths)
-    assert totals[Aggregation.SEQUENCE_MEAN] == pytest.approx(1)
-    assert totals[Aggregation.TOKEN_MEAN] == pytest.approx(1)
-    assert totals[Aggregation.CONSTANT] == pytest.approx(sum(lengths) / num_counted / 10)

@@ -100,7 +100,8 @@ def test_no_attack_earns_anything(verify: Verifier) -> None:
     """Among honest wrong answers all rewards are zero or missing, all advantages zero, and no weight moves."""
     trainer = _trainer(_among(WRONG, [*ATTACKS[::20], UNREADABLE]), verify)
     before = list(_weights(trainer))
-    history = trainer.run(steps_done=0, after_step=lambda _: None)
+    trainer.run(steps_done=0, after_step=lambda _: None)
+    history = trainer.history
     assert not _paid(history)
     assert [(row["reward"], row["accuracy"]) for row in history.curves] == [(0.0, 0.0)] * 2
     assert any(row["verdict"] == "unscorable" for row in history.completions)
@@ -115,7 +116,8 @@ def test_an_attack_earns_no_more_than_its_format(verify: Verifier) -> None:
     trainer = _trainer(
         _among([WRONG[0], BARE], ATTACKS[1::40]), verify, reward__weights={"accuracy": 1.0, "format": 0.1}
     )
-    history = trainer.run(steps_done=0, after_step=lambda _: None)
+    trainer.run(steps_done=0, after_step=lambda _: None)
+    history = trainer.history
     assert not _paid(history)
     assert all(row["reward_accuracy"] == 0.0 for row in history.curves)
     honest: dict[str, list[float]] = {row["id"]: [] for row in history.completions}
@@ -142,7 +144,8 @@ def test_beside_right_answers_attacks_are_unlearned(verify: Verifier) -> None:
         for honest in (False, True)
     )
     before = [_logprob(trainer.checkpoint, sequences) for sequences in (attacks, right)]
-    history = trainer.run(steps_done=0, after_step=lambda _: None)
+    trainer.run(steps_done=0, after_step=lambda _: None)
+    history = trainer.history
     after = [_logprob(trainer.checkpoint, sequences) for sequences in (attacks, right)]
     for row in history.completions:
         expected = {"right": 1, "wrong": -1, "unscorable": 0}[row["verdict"]]

@@ -21,7 +21,7 @@ from components.shared import jsonl, lineage
 from components.shared.environment import SERVERS_VARIABLE, WEIGHTS_VARIABLE
 from components.shared.errors import PipelineError
 from components.shared.problem import Problem, Split, write_problems
-from components.train_grpo.rollouts import Group
+from components.train_grpo.rewards import Group
 from components.train_grpo.train import sampling_services, train
 from components.train_grpo.worker import build_trainer
 from tests import tiny
@@ -165,24 +165,6 @@ def test_the_kl_term_in_the_reward_is_taken_off_it(reference: Path, verify: Veri
     assert [float(part[0]) for part in experience.advantages_M.split(experience.num_tokens_B)] == pytest.approx(
         expected_G, abs=1e-5
     )
-
-
-def test_masked_completions_have_no_label_for_the_reward_model(verify: Verifier) -> None:
-    """A truncated completion that is masked is neither right nor wrong."""
-    labeled = {}
-    for truncated in ("mask", "score"):
-        checkpoint = tiny.checkpoint()
-        weights = {"reward__weights": {"reward_model": 1.0}, "reward__model": REWARD_MODEL}
-        config = grpo_config(**weights, sampling__truncated=truncated)
-        trainer = build_trainer(config, checkpoint, tiny.PROBLEMS, verify, TransformersSampler(checkpoint, 64))
-        assert trainer.reward_model is not None
-        groups = trainer.rollouts.sample("test").sampled
-        trainer.reward_model.collect(groups)
-        labeled[truncated] = {example.tokens for example in trainer.reward_model.collected}
-        sampled = [scored.completion for group in groups for scored in group.scored_G]
-    assert labeled["score"] == {completion.tokens for completion in sampled}
-    assert labeled["mask"] == {completion.tokens for completion in sampled if completion.finished}
-    assert 0 < len(labeled["mask"]) < len(labeled["score"])
 
 
 MEMORY = {

@@ -7,7 +7,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from components.policy.packing import TokenSequence
-from components.train_grpo.config import KLPlacement, TrainGRPOConfig
+from components.train_grpo.config import TrainGRPOConfig
 from components.train_grpo.update import Experience
 
 
@@ -46,7 +46,7 @@ def plain_loss(config: TrainGRPOConfig, experience: Experience, model: PreTraine
             objective = _policy_objective(config, logprobs_T[t], ratio, float(advantages_T[t]))
             if config.sampler.max_importance_weight is not None:
                 objective = objective * min(math.exp(old_T[t] - sampler_T[t]), config.sampler.max_importance_weight)
-            if config.loss.kl.placement is KLPlacement.LOSS:
+            if config.loss.kl.placement == "loss":
                 kl = _kl(config, logprobs_T[t], reference_T[t], token_ratio)
                 objective = objective - config.loss.kl.coefficient * kl
             objective = objective + config.loss.entropy_coefficient * entropy_T[t]
