@@ -1,10 +1,14 @@
 import math
+import re
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -17,7 +21,7 @@ from components.shared.errors import PipelineError
 from components.shared.model import ModelConfig
 from components.shared.problem import Problem
 from components.train_grpo.config import RewardModelConfig
-from components.train_grpo.custom_rewards import load_reward
+from components.train_grpo.custom_rewards import RewardFunction, load_reward
 from components.train_grpo.process_supervision import Step
 from components.train_grpo.reward_model import RewardModel
 from components.train_grpo.rewards import (
@@ -28,6 +32,7 @@ from components.train_grpo.rewards import (
     answer_format,
     built_in,
     code_tests,
+    group_reward,
     length,
     overlong,
     repetition,
@@ -93,15 +98,12 @@ def test_code_is_worth_the_share_of_the_tests_it_passes(
         ("#### 2", True, AnswerPolicy.DECLARED, 0.0),
         ("1+1=2", True, AnswerPolicy.DECLARED, 0.0),
         ("1+1=2\n####", True, AnswerPolicy.DECLARED, 0.0),
-        ("", True, AnswerPolicy.DECLARED, 0.0),
         ("It is 1+1. The answer is 2.", True, AnswerPolicy.DECLARED, 0.0),
         (r"So it is \boxed{2}", True, AnswerPolicy.BOXED, 1.0),
         ("1+1=2\n#### 2", True, AnswerPolicy.BOXED, 0.0),
-        ("It is 1+1. The answer is 2.", True, AnswerPolicy.BOXED, 0.0),
         (r"So it is \boxed{2}", True, AnswerPolicy.MARKED, 0.0),
         ("1+1=2\n#### 2", True, AnswerPolicy.MARKED, 1.0),
         ("First <think>1+1=2</think>\n#### 2", True, AnswerPolicy.DECLARED, 1.0),  # no thoughts were asked for
-        ("1+1=2</think>\n#### 2", True, AnswerPolicy.DECLARED, 1.0),
     ],
 )
 def test_format_is_reasoning_and_an_answer_where_the_prompt_asks_for_it(
@@ -127,16 +129,13 @@ def test_the_place_of_code_is_a_block(extracted: str | None, expected: float) ->
     [
         (THINKING, "<think>1+1=2</think>\n#### 2", 1.0),
         (THINKING, "\n <think>\n1+1=2\n</think>#### 2", 1.0),
-        (THINKING, "<think>1+1=2</think>\nSo\n#### 2", 1.0),
         (THINKING, "1+1=2\n#### 2", 0.0),
         (THINKING, "First <think>1+1=2</think>\n#### 2", 0.0),
-        (THINKING, "<think>1+1=2\n#### 2", 0.0),
         (THINKING, "1+1=2</think>\n#### 2", 0.0),
         (THINKING, "<think>1+1=2</think><think>2</think>\n#### 2", 0.0),
         (THINKING, "<think>1<think>+1=2</think>\n#### 2", 0.0),
         (THINKING, "<think>1+1=2</think></think>\n#### 2", 0.0),
         (THINKING, "<think>1+1=2\n#### 2</think>", 0.0),
-        (THINKING, "<think>1+1=2\n#### 2</think>so it is", 0.0),
         (THINKING, "<think> \n</think>\nAs 1+1=2:\n#### 2", 0.0),
         (THINKING, "</think><think>1+1=2</think>\n#### 2", 0.0),
         (OPENED, "1+1=2</think>\n#### 2", 1.0),
@@ -144,7 +143,6 @@ def test_the_place_of_code_is_a_block(extracted: str | None, expected: float) ->
         (OPENED, " </think>1+1=2\n#### 2", 0.0),
         (OPENED, "<think>1+1=2</think>\n#### 2", 0.0),
         (OPENED, "1+1=2</think>So</think>\n#### 2", 0.0),
-        (OPENED, "1+1=2\n#### 2</think>", 0.0),
     ],
 )
 def test_where_thoughts_are_asked_for_one_comes_first_and_then_the_answer(
@@ -221,87 +219,25 @@ def test_unit_tests_need_a_sandbox_to_run_code_in(monkeypatch: pytest.MonkeyPatc
         require_rewards(grpo_config(), [PROBLEM, tiny.problem(1, answer="assert f(1) == 2")])
 
 
-CUSTOM = """
-from components.train_grpo.rewards import group_reward
-
-limit = 3
-
-def fails(problem, completion, grade):
-    if "7" in completion.text:
-        raise KeyError("nothing\\nhere")
-    return 0.25
-
-def empty(problem, completion, grade):
-    return None if "7" in completion.text else 0.5
-
-def nan(problem, completion, grade):
-    return float("nan")
-
-def huge(problem, completion, grade):
-    return 10 ** 400
-
-def infinite(problem, completion, grade):
-    return float("inf")
-
-def opposite(problem, completion, grade):
-    return 1e308 if "7" in completion.text else -1e308
-
-def leaves(problem, completion, grade):
-    raise SystemExit(0)
-
-def closes(problem, completion, grade):
-    raise GeneratorExit
-
-def stops(problem, completion, grade):
-    raise KeyboardInterrupt
-
-def numbers(problem, completion, grade):
-    import fractions
-    import numpy
-    return {"6": fractions.Fraction(1, 4), "7": numpy.float32(0.5), "8": True}[grade.extracted]
-
-@group_reward
-def rank(problem, completions, grades):
-    assert len(completions) == len(grades)
-    texts = sorted(completion.text for completion in completions)
-    return [texts.index(completion.text) for completion in completions]
-
-@group_reward
-def too_few(problem, completions, grades):
-    return [1.0]
-
-@group_reward
-def group_fails(problem, completions, grades):
-    raise ValueError("no")
-"""
-
-
-@pytest.fixture
-def custom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
-    """Return the name of a custom reward, in a module of each test's own."""
-    module = f"custom_{tmp_path.name}"
-    (tmp_path / f"{module}.py").write_text(CUSTOM)
-    (tmp_path / "broken_rewards.py").write_text("import a_library_that_is_not_there\n")
-    (tmp_path / "failing_rewards.py").write_text("raise RuntimeError('no licence')\n")
-    (tmp_path / "leaving_rewards.py").write_text("raise SystemExit(0)\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    return lambda function: f"{module}:{function}"
-
-
 @pytest.mark.parametrize(
-    ("name", "message"),
+    ("content", "name", "message"),
     [
-        ("nowhere.rewards:half", r"cannot be imported \(ModuleNotFoundError: No module named .*PYTHONPATH"),
-        ("broken_rewards:half", r"cannot be imported \(ModuleNotFoundError: No module named 'a_library_that_is_not_"),
-        ("failing_rewards:half", r"cannot be imported \(RuntimeError: no licence\)"),
-        ("leaving_rewards:half", r"cannot be imported \(SystemExit: 0\)"),
-        ("{}third", r"\.py\) has no function `third`"),
-        ("{}limit", r"\.py\) has no function `limit`: it is 3"),
+        (None, "mine:half", r"cannot be imported \(ModuleNotFoundError: No module named .*PYTHONPATH"),
+        ("import no_such_library", "mine:half", r"cannot be imported \(ModuleNotFoundError: .*'no_such_library'"),
+        ("raise RuntimeError('no licence')", "mine:half", r"cannot be imported \(RuntimeError: no licence\)"),
+        ("raise SystemExit(0)", "mine:half", r"cannot be imported \(SystemExit: 0\)"),
+        ("half = 0.5", "mine:third", r"mine\.py\) has no function `third`"),
+        ("half = 0.5", "mine:half", r"mine\.py\) has no function `half`: it is 0\.5"),
     ],
 )
-def test_a_custom_reward_that_cannot_be_loaded_is_named(custom: Callable[[str], str], name: str, message: str) -> None:
+def test_a_custom_reward_that_cannot_be_loaded_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str | None, name: str, message: str
+) -> None:
     """The message names the key, and the module or the file."""
-    name = name.format(custom(""))
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    if content:
+        (tmp_path / "mine.py").write_text(content)
     with pytest.raises(PipelineError, match=message) as error:
         load_reward(name)
     assert str(error.value).startswith(f"train_grpo.reward.weights.{name}: ")
@@ -511,20 +447,49 @@ def test_a_new_reward_is_known_by_its_name_once_it_is_registered(score: Score) -
 
 # Custom rewards -------------------------------------------------------------------------------------------------------
 
+Custom = Callable[[RewardFunction], str]
 
-def test_any_kind_of_real_number_is_a_reward(score: Score, custom: Callable[[str], str]) -> None:
+
+@pytest.fixture
+def custom(monkeypatch: pytest.MonkeyPatch) -> Custom:
+    """Return the name under which the params find a function."""
+
+    def named(function: RewardFunction) -> str:
+        monkeypatch.setattr(sys.modules[__name__], "custom_reward", function, raising=False)
+        return f"{__name__}:custom_reward"
+
+    return named
+
+
+def _raise(error: BaseException) -> RewardFunction:
+    """Return a reward that raises where the response has a 7 in it."""
+
+    def reward(problem: Problem, response: Completion, result: Grade) -> float:
+        if "7" in response.text:
+            raise error
+        return 0.25
+
+    return reward
+
+
+def test_any_kind_of_real_number_is_a_reward(score: Score, custom: Custom) -> None:
     """Fractions, numpy's numbers and truth values become floats."""
-    name = custom("numbers")
+    values = {"6": Fraction(1, 4), "7": np.float32(0.5), "8": True}
+    name = custom(lambda problem, response, result: values[result.extracted])
     results = score("#### 6", "#### 7", "#### 8", reward__weights={name: 1.0})
     assert [each.rewards[name] for each in results] == [(0.25,), (0.5,), (1.0,)]
     assert all(type(each.rewards[name][0]) is float for each in results)
 
 
-def test_a_custom_reward_may_compare_a_group(
-    checkpoint: Checkpoint, score: Score, custom: Callable[[str], str]
-) -> None:
+def test_a_custom_reward_may_compare_a_group(checkpoint: Checkpoint, score: Score, custom: Custom) -> None:
     """It gets the completions that are not masked, in their order, and returns a value for each."""
-    name = custom("rank")
+
+    @group_reward
+    def rank(problem: Problem, completions: list[Completion], grades: list[Grade]) -> list[int]:
+        texts = sorted(each.text for each in completions)
+        return [texts.index(each.text) for each, _ in zip(completions, grades, strict=True)]
+
+    name = custom(rank)
     truncated = _responses(checkpoint, "#### 1", finished=False)
     changes = {"reward__weights": {name: 1.0}, "sampling__truncated": "mask"}
     results = score("#### 8", *truncated, "#### 6", "#### 7", **changes)
@@ -535,92 +500,77 @@ def test_a_custom_reward_may_compare_a_group(
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        ("too_few", "returned a wrong number of values: 1 for 2 completions"),
-        ("group_fails", "raised ValueError: no (custom"),
+        (lambda *_: [1.0], "returned a wrong number of values: 1 for 2 completions"),
+        (lambda *_: [1.0, 1 / 0], "raised ZeroDivisionError: division by zero (test_rewards.py"),
     ],
 )
 def test_a_group_reward_that_fails_leaves_the_whole_group_without_reward(
-    score: Score, custom: Callable[[str], str], function: str, message: str
+    score: Score, custom: Custom, function: RewardFunction, message: str
 ) -> None:
     """Nobody knows which of the completions it failed for."""
-    results = score("#### 6", "#### 7", reward__weights={custom(function): 1.0})
+    results = score("#### 6", "#### 7", reward__weights={custom(group_reward(function)): 1.0})
     assert [each.failure is not None and message in each.failure.message for each in results] == [True, True]
 
 
 def test_a_reward_that_raises_leaves_its_completion_without_any(
-    score: Score, custom: Callable[[str], str], capsys: pytest.CaptureFixture[str]
+    checkpoint: Checkpoint, score: Score, custom: Custom, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The others keep theirs; the failure says which reward, what and where, and is printed once."""
-    name = custom("fails")
+    """The others keep theirs; the failure says which reward, what and where, and is printed once.
+
+    It is not asked for a masked completion, which has no reward and is not unscorable.
+    """
+    name = custom(_raise(KeyError("nothing\nhere")))
     weights = {"accuracy": 1.0, name: 2.0}
-    results = score("#### 6", "#### 7", "#### 8", "#### 77", reward__weights=weights)
-    assert [each.combined(weights)[0] for each in results] == pytest.approx([1.5, NAN, 0.5, NAN], nan_ok=True)
-    assert [each.unscorable is None for each in results] == [True, False, True, False]
+    responses = ["#### 6", "#### 7", "#### 8", "#### 77", *_responses(checkpoint, "#### 7", finished=False)]
+    results = score(*responses, reward__weights=weights, sampling__truncated="mask")
+    assert [each.combined(weights)[0] for each in results] == pytest.approx([1.5, NAN, 0.5, NAN, NAN], nan_ok=True)
+    assert [each.unscorable is None for each in results] == [True, False, True, False, True]
     assert all(math.isnan(value) for values in results[1].rewards.values() for value in values)
     failure = results[1].failure
     assert failure is not None
     assert failure.kind == f"reward {name} raised KeyError"
-    assert failure.message == f"reward {name} raised KeyError: 'nothing\\nhere' ({name.split(':')[0]}.py, line 8)"
+    assert re.fullmatch(rf"{failure.kind}: 'nothing\\nhere' \(test_rewards\.py, line \d+\)", failure.message)
     printed = [line for line in capsys.readouterr().out.splitlines() if "warning" in line]
     assert printed == [f"train_grpo: warning: no reward for a completion of {PROBLEM.id}: {failure.message}"]
 
 
 @pytest.mark.parametrize(
-    ("function", "message"),
+    ("value", "message"),
     [
-        ("empty", "returned None"),
-        ("nan", "returned nan"),
-        ("infinite", "returned inf"),
-        ("huge", "returned 1000"),
-        ("opposite", "is 1e+308 in magnitude"),
+        (None, "returned None"),
+        (NAN, "returned nan"),
+        (math.inf, "returned inf"),
+        (10**400, "returned 1000"),
+        (-1e308, "is 1e+308 in magnitude"),
     ],
 )
-def test_a_reward_that_is_no_finite_number_failed(
-    score: Score, custom: Callable[[str], str], function: str, message: str
-) -> None:
-    """The message shows what was returned."""
-    name = custom(function)
+def test_a_reward_that_is_no_finite_number_failed(score: Score, custom: Custom, value: Any, message: str) -> None:
+    """The message shows what was returned; only NaN is allowed for a completion without a verdict."""
+    name = custom(lambda *_: value)
     (result,) = score("#### 7", reward__weights={name: 1.0})
     assert result.failure is not None
     assert f"reward {name} {message}" in result.failure.message
     assert math.isnan(result.combined({name: 1.0})[0])
+    (result,) = score(WORKED, problem=UNREADABLE, reward__weights={name: 1.0})
+    assert (result.failure is None) is (message == "returned nan")
 
 
-def test_without_a_verdict_a_reward_may_be_nan_but_not_infinite(score: Score, custom: Callable[[str], str]) -> None:
-    """Infinity would be a reward."""
-    for function, fails in (("nan", False), ("infinite", True)):
-        (result,) = score(WORKED, problem=UNREADABLE, reward__weights={custom(function): 1.0})
-        assert (result.failure is not None) is fails
-
-
-@pytest.mark.parametrize(("function", "what"), [("leaves", "SystemExit: 0"), ("closes", "GeneratorExit")])
-def test_a_reward_that_would_end_the_process_is_an_error(
-    score: Score, custom: Callable[[str], str], function: str, what: str
-) -> None:
+@pytest.mark.parametrize("error", [SystemExit(0), GeneratorExit()])
+def test_a_reward_that_would_end_the_process_is_an_error(score: Score, custom: Custom, error: BaseException) -> None:
     """With an exit code of its own choice, a run without outputs would pass for a finished one."""
-    name = custom(function)
-    with pytest.raises(PipelineError) as error:
-        score("#### 6", reward__weights={name: 1.0})
-    message = str(error.value)
-    assert message.startswith(f"train_grpo.reward.weights.{name}: reward {name} raised {what}")
+    name = custom(_raise(error))
+    with pytest.raises(PipelineError) as caught:
+        score("#### 7", reward__weights={name: 1.0})
+    message = str(caught.value)
+    assert message.startswith(f"train_grpo.reward.weights.{name}: reward {name} raised {type(error).__name__}")
     assert PROBLEM.id in message
     assert "\n" not in message
 
 
-def test_ctrl_c_inside_a_reward_stops_the_run(score: Score, custom: Callable[[str], str]) -> None:
+def test_ctrl_c_inside_a_reward_stops_the_run(score: Score, custom: Custom) -> None:
     """It is no failure of the reward."""
     with pytest.raises(KeyboardInterrupt):
-        score("#### 6", reward__weights={custom("stops"): 1.0})
-
-
-def test_no_reward_is_computed_for_a_masked_completion(
-    checkpoint: Checkpoint, score: Score, custom: Callable[[str], str]
-) -> None:
-    """It cannot fail: it has no reward, and is not unscorable."""
-    truncated = _responses(checkpoint, "#### 7", finished=False)
-    (result,) = score(*truncated, reward__weights={custom("fails"): 1.0}, sampling__truncated="mask")
-    assert (result.failure, result.unscorable) == (None, None)
-    assert math.isnan(result.combined({custom("fails"): 1.0})[0])
+        score("#### 7", reward__weights={custom(_raise(KeyboardInterrupt())): 1.0})
 
 
 @pytest.mark.slow
