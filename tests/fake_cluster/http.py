@@ -4,7 +4,7 @@ import json
 import random
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import Any
 
@@ -16,15 +16,15 @@ BEFORE, AFTER = "before", "after"
 class ApiError(Exception):
     """A refusal, which each API writes in a form of its own."""
 
-    def __init__(self, code: int, message: str, *, reason: str = "", details: Json | None = None) -> None:
+    def __init__(self, code: int, message: str) -> None:
         super().__init__(message)
-        self.code, self.message, self.details = code, message, details or {}
-        self.reason = reason or _REASONS.get(code, HTTPStatus(code).phrase.title().replace(" ", ""))
+        self.code, self.message = code, message
 
     def status(self) -> Json:
         """Return it as the Status object of Kubernetes."""
+        reason = _REASONS.get(self.code, HTTPStatus(self.code).phrase.title().replace(" ", ""))
         status = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure"}
-        return {**status, "message": self.message, "reason": self.reason, "details": self.details, "code": self.code}
+        return {**status, "message": self.message, "reason": reason, "code": self.code}
 
 
 @dataclass
@@ -43,13 +43,8 @@ class Request:
     """Of the answer; 0 while there is none, or where the connection was dropped."""
 
     def object(self) -> Json:
-        """Return the body, which must be a JSON object; an empty one if there is no body."""
-        try:
-            value = json.loads(self.body or b"{}")
-        except ValueError as error:
-            raise ApiError(400, f"couldn't read the request body: {error}") from None
-        if not isinstance(value, dict):
-            raise ApiError(400, "the object provided is unrecognized (must be of type Object)")
+        """Return the body, a JSON object; an empty one if there is no body."""
+        value: Json = json.loads(self.body or b"{}")
         return value
 
     def check_query(self, *known: str) -> None:
@@ -83,50 +78,39 @@ def dispatch(routes: Sequence[Route], request: Request, path: str) -> Answer:
 
 @dataclass(frozen=True)
 class Fault:
-    """One thing that goes wrong with the requests it matches.
-
-    Attributes:
-        method: Such as GET; empty for any.
-        path: A regular expression that is searched for in the path and query.
-        status: Answer so instead: 429, 500, 503, 401, 409, 410 ...
-        retry_after_s: Seconds, as the header Retry-After says.
-        effect: With a status: whether the request has its effect all the same.
-        drop: Close the connection without an answer, `before` the request has its effect or `after`.
-        delay_s: Real seconds before the answer.
-        cut_after: Break the connection of a stream after so many bytes; in mid-line if need be.
-        skip: How many matching requests pass unharmed first.
-        times: How many requests it hits.
-        chance: Of the requests that are left, the fraction that it hits.
-    """
+    """One thing that goes wrong with the requests it matches."""
 
     method: str = ""
+    """Such as GET; empty for any."""
     path: str = ""
+    """A regular expression that is searched for in the path and query."""
     status: int = 0
+    """Of the answer instead: 429, 500, 503, 401, 409, 410 ..."""
     retry_after_s: int = 0
+    """As the header Retry-After says."""
     effect: bool = False
+    """With a status: whether the request has its effect all the same."""
     drop: str = ""
+    """Close the connection without an answer, `before` the request has its effect or `after`."""
     delay_s: float = 0
+    """Real seconds before the answer."""
     cut_after: int | None = None
+    """Bytes after which the connection of a stream breaks; in mid-line if need be."""
     skip: int = 0
+    """Matching requests that pass unharmed first."""
     times: int = 1
+    """Requests that it hits."""
     chance: float = 1.0
-
-    def matches(self, request: Request) -> bool:
-        """Tell whether method and path are those of the request."""
-        query = "&".join(f"{name}={value}" for name, value in request.query.items())
-        return self.method in ("", request.method) and bool(re.search(self.path, f"{request.path}?{query}"))
+    """Of the requests that are left, the fraction that it hits."""
 
 
-@dataclass
 class Faults:
     """The faults to come, and those that were injected."""
 
-    seed: int = 0
-    pending: list[Fault] = field(default_factory=list)
-    injected: list[tuple[Fault, Request]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self._random = random.Random(self.seed)
+    def __init__(self, seed: int) -> None:
+        self.pending: list[Fault] = []
+        self.injected: list[Fault] = []
+        self._random = random.Random(seed)
 
     def add(self, *faults: Fault) -> None:
         """Add faults; the first of them that matches a request hits it."""
@@ -138,13 +122,14 @@ class Faults:
 
     def next(self, request: Request) -> Fault:
         """Return the fault that hits a request; one that does nothing where there is none."""
+        address = f"{request.path}?{'&'.join(f'{name}={value}' for name, value in request.query.items())}"
         for number, fault in enumerate(self.pending):
-            if not fault.matches(request):
+            if fault.method not in ("", request.method) or not re.search(fault.path, address):
                 continue
             if fault.skip:
                 self.pending[number] = replace(fault, skip=fault.skip - 1)
             elif fault.chance == 1 or self._random.random() < fault.chance:
                 self.pending[number : number + 1] = [replace(fault, times=fault.times - 1)] if fault.times > 1 else []
-                self.injected.append((fault, request))
+                self.injected.append(fault)
                 return fault
         return Fault()

@@ -1,8 +1,8 @@
 """Kubeflow Pipelines' API v2beta1 as far as the product calls it, and what its UI server says about pods."""
 
+import itertools
 import json
 import uuid
-from dataclasses import dataclass, field
 from functools import partial
 
 import jsonschema
@@ -12,7 +12,6 @@ from tests.fake_cluster.clock import Clock
 from tests.fake_cluster.http import Answer, ApiError, Json, Request, Route, dispatch
 
 _API, _PODS = "/apis/v2beta1/", "/k8s/pod"
-_GRPC_CODES = {400: 3, 401: 16, 403: 7, 404: 5, 409: 6}
 _FINISHED = {"SUCCEEDED", "FAILED", "CANCELED", "SKIPPED"}
 _STOPS_S = 5.0
 """Time from the request to stop a run until it has stopped."""
@@ -24,55 +23,60 @@ _JOB = ("display_name", "description", "pipeline_spec", "runtime_config", "servi
 Table = dict[str, Json]
 
 
-@dataclass
 class KfpApi:
-    """The state of Kubeflow Pipelines and its answers.
+    """The state of Kubeflow Pipelines and its answers."""
 
-    Attributes:
-        multi_user: Whether there are profiles: each has its namespace, which requests must name.
-        namespaces: Those that this user may use.
-        token: The token that the client must present.
-        cookie: The cookie that it may present instead. With neither, none is needed.
-        has_ui: Whether the address is that of the UI server, which answers about pods, or of the API server behind it.
-        pods: What each pod of a run has printed; None where it has not begun.
-        events: The warnings about a pod.
-        workflows: The names of the workflows of scheduled runs, with which the names of their pods begin.
-    """
-
-    clock: Clock
-    multi_user: bool = False
-    namespaces: tuple[str, ...] = ("team",)
-    token: str | None = None
-    cookie: str | None = None
-    has_ui: bool = True
-    experiments: Table = field(default_factory=dict)
-    versions: Table = field(default_factory=dict)
-    runs: Table = field(default_factory=dict)
-    recurring_runs: Table = field(default_factory=dict)
-    pods: dict[str, str | None] = field(default_factory=dict)
-    events: dict[str, list[Json]] = field(default_factory=dict)
-    workflows: dict[str, str] = field(default_factory=dict)
     prefixes = (_API, _PODS)
-    _num_rows: int = 0
+
+    def __init__(self, clock: Clock, namespaces: tuple[str, ...]) -> None:
+        self.clock = clock
+        self.multi_user = False
+        """Whether there are profiles: each has its namespace, which requests must name."""
+        self.namespaces = namespaces
+        """Those that this user may use."""
+        self.token: str | None = None
+        """The token that the client must present; with neither token nor cookie none is needed."""
+        self.cookie: str | None = None
+        self.has_ui = True
+        """Whether the address is that of the UI server, which answers about pods, or of the API server behind it."""
+        self.experiments: Table = {}
+        self.versions: Table = {}
+        self.runs: Table = {}
+        self.recurring_runs: Table = {}
+        self.pods: dict[str, str | None] = {}
+        """What each pod of a run has printed; None where it has not begun."""
+        self.events: dict[str, list[Json]] = {}
+        """The warnings about a pod."""
+        self.workflows: dict[str, str] = {}
+        """The names of the workflows of scheduled runs, with which the names of their pods begin."""
+        self._numbers = itertools.count(1)
 
     def refusal(self, request: Request, error: ApiError) -> Json | str:
         """Return a refusal as this API writes it; the UI server answers with plain text."""
         if request.path.startswith(_PODS) and self.has_ui:
             return error.message
-        code = _GRPC_CODES.get(error.code, 13)
-        return {"error": error.message, "code": code, "message": error.message, "details": []}
+        return {"error": error.message, "message": error.message, "details": []}
 
     def answer(self, request: Request) -> Answer:
         """Answer a request, or raise ApiError."""
-        if request.path != f"{_API}healthz":
-            self._authenticate(request)
+        valid = {("authorization", f"Bearer {self.token}"), ("cookie", self.cookie)}
+        if (
+            (self.token or self.cookie)
+            and request.path != f"{_API}healthz"
+            and not valid & set(request.headers.items())
+        ):
+            raise ApiError(401, "Request header error: there is no user identity header.")
         if request.path.startswith(_PODS) and not self.has_ui:
             raise ApiError(404, "Not Found")
         routes: list[Route] = [
             ("GET", f"{_API}healthz", lambda _: Answer({"multi_user": self.multi_user})),
             ("POST", f"{_API}experiments", self._create_experiment),
             ("GET", f"{_API}experiments", partial(self._list, self.experiments, "experiments")),
-            ("GET", f"{_API}pipelines/{{}}/versions/{{}}", self._get_version),
+            (
+                "GET",
+                f"{_API}pipelines/{{}}/versions/{{}}",
+                lambda _, __, id_: Answer(_existing(self.versions, "PipelineVersion", id_)),
+            ),
             ("POST", f"{_API}runs", self._create_run),
             ("GET", f"{_API}runs", partial(self._list, self.runs, "runs")),
             ("GET", f"{_API}runs/{{}}", lambda _, id_: Answer(_existing(self.runs, "Run", id_))),
@@ -91,8 +95,7 @@ class KfpApi:
 
     def new(self, table: Table, key: str, **values: object) -> Json:
         """Add a row with its id and time; values that are None are left out."""
-        self._num_rows += 1
-        id_ = str(uuid.UUID(int=self._num_rows << 64, version=4))
+        id_ = str(uuid.UUID(int=next(self._numbers) << 64, version=4))
         row = {key: id_, "created_at": self.clock.stamp(), **values}
         table[id_] = {name: value for name, value in row.items() if value is not None}
         return table[id_]
@@ -114,13 +117,6 @@ class KfpApi:
         self.set_state(run["run_id"], "RUNNING")
         return run
 
-    def _authenticate(self, request: Request) -> None:
-        headers = request.headers
-        by_token = self.token is not None and headers.get("authorization") == f"Bearer {self.token}"
-        by_cookie = self.cookie is not None and headers.get("cookie") == self.cookie
-        if (self.token or self.cookie) and not (by_token or by_cookie):
-            raise ApiError(401, "Request header error: there is no user identity header.")
-
     def _check_namespace(self, namespace: str | None) -> None:
         if self.multi_user and not namespace:
             raise ApiError(400, "Namespace cannot be empty in multi-user mode")
@@ -133,13 +129,10 @@ class KfpApi:
         self._check_namespace(namespace)
         rows = [row for row in table.values() if not self.multi_user or row.get("namespace") == namespace]
         for predicate in json.loads(query.get("filter") or "{}").get("predicates", []):
-            if predicate["operation"] not in (1, "EQUALS"):
-                raise NotImplementedError(f"the filter {predicate}")
+            assert predicate["operation"] in (1, "EQUALS")
             rows = [row for row in rows if row[predicate["key"]] == predicate["stringValue"]]
-        order = query.get("sort_by") or "created_at"
-        if order not in ("created_at", "created_at desc"):
-            raise NotImplementedError(f"sort_by {order}")
-        rows.sort(key=lambda row: str(row.get("created_at", "")), reverse=order.endswith("desc"))
+        assert query.get("sort_by", "") in ("", "created_at desc")
+        rows.sort(key=lambda row: str(row.get("created_at", "")), reverse=bool(query.get("sort_by")))
         start = int(query.get("page_token") or 0)
         end = start + (int(query.get("page_size") or 0) or _PAGE_SIZE)
         token = {"next_page_token": str(end)} if end < len(rows) else {}
@@ -149,15 +142,12 @@ class KfpApi:
         body = request.object()
         name, namespace = body.get("display_name"), body.get("namespace") or None
         self._check_namespace(namespace)
-        if not name:
-            raise ApiError(400, "Experiment name is empty. Please specify a valid experiment name")
-        if any((row["display_name"], row.get("namespace")) == (name, namespace) for row in self.experiments.values()):
-            raise ApiError(409, f"Experiment {name} already exists")
+        if not name or (name, namespace) in [
+            (row["display_name"], row.get("namespace")) for row in self.experiments.values()
+        ]:
+            raise ApiError(409, f"Experiment {name} already exists, or its name is empty")
         values = {"display_name": name, "namespace": namespace, "storage_state": "AVAILABLE"}
         return Answer(self.new(self.experiments, "experiment_id", **values))
-
-    def _get_version(self, _: Request, __: str, id_: str) -> Answer:
-        return Answer(_existing(self.versions, "PipelineVersion", id_))
 
     def _job(self, body: Json) -> Json:
         """Return what a run and a recurring run have in common, if it can be run."""
@@ -193,8 +183,7 @@ class KfpApi:
         body = request.object()
         most = int(body.get("max_concurrency") or 0)
         if not 1 <= most <= 10:
-            found = f"between 1 and 10 (inclusive). Found {most}"
-            raise ApiError(400, f"The max concurrency of the recurring run must be {found}")
+            raise ApiError(400, "The max concurrency of the recurring run must be between 1 and 10 (inclusive)")
         cron = (body.get("trigger") or {}).get("cron_schedule", {}).get("cron", "")
         # Five fields are taken for six without the last: a trap, not an error.
         if not croniter.is_valid(cron if len(cron.split()) == 6 else f"{cron} *", second_at_beginning=True):

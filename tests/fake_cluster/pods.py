@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from tests.fake_cluster.admission import ANCESTOR_LABEL
 from tests.fake_cluster.http import Json
 from tests.fake_cluster.kinds import EVENTS, PODS
-from tests.fake_cluster.store import Store, key_of
+from tests.fake_cluster.store import Store, key_of, reference_to
 
+ANCESTOR_LABEL = "trainer.kubeflow.org/trainjob-ancestor-step"
 _PORT = 29500
 _JOB_SET, _JOB = "jobset.sigs.k8s.io/jobset-name", "jobset.sigs.k8s.io/replicatedjob-name"
 INDEX = "batch.kubernetes.io/job-completion-index"
@@ -37,10 +37,12 @@ class Pods:
         self.outputs: Outputs = {}
         self._numbers = itertools.count()
 
-    def create(self, pod: Json, owner: Json) -> None:
-        """Create a pod without a node, under a name of its own."""
-        name = f"{pod['metadata']['name']}-{next(self._numbers):05x}"
-        self._store.create({**pod, "metadata": {**pod["metadata"], "name": name, "ownerReferences": [owner]}})
+    def create(self, job: Json, runtime: Json, attempt: int) -> None:
+        """Create the pods of a job, without nodes; they belong to it."""
+        for pod in pods_of(job, runtime, attempt):
+            pod["metadata"]["name"] += f"-{next(self._numbers):05x}"
+            pod["metadata"]["ownerReferences"] = [reference_to(job)]
+            self._store.create(pod)
 
     def of(self, job: Json, replicated_job: str = "") -> list[Json]:
         """Return the pods of a job, or of one of its replicated jobs, in the order of their index."""
@@ -111,12 +113,8 @@ class Pods:
         self._store.clock.changed.notify_all()
 
     def event(self, about: Json, type_: str, reason: str, message: str) -> None:
-        """Write an event, or count the one that says the same."""
+        """Write an event."""
         metadata, now = about["metadata"], self._store.clock.stamp()
-        for event in self._store.all(EVENTS, metadata["namespace"]):
-            if (event["involvedObject"]["uid"], event["message"]) == (metadata["uid"], message):
-                self._store.replace({**event, "count": event["count"] + 1, "lastTimestamp": now})
-                return
         involved = {key: about[key] for key in ("apiVersion", "kind")}
         involved |= {key: metadata[key] for key in ("namespace", "name", "uid")}
         name = f"{metadata['name']}.{len(self._store.all(EVENTS)):016x}"
@@ -135,41 +133,37 @@ class Pods:
             self._store.replace({**current, "spec": pod["spec"], "status": {**current["status"], **status}})
 
 
-def pods_of(train_job: Json, runtime: Json, attempt: int) -> Iterator[tuple[str, Json]]:
-    """Yield the pods that a TrainJob has while it runs, each with the name of its Job.
+def pods_of(train_job: Json, runtime: Json, attempt: int) -> Iterator[Json]:
+    """Yield the pods that a TrainJob has while it runs.
 
     They are the runtime's templates, with the TrainJob's own fields and its patches merged in.
     """
-    name = train_job["metadata"]["name"]
-    for replicated_job in runtime["spec"]["template"]["spec"]["replicatedJobs"]:
-        template = copy.deepcopy(replicated_job["template"]["spec"]["template"])
-        for patch in _patches(train_job, replicated_job["name"]):
+    name, trainer = train_job["metadata"]["name"], train_job["spec"].get("trainer", {})
+    for job in runtime["spec"]["template"]["spec"]["replicatedJobs"]:
+        template = copy.deepcopy(job["template"]["spec"]["template"])
+        for patch in _patches(train_job, job["name"]):
             template = _merged(template, patch)
-        metadata = {"labels": {}, "annotations": {}, **template.get("metadata", {})}
-        count = replicated_job["template"]["spec"].get("parallelism", 1)
-        step = replicated_job["template"].get("metadata", {}).get("labels", {}).get(ANCESTOR_LABEL)
+        count = job["template"]["spec"].get("parallelism", 1)
+        step = job["template"].get("metadata", {}).get("labels", {}).get(ANCESTOR_LABEL)
         if step == "trainer":
-            count = train_job["spec"].get("trainer", {}).get("numNodes") or runtime["spec"]["mlPolicy"]["numNodes"]
-            _set_trainer(train_job, template["spec"], count)
-        for replica, index in itertools.product(range(replicated_job.get("replicas", 1)), range(count)):
-            job = f"{name}-{replicated_job['name']}-{replica}"
+            count = trainer.get("numNodes") or runtime["spec"]["mlPolicy"]["numNodes"]
+            _set_trainer(name, trainer, template["spec"], count)
+        metadata = {"labels": {}, "annotations": {}, **template.get("metadata", {})}
+        for replica, index in itertools.product(range(job.get("replicas", 1)), range(count)):
             labels = {
                 **metadata["labels"],
                 _JOB_SET: name,
-                _JOB: replicated_job["name"],
+                _JOB: job["name"],
                 "jobset.sigs.k8s.io/job-index": str(replica),
                 "jobset.sigs.k8s.io/restart-attempt": str(attempt),
-                "batch.kubernetes.io/job-name": job,
+                "batch.kubernetes.io/job-name": f"{name}-{job['name']}-{replica}",
                 INDEX: str(index),
                 **({ANCESTOR_LABEL: step} if step else {}),
             }
-            made = {"name": f"{job}-{index}", "namespace": train_job["metadata"]["namespace"]}
+            made = {"name": f"{name}-{job['name']}-{replica}-{index}", "namespace": train_job["metadata"]["namespace"]}
             made |= {"labels": labels, "annotations": {**metadata["annotations"], INDEX: str(index)}}
-            spec = copy.deepcopy(template["spec"])
-            yield (
-                job,
-                {"apiVersion": "v1", "kind": "Pod", "metadata": made, "spec": spec, "status": {"phase": "Pending"}},
-            )
+            spec, status = copy.deepcopy(template["spec"]), {"phase": "Pending"}
+            yield {"apiVersion": "v1", "kind": "Pod", "metadata": made, "spec": spec, "status": status}
 
 
 def _patches(train_job: Json, replicated_job: str) -> Iterator[Json]:
@@ -194,9 +188,8 @@ def _name(item: Any) -> str:
     return str(item.get("mountPath", item.get("name", item)) if isinstance(item, dict) else item)
 
 
-def _set_trainer(train_job: Json, spec: Json, count: int) -> None:
+def _set_trainer(name: str, trainer: Json, spec: Json, count: int) -> None:
     """Set what Trainer's torch plugin writes into the container `node`."""
-    trainer, name = train_job["spec"].get("trainer", {}), train_job["metadata"]["name"]
     container = next(each for each in spec["containers"] if each["name"] == "node")
     container |= {key: trainer[key] for key in ("image", "command", "args") if key in trainer}
     if "resourcesPerNode" in trainer:

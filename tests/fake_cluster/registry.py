@@ -4,13 +4,10 @@ Nothing in it is atomic: model, version and artifact are three requests, and a c
 what the next one finds.
 """
 
-import re
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import mr_openapi
-from pydantic import ValidationError
 
 from tests.fake_cluster.clock import Clock
 from tests.fake_cluster.http import Answer, ApiError, Json, Request, Route, dispatch
@@ -22,32 +19,22 @@ _SCHEMAS: dict[str, Any] = {
     _VERSIONS: mr_openapi.ModelVersionCreate,
     _ARTIFACTS: mr_openapi.ModelArtifact,
 }
-_VALUES: dict[str, tuple[str, Any]] = {
-    "MetadataBoolValue": ("bool_value", bool),
-    "MetadataIntValue": ("int_value", str),
-    "MetadataDoubleValue": ("double_value", (int, float)),
-    "MetadataStringValue": ("string_value", str),
-}
 _SET_BY_SERVER = ("id", "createTimeSinceEpoch", "lastUpdateTimeSinceEpoch")
 
 
-@dataclass
 class RegistryApi:
-    """The registry's state and its answers.
+    """The registry's state and its answers."""
 
-    Attributes:
-        api_versions: The versions of the API that are served: `v1`, `v1alpha3` or both.
-        token: The token that the client must present; with None none is needed.
-        tables: What is registered, each with the id of its parent.
-    """
-
-    clock: Clock
-    api_versions: tuple[str, ...] = ("v1",)
-    token: str | None = None
-    tables: dict[str, list[tuple[str, Json]]] = field(
-        default_factory=lambda: {_MODELS: [], _VERSIONS: [], _ARTIFACTS: []}
-    )
     prefixes = (_PREFIX,)
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.api_versions: tuple[str, ...] = ("v1",)
+        """The versions of the API that are served: `v1`, `v1alpha3` or both."""
+        self.token: str | None = None
+        """The token that the client must present; with None none is needed."""
+        self.tables: dict[str, list[tuple[str, Json]]] = {_MODELS: [], _VERSIONS: [], _ARTIFACTS: []}
+        """What is registered, each with the id of its parent."""
 
     def refusal(self, _: Request, error: ApiError) -> Json:
         """Return a refusal as this API writes it."""
@@ -67,11 +54,11 @@ class RegistryApi:
         routes: list[Route] = [
             *[("GET", table.removesuffix("s"), partial(self._find, table)) for table in self.tables],
             *[("GET", table, partial(self._list, table)) for table in self.tables],
-            ("POST", _MODELS, lambda request: self._create(_MODELS, "", request.object())),
-            ("POST", _VERSIONS, self._create_version),
+            ("POST", _MODELS, partial(self._create, _MODELS)),
+            ("POST", _VERSIONS, partial(self._create, _VERSIONS)),
             ("GET", f"{_MODELS}/{{}}/versions", partial(self._list, _VERSIONS)),
             ("GET", f"{_VERSIONS}/{{}}/artifacts", partial(self._list, _ARTIFACTS)),
-            ("POST", f"{_VERSIONS}/{{}}/artifacts", self._attach),
+            ("POST", f"{_VERSIONS}/{{}}/artifacts", partial(self._create, _ARTIFACTS)),
         ]
         with self.clock.changed:
             return dispatch(routes, request, path)
@@ -91,18 +78,9 @@ class RegistryApi:
                 return Answer(document)
         raise ApiError(404, f"no {table} found for name={name}")
 
-    def _create_version(self, request: Request) -> Answer:
-        body = request.object()
-        return self._create(_VERSIONS, body.get("registeredModelId", ""), body)
-
-    def _attach(self, request: Request, version: str) -> Answer:
-        body = request.object()
-        if body.get("artifactType") != "model-artifact" or body.get("id"):
-            raise NotImplementedError(f"the artifact {body}")
-        return self._create(_ARTIFACTS, version, body)
-
-    def _create(self, table: str, parent: str, body: Json) -> Answer:
-        document = _checked(_SCHEMAS[table], body)
+    def _create(self, table: str, request: Request, parent: str = "") -> Answer:
+        document = _checked(_SCHEMAS[table], request.object())
+        parent = document.get("registeredModelId", parent)
         above = {_MODELS: None, _VERSIONS: _MODELS, _ARTIFACTS: _VERSIONS}[table]
         if above and parent not in {each["id"] for each in self.documents(above)}:
             raise ApiError(404, f"no {above} found for id {parent}")
@@ -117,29 +95,11 @@ class RegistryApi:
 
 def _checked(model: Any, body: Json) -> Json:
     """Return a document if it has only fields of its kind, of their types."""
-    known = {each.alias or name for name, each in model.model_fields.items()}
-    for name in body:
-        if name not in known:
-            raise ApiError(400, f'json: unknown field "{name}"')
-    for name, value in (body.get("customProperties") or {}).items():
-        _check_property(name, value)
+    unknown = set(body) - {each.alias or name for name, each in model.model_fields.items()}
+    if unknown:
+        raise ApiError(400, f'json: unknown field "{min(unknown)}"')
     try:
         model.from_dict(body)
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise ApiError(400, f"required field {first['loc'][0]}: {first['msg']}") from None
+    except (ValueError, AttributeError) as error:
+        raise ApiError(400, str(error)) from None
     return {name: value for name, value in body.items() if value is not None and name not in _SET_BY_SERVER}
-
-
-def _check_property(name: str, value: Json) -> None:
-    if value.get("metadataType") not in _VALUES:
-        raise ApiError(400, f"customProperties.{name}: metadataType is required")
-    key, type_ = _VALUES[value["metadataType"]]
-    found = value.get(key)
-    is_right = isinstance(found, type_) and isinstance(found, bool) == (type_ is bool)
-    if (
-        set(value) != {key, "metadataType"}
-        or not is_right
-        or (key == "int_value" and not re.match(r"-?\d+$", str(found)))
-    ):
-        raise ApiError(400, f"customProperties.{name}: {key} is required")

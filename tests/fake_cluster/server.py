@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Self
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-import yaml
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -50,44 +49,35 @@ class ApiServer:
     """A cluster's API server, for as long as the `with` lasts.
 
     At its end it raises the first mistake of its own, such as NotImplementedError for a request that it does not know.
-
-    Attributes:
-        clock: The server's time; the code under test takes its `sleep`, `monotonic` and `now`.
-        cluster: What happens to TrainJobs, and direct access to the objects.
-        store: The objects of the cluster.
-        faults: What goes wrong on the way.
-        access: Token and role of the Kubernetes client.
-        kfp: Kubeflow Pipelines: its experiments, runs and schedules.
-        registry: The model registry.
-        requests: All requests, in the order in which they arrived.
     """
 
     def __init__(
-        self,
-        *,
-        clock: Clock | None = None,
-        namespace: str = "team",
-        seed: int = 0,
-        certificate: Path | None = None,
+        self, *, clock: Clock | None = None, namespace: str = "team", seed: int = 0, certificate: Path | None = None
     ) -> None:
         self.clock = clock or Clock()
+        """The server's time; the code under test takes its `sleep`, `monotonic` and `now`."""
         self.namespace = namespace
-        self.faults = Faults(seed=seed)
+        self.faults = Faults(seed)
+        """What goes wrong on the way."""
         self.requests: list[Request] = []
+        """In the order in which they arrived."""
         self.store = Store(self.clock)
         self.cluster = ScriptedCluster(self.store, namespace)
+        """What happens to TrainJobs, and direct access to the objects."""
         self.registry = RegistryApi(self.clock)
         self.kfp = KfpApi(self.clock, namespaces=(namespace,))
         self._kubernetes = KubernetesApi(self.cluster, namespace)
         self.access = self._kubernetes.access
+        """Token and role of the Kubernetes client."""
         self._mistakes: list[Exception] = []
         self._server = _Server(("127.0.0.1", 0), _RequestHandler)
         self._server.owner = self
-        self._certificate = certificate
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
         if certificate is not None:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             context.load_cert_chain(certificate)
             self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
+            self.url = self.url.replace("http:", "https:")
 
     def __enter__(self) -> Self:
         threading.Thread(target=self._server.serve_forever, args=(0.02,), name="api-server", daemon=True).start()
@@ -102,30 +92,27 @@ class ApiServer:
         for mistake in (*self._mistakes, *self.clock.mistakes):
             raise mistake
 
-    @property
-    def url(self) -> str:
-        """Where it listens."""
-        scheme = "https" if self._certificate else "http"
-        return f"{scheme}://127.0.0.1:{self._server.server_address[1]}"
-
     def kubeconfig(self, path: Path) -> Path:
         """Write a kubeconfig for the client, with its token."""
-        user = {"token": self.access.token} if self.access.token else {}
+        context = {"cluster": "test", "user": "test", "namespace": self.namespace}
         config = {
             "apiVersion": "v1",
             "kind": "Config",
             "current-context": "test",
             "clusters": [{"name": "test", "cluster": {"server": self.url}}],
-            "users": [{"name": "test", "user": user}],
-            "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test", "namespace": self.namespace}}],
+            "users": [{"name": "test", "user": {"token": self.access.token}}],
+            "contexts": [{"name": "test", "context": context}],
         }
-        path.write_text(yaml.safe_dump(config), encoding="utf-8")
+        path.write_text(json.dumps(config), encoding="utf-8")
         return path
 
     def answer(self, request: Request, fault: Fault) -> Answer:
         """Answer one request by the API that its path names, or as the fault wants."""
+        messages = {429: "too many requests, please try again later", 401: "Unauthorized"}
+        refused = ApiError(fault.status or 500, messages.get(fault.status, "injected fault"))
+        injected = Answer(refused.status(), fault.status)
         if fault.status and not fault.effect:
-            return _faulty(fault)
+            return injected
         apis = (self.registry, self.kfp, self._kubernetes)
         api = next(each for each in apis if request.path.startswith(each.prefixes))
         try:
@@ -136,12 +123,7 @@ class ApiServer:
             # A mistake of the server's own must not pass for an injected fault.
             self._mistakes.append(error)
             raise
-        return _faulty(fault) if fault.status else answer
-
-
-def _faulty(fault: Fault) -> Answer:
-    messages = {429: "too many requests, please try again later", 401: "Unauthorized"}
-    return Answer(ApiError(fault.status, messages.get(fault.status, "injected fault")).status(), fault.status)
+        return injected if fault.status else answer
 
 
 class _Server(ThreadingHTTPServer):
@@ -209,23 +191,22 @@ class _RequestHandler(BaseHTTPRequestHandler):
             time=self.server.owner.clock.monotonic(),
         )
 
+    def _begin(self, status: int, **headers: object) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name.replace("_", "-"), str(value))
+        self.end_headers()
+
     def _send(self, answer: Answer, fault: Fault) -> None:
         is_text = isinstance(answer.body, str)
         body = (answer.body if isinstance(answer.body, str) else json.dumps(answer.body)).encode()
-        self.send_response(answer.status)
-        self.send_header("Content-Type", "text/plain" if is_text else "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        if fault.retry_after_s:
-            self.send_header("Retry-After", str(fault.retry_after_s))
-        self.end_headers()
+        retry = {"Retry_After": fault.retry_after_s} if fault.retry_after_s else {}
+        content_type = "text/plain" if is_text else "application/json"
+        self._begin(answer.status, Content_Type=content_type, Content_Length=len(body), **retry)
         self.wfile.write(body)
 
     def _stream(self, answer: Answer, fault: Fault) -> None:
-        self.send_response(answer.status)
-        headers = {"Content-Type": "text/plain", "Transfer-Encoding": "chunked", "Connection": "close"}
-        for name, value in headers.items():
-            self.send_header(name, value)
-        self.end_headers()
+        self._begin(answer.status, Content_Type="text/plain", Transfer_Encoding="chunked", Connection="close")
         self.wfile.flush()
         num_sent = 0
         for chunk in answer.stream or ():

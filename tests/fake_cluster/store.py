@@ -4,9 +4,8 @@ import copy
 import itertools
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from tests.fake_cluster.clock import Clock
 from tests.fake_cluster.http import Json
@@ -18,8 +17,7 @@ _COLLECT_S = 1.0
 """Time from the deletion of an object's last owner to its own."""
 
 
-@dataclass(frozen=True)
-class Change:
+class Change(NamedTuple):
     """One write to the store."""
 
     type: str
@@ -48,8 +46,7 @@ class Store:
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self._objects: dict[Key, Json] = {}
-        self._versions = itertools.count(1)
-        self._uids = itertools.count(1)
+        self._numbers = itertools.count(1)
         self._listeners: list[Callable[[Change], None]] = []
 
     def get(self, kind: Kind, namespace: str, name: str) -> Json | None:
@@ -59,13 +56,13 @@ class Store:
     def all(self, kind: Kind, namespace: str = "") -> list[Json]:
         """Return the objects of a kind, of one namespace or of all, by name."""
         keys = [key for key in self._objects if key[0] == kind and namespace in ("", key[1])]
-        return [copy.deepcopy(self._objects[key]) for key in sorted(keys, key=lambda key: key[1:])]
+        return [copy.deepcopy(self._objects[key]) for key in sorted(keys)]
 
     def create(self, document: Json) -> Json:
         """Add an object, and return it with its uid, version and time."""
         created = copy.deepcopy(document)
         metadata = created["metadata"]
-        metadata.setdefault("uid", str(uuid.UUID(int=next(self._uids), version=4)))
+        metadata.setdefault("uid", str(uuid.UUID(int=next(self._numbers), version=4)))
         metadata |= {"creationTimestamp": self.clock.stamp(), "generation": 1}
         self._write("ADDED", None, created)
         if metadata.get("ownerReferences"):
@@ -78,54 +75,48 @@ class Store:
         after["metadata"]["resourceVersion"] = before["metadata"]["resourceVersion"]
         if after == before:
             return after
-        if after.get("spec") != before.get("spec"):
-            after["metadata"]["generation"] = before["metadata"].get("generation", 1) + 1
+        after["metadata"]["generation"] += after.get("spec") != before.get("spec")
         self._write("MODIFIED", before, after)
-        if "deletionTimestamp" in after["metadata"] and not after["metadata"].get("finalizers"):
-            self.remove(key_of(after))
         return copy.deepcopy(after)
 
-    def patch(self, kind: Kind, namespace: str, name: str, **parts: Any) -> None:
+    def patch(self, key: Key, **parts: Any) -> None:
         """Set top-level parts of an object if it still exists, as controllers do."""
-        document = self.get(kind, namespace, name)
+        document = self.get(*key)
         if document is not None:
             self.replace({**document, **parts})
 
-    def delete(self, key: Key, policy: str = "Background", uid: str = "") -> None:
-        """Delete an object: after what it owns with the policy Foreground, at once otherwise.
-
-        With a uid, another object of the same key is left alone.
-        """
+    def delete(self, key: Key, *, foreground: bool) -> None:
+        """Delete an object: after what it owns with the policy Foreground, at once otherwise."""
         document = self.get(*key)
-        if document is None or uid not in ("", document["metadata"]["uid"]):
+        if document is None:
             return
-        metadata = document["metadata"]
-        owned = [each for each in self._objects if metadata["uid"] in self._owners(each)]
-        if policy == "Background" or not owned:
+        owned = [each for each in self._objects if document["metadata"]["uid"] in self._owners(each)]
+        if not foreground or not owned:
             self.remove(key)
             return
-        if "deletionTimestamp" not in metadata:
-            metadata |= {"finalizers": ["foregroundDeletion"], "deletionTimestamp": self.clock.stamp()}
-            self.replace(document)
+        document["metadata"] |= {"finalizers": ["foregroundDeletion"], "deletionTimestamp": self.clock.stamp()}
+        self.replace(document)
         for each in (*owned, key):
-            uid = self._objects[each]["metadata"]["uid"]
-            self.clock.call_in(_COLLECT_S, partial(self.delete, each, policy, uid))
+            self.clock.call_in(_COLLECT_S, partial(self._remove_if, each, self._objects[each]["metadata"]["uid"]))
 
     def remove(self, key: Key) -> None:
         """Remove an object, whatever its finalizers; what it owns is collected."""
         removed = self._objects.pop(key, None)
         if removed is not None:
-            last = copy.deepcopy(removed)
-            last["metadata"]["resourceVersion"] = str(next(self._versions))
-            self._notify(Change("DELETED", key[0], removed, last))
+            self._notify(Change("DELETED", key[0], removed, copy.deepcopy(removed)))
             self.clock.call_in(_COLLECT_S, self._collect)
 
     def listen(self, listener: Callable[[Change], None]) -> None:
         """Call a function with every later change."""
         self._listeners.append(listener)
 
+    def _remove_if(self, key: Key, uid: str) -> None:
+        """Remove an object unless it is another one of the same key."""
+        if key in self._objects and self._objects[key]["metadata"]["uid"] == uid:
+            self.remove(key)
+
     def _write(self, type_: str, before: Json | None, document: Json) -> None:
-        document["metadata"]["resourceVersion"] = str(next(self._versions))
+        document["metadata"]["resourceVersion"] = str(next(self._numbers))
         self._objects[key_of(document)] = document
         self._notify(Change(type_, key_of(document)[0], before, copy.deepcopy(document)))
 

@@ -8,7 +8,7 @@ import pytest
 from components.cluster.manifest import train_job
 from tests.cluster.launched import launched
 from tests.fake_cluster import ApiServer
-from tests.fake_cluster.releases import needs_upstream, refused
+from tests.fake_cluster.schemas import needs_upstream, refused
 from tests.k8s.rendered import K8S, base, one, overlay, render
 
 pytestmark = needs_upstream

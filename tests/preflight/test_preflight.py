@@ -128,7 +128,7 @@ def test_models_in_folders_of_the_volume_are_assumed_to_exist(server: ApiServer,
 
 def test_a_cluster_without_trainer_is_reported(server: ApiServer, form: Form) -> None:
     """Neither the kind nor its runtime: the line says which version is needed."""
-    server.cluster.uninstall(kinds.TRAIN_JOBS)
+    server.cluster.uninstalled.add(kinds.TRAIN_JOBS)
     assert _line(form).startswith("this cluster has no TrainJob (trainer.kubeflow.org/v1alpha1); install Kubeflow Tr")
 
 

@@ -1,39 +1,37 @@
-"""The tasks of a run in the words of Kubeflow Pipelines 2.17, which are those of Argo's nodes below it.
+"""The tasks of a run in the words of Kubeflow Pipelines 2.17.
 
-As a real server has them: no task names its pod, the ids of tasks say nothing, each node is wrapped in retries, and
-what comes after a node is named by its id, of which the number is a hash of the path to the node.
+As a real server has them: no task names its pod, each node is wrapped in retries, and what comes after a task is named
+by the id of its node, of which the number is a hash of the path to the node.
 """
 
-import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 Json = dict[str, Any]
 WORKFLOW = "grpo-post-training-x7k2p"
-_GROUP = f"{WORKFLOW}(0).root(0).exit-handler-1(0)"
-_HOOK = f"{WORKFLOW}(0).root(0).exit-handler-1.onExit(0)"
+_ROOT = f"{WORKFLOW}(0).root(0)"
+_GROUP, _HOOK = f"{_ROOT}.exit-handler-1(0)", f"{_ROOT}.exit-handler-1.onExit(0)"
 _NEVER = "0001-01-01T00:00:00Z"
-_WITHOUT_RETRIES = ("preflight",)
 
 
 @dataclass(frozen=True)
 class Stage:
-    """What has become of a stage: its state, when, and the state of each attempt at it."""
+    """What has become of a stage."""
 
     state: str | None
     """None where it was left out."""
-    attempts: Sequence[str] = ()
+    attempts: int = 0
     """None of them where the cache had its outputs."""
     started: str = "2026-11-22T10:00:00Z"
-    ended: str | None = None
+    ended: str = _NEVER
     driver: str | None = "SUCCEEDED"
     """State of what prepares it."""
 
 
 def pod(stage: str, attempt: int) -> str:
     """The name of the pod in which an attempt at a stage runs."""
-    retry = "" if stage in _WITHOUT_RETRIES else "retry-"
+    retry = "" if stage == "preflight" else "retry-"
     return f"{WORKFLOW}-metadata-0-2-{retry}system-container-impl-{number(f'{_path(stage)}(0).executor({attempt})')}"
 
 
@@ -43,65 +41,20 @@ def driver_pod(stage: str) -> str:
 
 
 def details(stages: Mapping[str, Stage]) -> list[Json]:
-    """Every node of a run: graphs, drivers, retries and pods, each leading to what comes after it."""
-    names = list(stages)
-    inside = [f"{_path(name)}-driver" for name in names if name != "clean-up"]
-    root = f"{WORKFLOW}(0).root"
-    group, hook = f"{root}(0).exit-handler-1", f"{root}(0).exit-handler-1.onExit"
-    nodes = [
-        *_retried(WORKFLOW, "RUNNING", [root]),
-        *_retried(root, "RUNNING", [group]),
-        _node(group, "RUNNING", [f"{group}(0)", hook]),
-        _node(f"{group}(0)", "RUNNING", inside[:1]),
-        *_retried(hook, "RUNNING", [f"{_path('clean-up')}-driver"]),
-    ]
-    for number, name in enumerate(names):
-        nodes += _nodes(name, stages[name], inside[number + 1 : number + 2])
-    return nodes
-
-
-def _nodes(name: str, stage: Stage, after: list[str]) -> list[Json]:
-    path = _path(name)
-    times: Json = {"start_time": stage.started, "end_time": stage.ended or _NEVER}
-    if stage.state is None:
-        left_out = {"start_time": stage.started, "end_time": stage.started}
-        driver = [_node(f"{path}-driver", None, [path], **left_out)]
+    """The tasks of a run, of which the first leads to every node."""
+    paths = [f"{WORKFLOW}(0)", _ROOT, _GROUP, _HOOK]
+    tasks: list[Json] = []
+    for name, stage in stages.items():
+        times = {"start_time": stage.started, "end_time": stage.ended}
+        tasks.append({"display_name": name, "state": stage.state, **times})
         if stage.driver:
-            driver = _retried(f"{path}-driver", stage.driver, [path])
-        return [*driver, _node(path, None, after, **left_out)]
-    executor = f"{path}(0).executor"
-    attempts = [f"{executor}({number})" for number in range(len(stage.attempts))]
-    return [
-        *_retried(f"{path}-driver", "SUCCEEDED", [path]),
-        *_retried(path, stage.state, [executor, *after], **times),
-        _node(executor, stage.state if attempts else "SKIPPED", attempts, **times),
-        *(_node(each, state, [], **times) for each, state in zip(attempts, stage.attempts, strict=True)),
-    ]
-
-
-def _retried(path: str, state: str, after: Sequence[str], **times: Any) -> list[Json]:
-    return [_node(path, state, [f"{path}(0)"], **times), _node(f"{path}(0)", state, after, **times)]
-
-
-def _node(path: str, state: str | None, after: Sequence[str], **times: Any) -> Json:
-    return {
-        "display_name": path.rpartition(".")[2] if not path.endswith(".onExit") else "exit-handler-1.onExit",
-        "task_id": str(uuid.uuid4()),
-        **({"state": state} if state else {}),
-        "child_tasks": [{"pod_name": _id(each)} for each in after],
-        "state_history": [{"update_time": "2026-11-22T09:59:50Z"}],
-        "start_time": "2026-11-22T09:59:50Z",
-        "end_time": "2026-11-22T10:00:00Z",
-        **times,
-    }
-
-
-def _path(stage: str) -> str:
-    return f"{_HOOK if stage == 'clean-up' else _GROUP}.{stage}"
-
-
-def _id(path: str) -> str:
-    return f"{WORKFLOW}-{number(path)}"
+            tasks.append({"display_name": f"{name}-driver", "state": stage.driver, **times})
+            paths.append(f"{_path(name)}-driver(0)")
+        if stage.state:
+            executor = f"{_path(name)}(0).executor"
+            paths += [f"{_path(name)}(0)", executor, *(f"{executor}({attempt})" for attempt in range(stage.attempts))]
+    nodes = [{"pod_name": f"{WORKFLOW}-{number(path)}"} for path in paths]
+    return [{"display_name": "root", "state": "RUNNING", "child_tasks": nodes}, *tasks]
 
 
 def number(path: str) -> int:
@@ -110,3 +63,7 @@ def number(path: str) -> int:
     for byte in path.encode():
         number = (number ^ byte) * 16777619 % 2**32
     return number
+
+
+def _path(stage: str) -> str:
+    return f"{_HOOK if stage == 'clean-up' else _GROUP}.{stage}"

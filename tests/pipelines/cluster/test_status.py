@@ -1,6 +1,6 @@
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -14,10 +14,10 @@ from tests.fake_cluster import ApiServer, Fault, Json
 from tests.pipelines.cluster.argo import Stage, details, driver_pod, pod
 from tests.pipelines.cluster.conftest import Program
 
-DONE = Stage("SUCCEEDED", ["SUCCEEDED"], ended="2026-11-22T10:01:15Z")
-FAILED = Stage("FAILED", ["FAILED"], "2026-11-22T10:02:00Z", "2026-11-22T12:32:00Z")
-FAILED_TWICE = Stage("FAILED", ["FAILED", "FAILED"], "2026-11-22T10:02:00Z", "2026-11-22T12:32:00Z")
-RUNNING = Stage("RUNNING", ["RUNNING"], "2026-11-22T10:02:00Z")
+DONE = Stage("SUCCEEDED", 1, ended="2026-11-22T10:01:15Z")
+FAILED = Stage("FAILED", 1, "2026-11-22T10:02:00Z", "2026-11-22T12:32:00Z")
+FAILED_TWICE = replace(FAILED, attempts=2)
+RUNNING = Stage("RUNNING", 1, "2026-11-22T10:02:00Z")
 CACHED = Stage("SUCCEEDED", ended="2026-11-22T10:00:00Z")
 LEFT_OUT = Stage(None, started="2026-11-22T10:03:00Z", driver=None)
 UNPREPARED = Stage(None, started="2026-11-22T10:03:00Z", driver="FAILED")
@@ -40,7 +40,7 @@ class Run:
         self.server.kfp.set_state(self.id, state)
         named = {name.replace("_", "-"): stage for name, stage in stages.items()}
         for name, stage in named.items():
-            for attempt in range(len(stage.attempts)):
+            for attempt in range(stage.attempts):
                 self.server.kfp.pods.setdefault(pod(name, attempt), None)
         self.row["run_details"] = {"task_details": details(named)}
 
