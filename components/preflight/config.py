@@ -12,6 +12,7 @@ from components.cluster.config import ClusterConfig
 from components.evaluate.config import EvaluateConfig
 from components.prepare_data.config import PrepareConfig
 from components.register.config import RegisterConfig
+from components.register.registry import is_url
 from components.report.config import ReportConfig
 from components.shared import images
 from components.shared.config import Config, problems, read_params, shared_keys, with_shared_keys
@@ -146,16 +147,9 @@ def as_yaml(params: Params) -> str:
     return text
 
 
-def is_url(location: str) -> bool:
-    """Tell whether a location is a URL, and no folder."""
-    return "://" in location or "@" in location
-
-
 def contradictions(params: Params) -> list[str]:
     """Return a line for each pair of keys in different sections that cannot both hold."""
-    return [
-        line for rule in (_splits, _gate, _sizes, _shares, _unit_tests, _sampler, _storage) for line in rule(params)
-    ]
+    return [*_of_splits(params), *_of_sizes(params), *_of_training(params)]
 
 
 def exceeded_limits(params: Params, context: int) -> Iterator[str]:
@@ -179,23 +173,30 @@ def _sources(params: Params, split: Split) -> list[str]:
     return [source.kind for source in params.prepare_data.sources if source.max_problems(split) != 0]
 
 
-def _splits(params: Params) -> Iterator[str]:
+def _of_splits(params: Params) -> Iterator[str]:
     for split in Split:
         if not _sources(params, split):
             yield f"prepare_data.sources: no source has {split} problems; set `{split}` or `num_{split}` of one"
-
-
-def _gate(params: Params) -> Iterator[str]:
-    names = _sources(params, Split.TEST)
-    for name in params.report.gate.target:
-        if name not in names:
+    weights = params.train_grpo.prompts.source_weights or {}
+    named = [
+        ("report.gate.target", Split.TEST, params.report.gate.target),
+        ("train_grpo.prompts.source_weights", Split.TRAIN, sorted(weights)),
+    ]
+    for key, split, names in named:
+        sources = _sources(params, split)
+        for name in names:
+            if name not in sources:
+                known = ", ".join(sources) or "none"
+                yield f'{key}: no {split} problem comes from "{name}"; sources with {split} problems: {known}'
+    for name in _sources(params, Split.TRAIN) if weights else ():
+        if name not in weights:
             yield (
-                f'report.gate.target: no test problem comes from "{name}"; '
-                f"sources with test problems: {', '.join(names) or 'none'}"
+                f'train_grpo.prompts.source_weights: "{name}" has train problems and no weight; '
+                "give it one (0 leaves it out)"
             )
 
 
-def _sizes(params: Params) -> Iterator[str]:
+def _of_sizes(params: Params) -> Iterator[str]:
     """Required numbers of problems that the sources cannot reach, whatever is in their files."""
     required = {
         "validate_data.min_train_rows": (Split.TRAIN, params.validate_data.min_train_rows),
@@ -209,39 +210,21 @@ def _sizes(params: Params) -> Iterator[str]:
             yield f"{key}: is {number:,}, and prepare_data.sources has at most {total:,} {split} problems"
 
 
-def _shares(params: Params) -> Iterator[str]:
-    weights, names = params.train_grpo.prompts.source_weights, _sources(params, Split.TRAIN)
-    key = "train_grpo.prompts.source_weights"
-    if not weights:
-        return
-    for name in sorted(set(weights) - set(names)):
-        yield f'{key}: no train problem comes from "{name}"; sources with train problems: {", ".join(names) or "none"}'
-    for name in names:
-        if name not in weights:
-            yield f'{key}: "{name}" has train problems and no weight; give it one (0 leaves it out)'
-
-
-def _unit_tests(params: Params) -> Iterator[str]:
+def _of_training(params: Params) -> Iterator[str]:
     others = [source for source in _sources(params, Split.TRAIN) if source != "mbpp"]
     if "code_tests" in params.train_grpo.reward.weights and others:
         yield (
             f"train_grpo.reward.weights.code_tests: problems from {others[0]} have no unit tests; "
             "leave it out, `accuracy` judges both kinds"
         )
-
-
-def _sampler(params: Params) -> Iterator[str]:
     sampler = params.train_grpo.sampler
     engine = sampler.vllm or sampler.servers
     needed = params.max_prompt_tokens + params.train_grpo.sampling.max_new_tokens
     if engine and engine.max_tokens < needed:
-        key = "train_grpo.sampler." + ("vllm" if sampler.vllm else "servers")
+        key = f"train_grpo.sampler.{'vllm' if sampler.vllm else 'servers'}.max_tokens"
         yield (
-            f"{key}.max_tokens: is {engine.max_tokens:,}; a prompt (validate_data.max_prompt_tokens) with its "
-            f"completion (train_grpo.sampling.max_new_tokens) takes up to {needed:,}"
+            f"{key}: is {engine.max_tokens:,}; a prompt (validate_data.max_prompt_tokens) with its completion "
+            f"(train_grpo.sampling.max_new_tokens) takes up to {needed:,}"
         )
-
-
-def _storage(params: Params) -> Iterator[str]:
     if is_url(params.register.registry) and not params.register.storage:
         yield "register.storage: is not set, and a registry at a URL has no place for weights; name a DVC remote"

@@ -61,6 +61,7 @@ _DERIVED: dict[Key, str] = {
 _MARGIN_S = 3600
 """Time that a step has beyond its job's: to be scheduled, and to collect what the job left."""
 _FENCE = "```"
+_MISSING = object()
 
 
 class Parameter(NamedTuple):
@@ -118,8 +119,11 @@ def sections_of(
     """
     sections: Sections = copy.deepcopy(form[OVERRIDES])
     sections.setdefault(CLUSTER, {})
-    twice = [_twice(key, name_of(key)) for key in TYPED_KEYS if _has(sections, key)]
-    twice += [_twice(key, origin) for key, origin in _DERIVED.items() if _has(sections, key)]
+    twice = [
+        f"{OVERRIDES}.{'.'.join(key)}: follows from {origin}; leave it out here"
+        for key, origin in {**{key: name_of(key) for key in TYPED_KEYS}, **_DERIVED}.items()
+        if _get(sections, key, _MISSING) is not _MISSING
+    ]
     for key in TYPED_KEYS:
         value = form[name_of(key)]
         # An empty field of the form is what null is in a params file: KFP has no value for it.
@@ -138,9 +142,13 @@ def sections_of(
 def wrong_sections(sections: Sections) -> list[str]:
     """Return a line for each thing that is wrong with the sections of a form, by the parameter that it comes from."""
     lines = [in_the_form(line) for line in wrong_params(sections)]
-    if lines:
-        return list(dict.fromkeys(lines))
-    return _too_long(ClusterConfig.model_validate(sections[CLUSTER]))
+    longest_s = LONGEST_TRAINING_S - _MARGIN_S
+    if not lines and (limit_s := ClusterConfig.model_validate(sections[CLUSTER]).deadline_s) > longest_s:
+        lines.append(
+            f"{OVERRIDES}.{CLUSTER}: the time limits add up to {limit_s:.0f} s over all restarts; "
+            f"accepted: {longest_s} s, after which the step itself is ended"
+        )
+    return list(dict.fromkeys(lines))
 
 
 def complete(sections: Sections) -> Sections:
@@ -189,20 +197,6 @@ def _parameter(key: Key) -> Parameter:
     return Parameter(kind, " ".join((field.description or "").replace("null", "empty").split()))
 
 
-def _too_long(cluster: ClusterConfig) -> list[str]:
-    longest = LONGEST_TRAINING_S - _MARGIN_S
-    if cluster.deadline_s <= longest:
-        return []
-    return [
-        f"{OVERRIDES}.{CLUSTER}: the time limits add up to {cluster.deadline_s:.0f} s over all restarts; "
-        f"accepted: {longest} s, after which the step itself is ended"
-    ]
-
-
-def _twice(key: Key, origin: str) -> str:
-    return f"{OVERRIDES}.{'.'.join(key)}: follows from {origin}; leave it out here"
-
-
 def _on_volume(location: str) -> str:
     """A relative folder of a laptop becomes one of the shared volume; URLs and absolute folders stay."""
     if not location or "://" in location or "@" in location or location.startswith("/"):
@@ -210,22 +204,18 @@ def _on_volume(location: str) -> str:
     return f"{MOUNT}/{PurePosixPath(location).name}"
 
 
-def _get(values: Any, key: Key) -> Any:
+def _get(values: Any, key: Key, default: Any = None) -> Any:
     for part in key:
-        values = values.get(part) if isinstance(values, dict) else None
+        if not isinstance(values, dict) or part not in values:
+            return default
+        values = values[part]
     return values
-
-
-def _has(values: Any, key: Key) -> bool:
-    holder = _get(values, key[:-1])
-    return isinstance(holder, dict) and key[-1] in holder
 
 
 def _remove(values: Any, key: Key) -> None:
     """Remove a key, and the mappings above it that are empty then."""
-    if not _has(values, key):
-        return
     holder = _get(values, key[:-1])
-    del holder[key[-1]]
-    if not holder and len(key) > 1:
-        _remove(values, key[:-1])
+    if isinstance(holder, dict) and key[-1] in holder:
+        del holder[key[-1]]
+        if not holder and len(key) > 1:
+            _remove(values, key[:-1])

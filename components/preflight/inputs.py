@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from components.grading.verifier import Verifier, require_sandbox
-from components.preflight.config import Params, exceeded_limits, is_url
+from components.preflight.config import Params, exceeded_limits
 from components.preflight.remotes import references
 from components.prepare_data.config import PrepareConfig
 from components.prepare_data.source import FileSource, MalformedRow
 from components.register.catalogue import Catalogue
+from components.register.registry import is_url
 from components.shared.errors import PipelineError
 from components.shared.model import context_tokens, model_config
 from components.shared.problem import Split
@@ -21,7 +22,7 @@ from components.train_grpo.custom_rewards import import_errors, is_custom
 
 Check = Callable[[], Any]
 
-_BASE_MODEL, _REWARD_MODEL = "train_sft.model.base", "train_grpo.reward.model.base"
+_BASE_MODEL = "train_sft.model.base"
 _DEADLINE_S = 30.0
 _NUM_ROWS_TRIED = 20
 """From the beginning of each file: enough to see that it is of another format."""
@@ -41,26 +42,17 @@ def missing_here(params: Params, *, containers: bool = False) -> list[str]:
         *(exceeded_limits(params, context) if isinstance(context, int) else []),
         *unusable_rewards(params, trained_here=not containers),
         *([] if containers else _sandbox(params)),
-        *_registry(params),
+        *_registry(params.register.registry),
     ]
 
 
-def unusable_models(params: Params) -> list[str]:
-    """Return a line for each base model that does not exist, and each limit beyond what it reads.
-
-    Models in folders of the shared volume, which is not mounted here, are assumed to exist.
-    """
-    lines: list[str] = []
-    for key, (base, check) in _base_models(params).items():
-        if base.startswith(("/", ".")):
-            continue
-        try:
-            context = check()
-        except PipelineError as error:
-            lines.append(f"{key}: {error}")
-        else:
-            lines += exceeded_limits(params, context) if isinstance(context, int) else []
-    return lines
+def base_models(params: Params) -> dict[str, tuple[str, Check]]:
+    """Return each model that a run starts from, by key, with its check; that of the policy returns its context."""
+    base, reward_model = params.train_sft.model.base, params.train_grpo.reward.model
+    models: dict[str, tuple[str, Check]] = {_BASE_MODEL: (base, partial(context_tokens, base))}
+    if reward_model and reward_model.base != "reference":
+        models["train_grpo.reward.model.base"] = (reward_model.base, partial(model_config, reward_model.base))
+    return models
 
 
 def unusable_rewards(params: Params, *, trained_here: bool = False) -> list[str]:
@@ -97,9 +89,9 @@ def run_concurrently(checks: Mapping[str, Check], deadline_s: float) -> dict[str
 
 
 def _lookups(params: Params) -> dict[str, Check]:
-    """What is requested from elsewhere, by key; the answer for the base model is its context in tokens."""
+    """What is requested from elsewhere, by key."""
     register, repository = params.register, params.prepare_data.repository
-    checks = {key: check for key, (_, check) in _base_models(params).items()}
+    checks = {key: check for key, (_, check) in base_models(params).items()}
     if repository:
         checks["prepare_data.repository.url"] = partial(references, repository.url)
     if is_url(register.registry):
@@ -107,15 +99,6 @@ def _lookups(params: Params) -> dict[str, Check]:
     if register.model_registry:
         checks["register.model_registry"] = partial(Catalogue, register.model_registry)
     return checks
-
-
-def _base_models(params: Params) -> dict[str, tuple[str, Check]]:
-    """Each model that a run starts from, by key, with a check that, of the policy, returns its context where known."""
-    base, reward_model = params.train_sft.model.base, params.train_grpo.reward.model
-    models: dict[str, tuple[str, Check]] = {_BASE_MODEL: (base, partial(context_tokens, base))}
-    if reward_model and reward_model.base != "reference":
-        models[_REWARD_MODEL] = (reward_model.base, partial(model_config, reward_model.base))
-    return models
 
 
 def _files(config: PrepareConfig) -> Iterator[str]:
@@ -153,7 +136,6 @@ def _sandbox(params: Params) -> Iterator[str]:
             yield f"prepare_data.sources: mbpp has code to run: {error}"
 
 
-def _registry(params: Params) -> Iterator[str]:
-    config = params.register
-    if not is_url(config.registry) and Path(config.registry).exists() and not Path(config.registry).is_dir():
-        yield f"register.registry: {config.registry} is not a folder"
+def _registry(location: str) -> Iterator[str]:
+    if not is_url(location) and Path(location).exists() and not Path(location).is_dir():
+        yield f"register.registry: {location} is not a folder"

@@ -1,7 +1,7 @@
 """The first task of a run on a cluster: find everything that is wrong before anything is spent."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -9,9 +9,17 @@ from typing import Any
 
 from components.cluster.kube import Clock, RetryPolicy, UnavailableError, connect, own_namespace
 from components.preflight import cluster, remotes
-from components.preflight.config import CLUSTER, DEPLOYMENT, DeploymentConfig, Params, Sections, contradictions
+from components.preflight.config import (
+    CLUSTER,
+    DEPLOYMENT,
+    DeploymentConfig,
+    Params,
+    Sections,
+    contradictions,
+    exceeded_limits,
+)
 from components.preflight.form import Form, complete, in_the_form, page, sections_of, wrong_sections
-from components.preflight.inputs import Check, run_concurrently, unusable_models, unusable_rewards
+from components.preflight.inputs import Check, base_models, run_concurrently, unusable_rewards
 from components.shared.config import validate
 from components.shared.errors import PipelineError, RetryableError, raise_all
 from components.shared.progress import say
@@ -23,7 +31,6 @@ _RETRY_S = 60.0
 """Time for which a request is repeated if the cluster, or a webhook, is busy."""
 _PRODUCT_LABEL = "nvidia.com/gpu.product"
 _REVISION = "prepare_data_repository_commit"
-"""The check that returns a commit; all others return a line for each thing that is wrong."""
 _ANY_COMMIT = "0" * 40
 """In the place of a commit that is not known yet."""
 
@@ -54,12 +61,11 @@ class Ready:
 
 def run(inputs: dict[str, Any]) -> None:
     """Do preflight as a Kubeflow task: `inputs` are the form, the deployment, and paths for what is handed on."""
-    configuration = inputs.pop("configuration")
-    paths = {name: Path(inputs.pop(name)) for name in list(inputs) if name.endswith("_config")}
-    paths |= {name: Path(inputs.pop(name)) for name in list(inputs) if name.startswith("evaluate_")}
+    configuration, deployment = inputs.pop("configuration"), inputs.pop(DEPLOYMENT)
+    names = [name for name in inputs if name.endswith("_config") or name.startswith("evaluate_")]
+    paths = {name: Path(inputs.pop(name)) for name in names}
     with exit_on_error("preflight"):
-        deployment = validate(DeploymentConfig, inputs.pop(DEPLOYMENT), name=DEPLOYMENT)
-        ready = preflight(inputs, deployment)
+        ready = preflight(inputs, validate(DeploymentConfig, deployment, name=DEPLOYMENT))
         for name, path in paths.items():
             value = ready.outputs[name]
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -83,90 +89,97 @@ def preflight(
     sections, wrong = sections_of(form, deployment, commit=_ANY_COMMIT, secrets=secrets)
     wrong += wrong_sections(sections)
     params = None if wrong else Params.model_validate(sections)
-    wrong += remotes.mutable_images(deployment) + remotes.incomparable(form)
+    wrong += [*remotes.mutable_images(deployment), *remotes.incomparable(form)]
     wrong += [*_files(form, params), *map(in_the_form, contradictions(params))] if params else []
-    checks = _checks(form, deployment, sections, params, clock or Clock())
+    checks = _checks(form, deployment, params)
+    try:
+        checks |= _checks_of_cluster(sections, params, deployment.volume, RetryPolicy(clock or Clock(), _RETRY_S))
+    except PipelineError as error:
+        wrong.append(f"cluster: {error}")
     answers = run_concurrently(checks, deadline_s)
-    commit = _commit_or_refuse(answers, wrong)
+    _refuse(answers, wrong, params)
+    commit = answers.get(_REVISION, "")
     sections = complete(sections_of(form, deployment, commit=commit, secrets=secrets)[0])
     say("preflight", f"{len(answers)} checks passed" + (f"; data at commit {commit}" if commit else ""))
     remotes.refuse_repetition(form, Params.model_validate(sections))
     return Ready(sections, page(form, sections, {"data at commit": commit} if commit else {}))
 
 
-def _commit_or_refuse(answers: dict[str, Any], wrong: list[str]) -> str:
-    """Return the commit of the data, if there is one and nothing is wrong; raise what is wrong otherwise."""
-    unanswered = [f"{name}: {answer}" for name, answer in answers.items() if isinstance(answer, UnavailableError)]
+def _refuse(answers: dict[str, Any], wrong: list[str], params: Params | None) -> None:
+    """Raise all that is wrong, which checks answer with; or else that some did not answer."""
+    unanswered = []
     for name, answer in answers.items():
-        if isinstance(answer, PipelineError):
-            wrong += [] if isinstance(answer, UnavailableError) else [f"{name}: {answer}"]
-        elif name != _REVISION:
+        if isinstance(answer, UnavailableError):
+            unanswered.append(f"{name}: {answer}")
+        elif isinstance(answer, PipelineError):
+            wrong.append(f"{name}: {answer}")
+        elif isinstance(answer, list):
             wrong += answer
+        elif params and isinstance(answer, int):
+            wrong += map(in_the_form, exceeded_limits(params, answer))
     raise_all(wrong + unanswered if wrong else [])
     if unanswered:
         trouble = "the cluster does not answer, so this run could not be checked; start it again later"
         raise RetryableError("\n".join([trouble, *unanswered]))
-    commit: str = answers.get(_REVISION, "")
-    return commit
 
 
-def _files(form: Form, params: Params) -> list[str]:
-    """Return a line if the sources read files of no repository, or a repository is named and nothing is read."""
+def _files(form: Form, params: Params) -> Iterator[str]:
+    """Yield a line if the sources read files of no repository, or a repository is named and nothing is read."""
     files, url = params.prepare_data.files, form["prepare_data_repository_url"]
     if files and not url:
-        return [
+        yield (
             f"prepare_data_repository_url: is empty, and {files[0]} is read from a git and DVC repository; "
             "set it, with prepare_data_repository_commit"
-        ]
+        )
     if url and not files:
-        return ["prepare_data_repository_url: no source in prepare_data.sources reads a file; leave it empty"]
-    return []
+        yield "prepare_data_repository_url: no source in prepare_data.sources reads a file; leave it empty"
 
 
-def _checks(
-    form: Form, deployment: DeploymentConfig, sections: Sections, params: Params | None, clock: Clock
-) -> dict[str, Check]:
-    """Every check that waits for somebody else, by what it is about; `params` are None where sections are wrong."""
-    registry, storage, url = (
-        form[name] for name in ("register_registry", "register_storage", "prepare_data_repository_url")
-    )
+def _checks(form: Form, deployment: DeploymentConfig, params: Params | None) -> dict[str, Check]:
+    """Every check that waits for a service, by what it is about; `params` are None where sections are wrong.
+
+    Each returns a line for each thing that is wrong, but for that of the data's revision, which returns a commit, and
+    that of the base model, which returns how many tokens it reads.
+    """
+    storage, url = form["register_storage"], form["prepare_data_repository_url"]
     checks: dict[str, Check] = {
-        "register_registry": partial(remotes.registry, registry),
-        "register_storage": partial(remotes.storage, storage),
-        "secrets": partial(remotes.missing_secrets, deployment),
+        "register_registry": partial(_lines, remotes.registry, form["register_registry"]),
+        "register_storage": partial(_lines, remotes.storage, storage),
+        "secrets": partial(_lines, remotes.missing_secrets, deployment),
     }
     if params:
-        checks["models"] = lambda: list(map(in_the_form, unusable_models(params)))
+        # The shared volume is not mounted here, so models in its folders are assumed to exist.
+        models = {key: check for key, (base, check) in base_models(params).items() if not base.startswith(("/", "."))}
+        checks |= {in_the_form(key): check for key, check in models.items()}
         checks["rewards"] = lambda: list(map(in_the_form, unusable_rewards(params)))
         if params.register.model_registry:
-            checks["model registry"] = partial(remotes.model_registry, params.register.model_registry, storage)
+            checks["model registry"] = partial(_lines, remotes.model_registry, params.register.model_registry, storage)
     if url:
         checks[_REVISION] = partial(remotes.commit_of, url, form[_REVISION])
-    return {**checks, **_of_cluster(sections, params, deployment.volume, RetryPolicy(clock, _RETRY_S))}
+    return checks
 
 
-def _of_cluster(sections: Sections, params: Params | None, volume: str, retries: RetryPolicy) -> dict[str, Check]:
+def _checks_of_cluster(
+    sections: Sections, params: Params | None, volume: str, retries: RetryPolicy
+) -> dict[str, Check]:
+    """The checks that ask the cluster; PipelineError if there is none."""
     section = sections[CLUSTER] if isinstance(sections[CLUSTER], dict) else {}
-    try:
-        api = connect()
-        namespace = str(section.get("namespace") or own_namespace())
-    except PipelineError as error:
-        return {"cluster": partial(_raise, error)}
+    api = connect()
+    namespace = str(section.get("namespace") or own_namespace())
     runtime = "grpo-torch-vllm" if section.get("rollout_servers") else "grpo-torch"
     grace_s = max(params.train_sft.checkpoint.grace_s, params.train_grpo.checkpoint.grace_s) if params else None
-    checks: dict[str, Callable[[], list[str]]] = {
-        "trainer": partial(cluster.trainer, api),
-        "runtime": partial(cluster.runtime, api, namespace, runtime, grace_s),
-        "volume": partial(cluster.volume, api, namespace, volume),
-        "permissions": partial(cluster.permissions, api, namespace),
+    checks: dict[str, Check] = {
+        "trainer": partial(_lines, cluster.trainer, api),
+        "runtime": partial(_lines, cluster.runtime, api, namespace, runtime, grace_s),
+        "volume": partial(_lines, cluster.volume, api, namespace, volume),
+        "permissions": partial(_lines, cluster.permissions, api, namespace),
     }
     if params:
-        job = {name: each.model_dump(mode="json") for name, each in dict(params).items()}
-        checks["training job"] = partial(cluster.dry_run, api, namespace, job)
+        checks["training job"] = partial(_lines, cluster.dry_run, api, namespace, params)
     if section.get("queue"):
-        checks["cluster_queue"] = partial(cluster.local_queue, api, namespace, str(section["queue"]))
+        checks["cluster_queue"] = partial(_lines, cluster.local_queue, api, namespace, str(section["queue"]))
     return {name: partial(retries.call, "answer", check) for name, check in checks.items()}
 
 
-def _raise(error: PipelineError) -> None:
-    raise error
+def _lines(check: Callable[..., Iterator[str]], *arguments: Any) -> list[str]:
+    return list(check(*arguments))

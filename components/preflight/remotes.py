@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from components.preflight.config import MOUNT, SECRET_KEYS, DeploymentConfig, Params, SecretsConfig, is_url
+from components.preflight.config import MOUNT, SECRET_KEYS, DeploymentConfig, Params, SecretsConfig
 from components.preflight.form import SKIP_IF_UNCHANGED, Form
 from components.register.catalogue import Catalogue
+from components.register.registry import is_url
 from components.shared import lineage
 from components.shared.errors import PipelineError, UnchangedRunError
 from components.shared.progress import say
@@ -54,38 +55,36 @@ def references(url: str) -> dict[str, str]:
     return {name: commit for commit, name in (line.split("\t") for line in listed.splitlines())}
 
 
-def registry(location: str) -> list[str]:
+def registry(location: str) -> Iterator[str]:
     """Check that the registry's repository answers; a folder is made by the first registration."""
     if is_url(location):
         references(location)
-        return []
-    return [] if location.startswith(f"{MOUNT}/") else [_not_shared("register_registry", location)]
+    yield from _not_shared("register_registry", location)
 
 
-def storage(remote: str) -> list[str]:
+def storage(remote: str) -> Iterator[str]:
     """Check that DVC can put the weights of versions into a remote; without one they go beside a registry's folder."""
-    if not remote:
-        return []
     scheme = remote.partition("://")[0]
     package = _PACKAGES.get(scheme)
     if package and importlib.util.find_spec(package) is None:
-        return [f"register_storage: {scheme}:// needs the package {package.replace('_', '-')} in the light image"]
-    return [] if is_url(remote) or remote.startswith(f"{MOUNT}/") else [_not_shared("register_storage", remote)]
+        yield f"register_storage: {scheme}:// needs the package {package.replace('_', '-')} in the light image"
+    elif remote:
+        yield from _not_shared("register_storage", remote)
 
 
-def model_registry(url: str, remote: str) -> list[str]:
+def _not_shared(parameter: str, location: str) -> Iterator[str]:
+    if not is_url(location) and not location.startswith(f"{MOUNT}/"):
+        yield (
+            f"{parameter}: {location} would be lost with the pod; accepted: a URL, or a folder of the shared volume, "
+            f"{MOUNT}/..."
+        )
+
+
+def model_registry(url: str, remote: str) -> Iterator[str]:
     """Check that Kubeflow Model Registry answers, and that the weights it will point to can be reached by others."""
     Catalogue(url)
-    if is_url(remote):
-        return []
-    return ["register_storage: is not a URL, so the weights cannot be found from Kubeflow Model Registry"]
-
-
-def _not_shared(parameter: str, location: str) -> str:
-    return (
-        f"{parameter}: {location} would be lost with the pod; accepted: a URL, or a folder of the shared volume, "
-        f"{MOUNT}/..."
-    )
+    if not is_url(remote):
+        yield "register_storage: is not a URL, so the weights cannot be found from Kubeflow Model Registry"
 
 
 def mutable_images(deployment: DeploymentConfig) -> list[str]:
@@ -122,21 +121,16 @@ def training_secrets(deployment: DeploymentConfig) -> dict[str, list[str]]:
     return {deployment.secrets.hub: list(keys)} if all(key in os.environ for key in keys) else {}
 
 
-def missing_secrets(deployment: DeploymentConfig) -> list[str]:
-    """Return a line for each secret that is missing or incomplete; preflight has their keys as environment variables.
+def missing_secrets(deployment: DeploymentConfig) -> Iterator[str]:
+    """Check that secrets are complete; preflight has their keys as environment variables.
 
     Those with their default names may be missing: not every run needs them.
     """
-    lines = []
     for kind, keys in SECRET_KEYS.items():
-        name = getattr(deployment.secrets, kind)
+        name, default = getattr(deployment.secrets, kind), getattr(SecretsConfig(), kind)
         missing = [key for key in keys if key not in os.environ]
-        is_default = name == getattr(SecretsConfig(), kind)
-        if missing and (not is_default or len(missing) < len(keys)):
-            lines.append(
-                f"deployment.secrets.{kind}: no secret {name} with the keys {', '.join(missing)} in this namespace"
-            )
-    return lines
+        if missing and (name != default or len(missing) < len(keys)):
+            yield f"deployment.secrets.{kind}: no secret {name} with the keys {', '.join(missing)} in this namespace"
 
 
 def incomparable(form: Form) -> list[str]:

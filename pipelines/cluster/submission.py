@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from components.preflight.config import DeploymentConfig, Params, contradictions, is_url, load_params
+from components.preflight.config import DeploymentConfig, Params, contradictions, load_params
 from components.preflight.form import (
     OVERRIDES,
     SKIP_IF_UNCHANGED,
@@ -26,6 +26,7 @@ from components.preflight.form import (
     wrong_sections,
 )
 from components.preflight.remotes import passwords
+from components.register.registry import is_url
 from components.shared import lineage
 from components.shared.errors import PipelineError, raise_all
 

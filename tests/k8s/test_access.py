@@ -93,9 +93,9 @@ def test_preflight_and_clean_up_work_with_the_role_of_steps(server: ApiServer, a
     """They may not read secrets, which steps get as environment variables."""
     _take_role(server, "launcher")
     before = len(server.requests)
-    assert cluster.runtime(api, server.namespace, "grpo-torch") == []
-    cluster.volume(api, server.namespace, ClusterConfig(image="any").volume)
-    cluster.local_queue(api, server.namespace, "grpo-pipeline")
+    assert list(cluster.runtime(api, server.namespace, "grpo-torch")) == []
+    list(cluster.volume(api, server.namespace, ClusterConfig(image="any").volume))
+    list(cluster.local_queue(api, server.namespace, "grpo-pipeline"))
     assert reaper.delete_run(api, server.namespace, "run-1") == ["grpo-1"]
     assert {request.status for request in server.requests[before:]} <= {200, 404}
     with pytest.raises(client.ApiException, match="403"):

@@ -154,7 +154,7 @@ def test_a_mutable_image_is_refused(server: ApiServer, form: Form, image: str) -
 def test_a_training_job_that_the_cluster_refuses_is_reported(server: ApiServer, form: Form) -> None:
     """The very job is shown to the cluster: what its controllers refuse shows before anything has run."""
     server.faults.add(Fault(method="POST", path="/trainjobs", status=422))
-    assert _line(form) == "the cluster refuses the training job: injected fault"
+    assert _line(form) == "the cluster refuses the training job: injected fault (422)"
 
 
 def test_ranks_must_have_the_time_to_end_that_they_may_take(server: ApiServer, form: Form) -> None:
