@@ -1,23 +1,31 @@
 """Running a stage: all outputs or none, one line for an error, and the exit code that says what to do."""
 
+import errno
 import json
+import multiprocessing
 import os
-import re
 import signal
-import subprocess
+import stat
 import sys
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
+from components.cluster import task as cluster_task
 from components.shared import environment, lineage
+from components.shared import stage as contract
 from components.shared.config import Config
-from components.shared.errors import DataRejectedError, GateMissedError, PipelineError, RetryableError
-from components.shared.stage import Stage, main, run
+from components.shared.errors import (
+    DataRejectedError,
+    GateMissedError,
+    PipelineError,
+    RetriesExhaustedError,
+    RetryableError,
+)
+from components.shared.stage import PAUSES_S, Stage, main, run, run_task, with_retries
 
-_ROOT = Path(__file__).parents[2]
 _NEW = {"out/first/a.txt": "new", "out/first/lineage.json": "", "second/b.txt": "new", "second/lineage.json": ""}
 
 
@@ -27,33 +35,22 @@ class CopyConfig(Config):
     seed: int = 0
 
 
-def _copy(config: CopyConfig, *, source: Path, first: Path, second: Path) -> dict[str, float]:
-    """Copy a text, twice.
-
-    More about it.
-    """
-    (first / "a.txt").write_text((source / "text.txt").read_text())
-    (second / "b.txt").write_text("new")
-    return {"files": 2.0}
-
-
-def _stage(then: Callable[[], object] = lambda: None, name: str = "copy") -> Stage:
-    """A stage that fills its outputs and then does something else, such as failing."""
+def _stage(then: Callable[[], object] | BaseException = lambda: None) -> Stage:
+    """A stage that fills its outputs and then does something else, or fails."""
 
     def copy(config: CopyConfig, *, source: Path, first: Path, second: Path) -> dict[str, float]:
-        metrics = _copy(config, source=source, first=first, second=second)
+        """Copy a text, twice.
+
+        More about it.
+        """
+        (first / "a.txt").write_text((source / "text.txt").read_text())
+        (second / "b.txt").write_text("new")
+        if isinstance(then, BaseException):
+            raise then
         then()
-        return metrics
+        return {"files": 2.0}
 
-    copy.__doc__ = _copy.__doc__
-    return Stage(name, copy, CopyConfig, ("source",), ("first", "second"))
-
-
-def _failing(error: BaseException) -> Stage:
-    def fail() -> None:
-        raise error
-
-    return _stage(fail)
+    return Stage("copy", copy, CopyConfig, ("source",), ("first", "second"))
 
 
 @pytest.fixture
@@ -121,7 +118,7 @@ def test_a_failed_stage_leaves_earlier_outputs_unchanged(
 ) -> None:
     """And nothing of its own; without earlier outputs it leaves nothing at all."""
     with pytest.raises(type(error)):
-        run(_failing(error), CopyConfig(), folders)
+        run(_stage(error), CopyConfig(), folders)
     assert _files(tmp_path) == earlier
 
 
@@ -129,7 +126,7 @@ def test_a_failed_stage_leaves_earlier_outputs_unchanged(
 def test_a_verdict_keeps_its_outputs_and_is_still_an_error(tmp_path: Path, folders: dict[str, Path]) -> None:
     """A person whose data are rejected can read why."""
     with pytest.raises(DataRejectedError, match="all of it is wrong"):
-        run(_failing(DataRejectedError("all of it is wrong")), CopyConfig(), folders)
+        run(_stage(DataRejectedError("all of it is wrong")), CopyConfig(), folders)
     assert _files(tmp_path) == _NEW
 
 
@@ -161,12 +158,6 @@ def test_an_output_that_would_destroy_something_is_refused_first(tmp_path: Path,
     assert _files(tmp_path) == before
 
 
-def test_a_stage_declares_the_folders_of_its_function() -> None:
-    """A name that differs is found when the stage is imported."""
-    with pytest.raises(AssertionError, match=r"copy: the function takes \['config', 'first', 'second', 'source'\]"):
-        Stage("copy", _copy, CopyConfig, ("sources",), ("first", "second"))
-
-
 def test_an_input_that_is_missing_is_named(tmp_path: Path, folders: dict[str, Path]) -> None:
     """With its name, its path and what to do; an empty output folder, which some runners make, is accepted."""
     folders["second"].mkdir()
@@ -183,11 +174,9 @@ def test_equal_runs_have_equal_lineage(tmp_path: Path, folders: dict[str, Path])
     for place, seed in (("here", 1), ("there", 1), ("other", 2)):
         outputs = {name: tmp_path / place / name for name in ("first", "second")}
         run(_stage(), CopyConfig(seed=seed), {**folders, **outputs})
-    here, there, other, first = (
-        (tmp_path / path / lineage.FILE_NAME).read_bytes()
-        for path in ("here/second", "there/second", "other/second", "here/first")
-    )
-    assert here == there == first != other
+    places = ("here/first", "here/second", "there/second", "other/second")
+    first, here, there, other = ((tmp_path / place / lineage.FILE_NAME).read_bytes() for place in places)
+    assert first == here == there != other
     made = json.loads(here)
     assert (made["stage"], made["config"]) == ("copy", {"seed": 1})
     digest = lineage.digest(folders["source"])
@@ -296,7 +285,7 @@ def test_an_error_is_one_line_and_an_exit_code(
 def test_a_bug_keeps_its_traceback(tmp_path: Path, command: Callable[..., None], error: Exception) -> None:
     """It is not disguised as a mistake of the user; it leaves no outputs either."""
     with pytest.raises(type(error)) as raised:
-        command(_failing(error), "--second", "second")
+        command(_stage(error), "--second", "second")
     assert raised.value is error
     assert not (tmp_path / "second").exists()
 
@@ -313,64 +302,153 @@ def test_a_full_disk_is_named_with_what_is_on_it(folders: dict[str, Path], error
     path = r"(/\S+|\S*/\.(first|second)\.partial)"
     message = rf"^{path}: no space left on device: [\d,]+ bytes are in {path} so far, [\d,]+ are free; make room"
     with pytest.raises(PipelineError, match=message):
-        run(_failing(error), CopyConfig(), folders)
+        run(_stage(error), CopyConfig(), folders)
 
 
-_COMMAND = """
-import sys, time
-from pathlib import Path
-from components.shared.stage import Stage, main
-from components.shared.config import Config
-
-class CopyConfig(Config):
-    size: int = 100
-    pause_s: float = 0
-
-def copy(config: CopyConfig, *, copies: Path, notes: Path) -> dict[str, float]:
-    (copies / "copy").write_bytes(bytes(config.size))
-    (notes / "note").write_text("copied")
-    time.sleep(config.pause_s)
-    return {}
-
-main(Stage("copy", copy, CopyConfig, (), ("copies", "notes")))
-"""
+def test_a_killed_run_leaves_no_output_and_the_next_is_unaffected(tmp_path: Path, folders: dict[str, Path]) -> None:
+    """SIGKILL once everything is written, and before anything is renamed."""
+    stage = _stage(lambda: os.kill(os.getpid(), signal.SIGKILL))
+    process = multiprocessing.get_context("fork").Process(target=run, args=(stage, CopyConfig(), folders))
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    assert set(_files(tmp_path)) == {"out/.first.partial/a.txt", ".second.partial/b.txt"}
+    run(_stage(), CopyConfig(), folders)
+    assert _files(tmp_path) == _NEW
 
 
-def _command(folder: Path, **config: float) -> list[str]:
-    (folder / "params.yaml").write_text(json.dumps({"copy": config}))
-    return [sys.executable, "-c", _COMMAND, "--copies", "out/copies", "--notes", "out/notes"]
+_BUSY = RetryableError("the server is busy")
+_STALE = OSError(errno.ESTALE, "Stale file handle", "/work/x")
 
 
-@pytest.mark.slow
-def test_a_killed_run_leaves_no_output_and_the_next_is_unaffected(tmp_path: Path) -> None:
-    """SIGKILL in the middle; the next run gives the bytes of an undisturbed one."""
-    variables = {**os.environ, "PYTHONPATH": str(_ROOT)}
-    with subprocess.Popen(_command(tmp_path, pause_s=60), cwd=tmp_path, env=variables) as process:
-        while not (tmp_path / "out/.notes.partial/note").exists():
-            time.sleep(0.02)
-        process.send_signal(signal.SIGKILL)
-    assert [path.name for path in (tmp_path / "out").iterdir() if not path.name.startswith(".")] == []
-    subprocess.run(_command(tmp_path), cwd=tmp_path, env=variables, check=True)
-    assert {path.name for path in (tmp_path / "out").rglob("*") if path.is_file()} == {"copy", "note", "lineage.json"}
+@pytest.fixture
+def pod(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Be in a pod of Kubeflow."""
+    monkeypatch.setenv(environment.POD_VARIABLE, "launcher-1")
+    monkeypatch.setenv(environment.WORK_VARIABLE, str(tmp_path / "outputs/work"))
 
 
-@pytest.mark.slow
-def test_a_full_output_disk_is_named(tmp_path: Path) -> None:
-    """Not the one with the temporary files, on which there is room."""
-    namespace = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--user", "--map-root-user", "--mount"]
-    (tmp_path / "out").mkdir()
-    script = 'mount -t tmpfs -o size=400k tmpfs out && exec "$@"'
-    done = subprocess.run(
-        [*namespace, "sh", "-c", script, "sh", *_command(tmp_path, size=900_000)],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(_ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if "mount: " in done.stderr or "unshare: " in done.stderr:
-        pytest.skip(f"mounting in a namespace of its own is not permitted here: {done.stderr.strip()}")
-    line = (
-        r"error: copy: \S*out/\.copies\.partial\S*: no space left on device: [34]\d\d,\d{3} bytes are in out/\.copies"
-    )
-    assert re.match(line, done.stderr), done.stderr
+class Attempts:
+    """Fails with each of the errors in turn, and then succeeds."""
+
+    def __init__(self, *errors: Exception) -> None:
+        self.left = list(errors)
+        self.count = 0
+
+    def __call__(self) -> None:
+        """Make one."""
+        self.count += 1
+        if self.left:
+            raise self.left.pop(0)
+
+
+@pytest.mark.usefixtures("pod")
+@pytest.mark.parametrize(
+    ("errors", "count"),
+    [
+        ((), 1),
+        ((_BUSY, _STALE), 3),
+        ((_BUSY,) * 9, 1 + len(PAUSES_S)),
+        ((PipelineError("a key is wrong"),), 1),
+        ((GateMissedError("the gate is missed"),), 1),
+        ((RetriesExhaustedError("tried three times"),), 1),
+        ((OSError(errno.ENOSPC, "No space left on device"),), 1),
+        ((ValueError("a bug"),), 1),
+    ],
+)
+def test_only_a_transient_error_is_retried(
+    errors: tuple[Exception, ...], count: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """After a pause each time, with a line in the log, and not for ever."""
+    attempts, slept = Attempts(*errors), list[float]()
+    with pytest.raises(type(errors[-1])) if count <= len(errors) else nullcontext():
+        with_retries("register", attempts, slept.append)
+    assert attempts.count == count
+    assert slept == list(PAUSES_S[: count - 1])
+    printed = capsys.readouterr().out
+    assert printed.count("trying again in") == count - 1
+    if _STALE in errors:
+        assert "register: the server is busy; trying again in 30 s\nregister: /work/x: stale file handle;" in printed
+
+
+def test_nothing_is_retried_on_a_laptop() -> None:
+    """A person is there to do it."""
+    attempts = Attempts(_BUSY)
+    with pytest.raises(RetryableError):
+        with_retries("register", attempts, lambda _: None)
+    assert attempts.count == 1
+
+
+def _writing(attempt: Callable[[], object] = lambda: None) -> Stage:
+    """A stage with unfinished work."""
+
+    def write(config: CopyConfig, *, model: Path, work: Path) -> dict[str, float]:
+        for folder in (model, work):
+            (folder / "deep").mkdir(parents=True, exist_ok=True)
+            (folder / "deep" / "weights").write_text("learned")
+        attempt()
+        return {"seed": config.seed}
+
+    return Stage("write", write, CopyConfig, (), ("model",), has_work=True)
+
+
+def _run_task(stage: Stage, folder: Path, *, on_cluster: bool) -> dict[str, float]:
+    model = str(folder / "out" / "model")
+    if on_cluster:
+        cluster = {"image": "gpu:1", "mount": str(folder)}
+        return cluster_task.run_task(stage, {"seed": 3.0}, cluster=cluster, run_id="run-1", model=model)
+    return run_task(stage, {"seed": 3.0}, model=model)
+
+
+@pytest.mark.usefixtures("pod")
+@pytest.mark.parametrize("on_cluster", [True, False])
+def test_a_task_takes_plain_values_and_retries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_cluster: bool
+) -> None:
+    """Kubeflow passes floats for integers and paths as text; both kinds of tasks retry."""
+    monkeypatch.setattr(contract, "PAUSES_S", (0.0,))
+    attempts = Attempts(_BUSY)
+    assert _run_task(_writing(attempts), tmp_path, on_cluster=on_cluster) == {"seed": 3}
+    assert attempts.count == 2
+    assert (tmp_path / "out/model/deep/weights").read_text() == "learned"
+
+
+def test_a_task_with_a_wrong_config_ends_like_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    """One line and the exit code."""
+    with pytest.raises(SystemExit) as ended:
+        run_task(_writing(), {"sed": 3.0}, model="model")
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == "error: write: write.sed: unknown key; did you mean `seed`?\n"
+
+
+@pytest.fixture(params=[0o000, 0o022])
+def umask(request: pytest.FixtureRequest) -> Iterator[int]:
+    """That of Argo's tasks, and that of a container runtime."""
+    before = os.umask(request.param)
+    yield request.param
+    os.umask(before)
+
+
+def _modes(folder: Path) -> set[tuple[bool, int]]:
+    """The mode of each file and folder, and whether it is a folder."""
+    return {(path.is_dir(), stat.S_IMODE(path.stat().st_mode)) for path in folder.rglob("*")}
+
+
+@pytest.mark.usefixtures("pod", "umask")
+@pytest.mark.parametrize("on_cluster", [True, False])
+def test_files_of_a_task_are_for_its_user_and_group(tmp_path: Path, on_cluster: bool) -> None:
+    """Other pods that mount the volume can change neither weights nor checkpoints nor the registry."""
+    with pytest.raises(SystemExit):
+        _run_task(_writing(Attempts(PipelineError("unfinished"))), tmp_path, on_cluster=on_cluster)
+    _run_task(_writing(), tmp_path, on_cluster=on_cluster)
+    modes = _modes(tmp_path)
+    assert modes == {(True, 0o770), (False, 0o660)}
+
+
+def test_file_modes_on_a_laptop_are_the_users_choice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, umask: int
+) -> None:
+    """Only the user decides who reads the files of a local run."""
+    monkeypatch.setenv(environment.WORK_VARIABLE, str(tmp_path / "work"))
+    run_task(_writing(), {}, model=str(tmp_path / "model"))
+    assert _modes(tmp_path / "model") == {(True, 0o777 & ~umask), (False, 0o666 & ~umask)}
