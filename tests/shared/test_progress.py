@@ -114,20 +114,6 @@ def test_a_terminal_has_a_bar_and_no_lines_between(clock: _Clock, monkeypatch: p
     assert _screen(drawn) == [_LAST, "train_sft: done", ""]
 
 
-def test_an_error_removes_the_bar(clock: _Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is printed next does not stand behind half a bar."""
-    terminal = _Terminal()
-    monkeypatch.setattr(sys, "stdout", terminal.stream)
-    with suppress(ValueError), progress.progress("train_sft", 5) as shown:
-        clock.now += 1
-        shown.advance(3, loss=1.0)
-        raise ValueError
-    print("error: out of apples")
-    drawn = terminal.close()
-    assert "60%|" in drawn
-    assert _screen(drawn) == ["error: out of apples", ""]
-
-
 def test_the_bar_is_on_the_named_terminal_where_output_is_a_pipe(
     clock: _Clock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

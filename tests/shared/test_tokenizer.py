@@ -57,14 +57,6 @@ def test_byte_pairs_encode_any_text(text: str) -> None:
     assert [token for token in tokens if set(token) & set(string.digits)] == [c for c in text if c in string.digits]
 
 
-def test_byte_pairs_learn_what_the_problems_repeat() -> None:
-    """A word that is in every problem is one token; the vocabulary is no larger than the model's embedding."""
-    assert "Ġapples" in _BYTE_PAIR_TOKENIZER.encode("two apples").tokens
-    assert _BYTE_PAIRS.scratch is not None
-    assert _BYTE_PAIRS.scratch.vocabulary_size is not None
-    assert _BYTE_PAIR_TOKENIZER.get_vocab_size() <= _BYTE_PAIRS.scratch.vocabulary_size
-
-
 def test_words_and_numbers_are_tokens() -> None:
     """With the space or stop that goes with a word; every problem survives, and an unknown word is one token."""
     for problem in _PROBLEMS:
@@ -107,13 +99,6 @@ def test_equal_problems_give_an_equal_tokenizer(tmp_path: Path, model: ModelConf
     assert tokenizer_for(model, other).to_str() != printed
 
 
-@_BOTH
-def test_a_saved_tokenizer_is_read_back(tmp_path: Path, model: ModelConfig) -> None:
-    """The folder is a base model itself, whatever the problems are then."""
-    tokenizer_for(model, _PROBLEMS).save(str(tmp_path / "tokenizer.json"))
-    assert tokenizer_for(_model(str(tmp_path)), []).to_str() == tokenizer_for(model, _PROBLEMS).to_str()
-
-
 @pytest.mark.slow
 @_BOTH
 def test_validation_and_training_count_the_same_tokens(tmp_path: Path, model: ModelConfig) -> None:
@@ -133,7 +118,7 @@ def test_validation_and_training_count_the_same_tokens(tmp_path: Path, model: Mo
         assert trained.decode(ids) == validated.decode(ids).replace(UNKNOWN, "")
 
 
-@pytest.mark.parametrize("content", [None, '{"version": "1.0", "trunc', "", "{}", "\0"])
+@pytest.mark.parametrize("content", [None, '{"version": "1.0", "trunc', "{}"])
 def test_a_missing_or_damaged_tokenizer_is_named(tmp_path: Path, content: str | None) -> None:
     """A truncated download is found before anything is trained."""
     path = tmp_path / "tokenizer.json"
