@@ -24,7 +24,6 @@ import urllib3
 from components.cluster.job import Job
 from components.cluster.watchdog import watched
 from components.policy.config import Dtype
-from components.rollout.vllm.client import INITIAL_VERSION, ServerLostError, VllmClient
 from components.rollout.vllm.config import (
     ServersConfig,
     engine_arguments,
@@ -32,6 +31,7 @@ from components.rollout.vllm.config import (
     raise_if_out_of_memory,
 )
 from components.rollout.vllm.sampler import Request
+from components.rollout.vllm.servers import INITIAL_VERSION, ServerLostError, VllmClient
 from components.shared.config import validate
 from components.shared.environment import JOB_VARIABLE
 from components.shared.errors import PipelineError, RetryableError

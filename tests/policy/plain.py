@@ -18,6 +18,8 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from components.policy.checkpoint import Checkpoint
+from components.policy.engine import Policy
 from components.policy.logprobs import LogprobModel
 from components.policy.packing import TokenSequence
 from tests import tiny
@@ -86,17 +88,24 @@ def weights(each: TokenSequence) -> Tensor:
     return torch.randn(len(each.completion_ids), 2, dtype=torch.float64, generator=generator)
 
 
-def alone(model: PreTrainedModel, given: Sequence[TokenSequence], *, temperature: float) -> Measured:
-    """Measure a model by a forward for each sequence, with the attention and the logits it came with."""
-    model = copy.deepcopy(model)
+def scores_alone(
+    model: PreTrainedModel, sequences: Sequence[TokenSequence], *, temperature: float
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Return log-probabilities and entropies by a forward for each sequence, with the model's own attention."""
     logprobs, entropies = [], []
-    for each in given:
+    for each in sequences:
         ids_1S = torch.tensor([(*each.prompt_ids, *each.completion_ids)])
         logits_SV = model(input_ids=ids_1S, use_cache=False).logits[0, len(each.prompt_ids) - 1 : -1] / temperature
         scores_SV = logits_SV.log_softmax(-1)
         logprobs.append(scores_SV.gather(1, torch.tensor(each.completion_ids)[:, None]).squeeze(1))
         entropies.append(-(scores_SV.exp() * scores_SV).sum(-1))
-    return _measured(model, given, logprobs, entropies)
+    return logprobs, entropies
+
+
+def alone(model: PreTrainedModel, given: Sequence[TokenSequence], *, temperature: float) -> Measured:
+    """Measure a model one sequence at a time, with the attention and the logits it came with."""
+    model = copy.deepcopy(model)
+    return _measured(model, given, *scores_alone(model, given, temperature=temperature))
 
 
 def packed(model: PreTrainedModel, given: Sequence[TokenSequence], *, temperature: float, max_tokens: int) -> Measured:
@@ -124,12 +133,6 @@ def _measured(
     return Measured([x.detach() for x in logprobs], [x.detach() for x in entropies], gradients)
 
 
-def reordered(measured: Measured, order: Sequence[int]) -> Measured:
-    """Return the scores with the sequences in another order."""
-    logprobs, entropies = ([given[index] for index in order] for given in (measured.logprobs, measured.entropies))
-    return Measured(logprobs, entropies, measured.gradients)
-
-
 def assert_equal(found: Measured, expected: Measured, *, relative: float) -> None:
     """Fail unless each value is as expected, up to this share of the largest of its tensor."""
     assert_near(torch.cat(found.logprobs), torch.cat(expected.logprobs), relative, "log-probabilities")
@@ -144,3 +147,18 @@ def assert_near(found: Tensor, expected: Tensor, relative: float, name: str) -> 
     assert found.shape == expected.shape
     error = float((found - expected).abs().max() / expected.abs().max())
     assert error <= relative, f"{name}: off by {error:.1e} of the largest"
+
+
+def policy(checkpoint: Checkpoint, **settings: Any) -> Policy:
+    """Return a policy under training; settings are those of `tiny.engine_config`."""
+    return Policy(LogprobModel(checkpoint.model, temperature=1.0), tiny.engine_config(**settings))
+
+
+def step(trained: Policy, first: int = 0, *, learning_rate: float = 1e-3, max_tokens: int = 60) -> dict[str, float]:
+    """Take a step on eight problems; return its metrics."""
+    checkpoint = tiny.checkpoint()
+    examples = [checkpoint.example(problem) for problem in tiny.PROBLEMS[first : first + 8]]
+    num_tokens = sum(len(example.completion_ids) for example in examples)
+    for batch in tiny.batches(examples, max_tokens):
+        trained.backward(-trained(batch).logprobs_N.sum() / num_tokens)
+    return trained.step(learning_rate)

@@ -6,20 +6,16 @@ Run by torchrun as `-m tests.policy.processes FOLDER`; each process leaves what 
 import math
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import Tensor
-from torch.distributed import all_reduce, get_rank, get_world_size
+from torch.distributed import get_rank, get_world_size
 
 from components.policy.engine import NonFiniteError, Policy
-from components.policy.logprobs import LogprobModel, TokenLogprobs
-from components.policy.packing import MicroBatch, pack
+from components.policy.logprobs import LogprobModel
+from components.policy.packing import pack
 from tests import tiny
 from tests.policy import plain
 
@@ -32,92 +28,37 @@ that of the others, so there must be as many everywhere: two."""
 LEARNING_RATE = 1e-3
 
 
-def measure() -> dict[str, Any]:
-    """Return what this process finds for each stage of ZeRO, and what becomes of a bad loss in the last process."""
-    found: dict[str, Any] = {f"zero_{stage}": _one_step(stage) for stage in (0, 2, 3)}
-    return {**found, "bad": {stage: _bad_loss(stage) for stage in (0, 2, 3)}}
+def measure() -> dict[int, dict[str, Any]]:
+    """Return for each stage of ZeRO what a step does, and what becomes of a bad loss in the last process."""
+    return {stage: {**_one_step(stage), "bad": _bad_loss(stage)} for stage in MAX_TOKENS}
 
 
-def _model() -> LogprobModel:
-    return LogprobModel(plain.gpt2(), temperature=0.7)
-
-
-def _policy(model: LogprobModel, stage: int) -> Policy:
-    from deepspeed.accelerator import get_accelerator
-
-    # Where the processor computes in fp16, ZeRO 3 looks at the model's type, and refuses float64.
-    accelerator = get_accelerator()
+def _policy(stage: int) -> tuple[Policy, LogprobModel]:
+    model = LogprobModel(plain.gpt2().float(), temperature=0.7)
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     config = tiny.engine_config(num_processes=processes, zero_stage=stage, max_gradient_norm=1e6)
-    with patch.object(accelerator, "is_fp16_supported", return_value=False):
-        return Policy(model, config)
+    return Policy(model, config), model
 
 
-def _batches(stage: int) -> list[MicroBatch]:
-    """The micro-batches of this process."""
-    part = PARTS[get_world_size()][get_rank()]
-    return pack(SEQUENCES, max_tokens=MAX_TOKENS[stage], device=torch.device("cpu"), indices=part)
-
-
-def _loss(scores: TokenLogprobs, batch: MicroBatch) -> Tensor:
-    """A micro-batch's part of a sum over all completion tokens of the step."""
+def _backward(policy: Policy, stage: int, factor: float = 1.0) -> None:
+    """Add up the gradients of this process's micro-batches, whose losses are parts of one sum over all tokens."""
     weights_M2 = torch.cat([plain.weights(each) for each in SEQUENCES])
-    return (weights_M2[batch.token_N] * torch.stack([scores.logprobs_N, scores.entropy_N], dim=1)).sum()
+    part = PARTS[get_world_size()][get_rank()]
+    for batch in pack(SEQUENCES, max_tokens=MAX_TOKENS[stage], device=torch.device("cpu"), indices=part):
+        scores = policy(batch)
+        scores_N2 = torch.stack([scores.logprobs_N, scores.entropy_N], dim=1)
+        policy.backward((weights_M2[batch.token_N] * scores_N2).sum() * factor)
 
 
 def _one_step(stage: int) -> dict[str, Any]:
-    """Take a step; return its metrics, the gradient in float64, the one that DeepSpeed holds, and the new weights."""
-    model = _model()
-    gradients = _summed_gradients(model)  # hooked before weights are sharded
-    with _reducing_in_float64(stage):
-        policy = _policy(model, stage)
-        held: dict[str, Tensor] = {}
-        if stage == 0:
-            policy._engine.communication_data_type = torch.float64
-            policy._optimizer.register_step_pre_hook(lambda *_: held.update(_kept_gradients(model)))
-        for batch in _batches(stage):
-            policy.backward(_loss(policy(batch), batch))
-        for gradient in gradients.values():
-            # The engine asks each process for a loss that is larger by their number, and averages.
-            all_reduce(gradient.div_(get_world_size()))
-        if stage:
-            held.update(_gradients_of_deepspeed(model))
-        figures = policy.step(LEARNING_RATE)
-        return {"gradients": gradients, "held": held, "figures": figures, "weights": _weights(policy, model)}
-
-
-@contextmanager
-def _reducing_in_float64(stage: int) -> Iterator[None]:
-    """Let DeepSpeed reduce gradients as they are: it refuses float64, which it does not expect."""
-    from deepspeed.accelerator import get_accelerator
-
-    if stage:
-        yield
-        return
-    with patch.object(get_accelerator(), "supported_dtypes", return_value=[torch.float64]):
-        yield
-
-
-def _summed_gradients(model: LogprobModel) -> dict[str, Tensor]:
-    """Return where the gradients of this process will be summed, as they leave the backward pass."""
-    sums = {name: torch.zeros_like(parameter) for name, parameter in model.named_parameters()}
-    for name, parameter in model.named_parameters():
-        parameter.register_hook(partial(_add, sums[name]))
-    return sums
-
-
-def _add(total: Tensor, gradient: Tensor) -> None:
-    total.add_(gradient)
-
-
-def _kept_gradients(model: LogprobModel) -> dict[str, Tensor]:
-    return {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
-
-
-def _gradients_of_deepspeed(model: LogprobModel) -> dict[str, Tensor]:
-    from deepspeed.utils import safe_get_full_grad
-
-    return {name: safe_get_full_grad(parameter) for name, parameter in model.named_parameters()}
+    """Take a step; return its metrics, the new weights and, in the main process, the gradient it was taken with."""
+    policy, model = _policy(stage)
+    _backward(policy, stage)
+    figures = policy.step(LEARNING_RATE)
+    # The optimizer's first moment is a tenth of its first gradient.
+    moments = {name.removesuffix("/exp_avg"): each for name, each in policy.state().items() if "/exp_avg" in name}
+    gradients = {name: 10 * each for name, each in moments.items() if "/" not in name}
+    return {"gradients": gradients, "figures": figures, "weights": _weights(policy, model)}
 
 
 def _weights(policy: Policy, model: LogprobModel) -> dict[str, Tensor]:
@@ -127,12 +68,9 @@ def _weights(policy: Policy, model: LogprobModel) -> dict[str, Tensor]:
 
 def _bad_loss(stage: int) -> dict[str, Any]:
     """Give the last process alone a loss that is not a number; return the error and whether weights have changed."""
-    model = _model()
-    policy = _policy(model, stage)
+    policy, model = _policy(stage)
     before = _weights(policy, model)
-    for batch in _batches(stage):
-        bad = math.nan if get_rank() == get_world_size() - 1 else 1.0
-        policy.backward(_loss(policy(batch), batch) * bad)
+    _backward(policy, stage, factor=math.nan if get_rank() == get_world_size() - 1 else 1.0)
     error = ""
     try:
         policy.step(LEARNING_RATE)

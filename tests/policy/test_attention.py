@@ -1,4 +1,3 @@
-import math
 from typing import Any
 
 import pytest
@@ -6,7 +5,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from components.policy import attention
 from components.policy.attention import PackedLayout, Segments, attend, attend_backward
@@ -97,16 +95,6 @@ def test_completions_see_their_prompt_and_themselves(sizes: list[tuple[int, list
     _assert_close(torch.autograd.grad(out, qkv, grad), _gradients(qkv, grad, allowed_TT))
 
 
-def test_a_prompt_and_two_completions_by_hand() -> None:
-    """Scores of log 2 on the prompt and log 6 on itself: a completion token takes a quarter of the prompt's value."""
-    (batch,) = tiny.batches([TokenSequence((1,), (2,)), TokenSequence((1,), (3,))], 10)
-    q = torch.ones(3, 1, 1, dtype=torch.float64)
-    k = torch.tensor([math.log(2), math.log(6), math.log(14)], dtype=torch.float64).view(3, 1, 1)
-    v = torch.tensor([8.0, 16.0, 24.0], dtype=torch.float64).view(3, 1, 1)
-    out = batch.layout.attend(0, q, k, v, 1.0)
-    assert out.flatten().tolist() == pytest.approx([8, 8 * 2 / 8 + 16 * 6 / 8, 8 * 2 / 16 + 24 * 14 / 16])
-
-
 def test_scores_a_thousand_apart_are_joined_without_overflow() -> None:
     """Where the prompt or the completion has all the weight, the joined softmax is exactly that part's."""
     (batch,) = tiny.batches([TokenSequence((1,), (2,)), TokenSequence((1,), (3,))], 10)
@@ -114,41 +102,6 @@ def test_scores_a_thousand_apart_are_joined_without_overflow() -> None:
     k = torch.tensor([0.0, 1000.0, -1000.0], dtype=torch.float64).view(3, 1, 1)
     v = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64).view(3, 1, 1)
     assert batch.layout.attend(0, q, k, v, 1.0).flatten().tolist() == [1.0, 2.0, 1.0]
-
-
-class _CountPairs(TorchDispatchMode):
-    """Counts the pairs of queries and keys that reach the attention kernel."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.pairs = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if "flash" in str(func) and "backward" not in str(func):
-            self.pairs += args[0].shape[0] * args[0].shape[2] * args[1].shape[2]
-        return func(*args, **(kwargs or {}))
-
-
-def test_attention_over_the_prompt_is_computed_once() -> None:
-    """The kernel gets the pairs of the prompt once, and those of each completion with the prompt and with itself."""
-    layout, allowed_TT = _layout([(6, [3, 2, 2])])
-    q = torch.randn(len(allowed_TT), 1, 4, dtype=torch.float64)
-    with _CountPairs() as counted:
-        layout.attend(0, q, q, q, SCALE)
-    assert counted.pairs == 6 * 6 + 3 * 3 + 2 * 2 + 2 * 2 + (3 + 2 + 2) * 6
-
-
-def test_gradients_of_a_part_of_the_keys_add_up() -> None:
-    """Given output and log-sum-exp over two sets of keys, the two backward passes add up to that of all keys."""
-    own, other = Segments((0, 3, 4, 9), (0, 3, 4, 9), causal=True), Segments((0, 4, 9), (0, 6, 7), causal=False)
-    q, k, v, grad, more_k, more_v = _random(*[(9, 3, 8)] * 4, (7, 3, 8), (7, 3, 8))
-    allowed = torch.cat([_allowed(own), _allowed(other)], dim=1)
-    all_k, all_v = torch.cat([k, more_k]), torch.cat([v, more_v])
-    out, lse = _masked_softmax(q, all_k, all_v, allowed)
-    first = attend_backward(grad, (q, k, v), out, lse, own, SCALE)
-    second = attend_backward(grad, (q, more_k, more_v), out, lse, other, SCALE)
-    found = (first[0] + second[0], torch.cat([first[1], second[1]]), torch.cat([first[2], second[2]]))
-    _assert_close(found, _gradients([q, all_k, all_v], grad, allowed))
 
 
 @pytest.mark.parametrize("causal", [True, False])

@@ -22,50 +22,21 @@ from tests import tiny
 from tests.policy import plain
 
 SEQUENCES = plain.sequences()
-_NUM_LAYERS = 3
-_SIZE = {
-    "vocab_size": plain.VOCABULARY_SIZE,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": _NUM_LAYERS,
-    "num_layers": _NUM_LAYERS,
-    "num_attention_heads": 4,
-    "num_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "global_head_dim": 8,
-    "max_position_embeddings": 128,
-    "ffn_dim": 64,
-    "word_embed_proj_dim": 32,
-    "hidden_size_per_layer_input": 8,
-    "vocab_size_per_layer_input": plain.VOCABULARY_SIZE,
-    # mixtures of experts
-    "num_local_experts": 4,
-    "num_experts": 4,
-    "moe_num_experts": 4,
-    "n_routed_experts": 4,
-    "n_shared_experts": 1,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 32,
-    "shared_expert_intermediate_size": 32,
-    "n_group": 1,
-    "topk_group": 1,
-    "first_k_dense_replace": 1,
-    # linear attention and state spaces
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 8,
-    "linear_value_head_dim": 8,
-    "ssm_state_size": 8,
-    "mamba_num_heads": 8,
-    "mamba_head_dim": 8,
-    "mamba_n_heads": 8,
-    "mamba_d_head": 8,
-    "mamba_d_ssm": 64,
-    "bos_token_id": 0,
-    "eos_token_id": 0,
-    "pad_token_id": 0,
+_NAMES_OF_SIZES = {
+    0: "bos_token_id eos_token_id pad_token_id",
+    1: "n_shared_experts n_group topk_group first_k_dense_replace",
+    2: "num_key_value_heads num_experts_per_tok linear_num_key_heads",
+    3: "num_hidden_layers num_layers",
+    4: "num_attention_heads num_heads num_local_experts num_experts moe_num_experts n_routed_experts "
+    "linear_num_value_heads",
+    8: "head_dim global_head_dim hidden_size_per_layer_input linear_key_head_dim linear_value_head_dim ssm_state_size "
+    "mamba_num_heads mamba_head_dim mamba_n_heads mamba_d_head",
+    32: "hidden_size word_embed_proj_dim moe_intermediate_size shared_expert_intermediate_size",
+    plain.VOCABULARY_SIZE: "vocab_size vocab_size_per_layer_input",
+    64: "intermediate_size ffn_dim mamba_d_ssm",
+    128: "max_position_embeddings",
 }
+_SIZE = {name: size for size, names in _NAMES_OF_SIZES.items() for name in names.split()}
 """Passed to a family as far as its config has these."""
 
 ACCEPTED = (
@@ -107,24 +78,9 @@ def _scale(model: PreTrainedModel, factor: float) -> PreTrainedModel:
     return model
 
 
-def _model_config(folder: Path) -> ModelConfig:
-    return ModelConfig(base=str(folder), prompt="{question}", answer=AnswerPolicy.DECLARED)
-
-
 def _create(folder: Path) -> Checkpoint:
-    return create(_model_config(folder), tiny.PROBLEMS, seed=1, dtype=torch.float32)
-
-
-@torch.no_grad()
-def _alone(model: PreTrainedModel) -> Tensor:
-    """What the model says of each completion token when it is given one sequence at a time."""
-    logprobs: list[Tensor] = []
-    for each in SEQUENCES:
-        ids_S = torch.tensor((*each.prompt_ids, *each.completion_ids))
-        logits_SV = model(input_ids=ids_S[None], use_cache=False).logits[0, len(each.prompt_ids) - 1 : -1]
-        target_S1 = torch.tensor(each.completion_ids)[:, None]
-        logprobs.append(logits_SV.double().log_softmax(-1).gather(1, target_S1).squeeze(1))
-    return torch.cat(logprobs)
+    config = ModelConfig(base=str(folder), prompt="{question}", answer=AnswerPolicy.DECLARED)
+    return create(config, tiny.PROBLEMS, seed=1, dtype=torch.float32)
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +104,8 @@ def test_an_accepted_family_is_scored_as_one_sequence_at_a_time(family: str, tmp
 
 
 def _assert_scored_as_alone(model: PreTrainedModel, own: PreTrainedModel) -> None:
-    expected_M = _alone(own)
+    with torch.no_grad():
+        expected_M = torch.cat(plain.scores_alone(own, SEQUENCES, temperature=1.0)[0]).double()
     batches = tiny.batches(SEQUENCES, 40)
     found_M = completion_logprobs(LogprobModel(model, temperature=1.0), batches, len(expected_M))
     torch.testing.assert_close(found_M, expected_M, rtol=0, atol=5e-5)

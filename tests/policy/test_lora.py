@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.distributed import get_world_size
 from transformers import AutoModelForCausalLM, PreTrainedModel
@@ -12,7 +12,6 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from components.cluster.launch import run_ranks
 from components.policy.checkpoint import Checkpoint, load, save
 from components.policy.config import LoraConfig
-from components.policy.engine import Policy, load_parameters
 from components.policy.logprobs import LogprobModel, completion_logprobs
 from components.policy.lora import add_adapters, copy_merged_weights, merged_state_dict
 from components.rollout.sampler import Sampler, Sampling
@@ -104,30 +103,9 @@ def test_the_named_layers_get_adapters(targets: list[str], expected: set[str]) -
     assert all(2 in shape for shape in trained.values())
 
 
-def test_gradients_by_hand() -> None:
-    """Of (W + alpha / rank B A) x, in float64; W and its bias have none."""
-    torch.manual_seed(0)
-    model: Any = nn.Sequential()
-    model.layer = nn.Linear(3, 2).double()
-    model.get_output_embeddings = lambda: None
-    add_adapters(model, _lora(targets=["layer"]), seed=1)
-    a_RI, b_OR = (matrices["default"].weight for matrices in (model.layer.lora_A, model.layer.lora_B))
-    assert a_RI.dtype == b_OR.dtype == torch.float64
-    with torch.no_grad():
-        b_OR.copy_(torch.tensor([[1.0, -2.0], [0.5, 3.0]]))
-    x_I, slope_O = torch.tensor([1.0, 2.0, -1.0]).double(), torch.tensor([0.3, -0.7]).double()
-    (slope_O * model.layer(x_I)).sum().backward()
-    torch.testing.assert_close(b_OR.grad, 3.0 * torch.outer(slope_O, a_RI @ x_I), rtol=1e-12, atol=0)
-    torch.testing.assert_close(a_RI.grad, 3.0 * torch.outer(b_OR.T @ slope_O, x_I), rtol=1e-12, atol=0)
-    assert [name for name, weight in model.named_parameters() if weight.grad is None] == [
-        "layer.base_layer.weight",
-        "layer.base_layer.bias",
-    ]
-
-
 @pytest.mark.parametrize("make", [plain.qwen2, plain.qwen3], ids=["with biases", "with a tied output layer"])
 def test_a_saved_model_has_its_adapters_merged(tmp_path: Path, make: Any) -> None:
-    """AutoModelForCausalLM loads the base's class and names, with what the adapted model says; which stays itself."""
+    """Its folder is as that of the base, with what the adapted model computes; which is not changed by saving it."""
     base = tiny.checkpoint()
     checkpoint = Checkpoint(make(), base.tokenizer, base.config)
     save(checkpoint, tmp_path / "base")
@@ -139,12 +117,12 @@ def test_a_saved_model_has_its_adapters_merged(tmp_path: Path, make: Any) -> Non
     save(checkpoint, tmp_path / "saved")
     _assert_same(checkpoint.model.state_dict(), state)
     assert torch.equal(_logprobs(checkpoint.model), with_adapters_M)
-    files = [{path.name for path in (tmp_path / name).iterdir()} for name in ("base", "saved")]
-    assert files[0] == files[1]
-    configs = [(tmp_path / name / "config.json").read_text() for name in ("base", "saved")]
-    assert configs[0] == configs[1]
-    tensors = [load_file(tmp_path / name / "model.safetensors") for name in ("base", "saved")]
-    assert tensors[0].keys() == tensors[1].keys()
+    for describe in (
+        lambda folder: {path.name for path in folder.iterdir()},
+        lambda folder: (folder / "config.json").read_text(),
+        lambda folder: load_file(folder / "model.safetensors").keys(),
+    ):
+        assert describe(tmp_path / "base") == describe(tmp_path / "saved")
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
     assert type(loaded) is type(checkpoint.model)
     torch.testing.assert_close(_logprobs(loaded), with_adapters_M, rtol=0, atol=2e-5)
@@ -169,33 +147,6 @@ def test_merged_weights_are_rounded_once_and_can_be_copied() -> None:
     _assert_same(_state(other), merged_state_dict(model))
 
 
-def _engine(checkpoint: Checkpoint, **changes: Any) -> Policy:
-    return Policy(LogprobModel(checkpoint.model, temperature=1.0), tiny.engine_config(**changes))
-
-
-def _adapted(dtype: torch.dtype = torch.float32) -> Checkpoint:
-    checkpoint = tiny.checkpoint(dtype=dtype)
-    add_adapters(checkpoint.model, _lora(targets=["all-linear"]), seed=1)
-    return checkpoint
-
-
-def _train(engine: Policy, checkpoint: Checkpoint, num_steps: int) -> list[float]:
-    """Learn some solutions; return the loss of each step."""
-    examples = [checkpoint.example(problem) for problem in tiny.PROBLEMS[:6]]
-    num_tokens = sum(len(example.completion_ids) for example in examples)
-    losses = []
-    for _ in range(num_steps):
-        for batch in tiny.batches(examples, 100):
-            engine.backward(-engine(batch).logprobs_N.sum() / num_tokens)
-        losses.append(engine.step(1e-2)["loss"])
-    return losses
-
-
-def _plain(engine: Policy, checkpoint: Checkpoint) -> dict[str, Tensor]:
-    with engine.gather_full_parameters():
-        return copy.deepcopy(merged_state_dict(checkpoint.model))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
@@ -209,37 +160,16 @@ def _plain(engine: Policy, checkpoint: Checkpoint) -> dict[str, Tensor]:
 )
 def test_training_changes_only_the_adapters(changes: dict[str, Any]) -> None:
     """All of them, and the loss falls; the weights of the base stay as they were to the last bit."""
-    checkpoint = _adapted(torch.bfloat16 if changes.get("precision") else torch.float32)
+    checkpoint = tiny.checkpoint(dtype=torch.bfloat16 if changes.get("precision") else torch.float32)
+    add_adapters(checkpoint.model, _lora(targets=["all-linear"]), seed=1)
     before = _state(checkpoint.model)
-    engine = _engine(checkpoint, **changes)
-    losses = _train(engine, checkpoint, 6)
+    policy = plain.policy(checkpoint, **changes)
+    losses = [plain.step(policy, learning_rate=1e-2)["loss"] for _ in range(6)]
     assert losses[-1] < losses[0] - 1.0
-    with engine.gather_full_parameters():
+    with policy.gather_full_parameters():
         for name, weight in checkpoint.model.state_dict().items():
             assert weight.dtype == before[name].dtype
             assert torch.equal(weight, before[name]) == ("lora_" not in name), name
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("zero_stage", [0, 3])
-def test_adapters_and_their_optimizer_are_resumed(tmp_path: Path, zero_stage: int) -> None:
-    """To the last bit, though one of them saved its model on the way; frozen weights are not in what is kept."""
-    straight = _adapted()
-    engine = _engine(straight, zero_stage=zero_stage)
-    _train(engine, straight, 2)
-    state = engine.state()
-    save_file(state, tmp_path / "state")
-    with engine.gather_full_parameters():
-        save(straight, tmp_path)
-    _train(engine, straight, 2)
-    assert all("lora_" in name for name in state if name != "num_steps")
-    resumed = _adapted()
-    scorer = LogprobModel(resumed.model, temperature=1.0)
-    load_parameters(scorer, tmp_path / "state")
-    other = Policy(scorer, tiny.engine_config(zero_stage=zero_stage))
-    other.load_state(tmp_path / "state")
-    _train(other, resumed, 2)
-    _assert_same(_plain(other, resumed), _plain(engine, straight))
 
 
 def _sampled(sampler: Sampler) -> tuple[list[tuple[int, ...]], Tensor]:
@@ -261,10 +191,10 @@ def test_every_sampler_samples_from_the_adapted_model(tmp_path: Path) -> None:
     _scatter(checkpoint.model)
     ids, logprobs = _sampled(TransformersSampler(checkpoint, 64))
     assert ids != before_ids
-    engine = _engine(checkpoint, zero_stage=3)
-    sharded.attach(engine, [])
+    policy = plain.policy(checkpoint, zero_stage=3)
+    sharded.attach(policy, [])
     sharded.update_weights(1)
-    with engine.gather_full_parameters():
+    with policy.gather_full_parameters():
         save(checkpoint, tmp_path)
     for sampler in (sharded, TransformersSampler(load(tmp_path, dtype=torch.float32), 64)):
         found_ids, found_logprobs = _sampled(sampler)
@@ -283,19 +213,10 @@ def test_an_unknown_target_is_refused_with_the_accepted_ones(target: str) -> Non
     )
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"targets": ["all-linear", "q_proj"]}, "all-linear means all layers"),
-        ({"targets": []}, "lora.targets"),
-        ({"rank": 0}, "lora.rank"),
-        ({"alpha": 0}, "lora.alpha"),
-    ],
-)
-def test_invalid_settings_are_refused(changes: dict[str, Any], message: str) -> None:
-    """By the key that has to change."""
-    with pytest.raises(PipelineError, match=message):
-        validate(LoraConfig, {**LORA, **changes}, name="lora")
+def test_all_layers_and_some_layers_contradict_each_other() -> None:
+    """The error names the key and what to do."""
+    with pytest.raises(PipelineError, match="all-linear means all layers; remove it or the other targets"):
+        validate(LoraConfig, {**LORA, "targets": ["all-linear", "q_proj"]}, name="lora")
 
 
 STAGES = {1: (2,), 2: (0, 2, 3)}
@@ -314,47 +235,27 @@ def fine_tune(config: TrainSFTConfig, *, problems: Path, folder: Path) -> dict[s
     return {"processes": get_world_size()}
 
 
-def _fine_tuning(num_processes: int) -> TrainSFTConfig:
-    fields = {
-        "model": tiny.MODEL.model_dump(),
-        "seed": 1,
-        "num_steps": 5,
-        "examples_per_step": 6,
-        "learning_rate": 1e-2,
-        "warmup_steps": 1,
-        "final_learning_rate_fraction": 0.1,
-        "max_tokens": 64,
-        "checkpoint": tiny.CHECKPOINT,
-        "engine": tiny.engine_config(num_processes=num_processes, lora=LORA).model_dump(),
-    }
-    return TrainSFTConfig.model_validate(fields)
-
-
 @pytest.mark.long
 @pytest.mark.slow
 def test_fine_tuning_does_not_depend_on_processes_or_sharding(tmp_path: Path) -> None:
     """One process, or two under ZeRO 0, 2 and 3: the same plain reference, which is better than its base."""
-    (tmp_path / "problems").mkdir()
-    write_problems(tmp_path / "problems", Split.TRAIN, tiny.PROBLEMS)
     folders = {"problems": tmp_path / "problems", "folder": tmp_path}
+    folders["problems"].mkdir()
+    write_problems(folders["problems"], Split.TRAIN, tiny.PROBLEMS)
+    short = {"num_steps": 5, "examples_per_step": 6, "learning_rate": 1e-2, "max_tokens": 64}
     for number in STAGES:
-        found = run_ranks(
-            fine_tune,
-            _fine_tuning(number),
-            folders,
-            num_processes=number,
-            work=tmp_path / "work",
-            grace_s=1,
-        )
+        engine = tiny.engine_config(num_processes=number, lora=LORA)
+        config = TrainSFTConfig.model_validate({"model": tiny.MODEL, "engine": engine, **short})
+        found = run_ranks(fine_tune, config, folders, num_processes=number, work=tmp_path / "work", grace_s=1)
         assert found == {"processes": number}
     runs = [tmp_path / f"zero_{stage}-{number}" for number, stages in STAGES.items() for stage in stages]
     references = [load_file(run / "reference" / "model.safetensors") for run in runs]
-    for run, reference in zip(runs, references, strict=True):
-        base = load_file(run / "base_model" / "model.safetensors")
+    for folder, reference in zip(runs, references, strict=True):
+        base = load_file(folder / "base_model" / "model.safetensors")
         _assert_same(base, {name: tiny.checkpoint().model.state_dict()[name] for name in base})
         changed = {name for name in base if not torch.equal(base[name], reference[name])}
         assert changed == {name for name in base if "q_proj" in name or "down_proj" in name}
         for name, weight in references[0].items():
-            torch.testing.assert_close(reference[name], weight, rtol=1e-3, atol=1e-4, msg=f"{run.name}: {name}")
-        rows = [row for _, row in jsonl.read_rows(run / "training" / "steps.jsonl")]
+            torch.testing.assert_close(reference[name], weight, rtol=1e-3, atol=1e-4, msg=f"{folder.name}: {name}")
+        rows = [row for _, row in jsonl.read_rows(folder / "training" / "steps.jsonl")]
         assert rows[-1]["loss"] < rows[0]["loss"] - 0.1

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from components.policy.packing import MicroBatch, Shard, TokenSequence, pack, pack_shard
-from components.policy.parallel import SINGLE_PROCESS, Ranks
+from components.policy.parallel import Ranks
 from tests import tiny
 
 CPU = torch.device("cpu")
@@ -170,11 +170,3 @@ def test_the_largest_groups_are_assigned_first() -> None:
     sequences = [TokenSequence((number,), tuple(range(length))) for number, length in enumerate([9, 9, 9, 9, 39])]
     shards = _shards(2, sequences, list(range(5)))
     assert [sum(len(batch.input_ids_T) for batch in each.batches) for each in shards] == [40, 40]
-
-
-def test_a_single_process_has_everything_and_no_dummies() -> None:
-    """Its shard is what `pack` returns."""
-    sequences = _sequences([(2, [3, 1]), (3, [2, 2])])
-    shard = pack_shard(SINGLE_PROCESS, sequences, max_tokens=64, device=CPU, indices=range(4))
-    assert shard.dummies == []
-    assert {index for batch in shard.batches for index in batch.sequence_N.tolist()} == set(range(4))

@@ -12,7 +12,7 @@ from components.cluster.launch import run_ranks
 from components.policy.config import EngineConfig
 from components.policy.engine import Policy
 from components.policy.logprobs import LogprobModel
-from components.policy.parallel import SINGLE_PROCESS, Ranks, init_ranks
+from components.policy.parallel import Ranks, init_ranks
 from components.shared.errors import PipelineError, RetryableError
 from tests import tiny
 
@@ -24,13 +24,6 @@ def test_shards_are_even_and_in_order(size: int) -> None:
     shards = [Ranks(rank, size).shard(items) for rank in range(size)]
     assert [item for shard in shards for item in shard] == items
     assert max(map(len, shards)) - min(map(len, shards)) <= 1
-
-
-def test_a_single_process_waits_for_nobody() -> None:
-    """It is the main process, and gathers its own value."""
-    assert SINGLE_PROCESS.all_gather("x", "nowhere") == ["x"]
-    assert SINGLE_PROCESS.is_main
-    SINGLE_PROCESS.barrier("nowhere")
 
 
 @pytest.mark.parametrize(("configured", "launched"), [(1, 2), (2, 1)])

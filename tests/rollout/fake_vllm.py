@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from components.rollout.vllm.client import INITIAL_VERSION
+from components.rollout.vllm.servers import INITIAL_VERSION
 from components.rollout.vllm.verification import LoadedWeights, Piece, digest, weights_in
 
 _PARAMS = {

@@ -105,13 +105,3 @@ def test_prompts_are_dropped_once_half_of_them_are_needed() -> None:
     decoder.drop({0, 1})
     assert {len(each) for each in (*decoder.cache._prompt_keys, *decoder.cache._prompt_values)} == {2}
     assert decoder.read_tokens() < 1e-13
-
-
-def test_the_longest_sequence_includes_the_token_being_read() -> None:
-    """After a prompt of five, the first decoded token makes six: a window of five would hide one from it."""
-    decoder = _Decoder([3, 5], group_size=1)
-    assert decoder.cache.longest == 5
-    decoder.read_prompts()
-    assert decoder.cache.longest == 6
-    decoder.read_tokens()
-    assert decoder.cache.longest == 7

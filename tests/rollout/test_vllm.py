@@ -17,13 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from scipy.stats import chisquare
 
 from components.policy import checkpoint as checkpoints
 from components.policy.checkpoint import Checkpoint
 from components.policy.lora import merged_state_dict
-from components.policy.packing import TokenSequence
 from components.rollout.sampler import Completion, Sampling
 from components.rollout.transformers_sampler import TransformersSampler
 from components.rollout.vllm.sampler import Engine
@@ -197,25 +194,6 @@ def test_greedy_decoding_is_that_of_transformers(run: Run) -> None:
     assert [each.tokens for each in completions] == [each.tokens for (each,) in groups]
     logprobs = [[list(each.logprobs) for each in completions], [list(each.logprobs) for (each,) in groups]]
     assert largest_difference(*logprobs) < 1e-4
-
-
-@pytest.mark.parametrize("temperature", [0.7, 2.0])
-def test_tokens_follow_the_distribution_at_the_temperature(run: Run, temperature: float) -> None:
-    """Of 3,000 first tokens the frequencies pass a chi-square test against the exact softmax(logits / T)."""
-    made, count = run.policies[0], 3000
-    settings: dict[str, Any] = {"num_samples": 200, "temperature": temperature, "max_new_tokens": 1, "seed": 3}
-    group = _generate(run, questions=QUESTIONS[:1] * 15, **settings)
-    vocabulary = made.model.config.vocab_size
-    prompt = made.prompt_ids(QUESTIONS[0])
-    logprobs = trainer_logprobs(made, [TokenSequence(prompt, (token,)) for token in range(vocabulary)], temperature)
-    expected_V = torch.tensor(logprobs).squeeze(1).exp() * count
-    found_V = torch.bincount(torch.tensor([each.tokens.completion_ids[0] for each in group]), minlength=vocabulary)
-    common = expected_V >= 5
-    found = [*found_V[common].tolist(), int(found_V[~common].sum())]
-    expected = [*expected_V[common].tolist(), float(expected_V[~common].sum())]
-    assert len(found) > 5
-    scale = count / sum(expected)
-    assert chisquare(found, [each * scale for each in expected]).pvalue > 1e-3
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -77,7 +78,13 @@ class Transfer:
 
     def _connect(self, trainer_address: str, num_receivers: int) -> Any:
         """Return vLLM's end of this process, which sends alone and so is the first of its group."""
-        ends: dict[str, Any] = {"client": _Receiver(self._call), "source": self._source}
+        receiver = SimpleNamespace(  # vLLM's `VLLMWeightSyncClient`
+            init_weight_transfer_engine=lambda info: self._call("init_weight_transfer_engine", {"init_info": info}),
+            start_weight_update=lambda: self._call("start_weight_update", {}),
+            update_weights=lambda info: self._call("update_weights", {"update_info": info}),
+            finish_weight_update=lambda: self._call("finish_weight_update", {}),
+        )
+        ends: dict[str, Any] = {"client": receiver, "source": self._source}
         if self._backend == "ipc":
             return WeightTransferTrainerFactory.trainer_init(IPCTrainerInitInfo(rank=0), **ends)
         with socket.socket() as probe:
@@ -86,9 +93,8 @@ class Transfer:
         info = NCCLTrainerInitInfo(
             rank=0, master_address=trainer_address, master_port=port, world_size=1 + num_receivers
         )
-        if self._backend == "gloo":
-            return _GlooTrainerEngine.trainer_init(info, **ends)
-        return WeightTransferTrainerFactory.trainer_init(info, **ends)
+        initialize = _GlooTrainerEngine if self._backend == "gloo" else WeightTransferTrainerFactory
+        return initialize.trainer_init(info, **ends)
 
 
 def address_towards(url: str) -> str:
@@ -112,25 +118,6 @@ class _Source(WeightSource):  # type: ignore[misc]  # vLLM's classes have no typ
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
         for name, tensor in self.weights.items():
             yield name, tensor.detach().to(self.device)
-
-
-class _Receiver:
-    """vLLM's end of the transfer: see vLLM's `VLLMWeightSyncClient`."""
-
-    def __init__(self, call: Callable[[str, dict[str, Any]], None]) -> None:
-        self._call = call
-
-    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
-        self._call("init_weight_transfer_engine", {"init_info": init_info})
-
-    def start_weight_update(self) -> None:
-        self._call("start_weight_update", {})
-
-    def update_weights(self, update_info: Any) -> None:
-        self._call("update_weights", {"update_info": update_info})
-
-    def finish_weight_update(self) -> None:
-        self._call("finish_weight_update", {})
 
 
 class _GlooGroup:

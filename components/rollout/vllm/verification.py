@@ -1,16 +1,14 @@
 """Verification that a sampler computes with the weights it was given.
 
-By digests, exactly, so that the smallest step of training shows. A sampler may fuse tensors, hold a part of them and
-round them to its own precision. It reports which piece of which tensor is where (`LoadedWeights`), with a digest of it;
-the trainer rounds the same piece of what it has sent in the same way, and compares.
-
+By digests, exactly: a sampler may fuse tensors, hold a part of them and round them to its own precision. It reports
+which piece of which tensor is where, with a digest; the trainer compares that of the same piece of what it has sent.
 By log-probabilities of probe tokens, which also show whether the sampler computes as the trainer does.
 
 Shape suffixes: M  the completion tokens of the probes, end to end.
 """
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple, TypedDict
 
@@ -26,9 +24,8 @@ _CHUNK = 1 << 20
 _FACTORS = (0x9E3779B97F4A7C15 - 2**64, 0xBF58476D1CE4E5B9 - 2**64)
 _NAMES_SHOWN = 5
 _STALE = 0.5
-"""Position between the new weights (0) and the old (1) from which a sampler is taken to have kept the old ones."""
-_CLEAR = 0.5
-"""Correlation from which that is no accident of rounding: for 64 tokens, accidents are about 0.125."""
+"""Place between the new weights (0) and the old (1) from which a sampler is taken to have kept the old ones, and the
+correlation from which that is no accident of rounding: for 64 tokens, accidents are about 0.125."""
 
 
 class StaleWeightsError(PipelineError):
@@ -62,13 +59,14 @@ def verify_weights(sent: Mapping[str, Tensor], loaded: list[LoadedWeights], *, n
     """Raise StaleWeightsError where any process of a sampler computes with other weights than were sent."""
     digests: dict[str, str] = {}
     wrong = [reason for each in loaded for reason in each["unverified"]]
-    for each in loaded:
-        for piece in (Piece(*fields) for fields in each["pieces"]):
-            place = repr(piece[1:-1])
-            if place not in digests:
-                digests[place] = _digest_of_piece(sent[piece.sent_as], piece)
-            if piece.digest != digests[place]:
-                wrong.append(f"{piece.held_as} differs from the {piece.sent_as} that was sent")
+    for piece in (Piece(*fields) for each in loaded for fields in each["pieces"]):
+        place = repr(piece[1:-1])
+        if place not in digests:
+            tensor = sent[piece.sent_as].detach().contiguous()
+            part = tensor.as_strided(piece.size, piece.stride, tensor.storage_offset() + piece.offset)
+            digests[place] = digest(part, getattr(torch, piece.dtype))
+        if piece.digest != digests[place]:
+            wrong.append(f"{piece.held_as} differs from the {piece.sent_as} that was sent")
     if not all(each["pieces"] for each in loaded) or not loaded:
         wrong.append("it holds no weights at all")
     if wrong:
@@ -83,24 +81,18 @@ def verify_logprobs(sampler_M: Tensor, new_M: Tensor, old_M: Tensor | None, *, m
     They may differ by `max_mismatch` nats on average. A step at a small learning rate moves them by less than that:
     then they have to differ from the `old` ones in the direction of the step, as far as rounding lets it be seen.
     """
-    mismatch = float((sampler_M - new_M).abs().mean())
-    # Not `mismatch > max_mismatch`, which NaN would pass.
-    if not mismatch <= max_mismatch:
+    difference_M = sampler_M - new_M
+    mismatch = float(difference_M.abs().mean())
+    if not mismatch <= max_mismatch:  # not `>`, which NaN would pass
         raise StaleWeightsError(
             f"{name} was given the trainer's weights, and differs from it by {mismatch:.2g} nats per token on fixed "
             f"prompts: more than sampler.max_mismatch = {max_mismatch:g}"
         )
-    if old_M is not None and _is_old(sampler_M - new_M, old_M - new_M):
-        raise StaleWeightsError(f"{name} still samples from the weights before the last update")
-
-
-def _is_old(difference_M: Tensor, step_M: Tensor) -> bool:
-    """Tell whether a difference from the new log-probabilities is that of the old ones."""
+    step_M = torch.zeros_like(new_M) if old_M is None else old_M - new_M
     length, product = float(step_M.norm()), float(difference_M @ step_M)
-    if length == 0:
-        return False
-    correlation = product / (length * max(float(difference_M.norm()), torch.finfo(torch.float64).tiny))
-    return product / length**2 > _STALE and correlation > _CLEAR
+    noise = max(float(difference_M.norm()), torch.finfo(torch.float64).tiny)
+    if length and product / length**2 > _STALE and product / (length * noise) > _STALE:
+        raise StaleWeightsError(f"{name} still samples from the weights before the last update")
 
 
 def shapes(sent: Mapping[str, Tensor]) -> dict[str, list[int]]:
@@ -114,12 +106,6 @@ def weights_in(folder: Path) -> dict[str, Tensor]:
     return {name: tensor for file in files for name, tensor in safetensors.torch.load_file(file).items()}
 
 
-def _digest_of_piece(tensor: Tensor, piece: Piece) -> str:
-    tensor = tensor.detach().contiguous()
-    part = tensor.as_strided(piece.size, piece.stride, tensor.storage_offset() + piece.offset)
-    return digest(part, getattr(torch, piece.dtype))
-
-
 @torch.no_grad()
 def digest(tensor: Tensor, dtype: torch.dtype | None = None) -> str:
     """Return a digest of the values in their order, rounded to `dtype`; computed on a GPU if there is one.
@@ -130,8 +116,10 @@ def digest(tensor: Tensor, dtype: torch.dtype | None = None) -> str:
     device = tensor.device
     if not tensor.is_cuda and torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))  # of the rank, in any thread
+    rows = tensor.reshape(1) if tensor.ndim == 0 else tensor
+    row_size = max(1, rows[0].numel()) if len(rows) else 1
     total, place = torch.zeros((), dtype=torch.int64, device=device), 0
-    for chunk in _chunks(tensor):
+    for chunk in rows.split(max(1, _CHUNK // row_size)):
         values = chunk.to(device).reshape(-1).to(dtype or chunk.dtype).float()
         bits = torch.where(values.abs() < _SMALLEST, 0.0, values).view(torch.int32).long()
         mixed = bits + torch.arange(place, place + len(bits), device=device) * _FACTORS[0]
@@ -139,9 +127,3 @@ def digest(tensor: Tensor, dtype: torch.dtype | None = None) -> str:
         total += (mixed ^ (mixed >> 29)).sum()
         place += len(bits)
     return f"{int(total) % 2**64:016x}"
-
-
-def _chunks(tensor: Tensor) -> Iterator[Tensor]:
-    rows = tensor.reshape(1) if tensor.ndim == 0 else tensor
-    row_size = max(1, rows[0].numel()) if len(rows) else 1
-    yield from rows.split(max(1, _CHUNK // row_size))
