@@ -25,17 +25,5 @@ from tests.fake_cluster.http import AFTER, BEFORE, Fault, Json
 from tests.fake_cluster.server import ApiServer, self_signed
 from tests.fake_cluster.store import Change
 
-__all__ = [
-    "AFTER",
-    "BEFORE",
-    "ApiServer",
-    "Change",
-    "Clock",
-    "Fault",
-    "Json",
-    "RealClock",
-    "kinds",
-    "runtime",
-    "script",
-    "self_signed",
-]
+__all__ = ["AFTER", "BEFORE", "ApiServer", "Change", "Clock", "Fault", "Json", "RealClock"]
+__all__ += ["kinds", "runtime", "script", "self_signed"]

@@ -47,11 +47,9 @@ class ScriptedCluster:
                     document["metadata"].setdefault("namespace", self._namespace)
             return [self.store.create(document) for document in documents]
 
-    def add_runtime(
-        self, name: str = "grpo-torch", *, max_restarts: int = 0, jobs: tuple[str, ...] = ("node",)
-    ) -> None:
-        """Create a TrainingRuntime with one container per job, named as the job."""
-        self.add(runtime(name, max_restarts=max_restarts, jobs=jobs))
+    def add_runtime(self, name: str = "grpo-torch", **options: Any) -> None:
+        """Create a runtime; see `runtime`."""
+        self.add(runtime(name, **options))
 
     def add_workflow(self, name: str) -> Json:
         """Create the workflow of a run, to which the pods of its steps belong."""
@@ -111,9 +109,8 @@ class ScriptedCluster:
 
 
 def runtime(name: str, *, max_restarts: int = 0, jobs: tuple[str, ...] = ("node",)) -> Json:
-    """Return a TrainingRuntime's manifest."""
-    job_set: Json = {"replicatedJobs": [_replicated_job(job) for job in jobs]}
-    job_set["failurePolicy"] = {"maxRestarts": max_restarts}
+    """Return the manifest of a TrainingRuntime with one container per job, named as the job."""
+    job_set = {"replicatedJobs": list(map(_replicated_job, jobs)), "failurePolicy": {"maxRestarts": max_restarts}}
     spec = {"mlPolicy": {"numNodes": 1, "torch": {}}, "template": {"spec": job_set}}
     document = {**_document(TRAINING_RUNTIMES, name), "spec": spec}
     document["metadata"]["labels"] = {"trainer.kubeflow.org/framework": "torch"}
@@ -194,8 +191,7 @@ class TrainingRun:
             return
         job, step = self._job(), self._script[0]
         if job["spec"].get("suspend") and not isinstance(step, script.Queued):
-            # No script has queued it: it waits for whoever suspended it.
-            return
+            return  # no script has queued it: it waits for whoever suspended it
         if isinstance(step, _NEED_PODS) and not self._is_up:
             for pod in self._with_pods(job):
                 self._pods.assign(pod)
@@ -360,7 +356,7 @@ class TrainingRun:
         others = [each for each in current.get("conditions", []) if each["type"] != type_]
         condition = {"type": type_, "status": status, "reason": reason, "message": message}
         condition["lastTransitionTime"] = self._store.clock.stamp()
-        self._set_status({**current, "conditions": [*others, condition]})
+        self._store.patch(self._key, status={**current, "conditions": [*others, condition]})
 
     def _report(self, **counts: int) -> None:
         """Write the state of the replicated jobs into the status of the TrainJob."""
@@ -369,10 +365,7 @@ class TrainingRun:
             {"name": each["name"], **zero, **{key: n * each.get("replicas", 1) for key, n in counts.items()}}
             for each in self._runtime["spec"]["template"]["spec"]["replicatedJobs"]
         ]
-        self._set_status({**self._job().get("status", {}), "jobsStatus": jobs})
-
-    def _set_status(self, status: Json) -> None:
-        self._store.patch(self._key, status=status)
+        self._store.patch(self._key, status={**self._job().get("status", {}), "jobsStatus": jobs})
 
 
 def _is_finished(job: Json) -> bool:

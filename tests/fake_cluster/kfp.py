@@ -60,11 +60,8 @@ class KfpApi:
     def answer(self, request: Request) -> Answer:
         """Answer a request, or raise ApiError."""
         valid = {("authorization", f"Bearer {self.token}"), ("cookie", self.cookie)}
-        if (
-            (self.token or self.cookie)
-            and request.path != f"{_API}healthz"
-            and not valid & set(request.headers.items())
-        ):
+        is_open = not (self.token or self.cookie) or request.path == f"{_API}healthz"
+        if not is_open and not valid & set(request.headers.items()):
             raise ApiError(401, "Request header error: there is no user identity header.")
         if request.path.startswith(_PODS) and not self.has_ui:
             raise ApiError(404, "Not Found")
@@ -72,23 +69,18 @@ class KfpApi:
             ("GET", f"{_API}healthz", lambda _: Answer({"multi_user": self.multi_user})),
             ("POST", f"{_API}experiments", self._create_experiment),
             ("GET", f"{_API}experiments", partial(self._list, self.experiments, "experiments")),
-            (
-                "GET",
-                f"{_API}pipelines/{{}}/versions/{{}}",
-                lambda _, __, id_: Answer(_existing(self.versions, "PipelineVersion", id_)),
-            ),
+            ("GET", f"{_API}pipelines/{{}}/versions/{{}}", partial(_one, self.versions)),
             ("POST", f"{_API}runs", self._create_run),
             ("GET", f"{_API}runs", partial(self._list, self.runs, "runs")),
-            ("GET", f"{_API}runs/{{}}", lambda _, id_: Answer(_existing(self.runs, "Run", id_))),
+            ("GET", f"{_API}runs/{{}}", partial(_one, self.runs)),
             ("POST", f"{_API}runs/{{}}:terminate", self._terminate),
             ("POST", f"{_API}recurringruns", self._create_recurring),
             ("GET", f"{_API}recurringruns", partial(self._list, self.recurring_runs, "recurringRuns")),
             ("DELETE", f"{_API}recurringruns/{{}}", self._delete_recurring),
             ("POST", f"{_API}recurringruns/{{}}:enable", partial(self._switch, "ENABLED")),
             ("POST", f"{_API}recurringruns/{{}}:disable", partial(self._switch, "DISABLED")),
-            ("GET", _PODS, self._pod),
-            ("GET", f"{_PODS}/logs", self._log),
-            ("GET", f"{_PODS}/events", self._events),
+            ("GET", _PODS, partial(self._pod, "")),
+            *[("GET", f"{_PODS}/{part}", partial(self._pod, part)) for part in ("logs", "events")],
         ]
         with self.clock.changed:
             return dispatch(routes, request, request.path)
@@ -142,9 +134,8 @@ class KfpApi:
         body = request.object()
         name, namespace = body.get("display_name"), body.get("namespace") or None
         self._check_namespace(namespace)
-        if not name or (name, namespace) in [
-            (row["display_name"], row.get("namespace")) for row in self.experiments.values()
-        ]:
+        taken = {(row["display_name"], row.get("namespace")) for row in self.experiments.values()}
+        if not name or (name, namespace) in taken:
             raise ApiError(409, f"Experiment {name} already exists, or its name is empty")
         values = {"display_name": name, "namespace": namespace, "storage_state": "AVAILABLE"}
         return Answer(self.new(self.experiments, "experiment_id", **values))
@@ -153,7 +144,7 @@ class KfpApi:
         """Return what a run and a recurring run have in common, if it can be run."""
         if not body.get("display_name"):
             raise ApiError(400, "The run name is empty. Please specify a valid name")
-        experiment = _existing(self.experiments, "Experiment", body.get("experiment_id") or "")
+        experiment = _existing(self.experiments, body.get("experiment_id") or "")
         self._check_namespace(experiment.get("namespace"))
         _check_pipeline(body.get("pipeline_spec") or {})
         _check_parameters(body["pipeline_spec"], (body.get("runtime_config") or {}).get("parameters") or {})
@@ -166,7 +157,7 @@ class KfpApi:
         return Answer(run)
 
     def _terminate(self, _: Request, id_: str) -> Answer:
-        run = _existing(self.runs, "Run", id_)
+        run = _existing(self.runs, id_)
         if run["state"] not in ("PENDING", "RUNNING", "PAUSED"):
             raise ApiError(400, f"Failed to terminate run {id_}: it is in the state {run['state']}")
         self.set_state(id_, "CANCELING")
@@ -188,17 +179,15 @@ class KfpApi:
         # Five fields are taken for six without the last: a trap, not an error.
         if not croniter.is_valid(cron if len(cron.split()) == 6 else f"{cron} *", second_at_beginning=True):
             raise ApiError(400, "Schedule cron is not a supported format(https://godoc.org/github.com/robfig/cron)")
-        status = {"ENABLE": "ENABLED", "DISABLE": "DISABLED"}.get(body.get("mode", ""))
-        if status is None:
+        if body.get("mode") != "ENABLE":
             raise ApiError(400, f"Invalid recurring run mode: {body.get('mode')}")
         settings: Json = {name: body[name] for name in ("trigger", "mode", "no_catchup") if name in body}
-        settings["max_concurrency"] = str(most)  # as protobuf writes 64 bits
-        row = self.new(self.recurring_runs, "recurring_run_id", **self._job(body), **settings, status=status)
-        return Answer(row)
+        settings |= {"max_concurrency": str(most), "status": "ENABLED"}  # protobuf writes 64 bits as text
+        return Answer(self.new(self.recurring_runs, "recurring_run_id", **self._job(body), **settings))
 
     def _delete_recurring(self, _: Request, id_: str) -> Answer:
         """Delete a schedule; its workflows belong to it, and go with their pods, of which its runs learn nothing."""
-        _existing(self.recurring_runs, "RecurringRun", id_)
+        _existing(self.recurring_runs, id_)
         runs = [run_id for run_id, run in self.runs.items() if run.get("recurring_run_id") == id_]
         gone = tuple(self.workflows.pop(run_id) for run_id in runs)
         self.pods = {pod: text for pod, text in self.pods.items() if not pod.startswith(gone)}
@@ -206,37 +195,33 @@ class KfpApi:
         return Answer({})
 
     def _switch(self, status: str, _: Request, id_: str) -> Answer:
-        _existing(self.recurring_runs, "RecurringRun", id_)["status"] = status
+        _existing(self.recurring_runs, id_)["status"] = status
         return Answer({})
 
-    def _pod_of(self, request: Request) -> str:
-        """Return the pod that a request names; there are none outside the namespaces of the user."""
-        for name in ("podname", "podnamespace"):
-            if not request.query.get(name):
-                raise ApiError(422, f"{name} argument is required")
-        return request.query["podname"] if request.query["podnamespace"] in self.namespaces else ""
-
-    def _log(self, request: Request) -> Answer:
-        printed = self.pods.get(self._pod_of(request))
-        if printed is None:  # the pod has not begun, or is gone: then the archive is tried, and has nothing
-            raise ApiError(500, "Could not get main container logs: S3Error: The specified key does not exist.")
-        return Answer(printed)
-
-    def _pod(self, request: Request) -> Answer:
-        pod = self._pod_of(request)
+    def _pod(self, part: str, request: Request) -> Answer:
+        """Answer about a pod; there are none outside the namespaces of the user."""
+        pod = request.query["podname"] if request.query["podnamespace"] in self.namespaces else ""
+        if part == "events":
+            items = [{"type": "Warning", **each} for each in self.events.get(pod, [])]
+            return Answer(json.dumps({"kind": "EventList", "items": items}))
+        if part == "logs":
+            printed = self.pods.get(pod)
+            if printed is None:  # the pod has not begun, or is gone: then the archive is tried, and has nothing
+                raise ApiError(500, "Could not get main container logs: S3Error: The specified key does not exist.")
+            return Answer(printed)
         if pod not in self.pods:
             raise ApiError(500, f'Could not get pod {pod}: pods "{pod}" not found')
         return Answer(json.dumps({"kind": "Pod", "metadata": {"name": pod}}))
 
-    def _events(self, request: Request) -> Answer:
-        items = [{"type": "Warning", **each} for each in self.events.get(self._pod_of(request), [])]
-        return Answer(json.dumps({"kind": "EventList", "items": items}))
 
-
-def _existing(table: Table, kind: str, id_: str) -> Json:
+def _existing(table: Table, id_: str) -> Json:
     if id_ not in table:
-        raise ApiError(404, f"{kind} {id_} not found")
+        raise ApiError(404, f"{id_} not found")
     return table[id_]
+
+
+def _one(table: Table, _: Request, *ids: str) -> Answer:
+    return Answer(_existing(table, ids[-1]))
 
 
 def _check_pipeline(pipeline: Json) -> None:

@@ -56,7 +56,7 @@ class Pods:
     def unschedulable(self, pod: Json, message: str) -> None:
         """The scheduler finds no node."""
         condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
-        self._set(pod, phase="Pending", conditions=[condition])
+        self._set(pod, conditions=[condition])
         self.event(pod, "Warning", "FailedScheduling", message)
 
     def assign(self, pod: Json) -> None:
@@ -81,9 +81,9 @@ class Pods:
         started = self._store.clock.stamp()
         for container in pod["spec"]["containers"]:
             self.outputs[pod["metadata"]["uid"], container["name"]] = Output()
-        states = _container_statuses(pod, {"running": {"startedAt": started}})
         conditions = [{"type": type_, "status": "True"} for type_ in ("PodScheduled", "Ready")]
-        self._set(pod, phase="Running", conditions=conditions, containerStatuses=states, startTime=started)
+        state = {"running": {"startedAt": started}}
+        self._set(pod, state, phase="Running", conditions=conditions, startTime=started)
         self.event(pod, "Normal", "Started", "Started container")
 
     def print(self, pod: Json, *lines: str, container: str = "") -> None:
@@ -96,9 +96,8 @@ class Pods:
     def stop(self, pod: Json, exit_code: int, reason: str) -> None:
         """All containers end."""
         ended = {"exitCode": exit_code, "reason": reason, "finishedAt": self._store.clock.stamp()}
-        states = _container_statuses(pod, {"terminated": ended})
-        phase = "Failed" if exit_code else "Succeeded"
-        self._set(pod, phase=phase, conditions=[{"type": "Ready", "status": "False"}], containerStatuses=states)
+        phase, conditions = "Failed" if exit_code else "Succeeded", [{"type": "Ready", "status": "False"}]
+        self._set(pod, {"terminated": ended}, phase=phase, conditions=conditions)
         self.end_logs(pod)
 
     def remove(self, pod: Json) -> None:
@@ -123,14 +122,21 @@ class Pods:
         self._store.create({**event, "firstTimestamp": now, "lastTimestamp": now, "count": 1})
 
     def _wait(self, pod: Json, reason: Json) -> None:
-        states = _container_statuses(pod, {"waiting": reason})
-        scheduled = {"type": "PodScheduled", "status": "True"}
-        self._set(pod, phase="Pending", conditions=[scheduled], containerStatuses=states)
+        self._set(pod, {"waiting": reason}, conditions=[{"type": "PodScheduled", "status": "True"}])
 
-    def _set(self, pod: Json, **status: object) -> None:
+    def _set(self, pod: Json, state: Json | None = None, **status: object) -> None:
+        """Set the status of a pod that still exists, and the state of its containers."""
         current = self._store.get(*key_of(pod))
-        if current is not None:
-            self._store.replace({**current, "spec": pod["spec"], "status": {**current["status"], **status}})
+        if current is None:
+            return
+        if state is not None:
+            running = "running" in state
+            static = {"imageID": "", "ready": running, "started": running, "restartCount": 0, "state": state}
+            containers = pod["spec"]["containers"]
+            status["containerStatuses"] = [
+                {"name": each["name"], "image": each.get("image", ""), **static} for each in containers
+            ]
+        self._store.replace({**current, "spec": pod["spec"], "status": {**current["status"], **status}})
 
 
 def pods_of(train_job: Json, runtime: Json, attempt: int) -> Iterator[Json]:
@@ -205,9 +211,3 @@ def _set_trainer(name: str, trainer: Json, spec: Json, count: int) -> None:
     ]
     container["env"] = _merged(container.get("env", []), added)
     container["ports"] = [*container.get("ports", []), {"containerPort": _PORT, "protocol": "TCP"}]
-
-
-def _container_statuses(pod: Json, state: Json) -> list[Json]:
-    running = "running" in state
-    static = {"imageID": "", "ready": running, "started": running, "restartCount": 0, "state": state}
-    return [{"name": each["name"], "image": each.get("image", ""), **static} for each in pod["spec"]["containers"]]

@@ -39,7 +39,7 @@ class Processes:
         process = subprocess.Popen(
             [*container["command"], *container.get("args", [])],
             cwd="/tmp",
-            env={**_image(), **environment, **_variables(pod, container, port)},
+            env={**environment, **_variables(pod, container, port)},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -80,21 +80,17 @@ def free_port() -> int:
     """Return a port on which nobody listens."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+        return int(probe.getsockname()[1])
 
 
 def _variables(pod: Json, container: Json, port: int) -> dict[str, str]:
-    index = pod["metadata"]["annotations"][INDEX]
-    # Of sources there are fields only, and of those only the index.
-    variables = {each["name"]: each.get("value", index) for each in container.get("env", [])}
-    return {**variables, "PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": str(port)}
-
-
-def _image() -> dict[str, str]:
-    """Return the environment that the image would have: this interpreter, and the code."""
+    """Return the environment that the image would have, which is this interpreter and the code, and the container's."""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    return {"PATH": path, "HOME": "/tmp", "PYTHONPATH": str(_ROOT), "PYTHONUNBUFFERED": "1"}
+    image = {"PATH": path, "HOME": "/tmp", "PYTHONPATH": str(_ROOT), "PYTHONUNBUFFERED": "1"}
+    # Of sources there are fields only, and of those only the index.
+    index = pod["metadata"]["annotations"][INDEX]
+    variables = {each["name"]: each.get("value", index) for each in container.get("env", [])}
+    return {**image, **variables, "PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": str(port)}
 
 
 def _signal(process: subprocess.Popen[str], number: signal.Signals) -> None:

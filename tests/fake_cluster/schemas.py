@@ -35,27 +35,15 @@ _LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 _SUBDOMAIN = rf"(?=.{{1,253}}$){_LABEL}(\.{_LABEL})*"
 _QUALIFIED = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
 _KEYS = {"pattern": rf"^({_LABEL}(\.{_LABEL})*/)?{_QUALIFIED}$"}
-_STRING, _REQUIRED = {"type": "string"}, {"type": "string", "minLength": 1}
-_REFERENCE = dict.fromkeys(("apiVersion", "kind", "name", "uid"), _REQUIRED)
 _METADATA = {
-    "type": "object",
+    "$ref": "https://kubernetes.io/api/_definitions.json#/$defs/io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta",
     "properties": {
         "name": {"type": "string", "pattern": f"^{_SUBDOMAIN}$"},
-        "namespace": _STRING,
-        "labels": {"propertyNames": _KEYS, "additionalProperties": {**_STRING, "pattern": f"^({_QUALIFIED})?$"}},
-        "annotations": {"propertyNames": _KEYS, "additionalProperties": _STRING},
-        "ownerReferences": {
-            "items": {
-                "properties": {**_REFERENCE, "controller": {}, "blockOwnerDeletion": {}},
-                "required": list(_REFERENCE),
-                "additionalProperties": False,
-            }
-        },
-        **dict.fromkeys(("finalizers", "uid", "resourceVersion", "generation", "creationTimestamp"), True),
-        **dict.fromkeys(("deletionTimestamp", "deletionGracePeriodSeconds", "managedFields"), True),
+        "labels": {"propertyNames": _KEYS, "additionalProperties": {"type": "string", "pattern": f"^({_QUALIFIED})?$"}},
+        "annotations": {"propertyNames": _KEYS, "additionalProperties": {"type": "string"}},
+        "ownerReferences": {"items": {"properties": {"name": {"minLength": 1}, "uid": {"minLength": 1}}}},
     },
     "required": ["name"],
-    "additionalProperties": False,
 }
 _QUANTITY = r"^[+-]?(\d+|\d+\.\d*|\.\d+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?\d+)?$"
 _UNIONS = {
@@ -91,18 +79,17 @@ def _problems(error: Any) -> Iterator[str]:
 
 @lru_cache
 def _validator(api_version: str, kind: str) -> Any:
-    registry: Any = referencing.Registry()
+    folder = f"kubernetes-json-schema/v{KUBERNETES}-local-strict"
+    definitions = referencing.Resource.from_contents(schema_contents(f"{folder}/_definitions.json", KUBERNETES))
+    registry: Any = definitions @ referencing.Registry()
     if kind in _MODELS:
         schema = _model_schema(kind)
     else:
         group = re.sub(r"^([^./]*)(?:\.[^/]*)?/", r"\1-", api_version)
-        folder = f"kubernetes-json-schema/v{KUBERNETES}-local-strict"
         try:
             schema = schema_contents(f"{folder}/{kind.lower()}-{group}.json", KUBERNETES)
         except FileNotFoundError:
             raise KeyError(f"no schema of {api_version} {kind}") from None
-        for resource in (schema, schema_contents(f"{folder}/_definitions.json", KUBERNETES)):
-            registry = referencing.Resource.from_contents(resource) @ registry
     schema = {**schema, "properties": {**schema["properties"], "metadata": _METADATA}}
     return jsonschema.Draft202012Validator(schema, registry=registry)
 

@@ -34,14 +34,12 @@ def self_signed(folder: Path) -> Path:
     address = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
     builder = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
     builder = builder.not_valid_before(START - timedelta(days=3650)).not_valid_after(START + timedelta(days=36500))
-    builder = builder.add_extension(address, critical=False)
-    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-    pem, plain = serialization.Encoding.PEM, serialization.NoEncryption()
+    for extension in (address, x509.BasicConstraints(ca=True, path_length=None)):
+        builder = builder.add_extension(extension, critical=False)
+    pem = serialization.Encoding.PEM
+    private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     path = folder / "certificate.pem"
-    path.write_bytes(
-        builder.sign(key, hashes.SHA256()).public_bytes(pem)
-        + key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain)
-    )
+    path.write_bytes(builder.sign(key, hashes.SHA256()).public_bytes(pem) + private)
     return path
 
 
@@ -88,7 +86,6 @@ class ApiServer:
         self.cluster.close()
         self._server.shutdown()
         self._server.server_close()
-        self._server.hang_up()
         for mistake in (*self._mistakes, *self.clock.mistakes):
             raise mistake
 
@@ -132,34 +129,16 @@ class _Server(ThreadingHTTPServer):
     request_queue_size = 128
     owner: ApiServer
 
-    def __init__(self, *arguments: Any) -> None:
-        self.connections: set[socket.socket] = set()
-        super().__init__(*arguments)
-
-    def hang_up(self) -> None:
-        """Close the connections that clients keep open, with the threads that wait for them."""
-        for connection in list(self.connections):
-            with contextlib.suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
-
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignore the broken connections of clients that were killed."""
 
 
 class _RequestHandler(BaseHTTPRequestHandler):
+    """Answers one request of a connection, which it then closes."""
+
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
     server: _Server
-
-    def setup(self) -> None:
-        """Remember the connection."""
-        super().setup()
-        self.server.connections.add(self.connection)
-
-    def finish(self) -> None:
-        """Forget the connection."""
-        self.server.connections.discard(self.connection)
-        super().finish()
 
     def log_message(self, format: str, *args: Any) -> None:
         """Print nothing: `ApiServer.requests` has it all."""
@@ -193,7 +172,7 @@ class _RequestHandler(BaseHTTPRequestHandler):
 
     def _begin(self, status: int, **headers: object) -> None:
         self.send_response(status)
-        for name, value in headers.items():
+        for name, value in (*headers.items(), ("Connection", "close")):
             self.send_header(name.replace("_", "-"), str(value))
         self.end_headers()
 
@@ -206,7 +185,7 @@ class _RequestHandler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def _stream(self, answer: Answer, fault: Fault) -> None:
-        self._begin(answer.status, Content_Type="text/plain", Transfer_Encoding="chunked", Connection="close")
+        self._begin(answer.status, Content_Type="text/plain", Transfer_Encoding="chunked")
         self.wfile.flush()
         num_sent = 0
         for chunk in answer.stream or ():
@@ -217,7 +196,6 @@ class _RequestHandler(BaseHTTPRequestHandler):
             if num_sent == fault.cut_after:
                 return self._hang_up()
         self.wfile.write(b"0\r\n\r\n")
-        self.close_connection = True
 
     def _hang_up(self) -> None:
         """Reset the connection, so that the client sees it broken rather than ended."""
