@@ -21,7 +21,10 @@ def _sections(form: Form) -> tuple[dict[str, Any], list[str]]:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_a_form_means_what_the_params_file_says(path: Path) -> None:
     """Nothing is lost or changed on the way through the form, but for the registry's folder: it is on the volume."""
-    sections, twice = _sections(form_of(load_params(path)))
+    form = form_of(load_params(path))
+    before = copy.deepcopy(form)
+    sections, twice = _sections(form)
+    assert form == before, "it is shared"
     assert twice == wrong_sections(sections) == []
     made, expected = complete(sections), stage_sections(load_params(path))
     cluster = made.pop("cluster")
@@ -131,10 +134,3 @@ def test_time_limits_fit_into_the_step(form: Form) -> None:
     form = with_overrides(form, cluster={"training_timeout_s": 30 * 24 * 3600})
     (line,) = wrong_sections(_sections(form)[0])
     assert line.startswith("overrides.cluster: the time limits add up to")
-
-
-def test_putting_sections_together_changes_nothing_in_the_form(form: Form) -> None:
-    """It is shared."""
-    before = copy.deepcopy(form)
-    _sections(form)
-    assert before == form

@@ -23,11 +23,9 @@ def fast_clock() -> Clock:
     return Clock(lambda: sum(sleeps_s), sleeps_s.append)
 
 
-def _lines(
-    form: Form, *, deployment: dict[str, Any] | None = None, clock: Clock | None = None, deadline_s: float = 20.0
-) -> list[str]:
+def _lines(form: Form, *, deployment: dict[str, Any] | None = None, clock: Clock | None = None) -> list[str]:
     with pytest.raises(PipelineError) as raised:
-        preflight(form, DeploymentConfig.model_validate(deployment or {}), deadline_s=deadline_s, clock=clock)
+        preflight(form, DeploymentConfig.model_validate(deployment or {}), deadline_s=20.0, clock=clock)
     assert raised.value.exit_code == 2
     first, *lines = str(raised.value).splitlines()
     assert not lines or first == f"{len(lines)} to correct before this run can start"
@@ -73,14 +71,6 @@ def test_a_revision_becomes_a_commit_once(server: ApiServer, form: Form, reposit
     assert _line(form).startswith("prepare_data_repository_commit: is empty; accepted: a branch")
 
 
-def test_files_come_from_a_repository(server: ApiServer, form: Form, repository: Path) -> None:
-    """Files without a repository would be whatever lies in a pod; a repository without files would be ignored."""
-    named = {"prepare_data_repository_url": str(repository), "prepare_data_repository_commit": "main"}
-    assert _line(form | named).startswith("prepare_data_repository_url: no source in prepare_data.sources reads a file")
-    form = with_overrides(form, **GSM8K, report={"gate": {"target": ["gsm8k"]}})
-    assert _line(form).startswith("prepare_data_repository_url: is empty, and train.jsonl is read from a git and DVC")
-
-
 def test_everything_wrong_is_reported_at_once(server: ApiServer, form: Form, tmp_path: Path) -> None:
     """Parameters, the cluster, the volume, the queue, the runtime and the registry: one try shows everything."""
     server.cluster.remove(kinds.TRAINING_RUNTIMES, "grpo-torch")
@@ -115,15 +105,81 @@ def test_contradictions_and_missing_inputs_are_named_by_parameter(
     reward = {"weights": {"accuracy": 1.0, "no_such_module:reward": 1.0}}
     wrong = with_overrides(form | {"train_sft_model_base": "nobody/no-such-model"}, train_grpo={"reward": reward})
     assert _subjects(_lines(wrong)) == ["overrides.train_grpo.reward.weights.no_such_module", "train_sft_model_base"]
-    wrong = with_overrides(form, train_grpo={"sampling": {"max_new_tokens": 500}})
-    assert _line(wrong).startswith(
-        "overrides.train_grpo.sampling.max_new_tokens: 500 tokens after a prompt of up to 48 "
-    )
 
 
-def test_models_in_folders_of_the_volume_are_assumed_to_exist(server: ApiServer, form: Form) -> None:
-    """Preflight does not mount the volume."""
-    ready(form | {"train_sft_model_base": "/work/models/mine"})
+_LATEST, _UNTAGGED = "registry.example/gpu:latest", "registry.example:5000/ml/gpu"
+_FROM_FILES = {**GSM8K, "report": {"gate": {"target": ["gsm8k"]}}}
+
+
+@pytest.mark.parametrize(
+    ("values", "overrides", "deployment", "line"),
+    [
+        ({"register_registry": "/registry"}, {}, {}, "register_registry: /registry would be lost with the pod"),
+        ({"register_storage": "weights"}, {}, {}, "register_storage: weights would be lost with the pod"),
+        ({"cluster_queue": "stuck"}, {}, {}, "cluster_queue: stuck admits no jobs: Cluster queue is missing"),
+        ({}, {}, {"volume": "single"}, "deployment.volume: single is ReadWriteOnce"),
+        ({}, {}, {"volume": "lost"}, "deployment.volume: lost has lost its volume"),
+        ({}, {}, {"image_gpu": _LATEST}, f"deployment.image_gpu: {_LATEST} is a mutable reference"),
+        ({}, {}, {"image_light": _UNTAGGED}, f"deployment.image_light: {_UNTAGGED} is a mutable reference"),
+        (
+            *({}, {"train_grpo": {"checkpoint": {"grace_s": 31}}}, {}),
+            "checkpoint.grace_s: ranks have 31 s to write a checkpoint, but the TrainingRuntime grpo-torch has their "
+            "pods killed after 60 s; set terminationGracePeriodSeconds there to 61 or more",
+        ),
+        (
+            *({}, {"train_grpo": {"sampling": {"max_new_tokens": 500}}}, {}),
+            "overrides.train_grpo.sampling.max_new_tokens: 500 tokens after a prompt of up to 48 ",
+        ),
+        ({}, _FROM_FILES, {}, "prepare_data_repository_url: is empty, and train.jsonl is read from a git and DVC"),
+        (
+            *({"prepare_data_repository_url": "REPOSITORY", "prepare_data_repository_commit": "main"}, {}, {}),
+            "prepare_data_repository_url: no source in prepare_data.sources reads a file",
+        ),
+        ({"register_registry": "REPOSITORY"}, {}, {}, "register_storage: is not set"),
+        ({}, {"register": {"model_registry": "http://127.0.0.1:9"}}, {}, "model registry: http://127.0.0.1:9"),
+    ],
+)
+def test_what_a_run_cannot_use_is_named_by_its_parameter(
+    server: ApiServer, form: Form, repository: Path, values: Form, overrides: Any, deployment: Any, line: str
+) -> None:
+    """Locations that a pod would take with it, volumes, queues, images, limits and files: a line each."""
+    server.cluster.add(claim("single", mode="ReadWriteOnce"), claim("lost", phase="Lost"), *_QUEUES)
+    filled = {name: repository.as_uri() if value == "REPOSITORY" else value for name, value in values.items()}
+    assert _line(with_overrides(form | filled, **overrides), **deployment).startswith(line)
+
+
+_STUCK = {"conditions": [{"type": "Active", "status": "False", "message": "Cluster queue is missing"}]}
+_QUEUES = [
+    {
+        "apiVersion": kinds.LOCAL_QUEUES.api_version,
+        "kind": "LocalQueue",
+        "metadata": {"name": name},
+        "spec": {"clusterQueue": "all"},
+        "status": status,
+    }
+    for name, status in {"stuck": _STUCK, "works": {}}.items()
+]
+
+
+def test_what_a_run_can_use_passes(server: ApiServer, form: Form, repository: Path) -> None:
+    """A queue that works, a digest, storage elsewhere, and models in folders of the volume, which is not mounted."""
+    server.cluster.add(*_QUEUES)
+    form |= {"cluster_queue": "works", "train_sft_model_base": "/work/models/mine"}
+    ready(form | {"register_registry": repository.as_uri(), "register_storage": "/work/weights"})
+    form = with_overrides(form, register={"model_registry": server.url})
+    assert _line(form).startswith("register_storage: is not a URL")
+    deployment = DeploymentConfig(image_gpu=f"registry.example:5000/gpu@sha256:{'0' * 64}")
+    ready(form | {"register_storage": "https://dvc.example/weights"}, deployment)
+
+
+@pytest.mark.parametrize("address", ["https://me:s3cret@git.example/x", "https://s3cret@git.example/x"])
+def test_a_password_in_an_address_is_refused_and_not_repeated(form: Form, address: str) -> None:
+    """Parameters are stored and displayed: a password belongs into a secret, and into no log."""
+    form |= {"train_grpo_num_steps": 0, "register_storage": address}
+    assert _lines(with_overrides(form, register={"model_registry": address})) == [
+        f"{name}: contains a password or a token; revoke it and use a Kubernetes secret"
+        for name in ("register_storage", "overrides.register.model_registry")
+    ]
 
 
 def test_a_cluster_without_trainer_is_reported(server: ApiServer, form: Form) -> None:
@@ -143,43 +199,10 @@ def test_missing_permission_to_read_is_reported_and_not_fatal(
     assert f"preflight: no permission to read {CLAIM}; assuming it is usable\n" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("image", ["registry.example:5000/ml/gpu", "registry.example/gpu:latest"])
-def test_a_mutable_image_is_refused(server: ApiServer, form: Form, image: str) -> None:
-    """What ran could not be told afterwards, and the cache would take one build's outputs for another's."""
-    for name in ("image_gpu", "image_light"):
-        assert _line(form, **{name: image}).startswith(f"deployment.{name}: {image} is a mutable reference")
-    ready(form, DeploymentConfig(image_gpu=f"registry.example:5000/gpu@sha256:{'0' * 64}"))
-
-
 def test_a_training_job_that_the_cluster_refuses_is_reported(server: ApiServer, form: Form) -> None:
     """The very job is shown to the cluster: what its controllers refuse shows before anything has run."""
     server.faults.add(Fault(method="POST", path="/trainjobs", status=422))
     assert _line(form) == "the cluster refuses the training job: injected fault (422)"
-
-
-def test_ranks_must_have_the_time_to_end_that_they_may_take(server: ApiServer, form: Form) -> None:
-    """Pods are killed when the grace period of their runtime is over, and with them the last checkpoint is lost."""
-    assert _line(with_overrides(form, train_grpo={"checkpoint": {"grace_s": 31}})) == (
-        "checkpoint.grace_s: ranks have 31 s to write a checkpoint, but the TrainingRuntime grpo-torch has their pods "
-        "killed after 60 s; set terminationGracePeriodSeconds there to 61 or more"
-    )
-
-
-def test_a_volume_must_be_shared(server: ApiServer, form: Form) -> None:
-    """A claim that one node alone can write would leave all other pods pending."""
-    server.cluster.add(claim("single", mode="ReadWriteOnce"), claim("lost", phase="Lost"))
-    assert "single is ReadWriteOnce" in _line(form, volume="single")
-    assert "lost has lost its volume" in _line(form, volume="lost")
-
-
-def test_a_queue_that_admits_no_jobs_is_reported(server: ApiServer, form: Form) -> None:
-    """Kueue's own reason is in the line; a queue that works is fine."""
-    status = {"conditions": [{"type": "Active", "status": "False", "message": "Cluster queue is missing"}]}
-    kind = {"apiVersion": kinds.LOCAL_QUEUES.api_version, "kind": "LocalQueue", "spec": {"clusterQueue": "all"}}
-    stuck = {**kind, "metadata": {"name": "stuck"}, "status": status}
-    server.cluster.add({**kind, "metadata": {"name": "works"}}, stuck)
-    ready(form | {"cluster_queue": "works"})
-    assert _line(form | {"cluster_queue": "stuck"}) == "cluster_queue: stuck admits no jobs: Cluster queue is missing"
 
 
 def test_missing_permissions_are_listed_together(server: ApiServer, form: Form) -> None:
@@ -205,76 +228,29 @@ def test_a_secret_that_is_named_must_exist(server: ApiServer, form: Form, monkey
     assert "secrets.storage: no secret grpo-pipeline-storage with the keys AWS_SECRET_ACCESS_KEY" in _line(form)
 
 
-@pytest.mark.parametrize("address", ["https://me:s3cret@git.example/x", "https://s3cret@git.example/x"])
-def test_a_password_in_an_address_is_refused_and_not_repeated(server: ApiServer, form: Form, address: str) -> None:
-    """Parameters are kept and shown: a password belongs into a secret, and into no log."""
-    form |= {"train_grpo_num_steps": 0}
-    for name in ("prepare_data_repository_url", "register_registry", "register_storage"):
-        assert (
-            _line(form | {name: address})
-            == f"{name}: contains a password or a token; revoke it and use a Kubernetes secret"
-        )
-    line = _line(with_overrides(form, register={"model_registry": address}))
-    assert line.startswith("overrides.register.model_registry: contains a password")
-
-
-@pytest.mark.parametrize(
-    "fault",
-    [
+def test_a_busy_api_server_is_asked_again(server: ApiServer, form: Form) -> None:
+    """Throttling, waiting for a webhook, broken connections: no reason to end a run."""
+    server.faults.add(
         Fault(path="/persistentvolumeclaims/", status=429, times=4),
-        Fault(path="/trainingruntimes/", status=503, times=4),
         Fault(path="/trainjobs", status=500, times=4),
         Fault(path="/trainingruntimes/", drop=BEFORE, times=2),
-        Fault("POST", "/trainjobs", drop=BEFORE),
-    ],
-)
-def test_a_busy_api_server_is_asked_again(server: ApiServer, form: Form, fault: Fault) -> None:
-    """Back from a restart, throttling, waiting for a webhook, broken connections: no reason to end a run."""
-    server.faults.add(fault)
+    )
     preflight(form, DEPLOYMENT, clock=fast_clock())
     assert server.faults.pending == []
 
 
-@pytest.mark.parametrize(
-    ("fault", "subject"),
-    [
-        (Fault("POST", "/trainjobs", status=504, times=1000), "training job"),
-        (Fault(path="/persistentvolumeclaims/", status=503, times=1000), "volume"),
-    ],
-    ids=["webhook", "API server"],
-)
-def test_a_cluster_in_trouble_is_no_mistake_of_the_form(
-    server: ApiServer, form: Form, fault: Fault, subject: str
-) -> None:
+def test_a_cluster_in_trouble_is_no_mistake_of_the_form(server: ApiServer, form: Form) -> None:
     """After a minute it is reported as such, to be tried again; a mistake that is certain decides all the same."""
-    server.faults.add(fault)
+    server.faults.add(Fault("POST", "/trainjobs", status=504, times=1000))
     clock = fast_clock()
     with pytest.raises(RetryableError) as raised:
         preflight(form, DEPLOYMENT, clock=clock)
     first, line = str(raised.value).splitlines()
     assert first.startswith("the cluster does not answer, so this run could not be checked")
-    assert line.startswith(f"{subject}: the API server did not answer within 60 s: ")
+    assert line.startswith("training job: the API server did not answer within 60 s: ")
     assert 60 <= clock.monotonic() <= 120
-    lines = _lines(form, deployment={"image_gpu": "registry.example/gpu:latest"}, clock=fast_clock())
-    assert [line.split(":")[0] for line in lines] == ["deployment.image_gpu", subject]
-
-
-def test_locations_have_to_outlive_the_pod(server: ApiServer, form: Form, repository: Path) -> None:
-    """A folder of the container's own would be lost with it; Git has no place for weights."""
-    assert _line(form | {"register_registry": "/registry"}).startswith("register_registry: /registry would be lost")
-    assert _line(form | {"register_storage": "weights"}).startswith("register_storage: weights would be lost with")
-    form["register_registry"] = f"file://{repository}"
-    assert _line(form).startswith("register_storage: is not set")
-    ready(form | {"register_storage": "/work/weights"})
-
-
-def test_the_model_registry_has_to_answer(server: ApiServer, form: Form) -> None:
-    """It is asked with the client that registers; what it points to must be reachable from elsewhere."""
-    form = with_overrides(form, register={"model_registry": server.url})
-    ready(form | {"register_storage": "https://dvc.example/weights"})
-    assert _line(form).startswith("register_storage: is not a URL")
-    line = _line(with_overrides(form, register={"model_registry": "http://127.0.0.1:9"}))
-    assert line.startswith("model registry: http://127.0.0.1:9")
+    lines = _lines(form, deployment={"image_gpu": _LATEST}, clock=fast_clock())
+    assert [line.split(":")[0] for line in lines] == ["deployment.image_gpu", "training job"]
 
 
 def test_no_cluster_is_one_line(form: Form, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
