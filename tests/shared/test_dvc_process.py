@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -59,13 +58,9 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Repository:
     return Repository(tmp_path)
 
 
-def damage(path: Path, how: str) -> None:
-    """Damage a file as disks, networks and people do."""
+def _flip(path: Path) -> None:
     content = path.read_bytes()
-    if how == "deleted":
-        path.unlink()
-    else:
-        path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
 
 
 def test_undamaged_files_are_copied(repository: Repository, tmp_path: Path) -> None:
@@ -84,7 +79,10 @@ def test_damage_is_refused_with_file_and_object(
     repository: Repository, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, how: str
 ) -> None:
     """Every kind of object, also the list of a folder's files."""
-    damage(repository.objects[name], how)
+    if how == "deleted":
+        repository.objects[name].unlink()
+    else:
+        _flip(repository.objects[name])
     assert repository.get("single" if name == "single" else "policy", tmp_path / "out") == 1
     message = capsys.readouterr().err.splitlines()[-1]
     file = {".": "policy: its list of files", "single": "single"}.get(name, f"policy/{name}")
@@ -95,23 +93,24 @@ def test_damage_is_refused_with_file_and_object(
 
 def test_only_the_requested_files_are_verified(repository: Repository, tmp_path: Path) -> None:
     """Damage elsewhere in the folder does not matter."""
-    damage(repository.objects["lineage.json"], "flipped")
+    _flip(repository.objects["lineage.json"])
     assert repository.get("policy/config.json", tmp_path / "file") == 0
     assert repository.get("policy/lineage.json", tmp_path / "other") == 1
 
 
-@pytest.fixture(scope="module")
-def unpushed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with three files that DVC knows and that are to go to a bucket; to be copied."""
-    folder = tmp_path_factory.mktemp("unpushed")
-    here = Workspace(folder, folder)
+@pytest.fixture
+def unpushed(tmp_path: Path) -> Workspace:
+    """A folder with three files that DVC knows and that are to go to a bucket."""
+    folder = tmp_path / "unpushed"
+    folder.mkdir()
+    here = Workspace(folder, tmp_path)
     here.dvc("init", "--no-scm")
     remote = "    no_scm = true\n    remote = s\n['remote \"s\"']\n    url = s3://bucket/models\n"
     (folder / ".dvc" / "config").write_text(f"[core]\n{remote}")
     for name in ("one", "two", "three"):
         (folder / name).write_text(name)
     here.dvc("add", "one", "two", "three")
-    return folder
+    return here
 
 
 @pytest.mark.slow
@@ -127,7 +126,7 @@ def unpushed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
 )
 def test_a_push_to_s3_fails_with_its_cause(
-    unpushed: Path,
+    unpushed: Workspace,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     fault: Fault | None,
@@ -137,8 +136,6 @@ def test_a_push_to_s3_fails_with_its_cause(
 ) -> None:
     """Retryable where the server or the network may recover, and not where the credentials are what is wrong."""
     monkeypatch.setenv("HOME", str(tmp_path))
-    here = Workspace(tmp_path / "repository", tmp_path)
-    shutil.copytree(unpushed, here.folder)
     with s3_storage(fault) as storage:
         for name, value in {**storage.environment, **environment}.items():
             if value:
@@ -146,11 +143,11 @@ def test_a_push_to_s3_fails_with_its_cause(
             else:
                 monkeypatch.delenv(name, raising=False)
         if kind is None:
-            here.dvc("push")
+            unpushed.dvc("push")
             assert sorted(storage.objects.values()) == [b"one", b"three", b"two"]
             return
         with pytest.raises(PipelineError, match=reason) as failed:
-            here.dvc("push")
+            unpushed.dvc("push")
         assert type(failed.value) is kind
         assert "\n" not in str(failed.value)
 
