@@ -17,7 +17,6 @@ from components.shared.errors import PipelineError
 PIPELINE_FILE = "pipeline.json"
 """Beside the weights: how a question is put to the model ("prompt"), where its responses state their answer ("answer")
 and, if the weights are elsewhere, where ("weights"), with their "digest" or "revision"."""
-_SCRATCH_PREFIX = "scratch:"
 TOKENIZER_FILE = "tokenizer.json"
 _CONFIG = "config.json"
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
@@ -41,9 +40,9 @@ class ScratchModel:
 
 
 SCRATCH_MODELS = {
-    "tiny": ScratchModel(hidden_size=64, num_layers=2, num_heads=4, vocabulary_size=None, max_tokens=512),
-    "words": ScratchModel(hidden_size=96, num_layers=3, num_heads=3, vocabulary_size=None, max_tokens=512),
-    "math": ScratchModel(hidden_size=128, num_layers=3, num_heads=4, vocabulary_size=2048, max_tokens=1024),
+    "scratch:tiny": ScratchModel(hidden_size=64, num_layers=2, num_heads=4, vocabulary_size=None, max_tokens=512),
+    "scratch:words": ScratchModel(hidden_size=96, num_layers=3, num_heads=3, vocabulary_size=None, max_tokens=512),
+    "scratch:math": ScratchModel(hidden_size=128, num_layers=3, num_heads=4, vocabulary_size=2048, max_tokens=1024),
 }
 
 
@@ -60,10 +59,8 @@ class ModelConfig(Config):
     @field_validator("base")
     @classmethod
     def _preset_exists(cls, base: str) -> str:
-        preset = base.removeprefix(_SCRATCH_PREFIX)
-        if preset != base and preset not in SCRATCH_MODELS:
-            accepted = ", ".join(_SCRATCH_PREFIX + name for name in SCRATCH_MODELS)
-            raise ValueError(f"no such preset; accepted: {accepted}")
+        if base.startswith("scratch:") and base not in SCRATCH_MODELS:
+            raise ValueError(f"no such preset; accepted: {', '.join(SCRATCH_MODELS)}")
         return base
 
     @field_validator("prompt")
@@ -76,8 +73,7 @@ class ModelConfig(Config):
     @property
     def scratch(self) -> ScratchModel | None:
         """The size of the model to make, or None where `base` is an existing one."""
-        is_scratch = self.base.startswith(_SCRATCH_PREFIX)
-        return SCRATCH_MODELS[self.base.removeprefix(_SCRATCH_PREFIX)] if is_scratch else None
+        return SCRATCH_MODELS.get(self.base)
 
     @property
     def asks_for_thoughts(self) -> bool:
@@ -114,8 +110,8 @@ def context_tokens(base: str) -> int | None:
     Raises:
         PipelineError: There is no such model, it cannot be fetched, or it has layers that cannot be trained.
     """
-    if base.startswith(_SCRATCH_PREFIX):
-        return SCRATCH_MODELS[base.removeprefix(_SCRATCH_PREFIX)].max_tokens
+    if base in SCRATCH_MODELS:
+        return SCRATCH_MODELS[base].max_tokens
     config = model_config(base)
     if Path(base).is_dir():
         model_file(base, TOKENIZER_FILE)
@@ -155,10 +151,15 @@ def model_file(base: str, name: str) -> Path:
         ) from None
 
 
+def _pipeline_values(folder: Path) -> dict[str, Any]:
+    path = folder / PIPELINE_FILE
+    values: dict[str, Any] = jsonl.read_json(path) if path.is_file() else {}
+    return values
+
+
 def holds_model(folder: Path) -> bool:
     """Tell whether a folder has a whole model of a stage, rather than a reference to one."""
-    path = folder / PIPELINE_FILE
-    return path.is_file() and "weights" not in jsonl.read_json(path)
+    return (folder / PIPELINE_FILE).is_file() and "weights" not in _pipeline_values(folder)
 
 
 def write_reference(folder: Path, model: Path) -> None:
@@ -172,28 +173,24 @@ def write_reference(folder: Path, model: Path) -> None:
 def resolve_reference(folder: Path) -> Path:
     """Return the folder of the model that `folder` refers to, where a stage has made it; else `folder`.
 
-    A reference to a model that no stage has made stays one: only there is written how a question is put to it.
+    Only a reference to any other model says how a question is put to it.
     """
-    path = folder / PIPELINE_FILE
-    reference = jsonl.read_json(path) if path.is_file() else {}
+    reference = _pipeline_values(folder)
     if "digest" not in reference:
         return folder
     model = Path(reference["weights"])
     if not model.is_dir():
-        raise PipelineError(f"{path}: the model is in {model}, which is not there; is its volume mounted?")
-    if not (model / lineage.FILE_NAME).is_file() or not (model / PIPELINE_FILE).is_file():
-        return folder
-    own = jsonl.read_json(model / PIPELINE_FILE)
+        where = f"{folder / PIPELINE_FILE}: the model is in {model}"
+        raise PipelineError(f"{where}, which is not there; is its volume mounted?")
+    own = _pipeline_values(model)
     is_same = all(own.get(key) == reference.get(key) for key in ("prompt", "answer"))
-    return model if is_same and "weights" not in own else folder
+    return model if holds_model(model) and is_same and (model / lineage.FILE_NAME).is_file() else folder
 
 
 def require_unchanged(folder: Path, digest: str) -> None:
     """Raise PipelineError where `folder` refers to a model whose digest was another one than it is now."""
-    if resolve_reference(folder) == folder:
-        return
-    reference = jsonl.read_json(folder / PIPELINE_FILE)
-    if reference["digest"] != digest:
+    reference = _pipeline_values(folder)
+    if resolve_reference(folder) != folder and reference["digest"] != digest:
         raise PipelineError(
             f"model {reference['weights']}: has changed since it was passed on: its digest is {digest}, where "
             f"{reference['digest']} is expected; run the stage that made it again"
