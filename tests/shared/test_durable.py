@@ -1,9 +1,7 @@
 """Folders that are replaced, removed and locked so that a kill at any moment does no harm."""
 
-import multiprocessing
 import os
 import shutil
-import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -13,8 +11,6 @@ import pytest
 
 from components.shared import durable
 from components.shared.durable import InUseError, is_locked, lock_folder
-
-_FORK = multiprocessing.get_context("fork")
 
 
 @pytest.fixture
@@ -105,29 +101,3 @@ def test_a_waiting_process_gets_the_lock_of_a_removed_folder(tmp_path: Path) -> 
     thread.join(30)
     assert waited == [path]
     assert path.exists()
-
-
-def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
-    """However it ends; a child that it has forked, and that lingers, does not keep the lock."""
-    path = tmp_path / "run.lock"
-    read, write = os.pipe()
-
-    def fork_and_die() -> None:
-        lock = lock_folder(path)
-        child = os.fork()
-        if child == 0:
-            signal.pause()
-        os.write(write, str(child).encode())
-        assert lock.is_locked
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    process = _FORK.Process(target=fork_and_die)
-    process.start()
-    process.join()
-    child = int(os.read(read, 20))
-    try:
-        assert process.exitcode == -signal.SIGKILL
-        os.kill(child, 0)
-        lock_folder(path, wait=True)
-    finally:
-        os.kill(child, signal.SIGKILL)

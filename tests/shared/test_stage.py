@@ -282,12 +282,11 @@ def test_an_error_is_one_line_and_an_exit_code(
 
 
 @pytest.mark.parametrize("error", [ValueError("unexpected"), OSError("without a number")])
-def test_a_bug_keeps_its_traceback(tmp_path: Path, command: Callable[..., None], error: Exception) -> None:
-    """It is not disguised as a mistake of the user; it leaves no outputs either."""
+def test_a_bug_keeps_its_traceback(command: Callable[..., None], error: Exception) -> None:
+    """It is not disguised as a mistake of the user."""
     with pytest.raises(type(error)) as raised:
         command(_stage(error), "--second", "second")
     assert raised.value is error
-    assert not (tmp_path / "second").exists()
 
 
 @pytest.mark.parametrize(
