@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from images.packages import by_package, dependencies_digest
+from tests.presets import ROOT
 
-ROOT = Path(__file__).parents[1]
 PROJECT = (ROOT / "pyproject.toml").read_text()
 OWN = {"benchmarks", "components", "images", "pipelines", "tests"}
 FOR_MODELS, FOR_DEVELOPMENT = ["models"], ["models", "dev"]

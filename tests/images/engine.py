@@ -14,20 +14,36 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-NEEDED = ("podman", "debootstrap")
-BASE_IMAGE = "localhost/grpo-pipeline/debian:bookworm"
+ANYBODY = "1000660000:0"
+"""A user as on OpenShift: a number that no image knows, in root's group."""
+_NEEDED = ("podman", "debootstrap")
+_BASE_IMAGE = "localhost/grpo-pipeline/debian:bookworm"
+_UNMET = """
+from importlib.metadata import PackageNotFoundError, distributions, version
+from packaging.requirements import Requirement
+for package in distributions():
+    for needed in map(Requirement, package.requires or []):
+        if needed.marker and not needed.marker.evaluate({"extra": ""}):
+            continue
+        try:
+            met = needed.specifier.contains(version(needed.name), prereleases=True)
+        except PackageNotFoundError:
+            met = False
+        if not met:
+            print(f"{needed.name}: {package.name} asks for {needed}")
+"""
 
 
 def require() -> None:
     """Skip the test where images cannot be built; where `.ci/run` has seen a container run, that is a failure."""
-    missing = [name for name in NEEDED if not shutil.which(name)]
+    missing = ", ".join(name for name in _NEEDED if not shutil.which(name))
     if not missing and os.geteuid():
-        missing = ["root, for debootstrap"]
+        missing = "root, for debootstrap"
     if not missing and not _runs_containers():
-        missing = ["a configuration with which podman runs containers here (.ci/containers.conf)"]
+        missing = "a configuration with which podman runs containers here (.ci/containers.conf)"
     if not missing:
         return
-    why = f"images are built and run with {' and '.join(NEEDED)}; missing: {', '.join(missing)}"
+    why = f"images are built and run with {' and '.join(_NEEDED)}; missing: {missing}"
     if os.environ.get("GRPO_PIPELINE_TEST_IMAGES") == "required":
         pytest.fail(why)
     pytest.skip(why)
@@ -48,9 +64,9 @@ def podman(*arguments: str, timeout: float = 300) -> str:
 
 def base_image() -> str:
     """The id of a base image made from Debian's packages; made once per machine."""
-    known = subprocess.run(["podman", "image", "exists", BASE_IMAGE], check=False).returncode == 0
+    known = subprocess.run(["podman", "image", "exists", _BASE_IMAGE], check=False).returncode == 0
     if known:
-        return podman("image", "inspect", "--format", "{{.Id}}", BASE_IMAGE).strip()
+        return podman("image", "inspect", "--format", "{{.Id}}", _BASE_IMAGE).strip()
     return subprocess.run([ROOT / "images/base.sh"], stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
 
 
@@ -80,6 +96,15 @@ class Image:
         options += ["--user", user] if user else []
         options += ["--volume", f"{folder}:{folder}", "--workdir", str(folder)] if folder else []
         return podman("run", *options, self.name, *command)
+
+    def modules(self, *names: str) -> None:
+        """Import modules, as a user that no image knows."""
+        code = f"import importlib\nfor name in {names!r}: importlib.import_module(name)"
+        self.run("python3", "-c", code, user=ANYBODY)
+
+    def unmet_requirements(self) -> list[str]:
+        """Each requirement of an installed package that is not met there."""
+        return self.run("python3", "-c", _UNMET).splitlines()
 
 
 @contextmanager

@@ -3,11 +3,10 @@
 import pytest
 
 from tests.images import engine
-from tests.images.engine import ROOT, Image
+from tests.images.engine import Image
 
 pytestmark = [pytest.mark.long(minutes=3), pytest.mark.timeout(3600)]
 
-ANYBODY = "1000660000:0"
 LEFT_OUT = {"torchaudio", "torchcodec", "torchvision", "triton", "intel-cmplr-lib-ur"}
 """What vLLM and torch ask for without a need on a processor: pictures, sound, GPUs."""
 GPU_MB = 4200
@@ -26,14 +25,12 @@ def test_it_has_what_runs_models(gpu: Image) -> None:
     """The step functions of the stages that run a model, and the engines under them, can be imported by anybody."""
     names = ["torch", "deepspeed", "vllm", "peft", "components.cluster.rank", "components.evaluate.evaluate"]
     names += ["components.train_grpo.trainer", "components.rollout.vllm.worker", "kfp.dsl.executor_main"]
-    code = f"import importlib\nfor name in {names!r}: importlib.import_module(name)\nprint('all there')"
-    assert gpu.run("python3", "-c", code, user=ANYBODY).splitlines()[-1] == "all there"
+    gpu.modules(*names)
 
 
 def test_its_packages_are_compatible(gpu: Image) -> None:
     """No package asks for what is not there, but for what is left out on purpose."""
-    code = (ROOT / "tests/images/requirements_met.py").read_text()
-    complaints = gpu.run("python3", "-c", code, user=ANYBODY).splitlines()
+    complaints = gpu.unmet_requirements()
     assert {line.partition(":")[0] for line in complaints} <= LEFT_OUT, complaints
 
 

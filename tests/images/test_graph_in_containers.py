@@ -6,6 +6,7 @@ import subprocess
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +36,8 @@ def runs(api: Mapping[str, str], tmp_path_factory: pytest.TempPathFactory) -> di
     contained, plain = (_open_to_all(copy_project(tmp_path_factory.mktemp(name))) for name in ("contained", "plain"))
     with ThreadPoolExecutor(2) as pool:
         started = {
-            "contained": pool.submit(_run, contained, {**api}, *RUN, "--containers"),
-            "plain": pool.submit(_run, plain, {}, *RUN),
+            "contained": pool.submit(_run, contained, {**api}, "--containers"),
+            "plain": pool.submit(_run, plain, {}),
         }
         return {name: run.result() for name, run in started.items()}
 
@@ -49,12 +50,23 @@ def _open_to_all(project: Project) -> Project:
     return project
 
 
-def _start(project: Project, variables: Mapping[str, str], *arguments: str) -> subprocess.Popen[str]:
-    return project.start(*arguments, variables=variables, umask=0)
+def _run(project: Project, variables: Mapping[str, str], *options: str) -> FinishedRun:
+    return FinishedRun.of(project, project.start(*RUN, *options, variables=variables, umask=0), timeout_s=1200)
 
 
-def _run(project: Project, variables: Mapping[str, str], *arguments: str) -> FinishedRun:
-    return FinishedRun.of(project, _start(project, variables, *arguments), timeout_s=1200)
+@contextmanager
+def _at_second_stage(folder: Path, api: Mapping[str, str]) -> Iterator[tuple[Project, "subprocess.Popen[str]"]]:
+    """A run in containers whose second stage has started."""
+    project = _open_to_all(copy_project(folder))
+    with project.start(*RUN, "--containers", variables=api, umask=0) as run:
+        deadline = time.monotonic() + 180
+        while True:
+            assert time.monotonic() < deadline, "validate_data has not started"
+            journals = [path.read_text() for path in folder.glob("outputs/runs/*/journal.jsonl")]
+            if journals and '"stage": "validate_data", "event": "started"' in journals[0] and _containers(project):
+                break
+            time.sleep(0.02)
+        yield project, run
 
 
 def test_every_stage_runs_in_a_container(runs: Mapping[str, FinishedRun]) -> None:
@@ -85,14 +97,11 @@ def test_artifacts_are_the_same_with_and_without_containers(runs: Mapping[str, F
 
 def _content(folder: Path) -> dict[str, Any]:
     """Digests of an artifact's files, and its lineage without what is another in each image."""
-    made_by = json.loads((folder / FILE_NAME).read_text())
-    return {**bytes_in(folder), FILE_NAME: _without(made_by, {"python", "packages"})}
 
+    def without(made_by: dict[str, Any]) -> dict[str, Any]:
+        return {key: value for key, value in made_by.items() if key not in {"python", "packages"}}
 
-def _without(value: Any, keys: set[str]) -> Any:
-    if not isinstance(value, dict):
-        return value
-    return {key: _without(each, keys) for key, each in value.items() if key not in keys}
+    return {**bytes_in(folder), FILE_NAME: json.loads((folder / FILE_NAME).read_text(), object_hook=without)}
 
 
 def test_the_registered_version_names_the_revision_of_the_image(
@@ -111,9 +120,7 @@ def test_the_registered_version_names_the_revision_of_the_image(
 
 def test_a_stopped_run_leaves_no_container(api: Mapping[str, str], tmp_path: Path) -> None:
     """Ctrl-C ends the container of the stage, which takes away what it has half written."""
-    project = _open_to_all(copy_project(tmp_path))
-    with _start(project, api, *RUN, "--containers") as run:
-        _wait_for_container_of(project, "validate_data")
+    with _at_second_stage(tmp_path, api) as (project, run):
         run.send_signal(signal.SIGINT)
         stopped = FinishedRun.of(project, run)
     assert stopped.exit_code == 128 + signal.SIGINT
@@ -123,9 +130,7 @@ def test_a_stopped_run_leaves_no_container(api: Mapping[str, str], tmp_path: Pat
 
 def test_a_killed_stage_fails_the_run(api: Mapping[str, str], tmp_path: Path) -> None:
     """SIGKILL, as when memory runs out: exit code 1, and the next stage is not started."""
-    project = _open_to_all(copy_project(tmp_path))
-    with _start(project, api, *RUN, "--containers") as run:
-        _wait_for_container_of(project, "validate_data")
+    with _at_second_stage(tmp_path, api) as (project, run):
         engine.podman("kill", _containers(project).strip())
         killed = FinishedRun.of(project, run)
     assert killed.exit_code == 1
@@ -135,28 +140,15 @@ def test_a_killed_stage_fails_the_run(api: Mapping[str, str], tmp_path: Path) ->
 
 def test_missing_images_are_named_before_anything_runs(api: Mapping[str, str], tmp_path: Path) -> None:
     """One line with what to do, and exit code 2."""
-    project = copy_project(tmp_path)
-    ended = _run(project, {**api, "IMAGE_TAG": "none"}, *RUN, "--containers")
+    ended = _run(copy_project(tmp_path), {**api, "IMAGE_TAG": "none"}, "--containers")
     assert ended.exit_code == 2
     assert ended.errors.count("\n") == 1
     assert "image localhost/grpo-pipeline/python-light:none is missing" in ended.errors
-    assert not (project.folder / "outputs").exists()
+    assert not (tmp_path / "outputs").exists()
 
 
 def _containers(project: Project) -> str:
     """Ids of the running containers of a project's runs."""
-    listed = json.loads(engine.podman("ps", "--format", "json"))
-    label = "grpo-pipeline/run"
-    return "\n".join(
-        each["Id"] for each in listed if (each["Labels"] or {}).get(label, "").startswith(str(project.folder))
-    )
-
-
-def _wait_for_container_of(project: Project, stage: str) -> None:
-    deadline = time.monotonic() + 180
-    while time.monotonic() < deadline:
-        journals = [path.read_text() for path in project.folder.glob("outputs/runs/*/journal.jsonl")]
-        if journals and f'"stage": "{stage}", "event": "started"' in journals[0] and _containers(project):
-            return
-        time.sleep(0.02)
-    raise AssertionError(f"{stage} has not started")
+    listed, folder = json.loads(engine.podman("ps", "--format", "json")), str(project.folder)
+    labels = {each["Id"]: (each["Labels"] or {}).get("grpo-pipeline/run", "") for each in listed}
+    return "\n".join(name for name, label in labels.items() if label.startswith(folder))

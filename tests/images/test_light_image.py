@@ -1,7 +1,6 @@
 """The light image, built from Debian's packages and the lock, and its stages run in it as a cluster would."""
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -17,17 +16,20 @@ from components.shared import lineage
 from components.shared.lineage import digest
 from components.shared.stage import run
 from tests.images import engine
-from tests.images.engine import Image
+from tests.images.engine import ANYBODY, Image
 from tests.presets import preset
 from tests.report.synthetic import made_by_grpo, make_run, report_on
-from tests.test_wiring import LIGHT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
-ANYBODY = "1000660000:0"
-"""As on OpenShift: a number that no image knows, in root's group."""
-LAUNCHING = ["components.train_sft.train", "components.train_grpo.train", "components.cluster.reaper"]
-"""What submits training on a cluster, and what clears it away."""
+LIGHT = [
+    *("components.preflight.preflight", "components.clean_up.clean_up", "components.prepare_data.prepare"),
+    *("components.validate_data.validate", "components.report.report", "components.register.register"),
+    *("components.train_sft.train", "components.train_grpo.train", "components.cluster.reaper"),
+    *(f"components.shared.{path.stem}" for path in sorted((engine.ROOT / "components/shared").glob("[!_]*.py"))),
+    *("kfp.dsl.executor_main", "kubernetes", "model_registry"),
+]
+"""What light tasks run, among them what submits training and clears it away."""
 LIGHT_MB = 1400
 """More than it takes; what makes it larger should be meant."""
 
@@ -103,22 +105,15 @@ def test_a_refusal_is_one_line(light: Image, folder: Path) -> None:
 
 def test_it_has_what_light_code_imports_and_nothing_heavy(light: Image) -> None:
     """Every module of light code, the clients of the cluster and KFP's executor are there; torch and vLLM are not."""
-    modules = [name for name in LIGHT if name.startswith("components.")]
-    names = [*modules, *LAUNCHING, "kfp.dsl.executor_main", "kubernetes", "model_registry"]
-    code = f"import importlib\nfor name in {names!r}: importlib.import_module(name)\n"
-    code += "from importlib.util import find_spec\n"
+    light.modules(*LIGHT)
+    code = "from importlib.util import find_spec\n"
     code += "print([name for name in ('torch', 'vllm', 'deepspeed', 'transformers') if find_spec(name)])"
-    assert light.run("python3", "-c", code, user=ANYBODY).splitlines()[-1] == "[]"
+    assert light.run("python3", "-c", code).splitlines()[-1] == "[]"
 
 
 def test_its_packages_are_compatible(light: Image) -> None:
     """No package asks for another one, or another version, than what is there, but for what the lock overrules."""
-    assert _complaints(light) == []
-
-
-def _complaints(image: Image) -> list[str]:
-    code = (engine.ROOT / "tests/images/requirements_met.py").read_text()
-    return image.run("python3", "-c", code, user=ANYBODY).splitlines()
+    assert light.unmet_requirements() == []
 
 
 def test_the_code_is_that_of_the_image(light: Image, folder: Path) -> None:
@@ -152,24 +147,3 @@ def test_its_layers_are_few_and_the_code_is_the_last(light: Image) -> None:
     assert "COPY" in layers[-1][1]
     assert layers[-1][0] < 5e6
     assert len(layers) <= 5
-
-
-def test_stages_run_in_it_as_tasks_of_kubeflow(
-    light: Image, variables: Mapping[str, str], folder: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    """KFP's executor, which the image holds, runs the components through Docker's API, each in its own container."""
-    with engine.docker_api(tmp_path_factory.mktemp("api")) as api:
-        command = [sys.executable, str(engine.ROOT / "tests/images/light_graph.py"), str(folder / "params.yaml")]
-        environment = {**os.environ, **variables, **api, "PYTHONPATH": str(engine.ROOT)}
-        ended = subprocess.run(
-            command, cwd=folder, env=environment, capture_output=True, text=True, check=False, umask=0
-        )
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    events = [json.loads(line) for line in (folder / "journal.jsonl").read_text().splitlines()]
-    assert [(event["stage"], event["event"]) for event in events] == [
-        ("prepare_data", "started"),
-        ("prepare_data", "finished"),
-        ("validate_data", "started"),
-        ("validate_data", "finished"),
-    ]
-    assert engine.podman("ps", "--all", "--quiet", "--filter", f"label=grpo-pipeline/run={folder}") == ""

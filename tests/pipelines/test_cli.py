@@ -74,6 +74,15 @@ def test_what_is_missing_is_named_in_one_line(
     assert not list(tmp_path.iterdir())
 
 
+def test_outside_a_checkout_the_command_says_so_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An installed copy has neither params files nor a lock: it says what to do, whatever the command."""
+    monkeypatch.setattr("pipelines.cli._CHECKOUT", tmp_path)
+    assert main(["run"]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {tmp_path} is not a checkout of grpo-pipeline; ")
+
+
 @pytest.mark.slow
 def test_a_failing_stage_ends_the_run_with_its_own_exit_code(tmp_path: Path) -> None:
     """The graph stops at the stage, whose error is shown as one line; the log is kept and named."""
