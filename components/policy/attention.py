@@ -1,12 +1,11 @@
 """Attention over packed sequences in which the completions of a group share their prompt, which is computed once.
 
-A micro-batch is one row of tokens: the prompts of its groups, then the completions of the first group, of the second,
-and so on, and last sequences that share nothing. A completion token sees its prompt and its own completion up to
-itself. Both parts are softmaxes of their own, joined by their log-sum-exp into the one softmax they make up. Models run
-it through transformers' attention interface, so everything else of theirs stays as it is.
+A micro-batch is one row of tokens: the prompts of its groups, their completions, group after group, and last sequences
+that share nothing. A completion token sees its prompt and its own completion up to itself: two softmaxes, joined by
+their log-sum-exp into one. Models run it through transformers' attention interface.
 
-`attend` and `attend_backward` are one interface over two kernels: PyTorch's flash attention for CPUs (any float type),
-and its flash attention for GPUs (bfloat16 and float16). What neither takes goes through plain matrix products.
+`attend` and `attend_backward` are one interface over PyTorch's flash attention for CPUs (any float type) and for GPUs
+(bfloat16 and float16). What neither takes goes through plain matrix products.
 
 Shape suffixes:
     T  tokens of the row, or queries; S  keys; all sequences end to end

@@ -31,9 +31,8 @@ logits of some tens of nats in their tenths. Smaller leaks between completions a
 def require_supported_layers(config: PreTrainedConfig, *, name: str) -> None:
     """Raise PipelineError if a config names a type of layer that is not attention over all tokens or a window of them.
 
-    All completions lie in one row here, and only attention knows which tokens belong together: a convolution, a
-    recurrence or linear attention would carry one completion into the next. Configs that name no types are left to
-    `require_supported_model`, which sees what each layer does.
+    All completions lie in one row, and only attention knows which tokens belong together. Configs that name no types
+    are left to `require_supported_model`.
     """
     text: Any = config.get_text_config(decoder=True)
     types = getattr(text, "layer_types", None) or getattr(text, "layers_block_type", None) or ()
@@ -44,8 +43,8 @@ def require_supported_layers(config: PreTrainedConfig, *, name: str) -> None:
 def require_supported_model(model: PreTrainedModel) -> None:
     """Raise PipelineError if the model's own log-probabilities are not those that are trained on.
 
-    Some families rescale or cap their logits after the output layer (Gemma, Cohere, Granite), attend by rules of
-    their own, or connect tokens without attention.
+    Some families rescale or cap their logits (Gemma, Cohere, Granite), attend by rules of their own, or connect tokens
+    without attention.
     """
     use_float32_logits(model.get_output_embeddings())
     # Random tokens: no prompt and no completion ends as another does, as far as the vocabulary allows. A layer that

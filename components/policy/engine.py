@@ -1,8 +1,6 @@
 """Training through DeepSpeed: gradients of a whole optimizer step, then the step itself, and the state to resume from.
 
-The loss of a micro-batch is its part of a sum over the whole optimizer step: whoever computes it has divided by counts
-of that step already, so gradients do not depend on the split into micro-batches.
-
+The loss of a micro-batch is its part of a sum over the whole optimizer step, so gradients do not depend on the split.
 The state consists of full tensors by the name of their parameter, so that training can be resumed with another number
 of processes, or another stage of ZeRO.
 """
@@ -68,8 +66,7 @@ class Policy:
     def backward(self, loss: Tensor) -> None:
         """Add the gradient of a micro-batch's part of the loss, which is summed over micro-batches and processes.
 
-        Where gradients are sharded (ZeRO 2 and 3) processes wait for one another here: all have to call this equally
-        often.
+        Under ZeRO 2 and 3 processes wait for one another here: all have to call this equally often.
         """
         self._loss += loss.item()
         # DeepSpeed averages over processes.

@@ -1,7 +1,6 @@
 """The operations that a model needs, and the rate at which this machine could do them.
 
-A product of an (a x b) and a (b x c) matrix is 2abc operations. Each prompt token counts once per group, each
-completion token once; embeddings are looked up, not multiplied.
+A product of an (a x b) and a (b x c) matrix is 2abc operations; embeddings are looked up, not multiplied.
 """
 
 import time

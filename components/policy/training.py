@@ -1,8 +1,7 @@
 """What the training loops of SFT and GRPO share: determinism, checkpoints, learning rate, curves, advice on memory.
 
-A checkpoint of an unfinished run has the policy with its optimizer, the random state, and what the stage adds. It is
-written by the main process and read by all, whatever their number. Beside weights in safetensors there are plain values
-(numbers, text, tensors in lists and dicts), never objects.
+A checkpoint of an unfinished run has the policy with its optimizer in safetensors, and as plain values, never objects,
+the random state and what the stage adds. The main process writes it, and all read it, whatever their number.
 """
 
 import csv

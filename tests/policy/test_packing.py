@@ -68,29 +68,6 @@ def test_packing_keeps_contexts_limits_and_prompts(sizes: list[tuple[int, list[i
     assert all(count == 1 for token, count in counts.items() if token not in split)
 
 
-def test_a_row_worked_by_hand() -> None:
-    """Prompt (10 11 12), its completions from short to long, then a sequence that shares its prompt with none."""
-    sequences = [
-        TokenSequence((10, 11, 12), (20, 21)),
-        TokenSequence((10, 11, 12), (30,)),
-        TokenSequence((10, 11, 12), (40, 41)),
-        TokenSequence((50, 51), (60, 61)),
-    ]
-    (batch,) = tiny.batches(sequences, 100)
-    assert batch.input_ids_T.tolist() == [10, 11, 12, 30, 20, 21, 40, 41, 50, 51, 60, 61]
-    assert batch.position_ids_T.tolist() == [0, 1, 2, 3, 3, 4, 3, 4, 0, 1, 2, 3]
-    assert batch.layout.own.query_bounds == batch.layout.own.key_bounds == (0, 3, 4, 6, 8, 12)
-    assert batch.layout.own.causal
-    assert (batch.layout.shared.query_bounds, batch.layout.shared.key_bounds) == ((0, 5), (0, 3))
-    assert not batch.layout.shared.causal
-    assert (batch.layout.prompts, batch.layout.completions) == (slice(0, 3), slice(3, 8))
-    assert batch.layout.longest == 5
-    assert batch.source_N.tolist() == [2, 2, 4, 2, 6, 9, 10]
-    assert batch.target_N.tolist() == [30, 20, 21, 40, 41, 60, 61]
-    assert batch.sequence_N.tolist() == [1, 0, 0, 2, 2, 3, 3]
-    assert batch.token_N.tolist() == [2, 0, 1, 3, 4, 5, 6]
-
-
 def test_a_group_that_is_too_long_is_split_with_its_prompt() -> None:
     """A prompt of 4 with completions of 6, 5, 3 and 2 under a limit of 12: two parts of 12 tokens, not four."""
     prompt = (1, 2, 3, 4)

@@ -43,7 +43,7 @@ class FakeVllm(ThreadingHTTPServer):
         """What it reports to hold, whatever it loads."""
         self.paused = self.dead = False
         self.at_once = self.most_at_once = 0
-        self.before_answer: Callable[[], None] = lambda: None
+        self.before_answer: Callable[[], object] = lambda: None
         self.lock = threading.Lock()
         threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True).start()
 

@@ -1,5 +1,5 @@
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -14,7 +14,7 @@ from components.policy.logprobs import LogprobModel, completion_logprobs
 from components.policy.packing import TokenSequence
 from components.rollout import transformers_sampler
 from components.rollout.sampler import Completion, Sampling, grade_completions
-from components.rollout.transformers_sampler import TransformersSampler, inverse_cdf
+from components.rollout.transformers_sampler import GroupCache, TransformersSampler, inverse_cdf
 from components.shared.answer_policy import AnswerPolicy
 from components.shared.errors import PipelineError
 from components.shared.model import ModelConfig
@@ -40,6 +40,40 @@ def _sharp(checkpoint: Checkpoint, factor: float = 2.0, *, end_every: int | None
     if end_every:
         checkpoint.model.generation_config.eos_token_id = list(range(1, checkpoint.model.config.vocab_size, end_every))
     return checkpoint
+
+
+def _eight_words() -> Checkpoint:
+    """A model over the words a to g and an end, some of which it hardly ever says."""
+    torch.manual_seed(3)
+    sizes = {"n_embd": 8, "n_layer": 1, "n_head": 2, "n_positions": 16, "initializer_range": 0.6}
+    config = GPT2Config(vocab_size=8, tie_word_embeddings=False, eos_token_id=7, bos_token_id=None, **sizes)
+    words = Tokenizer(models.WordLevel({word: number for number, word in enumerate("abcdefg.")}, unk_token="."))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, eos_token=".", unk_token=".")
+    return Checkpoint(
+        GPT2LMHeadModel(config).eval(),
+        tokenizer,
+        ModelConfig(base="eight", prompt="{question}", answer=AnswerPolicy.DECLARED),
+    )
+
+
+def _grouped_queries(window: int | None = None) -> Checkpoint:
+    """A model over eight words in which two heads of queries share one of keys; it may see a window only."""
+    checkpoint = _eight_words()
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config = MistralConfig(
+        vocab_size=8,
+        num_hidden_layers=2,
+        sliding_window=window,
+        initializer_range=0.5,
+        eos_token_id=None,
+        bos_token_id=None,
+        **sizes,
+    )
+    grouped = Checkpoint(MistralForCausalLM(config).eval(), checkpoint.tokenizer, checkpoint.config)
+    grouped.model.generation_config.eos_token_id = 7
+    return grouped
 
 
 @pytest.mark.parametrize("max_batch_size", [2, 64])
@@ -69,13 +103,21 @@ def test_no_more_completions_are_decoded_at_once_than_allowed() -> None:
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
-@pytest.mark.parametrize(("dtype", "largest"), [(torch.float32, 1e-5), (torch.bfloat16, 0.3)])
+@pytest.mark.parametrize(
+    ("make", "questions", "largest"),
+    [
+        (lambda: _sharp(tiny.checkpoint(), 1.5, end_every=30), QUESTIONS, 1e-5),
+        (lambda: _sharp(tiny.checkpoint(dtype=torch.bfloat16), 1.5, end_every=30), QUESTIONS, 0.3),
+        (_grouped_queries, ["a b c", "g", "e f a b d", "c c"], 1e-5),
+    ],
+    ids=["float32", "bfloat16", "grouped queries"],
+)
 def test_recorded_log_probabilities_are_those_of_the_trainer(
-    temperature: float, dtype: torch.dtype, largest: float
+    make: Callable[[], Checkpoint], questions: list[str], largest: float, temperature: float
 ) -> None:
-    """For the same tokens at the same temperature."""
-    checkpoint = _sharp(tiny.checkpoint(dtype=dtype), 1.5, end_every=30)
-    completions = _generate(checkpoint, 64, temperature=temperature)
+    """For the same tokens at the same temperature, while completions end in any order."""
+    checkpoint = make()
+    completions = _generate(checkpoint, 64, questions, temperature=temperature)
     lengths = [len(completion.tokens.completion_ids) for completion in completions]
     assert lengths == [len(completion.logprobs) for completion in completions]
     assert len(set(lengths)) > 5
@@ -83,8 +125,7 @@ def test_recorded_log_probabilities_are_those_of_the_trainer(
     batches = tiny.batches([completion.tokens for completion in completions], 500)
     scored_M = completion_logprobs(scorer, batches, sum(lengths))
     recorded_M = torch.tensor([logprob for completion in completions for logprob in completion.logprobs]).double()
-    error_M = (scored_M - recorded_M).abs()
-    assert float(error_M.max()) < largest
+    assert float((scored_M - recorded_M).abs().max()) < largest
 
 
 def test_samples_depend_only_on_the_seed_and_not_on_batches() -> None:
@@ -135,35 +176,13 @@ def test_a_completion_ends_with_its_first_end_token(end_every: int | None) -> No
 
 def test_a_window_that_a_completion_outgrows_is_refused() -> None:
     """A model that sees 8 tokens may answer a prompt of 6 with 3: the third is drawn from all 8; but not with 4."""
-    checkpoint = _eight_words()
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1}
-    config = MistralConfig(
-        vocab_size=8, num_hidden_layers=1, sliding_window=8, eos_token_id=None, bos_token_id=None, **sizes
-    )
-    mistral = Checkpoint(MistralForCausalLM(config).eval(), checkpoint.tokenizer, checkpoint.config)
-    mistral.model.generation_config.eos_token_id = 7
+    mistral = _grouped_queries(window=8)
     question = "a a b b c c"
     settings = {"num_samples": 1, "temperature": 0.0}
     (completion,) = _generate(mistral, 4, [question], max_new_tokens=3, **settings)
     assert completion.num_tokens == 3
     with pytest.raises(PipelineError, match="a window shorter than the sequences"):
         _generate(mistral, 4, [question], max_new_tokens=4, **settings)
-
-
-def _eight_words() -> Checkpoint:
-    """A model over the words a to g and an end, some of which it hardly ever says."""
-    torch.manual_seed(3)
-    sizes = {"n_embd": 8, "n_layer": 1, "n_head": 2, "n_positions": 16, "initializer_range": 0.6}
-    config = GPT2Config(vocab_size=8, tie_word_embeddings=False, eos_token_id=7, bos_token_id=None, **sizes)
-    words = Tokenizer(models.WordLevel({word: number for number, word in enumerate("abcdefg.")}, unk_token="."))
-    words.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, eos_token=".", unk_token=".")
-    return Checkpoint(
-        GPT2LMHeadModel(config).eval(),
-        tokenizer,
-        ModelConfig(base="eight", prompt="{question}", answer=AnswerPolicy.DECLARED),
-    )
 
 
 def _next_word(checkpoint: Checkpoint, ids: tuple[int, ...], temperature: float) -> torch.Tensor:
@@ -191,6 +210,18 @@ def test_two_words_follow_their_exact_joint_distribution() -> None:
     counts, shares = [*(found[pair] for pair in common), rest], [*(expected[pair] for pair in common), rest_share]
     assert chisquare(counts, [share * count for share in shares]).pvalue > 0.001
     assert found.keys() - set(common), "there have to be rare pairs, too"
+
+
+def test_prompts_are_dropped_once_half_of_them_are_needed() -> None:
+    """The memory of prompts whose completions have all ended is freed."""
+    cache = GroupCache([3, 1, 5, 2], 2, torch.device("cpu"))
+    x_THD = torch.ones(11, 1, 4)
+    cache.attend(0, x_THD, x_THD, x_THD, 1.0)
+    cache.prefilled = True
+    cache.attend(0, x_THD[:8], x_THD[:8], x_THD[:8], 1.0)
+    for ended, num_prompts in (([2, 3], 4), ([0, 1], 2), ([4, 5, 6, 7], 0)):
+        cache.drop(torch.isin(cache.row_R, torch.tensor(ended)))
+        assert {len(each) for each in (*cache._prompt_keys, *cache._prompt_values)} == {num_prompts}
 
 
 @pytest.mark.parametrize("size", [1, 2, 8, 97, 151, 5000])

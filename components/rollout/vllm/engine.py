@@ -29,7 +29,7 @@ from components.rollout.vllm.sampler import Request, SampledTokens, ScoringReque
 from components.rollout.vllm.verification import shapes, verify_weights, weights_in
 from components.shared.errors import PipelineError, RetryableError, out_of_memory
 
-_NAME = "vLLM in this process"
+_NAME = "vLLM beside this process"
 _LINES_SHOWN = 20
 _POLL_S = 0.2
 """Between checks that trainer and engine are alive."""

@@ -1,8 +1,7 @@
 """Weights from the memory of a trainer's process into that of vLLM's, by vLLM's own transfer: no file between them.
 
-vLLM has the backends `nccl`, a group of the trainer's GPU and those of a server, and `ipc`, by which an engine reads
-the memory of a trainer on the same GPU. For machines without GPUs there is `gloo` here: vLLM's `nccl` with another
-process group.
+vLLM has the backends `nccl`, between the GPUs of trainer and server, and `ipc`, by which an engine reads the memory of
+a trainer on the same GPU. For machines without GPUs there is `gloo` here: `nccl` with another process group.
 """
 
 import os
