@@ -1,5 +1,9 @@
-"""What a run reads before anything else: raw files, base models, rewards of the user's own, repositories."""
+"""What a run needs besides the cluster: raw files, models, rewards, repositories, DVC remotes, images, secrets."""
 
+import importlib.util
+import os
+import re
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -7,17 +11,21 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from components.grading.verifier import Verifier, require_sandbox
-from components.preflight.config import Params, exceeded_limits
-from components.preflight.remotes import references
+from components.preflight.config import MOUNT, SECRET_KEYS, DeploymentConfig, Params, SecretsConfig, exceeded_limits
+from components.preflight.form import SKIP_IF_UNCHANGED, Form
 from components.prepare_data.config import PrepareConfig
 from components.prepare_data.source import FileSource, MalformedRow
 from components.register.catalogue import Catalogue
 from components.register.registry import is_url
-from components.shared.errors import PipelineError
+from components.shared import lineage
+from components.shared.errors import PipelineError, UnchangedRunError
 from components.shared.model import context_tokens, model_config
 from components.shared.problem import Split
+from components.shared.progress import say
+from components.shared.versioning import Workspace, changes_since, newest_version
 from components.train_grpo.custom_rewards import import_errors, is_custom
 
 Check = Callable[[], Any]
@@ -28,22 +36,45 @@ _NUM_ROWS_TRIED = 20
 """From the beginning of each file: enough to see that it is of another format."""
 
 
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_NUM_REFERENCES_SHOWN = 5
+_FIXED_TAG = re.compile(r"@sha256:[0-9a-f]{64}$|:(?!latest$)[\w.-]+$")
+_PACKAGES = {"s3": "dvc_s3", "gs": "dvc_gs", "azure": "dvc_azure", "ssh": "dvc_ssh"}
+"""Package that DVC needs for a kind of remote."""
+_MADE_BY = ("prepare_data", "train_sft", "train_grpo")
+"""Stages whose config decides what a policy is."""
+
+
 def missing_here(params: Params, *, containers: bool = False) -> list[str]:
     """Return a line for each thing that a run on this machine needs and would not find.
 
     With `containers` its stages run in their images, which may hold more than this environment.
     What is looked up elsewhere (repositories, the hub) is requested concurrently, and has half a minute to answer.
     """
-    answers = run_concurrently(_lookups(params), _DEADLINE_S)
+    lookups = {key: check for key, (_, check) in base_models(params).items()}
+    register, repository = params.register, params.prepare_data.repository
+    if repository:
+        lookups["prepare_data.repository.url"] = partial(references, repository.url)
+    if is_url(register.registry):
+        lookups["register.registry"] = partial(references, register.registry)
+    if register.model_registry:
+        lookups["register.model_registry"] = partial(Catalogue, register.model_registry)
+    answers = run_concurrently(lookups, _DEADLINE_S)
     context = answers[_BASE_MODEL]
-    return [
+    lines = [
         *_files(params.prepare_data),
         *(f"{key}: {answer}" for key, answer in answers.items() if isinstance(answer, PipelineError)),
         *(exceeded_limits(params, context) if isinstance(context, int) else []),
         *unusable_rewards(params, trained_here=not containers),
-        *([] if containers else _sandbox(params)),
-        *_registry(params.register.registry),
     ]
+    if not containers and any(source.kind == "mbpp" for source in params.prepare_data.sources):
+        try:
+            require_sandbox()
+        except PipelineError as error:
+            lines.append(f"prepare_data.sources: mbpp has code to run: {error}")
+    if not is_url(register.registry) and Path(register.registry).is_file():
+        lines.append(f"register.registry: {register.registry} is not a folder")
+    return lines
 
 
 def base_models(params: Params) -> dict[str, tuple[str, Check]]:
@@ -88,19 +119,6 @@ def run_concurrently(checks: Mapping[str, Check], deadline_s: float) -> dict[str
     return answers
 
 
-def _lookups(params: Params) -> dict[str, Check]:
-    """What is requested from elsewhere, by key."""
-    register, repository = params.register, params.prepare_data.repository
-    checks = {key: check for key, (_, check) in base_models(params).items()}
-    if repository:
-        checks["prepare_data.repository.url"] = partial(references, repository.url)
-    if is_url(register.registry):
-        checks["register.registry"] = partial(references, register.registry)
-    if register.model_registry:
-        checks["register.model_registry"] = partial(Catalogue, register.model_registry)
-    return checks
-
-
 def _files(config: PrepareConfig) -> Iterator[str]:
     if config.repository:
         return
@@ -128,14 +146,134 @@ def _unreadable(source: FileSource, split: Split, verify: Verifier) -> str | Non
     return f"{source.path(split)}: none of its first {len(rows)} rows can be used; {file}:{line}: {reason}"
 
 
-def _sandbox(params: Params) -> Iterator[str]:
-    if any(source.kind == "mbpp" for source in params.prepare_data.sources):
-        try:
-            require_sandbox()
-        except PipelineError as error:
-            yield f"prepare_data.sources: mbpp has code to run: {error}"
+def commit_of(url: str, revision: str) -> str:
+    """Return the commit of a branch, tag or commit in a repository; tags go before branches, as in git.
+
+    Raises:
+        PipelineError: The repository does not answer, or has no such branch or tag.
+    """
+    if not revision:
+        raise PipelineError("is empty; accepted: a branch, a tag or a commit")
+    refs = references(url)
+    for name in (f"refs/tags/{revision}^{{}}", f"refs/tags/{revision}", f"refs/heads/{revision}", revision):
+        if name in refs:
+            return refs[name]
+    if _COMMIT.fullmatch(revision):  # a server lists no commits but those that have names
+        return revision
+    known = [name.split("/", 2)[2] for name in refs if name.startswith(("refs/heads/", "refs/tags/"))]
+    names = [name for name in known if not name.endswith("^{}")][:_NUM_REFERENCES_SHOWN]
+    raise PipelineError(
+        f"{url} has no branch or tag `{revision}`; accepted: {', '.join(['a commit of 40 digits', *names])}"
+    )
 
 
-def _registry(location: str) -> Iterator[str]:
-    if not is_url(location) and Path(location).exists() and not Path(location).is_dir():
-        yield f"register.registry: {location} is not a folder"
+def references(url: str) -> dict[str, str]:
+    """Return the commit behind each name in a repository; PipelineError if it does not answer."""
+    with tempfile.TemporaryDirectory(prefix="grpo-pipeline-git-") as scratch:
+        listed = Workspace(Path(scratch), Path(scratch)).git("ls-remote", url)
+    return {name: commit for commit, name in (line.split("\t") for line in listed.splitlines())}
+
+
+def registry(location: str) -> Iterator[str]:
+    """Check that the registry's repository answers; a folder is made by the first registration."""
+    if is_url(location):
+        references(location)
+    yield from _not_shared("register_registry", location)
+
+
+def storage(remote: str) -> Iterator[str]:
+    """Check that DVC can put the weights of versions into a remote; without one they go beside a registry's folder."""
+    scheme = remote.partition("://")[0]
+    package = _PACKAGES.get(scheme)
+    if package and importlib.util.find_spec(package) is None:
+        yield f"register_storage: {scheme}:// needs the package {package.replace('_', '-')} in the light image"
+    elif remote:
+        yield from _not_shared("register_storage", remote)
+
+
+def _not_shared(parameter: str, location: str) -> Iterator[str]:
+    if not is_url(location) and not location.startswith(f"{MOUNT}/"):
+        yield (
+            f"{parameter}: {location} would be lost with the pod; accepted: a URL, or a folder of the shared volume, "
+            f"{MOUNT}/..."
+        )
+
+
+def model_registry(url: str, remote: str) -> Iterator[str]:
+    """Check that Kubeflow Model Registry answers, and that the weights it will point to can be reached by others."""
+    Catalogue(url)
+    if not is_url(remote):
+        yield "register_storage: is not a URL, so the weights cannot be found from Kubeflow Model Registry"
+
+
+def mutable_images(deployment: DeploymentConfig) -> list[str]:
+    """Return a line for each image whose reference may come to mean another one: Kubeflow's cache goes by the name."""
+    named = {"image_gpu": deployment.image_gpu, "image_light": deployment.image_light}
+    return [
+        f"deployment.{key}: {image} is a mutable reference; use an immutable tag or a digest"
+        for key, image in named.items()
+        if _FIXED_TAG.search(image) is None
+    ]
+
+
+def passwords(form: Form) -> list[str]:
+    """Return an error for each URL in the form that contains a password: Kubeflow stores and displays parameters."""
+    return [
+        f"{name}: contains a password or a token; revoke it and use a Kubernetes secret"
+        for name in _with_password("", form)
+    ]
+
+
+def _with_password(name: str, value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        for key, each in value.items():
+            yield from _with_password(f"{name}.{key}" if name else key, each)
+    elif isinstance(value, str) and "://" in value:
+        parts = urlsplit(value)
+        if parts.password or (parts.username and parts.scheme.startswith("http")):
+            yield name
+
+
+def training_secrets(deployment: DeploymentConfig) -> dict[str, list[str]]:
+    """Return those of the secrets for pods of training jobs that exist, with their keys."""
+    keys = SECRET_KEYS["hub"]
+    return {deployment.secrets.hub: list(keys)} if all(key in os.environ for key in keys) else {}
+
+
+def missing_secrets(deployment: DeploymentConfig) -> Iterator[str]:
+    """Check that secrets are complete; preflight has their keys as environment variables.
+
+    Those with their default names may be missing: not every run needs them.
+    """
+    for kind, keys in SECRET_KEYS.items():
+        name, default = getattr(deployment.secrets, kind), getattr(SecretsConfig(), kind)
+        missing = [key for key in keys if key not in os.environ]
+        if missing and (name != default or len(missing) < len(keys)):
+            yield f"deployment.secrets.{kind}: no secret {name} with the keys {', '.join(missing)} in this namespace"
+
+
+def incomparable(form: Form) -> list[str]:
+    """Return a line if the newest version should be compared with and cannot be read from here."""
+    if not form[SKIP_IF_UNCHANGED] or is_url(form["register_registry"]):
+        return []
+    return [f"{SKIP_IF_UNCHANGED}: needs register_registry to be a URL; preflight does not mount the volume"]
+
+
+def refuse_repetition(form: Form, params: Params) -> None:
+    """Raise UnchangedRunError if a run would reproduce the newest version, and the form says to end then.
+
+    PipelineError if the registry does not answer.
+    """
+    if not form[SKIP_IF_UNCHANGED]:
+        return
+    promoted = newest_version(form["register_registry"], params.register.name)
+    if promoted is None:
+        say("preflight", f"{form['register_registry']} has no version of {params.register.name} yet")
+        return
+    configs = {stage: getattr(params, stage) for stage in _MADE_BY}
+    changed = changes_since(promoted, configs, lineage.code_digest())
+    if not changed:
+        raise UnchangedRunError(
+            f"code, data and config are those of {promoted.tag}; a run would reproduce the latest registered version"
+        )
+    say("preflight", f"changed since {promoted.tag}: {', '.join(changed)}")

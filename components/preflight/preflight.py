@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from components.cluster.kube import Clock, RetryPolicy, UnavailableError, connect, own_namespace
-from components.preflight import cluster, remotes
+from components.preflight import cluster, inputs
 from components.preflight.config import (
     CLUSTER,
     DEPLOYMENT,
@@ -19,7 +19,7 @@ from components.preflight.config import (
     exceeded_limits,
 )
 from components.preflight.form import Form, complete, in_the_form, page, sections_of, wrong_sections
-from components.preflight.inputs import Check, base_models, run_concurrently, unusable_rewards
+from components.preflight.inputs import Check, run_concurrently
 from components.shared.config import validate
 from components.shared.errors import PipelineError, RetryableError, raise_all
 from components.shared.progress import say
@@ -59,13 +59,13 @@ class Ready:
         }
 
 
-def run(inputs: dict[str, Any]) -> None:
-    """Do preflight as a Kubeflow task: `inputs` are the form, the deployment, and paths for what is handed on."""
-    configuration, deployment = inputs.pop("configuration"), inputs.pop(DEPLOYMENT)
-    names = [name for name in inputs if name.endswith("_config") or name.startswith("evaluate_")]
-    paths = {name: Path(inputs.pop(name)) for name in names}
+def run(arguments: dict[str, Any]) -> None:
+    """Do preflight as a Kubeflow task: `arguments` are the form, the deployment, and paths for what is handed on."""
+    configuration, deployment = arguments.pop("configuration"), arguments.pop(DEPLOYMENT)
+    names = [name for name in arguments if name.endswith("_config") or name.startswith("evaluate_")]
+    paths = {name: Path(arguments.pop(name)) for name in names}
     with exit_on_error("preflight"):
-        ready = preflight(inputs, validate(DeploymentConfig, deployment, name=DEPLOYMENT))
+        ready = preflight(arguments, validate(DeploymentConfig, deployment, name=DEPLOYMENT))
         for name, path in paths.items():
             value = ready.outputs[name]
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -84,12 +84,12 @@ def preflight(
         UnchangedRunError: Nothing is wrong, and the run was told to end if it would reproduce the newest version.
     """
     # Before all else, so that no other line repeats it.
-    raise_all(remotes.passwords(form))
-    secrets = remotes.training_secrets(deployment)
+    raise_all(inputs.passwords(form))
+    secrets = inputs.training_secrets(deployment)
     sections, wrong = sections_of(form, deployment, commit=_ANY_COMMIT, secrets=secrets)
     wrong += wrong_sections(sections)
     params = None if wrong else Params.model_validate(sections)
-    wrong += [*remotes.mutable_images(deployment), *remotes.incomparable(form)]
+    wrong += [*inputs.mutable_images(deployment), *inputs.incomparable(form)]
     wrong += [*_files(form, params), *map(in_the_form, contradictions(params))] if params else []
     checks = _checks(form, deployment, params)
     try:
@@ -101,7 +101,7 @@ def preflight(
     commit = answers.get(_REVISION, "")
     sections = complete(sections_of(form, deployment, commit=commit, secrets=secrets)[0])
     say("preflight", f"{len(answers)} checks passed" + (f"; data at commit {commit}" if commit else ""))
-    remotes.refuse_repetition(form, Params.model_validate(sections))
+    inputs.refuse_repetition(form, Params.model_validate(sections))
     return Ready(sections, page(form, sections, {"data at commit": commit} if commit else {}))
 
 
@@ -143,19 +143,21 @@ def _checks(form: Form, deployment: DeploymentConfig, params: Params | None) -> 
     """
     storage, url = form["register_storage"], form["prepare_data_repository_url"]
     checks: dict[str, Check] = {
-        "register_registry": partial(_lines, remotes.registry, form["register_registry"]),
-        "register_storage": partial(_lines, remotes.storage, storage),
-        "secrets": partial(_lines, remotes.missing_secrets, deployment),
+        "register_registry": partial(_lines, inputs.registry, form["register_registry"]),
+        "register_storage": partial(_lines, inputs.storage, storage),
+        "secrets": partial(_lines, inputs.missing_secrets, deployment),
     }
     if params:
         # The shared volume is not mounted here, so models in its folders are assumed to exist.
-        models = {key: check for key, (base, check) in base_models(params).items() if not base.startswith(("/", "."))}
+        models = {
+            key: check for key, (base, check) in inputs.base_models(params).items() if not base.startswith(("/", "."))
+        }
         checks |= {in_the_form(key): check for key, check in models.items()}
-        checks["rewards"] = lambda: list(map(in_the_form, unusable_rewards(params)))
+        checks["rewards"] = lambda: list(map(in_the_form, inputs.unusable_rewards(params)))
         if params.register.model_registry:
-            checks["model registry"] = partial(_lines, remotes.model_registry, params.register.model_registry, storage)
+            checks["model registry"] = partial(_lines, inputs.model_registry, params.register.model_registry, storage)
     if url:
-        checks[_REVISION] = partial(remotes.commit_of, url, form[_REVISION])
+        checks[_REVISION] = partial(inputs.commit_of, url, form[_REVISION])
     return checks
 
 

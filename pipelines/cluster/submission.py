@@ -25,7 +25,7 @@ from components.preflight.form import (
     set_key,
     wrong_sections,
 )
-from components.preflight.remotes import passwords
+from components.preflight.inputs import passwords
 from components.register.registry import is_url
 from components.shared import lineage
 from components.shared.errors import PipelineError, raise_all
