@@ -141,8 +141,7 @@ def import_errors(names: Sequence[str], *, trained_here: bool) -> list[str]:
     """
     if not names:
         return []
-    place = "here" if trained_here else "elsewhere"
-    command = [sys.executable, "-m", "components.train_grpo.custom_rewards", place, *names]
+    command = [sys.executable, "-m", "components.train_grpo.custom_rewards", str(trained_here), *names]
     where = f"train_grpo.reward.weights: importing {', '.join(names)}"
     try:
         process = subprocess.run(
@@ -158,17 +157,14 @@ def import_errors(names: Sequence[str], *, trained_here: bool) -> list[str]:
     return lines
 
 
-def _is_error(error: PipelineError, name: str, place: str) -> bool:
-    missing = error.__cause__.name if isinstance(error.__cause__, ModuleNotFoundError) else None
-    return place == "here" or missing is None or f"{name.partition(':')[0]}.".startswith(f"{missing}.")
-
-
-def _import_all(place: str, *names: str) -> Iterator[str]:
+def _import_all(trained_here: str, *names: str) -> Iterator[str]:
     for name in names:
         try:
             load_reward(name)
         except PipelineError as error:
-            if _is_error(error, name, place):
+            missing = error.__cause__.name if isinstance(error.__cause__, ModuleNotFoundError) else None
+            is_own = missing is None or f"{name.partition(':')[0]}.".startswith(f"{missing}.")
+            if is_own or trained_here == str(True):
                 yield str(error)
 
 

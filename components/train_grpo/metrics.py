@@ -59,6 +59,10 @@ def rollout_metrics(config: TrainGRPOConfig, rollout: Rollout, policy: AnswerPol
     weights = config.reward.weights
     lengths = [each.completion.num_tokens for each in scored]
     num_scorable = sum(group.num_scorable for group in rollout.sampled)
+    num_groups = len(rollout.sampled)
+    zero_variance = [group for group in rollout.sampled if not differs(config, group)]
+    all_right = sum(group.num_right == len(group.scored_G) for group in zero_variance)
+    all_wrong = sum(group.num_right == 0 and group.num_scorable == len(group.scored_G) for group in zero_variance)
     return {
         "reward": mean([sum(each.combined(weights)) for each in scored]),
         **{reward_column(name): mean([x for each in scored for x in each.rewards[name]]) for name in weights},
@@ -69,22 +73,11 @@ def rollout_metrics(config: TrainGRPOConfig, rollout: Rollout, policy: AnswerPol
         "truncated_fraction": mean([not each.completion.finished for each in scored]),
         "unscorable_fraction": mean([each.unscorable is not None for each in scored]),
         "reward_failures": sum(each.failure is not None for each in scored),
-        **_group_metrics(config, rollout),
-    }
-
-
-def _group_metrics(config: TrainGRPOConfig, rollout: Rollout) -> dict[str, float]:
-    """Return how many groups had nothing to learn from, and why."""
-    zero_variance = [group for group in rollout.sampled if not differs(config, group)]
-    all_right = sum(group.num_right == len(group.scored_G) for group in zero_variance)
-    all_wrong = sum(group.num_right == 0 and group.num_scorable == len(group.scored_G) for group in zero_variance)
-    num_sampled = len(rollout.sampled)
-    return {
-        "groups_sampled": num_sampled,
+        "groups_sampled": num_groups,
         "groups_trained": len(rollout.trained),
-        "groups_without_spread_fraction": len(zero_variance) / num_sampled,
-        "groups_all_right_fraction": all_right / num_sampled,
-        "groups_all_wrong_fraction": all_wrong / num_sampled,
+        "groups_without_spread_fraction": len(zero_variance) / num_groups,
+        "groups_all_right_fraction": all_right / num_groups,
+        "groups_all_wrong_fraction": all_wrong / num_groups,
     }
 
 

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import accumulate, pairwise, takewhile
+from operator import add, mul, sub
 from typing import TYPE_CHECKING
 
 from components.grading.verifier import Grade, Verdict
@@ -168,14 +169,11 @@ def equations(line: str) -> list[Equation]:
     """
     bare = [] if _REMAINDERS.search(line) else list(_chains(_MARK.sub(" ", line)))
     clear = [chain for chain in bare if all(side.clear for side in chain)]
-    marked = [chain for mark in _MARK.finditer(line) for chain in _chains(_calculation(line, mark))]
-    return [equation for chain in [*clear, *marked] if (equation := _equation(chain))]
-
-
-def _calculation(line: str, mark: re.Match[str]) -> str:
-    """Return what a mark states, with the number written behind it; a loss may be written there as `80 less`."""
-    result = _RESULT.match(line, mark.end())
-    return f"{mark[1]}={result[1]}" if result and "=-" not in mark[1] else mark[1]
+    for mark in _MARK.finditer(line):
+        result = _RESULT.match(line, mark.end())
+        # A loss may be written behind its mark as `80 less`.
+        clear += _chains(f"{mark[1]}={result[1]}" if result and "=-" not in mark[1] else mark[1])
+    return [equation for chain in clear if (equation := _equation(chain))]
 
 
 def _chains(text: str) -> Iterator[list["Expression"]]:
@@ -246,20 +244,16 @@ def _equation(chain: Sequence["Expression"]) -> Equation | None:
 
 def _all_agree(chain: Sequence["Expression"]) -> bool | None:
     """Return whether each side is equal to the next one; None where that depends on how they were rounded."""
-    verdicts = {_agree(left, right) for left, right in pairwise(chain)}
-    return False if False in verdicts else None if None in verdicts else True
-
-
-def _agree(left: "Expression", right: "Expression") -> bool | None:
-    if left.value is None or right.value is None:
-        return False
-    difference, place = abs(left.value - right.value), max(left.place, right.place)
-    if difference == 0:
-        return True
-    if difference >= place:
-        return False
-    rounded = place < 1 and 2 * difference <= place
-    return True if rounded or not (left.calculates or right.calculates) else None
+    unclear = False
+    for left, right in pairwise(chain):
+        if left.value is None or right.value is None:
+            return False
+        difference, place = abs(left.value - right.value), max(left.place, right.place)
+        if difference and difference >= place:
+            return False
+        rounded = not difference or (place < 1 and 2 * difference <= place)
+        unclear |= not rounded and (left.calculates or right.calculates)
+    return None if unclear else True
 
 
 # Arithmetic -----------------------------------------------------------------------------------------------------------
@@ -269,6 +263,7 @@ def _agree(left: "Expression", right: "Expression") -> bool | None:
 
 _NUMBER = re.compile(r"(?=\.?\d)(?!0\d)(?:\d{1,20}|\d{1,3}(?:,\d{3}){1,6})?(?:\.\d{1,20})?")
 _SYMBOLS = frozenset("+-*/^()%")
+_OPERATIONS = {ast.Add: add, ast.Sub: sub, ast.Mult: mul}
 _MAX_TOKENS = 100
 _MAX_POWER_BITS = 4096
 _MAX_DECIMALS = 10
@@ -317,7 +312,7 @@ def evaluate(tokens: Sequence[str]) -> Expression | None:
     try:
         tree = ast.parse(" ".join(source), mode="eval")
         value = _value(tree.body, numbers)
-    except (SyntaxError, ValueError):
+    except (SyntaxError, ValueError, KeyError):
         return None
     place = Fraction(0)
     if not any(isinstance(node, ast.BinOp) for node in ast.walk(tree)):
@@ -342,17 +337,12 @@ def _value(node: ast.expr, numbers: Sequence[Fraction]) -> Fraction | None:
 
 
 def _calculate(left: Fraction, operator: ast.operator, right: Fraction) -> Fraction | None:
-    match operator:
-        case ast.Add():
-            return left + right
-        case ast.Sub():
-            return left - right
-        case ast.Mult():
-            return left * right
-        case ast.Div():
-            return left / right if right else None
-        case ast.Pow():
-            num_bits = left.numerator.bit_length() + left.denominator.bit_length()
-            if right.denominator == 1 and 0 <= right <= _MAX_POWER_BITS // num_bits:
-                return Fraction(left**right.numerator)
-    raise ValueError
+    if isinstance(operator, ast.Div):
+        return left / right if right else None
+    if isinstance(operator, ast.Pow):
+        num_bits = left.numerator.bit_length() + left.denominator.bit_length()
+        if right.denominator != 1 or not 0 <= right <= _MAX_POWER_BITS // num_bits:
+            raise ValueError
+        return Fraction(left**right.numerator)
+    value: Fraction = _OPERATIONS[type(operator)](left, right)
+    return value

@@ -45,12 +45,21 @@ _EXAMPLES_READ = 1024
 _EXPECTED_BASE = "expected the folder or hub id of a sequence classifier, or `reference` to make one"
 
 
-class RewardModelTraining:
-    """Retrains the reward model on the completions of each iteration, with a share of earlier ones (line 12)."""
+class RewardModel:
+    """A sequence classifier with one label, retrained on each iteration with a share of earlier ones (line 12).
 
-    def __init__(self, config: TrainGRPOConfig, model: "RewardModel") -> None:
+    Weights and scores are float32 whatever the policy's are: at the rates of fine-tuning, most updates of bfloat16
+    weights round to nothing. The optimizer goes on from one training to the next.
+    """
+
+    def __init__(self, config: TrainGRPOConfig, settings: RewardModelConfig, reference: Checkpoint) -> None:
+        """Load the model that `settings.base` names, reading the tokens of `reference`; PipelineError if it cannot."""
         self.config = config
-        self.model = model
+        self.settings = settings
+        # Never in training mode: that would only switch dropout on.
+        self.model = load_classifier(settings.base, reference).eval()
+        self.tokenizer = reference.tokenizer
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=settings.learning_rate, weight_decay=0.0)
         self.collected: list[Row] = []
         self._replay = Replay()
 
@@ -66,43 +75,12 @@ class RewardModelTraining:
         """Train on what was collected since the last time; return the metrics."""
         new, self.collected = self.collected, []
         seed = self.config.seed + iteration
-        examples = self._replay.mix(new, fraction=self.model.config.replay_fraction, seed=seed)
+        examples = self._replay.mix(new, fraction=self.settings.replay_fraction, seed=seed)
         with memory_for_passes("train_grpo", self.config.engine, "the training of the reward model"):
-            figures = self.model.fit(examples, num_new=len(new), seed=seed)
+            figures = self.fit(examples, num_new=len(new), seed=seed)
         self._replay.add(new)
         say("train_grpo", "reward model trained: " + ", ".join(f"{name} {x:.4g}" for name, x in figures.items()))
         return {"iteration": iteration, **figures}
-
-    def state(self, *, main: bool) -> dict[str, Any]:
-        """Return everything as plain values, for a checkpoint; the examples only in the `main` process."""
-        return {
-            "model": self.model.state_dict(),
-            "replay": self._replay.state(),
-            "collected": joined(self.collected) if main else None,
-        }
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Continue from what `state` returned in the main process."""
-        self.model.load_state_dict(state["model"])
-        self._replay.restore(state["replay"])
-        self.collected = separated(state["collected"])
-
-
-class RewardModel:
-    """A Hugging Face sequence classifier with one label, and its optimizer, which goes on from one fit to the next.
-
-    Weights and scores are float32 whatever the policy's are: at the rates of fine-tuning, most updates of bfloat16
-    weights round to nothing.
-    """
-
-    def __init__(self, config: RewardModelConfig, reference: Checkpoint, micro_batch_tokens: int) -> None:
-        """Load the model that `config.base` names, reading the tokens of `reference`; PipelineError if it cannot."""
-        # Never in training mode: that would only switch dropout on.
-        self.model = load_classifier(config.base, reference).eval()
-        self.tokenizer = reference.tokenizer
-        self.config = config
-        self.micro_batch_tokens = micro_batch_tokens
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=config.learning_rate, weight_decay=0.0)
 
     @torch.no_grad()
     def score(self, tokens: Sequence[TokenSequence], step_ends: Sequence[tuple[int, ...]]) -> list[list[float]]:
@@ -111,7 +89,7 @@ class RewardModel:
         Raises NonFiniteError where one is not a number, which as a reward would mean an unscorable completion.
         """
         scores: list[list[float]] = [[] for _ in tokens]
-        for batch in padded_batches(tokens, step_ends, self.micro_batch_tokens, self.model.device):
+        for batch in padded_batches(tokens, step_ends, self.config.engine.micro_batch_tokens, self.model.device):
             scores_E = torch.sigmoid(self._logits(batch))
             if scores_E.isnan().any():
                 raise NonFiniteError("a score of the reward model is not a number")
@@ -121,7 +99,7 @@ class RewardModel:
         return scores
 
     def fit(self, rows: Sequence[Row], *, num_new: int, seed: int) -> dict[str, float]:
-        """Train for `config.epochs` passes in an order given by `seed`; return the metrics.
+        """Train for `epochs` passes in an order given by `seed`; return the metrics.
 
         The first `num_new` examples are new, the rest replayed. `reward_model_accuracy` is the share of new labels on
         whose side of one half the score was before any of this training (exactly one half is on neither side), and
@@ -132,7 +110,7 @@ class RewardModel:
         num_labels = sum(len(LabeledExample.unpacked(row).labels) for row in rows)
         num_steps = math.ceil(len(rows) / _EXAMPLES_PER_STEP)
         order, loss = random.Random(seed), math.nan
-        for _ in range(self.config.epochs if rows else 0):
+        for _ in range(self.settings.epochs if rows else 0):
             shuffled = order.sample(rows, len(rows))
             # Every num_steps-th example: steps of equal size, not a last one of whatever is left.
             loss = sum(self._step(shuffled[step::num_steps]) for step in range(num_steps)) / num_labels
@@ -147,14 +125,21 @@ class RewardModel:
         self.model.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return weights and optimizer state, all that training goes on from."""
-        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+    def state(self, *, main: bool) -> dict[str, Any]:
+        """Return everything as plain values, for a checkpoint; the examples only in the `main` process."""
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "replay": self._replay.state(),
+            "collected": joined(self.collected) if main else None,
+        }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what `state_dict` returned."""
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continue from what `state` returned in the main process."""
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
+        self._replay.restore(state["replay"])
+        self.collected = separated(state["collected"])
 
     def _logits(self, batch: "PaddedBatch") -> Tensor:
         """Return the output of the head at the E step ends, and nowhere else."""
@@ -180,7 +165,7 @@ class RewardModel:
         tokens, step_ends = [each.tokens for each in examples], [each.step_ends for each in examples]
         num_labels = sum(map(len, step_ends))
         total = 0.0
-        for batch in padded_batches(tokens, step_ends, self.micro_batch_tokens, self.model.device):
+        for batch in padded_batches(tokens, step_ends, self.config.engine.micro_batch_tokens, self.model.device):
             labels = [label for index in batch.sequences for label in examples[index].labels]
             logits_E = self._logits(batch)
             labels_E = torch.tensor(labels, device=logits_E.device)

@@ -155,26 +155,17 @@ def length(problem: Problem, completions_G: Sequence["Completion"], grades_G: Se
     return rewards_G
 
 
-@built_in(
-    "overlong",
-    key="overlong_buffer_tokens",
-    settings=lambda config, model: {
-        "buffer": config.reward.overlong_buffer_tokens,
-        "limit": config.sampling.max_new_tokens,
-    },
-)
-def overlong(problem: Problem, completion: "Completion", grade: Grade, *, buffer: int, limit: int) -> float:
+@built_in("overlong", key="overlong_buffer_tokens", settings=lambda config, model: {"config": config})
+def overlong(problem: Problem, completion: "Completion", grade: Grade, *, config: "TrainGRPOConfig") -> float:
     """Return 0 up to the buffer, then a line down to -1 at the length limit (DAPO, arXiv 2503.14476, equation 13)."""
+    buffer, limit = config.reward.overlong_buffer_tokens, config.sampling.max_new_tokens
     return -max(0, completion.num_tokens - (limit - buffer)) / buffer
 
 
-@built_in(
-    "repetition",
-    key="repetition_ngram_tokens",
-    settings=lambda config, model: {"n": config.reward.repetition_ngram_tokens},
-)
-def repetition(problem: Problem, completion: "Completion", grade: Grade, *, n: int) -> float:
+@built_in("repetition", key="repetition_ngram_tokens", settings=lambda config, model: {"config": config})
+def repetition(problem: Problem, completion: "Completion", grade: Grade, *, config: "TrainGRPOConfig") -> float:
     """Return minus the share of n-grams of tokens that are repetitions: 0 where all differ or there is none."""
+    n = config.reward.repetition_ngram_tokens
     ids = completion.tokens.completion_ids
     ngrams = [ids[start : start + n] for start in range(len(ids) - n + 1)]
     return len(set(ngrams)) / len(ngrams) - 1 if ngrams else 0.0

@@ -23,7 +23,7 @@ from components.train_grpo.metrics import History, completion_records, figures_w
 from components.train_grpo.monitoring import StepTimer, require_scorable
 from components.train_grpo.objective import kl_to_reference
 from components.train_grpo.reference import Reference
-from components.train_grpo.reward_model import RewardModelTraining
+from components.train_grpo.reward_model import RewardModel
 from components.train_grpo.rewards import Group
 from components.train_grpo.rollouts import Rollout, Rollouts
 from components.train_grpo.update import (
@@ -47,7 +47,7 @@ class Trainer:
     policy: Policy
     rollouts: Rollouts
     reference: Reference | None
-    reward_model: RewardModelTraining | None
+    reward_model: RewardModel | None
     timer: StepTimer
     history: History = field(default_factory=History)
 
@@ -72,14 +72,14 @@ class Trainer:
                 self._record(step, rollout, figures, batches, bar)
                 after_step(step)
 
-    def _fit_first_reward_model(self, training: RewardModelTraining) -> None:
+    def _fit_first_reward_model(self, reward_model: RewardModel) -> None:
         """Fit a new reward model to rollouts of the reference, before anything is learned from its rewards."""
-        for number in range(training.model.config.initial_rollouts):
+        for number in range(reward_model.settings.initial_rollouts):
             rollout = self.rollouts.of_reference(number)
             require_scorable(self.config, rollout.sampled)
-            training.collect(rollout.sampled)
-        if training.collected:
-            self.history.reward_model.append(row_of(training.retrain(0)))
+            reward_model.collect(rollout.sampled)
+        if reward_model.collected:
+            self.history.reward_model.append(row_of(reward_model.retrain(0)))
 
     def _begin_iteration(self, iteration: int) -> None:
         """Retrain the reward model on the completions of the last iteration, and make the policy the reference."""

@@ -31,7 +31,7 @@ from components.train_grpo.config import TrainGRPOConfig
 from components.train_grpo.monitoring import StepTimer, missing_signal, require_learning
 from components.train_grpo.prompts import Prompts
 from components.train_grpo.reference import Reference
-from components.train_grpo.reward_model import RewardModel, RewardModelTraining
+from components.train_grpo.reward_model import RewardModel
 from components.train_grpo.rewards import Scorer, require_rewards
 from components.train_grpo.rollouts import Rollouts
 from components.train_grpo.trainer import Trainer
@@ -77,7 +77,7 @@ def train_rank(
             if ranks.is_main:
                 trainer.history.write(training, timings)
                 if trainer.reward_model:
-                    trainer.reward_model.model.save(training / "reward_model")
+                    trainer.reward_model.save(training / "reward_model")
             ranks.barrier("the end")
     return {name: value for name in _RESULTS if (value := curves[-1][name]) is not None}
 
@@ -96,7 +96,7 @@ def build_trainer(
     if config.loss.kl.coefficient > 0:
         reference = Reference(checkpoint.model, config.reference, temperature=temperature)
     if config.reward.model is not None:
-        reward_model = RewardModel(config.reward.model, checkpoint, config.engine.micro_batch_tokens)
+        reward_model = RewardModel(config, config.reward.model, checkpoint)
     timer = StepTimer(config, checkpoint)  # it counts weights before they are sharded
     add_adapters(checkpoint.model, config.engine.lora, seed=config.seed)
     model = LogprobModel(checkpoint.model, temperature=temperature)
@@ -107,8 +107,7 @@ def build_trainer(
     prompts = Prompts(problems, config.prompts, seed=config.seed)
     score = Scorer(config, checkpoint, partial(grade_completions, verify), reward_model)
     rollouts = Rollouts(config, prompts, sampler, score, policy.ranks)
-    training = RewardModelTraining(config, reward_model) if reward_model else None
-    trainer = Trainer(config, checkpoint, policy, rollouts, reference, training, timer)
+    trainer = Trainer(config, checkpoint, policy, rollouts, reference, reward_model, timer)
     if saved:
         policy.load_state(saved.policy)
         trainer.restore(saved.values)
@@ -117,18 +116,14 @@ def build_trainer(
 
 def make_sampler(config: TrainGRPOConfig, checkpoint: Checkpoint, reference: Path, log: Path) -> Sampler:
     """Return what this process samples with; the weights of `checkpoint` must not be sharded yet."""
+    engine: Engine
     if config.sampler.servers:
-        servers = os.environ[SERVERS_VARIABLE].split(",")
-        return vllm_sampler(config, checkpoint, VllmServers(servers, config.sampler.servers))
-    if config.sampler.vllm:
+        engine = VllmServers(os.environ[SERVERS_VARIABLE].split(","), config.sampler.servers)
+    elif config.sampler.vllm:
         engine = VllmEngine(reference, config.sampler.vllm, dtype=config.engine.dtype, log=log)
-        return vllm_sampler(config, checkpoint, engine)
-    transformers = ShardedSampler if config.engine.zero_stage == 3 else TransformersSampler
-    return transformers(checkpoint, config.sampling.max_batch_size)
-
-
-def vllm_sampler(config: TrainGRPOConfig, checkpoint: Checkpoint, engine: Engine) -> VllmSampler:
-    """Return a sampler on an engine with weights of its own, which reach it through the run's folder for weights."""
+    else:
+        transformers = ShardedSampler if config.engine.zero_stage == 3 else TransformersSampler
+        return transformers(checkpoint, config.sampling.max_batch_size)
     return VllmSampler(
         engine,
         checkpoint,

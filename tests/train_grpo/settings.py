@@ -19,6 +19,13 @@ SERVERS = {
 REWARD_MODEL = {"base": "reference", "initial_rollouts": 1, "learning_rate": 1e-3, "epochs": 1, "replay_fraction": 0.1}
 
 
+def reward_model_config(**changes: Any) -> TrainGRPOConfig:
+    """Return settings of a run with a reward model, with `changes`: keys of its section or as of `grpo_config`."""
+    settings = {**REWARD_MODEL, **{key: value for key, value in changes.items() if key in REWARD_MODEL}}
+    others = {key: value for key, value in changes.items() if key not in REWARD_MODEL}
+    return grpo_config(**{"reward__weights": {"reward_model": 1.0}, "reward__model": settings, **others})
+
+
 def grpo_config(**changes: Any) -> TrainGRPOConfig:
     """Return settings for the tiny model, with `changes`: values by key, `section__key` for one in a section."""
     fields: dict[str, Any] = {

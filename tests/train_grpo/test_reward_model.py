@@ -29,14 +29,12 @@ from components.policy.logprobs import LogprobModel
 from components.policy.packing import TokenSequence
 from components.shared.errors import PipelineError
 from components.train_grpo import reward_model as module
-from components.train_grpo.config import RewardModelConfig
 from components.train_grpo.process_supervision import Step
 from components.train_grpo.reward_model import (
     LabeledExample,
     PaddedBatch,
     Replay,
     RewardModel,
-    RewardModelTraining,
     Row,
     joined,
     load_classifier,
@@ -45,7 +43,7 @@ from components.train_grpo.reward_model import (
 )
 from tests import tiny
 from tests.train_grpo.groups import group, scored
-from tests.train_grpo.settings import REWARD_MODEL, grpo_config
+from tests.train_grpo.settings import reward_model_config
 
 _SIZE = {
     "vocab_size": 300,
@@ -73,10 +71,6 @@ _SEQUENCES = [
 _STEPS = [(2, 4), (1, 2, 3), (2,), (1,), (3, 7, 9, 10)]
 
 
-def _config(**changes: Any) -> RewardModelConfig:
-    return RewardModelConfig.model_validate({**REWARD_MODEL, "learning_rate": 1e-2, **changes})
-
-
 def _save_classifier(folder: Path, *, family: str = "qwen3", **changes: Any) -> None:
     """Write a tiny classifier with weights of its own, head included, and the tokenizer of `tiny`."""
     config, classifier = _FAMILIES[family]
@@ -85,9 +79,16 @@ def _save_classifier(folder: Path, *, family: str = "qwen3", **changes: Any) -> 
     tiny.checkpoint().tokenizer.save_pretrained(folder)
 
 
+def _made(reference: Checkpoint, *, micro_batch_tokens: int = 500, **changes: Any) -> RewardModel:
+    changes = {"learning_rate": 1e-2, "engine__micro_batch_tokens": micro_batch_tokens, **changes}
+    config = reward_model_config(**changes)
+    assert config.reward.model is not None
+    return RewardModel(config, config.reward.model, reference)
+
+
 def _model(folder: Path, *, family: str = "qwen3", micro_batch_tokens: int = 16, **changes: Any) -> RewardModel:
     _save_classifier(folder, family=family)
-    return RewardModel(_config(base=str(folder), **changes), tiny.checkpoint(), micro_batch_tokens)
+    return _made(tiny.checkpoint(), base=str(folder), micro_batch_tokens=micro_batch_tokens, **changes)
 
 
 def _library_logit(model: Any, sequence: TokenSequence, end: int) -> torch.Tensor:
@@ -138,7 +139,7 @@ def test_a_score_is_the_librarys_own_for_what_stands_before_it(
 
 def test_a_reward_model_learns_what_makes_a_completion_right() -> None:
     """After a few passes a copy of the reference tells right from wrong in completions it has not seen."""
-    model = RewardModel(_config(epochs=10), tiny.checkpoint(), 500)
+    model = _made(tiny.checkpoint(), epochs=10)
     first = model.fit(_toy(range(120)), num_new=120, seed=1)
     rows = _toy(range(1000, 1060))
     unseen = [LabeledExample.unpacked(row) for row in rows]
@@ -234,7 +235,7 @@ def test_dropout_is_off_in_scoring_and_training(tmp_path: Path) -> None:
     weights, scores = [], []
     for dropout in (0.0, 0.5):
         _save_classifier(tmp_path, attention_dropout=dropout)
-        model = RewardModel(_config(base=str(tmp_path)), tiny.checkpoint(), 16)
+        model = _made(tiny.checkpoint(), base=str(tmp_path))
         scores.append(model.score(_SEQUENCES, _STEPS))
         model.fit(_toy(range(5)), num_new=5, seed=1)
         weights.append(_flat(model))
@@ -246,7 +247,7 @@ def test_a_copy_of_a_frozen_reference_is_trained_whole_and_saved_as_a_classifier
     """From a head of zeros its copied layers move too; Hugging Face and another run score as it does."""
     reference = tiny.checkpoint()
     reference.model.requires_grad_(False)
-    model = RewardModel(_config(epochs=2), reference, 500)
+    model = _made(reference, epochs=2)
     before = {name: weight.detach().clone() for name, weight in model.model.named_parameters()}
     model.fit(_toy(range(10)), num_new=0, seed=1)
     assert all(not torch.equal(weight, before[name]) for name, weight in model.model.named_parameters())
@@ -255,7 +256,7 @@ def test_a_copy_of_a_frozen_reference_is_trained_whole_and_saved_as_a_classifier
     library = AutoModelForSequenceClassification.from_pretrained(tmp_path)
     assert torch.sigmoid(_library_logit(library, _SEQUENCES[2], 2)).item() == pytest.approx(scores[2][0], abs=1e-6)
     assert AutoTokenizer.from_pretrained(tmp_path).get_vocab() == reference.tokenizer.get_vocab()
-    again = RewardModel(_config(base=str(tmp_path)), reference, 500)
+    again = _made(reference, base=str(tmp_path))
     assert again.score(_SEQUENCES, _STEPS) == scores
 
 
@@ -263,10 +264,10 @@ def test_training_goes_on_from_a_saved_state_to_the_bit(tmp_path: Path) -> None:
     """Stopped after one fit and restored into a fresh model, the second gives the weights of an unbroken run."""
     straight = _model(tmp_path, learning_rate=3e-4)
     straight.fit(_toy(range(70)), num_new=70, seed=1)
-    torch.save(straight.state_dict(), tmp_path / "state.pt")
+    torch.save(straight.state(main=True), tmp_path / "state.pt")
     straight.fit(_toy(range(70, 140)), num_new=70, seed=2)
     resumed = _model(tmp_path, learning_rate=3e-4)
-    resumed.load_state_dict(torch.load(tmp_path / "state.pt"))
+    resumed.restore(torch.load(tmp_path / "state.pt"))
     resumed.fit(_toy(range(70, 140)), num_new=70, seed=2)
     assert torch.equal(_flat(resumed), _flat(straight))
     assert {int(state["step"]) for state in resumed.optimizer.state.values()} == {4}
@@ -301,16 +302,13 @@ def test_micro_batches_hold_no_more_tokens_than_allowed(max_tokens: int, parts: 
 
 def test_a_completion_is_labeled_where_it_has_a_verdict() -> None:
     """Steps without one are left out, completions without any or that are masked too."""
-    config = grpo_config(
-        reward__weights={"reward_model": 1.0}, reward__model=REWARD_MODEL, sampling__truncated="mask", group_size=2
-    )
-    training = RewardModelTraining(config, RewardModel(_config(), tiny.checkpoint(), 500))
+    model = _made(tiny.checkpoint(), sampling__truncated="mask", group_size=2)
     partly, nothing, masked = (scored({}, ends=[1, 3], finished=finished) for finished in (True, True, False))
     for each, rewards in ((partly, (math.nan, 1.0)), (nothing, (math.nan, math.nan)), (masked, (0.0, 0.0))):
         each.steps = tuple(Step(step.end, reward) for step, reward in zip(each.steps, rewards, strict=True))
-    training.collect([group(partly, nothing), group(masked, partly)])
+    model.collect([group(partly, nothing), group(masked, partly)])
     expected = LabeledExample(partly.completion.tokens, (3,), (1.0,))
-    assert [LabeledExample.unpacked(row) for row in training.collected] == [expected] * 2
+    assert [LabeledExample.unpacked(row) for row in model.collected] == [expected] * 2
 
 
 def test_examples_come_back_from_two_tensors_in_four_bytes_per_token() -> None:

@@ -20,7 +20,6 @@ from components.shared.answer_policy import AnswerPolicy
 from components.shared.errors import PipelineError
 from components.shared.model import ModelConfig
 from components.shared.problem import Problem
-from components.train_grpo.config import RewardModelConfig
 from components.train_grpo.custom_rewards import RewardFunction, load_reward
 from components.train_grpo.process_supervision import Step
 from components.train_grpo.reward_model import RewardModel
@@ -40,7 +39,7 @@ from components.train_grpo.rewards import (
 )
 from tests import tiny
 from tests.train_grpo.groups import completion, grade, scored
-from tests.train_grpo.settings import REWARD_MODEL, grpo_config
+from tests.train_grpo.settings import REWARD_MODEL, grpo_config, reward_model_config
 
 NAN = math.nan
 PROBLEM = tiny.problem(3)  # its answer is 6
@@ -155,7 +154,8 @@ def test_where_thoughts_are_asked_for_one_comes_first_and_then_the_answer(
 @pytest.mark.parametrize(("num_tokens", "expected"), [(1, 0), (12, 0), (13, -0.25), (14, -0.5), (15, -0.75), (16, -1)])
 def test_overlong_falls_linearly_over_the_last_tokens(num_tokens: int, expected: float) -> None:
     """By hand: a limit of 16 tokens, of which the last four are the buffer."""
-    assert overlong(PROBLEM, completion(num_tokens), grade(Verdict.RIGHT), buffer=4, limit=16) == expected
+    config = grpo_config(reward__weights={"overlong": 1.0}, reward__overlong_buffer_tokens=4)
+    assert overlong(PROBLEM, completion(num_tokens), grade(Verdict.RIGHT), config=config) == expected
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,8 @@ def test_overlong_falls_linearly_over_the_last_tokens(num_tokens: int, expected:
 def test_repetition_by_hand(ids: tuple[int, ...], n: int, expected: float) -> None:
     """Minus the share of n-grams that were there before; a completion too short for any repeats nothing."""
     response = Completion(TokenSequence((1, 2), ids), (-1.0,) * len(ids), "text", finished=True)
-    assert repetition(PROBLEM, response, grade(Verdict.RIGHT), n=n) == pytest.approx(expected)
+    config = grpo_config(reward__weights={"repetition": 1.0}, reward__repetition_ngram_tokens=n)
+    assert repetition(PROBLEM, response, grade(Verdict.RIGHT), config=config) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -331,7 +332,9 @@ def test_process_supervision_rewards_each_worked_line_and_the_answer(checkpoint:
 @pytest.mark.parametrize("supervision", ["outcome", "process"])
 def test_a_reward_model_is_read_at_the_end_of_each_step(checkpoint: Checkpoint, score: Score, supervision: str) -> None:
     """The reward of each step is what the model itself says there, completion by completion."""
-    model = RewardModel(RewardModelConfig.model_validate(REWARD_MODEL), checkpoint, 100)
+    config = reward_model_config()
+    assert config.reward.model is not None
+    model = RewardModel(config, config.reward.model, checkpoint)
     torch.manual_seed(1)
     torch.nn.init.normal_(model.model.score.weight)  # a new head says the same of everything
     results = score(
@@ -410,13 +413,6 @@ def test_the_answer_counts_where_the_prompt_of_the_policy_asks_for_it(checkpoint
     config = grpo_config(reward__weights={"accuracy": 1.0, "format": 1.0})
     (result,) = Scorer(config, boxing, partial(grade_completions, verify))([PROBLEM], [responses])
     assert [list(each.rewards.values()) for each in result.scored_G] == [[(0.0,), (0.0,)], [(1.0,), (1.0,)]]
-
-
-def test_the_settings_of_a_reward_come_from_the_config(score: Score) -> None:
-    """By hand, of seven tokens and the end: two of seven 2-grams are repetitions, and one of six 3-grams."""
-    for n, expected in ((2, -2 / 7), (3, -1 / 6)):
-        (result,) = score("1+2\n1+2", reward__weights={"repetition": 1.0}, reward__repetition_ngram_tokens=n)
-        assert result.rewards["repetition"] == pytest.approx((expected,))
 
 
 def test_length_is_compared_within_a_group_without_what_is_masked(checkpoint: Checkpoint, verify: Verifier) -> None:

@@ -14,9 +14,9 @@ from components.policy.checkpoint import load, save
 from components.policy.parallel import SINGLE_PROCESS, Ranks
 from components.rollout.sampler import Completion, Sampling
 from components.rollout.vllm.config import WeightsBy
+from components.rollout.vllm.sampler import VllmSampler
 from components.rollout.vllm.verification import StaleWeightsError
 from components.shared.answer_policy import AnswerPolicy
-from components.shared.environment import WEIGHTS_VARIABLE
 from components.shared.errors import PipelineError
 from components.shared.problem import Problem
 from components.train_grpo.config import TrainGRPOConfig
@@ -27,7 +27,7 @@ from components.train_grpo.prompts import Prompts
 from components.train_grpo.rewards import Group, Scored
 from components.train_grpo.rollouts import _GROUPS, Rollouts, differs, reward_tensors
 from components.train_grpo.trainer import Trainer
-from components.train_grpo.worker import build_trainer, vllm_sampler
+from components.train_grpo.worker import build_trainer
 from tests import tiny
 from tests.train_grpo.groups import SHORTNESS, completion, graded, group, rewarded, scored
 from tests.train_grpo.own_weights import OwnWeights
@@ -291,11 +291,10 @@ Make = Callable[..., tuple[Trainer, OwnWeights]]
 
 
 @pytest.fixture
-def make(tmp_path: Path, verify: Verifier, monkeypatch: pytest.MonkeyPatch) -> Make:
+def make(tmp_path: Path, verify: Verifier) -> Make:
     """Return a function that makes a trainer whose sampler has weights of its own."""
     (tmp_path / "reference").mkdir()
     save(tiny.checkpoint(), tmp_path / "reference")
-    monkeypatch.setenv(WEIGHTS_VARIABLE, str(tmp_path / "weights"))
     (tmp_path / "weights").mkdir()
 
     def trainer(
@@ -304,7 +303,8 @@ def make(tmp_path: Path, verify: Verifier, monkeypatch: pytest.MonkeyPatch) -> M
         config = grpo_config(**{"reward__weights": SHORTNESS, "num_steps": 4, **changes})
         checkpoint = load(tmp_path / "reference", dtype=torch.float32)
         engine = OwnWeights(checkpoint, tmp_path / "reference", stale=stale, weights_by=weights_by)
-        sampler = vllm_sampler(config, checkpoint, engine)
+        mismatch, folder = config.sampler.max_mismatch, tmp_path / "weights"
+        sampler = VllmSampler(engine, checkpoint, temperature=1.0, max_mismatch=mismatch, folder=folder)
         return build_trainer(config, checkpoint, tiny.PROBLEMS, verify, sampler, saved), engine
 
     return trainer
