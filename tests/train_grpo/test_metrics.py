@@ -30,7 +30,7 @@ from components.train_grpo.rollouts import Rollout
 from components.train_grpo.train import train
 from components.train_grpo.update import rollout_advantages
 from tests import tiny
-from tests.train_grpo.groups import completion, graded, group, rewarded, scored
+from tests.train_grpo.groups import completion, graded, group, scored
 from tests.train_grpo.settings import grpo_config
 
 TEXTS = [
@@ -107,99 +107,69 @@ def test_unscorable_completions_are_counted_and_left_out_of_the_means() -> None:
     assert nothing["groups_all_right_fraction"] == nothing["groups_all_wrong_fraction"] == 0
 
 
-def test_every_reward_has_a_mean_of_its_own() -> None:
-    """By hand: the weighted sum of each completion, and each reward before its weight, over all steps."""
-    weights = {"steps": 1.0, "format": 0.5}
-    result = _metrics(
-        [group(scored({"steps": [1, 0, 0], "format": [1]}, ends=[1, 2, 3]), scored({"steps": [1], "format": [0]}))],
-        reward__weights=weights,
-        reward__supervision="process",
-    )
-    assert (result["reward"], result["reward_steps"], result["reward_format"]) == pytest.approx((2.5 / 2, 2 / 4, 1 / 2))
-
-
 def test_a_reward_that_failed_is_counted_and_left_out_of_the_means() -> None:
-    """By hand, one failure of four: the verdict still counts among the verdicts; its own column says how many."""
-    failure = Failure("reward mine:own raised KeyError", "reward mine:own raised KeyError: 'a' (mine.py, line 2)")
-    weights = {"accuracy": 1.0, "mine:own": 0.5}
-    worth = [scored({"accuracy": [value], "mine:own": [1]}) for value in (1, 1, 0)]
+    """By hand, one failure of four: the verdict still counts among the verdicts; steps have one mean for all."""
+    weights = {"steps": 1.0, "mine:own": 0.5}
+    worth = [scored({"steps": [1, 0, value], "mine:own": [1]}, ends=[1, 2, 3]) for value in (1, 1, 0)]
     failed = scored({name: [math.nan] for name in weights}, verdict=Verdict.WRONG)
-    failed.failure = failure
-    result = _metrics([group(*worth, failed)], reward__weights=weights)
+    failed.failure = Failure("reward mine:own raised KeyError", "reward mine:own raised KeyError: 'a'")
+    result = _metrics([group(*worth, failed)], reward__weights=weights, reward__supervision="process")
     assert (result["reward_failures"], result["unscorable_fraction"]) == (1, 1 / 4)
-    assert (result["reward"], result["reward_accuracy"], result["reward_mine_own"]) == pytest.approx(
-        (3.5 / 3, 2 / 3, 1)
-    )
+    means = (result["reward"], result["reward_steps"], result["reward_mine_own"])
+    assert means == pytest.approx(((2 + 2 + 1 + 1.5) / 3, 5 / 9, 1))
     assert result["accuracy"] == 3 / 4
 
 
 def test_reasoning_counts_before_an_answer_where_the_prompt_asks_for_it() -> None:
     """A box is no answer where a mark is asked for."""
-    boxed = group(*(scored({"accuracy": [0]}) for _ in range(2)))
-    boxed = group(*(replace(each, completion=completion(text=r"So \boxed{1}")) for each in boxed.scored_G))
+    boxed = group(graded("1", completion(text=r"So \boxed{1}")))
     assert _metrics([boxed], policy=AnswerPolicy.BOXED)["worked_fraction"] == 1
     assert _metrics([boxed], policy=AnswerPolicy.MARKED)["worked_fraction"] == 0
 
 
-def test_records_name_problem_and_sample() -> None:
-    """Which problem, which sample, its text and its reward."""
-    config = grpo_config(logged_completions_per_step=5)
-    groups = _groups()
+def test_records_name_problem_sample_and_grade() -> None:
+    """The first completions of a rollout, in order, with text, reward, and the advantage of their first token."""
+    config, groups = grpo_config(logged_completions_per_step=5), _groups()
+    groups[1].scored_G[0] = replace(
+        groups[1].scored_G[0], rewards={"accuracy": (math.nan,)}, failure=Failure("", "reward mine:own returned None")
+    )
     records = _records(config, groups, step=7)
     assert [(row["id"], row["sample"], row["completion"]) for row in records] == [
         *((tiny.PROBLEMS[0].id, sample, TEXTS[0][sample]) for sample in range(4)),
         (tiny.PROBLEMS[1].id, 0, TEXTS[1][0]),
     ]
     third = 1 / math.sqrt(3)
-    assert [row["reward"] for row in records] == [1, 1, 0, 1, 1]
+    assert [row["reward"] for row in records] == [1, 1, 0, 1, None]
     assert [row["advantage"] for row in records] == pytest.approx([third, third, -3 * third, third, 0])
-    assert {name: records[2][name] for name in ("step", "question", "answer", "verdict", "num_tokens", "finished")} == {
+    del records[2]["sample"], records[2]["reward"], records[2]["advantage"]
+    assert records[2] == {
         "step": 7,
+        "id": tiny.PROBLEMS[0].id,
         "question": tiny.PROBLEMS[0].question,
         "answer": "0",
+        "completion": "#### 5",
+        "extracted": "5",
         "verdict": "wrong",
+        "reason": groups[0].scored_G[2].grade.reason,
         "num_tokens": 4,
         "finished": True,
+        "rewards": {"accuracy": [0.0]},
+        "reward_failure": None,
     }
-    assert records[2]["rewards"] == {"accuracy": [0.0]}
+    assert records[4]["reward_failure"] == "reward mine:own returned None"
+    assert [len(_records(grpo_config(logged_completions_per_step=count), _groups())) for count in (0, 99)] == [0, 12]
 
 
 def test_records_show_all_rewards_of_all_steps() -> None:
     """A missing reward is null; the advantage is that of the first token, which all steps add to."""
     config = grpo_config(group_size=2, reward__weights={"steps": 1.0, "format": 0.5}, reward__supervision="process")
-    groups = [
-        group(
-            scored({"steps": [1, 0], "format": [1]}, ends=[1, 3]),
-            scored({"steps": [1, math.nan], "format": [0]}, ends=[1, 3]),
-        )
-    ]
+    rewards: list[dict[str, list[float]]] = [{"steps": [1, 0], "format": [1]}, {"steps": [1, math.nan], "format": [0]}]
+    groups = [group(*(scored(each, ends=[1, 3]) for each in rewards))]
     advantages_M = rollout_advantages(config, groups)
     first, second = _records(config, groups)
     assert (first["reward"], first["rewards"]) == (1.5, {"steps": [1.0, 0.0], "format": [1.0]})
     assert (second["reward"], second["rewards"]) == (None, {"steps": [1.0, None], "format": [0.0]})
     assert (first["advantage"], second["advantage"]) == (float(advantages_M[0]), float(advantages_M[3]))
-
-
-def test_records_have_the_grade_and_its_reason() -> None:
-    """Extracted answer, verdict and reason of the grader, and which reward failed, if one did."""
-    config = grpo_config(group_size=2)
-    right, wrong = (graded("7", completion(text=text)) for text in ("#### 7", "seven"))
-    failed = replace(right, rewards={"accuracy": (math.nan,)}, failure=Failure("", "reward mine:own returned None"))
-    groups = [group(failed, wrong)]
-    first, second = _records(config, groups)
-    assert (first["verdict"], first["extracted"], first["reason"]) == ("right", "7", right.grade.reason)
-    assert (first["reward"], first["reward_failure"]) == (None, "reward mine:own returned None")
-    assert (second["verdict"], second["extracted"], second["reason"]) == ("wrong", None, wrong.grade.reason)
-    assert (second["reward"], second["reward_failure"]) == (0.0, None)
-    assert right.grade.reason != wrong.grade.reason != ""
-
-
-def test_no_more_completions_are_recorded_than_there_are() -> None:
-    """Fewer completions than the config asks for, and none at all."""
-    groups = [rewarded(1, 0)]
-    for count, expected in ((99, 2), (1, 1), (0, 0)):
-        config = grpo_config(group_size=2, logged_completions_per_step=count)
-        assert len(_records(config, groups)) == expected
 
 
 # The update -----------------------------------------------------------------------------------------------------------
@@ -213,63 +183,45 @@ BATCHES = [
 STEP = {"loss": 1.0, "gradient_norm": 2.0, "learning_rate": 0.5}
 
 
-def _add(metrics: UpdateMetrics, batch: Sequence[tuple[float, ...]], *, with_kl: bool = True) -> UpdateMetrics:
-    columns = [torch.tensor(column, dtype=torch.float64) for column in zip(*batch, strict=True)]
-    ratio_N, advantages_N, kl_N, entropy_N, old_N, sampler_N = columns
-    index_N = torch.zeros(len(batch), dtype=torch.long)
-    tokens = Tokens(old_N, old_N, sampler_N, None, entropy_N, advantages_N, index_N, index_N)
-    metrics.add(CLIP, tokens, TokenObjective(ratio_N, ratio_N, kl_N if with_kl else None))
-    return metrics
-
-
-def _update_metrics(*, with_kl: bool = True) -> UpdateMetrics:
+def _update_metrics(*batches: Sequence[tuple[float, ...]], with_kl: bool = True) -> UpdateMetrics:
     metrics = UpdateMetrics()
-    for batch in BATCHES:
-        _add(metrics, batch, with_kl=with_kl)
+    for batch in batches:
+        columns = [torch.tensor(column, dtype=torch.float64) for column in zip(*batch, strict=True)]
+        ratio_N, advantages_N, kl_N, entropy_N, old_N, sampler_N = columns
+        index_N = torch.zeros(len(batch), dtype=torch.long)
+        tokens = Tokens(old_N, old_N, sampler_N, None, entropy_N, advantages_N, index_N, index_N)
+        metrics.add(CLIP, tokens, TokenObjective(ratio_N, ratio_N, kl_N if with_kl else None))
     return metrics
 
 
-def test_update_metrics_are_means_over_all_tokens() -> None:
-    """By hand over both micro-batches, the larger of which has three of the four tokens."""
+def test_update_metrics_are_means_over_the_tokens_of_all_processes() -> None:
+    """By hand over two micro-batches of three tokens and one, in one process or two of three, in any order."""
     tokens = [token for batch in BATCHES for token in batch]
-    assert _update_metrics().figures([STEP]) == pytest.approx(
-        {
-            "kl": statistics.fmean(token[2] for token in tokens),
-            "entropy": statistics.fmean(token[3] for token in tokens),
-            "clip_high_fraction": 1 / 4,
-            "clip_low_fraction": 2 / 4,
-            "sampler_mismatch": (0.1 + 0.5 + 0.0 + 0.3) / 4,
-            "sampler_mismatch_max": 0.5,
-            "ratio_min": 0.5,
-            "ratio_max": 4.0,
-            **STEP,
-        },
-        rel=1e-12,
-    )
-    assert _add(UpdateMetrics(), BATCHES[0]).mean_mismatch == pytest.approx(0.9 / 3, rel=1e-12)
-
-
-def test_processes_count_by_their_tokens() -> None:
-    """Three tokens in one process and one in another have the metrics of all four in one, in either order."""
-    of_ranks = [_add(UpdateMetrics(), batch) for batch in BATCHES]
-    for each in (of_ranks, of_ranks[::-1]):
-        merged = UpdateMetrics.merged(each)
-        assert merged.mean_mismatch == pytest.approx(0.9 / 4, rel=1e-12)
-        assert merged.figures([STEP]) == pytest.approx(_update_metrics().figures([STEP]), rel=1e-12)
+    expected = {
+        "kl": statistics.fmean(token[2] for token in tokens),
+        "entropy": statistics.fmean(token[3] for token in tokens),
+        "clip_high_fraction": 1 / 4,
+        "clip_low_fraction": 2 / 4,
+        "sampler_mismatch": (0.1 + 0.5 + 0.0 + 0.3) / 4,
+        "sampler_mismatch_max": 0.5,
+        "ratio_min": 0.5,
+        "ratio_max": 4.0,
+        **STEP,
+    }
+    of_ranks = [_update_metrics(*batches) for batches in (BATCHES[:1], BATCHES[1:], [])]
+    for metrics in (_update_metrics(*BATCHES), UpdateMetrics.merged(of_ranks), UpdateMetrics.merged(of_ranks[::-1])):
+        assert metrics.figures([STEP]) == pytest.approx(expected, rel=1e-12)
+        assert metrics.mean_mismatch == pytest.approx(0.9 / 4, rel=1e-12)
 
 
 def test_what_optimizer_steps_return_is_averaged_over_them() -> None:
-    """Loss and norm are means over the optimizer steps, however many tokens each had."""
+    """Loss and norm are means over the optimizer steps; without a step nothing was measured, in the same columns."""
     steps = [{"loss": 1.0, "gradient_norm": 2.0}, {"loss": -3.0, "gradient_norm": 1.0}]
-    figures = _update_metrics(with_kl=False).figures(steps)
+    figures = _update_metrics(*BATCHES, with_kl=False).figures(steps)
     assert (figures["loss"], figures["gradient_norm"]) == (-1.0, 1.5)
     assert math.isnan(figures["kl"])  # there is none without a reference
-
-
-def test_no_update_has_the_same_columns_as_an_update() -> None:
-    """No gradient, and nothing that was measured."""
     nothing = figures_without_update(0.25)
-    assert set(nothing) == set(_update_metrics().figures([STEP]))
+    assert set(nothing) == {*figures, "learning_rate"}
     measured = {name: value for name, value in nothing.items() if not math.isnan(value)}
     assert measured == {"loss": 0.0, "gradient_norm": 0.0, "learning_rate": 0.25}
 

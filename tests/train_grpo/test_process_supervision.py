@@ -120,11 +120,6 @@ def test_padding_is_no_step(pad: str) -> None:
     assert worked_steps(text) == [(6, True), (13, True), (text.index("####"), True)]
 
 
-def test_a_wrong_line_that_is_repeated_counts_once() -> None:
-    """As a right one does."""
-    assert worked_steps("3+5=9\n3+5=9\n2+2=4\n") == [(6, False), (18, True)]
-
-
 def test_a_line_is_right_if_all_that_it_adds_holds() -> None:
     """One false equation makes it wrong, wherever it stands; one that was said before is not judged again."""
     text = "3+5=8 and 8+1=9\n4+4=9, 9-2=7\n9-2=7, 4+4=9, 2*6=12\n"

@@ -198,16 +198,6 @@ def test_length_by_hand(lengths: list[int], outcomes: list[float], expected: lis
 # Requirements ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_reward_for_tests_is_refused_where_a_problem_has_none() -> None:
-    """The error names a problem without tests, before anything is sampled."""
-    config = grpo_config(reward__weights={"code_tests": 1.0})
-    tested = tiny.problem(1, answer="assert f(1) == 2")
-    with pytest.raises(PipelineError, match=rf"weights\.code_tests: 1 of 2 .* such as {PROBLEM.id}"):
-        require_rewards(config, [tested, PROBLEM])
-    require_rewards(config, [tested])
-    require_rewards(grpo_config(), [PROBLEM])
-
-
 def test_unit_tests_need_a_sandbox_to_run_code_in(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without one, a single problem with tests stops the run; problems without tests need none."""
 
@@ -567,20 +557,3 @@ def test_ctrl_c_inside_a_reward_stops_the_run(score: Score, custom: Custom) -> N
     """It is no failure of the reward."""
     with pytest.raises(KeyboardInterrupt):
         score("#### 7", reward__weights={custom(_raise(KeyboardInterrupt())): 1.0})
-
-
-@pytest.mark.slow
-def test_code_is_worth_its_tests(checkpoint: Checkpoint, score: Score) -> None:
-    """By hand, of two tests: both passed, one, none, no code at all, and right code that was truncated."""
-    problem = tiny.problem(3, answer="assert double(2) == 4\nassert double(3) == 6")
-    codes = [f"```python\ndef double(x):\n    return {value}\n```" for value in ("2 * x", "x ** 2", "x")]
-    truncated = _responses(checkpoint, codes[0], finished=False)
-    weights = {"accuracy": 1.0, "code_tests": 1.0, "format": 1.0}
-    results = score(*codes, "double it", *truncated, problem=problem, reward__weights=weights)
-    assert [[values[0] for values in each.rewards.values()] for each in results] == [
-        [1.0, 1.0, 1.0],
-        [0.0, 0.5, 1.0],
-        [0.0, 0.0, 1.0],
-        [0.0, 0.0, 0.0],
-        [0.0, 0.0, 0.0],
-    ]

@@ -193,22 +193,6 @@ def test_memory_that_runs_out_is_named_with_what_needed_it(verify: Verifier, pha
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.slow
-def test_a_rollout_that_does_not_fit_is_one_line(tmp_path: Path, reference: Path) -> None:
-    """No process waits for the one that failed."""
-    with pytest.raises(
-        PipelineError, match=r"^not enough memory for the rollout: tried to allocate another .* GiB; .*max_new_tokens"
-    ) as error:
-        _run(
-            tmp_path,
-            tiny.PROBLEMS,
-            reference,
-            sampling__max_new_tokens=10**12,
-            engine__num_processes=2,
-        )
-    assert error.value.exit_code == 2
-
-
 def test_a_new_iteration_begins_with_the_policy_as_its_reference(tmp_path: Path, reference: Path) -> None:
     """The KL divergence from the reference is exactly zero where an outer iteration starts, and at no other step."""
     rows = _run(
@@ -314,16 +298,14 @@ def test_a_custom_reward_needs_one_function_and_one_line(
         logged_completions_per_step=16,
         reward__weights=weights,
     )
-    kept = [row for _, row in jsonl.read_rows(tmp_path / "training" / "completions.jsonl")]
-    right = [row for row in kept if row["verdict"] == "right"]
-    assert 0 < len(right) < len(kept)
-    for row in kept:
-        expected = 1 / (1 + row["num_tokens"] / 100) if row in right else 0.0
+    records = [row for _, row in jsonl.read_rows(tmp_path / "training" / "completions.jsonl")]
+    assert {row["verdict"] for row in records} == {"right", "wrong"}
+    for row in records:
+        expected = 1 / (1 + row["num_tokens"] / 100) if row["verdict"] == "right" else 0.0
         assert row["rewards"]["my_rewards:brevity"] == [pytest.approx(expected)]
         assert row["reward"] == pytest.approx(row["rewards"]["accuracy"][0] + 0.2 * expected)
-    for row in rows:
-        of_step = [each["rewards"]["my_rewards:brevity"][0] for each in kept if each["step"] == row["step"]]
-        assert row["reward_my_rewards_brevity"] == pytest.approx(sum(of_step) / 16)
+    of_first = [row["rewards"]["my_rewards:brevity"][0] for row in records[:16]]
+    assert rows[0]["reward_my_rewards_brevity"] == pytest.approx(sum(of_first) / 16)
 
 
 def test_a_run_stops_where_a_reward_fails_too_often(
@@ -332,16 +314,14 @@ def test_a_run_stops_where_a_reward_fails_too_often(
     """The error says how often and why, and the initial rollouts of a reward model count as well."""
     (tmp_path / "raising_rewards.py").write_text("def twice(problem, completion, grade):\n    return 2 * grade.worth\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    plain: dict[str, Any] = {"reward__weights": {"raising_rewards:twice": 1.0}}
-    learned: dict[str, Any] = {
-        "reward__weights": {"raising_rewards:twice": 1.0, "reward_model": 1.0},
-        "reward__model": REWARD_MODEL,
-    }
-    for name, changes in (("plain", plain), ("learned", learned)):
+    name = "raising_rewards:twice"
+    plain: dict[str, Any] = {"reward__weights": {name: 1.0}}
+    learned = {"reward__weights": {name: 1.0, "reward_model": 1.0}, "reward__model": REWARD_MODEL}
+    for number, changes in enumerate((plain, learned)):
         with pytest.raises(
             PipelineError, match=r"100% of the 12 .* AttributeError: .* \(raising_rewards\.py, line 2\)"
         ):
-            _run(tmp_path / name, tiny.PROBLEMS, reference, **changes)
+            _run(tmp_path / str(number), tiny.PROBLEMS, reference, **changes)
 
 
 def test_a_missing_custom_reward_stops_before_anything_is_loaded(tmp_path: Path) -> None:
