@@ -1,4 +1,4 @@
-"""The one grader: compares the final answer of a response with the expected one."""
+"""The one grader: compares the final answer of a response with the expected one, or runs its code on unit tests."""
 
 import re
 from dataclasses import dataclass
@@ -11,6 +11,7 @@ from components.shared.answer_policy import AnswerPolicy
 
 _MAX_ANSWER_CHARACTERS = 300
 _UNCLOSED_BOX = re.compile(r"^\\+boxed\s*\{(?=[^{}]*(?:\{[^{}]*\}[^{}]*)*$)")  # its end was cut off
+_ASSERT = re.compile(r"(?:\s|#[^\n]*\n)*assert\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +44,20 @@ class Grade:
     """Fraction of the unit tests that passed; None where the gold is not unit tests."""
 
 
+def is_unit_tests(gold: str) -> bool:
+    """Tell whether an expected answer is unit tests: its first statement is an assert."""
+    return _ASSERT.match(gold) is not None
+
+
 def grade(gold: str, response: str, policy: AnswerPolicy) -> Grade:
-    """Return whether the final answer of `response` is `gold`.
+    """Return whether the final answer of `response` is `gold`, or its code passes the unit tests that `gold` is.
 
     What a model wrote reaches a parser and a simplifier here, without a limit on time or memory: see verifier.py.
     """
+    if is_unit_tests(gold):
+        from components.grading.unit_tests import grade_code
+
+        return grade_code(gold, response)
     answer = final_answer(response, policy)
     if answer is None:
         return Grade(Verdict.WRONG, None, "no final answer")
@@ -61,7 +71,10 @@ def _verdict(gold: str, answer: str) -> tuple[Verdict, str]:
     if len(answer) > _MAX_ANSWER_CHARACTERS:
         return Verdict.WRONG, f"answer is longer than {_MAX_ANSWER_CHARACTERS} characters"
     try:
-        equal, reason = compare(_expected(gold), answer)
+        if "box" in gold or "####" in gold or "answer" in gold or len(gold) > _MAX_ANSWER_CHARACTERS:
+            # It may be a worked solution.
+            gold = final_answer(_UNCLOSED_BOX.sub("", gold), AnswerPolicy.STATED) or gold
+        equal, reason = compare(gold, answer)
     except RejectedAnswerError as rejection:
         return Verdict.WRONG, str(rejection)
     except UnreadableGoldError as unreadable:
@@ -71,10 +84,3 @@ def _verdict(gold: str, answer: str) -> tuple[Verdict, str]:
     except Exception as error:  # model output reaches a parser and a simplifier, which may fail in any way
         return Verdict.UNSCORABLE, f"comparison failed ({type(error).__name__})"
     return (Verdict.RIGHT if equal else Verdict.WRONG), reason
-
-
-def _expected(gold: str) -> str:
-    """The expected answer itself, where the gold is a worked solution."""
-    if "box" in gold or "####" in gold or "answer" in gold or len(gold) > _MAX_ANSWER_CHARACTERS:
-        return final_answer(_UNCLOSED_BOX.sub("", gold), AnswerPolicy.STATED) or gold
-    return gold

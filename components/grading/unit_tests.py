@@ -21,7 +21,6 @@ from components.grading.sandbox.child import encode
 from components.grading.sandbox.run import Failed, Outcome, Returned, decode, run
 from components.shared.errors import PipelineError
 
-_ASSERT = re.compile(r"(?:\s|#[^\n]*\n)*assert\b")
 _MAX_TESTS_CHARACTERS = 2**16
 _MAX_CODE_CHARACTERS = 50_000
 _MAX_EXTRACTED_CHARACTERS = 2_000
@@ -45,11 +44,6 @@ class UnitTest:
     """A Python expression."""
     accepts: Callable[[object], bool]
     """By Python's `==`, for which 1, 1.0 and True are equal, unless the test says otherwise."""
-
-
-def is_unit_tests(gold: str) -> bool:
-    """Tell whether an expected answer is unit tests: its first statement is an assert."""
-    return _ASSERT.match(gold) is not None
 
 
 def grade_code(gold: str, response: str) -> Grade:

@@ -1,19 +1,20 @@
 """The grader's public face: verdicts on any number of responses, in processes of their own.
 
 `Verifier` grades `Submission`s and returns a `Grade` with a `Verdict` for each. `grade` is the same for one submission
-in this process, without limits. The formats behind it are in answer.py and unit_tests.py.
+in this process, without limits.
 """
 
 import os
+import socket
+import threading
+from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 
 from components.grading.answer import has_reasoning
-from components.grading.grade import Grade, Submission, Verdict, grade
-from components.grading.pool import Pool
+from components.grading.grade import Grade, Submission, Verdict, grade, is_unit_tests
+from components.grading.pool import GRADE, Call, Dispatcher
 from components.grading.sandbox.run import require_sandbox
-from components.grading.unit_tests import grade_code, is_unit_tests
 
 __all__ = ["Grade", "Submission", "Verdict", "Verifier", "grade", "has_reasoning", "is_unit_tests", "require_sandbox"]
 
@@ -21,34 +22,49 @@ _MAX_WORKERS = 8  # they grade about as fast as this process can hand out
 
 
 class Verifier(AbstractContextManager["Verifier"]):
-    """Grades submissions in processes of their own; close it, or use it in a `with` block."""
+    """Grades submissions in worker processes; close it, or use it in a `with` block. Any number of threads may call it.
 
-    def __init__(self, *, num_workers: int | None = None, deadline_s: float = 1.0) -> None:
-        num_workers = num_workers or _num_workers()
-        self._pool = Pool(num_workers, deadline_s)
-        self._threads = ThreadPoolExecutor(num_workers, thread_name_prefix="code")
+    A thread of its own serves the workers. Callers share no lock with it: Ctrl-C may interrupt them at any instruction,
+    and a lock of Python's `threading` or `concurrent.futures` could then stay locked for ever.
+    """
+
+    def __init__(self, *, num_workers: int | None = None, deadline_s: float = 1.0, function: str = GRADE) -> None:
+        self._pid = os.getpid()
+        self._calls: deque[Call] = deque()
+        self._control, theirs = socket.socketpair()
+        dispatcher = Dispatcher(num_workers or _num_workers(), deadline_s, function, self._calls, theirs)
+        self._thread = threading.Thread(target=dispatcher.run, name="grading", daemon=True)
+        self._thread.start()
 
     def __call__(self, submissions: Sequence[Submission]) -> list[Grade]:
         """Return the grade of each submission, in their order; nothing in a submission makes it raise.
 
-        Where the gold is unit tests, the response is code to be run in a sandbox; else it is mathematics, which is
-        unscorable if it takes longer than the deadline. Any number of threads may call at once.
+        A comparison that computes for longer than the deadline is unscorable.
         """
-        are_code = [is_unit_tests(each.gold) for each in submissions]
-        code = [each for each, is_code in zip(submissions, are_code, strict=True) if is_code]
-        mathematics = [each for each, is_code in zip(submissions, are_code, strict=True) if not is_code]
-        code_grades = self._threads.map(lambda each: grade_code(each.gold, each.response), code)
-        mathematics_grades = iter(self._pool(mathematics))
-        return [next(code_grades if is_code else mathematics_grades) for is_code in are_code]
-
-    def processor_s(self) -> float:
-        """Return the processor time that the present workers have used."""
-        return self._pool.processor_s()
+        if os.getpid() != self._pid:
+            raise RuntimeError("a forked process cannot use the workers of its parent: make a new Verifier there")
+        if not submissions:
+            return []
+        call = Call(submissions)
+        self._calls.append(call)
+        try:
+            self._control.send(b"\0")
+            outcome = call.outcome.get()
+        except OSError:
+            raise RuntimeError("the verifier is closed") from None
+        finally:
+            call.is_abandoned = True
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
 
     def close(self) -> None:
         """End the workers; calls in other threads raise."""
-        self._pool.close()
-        self._threads.shutdown(cancel_futures=True)
+        if os.getpid() == self._pid:
+            with suppress(OSError):  # closed before
+                self._control.shutdown(socket.SHUT_WR)
+            self._thread.join()
+            self._control.close()
 
     def __exit__(self, *_: object) -> None:
         self.close()

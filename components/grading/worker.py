@@ -1,7 +1,7 @@
-"""The process that grades for a Pool: `python -m components.grading.worker SOCKET MODULE:FUNCTION DEADLINE_S`.
+"""The process that grades for a Verifier: `python -m components.grading.worker SOCKET MODULE:FUNCTION DEADLINE_S`.
 
 Each line from the socket is a submission as JSON, each line back its grade. A submission that takes too long or too
-much memory ends the process, and how it ended tells the Pool why: it may be in C code, where no exception arrives.
+much memory ends the process, and how it ended tells the Verifier why: it may be in C code, where no exception arrives.
 """
 
 import contextlib
@@ -19,13 +19,15 @@ from importlib import import_module
 from importlib.abc import MetaPathFinder
 from pathlib import Path
 
-from components.grading.grade import Grade, grade
+from components.grading.grade import Grade, grade, is_unit_tests
+from components.grading.sandbox.confinement import limit
 from components.shared.answer_policy import AnswerPolicy
 
 READY = b"ready"
 """Sent when a submission can be graded, or the current one after all."""
 PREPARING = b"preparing"
-"""Sent when the worker has to import libraries first: most submissions need no algebra, and this one does."""
+"""Sent before what is not to count as slow: importing libraries for the few submissions that need algebra, and running
+code in the sandbox."""
 OUT_OF_MEMORY = 12
 """Exit code of a worker whose submission took too much memory."""
 
@@ -52,8 +54,8 @@ class _ImportGuard(MetaPathFinder):
 
 def main(descriptor: str, function: str, deadline_s: str) -> None:
     """Grade submissions from the socket until it is closed at the other end."""
-    _limit(resource.RLIMIT_AS, _MAX_ADDRESS_SPACE)
-    _limit(resource.RLIMIT_CORE, 0)
+    limit(resource.RLIMIT_AS, _MAX_ADDRESS_SPACE)
+    limit(resource.RLIMIT_CORE, 0)
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGPROF})
     logging.disable()  # libraries warn about many an answer
@@ -65,6 +67,8 @@ def main(descriptor: str, function: str, deadline_s: str) -> None:
         requests = channel.makefile("rb")
         while (request := requests.readline()).endswith(b"\n"):
             submission = json.loads(request)
+            if is_unit_tests(submission[0]):
+                channel.sendall(PREPARING + b"\n")
             try:
                 reply = grade_one(*submission)
             except _NeedsAlgebraError:
@@ -89,23 +93,16 @@ def _grade(
         os._exit(OUT_OF_MEMORY)
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
-    used_kib = _peak_memory_kib() if time.process_time() - started > _MEMORY_CHECK_S else 0
+    used_kib = 0
+    if time.process_time() - started > _MEMORY_CHECK_S:
+        # Not getrusage(): its maximum is that of the parent process, where that is larger.
+        status = Path("/proc/self/status").read_text(encoding="ascii")
+        used_kib = int(status.partition("VmHWM:")[2].split(maxsplit=1)[0])
     if used_kib > _MAX_MEMORY_KIB:
         os._exit(OUT_OF_MEMORY)
-    reply = [graded.verdict, graded.extracted, graded.reason, used_kib > _MAX_REUSABLE_KIB]
+    is_too_large = used_kib > _MAX_REUSABLE_KIB
+    reply = [graded.verdict, graded.extracted, graded.reason, graded.tests_passed, is_too_large]
     return json.dumps(reply).encode("ascii")
-
-
-def _peak_memory_kib() -> int:
-    # Not getrusage(): its maximum is that of the parent process, where that is larger.
-    status = Path("/proc/self/status").read_text(encoding="ascii")
-    return int(status.partition("VmHWM:")[2].split(maxsplit=1)[0])
-
-
-def _limit(kind: int, limit: int) -> None:
-    _, hard = resource.getrlimit(kind)
-    lowest = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
-    resource.setrlimit(kind, (lowest, lowest))
 
 
 if __name__ == "__main__":

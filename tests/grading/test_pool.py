@@ -1,5 +1,6 @@
 """The worker processes: every submission gets its grade, regardless of what happens to the process that grades it."""
 
+import itertools
 import os
 import random
 import signal
@@ -10,25 +11,29 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
 
 from components.grading import pool as pool_module
-from components.grading.pool import Pool
-from components.grading.verifier import Grade, Submission, Verdict
+from components.grading.verifier import Grade, Submission, Verdict, Verifier
 from components.shared.answer_policy import AnswerPolicy
 from components.shared.errors import PipelineError
 from tests.grading.fake_grader import FUNCTION
+from tests.grading.processes import children, is_gone, wait_until
 
 ROOT = Path.cwd()
 
 
+def pool_of(num_workers: int, deadline_s: float = 1.0, function: str = FUNCTION) -> Verifier:
+    """A verifier whose workers do what the gold says."""
+    return Verifier(num_workers=num_workers, deadline_s=deadline_s, function=function)
+
+
 @pytest.fixture
-def pool() -> Iterator[Pool]:
-    """A pool of two workers that do what the gold says."""
-    with closing(Pool(2, 1.0, FUNCTION)) as pool:
+def pool() -> Iterator[Verifier]:
+    """Two workers."""
+    with pool_of(2) as pool:
         yield pool
 
 
@@ -52,31 +57,6 @@ def unscorable(reason: str) -> Grade:
     return Grade(Verdict.UNSCORABLE, None, reason)
 
 
-def processes(parent: int) -> set[int]:
-    """The child processes of a process, zombies among them."""
-    children: set[int] = set()
-    for task in Path(f"/proc/{parent}/task").iterdir():
-        with suppress(FileNotFoundError, ProcessLookupError):  # a thread may end meanwhile
-            children.update(map(int, (task / "children").read_text(encoding="ascii").split()))
-    return children
-
-
-def wait_until(condition: Callable[[], object]) -> None:
-    """Return once the condition holds; the limit is only for broken code."""
-    until = time.monotonic() + 300
-    while not condition():
-        assert time.monotonic() < until, "the condition never held"
-        time.sleep(0.01)
-
-
-def is_gone(process: int) -> bool:
-    """Whether nothing is left of a process except possibly its entry in the table."""
-    try:
-        return Path(f"/proc/{process}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0] == "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return True
-
-
 def num_files() -> int:
     """How many files this process has open."""
     return len(list(Path("/proc/self/fd").iterdir()))
@@ -85,7 +65,7 @@ def num_files() -> int:
 def script(text: str, *arguments: str, cwd: Path, start_new_session: bool = False) -> "subprocess.Popen[str]":
     """Run a user's program, in a folder of its own."""
     path = cwd / "program.py"
-    imports = "from components.grading.pool import Pool\nfrom components.grading.verifier import Submission, Verifier\n"
+    imports = "from components.grading.verifier import Submission, Verifier\n"
     imports += "from components.shared.answer_policy import AnswerPolicy\n"
     path.write_text(imports + textwrap.dedent(text), encoding="utf-8")
     return subprocess.Popen(
@@ -99,7 +79,7 @@ def script(text: str, *arguments: str, cwd: Path, start_new_session: bool = Fals
     )
 
 
-def test_grades_come_in_the_order_of_the_submissions(pool: Pool) -> None:
+def test_grades_come_in_the_order_of_the_submissions(pool: Verifier) -> None:
     """Ten thousand of them, with slower ones in between; none for none."""
     submissions = [fine(number) for number in range(10_000)]
     submissions[17] = submissions[4000] = act("sleep", 0.2)
@@ -118,19 +98,19 @@ def test_grades_come_in_the_order_of_the_submissions(pool: Pool) -> None:
         ("exit", "the grader crashed (exit code 3)"),
     ],
 )
-def test_a_submission_that_ends_its_worker_is_unscorable(pool: Pool, gold: str, reason: str) -> None:
+def test_a_submission_that_ends_its_worker_is_unscorable(pool: Verifier, gold: str, reason: str) -> None:
     """The others are graded as if nothing had been."""
     assert pool([fine(1), act(gold), fine(2)]) == [right(1), unscorable(reason), right(2)]
 
 
 def test_the_deadline_can_be_set() -> None:
     """A shorter deadline ends a computation that would have ended within a second, and the reason names it."""
-    with closing(Pool(1, 0.25, FUNCTION)) as pool:
+    with pool_of(1, 0.25) as pool:
         assert pool([act("compute", 0.6), act("compute", 0.1)]) == [unscorable("took longer than 0.25 s"), right(0.1)]
 
 
 @pytest.mark.slow
-def test_a_busy_machine_does_not_change_a_verdict(pool: Pool) -> None:
+def test_a_busy_machine_does_not_change_a_verdict(pool: Verifier) -> None:
     """A computation that is shorter than the deadline is graded, however long it takes by the clock."""
     burn = [sys.executable, "-c", "while True: pass"]
     # Each in a session of its own, as the workers are: the scheduler shares the cores among sessions.
@@ -146,7 +126,7 @@ def test_a_busy_machine_does_not_change_a_verdict(pool: Pool) -> None:
 def test_nothing_waits_behind_a_submission_that_does_not_end(tmp_path: Path) -> None:
     """With a single worker and two endless submissions, all others are graded, those of the same call too."""
     path = tmp_path / "process"
-    with ThreadPoolExecutor() as threads, closing(Pool(1, 3600.0, FUNCTION)) as pool:
+    with ThreadPoolExecutor() as threads, pool_of(1, 3600.0) as pool:
         stuck = threads.submit(pool, [act("loop in C"), fine(0), act("loop in C"), act("write process", path)])
         assert pool([*map(fine, range(1000))]) == [right(number) for number in range(1000)]
         wait_until(path.exists)
@@ -163,24 +143,24 @@ def num_waiting(path: Path) -> int:
 
 def test_the_number_of_processes_is_bounded(tmp_path: Path) -> None:
     """However many submissions are slow at once, there are at most four processes for each worker."""
-    before = processes(os.getpid())
+    before = children()
     go = tmp_path / "go"
-    with ThreadPoolExecutor() as threads, closing(Pool(1, 3600.0, FUNCTION)) as pool:
+    with ThreadPoolExecutor() as threads, pool_of(1, 3600.0) as pool:
         call = threads.submit(pool, [act("wait for", go)] * 8)
         wait_until(lambda: num_waiting(go) == 4)
-        assert len(processes(os.getpid()) - before) == 4
+        assert len(children() - before) == 4
         go.touch()
         assert call.result() == [right(go)] * 8
         assert num_waiting(go) == 4
 
 
 def test_as_many_quick_submissions_as_wanted_are_graded_at_once(
-    pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pool: Verifier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One process for one submission, two for many; workers that replaced slow ones do not add to those at work."""
-    before = processes(os.getpid())
+    before = children()
     pool([fine(0)])
-    assert len(processes(os.getpid()) - before) == 1
+    assert len(children() - before) == 1
     go = tmp_path / "go"
     with ThreadPoolExecutor() as threads:
         call = threads.submit(pool, [act("wait for", go)] * 6)
@@ -197,11 +177,10 @@ def test_as_many_quick_submissions_as_wanted_are_graded_at_once(
 def test_a_large_call_does_not_hold_up_a_small_one(tmp_path: Path) -> None:
     """Calls of several threads take turns: a small one ends before the large one, which came first, can end."""
     first, later = tmp_path / "first", tmp_path / "later"
-    with ThreadPoolExecutor() as threads, closing(Pool(1, 3600.0, FUNCTION)) as pool:
+    with ThreadPoolExecutor() as threads, pool_of(1, 3600.0) as pool:
         large = threads.submit(pool, [act("wait for", path) for path in [first] * 4 + [later] * 20])
         wait_until(lambda: num_waiting(first) == 4)
         small = threads.submit(pool, [fine(1)])
-        wait_until(lambda: len(pool._calls) == 2)
         first.touch()
         try:
             assert small.result(timeout=300) == [right(1)]
@@ -212,7 +191,7 @@ def test_a_large_call_does_not_hold_up_a_small_one(tmp_path: Path) -> None:
 
 def test_a_worker_that_has_grown_large_is_replaced() -> None:
     """The memory that one submission left behind is not counted against the next."""
-    with closing(Pool(1, 1.0, FUNCTION)) as pool:
+    with pool_of(1) as pool:
         (first,) = pool([act("process")])
         assert pool([act("process")]) == [first]
         assert pool([act("use some memory")]) == [right("")]
@@ -221,9 +200,10 @@ def test_a_worker_that_has_grown_large_is_replaced() -> None:
 
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)])
 def test_a_submission_whose_worker_is_killed_or_stopped_is_graded_by_another(
-    pool: Pool, tmp_path: Path, sent: signal.Signals
+    pool: Verifier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sent: signal.Signals
 ) -> None:
     """It is not to blame for what comes from outside."""
+    monkeypatch.setattr(pool_module, "_MAX_SILENCE_S", 1.0)
     path = tmp_path / "process"
     with ThreadPoolExecutor() as threads:
         call = threads.submit(pool, [fine(1), act("sleep the first time", path), fine(2)])
@@ -235,13 +215,13 @@ def test_a_submission_whose_worker_is_killed_or_stopped_is_graded_by_another(
 def test_idle_workers_that_are_killed_are_replaced(tmp_path: Path) -> None:
     """More of them than a submission has tries."""
     go = tmp_path / "go"
-    with ThreadPoolExecutor() as threads, closing(Pool(5, 1.0, FUNCTION)) as pool:
-        before = processes(os.getpid())
+    with ThreadPoolExecutor() as threads, pool_of(5) as pool:
+        before = children()
         call = threads.submit(pool, [act("wait for", go)] * 5)
         wait_until(lambda: num_waiting(go) == 5)
         go.touch()
         call.result()
-        workers = processes(os.getpid()) - before
+        workers = children() - before
         assert len(workers) == 5
         for worker in workers:
             os.kill(worker, signal.SIGKILL)
@@ -249,7 +229,7 @@ def test_idle_workers_that_are_killed_are_replaced(tmp_path: Path) -> None:
         assert pool([fine(1)]) == [right(1)]
 
 
-def test_a_submission_whose_workers_are_killed_three_times_is_unscorable(pool: Pool, tmp_path: Path) -> None:
+def test_a_submission_whose_workers_are_killed_three_times_is_unscorable(pool: Verifier, tmp_path: Path) -> None:
     """The submission may be what they are killed for."""
     path = tmp_path / "process"
     killed: set[str] = set()
@@ -265,39 +245,39 @@ def test_a_submission_whose_workers_are_killed_three_times_is_unscorable(pool: P
 
 
 @pytest.mark.slow
-def test_killing_workers_again_and_again_changes_nothing(pool: Pool) -> None:
+def test_killing_workers_again_and_again_changes_nothing(pool: Verifier) -> None:
     """Fifty workers killed at any moment: the same grades, and neither a process nor a file is left over."""
-    files, before = num_files(), processes(os.getpid())
+    files, before = num_files(), children()
     stop = threading.Event()
     submissions = [act("compute", 0.002), *map(fine, range(20))] * 100
     generator, num_killed = random.Random(1), 0
     with ThreadPoolExecutor() as threads:
         calls = threads.submit(lambda: [pool(submissions) for _ in iter(stop.is_set, True)])
-        while num_killed < 50:
+        while num_killed < 50 and not calls.done():
             time.sleep(generator.uniform(0.02, 0.25))
-            if workers := sorted(processes(os.getpid()) - before):
+            if workers := sorted(children() - before):
                 os.kill(generator.choice(workers), signal.SIGKILL)
                 num_killed += 1
         stop.set()
         assert all(grades == [right(each.response) for each in submissions] for grades in calls.result())
     pool.close()
-    assert processes(os.getpid()) <= before
+    assert children() <= before
     assert num_files() <= files
 
 
 @pytest.mark.parametrize("text", ["9" * 2_000_000, "\0a\0\n", "\ud800 \udfff", "\u2028\r\n\x85", "ü日本"])
-def test_any_text_arrives_unchanged(pool: Pool, text: str) -> None:
+def test_any_text_arrives_unchanged(pool: Verifier, text: str) -> None:
     """Two megabytes, NULs, half characters and all kinds of line ends."""
     assert pool([act("nothing", text)] * 3) == [right(text)] * 3
 
 
-def test_output_of_a_library_is_not_mistaken_for_a_grade(pool: Pool, capfd: pytest.CaptureFixture[str]) -> None:
+def test_output_of_a_library_is_not_mistaken_for_a_grade(pool: Verifier, capfd: pytest.CaptureFixture[str]) -> None:
     """Nor does it appear among the output of the program."""
     assert pool([act("print"), fine(1)]) == [right(""), right(1)]
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_worker_sees_no_secrets(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_sees_no_secrets(pool: Verifier, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its environment has only what it needs to import the grader."""
     monkeypatch.setenv("HF_TOKEN", "secret")
     (grade,) = pool([act("variables")])
@@ -305,7 +285,7 @@ def test_a_worker_sees_no_secrets(pool: Pool, monkeypatch: pytest.MonkeyPatch) -
     assert set((grade.extracted or "").split()) <= names
 
 
-def test_several_threads_may_call_at_once(pool: Pool) -> None:
+def test_several_threads_may_call_at_once(pool: Verifier) -> None:
     """Workers live on when the thread that started them ends."""
     thread = threading.Thread(target=pool, args=[[fine(0)]])
     thread.start()
@@ -317,8 +297,8 @@ def test_several_threads_may_call_at_once(pool: Pool) -> None:
 
 def test_closing_ends_calls_and_processes(tmp_path: Path) -> None:
     """A call in flight raises rather than waits for its end; a closed pool takes no more."""
-    pool = Pool(2, 3600.0, FUNCTION)
-    before = processes(os.getpid())
+    pool = pool_of(2, 3600.0)
+    before = children()
     path = tmp_path / "process"
     with ThreadPoolExecutor() as threads:
         calls = [threads.submit(pool, [act("write process and sleep", path)] * 5) for _ in range(2)]
@@ -327,7 +307,7 @@ def test_closing_ends_calls_and_processes(tmp_path: Path) -> None:
         for call in calls:
             with pytest.raises(RuntimeError, match="closed"):
                 call.result()
-    assert processes(os.getpid()) <= before
+    assert children() <= before
     with pytest.raises(RuntimeError, match="is closed"):
         pool([fine(1)])
     pool.close()
@@ -336,7 +316,7 @@ def test_closing_ends_calls_and_processes(tmp_path: Path) -> None:
 def test_a_worker_that_cannot_start_is_an_error() -> None:
     """An import error of the grader is reported, not retried for ever."""
     with (
-        closing(Pool(2, 1.0, "tests.grading.nowhere:grade")) as pool,
+        pool_of(2, function="tests.grading.nowhere:grade") as pool,
         pytest.raises(PipelineError, match=r"no answer can be graded: .*exit code 1"),
     ):
         pool([fine(1), fine(2)])
@@ -360,7 +340,7 @@ def test_a_program_needs_no_precautions(tmp_path: Path) -> None:
 def test_a_program_that_is_held_up_gets_its_grade(tmp_path: Path) -> None:
     """It finds that its worker prepared for algebra, that it is ready, and its grade, all at once."""
     program = """
-        pool = Pool(1, 1.0, "tests.grading.fake_grader:grade")
+        pool = Verifier(num_workers=1, function="tests.grading.fake_grader:grade")
         pool([Submission("nothing", "", AnswerPolicy.STATED)])
         print("started", flush=True)
         print(pool([Submission("use algebra", "", AnswerPolicy.STATED)])[0].verdict)
@@ -377,7 +357,7 @@ def test_a_program_that_is_held_up_gets_its_grade(tmp_path: Path) -> None:
 
 REPEATING = """
     import sys, threading
-    pool = Pool(2, 1.0, "tests.grading.fake_grader:grade")
+    pool = Verifier(num_workers=2, function="tests.grading.fake_grader:grade")
     thread = threading.Thread(target=pool, args=[[Submission("nothing", "", AnswerPolicy.STATED)]])
     thread.start(); thread.join()
     print("graded", flush=True)
@@ -397,11 +377,42 @@ def test_no_worker_outlives_a_killed_program(tmp_path: Path, golds: list[str]) -
         assert program.stdout is not None
         assert program.stderr is not None
         program.stdout.readline()
-        wait_until(lambda: len(processes(program.pid)) == len(golds))
-        workers = processes(program.pid)
+        wait_until(lambda: len(children(program.pid)) == len(golds))
+        workers = children(program.pid)
         program.kill()
         wait_until(lambda: all(map(is_gone, workers)))
         assert program.stderr.read() == ""
+
+
+@pytest.mark.timeout(120)
+def test_an_interrupt_at_any_instruction_of_a_call_harms_no_other_call() -> None:
+    """Wherever Ctrl-C strikes in the calling thread, later calls get their grades, and the verifier can be closed."""
+    with pool_of(1) as pool:
+        for number in itertools.count():
+            if not interrupted(lambda: pool([act("sleep", 0.01)]), number):
+                break
+            assert pool([fine(number)]) == [right(number)]
+    assert number > 10
+
+
+def interrupted(action: Callable[[], object], number: int) -> bool:
+    """Interrupt an action after a number of calls and returns, where Python looks for signals; False: it has fewer."""
+
+    def interrupt(_: object, event: str, __: object) -> None:
+        nonlocal number
+        number -= event in {"call", "c_return"}
+        if number < 0:
+            sys.setprofile(None)
+            raise KeyboardInterrupt
+
+    try:
+        sys.setprofile(interrupt)
+        action()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.setprofile(None)
+    return False
 
 
 @pytest.mark.slow
@@ -410,8 +421,8 @@ def test_an_interrupt_is_for_the_program_alone(tmp_path: Path) -> None:
     program = script(REPEATING, "loop in C", "sleep", cwd=tmp_path, start_new_session=True)
     assert program.stdout is not None
     program.stdout.readline()
-    wait_until(lambda: len(processes(program.pid)) == 2)
-    workers = processes(program.pid)
+    wait_until(lambda: len(children(program.pid)) == 2)
+    workers = children(program.pid)
     os.killpg(program.pid, signal.SIGINT)
     _, errors = program.communicate(timeout=300)
     assert errors.count("Traceback") == 1

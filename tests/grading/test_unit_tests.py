@@ -12,11 +12,10 @@ from components.grading.unit_tests import (
     UnitTest,
     UnreadableTestsError,
     grade_code,
-    is_unit_tests,
     last_code_block,
     read_tests,
 )
-from components.grading.verifier import Grade, Verdict
+from components.grading.verifier import Grade, Verdict, is_unit_tests
 from tests.grading.tables import FOLDER, table
 from tests.processor_time import processor_time
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from components.grading.unit_tests import grade_code, is_unit_tests
-from components.grading.verifier import Verdict, Verifier
+from components.grading.unit_tests import grade_code
+from components.grading.verifier import Verdict, Verifier, is_unit_tests
 from components.prepare_data.config import ContaminationConfig
 from components.prepare_data.contamination import find_contamination
 from components.prepare_data.mbpp import MBPP

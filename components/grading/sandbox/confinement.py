@@ -31,15 +31,20 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 def confine(files: list[str], folders: list[str]) -> None:
     """Give up everything but computing, reading `files` and listing `folders`; OSError where that is not possible."""
-    for kind, limit in _LIMITS.items():
-        _, hard = resource.getrlimit(kind)
-        lowest = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
-        resource.setrlimit(kind, (lowest, lowest))
+    for kind, value in _LIMITS.items():
+        limit(kind, value)
     for option, value in ((_SET_PARENT_DEATH_SIGNAL, _SIGKILL), (_SET_NO_NEW_PRIVS, 1)):
         if _libc.prctl(option, value, 0, 0, 0) != 0:
             raise OSError(f"prctl {option} failed ({os.strerror(ctypes.get_errno())})")
     _restrict_files(files, folders)
     _restrict_system_calls()
+
+
+def limit(kind: int, value: int) -> None:
+    """Lower a resource limit of this process, for good."""
+    _, hard = resource.getrlimit(kind)
+    lowest = value if hard == resource.RLIM_INFINITY else min(value, hard)
+    resource.setrlimit(kind, (lowest, lowest))
 
 
 def print_readable_paths() -> None:

@@ -122,7 +122,7 @@ def _run_process(code: str, calls: Sequence[str]) -> _Transcript:
 def _start(code: str, calls: Sequence[str]) -> subprocess.Popen[bytes]:
     files, folders = _readable_paths()
     with os.fdopen(os.memfd_create("request"), "w+b") as request:
-        marshal.dump((code, list(calls), files, folders), request)
+        marshal.dump((code, list(calls), files, folders, os.getpid()), request)
         request.seek(0)
         return subprocess.Popen(
             [*_PYTHON, "-c", _CHILD],
