@@ -4,10 +4,9 @@ import io
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from markupsafe import Markup
 
@@ -48,8 +47,7 @@ _STYLE = {
 }
 
 
-@dataclass(frozen=True)
-class _Curve:
+class _Curve(NamedTuple):
     """One quantity over the optimizer steps, thinned to what a page can carry."""
 
     name: str
@@ -72,39 +70,31 @@ def accuracy_chart(models: Mapping[str, Mapping[str, Any]], names: Mapping[str, 
         width = 0.8 / len(models)
         for place, (model, scores) in enumerate(models.items()):
             shift = (place - (len(models) - 1) / 2) * width
-            for at, source in enumerate(sources):
-                _bar(axes, at + shift, scores[source], width=width * 0.82, color=MODEL_COLORS[model])
-                axes.text(at + shift, -4, names[model], ha="center", va="top", fontsize=7.5)
+            for number, source in enumerate(sources):
+                at = number + shift
+                accuracy, (low, high) = scores[source]["accuracy"], scores[source]["interval"]
+                axes.bar(at, 100 * accuracy, width=width * 0.82, color=MODEL_COLORS[model], alpha=0.85)
+                axes.plot([at, at], [100 * low, 100 * high], color=_TEXT, linewidth=1.1)
+                style = {"ha": "center", "va": "bottom", "fontsize": 9, "fontweight": "bold"}
+                axes.text(at, 100 * high + 2, percent(accuracy), **style)
+                axes.text(at, -4, names[model], ha="center", va="top", fontsize=7.5)
         axes.set_xticks(range(len(sources)), sources, fontsize=9.5, fontweight="bold")
         axes.tick_params(axis="x", length=0, pad=17)
         axes.set_xlim(-0.55, len(sources) - 0.45)
         axes.set_ylim(0, 112)
-        axes.set_yticks(range(0, 101, 25), [f"{tick} %" for tick in range(0, 101, 25)])
+        _label_percent(axes)
         axes.grid(axis="y")
         axes.set_axisbelow(True)
         return _svg(figure, "Accuracy of each model by source, with 95 % intervals")
 
 
-def _bar(axes: "Axes", at: float, score: Mapping[str, Any], *, width: float, color: str) -> None:
-    accuracy, (low, high) = 100 * score["accuracy"], (100 * bound for bound in score["interval"])
-    axes.bar(at, accuracy, width=width, color=color, alpha=0.85)
-    axes.plot([at, at], [low, high], color=_TEXT, linewidth=1.1)
-    axes.text(at, high + 2, percent(score["accuracy"]), ha="center", va="bottom", fontsize=9, fontweight="bold")
-
-
 def curve_chart(
     steps: Sequence[Mapping[str, Any]], title: str, names: Mapping[str, str], *, fraction: bool = False
 ) -> tuple[Markup | None, list[tuple[str, str]]]:
-    """Draw columns of the steps, the running mean strong over the raw values.
+    """Draw columns of the steps, the running mean strong over the raw values; fractions from 0 % to 100 %.
 
-    Args:
-        steps: One mapping per optimizer step.
-        title: For screen readers.
-        names: Name of each column in the legend.
-        fraction: Whether the values are fractions, drawn from 0 % to 100 %.
-
-    Returns:
-        The chart, or None if no step has any of the columns; and its legend of names and colors, empty for one column.
+    `names` has each column's name in the legend. Return the chart, None if no step has any of the columns, and the
+    legend of names and colors, empty for one column.
     """
     curves = [curve for key, name in names.items() if (curve := _curve(steps, key, name))]
     if not curves:
@@ -122,7 +112,7 @@ def curve_chart(
         axes.set_ylim(bottom=0)
         if fraction:
             axes.set_ylim(-4, 104)
-            axes.set_yticks(range(0, 101, 25), [f"{tick} %" for tick in range(0, 101, 25)])
+            _label_percent(axes)
         _label_steps(axes, ticks=6)
         axes.grid(axis="y")
         legend = [(curve.name, color) for curve, color in zip(curves, _SERIES_COLORS, strict=False)]
@@ -165,6 +155,10 @@ def _curve(steps: Sequence[Mapping[str, Any]], key: str, name: str) -> _Curve | 
     size = -(-len(points) // _MAX_POINTS)
     bins = [points[start : start + size] for start in range(0, len(points), size)]
     return _Curve(name, [fmean(x for x, _ in part) for part in bins], [fmean(y for _, y in part) for part in bins])
+
+
+def _label_percent(axes: "Axes") -> None:
+    axes.set_yticks(range(0, 101, 25), [f"{tick} %" for tick in range(0, 101, 25)])
 
 
 def _label_steps(axes: "Axes", *, ticks: int) -> None:

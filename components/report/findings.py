@@ -1,9 +1,10 @@
 """What the report is about: the evaluations, the gate's verdict, the validation of the data, and the provenance."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
@@ -32,8 +33,7 @@ class Record(BaseModel):
     worked: bool
 
 
-@dataclass(frozen=True)
-class Evaluation:
+class Evaluation(NamedTuple):
     """One model's greedy answers by problem id, with its scores and lineage."""
 
     folder: Path
@@ -42,8 +42,7 @@ class Evaluation:
     lineage: dict[str, Any] | None
 
 
-@dataclass(frozen=True)
-class Pair:
+class Pair(NamedTuple):
     """The answers of two models to one problem."""
 
     sft: Record
@@ -148,7 +147,7 @@ def find(config: ReportConfig, folders: Mapping[str, Path]) -> Findings:
 
 
 def _read_evaluation(folder: Path) -> Evaluation:
-    """Return an evaluation; PipelineError unless its records and scores agree."""
+    """Return an evaluation; PipelineError unless the records, which the gate counts, agree with the scores shown."""
     path = folder / "records.jsonl"
     greedy: dict[str, Record] = {}
     for number, row in jsonl.read_rows(path):
@@ -161,23 +160,18 @@ def _read_evaluation(folder: Path) -> Evaluation:
     if not greedy:
         raise PipelineError(f"{path}: contains no greedy answer (sample 0); evaluate again")
     scores = jsonl.read_json(folder / "scores.json")
-    _check_scores(folder / "scores.json", scores, list(greedy.values()))
-    return Evaluation(folder, greedy, scores, lineage.read(folder))
-
-
-def _check_scores(path: Path, scores: Any, records: Sequence[Record]) -> None:
-    """Tables show the scores and the gate counts records: both must be of one evaluation."""
     try:
         scored = {source: score["correct"] for source, score in scores["greedy"]["by_source"].items()}
     except (KeyError, TypeError):
-        raise PipelineError(f"{path}: expected greedy scores by source, `greedy.by_source.<source>.correct`") from None
-    counted = dict.fromkeys((record.source for record in records), 0)
-    for record in records:
-        counted[record.source] += record.verdict == "right"
+        scored = {}
+    right = Counter(record.source for record in greedy.values() if record.verdict == "right")
+    counted = {record.source: right[record.source] for record in greedy.values()}
     if scored != counted:
         raise PipelineError(
-            f"{path}: has {scored} right answers, but records.jsonl next to it has {counted}; evaluate again"
+            f"{folder / 'scores.json'}: `greedy.by_source.<source>.correct` are {scored}, but records.jsonl next to "
+            f"it has {counted} right answers; evaluate again"
         )
+    return Evaluation(folder, greedy, scores, lineage.read(folder))
 
 
 def _check_comparable(first: Evaluation, second: Evaluation) -> None:
@@ -186,57 +180,45 @@ def _check_comparable(first: Evaluation, second: Evaluation) -> None:
         raise PipelineError(
             f"{second.folder}: evaluated under another config than {first.folder}; evaluate both under the same"
         )
-    same = "evaluate both models on the same problems"
-    for one, other in ((first, second), (second, first)):
-        missing = one.greedy.keys() - other.greedy.keys()
-        if missing:
-            raise PipelineError(
-                f"{other.folder}: has no answer to {len(missing)} of the problems in {one.folder}, "
-                f"such as {min(missing)}; {same}"
-            )
-    for record in first.greedy.values():
-        other_record = second.greedy[record.id]
-        if (record.source, record.answer) != (other_record.source, other_record.answer):
-            raise PipelineError(
-                f"{second.folder}: problem {record.id} has another source or answer than in {first.folder}; {same}"
-            )
+    one, other = (
+        {(each.id, each.source, each.answer) for each in evaluation.greedy.values()} for evaluation in (first, second)
+    )
+    if one != other:
+        raise PipelineError(
+            f"{second.folder}: problem {min(one ^ other)[0]} is missing here or in {first.folder}, or has another "
+            "source or answer there; evaluate both models on the same problems"
+        )
 
 
 def collect_provenance(lineages: Mapping[str, dict[str, Any] | None]) -> Provenance:
     """Return the provenance of artifacts by name; two configs of one stage mean that runs were mixed."""
     configs: dict[str, dict[str, Any]] = {}
     inputs: dict[str, str] = {}
-    code: str | None = None
+    codes: list[str] = []
     packages: dict[str, set[str]] = {}
     depths: dict[str, int] = {}
-    for name, top in lineages.items():
-        for made in _walk(top):
-            stage, code = made["stage"], made["code"]
-            depths[stage] = max(depths.get(stage, 0), _depth(made))
-            if configs.setdefault(stage, made["config"]) != made["config"]:
-                raise PipelineError(
-                    f"report: input `{name}` was made under another config of {stage} than the inputs before it; "
-                    "use the outputs of one run"
-                )
-            for artifact, entry in made["inputs"].items():
-                # Each evaluation calls its model `model`.
-                inputs[f"{name.partition('_')[0]} model" if artifact == "model" else artifact] = entry["digest"]
-            for package, version in made["packages"].items():
-                packages.setdefault(package, set()).add(version)
+
+    def visit(name: str, made: dict[str, Any]) -> int:
+        """Return the length of the longest chain of stages before this one."""
+        below = [visit(name, entry["lineage"]) for entry in made["inputs"].values() if entry["lineage"] is not None]
+        stage, depth = made["stage"], 1 + max(below, default=-1)
+        depths[stage] = max(depths.get(stage, 0), depth)
+        codes.append(made["code"])
+        if configs.setdefault(stage, made["config"]) != made["config"]:
+            raise PipelineError(
+                f"report: input `{name}` was made under another config of {stage} than the inputs before it; "
+                "use the outputs of one run"
+            )
+        for artifact, entry in made["inputs"].items():
+            # Each evaluation calls its model `model`.
+            inputs[f"{name.partition('_')[0]} model" if artifact == "model" else artifact] = entry["digest"]
+        for package, version in made["packages"].items():
+            packages.setdefault(package, set()).add(version)
+        return depth
+
+    for name, made in lineages.items():
+        if made is not None:
+            visit(name, made)
     ordered = sorted(configs, key=lambda stage: (depths[stage], stage))
     versions = {package: ", ".join(sorted(each)) for package, each in sorted(packages.items())}
-    return Provenance({stage: configs[stage] for stage in ordered}, inputs, code, versions)
-
-
-def _walk(made: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
-    if made is None:
-        return
-    for entry in made["inputs"].values():
-        yield from _walk(entry["lineage"])
-    yield made
-
-
-def _depth(made: dict[str, Any]) -> int:
-    """Return the length of the longest chain of stages before this one."""
-    chains = (_depth(entry["lineage"]) for entry in made["inputs"].values() if entry["lineage"] is not None)
-    return 1 + max(chains, default=-1)
+    return Provenance({stage: configs[stage] for stage in ordered}, inputs, codes[-1] if codes else None, versions)

@@ -1,17 +1,47 @@
-"""The report stage: compares the models of a run and decides whether the policy may be registered.
+"""The report stage: compares the models of a run, decides whether the policy may be registered, and writes the page.
 
 A stage of its own because a missed gate must still leave a report: the verdict is decided here, `register` enforces it.
 """
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
+import yaml
+from jinja2 import UndefinedError
+from markupsafe import Markup
+
+from components.report import charts, formatting
 from components.report.config import ReportConfig
-from components.report.findings import Findings, find
-from components.report.page import render_report
-from components.shared import jsonl
+from components.report.findings import MODELS, Findings, Pair, find
+from components.shared import jsonl, page
+from components.shared.errors import PipelineError
+from components.shared.lineage import value_digest
 from components.shared.progress import say
 from components.shared.stage import Stage
+
+_GRPO_CURVES: dict[str, dict[str, str]] = {
+    "Reward and accuracy of the samples": {"reward": "reward", "accuracy": "accuracy"},
+    "Worked share of the samples": {"worked_fraction": "worked"},
+    "Response length (tokens)": {"completion_length_tokens": "tokens"},
+    "KL from the reference (nats per token)": {"kl": "KL"},
+    "Entropy (nats per token)": {"entropy": "entropy"},
+    "Clip fraction of the tokens": {"clip_high_fraction": "ratio too high", "clip_low_fraction": "ratio too low"},
+    "Sampler against trainer (nats per token)": {
+        "sampler_mismatch": "mean difference",
+        "sampler_mismatch_max": "largest",
+    },
+    "Gradient norm": {"gradient_norm": "norm"},
+    "Zero-variance groups; truncated or unscorable samples": {
+        "groups_without_spread_fraction": "zero variance",
+        "truncated_fraction": "truncated",
+        "unscorable_fraction": "unscorable",
+    },
+}
+_SFT_CURVES = {"SFT loss (nats per token)": {"loss": "loss"}}
+_FRACTIONS = {"worked_fraction", "groups_without_spread_fraction"}
+"""First columns of the charts that are drawn from 0 % to 100 %."""
 
 
 def report(
@@ -26,7 +56,7 @@ def report(
     report: Path,
 ) -> dict[str, float]:
     """Compare base, SFT and GRPO on the same problems, decide the promotion gate and write the page."""
-    folders: dict[str, Path] = {
+    folders = {
         "base_evaluation": base_evaluation,
         "sft_evaluation": sft_evaluation,
         "grpo_evaluation": grpo_evaluation,
@@ -35,12 +65,22 @@ def report(
         "validation": validation,
     }
     findings = find(config, folders)
+    verdict = findings.verdict
     (report / "report.html").write_text(render_report(config, folders, findings=findings), encoding="utf-8")
-    jsonl.write_json(report / "verdict.json", findings.verdict)
+    jsonl.write_json(report / "verdict.json", verdict)
     jsonl.write_json(report / "summary.json", findings.summary())
     jsonl.write_json(report / "provenance.json", asdict(findings.provenance))
-    _say_verdict(findings)
-    return _metrics(findings)
+    if not findings.learned:
+        say("report", "warning: GRPO learned nothing, no step had a gradient: the policy is its reference")
+    reasons = "; ".join(part["reason"] for part in (verdict["target"], *verdict["others"]))
+    say("report", f"gate {'passed' if verdict['passed'] else 'MISSED'}: {reasons}")
+    accuracies = {
+        f"{model}_accuracy_{source}": score["accuracy"]
+        for model, scores in findings.by_source.items()
+        for source, score in scores.items()
+    }
+    figures = {name: verdict["target"][name] for name in ("gain", "p_value")}
+    return {**accuracies, **figures, "gate_passed": float(verdict["passed"])}
 
 
 STAGE = Stage(
@@ -52,20 +92,72 @@ STAGE = Stage(
 )
 
 
-def _say_verdict(findings: Findings) -> None:
-    if not findings.learned:
-        say("report", "warning: GRPO learned nothing, no step had a gradient: the policy is its reference")
-    verdict = findings.verdict
-    reasons = "; ".join(part["reason"] for part in (verdict["target"], *verdict["others"]))
-    say("report", f"gate {'passed' if verdict['passed'] else 'MISSED'}: {reasons}")
+def render_report(
+    config: ReportConfig,
+    folders: Mapping[str, Path],
+    *,
+    findings: Findings | None = None,
+    version: Mapping[str, Any] | None = None,
+    seconds: Mapping[str, float] | None = None,
+    timings: Path | None = None,
+) -> str:
+    """Return the page over the report stage's input folders, by their names in the graph.
 
-
-def _metrics(findings: Findings) -> dict[str, float]:
-    target = findings.verdict["target"]
-    accuracies = {
-        f"{model}_accuracy_{source}": score["accuracy"]
-        for model, scores in findings.by_source.items()
-        for source, score in scores.items()
+    Args:
+        config: The gate, and the size of the page.
+        folders: The inputs of the report stage.
+        findings: What `find` returns for them, if it has been called already.
+        version: A registration's version.json; like the next two, it differs between equal runs.
+        seconds: Time of each stage.
+        timings: The output `timings` of train_grpo.
+    """
+    here = Path(__file__).parent
+    findings = findings or find(config, folders)
+    configs = findings.provenance.configs.items()
+    values = {
+        "findings": findings,
+        "target": findings.verdict["target"],
+        "models": MODELS,
+        "colors": charts.MODEL_COLORS,
+        "accuracy_chart": charts.accuracy_chart(findings.by_source, MODELS),
+        "panels": [*_panels(folders["grpo_training"], _GRPO_CURVES), *_panels(folders["sft_training"], _SFT_CURVES)],
+        "phases": charts.phase_chart(timings) if timings else None,
+        "examples": _choose_examples(findings.pairs, config.num_examples),
+        "configs": {
+            stage: yaml.safe_dump(each, sort_keys=False, allow_unicode=True, width=100) for stage, each in configs
+        },
+        "version": version,
+        "seconds": seconds,
+        "formatting": formatting,
+        "style": Markup((here / "report.css").read_text("utf-8")),
     }
-    passed = float(findings.verdict["passed"])
-    return {**accuracies, "gain": target["gain"], "p_value": target["p_value"], "gate_passed": passed}
+    try:
+        return page.render(here / "report.html.jinja", **values)
+    except UndefinedError as error:
+        raise PipelineError(f"report: its inputs lack a value of the page ({error}); run their stages again") from None
+
+
+def _choose_examples(pairs: Sequence[Pair], number: int) -> list[dict[str, Any]]:
+    """Return about `number` examples: half newly right, a quarter newly wrong, the rest right before and after.
+
+    Chosen by the digest of the problem's id: the same in every run, and not hand-picked.
+    """
+    shuffled = sorted(pairs, key=lambda pair: value_digest(pair.sft.id))
+    newly_right, newly_wrong = -(-number // 2), number // 4
+    groups = []
+    for title, right, share in (
+        ("SFT wrong, GRPO right", (False, True), newly_right),
+        ("SFT right, GRPO wrong", (True, False), newly_wrong),
+        ("Both right", (True, True), number - newly_right - newly_wrong),
+    ):
+        members = [pair for pair in shuffled if pair.right == right]
+        groups.append({"title": title, "total": len(members), "pairs": members[:share]})
+    return groups
+
+
+def _panels(training: Path, charted: Mapping[str, Mapping[str, str]]) -> Iterator[tuple[str, Any, Markup | None]]:
+    """Title, legend and chart of each figure; the chart is None if no step recorded its columns."""
+    steps = [row for _, row in jsonl.read_rows(training / "steps.jsonl")]
+    for title, names in charted.items():
+        chart, legend = charts.curve_chart(steps, title, names, fraction=next(iter(names)) in _FRACTIONS)
+        yield title, legend, chart

@@ -7,7 +7,7 @@ from rich.text import Text
 
 from components.preflight.config import load_params, stage_sections
 from components.report import formatting
-from components.report.page import render_report
+from components.report.report import render_report
 from components.shared import jsonl, lineage
 from components.shared.page import percent
 from components.shared.problem import Split, problems_file

@@ -19,13 +19,12 @@ GATE = GateConfig(target=("words",), min_gain=0.1, max_p_value=0.05, margin=0.1,
 
 def pairs_of(source: str, *, both: int = 0, only_sft: int = 0, only_grpo: int = 0, neither: int = 0) -> list[Pair]:
     """Return that many problems with each outcome."""
-    pairs = []
-    for number, (sft, grpo) in ((both, "rr"), (only_sft, "rw"), (only_grpo, "wr"), (neither, "ww")):
-        pairs += [make_pair(source, _OUTCOMES[sft], _OUTCOMES[grpo])] * number
-    return pairs
-
-
-_OUTCOMES: dict[str, Outcome] = {"r": "right", "w": "wrong"}
+    return [
+        *[make_pair(source, "right", "right")] * both,
+        *[make_pair(source, "right", "wrong")] * only_sft,
+        *[make_pair(source, "wrong", "right")] * only_grpo,
+        *[make_pair(source, "wrong", "wrong")] * neither,
+    ]
 
 
 def make_pair(source: str, sft: Outcome, grpo: Outcome) -> Pair:
@@ -45,9 +44,8 @@ def test_clear_gain_passes_with_its_figures() -> None:
     assert (target["gain"], target["only_sft_right"], target["only_grpo_right"]) == (0.15, 5, 20)
     assert target["p_value"] == pytest.approx(0.004077, abs=1e-6)
     assert (target["sft"]["correct"], target["grpo"]["correct"], target["grpo"]["total"]) == (55, 70, 100)
-    assert target["gain_interval"] == list(
-        paired_difference_interval(both=50, only_first=5, only_second=20, neither=25)
-    )
+    interval = paired_difference_interval(both=50, only_first=5, only_second=20, neither=25)
+    assert target["gain_interval"] == list(interval)
 
 
 @pytest.mark.parametrize(
@@ -108,9 +106,8 @@ def test_target_sources_are_pooled() -> None:
 
 def test_unscorable_answer_is_not_right_and_is_counted() -> None:
     """An answer that could not be graded earns nothing, for SFT as for GRPO."""
-    target = decide([make_pair("words", "unscorable", "right"), make_pair("words", "right", "unscorable")], GATE)[
-        "target"
-    ]
+    pairs = [make_pair("words", "unscorable", "right"), make_pair("words", "right", "unscorable")]
+    target = decide(pairs, GATE)["target"]
     assert (target["sft"]["correct"], target["grpo"]["correct"], target["gain"]) == (1, 1, 0.0)
     assert target["unscorable"] == {"sft": 1, "grpo": 1}
 

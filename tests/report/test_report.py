@@ -1,6 +1,5 @@
 """The report stage on made-up outputs of the stages before it."""
 
-import html.parser
 import json
 import re
 import shutil
@@ -9,6 +8,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from kfp import dsl
@@ -16,8 +16,7 @@ from kfp import dsl
 from components.report import component
 from components.report.config import ReportConfig
 from components.report.findings import collect_provenance
-from components.report.page import render_report
-from components.report.report import STAGE
+from components.report.report import STAGE, render_report
 from components.shared import jsonl, lineage, stage
 from components.shared.errors import PipelineError
 from tests.report.synthetic import SKILL, make_run
@@ -85,27 +84,8 @@ def test_page_is_self_contained(written: Path) -> None:
     assert len(text.encode()) < 1_000_000
     assert not re.search(r"https?:|<script|<link|src=|@import", text)
     assert text.count("<svg") == text.count("</svg>") == 11
-    assert _unbalanced_tags(text) == []
-
-
-def _unbalanced_tags(text: str) -> list[str]:
-    problems, stack = [], []
-    void = {"meta", "br", "path", "use", "rect"}
-
-    class Checker(html.parser.HTMLParser):
-        def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-            if tag not in void:
-                stack.append(tag)
-
-        def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-            pass
-
-        def handle_endtag(self, tag: str) -> None:
-            if tag not in void and (not stack or stack.pop() != tag):
-                problems.append(tag)
-
-    Checker().feed(text)
-    return problems + stack
+    without_void_tags = re.sub(r"<(meta|br)\b[^>]*>", "", text.removeprefix("<!doctype html>"))
+    ElementTree.fromstring(without_void_tags)
 
 
 def test_page_has_the_figures_of_the_verdict(written: Path) -> None:
@@ -116,16 +96,8 @@ def test_page_has_the_figures_of_the_verdict(written: Path) -> None:
     assert "Gate passed." in text
     assert "Gate missed" not in text
     assert f"{target['sft']['correct']} → {target['grpo']['correct']} of {target['grpo']['total']} right" in text
-    for part in (
-        "SFT loss",
-        "Worked share",
-        "KL from",
-        "Entropy",
-        "Clip fraction",
-        "By subject",
-        "Config of train_grpo",
-    ):
-        assert part in text, part
+    parts = ["SFT loss", "Worked share", "KL from", "Entropy", "Clip fraction", "By subject", "Config of train_grpo"]
+    assert [part for part in parts if part not in text] == []
 
 
 def test_run_without_a_gradient_learned_nothing(
@@ -225,29 +197,29 @@ def _change_settings(run: dict[str, Path]) -> None:
 
 
 def _records(name: str, change: Callable[[Row], Row]) -> Callable[[dict[str, Path]], object]:
-    return lambda run: edit(run[name] / "records.jsonl", change)
+    return lambda run: edit(run[f"{name}_evaluation"] / "records.jsonl", change)
 
 
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (_lose_an_answer, r"no answer to 1 of the problems .*such as words/test/00001"),
+        (_lose_an_answer, r"problem words/test/00001 is missing here or in"),
         (
-            _records("grpo_evaluation", lambda row: {**row, "answer": row["answer"] + "0"}),
-            r"problem .*/test/00000 has another source or answer than",
+            _records("grpo", lambda row: {**row, "answer": row["answer"] + "0"}),
+            "test/00000 is missing .* or has another",
         ),
         (
-            _records("sft_evaluation", lambda row: {**row, "sample": 0}),
-            r"records\.jsonl:2: second greedy answer to problem gsm8k/test/00000",
+            _records("sft", lambda row: {**row, "sample": 0}),
+            r"jsonl:2: second greedy answer to problem gsm8k/",
         ),
         (
             lambda run: shutil.copy(run["sft_evaluation"] / "scores.json", run["grpo_evaluation"]),
-            r"scores\.json: has .* evaluate again",
+            r"scores\.json: .*",
         ),
         (_change_settings, "evaluated under another config"),
         (
-            _records("grpo_evaluation", lambda row: {**row, "verdict": "maybe"}),
-            r"records\.jsonl:1\.verdict: input should be 'right', 'wrong' or",
+            _records("grpo", lambda row: {**row, "verdict": "maybe"}),
+            r"records\.jsonl:1\.verdict: input should be 'right'",
         ),
     ],
 )
@@ -271,9 +243,8 @@ def test_provenance_has_the_packages_of_all_stages() -> None:
     light, heavy = {"numpy": "2.3.5"}, {"numpy": "2.3.4", "torch": "2.13.0"}
     problems = _made("prepare_data", light)
     evaluation = _made("evaluate", heavy, model=_made("train_grpo", heavy, problems=problems), problems=problems)
-    provenance = collect_provenance(
-        {"grpo": evaluation, "validation": _made("validate_data", light, problems=problems)}
-    )
+    validation = _made("validate_data", light, problems=problems)
+    provenance = collect_provenance({"grpo": evaluation, "validation": validation})
     assert provenance.packages == {"numpy": "2.3.4, 2.3.5", "torch": "2.13.0"}
 
 
