@@ -141,8 +141,7 @@ def _equal(first: Any, second: Any) -> bool:
     symbols = first.free_symbols | second.free_symbols
     if not symbols:
         return _agree(first, second, {}) is True
-    real = not (first.has(sympy.I) or second.has(sympy.I))
-    return _all_agree(_agree(first, second, point, real=real) for point in _points(symbols))
+    return _agree_at(_points(symbols), first, second, real=not (first.has(sympy.I) or second.has(sympy.I)))
 
 
 def _are_multiples(first: Any, second: Any) -> bool:
@@ -150,11 +149,12 @@ def _are_multiples(first: Any, second: Any) -> bool:
     ours, theirs = first.subs(start), second.subs(start)
     if 0 in {_evaluate(ours, {}), _evaluate(theirs, {})}:
         return False
-    return _all_agree(_agree(first * theirs, second * ours, point) for point in points)
+    return _agree_at(points, first * theirs, second * ours)
 
 
-def _all_agree(agreements: Any) -> bool:
-    known = [agrees for agrees in agreements if agrees is not None]
+def _agree_at(points: list[dict[Any, Any]], first: Any, second: Any, *, real: bool = False) -> bool:
+    """Whether two expressions are equal at all points where they have values, and those are not too few."""
+    known = [agrees for point in points if (agrees := _agree(first, second, point, real=real)) is not None]
     return len(known) >= _MIN_POINTS and all(known)
 
 
@@ -194,7 +194,11 @@ def _agree(first: Any, second: Any, point: dict[Any, Any], *, real: bool = False
     if real and not (_is_real(first, point) and _is_real(second, point)):
         return None
     difference = _evaluate(first - second, point)
-    return difference is not None and _is_zero(difference, left)
+    if difference is None:
+        return False
+    # Zero to hundreds of digits.
+    bound = sympy.Float(10) ** -30 * max(1, abs(left))
+    return all(part == 0 or (part._prec == 1 and abs(part) < bound) for part in difference.as_real_imag())
 
 
 def _is_real(expression: Any, point: dict[Any, Any]) -> bool:
@@ -208,9 +212,3 @@ def _evaluate(expression: Any, point: dict[Any, Any]) -> Any:
     """The value at a point, computed to hundreds of digits where that is needed; None where there is none."""
     value = expression.subs(point).doit().evalf(15, maxn=_MAX_DIGITS)
     return value if value.is_number and value.is_finite and not value.free_symbols else None
-
-
-def _is_zero(difference: Any, scale: Any) -> bool:
-    """Whether hundreds of digits show no difference."""
-    bound = sympy.Float(10) ** -30 * max(1, abs(scale))
-    return all(part == 0 or (part._prec == 1 and abs(part) < bound) for part in difference.as_real_imag())

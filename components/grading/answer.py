@@ -1,8 +1,8 @@
 r"""The final answer of a text: in a box as in MATH, after `####` as in GSM8K, or stated in a sentence."""
 
 import re
-from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 from components.grading.quantities import split_unit
 from components.shared.answer_policy import AnswerPolicy
@@ -53,7 +53,7 @@ def outside_thoughts(text: str) -> str:
 
 
 def _boxed(text: str) -> str | None:
-    return (last_boxed(text) if "box" in text else None) or None
+    return last_boxed(text) or None
 
 
 def _marked(text: str) -> str | None:
@@ -67,12 +67,12 @@ _BRACE = re.compile(r"\\[\\{}]|[{}]")
 _MAX_NESTED = 4
 _MAX_JOIN_CHARACTERS = 60
 _MAX_BOX_CHARACTERS = 1000  # longer content is not an answer
+# Nothing but "and", commas and a few words stands between boxes that are one answer.
 _DELIMITERS = re.compile(r"[\s$]*(?:\\[()\[\]][\s$]*)*")
 _JOIN = re.compile(r"(?=.*(?:[,;]|\b(?:and|or)\b))(?:[^.!?]|\\[!.])*", re.DOTALL)
 
 
-@dataclass(frozen=True, slots=True)
-class Box:
+class Box(NamedTuple):
     r"""One `\boxed{}` of a text: `text[start:end]` is the whole of it."""
 
     start: int
@@ -89,7 +89,10 @@ def last_boxed(text: str) -> str | None:
     if not boxes or not all_closed:
         return None
     first = len(boxes) - 1
-    while first and _are_joined(text, boxes[first - 1], boxes[first]):
+    while first and boxes[first].start - boxes[first - 1].end <= _MAX_JOIN_CHARACTERS:
+        between = text[boxes[first - 1].end : boxes[first].start]
+        if not _DELIMITERS.fullmatch(between) and not _JOIN.fullmatch(between):
+            break
         first -= 1
     return ", ".join(dict.fromkeys(box.content for box in boxes[first:]))
 
@@ -97,12 +100,6 @@ def last_boxed(text: str) -> str | None:
 def find_boxes(text: str) -> list[Box]:
     r"""Return each closed `\boxed{...}`, `\fbox{...}` or `\boxed 2`, with its place in the text."""
     return _boxes(text)[0]
-
-
-def _are_joined(text: str, box: Box, other: Box) -> bool:
-    """Whether nothing but "and", commas and a few words stands between two boxes."""
-    between = text[box.end : other.start] if other.start - box.end <= _MAX_JOIN_CHARACTERS else "."
-    return bool(_DELIMITERS.fullmatch(between) or _JOIN.fullmatch(between))
 
 
 def _boxes(text: str) -> tuple[list[Box], bool]:
@@ -226,10 +223,10 @@ def _after_phrase(text: str, phrase: re.Match[str]) -> str | None:
     """What follows a phrase such as "The answer is", unless it is a question, conditional, denied or retracted."""
     answer = _until_end(text, phrase.end())
     after = text[phrase.end() + len(answer) :]
-    is_question = answer.endswith("?") or after.lstrip("*\"' ").startswith("?")
     before = _SENTENCE_BEGIN.split(text[: phrase.start()])[-1]
-    is_denied = _CONDITION.search(before) or _DENIAL.match(answer) or _RETRACTION.search(after[:80])
-    if is_question or is_denied:
+    if answer.endswith("?") or after.lstrip("*\"' ").startswith("?"):
+        return None
+    if _CONDITION.search(before) or _DENIAL.match(answer) or _RETRACTION.search(after[:80]):
         return None
     if not _HAS_WORDS.match(answer) or not re.search("[0-9$]", answer):
         return answer or None

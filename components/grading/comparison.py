@@ -100,19 +100,17 @@ def _compare_expressions(expected: Answer, actual: Answer) -> Decision:
     from components.grading import algebra
 
     decimal, latex = (actual.number, expected.latex) if actual.number else (expected.number, actual.latex)
-    if decimal and decimal.places:
-        return _by_algebra("value", lambda: _is_written_out(latex, decimal))
-    return _by_algebra("value, by algebra", lambda: algebra.same_value(actual.latex, expected.latex))
+    if not decimal or not decimal.places:
+        return _by_algebra("value, by algebra", lambda: algebra.same_value(actual.latex, expected.latex))
 
+    def is_written_out() -> bool:
+        """Whether a decimal is the value of an expression, or rounds it."""
+        value = algebra.rational_value(latex)
+        if value is not None:
+            return Number(value, None).equals(decimal)
+        return decimal.has_digits(_MIN_IRRATIONAL_DIGITS) and algebra.rounds_to(latex, decimal)
 
-def _is_written_out(latex: str, decimal: Number) -> bool:
-    """Whether a decimal is the value of an expression, or rounds it."""
-    from components.grading import algebra
-
-    value = algebra.rational_value(latex)
-    if value is not None:
-        return Number(value, None).equals(decimal)
-    return decimal.has_digits(_MIN_IRRATIONAL_DIGITS) and algebra.rounds_to(latex, decimal)
+    return _by_algebra("value", is_written_out)
 
 
 def _by_algebra(what: str, decide: Callable[[], bool]) -> Decision:
@@ -228,7 +226,7 @@ def _same_members(first: Sequence[str], second: Sequence[str]) -> bool:
         return False
     for value in ours:
         # The same text first: algebra is a thousand times slower.
-        match = value if value in left else _first_equal(value, left)
+        match = value if value in left else next((other for other in left if _equal(value, other)), None)
         if match is None:
             return False
         left.remove(match)
@@ -238,13 +236,9 @@ def _same_members(first: Sequence[str], second: Sequence[str]) -> bool:
 def _distinct(values: Sequence[str]) -> list[str]:
     distinct: list[str] = []
     for value in dict.fromkeys(values):
-        if _first_equal(value, distinct) is None:
+        if not any(_equal(value, other) for other in distinct):
             distinct.append(value)
     return distinct
-
-
-def _first_equal(value: str, others: Sequence[str]) -> str | None:
-    return next((other for other in others if _equal(value, other)), None)
 
 
 def _members(parts: Sequence[str]) -> list[str]:
@@ -308,21 +302,16 @@ def _compare_equations(expected: Answer, actual: Answer) -> Decision:
         return _compare_relations(first, second)
     if ours is None and theirs is None:
         return Decision(False, "an equation and a value")
-    return _compare(_with_unit(ours, expected), _with_unit(theirs, actual))
+    # The value of an equation is in the unit that stands behind the whole of it.
+    sides = ((expected, ours), (actual, theirs))
+    values = ((each, each if value is None else parse(value)) for each, value in sides)
+    return _compare(*(replace(value, unit=value.unit or each.unit) for each, value in values))
 
 
 def _same_name(name: str, other: str) -> bool:
     """Whether two names mean the same: `f(x)` is also called `y`."""
     letters = {_letter(name), _letter(other)}
     return len(letters) == 1 or ("y" in letters and ("(x)" in name or "(x)" in other))
-
-
-def _with_unit(value: str | None, whole: Answer) -> Answer:
-    """The value of an equation, in the unit that stands behind the whole of it."""
-    if value is None:
-        return whole
-    answer = parse(value)
-    return replace(answer, unit=answer.unit or whole.unit)
 
 
 def _compare_relations(first: Structure, second: Structure) -> Decision:

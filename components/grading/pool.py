@@ -22,6 +22,7 @@ from pathlib import Path
 from queue import SimpleQueue
 
 from components.grading.grade import Grade, Submission, Verdict
+from components.grading.sandbox.confinement import environment
 from components.grading.worker import OUT_OF_MEMORY, PREPARING, READY
 from components.shared.errors import PipelineError
 
@@ -233,16 +234,13 @@ class _Worker:
         self.channel, theirs = socket.socketpair()
         self.channel.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", _MAX_SEND_S, 0))
         arguments = ("components.grading.worker", str(theirs.fileno()), function, str(deadline_s))
-        # It finds the modules that this process finds, and sees none of its secrets. With one order of sets, the
-        # simplifier takes the same path in every worker.
-        path = os.pathsep.join([str(_ROOT), *filter(None, sys.path)])
-        libraries = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
+        path = os.pathsep.join([str(_ROOT), *filter(None, sys.path)])  # it finds the modules that this process finds
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-W", "ignore", "-m", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                env={"PYTHONPATH": path, "PYTHONHASHSEED": "0", **libraries},
+                env={**environment(), "PYTHONPATH": path},
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,  # Ctrl-C is for this process, which then ends its workers
             )

@@ -19,7 +19,9 @@ class Number:
 
     def rounds(self, value: Fraction) -> bool:
         """Tell whether this decimal is `value` rounded to its places, for a value that no finite decimal equals."""
-        if self.places is None or _terminates(value) or not self.has_digits(_MIN_DIGITS):
+        # A finite decimal equals a fraction whose denominator has no prime factors but 2 and 5.
+        terminates = 10 ** value.denominator.bit_length() % value.denominator == 0
+        if self.places is None or terminates or not self.has_digits(_MIN_DIGITS):
             return False
         return abs(value - self.value) * 2 * Fraction(10) ** self.places <= 1
 
@@ -63,7 +65,9 @@ def parse_number(text: str) -> Number | None:
     if _DECIMAL.fullmatch(text):
         return _decimal(text)
     if match := _REPEATING.fullmatch(text):
-        return _repeating(*match.groups())
+        sign, whole, fixed, repeated = match.groups()
+        value = Fraction(int(whole + fixed or 0)) + Fraction(int(repeated), 10 ** len(repeated) - 1)
+        return Number(Fraction(f"{sign}1") * value / 10 ** len(fixed), None)
     if match := _FRACTION.fullmatch(_THOUSANDS_COMMA.sub("", text)):
         return _fraction(*(match.groups()[:4] if match[4] else match.groups()[4:]))
     if (match := _SCIENTIFIC.fullmatch(text)) and _DECIMAL.fullmatch(match[1]) and (mantissa := _decimal(match[1])):
@@ -80,26 +84,11 @@ def _decimal(text: str) -> Number | None:
     return Number(Fraction(digits), len(places) if point else None)
 
 
-def _repeating(sign: str, whole: str, fixed: str, repeated: str) -> Number:
-    places = 10 ** len(fixed)
-    value = Fraction(int(whole + fixed or 0), places) + Fraction(int(repeated), places * (10 ** len(repeated) - 1))
-    return Number(-value if sign == "-" else value, None)
-
-
 def _fraction(sign: str | None, whole: str | None, numerator: str, denominator: str) -> Number | None:
     if int(denominator) == 0 or (whole and numerator.startswith("-")):
         return None
     value = int(whole or 0) + Fraction(int(numerator), int(denominator))
     return Number(-value if sign == "-" else value, None)
-
-
-def _terminates(value: Fraction) -> bool:
-    """Whether a finite decimal equals the value."""
-    rest = value.denominator
-    for prime in (2, 5):
-        while rest % prime == 0:
-            rest //= prime
-    return rest == 1
 
 
 _STYLES = r"\\(?:text|mbox|textbf|textit|textrm|textnormal|mathrm|operatorname)\s*"

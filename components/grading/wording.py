@@ -2,6 +2,7 @@
 
 import re
 from fractions import Fraction
+from itertools import accumulate
 from typing import NamedTuple
 
 from components.grading.parsing import Answer, Kind, parse_structure, unstyled
@@ -57,7 +58,9 @@ def reject_evasions(gold: Answer, answer: Answer) -> None:
     """
     if r"\boxed" in answer.latex:
         raise RejectedAnswerError("several boxes in one answer")
-    if _depth(answer.latex) > _MAX_DEPTH or answer.latex.count("|") > _MAX_BARS:
+    # Parsing takes exponentially long in how deeply brackets are nested.
+    depths = accumulate((character in "([{") - (character in ")]}") for character in answer.latex)
+    if max(depths, default=0) > _MAX_DEPTH or answer.latex.count("|") > _MAX_BARS:
         raise RejectedAnswerError("brackets nested too deeply")
     for pattern, reason in _ONLY_IF_EXPECTED:
         if pattern.search(answer.latex) and not pattern.search(gold.latex):
@@ -65,15 +68,6 @@ def reject_evasions(gold: Answer, answer: Answer) -> None:
     both_numbers = gold.number and answer.number
     if not both_numbers and sorted(_ACCENTS.findall(gold.text)) != sorted(_ACCENTS.findall(answer.text)):
         raise RejectedAnswerError("different primes, bars or arrows")
-
-
-def _depth(latex: str) -> int:
-    """How deeply brackets are nested: parsing takes exponentially long in it."""
-    depth = deepest = 0
-    for character in latex:
-        depth += (character in "([{") - (character in ")]}")
-        deepest = max(deepest, depth)
-    return deepest
 
 
 _FUNCTION_NAMES = "arccos arcsin arctan cos cosh cot csc exp gcd inf lcm log max min mod sec sin sinh sqrt sup tan tanh"
@@ -93,11 +87,14 @@ _WITH_PARTS = {Kind.EQUATION, Kind.LIST, Kind.SET, Kind.UNION}
 
 
 def decide_by_wording(gold: Answer, answer: Answer) -> Decision | None:
-    """Return what the wording of two answers decides; None where they are to be compared as mathematics.
+    """Return what the first rule that fits decides; None where two answers are to be compared as mathematics.
 
     Raises RejectedAnswerError for one value "or" another one.
     """
-    return _choices(gold, answer) or _words(gold, answer) or _bases(gold, answer) or _ratios(gold, answer)
+    for rule in (_choices, _words, _bases, _ratios):
+        if decision := rule(gold, answer):
+            return decision
+    return None
 
 
 def is_wording(answer: Answer) -> bool:
@@ -124,7 +121,7 @@ def _words(gold: Answer, answer: Answer) -> Decision | None:
     wordy = [_has_words(each) for each in (gold, answer)]
     # Letters alone are a word, not a product: otherwise "on" would be "no".
     if all(wordy) or all(_LETTERS.fullmatch(each.text) for each in (gold, answer)):
-        same = _letters(gold) == _letters(answer) and _numbers(gold) == _numbers(answer)
+        same = _letters_and_numbers(gold) == _letters_and_numbers(answer)
         return Decision.on("words", same) if same or set(kinds) == {Kind.EXPRESSION} else None
     if any(wordy) and not _WITH_PARTS & set(kinds):
         return Decision(False, "words where an expression is expected" if wordy[1] else "an expression, not the words")
@@ -136,13 +133,10 @@ def _has_words(answer: Answer) -> bool:
     return answer.number is None and any(word.lower() not in _FUNCTIONS for word in words)
 
 
-def _letters(answer: Answer) -> str:
-    """The words without their article, case, spaces and punctuation."""
-    return _BETWEEN_WORDS.sub("", _ARTICLE.sub("", unstyled(answer.latex).casefold().strip(" {")))
-
-
-def _numbers(answer: Answer) -> list[str]:
-    return _NUMBER.findall(answer.latex)
+def _letters_and_numbers(answer: Answer) -> tuple[str, list[str]]:
+    """The words without their article, case, spaces and punctuation, and the numbers."""
+    letters = _BETWEEN_WORDS.sub("", _ARTICLE.sub("", unstyled(answer.latex).casefold().strip(" {")))
+    return letters, _NUMBER.findall(answer.latex)
 
 
 def _bases(gold: Answer, answer: Answer) -> Decision | None:

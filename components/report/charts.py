@@ -75,8 +75,8 @@ def accuracy_chart(models: Mapping[str, Mapping[str, Any]], names: Mapping[str, 
                 accuracy, (low, high) = scores[source]["accuracy"], scores[source]["interval"]
                 axes.bar(at, 100 * accuracy, width=width * 0.82, color=MODEL_COLORS[model], alpha=0.85)
                 axes.plot([at, at], [100 * low, 100 * high], color=_TEXT, linewidth=1.1)
-                style = {"ha": "center", "va": "bottom", "fontsize": 9, "fontweight": "bold"}
-                axes.text(at, 100 * high + 2, percent(accuracy), **style)
+                label = axes.text(at, 100 * high + 2, percent(accuracy), ha="center", va="bottom")
+                label.set(fontsize=9, fontweight="bold")
                 axes.text(at, -4, names[model], ha="center", va="top", fontsize=7.5)
         axes.set_xticks(range(len(sources)), sources, fontsize=9.5, fontweight="bold")
         axes.tick_params(axis="x", length=0, pad=17)

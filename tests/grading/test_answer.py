@@ -21,22 +21,8 @@ SYMBOLS = r"""
 PIECES = [
     *SYMBOLS.split(),
     *("The answer is ", "the answer is 5. ", "#### 5\n", "Answer: 5\n", "5 or ", "= 5 ", "$5$ ", "1 1/2 ", "| 5 "),
-    *(
-        " ",
-        ", ",
-        ". ",
-        "\n",
-        "\n\n",
-        "\t",
-        "\0",
-        "\u200b",
-        "\u202e",
-        "\u0665",
-        "\u00bd",
-        "\u20ac",
-        "\ud800",
-        "\U0001d7d3",
-    ),
+    *(" ", ", ", ". ", "\n", "\n\n", "\t", "\0"),
+    *("\u200b", "\u202e", "\u0665", "\u00bd", "\u20ac", "\ud800", "\U0001d7d3"),
 ]
 """What a response may repeat or mix, to have a regular expression backtrack or a parser descend."""
 

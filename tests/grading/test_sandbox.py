@@ -5,7 +5,6 @@ import socket
 import struct
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,6 +15,7 @@ from components.grading.sandbox import run as sandbox
 from components.grading.sandbox.confinement import CPU_S, filter_program
 from components.grading.sandbox.run import MAX_OUTPUT_BYTES, Failed, Outcome, Returned, require_sandbox, run
 from components.shared.errors import PipelineError
+from tests.grading.processes import children, is_gone, wait_until
 from tests.processor_time import processor_time
 
 ROOT = Path(__file__).parents[2]
@@ -48,14 +48,10 @@ def nothing_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("SECRET", SECRET)
     monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
     monkeypatch.setattr(sandbox, "DEADLINE_S", 600)  # a busy machine fails no test
-    descriptors, before = sorted(Path("/proc/self/fd").iterdir()), _children()
+    descriptors, before = sorted(Path("/proc/self/fd").iterdir()), children()
     yield
     assert sorted(Path("/proc/self/fd").iterdir()) == descriptors
-    assert _children() <= before
-
-
-def _children() -> set[str]:
-    return {child for each in Path("/proc/self/task").glob("*/children") for child in each.read_text().split()}
+    assert children() <= before
 
 
 ATTEMPT = """
@@ -75,28 +71,16 @@ LIBRARY = {
     "math": "math.gcd(12, 18)",
     "collections": "collections.Counter('aab').most_common(1)",
     "itertools": "list(itertools.permutations([1, 2]))",
-    "heapq": "heapq.nsmallest(2, [3, 1, 2])",
     "re": "re.findall(r'[0-9]+', 'a1b22')",
-    "functools": "functools.reduce(lambda a, b: a * b, [1, 2, 3])",
-    "string": "string.ascii_lowercase[:3]",
     "random": "random.Random(1).randint(1, 1)",
     "datetime": "datetime.date(2024, 2, 28) + datetime.timedelta(days=2) == datetime.date(2024, 3, 1)",
     "json": "json.loads(json.dumps({'a': [1, None]}))",
-    "typing": "typing.get_args(typing.Optional[int])[1] is type(None)",
-    "bisect": "bisect.bisect([1, 2, 3], 2)",
-    "fractions": "str(fractions.Fraction(6, 4))",
     "decimal": "str(decimal.Decimal('0.1') + decimal.Decimal('0.2'))",
     "statistics": "statistics.median([1, 5, 2])",
-    "operator": "operator.itemgetter(1)('ab')",
-    "copy": "copy.deepcopy([[1]])",
-    "cmath": "cmath.sqrt(-1)",
     "hashlib": "hashlib.md5(b'a').hexdigest()[:6]",
     "zlib": "zlib.crc32(b'a')",
     "dataclasses": "dataclasses.make_dataclass('P', ['x'])(3).x",
-    "enum": "enum.IntEnum('E', 'A B').B + 0",
     "array": "array.array('i', [1, 2]).tolist()",
-    "calendar": "calendar.isleap(2024)",
-    "textwrap": "textwrap.shorten('a b c', 3, placeholder='')",
 }
 
 
@@ -270,22 +254,6 @@ def attack():
     assert value(code) == "RuntimeError"
 
 
-def test_a_fork_bomb_starts_nothing() -> None:
-    """Not even in a loop that catches the errors."""
-    code = """
-import os
-def attack():
-    forked = 0
-    for _ in range(1000):
-        try:
-            forked += os.fork() >= 0
-        except OSError:
-            pass
-    return forked
-"""
-    assert value(code) == 0
-
-
 def test_system_calls_outside_the_list_are_denied_to_machine_code() -> None:
     """Of all numbers, those that are not on the list fail with EPERM, in the table for other word sizes too."""
     harmless = {3, 4, 5, 6, 8, 9, 10, 11, 12, 13, 14, 17, 21, 24, 25, 28, 39, 63, 79, 96, 102, 104, 107, 108, 110}
@@ -351,7 +319,6 @@ def test_the_filter_of_each_machine_allows_computing_and_reading(
 # Time, memory and output.
 
 _ENDLESS = {
-    "a loop": "while True: pass",
     "a loop that catches everything": """
 while True:
     try:
@@ -359,7 +326,6 @@ while True:
     except BaseException: pass
 """,
     "a loop in C": "10**10**8",
-    "sleep": "import time; time.sleep(1000)",
     "sleep behind deaf signals": """
 import signal, time
 for number in set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP}:
@@ -367,20 +333,6 @@ for number in set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP}:
 while True: time.sleep(1000)
 """,
     "closed pipes": "import os; os.closerange(0, 99)\nwhile True: pass",
-    "a lock that nobody opens": "import threading; lock = threading.Lock(); lock.acquire(); lock.acquire()",
-    "a regular expression": "import re; re.match('(a+)+$', 'a' * 40 + 'b')",
-    "the reason of a failure": """
-class E(Exception):
-    def __str__(self):
-        while True: pass
-raise E
-""",
-    "a destructor": """
-class D:
-    def __del__(self):
-        while True: pass
-D()
-""",
 }
 
 
@@ -512,14 +464,6 @@ def test_plain_data_arrives_unchanged() -> None:
     assert [(type(outcome.value), repr(outcome.value)) for outcome in outcomes if isinstance(outcome, Returned)] == [
         (type(value), repr(value)) for value in VALUES
     ]
-
-
-def test_nan_arrives_and_equals_nothing() -> None:
-    """It is a float, and no expected value equals it."""
-    (outcome,) = run("", ["float('nan')"])
-    assert isinstance(outcome, Returned)
-    assert isinstance(outcome.value, float)
-    assert outcome.value != outcome.value
 
 
 def test_subclasses_arrive_as_their_built_in_bases() -> None:
@@ -697,13 +641,6 @@ def test_an_interpreter_that_does_not_start_is_named(monkeypatch: pytest.MonkeyP
         run("", ["1"])
 
 
-def test_concurrent_runs_do_not_mix() -> None:
-    """Each thread gets its own results."""
-    with ThreadPoolExecutor(8) as executor:
-        outcomes = list(executor.map(lambda number: run(f"x = {number}", ["x", "-x"]), range(24)))
-    assert outcomes == [[Returned(number), Returned(-number)] for number in range(24)]
-
-
 def test_a_run_ends_with_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not when its pipes are closed, which a process forked in the meantime may hold open; and nothing is lost."""
     start = sandbox._start
@@ -730,18 +667,9 @@ def test_a_run_does_not_outlive_its_parent() -> None:
     """When the process that asked for it is killed, so is the run."""
     code = "from components.grading.sandbox.run import run; run('import time; time.sleep(1000)', ['1'])"
     parent = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT)
-    children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children")
-    deadline = time.monotonic() + 300
-    while not _is_confined(child := children.read_text().strip()) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert child
+    # One that runs under a filter of system calls.
+    wait_until(lambda: any("Seccomp:\t2" in Path(f"/proc/{pid}/status").read_text() for pid in children(parent.pid)))
+    (child,) = children(parent.pid)
     parent.kill()
     parent.wait()
-    while Path(f"/proc/{child}").exists() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not Path(f"/proc/{child}").exists()
-
-
-def _is_confined(pid: str) -> bool:
-    """Whether a process runs under a filter of system calls."""
-    return bool(pid) and "Seccomp:\t2" in Path(f"/proc/{pid}/status").read_text()
+    wait_until(lambda: is_gone(child))

@@ -37,24 +37,15 @@ def only(test: str) -> UnitTest:
 
 def test_an_answer_whose_first_statement_is_an_assert_is_unit_tests() -> None:
     """Comments and blank lines may stand before it."""
-    for gold in (
+    tests = [
         "assert f(1) == 2",
         "\n  assert f(1) == 2\nx",
         "# tests\n\n# of f\nassert f(1)",
         "assert",
         "assert f(1) ==",
-    ):
-        assert is_unit_tests(gold)
-    for gold in (
-        "assertion",
-        "asserted = 1",
-        "72",
-        "",
-        "# assert f(1) == 2",
-        r"\frac{1}{2}",
-        "x = 1\nassert f(1) == 2",
-    ):
-        assert not is_unit_tests(gold)
+    ]
+    others = ["assertion", "asserted = 1", "72", "", "# assert f(1) == 2", r"\frac{1}{2}", "x = 1\nassert f(1) == 2"]
+    assert [gold for gold in tests + others if is_unit_tests(gold)] == tests
 
 
 @pytest.mark.parametrize(("text", "code"), table("code_blocks.tsv"))
@@ -126,13 +117,6 @@ def test_without_usable_code_a_response_is_wrong(response: str, reason: str) -> 
     assert grade.extracted is None or len(grade.extracted) <= 2_000
 
 
-def test_the_last_code_outside_thoughts_counts() -> None:
-    """Attempts in a thought, and earlier blocks, do not."""
-    wrong = "def add(a, b):\n    return 0"
-    assert grade_code(GOLD, f"<think>```python\n{wrong}\n```</think>\n```python\n{RIGHT}\n```").verdict == Verdict.RIGHT
-    assert grade_code(GOLD, f"```python\n{RIGHT}\n```\nor\n```python\n{wrong}\n```").verdict == Verdict.WRONG
-
-
 @pytest.mark.parametrize("gold", ["assert add(1, 2) > 2", "assert add(1, 2) ==", "assert add(1, 2) == 3\nx = 1"])
 def test_tests_that_cannot_be_read_make_a_response_unscorable(gold: str) -> None:
     """The response is not to blame."""
@@ -163,12 +147,6 @@ def find():
     assert grade.reason == "0 of 2 tests passed; find() returned [True, False]"
 
 
-def test_hard_coded_values_pass_only_their_own_tests() -> None:
-    """An answer made up for the calls that are known is worth their fraction."""
-    grade = graded("def add(a, b):\n    return {(1, 2): 3, (0, 0): 0}.get((a, b))")
-    assert (grade.verdict, grade.tests_passed) == (Verdict.WRONG, 0.5)
-
-
 @pytest.mark.parametrize(
     ("test", "call", "accepted", "refused"),
     [
@@ -177,12 +155,7 @@ def test_hard_coded_values_pass_only_their_own_tests() -> None:
         ("assert (f(1)) == (-3)", "f(1)", [-3], [3]),
         ("assert f(1) == 3, 'says why'", "f(1)", [3], [4]),
         ("assert f(1)==True", "f(1)", [True, 1], [False, 2, "True"]),
-        (
-            "assert f([1])[0].x == [1, (2, {'a': None})]",
-            "f([1])[0].x",
-            [[1, (2, {"a": None})]],
-            [[1, [2, {"a": None}]]],
-        ),
+        ("assert f([1])[0].x == [1, (2, {'a': 0})]", "f([1])[0].x", [[1, (2, {"a": 0})]], [[1, [2, {"a": 0}]]]),
         ("assert set(f(1)) == set([1, 2])", "set(f(1))", [{2, 1}, frozenset({1, 2})], [{1}, [1, 2]]),
         ("assert f(1) == frozenset((1,))", "f(1)", [{1}], [(1,)]),
         ("assert f(1) == set()", "f(1)", [set()], [{}, [], ()]),
@@ -211,27 +184,19 @@ def test_a_test_is_a_call_and_what_it_accepts(test: str, call: str, accepted: li
 
 UNREADABLE = """
 x = 1
-import math
 f(1) == 2
 assert f(1) > 3
-assert f(1) != 3
 assert f(1) in (1, 2)
 assert f(1) == g(1)
-assert f(1) == x
 assert f(1) == [2 * 3]
-assert f(1) == ...
 assert f(1) == 2 == 2
 assert f(1) == 2 and f(2) == 3
 assert 3 == f(1)
 assert 3 == 3
-assert [3][0] == 3
 assert x
-assert x == 3
-assert True
 assert (f(1) == 3) == True
 assert all(f(n) == n for n in range(5)) == True
 assert f(1) - 3 == 0
-assert -f(1) == 3
 assert (f(1), f(2)) == (1, 2)
 assert (lambda: f(1)) == 3
 assert isinstance(f(1), int)
@@ -239,17 +204,14 @@ assert not any(f(1))
 assert np.allclose(f(1), [1, 2])
 assert math.isclose(f(1), 3, rel_tol=-1)
 assert math.isclose(f(1), 3, tolerance=1)
-assert math.isclose(f(1), g(3))
 assert math.isclose(f(1), '3')
 assert math.isclose(3, f(1))
 assert abs(f(1) - 3) < x
 assert abs(f(1) - 3) < -1
-assert abs(f(1) - g(1)) < 1
 assert abs(3 - f(1)) < 1
 assert f(1) is 3
 assert f(1) is not None
 assert f(1) == {[]}
-assert f(1) == set(1)
 assert f(1) == set(range(3))
 """
 
@@ -280,12 +242,6 @@ def test_text_that_is_not_python_is_refused(text: str, message: str) -> None:
     """Neither broken nor enormous text raises anything else."""
     with pytest.raises(UnreadableTestsError, match=message):
         read_tests(text)
-
-
-def test_tests_keep_their_order() -> None:
-    """Comments and blank lines are not tests."""
-    tests = read_tests("# two\nassert f(1) == 1\n\nassert g(2) == 2  # last\n")
-    assert [test.call for test in tests] == ["f(1)", "g(2)"]
 
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)

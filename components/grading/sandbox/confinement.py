@@ -40,6 +40,11 @@ def confine(files: list[str], folders: list[str]) -> None:
     _restrict_system_calls()
 
 
+def environment() -> dict[str, str]:
+    """Return the environment of a process without secrets: sets have one order, and every interpreter starts."""
+    return {"PYTHONHASHSEED": "0"} | {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
+
+
 def limit(kind: int, value: int) -> None:
     """Lower a resource limit of this process, for good."""
     _, hard = resource.getrlimit(kind)

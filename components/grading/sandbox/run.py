@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from components.grading.sandbox.child import MAX_DEPTH, NotPlainDataError
-from components.grading.sandbox.confinement import CPU_S
+from components.grading.sandbox.confinement import CPU_S, environment
 from components.shared.errors import PipelineError
 
 DEADLINE_S = 5
@@ -67,16 +67,15 @@ def run(code: str, calls: Sequence[str]) -> list[Outcome]:
     Raises PipelineError where the sandbox cannot be set up; nothing that the code does raises anything.
     """
     try:
-        transcript = _run_process(code, calls)
+        sent, printed, ending = _run_process(code, calls)
     except OSError as error:
         raise _unavailable(str(error)) from None
-    lines = transcript.sent.split(b"\n", len(calls) + 1)[:-1]
-    outcomes = [_outcome(bytes(line)) for line in lines]
-    last_printed = transcript.printed.decode(errors="replace").strip().rpartition("\n")[2]
-    is_confined = outcomes.pop(0) if outcomes else Failed(f"{transcript.ending}; {last_printed}")
+    outcomes = [_outcome(line) for line in sent.split(b"\n", len(calls) + 1)[:-1]]
+    last_printed = printed.decode(errors="replace").strip().rpartition("\n")[2]
+    is_confined = outcomes.pop(0) if outcomes else Failed(f"{ending}; {last_printed}")
     if isinstance(is_confined, Failed):
         raise _unavailable(is_confined.reason)
-    return outcomes + [Failed(f"was not finished: {transcript.ending}")] * (len(calls) - len(outcomes))
+    return outcomes + [Failed(f"was not finished: {ending}")] * (len(calls) - len(outcomes))
 
 
 def require_sandbox() -> None:
@@ -98,38 +97,33 @@ def _unavailable(reason: str) -> PipelineError:
     )
 
 
-@dataclass(slots=True)
-class _Transcript:
-    """What came out of a process."""
+def _run_process(code: str, calls: Sequence[str]) -> tuple[bytes, bytes, str]:
+    """Run the request in a new process, which has ended on return: what it sent and printed, and how it ended.
 
-    sent: bytearray
-    printed: bytearray
-    ending: str = ""
-    """Why there is no more of it."""
-
-
-def _run_process(code: str, calls: Sequence[str]) -> _Transcript:
-    """Run the request in a new process, which has ended on return. OSError where it cannot be started."""
+    Raises OSError where it cannot be started.
+    """
     with _start(code, calls) as process:
         try:
-            transcript = _watch(process)
+            sent, printed, ending = _watch(process)
         finally:
             process.kill()  # it cannot have started others
-    transcript.ending = transcript.ending or _how_it_ended(process.returncode)
-    return transcript
+    status = process.returncode
+    if not ending and status == -signal.SIGKILL:
+        ending = f"it used more than {CPU_S} s of processor time, or was killed for its memory"
+    crashed = f"it crashed ({signal.Signals(-status).name})" if status < 0 else f"it ended with status {status}"
+    return bytes(sent), bytes(printed), ending or crashed
 
 
 def _start(code: str, calls: Sequence[str]) -> subprocess.Popen[bytes]:
-    files, folders = _readable_paths()
     with os.fdopen(os.memfd_create("request"), "w+b") as request:
-        marshal.dump((code, list(calls), files, folders, os.getpid()), request)
+        marshal.dump((code, list(calls), *_readable_paths(), os.getpid()), request)
         request.seek(0)
         return subprocess.Popen(
             [*_PYTHON, "-c", _CHILD],
             stdin=request,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env=_environment(),
+            env=environment(),
             cwd="/",
             start_new_session=True,
         )
@@ -140,40 +134,34 @@ def _readable_paths() -> tuple[list[str], list[str]]:
     """The files that the interpreter opens to import its standard library, and the folders that it lists."""
     script = _IMPORT.format(module="confinement", function="print_readable_paths")
     try:
-        printed = subprocess.run([*_PYTHON, "-c", script], capture_output=True, env=_environment(), cwd="/", check=True)
+        printed = subprocess.run([*_PYTHON, "-c", script], capture_output=True, env=environment(), cwd="/", check=True)
     except subprocess.CalledProcessError as error:
         raise OSError(f"{sys.executable} does not start: {error.stderr.decode(errors='replace')[-200:]}") from None
     files, folders = json.loads(printed.stdout)
     return files, folders
 
 
-def _environment() -> dict[str, str]:
-    """Equal hashes in every run, so that sets have one order; and what some interpreters need to start at all."""
-    needed = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
-    return {"PYTHONHASHSEED": "0", **needed}
-
-
-def _watch(process: subprocess.Popen[bytes]) -> _Transcript:
-    """Read until the process has ended or exceeded a limit.
+def _watch(process: subprocess.Popen[bytes]) -> tuple[bytearray, bytearray, str]:
+    """Read until the process has ended or exceeded a limit: what it sent and printed, and which limit.
 
     Not until its pipes are closed: another process that this one forked meanwhile may hold them open.
     """
-    transcript = _Transcript(bytearray(), bytearray())
+    sent, printed = bytearray(), bytearray()
     limit_s, started = _MAX_START_S, time.monotonic()
-    is_confined = has_ended = False
+    has_ended = is_confined = False
     with selectors.DefaultSelector() as selector, os.fdopen(os.pidfd_open(process.pid), "rb", 0) as end:
-        for source, buffer in ((process.stdout, transcript.sent), (process.stderr, transcript.printed), (end, None)):
+        for source, buffer in ((process.stdout, sent), (process.stderr, printed), (end, None)):
             assert source is not None
             selector.register(source, selectors.EVENT_READ, buffer)
-        while not has_ended and not transcript.ending:
+        while not has_ended:
             has_ended = _read(selector, max(0, started + limit_s - time.monotonic()))
-            if transcript.sent and not is_confined:  # from here on it is the code that takes time
+            if max(len(sent), len(printed)) > MAX_OUTPUT_BYTES:
+                return sent, printed, f"it wrote more than {MAX_OUTPUT_BYTES / 2**20:g} MiB"
+            if sent and not is_confined:  # from here on it is the code that takes time
                 is_confined, limit_s, started = True, DEADLINE_S, time.monotonic()
             if not has_ended and time.monotonic() > started + limit_s:
-                transcript.ending = f"it took longer than {limit_s} s"
-            if max(len(transcript.sent), len(transcript.printed)) > MAX_OUTPUT_BYTES:
-                transcript.ending = f"it wrote more than {MAX_OUTPUT_BYTES / 2**20:g} MiB"
-    return transcript
+                return sent, printed, f"it took longer than {limit_s} s"
+    return sent, printed, ""
 
 
 def _read(selector: selectors.BaseSelector, timeout_s: float) -> bool:
@@ -187,12 +175,6 @@ def _read(selector: selectors.BaseSelector, timeout_s: float) -> bool:
         else:
             selector.unregister(key.fileobj)
     return has_ended
-
-
-def _how_it_ended(status: int) -> str:
-    if status == -signal.SIGKILL:
-        return f"it used more than {CPU_S} s of processor time, or was killed for its memory"
-    return f"it crashed ({signal.Signals(-status).name})" if status < 0 else f"it ended with status {status}"
 
 
 def _outcome(line: bytes) -> Outcome:
