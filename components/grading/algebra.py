@@ -20,6 +20,7 @@ from sympy.core.function import AppliedUndef
 from components.grading.quantities import Number
 
 _DEGREE = re.compile(r"\\degree\s*")
+_MIN_IRRATIONAL_DIGITS = 5
 _MAX_DIGITS = 400
 _NUM_POINTS = 8
 _MIN_POINTS = 3
@@ -42,19 +43,15 @@ def is_readable(latex: str) -> bool:
     return True
 
 
-def rational_value(latex: str) -> Fraction | None:
-    """Return the value of an expression without variables, if it is rational."""
+def equals_decimal(latex: str, decimal: Number) -> bool:
+    """Tell whether a decimal is the value of a constant expression, or rounds it."""
     expression = _parse(latex)
     if not isinstance(expression, sympy.Expr) or expression.free_symbols:
-        return None
+        return False
     simple = expression.doit()
-    return Fraction(int(simple.p), int(simple.q)) if isinstance(simple, sympy.Rational) else None
-
-
-def rounds_to(latex: str, decimal: Number) -> bool:
-    """Tell whether a constant expression, rounded to the places of a decimal, is that decimal."""
-    expression = _parse(latex)
-    if not isinstance(expression, sympy.Expr) or expression.free_symbols:
+    if isinstance(simple, sympy.Rational):
+        return Number(Fraction(int(simple.p), int(simple.q)), None).equals(decimal)
+    if not decimal.has_digits(_MIN_IRRATIONAL_DIGITS):
         return False
     value = decimal.value
     difference = sympy.N(expression - sympy.Rational(value.numerator, value.denominator), 15)

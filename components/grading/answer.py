@@ -116,22 +116,16 @@ def _boxes(text: str) -> tuple[list[Box], bool]:
 
 def _content(text: str, start: int) -> tuple[str | None, int]:
     """The content of a box that begins at `start`, and where the box ends; None where it is never closed."""
-    if text.startswith("{", start):
-        end = _closing_brace(text, start)
-        return (None, len(text)) if end is None else (text[start + 1 : end].strip(), end + 1)
-    unbraced = _UNBRACED.match(text, start)
-    content = unbraced.group().rstrip(".,;:") if unbraced else ""
-    return content, start + len(content)
-
-
-def _closing_brace(text: str, start: int) -> int | None:
-    r"""The index of the brace that closes the one at `start`; `\{` and `\}` are text."""
+    if not text.startswith("{", start):
+        unbraced = _UNBRACED.match(text, start)
+        content = unbraced.group().rstrip(".,;:") if unbraced else ""
+        return content, start + len(content)
     depth = 0
     for match in _BRACE.finditer(text, start):
-        depth += {"{": 1, "}": -1}.get(match.group(), 0)
+        depth += {"{": 1, "}": -1}.get(match.group(), 0)  # escaped ones are text
         if depth == 0:
-            return match.start()
-    return None
+            return text[start + 1 : match.start()].strip(), match.end()
+    return None, len(text)
 
 
 def _innermost(content: str) -> str:
@@ -257,7 +251,10 @@ def _bare(text: str) -> str | None:
 
 def _concluded(text: str) -> str | None:
     """The value that the last sentence gives, if it is finished and concludes, or is the only one."""
-    sentences = [part for part in _sentences(text) if part.strip()]
+    # Full stops inside formulas end no sentence.
+    ends = {match.end() for match in _SENTENCE_END.finditer(_without_formulas(text))}
+    ends |= {match.end() for match in _DISPLAY_END.finditer(text)}
+    sentences = [part for start, end in pairwise([0, *sorted(ends), len(text)]) if (part := text[start:end]).strip()]
     if not sentences or "?" in sentences[-1]:
         return None
     last = sentences[-1].strip()
@@ -269,13 +266,6 @@ def _concluded(text: str) -> str | None:
     is_only = len(sentences) == 1 or (len(text) <= _MAX_LINE_CHARACTERS and "\n" not in text)
     concludes = _CONCLUDES.search(last) or (is_only and (_FORMULA.search(last) or _INTRODUCES.search(last)))
     return value if concludes else None
-
-
-def _sentences(text: str) -> list[str]:
-    """The sentences of a text; full stops inside formulas end none."""
-    ends = {match.end() for match in _SENTENCE_END.finditer(_without_formulas(text))}
-    ends |= {match.end() for match in _DISPLAY_END.finditer(text)}
-    return [text[start:end] for start, end in pairwise([0, *sorted(ends), len(text)])]
 
 
 def _last_value(sentence: str) -> str | None:

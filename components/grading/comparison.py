@@ -29,7 +29,6 @@ from components.grading.wording import (
 
 _ORDERED = {Kind.TUPLE, Kind.MATRIX}
 _UNORDERED = {Kind.LIST, Kind.SET, Kind.UNION}
-_MIN_IRRATIONAL_DIGITS = 5
 
 
 def compare(gold: str, answer: str) -> Decision:
@@ -100,17 +99,9 @@ def _compare_expressions(expected: Answer, actual: Answer) -> Decision:
     from components.grading import algebra
 
     decimal, latex = (actual.number, expected.latex) if actual.number else (expected.number, actual.latex)
-    if not decimal or not decimal.places:
-        return _by_algebra("value, by algebra", lambda: algebra.same_value(actual.latex, expected.latex))
-
-    def is_written_out() -> bool:
-        """Whether a decimal is the value of an expression, or rounds it."""
-        value = algebra.rational_value(latex)
-        if value is not None:
-            return Number(value, None).equals(decimal)
-        return decimal.has_digits(_MIN_IRRATIONAL_DIGITS) and algebra.rounds_to(latex, decimal)
-
-    return _by_algebra("value", is_written_out)
+    if decimal and decimal.places:
+        return _by_algebra("value", lambda: algebra.equals_decimal(latex, decimal))
+    return _by_algebra("value, by algebra", lambda: algebra.same_value(actual.latex, expected.latex))
 
 
 def _by_algebra(what: str, decide: Callable[[], bool]) -> Decision:

@@ -12,8 +12,8 @@ import operator
 import re
 import textwrap
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 from components.grading.answer import outside_thoughts
 from components.grading.grade import Grade, Verdict
@@ -36,8 +36,7 @@ class UnreadableTestsError(ValueError):
     """Tests in another form than the accepted ones; the message says which line, and what is accepted."""
 
 
-@dataclass(frozen=True, slots=True)
-class UnitTest:
+class UnitTest(NamedTuple):
     """A call, and a check of the value that it returns."""
 
     call: str
@@ -54,11 +53,10 @@ def grade_code(gold: str, response: str) -> Grade:
         return Grade(Verdict.UNSCORABLE, None, str(error))
     code = last_code_block(outside_thoughts(response))
     if code is None:
-        return Grade(Verdict.WRONG, None, "no code block", tests_passed=0.0)
+        return Grade(Verdict.WRONG, None, "no code block", 0.0)
     extracted = code[:_MAX_EXTRACTED_CHARACTERS]
     if len(code) > _MAX_CODE_CHARACTERS:
-        reason = f"code is longer than {_MAX_CODE_CHARACTERS} characters"
-        return Grade(Verdict.WRONG, extracted, reason, tests_passed=0.0)
+        return Grade(Verdict.WRONG, extracted, f"code is longer than {_MAX_CODE_CHARACTERS} characters", 0.0)
     try:
         outcomes = run(code, [test.call for test in tests])
     except PipelineError as error:
@@ -70,8 +68,7 @@ def grade_code(gold: str, response: str) -> Grade:
     ]
     num_passed = len(tests) - len(failures)
     reason = "; ".join([f"{num_passed} of {len(tests)} tests passed", *failures[:1]])
-    verdict = Verdict.WRONG if failures else Verdict.RIGHT
-    return Grade(verdict, extracted, reason, tests_passed=num_passed / len(tests))
+    return Grade(Verdict.WRONG if failures else Verdict.RIGHT, extracted, reason, num_passed / len(tests))
 
 
 def _described(outcome: Outcome) -> str:
@@ -159,20 +156,17 @@ def _source(call: ast.expr) -> str:
     """The expression for the sandbox; ValueError where it calls nothing or compares outside of a lambda."""
     nodes = list(ast.walk(call))
     arguments = [inner for node in nodes if isinstance(node, ast.Lambda) for inner in ast.walk(node)]
+    calls = any(isinstance(node, ast.Call) for node in nodes)
     compares = any(isinstance(node, ast.Compare) and node not in arguments for node in nodes)
-    if not isinstance(call, ast.Call | ast.Subscript | ast.Attribute) or compares:
-        raise ValueError
-    if not any(isinstance(node, ast.Call) for node in nodes):
+    if not isinstance(call, ast.Call | ast.Subscript | ast.Attribute) or not calls or compares:
         raise ValueError
     return ast.unparse(call)
 
 
 def _value(written: ast.expr) -> object:
     match written:
-        case ast.Call(ast.Name("set"), [elements], []):
-            value: object = set(ast.literal_eval(elements))
-        case ast.Call(ast.Name("frozenset"), [elements], []):
-            value = frozenset(ast.literal_eval(elements))
+        case ast.Call(ast.Name("set" | "frozenset" as kind), [elements], []):
+            value: object = {"set": set, "frozenset": frozenset}[kind](ast.literal_eval(elements))
         case _:
             value = ast.literal_eval(written)
     if decode(json.loads(encode(value))) != value:

@@ -89,12 +89,6 @@ def test_the_answer_of_any_text_is_a_part_of_it(text: str) -> None:
         assert answer is not None or not has_reasoning(text, policy)
 
 
-@given(st.text(alphabet="\\{}$ 1x", max_size=40))
-def test_what_surrounds_a_box_does_not_change_its_content(noise: str) -> None:
-    """Not even unbalanced braces."""
-    assert final_answer(rf"{noise.replace('{', '')} \boxed{{\frac{{1}}{{x}}}}", BOXED) == r"\frac{1}{x}"
-
-
 @pytest.mark.parametrize("search", [final_answer, has_reasoning])
 def test_the_time_to_find_an_answer_grows_with_the_length_alone(search: Callable[[str, AnswerPolicy], object]) -> None:
     """Any piece repeated to 20,000 characters takes a fraction of a second; quadratic time would take minutes."""

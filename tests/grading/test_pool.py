@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -336,7 +337,12 @@ def test_a_program_needs_no_precautions(tmp_path: Path) -> None:
 def test_messages_of_a_worker_may_arrive_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """That it prepared for algebra, that it is ready, and its grade, if this process was held up."""
     receive = pool_module._Worker.receive
-    monkeypatch.setattr(pool_module._Worker, "receive", lambda worker: time.sleep(1) or receive(worker))
+
+    def receive_late(worker: Any) -> list[bytes] | None:
+        time.sleep(1)
+        return receive(worker)
+
+    monkeypatch.setattr(pool_module._Worker, "receive", receive_late)
     with pool_of(1) as pool:
         assert pool([act("use algebra")]) == [right("")]
 
