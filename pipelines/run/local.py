@@ -1,21 +1,29 @@
-"""One run of the graph on this machine, under KFP's local runner: progress on the screen, everything else in a log."""
+"""One run of the graph on this machine, under KFP's local runner: progress on the screen, everything else in a log.
 
+The graph runs in a process of its own, `python -m pipelines.run.local PARAMS PIPELINE_ROOT JOURNAL [--containers]`,
+whose output is read here: the part of it that is meant for people is shown.
+"""
+
+import json
 import os
+import select
+import signal
+import subprocess
 import sys
 import tempfile
 import time
-from contextlib import nullcontext
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, ModuleType
 
-from components.preflight.config import as_yaml, contradictions, load_params
+from components.preflight.config import as_yaml, contradictions, load_params, stage_sections
 from components.preflight.inputs import missing_here
 from components.shared.environment import JOURNAL_VARIABLE, TERMINAL_VARIABLE
 from components.shared.errors import PipelineError, raise_all
 from pipelines.run import summary
 from pipelines.run.journal import Tracker
-from pipelines.run.process import lines, output, process
 from pipelines.run.screen import Screen, Style, duration
 
 OUTPUTS = Path("outputs")
@@ -24,6 +32,8 @@ PARAMS, JOURNAL, LOG, ARTIFACTS = "params.yaml", "journal.jsonl", "kfp.log", "ar
 _LINES_SHOWN = 20
 _MARGIN_S = 5.0
 _KFP_INDENT = " " * 4
+_STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_IDLE_S, _GRACE_S = 0.2, 3.0
 
 
 def run(params_path: Path, *, containers: bool = False) -> int:
@@ -90,7 +100,7 @@ def _new_folder(name: str) -> Path:
 def _execute(folder: Path, tracker: Tracker, screen: Screen, grace_s: float, engine: ModuleType | None) -> int:
     """Run the graph in a process of its own until it ends; log and show its output, and return its exit status."""
     paths = [str(folder.resolve() / name) for name in (PARAMS, ARTIFACTS, JOURNAL)]
-    command = [sys.executable, "-m", "pipelines.run.graph_process", *paths, *(["--containers"] if engine else [])]
+    command = [sys.executable, "-m", "pipelines.run.local", *paths, *(["--containers"] if engine else [])]
     environment = {**os.environ, JOURNAL_VARIABLE: paths[-1]}
     if screen.live:
         environment[TERMINAL_VARIABLE] = os.ttyname(sys.stdout.fileno())
@@ -148,3 +158,103 @@ def _make_latest(folder: Path) -> None:
     link.unlink(missing_ok=True)
     link.symlink_to(folder.relative_to(OUTPUTS))
     link.replace(OUTPUTS / "latest")
+
+
+@contextmanager
+def process(
+    command: Sequence[str], environment: Mapping[str, str], *, grace_s: float
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a process with all its output in one pipe; neither it nor any process it started outlives the block.
+
+    That holds for Ctrl-C, SIGTERM and a closed terminal too: they become a SystemExit with the usual exit code. The
+    process then gets SIGINT, and has `grace_s` to end before it is terminated.
+    """
+    # Before the process starts: it would otherwise inherit that a background job ignores Ctrl-C.
+    before = {number: signal.signal(number, _stop) for number in _STOPS}
+    try:
+        with subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # one signal reaches all processes of a session
+        ) as started:
+            try:
+                yield started
+            finally:
+                _end(started, grace_s)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def output(started: subprocess.Popen[bytes]) -> Iterator[bytes | None]:
+    """Yield blocks of output until it ends, and None after each moment without output."""
+    assert started.stdout is not None
+    pipe = started.stdout.fileno()
+    while True:
+        if not select.select([pipe], [], [], _IDLE_S)[0]:
+            yield None
+        elif block := os.read(pipe, 1 << 16):
+            yield block
+        else:
+            return
+
+
+def lines(blocks: Iterable[bytes | None]) -> Iterator[bytes | None]:
+    """Yield each line of a stream that arrives in blocks; None is passed on."""
+    rest = b""
+    for block in blocks:
+        if block is None:
+            yield None
+            continue
+        *complete, rest = (rest + block).split(b"\n")
+        yield from complete
+    if rest:
+        yield rest
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    for each in _STOPS:
+        signal.signal(each, signal.SIG_IGN)
+    raise SystemExit(128 + number)
+
+
+def _end(started: subprocess.Popen[bytes], grace_s: float) -> None:
+    """End the process and all it started, as far as they still run."""
+    # SIGINT first: a stage then removes incomplete outputs, or writes a checkpoint.
+    for number, wait_s in ((signal.SIGINT, grace_s), (signal.SIGTERM, _GRACE_S), (signal.SIGKILL, _GRACE_S)):
+        deadline = time.monotonic() + wait_s
+        try:
+            os.killpg(started.pid, number)
+            while time.monotonic() < deadline:
+                started.poll()
+                os.killpg(started.pid, 0)
+                time.sleep(0.05)
+        except (ProcessLookupError, PermissionError):  # the latter on macOS, if only zombies are left
+            return
+
+
+def _run_graph(params: Path, pipeline_root: str, journal: Path, *, containers: bool) -> None:
+    """Run every task of the graph, one after the other, in this environment or each in a container of its image."""
+    from kfp import local
+
+    from pipelines.graph import local_graph
+
+    # Standard output is a pipe here: without this, lines would arrive in blocks of 8 KiB.
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    graph, names = local_graph(stage_sections(load_params(params)))
+    journal.write_text(json.dumps({"event": "planned", "tasks": names}) + "\n", encoding="utf-8")
+    if containers:
+        runner = _containers().runner(journal.parent, journal)
+    else:
+        # Ctrl-C is for the stage at work, which ends in good order, and the graph with it.
+        signal.signal(signal.SIGINT, lambda *_: None)
+        runner = local.SubprocessRunner(use_venv=False)
+    local.init(runner, pipeline_root=pipeline_root, raise_on_error=False)
+    graph()
+
+
+if __name__ == "__main__":
+    _run_graph(Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3]), containers="--containers" in sys.argv)

