@@ -146,7 +146,8 @@ class RetryPolicy:
                 if left <= 0:
                     within = f" within {self.limit_s:g} s" if self.limit_s else ""
                     raise UnavailableError(f"the API server did not {action}{within}: {error_message(error)}") from None
-                self.clock.sleep(min(_retry_after_s(error) or pause, left))
+                asked = (getattr(error, "headers", None) or {}).get("Retry-After", "")
+                self.clock.sleep(min(float(asked if asked.isdigit() else 0) or pause, _LONGEST_PAUSE_S, left))
                 pause = min(2 * pause, _LONGEST_PAUSE_S)
 
 
@@ -166,11 +167,6 @@ def error_message(error: client.ApiException | HTTPError) -> str:
     except (ValueError, KeyError, TypeError):
         message = error.reason
     return f"{message} ({error.status})"
-
-
-def _retry_after_s(error: client.ApiException | HTTPError) -> float | None:
-    wait: str = (getattr(error, "headers", None) or {}).get("Retry-After", "")
-    return min(float(wait), _LONGEST_PAUSE_S) if wait.isdigit() else None
 
 
 @contextmanager

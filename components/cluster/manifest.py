@@ -7,7 +7,7 @@ from components.cluster.config import ClusterConfig, ClusterStage
 from components.cluster.job import Job
 from components.cluster.kube import Json
 from components.shared import lineage
-from components.shared.environment import JOB_VARIABLE
+from components.shared.environment import JOB_VARIABLE, SERVERS_VARIABLE
 from components.shared.errors import PipelineError
 
 STALE_AFTER_S = 600
@@ -43,18 +43,15 @@ def job_name(job: Job, stage: ClusterStage) -> str:
     return f"grpo-{stage.run_id[:8]}-{lineage.value_digest(inputs)[:8]}"
 
 
-def server_urls(name: str, number: int) -> list[str]:
-    """Return the URLs of a job's vLLM servers."""
-    return [f"http://{name}-{ROLLOUT}-{index}-0.{name}:{SERVER_PORT}" for index in range(number)]
-
-
 def train_job(job: Job, stage: ClusterStage, environment: Mapping[str, str], owner: Json | None, now: str) -> Json:
-    """Return the manifest of a job; `environment` is for its ranks."""
-    config = stage.config
+    """Return the manifest of a job; `environment` is for its ranks, which find vLLM servers there."""
+    config, name = stage.config, job_name(job, stage)
     ours = {kube.MANAGED_BY: kube.PROJECT, kube.RUN_ID: stage.run_id, kube.STAGE: stage.stage.replace("_", "-")}
     labels = {**ours, kube.WORK: lineage.value_digest(str(job.folder.parent))[:16]}
     patches = [_patch(NODE, config, ours, [])]
     if job.with_samplers:
+        urls = [f"http://{name}-{ROLLOUT}-{index}-0.{name}:{SERVER_PORT}" for index in range(config.rollout_servers)]
+        environment = {**environment, SERVERS_VARIABLE: ",".join(urls)}
         patches.append(_patch(ROLLOUT, config, ours, [{"name": JOB_VARIABLE, "value": str(job.folder)}]))
     spec: Json = {
         "runtimeRef": {
@@ -73,7 +70,7 @@ def train_job(job: Job, stage: ClusterStage, environment: Mapping[str, str], own
     }
     digest = lineage.value_digest({"spec": spec, "labels": ours, "queue": config.queue, "job": job.fields()})
     metadata: Json = {
-        "name": job_name(job, stage),
+        "name": name,
         "labels": labels if config.queue is None else {**labels, _QUEUE: config.queue},
         "annotations": {
             kube.SPEC_DIGEST: digest,

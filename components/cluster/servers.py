@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from enum import Enum, auto
 from pathlib import Path
 from typing import Any
@@ -24,12 +25,7 @@ import urllib3
 from components.cluster.job import Job
 from components.cluster.watchdog import watched
 from components.policy.config import Dtype
-from components.rollout.vllm.config import (
-    ServersConfig,
-    engine_arguments,
-    environment,
-    raise_if_out_of_memory,
-)
+from components.rollout.vllm.config import ServersConfig, engine_arguments, environment, raise_if_out_of_memory
 from components.rollout.vllm.sampler import Request
 from components.rollout.vllm.servers import INITIAL_VERSION, ServerLostError, VllmClient
 from components.shared.config import validate
@@ -222,20 +218,17 @@ class ServerProcess:
         self._process = None  # another group may get its number
 
 
+@dataclass
 class Supervisor:
-    """Ends a server that has failed, and starts it again."""
+    """Ends a server that has failed, and starts it again; at first the server answers."""
 
-    def __init__(
-        self,
-        server: ServerProcess,
-        start_deadline_s: float,
-        health_deadline_s: float,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """Supervise a server that answers."""
-        self._server, self._clock = server, clock
-        self._start_deadline_s, self._health_deadline_s = start_deadline_s, health_deadline_s
-        self._started = clock()
+    server: ServerProcess
+    start_deadline_s: float
+    health_deadline_s: float
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
+        self._started = self.clock()
         self._answered: float | None = self._started
         """When it last answered; None where it has not since its start."""
         self._restarts = 0
@@ -246,14 +239,14 @@ class Supervisor:
         failure = self._failure() if self._restarts <= _MAX_RESTARTS else None
         if failure is None:
             return
-        server = self._server
+        server = self.server
         server.end()
         self._restarts += 1
         if self._restarts > _MAX_RESTARTS:
             say("vllm", f"{server.url} {failure}, {self._restarts} times in a row: giving up on it; {server.tail()}")
             return
         say("vllm", f"{server.url} {failure}; starting it again (its output: {server.log})")
-        self._started, self._answered = self._clock(), None
+        self._started, self._answered = self.clock(), None
         try:
             server.start()
         except OSError as error:
@@ -261,18 +254,18 @@ class Supervisor:
 
     def _failure(self) -> str | None:
         """Return why the server has to be restarted; None where it works, is busy, or is still starting."""
-        if self._server.ended:
+        if self.server.ended:
             return "has ended"
-        health, now = self._server.health(), self._clock()
+        health, now = self.server.health(), self.clock()
         if health is Health.READY:
             self._answered, self._restarts = now, 0
         elif self._answered is None:
-            late = now - self._started > self._start_deadline_s
-            return f"does not answer {self._start_deadline_s:g} s after its start" if late else None
+            late = now - self._started > self.start_deadline_s
+            return f"does not answer {self.start_deadline_s:g} s after its start" if late else None
         elif health is Health.BROKEN:
             return "no longer serves requests (its engine is dead or its port closed)"
-        elif now - self._answered > self._health_deadline_s:
-            return f"has not answered for {self._health_deadline_s:g} s"
+        elif now - self._answered > self.health_deadline_s:
+            return f"has not answered for {self.health_deadline_s:g} s"
         return None
 
 

@@ -14,10 +14,10 @@ from components.cluster.config import ClusterStage
 from components.cluster.failures import condition, error_of_ranks, failure_reason
 from components.cluster.job import Job
 from components.cluster.kube import Clock, Json, RetryPolicy, TrainJobs, UnavailableError
-from components.cluster.manifest import job_name, owner_reference, server_urls, train_job
+from components.cluster.manifest import owner_reference, train_job
 from components.cluster.termination import Termination
 from components.cluster.watch import Phase, Watch
-from components.shared.environment import POD_VARIABLE, SERVERS_VARIABLE, WEIGHTS_VARIABLE
+from components.shared.environment import POD_VARIABLE, WEIGHTS_VARIABLE
 from components.shared.errors import PipelineError, RetriesExhaustedError, RetryableError
 from components.shared.progress import say
 
@@ -62,11 +62,9 @@ class _ClusterRun:
         owner = None
         if pod and self._jobs.namespace == here:
             owner = owner_reference(self._retries.call(f"read the pod {pod}", lambda: self._jobs.pod(pod)))
-        self._name = job_name(job, stage)
         environment = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
-        if job.with_samplers:
-            environment[SERVERS_VARIABLE] = ",".join(server_urls(self._name, stage.config.rollout_servers))
         self._manifest = train_job(job, stage, environment, owner, clock.now().isoformat())
+        self._name: str = self._manifest["metadata"]["name"]
         self._termination = Termination(
             stage.stage, self._jobs.namespace, self._name, pod=(here, pod) if pod else None, work=job.folder.parent
         )
@@ -118,7 +116,7 @@ class _ClusterRun:
         except PipelineError as error:
             failure = error
         results = self._results(phase)
-        tails = self._record(watch)
+        tails = watch.record(self._job)
         if results is not None:
             self._leave(watch.job, succeeded=True, ended=phase is not None)
             return results
@@ -148,16 +146,6 @@ class _ClusterRun:
         while phase is Phase.COMPLETE and self._job.results() is None and self._clock.monotonic() < deadline:
             self._clock.sleep(_RESULTS_POLL_S)
         return self._job.results()
-
-    def _record(self, watch: Watch) -> dict[str, list[str]]:
-        """Write the records of this attempt; return the ends of its logs."""
-        tails = watch.log_tails(self._job)
-        try:
-            folder = watch.write_records(self._stage.records, self._job, tails)
-            self._say(f"logs, events and manifest of {self._name} are in {folder}")
-        except OSError as error:
-            self._say(f"could not write logs, events and manifest of {self._name}: {error}")
-        return tails
 
     def _leave(self, job: Json, *, succeeded: bool, ended: bool) -> None:
         """Remove the job, or leave one that has ended for inspection; one that has not would run on unattended."""

@@ -1,20 +1,21 @@
-"""Watches a TrainJob until it ends, or until one of its phases takes longer than it may; records what was seen."""
+"""Watches a TrainJob until it ends, or until one of its phases takes longer than it may; records what it has seen."""
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from datetime import datetime
 from enum import StrEnum
-from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from kubernetes import client
-from urllib3.exceptions import HTTPError
+from urllib3.exceptions import HTTPError, ReadTimeoutError
 
 from components.cluster.config import ClusterStage
 from components.cluster.failures import condition, container_states, scheduling_problem
 from components.cluster.job import Job
-from components.cluster.kube import Clock, Json, RetryPolicy, TrainJobs
-from components.cluster.logs import LINES_KEPT, LogStream
+from components.cluster.kube import Clock, Json, RetryPolicy, TrainJobs, is_transient
 from components.cluster.manifest import NODE
 from components.shared import jsonl
 from components.shared.errors import PipelineError, RetriesExhaustedError, RetryableError
@@ -41,6 +42,11 @@ _HINTS = {
     "ImagePullBackOff": _IMAGE_HINT,
 }
 _RECORD_TRIES = 3
+_LINES_KEPT = 1000
+_FINISH_S, _FINISH_TRIES = 5.0, 10
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10.0
+_Moment = tuple[datetime, int]
+"""Whole seconds, and the nanoseconds in addition."""
 _Item = TypeVar("_Item")
 
 
@@ -82,7 +88,10 @@ class Watch:
             PipelineError: Its pods cannot start.
         """
         while True:
-            self._look()
+            job = self._retries.call(f"read the training job {self._name}", lambda: self._jobs.get(self._name))
+            if job is None or job["metadata"]["uid"] != self.job["metadata"]["uid"]:
+                raise RetryableError(f"{self._name}: somebody has deleted the training job")
+            self.job, self.pods = job, self._retries.call("list pods", lambda: self._jobs.pods(self._name))
             phase = self._current_phase()
             if phase is not self._phase:
                 say(self._stage.stage, f"{self._name} {phase}{' again' if phase in self._past else ''}")
@@ -103,11 +112,32 @@ class Watch:
         if self._log is not None:
             self._log.stop()
 
-    def log_tails(self, job: Job) -> dict[str, list[str]]:
-        """Return the ends of logs by where they are from: each pod, and each rank that prints to a file.
+    def record(self, job: Job) -> dict[str, list[str]]:
+        """Print the rest of the log, and write what was seen to a folder attempt-1, attempt-2 ... of the records.
 
-        The first rank's is what was printed of it: the log itself may be gone with its pod.
+        Returns:
+            The ends of logs by where they are from: each pod, and each rank that prints to a file. The first rank's is
+            what was printed of it: the log itself may be gone with its pod.
         """
+        tails = self._log_tails(job)
+        root = self._stage.records
+        folder = root / f"attempt-{1 + len(list(root.glob('attempt-*')))}"
+        events = [event for document in (self.job, *self.pods) for event in _repeated(self._jobs.events, document)]
+        try:
+            folder.mkdir(parents=True)
+            for name, content in (("trainjob", self.job), ("pods", self.pods), ("events", events)):
+                jsonl.write_json(folder / f"{name}.json", content)
+            for where, lines in tails.items():
+                text = "".join(f"{line}\n" for line in lines)
+                (folder / f"{where.replace(' ', '-')}.log").write_text(text, encoding="utf-8")
+            for path in job.folder.glob("*.json"):
+                shutil.copy(path, folder)
+            say(self._stage.stage, f"logs, events and manifest of {self._name} are in {folder}")
+        except OSError as error:
+            say(self._stage.stage, f"could not write logs, events and manifest of {self._name}: {error}")
+        return tails
+
+    def _log_tails(self, job: Job) -> dict[str, list[str]]:
         tails: dict[str, list[str]] = {"rank 0": []}
         if self._log is not None:
             self._log.finish()
@@ -119,33 +149,12 @@ class Watch:
         for rank in range(1, job.num_processes):
             if job.log(rank).is_file():
                 text = job.log(rank).read_text(encoding="utf-8", errors="replace")
-                tails[f"rank {rank}"] = text.splitlines()[-LINES_KEPT:]
+                tails[f"rank {rank}"] = text.splitlines()[-_LINES_KEPT:]
         return tails
 
-    def write_records(self, folder: Path, job: Job, tails: Mapping[str, Sequence[str]]) -> Path:
-        """Write manifest, pods, events, logs and outcomes of an attempt; return its folder, at first attempt-1."""
-        attempt = folder / f"attempt-{1 + len(list(folder.glob('attempt-*')))}"
-        attempt.mkdir(parents=True)
-        events = [event for document in (self.job, *self.pods) for event in _repeated(self._jobs.events, document)]
-        for name, content in (("trainjob", self.job), ("pods", self.pods), ("events", events)):
-            jsonl.write_json(attempt / f"{name}.json", content)
-        for where, lines in tails.items():
-            text = "".join(f"{line}\n" for line in lines)
-            (attempt / f"{where.replace(' ', '-')}.log").write_text(text, encoding="utf-8")
-        for path in job.folder.glob("*.json"):
-            shutil.copy(path, attempt / path.name)
-        return attempt
-
     def _log_tail(self, pod: str, container: str) -> list[str]:
-        text = self._jobs.log(pod, container, follow=False, tail=LINES_KEPT).data.decode(errors="replace")
+        text = self._jobs.log(pod, container, follow=False, tail=_LINES_KEPT).data.decode(errors="replace")
         return [line.partition(" ")[2] for line in text.splitlines()]
-
-    def _look(self) -> None:
-        job = self._retries.call(f"read the training job {self._name}", lambda: self._jobs.get(self._name))
-        if job is None or job["metadata"]["uid"] != self.job["metadata"]["uid"]:
-            raise RetryableError(f"{self._name}: somebody has deleted the training job")
-        self.job = job
-        self.pods = self._retries.call("list pods", lambda: self._jobs.pods(self._name))
 
     def _current_phase(self) -> Phase:
         for kind, phase in (("Complete", Phase.COMPLETE), ("Failed", Phase.FAILED)):
@@ -244,3 +253,104 @@ def _repeated(request: Callable[..., list[_Item]], *arguments: object) -> list[_
         with suppress(client.ApiException, HTTPError):
             return request(*arguments)
     return []
+
+
+class LogStream:
+    """Prints each line of a pod's log once, over connections that break; it never fails itself.
+
+    Lines carry their times, so after a break reading resumes where it stopped.
+    """
+
+    def __init__(self, jobs: TrainJobs, pod: Json, clock: Clock, print_line: Callable[[str], None]) -> None:
+        """Follow the log of the pod with this metadata."""
+        self.uid: str = pod["uid"]
+        self.lines: deque[str] = deque(maxlen=_LINES_KEPT)
+        """The last lines."""
+        self.last_sign_s = clock.monotonic()
+        """When there was a line, or no way to know."""
+        self._jobs, self._pod, self._clock, self._print_line = jobs, pod["name"], clock, print_line
+        self._place: _Moment | None = None
+        """Time of the last line."""
+        self._num_at_place = 0
+        """Lines so far of that time."""
+        self._response: Any = None
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name=f"log of {self._pod}", daemon=True)
+        self._thread.start()
+
+    def finish(self) -> None:
+        """Stop following, and print the rest of the log."""
+        self.stop()
+        self._thread.join(_FINISH_S)
+        if self._thread.is_alive():
+            return  # it would print the same lines
+        for attempt in range(_FINISH_TRIES):
+            try:
+                self._read(follow=False)
+                return
+            except (client.ApiException, HTTPError) as error:
+                if not is_transient(error):
+                    return
+            self._clock.sleep(min(2**attempt * _FIRST_PAUSE_S, _LONGEST_PAUSE_S))
+
+    def stop(self) -> None:
+        """Stop following at once."""
+        self._stopped.set()
+        response = self._response
+        if response is not None:
+            with suppress(OSError, ValueError):  # it may just have ended
+                response.shutdown()
+
+    def _follow(self) -> None:
+        pause = 0.0
+        while not self._stopped.wait(pause):
+            before = len(self.lines), self._place
+            try:
+                self._read(follow=True)
+            except ReadTimeoutError:
+                pass  # the pod prints nothing
+            except (client.ApiException, HTTPError) as error:
+                if getattr(error, "status", None) == 404:
+                    return
+                self.last_sign_s = self._clock.monotonic()
+            silent = before == (len(self.lines), self._place)
+            pause = min(2 * pause, _LONGEST_PAUSE_S) if silent else _FIRST_PAUSE_S
+
+    def _read(self, *, follow: bool) -> None:
+        place, known = self._place, self._num_at_place
+        since = place and place[0].strftime("%Y-%m-%dT%H:%M:%SZ")
+        self._response = response = self._jobs.log(self._pod, NODE, follow=follow, since=since)
+        try:
+            for line in _lines(response, ended=not follow):
+                if follow and self._stopped.is_set():
+                    return
+                moment, text = _split(line)
+                if place is not None and moment <= place:
+                    known -= moment == place
+                    if moment < place or known >= 0:
+                        continue
+                place = None  # all further lines are new
+                self._num_at_place = self._num_at_place + 1 if moment == self._place else 1
+                self._place, self.last_sign_s = moment, self._clock.monotonic()
+                self.lines.append(text)
+                self._print_line(text)
+        finally:
+            self._response = None
+            response.close()
+
+
+def _lines(response: Any, *, ended: bool) -> Iterator[str]:
+    """Yield whole lines: a broken connection's last part of a line is read again, that of a container's end is not."""
+    rest = b""
+    for chunk in response.stream(2**16):
+        *whole, rest = (rest + chunk).split(b"\n")
+        yield from (line.decode(errors="replace") for line in whole)
+    if ended and rest:
+        yield rest.decode(errors="replace")
+
+
+def _split(line: str) -> tuple[_Moment, str]:
+    """Return the time of a line, and its text."""
+    stamp, _, text = line.partition(" ")
+    seconds, _, fraction = stamp.removesuffix("Z").partition(".")
+    return (datetime.fromisoformat(f"{seconds}+00:00"), int(fraction.ljust(9, "0") or 0)), text

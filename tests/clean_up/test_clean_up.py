@@ -11,6 +11,7 @@ from components.cluster import kube
 from components.shared import stage
 from components.shared.environment import KUBECONFIG_VARIABLE, POD_VARIABLE
 from components.shared.errors import PipelineError, RetryableError
+from tests.cluster.launched import add_train_job
 from tests.fake_cluster import ApiServer, Fault, kinds
 
 _RUN = "0b1c2d3e"
@@ -25,32 +26,26 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiServe
         yield server
 
 
-def _add_job(server: ApiServer, name: str, run_id: str) -> None:
-    labels = {kube.MANAGED_BY: kube.PROJECT, kube.RUN_ID: run_id}
-    kind = {"apiVersion": kinds.TRAIN_JOBS.api_version, "kind": "TrainJob"}
-    server.cluster.add_runtime(name)
-    spec = {"runtimeRef": {"kind": "TrainingRuntime", "name": name}, "suspend": False}
-    server.cluster.add({**kind, "metadata": {"name": name, "labels": labels}, "spec": spec})
+def _add_job(server: ApiServer, name: str, run_id: str = _RUN) -> None:
+    add_train_job(server, name, {kube.MANAGED_BY: kube.PROJECT, kube.RUN_ID: run_id})
 
 
 def _add_pod(
     server: ApiServer, task: str, *lines: str, run_id: str = _RUN, code: int | None = 0, reason: str = "Completed"
 ) -> None:
     """The pod of a task that has ended with an exit code after 90 seconds, or still waits."""
-    number = len(server.cluster.all(kinds.PODS))
-    labels = {"pipeline/runid": run_id, "grpo-pipeline/task": task}
-    times = {"startedAt": "2026-01-01T10:00:00Z", "finishedAt": "2026-01-01T10:01:30Z"}
     status: dict[str, Any] = {"phase": "Pending"}
     if code is not None:
+        times = {"startedAt": "2026-01-01T10:00:00Z", "finishedAt": "2026-01-01T10:01:30Z"}
         ended = {"terminated": {"exitCode": code, "reason": reason, **times}}
         common = {"image": "light", "imageID": "", "ready": False, "restartCount": 0}
         statuses = [{"name": "wait", "state": {}, **common}, {"name": "main", "state": ended, **common}]
         status = {"phase": "Failed" if code else "Succeeded", "containerStatuses": statuses}
-    metadata = {"name": f"{task}-{number}", "labels": labels}
+    labels = {"pipeline/runid": run_id, "grpo-pipeline/task": task}
+    metadata = {"name": f"{task}-{len(server.cluster.all(kinds.PODS))}", "labels": labels}
     spec = {"containers": [{"name": "main", "image": "light"}]}
-    (pod,) = server.cluster.add(
-        {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec, "status": status}
-    )
+    document = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec, "status": status}
+    (pod,) = server.cluster.add(document)
     if code is not None:
         server.cluster.print(pod, *lines)
     server.clock.advance(1)
@@ -87,58 +82,57 @@ def test_summary_has_the_outcome_of_each_task(server: ApiServer, tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("code", "reason", "outcome"),
+    ("code", "reason", "meaning"),
     [
-        (2, "Error", "exit code 2: something has to be corrected"),
-        (3, "Error", "exit code 3: the gate was not passed"),
-        (4, "Error", "exit code 4: nothing new to register"),
-        (75, "Error", "exit code 75: transient, may work the next time"),
-        (137, "OOMKilled", "exit code 137: out of memory"),
-        (1, "Error", "exit code 1: Error"),
+        (2, "Error", "something has to be corrected"),
+        (75, "Error", "transient, may work the next time"),
+        (137, "OOMKilled", "out of memory"),
+        (1, "Error", "Error"),
     ],
 )
 def test_failed_task_is_named_with_its_error(
-    server: ApiServer, tmp_path: Path, code: int, reason: str, outcome: str
+    server: ApiServer, tmp_path: Path, code: int, reason: str, meaning: str
 ) -> None:
-    """At the top; of a task that was retried, the last attempt counts."""
+    """At the top, with all lines of the error and none of Kubeflow's; of a task that was retried, the last attempt."""
     _add_pod(server, "register", "error: register: an earlier try", code=75, reason="Error")
-    _add_pod(server, "register", "register: begins", "error: register: no | more", code=code, reason=reason)
+    lines = (
+        "register: begins",
+        "error: register: 2 to correct",
+        "storage: no | more",
+        "I1122 10:00:00.0 1 main.go:1] 2",
+    )
+    _add_pod(server, "register", *lines, code=code, reason=reason)
     _add_pod(server, "clean-up", code=None)
     text = _summary(_FAILED, tmp_path)
-    assert f"**register failed: {outcome}.** error: register: no \\| more" in text
+    error = "error: register: 2 to correct; storage: no \\| more"
+    assert f"**register failed: exit code {code}: {meaning}.** {error}\n" in text
     assert text.count("| register |") == 1
     assert "| clean-up | pending |  |  |" in text
     assert "Error from Kubeflow: Task exit-handler-1 failed." in text
 
 
-def test_error_of_several_lines_is_in_the_summary(server: ApiServer, tmp_path: Path) -> None:
-    """As a whole, without the lines of Kubeflow after it."""
-    lines = (
-        "preflight: begins",
-        "error: preflight: 2 to correct",
-        "train_grpo_num_steps: is 0",
-        "register_storage: is empty",
-    )
-    _add_pod(server, "preflight", *lines, "I1122 10:00:00.0 1 main.go:1] exited with 2", code=2, reason="Error")
-    text = _summary(_FAILED, tmp_path)
-    assert "error: preflight: 2 to correct; train_grpo_num_steps: is 0; register_storage: is empty\n" in text
-
-
 def test_failed_removal_is_reported_and_repeated(server: ApiServer, tmp_path: Path) -> None:
     """Where the cluster does not answer, the task fails, with a summary all the same; the next attempt removes."""
-    _add_job(server, "mine", _RUN)
-    server.faults.add(Fault(method="DELETE", status=503))
-    page = tmp_path / "summary.md"
-    removed: list[str] = []
-    with pytest.raises(RetryableError, match="503"):
-        clean_up(_FAILED, "", page, removed)
-    assert "Training jobs of the run may be left in the cluster: " in page.read_text()
-    server.faults.add(Fault("GET", "/pods", status=503))
-    with pytest.raises(RetryableError, match="503"):
-        clean_up(_FAILED, "", page, removed)
+    _add_job(server, "mine")
+    page, removed = tmp_path / "summary.md", list[str]()
+    server.faults.add(Fault("DELETE", status=503), Fault("GET", "/pods", status=503))
+    for left in ("Training jobs of the run may be left in the cluster: ", "Removed: mine."):
+        with pytest.raises(RetryableError, match="503"):
+            clean_up(_FAILED, "", page, removed)
+        assert left in page.read_text()
     clean_up(_FAILED, "", page, removed)
     assert server.cluster.all(kinds.TRAIN_JOBS) == []
-    assert "Removed: mine." in page.read_text()  # by the attempt before
+    assert "Removed: mine." in page.read_text(), "by the attempt before"
+
+
+def test_busy_cluster_is_asked_again(server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the task itself: Kubeflow would take it for a failure as any other, and a job would be left."""
+    monkeypatch.setenv(POD_VARIABLE, "clean-up-1")
+    monkeypatch.setattr(stage, "PAUSES_S", (0.0,))
+    _add_job(server, "mine")
+    server.faults.add(Fault("DELETE", status=503))
+    run(_FAILED, "", str(tmp_path / "summary.md"))
+    assert server.cluster.all(kinds.TRAIN_JOBS) == []
 
 
 def test_missing_cluster_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,13 +142,3 @@ def test_missing_cluster_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyP
         run(_FAILED, "", str(tmp_path / "out" / "summary"))
     assert ended.value.code == PipelineError.exit_code
     assert "# Run failed" in (tmp_path / "out" / "summary").read_text()
-
-
-def test_busy_cluster_is_asked_again(server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the task itself: Kubeflow would take it for a failure as any other, and a job would be left."""
-    monkeypatch.setenv(POD_VARIABLE, "clean-up-1")
-    monkeypatch.setattr(stage, "PAUSES_S", (0.0,))
-    _add_job(server, "sft", _RUN)
-    server.faults.add(Fault("DELETE", status=503))
-    run(_FAILED, "", str(tmp_path / "summary.md"))
-    assert server.cluster.all(kinds.TRAIN_JOBS) == []

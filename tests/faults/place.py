@@ -10,31 +10,36 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
 from components.shared.config import Config
 from components.shared.environment import JOURNAL_VARIABLE, WORK_VARIABLE
 from components.shared.work import latest_checkpoint
+from components.train_grpo.config import TrainGRPOConfig
+from components.train_grpo.train import STAGE as GRPO
+from components.train_sft.train import STAGE as SFT
+from tests.train_grpo.settings import grpo_config
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 300
 """For what takes about ten seconds on an idle machine."""
-OUTPUTS = {
-    "train_grpo": ("policy", "training", "timings"),
-    "train_sft": ("base_model", "reference", "training"),
-}
-_WEIGHTS = "model.safetensors"
-_RESULTS = {
-    "train_grpo": (f"policy/{_WEIGHTS}", "training/steps.jsonl"),
-    "train_sft": (f"reference/{_WEIGHTS}", "training/steps.jsonl"),
-}
+_MODELS = {"train_grpo": "policy", "train_sft": "reference"}
+"""The output of a stage that has the weights."""
 _KINDS = {"components.grading.worker": "grader", "components.cluster.agent": "launcher"}
 
 
-@dataclass(frozen=True)
-class Running:
+def fault_config(reward: str = "shortness", *, grace_s: float = 20, **changes: Any) -> TrainGRPOConfig:
+    """Return a small run with one of `rewards` and a checkpoint after every step."""
+    return grpo_config(
+        **{"prompts_per_step": 2, "group_size": 2, **changes},
+        reward__weights={"accuracy": 1.0, f"tests.faults.rewards:{reward}": 1.0},
+        checkpoint={"every_steps": 1, "keep_last": 2, "keep_best": False, "grace_s": grace_s},
+    )
+
+
+class Running(NamedTuple):
     """A process of a run that is alive."""
 
     pid: int
@@ -47,8 +52,8 @@ class Place:
     """The folder of one run: its outputs, its unfinished work, its journal and its temporary files."""
 
     folder: Path
-    stage: str
     inputs: dict[str, Path]
+    stage: str = "train_grpo"
     starts: int = 0
 
     def start(self, config: Config, **variables: str) -> "subprocess.Popen[bytes]":
@@ -57,7 +62,8 @@ class Place:
         (self.folder / "tmp").mkdir(parents=True, exist_ok=True)
         params = self.folder / "params.yaml"
         params.write_text(yaml.safe_dump({self.stage: config.model_dump(mode="json")}))
-        folders = self.inputs | {name: self.folder / name for name in OUTPUTS[self.stage]}
+        outputs = (GRPO if self.stage == GRPO.name else SFT).outputs
+        folders = self.inputs | {name: self.folder / name for name in outputs}
         options = [word for name, path in folders.items() for word in (f"--{name.replace('_', '-')}", str(path))]
         variables = {
             "OMP_NUM_THREADS": "1",
@@ -142,10 +148,10 @@ class Place:
 
     def results(self) -> dict[str, bytes]:
         """The bytes that no fault may change; those of a GRPO policy differ from its reference."""
+        weights = self.folder / _MODELS[self.stage] / "model.safetensors"
         if self.stage == "train_grpo":
-            before, after = (self.inputs["reference"], self.folder / "policy")
-            assert (after / _WEIGHTS).read_bytes() != (before / _WEIGHTS).read_bytes(), "nothing was learned"
-        return {name: (self.folder / name).read_bytes() for name in _RESULTS[self.stage]}
+            assert weights.read_bytes() != (self.inputs["reference"] / weights.name).read_bytes(), "nothing was learned"
+        return {path.name: path.read_bytes() for path in (weights, self.folder / "training" / "steps.jsonl")}
 
     def end(self) -> None:
         """Kill every process of the run."""
@@ -164,16 +170,12 @@ class Place:
         assert not [path for path in (self.folder / "work").glob("*/*") if path.is_dir()]
 
 
-NewPlace = Callable[..., Place]
-"""Makes a `Place` from a name and a stage (GRPO by default)."""
-
-
 def _kind(words: list[str], variables: list[bytes]) -> str:
-    modules = [word for word in words if word.startswith("components.")]
-    if modules[:1] == ["components.cluster.rank"]:
+    module = next((word for word in words if word.startswith("components.")), None)
+    if module == "components.cluster.rank":
         rank = next(each for each in variables if each.startswith(b"RANK="))
         return f"rank {rank.removeprefix(b'RANK=').decode()}"
-    return _KINDS.get(modules[0], "command") if modules else "other"
+    return _KINDS.get(module, "command") if module else "other"
 
 
 def within(seconds: float, condition: Callable[[], bool]) -> bool:

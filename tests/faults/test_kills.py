@@ -3,16 +3,13 @@ import random
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from components.shared.errors import RetryableError
-from components.train_grpo.config import TrainGRPOConfig
-from tests.faults.place import TIMEOUT_S, NewPlace, Place, within
-from tests.train_grpo.settings import grpo_config
+from tests.faults.place import TIMEOUT_S, Place, fault_config, within
 
 pytestmark = pytest.mark.long(minutes=8)
 
@@ -27,24 +24,14 @@ MOST_BETWEEN_KILLS_S = 0.3
 ENDING = ("rank 0", "command", "rank 1", "launcher")
 """Processes whose end ends the run."""
 MEMORY = Path("/dev/shm")
-
-
-def _config() -> TrainGRPOConfig:
-    return grpo_config(
-        num_steps=NUM_STEPS,
-        prompts_per_step=4,
-        reward__weights={"accuracy": 1.0, "tests.faults.rewards:shortness": 1.0},
-        checkpoint={"every_steps": 1, "keep_last": 2, "keep_best": False, "grace_s": 2},
-        engine__num_processes=2,
-        engine__deadline_s=20,
-    )
-
-
-def _victims(chance: random.Random) -> list[str]:
-    endings = [ENDING[number % len(ENDING)] for number in range(NUM_ENDINGS)]
-    victims = endings + ["grader"] * (NUM_KILLS - NUM_ENDINGS)
-    chance.shuffle(victims)
-    return victims
+CONFIG = fault_config(
+    num_steps=NUM_STEPS,
+    prompts_per_step=4,
+    group_size=4,
+    grace_s=2,
+    engine__num_processes=2,
+    engine__deadline_s=20,
+)
 
 
 def _kill_one(kind: str, place: Place, command: "subprocess.Popen[bytes]", chance: random.Random) -> bool:
@@ -66,9 +53,11 @@ def _kill_one(kind: str, place: Place, command: "subprocess.Popen[bytes]", chanc
 def _disturbed(place: Place) -> list[str]:
     """Run with kills, starting again after each that ends the run; return what was killed before each start."""
     chance = random.Random(SEED)
-    victims: Iterator[str] = iter(_victims(chance))
+    victims = [ENDING[number % len(ENDING)] for number in range(NUM_ENDINGS)]
+    victims += ["grader"] * (NUM_KILLS - NUM_ENDINGS)
+    chance.shuffle(victims)
     ended_by = []
-    command = place.start(_config())
+    command = place.start(CONFIG)
     for number, victim in enumerate(victims):
         if victim == "grader":  # spread over the run, the last before its end
             place.wait_for_checkpoint(number * (NUM_STEPS - 10) // NUM_KILLS, command)
@@ -78,19 +67,19 @@ def _disturbed(place: Place) -> list[str]:
             assert exit_code == (-signal.SIGKILL if victim == "command" else RetryableError.exit_code), place.err
             place.assert_nothing_runs()
             ended_by.append(victim)
-            command = place.start(_config())
+            command = place.start(CONFIG)
     assert command.wait(TIMEOUT_S) == 0, place.err
     return ended_by
 
 
-def test_kills_do_not_change_the_results(new_place: NewPlace) -> None:
+def test_kills_do_not_change_the_results(places: tuple[Place, Place]) -> None:
     """Kills of graders, ranks, launcher and command at random moments leave the results byte-identical.
 
     Each kill that ends the run, except one of the command, is reported in a line that names the process killed.
     """
-    straight, disturbed = new_place("straight"), new_place("disturbed")
+    straight, disturbed = places
     in_memory = set(MEMORY.iterdir())
-    assert straight.run(_config()) == 0, straight.err
+    assert straight.run(CONFIG) == 0, straight.err
     ended_by = _disturbed(disturbed)
     assert disturbed.results() == straight.results()
     assert [row["step"] for row in disturbed.rows("training/steps.jsonl")] == list(range(1, NUM_STEPS + 1))
@@ -113,7 +102,7 @@ def _assert_reported(place: Place, ended_by: list[str]) -> None:
 
 def test_nothing_outlives_a_command_that_is_killed_while_it_starts(place: Place) -> None:
     """Not even a launcher that is still importing."""
-    command = place.start(_config())
+    command = place.start(CONFIG)
     assert within(TIMEOUT_S, lambda: "launcher" in {each.kind for each in place.processes()})
     command.kill()
     command.wait()

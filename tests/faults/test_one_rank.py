@@ -8,34 +8,19 @@ import pytest
 
 from components.shared.errors import PipelineError, RetryableError
 from components.train_grpo.config import TrainGRPOConfig
-from tests.faults.place import Place
+from tests.faults.place import Place, fault_config
 from tests.faults.rewards import CALLS_BEFORE, FAULTY_RANK, SLOW_S
-from tests.train_grpo.settings import grpo_config
 
 pytestmark = pytest.mark.long(minutes=4)
 NUM_STEPS = 24
-DEADLINE_S, GRACE_S = 6, 1
-TORCHRUN_S = 5
-"""Time that torchrun leaves ranks to end once another has failed."""
+SETTINGS: dict[str, Any] = {"num_steps": NUM_STEPS, "grace_s": 1, "engine__deadline_s": 6}
 CALLS_PER_STEP = 2
 """Of a reward in each of two processes."""
 
 
-def _config(reward: str, **changes: Any) -> TrainGRPOConfig:
-    return grpo_config(
-        num_steps=NUM_STEPS,
-        prompts_per_step=2,
-        group_size=CALLS_PER_STEP,
-        reward__weights={"accuracy": 1.0, f"tests.faults.rewards:{reward}": 1.0},
-        checkpoint={"every_steps": 1, "keep_last": 2, "keep_best": False, "grace_s": GRACE_S},
-        engine__deadline_s=DEADLINE_S,
-        **changes,
-    )
-
-
 def test_nan_in_the_loss_of_one_rank_stops_all_before_the_step(place: Place) -> None:
     """The error says so, and the latest checkpoint is that of the step before."""
-    assert place.run(_config("nan_in_one", engine__num_processes=2)) == PipelineError.exit_code
+    assert place.run(fault_config("nan_in_one", **SETTINGS, engine__num_processes=2)) == PipelineError.exit_code
     assert place.error_line == "error: train_grpo: the loss is nan; stopped before the optimizer step"
     steps_done = CALLS_BEFORE // CALLS_PER_STEP
     assert place.checkpoints()[-1] == steps_done
@@ -45,7 +30,7 @@ def test_nan_in_the_loss_of_one_rank_stops_all_before_the_step(place: Place) -> 
 
 def test_a_slow_rank_is_reported_and_a_hung_rank_ends_the_run(place: Place) -> None:
     """The run is resumed in one process, and then in two again."""
-    two, one = (_config("slow_in_one", engine__num_processes=number) for number in (2, 1))
+    two, one = (fault_config("slow_in_one", **SETTINGS, engine__num_processes=number) for number in (2, 1))
     stopped_at = _hang_one_rank(place, two)
     resumed_to = _resume_for_a_while(place, one, stopped_at)
     assert place.run(two) == 0, place.err

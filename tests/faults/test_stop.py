@@ -7,8 +7,7 @@ from components.shared.errors import PipelineError, RetryableError
 from components.train_grpo.config import TrainGRPOConfig
 from components.train_sft.config import TrainSFTConfig
 from tests import tiny
-from tests.faults.place import TIMEOUT_S, NewPlace, Place, within
-from tests.train_grpo.settings import grpo_config
+from tests.faults.place import TIMEOUT_S, Place, fault_config, within
 
 pytestmark = pytest.mark.long(minutes=2)
 NUM_STOPS = 10
@@ -56,9 +55,11 @@ def test_grpo_resumes_after_the_step_at_which_it_was_stopped(
     _assert_stops_and_resumes(place, config, undisturbed)
 
 
-def test_sft_resumes_after_the_step_at_which_it_was_stopped(new_place: NewPlace) -> None:
+def test_sft_resumes_after_the_step_at_which_it_was_stopped(places: tuple[Place, Place]) -> None:
     """In two processes."""
-    straight, stopped = new_place("straight", "train_sft"), new_place("stopped", "train_sft")
+    straight, stopped = places
+    for place in places:
+        place.stage, place.inputs = "train_sft", {"problems": place.inputs["problems"]}
     assert straight.run(SFT) == 0, straight.err
     _assert_stops_and_resumes(stopped, SFT, straight)
 
@@ -67,14 +68,7 @@ def test_sft_resumes_after_the_step_at_which_it_was_stopped(new_place: NewPlace)
 @pytest.mark.timeout(1800)
 def test_two_ranks_finish_the_step_in_progress_when_stopped(place: Place) -> None:
     """Stopped at ten random moments of steps of two seconds, each time with a complete checkpoint."""
-    config = grpo_config(
-        num_steps=90,
-        reward__weights={"accuracy": 1.0, "tests.faults.rewards:slow": 1.0},
-        prompts_per_step=2,
-        group_size=2,
-        checkpoint={"every_steps": 1, "keep_last": 2, "keep_best": False, "grace_s": 60},
-        engine__num_processes=2,
-    )
+    config = fault_config("slow", num_steps=90, grace_s=60, engine__num_processes=2)
     chance, step = random.Random(3), 0
     for _ in range(NUM_STOPS):
         command = place.start(config)
@@ -93,14 +87,7 @@ def test_two_ranks_finish_the_step_in_progress_when_stopped(place: Place) -> Non
 
 def test_a_step_longer_than_the_grace_period_is_abandoned(place: Place) -> None:
     """The run ends after its grace period, and the checkpoints before stay."""
-    config = grpo_config(
-        num_steps=9,
-        reward__weights={"accuracy": 1.0, "tests.faults.rewards:endless": 1.0},
-        prompts_per_step=2,
-        group_size=2,
-        checkpoint={"every_steps": 1, "keep_last": 2, "keep_best": False, "grace_s": 1},
-    )
-    command = place.start(config)
+    command = place.start(fault_config("endless", num_steps=9, grace_s=1))
     place.wait_for_checkpoint(2, command)
     command.terminate()
     stopped = time.monotonic()

@@ -12,8 +12,8 @@ from components.cluster.config import ClusterConfig
 from components.preflight import cluster
 from components.preflight.cluster import LAUNCH
 from components.shared.errors import PipelineError
-from tests.cluster.launched import RESULT, launched
-from tests.fake_cluster import ApiServer, kinds, script
+from tests.cluster.launched import RESULT, add_train_job, launched
+from tests.fake_cluster import ApiServer, script
 from tests.k8s.rendered import NAMESPACES, OVERLAYS, Json, one, overlay
 
 Grant = tuple[str, str, str, str]
@@ -58,21 +58,17 @@ def test_roles_permit_what_is_needed(name: str) -> None:
 
 @pytest.fixture
 def server() -> Iterator[ApiServer]:
-    """A cluster on which the overlay with a queue was applied."""
+    """A cluster on which the overlay with a queue was applied, with a stale job of a run."""
     with ApiServer(namespace=NAMESPACES["standalone-kueue"]) as server:
+        annotations = {kube.HEARTBEAT: "2020-01-01T00:00:00+00:00", kube.STALE_AFTER_S: "60"}
         server.cluster.add_runtime()
+        add_train_job(server, "grpo-1", {kube.MANAGED_BY: kube.PROJECT, kube.RUN_ID: "run-1"}, annotations)
         yield server
 
 
 @pytest.fixture
 def api(server: ApiServer, tmp_path: Path) -> client.ApiClient:
-    """The real client, for a cluster with a stale job of a run."""
-    labels = {kube.MANAGED_BY: kube.PROJECT, kube.RUN_ID: "run-1"}
-    annotations = {kube.HEARTBEAT: "2020-01-01T00:00:00+00:00", kube.STALE_AFTER_S: "60"}
-    spec = {"runtimeRef": {"kind": "TrainingRuntime", "name": "grpo-torch"}, "suspend": False}
-    metadata = {"name": "grpo-1", "labels": labels, "annotations": annotations}
-    kind = {"apiVersion": f"{kube.GROUP}/{kube.VERSION}", "kind": "TrainJob"}
-    server.cluster.add({**kind, "metadata": metadata, "spec": spec})
+    """The real client for it."""
     return config.new_client_from_config(str(server.kubeconfig(tmp_path / "config")))
 
 
@@ -84,7 +80,6 @@ def test_reaper_works_with_its_role(server: ApiServer, api: client.ApiClient) ->
     """It lists and deletes jobs, and may do nothing else."""
     _take_role(server, "reaper")
     assert reaper.reap(api, server.namespace, datetime.now(UTC)) == ["grpo-1"]
-    assert server.cluster.all(kinds.TRAIN_JOBS) == []
     with pytest.raises(client.ApiException, match="403"):
         client.CoreV1Api(api).list_namespaced_pod(server.namespace)
 
@@ -116,10 +111,10 @@ def test_launching_uses_every_permission_that_preflight_asks_for(
 
     monkeypatch.setattr(server.access, "authorize", record)
     good = launched(server, tmp_path / "good", monkeypatch, namespace=server.namespace, queue="grpo-pipeline")
-    server.cluster.play(script.Queued(30), script.Running(60), script.Preempted(60), *good.success())
+    good.play(script.Queued(30), script.Running(60), script.Preempted(60), *good.success())
     assert good.run() == RESULT
     bad = launched(server, tmp_path / "bad", monkeypatch, namespace=server.namespace)
-    server.cluster.play(script.Running(10, ("step 1",)), script.OUT_OF_MEMORY)
+    bad.play(script.Running(10, ("step 1",)), script.OUT_OF_MEMORY)
     with pytest.raises(PipelineError, match="OOMKilled"):
         bad.run()
     wanted = {(each.verb, each.group, each.resource, "") for each in LAUNCH}

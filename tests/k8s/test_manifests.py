@@ -1,29 +1,68 @@
 import copy
 import re
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
 
+from components.cluster import kube
+from components.cluster.config import ClusterConfig
 from components.cluster.manifest import SERVER_PORT
-from components.preflight.config import load_params
+from components.preflight.config import MOUNT, DeploymentConfig, load_params
+from components.shared import images
 from components.shared.errors import PipelineError
 from tests.fake_cluster import ApiServer, kinds, script
 from tests.fake_cluster.schemas import problems
-from tests.k8s.kueue_schemas import SCHEMAS
 from tests.k8s.rendered import K8S, NAMESPACES, OVERLAYS, STEPS, Json, base, one, overlay, pod_templates, render
 from tests.presets import FILES
 
 RUNTIMES = ("grpo-torch", "grpo-torch-vllm")
+PODS = pod_templates(base())
+each_pod = pytest.mark.parametrize("where", PODS)
 each_overlay = pytest.mark.parametrize("name", OVERLAYS)
 each_runtime = pytest.mark.parametrize("runtime", RUNTIMES)
 
 
+def _object(properties: Json, *required: str) -> Json:
+    return {"type": "object", "properties": properties, "required": list(required), "additionalProperties": False}
+
+
+_NAME = {"type": "string", "pattern": r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$", "maxLength": 253}
+_QUANTITY = {"type": "string", "pattern": r"^\d+([KMGT]i?|m)?$"}
+_METADATA = _object({"name": _NAME, "namespace": _NAME, "labels": {"type": "object"}}, "name")
+
+
+def _kind(kind: str, spec: Json | None) -> Json:
+    properties = {"apiVersion": {"const": "kueue.x-k8s.io/v1beta1"}, "kind": {"const": kind}, "metadata": _METADATA}
+    return _object({**properties, "spec": spec}, *properties, "spec") if spec else _object(properties, *properties)
+
+
+_RESOURCE = _object({"name": {"type": "string"}, "nominalQuota": _QUANTITY}, "name", "nominalQuota")
+_FLAVOR = _object({"name": _NAME, "resources": {"type": "array", "items": _RESOURCE}}, "name", "resources")
+_COVERED = {"type": "array", "items": {"type": "string"}, "minItems": 1}
+_GROUP = _object(
+    {"coveredResources": _COVERED, "flavors": {"type": "array", "items": _FLAVOR}}, "coveredResources", "flavors"
+)
+_KUEUE_SCHEMAS = {
+    "LocalQueue": _kind("LocalQueue", _object({"clusterQueue": _NAME}, "clusterQueue")),
+    "ClusterQueue": _kind(
+        "ClusterQueue",
+        _object(
+            {"namespaceSelector": {"type": "object"}, "resourceGroups": {"type": "array", "items": _GROUP}},
+            "resourceGroups",
+        ),
+    ),
+    "ResourceFlavor": _kind("ResourceFlavor", None),
+}
+"""What Kueue accepts, of the fields that are used here; anything else is refused."""
+
+
 def faults(document: Json) -> list[str]:
     """What is wrong with a document, of whatever kind."""
-    if document["kind"] in SCHEMAS:
-        validator = jsonschema.Draft202012Validator(SCHEMAS[document["kind"]])
+    if document["kind"] in _KUEUE_SCHEMAS:
+        validator = jsonschema.Draft202012Validator(_KUEUE_SCHEMAS[document["kind"]])
         return [error.message for error in validator.iter_errors(document)]
     return [str(problem) for problem in problems(document)]
 
@@ -35,6 +74,7 @@ def _job_set(runtime: str) -> Json:
 
 def test_objects_are_valid() -> None:
     """No field is unknown and none is missing; the check finds a typing error that Kubernetes would drop."""
+    assert "Secret" not in {document["kind"] for document in base()}, "secrets are created by hand"
     for document in base():
         assert faults(document) == [], (document["kind"], document["metadata"]["name"])
     for kind, name, wrong in (
@@ -67,10 +107,10 @@ def test_overlay_sets_the_namespace_and_changes_no_pod(name: str) -> None:
             assert document["spec"] == one(base(), document["kind"], document["metadata"]["name"])["spec"]
 
 
-@pytest.mark.parametrize("where", pod_templates(base()))
+@each_pod
 def test_pods_meet_the_restricted_standard_and_quotas(where: str) -> None:
     """Namespaces that enforce the strictest pod security level, a quota or a service mesh take all pods."""
-    template = pod_templates(base())[where]
+    template = PODS[where]
     assert template["metadata"]["labels"]["sidecar.istio.io/inject"] == "false", "a sidecar keeps jobs from ending"
     spec = template["spec"]
     assert spec["securityContext"]["runAsNonRoot"] is True
@@ -88,11 +128,6 @@ def test_pods_meet_the_restricted_standard_and_quotas(where: str) -> None:
             assert {"cpu", "memory"} <= set(container["resources"][part])
         assert re.fullmatch(r"grpo-pipeline/python-(light|gpu):(?!latest)[\w.-]+", container["image"])
     assert spec["automountServiceAccountToken"] == (where == "grpo-pipeline-reaper"), "training runs what a model wrote"
-
-
-def test_no_secret_is_in_the_tree() -> None:
-    """Secrets are created by hand, and referred to by name."""
-    assert "Secret" not in {document["kind"] for document in base()}
 
 
 @each_runtime
@@ -190,7 +225,7 @@ def test_training_pods_reach_only_one_another() -> None:
     assert set(policies) == {"grpo-pipeline-training", "grpo-pipeline-reaper"}
     for name, starts in (("training", "grpo-torch"), ("reaper", "grpo-pipeline-reaper")):
         selected = policies[f"grpo-pipeline-{name}"]["podSelector"]["matchLabels"]
-        for where, template in pod_templates(base()).items():
+        for where, template in PODS.items():
             assert (selected.items() <= template["metadata"]["labels"].items()) == where.startswith(starts), where
     dns = [{"port": 53, "protocol": protocol} for protocol in ("UDP", "TCP")]
     training, reaper = policies["grpo-pipeline-training"], policies["grpo-pipeline-reaper"]
@@ -203,10 +238,38 @@ def test_training_pods_reach_only_one_another() -> None:
     assert reaper["egress"] == [{"ports": [*dns, *api]}]
 
 
-def test_volume_is_shared_by_nodes() -> None:
-    """Every pod of a run writes to it, on whichever node."""
-    claim = one(base(), "PersistentVolumeClaim", "grpo-pipeline")
-    assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
+def test_volume_is_the_one_that_runs_ask_for() -> None:
+    """Its claim in the form, in a job's config and in the runtimes, and where it is mounted; all nodes share it."""
+    document = one(base(), "PersistentVolumeClaim", "grpo-pipeline")
+    assert document["spec"]["accessModes"] == ["ReadWriteMany"]
+    claim = document["metadata"]["name"]
+    assert claim == ClusterConfig(image="any").volume == DeploymentConfig().volume
+    volumes = [volume for pod in PODS.values() for volume in pod["spec"]["volumes"]]
+    claims = [volume["persistentVolumeClaim"] for volume in volumes if "persistentVolumeClaim" in volume]
+    assert {each["claimName"] for each in claims} == {claim}
+    assert ClusterConfig(image="any").mount == MOUNT == "/work"
+
+
+@each_pod
+def test_pod_has_image_command_secret_and_label_of_the_code(where: str) -> None:
+    """A kustomization replaces the images that the pipeline is compiled with; modules exist."""
+    pod = PODS[where]
+    (container,) = pod["spec"]["containers"]
+    image = images.LIGHT if where == "grpo-pipeline-reaper" else images.GPU
+    assert image.rpartition(":")[0].endswith(container["image"].rpartition(":")[0])
+    if "command" in container:
+        python, flag, module = container["command"]
+        assert (python, flag) == ("python", "-m")
+        assert find_spec(module), module
+    assert pod["spec"]["imagePullSecrets"] == [{"name": DeploymentConfig().image_pull_secret}]
+    assert pod["metadata"]["labels"][kube.MANAGED_BY] == kube.PROJECT
+
+
+@pytest.mark.parametrize("name", [name for name in OVERLAYS if name.endswith("kueue")])
+def test_local_queue_refers_to_the_queue_of_the_cluster(name: str) -> None:
+    """By the name under which k8s/cluster creates it."""
+    local: Json = one(overlay(name), "LocalQueue", "grpo-pipeline")
+    assert one(render(K8S / "cluster"), "ClusterQueue", local["spec"]["clusterQueue"])
 
 
 def test_site_can_change_namespace_images_storage_and_servers(tmp_path: Path) -> None:
