@@ -9,6 +9,6 @@ What other packages use:
 - `kube`: the connection to a cluster and its retry policy; `reaper.delete_run`: removal of a run's jobs
 
 In the processes of a job run `agent` (torchrun's launcher) and `rank`, which share the files of `job`. Behind
-`launch`, `trainjob` submits or adopts a TrainJob (`manifest`), watches it (`watch`, `logs`), reports why it failed
+`launch`, `trainjob` submits or adopts a TrainJob (`manifest`), watches it and its log (`watch`), reports why it failed
 (`failures`), and removes it when the step is asked to stop (`termination`).
 """

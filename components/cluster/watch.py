@@ -1,5 +1,6 @@
 """Watches a TrainJob until it ends, or until one of its phases takes longer than it may; records what it has seen."""
 
+import math
 import shutil
 import threading
 from collections import deque
@@ -25,22 +26,17 @@ _POLL_S = 10.0
 _BEAT_S = 30.0
 _MARGIN_S = 300.0
 """Beyond the job's own deadline, for the cluster to end it."""
-_UNSTARTABLE_AFTER_S = {
-    "InvalidImageName": 0.0,
-    "ErrImageNeverPull": 0.0,
-    "CreateContainerConfigError": 60.0,
-    "CreateContainerError": 120.0,
-    "RunContainerError": 120.0,
-    "ErrImagePull": 300.0,
-    "ImagePullBackOff": 300.0,
-}
-"""Reasons for which a container waits, and for how long it may: a registry may be busy, a secret may come late."""
 _IMAGE_HINT = "; is cluster.image right, and may this namespace pull it?"
-_HINTS = {
-    "CreateContainerConfigError": "; does each of cluster.secrets have its keys?",
-    "ErrImagePull": _IMAGE_HINT,
-    "ImagePullBackOff": _IMAGE_HINT,
+_UNSTARTABLE = {
+    "InvalidImageName": (0.0, ""),
+    "ErrImageNeverPull": (0.0, ""),
+    "CreateContainerConfigError": (60.0, "; does each of cluster.secrets have its keys?"),
+    "CreateContainerError": (120.0, ""),
+    "RunContainerError": (120.0, ""),
+    "ErrImagePull": (300.0, _IMAGE_HINT),
+    "ImagePullBackOff": (300.0, _IMAGE_HINT),
 }
+"""Reasons for which a container waits, for how long it may (a registry may be busy, a secret may come late), a hint."""
 _RECORD_TRIES = 3
 _LINES_KEPT = 1000
 _FINISH_S, _FINISH_TRIES = 5.0, 10
@@ -237,9 +233,9 @@ class Watch:
         kinds = {reason: "image" if "Image" in reason else reason for _, reason, _ in waiting}
         self._waiting_since = {kind: self._waiting_since.get(kind, now) for kind in kinds.values()}
         for pod, reason, message in waiting:
-            limit_s = _UNSTARTABLE_AFTER_S.get(reason)
-            if limit_s is not None and now - self._waiting_since[kinds[reason]] >= limit_s:
-                raise PipelineError(f"{pod}: {reason}: {message}{_HINTS.get(reason, '')}")
+            limit_s, hint = _UNSTARTABLE.get(reason, (math.inf, ""))
+            if now - self._waiting_since[kinds[reason]] >= limit_s:
+                raise PipelineError(f"{pod}: {reason}: {message}{hint}")
 
 
 def _name(pod: Json) -> str:

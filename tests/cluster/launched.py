@@ -20,6 +20,19 @@ from tests.fake_cluster.cluster import ScriptedCluster
 RUN_ID = "0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0"
 NUM_RANKS = 2
 RESULT = {"loss": 0.25}
+EVERY_SETTING: dict[str, Any] = {
+    "gpus_per_node": 1,
+    "gpu_type": "NVIDIA-H100-80GB-HBM3",
+    "memory_per_node_gib": 100,
+    "shm_gib": 28,
+    "cpu_per_node": 12,
+    "volume": "models",
+    "node_selector": {"pool": "training"},
+    "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
+    "secrets": {"hub": ["HF_TOKEN"]},
+    "service_account": "trainer",
+}
+"""Of the pods of a job."""
 
 
 class KilledError(BaseException):

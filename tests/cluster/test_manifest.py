@@ -8,7 +8,7 @@ from components.cluster import kube
 from components.cluster.manifest import job_name, owner_reference, train_job
 from components.shared import lineage
 from components.shared.errors import PipelineError
-from tests.cluster.launched import RUN_ID, Launched
+from tests.cluster.launched import EVERY_SETTING, RUN_ID, Launched
 from tests.fake_cluster import kinds, script
 
 NOW = "2026-01-01T00:00:00+00:00"
@@ -30,19 +30,7 @@ def _pods(job: Launched) -> list[dict[str, Any]]:
 
 def test_pods_have_what_the_settings_ask_for(job: Launched) -> None:
     """Resources including shared memory, volume, placement, secrets, labels, and no sidecar."""
-    toleration = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
-    job.changes.update(
-        gpus_per_node=1,
-        gpu_type="NVIDIA-H100-80GB-HBM3",
-        memory_per_node_gib=100,
-        shm_gib=28,
-        cpu_per_node=12,
-        volume="models",
-        node_selector={"pool": "training"},
-        tolerations=[toleration],
-        secrets={"hub": ["HF_TOKEN"]},
-        service_account="trainer",
-    )
+    job.changes.update(EVERY_SETTING)
     pods = _pods(job)
     assert len(pods) == 2
     for pod in pods:
@@ -54,9 +42,9 @@ def test_pods_have_what_the_settings_ask_for(job: Launched) -> None:
         assert {"name": "work", "mountPath": str(job.root)} in container["volumeMounts"]
         volumes = {each["name"]: each for each in spec["volumes"]}
         assert volumes["dshm"]["emptyDir"] == {"medium": "Memory", "sizeLimit": "28Gi"}
-        assert volumes["work"]["persistentVolumeClaim"] == {"claimName": "models"}
+        assert volumes["work"]["persistentVolumeClaim"] == {"claimName": EVERY_SETTING["volume"]}
         assert spec["nodeSelector"] == {"pool": "training", "nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}
-        assert spec["tolerations"] == [toleration]
+        assert spec["tolerations"] == EVERY_SETTING["tolerations"]
         assert spec["serviceAccountName"] == "trainer"
         assert spec["terminationGracePeriodSeconds"] == 60, "the runtime's, which no patch changes"
         assert pod["metadata"]["labels"]["sidecar.istio.io/inject"] == "false"

@@ -23,15 +23,17 @@ from tests.train_grpo.settings import SERVERS, grpo_config
 
 
 class _Server:
-    """A server that is none: it counts its starts."""
+    """A supervised server that is none, by a clock that a test sets; it counts its starts."""
 
     url, log = "http://server", Path("server.log")
 
     def __init__(self) -> None:
         self.state: Health | None = Health.READY
         """None where it has ended."""
-        self.starts = 0
+        self.starts, self._now = 0, 0.0
         self.start_errors: list[OSError] = []
+        server: Any = self
+        self._supervisor = Supervisor(server, 100, 30, lambda: self._now)
 
     @property
     def ended(self) -> bool:
@@ -53,49 +55,36 @@ class _Server:
     def tail(self) -> str:
         return "no such model"
 
-
-class _Supervised:
-    """A supervisor of one server, by a clock that a test sets."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        server: Any = _Server()
-        self.server = server
-        self._supervisor = Supervisor(server, 100, 30, lambda: self.now)
-
     def check(self, now: float, state: Health | None) -> int:
-        """Check the server in this state at this time; return how often it was restarted until now."""
-        self.now, self.server.state = now, state
+        """Have it checked in this state at this time; return how often it was restarted until now."""
+        self._now, self.state = now, state
         self._supervisor.check()
-        starts: int = self.server.starts
-        return starts
+        return self.starts
 
 
-@pytest.mark.parametrize("state", [None, Health.BROKEN])
-def test_failed_server_is_restarted_at_once(state: Health | None) -> None:
+def test_failed_server_is_restarted_at_once() -> None:
     """One that has ended, or whose engine or port is closed."""
-    supervised = _Supervised()
-    assert supervised.check(1, Health.READY) == 0
-    assert supervised.check(2, state) == 1
+    for state in (None, Health.BROKEN):
+        assert _Server().check(2, state) == 1
 
 
 def test_silent_server_is_restarted_after_its_deadline() -> None:
     """One that is busy, or has just been started, is left alone until then."""
-    supervised = _Supervised()
-    assert supervised.check(30, Health.SILENT) == 0
-    assert supervised.check(31, Health.SILENT) == 1
-    assert supervised.check(31 + 100, Health.BROKEN) == 1, "it starts"
-    assert supervised.check(31 + 101, Health.SILENT) == 2
+    server = _Server()
+    assert server.check(30, Health.SILENT) == 0
+    assert server.check(31, Health.SILENT) == 1
+    assert server.check(31 + 100, Health.BROKEN) == 1, "it starts"
+    assert server.check(31 + 101, Health.SILENT) == 2
 
 
 def test_only_failures_in_a_row_are_limited(capsys: pytest.CaptureFixture[str]) -> None:
     """Any number with an answer in between; after three restarts without one, the server is given up."""
-    supervised = _Supervised()
+    server = _Server()
     for number in range(1, 6):
-        assert supervised.check(number, None) == number
-        supervised.check(number, Health.READY)
+        assert server.check(number, None) == number
+        server.check(number, Health.READY)
     for number in (6, 7, 8, 8, 8):
-        assert supervised.check(10, None) == number
+        assert server.check(10, None) == number
     out = capsys.readouterr().out
     assert out.count("starting it again") == 8
     assert out.count("4 times in a row: giving up on it; no such model") == 1
@@ -103,10 +92,10 @@ def test_only_failures_in_a_row_are_limited(capsys: pytest.CaptureFixture[str]) 
 
 def test_start_that_the_system_refuses_is_repeated() -> None:
     """For example on a full disk."""
-    supervised = _Supervised()
-    supervised.server.start_errors = [OSError(28, "No space left on device")]
-    assert supervised.check(1, None) == 1
-    assert supervised.check(2, None) == 2
+    server = _Server()
+    server.start_errors = [OSError(28, "No space left on device")]
+    assert server.check(1, None) == 1
+    assert server.check(2, None) == 2
 
 
 def test_pod_becomes_the_server_of_its_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from components.cluster.manifest import train_job
-from tests.cluster.launched import launched
+from tests.cluster.launched import EVERY_SETTING, launched
 from tests.fake_cluster import ApiServer
 from tests.fake_cluster.schemas import needs_upstream, refused
 from tests.k8s.rendered import K8S, base, one, overlay, render
@@ -19,19 +19,7 @@ each_trainer = pytest.mark.parametrize("release", ["trainer-2.2.0", "trainer-2.3
 def manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """A training job with everything that a run can ask for."""
     with ApiServer() as server:
-        job = launched(
-            server,
-            tmp_path,
-            monkeypatch,
-            gpus_per_node=1,
-            gpu_type="NVIDIA-H100-80GB-HBM3",
-            queue="research",
-            rollout_servers=2,
-            node_selector={"pool": "training"},
-            tolerations=[{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
-            secrets={"hub": ["HF_TOKEN"]},
-            service_account="trainer",
-        )
+        job = launched(server, tmp_path, monkeypatch, queue="research", rollout_servers=2, **EVERY_SETTING)
     job.with_samplers = True
     owner = {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "name": "run-1", "uid": "1234"}
     return train_job(job.job, job.stage, {"HF_HUB_OFFLINE": "1"}, owner, "2026-01-01T00:00:00+00:00")
