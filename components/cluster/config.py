@@ -1,6 +1,5 @@
 """Where a stage's training runs on a cluster, and with which resources and limits."""
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -11,11 +10,9 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from components.shared.config import Config
-from components.shared.errors import PipelineError
 from components.shared.images import GPU
 
 _DAY_S = 24 * 3600
-_RUN_ID = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 
 class Toleration(Config):
@@ -102,12 +99,6 @@ class ClusterStage:
     stage: str
     records: Path
     """Folder for the manifest, events and logs of the stage's jobs; it outlives the run."""
-
-    def __post_init__(self) -> None:
-        if not _RUN_ID.fullmatch(self.run_id):
-            raise PipelineError(
-                f"run_id: {self.run_id!r} cannot be a label; expected the id of the run, up to 63 of a-z, 0-9 and -"
-            )
 
 
 _current: ContextVar[ClusterStage | None] = ContextVar("cluster_stage", default=None)

@@ -1,8 +1,8 @@
 """Runs a job as a TrainJob on a cluster: submits or adopts it, watches it, retries it where that helps, removes it."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -71,34 +71,32 @@ class _ClusterRun:
 
     def results(self) -> _Results:
         """Return the results of all ranks, after as many attempts as the configuration allows."""
+        with self._termination.handled():
+            try:
+                return self._results_of_attempts()
+            except PipelineError:
+                raise
+            except Exception:  # this code itself fails: no job is left behind
+                with suppress(client.ApiException, HTTPError):
+                    self._jobs.delete(self._name, pods_first=True)
+                raise
+
+    def _results_of_attempts(self) -> _Results:
         retries_left = self._stage.config.max_restarts
-        with self._termination.handled(), self._deleted_on_bugs():
-            while True:
-                try:
-                    return self._attempt(last=not retries_left)
-                except RetryableError as error:
-                    if error.is_final:
-                        raise
-                    if not retries_left:
-                        raise RetriesExhaustedError(str(error)) from error
-                    retries_left -= 1
-                    after = f"{retries_left} more times after that" if retries_left else "for the last time"
-                    self._say(f"{error}; trying again with {self._name}, {after}")
+        while True:
+            try:
+                return self._attempt(last=not retries_left)
+            except RetryableError as error:
+                if error.is_final:
+                    raise
+                if not retries_left:
+                    raise RetriesExhaustedError(str(error)) from error
+                retries_left -= 1
+                after = f"{retries_left} more times after that" if retries_left else "for the last time"
+                self._say(f"{error}; trying again with {self._name}, {after}")
 
     def _say(self, message: str) -> None:
         say(self._stage.stage, message)
-
-    @contextmanager
-    def _deleted_on_bugs(self) -> Iterator[None]:
-        """Leave no job behind when this code itself fails."""
-        try:
-            yield
-        except PipelineError:
-            raise
-        except Exception:
-            with suppress(client.ApiException, HTTPError):
-                self._jobs.delete(self._name, pods_first=True)
-            raise
 
     def _attempt(self, *, last: bool) -> _Results:
         """Return the results; a RetryableError that is not final asks for another attempt, unless this is the last."""

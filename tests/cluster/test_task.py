@@ -52,19 +52,18 @@ def run(tmp_path: Path) -> Any:
     (tmp_path / "problems" / "train.jsonl").write_text("{}\n")
 
     def run(
-        attempt: str = "1",
-        *,
-        problems: Path = tmp_path / "problems",
-        stage: str = "train_sft",
-        run_id: str = RUN_ID,
-        **config: str,
+        attempt: str = "1", *, problems: str = "problems", stage: str = "train_sft", run_id: str = RUN_ID, **config: str
     ) -> dict[str, float]:
-        folders = {"problems": problems, **{name: tmp_path / attempt / name for name in ("model", "training")}}
-        paths = {name: str(path) for name, path in folders.items()}
+        folders = {"problems": problems, "model": f"{attempt}/model", "training": f"{attempt}/training"}
+        paths = {name: str(tmp_path / path) for name, path in folders.items()}
         cluster = {"image": "gpu:1", "mount": str(tmp_path / "volume")}
         return run_task(_stage(stage), config, cluster=cluster, run_id=run_id, **paths)
 
     return run
+
+
+def _die(*_: Any) -> None:
+    raise KilledError
 
 
 def test_outputs_lie_on_the_volume(run: Any, tmp_path: Path) -> None:
@@ -86,7 +85,7 @@ def test_outputs_lie_on_the_volume(run: Any, tmp_path: Path) -> None:
 def test_model_on_the_volume_is_not_copied(run: Any, tmp_path: Path) -> None:
     """It is passed on by reference; the lineage has the digest of the model itself."""
     run()
-    run("2", problems=tmp_path / "1" / "model", stage="train_grpo")
+    run("2", problems="1/model", stage="train_grpo")
     model = resolve_reference(tmp_path / "1" / "model")
     assert CALLS[1] == model
     made_by = lineage.read(tmp_path / "2" / "model")
@@ -99,7 +98,7 @@ def test_changed_model_is_refused(run: Any, tmp_path: Path, capsys: pytest.Captu
     run()
     (resolve_reference(tmp_path / "1" / "model") / "train.jsonl").write_text("[]")
     with pytest.raises(SystemExit):
-        run("2", problems=tmp_path / "1" / "model", stage="train_grpo")
+        run("2", problems="1/model", stage="train_grpo")
     assert "has changed since it was passed on" in capsys.readouterr().err
 
 
@@ -112,12 +111,8 @@ def test_unfinished_work_is_resumed(run: Any) -> None:
 
 def test_finished_stage_is_not_run_again(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the task was killed before Kubeflow took its outputs, the next attempt passes them on."""
-
-    def die(*_: Any) -> None:
-        raise KilledError
-
     with monkeypatch.context() as patched:
-        patched.setattr(StageFolders, "pass_on", die)
+        patched.setattr(StageFolders, "pass_on", _die)
         with pytest.raises(KilledError):
             run("1")
     assert run("2") == {"resumed": 0.0}
@@ -140,9 +135,9 @@ def test_stage_with_one_stale_output_is_run_again(run: Any, tmp_path: Path, name
 def test_partial_copy_of_an_input_is_not_used(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It was left by an attempt that was killed while it copied."""
 
-    def die(given: Path, aside: Path) -> None:
-        aside.mkdir(parents=True)
-        (aside / "train.jsonl").write_text("{")
+    def die(_: Path, partial: Path) -> None:
+        partial.mkdir(parents=True)
+        (partial / "train.jsonl").write_text("{")
         raise KilledError
 
     with monkeypatch.context() as patched:
@@ -190,16 +185,6 @@ def test_result_of_a_run_with_the_same_work_is_used(run: Any, tmp_path: Path, mo
 def test_missing_volume_is_reported(run: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Before anything is written to a folder that no other pod shares."""
     (tmp_path / "volume").rmdir()
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit, match="2"):
         run()
-    assert ended.value.code == 2
     assert "does this pod mount the shared volume?" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("run_id", ["", "Upper", "a" * 64, "-a"])
-def test_run_id_that_is_no_label_is_refused(tmp_path: Path, run_id: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """It is a label of every object of the run."""
-    cluster = {"image": "gpu:1", "mount": str(tmp_path)}
-    with pytest.raises(SystemExit):
-        run_task(_stage(), {}, cluster=cluster, run_id=run_id)
-    assert "cannot be a label" in capsys.readouterr().err
