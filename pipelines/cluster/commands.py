@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.shared.environment import CA_VARIABLE, ENDPOINT_VARIABLES, NAMESPACE_VARIABLE, TOKEN_FILE_VARIABLES
-from pipelines.cluster import cron, logs, runs, schedules
+from pipelines.cluster import logs, runs, schedules
 from pipelines.cluster.kubeflow import Kubeflow
 from pipelines.run.screen import Screen, Style
 
@@ -23,7 +23,6 @@ PARAMS = Path(__file__).parents[2] / "params.yaml"
 """What a run does if no other params file is named."""
 Command = Callable[[Kubeflow, argparse.Namespace], int]
 _INTERRUPTED = 130
-_FOLLOW_S = 3.0
 
 
 def add_commands(commands: Any) -> None:
@@ -112,7 +111,7 @@ def _status(kubeflow: Kubeflow, options: argparse.Namespace) -> int:
 
 def _logs(kubeflow: Kubeflow, options: argparse.Namespace) -> int:
     run = kubeflow.find(options.run)
-    moments = logs.poll(kubeflow, run.run_id, _FOLLOW_S) if options.follow else [run]
+    moments = logs.poll(kubeflow, run.run_id) if options.follow else [run]
     return _print(logs.logs(kubeflow, moments, options.stage))
 
 
@@ -121,17 +120,16 @@ def _stop(kubeflow: Kubeflow, options: argparse.Namespace) -> int:
 
 
 def _apply(kubeflow: Kubeflow, options: argparse.Namespace) -> int:
-    cron.check(options.cron)
-    job = {"experiment": options.experiment, "service_account": options.service_account}
+    schedules.check_cron(options.cron)
     with _prepared(options, scheduled=True) as (package, parameters):
-        outcome, unfinished = schedules.apply(kubeflow, options.name, options.cron, package, parameters, **job)
+        job = (options.name, options.cron, package, parameters, options.experiment, options.service_account)
+        outcome, unfinished = schedules.apply(kubeflow, *job)
     for run in unfinished:
         why = "is unfinished; its schedule is disabled, and removed by the next `schedule apply` or `schedule remove`"
         print(f"note: {run.display_name} ({run.run_id}) {why}", file=sys.stderr)
-    lines = [f"{options.name}  {outcome}: {cron.describe(options.cron)}"]
-    if outcome == schedules.ENABLED_AGAIN:
-        lines.append("    at once, if a time passed while it was disabled")
-    return _print([*lines, *(f"    {time}" for time in cron.next_times(options.cron, datetime.now(UTC)))])
+    times = schedules.next_times(options.cron, datetime.now(UTC))
+    meaning = schedules.describe_cron(options.cron)
+    return _print([f"{options.name}  {outcome}: {meaning}", *(f"    {time}" for time in times)])
 
 
 def _list(kubeflow: Kubeflow, _: argparse.Namespace) -> int:

@@ -60,9 +60,8 @@ class Kubeflow:
         self._namespace = namespace
         self._token_file = token_file or (_POD_TOKEN if _POD_TOKEN.is_file() else None)
         self._ca_file = ca_file
-        for path in (self._token_file, ca_file):
-            if path is not None:
-                path.open().close()
+        for path in filter(None, (self._token_file, ca_file)):
+            path.open().close()  # fails at once, and names the file
 
     @cached_property
     def client(self) -> "kfp.Client":
@@ -157,11 +156,10 @@ class Kubeflow:
         matching = [
             run for run in islice(self.runs(), _RECENT) if run.run_id.startswith(name) or run.display_name == name
         ]
-        if not matching:
-            raise PipelineError(f"{name}: no such run among the last {_RECENT}; `grpo-pipeline status` lists them")
-        if len(matching) > 1:
+        if len(matching) != 1:
             ids = ", ".join(run.run_id for run in matching[:5])
-            raise PipelineError(f"{name}: ambiguous, could be {ids}; give more of the id")
+            which = f"could be {ids}; give more of the id" if ids else f"no such run among the last {_RECENT}"
+            raise PipelineError(f"{name}: {which}; `grpo-pipeline status` lists them")
         return self.run(matching[0].run_id)
 
     def _wrap_requests(self, api_client: Any) -> None:

@@ -8,16 +8,17 @@ import json
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from itertools import count, takewhile
 from typing import Any
 
 from components.shared.errors import PipelineError, RetryableError
 from pipelines.cluster.kubeflow import Kubeflow, NotFoundError
-from pipelines.cluster.stages import CACHED, DRIVER_TEMPLATE, FINISHED, NOT_REACHED, Stage, planned, stages
+from pipelines.cluster.stages import CACHED, DRIVER_TEMPLATE, FINISHED, NOT_REACHED, Stage, stages
 
 LOST = "no pod of the run exists any more, so Kubeflow will never learn how it ended"
+_POLL_S = 5.0
 _LOST_EVERY = 12
 """Polls of a run between checks whether its pods still exist."""
 _PATIENCE_S = 600.0
@@ -63,44 +64,34 @@ def is_lost(kubeflow: Kubeflow, run: Any) -> bool:
         return False
 
 
-def poll(
-    kubeflow: Kubeflow,
-    run_id: str,
-    every_s: float,
-    *,
-    sleep: Callable[[float], None] = time.sleep,
-    now: Callable[[], float] = time.monotonic,
-) -> Iterator[Any]:
+def poll(kubeflow: Kubeflow, run_id: str, clock: Any = time) -> Iterator[Any]:
     """Yield a run again and again until it has ended; wait where the server does not answer for a while.
 
     Raises:
         LostRunError: No pod of the run exists any more.
     """
-    answered = now()
+    answered = clock.monotonic()
     for number in count(1):
         try:
             run = kubeflow.run(run_id)
         except RetryableError as error:
-            if now() - answered > _PATIENCE_S:
+            if clock.monotonic() - answered > _PATIENCE_S:
                 raise
             print(f"{error}; trying again", file=sys.stderr)
         else:
-            answered = now()
+            answered = clock.monotonic()
             yield run
             if run.state in FINISHED:
                 return
             if number % _LOST_EVERY == 0 and is_lost(kubeflow, run):
                 raise LostRunError(f"{run.display_name}: {LOST}")
-        sleep(every_s)
+        clock.sleep(_POLL_S)
 
 
 def logs(kubeflow: Kubeflow, moments: Iterable[Any], stage: str | None) -> Iterator[str]:
     """Yield what the stages of a run print, or one of them, each under its title, and why others have no log.
 
-    Args:
-        kubeflow: The connection.
-        moments: The run, or the run again and again as it goes on.
-        stage: Named as in the graph or as on the page; None for all.
+    The run may come again and again, as it goes on. A stage may be named as in the graph or as on the page.
 
     Raises:
         PipelineError: There was nothing at all.
@@ -118,18 +109,16 @@ def logs(kubeflow: Kubeflow, moments: Iterable[Any], stage: str | None) -> Itera
         if stage and chosen and all(each.state in FINISHED for each in chosen):
             break
     for each, pod, heading in _attempts(chosen):
-        if pod not in num_shown and (pod or stage or each.state != NOT_REACHED):
+        if pod not in num_shown and each.state and (pod or stage or each.state != NOT_REACHED):
             yield from (heading, f"({_why_no_log(kubeflow, run, each, pod)})")
     if not current:
         raise PipelineError(f"{run.display_name}: no log of {stage or 'any stage'} is available")
 
 
 def _failure(kubeflow: Kubeflow, run: Any, stage: Stage) -> list[str]:
-    if not stage.pods:
-        return [f"{stage.title}: no pod of it ever began; see {kubeflow.url(run.run_id)}"]
-    pod = stage.pods[-1]
+    pod = stage.pods[-1] if stage.pods else ""
     try:
-        text = _log(kubeflow, run, pod)
+        text = _log(kubeflow, run, pod) if pod else None
     except PipelineError as error:
         return [f"{stage.title}: {error}"]
     if text is None:
@@ -155,11 +144,11 @@ def _last_error(text: str) -> list[str]:
 
 
 def _chosen(run: Any, stage: str | None) -> list[Stage]:
-    known = planned(run)
-    wanted = stage.replace("-", "_") if stage else None
-    if wanted and not any(wanted in (each.name, each.title) for each in known):
-        raise PipelineError(f"{stage}: no such stage; there are {', '.join(each.title for each in known)}")
-    return [each for each in stages(run) if wanted is None or wanted in (each.name, each.title)]
+    every = stages(run)
+    chosen = [each for each in every if stage is None or stage.replace("-", "_") in (each.name, each.title)]
+    if stage and not chosen:
+        raise PipelineError(f"{stage}: no such stage; there are {', '.join(each.title for each in every)}")
+    return chosen
 
 
 def _attempts(chosen: Iterable[Stage]) -> Iterator[tuple[Stage, str, str]]:
@@ -176,7 +165,9 @@ def _new_lines(kubeflow: Kubeflow, run: Any, stage: Stage, pod: str, num_shown: 
     try:
         text = _log(kubeflow, run, pod)
     except RetryableError:
-        return []
+        if run.state in FINISHED:
+            raise
+        text = None
     if text is None:
         return []
     is_over = stage.state in FINISHED or run.state in FINISHED
@@ -223,16 +214,13 @@ def _log_from_kubernetes(kubeflow: Kubeflow, pod: str) -> str | None:
 
     from components.cluster.kube import connect
 
-    no_ui = f"{kubeflow.endpoint}: has no /k8s/pod/logs; pass the address of the UI"
     options = {"container": "main", "_preload_content": False}
     try:
         answer = CoreV1Api(connect()).read_namespaced_pod_log(pod, kubeflow.namespace, **options)
-    except ApiException as error:
-        if error.status in (400, 404):
+    except (ApiException, HTTPError, PipelineError) as error:
+        if getattr(error, "status", None) in (400, 404):
             return None
-        raise PipelineError(f"{no_ui}, and the Kubernetes API says {error.reason}") from None
-    except (HTTPError, PipelineError):
-        raise PipelineError(no_ui) from None
+        raise PipelineError(f"{kubeflow.endpoint}: has no /k8s/pod/logs; pass the address of the UI") from error
     return str(answer.data.decode("utf-8", errors="replace"))
 
 

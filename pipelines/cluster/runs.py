@@ -1,7 +1,7 @@
 """Runs as a person sees them: listed, with their stages, as they go on, and stopped."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from itertools import islice
 from typing import Any
@@ -9,12 +9,11 @@ from typing import Any
 from components.shared.errors import PipelineError
 from pipelines.cluster.kubeflow import Kubeflow
 from pipelines.cluster.logs import LOST, failures, is_lost, poll
-from pipelines.cluster.stages import CACHED, FINISHED, NOT_REACHED, planned, stages
+from pipelines.cluster.stages import CACHED, FINISHED, NOT_REACHED, stages
 from pipelines.run.screen import Screen, Style, duration
 
 _NUM_RUNS = 10
 _ID_LENGTH = 8
-_POLL_S = 10.0
 _ENDINGS = {
     "SUCCEEDED": ("done in {}", Style.GREEN),
     "SKIPPED": ("skipped", Style.DIM),
@@ -41,12 +40,13 @@ def show(kubeflow: Kubeflow, run: Any) -> list[str]:
     """Return the state of a run and of its stages, and why it failed."""
     lines = [f"{run.display_name}  {run.run_id}  {in_words(run.state)}", kubeflow.url(run.run_id)]
     rows = [("stage", "state", "started (UTC)", "took")]
-    for stage in stages(run):
+    known = stages(run)
+    for stage in (each for each in known if each.state):
         took = "-" if stage.state == CACHED else _took(stage.started, stage.ended)
         rows.append((stage.title, in_words(stage.state), _clock(stage.started), took))
     if len(rows) > 1:
         lines += ["", *table(rows)]
-    elif not planned(run):
+    elif not known:
         lines += ["", "its stages are unknown: the pipeline version that it was started from has been deleted"]
     if is_lost(kubeflow, run):
         lines += ["", LOST]
@@ -55,24 +55,17 @@ def show(kubeflow: Kubeflow, run: Any) -> list[str]:
     return lines
 
 
-def wait(
-    kubeflow: Kubeflow,
-    run_id: str,
-    screen: Screen,
-    *,
-    sleep: Callable[[float], None] = time.sleep,
-    now: Callable[[], float] = time.monotonic,
-) -> int:
+def wait(kubeflow: Kubeflow, run_id: str, screen: Screen, clock: Any = time) -> int:
     """Show a run until it has ended; return 0 if it succeeded and 1 if it did not."""
     begun: set[str] = set()
     ended: set[str] = set()
-    started = now()
-    for run in poll(kubeflow, run_id, _POLL_S, sleep=sleep, now=now):
+    started = clock.monotonic()
+    for run in poll(kubeflow, run_id, clock):
         _show_changes(run, screen, begun, ended)
         if screen.live and run.state not in FINISHED:
             running = [stage.title for stage in stages(run) if stage.state == "RUNNING"]
             titles = ", ".join(running) or in_words(run.state)
-            print(f"\r\x1b[K      {titles}  {duration(now() - started)}", end="", flush=True)
+            print(f"\r\x1b[K      {titles}  {duration(clock.monotonic() - started)}", end="", flush=True)
     if run.state == "SUCCEEDED":
         screen.show(f"succeeded  {kubeflow.url(run_id)}", Style.GREEN)
         return 0
@@ -124,10 +117,11 @@ def table(rows: Sequence[Sequence[str]]) -> list[str]:
 
 def _show_changes(run: Any, screen: Screen, begun: set[str], ended: set[str]) -> None:
     """Show the stages that have begun or ended since the last time."""
-    for stage in stages(run):
-        if stage.state not in ("PENDING", NOT_REACHED) and stage.name not in begun:
+    every = stages(run)
+    for stage in every:
+        if stage.state not in (None, "PENDING", NOT_REACHED) and stage.name not in begun:
             begun.add(stage.name)
-            screen.header(len(begun), len(planned(run)), stage.title)
+            screen.header(len(begun), len(every), stage.title)
         if stage.state in FINISHED and stage.name not in ended:
             ended.add(stage.name)
             ending, style = _ENDINGS[stage.state]

@@ -1,18 +1,20 @@
 """Runs at set times: one schedule for a name, with one run at a time.
 
+Cron expressions are those of Kubeflow Pipelines: six fields, seconds first, in UTC.
+
 Kubeflow deletes what a schedule has started together with the schedule, also while it runs, and its API takes such a
 run for running for ever. So a schedule is disabled first, and deleted once none of its runs is unfinished.
 """
 
 import io
+import re
 from collections.abc import Iterator
 from contextlib import redirect_stdout
 from datetime import UTC, datetime
-from itertools import takewhile
+from itertools import islice, takewhile
 from typing import TYPE_CHECKING, Any
 
 from components.shared.errors import PipelineError, RetryableError
-from pipelines.cluster import cron
 from pipelines.cluster.kubeflow import Kubeflow
 from pipelines.cluster.logs import is_lost
 from pipelines.cluster.runs import in_words, stop, table
@@ -21,8 +23,11 @@ from pipelines.cluster.stages import FINISHED
 if TYPE_CHECKING:
     from pipelines.cluster.submission import Package
 
-ENABLED_AGAIN = "enabled again"
 _ENABLED = "ENABLED"
+_NUM_FIELDS = 6
+_VALUE = r"(\d+|[A-Za-z]{3})"
+_ITEM = rf"([*?]|{_VALUE}(-{_VALUE})?)(/\d+)?"
+_FIELD = re.compile(rf"{_ITEM}(,{_ITEM})*")
 _CREATED_BY = "; created by grpo-pipeline, digest "
 
 
@@ -34,20 +39,13 @@ def listed(kubeflow: Kubeflow) -> list[str]:
     rows = [("schedule", "state", "cron", "meaning", "next")]
     for schedule in schedules:
         text = schedule.trigger.cron_schedule.cron
-        next_time = cron.next_times(text, datetime.now(UTC), 1)[0] if schedule.status == _ENABLED else "-"
-        rows.append((schedule.display_name, in_words(schedule.status), text, cron.describe(text), next_time))
+        next_time = next_times(text, datetime.now(UTC), 1)[0] if schedule.status == _ENABLED else "-"
+        rows.append((schedule.display_name, in_words(schedule.status), text, describe_cron(text), next_time))
     return table(rows)
 
 
 def apply(
-    kubeflow: Kubeflow,
-    name: str,
-    times: str,
-    package: "Package",
-    parameters: dict[str, Any],
-    *,
-    experiment: str,
-    service_account: str | None,
+    kubeflow: Kubeflow, name: str, times: str, package: "Package", parameters: Any, experiment: str, account: str | None
 ) -> tuple[str, list[Any]]:
     """Create or update the named schedule; return what that took, and unfinished runs of the previous one.
 
@@ -56,7 +54,7 @@ def apply(
     """
     from components.shared import lineage
 
-    digest = lineage.value_digest([times, package.digest, parameters, experiment, service_account])
+    digest = lineage.value_digest([times, package.digest, parameters, experiment, account])
     known = _ours(kubeflow, name)
     same = next((each for each in known if _digest(each) == digest), None)
     outcome = "changed" if known else "created"
@@ -68,19 +66,19 @@ def apply(
         kubeflow.client.create_recurring_run(
             experiment_id,
             name,
-            description=f"{cron.describe(times)}{_CREATED_BY}{digest}",
+            description=f"{describe_cron(times)}{_CREATED_BY}{digest}",
             cron_expression=times,
             max_concurrency=1,
             no_catchup=True,  # of all times that were missed only the latest is caught up
             params=parameters,
             pipeline_package_path=str(package.path),
-            service_account=service_account,
+            service_account=account,
         )
     elif same.status == _ENABLED:
         outcome = "unchanged"
     else:
         kubeflow.client.enable_recurring_run(same.recurring_run_id)
-        outcome = ENABLED_AGAIN
+        outcome = "enabled again, and at once if a time passed while it was disabled"
     return outcome, [run for each in known if each is not same for run in _retire(kubeflow, each)]
 
 
@@ -106,6 +104,52 @@ def remove(kubeflow: Kubeflow, name: str, *, now: bool = False) -> Iterator[str]
     for each in _ours(kubeflow, name):
         kubeflow.client.delete_recurring_run(each.recurring_run_id)
     yield f"{name}  removed"
+
+
+def check_cron(text: str) -> None:
+    """Refuse an expression that Kubeflow would refuse or take for another than it seems to be, or that never fires.
+
+    Kubeflow itself refuses the few that are left: values out of range and ranges that wrap around.
+
+    Raises:
+        PipelineError: With what would be accepted.
+    """
+    from croniter import CroniterError
+
+    parts = text.split()
+    if len(parts) != _NUM_FIELDS:
+        others = f'; what other crons write with these five is "0 {" ".join(parts)}"' if len(parts) == 5 else ""
+        fields = 'second minute hour day-of-month month day-of-week, such as "0 0 2 * * 1"'
+        raise PipelineError(f'cron "{text}": six fields are needed: {fields}{others}')
+    for part in parts:
+        if not _FIELD.fullmatch(part):
+            raise PipelineError(f'cron "{text}": {part!r} is none of *, 5, 1-5, MON-FRI, 1,3, */2')
+    if not parts[0].isdigit():
+        raise PipelineError(f'cron "{text}": the first field is the second and must be one number, such as 0')
+    if not {"*", "?"} & {parts[3], parts[5]}:
+        raise PipelineError(f'cron "{text}": a day of month and a day of week would fire on either; leave one at *')
+    try:
+        next_times(text, datetime(2000, 1, 1, tzinfo=UTC), 1)
+    except CroniterError as error:
+        raise PipelineError(f'cron "{text}": never fires, or is not valid: {error}') from None
+
+
+def describe_cron(text: str) -> str:
+    """Return when a schedule fires, such as `At 02:00, only on Monday (UTC)`."""
+    from cron_descriptor import Options, get_description
+
+    # Kubeflow takes question marks for stars.
+    options = Options()
+    options.use_24hour_time_format = options.verbose = True
+    return f"{get_description(text.replace('?', '*'), options)} (UTC)"
+
+
+def next_times(text: str, after: datetime, count: int = 5) -> list[str]:
+    """Return the next times at which a schedule fires, such as `Mon 2026-11-23 02:00:00 UTC`."""
+    from croniter import croniter
+
+    times = croniter(text.replace("?", "*"), after.astimezone(UTC), second_at_beginning=True).all_next(datetime)
+    return [time.strftime("%a %Y-%m-%d %H:%M:%S UTC") for time in islice(times, count)]
 
 
 def _retire(kubeflow: Kubeflow, schedule: Any) -> list[Any]:

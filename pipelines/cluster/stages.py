@@ -40,15 +40,10 @@ class Stage:
 
 
 def stages(run: Any) -> list[Stage]:
-    """Return the stages of a run that have begun, in the order in which they did, and then those not reached."""
-    known = (stage for stage in planned(run) if stage.state)
-    return sorted(known, key=lambda stage: (stage.started is None, stage.started))
-
-
-def planned(run: Any) -> list[Stage]:
-    """Return all stages of the graph, as far as the run tells."""
+    """Return all stages of a run: those that have begun in the order in which they did, then those not reached."""
     graph = _Graph(run.pipeline_spec or {}, (run.run_details.task_details if run.run_details else None) or [])
-    return list(graph.stages(graph.pipeline.get("root", {}), graph.roots))
+    every = graph.stages(graph.pipeline.get("root", {}), graph.roots)
+    return sorted(every, key=lambda stage: (stage.state is None, stage.started is None, stage.started))
 
 
 class _Graph:

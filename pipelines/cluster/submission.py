@@ -30,8 +30,6 @@ from components.register.registry import is_url
 from components.shared import lineage
 from components.shared.errors import PipelineError, raise_all
 
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""The same in C where it was built: a pipeline is a long document."""
 _ANY_COMMIT = "0" * 40
 """In the place of that of the data, which preflight looks up."""
 _KINDS: dict[str, tuple[Any, str]] = {
@@ -74,7 +72,7 @@ def read(path: Path) -> Package:
         PipelineError: It is none.
     """
     try:
-        documents = [each for each in yaml.load_all(path.read_text(encoding="utf-8"), _LOADER) if each]
+        documents = [each for each in yaml.load_all(path.read_text(encoding="utf-8"), yaml.CSafeLoader) if each]
         parameters = documents[0]["root"].get("inputDefinitions", {}).get("parameters", {})
         containers = [each["container"] for each in documents[0]["deploymentSpec"]["executors"].values()]
     except (yaml.YAMLError, UnicodeDecodeError, LookupError, TypeError):
@@ -91,14 +89,9 @@ def read(path: Path) -> Package:
 def parameters(package: Package, params: Path | None, settings: Sequence[str], *, scheduled: bool = False) -> Form:
     """Return a value for every parameter that has one.
 
-    A scheduled run that would change nothing ends at once, if a registry can tell and no setting decides otherwise.
-
-    Args:
-        package: The pipeline.
-        params: A params file, which takes the place of all defaults.
-        settings: Each `name=value` with a parameter's name, or a key of a params file such as
-            `train_grpo.sampling.temperature`.
-        scheduled: Whether the run is one of a schedule.
+    A params file takes the place of all defaults. A setting is `name=value` with a parameter's name, or a key of a
+    params file such as `train_grpo.sampling.temperature`. A scheduled run that would change nothing ends at once, if a
+    registry can tell and no setting decides otherwise.
 
     Raises:
         PipelineError: Preflight would refuse the form without asking anybody. A secret would be kept by Kubeflow.

@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 from tests.fake_cluster import script
-from tests.fake_cluster.admission import QUEUE_LABEL, runtime_of
+from tests.fake_cluster.admission import runtime_of
 from tests.fake_cluster.http import Json
 from tests.fake_cluster.kinds import NAMESPACES, PODS, TRAIN_JOBS, TRAINING_RUNTIMES, WORKFLOWS, Kind, kind_of
 from tests.fake_cluster.pods import ANCESTOR_LABEL, Pods
@@ -101,10 +101,9 @@ class ScriptedCluster:
         job, uid = change.after, change.after["metadata"]["uid"]
         if change.type == "ADDED":
             self._runs[uid] = TrainingRun(self.store, self._pods, self._processes, job, self._script)
-            self._runs[uid].begin(job)
-        elif change.type == "DELETED":
+        if change.type == "DELETED":
             self._runs.pop(uid).deleted()
-        elif change.before is not None:
+        else:
             self._runs[uid].changed(change.before, job)
 
 
@@ -146,27 +145,20 @@ class TrainingRun:
         assert runtime is not None, "the webhook admits no TrainJob without its runtime"
         self._runtime = runtime
 
-    def begin(self, job: Json) -> None:
-        """The controllers see the new TrainJob."""
-        if job["spec"].get("suspend"):
-            self._report_suspended(job)
-        else:
-            self._start_deadline(job)
-        self._later(_CONTROLLERS_S, self._next)
-
-    def changed(self, before: Json, after: Json) -> None:
-        """The TrainJob has changed: suspending and resuming take effect."""
-        is_suspended = after["spec"].get("suspend")
-        if before["spec"].get("suspend") == is_suspended or _is_finished(after):
+    def changed(self, before: Json | None, after: Json) -> None:
+        """The TrainJob is new, or has changed: suspending and resuming take effect."""
+        is_suspended = after["spec"].get("suspend", False)
+        if before and (before["spec"].get("suspend", False) == is_suspended or _is_finished(after)):
             return
         self._epoch += 1
         if is_suspended:
             self._take_down(after)
-            self._report_suspended(after)
+            self._condition("Suspended", "True", "Suspended", "TrainJob is suspended")
         else:
-            self._condition("Suspended", "False", "Resumed", "TrainJob is resumed")
             self._start_deadline(after)
-            if self._script and isinstance(self._script[0], script.Queued):
+            if before:
+                self._condition("Suspended", "False", "Resumed", "TrainJob is resumed")
+            if before and self._script and isinstance(self._script[0], script.Queued):
                 self._script.pop(0)
         self._later(_CONTROLLERS_S, self._next)
 
@@ -200,8 +192,8 @@ class TrainingRun:
         self._script.pop(0)
         play: dict[type, Callable[[Any, Json], None]] = {
             script.Queued: lambda step, _: self._later(step.seconds, self._admit),
-            script.Unschedulable: self._find_no_node,
-            script.PullBackOff: self._back_off,
+            script.Unschedulable: self._wait,
+            script.PullBackOff: self._wait,
             script.Running: self._run,
             script.Executed: self._execute,
             script.Preempted: self._preempt,
@@ -216,7 +208,6 @@ class TrainingRun:
         """Return the job's pods, created if there are none."""
         if not self._pods.of(job):
             self._pods.create(job, self._runtime, self._attempt)
-            self._report(active=1)
         return self._pods.of(job)
 
     def _up(self) -> None:
@@ -226,18 +217,14 @@ class TrainingRun:
         for pod in pods:
             self._pods.start(pod)
         self._is_up = True
-        self._report(active=1, ready=1)
         self._next()
 
-    def _find_no_node(self, step: script.Unschedulable, job: Json) -> None:
+    def _wait(self, step: script.Unschedulable | script.PullBackOff, job: Json) -> None:
         for pod in self._with_pods(job):
-            self._pods.unschedulable(pod, step.message)
-        self._later(step.seconds, self._next)
-
-    def _back_off(self, step: script.PullBackOff, job: Json) -> None:
-        for pod in self._with_pods(job):
-            self._pods.assign(pod)
-            self._pods.pull_fails(pod, step.message)
+            if isinstance(step, script.PullBackOff):
+                self._pods.pull_fails(pod, step.message)
+            else:
+                self._pods.unschedulable(pod, step.message)
         self._later(step.seconds, self._next)
 
     def _do(self, step: script.Do, _: Json) -> None:
@@ -280,7 +267,6 @@ class TrainingRun:
     def _lose_node(self, step: script.NodeLost, job: Json) -> None:
         pods = self._pods.of(job, "node")
         lost = pods[min(step.rank, len(pods) - 1)]
-        self._pods.event(lost, "Warning", "NodeNotReady", "Node is not ready")
         self._pods.remove(lost)
         self._restart()
 
@@ -302,19 +288,11 @@ class TrainingRun:
 
     def _admit(self) -> None:
         job = self._job()
-        self._pods.event(job, "Normal", "Admitted", "Admitted by clusterQueue cluster-queue")
         self._store.replace({**job, "spec": {**job["spec"], "suspend": False}})
 
     def _preempt(self, step: script.Preempted, job: Json) -> None:
         self._script.insert(0, script.Queued(step.seconds))
-        self._pods.event(job, "Normal", "Preempted", "Preempted to accommodate a workload")
         self._store.replace({**job, "spec": {**job["spec"], "suspend": True}})
-
-    def _report_suspended(self, job: Json) -> None:
-        self._condition("Suspended", "True", "Suspended", "TrainJob is suspended")
-        self._report(suspended=1)
-        if QUEUE_LABEL in job["metadata"].get("labels", {}):
-            self._pods.event(job, "Normal", "CreatedWorkload", "Created Workload")
 
     def _start_deadline(self, job: Json) -> None:
         """Fail the job when the time since this admission is over, restarts or not."""
@@ -337,7 +315,6 @@ class TrainingRun:
 
     def _completed(self) -> None:
         self._epoch += 1
-        self._report(succeeded=1)
         self._condition("Complete", "True", "AllJobsCompleted", "jobset completed successfully")
 
     def _fail(self, reason: str = "FailedJobs", why: str = "jobset failed due to one or more job failures") -> None:
@@ -346,7 +323,6 @@ class TrainingRun:
             if pod["status"]["phase"] == "Running":
                 # JobSet deletes the jobs that still run.
                 self._pods.remove(pod)
-        self._report(failed=1)
         first = f" (first failed job: {self._key[2]}-node-0)" if why.startswith("jobset") else ""
         self._condition("Failed", "True", reason, why + first)
 
@@ -357,15 +333,6 @@ class TrainingRun:
         condition = {"type": type_, "status": status, "reason": reason, "message": message}
         condition["lastTransitionTime"] = self._store.clock.stamp()
         self._store.patch(self._key, status={**current, "conditions": [*others, condition]})
-
-    def _report(self, **counts: int) -> None:
-        """Write the state of the replicated jobs into the status of the TrainJob."""
-        zero = dict.fromkeys(("ready", "succeeded", "failed", "active", "suspended"), 0)
-        jobs = [
-            {"name": each["name"], **zero, **{key: n * each.get("replicas", 1) for key, n in counts.items()}}
-            for each in self._runtime["spec"]["template"]["spec"]["replicatedJobs"]
-        ]
-        self._store.patch(self._key, status={**self._job().get("status", {}), "jobsStatus": jobs})
 
 
 def _is_finished(job: Json) -> bool:

@@ -69,6 +69,7 @@ class Pods:
 
     def pull_fails(self, pod: Json, message: str) -> None:
         """The kubelet cannot get the image, and tries again ever more rarely."""
+        self.assign(pod)
         image = pod["spec"]["containers"][0].get("image", "")
         back_off = f'Back-off pulling image "{image}"'
         self._wait(pod, {"reason": "ImagePullBackOff", "message": f"{back_off}: {message}"})

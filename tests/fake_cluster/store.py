@@ -63,7 +63,7 @@ class Store:
         created = copy.deepcopy(document)
         metadata = created["metadata"]
         metadata.setdefault("uid", str(uuid.UUID(int=next(self._numbers), version=4)))
-        metadata |= {"creationTimestamp": self.clock.stamp(), "generation": 1}
+        metadata["creationTimestamp"] = self.clock.stamp()
         self._write("ADDED", None, created)
         if metadata.get("ownerReferences"):
             self.clock.call_in(_COLLECT_S, self._collect)
@@ -75,7 +75,6 @@ class Store:
         after["metadata"]["resourceVersion"] = before["metadata"]["resourceVersion"]
         if after == before:
             return after
-        after["metadata"]["generation"] += after.get("spec") != before.get("spec")
         self._write("MODIFIED", before, after)
         return copy.deepcopy(after)
 

@@ -11,7 +11,7 @@ from kubernetes import client, config
 
 from tests.fake_cluster import ApiServer, Json, kinds, schemas, script
 from tests.fake_cluster.pods import pods_of
-from tests.fake_cluster.schemas import needs_upstream
+from tests.fake_cluster.schemas import UPSTREAM, needs_upstream
 from tests.fake_cluster.schemas import refused as refused_by
 from tests.pipelines.cluster.recorded import RECORDINGS
 
@@ -104,7 +104,7 @@ def test_pods_have_the_spec_that_trainer_gives_them() -> None:
 
 @needs_recordings
 def test_a_queued_job_goes_through_the_recorded_states(server: ApiServer, api: client.ApiClient) -> None:
-    """Conditions in their order and words, and counts of pods that were seen."""
+    """Conditions in their order and words."""
     seen: list[Json] = []
     server.store.listen(lambda change: seen.append(change.after) if change.kind == kinds.TRAIN_JOBS else None)
     server.cluster.play(script.Queued(30), script.Running(60), script.Complete())
@@ -116,8 +116,6 @@ def test_a_queued_job_goes_through_the_recorded_states(server: ApiServer, api: c
     real = [each for each in every if each["metadata"]["name"].startswith(QUEUED)]
     seen.sort(key=lambda job: int(job["metadata"]["resourceVersion"]))
     assert conditions(seen) == conditions(real)
-    counts = [each for job in every for each in job.get("status", {}).get("jobsStatus", [])]
-    assert [each for job in seen for each in job.get("status", {}).get("jobsStatus", []) if each not in counts] == []
 
 
 def conditions(jobs: list[Json]) -> list[list[Json]]:
@@ -147,23 +145,37 @@ def test_what_the_fake_cluster_writes_is_valid(server: ApiServer, api: client.Ap
     assert [refused_by(release, job) for release in ("trainer-2.2.0", "trainer-2.3.0")] == [[], []]
 
 
-@needs_upstream
+def patch(job: str, **container: Any) -> Json:
+    """Return a patch of a container in the pods of a replicated job."""
+    template = {"spec": {"template": {"spec": {"containers": [container]}}}}
+    runtime = {"template": {"spec": {"replicatedJobs": [{"name": job, "template": template}]}}}
+    return {"runtimePatches": [{"manager": "a.b/c", "trainingRuntimeSpec": runtime}]}
+
+
 @pytest.mark.parametrize(
-    "change",
+    ("code", "change"),
     [
-        {"trainer": {"nodes": 2}},
-        {"trainer": {"numNodes": "2"}},
-        {"trainer": {"env": {}}},
-        {"suspend": "no"},
-        {"runtimeRef": {}},
-        {"activeDeadlineSeconds": 0},
-        {"runtimePatches": [{"manager": "a.b/c", "spec": {}}]},
-        {"trainer": {"resourcesPerNode": {"limits": {"cpu": True}}}},
+        (400, {"trainer": {"nodes": 2}}),
+        (422, {"trainer": {"numNodes": "2"}}),
+        (422, {"trainer": {"env": {}}}),
+        (422, {"suspend": "no"}),
+        (422, {"runtimeRef": {}}),
+        (422, {"activeDeadlineSeconds": 0}),
+        (400, {"runtimePatches": [{"manager": "a.b/c", "spec": {}}]}),
+        (422, {"trainer": {"resourcesPerNode": {"limits": {"cpu": True}}}}),
+        (403, {"runtimeRef": {"kind": "TrainingRuntime", "name": "another"}}),
+        (403, {"trainer": {"env": [{"name": "PET_NNODES", "value": "2"}]}}),
+        (403, {"runtimePatches": [{"manager": "c"}]}),
+        (403, patch("rollout", name="rollout")),
+        (403, patch("node", name="sidecar")),
+        (403, patch("node", name="node", env=[{"name": "A", "value": "b"}])),
     ],
     ids=str,
 )
-def test_both_refuse_the_same(server: ApiServer, api: client.ApiClient, change: dict[str, Any]) -> None:
-    """A good job is admitted by the fake cluster and by the definition; with the change, by neither."""
-    assert refused_by("trainer-2.2.0", create(api)) == []
-    assert refused_by("trainer-2.2.0", train_job(**change)) != []
-    assert refused(api, train_job("grpo-2", **change)).startswith(("400 ", "422 "))
+def test_a_faulty_job_is_refused(api: client.ApiClient, code: int, change: dict[str, Any]) -> None:
+    """By the definition of a release too, where it is here and does not leave it to a webhook."""
+    create(api)
+    assert refused(api, train_job("grpo-2", **change)).startswith(f"{code} ")
+    if UPSTREAM.is_dir():
+        assert refused_by("trainer-2.2.0", train_job()) == []
+        assert bool(refused_by("trainer-2.2.0", train_job(**change))) == (code != 403)

@@ -14,7 +14,7 @@ import pytest
 
 from components.preflight.config import load_params
 from pipelines.cli import parser
-from pipelines.cluster import cron
+from pipelines.cluster.schedules import check_cron
 from pipelines.cluster.submission import parameters, read
 from tests.k8s.rendered import ROOT, one, overlay, render, require_kubectl
 from tests.k8s.test_manifests import faults
@@ -132,7 +132,7 @@ def test_the_command_line_takes_every_command(calls: list[Call], pipeline: Path)
         if "set" in options:
             parameters(compiled, options.params and call.folder / options.params, options.set)
         if "cron" in options:
-            cron.check(options.cron)
+            check_cron(options.cron)
 
 
 def test_make_has_every_target_and_variable(calls: list[Call]) -> None:
