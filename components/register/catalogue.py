@@ -34,7 +34,6 @@ _PORTS = {"http": 8080, "https": 443}
 _CLIENT_VERSION = "v1"
 """Version of the API in every path of the client; servers of other releases have another one."""
 _SUPPORTED = (_CLIENT_VERSION, "v1alpha3")
-_UNSUPPORTED = ("v1beta1", "v1alpha2", "v1alpha1", "v2")
 _TIMEOUT_S = 60.0
 _AUTHOR = "grpo-pipeline"
 _DIGEST = "policy_digest"
@@ -89,19 +88,17 @@ class Catalogue:
         """Return the version of the API that the server has; asked before anything is registered."""
         from mr_openapi.exceptions import NotFoundException
 
-        for version in (*_SUPPORTED, *_UNSUPPORTED):
+        for version in _SUPPORTED:
             async with self._client(version).get_client() as api:
                 try:
                     await api.get_registered_models(page_size="1")
                 except NotFoundException:
                     continue
-            if version in _UNSUPPORTED:
-                raise PipelineError(
-                    f"{self._address}: this model registry has version {version} of the API; "
-                    f"supported: {' and '.join(_SUPPORTED)}"
-                )
             return version
-        raise PipelineError(f"{self._address}: not a model registry: it has no /api/model_registry/{_CLIENT_VERSION}/")
+        raise PipelineError(
+            f"{self._address}: not a model registry of a supported release; its API has none of the versions "
+            f"{', '.join(_SUPPORTED)}"
+        )
 
     def _client(self, api_version: str) -> "ModelRegistryAPIClient":
         """Return a client for the server's version of the API, with the current token."""

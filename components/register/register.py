@@ -151,7 +151,5 @@ def _model_card(version: Mapping[str, Any], verdict: Any, summary: Any, provenan
             stage: yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=100).rstrip()
             for stage, values in configs.items()
         },
-        names={"base": "Base", "sft": "SFT", "grpo": "GRPO"},
         model={"base": "unknown", "prompt": None, **next(models, {})},
-        parts=[verdict["target"], *verdict["others"]],
     )

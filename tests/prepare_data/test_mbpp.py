@@ -7,11 +7,8 @@ import pytest
 
 from components.grading.unit_tests import grade_code
 from components.grading.verifier import Verdict, Verifier, is_unit_tests
-from components.prepare_data.config import ContaminationConfig
-from components.prepare_data.contamination import find_contamination
 from components.prepare_data.mbpp import MBPP
 from components.prepare_data.source import Fields, MalformedRowError
-from components.shared.problem import Problem, Split
 
 DOUBLE: dict[str, Any] = {
     "task_id": 1,
@@ -49,18 +46,12 @@ def test_row_becomes_a_problem_with_its_tests_as_answer() -> None:
 
 @pytest.mark.parametrize("row", [DOUBLE, AREA])
 def test_prepared_solution_passes_the_prepared_tests(row: dict[str, Any]) -> None:
-    """The parts of a row fit together as the grader sees them; the sanitized dataset calls the task `prompt`."""
+    """The parts of a row fit together as the grader sees them, and returning the value that is shown is not enough."""
     fields = read(row)
     assert is_unit_tests(fields.answer)
     assert grade_code(fields.answer, fields.solution).verdict == Verdict.RIGHT
-
-
-def test_repeating_the_shown_test_does_not_pass() -> None:
-    """An answer that returns the value in the question passes one test of three."""
-    fields = read(DOUBLE)
-    shown = fields.question.rpartition("== ")[2]
-    grade = grade_code(fields.answer, f"```python\ndef double(numbers):\n    return {shown}\n```")
-    assert (grade.verdict, grade.tests_passed) == (Verdict.WRONG, 1 / 3)
+    repeated = "```python\ndef double(numbers):\n    return [2, 4]\ndef area(radius):\n    return 3.14159\n```"
+    assert grade_code(fields.answer, repeated).verdict == Verdict.WRONG
 
 
 @pytest.mark.parametrize(
@@ -86,13 +77,3 @@ def test_malformed_row_has_a_reason(change: dict[str, object], reason: str) -> N
     with pytest.raises(MalformedRowError) as refused:
         read(DOUBLE | change)
     assert reason in str(refused.value)
-
-
-def test_words_common_to_all_questions_are_not_contamination() -> None:
-    """The sentence about the form of the answer does not bring two tasks closer together."""
-    columns = {"source": "mbpp", "solution": "", "answer": "1", "subject": "", "level": None}
-    train, test = (
-        Problem.model_validate(columns | {"id": split, "split": split, "question": read(row).question})
-        for split, row in zip(Split, (DOUBLE, AREA), strict=True)
-    )
-    assert find_contamination([train], [test], ContaminationConfig(ngram_words=13, max_overlap=0)) == []

@@ -76,49 +76,36 @@ def test_invalid_section_is_refused_in_one_line(section: dict[str, Any], message
     assert "\n" not in str(refused.value)
 
 
-def test_output_has_the_problems_and_a_manifest(tmp_path: Path, gsm8k: dict[str, Any]) -> None:
-    """Sources follow one another in the config's order; the manifest counts what was kept and what was left out."""
-    metrics = _prepare(tmp_path / "out", gsm8k, _WORDS)
-    assert metrics == {"num_train": 59, "num_test": 15, "num_contaminated": 1, "num_quarantined": 0}
+def test_output_has_the_problems_and_what_was_left_out(tmp_path: Path, gsm8k: dict[str, Any]) -> None:
+    """Sources follow one another in the config's order; test problems of any source count as contamination."""
+    row = {"problem": "What is 7 plus 1?", "solution": "8", "answer": "8", "level": 1, "subject": "Algebra"}
+    math500 = {"kind": "math500", "test": _write(tmp_path / "m.jsonl", [json.dumps(row).encode()])}
+    metrics = _prepare(tmp_path / "out", gsm8k, math500, _WORDS)
+    assert metrics == {"num_train": 58, "num_test": 16, "num_contaminated": 2, "num_quarantined": 0}
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == _FILES
     train = read_problems(tmp_path / "out", Split.TRAIN)
     assert [problem.id for problem in train[:4]] == [f"gsm8k/train/0000{index}" for index in (0, 1, 2, 4)]
-    assert [problem.source for problem in train] == ["gsm8k"] * 19 + ["word_problems"] * 40
     assert read_problems(tmp_path / "out", Split.TEST)[1].answer == "1002"
     manifest = json.loads((tmp_path / "out/manifest.json").read_text())
-    sources = {"train": {"gsm8k": 19, "word_problems": 40}, "test": {"gsm8k": 5, "word_problems": 10}}
+    sources = {"train": {"gsm8k": 18, "word_problems": 40}, "test": {"gsm8k": 5, "math500": 1, "word_problems": 10}}
     digests = {split: file_digest(tmp_path / f"out/{split}.jsonl") for split in sources}
     assert manifest["splits"] == {
         split: {"problems": sum(counts.values()), "sha256": digests[split], "sources": counts}
         for split, counts in sources.items()
     }
-    assert (manifest["removed_as_contaminated"], manifest["quarantined"]) == (1, 0)
-    assert manifest["raw_files"] == [
-        {
-            "path": gsm8k[split],
-            "source": "gsm8k",
-            "split": split,
-            "sha256": file_digest(Path(gsm8k[split])),
-            "rows": rows,
-        }
-        for split, rows in {"train": 20, "test": 5}.items()
-    ]
-
-
-def test_train_problem_in_the_test_split_is_removed_and_reported(tmp_path: Path, gsm8k: dict[str, Any]) -> None:
-    """The report names both problems and how they match; test problems of other sources count too."""
-    _prepare(tmp_path / "out", gsm8k)
+    assert (manifest["removed_as_contaminated"], manifest["quarantined"]) == (2, 0)
+    digest = file_digest(Path(gsm8k["train"]))
+    expected = {"path": gsm8k["train"], "source": "gsm8k", "split": "train", "sha256": digest, "rows": 20}
+    assert manifest["raw_files"][0] == expected
+    assert [file["path"] for file in manifest["raw_files"][1:]] == [gsm8k["test"], math500["test"]]
+    overlap = {"match": "normalised", "overlap": 1.0}
     assert json.loads((tmp_path / "out/contamination.json").read_text()) == {
-        "ngram_words": 13,
-        "max_overlap": 0.5,
-        "removed": 1,
-        "by_match": {"normalised": 1},
-        "problems": [{"train": "gsm8k/train/00003", "test": "gsm8k/test/00001", "match": "normalised", "overlap": 1.0}],
+        **{"ngram_words": 13, "max_overlap": 0.5, "removed": 2, "by_match": {"exact": 1, "normalised": 1}},
+        "problems": [
+            {"train": "gsm8k/train/00003", "test": "gsm8k/test/00001", **overlap},
+            {"train": "gsm8k/train/00007", "test": "math500/test/00000", **overlap, "match": "exact"},
+        ],
     }
-    assert "gsm8k/train/00003" not in (tmp_path / "out/train.jsonl").read_text()
-    row = {"problem": "What is 7 plus 1?", "solution": "8", "answer": "8", "level": 1, "subject": "Algebra"}
-    math500 = {"kind": "math500", "test": _write(tmp_path / "m.jsonl", [json.dumps(row).encode()])}
-    assert _prepare(tmp_path / "both", gsm8k, math500)["num_contaminated"] == 2
 
 
 def test_malformed_rows_are_quarantined(tmp_path: Path, gsm8k: dict[str, Any]) -> None:
@@ -145,7 +132,6 @@ def test_malformed_rows_are_quarantined(tmp_path: Path, gsm8k: dict[str, Any]) -
             "first: {file}:2: column `answer` is missing",
         ),
         ([], 0.99, "contains no row"),
-        ([b"{}", b"{}"], 0.99, "2 of 2 rows are malformed, more than prepare_data.max_malformed_fraction (0.99)"),
     ],
 )
 def test_file_with_too_few_usable_rows_is_an_error(
