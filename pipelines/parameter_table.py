@@ -61,12 +61,11 @@ def _keys(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Field
         if len(inner) != 1 or field.default is None:
             yield f"{prefix}{name}", field
         many = "[]" if len(inner) > 1 or "list" in str(field.annotation).split("[")[0] else ""
-        seen: set[str] = set()
-        for each in inner:
-            for key, nested in _keys(each, f"{prefix}{name}{many}."):
-                if key not in seen:
-                    yield key, nested
-                seen.add(key)
+        nested: dict[str, FieldInfo] = {}
+        for each in inner:  # of several choices, a key that they share is that of the first
+            keys = _keys(each, f"{prefix}{name}{many}.")
+            nested |= {key: inner_field for key, inner_field in keys if key not in nested}
+        yield from nested.items()
 
 
 def _default(field: FieldInfo) -> str:

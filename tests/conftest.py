@@ -5,6 +5,7 @@ parts as it takes for each to fit in `PART_MINUTES`, counted from 1 and beginnin
 of the month will do for N.
 """
 
+import itertools
 import os
 from pathlib import Path
 from typing import Any
@@ -55,23 +56,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def parts(minutes: dict[str, float]) -> list[list[str]]:
-    """Pack tests into parts of at most `PART_MINUTES`, the longest first, each into the first part with room for it.
+    """Pack tests into parts of at most `PART_MINUTES`, in their order.
 
     Tests of a file stay together, since they may share what takes long to make, unless the file alone is too long.
     """
-    units: dict[str, list[str]] = {}
-    for name in minutes:
-        units.setdefault(name.partition("::")[0], []).append(name)
-    too_long = [file for file, names in units.items() if sum(map(minutes.__getitem__, names)) > PART_MINUTES]
-    units |= {name: [name] for file in too_long for name in units.pop(file)}
-    length = {unit: sum(map(minutes.__getitem__, names)) for unit, names in units.items()}
-    packed: list[list[str]] = []
-    for unit in sorted(units, key=lambda unit: (-length[unit], unit)):
-        room = (part for part in packed if sum(map(minutes.__getitem__, part)) + length[unit] <= PART_MINUTES)
-        part = next(room, None)
-        if part is None:
-            packed.append(part := [])
-        part += units[unit]
+    packed: list[list[str]] = [[]]
+    total = 0.0
+    for _, tests in itertools.groupby(minutes, key=lambda name: name.partition("::")[0]):
+        names = list(tests)
+        fits = sum(map(minutes.__getitem__, names)) <= PART_MINUTES
+        for unit in [names] if fits else [[name] for name in names]:
+            length = sum(map(minutes.__getitem__, unit))
+            if total + length > PART_MINUTES:
+                packed.append([])
+                total = 0.0
+            packed[-1] += unit
+            total += length
     return packed
 
 

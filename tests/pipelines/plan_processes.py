@@ -17,8 +17,8 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from components.policy.engine import Policy
-from components.policy.logprobs import LogprobModel, TokenLogprobs
-from components.policy.packing import MicroBatch, TokenSequence, pack
+from components.policy.logprobs import LogprobModel
+from components.policy.packing import MicroBatch, TokenSequence
 from pipelines.plan.models import ModelShape
 from tests import tiny
 
@@ -32,11 +32,6 @@ CASES: dict[str, dict[str, Any]] = {
     "ZeRO 3, bf16": {"zero_stage": 3, "precision": "bf16"},
     "ZeRO 3, bf16, checkpointing": {"zero_stage": 3, "precision": "bf16", "gradient_checkpointing": True},
 }
-
-
-def measure(num_processes: int) -> dict[str, dict[str, float]]:
-    """Return the bytes of each part for each case."""
-    return {name: _one(changes | {"num_processes": num_processes}) for name, changes in CASES.items()}
 
 
 def _model(dtype: torch.dtype) -> PreTrainedModel:
@@ -67,12 +62,14 @@ def _one(changes: dict[str, Any]) -> dict[str, float]:
     _accumulate(policy, first)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         _accumulate(policy, second)
+    # What ZeRO 3 reduces gradients in is there before anything is measured.
+    buckets = [each.buffer for each in policy._optimizer.ipg_buckets.values()] if config.zero_stage == 3 else []
     return {
         "weights": _bytes(_weights(scorer)),
         "gradients": _bytes(_gradients(policy, scorer)),
         "optimizer": _bytes(_state(policy)),
         "activations": activations,
-        "update": _most(profiled) + _bytes(_buckets(policy)),
+        "update": _most(profiled) + _bytes(buckets),
     }
 
 
@@ -86,15 +83,11 @@ def _batches() -> list[MicroBatch]:
             for length in (PROMPT_TOKENS, *[COMPLETION_TOKENS] * GROUP_SIZE)
         )
         sequences += [TokenSequence(prompt, completion) for completion in completions]
-    return pack(sequences, max_tokens=MICRO_BATCH_TOKENS, device=torch.device("cpu"))
-
-
-def _loss(scores: TokenLogprobs) -> Tensor:
-    return -scores.logprobs_N.mean()
+    return tiny.batches(sequences, MICRO_BATCH_TOKENS)
 
 
 def _accumulate(policy: Policy, batch: MicroBatch) -> None:
-    policy.backward(_loss(policy(batch)))
+    policy.backward(-policy(batch).logprobs_N.mean())
 
 
 def _saved(policy: Policy, scorer: LogprobModel, batch: MicroBatch) -> float:
@@ -106,7 +99,7 @@ def _saved(policy: Policy, scorer: LogprobModel, batch: MicroBatch) -> float:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        loss = _loss(policy(batch))
+        loss = -policy(batch).logprobs_N.mean()
     weights = {parameter.untyped_storage().data_ptr() for parameter in scorer.parameters()}
     found = _bytes(tensor for tensor in saved if tensor.untyped_storage().data_ptr() not in weights)
     saved.clear()
@@ -150,12 +143,6 @@ def _gradients(policy: Policy, scorer: LogprobModel) -> Iterator[Tensor]:
             yield parameter.grad
 
 
-def _buckets(policy: Policy) -> Iterator[Tensor]:
-    """What ZeRO 3 reduces gradients in, which is there before anything is measured."""
-    if policy.config.zero_stage == 3:
-        yield from (bucket.buffer for bucket in policy._optimizer.ipg_buckets.values())
-
-
 def _most(profiled: profile) -> float:
     """The most memory allocated beyond what there was at the start."""
     found: Any = profiled.profiler
@@ -168,5 +155,6 @@ def _most(profiled: profile) -> float:
 
 
 if __name__ == "__main__":
-    results = measure(int(os.environ["WORLD_SIZE"]))
+    num_processes = int(os.environ["WORLD_SIZE"])
+    results = {name: _one(changes | {"num_processes": num_processes}) for name, changes in CASES.items()}
     (Path(sys.argv[1]) / f"{get_rank()}.json").write_text(json.dumps(results))
