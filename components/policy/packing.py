@@ -156,7 +156,7 @@ def _pack_row(groups: Sequence[_Group], offsets: Sequence[int], device: torch.de
         bounds.append(len(ids))
 
     def predict(index: int, completion: Sequence[int], *, first_source: int) -> None:
-        """Note where the last tokens of the row are predicted: the first as told, others by the one before."""
+        """Note where a completion that ends the row is predicted: each token but its first by the one before."""
         sources = [first_source, *range(len(ids) - len(completion), len(ids) - 1)]
         tokens = range(offsets[index], offsets[index + 1])
         predictions.extend(zip(sources, completion, [index] * len(tokens), tokens, strict=True))

@@ -33,10 +33,10 @@ _ENDS = {"bos_token_id": None, "eos_token_id": 0, "vocab_size": VOCABULARY_SIZE}
 
 @dataclass(frozen=True)
 class Measured:
-    """The scores of each sequence, and the gradient of a weighted sum of them all."""
+    """Log-probability and entropy of each completion token, and the gradient of their weighted sum, the loss."""
 
-    logprobs: list[Tensor]
-    entropies: list[Tensor]
+    scores_M2: Tensor
+    loss: float
     gradients: dict[str, Tensor]
 
 
@@ -79,33 +79,27 @@ def sequences(groups: Sequence[tuple[int, int]] = GROUPS, *, seed: int = 1) -> l
     return found
 
 
-def weights(each: TokenSequence) -> Tensor:
-    """Return a random weight for the log-probability and the entropy of each completion token, (tokens, 2).
-
-    They depend on the sequence alone, not on its place among others.
-    """
-    generator = torch.Generator().manual_seed(hash((each.prompt_ids, each.completion_ids)) % 2**31)
-    return torch.randn(len(each.completion_ids), 2, dtype=torch.float64, generator=generator)
+def weights_M2(num_tokens: int) -> Tensor:
+    """Return random weights for the log-probability and the entropy of each completion token."""
+    return torch.randn(num_tokens, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
 
 
-def scores_alone(
-    model: PreTrainedModel, sequences: Sequence[TokenSequence], *, temperature: float
-) -> tuple[list[Tensor], list[Tensor]]:
-    """Return log-probabilities and entropies by a forward for each sequence, with the model's own attention."""
-    logprobs, entropies = [], []
-    for each in sequences:
+def scores_alone(model: PreTrainedModel, given: Sequence[TokenSequence], *, temperature: float) -> Tensor:
+    """Return log-probabilities and entropies (M, 2), by a forward for each sequence with the model's own attention."""
+    scores: list[Tensor] = []
+    for each in given:
         ids_1S = torch.tensor([(*each.prompt_ids, *each.completion_ids)])
         logits_SV = model(input_ids=ids_1S, use_cache=False).logits[0, len(each.prompt_ids) - 1 : -1] / temperature
-        scores_SV = logits_SV.log_softmax(-1)
-        logprobs.append(scores_SV.gather(1, torch.tensor(each.completion_ids)[:, None]).squeeze(1))
-        entropies.append(-(scores_SV.exp() * scores_SV).sum(-1))
-    return logprobs, entropies
+        logprobs_SV = logits_SV.log_softmax(-1)
+        logprobs_S = logprobs_SV.gather(1, torch.tensor(each.completion_ids)[:, None]).squeeze(1)
+        scores.append(torch.stack([logprobs_S, -(logprobs_SV.exp() * logprobs_SV).sum(-1)], dim=1))
+    return torch.cat(scores)
 
 
 def alone(model: PreTrainedModel, given: Sequence[TokenSequence], *, temperature: float) -> Measured:
     """Measure a model one sequence at a time, with the attention and the logits it came with."""
     model = copy.deepcopy(model)
-    return _measured(model, given, *scores_alone(model, given, temperature=temperature))
+    return _measured(model, scores_alone(model, given, temperature=temperature))
 
 
 def packed(model: PreTrainedModel, given: Sequence[TokenSequence], *, temperature: float, max_tokens: int) -> Measured:
@@ -114,29 +108,21 @@ def packed(model: PreTrainedModel, given: Sequence[TokenSequence], *, temperatur
     scorer = LogprobModel(model, temperature=temperature)
     batches = tiny.batches(given, max_tokens)
     scores = [scorer(batch) for batch in batches]
-    order_M = torch.cat([batch.token_N for batch in batches]).argsort()
-    lengths = [len(each.completion_ids) for each in given]
-    logprobs = torch.cat([each.logprobs_N for each in scores])[order_M].split(lengths)
-    entropies = torch.cat([each.entropy_N for each in scores])[order_M].split(lengths)
-    return _measured(model, given, list(logprobs), list(entropies))
+    scores_M2 = torch.cat([torch.stack([each.logprobs_N, each.entropy_N], dim=1) for each in scores])
+    return _measured(model, scores_M2[torch.cat([batch.token_N for batch in batches]).argsort()])
 
 
-def _measured(
-    model: PreTrainedModel, given: Sequence[TokenSequence], logprobs: list[Tensor], entropies: list[Tensor]
-) -> Measured:
-    loss: Any = sum(
-        (weights(each) * torch.stack([logprob, entropy], dim=1)).sum()
-        for each, logprob, entropy in zip(given, logprobs, entropies, strict=True)
-    )
+def _measured(model: PreTrainedModel, scores_M2: Tensor) -> Measured:
+    loss = (weights_M2(len(scores_M2)) * scores_M2).sum()
     loss.backward()
-    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
-    return Measured([x.detach() for x in logprobs], [x.detach() for x in entropies], gradients)
+    gradients = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+    return Measured(scores_M2.detach(), float(loss), gradients)
 
 
 def assert_equal(found: Measured, expected: Measured, *, relative: float) -> None:
     """Fail unless each value is as expected, up to this share of the largest of its tensor."""
-    assert_near(torch.cat(found.logprobs), torch.cat(expected.logprobs), relative, "log-probabilities")
-    assert_near(torch.cat(found.entropies), torch.cat(expected.entropies), relative, "entropies")
+    for column, name in enumerate(("log-probabilities", "entropies")):
+        assert_near(found.scores_M2[:, column], expected.scores_M2[:, column], relative, name)
     assert found.gradients.keys() == expected.gradients.keys()
     for name, gradient in expected.gradients.items():
         assert_near(found.gradients[name], gradient, relative, name)

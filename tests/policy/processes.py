@@ -42,7 +42,7 @@ def _policy(stage: int) -> tuple[Policy, LogprobModel]:
 
 def _backward(policy: Policy, stage: int, factor: float = 1.0) -> None:
     """Add up the gradients of this process's micro-batches, whose losses are parts of one sum over all tokens."""
-    weights_M2 = torch.cat([plain.weights(each) for each in SEQUENCES])
+    weights_M2 = plain.weights_M2(sum(len(each.completion_ids) for each in SEQUENCES))
     part = PARTS[get_world_size()][get_rank()]
     for batch in pack(SEQUENCES, max_tokens=MAX_TOKENS[stage], device=torch.device("cpu"), indices=part):
         scores = policy(batch)

@@ -70,16 +70,14 @@ def test_each_prompt_and_each_completion_goes_through_the_model_once() -> None:
 def test_log_probabilities_land_in_their_places() -> None:
     """`completion_logprobs` puts each token of the selected sequences in its place among all; NaN elsewhere."""
     model = plain.gpt2()
-    expected = plain.alone(model, SEQUENCES, temperature=1.0).logprobs
+    expected_M = plain.alone(model, SEQUENCES, temperature=1.0).scores_M2[:, 0]
     selected = [8, 1, 2, 5, 4]
     batches = pack(SEQUENCES, max_tokens=25, device=CPU, indices=selected)
-    lengths = [len(each.completion_ids) for each in SEQUENCES]
-    found = completion_logprobs(LogprobModel(model, temperature=1.0), batches, sum(lengths)).split(lengths)
-    for number, (values, exact) in enumerate(zip(found, expected, strict=True)):
-        if number in selected:
-            torch.testing.assert_close(values, exact, rtol=1e-10, atol=0)
-        else:
-            assert bool(values.isnan().all())
+    sequence_M = torch.tensor([number for number, each in enumerate(SEQUENCES) for _ in each.completion_ids])
+    is_selected_M = torch.isin(sequence_M, torch.tensor(selected))
+    found_M = completion_logprobs(LogprobModel(model, temperature=1.0), batches, len(sequence_M))
+    torch.testing.assert_close(found_M[is_selected_M], expected_M[is_selected_M], rtol=1e-10, atol=0)
+    assert bool(found_M[~is_selected_M].isnan().all())
 
 
 def test_dropout_is_off_everywhere() -> None:

@@ -45,7 +45,6 @@ def _exchange(config: EngineConfig, *, folder: Path) -> dict[str, float]:
         values = ranks.all_gather((ranks.rank, "x" * number * ranks.rank), f"exchange {number}")
         assert [rank for rank, _ in values] == list(range(ranks.world_size))
         assert [len(text) for _, text in values] == [number * rank for rank in range(ranks.world_size)]
-    assert ranks.store is not None
     return {"left": sum(ranks.store.check([f"barrier/{number}/{ranks.rank}"]) for number in range(1, 203))}
 
 

@@ -37,7 +37,10 @@ def test_the_smallest_change_of_one_element_changes_the_digest() -> None:
 
 
 def test_the_digest_depends_only_on_the_values(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever their layout, in however many parts they are digested, and of whichever type that holds them."""
+    """Whatever their layout, in however many parts they are digested, and of whichever type that holds them.
+
+    Numbers too small to be normal count as zero.
+    """
     rounded = WEIGHT_OI.bfloat16()
     assert digest(rounded) == digest(rounded.float()) == digest(WEIGHT_OI, torch.bfloat16) != digest(WEIGHT_OI)
     assert digest(WEIGHT_OI.T.contiguous().T) == digest(WEIGHT_OI)
@@ -46,10 +49,6 @@ def test_the_digest_depends_only_on_the_values(monkeypatch: pytest.MonkeyPatch) 
     assert digest(WEIGHT_OI) == whole
     assert digest(torch.tensor(2.0)) == digest(torch.tensor([2.0]))
     assert digest(torch.empty(0, 4)) == digest(torch.empty(0))
-
-
-def test_numbers_too_small_to_be_normal_count_as_zero() -> None:
-    """A negative zero and a number too small to be normal are no other weights than 0."""
     assert digest(torch.tensor([-0.0, 1e-40, -1e-40, 1.0])) == digest(torch.tensor([0.0, 0.0, 0.0, 1.0]))
 
 
@@ -64,7 +63,7 @@ def test_a_sampler_with_the_weights_that_were_sent_passes() -> None:
 
 
 def test_other_weights_are_reported_by_name() -> None:
-    """A step too small for any log-probability to show is found, and so is a tensor of unknown origin."""
+    """So are a step too small for any log-probability to show, a tensor of unknown origin, and no weights at all."""
     sent = {"sent": WEIGHT_OI}
     stale = _loaded(WEIGHT_OI - 1e-7, 0, [6, 8], [8, 1])
     with pytest.raises(StaleWeightsError, match=r"vLLM does not compute with .*: own differs from the sent that"):
@@ -72,13 +71,9 @@ def test_other_weights_are_reported_by_name() -> None:
     unverified = LoadedWeights(pieces=stale["pieces"], unverified=["head.bias is not loaded, or not all of it"])
     with pytest.raises(StaleWeightsError, match=r"head\.bias is not loaded.*; own differs from the sent"):
         verify_weights(sent, [unverified], name="vLLM")
-
-
-@pytest.mark.parametrize("held", [[], [LoadedWeights(pieces=[], unverified=[])]])
-def test_a_sampler_that_reports_no_weights_is_refused(held: list[LoadedWeights]) -> None:
-    """Nothing verified is not the same as nothing wrong."""
-    with pytest.raises(StaleWeightsError, match="holds no weights at all"):
-        verify_weights({"sent": WEIGHT_OI}, held, name="vLLM")
+    for held in ([], [LoadedWeights(pieces=[], unverified=[])]):
+        with pytest.raises(StaleWeightsError, match="holds no weights at all"):
+            verify_weights(sent, held, name="vLLM")
 
 
 def test_the_tensors_of_a_folder_are_those_of_all_its_files(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from torch import Tensor
 from components.policy.config import Dtype
 from components.policy.packing import TokenSequence
 from components.rollout.vllm.config import VllmConfig, engine_arguments, environment, raise_if_out_of_memory
-from components.rollout.vllm.sampler import Request, SampledTokens, ScoringRequest, scoring_requests
+from components.rollout.vllm.sampler import Request, SampledTokens, scoring_requests
 from components.rollout.vllm.verification import shapes, verify_weights, weights_in
 from components.shared.errors import PipelineError, RetryableError, out_of_memory
 
@@ -188,7 +188,7 @@ class _Vllm:
             for sequence, group in zip(sequences, requests, strict=True)
         ]
 
-    def _generate(self, requests: Sequence[Request | ScoringRequest]) -> Any:
+    def _generate(self, requests: Sequence[Request]) -> Any:
         from vllm import SamplingParams
 
         prompts = [{"prompt_token_ids": list(request.prompt_ids)} for request in requests]
@@ -209,10 +209,10 @@ def _sampled_tokens(output: Any) -> SampledTokens:
     return SampledTokens(tuple(output.token_ids), tuple(logprobs))
 
 
-def _scores(request: ScoringRequest, answer: Any, start: int) -> list[float]:
+def _scores(request: Request, answer: Any, start: int) -> list[float]:
     """Return the log-probabilities in an answer: of its prompt from `start` on, if any, and of the next token."""
     places = [*(answer.prompt_logprobs or ())[start:], answer.outputs[0].logprobs[0]]
-    tokens = [*request.prompt_ids[start:], request.token][-len(places) :]
+    tokens = [*request.prompt_ids[start:], request.params["logprob_token_ids"][0]][-len(places) :]
     return [place[token].logprob for place, token in zip(places, tokens, strict=True)]
 
 

@@ -173,19 +173,11 @@ class VllmSampler:
         self._logprobs_M = new_M
 
 
-class ScoringRequest(NamedTuple):
-    """A request whose answer has the log-probability of `token`, as the next after a prompt."""
-
-    prompt_ids: tuple[int, ...]
-    token: int
-    params: dict[str, Any]
-
-
-def scoring_requests(sequence: TokenSequence, temperature: float) -> list[ScoringRequest]:
+def scoring_requests(sequence: TokenSequence, temperature: float) -> list[Request]:
     """Return the requests for the log-probabilities of the completion tokens of a sequence, in their order.
 
-    At temperature 1 vLLM returns those of the tokens of a prompt as well: one request for all, whose answer has those
-    of its prompt first. At any other temperature it takes a request for each token.
+    An answer has that of the token in `logprob_token_ids`, as the next after the prompt. At temperature 1 vLLM returns
+    those of the tokens of a prompt as well: one request for all. At any other temperature each token takes a request.
     """
     ids = sequence.prompt_ids + sequence.completion_ids
     one_pass = temperature in (0, 1)  # the log-probabilities of greedy decoding are at temperature 1
@@ -194,7 +186,4 @@ def scoring_requests(sequence: TokenSequence, temperature: float) -> list[Scorin
     if one_pass:
         params["prompt_logprobs"] = 0
     # A server returns as many as `logprobs` says, beginning with the token it sampled: the requested one is the second.
-    return [
-        ScoringRequest(ids[:place], ids[place], {**params, "logprobs": 2, "logprob_token_ids": [ids[place]] * 2})
-        for place in places
-    ]
+    return [Request(ids[:place], {**params, "logprobs": 2, "logprob_token_ids": [ids[place]] * 2}) for place in places]

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,16 +24,14 @@ from components.shared.progress import say
 _CONNECT_S = 5.0
 _CONTROL_S = 30.0
 """For calls that compute nothing."""
-INITIAL_VERSION = "default"
-"""vLLM's version of the weights that it started with."""
-
-
 _MAX_REQUESTS = 256
 """Requests under way at once; vLLM itself decides how many of them it computes together."""
 _RETRY_S = 1.0
 _MAX_TRIES = 4
 """Of one request: one over which so many servers were lost would cost the next, too."""
 _T = TypeVar("_T")
+INITIAL_VERSION = "default"
+"""vLLM's version of the weights that it started with."""
 
 
 class ServerLostError(Exception):
@@ -42,12 +39,17 @@ class ServerLostError(Exception):
 
 
 class VllmClient:
-    """The calls of one server."""
+    """The calls of one server, and what is known of it here."""
 
     def __init__(self, url: str, request_deadline_s: float) -> None:
-        self.url = url
-        self._request_deadline_s = request_deadline_s
+        self.url, self._request_deadline_s = url, request_deadline_s
         self._pool = urllib3.PoolManager(maxsize=_MAX_REQUESTS, retries=False)
+        self.in_flight = 0
+        self.lost: str | None = None
+        """Why the server is not used, if it is not."""
+        self.retry_at = 0.0
+        self.transfer: Any = None
+        """The connection by which it received weights from this process."""
 
     def complete(self, request: Request, version: str) -> list[SampledTokens]:
         """Return the completions of a prompt, all sampled from the weights of that version."""
@@ -67,7 +69,8 @@ class VllmClient:
                 pairs = zip(answer["prompt_logprobs"][start:], request.prompt_ids[start:], strict=True)
                 logprobs += [place[str(token)]["logprob"] for place, token in pairs]
             tops = answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
-            logprobs.append(next(top["logprob"] for top in tops if top["token_id"] == request.token))
+            (token, _) = request.params["logprob_token_ids"]
+            logprobs.append(next(top["logprob"] for top in tops if top["token_id"] == token))
         return logprobs
 
     def version(self) -> str:
@@ -134,19 +137,6 @@ def _message(content: Any) -> str:
     return str(content).strip().split("\n", 1)[0][:500]
 
 
-@dataclass(eq=False)
-class _Server:
-    """The state of a server as this client knows it."""
-
-    client: VllmClient
-    in_flight: int = 0
-    lost: str | None = None
-    """Why it is not used, if it is not."""
-    retry_at: float = 0.0
-    transfer: Any = None
-    """The connection by which it received weights from this process."""
-
-
 class VllmServers:
     """An `Engine` (see sampler.py) of vLLM servers.
 
@@ -157,7 +147,7 @@ class VllmServers:
 
     def __init__(self, urls: Sequence[str], config: ServersConfig) -> None:
         self._config, self.weights_by = config, config.weights_by
-        self._servers = [_Server(VllmClient(url, config.request_deadline_s)) for url in urls]
+        self._servers = [VllmClient(url, config.request_deadline_s) for url in urls]
         self._lock = threading.Lock()
         self._folder: Path | None = None
         """Where the current weights are; None for the initial ones, and for those that were sent."""
@@ -171,11 +161,11 @@ class VllmServers:
     def score(self, sequences: Sequence[TokenSequence], temperature: float) -> dict[str, list[list[float]]]:
         """See `Engine`: those of each server that answers, by its address."""
 
-        def score(server: _Server) -> list[list[float]]:
+        def score(server: VllmClient) -> list[list[float]]:
             if server.lost is not None:
                 self._bring_up_to_date(server)
             with ThreadPoolExecutor(_MAX_REQUESTS) as threads:
-                return list(threads.map(lambda each: server.client.score(each, temperature, self._version), sequences))
+                return list(threads.map(lambda each: server.score(each, temperature, self._version), sequences))
 
         return self._on_each(score)
 
@@ -196,14 +186,14 @@ class VllmServers:
     def close(self) -> None:
         """Close the connections; the servers keep running."""
         for server in self._servers:
-            server.client.close()
+            server.close()
 
     def _complete(self, request: Request) -> list[SampledTokens]:
         """Return the answer of the server with the fewest requests; of another if that one is lost over it."""
         for _ in range(_MAX_TRIES):
             server = self._acquire()
             try:
-                return server.client.complete(request, self._version)
+                return server.complete(request, self._version)
             except ServerLostError as error:
                 self._mark_lost(server, error)
             finally:
@@ -211,7 +201,7 @@ class VllmServers:
                     server.in_flight -= 1
         raise RetryableError(f"vLLM was lost over the same request {_MAX_TRIES} times ({self._reasons()})")
 
-    def _acquire(self) -> _Server:
+    def _acquire(self) -> VllmClient:
         """Return the server with the fewest requests, with one more counted; wait for one if there is none."""
         deadline = time.monotonic() + self._config.lost_deadline_s
         while True:
@@ -233,67 +223,61 @@ class VllmServers:
                 return
             server.retry_at = float("inf")  # no other thread tries it meanwhile
         try:
-            self._bring_up_to_date(server)
-        except ServerLostError as error:
-            self._mark_lost(server, error)
+            self._attempt(server, self._bring_up_to_date)
         except BaseException:
             server.retry_at = 0.0
             raise
 
-    def _bring_up_to_date(self, server: _Server) -> None:
-        """Make a server sample from the current weights, and use it from then on."""
-        version = server.client.version()
+    def _bring_up_to_date(self, server: VllmClient) -> None:
+        """Make a server sample from the current weights."""
+        version = server.version()
         if version != self._version:
             if self._folder is None:
                 raise ServerLostError(f"it has weights {version}, not {self._version}")
-            with server.client.changing_weights(self._version, weights_in(self._folder)):
-                server.client.call_workers("load_folder", folder=str(self._folder), version=self._version)
-        self._mark_found(server)
+            with server.changing_weights(self._version, weights_in(self._folder)):
+                server.call_workers("load_folder", folder=str(self._folder), version=self._version)
 
-    def _send(self, server: _Server, weights: Mapping[str, Tensor]) -> None:
+    def _send(self, server: VllmClient, weights: Mapping[str, Tensor]) -> None:
         """Send a server the weights; one that was restarted is connected anew."""
         from components.rollout.vllm.transfer import Transfer, TransferError, address_towards  # vLLM itself
 
-        client = server.client
-        if client.version() == INITIAL_VERSION or server.transfer is None:
-            server.transfer = Transfer(self.weights_by, client.post, deadline_s=self._config.request_deadline_s)
-        with client.changing_weights(self._version, weights):
+        if server.version() == INITIAL_VERSION or server.transfer is None:
+            server.transfer = Transfer(self.weights_by, server.post, deadline_s=self._config.request_deadline_s)
+        with server.changing_weights(self._version, weights):
+            address, num_workers = address_towards(server.url), server.num_workers()
             try:
-                server.transfer.send(
-                    weights, trainer_address=address_towards(client.url), num_receivers=client.num_workers()
-                )
+                server.transfer.send(weights, trainer_address=address, num_receivers=num_workers)
             except TransferError as error:
                 raise ServerLostError(str(error)) from None
-        self._mark_found(server)
 
-    def _mark_found(self, server: _Server) -> None:
+    def _attempt(self, server: VllmClient, work: Callable[[VllmClient], _T]) -> list[_T]:
+        """Return what `work` returns, and use the server from then on; nothing if it is lost over it."""
+        try:
+            result = work(server)
+        except ServerLostError as error:
+            self._mark_lost(server, error)
+            return []
         if server.lost is not None:
-            say("vllm", f"{server.client.url} answers again, with the current weights")
+            say("vllm", f"{server.url} answers again, with the current weights")
             server.lost = None
+        return [result]
 
-    def _mark_lost(self, server: _Server, error: ServerLostError) -> None:
+    def _mark_lost(self, server: VllmClient, error: ServerLostError) -> None:
         with self._lock:
             if server.lost is None:
-                say("vllm", f"{server.client.url} is lost: {error}")
+                say("vllm", f"{server.url} is lost: {error}")
             server.lost, server.transfer = str(error), None
             server.retry_at = time.monotonic() + _RETRY_S
 
-    def _on_each(self, work: Callable[[_Server], _T]) -> dict[str, _T]:
+    def _on_each(self, work: Callable[[VllmClient], _T]) -> dict[str, _T]:
         """Do something on all servers at once; return the results of those that answer, at least one, by address."""
-        results: dict[str, _T] = {}
-
-        def attempt(server: _Server) -> None:
-            try:
-                results[server.client.url] = work(server)
-            except ServerLostError as error:
-                self._mark_lost(server, error)
-
         deadline = time.monotonic() + self._config.lost_deadline_s
         while True:
             with ThreadPoolExecutor(len(self._servers)) as threads:
-                list(threads.map(attempt, self._servers))
-            if results:
-                return results
+                attempts = list(threads.map(lambda server: self._attempt(server, work), self._servers))
+            if any(attempts):
+                pairs = zip(self._servers, attempts, strict=True)
+                return {server.url: result for server, results in pairs for result in results}
             self._wait_until(deadline, _RETRY_S)
 
     def _wait_until(self, deadline: float, pause_s: float) -> None:
@@ -302,4 +286,4 @@ class VllmServers:
         time.sleep(pause_s)
 
     def _reasons(self) -> str:
-        return "; ".join(f"{server.client.url}: {server.lost or 'answers'}" for server in self._servers)
+        return "; ".join(f"{server.url}: {server.lost or 'answers'}" for server in self._servers)

@@ -4,6 +4,7 @@ vLLM has the backends `nccl`, between the GPUs of trainer and server, and `ipc`,
 a trainer on the same GPU. For machines without GPUs there is `gloo` here: `nccl` with another process group.
 """
 
+import logging
 import os
 import socket
 import threading
@@ -42,6 +43,7 @@ class Transfer:
     def __init__(self, backend: WeightsBy, call: Callable[[str, dict[str, Any]], None], *, deadline_s: float) -> None:
         """`call` takes the name of one of vLLM's functions of the transfer and its arguments."""
         self._backend, self._call, self._deadline_s = backend, call, deadline_s
+        logging.getLogger("vllm").setLevel(logging.WARNING)  # in this process: what vLLM itself does is in its log
         on_gpu = backend != "gloo" and torch.cuda.is_available()
         # Of the rank, in whichever thread this is: each thread has a current device of its own.
         self._source = _Source(torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu"))

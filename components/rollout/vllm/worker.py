@@ -56,11 +56,8 @@ class _View(NamedTuple):
         return cls(int(tensor.storage_offset()), tuple(tensor.shape), tuple(tensor.stride()))
 
 
-class _Copy(NamedTuple):
-    """Where elements of a parameter come from: a tensor by name, None for a computed one, or a number."""
-
-    source: str | int | None
-    view: _View
+_Origin = tuple[str | int | None, _View]
+"""Where elements of a parameter come from: a tensor by name, None for a computed one, or a number."""
 
 
 def loaded_weights(model: nn.Module, shapes: Mapping[str, list[int]], dtype: torch.dtype) -> LoadedWeights:
@@ -112,7 +109,7 @@ def _layouts(model: nn.Module) -> dict[int, Tensor]:
 
 def _recorded_copies(
     model: nn.Module, layouts: Mapping[int, Any], shapes: Mapping[str, list[int]], dtype: torch.dtype
-) -> dict[int, dict[_View, _Copy]]:
+) -> dict[int, dict[_View, _Origin]]:
     """Return what loading the tensors writes into each layout, by its storage; the last write to a place counts."""
     weights = {name: torch.empty(shape, dtype=dtype, device="meta") for name, shape in shapes.items()}
     originals = [(module, name, parameter) for _, module, name, parameter in _parameters(model)]
@@ -135,20 +132,20 @@ class _Recorder(TorchDispatchMode):
     def __init__(self, sources: Mapping[str, Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._sources = {_storage(tensor): name for name, tensor in sources.items()}
-        self.copies: dict[int, dict[_View, _Copy]] = {}
+        self.copies: dict[int, dict[_View, _Origin]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten.copy_.default:
             source = args[1].expand(args[0].shape)
-            self._write(args[0], _Copy(self._sources.get(_storage(source)), _View.of(source)))
+            self._write(args[0], (self._sources.get(_storage(source)), _View.of(source)))
         elif func is torch.ops.aten.fill_.Scalar or func is torch.ops.aten.zero_.default:
             value = args[1] if len(args) > 1 else 0
-            self._write(args[0], _Copy(value, _View.of(args[0])))
+            self._write(args[0], (value, _View.of(args[0])))
         return func(*args, **(kwargs or {}))
 
-    def _write(self, target: Tensor, copy: _Copy) -> None:
+    def _write(self, target: Tensor, origin: _Origin) -> None:
         if target.numel():
-            self.copies.setdefault(_storage(target), {})[_View.of(target)] = copy
+            self.copies.setdefault(_storage(target), {})[_View.of(target)] = origin
 
 
 def _storage(tensor: Tensor) -> int:
@@ -175,7 +172,7 @@ def _like(layout: Tensor) -> Tensor:
     return torch.empty_strided(tuple(layout.shape), layout.stride(), dtype=layout.dtype)
 
 
-def _add(loaded: LoadedWeights, name: str, form: Tensor, dtype: torch.dtype, parts: Mapping[_View, _Copy]) -> None:
+def _add(loaded: LoadedWeights, name: str, form: Tensor, dtype: torch.dtype, parts: Mapping[_View, _Origin]) -> None:
     """Add the places of a parameter that tensors were copied to."""
     for (offset, size, stride), (source, view) in parts.items():
         elements = form.as_strided(size, stride, form.storage_offset() + offset)

@@ -1,4 +1,3 @@
-import json
 from pathlib import Path
 from typing import Any
 
@@ -7,13 +6,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from components.policy.config import CheckpointConfig
 from components.policy.engine import load_parameters
-from components.policy.parallel import SINGLE_PROCESS
-from components.policy.training import Resumption, TrainingCheckpoint, learning_rate
+from components.policy.training import TrainingCheckpoint, learning_rate
 from components.shared.errors import PipelineError
-from components.shared.work import CheckpointWriter
-from tests import tiny
 
 _STATE: dict[str, Tensor] = {
     **{f"weight/{key}": torch.ones(3, 2) for key in ("weight", "exp_avg", "exp_avg_sq")},
@@ -51,27 +46,6 @@ def test_a_checkpoint_is_read_to_the_cpu_whatever_gpu_wrote_it(tmp_path: Path, m
         torch.save({"reward_model": {"weight": torch.arange(3)}}, tmp_path / "values.pt")
     weight = TrainingCheckpoint(tmp_path).values["reward_model"]["weight"]
     assert (weight.device.type, weight.tolist()) == ("cpu", [0, 1, 2])
-
-
-def test_a_checkpoint_copied_from_another_run_is_refused(tmp_path: Path) -> None:
-    """One's own is resumed from."""
-    own, other = tmp_path / "own", tmp_path / "other"
-    for folder, seed in ((own, 1), (other, 2)):
-        (folder / "checkpoints").mkdir(parents=True)
-        fingerprint = {"config": {"seed": seed}, "inputs": {}, "code": "c1"}
-        (folder / "fingerprint.json").write_text(json.dumps(fingerprint))
-        writer = CheckpointWriter(folder / "checkpoints", keep_last=1, keep_best=False, fingerprint=fingerprint)
-        writer.save(seed, lambda folder: (folder / "policy.safetensors").touch(), score=None)
-        del writer
-    assert _resumption(own).steps_done == 1
-    (other / "checkpoints/step-000002").rename(own / "checkpoints/step-000002")
-    with pytest.raises(PipelineError, match=r"is a checkpoint of another run \(sums\.seed: 2 -> 1\); move"):
-        _resumption(own)
-
-
-def _resumption(work: Path) -> Resumption:
-    config = CheckpointConfig.model_validate(tiny.CHECKPOINT)
-    return Resumption(SINGLE_PROCESS, work, config, stage="sums", num_steps=9)
 
 
 def test_the_learning_rate_rises_to_its_peak_and_falls_to_its_end() -> None:
