@@ -72,7 +72,7 @@ def create(config: ModelConfig, problems: Sequence[Problem], *, seed: int, dtype
     """Return the base model: from a folder or hub, or initialised from scratch with a vocabulary from `problems`."""
     size = config.scratch
     if size is None:
-        return _read(config.base, config, dtype)
+        return _read(config, dtype)
     torch.manual_seed(seed)
     text = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer.tokenizer_for(config, problems),
@@ -107,13 +107,13 @@ def load(folder: Path, *, dtype: torch.dtype) -> Checkpoint:
     described = jsonl.read_json(folder / PIPELINE_FILE)
     base = described.get("weights", str(folder))
     config = ModelConfig(base=base, prompt=described["prompt"], answer=described["answer"])
-    return _read(base, config, dtype, revision=described.get("revision"))
+    return _read(config, dtype, revision=described.get("revision"))
 
 
-def _read(base: str, config: ModelConfig, dtype: torch.dtype, *, revision: str | None = None) -> Checkpoint:
-    folder = Path(base)
-    if folder.is_dir():
-        require_model_folder(folder)
+def _read(config: ModelConfig, dtype: torch.dtype, *, revision: str | None = None) -> Checkpoint:
+    base = config.base
+    if Path(base).is_dir():
+        require_model_folder(Path(base))
     try:
         require_supported_layers(AutoConfig.from_pretrained(base, revision=revision), name=base)
         model, loading = AutoModelForCausalLM.from_pretrained(

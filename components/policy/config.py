@@ -75,14 +75,10 @@ class EngineConfig(Config):
         return "bfloat16" if self.precision == "bf16" else "float32"
 
     @model_validator(mode="after")
-    def _micro_batches_add_up(self) -> "EngineConfig":
+    def _stage_fits(self) -> "EngineConfig":
         # Below stage 2 DeepSpeed sums the micro-batches of a bf16 model in bf16, where many small ones are lost.
         if self.precision == "bf16" and self.zero_stage < 2:
             raise ValueError("precision bf16 needs zero_stage 2 or 3")
-        return self
-
-    @model_validator(mode="after")
-    def _offload_fits(self) -> "EngineConfig":
         needed = {"none": 0, "optimizer": 1, "all": 3}[self.offload]
         if self.zero_stage < needed:
             raise ValueError(f"offload {self.offload} needs zero_stage {needed}" + ("" if needed == 3 else " or more"))
