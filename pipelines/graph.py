@@ -41,40 +41,33 @@ def stages(sections: Mapping[str, Any], **launch: Any) -> Tasks:
         sections: The section of each stage.
         launch: What training takes beside its section on a cluster: where to run, and the run that it belongs to.
     """
-    prepared = prepare_data(config=sections["prepare_data"])
-    problems = prepared.outputs["problems"]
-    validated = validate_data(config=sections["validate_data"], problems=problems)
+    tasks: Tasks = {}
+    tasks["prepare_data"] = prepare_data(config=sections["prepare_data"])
+    problems = tasks["prepare_data"].outputs["problems"]
+    tasks["validate_data"] = validated = validate_data(config=sections["validate_data"], problems=problems)
+
+    def measure(name: str, model: Any) -> Any:
+        task = evaluate(config=sections["evaluate"], model=model, problems=problems)
+        tasks[f"evaluate {name}"] = task.set_display_name(f"evaluate {name}")
+        return task.outputs["evaluation"]
 
     # All that follows needs a model from here, so nothing is trained or measured on data that were rejected.
-    sft = train_sft(config=sections["train_sft"], problems=problems, **launch).after(validated)
+    tasks["train_sft"] = sft = train_sft(config=sections["train_sft"], problems=problems, **launch).after(validated)
     reference = sft.outputs["reference"]
+    evaluations = {"base": measure("base", sft.outputs["base_model"]), "sft": measure("sft", reference)}
     grpo = train_grpo(config=sections["train_grpo"], problems=problems, reference=reference, **launch)
-
-    models = {"base": sft.outputs["base_model"], "sft": reference, "grpo": grpo.outputs["policy"]}
-    scores = {
-        name: evaluate(config=sections["evaluate"], model=model, problems=problems).set_display_name(f"evaluate {name}")
-        for name, model in models.items()
-    }
-    reported = report(
+    tasks["train_grpo"], policy = grpo, grpo.outputs["policy"]
+    evaluations["grpo"] = measure("grpo", policy)
+    tasks["report"] = reported = report(
         config=sections["report"],
         sft_training=sft.outputs["training"],
         grpo_training=grpo.outputs["training"],
         validation=validated.outputs["validation"],
-        **{f"{name}_evaluation": score.outputs["evaluation"] for name, score in scores.items()},
+        **{f"{name}_evaluation": evaluation for name, evaluation in evaluations.items()},
     )
     # Fails where the gate is missed: nothing is registered, and the run is red.
-    registered = register(config=sections["register"], policy=grpo.outputs["policy"], report=reported.outputs["report"])
-    return {
-        "prepare_data": prepared,
-        "validate_data": validated,
-        "train_sft": sft,
-        "evaluate base": scores["base"],
-        "evaluate sft": scores["sft"],
-        "train_grpo": grpo,
-        "evaluate grpo": scores["grpo"],
-        "report": reported,
-        "register": registered,
-    }
+    tasks["register"] = register(config=sections["register"], policy=policy, report=reported.outputs["report"])
+    return tasks
 
 
 @dataclass(frozen=True)
