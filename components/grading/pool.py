@@ -178,15 +178,15 @@ class Dispatcher:
     def _finish(self, worker: "_Worker", line: bytes) -> None:
         task, worker.task = worker.task, None
         assert task
-        verdict, extracted, reason, tests_passed, is_too_large = json.loads(line)
-        if is_too_large:
+        if line.endswith(b" true]"):  # it has grown too large
             self._end(worker)
         else:
             self._in_slots.discard(worker)
             self._slow.discard(worker)
             self._idle.append(worker)
             worker.check_at = time.monotonic() + _MAX_IDLE_S
-        self._fill_slots()
+        self._fill_slots()  # first, so that the worker has something to do meanwhile
+        verdict, extracted, reason, tests_passed, _ = json.loads(line)
         task.call.finish(task.index, Grade(Verdict(verdict), extracted, reason, tests_passed))
 
     def _check(self, worker: "_Worker") -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from components.grading.algebra import is_readable
 from components.grading.parsing import as_interval, is_name, parse, parse_structure
-from components.grading.quantities import parse_number, split_unit
+from components.grading.quantities import parse_number
 from components.grading.verifier import Verdict, grade
 from components.shared.answer_policy import AnswerPolicy
 from tests.grading.tables import table
@@ -84,26 +84,6 @@ def test_a_fraction_is_read_back(numerator: int, denominator: int) -> None:
         number = parse_number(text)
         assert number
         assert number.value == value
-
-
-@pytest.mark.parametrize(
-    ("latex", "value", "kind", "factor"),
-    [
-        ("5 cm", "5", "length", "1/100"),
-        (r"5\text{ cm}^2", "5", "length^2", "1/10000"),
-        ("5 square feet", "5", "length^2", "145161/1562500"),
-        ("5 miles per hour", "5", "length per time", "201168/450000"),
-        (r"\$5", "5", "money", "1"),
-        (r"\$5 per hour", "5", "money per time", "1/3600"),
-        ("5 apples", "5", "apple", "1"),
-        ("5 hours", "5", "time", "3600"),
-    ],
-)
-def test_a_unit_has_a_kind_and_a_factor(latex: str, value: str, kind: str, factor: str) -> None:
-    """The factor is what converts into the kind's base unit."""
-    number, unit = split_unit(latex)
-    assert unit
-    assert (number, unit.kind, unit.factor) == (value, kind, Fraction(factor))
 
 
 @pytest.mark.parametrize("latex", ["", "   ", r"\frac{", "(1,2", ")(", r"\text{", r"1\\2"])
