@@ -77,7 +77,7 @@ def _points(points: list[Point]) -> dict[str, Any]:
         for point in points
     ]
     limit = limit_of(points)
-    return {"points": rows, "limit": None if limit is None else asdict(limit)}
+    return {"points": rows, "limit": limit and asdict(limit)}
 
 
 def _text(path: Path, run: Run, gpu: Gpu) -> str:
@@ -132,9 +132,9 @@ def _verdict(run: Run, gpu: Gpu) -> str:
     figures = f"{_gib(peak(memory_of(run)))} of {_gib(gpu.usable_bytes)} usable GiB"
     if fits(run, gpu):
         return f"Fits: {figures}."
-    if change := smallest_change(run, gpu):
-        return f"Does not fit: {figures}; the smallest change that makes it fit: {change}."
-    return f"Does not fit: {figures}; no change of its settings makes it fit."
+    change = smallest_change(run, gpu)
+    remedy = f"the smallest change that makes it fit: {change}" if change else "no change of its settings makes it fit"
+    return f"Does not fit: {figures}; {remedy}."
 
 
 def _time(run: Run, gpu: Gpu) -> str:

@@ -28,8 +28,7 @@ class Graph:
     @property
     def parameters(self) -> dict[str, Any]:
         """The run form."""
-        found: dict[str, Any] = self.spec["root"]["inputDefinitions"]["parameters"]
-        return found
+        return dict(self.spec["root"]["inputDefinitions"]["parameters"])
 
     @property
     def containers(self) -> dict[str, Any]:
@@ -46,8 +45,7 @@ class Graph:
 
     def settings(self, task: str) -> dict[str, Any]:
         """What Kubernetes is told of a task."""
-        found: dict[str, Any] = self.kubernetes[f"exec-{task}"]
-        return found
+        return dict(self.kubernetes[f"exec-{task}"])
 
 
 def compile_graph(params: Params) -> tuple[str, Graph]:
