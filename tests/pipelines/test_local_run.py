@@ -1,12 +1,16 @@
-"""What a person sees of a run: messages of stages below their headers, noise kept out, one line per error."""
+"""A run on this machine: messages below the headers of their stages, noise kept out, and a process that ends."""
 
 import io
 import json
+import os
+import signal
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pipelines.run import local
 from pipelines.run.journal import Tracker
 from pipelines.run.screen import Screen, Style, duration
 
@@ -151,3 +155,20 @@ def test_colour_is_for_terminals_that_did_not_refuse_it(monkeypatch: pytest.Monk
 def _shown(stream: io.StringIO, text: str) -> str:
     Screen(stream, stream).show(text, Style.RED)
     return stream.getvalue()
+
+
+_STUBBORN = """
+import signal, time
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, signal.SIG_IGN)
+print("ready", flush=True)
+time.sleep(30)
+"""
+
+
+def test_a_process_that_ignores_signals_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither Ctrl-C nor SIGTERM ends it; nothing that was started outlives the block."""
+    monkeypatch.setattr(local, "_GRACE_S", 0.1)
+    with local.process([sys.executable, "-c", _STUBBORN], os.environ, grace_s=0.1) as started:
+        assert next(line for line in local.lines(local.output(started)) if line is not None) == b"ready"
+    assert started.returncode == -signal.SIGKILL
