@@ -21,7 +21,6 @@ from tests import tiny
 from tests.policy import plain
 
 SEQUENCES = plain.sequences()
-CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize(
@@ -72,7 +71,7 @@ def test_log_probabilities_land_in_their_places() -> None:
     model = plain.gpt2()
     expected_M = plain.alone(model, SEQUENCES, temperature=1.0).scores_M2[:, 0]
     selected = [8, 1, 2, 5, 4]
-    batches = pack(SEQUENCES, max_tokens=25, device=CPU, indices=selected)
+    batches = pack(SEQUENCES, max_tokens=25, device=torch.device("cpu"), indices=selected)
     sequence_M = torch.tensor([number for number, each in enumerate(SEQUENCES) for _ in each.completion_ids])
     is_selected_M = torch.isin(sequence_M, torch.tensor(selected))
     found_M = completion_logprobs(LogprobModel(model, temperature=1.0), batches, len(sequence_M))
