@@ -53,12 +53,11 @@ def load_reward(name: str) -> RewardFunction:
             f"{where}: module {module_name} cannot be imported ({type(error).__name__}: {error}); "
             "put it into the folder in which the command is run or into PYTHONPATH, or install it"
         ) from error
-    function = getattr(module, function_name, None)
+    function: RewardFunction | None = getattr(module, function_name, None)
     if not callable(function):
         value = "" if function is None else f": it is {function!r:.80}"
         raise PipelineError(f"{where}: {module_name} ({module.__file__}) has no function `{function_name}`{value}")
-    reward: RewardFunction = function
-    return reward
+    return function
 
 
 @dataclass(frozen=True)

@@ -63,9 +63,11 @@ def token_objective(loss: LossConfig, tokens: Tokens, *, max_importance_weight: 
     ratio_N = policy_ratio(tokens, loss.ratio)
     objective_N = policy_objective(tokens.logprobs_N, ratio_N, tokens.advantages_N, loss)
     if max_importance_weight is not None:
-        objective_N = objective_N * importance_weights(
-            tokens.old_logprobs_N, tokens.sampler_logprobs_N, maximum=max_importance_weight
-        )
+        # min(pi_old / pi_sampler, maximum): an engine with other kernels or another number type samples from
+        # pi_sampler. The weight makes the mean over its samples that over pi_old; the bound keeps it tame (truncated
+        # importance sampling, https://fengyao.notion.site/off-policy-rl).
+        weight_N = (tokens.old_logprobs_N - tokens.sampler_logprobs_N).exp().clamp(max=max_importance_weight)
+        objective_N = objective_N * weight_N
     kl_N = None
     if tokens.reference_logprobs_N is not None:
         token_ratio_N = policy_ratio(tokens, "token")
@@ -212,16 +214,6 @@ def clipped_low(ratio_N: Tensor, advantages_N: Tensor, clip: ClipConfig) -> Tens
     if clip.dual is not None:
         clipped_N = clipped_N | (ratio_N > clip.dual)
     return clipped_N & (advantages_N < 0)
-
-
-def importance_weights(old_logprobs_N: Tensor, sampler_logprobs_N: Tensor, *, maximum: float) -> Tensor:
-    """Return min(pi_old / pi_sampler, maximum) of each token.
-
-    An engine with other kernels or another number type samples from pi_sampler. The weight makes the mean over its
-    samples that over pi_old; the bound keeps it tame (truncated importance sampling,
-    https://fengyao.notion.site/off-policy-rl).
-    """
-    return (old_logprobs_N - sampler_logprobs_N).exp().clamp(max=maximum)
 
 
 # The KL divergence from the reference, and the aggregation ------------------------------------------------------------

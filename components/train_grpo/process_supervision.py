@@ -77,16 +77,14 @@ def verified_steps(completion: "Completion", grade: Grade, decode: Callable[[Seq
     all are, and where the completion itself ends it is the answer.
     """
     ids = completion.tokens.completion_ids
+
+    def num_decoded(count: int) -> int:
+        return len(decode(ids[:count]).rstrip(_INCOMPLETE))
+
     rewards: dict[int, float] = {}
     end = 0
     for num_characters, right in worked_steps(completion.text):
-        end = bisect_left(
-            range(len(ids) + 1),
-            num_characters,
-            lo=end,
-            hi=len(ids),
-            key=lambda count: len(decode(ids[:count]).rstrip(_INCOMPLETE)),
-        )
+        end = bisect_left(range(len(ids) + 1), num_characters, end, len(ids), key=num_decoded)
         rewards[end] = min(rewards.get(end, 1.0), float(right))
     rewards[len(ids)] = outcome(grade)
     return [Step(end, reward) for end, reward in rewards.items()]

@@ -8,9 +8,10 @@ import heapq
 import random
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from copy import copy
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import Any
+from typing import Any, ClassVar
 
 from components.shared.errors import PipelineError
 from components.shared.problem import Problem
@@ -75,14 +76,14 @@ class Prompts:
 
     def state(self) -> dict[str, Any]:
         """Return everything that the next batches depend on beside problems, config and seed, as plain JSON values."""
-        pools = {name: pool.state() for name, pool in self._pools.items()}
+        pools = {name: {key: copy(vars(pool)[key]) for key in pool.saved} for name, pool in self._pools.items()}
         return {"num_sampled": dict(self._num_sampled), "pools": pools}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue where `state` was taken, with the same problems, config and seed."""
         self._num_sampled = Counter(state["num_sampled"])
         for name, pool in self._pools.items():
-            pool.restore(state["pools"][name])
+            self._pools[name] = replace(pool, **{key: copy(state["pools"][name][key]) for key in pool.saved})
 
     def _apportion(self, count: int) -> list[str]:
         """Return the pool of each problem of a batch: always the one that is furthest behind its share.
@@ -111,8 +112,9 @@ class _Passes:
     stream: str
     num_seen: int = 0
     deferred: list[str] = field(default_factory=list)
-    order: list[str] = field(default_factory=list)
+    order: list[str] = field(default_factory=list, init=False)
     """That of the pass that is under way; empty where it has to be made again."""
+    saved: ClassVar = ("num_seen", "deferred")
 
     def next_ids(self, count: int) -> list[str]:
         """Return the next ids, all different.
@@ -133,12 +135,6 @@ class _Passes:
         self.deferred = deferred
         return list(batch)
 
-    def state(self) -> dict[str, Any]:
-        return {"num_seen": self.num_seen, "deferred": list(self.deferred)}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self.num_seen, self.deferred, self.order = state["num_seen"], list(state["deferred"]), []
-
 
 @dataclass
 class _Curriculum:
@@ -149,6 +145,7 @@ class _Curriculum:
     config: CurriculumConfig
     num_batches: int = 0
     pass_rates: dict[str, float] = field(default_factory=dict)
+    saved: ClassVar = ("num_batches", "pass_rates")
 
     def next_ids(self, count: int) -> list[str]:
         """Return different ids, each chosen with a probability proportional to its weight among those left.
@@ -166,12 +163,6 @@ class _Curriculum:
         """Update the running pass rate; the first measurement replaces the assumed one."""
         before = self.pass_rates.get(problem_id, measured)
         self.pass_rates[problem_id] = before + (1 - self.config.memory) * (measured - before)
-
-    def state(self) -> dict[str, Any]:
-        return {"num_batches": self.num_batches, "pass_rates": dict(self.pass_rates)}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self.num_batches, self.pass_rates = state["num_batches"], dict(state["pass_rates"])
 
 
 def _shares(weights: Mapping[str, float], sources: Iterable[str]) -> dict[str, Fraction]:

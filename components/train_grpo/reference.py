@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -62,25 +62,19 @@ class Reference:
 
     def _gathered(self, *, written: bool) -> AbstractContextManager[None]:
         """Have sharded weights whole in every process while the block runs; changes to them are kept if `written`."""
-        if self._placement != "sharded":
-            return nullcontext()
         from deepspeed.runtime.zero import GatheredParameters
 
+        parameters, enabled = list(self._scorer.parameters()), self._placement == "sharded"
         gathered: AbstractContextManager[None] = GatheredParameters(
-            list(self._scorer.parameters()), modifier_rank=0 if written else None
+            parameters, modifier_rank=0 if written else None, enabled=enabled
         )
         return gathered
 
 
 def _sharded(scorer: LogprobModel) -> Any:
     """Return DeepSpeed's engine around a frozen module, whose weights it shards over the processes."""
-    engine, *_ = import_deepspeed().initialize(
-        model=scorer,
-        config={
-            "train_micro_batch_size_per_gpu": 1,
-            "zero_optimization": {"stage": 3},
-            "bf16": {"enabled": scorer.model.dtype == torch.bfloat16},
-        },
-    )
+    is_bf16 = scorer.model.dtype == torch.bfloat16
+    config = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3}, "bf16": {"enabled": is_bf16}}
+    engine, *_ = import_deepspeed().initialize(model=scorer, config=config)
     set_group_timeouts()
     return engine

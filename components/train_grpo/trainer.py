@@ -134,13 +134,9 @@ class Trainer:
 
     def _logprobs(self, scorer: Policy | Reference, experience: Experience) -> Tensor:
         """Return the log-probability of every completion token (M,): each process computes those of its shard."""
-        shard = pack_shard(
-            self.policy.ranks,
-            experience.sequences_B,
-            max_tokens=self.config.engine.micro_batch_tokens,
-            device=self.checkpoint.device,
-            indices=range(len(experience.sequences_B)),
-        )
+        sequences_B, max_tokens = experience.sequences_B, self.config.engine.micro_batch_tokens
+        device, indices = self.checkpoint.device, range(len(sequences_B))
+        shard = pack_shard(self.policy.ranks, sequences_B, max_tokens=max_tokens, device=device, indices=indices)
         of_shard_M = completion_logprobs(scorer, shard.all_batches, len(experience.advantages_M))
         of_ranks = self.policy.ranks.all_gather(of_shard_M.cpu(), "the log-probabilities of a rollout")
         # Tokens of dummy batches were computed by several processes: the values differ only by rounding.

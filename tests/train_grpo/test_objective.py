@@ -24,7 +24,6 @@ from components.train_grpo.objective import (
     clipped_high,
     clipped_low,
     has_spread,
-    importance_weights,
     kl_to_reference,
     policy_objective,
     policy_ratio,
@@ -200,28 +199,21 @@ def _surrogate(ratio_N: Tensor, advantages_N: Tensor, clip: ClipConfig) -> Tenso
     ("clip", "ratio", "advantage", "value", "clipped"),
     [
         (PAPER, 1.0, 2.0, 2.0, ""),
-        (PAPER, 1.1, 2.0, 2.2, ""),
         (PAPER, 1.5, 2.0, 2.4, "high"),
         (PAPER, 0.5, 2.0, 1.0, ""),
         (PAPER, 1.0, -2.0, -2.0, ""),
         (PAPER, 1.5, -2.0, -3.0, ""),
-        (PAPER, 0.9, -2.0, -1.8, ""),
         (PAPER, 0.5, -2.0, -1.6, "low"),
         (PAPER, 50.0, -2.0, -100.0, ""),
         (PAPER, 1.5, 0.0, 0.0, ""),
-        (PAPER, 0.5, 0.0, 0.0, ""),
         (HIGHER, 1.4, 2.0, 2.8, ""),
         (HIGHER, 1.6, 2.0, 3.0, "high"),
-        (HIGHER, 0.7, -2.0, -1.6, "low"),
         (LOWER, 1.2, 2.0, 2.2, "high"),
-        (LOWER, 0.7, -2.0, -1.4, ""),
         (LOWER, 0.5, -2.0, -1.2, "low"),
         (DUAL, 2.9, -2.0, -5.8, ""),
         (DUAL, 3.1, -2.0, -6.0, "low"),
         (DUAL, 50.0, -2.0, -6.0, "low"),
-        (DUAL, 0.5, -2.0, -1.6, "low"),
         (DUAL, 50.0, 2.0, 2.6, "high"),
-        (DUAL, 0.1, 2.0, 0.2, ""),
         (DUAL_WITHIN, 1.4, -2.0, -2.8, ""),
         (DUAL_WITHIN, 2.5, -2.0, -3.0, "low"),
         (DUAL_WITHIN, 2.5, 2.0, 5.0, ""),
@@ -412,14 +404,7 @@ def test_an_outlier_has_a_finite_penalty_that_pulls_towards_the_reference(
         assert gradient <= 0 if log_ratio > 0 else gradient > 0
 
 
-# The correction for the sampler, and the aggregation ------------------------------------------------------------------
-
-
-def test_importance_weights_are_the_ratio_to_the_sampler_up_to_the_bound() -> None:
-    """By hand: 0.5 / 0.25, 0.2 / 0.4, one, and ten, bounded by three; a token the sampler excludes has the bound."""
-    old, sampler = _tensor(0.5, 0.2, 0.9, 0.1).log(), _tensor(0.25, 0.4, 0.9, 0.01).log()
-    assert importance_weights(old, sampler, maximum=3).tolist() == pytest.approx([2, 0.5, 1, 3], rel=1e-12)
-    assert importance_weights(torch.zeros(1), torch.full((1,), -1e4), maximum=2).tolist() == [2.0]
+# The aggregation ------------------------------------------------------------------------------------------------------
 
 
 def _weights(aggregation: Aggregation, *num_tokens: int) -> list[float]:

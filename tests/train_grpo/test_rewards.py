@@ -405,17 +405,6 @@ def test_the_answer_counts_where_the_prompt_of_the_policy_asks_for_it(checkpoint
     assert [list(each.rewards.values()) for each in result.scored_G] == [[(0.0,), (0.0,)], [(1.0,), (1.0,)]]
 
 
-def test_length_is_compared_within_a_group_without_what_is_masked(checkpoint: Checkpoint, verify: Verifier) -> None:
-    """By hand, of 2, 4 and 6 tokens and the end: another group's lengths change nothing, nor does a masked one's."""
-    config = grpo_config(reward__weights={"length": 1.0}, sampling__truncated="mask")
-    group = _responses(checkpoint, "#### 6", "1+1=2\n#### 6", "1+1=2\n1+1=2\n#### 6")
-    truncated = _responses(checkpoint, 9 * WORKED, finished=False)
-    scorer = Scorer(config, checkpoint, partial(grade_completions, verify))
-    one, other = scorer([PROBLEM] * 2, [[*group, *truncated], group[:1]])
-    assert [each.rewards["length"][0] for each in one.scored_G] == pytest.approx([0.5, 0.0, -0.5, NAN], nan_ok=True)
-    assert other.scored_G[0].rewards["length"] == (0.0,)
-
-
 def test_a_new_reward_is_known_by_its_name_once_it_is_registered(score: Score) -> None:
     """One function with a decorator: the config accepts its name, and the scorer computes it."""
 
