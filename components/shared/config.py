@@ -43,10 +43,7 @@ ConfigT = TypeVar("ConfigT", bound=BaseModel)
 
 @dataclass(frozen=True)
 class SameAs:
-    """Marks a key that is that of another section where its own section does not have it.
-
-    As in `model: Annotated[ModelConfig, SameAs("train_sft", "model")]`.
-    """
+    """Marks a key that a section takes from another: `model: Annotated[ModelConfig, SameAs("train_sft", "model")]`."""
 
     section: str
     key: str
@@ -55,8 +52,7 @@ class SameAs:
 class Operational:
     """Marks a key that decides where, how fast or how long something is computed, and not what the result is.
 
-    Used as `num_processes: Annotated[int, Operational] = Field(gt=0)`. A run resumed with another value of such a key
-    continues from its checkpoints.
+    As in `num_processes: Annotated[int, Operational]`: a run resumes from checkpoints under another value.
     """
 
 

@@ -7,10 +7,10 @@ that decides whether two runs do the same work.
 import hashlib
 import json
 import platform
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -79,15 +79,9 @@ def describe(stage: str, config: dict[str, Any], inputs: dict[str, Path]) -> dic
         "inputs": {name: {"digest": digest(path), "lineage": read(path)} for name, path in sorted(inputs.items())},
         "code": code_digest(),
         "python": platform.python_version(),
-        "packages": dict(_installed(_PACKAGES)),
+        # The light image lacks some.
+        "packages": {name: metadata.version(name) for name in _PACKAGES if find_spec(name.replace("-", "_"))},
     }
-
-
-def _installed(packages: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Each installed package with its version: the light image lacks some."""
-    for name in packages:
-        with suppress(metadata.PackageNotFoundError):
-            yield name, metadata.version(name)
 
 
 def read(folder: Path) -> dict[str, Any] | None:

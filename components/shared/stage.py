@@ -5,9 +5,8 @@ as a `Stage` beside it. Outputs are filled in folders next to their places and r
 killed or failed stage leaves nothing that could be mistaken for a result. A stage of hours has a `work` folder for
 checkpoints as well: the next run of the same work finds there what an unfinished one left.
 
-A pod of Kubeflow Pipelines needs two more things. Argo starts tasks with umask 0, so that its own containers can read
-what they leave: files would be 0666, folders 0777. And to Kubeflow's retries every failure is alike, a mistake and a
-busy server: version 2.16 retries all of them, 2.17 only lost pods. So the task itself retries what may pass.
+A task in a pod of Kubeflow Pipelines sets its own umask, as Argo's is 0, and retries what may pass: Kubeflow 2.16
+retries every failure alike, 2.17 only lost pods.
 """
 
 import argparse
@@ -54,11 +53,6 @@ class Stage:
     has_work: bool = False
     """Whether the function takes a folder `work` that outlives a failed or killed run, for checkpoints."""
 
-    def __post_init__(self) -> None:
-        declared = {"config", *self.inputs, *self.outputs, *(["work"] if self.has_work else [])}
-        taken = set(inspect.signature(self.function).parameters)
-        assert declared == taken, f"{self.name}: the function takes {sorted(taken)}, declared are {sorted(declared)}"
-
 
 def main(stage: Stage) -> None:
     """Run a stage from the command line: `--params FILE` and one option per input and output folder."""
@@ -85,18 +79,12 @@ def run_task(stage: Stage, config: Mapping[str, Any], **folders: str) -> dict[st
 
 
 def keep_files_in_group() -> None:
-    """Let only the user and the group of this process and its children read and change what they write.
-
-    All pods of runs are in group 0, whichever user the cluster runs them as.
-    """
+    """Let only the user and the group read and change files of this process: all pods of runs are in group 0."""
     os.umask(0o007)
 
 
 def with_retries(name: str, attempt: Callable[[], _Result], sleep: Callable[[float], None] = time.sleep) -> _Result:
-    """Return what `attempt` returns; in a pod of Kubeflow, retry twice after an error that may not come again.
-
-    Elsewhere a person is there to run the stage again.
-    """
+    """Return what `attempt` returns; in a pod of Kubeflow, where no person is, retry twice after a transient error."""
     for pause_s in PAUSES_S if POD_VARIABLE in os.environ else ():
         try:
             return attempt()

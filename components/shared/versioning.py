@@ -152,10 +152,7 @@ def _number(tag: str) -> tuple[int, ...]:
 def changes_since(version: ModelVersion, configs: Mapping[str, Config], code: str) -> list[str]:
     """Return what differs from what a version was made from; empty where a run would reproduce it.
 
-    Args:
-        version: The version.
-        configs: The section of each stage that a policy is made by; data are named by commit, or are none.
-        code: Digest of the code that would run.
+    `configs` are the sections of the stages that make a policy, in which data are named by commit, or are none.
     """
     changes = [] if version.lineage["code"] == code else ["the code"]
     recorded = dict(_configs(version.lineage))
