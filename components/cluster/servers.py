@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum, auto
 from pathlib import Path
@@ -84,19 +84,17 @@ def running(servers: Sequence["ServerProcess"], start_deadline_s: float, health_
             for supervisor in supervisors:
                 supervisor.check()
 
-    thread = threading.Thread(target=supervise, daemon=True)
-    try:
+    with ExitStack() as stack:
+        for server in servers:
+            stack.callback(server.close)
         for server in servers:
             server.start()
         _wait_until_ready(servers, start_deadline_s)
+        thread = threading.Thread(target=supervise, daemon=True)
         thread.start()
+        stack.callback(thread.join)
+        stack.callback(ending.set)
         yield
-    finally:
-        ending.set()
-        if thread.ident:
-            thread.join()
-        for server in servers:
-            server.close()
 
 
 def _wait_until_ready(servers: Sequence["ServerProcess"], deadline_s: float) -> None:

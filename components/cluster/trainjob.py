@@ -168,8 +168,7 @@ class _ClusterRun:
         self._manifest["metadata"]["annotations"][kube.HEARTBEAT] = self._clock.now().isoformat()
         for job in self._find(kube.RUN_ID, kube.STAGE):
             if self._is_same(job) and not _is_over(job):
-                self._adopt(job)
-                return job
+                return self._adopt(job)
             self._delete(job["metadata"]["name"])
         for job in self._find(kube.WORK):
             name = job["metadata"]["name"]
@@ -190,7 +189,7 @@ class _ClusterRun:
         ours: str = self._manifest["metadata"]["annotations"][kube.SPEC_DIGEST]
         return job["metadata"]["name"] == self._name and digest == ours
 
-    def _adopt(self, job: Json) -> None:
+    def _adopt(self, job: Json) -> Json:
         """Take over a job: its heartbeat and its owner are now those of this step."""
         self._say(f"{self._name} exists already and is adopted")
         metadata = self._manifest["metadata"]
@@ -198,6 +197,7 @@ class _ClusterRun:
         if "ownerReferences" in metadata:
             changes["ownerReferences"] = metadata["ownerReferences"]
         self._retries.call(f"adopt the training job {self._name}", lambda: self._jobs.patch(job, changes))
+        return job
 
     def _create(self) -> Json:
         self._termination.is_creating = True

@@ -138,12 +138,8 @@ class Place:
         assert latest.step == step
         assert not list(folder.glob(".step-*"))
 
-    def journal(self) -> list[dict[str, Any]]:
-        """The journal of the run, start after start."""
-        return [json.loads(line) for line in (self.folder / "journal.jsonl").read_text().splitlines()]
-
     def rows(self, name: str) -> list[dict[str, Any]]:
-        """The rows of an output in JSON lines."""
+        """The rows of a file in JSON lines, such as the journal of all starts (journal.jsonl)."""
         return [json.loads(line) for line in (self.folder / name).read_text().splitlines()]
 
     def results(self) -> dict[str, bytes]:

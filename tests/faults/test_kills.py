@@ -25,12 +25,7 @@ ENDING = ("rank 0", "command", "rank 1", "launcher")
 """Processes whose end ends the run."""
 MEMORY = Path("/dev/shm")
 CONFIG = fault_config(
-    num_steps=NUM_STEPS,
-    prompts_per_step=4,
-    group_size=4,
-    grace_s=2,
-    engine__num_processes=2,
-    engine__deadline_s=20,
+    num_steps=NUM_STEPS, prompts_per_step=4, group_size=4, grace_s=2, engine__num_processes=2, engine__deadline_s=20
 )
 
 
@@ -91,13 +86,13 @@ def test_kills_do_not_change_the_results(places: tuple[Place, Place]) -> None:
 
 def _assert_reported(place: Place, ended_by: list[str]) -> None:
     """The journal has every start and every reported failure."""
-    events = [line["event"] for line in place.journal()]
+    journal = place.rows("journal.jsonl")
     expected = [event for by in ended_by for event in (("started",) if by == "command" else ("started", "failed"))]
-    assert events == [*expected, "started", "finished"]
-    reported = [line["error"] for line in place.journal() if line["event"] == "failed"]
-    names = {"launcher": "the launcher of the processes was killed"}
+    assert [line["event"] for line in journal] == [*expected, "started", "finished"]
+    reported = [line["error"] for line in journal if line["event"] == "failed"]
     for by, error in zip([by for by in ended_by if by != "command"], reported, strict=True):
-        assert names.get(by, f"{by} was killed by SIGKILL") in error
+        killed = "the launcher of the processes was killed" if by == "launcher" else f"{by} was killed by SIGKILL"
+        assert killed in error
 
 
 def test_nothing_outlives_a_command_that_is_killed_while_it_starts(place: Place) -> None:

@@ -45,7 +45,7 @@ def _assert_stops_and_resumes(place: Place, config: TrainGRPOConfig | TrainSFTCo
     assert f"{place.stage}: resuming after step {step}\n" in place.out
     assert place.results() == other.results()
     place.assert_nothing_left()
-    assert [line["event"] for line in place.journal()] == ["started", "failed", "started", "finished"]
+    assert [line["event"] for line in place.rows("journal.jsonl")] == ["started", "failed", "started", "finished"]
 
 
 def test_grpo_resumes_after_the_step_at_which_it_was_stopped(
