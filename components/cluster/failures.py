@@ -42,7 +42,7 @@ def error_of_ranks(job: Job) -> Exception | None:
     how = f"was killed by {signal.Signals(-code).name}"
     if code >= 0:
         how = f"ended with exit code {code} without reporting an error"
-    return SilentRankError(f"rank {rank} {how}; run the same again to go on from the last checkpoint")
+    return SilentRankError(f"rank {rank} {how}; start the same run again to resume from the last checkpoint")
 
 
 def _as_error(job: Job, rank: int, outcome: Mapping[str, Any]) -> Exception:
@@ -70,7 +70,7 @@ def failure_reason(
         return RetryableError(f"{name}: is complete, but not every rank has left a result on the volume")
     if failed["reason"] == "DeadlineExceeded":
         return PipelineError(
-            f"{name}: ran for longer than cluster.training_timeout_s; raise it, or run again to go on from its work"
+            f"{name}: ran for longer than cluster.training_timeout_s; raise it, or start the run again to resume"
         )
     ended = [(pod, state) for pod in pods for state in container_states(pod, "terminated")]
     ended.sort(key=lambda each: str(each[1].get("finishedAt", "")))

@@ -19,7 +19,7 @@ from components.shared.errors import RetryableError, StoppedError
 _POLL_S = 1.0
 _MARGIN_S = 10.0
 """Time for the launcher beyond that of its ranks."""
-_RESUME = "run the same again to go on from the last checkpoint"
+_RESUME = "start the same run again to resume from the last checkpoint"
 
 
 def run_ranks(
@@ -69,7 +69,7 @@ def run_ranks(
         )
     if stop_requested:
         raise StoppedError(f"stopped at once by a second request: the current step is lost; {_RESUME}")
-    raise RetryableError("the launcher of the processes was killed; run the same again to go on")
+    raise RetryableError("the launcher of the processes was killed; start the same run again to resume")
 
 
 def _run_agent(job: Job) -> tuple[int, bool]:

@@ -50,7 +50,7 @@ class Phase(StrEnum):
     """What a job is doing."""
 
     QUEUED = "waits in the queue"
-    PENDING = "waits for its pods to run"
+    PENDING = "is waiting for its pods"
     RUNNING = "runs"
     COMPLETE = "is complete"
     FAILED = "has failed"

@@ -168,7 +168,7 @@ def _compare_parts(expected: Answer, actual: Answer, first: Structure, second: S
     # "and" or "or" between values makes no difference, but between inequalities it does.
     any_of = {bool(_ANY_OF.search(each.latex)) for each in (expected, actual)}
     if kinds == {Kind.LIST} and len(any_of) == 2 and "<" in expected.text + actual.text:
-        return Decision(False, "all of several, not one of them, or the other way round")
+        return Decision(False, "all solutions where one is expected, or one where all are")
     if kinds <= _UNORDERED:
         return _compare_members(first.parts, second.parts)
     if kinds <= _ORDERED or kinds == {Kind.LIST, Kind.TUPLE}:

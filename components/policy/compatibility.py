@@ -82,7 +82,7 @@ def _unpacked_logprobs(model: PreTrainedModel, sequence: TokenSequence) -> Tenso
 
 def _unusual(model: PreTrainedModel) -> PipelineError:
     name = type(model).__name__
-    return PipelineError(f"{name} does not have the usual attention and output layer, which training here needs")
+    return PipelineError(f"{name} has no standard attention and output layer, which training requires")
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def _require_attention_in_order(model: PreTrainedModel, attended: Sequence[int])
         kinds = ", ".join(sorted({type(layer).__name__ for layer in others or stack}))
         raise PipelineError(
             f"{type(model).__name__} has layers ({kinds}) that do not attend exactly once each through transformers' "
-            "attention interface, which training here needs"
+            "attention interface, which training requires"
         )
 
 
@@ -123,6 +123,6 @@ def _require_isolation(model: LogprobModel, batch: MicroBatch) -> None:
     hook.remove()
     if not torch.equal(logprobs_N.isnan(), torch.isin(batch.source_N, first)):
         raise PipelineError(
-            f"{type(model.model).__name__} connects tokens by more than attention (such as a convolution or a "
-            "recurrence): completions of the same prompt would see one another"
+            f"{type(model.model).__name__} mixes tokens outside attention (such as by a convolution or a "
+            "recurrence): completions of the same prompt would affect one another"
         )

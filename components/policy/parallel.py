@@ -77,7 +77,7 @@ class Ranks:
         except RuntimeError as error:
             missing = self._names(lambda: [rank for rank, key in enumerate(keys) if not self.store.check([key])])
             if not missing:
-                raise RetryableError(f"the store of the processes is lost at {what}: {_first_line(error)}") from error
+                raise RetryableError(f"the rendezvous store was lost at {what}: {_first_line(error)}") from error
             raise RetryableError(f"{missing} did not reach {what} within {self.deadline_s:g} s") from None
         # Every process that is here has passed the barrier before the last: its keys are no longer waited for.
         if self._num_barriers > 2:
@@ -94,7 +94,7 @@ class Ranks:
             lost = _ask_store(lambda: self._names(self._silent), "a collective", within_s=_SILENCE_S + _ANSWER_S)
             if lost:
                 raise RetryableError(f"{lost} stopped responding") from error
-            raise RetryableError(f"the processes lost one another: {_first_line(error)}") from error
+            raise RetryableError(f"the processes lost their connection: {_first_line(error)}") from error
 
     def _silent(self) -> list[int]:
         """Return the ranks whose heartbeat has stopped."""
@@ -167,7 +167,7 @@ def _init_process_group(size: int, deadline_s: float) -> Ranks:
         threading.Thread(target=_beat, args=heartbeat, daemon=True).start()
         ranks.barrier("the start")
     except (RuntimeError, ValueError) as error:
-        raise RetryableError(f"the processes did not find one another: {_first_line(error)}") from error
+        raise RetryableError(f"the processes could not connect to one another: {_first_line(error)}") from error
     group = PrefixStore("group", store)
     timeout = timedelta(seconds=deadline_s)
     distributed.init_process_group(backend, store=group, rank=rank, world_size=size, timeout=timeout)
@@ -200,8 +200,8 @@ def _ask_store(ask: Callable[[], _Value], what: str, *, within_s: float) -> _Val
     try:
         return answer.result(within_s)
     except TimeoutError:
-        lost = f"the store of the processes does not answer at {what}"
-        raise RetryableError(f"{lost}: is this host cut off from the first one?") from None
+        lost = f"the rendezvous store does not answer at {what}"
+        raise RetryableError(f"{lost}: is this host disconnected from the first one?") from None
 
 
 def _first_line(error: BaseException) -> str:

@@ -30,7 +30,7 @@ def graceful_shutdown(grace_s: float) -> Iterator[StopRequest]:
     """
 
     def exit_(reason: str) -> None:
-        resume = "run the same again to go on from the last checkpoint"
+        resume = "start the same run again to resume from the last checkpoint"
         print(f"error: stopped {reason}; {resume}", file=sys.stderr, flush=True)
         os._exit(RetryableError.exit_code)
 

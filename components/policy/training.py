@@ -135,7 +135,7 @@ class Resumption:
         self._ranks.barrier("the end of writing a checkpoint")
         if stopped:
             raise StoppedError(
-                f"stopped on request: step {step} of {self._num_steps} is saved; run the same again to go on"
+                f"stopped on request: step {step} of {self._num_steps} is saved; start the same run again to resume"
             )
 
 

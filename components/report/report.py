@@ -23,12 +23,12 @@ from components.shared.stage import Stage
 
 _GRPO_CURVES: dict[str, dict[str, str]] = {
     "Reward and accuracy of the samples": {"reward": "reward", "accuracy": "accuracy"},
-    "Worked share of the samples": {"worked_fraction": "worked"},
+    "Samples with worked steps (share)": {"worked_fraction": "worked"},
     "Response length (tokens)": {"completion_length_tokens": "tokens"},
     "KL from the reference (nats per token)": {"kl": "KL"},
     "Entropy (nats per token)": {"entropy": "entropy"},
     "Clip fraction of the tokens": {"clip_high_fraction": "ratio too high", "clip_low_fraction": "ratio too low"},
-    "Sampler against trainer (nats per token)": {
+    "Mismatch of sampler and trainer (nats per token)": {
         "sampler_mismatch": "mean difference",
         "sampler_mismatch_max": "largest",
     },

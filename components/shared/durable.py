@@ -62,7 +62,7 @@ class InUseError(RetryableError):
     """Another process has locked a folder."""
 
     def __init__(self, folder: Path, owner: str) -> None:
-        super().__init__(f"{folder}: is in use by {owner}; wait until that has ended, or end it")
+        super().__init__(f"{folder}: is in use by {owner}; wait for it to end, or stop it")
         self.owner = owner
 
 

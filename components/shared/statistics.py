@@ -18,7 +18,7 @@ def wilson_interval(correct: float, total: float, confidence: float = 0.95) -> I
     scipy's takes whole numbers of problems; an effective number of them (see `mean_interval`) may be a fraction.
     """
     if not 0 <= correct <= total or total == 0:
-        raise ValueError(f"{correct} right of {total} is no proportion")
+        raise ValueError(f"{correct} right of {total} is not a proportion")
     z_squared = NormalDist().inv_cdf((1 + confidence) / 2) ** 2
     proportion = correct / total
     center = (proportion + z_squared / (2 * total)) / (1 + z_squared / total)

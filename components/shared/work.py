@@ -148,7 +148,7 @@ def latest_checkpoint(folder: Path, *, stage: str, fingerprint: Fingerprint | No
         return Checkpoint(step, stored[step], manifest["score"])
     if stored:
         raise PipelineError(
-            f"{folder}: every checkpoint is damaged (see above); put a copy of one back, "
+            f"{folder}: every checkpoint is damaged (see above); restore one from a copy, "
             "or remove them all to start again from the first step"
         )
     return None
@@ -244,7 +244,7 @@ def _verified(folder: Path) -> dict[str, Any]:
         if name not in written:
             raise PipelineError(f"{folder / name}: is not a file of this checkpoint")
         if stored[name] != written[name]:
-            raise PipelineError(f"{folder / name}: is damaged: its SHA-256 is not that of what was written")
+            raise PipelineError(f"{folder / name}: is damaged: its SHA-256 differs from the one in its manifest")
     return manifest
 
 

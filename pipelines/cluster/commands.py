@@ -101,7 +101,7 @@ def _submit(kubeflow: Kubeflow, options: argparse.Namespace) -> int:
     try:
         return runs.wait(kubeflow, run_id, screen)
     except KeyboardInterrupt:
-        screen.show(f"the run goes on; `grpo-pipeline stop {run_id}` ends it")
+        screen.show(f"the run continues; `grpo-pipeline stop {run_id}` ends it")
         return _INTERRUPTED
 
 

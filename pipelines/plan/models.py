@@ -139,7 +139,7 @@ def shape_of(model: ModelConfig) -> ModelShape:
     known = KNOWN_MODELS.get("-".join(word for word in words if word not in _VARIANTS))
     if known is None:
         raise PipelineError(
-            f"model {model.base}: its shape is not known here; give a folder with its config.json, or one of "
+            f"model {model.base}: unknown architecture; give a folder with its config.json, or one of "
             f"{', '.join(KNOWN_MODELS)}"
         )
     return known

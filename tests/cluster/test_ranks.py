@@ -83,8 +83,8 @@ def test_every_rank_runs_and_the_first_one_answers(tmp_path: Path, capfd: pytest
         ("refuse", 1, PipelineError, "^the data are no data$"),
         ("lose_another", 0, RetryableError, "^rank 7 did not come$"),
         ("fill_the_disk", 1, OSError, "No space left on device: '/far/away'"),
-        ("be_killed", 0, RetryableError, "^rank 0 was killed by SIGKILL; run the same again"),
-        ("be_killed", 1, RetryableError, "^rank 1 was killed by SIGKILL; run the same again"),
+        ("be_killed", 0, RetryableError, "^rank 0 was killed by SIGKILL; start the same run again"),
+        ("be_killed", 1, RetryableError, "^rank 1 was killed by SIGKILL; start the same run again"),
         ("crash", 1, RuntimeError, r"(?s)^rank 1: ZeroDivisionError: there is.*Traceback.*in crash"),
     ],
 )
@@ -132,7 +132,7 @@ def test_second_request_to_stop_ends_ranks_at_once(tmp_path: Path) -> None:
         program.terminate()
         out, _ = program.communicate(timeout=GRACE_S)
     assert program.returncode == 75
-    assert out.endswith("the current step is lost; run the same again to go on from the last checkpoint\n")
+    assert out.endswith("the current step is lost; start the same run again to resume from the last checkpoint\n")
 
 
 @pytest.mark.slow
@@ -243,7 +243,7 @@ def test_node_that_loses_the_first_one_ends(tmp_path: Path, where: str) -> None:
         assert nodes[1].wait(120) == 75
     outcome = job.outcome(1)
     assert outcome is not None
-    assert re.fullmatch(r"the store of the processes does not answer at .*", outcome["error"])
+    assert re.fullmatch(r"the rendezvous store does not answer at .*", outcome["error"])
 
 
 @pytest.mark.slow

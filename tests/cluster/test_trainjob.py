@@ -30,7 +30,7 @@ def test_successful_job(job: Launched, capfd: pytest.CaptureFixture[str]) -> Non
     assert [line for line in lines if line.startswith("step")] == ["step 1", "step 2"]
     assert [line for line in lines if name in line][:4] == [
         f"train_grpo: submitted {name}",
-        f"train_grpo: {name} waits for its pods to run",
+        f"train_grpo: {name} is waiting for its pods",
         f"train_grpo: {name} runs",
         f"train_grpo: {name} is complete",
     ]

@@ -38,7 +38,7 @@ def _assert_stops_and_resumes(place: Place, config: TrainGRPOConfig | TrainSFTCo
     step = place.checkpoints()[-1]
     assert place.error_line == (
         f"error: {place.stage}: stopped on request: step {step} of {config.num_steps} is saved; "
-        "run the same again to go on"
+        "start the same run again to resume"
     )
     place.assert_nothing_runs()
     assert place.run(config) == 0, place.err
@@ -94,7 +94,8 @@ def test_a_step_longer_than_the_grace_period_is_abandoned(place: Place) -> None:
     assert command.wait(120) == RetryableError.exit_code
     assert time.monotonic() - stopped > 0.9
     message = (
-        "error: stopped during a step, which took longer than checkpoint.grace_s (1 s); run the same again to go on"
+        "error: stopped during a step, which took longer than checkpoint.grace_s (1 s); "
+        "start the same run again to resume"
     )
     assert place.error_line.startswith(message)
     assert place.checkpoints() == [1, 2]

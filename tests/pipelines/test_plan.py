@@ -103,7 +103,7 @@ def test_an_incomplete_folder_is_refused(tmp_path: Path, config: dict[str, str] 
 @pytest.mark.parametrize("base", ["someone/else-7b", "no/such/folder", "Qwen/Qwen2.5-8B"])
 def test_an_unknown_model_is_refused(base: str) -> None:
     """A guess would be worse than a question."""
-    with pytest.raises(PipelineError, match=f"model {base}: its shape is not known here; give a folder"):
+    with pytest.raises(PipelineError, match=f"model {base}: unknown architecture; give a folder"):
         shape_of(model(base))
 
 

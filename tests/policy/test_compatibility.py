@@ -153,9 +153,9 @@ def test_layers_other_than_attention_are_refused_by_name(family: str, tmp_path: 
 LONGEST = 13
 """Tokens of the longest sequence on which a model is tried out when it is loaded."""
 WITHOUT_LAYOUT = "do not attend exactly once each"
-CONTACT = "connects tokens by more than attention"
+CONTACT = "mixes tokens outside attention"
 ATTENTION = "attends with a soft cap, sinks, a mask of its own, a window"
-LOGITS = "does not have the usual attention and output layer"
+LOGITS = "has no standard attention and output layer"
 LATENT = {"num_key_value_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 16, "v_head_dim": 8, "qk_rope_head_dim": 8}
 UNUSUAL: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("bloom", {}, rf"\(BloomBlock\) that {WITHOUT_LAYOUT}"),
@@ -183,7 +183,7 @@ UNUSUAL: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("qwen3_5_text", {}, WITHOUT_LAYOUT),
     ("qwen3_next", {}, WITHOUT_LAYOUT),
     ("rwkv", {}, rf"\(RwkvBlock\) that {WITHOUT_LAYOUT}"),
-    ("stablelm", {}, "does not pass the layout"),
+    ("stablelm", {}, "does not forward the layout"),
 )
 
 

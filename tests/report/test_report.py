@@ -96,7 +96,15 @@ def test_page_has_the_figures_of_the_verdict(written: Path) -> None:
     assert "Gate passed." in text
     assert "Gate missed" not in text
     assert f"{target['sft']['correct']} → {target['grpo']['correct']} of {target['grpo']['total']} right" in text
-    parts = ["SFT loss", "Worked share", "KL from", "Entropy", "Clip fraction", "By subject", "Config of train_grpo"]
+    parts = [
+        "SFT loss",
+        "Samples with worked steps",
+        "KL from",
+        "Entropy",
+        "Clip fraction",
+        "By subject",
+        "Config of train_grpo",
+    ]
     assert [part for part in parts if part not in text] == []
 
 

@@ -93,7 +93,7 @@ def _another_score(path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "damage", "message"),
     [
-        ("weights/part.bin", _flip, "/weights/part.bin: is damaged: its SHA-256 is not that of what was written;"),
+        ("weights/part.bin", _flip, "/weights/part.bin: is damaged: its SHA-256 differs from the one in its manifest;"),
         ("weights", shutil.rmtree, "/weights/part.bin: no such file;"),
         ("stray.bin", Path.touch, "/stray.bin: is not a file of this checkpoint;"),
         ("weights/manifest.json", Path.touch, "/weights/manifest.json: is not a file of this checkpoint;"),

@@ -80,7 +80,7 @@ def test_a_lock_names_its_owner(tmp_path: Path) -> None:
     assert not is_locked(path)
     lock = lock_folder(path)
     assert is_locked(path)
-    with pytest.raises(InUseError, match=rf"work: is in use by process {os.getpid()} on \S+; wait until"):
+    with pytest.raises(InUseError, match=rf"work: is in use by process {os.getpid()} on \S+; wait for it to end"):
         lock_folder(path)
     lock.release()
     assert not is_locked(path)

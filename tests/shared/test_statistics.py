@@ -22,7 +22,7 @@ def test_wilson_interval_contains_the_estimate(counts: tuple[int, int]) -> None:
 
 def test_wilson_interval_refuses_impossible_counts() -> None:
     """More right than there are problems is an error instead of a number."""
-    with pytest.raises(ValueError, match="no proportion"):
+    with pytest.raises(ValueError, match="not a proportion"):
         wilson_interval(3, 2)
 
 

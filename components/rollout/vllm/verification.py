@@ -85,7 +85,7 @@ def verify_logprobs(sampler_M: Tensor, new_M: Tensor, old_M: Tensor | None, *, m
     mismatch = float(difference_M.abs().mean())
     if not mismatch <= max_mismatch:  # not `>`, which NaN would pass
         raise StaleWeightsError(
-            f"{name} was given the trainer's weights, and differs from it by {mismatch:.2g} nats per token on fixed "
+            f"{name} received the trainer's weights but differs from it by {mismatch:.2g} nats per token on fixed "
             f"prompts: more than sampler.max_mismatch = {max_mismatch:g}"
         )
     step_M = torch.zeros_like(new_M) if old_M is None else old_M - new_M
