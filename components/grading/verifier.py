@@ -71,9 +71,6 @@ class Verifier(AbstractContextManager["Verifier"]):
 
 
 def _num_workers() -> int:
-    """The cores that this process may use, shared with those that torchrun started beside it.
-
-    One more where there are several, so that all are at work while one worker waits for its next submission.
-    """
+    """The cores that this process may use, shared with those that torchrun started beside it."""
     cores = len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    return max(1, min(cores + (cores > 1), _MAX_WORKERS))
+    return max(1, min(cores, _MAX_WORKERS))
