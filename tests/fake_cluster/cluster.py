@@ -182,9 +182,11 @@ class TrainingRun:
         if not self._script:
             return
         job, step = self._job(), self._script[0]
+        if "deletionTimestamp" in job["metadata"]:
+            return  # its pods go first
         if job["spec"].get("suspend") and not isinstance(step, script.Queued):
             return  # no script has queued it: it waits for whoever suspended it
-        if isinstance(step, _NEED_PODS) and not self._is_up:
+        if isinstance(step, _NEED_PODS) and not (self._is_up and self._pods.of(job)):
             for pod in self._with_pods(job):
                 self._pods.assign(pod)
             self._later(_STARTS_S, self._up)
