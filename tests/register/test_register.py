@@ -252,7 +252,6 @@ def test_changed_file_in_the_storage_is_not_fetched(registered: Registered, tmp_
     assert not (tmp_path / "fetched").exists()
 
 
-@pytest.mark.slow
 def test_version_is_registered_only_once_its_weights_can_be_fetched(
     passed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

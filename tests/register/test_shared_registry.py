@@ -14,7 +14,6 @@ from components.shared import lineage
 from components.shared.errors import PipelineError, RetryableError
 from tests.register.registrations import command, git, make_config, make_policy, run_register, tags
 
-pytestmark = pytest.mark.slow
 WAIT_FOR_TWO = """#!/bin/sh
 # Holds the first two pushes until both have come.
 touch "$GIT_DIR/pushed-$$"
@@ -76,6 +75,7 @@ def before_each_push(monkeypatch: pytest.MonkeyPatch, act: Callable[[int], objec
     return pushed
 
 
+@pytest.mark.slow
 def test_two_processes_register_at_once(passed: Path, shared: Path, tmp_path: Path) -> None:
     """Their first pushes collide on the server; both end with a complete version of their own."""
     set_hook(shared, "pre-receive", WAIT_FOR_TWO)
@@ -94,6 +94,7 @@ def test_two_processes_register_at_once(passed: Path, shared: Path, tmp_path: Pa
         assert lineage.digest(tmp_path / f"fetched-{name}") == lineage.digest(policy)
 
 
+@pytest.mark.slow
 def test_changes_by_others_are_kept(
     passed: Path, shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -116,6 +117,7 @@ def test_changes_by_others_are_kept(
     assert run_register(config_of(shared), policy, passed, tmp_path / "again") == version
 
 
+@pytest.mark.slow
 def test_registry_that_always_changes_ends_as_retryable(
     passed: Path, shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,6 +130,7 @@ def test_registry_that_always_changes_ends_as_retryable(
     assert tags(shared) == []
 
 
+@pytest.mark.slow
 def test_stale_lock_on_the_server_is_retryable(
     passed: Path, shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
