@@ -283,7 +283,7 @@ def test_a_sampler_with_stale_weights_stops_the_run_after_the_first_step(
 ) -> None:
     """Before anything is sampled from them, also where a step is too small for the bound on the mismatch."""
     trainer, engine = make(stale=True, weights_by=weights_by, learning_rate=learning_rate, sampler__max_mismatch=0.1)
-    with pytest.raises(StaleWeightsError, match=r"a copy (still samples from|was given the trainer)"):
+    with pytest.raises(StaleWeightsError, match=r"a copy (still samples from|received the trainer)"):
         _run(trainer)
     assert len(trainer.history.curves) == 1
     assert engine.sampled_from == [0]
