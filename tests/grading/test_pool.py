@@ -348,7 +348,8 @@ def test_messages_of_a_worker_may_arrive_together(monkeypatch: pytest.MonkeyPatc
 
 
 REPEATING = """
-    import sys, threading
+    import signal, sys, threading
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in what a shell runs in the background
     pool = Verifier(num_workers=2, function="tests.grading.fake_grader:grade")
     thread = threading.Thread(target=pool, args=[[Submission("nothing", "", AnswerPolicy.STATED)]])
     thread.start(); thread.join()
