@@ -45,15 +45,15 @@ def _folder(command: "subprocess.Popen[str]") -> Path:
 
 def _watchdogs(folder: Path) -> list[int]:
     """The processes that are to remove a folder."""
-    found = []
+    remaining = []
     for path in Path("/proc").glob("[0-9]*"):
         try:
             words = (path / "cmdline").read_bytes().split(b"\0")
         except OSError:
             continue
         if os.fsencode(folder) in words:
-            found.append(int(path.name))
-    return found
+            remaining.append(int(path.name))
+    return remaining
 
 
 @pytest.mark.slow

@@ -49,18 +49,18 @@ def overlay(name: str) -> list[Json]:
 
 def one(documents: list[Json], kind: str, name: str) -> Json:
     """Return the document of this kind and name."""
-    (found,) = [each for each in documents if (each["kind"], each["metadata"]["name"]) == (kind, name)]
-    return found
+    (document,) = [each for each in documents if (each["kind"], each["metadata"]["name"]) == (kind, name)]
+    return document
 
 
 def pod_templates(documents: list[Json]) -> dict[str, Json]:
     """Return every pod template of documents, by its CronJob or by its runtime and replicated job."""
-    found: dict[str, Json] = {}
+    templates: dict[str, Json] = {}
     for document in documents:
         name = document["metadata"]["name"]
         if document["kind"] == "CronJob":
-            found[name] = document["spec"]["jobTemplate"]["spec"]["template"]
+            templates[name] = document["spec"]["jobTemplate"]["spec"]["template"]
         if document["kind"] == "TrainingRuntime":
             for job in document["spec"]["template"]["spec"]["replicatedJobs"]:
-                found[f"{name}/{job['name']}"] = job["template"]["spec"]["template"]
-    return found
+                templates[f"{name}/{job['name']}"] = job["template"]["spec"]["template"]
+    return templates

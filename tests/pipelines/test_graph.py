@@ -164,9 +164,9 @@ def test_what_differs_between_clusters_comes_from_the_deployment() -> None:
 
 def test_default_images_have_an_immutable_tag() -> None:
     """Two images run everything, whose names come from the build's environment."""
-    found = {container["image"] for container in graph().containers.values()}
-    assert found == {images.LIGHT, images.GPU}
-    assert not any(image.endswith(":latest") for image in found)
+    actual = {container["image"] for container in graph().containers.values()}
+    assert actual == {images.LIGHT, images.GPU}
+    assert not any(image.endswith(":latest") for image in actual)
     for container in graph().containers.values():
         assert "pip install" not in " ".join(container["command"])
 
@@ -207,11 +207,11 @@ def test_registration_knows_its_run() -> None:
 
 def test_the_form_is_short_and_opens_ready_to_run() -> None:
     """A dozen typed keys, a flag and one JSON object, each with type, default and description."""
-    found = graph().parameters
-    assert set(found) == set(parameters())
-    assert len(found) <= 14
-    assert found[OVERRIDES]["parameterType"] == "STRUCT"
-    for name, parameter in found.items():
+    actual = graph().parameters
+    assert set(actual) == set(parameters())
+    assert len(actual) <= 14
+    assert actual[OVERRIDES]["parameterType"] == "STRUCT"
+    for name, parameter in actual.items():
         assert parameter["description"].endswith((".", ")")), name
         assert parameter["isOptional"], name
         assert "defaultValue" in parameter, name

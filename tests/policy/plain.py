@@ -70,13 +70,13 @@ def qwen3() -> PreTrainedModel:
 def sequences(groups: Sequence[tuple[int, int]] = GROUPS, *, seed: int = 1) -> list[TokenSequence]:
     """Return random sequences, group after group; the first completion has one token, the others up to eight."""
     draw = random.Random(seed)
-    found: list[TokenSequence] = []
+    result: list[TokenSequence] = []
     for prompt_length, num_completions in groups:
         prompt = tuple(draw.choices(range(VOCABULARY_SIZE), k=prompt_length))
         for _ in range(num_completions):
-            length = draw.randrange(1, 9) if found else 1
-            found.append(TokenSequence(prompt, tuple(draw.choices(range(VOCABULARY_SIZE), k=length))))
-    return found
+            length = draw.randrange(1, 9) if result else 1
+            result.append(TokenSequence(prompt, tuple(draw.choices(range(VOCABULARY_SIZE), k=length))))
+    return result
 
 
 def weights_M2(num_tokens: int) -> Tensor:
@@ -119,19 +119,19 @@ def _measured(model: PreTrainedModel, scores_M2: Tensor) -> Measured:
     return Measured(scores_M2.detach(), float(loss), gradients)
 
 
-def assert_equal(found: Measured, expected: Measured, *, relative: float) -> None:
+def assert_equal(measured: Measured, expected: Measured, *, relative: float) -> None:
     """Fail unless each value is as expected, up to this share of the largest of its tensor."""
     for column, name in enumerate(("log-probabilities", "entropies")):
-        assert_near(found.scores_M2[:, column], expected.scores_M2[:, column], relative, name)
-    assert found.gradients.keys() == expected.gradients.keys()
+        assert_near(measured.scores_M2[:, column], expected.scores_M2[:, column], relative, name)
+    assert measured.gradients.keys() == expected.gradients.keys()
     for name, gradient in expected.gradients.items():
-        assert_near(found.gradients[name], gradient, relative, name)
+        assert_near(measured.gradients[name], gradient, relative, name)
 
 
-def assert_near(found: Tensor, expected: Tensor, relative: float, name: str) -> None:
+def assert_near(measured: Tensor, expected: Tensor, relative: float, name: str) -> None:
     """Fail unless all values are as expected, up to this share of the largest."""
-    assert found.shape == expected.shape
-    error = float((found - expected).abs().max() / expected.abs().max())
+    assert measured.shape == expected.shape
+    error = float((measured - expected).abs().max() / expected.abs().max())
     assert error <= relative, f"{name}: off by {error:.1e} of the largest"
 
 

@@ -180,12 +180,12 @@ def test_a_step_depends_on_neither_processes_nor_sharding(measured: list[dict[in
     norm = float(torch.cat([gradient.flatten() for gradient in expected.gradients.values()]).norm())
     alone = measured[0][zero_stage]["weights"]
     for process in measured:
-        found = process[zero_stage]
-        assert len(found["gradients"]) == (len(alone) if process is not measured[2] else 0)
-        for name, gradient in found["gradients"].items():
+        actual = process[zero_stage]
+        assert len(actual["gradients"]) == (len(alone) if process is not measured[2] else 0)
+        for name, gradient in actual["gradients"].items():
             plain.assert_near(gradient, expected.gradients[name.removeprefix("model.")], 2e-5, name)
-        assert found["figures"]["loss"] == pytest.approx(expected.loss, rel=1e-5)
-        assert found["figures"]["gradient_norm"] == pytest.approx(norm, rel=1e-5)
+        assert actual["figures"]["loss"] == pytest.approx(expected.loss, rel=1e-5)
+        assert actual["figures"]["gradient_norm"] == pytest.approx(norm, rel=1e-5)
     ranks = [process[zero_stage]["weights"] for process in measured[1:]]
     assert all(torch.equal(weight, ranks[1][name]) for name, weight in ranks[0].items())
     before = dict(LogprobModel(plain.gpt2(), temperature=1.0).named_parameters())

@@ -36,8 +36,8 @@ def test_scores_and_all_gradients_are_those_of_each_sequence_alone(
     if checkpointing:
         model.gradient_checkpointing_enable()
         model.train()
-    found = plain.packed(model, SEQUENCES, temperature=temperature, max_tokens=max_tokens)
-    plain.assert_equal(found, expected, relative=1e-10)
+    actual = plain.packed(model, SEQUENCES, temperature=temperature, max_tokens=max_tokens)
+    plain.assert_equal(actual, expected, relative=1e-10)
 
 
 @pytest.mark.parametrize("max_tokens", [1, 40, 1000])
@@ -47,8 +47,8 @@ def test_grouped_queries_rotary_positions_and_tied_weights(
 ) -> None:
     """Two Qwens agree to the precision of the float32 that they compute in."""
     model = family()
-    found = plain.packed(model, SEQUENCES, temperature=0.7, max_tokens=max_tokens)
-    plain.assert_equal(found, plain.alone(model, SEQUENCES, temperature=0.7), relative=5e-6)
+    actual = plain.packed(model, SEQUENCES, temperature=0.7, max_tokens=max_tokens)
+    plain.assert_equal(actual, plain.alone(model, SEQUENCES, temperature=0.7), relative=5e-6)
 
 
 def test_each_prompt_and_each_completion_goes_through_the_model_once() -> None:
@@ -135,9 +135,9 @@ def test_the_head_is_a_softmax_over_all_logits(
     layer, (hidden_ND, target_N) = _layer(bias=bias), _inputs()
     inputs = [hidden_ND, *layer.parameters()]
     expected = _full_softmax(layer, hidden_ND, target_N, temperature)
-    found = TokenHead(layer, temperature=temperature)(hidden_ND, target_N)
-    gradients, exact_gradients = (_gradients(each, which, inputs) for each in (found, expected))
-    for values, exact in zip((*found, *gradients), (*expected, *exact_gradients), strict=True):
+    actual = TokenHead(layer, temperature=temperature)(hidden_ND, target_N)
+    gradients, exact_gradients = (_gradients(each, which, inputs) for each in (actual, expected))
+    for values, exact in zip((*actual, *gradients), (*expected, *exact_gradients), strict=True):
         torch.testing.assert_close(values, exact, rtol=1e-12, atol=1e-12)
 
 
@@ -176,12 +176,12 @@ def test_scores_of_bf16_are_computed_in_float32(device: str) -> None:
     hidden_ND, target_N = _inputs()
     hidden_ND = hidden_ND.detach().to(device, torch.bfloat16).requires_grad_()
     exact_ND = hidden_ND.detach().double().cpu().requires_grad_()
-    found = TokenHead(layer, temperature=0.6)(hidden_ND, target_N.to(device))
+    actual = TokenHead(layer, temperature=0.6)(hidden_ND, target_N.to(device))
     expected = _full_softmax(exact_layer, exact_ND, target_N, 0.6)
-    for values, exact in zip(found, expected, strict=True):
+    for values, exact in zip(actual, expected, strict=True):
         assert values.dtype == torch.float32
         torch.testing.assert_close(values.cpu().double(), exact, rtol=1e-5, atol=1e-5)
-    gradients = torch.autograd.grad(found[0].sum() + found[1].sum(), (hidden_ND, *layer.parameters()))
+    gradients = torch.autograd.grad(actual[0].sum() + actual[1].sum(), (hidden_ND, *layer.parameters()))
     exact_gradients = torch.autograd.grad(expected[0].sum() + expected[1].sum(), (exact_ND, *exact_layer.parameters()))
     for values, exact in zip(gradients, exact_gradients, strict=True):
         assert values.dtype == torch.bfloat16

@@ -51,12 +51,12 @@ def _state(model: nn.Module) -> dict[str, Tensor]:
     return copy.deepcopy(model.state_dict())
 
 
-def _assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+def _assert_same(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
     """The same names in the same order, with the same tensors to the last bit."""
-    assert list(found) == list(expected)
+    assert list(actual) == list(expected)
     for name, tensor in expected.items():
-        assert found[name].dtype == tensor.dtype, name
-        assert torch.equal(found[name], tensor), name
+        assert actual[name].dtype == tensor.dtype, name
+        assert torch.equal(actual[name], tensor), name
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -214,8 +214,8 @@ def test_fine_tuning_does_not_depend_on_processes_or_sharding(tmp_path: Path) ->
     for number in STAGES:
         engine = tiny.engine_config(num_processes=number, lora=LORA)
         config = TrainSFTConfig.model_validate({"model": tiny.MODEL, "engine": engine, **short})
-        found = run_ranks(fine_tune, config, folders, num_processes=number, work=tmp_path / "work", grace_s=1)
-        assert found == {"processes": number}
+        actual = run_ranks(fine_tune, config, folders, num_processes=number, work=tmp_path / "work", grace_s=1)
+        assert actual == {"processes": number}
     runs = [tmp_path / f"zero_{stage}-{number}" for number, stages in STAGES.items() for stage in stages]
     references = [load_file(run / "reference" / "model.safetensors") for run in runs]
     for folder, reference in zip(runs, references, strict=True):

@@ -96,11 +96,11 @@ def test_selected_sequences_keep_their_indices_and_places(max_tokens: int) -> No
     """Other sequences are in no micro-batch, but count in `sequence_N` and `token_N`."""
     sequences = _sequences([(2, [3, 1, 2]), (3, [2]), (1, [1, 4])])
     offsets, indices = [0, 3, 4, 6, 8, 9], [5, 0, 2]
-    found = {}
+    actual = {}
     for batch in pack(sequences, max_tokens=max_tokens, device=CPU, indices=indices):
         columns = zip(batch.token_N.tolist(), batch.sequence_N.tolist(), batch.target_N.tolist(), strict=True)
-        found.update({token: (number, target) for token, number, target in columns})
-    assert found == {
+        actual.update({token: (number, target) for token, number, target in columns})
+    assert actual == {
         offsets[index] + place: (index, token)
         for index in indices
         for place, token in enumerate(sequences[index].completion_ids)

@@ -197,19 +197,19 @@ def test_two_words_follow_their_exact_joint_distribution() -> None:
     plain, checkpoint, count = _eight_words(), _eight_words(), 30_000
     prompt = checkpoint.prompt_ids("c d")
     completions = _generate(checkpoint, count, ["c d"], num_samples=count, temperature=0.8, max_new_tokens=2)
-    found = Counter(completion.tokens.completion_ids for completion in completions)
+    counted = Counter(completion.tokens.completion_ids for completion in completions)
     first_V = _next_word(plain, prompt, 0.8)
     expected: dict[tuple[int, ...], float] = {(7,): float(first_V[7])}
     for word in range(7):
         second_V = _next_word(plain, (*prompt, word), 0.8)
         expected |= {(word, other): float(first_V[word] * second_V[other]) for other in range(8)}
-    assert found.keys() <= expected.keys()
+    assert counted.keys() <= expected.keys()
     common = [pair for pair, share in expected.items() if share * count >= 5]
-    rest = count - sum(found[pair] for pair in common)
+    rest = count - sum(counted[pair] for pair in common)
     rest_share = 1 - sum(expected[pair] for pair in common)
-    counts, shares = [*(found[pair] for pair in common), rest], [*(expected[pair] for pair in common), rest_share]
+    counts, shares = [*(counted[pair] for pair in common), rest], [*(expected[pair] for pair in common), rest_share]
     assert chisquare(counts, [share * count for share in shares]).pvalue > 0.001
-    assert found.keys() - set(common), "there have to be rare pairs, too"
+    assert counted.keys() - set(common), "there have to be rare pairs, too"
 
 
 def test_prompts_are_dropped_once_half_of_them_are_needed() -> None:
