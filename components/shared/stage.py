@@ -79,8 +79,8 @@ def run_task(stage: Stage, config: Mapping[str, Any], **folders: str) -> dict[st
 
 
 def keep_files_in_group() -> None:
-    """Let only the user and the group read and change files of this process: all pods of runs are in group 0."""
-    os.umask(0o007)
+    """Let the group change files of this process, and all others only read them: all pods of runs are in group 0."""
+    os.umask(0o002)
 
 
 def with_retries(name: str, attempt: Callable[[], _Result], sleep: Callable[[float], None] = time.sleep) -> _Result:

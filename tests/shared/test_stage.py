@@ -435,13 +435,12 @@ def _modes(folder: Path) -> set[tuple[bool, int]]:
 
 @pytest.mark.usefixtures("pod", "umask")
 @pytest.mark.parametrize("on_cluster", [True, False])
-def test_files_of_a_task_are_for_its_user_and_group(tmp_path: Path, on_cluster: bool) -> None:
-    """Other pods that mount the volume can change neither weights nor checkpoints nor the registry."""
+def test_files_of_a_task_are_changed_by_its_group_alone(tmp_path: Path, on_cluster: bool) -> None:
+    """Other pods that mount the volume read weights, checkpoints and the registry, and change none of them."""
     with pytest.raises(SystemExit):
         _run_task(_writing(Attempts(PipelineError("unfinished"))), tmp_path, on_cluster=on_cluster)
     _run_task(_writing(), tmp_path, on_cluster=on_cluster)
-    modes = _modes(tmp_path)
-    assert modes == {(True, 0o770), (False, 0o660)}
+    assert _modes(tmp_path) == {(True, 0o775), (False, 0o664)}
 
 
 def test_file_modes_on_a_laptop_are_the_users_choice(
