@@ -216,14 +216,14 @@ def _upstream(task: str, edges: dict[str, set[str]]) -> set[str]:
 
 def _component_folders_used_by(stage: str) -> set[str]:
     """The folders of components/ that a stage imports from, directly or through another one of them."""
-    found: set[str] = set()
+    reachable: set[str] = set()
     waiting = {stage}
     while waiting:
         folder = waiting.pop()
-        found.add(folder)
+        reachable.add(folder)
         names = {name for path in ROOT.glob(f"components/{folder}/*.py") for name in _imports(path)}
-        waiting |= {name.split(".")[1] for name in names if name.startswith("components.")} - found
-    return found
+        waiting |= {name.split(".")[1] for name in names if name.startswith("components.")} - reachable
+    return reachable
 
 
 def _imports(path: Path) -> set[str]:

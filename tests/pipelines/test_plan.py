@@ -59,9 +59,9 @@ def test_parameters_are_those_of_transformers(tmp_path: Path, family: str) -> No
     from tests import tiny
 
     if family == "scratch":
-        made = tiny.checkpoint().model
-        shape = replace(shape_of(tiny.MODEL), vocabulary_size=made.config.vocab_size)
-        assert shape.num_parameters == made.num_parameters()
+        model = tiny.checkpoint().model
+        shape = replace(shape_of(tiny.MODEL), vocabulary_size=model.config.vocab_size)
+        assert shape.num_parameters == model.num_parameters()
         return
     size = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4}
     for tied in (True, False):

@@ -129,9 +129,9 @@ def test_a_resumed_policy_ends_in_the_same_bits(
     """
 
     def checkpoint(seed: int) -> Checkpoint:
-        made = tiny.checkpoint(seed=1 if lora else seed)
-        add_adapters(made.model, lora, seed=seed)
-        return made
+        checkpoint = tiny.checkpoint(seed=1 if lora else seed)
+        add_adapters(checkpoint.model, lora, seed=seed)
+        return checkpoint
 
     settings = {"zero_stage": zero_stage, "offload": offload}
     straight = plain.policy(checkpoint(1), **settings)

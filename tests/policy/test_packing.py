@@ -30,12 +30,12 @@ def _context(batch: MicroBatch, place: int) -> list[int]:
     """The tokens that the token at a place of the row sees, by the layout: of its prompt, then of its own segment."""
     own, shared, ids = batch.layout.own, batch.layout.shared, batch.input_ids_T.tolist()
     start = max(bound for bound in own.query_bounds if bound <= place)
-    seen = ids[start : place + 1]
+    visible = ids[start : place + 1]
     first, last = batch.layout.completions.start, batch.layout.completions.stop
     if first <= place < last:
         group = sum(bound <= place - first for bound in shared.query_bounds) - 1
-        seen = ids[slice(*shared.key_bounds[group : group + 2])] + seen
-    return seen
+        visible = ids[slice(*shared.key_bounds[group : group + 2])] + visible
+    return visible
 
 
 @given(GROUPS, st.integers(1, 60))

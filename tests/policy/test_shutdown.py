@@ -14,12 +14,12 @@ def test_a_second_request_to_stop_is_told_from_the_first_one_sent_twice(
 ) -> None:
     """As `timeout` sends it to a command and to its group; afterwards signals mean what they meant before."""
     monkeypatch.setattr(shutdown, "_SAME_S", same_s)
-    told: list[str] = []
+    calls: list[str] = []
     before = signal.getsignal(number)
-    with on_stop_signal(lambda: told.append("first"), lambda: told.append("again")):
+    with on_stop_signal(lambda: calls.append("first"), lambda: calls.append("again")):
         os.kill(os.getpid(), number)
         os.kill(os.getpid(), signal.SIGTERM)
-    assert told == expected
+    assert calls == expected
     assert signal.getsignal(number) == before
 
 

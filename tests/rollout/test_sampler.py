@@ -143,15 +143,20 @@ def test_samples_depend_only_on_the_seed_and_not_on_batches() -> None:
 def test_every_token_is_computed_once(max_new_tokens: int) -> None:
     """Each prompt goes through the model once, each completion token but the last once: ended rows cost nothing."""
     checkpoint = _sharp(tiny.checkpoint(), end_every=40)
-    seen: list[int] = []
-    checkpoint.model.get_input_embeddings().register_forward_hook(lambda _, given, out: seen.append(given[0].numel()))
+    num_tokens: list[int] = []
+    checkpoint.model.get_input_embeddings().register_forward_hook(
+        lambda _, given, out: num_tokens.append(given[0].numel())
+    )
     completions = _generate(checkpoint, 1000, num_samples=6, max_new_tokens=max_new_tokens)
     prompts = [len(checkpoint.prompt_ids(question)) for question in QUESTIONS]
     lengths = [len(completion.tokens.completion_ids) for completion in completions]
     assert len(set(prompts)) > 1
     assert max(lengths) == max_new_tokens
-    assert seen == [sum(prompts), *(sum(length > place for length in lengths) for place in range(1, max_new_tokens))]
-    assert sum(seen) == sum(prompts) + sum(length - 1 for length in lengths)
+    assert num_tokens == [
+        sum(prompts),
+        *(sum(length > place for length in lengths) for place in range(1, max_new_tokens)),
+    ]
+    assert sum(num_tokens) == sum(prompts) + sum(length - 1 for length in lengths)
 
 
 @pytest.mark.parametrize("end_every", [None, 10])

@@ -62,9 +62,9 @@ class Ranks:
     folder: Path
     temporary: Path
 
-    def found(self) -> list[dict[str, Any]]:
-        """What each rank found, once it has."""
-        paths = [self.folder / f"found-{rank}.json" for rank in range(2)]
+    def results(self) -> list[dict[str, Any]]:
+        """What each rank measured, once it has."""
+        paths = [self.folder / f"results-{rank}.json" for rank in range(2)]
         _wait_until(lambda: all(path.exists() for path in paths) or self.agent.poll() is not None, 300)
         assert self.agent.poll() is None, (self.folder / "output.log").read_text()[-3000:]
         return [json.loads(path.read_text()) for path in paths]
@@ -107,13 +107,13 @@ def _wait_until(condition: Callable[[], bool], seconds: float = 20) -> None:
 
 def _processes(temporary: Path) -> list[int]:
     """The processes that are alive and were started with this folder for their files, or one in it."""
-    found = []
+    processes = []
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             alive = (folder / "stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
             if alive and f"TMPDIR={temporary}".encode() in (folder / "environ").read_bytes():
-                found.append(int(folder.name))
-    return found
+                processes.append(int(folder.name))
+    return processes
 
 
 @pytest.fixture(scope="module")
@@ -209,19 +209,19 @@ def test_a_prompt_that_is_too_long_is_refused(run: Run) -> None:
 def test_weights_are_replaced_while_others_sample(run: Run) -> None:
     """Each completion is sampled from the old or from the new weights throughout; no cache of the old is used."""
     other = VllmServers([run.url], servers_config())
-    found: list[Completion] = []
+    completions: list[Completion] = []
     settings: dict[str, Any] = {"num_samples": 4, "max_new_tokens": 120, "seed": 5}
-    sampling = threading.Thread(target=lambda: found.extend(_generate(run, other, QUESTIONS * 2, **settings)))
+    sampling = threading.Thread(target=lambda: completions.extend(_generate(run, other, QUESTIONS * 2, **settings)))
     sampling.start()
     time.sleep(0.1)
     run.client.set_weights(1, run.folders[1])
     other._folder, other._version = run.folders[1], "1"
     sampling.join()
-    differences = [[_difference([each], made) for made in run.policies] for each in found]
+    differences = [[_difference([each], policy) for policy in run.policies] for each in completions]
     assert all(min(each) < 1e-4 < max(each) for each in differences)
     after = _generate(run)
     assert _difference(after, run.policies[1]) < 1e-4
-    sequences = [completion.tokens for completion in [*found, *after]]
+    sequences = [completion.tokens for completion in [*completions, *after]]
     scores = run.client.score(sequences, 1.0)[run.url]
     assert largest_difference(scores, trainer_logprobs(run.policies[1], sequences, 1.0)) < 1e-4
 
@@ -271,19 +271,19 @@ def test_each_rank_has_an_engine_with_the_current_weights(ranks: Ranks, step: st
 
     Ranks sample differently. Signals that are meant for a rank do not reach its engine.
     """
-    for found in ranks.found():
-        assert found[step]["drawn"] < 1e-4
-        assert found[step]["other"] > 0.1
-        assert found[step]["repeats"]
-        assert max(found[step]["scored"]) < 1e-4
-        assert found["differ"]
-        assert found["apart"]
+    for results in ranks.results():
+        assert results[step]["drawn"] < 1e-4
+        assert results[step]["other"] > 0.1
+        assert results[step]["repeats"]
+        assert max(results[step]["scored"]) < 1e-4
+        assert results["differ"]
+        assert results["apart"]
 
 
 @pytest.mark.long
 def test_a_rank_prints_nothing_of_its_engine(ranks: Ranks) -> None:
     """What vLLM prints is in a file of its own, for each rank."""
-    ranks.found()
+    ranks.results()
     assert "EngineCore" not in (ranks.folder / "output.log").read_text()
     for rank in range(2):
         assert "EngineCore" in (ranks.folder / f"vllm-{rank}.log").read_text()
@@ -292,11 +292,11 @@ def test_a_rank_prints_nothing_of_its_engine(ranks: Ranks) -> None:
 @pytest.mark.long
 def test_the_engine_of_a_rank_that_is_killed_ends(ranks: Ranks) -> None:
     """SIGKILL of one rank leaves no process of its engine; the other's lives on until torchrun ends it."""
-    engine = ranks.found()[0]["engine"]
+    engine = ranks.results()[0]["engine"]
     os.kill(ranks.agent.pid, signal.SIGSTOP)  # torchrun would end the other rank in good order
-    os.kill(ranks.found()[0]["rank"], signal.SIGKILL)
+    os.kill(ranks.results()[0]["rank"], signal.SIGKILL)
     _wait_until(lambda: not _is_alive(engine))
-    other = ranks.found()[1]
+    other = ranks.results()[1]
     assert _is_alive(other["engine"])
     (ranks.folder / "lose").touch()
     lost = ranks.folder / "lost-1.txt"

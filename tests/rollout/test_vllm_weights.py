@@ -38,9 +38,9 @@ def test_every_tensor_of_a_real_model_is_compared(tmp_path: Path, processes: int
     )
     assert ended.returncode == 0, ended.stderr[-3000:]
     for rank in range(processes):
-        found = json.loads((tmp_path / f"found-{rank}.json").read_text())
-        assert len(found.pop("behind")) > 5
-        assert found == {
+        results = json.loads((tmp_path / f"results-{rank}.json").read_text())
+        assert len(results.pop("behind")) > 5
+        assert results == {
             "started": [],
             "loaded": [_HEAD] if kind == "tied" else [],
             "renewed": [],

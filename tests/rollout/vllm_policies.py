@@ -23,22 +23,22 @@ def policy(seed: int, *, tied: bool = False) -> Checkpoint:
     """Return a model that is far from uniform, with many end tokens; `tied` shares embeddings and output layer."""
     # Heads of 32: vLLM has no attention for smaller ones on CPUs.
     model = ModelConfig(base="scratch:math", prompt="{question}\n", answer=AnswerPolicy.DECLARED)
-    made = create(model, tiny.PROBLEMS, seed=seed, dtype=torch.float32)
+    checkpoint = create(model, tiny.PROBLEMS, seed=seed, dtype=torch.float32)
     if tied:
-        made.model.config.tie_word_embeddings = True
-        made.model.tie_weights()
+        checkpoint.model.config.tie_word_embeddings = True
+        checkpoint.model.tie_weights()
     with torch.no_grad():
-        for weight in made.model.parameters():
+        for weight in checkpoint.model.parameters():
             weight.mul_(1.5)
-    made.model.generation_config.eos_token_id = list(range(1, made.model.config.vocab_size, 30))
-    return made
+    checkpoint.model.generation_config.eos_token_id = list(range(1, checkpoint.model.config.vocab_size, 30))
+    return checkpoint
 
 
-def trainer_logprobs(made: Checkpoint, sequences: list[TokenSequence], temperature: float) -> list[list[float]]:
+def trainer_logprobs(checkpoint: Checkpoint, sequences: list[TokenSequence], temperature: float) -> list[list[float]]:
     """What the trainer says of each completion token."""
     lengths = [len(sequence.completion_ids) for sequence in sequences]
     batches = tiny.batches(sequences, 2000)
-    scores_M = completion_logprobs(LogprobModel(made.model, temperature=temperature), batches, sum(lengths))
+    scores_M = completion_logprobs(LogprobModel(checkpoint.model, temperature=temperature), batches, sum(lengths))
     return [part.tolist() for part in scores_M.split(lengths)]
 
 
@@ -53,6 +53,6 @@ def servers_config(**changes: Any) -> ServersConfig:
     return ServersConfig.model_validate({**VLLM, "num_servers": 1, "lost_deadline_s": 60, **changes})
 
 
-def sampler(engine: Engine, made: Checkpoint) -> VllmSampler:
+def sampler(engine: Engine, checkpoint: Checkpoint) -> VllmSampler:
     """Return a sampler on an engine whose weights are set by the test itself."""
-    return VllmSampler(engine, made, temperature=1.0, max_mismatch=0.0, folder=Path())
+    return VllmSampler(engine, checkpoint, temperature=1.0, max_mismatch=0.0, folder=Path())

@@ -48,7 +48,7 @@ def servers(checkpoint: str, logs: str) -> None:
 def rank(path: str) -> None:
     """Sample with vLLM beside a rank from the folder's policies `old`, `new` and `old` again, until the engine is lost.
 
-    It leaves what it found of each in a file.
+    It leaves its results in a file.
     """
     folder = Path(path)
     distributed.init_process_group("gloo")
@@ -62,7 +62,7 @@ def rank(path: str) -> None:
         groups = sampler(engine, policies[0]).generate(QUESTIONS, sampling)
         return [completion for group in groups for completion in group]
 
-    found: dict[str, object] = {}
+    results: dict[str, object] = {}
     for version, step in enumerate(("start", "load", "send")):
         if step != "start":
             engine.set_weights(version, folder / "new" if step == "load" else merged_state_dict(policies[0].model))
@@ -70,7 +70,7 @@ def rank(path: str) -> None:
         sequences = [completion.tokens for completion in completions]
         current, other = policies[version % 2], policies[1 - version % 2]
         exact = trainer_logprobs(current, sequences, 0.7)
-        found[step] = {
+        results[step] = {
             "drawn": largest_difference([list(completion.logprobs) for completion in completions], exact),
             "other": largest_difference(exact, trainer_logprobs(other, sequences, 0.7)),
             "repeats": completions == again,
@@ -85,8 +85,8 @@ def rank(path: str) -> None:
     front = engine._process.pid
     children = map(int, Path(f"/proc/{front}/task/{front}/children").read_text().split())
     (core,) = [pid for pid in children if "EngineCor" in Path(f"/proc/{pid}/cmdline").read_text()]
-    found |= {"differ": gathered[0] != gathered[-1], "apart": os.getsid(core) != os.getsid(0)}
-    (folder / f"found-{number}.json").write_text(json.dumps({**found, "rank": os.getpid(), "engine": core}))
+    results |= {"differ": gathered[0] != gathered[-1], "apart": os.getsid(core) != os.getsid(0)}
+    (folder / f"results-{number}.json").write_text(json.dumps({**results, "rank": os.getpid(), "engine": core}))
     while not (folder / "lose").exists():
         time.sleep(0.05)
     os.kill(core, signal.SIGKILL)
@@ -108,33 +108,33 @@ def weights(path: str, kind: str, dtype: str) -> None:
 
     number, processes = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     folder = Path(path) / f"policy-{number}"
-    made = policy(1, tied=kind == "tied")
-    checkpoints.save(made, folder)
+    checkpoint = policy(1, tied=kind == "tied")
+    checkpoints.save(checkpoint, folder)
     config = _vllm_config(folder, dtype, processes)
-    found: dict[str, list[str]] = {}
+    results: dict[str, list[str]] = {}
     with set_current_vllm_config(config), torch.inference_mode():
         init_distributed_environment(processes, number, "env://", number, "gloo")
         ensure_model_parallel_initialized(processes, 1)
         model, own_dtype = get_model(vllm_config=config), config.model_config.dtype
-        sent = merged_state_dict(made.model)
+        sent = merged_state_dict(checkpoint.model)
         if kind == "tied":  # as in a folder, where the embeddings come once
             del sent["lm_head.weight"]
-        found["started"] = _problems(model, sent, own_dtype)
+        results["started"] = _problems(model, sent, own_dtype)
         sent = _moved(sent)
-        found["behind"] = _problems(model, sent, own_dtype)
+        results["behind"] = _problems(model, sent, own_dtype)
         reload_weights(config, model, iter(sent.items()), None, True)
-        found["loaded"] = _problems(model, sent, own_dtype)
+        results["loaded"] = _problems(model, sent, own_dtype)
         renew_output_layer(model)
-        found["renewed"] = _problems(model, sent, own_dtype)
+        results["renewed"] = _problems(model, sent, own_dtype)
         both = sent | ({"lm_head.weight": sent["model.embed_tokens.weight"]} if kind == "tied" else {})
-        found["by both names"] = _problems(model, both, own_dtype)
+        results["by both names"] = _problems(model, both, own_dtype)
         lost = {name: each for name, each in sent.items() if name != "model.layers.0.mlp.down_proj.weight"}
-        found["not sent"] = _problems(model, lost, own_dtype)
+        results["not sent"] = _problems(model, lost, own_dtype)
         model.get_parameter("model.norm.weight")[-1] += 0.01
-        found["one element"] = _problems(model, sent, own_dtype)
+        results["one element"] = _problems(model, sent, own_dtype)
         model.model.norm.weight = nn.Parameter(torch.zeros(3), requires_grad=False)
-        found["another form"] = _problems(model, sent, own_dtype)
-    (folder.parent / f"found-{number}.json").write_text(json.dumps(found))
+        results["another form"] = _problems(model, sent, own_dtype)
+    (folder.parent / f"results-{number}.json").write_text(json.dumps(results))
 
 
 def _vllm_config(folder: Path, dtype: Any, processes: int) -> Any:

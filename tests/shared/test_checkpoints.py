@@ -46,13 +46,13 @@ def _save(folder: Path, *steps: int, keep_last: int = 9, keep_best: bool = False
 
 def _latest_step(folder: Path) -> int:
     """The step of the newest checkpoint, all of which is seen to be there; 0 for none."""
-    found = latest_checkpoint(folder, stage="train")
-    if found is None:
+    latest = latest_checkpoint(folder, stage="train")
+    if latest is None:
         return 0
-    assert {name: (found.folder / name).read_bytes() for name in _FILES} == {
-        name: _content(found.step, name) for name in _FILES
+    assert {name: (latest.folder / name).read_bytes() for name in _FILES} == {
+        name: _content(latest.step, name) for name in _FILES
     }
-    return found.step
+    return latest.step
 
 
 def _names(folder: Path) -> set[str]:
@@ -63,8 +63,8 @@ def _names(folder: Path) -> set[str]:
 def test_the_newest_checkpoint_is_found(tmp_path: Path) -> None:
     """With its score and every file; a million is after 999,999, although its name sorts before."""
     _save(tmp_path / "new/folder", 3, 12, score_12=0.5)
-    found = latest_checkpoint(tmp_path / "new/folder", stage="train")
-    assert found == Checkpoint(12, tmp_path / "new/folder/step-000012", 0.5)
+    latest = latest_checkpoint(tmp_path / "new/folder", stage="train")
+    assert latest == Checkpoint(12, tmp_path / "new/folder/step-000012", 0.5)
     _save(tmp_path / "new/folder", 999_999, 1_000_000)
     assert _latest_step(tmp_path / "new/folder") == 1_000_000
     for nothing in (".", "nowhere"):
@@ -111,10 +111,10 @@ def test_a_damaged_checkpoint_is_skipped(
     _save(tmp_path, 1, 2, score_2=0.25)
     damage(tmp_path / "step-000002" / name)
     assert _latest_step(tmp_path) == 1
-    said = capsys.readouterr().out
-    assert said.startswith(f"train: {tmp_path}/step-000002{message}")
-    assert said.endswith("; this checkpoint is skipped\n")
-    assert said.count("\n") == 1
+    printed = capsys.readouterr().out
+    assert printed.startswith(f"train: {tmp_path}/step-000002{message}")
+    assert printed.endswith("; this checkpoint is skipped\n")
+    assert printed.count("\n") == 1
     _save(tmp_path, 2, 3, keep_last=2)
     assert _names(tmp_path) == {"step-000002", "step-000003"}
     assert _latest_step(tmp_path) == 3

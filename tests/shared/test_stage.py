@@ -177,10 +177,10 @@ def test_equal_runs_have_equal_lineage(tmp_path: Path, folders: dict[str, Path])
     places = ("here/first", "here/second", "there/second", "other/second")
     first, here, there, other = ((tmp_path / place / lineage.FILE_NAME).read_bytes() for place in places)
     assert first == here == there != other
-    made = json.loads(here)
-    assert (made["stage"], made["config"]) == ("copy", {"seed": 1})
+    recorded = json.loads(here)
+    assert (recorded["stage"], recorded["config"]) == ("copy", {"seed": 1})
     digest = lineage.digest(folders["source"])
-    assert made["inputs"] == {"source": {"digest": digest, "lineage": {"stage": "raw"}}}
+    assert recorded["inputs"] == {"source": {"digest": digest, "lineage": {"stage": "raw"}}}
 
 
 @pytest.fixture
@@ -235,9 +235,9 @@ def test_a_stage_is_a_command_with_an_option_per_folder(
         command(_stage())
     assert "the following arguments are required: --second" in capsys.readouterr().err
     command(_stage(), "--second", "second")
-    made = lineage.read(tmp_path / "second")
-    assert made is not None
-    assert made["config"] == {"seed": 1}
+    recorded = lineage.read(tmp_path / "second")
+    assert recorded is not None
+    assert recorded["config"] == {"seed": 1}
 
 
 @pytest.mark.parametrize(

@@ -58,11 +58,11 @@ class OwnWeights:
     def score(self, sequences: Sequence[TokenSequence], temperature: float) -> dict[str, list[list[float]]]:
         """See `Engine`."""
         scorer = LogprobModel(self._model, temperature=temperature)
-        told = []
+        logprobs = []
         for sequence in sequences:
             batches = tiny.batches([sequence], 1000)
-            told.append(completion_logprobs(scorer, batches, len(sequence.completion_ids)).tolist())
-        return {"a copy": told}
+            logprobs.append(completion_logprobs(scorer, batches, len(sequence.completion_ids)).tolist())
+        return {"a copy": logprobs}
 
     def sleep(self) -> None:
         """Hold no memory of a GPU."""

@@ -142,8 +142,8 @@ def test_byte_tokens(byte_pairs: Tokenizer, prose: str) -> None:
     completion = _completion([*chain(*ids)], "".join(lines))
     assert byte_pairs.decode(completion.tokens.completion_ids) == completion.text
     ends = list(accumulate(map(len, ids)))
-    found = verified_steps(completion, RIGHT, byte_pairs.decode)
-    assert found == [Step(ends[0], 1.0), Step(ends[1], 0.0), Step(ends[2], 1.0)]
+    steps = verified_steps(completion, RIGHT, byte_pairs.decode)
+    assert steps == [Step(ends[0], 1.0), Step(ends[1], 0.0), Step(ends[2], 1.0)]
 
 
 def test_bytes_that_each_decode_to_a_character_of_their_own() -> None:
@@ -162,8 +162,8 @@ def test_bytes_that_each_decode_to_a_character_of_their_own() -> None:
 def test_a_decoder_that_strips_spaces() -> None:
     """The newline is seen with the token after it, which is where the step then ends."""
     ids = [ord(character) for character in WORKED]
-    found = verified_steps(_completion(ids, WORKED), RIGHT, lambda some: "".join(map(chr, some)).strip())
-    assert found == [Step(7, 1.0), Step(15, 0.0), Step(21, 1.0)]
+    steps = verified_steps(_completion(ids, WORKED), RIGHT, lambda some: "".join(map(chr, some)).strip())
+    assert steps == [Step(7, 1.0), Step(15, 0.0), Step(21, 1.0)]
 
 
 def test_a_decoder_that_loses_text() -> None:
@@ -458,9 +458,9 @@ def _tokens(text: str) -> list[str]:
 
 
 def _value(text: str) -> Fraction | None:
-    found = evaluate(_tokens(text))
-    assert found is not None
-    return found.value
+    answer = evaluate(_tokens(text))
+    assert answer is not None
+    return answer.value
 
 
 VALUES = "2+3*4=14 (2+3)*4=20 20-5-3=12 24/4*2=12 2^3^2=512 2*3^2=18 -3^2=-9 (-3)^2=9 2--3=5 2*-3=-6 0^0=1"

@@ -233,8 +233,8 @@ def test_the_outputs_are_a_policy_a_row_per_step_and_completions(tmp_path: Path,
     """The policy loads, differs from the reference, and every step has its metrics and completions."""
     rows = _run(tmp_path, [tiny.problem(3)], reference, prompts_per_step=1, group_size=16)
     assert [row["step"] for row in rows] == [1, 2, 3]
-    kept = [row for _, row in jsonl.read_rows(tmp_path / "training" / "completions.jsonl")]
-    assert [row["step"] for row in kept] == [1, 1, 2, 2, 3, 3]
+    rows = [row for _, row in jsonl.read_rows(tmp_path / "training" / "completions.jsonl")]
+    assert [row["step"] for row in rows] == [1, 1, 2, 2, 3, 3]
     timings = [row for _, row in jsonl.read_rows(tmp_path / "timings" / "timings.jsonl")]
     phases = ("sampling_s", "scoring_s", "reference_s", "update_s")
     assert all(row[phase] > 0 for row in timings for phase in phases)
@@ -248,9 +248,9 @@ def _example(language: str) -> str:
     """Return the example of a custom reward in CONTRIBUTING.md."""
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     section = text.split("## Add a reward", 1)[1].split("\n## ", 1)[0]
-    found = re.search(rf"^```{language}\n(.*?)^```", section, flags=re.MULTILINE | re.DOTALL)
-    assert found is not None
-    return textwrap.dedent(found[1])
+    block = re.search(rf"^```{language}\n(.*?)^```", section, flags=re.MULTILINE | re.DOTALL)
+    assert block is not None
+    return textwrap.dedent(block[1])
 
 
 def test_a_custom_reward_needs_one_function_and_one_line(

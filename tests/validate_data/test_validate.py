@@ -55,9 +55,9 @@ def problems(tmp_path: Path) -> Path:
     for first, (split, size) in enumerate({Split.TRAIN: 20, Split.TEST: 10}.items()):
         rows = []
         for number in range(size):
-            left = 2 * number + first
-            work = {"question": f"What is {left} + 1?", "solution": f"{left} + 1 = {left + 1}\n#### {left + 1}"}
-            columns = {"id": f"sums/{split}/{number}", "source": "sums", "split": split, "answer": str(left + 1)}
+            addend = 2 * number + first
+            work = {"question": f"What is {addend} + 1?", "solution": f"{addend} + 1 = {addend + 1}\n#### {addend + 1}"}
+            columns = {"id": f"sums/{split}/{number}", "source": "sums", "split": split, "answer": str(addend + 1)}
             rows.append(Problem.model_validate({**columns, **work, "subject": "", "level": None}))
         write_problems(folder, split, rows)
     return folder
