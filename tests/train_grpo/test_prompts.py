@@ -91,10 +91,10 @@ def test_shares_of_sources_are_exact_over_time(weights: tuple[int, int, int], co
     for source in "abc":
         _assert_passes([each for each in drawn if each[0] == source], _problems(**{source: 12}))
     for total in range(1, len(drawn) + 1):
-        counts = Counter(problem_id[0] for problem_id in drawn[:total])
+        by_source = Counter(problem_id[0] for problem_id in drawn[:total])
         for source, weight in zip("abc", weights, strict=True):
-            assert counts[source] * sum(weights) < weight * total + sum(weights)
-            assert total % sum(weights) or counts[source] * sum(weights) == weight * total
+            assert by_source[source] * sum(weights) < weight * total + sum(weights)
+            assert total % sum(weights) or by_source[source] * sum(weights) == weight * total
 
 
 def test_a_weight_of_zero_leaves_a_source_out() -> None:
