@@ -134,6 +134,22 @@ def scheduling_problem(pods: Sequence[Json], events: Sequence[Json]) -> str:
     return warnings[-1] if warnings else "the cluster gives no reason"
 
 
+def queueing_problem(workload: Json | None, position: int | None) -> str:
+    """Return in one line what a job waits for in its queue: how many are before it, and Kueue's own reasons."""
+    if workload is None:
+        return "Kueue has not noticed it yet"
+    ahead = [] if position is None else [f"position {position + 1} in its ClusterQueue"]
+    causes = [
+        condition(workload, kind)
+        for kind, status in (("QuotaReserved", "False"), ("Evicted", "True"))
+        if condition(workload, kind)["status"] == status
+    ]
+    checks = workload.get("status", {}).get("admissionChecks") or []
+    waiting = [f"{each['name']} is {each['state']}: {each['message']}" for each in checks if each["state"] != "Ready"]
+    lines = [*ahead, *(f"{each['reason']}: {each['message']}" for each in causes), *waiting]
+    return "; ".join(lines) or "Kueue gives no reason"
+
+
 def condition(document: Json, kind: str) -> Json:
     """Return a condition of an object, with status Unknown where it has none of the kind."""
     conditions: list[Json] = document.get("status", {}).get("conditions") or []

@@ -23,6 +23,8 @@ Timeout = tuple[float, float]
 
 GROUP, VERSION, PLURAL = "trainer.kubeflow.org", "v1alpha1", "trainjobs"
 """The custom resource TrainJob."""
+KUEUE, KUEUE_VERSION = "kueue.x-k8s.io", "v1beta2"
+"""Kueue's custom resources; its group of queue positions has the same version."""
 MANAGED_BY, PROJECT = "app.kubernetes.io/managed-by", "grpo-pipeline"
 """Label of every object of this project, and its value."""
 RUN_ID, STAGE = "grpo-pipeline/run-id", "grpo-pipeline/stage"
@@ -40,7 +42,7 @@ _TIMEOUT: Timeout = (5.0, 20.0)
 _FOLLOW_TIMEOUT: Timeout = (5.0, 90.0)
 """For the next line of a log: a connection may be lost without notice."""
 _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-_UNAUTHORIZED, _NOT_FOUND, _CONFLICT = 401, 404, 409
+_UNAUTHORIZED, _FORBIDDEN, _NOT_FOUND, _CONFLICT, _UNAVAILABLE = 401, 403, 404, 409, 503
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
 _TRANSIENT = {401, 408, 409, 410, 429, 500, 502, 503, 504}
 """Statuses that may change: a token that is being replaced, a lost race, a busy server."""
@@ -250,6 +252,23 @@ class TrainJobs:
         events = self._list("events", fieldSelector=f"involvedObject.uid={about['metadata']['uid']}")
         return sorted(events, key=lambda each: each.get("lastTimestamp") or "")
 
+    def workload(self, job: Json) -> Json | None:
+        """Return what Kueue keeps about a job; None where it keeps nothing yet."""
+        selector = f"{KUEUE}/job-uid={job['metadata']['uid']}"
+        location = (KUEUE, KUEUE_VERSION, self.namespace, "workloads")
+        items = self._custom.list_namespaced_custom_object(*location, label_selector=selector)["items"]
+        return next(iter(items), None)
+
+    def queue_position(self, workload: Json) -> int | None:
+        """Return how many workloads the ClusterQueue looks at before this one; None where Kueue does not tell."""
+        queue, name = workload["spec"].get("queueName", ""), workload["metadata"]["name"]
+        group = f"/apis/visibility.{KUEUE}/{KUEUE_VERSION}"
+        with _accepting(_NOT_FOUND, _FORBIDDEN, _UNAVAILABLE):
+            answer = self._get(f"localqueues/{queue}/pendingworkloads", {}, _TIMEOUT, group)
+            items = json.loads(answer.data)["items"]
+            return next((each["positionInClusterQueue"] for each in items if each["metadata"]["name"] == name), None)
+        return None
+
     def log(self, pod: str, container: str, *, follow: bool, since: str | None = None, tail: int | None = None) -> Any:
         """Return the response whose body is a log, each line with its time; with `follow` it does not end."""
         query = {"container": container, "follow": str(follow).lower(), "timestamps": "true"}
@@ -261,10 +280,10 @@ class TrainJobs:
         items: list[Json] = json.loads(self._get(resource, query, timeout).data)["items"]
         return items
 
-    def _get(self, path: str, query: Mapping[str, str], timeout: Timeout) -> Any:
-        """Return the response to a request for core objects; the client's own methods know no `sinceTime`."""
+    def _get(self, path: str, query: Mapping[str, str], timeout: Timeout, group: str = "/api/v1") -> Any:
+        """Return the response to a request that the client's own methods do not know, such as one with `sinceTime`."""
         return self._api.call_api(
-            f"/api/v1/namespaces/{self.namespace}/{path}",
+            f"{group}/namespaces/{self.namespace}/{path}",
             "GET",
             query_params=list(query.items()),
             header_params={"Accept": "application/json, */*"},

@@ -4,7 +4,7 @@ import math
 import shutil
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import datetime
 from enum import StrEnum
@@ -14,7 +14,7 @@ from kubernetes import client
 from urllib3.exceptions import HTTPError, ReadTimeoutError
 
 from components.cluster.config import ClusterStage
-from components.cluster.failures import condition, container_states, scheduling_problem
+from components.cluster.failures import condition, container_states, queueing_problem, scheduling_problem
 from components.cluster.job import Job
 from components.cluster.kube import Clock, Json, RetryPolicy, TrainJobs, is_transient
 from components.cluster.manifest import NODE
@@ -23,6 +23,8 @@ from components.shared.errors import PipelineError, RetriesExhaustedError, Retry
 from components.shared.progress import say, say_line
 
 _POLL_S = 10.0
+_FIRST_REPORT_S, _REPORT_S = 20.0, 180.0
+"""Time from the beginning of a wait to the line that tells its reason, and between such lines."""
 _BEAT_S = 30.0
 _MARGIN_S = 300.0
 """Beyond the job's own deadline, for the cluster to end it."""
@@ -72,7 +74,7 @@ class Watch:
         self._phase_began_s = self._beat_s = clock.monotonic()
         self._waiting_since: dict[str, float] = {}
         """When containers were first seen to wait, by the reason."""
-        self._reported = ""
+        self._reported, self._next_report_s = "", 0.0
 
     def until_end(self) -> Phase:
         """Return how the job has ended: complete or failed.
@@ -93,6 +95,7 @@ class Watch:
                 say(self._stage.stage, f"{self._name} {phase}{' again' if phase in self._past else ''}")
                 self._past.add(phase)
                 self._phase, self._phase_began_s, self._reported = phase, self._clock.monotonic(), ""
+                self._next_report_s = self._phase_began_s + _FIRST_REPORT_S
             self._follow_first_rank()
             if phase in (Phase.COMPLETE, Phase.FAILED):
                 return phase
@@ -185,14 +188,11 @@ class Watch:
     def _check_time(self, phase: Phase) -> None:
         config, now = self._stage.config, self._clock.monotonic()
         spent_s = now - self._phase_began_s
-        if phase is Phase.PENDING:
+        if phase is Phase.QUEUED:
+            self._check_wait("not admitted by the queue", "queue_timeout_s", config.queue_timeout_s)
+        elif phase is Phase.PENDING:
             self._check_waiting_containers()
-            self._check_start(spent_s)
-        elif phase is Phase.QUEUED and spent_s > config.queue_timeout_s:
-            limit = f"{config.queue_timeout_s:g} s (cluster.queue_timeout_s)"
-            raise RetriesExhaustedError(
-                f"{self._name}: not admitted by the queue within {limit}: {self._problem([], self.job)}"
-            )
+            self._check_wait("not all pods run", "start_timeout_s", config.start_timeout_s)
         elif phase is Phase.RUNNING:
             silent_s = now - (self._log.last_sign_s if self._log else self._phase_began_s)
             if min(silent_s, spent_s) > config.stall_timeout_s:
@@ -202,24 +202,31 @@ class Watch:
                 limit = f"{config.training_timeout_s:g} s (cluster.training_timeout_s)"
                 raise PipelineError(f"{self._name}: runs for longer than {limit}")
 
-    def _check_start(self, spent_s: float) -> None:
-        limit_s = self._stage.config.start_timeout_s
-        if spent_s <= limit_s and spent_s < 2 * _POLL_S:
+    def _check_wait(self, what: str, key: str, limit_s: float) -> None:
+        """Print what the job waits for where that has changed, every few minutes at most.
+
+        Raises:
+            RetriesExhaustedError: It waits for longer than it may.
+        """
+        now = self._clock.monotonic()
+        if now - self._phase_began_s > limit_s:
+            raise RetriesExhaustedError(f"{self._name}: {what} within {limit_s:g} s (cluster.{key}): {self._problem()}")
+        if now < self._next_report_s:
             return
-        problem = self._problem(self.pods, (self.pods or [self.job])[0])
-        if spent_s > limit_s:
-            limit = f"{limit_s:g} s (cluster.start_timeout_s)"
-            raise RetriesExhaustedError(f"{self._name}: not all pods run within {limit}: {problem}")
+        self._next_report_s, problem = now + _REPORT_S, self._problem()
         if problem != self._reported:
             self._reported = problem
-            say(self._stage.stage, problem)
+            say(self._stage.stage, f"{self._name} {self._phase}: {problem}")
 
-    def _problem(self, pods: Sequence[Json], about: Json) -> str:
-        """Return why pods do not run; no decision depends on it, so it does without events that cannot be read."""
+    def _problem(self) -> str:
+        """Return why the job waits; no decision depends on it, so it does without what cannot be read."""
         events: list[Json] = []
         with suppress(client.ApiException, HTTPError):
-            events = self._jobs.events(about)
-        return scheduling_problem(pods, events)
+            if self._phase is Phase.QUEUED:
+                workload = self._jobs.workload(self.job)
+                return queueing_problem(workload, self._jobs.queue_position(workload) if workload else None)
+            events = self._jobs.events((self.pods or [self.job])[0])
+        return scheduling_problem(self.pods, events)
 
     def _check_waiting_containers(self) -> None:
         """Raise PipelineError where a container waits for something that waiting does not bring."""

@@ -45,6 +45,8 @@ LAUNCH = (
     Permission("list", "pods"),
     Permission("get", "pods/log"),
     Permission("list", "events"),
+    Permission("list", "workloads", kube.KUEUE),
+    Permission("get", "localqueues/pendingworkloads", f"visibility.{kube.KUEUE}"),
 )
 """What launching, watching and removing a training job takes."""
 

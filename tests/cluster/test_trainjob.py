@@ -14,7 +14,7 @@ from components.cluster import kube
 from components.cluster.kube import connect
 from components.cluster.reaper import reap
 from components.shared.errors import PipelineError, RetriesExhaustedError, RetryableError
-from tests.cluster.launched import RESULT, RUN_ID, Launched, launched
+from tests.cluster.launched import RESULT, RUN_ID, Launched, clock_of, launched
 from tests.fake_cluster import ApiServer, Change, Fault, kinds, runtime, script
 
 
@@ -48,13 +48,47 @@ def test_queued_and_preempted_job_is_waited_for(job: Launched, capfd: pytest.Cap
     job.play(script.Queued(1800), script.Running(60), *job.success(script.Preempted(3000)))
     assert job.run() == RESULT
     phases = [line.split(" ", 2)[2] for line in capfd.readouterr().out.splitlines() if "train_grpo: grpo-" in line]
-    assert [phase for phase in phases if "pods" not in phase] == [
+    assert [phase for phase in phases if "pods" not in phase and ": " not in phase] == [
         "waits in the queue",
         "runs",
         "waits in the queue again",
         "runs again",
         "is complete",
     ]
+
+
+def test_what_a_queued_job_waits_for_is_printed_every_few_minutes_at_most(
+    job: Launched, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Its position and Kueue's reasons, where they have changed; a preemption too, and that Kueue cannot be read."""
+    jobs = [f"other-{number}" for number in range(20)]
+    spec = {"active": True, "queueName": "theirs", "podSets": []}
+    kind = {"apiVersion": kinds.WORKLOADS.api_version, "kind": kinds.WORKLOADS.name}
+    job.cluster.add(*({**kind, "metadata": {"name": name}, "spec": spec} for name in jobs))
+
+    def leave(seconds: float) -> None:
+        job.server.clock.advance(seconds)
+        if jobs and job.server.clock.monotonic() > 20 * (21 - len(jobs)):
+            job.cluster.remove(kinds.WORKLOADS, jobs.pop())
+
+    job.changes.update(queue="research")
+    job.play(script.Queued(600), script.Running(60), *job.success(script.Preempted(60)))
+    assert job.run(replace(clock_of(job.server), sleep=leave)) == RESULT
+    waits = [line.split(": ", 2)[2] for line in capfd.readouterr().out.splitlines() if "waits in the queue: " in line]
+    short = (
+        "Pending: couldn't assign flavors to pod set node: insufficient unused quota for cpu in flavor x, 4 more needed"
+    )
+    *before, preempted = waits
+    assert [wait.partition("; ")[2] for wait in before] == [short] * 4
+    places = [int(wait.split()[1]) for wait in before]
+    assert places == sorted(places, reverse=True)
+    assert len(set(places)) == 4
+    assert f"{short}; Preempted: Preempted to accommodate a workload" in preempted
+    (job.root / "policy" / "weights").unlink()
+    job.server.cluster.uninstalled |= {kinds.WORKLOADS}
+    job.play(script.Queued(60), *job.success())
+    assert job.run() == RESULT
+    assert "waits in the queue: the cluster gives no reason" in capfd.readouterr().out
 
 
 FAILURES: dict[str, tuple[script.Step, type[PipelineError], str]] = {

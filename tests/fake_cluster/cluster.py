@@ -5,10 +5,19 @@ from functools import partial
 from typing import Any
 
 from tests.fake_cluster import script
-from tests.fake_cluster.admission import runtime_of
+from tests.fake_cluster.admission import QUEUE_LABEL, runtime_of
 from tests.fake_cluster.http import Json
-from tests.fake_cluster.kinds import NAMESPACES, PODS, TRAIN_JOBS, TRAINING_RUNTIMES, WORKFLOWS, Kind, kind_of
-from tests.fake_cluster.pods import ANCESTOR_LABEL, Pods
+from tests.fake_cluster.kinds import (
+    NAMESPACES,
+    PODS,
+    TRAIN_JOBS,
+    TRAINING_RUNTIMES,
+    WORKFLOWS,
+    WORKLOADS,
+    Kind,
+    kind_of,
+)
+from tests.fake_cluster.pods import ANCESTOR_LABEL, Pods, pods_of
 from tests.fake_cluster.processes import Processes, free_port
 from tests.fake_cluster.store import Change, Store, key_of, reference_to
 
@@ -193,7 +202,7 @@ class TrainingRun:
             return
         self._script.pop(0)
         play: dict[type, Callable[[Any, Json], None]] = {
-            script.Queued: lambda step, _: self._later(step.seconds, self._admit),
+            script.Queued: self._queue,
             script.Unschedulable: self._wait,
             script.PullBackOff: self._wait,
             script.Running: self._run,
@@ -288,13 +297,40 @@ class TrainingRun:
             self._pods.remove(pod)
         self._is_up = False
 
+    def _queue(self, step: script.Queued, job: Json) -> None:
+        self._tell_workload(job, "QuotaReserved", "False", "Pending", step.message)
+        self._later(step.seconds, self._admit)
+
     def _admit(self) -> None:
         job = self._job()
+        self._tell_workload(job, "Evicted", "False", "QuotaReserved", "Previously: Preempted")
+        self._tell_workload(job, "QuotaReserved", "True", "QuotaReserved", "Quota reserved in ClusterQueue gpu")
+        self._tell_workload(job, "Admitted", "True", "Admitted", "The workload is admitted")
         self._store.replace({**job, "spec": {**job["spec"], "suspend": False}})
 
     def _preempt(self, step: script.Preempted, job: Json) -> None:
         self._script.insert(0, script.Queued(step.seconds))
+        why = "Preempted to accommodate a workload (UID: 1, JobUID: 2) due to prioritization in the ClusterQueue"
+        self._tell_workload(job, "Evicted", "True", "Preempted", why)
+        self._tell_workload(job, "Admitted", "False", "NoReservation", "The workload has no reservation")
         self._store.replace({**job, "spec": {**job["spec"], "suspend": True}})
+
+    def _tell_workload(self, job: Json, *condition: str) -> None:
+        """Write a condition into the Workload of a queued job, which is created with the first."""
+        metadata, queue = job["metadata"], job["metadata"].get("labels", {}).get(QUEUE_LABEL)
+        if queue is None:
+            return
+        name = f"trainjob-{metadata['name']}-{metadata['uid'][-5:]}"
+        workload = self._store.get(WORKLOADS, metadata["namespace"], name)
+        if workload is None:
+            pods = [pod["spec"] for pod in pods_of(job, self._runtime, 0)]
+            own = {"namespace": metadata["namespace"], "labels": {"kueue.x-k8s.io/job-uid": metadata["uid"]}}
+            document = _document(WORKLOADS, name)
+            document["metadata"] |= {**own, "ownerReferences": [reference_to(job)]}
+            sets = [{"name": "node", "count": len(pods), "template": {"metadata": {}, "spec": pods[0]}}]
+            spec = {"active": True, "priority": 0, "queueName": queue, "podSets": sets}
+            workload = self._store.create({**document, "spec": spec})
+        _set_condition(self._store, workload, *condition)
 
     def _start_deadline(self, job: Json) -> None:
         """Fail the job when the time since this admission is over, restarts or not."""
@@ -330,11 +366,15 @@ class TrainingRun:
 
     def _condition(self, type_: str, status: str, reason: str, message: str) -> None:
         """Write a condition into the TrainJob's status."""
-        current = self._job().get("status", {})
-        others = [each for each in current.get("conditions", []) if each["type"] != type_]
-        condition = {"type": type_, "status": status, "reason": reason, "message": message}
-        condition["lastTransitionTime"] = self._store.clock.stamp()
-        self._store.patch(self._key, status={**current, "conditions": [*others, condition]})
+        _set_condition(self._store, self._job(), type_, status, reason, message)
+
+
+def _set_condition(store: Store, document: Json, type_: str, status: str, reason: str, message: str) -> None:
+    current = document.get("status", {})
+    others = [each for each in current.get("conditions", []) if each["type"] != type_]
+    condition = {"type": type_, "status": status, "reason": reason, "message": message}
+    condition["lastTransitionTime"] = store.clock.stamp()
+    store.patch(key_of(document), status={**current, "conditions": [*others, condition]})
 
 
 def _is_finished(job: Json) -> bool:

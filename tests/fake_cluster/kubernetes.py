@@ -8,12 +8,13 @@ from typing import Any
 from tests.fake_cluster.admission import admit
 from tests.fake_cluster.cluster import ScriptedCluster
 from tests.fake_cluster.http import Answer, ApiError, Json, Request
-from tests.fake_cluster.kinds import KINDS, NAMESPACES, PODS, TRAIN_JOBS
+from tests.fake_cluster.kinds import KINDS, NAMESPACES, PODS, POSITIONS, TRAIN_JOBS, WORKLOADS
 from tests.fake_cluster.pods import Output
 from tests.fake_cluster.store import Key
 
 _ON_ONE = {"GET": "get", "PATCH": "patch", "DELETE": "delete"}
 _ON_ALL = {"GET": "list", "POST": "create"}
+_SUBRESOURCES = {(PODS, "log", "get"), (POSITIONS, "pendingworkloads", "get")}
 _NO_SUCH_PATH = "the server could not find the requested resource"
 _SET_BY_SERVER = ("resourceVersion", "uid", "creationTimestamp", "generation", "deletionTimestamp")
 
@@ -81,16 +82,17 @@ class KubernetesApi:
         plural, name, subresource = (*rest, "", "")[:3]
         kind = next((each for each in KINDS if each[:3] == (group, version, plural)), None)
         verb = (_ON_ONE if name else _ON_ALL).get(request.method)
-        is_log = (kind, subresource, verb) == (PODS, "log", "get")
-        if not kind or not verb or bool(namespace) == (kind == NAMESPACES) or bool(subresource) != is_log:
+        read = {"": self._get, "log": self._log, "pendingworkloads": self._pending_workloads}
+        is_known = (kind, subresource, verb) in _SUBRESOURCES or not (subresource or kind == POSITIONS)
+        if not kind or not verb or bool(namespace) == (kind == NAMESPACES) or not is_known:
             raise NotImplementedError(f"{request.method} {request.path}")
         if kind in self._cluster.uninstalled:
             raise ApiError(404, _NO_SUCH_PATH)
-        resource = f"{plural}/log" if is_log else plural
+        resource = f"{plural}/{subresource}" if subresource else plural
         # A namespace's own name counts as its namespace, too.
         self.access.authorize(verb, group, resource, namespace or name, name)
         verbs: dict[str, Callable[[Key, Request], Answer]] = {
-            "get": self._log if is_log else self._get,
+            "get": read.get(subresource, self._get),
             "list": self._list,
             "create": self._create,
             "patch": self._patch,
@@ -98,6 +100,23 @@ class KubernetesApi:
         }
         with self._store.clock.changed:
             return verbs[verb]((kind, namespace, name), request)
+
+    def _pending_workloads(self, key: Key, request: Request) -> Answer:
+        """Answer which Workloads of a LocalQueue wait; all ClusterQueues are one here."""
+        request.check_query()
+        kind, namespace, queue = key
+        every = sorted(self._store.all(WORKLOADS), key=lambda each: str(each["metadata"]["creationTimestamp"]))
+        waiting = [each for each in every if not _is_reserved(each)]
+        items: list[Json] = []
+        for position, each in enumerate(waiting):
+            metadata = {name: each["metadata"][name] for name in ("name", "namespace", "creationTimestamp")}
+            if (each["metadata"]["namespace"], each["spec"]["queueName"]) == (namespace, queue):
+                item = {"metadata": metadata, "priority": 0, "localQueueName": queue}
+                positions = {"positionInClusterQueue": position, "positionInLocalQueue": len(items)}
+                items.append({**item, **positions})
+        return Answer(
+            {"kind": "PendingWorkloadsSummary", "apiVersion": kind.api_version, "metadata": {}, "items": items}
+        )
 
     def _review(self, request: Request) -> Answer:
         spec = request.object()["spec"]
@@ -214,6 +233,11 @@ class KubernetesApi:
             for moment, line in lines:
                 prefix = moment.strftime("%Y-%m-%dT%H:%M:%S.%f000Z ") if stamp else ""
                 yield f"{prefix}{line}\n".encode()
+
+
+def _is_reserved(workload: Json) -> bool:
+    conditions = workload.get("status", {}).get("conditions", [])
+    return any(each["type"] == "QuotaReserved" and each["status"] == "True" for each in conditions)
 
 
 def _conflict(key: Key, why: str) -> ApiError:

@@ -14,9 +14,12 @@ NCCL_TIMEOUT = (
 
 @dataclass(frozen=True)
 class Queued:
-    """Kueue keeps the job suspended; at the end it is admitted."""
+    """Kueue keeps the job suspended, for the reason in its Workload; at the end it is admitted."""
 
     seconds: float | None = 30
+    message: str = (
+        "couldn't assign flavors to pod set node: insufficient unused quota for cpu in flavor x, 4 more needed"
+    )
 
 
 @dataclass(frozen=True)
