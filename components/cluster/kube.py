@@ -25,6 +25,10 @@ GROUP, VERSION, PLURAL = "trainer.kubeflow.org", "v1alpha1", "trainjobs"
 """The custom resource TrainJob."""
 KUEUE, KUEUE_VERSION = "kueue.x-k8s.io", "v1beta2"
 """Kueue's custom resources; its group of queue positions has the same version."""
+WORKFLOWS = ("argoproj.io", "v1alpha1", "workflows")
+"""The custom resource of which Kubeflow Pipelines makes one for each run."""
+KFP_RUN_ID, COMPLETED = "pipeline/runid", "workflows.argoproj.io/completed"
+"""Labels of a workflow: its run, and `true` once it has ended."""
 MANAGED_BY, PROJECT = "app.kubernetes.io/managed-by", "grpo-pipeline"
 """Label of every object of this project, and its value."""
 RUN_ID, STAGE = "grpo-pipeline/run-id", "grpo-pipeline/stage"
@@ -179,6 +183,17 @@ def _accepting(*statuses: int) -> Iterator[None]:
     except client.ApiException as error:
         if error.status not in statuses:
             raise
+
+
+def unfinished_workflows(api: client.ApiClient, namespace: str) -> dict[str, Json]:
+    """Return the workflow of each run that has not ended, by the run's id. Raises as `TrainJobs`."""
+    group, version, plural = WORKFLOWS
+    items: list[Json] = []
+    with _accepting(_NOT_FOUND):  # a namespace for training jobs alone may be in a cluster without workflows
+        items = client.CustomObjectsApi(api).list_namespaced_custom_object(
+            group, version, namespace, plural, label_selector=f"{KFP_RUN_ID},{COMPLETED}!=true"
+        )["items"]
+    return {each["metadata"]["labels"][KFP_RUN_ID]: each for each in items}
 
 
 class TrainJobs:

@@ -11,7 +11,7 @@ from components.shared.environment import JOB_VARIABLE, SERVERS_VARIABLE
 from components.shared.errors import PipelineError
 
 STALE_AFTER_S = 600
-"""Age of a heartbeat after which its step is gone: twenty beats."""
+"""Age of a heartbeat after which its step is gone, and its job with it unless the run goes on: twenty beats."""
 NODE, ROLLOUT = "node", "rollout"
 """Replicated jobs of the runtimes, each with a container of the same name."""
 SERVER_PORT = 8000

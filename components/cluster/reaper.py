@@ -1,7 +1,8 @@
 """Removes training jobs that nobody waits for: `python -m components.cluster.reaper`, every few minutes.
 
-A step that is killed outright cannot remove its job. The job runs on until its heartbeat is older than the job's own
-annotation allows; jobs without a heartbeat and jobs of other projects are left alone.
+A step that is killed outright cannot remove its job. The job runs on while its run does: another attempt of the step,
+which may wait long for a node, adopts it. Once the run has ended, it is removed as soon as its heartbeat is older than
+the job's own annotation allows. Jobs without a heartbeat and jobs of other projects are left alone.
 """
 
 from datetime import UTC, datetime
@@ -15,11 +16,13 @@ from components.shared.stage import exit_on_error
 
 
 def reap(api: client.ApiClient, namespace: str, now: datetime) -> list[str]:
-    """Delete the jobs whose heartbeat is stale at this time; return their names. Raises as `TrainJobs`."""
+    """Delete the jobs of ended runs whose heartbeat is stale at `now`; return their names. Raises as `TrainJobs`."""
     jobs = TrainJobs(api, namespace)
     stale = [job["metadata"] for job in jobs.find({}) if _is_stale(job["metadata"], now)]
+    runs = kube.unfinished_workflows(api, namespace) if stale else {}
+    orphaned = [metadata for metadata in stale if metadata["labels"][kube.RUN_ID] not in runs]
     # Unless the heartbeat was renewed meanwhile.
-    return [metadata["name"] for metadata in stale if jobs.delete(metadata["name"], unchanged=metadata)]
+    return [metadata["name"] for metadata in orphaned if jobs.delete(metadata["name"], unchanged=metadata)]
 
 
 def delete_run(api: client.ApiClient, namespace: str, run_id: str) -> list[str]:
@@ -31,7 +34,7 @@ def delete_run(api: client.ApiClient, namespace: str, run_id: str) -> list[str]:
 
 
 def _is_stale(metadata: Json, now: datetime) -> bool:
-    """Tell whether nobody waits for a job; jobs whose annotations cannot be read are left to people."""
+    """Tell whether no step waits for a job; jobs whose annotations cannot be read are left to people."""
     annotations = metadata.get("annotations") or {}
     try:
         beat = datetime.fromisoformat(annotations[kube.HEARTBEAT])
@@ -45,7 +48,7 @@ def main() -> None:
     """Reap once, in this pod's namespace."""
     with exit_on_error("reaper"):
         namespace = kube.own_namespace()
-        action = f"list and delete training jobs of {namespace}"
+        action = f"list training jobs and workflows of {namespace} and delete training jobs"
         reaped = RetryPolicy(limit_s=0).call(action, lambda: reap(kube.connect(), namespace, datetime.now(UTC)))
     say("reaper", f"removed {', '.join(reaped)}" if reaped else f"nothing to remove in {namespace}")
 

@@ -15,8 +15,8 @@ from types import FrameType
 from kubernetes import client
 from urllib3.exceptions import HTTPError
 
+from components.cluster.failures import condition
 from components.cluster.kube import TrainJobs, connect
-from components.cluster.manifest import STALE_AFTER_S
 from components.shared.work import last_step
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -30,8 +30,8 @@ _CONTAINER_LOG = "/proc/1/fd/1"
 class Termination:
     """Handles requests to stop while a job is in the cluster or being created there.
 
-    The job is deleted, unless this step's own pod is being deleted: then its node is drained, and another attempt of
-    the step is likely to adopt the job. Where none does, the reaper removes it.
+    The job is deleted, unless this step's own pod is: somebody deletes it, or its node is drained, shuts down or evicts
+    it. Then another attempt of the step adopts the job; where none does, the job ends with the run.
 
     The connection is its own and kept open: a handler must not wait for a lock that its own thread holds.
     """
@@ -62,15 +62,15 @@ class Termination:
         if self._over.is_set():
             return
         self._over.set()
-        if self._is_pod_deleted():
+        if self._is_pod_disrupted():
             outcome = (
-                f"this pod is being deleted: the training job {self._name} goes on; unless another attempt adopts it, "
-                f"the reaper removes it after {STALE_AFTER_S:g} s"
+                f"this pod is being deleted: the training job {self._name} goes on; "
+                "another attempt of this step adopts it, or it ends with the run"
             )
         elif self._delete():
             outcome = f"the training job {self._name} is removed"
         else:
-            outcome = f"the training job {self._name} could not be removed; clean_up or the reaper will remove it"
+            outcome = f"the training job {self._name} could not be removed; the reaper will remove it"
         step = last_step(self._work)
         checkpoint = (
             "there is no checkpoint yet, unless ranks write one as they end"
@@ -95,14 +95,18 @@ class Termination:
                 os.write(log, text)
                 os.close(log)
 
-    def _is_pod_deleted(self) -> bool:
-        """Tell whether this step's pod is being deleted, which it is not where the run is ended or out of time."""
+    def _is_pod_disrupted(self) -> bool:
+        """Tell whether this step's pod is being deleted, which it is not where the run is ended or out of time.
+
+        A kubelet that evicts pods or shuts down with its node sets a condition and leaves the pod in the API.
+        """
         if self._pod is None:
             return False
         namespace, name = self._pod
         with suppress(client.ApiException, HTTPError):
             pod = TrainJobs(self._api, namespace).pod(name, _POD_TIMEOUT)
-            return pod is not None and "deletionTimestamp" in pod["metadata"]
+            disrupted = pod is not None and condition(pod, "DisruptionTarget")["status"] == "True"
+            return disrupted or (pod is not None and "deletionTimestamp" in pod["metadata"])
         return False
 
     def _delete(self) -> bool:

@@ -59,14 +59,21 @@ def test_failed_deletion_is_reported(job: Launched, name: str, capfd: pytest.Cap
     job.server.faults.add(Fault("DELETE", status=503, times=10))
     _stop(job, name)
     printed = capfd.readouterr().out
-    assert f"the training job {name} could not be removed; clean_up or the reaper will remove it" in printed
+    assert f"the training job {name} could not be removed; the reaper will remove it" in printed
     assert "there is no checkpoint yet" in printed
     assert [request.method for request in job.server.requests].count("DELETE") == 3
 
 
-def test_job_outlives_a_drained_node(job: Launched, name: str, capfd: pytest.CaptureFixture[str]) -> None:
-    """A deleted pod takes its step with it; the next attempt of the step adopts the job."""
+@pytest.mark.parametrize("way", ["deleted", "evicted by the kubelet"])
+def test_job_outlives_a_drained_node(job: Launched, name: str, capfd: pytest.CaptureFixture[str], way: str) -> None:
+    """A lost pod takes its step with it; the next attempt of the step adopts the job."""
     job.cluster.drain("launcher")
+    if way != "deleted":
+        (pod,) = [each for each in job.cluster.all(kinds.PODS) if each["metadata"]["name"] == "launcher"]
+        job.cluster.remove(kinds.PODS, "launcher")
+        del pod["metadata"]["deletionTimestamp"]
+        condition = {"type": "DisruptionTarget", "status": "True", "reason": "TerminationByKubelet"}
+        job.cluster.add({**pod, "status": {"phase": "Failed", "reason": "Terminated", "conditions": [condition]}})
     _stop(job, name)
     assert [each["metadata"]["name"] for each in job.trainjobs()] == [name]
     assert f"this pod is being deleted: the training job {name} goes on" in capfd.readouterr().out

@@ -60,9 +60,11 @@ class ScriptedCluster:
         """Create a runtime; see `runtime`."""
         self.add(runtime(name, **options))
 
-    def add_workflow(self, name: str) -> Json:
+    def add_workflow(self, name: str, **labels: str) -> Json:
         """Create the workflow of a run, to which the pods of its steps belong."""
-        return self.add(_document(WORKFLOWS, name))[0]
+        document = _document(WORKFLOWS, name)
+        document["metadata"]["labels"] = labels
+        return self.add(document)[0]
 
     def add_pod(self, name: str, workflow: Json | None = None) -> Json:
         """Create the pod that the code under test runs in, a step of the workflow if there is one."""

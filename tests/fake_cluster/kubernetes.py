@@ -245,8 +245,10 @@ def _conflict(key: Key, why: str) -> ApiError:
 
 
 def _has(values: Json, requirement: str) -> bool:
-    """Tell whether one part of a selector, `a=b` or `a`, is met."""
+    """Tell whether one part of a selector, `a=b`, `a!=b` or `a`, is met."""
     name, operator, value = requirement.partition("=")
+    if name.endswith("!"):
+        return bool(values.get(name[:-1]) != value)
     return values.get(name) == value if operator else name in values
 
 

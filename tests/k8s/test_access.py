@@ -26,7 +26,10 @@ LAUNCHER: set[Grant] = {
     ("get", "", "persistentvolumeclaims", "grpo-pipeline"),
 }
 QUEUE: set[Grant] = {("get", "kueue.x-k8s.io", "localqueues", "grpo-pipeline")}
-REAPER: set[Grant] = {(verb, "trainer.kubeflow.org", "trainjobs", "") for verb in ("delete", "list")}
+REAPER: set[Grant] = {
+    *((verb, "trainer.kubeflow.org", "trainjobs", "") for verb in ("delete", "list")),
+    ("list", "argoproj.io", "workflows", ""),
+}
 
 
 def grants(role: Json) -> set[Grant]:
@@ -77,7 +80,7 @@ def _take_role(server: ApiServer, name: str) -> None:
 
 
 def test_reaper_works_with_its_role(server: ApiServer, api: client.ApiClient) -> None:
-    """It lists and deletes jobs, and may do nothing else."""
+    """It lists workflows, lists and deletes jobs, and may do nothing else."""
     _take_role(server, "reaper")
     assert reaper.reap(api, server.namespace, datetime.now(UTC)) == ["grpo-1"]
     with pytest.raises(client.ApiException, match="403"):
