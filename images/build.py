@@ -44,11 +44,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--base", default="", help="Debian image with Python: NAME@sha256:... or a local id")
     parser.add_argument("--variant", choices=["cuda", "cpu"], default="cuda", help="of torch (default: %(default)s)")
     parser.add_argument("--registry", default="localhost", help="what names begin with (default: %(default)s)")
+    parser.add_argument("--push", action="store_true", help="push them, with the engine's credentials")
     return parser
 
 
 def build(options: argparse.Namespace, engine: str) -> str:
-    """Build and tag the images, the light one's dependencies first; return the tag."""
+    """Build, tag and perhaps push the images, the light one's dependencies first; return the tag."""
     base = pinned(options.base)
     built_from = revision(ROOT)
     tag = f"{built_from}-cpu" if options.variant == "cpu" else built_from
@@ -64,6 +65,8 @@ def build(options: argparse.Namespace, engine: str) -> str:
         name = f"{prefix}/python-{image}:{tag}"
         used = _pairs("--build-arg", {**arguments[image], "REVISION": built_from})
         _build(engine, image, image, name, [*used, *labels(built_from, base)])
+        if options.push and subprocess.run([engine, "push", name], stdout=sys.stderr, check=False).returncode:
+            raise BuildError(f"{name} could not be pushed; see above. Log in with `{engine} login {options.registry}`")
         print(name, flush=True)
     return tag
 

@@ -31,7 +31,7 @@ from components.validate_data.component import validate_data
 Tasks = dict[str, dsl.PipelineTask]
 
 NAME = "grpo-post-training"
-_DESCRIPTION = "Fine-tune a base model, improve it with GRPO, and register it if it is measurably better."
+DESCRIPTION = "Fine-tune a base model, improve it with GRPO, and register it if it is measurably better."
 
 
 def stages(sections: Mapping[str, Any], **launch: Any) -> Tasks:
@@ -159,7 +159,7 @@ def cluster_graph(params: Params) -> GraphComponent:
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     signature = [inspect.Parameter(name, kind, default=defaults[name], annotation=each.type) for name, each in form]
     graph.__signature__ = inspect.Signature(signature)  # type: ignore[attr-defined]
-    graph.__doc__ = "\n".join([_DESCRIPTION, "", "Args:", *(f"    {name}: {each.description}" for name, each in form)])
+    graph.__doc__ = "\n".join([DESCRIPTION, "", "Args:", *(f"    {name}: {each.description}" for name, each in form)])
     return dsl.pipeline(name=NAME)(graph)
 
 

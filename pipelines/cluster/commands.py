@@ -1,4 +1,4 @@
-"""The commands that talk to a cluster: submit, status, logs, stop, schedule."""
+"""The commands that talk to a cluster: publish, submit, status, logs, stop, schedule."""
 
 import argparse
 import io
@@ -28,6 +28,16 @@ _INTERRUPTED = 130
 def add_commands(commands: Any) -> None:
     """Add the commands to those of `grpo-pipeline`."""
     run: dict[str, Any] = {"metavar": "RUN", "help": "id, beginning of an id, or name"}
+    command = _add(commands, "publish", _publish, "upload the graph, for runs from Kubeflow's page")
+    command.add_argument("--params", type=Path, metavar="FILE", default=PARAMS, help="what the form opens with")
+    command.add_argument("--local-images", action="store_true", help="accept images that no registry has")
+    group = command.add_argument_group("images", "those of the params file, or of IMAGE_REGISTRY and IMAGE_TAG; or:")
+    group.add_argument("--build", action="store_true", help="build them and push them, as `make images` does")
+    group.add_argument("--base", default="", metavar="IMAGE", help="with --build: Debian with Python, by its digest")
+    group.add_argument("--variant", choices=["cuda", "cpu"], default="cuda", help="with --build: of torch")
+    registry = "with --build: where to push (default: $IMAGE_REGISTRY)"
+    group.add_argument("--registry", default=_variable("IMAGE_REGISTRY"), metavar="PREFIX", help=registry)
+
     command = _add(commands, "submit", _submit, "start a run on a cluster", starts_runs=True)
     command.add_argument("--name", help="name of the run (default: the params file's and the time)")
     command.add_argument("--wait", action="store_true", help="show the run until it has ended")
@@ -80,6 +90,22 @@ def _add(commands: Any, name: str, run: Command, summary: str, *, starts_runs: b
 
 def _variable(*names: str) -> str | None:
     return next((os.environ[name] for name in names if os.environ.get(name)), None)
+
+
+def _publish(kubeflow: Kubeflow, options: argparse.Namespace) -> int:
+    from pipelines.cluster.images import check
+    from pipelines.cluster.publish import build, publish
+    from pipelines.cluster.submission import compiled, read
+
+    with tempfile.TemporaryDirectory(prefix="grpo-pipeline-") as folder:
+        images = None
+        if options.build:
+            kubeflow.client.get_kfp_healthz()  # rather than fail after the minutes that a build takes
+            images = build(options.base, options.variant, options.registry)
+        package = read(compiled(Path(folder), options.params, images))
+        for note in check(package.images, allow_local=options.local_images):
+            print(f"note: {note}", file=sys.stderr)
+        return _print(publish(kubeflow, package, options.params))
 
 
 def _submit(kubeflow: Kubeflow, options: argparse.Namespace) -> int:
@@ -151,14 +177,13 @@ def _print(lines: Iterable[str]) -> int:
 
 @contextmanager
 def _prepared(options: argparse.Namespace, *, scheduled: bool = False) -> Iterator[tuple["Package", dict[str, Any]]]:
-    """Yield the pipeline and a value for each of its parameters, without a request."""
+    """Yield the pipeline and a value for each of its parameters, without a request but those for its images."""
+    from pipelines.cluster.images import check
     from pipelines.cluster.submission import compiled, parameters, read
 
     with tempfile.TemporaryDirectory(prefix="grpo-pipeline-") as folder:
         package = read(options.pipeline or compiled(Path(folder), options.params or PARAMS))
         values = parameters(package, options.params, options.set, scheduled=scheduled)
-        local = next((image for image in package.images if image.endswith(":dev")), None)
-        if local:  # only this machine can have it: the first task would not begin
-            note = f"note: no registry has {local}; set IMAGE_REGISTRY and IMAGE_TAG as `make images` prints"
-            print(note, file=sys.stderr)
+        for note in check(package.images, allow_local=True):
+            print(f"note: {note}", file=sys.stderr)
         yield package, values

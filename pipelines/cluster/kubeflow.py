@@ -135,13 +135,14 @@ class Kubeflow:
 
     def runs(self, page_size: int = _RECENT) -> Iterator[Any]:
         """Yield all runs, the newest first; a page is requested when the one before it is used up."""
-        return self.pages(self.client.list_runs, "runs", page_size=page_size, sort_by="created_at desc")
+        options = {"page_size": page_size, "sort_by": "created_at desc", "namespace": self.user_namespace}
+        return self.pages(self.client.list_runs, "runs", **options)
 
     def pages(self, list_: Any, key: str, **options: Any) -> Iterator[Any]:
         """Yield what a method of the client lists, page by page."""
         token: str | None = ""
         while token is not None:
-            page = list_(page_token=token, namespace=self.user_namespace, **options)
+            page = list_(page_token=token, **options)
             yield from getattr(page, key) or []
             token = page.next_page_token or None
 

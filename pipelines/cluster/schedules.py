@@ -167,7 +167,8 @@ def _retire(kubeflow: Kubeflow, schedule: Any) -> list[Any]:
 
 def _ours(kubeflow: Kubeflow, name: str | None = None) -> list[Any]:
     """Return the schedules that this program created; of one name more than one where a change was interrupted."""
-    every = kubeflow.pages(kubeflow.client.list_recurring_runs, "recurring_runs", page_size=100)
+    options = {"page_size": 100, "namespace": kubeflow.user_namespace}
+    every = kubeflow.pages(kubeflow.client.list_recurring_runs, "recurring_runs", **options)
     schedules = [each for each in every if name in (None, each.display_name)]
     if name and not all(map(_digest, schedules)):
         raise PipelineError(f"{name}: grpo-pipeline did not create the schedule of this name; choose another name")

@@ -6,7 +6,7 @@ A value is the pipeline's default, or that of a params file, or a single setting
 import copy
 import difflib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,12 +56,13 @@ class Package:
     """Of the content of the file."""
 
 
-def compiled(folder: Path, params: Path) -> Path:
-    """Write the pipeline that this code compiles to with a params file into a folder; return the file."""
+def compiled(folder: Path, params: Path, images: Mapping[str, str] | None = None) -> Path:
+    """Write the pipeline that this code compiles to with a params file, perhaps with other images; return its file."""
     from pipelines.graph import write
 
-    path = folder / "pipeline.yaml"
-    write(path, load_params(params))
+    path, loaded = folder / "pipeline.yaml", load_params(params)
+    deployment = loaded.deployment.model_copy(update=dict(images or {}))
+    write(path, loaded.model_copy(update={"deployment": deployment}))
     return path
 
 

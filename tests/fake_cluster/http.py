@@ -5,6 +5,8 @@ import random
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from email.parser import BytesParser
+from email.policy import HTTP
 from http import HTTPStatus
 from typing import Any
 
@@ -46,6 +48,14 @@ class Request:
         """Return the body, a JSON object; an empty one if there is no body."""
         value: Json = json.loads(self.body or b"{}")
         return value
+
+    def upload(self, field: str) -> tuple[str, str]:
+        """Return name and text of the file in a field of a form."""
+        head = f"Content-Type: {self.headers['content-type']}\r\n\r\n".encode()
+        (part,) = BytesParser(policy=HTTP).parsebytes(head + self.body).iter_parts()
+        disposition = part["content-disposition"]
+        assert disposition.params["name"] == field
+        return str(disposition.params["filename"]), part.get_content()
 
     def check_query(self, *known: str) -> None:
         """Fail the test if the client uses a query parameter that the fake does not implement."""

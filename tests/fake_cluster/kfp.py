@@ -2,11 +2,13 @@
 
 import itertools
 import json
+import operator
 import re
 import uuid
 from functools import partial
 
 import jsonschema
+import yaml
 from croniter import croniter
 
 from tests.fake_cluster.clock import Clock
@@ -17,6 +19,9 @@ _FINISHED = {"SUCCEEDED", "FAILED", "CANCELED", "SKIPPED"}
 _STOPS_S = 5.0
 """Time from the request to stop a run until it has stopped."""
 _PAGE_SIZE = 20
+_LONGEST_NAME = 127
+_OPERATIONS = {1: operator.eq, "EQUALS": operator.eq, 9: operator.contains}
+"""Of filters: a value, and what it is compared with or has to contain."""
 _TYPES = {"STRING": "string", "BOOLEAN": "boolean", "LIST": "array", "STRUCT": "object"}
 """JSON types of parameters; the others are numbers."""
 _PARTS = ("pipelineInfo", "root", "schemaVersion", "components", "deploymentSpec")
@@ -40,7 +45,10 @@ class KfpApi:
         self.cookie: str | None = None
         self.has_ui = True
         """Whether the address is that of the UI server, which answers about pods, or of the API server behind it."""
+        self.version = "2.17.0"
+        """Release of the API server."""
         self.experiments: Table = {}
+        self.pipelines: Table = {}
         self.versions: Table = {}
         self.runs: Table = {}
         self.recurring_runs: Table = {}
@@ -67,9 +75,13 @@ class KfpApi:
         if request.path.startswith(_PODS) and not self.has_ui:
             raise ApiError(404, "Not Found")
         routes: list[Route] = [
-            ("GET", f"{_API}healthz", lambda _: Answer({"multi_user": self.multi_user})),
+            ("GET", f"{_API}healthz", self._health),
             ("POST", f"{_API}experiments", self._create_experiment),
             ("GET", f"{_API}experiments", partial(self._list, self.experiments, "experiments")),
+            ("GET", f"{_API}pipelines", partial(self._list, self.pipelines, "pipelines")),
+            ("POST", f"{_API}pipelines", self._create_pipeline),
+            ("POST", f"{_API}pipelines/upload_version", self._upload_version),
+            ("GET", f"{_API}pipelines/{{}}/versions", self._list_versions),
             ("GET", f"{_API}pipelines/{{}}/versions/{{}}", partial(_one, self.versions)),
             ("POST", f"{_API}runs", self._create_run),
             ("GET", f"{_API}runs", partial(self._list, self.runs, "runs")),
@@ -110,20 +122,64 @@ class KfpApi:
         self.set_state(run["run_id"], "RUNNING")
         return run
 
+    def _health(self, _: Request) -> Answer:
+        """Answer as the API server, or as the UI server, which has names of its own."""
+        if not self.has_ui:
+            server = {"commit_sha": "unknown", "tag_name": self.version, "pipeline_store": "database"}
+            return Answer({**server, "multi_user": self.multi_user})
+        ui = {"buildDate": "today", "frontendCommitHash": "unknown", "frontendTagName": self.version}
+        server = {"apiServerCommitHash": "unknown", "apiServerTagName": self.version, "pipelineStore": "database"}
+        users = {"apiServerMultiUser": self.multi_user, "multi_user": self.multi_user}
+        return Answer({**ui, **server, **users, "apiServerReady": True})
+
     def _check_namespace(self, namespace: str | None) -> None:
         if self.multi_user and not namespace:
             raise ApiError(400, "Namespace cannot be empty in multi-user mode")
         if self.multi_user and namespace not in self.namespaces:
             raise ApiError(403, f"User is not authorized in the namespace {namespace}")
 
-    def _list(self, table: Table, key: str, request: Request) -> Answer:
-        request.check_query("namespace", "filter", "sort_by", "page_size", "page_token")
-        query, namespace = request.query, request.query.get("namespace", "")
+    def _create_pipeline(self, request: Request) -> Answer:
+        """Create a pipeline without a version."""
+        body = request.object()
+        name, namespace = body.get("name"), body.get("namespace") or None
         self._check_namespace(namespace)
-        rows = [row for row in table.values() if not self.multi_user or row.get("namespace") == namespace]
+        if not name or (name, namespace) in {(row["name"], row.get("namespace")) for row in self.pipelines.values()}:
+            raise ApiError(409, f"Failed to create a pipeline with name {name}. It already exists, or it is empty")
+        values = {key: body[key] for key in ("name", "display_name", "description") if body.get(key)}
+        return Answer(self.new(self.pipelines, "pipeline_id", **values, namespace=namespace))
+
+    def _upload_version(self, request: Request) -> Answer:
+        """Add a version, of the file in a form, to a pipeline."""
+        request.check_query("name", "pipelineid", "description")
+        name, pipeline_id = request.query.get("name") or "", request.query.get("pipelineid") or ""
+        file_name, text = request.upload("uploadfile")
+        siblings = [row for row in self.versions.values() if row["pipeline_id"] == pipeline_id]
+        if not file_name.endswith((".yaml", ".yml", ".json")) or pipeline_id not in self.pipelines:
+            raise ApiError(400, "Failed to create a pipeline version")
+        if not 0 < len(name) <= _LONGEST_NAME:
+            raise ApiError(400, f"PipelineVersion.Name length cannot exceed {_LONGEST_NAME}")
+        if any(row["name"] == name for row in siblings):
+            raise ApiError(409, "Failed to create a pipeline version")
+        spec, platform = [*(each for each in yaml.load_all(text, yaml.CSafeLoader) if each), None][:2]
+        pipeline = {"pipeline_spec": spec, "platform_spec": platform}
+        _check_pipeline(pipeline)
+        values: Json = {"name": name, "display_name": name, "description": request.query.get("description")}
+        values |= {"pipeline_id": pipeline_id, "pipeline_spec": pipeline}
+        return Answer(self.new(self.versions, "pipeline_version_id", **values))
+
+    def _list_versions(self, request: Request, id_: str) -> Answer:
+        _existing(self.pipelines, id_)
+        of_pipeline = {key: row for key, row in self.versions.items() if row["pipeline_id"] == id_}
+        return self._list(of_pipeline, "pipeline_versions", request, self.pipelines[id_].get("namespace"))
+
+    def _list(self, table: Table, key: str, request: Request, within: str | None = None) -> Answer:
+        request.check_query("namespace", "filter", "sort_by", "page_size", "page_token")
+        query, namespace = request.query, within or request.query.get("namespace", "")
+        self._check_namespace(namespace)
+        rows = [row for row in table.values() if within or not self.multi_user or row.get("namespace") == namespace]
         for predicate in json.loads(query.get("filter") or "{}").get("predicates", []):
-            assert predicate["operation"] in (1, "EQUALS")
-            rows = [row for row in rows if row[predicate["key"]] == predicate["stringValue"]]
+            matches = _OPERATIONS[predicate["operation"]]
+            rows = [row for row in rows if matches(row[predicate["key"]], predicate["stringValue"])]
         assert query.get("sort_by", "") in ("", "created_at desc")
         rows.sort(key=lambda row: str(row.get("created_at", "")), reverse=bool(query.get("sort_by")))
         start = int(query.get("page_token") or 0)

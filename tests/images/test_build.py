@@ -65,6 +65,25 @@ def test_a_missing_base_or_engine_is_one_line(
     assert error.count("\n") == 1
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_images_are_pushed_once_they_are_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], fails: bool
+) -> None:
+    """Both of them, and not what one is built from; one that cannot be pushed is one line."""
+    engine, log = tmp_path / "engine", tmp_path / "log"
+    engine.write_text(f'#!/bin/sh\necho "$@" >> {log}\ntest "$1" != push -o "{fails}" = False\n')
+    engine.chmod(0o755)
+    monkeypatch.setenv("CONTAINER_ENGINE", str(engine))
+    monkeypatch.setattr(sys, "argv", ["build", "--base", DIGEST, "--registry", "registry.example.com/ml", "--push"])
+    assert main() == (2 if fails else 0)
+    out, error = capfd.readouterr()
+    pushed = [line.removeprefix("push ") for line in log.read_text().splitlines() if line.startswith("push ")]
+    light = "registry.example.com/ml/grpo-pipeline/python-light:"
+    assert [name.startswith(light) for name in pushed] == ([True] if fails else [True, False])
+    assert out.splitlines()[:-1] == ([] if fails else pushed)
+    assert ("python-light" in error and "could not be pushed" in error and error.count("\n") == 1) == fails
+
+
 def test_the_folder_with_a_wheel_of_torch_reaches_the_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the folders that pip is told of, the first that holds one; otherwise none."""
     for name in ("SSL_CERT_FILE", "PIP_CERT"):

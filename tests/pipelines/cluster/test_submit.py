@@ -60,16 +60,21 @@ def test_submit_compiles_by_itself_for_the_deployment_of_the_params_file(
 
 
 def test_images_that_no_registry_can_have_are_pointed_out(
-    server: ApiServer, program: Program, submit: Program, tmp_path: Path
+    server: ApiServer, program: Program, submit: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first task of such a run would not even begin, and so say nothing."""
+    """The first task of such a run would not even begin; where a registry says so, the run is not started."""
     note = "note: no registry has grpo-pipeline/python-gpu:dev; set IMAGE_REGISTRY"
     assert submit()[1].startswith(note)
     named = tmp_path / "named.yaml"
     images = {"image_gpu": "registry.example.com/gpu:0123abc", "image_light": "registry.example.com/light:0123abc"}
     deployment = DeploymentConfig.model_validate(images)
     write(named, load_params(SMOKE).model_copy(update={"deployment": deployment}))
+    monkeypatch.setattr("pipelines.cluster.images._exists", lambda _: True)
     assert program("submit", "--pipeline", str(named))[1] == ""
+    monkeypatch.setattr("pipelines.cluster.images._exists", lambda image: image.name == "gpu")
+    error = "registry.example.com does not have registry.example.com/light:0123abc; push it"
+    assert error in program("submit", "--pipeline", str(named), code=2)[1]
+    assert len(server.kfp.runs) == 2
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,92 @@
+"""Publish the graph as a new version of one pipeline, for people who start runs on Kubeflow's page."""
+
+import io
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import redirect_stdout
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from components.shared.errors import PipelineError
+from pipelines.cluster.kubeflow import Kubeflow
+
+if TYPE_CHECKING:
+    from pipelines.cluster.submission import Package
+
+_CHECKOUT = Path(__file__).parents[2]
+_IS_SUBSTRING = 9
+"""Operation of a filter, as the API numbers it."""
+_DIGITS = 12
+_LONGEST_STEM = 40
+
+
+def build(base: str, variant: str, registry: str | None) -> dict[str, str]:
+    """Build the images, push them, and return their names as settings of `deployment`."""
+    if not registry:
+        raise PipelineError("--build: name the registry to push to, with --registry or IMAGE_REGISTRY")
+    command = [sys.executable, "-m", "images.build", "--push", "--registry", registry]
+    command += ["--base", base, "--variant", variant]
+    done = subprocess.run(command, cwd=_CHECKOUT, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        raise PipelineError("the images were not built and pushed; see above")
+    names = done.stdout.split()
+    return {f"image_{kind}": next(each for each in names if f"/python-{kind}:" in each) for kind in ("light", "gpu")}
+
+
+def publish(kubeflow: Kubeflow, package: "Package", params: Path) -> Iterator[str]:
+    """Upload a compiled pipeline as a new version, unless a version has the same content.
+
+    The name of a version is that of the params file whose values the form opens with, the git revision, and a digest
+    of the content.
+
+    Yields:
+        What was done, and the address of the page from which runs of the version are started.
+    """
+    from pipelines.graph import DESCRIPTION, NAME
+
+    client, digest = kubeflow.client, package.digest[:_DIGITS]
+    known = kubeflow.pages(client.list_pipelines, "pipelines", page_size=100, namespace=kubeflow.user_namespace)
+    pipeline = next((each for each in known if each.display_name == NAME), None)
+    if pipeline is None:
+        # Without a version of its own, which would have the name of the pipeline.
+        body = {"name": NAME, "display_name": NAME, "description": DESCRIPTION, "namespace": kubeflow.user_namespace}
+        pipeline = client._pipelines_api.pipeline_service_create_pipeline(body)
+    version = _version_with(kubeflow, pipeline.pipeline_id, digest)
+    if version is None:
+        stem = re.sub(r"[^a-z0-9]+", "-", params.stem.lower())[:_LONGEST_STEM].strip("-")
+        name, file = "-".join(filter(None, [stem, revision(), digest])), params.resolve()
+        where = file.relative_to(_CHECKOUT) if file.is_relative_to(_CHECKOUT) else file.name
+        about = f"{where}; {', '.join(package.images)}"
+        with redirect_stdout(io.StringIO()):  # the client prints an address of its own
+            version = client.upload_pipeline_version(
+                str(package.path), name, pipeline_id=pipeline.pipeline_id, description=about
+            )
+        yield f"{NAME}  version {name} published"
+    else:
+        yield f"{NAME}  unchanged: version {version.display_name} has the same content"
+    yield f"{kubeflow.endpoint}/#/pipelines/details/{pipeline.pipeline_id}/version/{version.pipeline_version_id}"
+
+
+def revision() -> str:
+    """Return the git revision of the checkout, marked where files differ from it; empty without git."""
+    command = ["git", "-C", str(_CHECKOUT), "describe", "--always", "--dirty", f"--abbrev={_DIGITS}", "--exclude=*"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    except OSError:
+        return ""
+
+
+def _version_with(kubeflow: Kubeflow, pipeline_id: str, digest: str) -> Any:
+    """Return the version of a pipeline whose name has a digest; None if there is none."""
+    predicate = {"operation": _IS_SUBSTRING, "key": "display_name", "stringValue": digest}
+    versions = kubeflow.pages(
+        partial(kubeflow.client.list_pipeline_versions, pipeline_id),
+        "pipeline_versions",
+        page_size=10,
+        filter=json.dumps({"predicates": [predicate]}),
+    )
+    return next(versions, None)

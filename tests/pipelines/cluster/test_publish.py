@@ -1,0 +1,146 @@
+import re
+import subprocess
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from components.preflight.config import load_params
+from pipelines.cluster import images
+from tests.fake_cluster import ApiServer, Fault, Json
+from tests.pipelines.cluster.conftest import Program
+from tests.presets import ROOT
+
+LIGHT, GPU = (f"registry.example.com/ml/grpo-pipeline/python-{kind}:0123abc" for kind in ("light", "gpu"))
+
+
+@pytest.fixture
+def params(tmp_path: Path) -> Path:
+    """A params file with images in a registry."""
+    path = tmp_path / "Team A.yaml"
+    path.write_text(f"extends: {ROOT}/params/smoke.yaml\ndeployment: {{image_light: '{LIGHT}', image_gpu: '{GPU}'}}\n")
+    return path
+
+
+@pytest.fixture
+def command(program: Program, params: Path, monkeypatch: pytest.MonkeyPatch) -> Program:
+    """`grpo-pipeline publish` of that file; its registry has every image."""
+    monkeypatch.setattr(images, "_exists", lambda _: True)
+    return partial(program, "publish", "--params", str(params))
+
+
+def versions(server: ApiServer) -> list[Json]:
+    """The versions of the one pipeline there is."""
+    (pipeline,) = server.kfp.pipelines.values()
+    assert pipeline["name"] == "grpo-post-training"
+    assert all(each["pipeline_id"] == pipeline["pipeline_id"] for each in server.kfp.versions.values())
+    return list(server.kfp.versions.values())
+
+
+def test_publishing_uploads_the_graph_as_a_version_and_prints_its_page(server: ApiServer, command: Program) -> None:
+    """With the images and the values of the params file in it, and a name that says where it is from."""
+    (published, page), error = command()
+    (version,) = versions(server)
+    assert error == ""
+    assert published == f"grpo-post-training  version {version['name']} published"
+    assert re.fullmatch(r"team-a-[0-9a-f]{12}(-dirty)?-[0-9a-f]{12}", version["name"])
+    ids = f"{version['pipeline_id']}/version/{version['pipeline_version_id']}"
+    assert page == f"{server.url}/#/pipelines/details/{ids}"
+    assert version["description"] == f"Team A.yaml; {GPU}, {LIGHT}"
+    spec = version["pipeline_spec"]["pipeline_spec"]
+    used = {each["container"]["image"] for each in spec["deploymentSpec"]["executors"].values()}
+    assert used == {LIGHT, GPU}
+    smoke = load_params(ROOT / "params/smoke.yaml")
+    default = spec["root"]["inputDefinitions"]["parameters"]["train_grpo_num_steps"]["defaultValue"]
+    assert default == smoke.train_grpo.num_steps
+
+
+def test_the_same_content_is_uploaded_once(server: ApiServer, command: Program, params: Path) -> None:
+    """Also under another revision; anything else is a new version of the same pipeline."""
+    command()
+    (version,) = versions(server)
+    version["display_name"] = version["name"].replace("team-a-", "team-a-other-")
+    lines, _ = command()
+    assert lines[0] == f"grpo-post-training  unchanged: version {version['display_name']} has the same content"
+    assert lines[1].endswith(f"/version/{version['pipeline_version_id']}")
+    assert len(versions(server)) == 1
+    params.write_text(params.read_text() + "train_grpo: {num_steps: 9}\n")
+    command()
+    assert len(versions(server)) == 2
+
+
+def test_an_interrupted_first_publication_is_finished_by_the_next(server: ApiServer, command: Program) -> None:
+    """The pipeline is there and has no version yet."""
+    server.faults.add(Fault("POST", "/upload_version", status=503))
+    assert "cannot answer now, try again later" in command(code=75)[1]
+    assert versions(server) == []
+    command()
+    assert len(versions(server)) == 1
+
+
+def test_several_users_publish_in_their_own_namespaces(server: ApiServer, command: Program) -> None:
+    """A pipeline of the same name elsewhere is another one."""
+    server.kfp.multi_user, server.kfp.namespaces = True, ("team-a", "team-b")
+    for namespace in ("team-a", "team-b", "team-a"):
+        command("--namespace", namespace)
+    assert [each["namespace"] for each in server.kfp.pipelines.values()] == ["team-a", "team-b"]
+    assert len(server.kfp.versions) == 2
+
+
+def test_images_that_nodes_cannot_pull_are_not_published(
+    server: ApiServer, command: Program, program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that only this machine has, unless they are on the nodes already; those that their registry has not."""
+    _, error = program("publish", code=2)
+    for kind in ("gpu", "light"):
+        assert f"no registry has grpo-pipeline/python-{kind}:dev; set IMAGE_REGISTRY and IMAGE_TAG" in error
+    monkeypatch.setattr(images, "_exists", lambda image: image.name.endswith("light"))
+    _, error = command(code=2)
+    assert error.startswith(f"error: registry.example.com does not have {GPU}; push it, or set IMAGE_REGISTRY")
+    assert LIGHT not in error
+    assert server.kfp.pipelines == {}
+    _, error = program("publish", "--local-images")
+    assert error.count("note: no registry has ") == 2
+    assert len(versions(server)) == 1
+
+
+def test_a_registry_that_does_not_answer_is_no_obstacle(
+    server: ApiServer, command: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nodes may reach it; it is asked once."""
+    asked = []
+
+    def refuse(image: object) -> bool:
+        asked.append(image)
+        raise ConnectionRefusedError("connection refused")
+
+    monkeypatch.setattr(images, "_exists", refuse)
+    _, error = command()
+    reason = "not checked, because registry.example.com cannot be reached from here (connection refused)"
+    assert error.splitlines() == [f"note: {GPU}: {reason}", f"note: {LIGHT}: {reason}"]
+    assert len(asked) == len(versions(server)) == 1
+
+
+def test_built_images_are_pushed_and_named_in_the_version(
+    server: ApiServer, command: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They take the place of those of the params file; a failed build publishes nothing."""
+    calls = []
+    tag = "registry.example.com/new/grpo-pipeline/python-{}:4567def"
+
+    def run(call: list[str], **options: object) -> subprocess.CompletedProcess[str]:
+        if "images.build" not in call:
+            return subprocess.CompletedProcess(call, 0, stdout="0123456789ab")
+        calls.append(call[1:])
+        out = "\n".join([tag.format("light"), tag.format("gpu"), "IMAGE_REGISTRY=x IMAGE_TAG=y", ""])
+        return subprocess.CompletedProcess(call, 2 if "cpu" in call else 0, stdout=out)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    build = partial(command, "--build", "--base", "python@sha256:0", "--registry", "registry.example.com/new")
+    assert "the images were not built and pushed" in build("--variant", "cpu", code=2)[1]
+    assert server.kfp.pipelines == {}
+    build()
+    push = ["-m", "images.build", "--push", "--registry", "registry.example.com/new", "--base", "python@sha256:0"]
+    assert calls[-1] == [*push, "--variant", "cuda"]
+    assert versions(server)[0]["description"] == f"Team A.yaml; {tag.format('gpu')}, {tag.format('light')}"
+    assert "--build: name the registry" in command("--build", "--registry", "", code=2)[1]
