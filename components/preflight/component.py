@@ -35,7 +35,7 @@ def preflight(  # noqa: PLR0917 - the run form
     evaluate_gpus: dsl.OutputPath(str),  # type: ignore[valid-type]
     evaluate_node_selector: dsl.OutputPath(dict),  # type: ignore[valid-type]
     evaluate_tolerations: dsl.OutputPath(list),  # type: ignore[valid-type]
-    configuration: dsl.Output[dsl.Markdown],
+    configuration: dsl.Output[dsl.HTML],
 ) -> None:
     """Check the run form and the cluster, name all that is wrong at once, and hand the sections on to the stages.
 

@@ -7,7 +7,7 @@ parameter or in the JSON, never both.
 import copy
 import json
 from collections.abc import Mapping
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple, get_args
 
 from components.cluster.config import ClusterConfig
@@ -23,6 +23,7 @@ from components.preflight.config import (
     stage_sections,
     wrong_params,
 )
+from components.shared.page import render
 
 Form = dict[str, Any]
 Key = tuple[str, ...]
@@ -60,7 +61,6 @@ _DERIVED: dict[Key, str] = {
 """Keys that nobody sets, and what they follow from."""
 _MARGIN_S = 3600
 """Time that a step has beyond its job's: to be scheduled, and to collect what the job left."""
-_FENCE = "```"
 _MISSING = object()
 
 
@@ -177,13 +177,18 @@ def set_key(values: Any, key: Key, new: Any) -> None:
 
 
 def page(form: Form, sections: Sections, notes: Mapping[str, str]) -> str:
-    """Return the configuration of a run as Markdown: the parameters, what was looked up, every section in full."""
-    rows = [f"| {name} | `{json.dumps(value)}` |" for name, value in sorted(form.items()) if name != OVERRIDES]
-    lines = ["# Configuration of this run", "", "| parameter | value |", "|---|---|", *rows, ""]
-    lines += [f"- {name}: {note}" for name, note in notes.items()]
-    for name, section in sections.items():
-        lines += ["", f"## {name}", "", f"{_FENCE}json", json.dumps(section, indent=2, ensure_ascii=False), _FENCE]
-    return "\n".join([*lines, ""])
+    """Return the configuration of a run as HTML: the parameters, what was looked up, every section in full.
+
+    Not as Markdown: Kubeflow's UI folds nothing in it, and shows it wider than its side panel.
+    """
+    rows = {name: value if isinstance(value, str) else json.dumps(value) for name, value in sorted(form.items())}
+    del rows[OVERRIDES]
+    return render(
+        Path(__file__).with_name("configuration.html.jinja"),
+        rows={name: value for name, value in rows.items() if value} | dict(notes),
+        empty=[name for name, value in rows.items() if not value],
+        sections={name: json.dumps(section, indent=2, ensure_ascii=False) for name, section in sections.items()},
+    )
 
 
 def _parameter(key: Key) -> Parameter:

@@ -42,7 +42,7 @@ class Ready:
     sections: Sections
     """Of every stage, and `cluster`."""
     page: str
-    """The configuration as Markdown, for people."""
+    """The configuration as HTML, for people."""
 
     @property
     def outputs(self) -> dict[str, Any]:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from markupsafe import Markup
 
 from components.shared import jsonl
-from components.shared.page import percent
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -37,7 +36,7 @@ _STYLE = {
     "svg.fonttype": "none",
     "svg.hashsalt": "grpo-pipeline",
     "font.family": "DejaVu Sans",
-    "font.size": 8.5,
+    "font.size": 9.6,
     **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), _TEXT),
     **dict.fromkeys(("axes.linewidth", "xtick.major.width", "ytick.major.width", "grid.linewidth"), 0.6),
     **dict.fromkeys(("axes.spines.top", "axes.spines.right", "path.simplify"), False),
@@ -63,31 +62,6 @@ class _Curve(NamedTuple):
         return [fmean(self.values[max(0, at - reach) : at + reach + 1]) for at in range(len(self.values))]
 
 
-def accuracy_chart(models: Mapping[str, Mapping[str, Any]], names: Mapping[str, str]) -> Markup:
-    """Draw each model's accuracy by source with its 95 % interval; `models` has a score per model and source."""
-    sources = list(next(iter(models.values())))
-    with _figure(width=max(7.6, 2.2 * len(sources) + 1.0), height=2.4) as (figure, axes):
-        width = 0.8 / len(models)
-        for place, (model, scores) in enumerate(models.items()):
-            shift = (place - (len(models) - 1) / 2) * width
-            for number, source in enumerate(sources):
-                at = number + shift
-                accuracy, (low, high) = scores[source]["accuracy"], scores[source]["interval"]
-                axes.bar(at, 100 * accuracy, width=width * 0.82, color=MODEL_COLORS[model], alpha=0.85)
-                axes.plot([at, at], [100 * low, 100 * high], color=_TEXT, linewidth=1.1)
-                label = axes.text(at, 100 * high + 2, percent(accuracy), ha="center", va="bottom")
-                label.set(fontsize=9, fontweight="bold")
-                axes.text(at, -4, names[model], ha="center", va="top", fontsize=7.5)
-        axes.set_xticks(range(len(sources)), sources, fontsize=9.5, fontweight="bold")
-        axes.tick_params(axis="x", length=0, pad=17)
-        axes.set_xlim(-0.55, len(sources) - 0.45)
-        axes.set_ylim(0, 112)
-        _label_percent(axes)
-        axes.grid(axis="y")
-        axes.set_axisbelow(True)
-        return _svg(figure, "Accuracy of each model by source, with 95 % intervals")
-
-
 def curve_chart(
     steps: Sequence[Mapping[str, Any]], title: str, names: Mapping[str, str], *, fraction: bool = False
 ) -> tuple[Markup | None, list[tuple[str, str]]]:
@@ -100,7 +74,7 @@ def curve_chart(
     if not curves:
         return None, []
     scale = 100 if fraction else 1
-    with _figure(width=3.4, height=1.9) as (figure, axes):
+    with _figure() as (figure, axes):
         for place, (curve, color) in enumerate(zip(curves, _SERIES_COLORS, strict=False)):
             values = [scale * value for value in curve.smoothed or curve.values]
             if curve.smoothed and not place:
@@ -113,7 +87,7 @@ def curve_chart(
         if fraction:
             axes.set_ylim(-4, 104)
             _label_percent(axes)
-        _label_steps(axes, ticks=6)
+        _label_steps(axes)
         axes.grid(axis="y")
         legend = [(curve.name, color) for curve, color in zip(curves, _SERIES_COLORS, strict=False)]
         return _svg(figure, title), legend if len(names) > 1 else []
@@ -131,12 +105,12 @@ def phase_chart(timings: Path) -> dict[str, Any]:
         row["other_s"] = max(0.0, row["step_s"] - sum(row.get(phase, 0.0) for phase in _PHASES))
     curves = [curve for phase, name in _PHASES.items() if (curve := _curve(rows, phase, name))]
     total = sum(sum(curve.values) for curve in curves)
-    with _figure(width=7.6, height=2.2) as (figure, axes):
+    with _figure() as (figure, axes):
         values = [curve.smoothed or curve.values for curve in curves]
         axes.stackplot(curves[0].steps, values, colors=_PHASE_COLORS[: len(curves)], alpha=0.85, linewidth=0)
         axes.set_ylim(bottom=0)
-        _label_steps(axes, ticks=10)
-        axes.set_ylabel("seconds", fontsize=8)
+        _label_steps(axes)
+        axes.set_ylabel("seconds")
         axes.margins(x=0)
         chart = _svg(figure, "Seconds of each phase of a GRPO step")
     return {
@@ -161,23 +135,25 @@ def _label_percent(axes: "Axes") -> None:
     axes.set_yticks(range(0, 101, 25), [f"{tick} %" for tick in range(0, 101, 25)])
 
 
-def _label_steps(axes: "Axes", *, ticks: int) -> None:
-    axes.locator_params(axis="x", integer=True, nbins=ticks)
-    axes.set_xlabel("step", fontsize=8)
+def _label_steps(axes: "Axes") -> None:
+    axes.locator_params(axis="x", integer=True, nbins=6)
+    axes.set_xlabel("step")
 
 
 @contextmanager
-def _figure(*, width: float, height: float) -> "Iterator[tuple[Figure, Axes]]":
+def _figure() -> "Iterator[tuple[Figure, Axes]]":
+    """Yield a figure in the size of all charts: in the page's narrowest column its text is 12 pixels high."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
     with mpl.rc_context(_STYLE):
-        figure = Figure(figsize=(width, height), layout="constrained")
+        figure = Figure(figsize=(3.2, 1.9), layout="constrained")
         yield figure, figure.add_subplot()
 
 
 def _svg(figure: "Figure", title: str) -> Markup:
     """Return the figure as an element for HTML: no prolog, no namespaces, no fixed size, the page's own colors."""
+    figure.draw_without_rendering()  # the first layout may change the ticks, and with them the room that labels need
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     text = buffer.getvalue()

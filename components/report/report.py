@@ -119,7 +119,6 @@ def render_report(
         "target": findings.verdict["target"],
         "models": MODELS,
         "colors": charts.MODEL_COLORS,
-        "accuracy_chart": charts.accuracy_chart(findings.by_source, MODELS),
         "panels": [*_panels(folders["grpo_training"], _GRPO_CURVES), *_panels(folders["sft_training"], _SFT_CURVES)],
         "phases": charts.phase_chart(timings) if timings else None,
         "examples": _choose_examples(findings.pairs, config.num_examples),

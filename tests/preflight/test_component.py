@@ -26,4 +26,4 @@ def test_the_task_hands_the_sections_on(server: ApiServer, tmp_path: Path) -> No
     assert {stage: outputs.pop(f"{stage}_config") for stage in expected} == expected
     assert outputs.pop("cluster_config")["volume"] == "grpo-pipeline"
     assert outputs == {"evaluate_gpus": "1", "evaluate_node_selector": {}, "evaluate_tolerations": []}
-    assert Path(printed["page"]).read_text().startswith("# Configuration of this run")
+    assert "<title>Configuration of this run</title>" in Path(printed["page"]).read_text()

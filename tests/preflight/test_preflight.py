@@ -1,5 +1,6 @@
 """Preflight against a cluster's API server and real git repositories: what is missing is named, all at once, soon."""
 
+import html
 import json
 import threading
 from pathlib import Path
@@ -52,9 +53,10 @@ def test_a_run_that_can_start_gets_its_sections(server: ApiServer, form: Form) -
     assert made.outputs["evaluate_gpus"] == "1"
     assert made.outputs["cluster_config"]["volume"] == CLAIM
     assert not server.cluster.all(kinds.TRAIN_JOBS)
-    assert "| train_grpo_num_steps | `50` |" in made.page
+    assert "<th>train_grpo_num_steps</th><td><code>50</code>" in made.page
     for name, section in made.sections.items():
-        assert f"## {name}\n\n```json\n{json.dumps(section, indent=2, ensure_ascii=False)}\n```" in made.page
+        shown = json.dumps(section, indent=2, ensure_ascii=False)
+        assert f"<summary>{name}</summary><pre>{shown}</pre>" in html.unescape(made.page)
 
 
 def test_a_revision_becomes_a_commit_once(server: ApiServer, form: Form, repository: Path) -> None:

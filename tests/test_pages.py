@@ -1,0 +1,84 @@
+"""The pages that Kubeflow's UI shows in its side panel, in a browser and as wide as that panel."""
+
+import html
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from components.preflight.config import DeploymentConfig, load_params
+from components.preflight.form import form_of, page, sections_of
+from components.prepare_data.prepare import STAGE as PREPARE_DATA
+from components.report.report import STAGE as REPORT
+from components.shared import jsonl, stage
+from components.shared.errors import DataRejectedError
+from components.shared.page import render
+from components.validate_data.validate import STAGE as VALIDATE_DATA
+from tests.presets import ROOT
+from tests.report.synthetic import make_run
+from tests.report.test_report import CONFIG
+
+_BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+_PROBE = Path(__file__).with_name("page_probe.js").read_text(encoding="utf-8")
+_FRAME = '<!doctype html><iframe style="width:{}px;border:0" srcdoc="{}"></iframe><pre></pre><script>{}</script>'
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(_BROWSER is None, reason="needs chromium or google-chrome")]
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Each page with all that it may have: a full report, good and rejected problems, a configuration."""
+    folder = tmp_path_factory.mktemp("pages")
+    params = load_params(ROOT / "params/smoke.yaml")
+    stage.run(REPORT, CONFIG, {**make_run(folder / "run"), "report": folder / "report"})
+    stage.run(PREPARE_DATA, params.prepare_data, {"problems": folder / "problems"})
+    stage.run(VALIDATE_DATA, params.validate_data, {name: folder / name for name in ("problems", "validation")})
+    rows = [row | {"answer": "1"} for _, row in jsonl.read_rows(folder / "problems/train.jsonl")]
+    jsonl.write_rows(folder / "problems/train.jsonl", rows)
+    with pytest.raises(DataRejectedError):
+        stage.run(VALIDATE_DATA, params.validate_data, {"problems": folder / "problems", "validation": folder / "bad"})
+    form = form_of(params) | {"prepare_data_repository_url": f"https://git.example.com/{'team/' * 20}data.git"}
+    sections, _ = sections_of(form, DeploymentConfig(), commit="0" * 40, secrets={})
+    written = {name: (folder / name / "report.html").read_text("utf-8") for name in ("report", "validation", "bad")}
+    return {**written, "configuration": page(form, sections, {"data at commit": "0" * 40})}
+
+
+def looked_at(text: str, width: int, folder: Path) -> dict[str, Any]:
+    """What page_probe.js finds on a page in a frame that is as wide as `width` pixels."""
+    (folder / "frame.html").write_text(_FRAME.format(width, html.escape(text), _PROBE), encoding="utf-8")
+    options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder}", "--dump-dom"]
+    command = [str(_BROWSER), *options, (folder / "frame.html").as_uri()]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
+    found = re.search(r"<pre>(.*?)</pre><script>", shown, re.DOTALL)
+    assert found is not None, shown[-500:]
+    return dict(json.loads(html.unescape(found[1])))
+
+
+@pytest.mark.parametrize("width", [400, 800, 1400])
+@pytest.mark.parametrize("name", ["report", "validation", "bad", "configuration"])
+def test_a_page_can_be_read(name: str, width: int, pages: dict[str, str], tmp_path: Path) -> None:
+    """It does not scroll sideways; no text is cut, covered, out of sight or under 12 pixels high."""
+    found = looked_at(pages[name], width, tmp_path)
+    assert found.pop("scroll_width") <= width
+    assert found.pop("num_texts") > 20
+    assert found == {"outside": [], "small": [], "cut": [], "overlaps": []}
+
+
+def test_a_page_that_cannot_be_read_is_found(tmp_path: Path) -> None:
+    """Each thing that a page may not have, once."""
+    (tmp_path / "bad.html.jinja").write_text(
+        '{% extends "page.html.jinja" %}{% block title %}{% endblock %}{% block content %}'
+        '<div style="width: 500px; text-align: right">outside</div><p style="font-size: 9px">small</p>'
+        '<div style="width: 2em; overflow: hidden">cut-because-it-is-long</div>'
+        '<b style="position: absolute; left: 9px">one</b><b style="position: absolute; left: 9px">two</b>'
+        '<svg viewBox="0 0 500 50" width="250"><text x="480" y="20" font-size="30">drawn</text></svg>{% endblock %}'
+    )
+    found = looked_at(render(tmp_path / "bad.html.jinja"), 400, tmp_path)
+    assert found["scroll_width"] > 400
+    assert found["outside"] == ["outside"]
+    assert found["small"] == ["small: 9.0 px"]
+    assert found["cut"] == ["drawn", "cut-because-it-is-long"]
+    assert found["overlaps"] == ["one / two"]
