@@ -4,7 +4,7 @@ Each check yields a line for each thing that is missing or cannot be used, and r
 not answer.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -45,10 +45,13 @@ LAUNCH = (
     Permission("list", "pods"),
     Permission("get", "pods/log"),
     Permission("list", "events"),
+)
+"""What launching, watching and removing a training job takes."""
+QUEUE = (
     Permission("list", "workloads", kube.KUEUE),
     Permission("get", "localqueues/pendingworkloads", f"visibility.{kube.KUEUE}"),
 )
-"""What launching, watching and removing a training job takes."""
+"""What telling its place in a queue takes."""
 
 
 def trainer(api: client.ApiClient) -> Iterator[str]:
@@ -99,10 +102,10 @@ def local_queue(api: client.ApiClient, namespace: str, name: str) -> Iterator[st
             yield f"cluster_queue: {name} admits no jobs: {condition.get('message', 'no reason given')}"
 
 
-def permissions(api: client.ApiClient, namespace: str) -> Iterator[str]:
+def permissions(api: client.ApiClient, namespace: str, wanted: Iterable[Permission]) -> Iterator[str]:
     """Check that this process may launch training jobs in a namespace; the cluster itself is asked."""
     missing = []
-    for permission in LAUNCH:
+    for permission in wanted:
         resource, _, subresource = permission.resource.partition("/")
         attributes = client.V1ResourceAttributes(
             verb=permission.verb,

@@ -170,11 +170,12 @@ def _checks_of_cluster(
     namespace = str(section.get("namespace") or own_namespace())
     runtime = "grpo-torch-vllm" if section.get("rollout_servers") else "grpo-torch"
     grace_s = max(params.train_sft.checkpoint.grace_s, params.train_grpo.checkpoint.grace_s) if params else None
+    wanted = (*cluster.LAUNCH, *(cluster.QUEUE if section.get("queue") else ()))
     checks: dict[str, Check] = {
         "trainer": partial(_lines, cluster.trainer, api),
         "runtime": partial(_lines, cluster.runtime, api, namespace, runtime, grace_s),
         "volume": partial(_lines, cluster.volume, api, namespace, volume),
-        "permissions": partial(_lines, cluster.permissions, api, namespace),
+        "permissions": partial(_lines, cluster.permissions, api, namespace, wanted),
     }
     if params:
         checks["training job"] = partial(_lines, cluster.dry_run, api, namespace, params)

@@ -10,7 +10,7 @@ from kubernetes import client, config
 from components.cluster import kube, reaper
 from components.cluster.config import ClusterConfig
 from components.preflight import cluster
-from components.preflight.cluster import LAUNCH
+from components.preflight.cluster import LAUNCH, QUEUE
 from components.shared.errors import PipelineError
 from tests.cluster.launched import RESULT, add_train_job, launched
 from tests.fake_cluster import ApiServer, script
@@ -20,12 +20,12 @@ Grant = tuple[str, str, str, str]
 """Verb, API group, resource, and the one name that it holds for, or "" for all."""
 
 LAUNCHER: set[Grant] = {
-    *((each.verb, each.group, each.resource, "") for each in LAUNCH),
+    *((each.verb, each.group, each.resource, "") for each in (*LAUNCH, *QUEUE)),
     ("get", "trainer.kubeflow.org", "trainingruntimes", "grpo-torch"),
     ("get", "trainer.kubeflow.org", "trainingruntimes", "grpo-torch-vllm"),
     ("get", "", "persistentvolumeclaims", "grpo-pipeline"),
 }
-QUEUE: set[Grant] = {("get", "kueue.x-k8s.io", "localqueues", "grpo-pipeline")}
+LOCAL_QUEUE: set[Grant] = {("get", "kueue.x-k8s.io", "localqueues", "grpo-pipeline")}
 REAPER: set[Grant] = {
     *((verb, "trainer.kubeflow.org", "trainjobs", "") for verb in ("delete", "list")),
     ("list", "argoproj.io", "workflows", ""),
@@ -48,7 +48,7 @@ def grants(role: Json) -> set[Grant]:
 def test_roles_permit_what_is_needed(name: str) -> None:
     """In the namespace alone: no cluster role, and no role but the launcher's and the reaper's."""
     documents = overlay(name)
-    launcher = LAUNCHER | (QUEUE if name.endswith("kueue") else set())
+    launcher = LAUNCHER | (LOCAL_QUEUE if name.endswith("kueue") else set())
     assert grants(one(documents, "Role", "grpo-pipeline-launcher")) == launcher
     assert grants(one(documents, "Role", "grpo-pipeline-reaper")) == REAPER
     roles = {(each["kind"], each["metadata"]["name"]) for each in documents if "Role" in each["kind"]}
@@ -120,5 +120,5 @@ def test_launching_uses_every_permission_that_preflight_asks_for(
     bad.play(script.Running(10, ("step 1",)), script.OUT_OF_MEMORY)
     with pytest.raises(PipelineError, match="OOMKilled"):
         bad.run()
-    wanted = {(each.verb, each.group, each.resource, "") for each in LAUNCH}
+    wanted = {(each.verb, each.group, each.resource, "") for each in (*LAUNCH, *QUEUE)}
     assert {grant for grant in used if "selfsubject" not in grant[2]} == wanted

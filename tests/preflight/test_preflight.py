@@ -215,6 +215,9 @@ def test_missing_permissions_are_listed_together(server: ApiServer, form: Form) 
     line = _line(form)
     assert line.startswith("not allowed in namespace team: create trainjobs (trainer.kubeflow.org), delete trainjobs")
     assert "pods" not in line
+    assert "workloads" not in line
+    queued = _line({**form, "cluster_queue": "research"})
+    assert "list workloads (kueue.x-k8s.io), get localqueues/pendingworkloads" in queued
 
 
 def test_a_secret_that_is_named_must_exist(server: ApiServer, form: Form, monkeypatch: pytest.MonkeyPatch) -> None:
