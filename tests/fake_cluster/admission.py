@@ -1,14 +1,15 @@
 """What the API server and the webhooks of Trainer and Kueue refuse of a TrainJob, or set in it."""
 
+import copy
 import re
 from collections.abc import Iterable, Iterator
 
 from tests.fake_cluster import schemas
 from tests.fake_cluster.http import ApiError, Json
 from tests.fake_cluster.kinds import TRAIN_JOBS, TRAINING_RUNTIMES
+from tests.fake_cluster.kueue import QUEUE_LABEL
 from tests.fake_cluster.store import Store
 
-QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 _GROUP = TRAIN_JOBS.group
 _RESERVED = {"PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT"}
 _NAME = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
@@ -83,6 +84,25 @@ def _denied(store: Store, job: Json) -> Iterator[str]:
                 yield f"Invalid value: must not have replicatedJob {each['name']} that the runtime does not have"
             else:
                 yield from _wrong_containers(_pod(each), pods[each["name"]])
+
+
+def immutable_in_job_set(before: Json, after: Json) -> list[str]:
+    """Return what JobSet's webhook refuses of a change of its spec.
+
+    Of a JobSet that is suspended, or is being suspended, where its pods may run and their labels can change.
+    """
+    can_change = before["spec"]["suspend"] or after["spec"]["suspend"]
+
+    def fixed(job_set: Json) -> list[Json]:
+        jobs: list[Json] = copy.deepcopy(job_set["spec"]["replicatedJobs"])
+        for template in (job["template"]["spec"]["template"] for job in jobs if can_change):
+            template.pop("metadata", None)
+            for key in ("nodeSelector", "tolerations", "schedulingGates"):
+                template["spec"].pop(key, None)
+        return jobs
+
+    is_same = fixed(before) == fixed(after)
+    return [] if is_same else ["spec.replicatedJobs: Invalid value: field is immutable"]
 
 
 def _wrong_containers(patch: Json, pod: Json) -> Iterator[str]:

@@ -5,19 +5,11 @@ from functools import partial
 from typing import Any
 
 from tests.fake_cluster import script
-from tests.fake_cluster.admission import QUEUE_LABEL, runtime_of
+from tests.fake_cluster.admission import immutable_in_job_set, runtime_of
 from tests.fake_cluster.http import Json
-from tests.fake_cluster.kinds import (
-    NAMESPACES,
-    PODS,
-    TRAIN_JOBS,
-    TRAINING_RUNTIMES,
-    WORKFLOWS,
-    WORKLOADS,
-    Kind,
-    kind_of,
-)
-from tests.fake_cluster.pods import ANCESTOR_LABEL, Pods, pods_of
+from tests.fake_cluster.kinds import JOB_SETS, NAMESPACES, PODS, TRAIN_JOBS, TRAINING_RUNTIMES, WORKFLOWS, Kind, kind_of
+from tests.fake_cluster.kueue import Kueue
+from tests.fake_cluster.pods import ANCESTOR_LABEL, Pods, job_set_of
 from tests.fake_cluster.processes import Processes, free_port
 from tests.fake_cluster.store import Change, Store, key_of, reference_to
 
@@ -25,7 +17,17 @@ _CONTROLLERS_S = 0.5
 """Time that the controllers take until there are pods."""
 _STARTS_S = 2.0
 """Time that a pod with a node takes until its containers run."""
-_NEED_PODS = (script.Running, script.Executed, script.Failed, script.Complete, script.NodeLost, script.Preempted)
+_NOT_CURED = 2
+"""Exit code of a container with which the runtime fails the JobSet at once."""
+_NEED_PODS = (
+    script.Running,
+    script.Executed,
+    script.Program,
+    script.Failed,
+    script.Complete,
+    script.NodeLost,
+    script.Preempted,
+)
 
 
 class ScriptedCluster:
@@ -44,6 +46,8 @@ class ScriptedCluster:
         self._processes = Processes(store, self._pods)
         self._script = script.SUCCEEDS
         self._runs: dict[str, TrainingRun] = {}
+        self.controllers_return_s = 0.0
+        """Until when, in seconds of the clock, the controllers of Trainer, JobSet and Kueue do nothing."""
         for name in {"default", namespace}:
             self.add(_document(NAMESPACES, name))
         store.listen(self._follow)
@@ -75,12 +79,34 @@ class ScriptedCluster:
         return self.add(pod)[0]
 
     def drain(self, name: str) -> None:
-        """Begin to delete a pod, as an eviction does: it exists until its containers have ended."""
+        """Delete a pod as the drain of its node does: it exists until its containers have ended."""
         with self.store.clock.changed:
-            pod = self.store.get(PODS, self._namespace, name)
-            assert pod is not None
-            pod["metadata"]["deletionTimestamp"] = self.store.clock.stamp()
-            self.store.replace(pod)
+            self._pods.disrupt(self._pod(name), "EvictionByEvictionAPI", "Eviction API: evicting")
+            self.store.delete((PODS, self._namespace, name))
+
+    def evict(self, name: str) -> None:
+        """End a pod whose node is short of memory, as its kubelet does: it stays, and has failed."""
+        with self.store.clock.changed:
+            message = "The node was low on resource: memory."
+            self._pods.disrupt(self._pod(name), "TerminationByKubelet", message)
+            self._pods.stop(self._pod(name), 137, "Error", evicted=message)
+
+    def lose(self, name: str) -> None:
+        """Remove a pod without a word, as when its node is gone and somebody deletes it by force."""
+        with self.store.clock.changed:
+            self.store.remove((PODS, self._namespace, name))
+
+    def preempt(self, job: str, seconds: float) -> None:
+        """Have Kueue suspend a job that runs, and admit it again after so many seconds."""
+        with self.store.clock.changed:
+            document = self.store.get(TRAIN_JOBS, self._namespace, job)
+            assert document is not None
+            self._runs[document["metadata"]["uid"]].preempt(seconds)
+
+    def _pod(self, name: str) -> Json:
+        pod = self.store.get(PODS, self._namespace, name)
+        assert pod is not None, name
+        return pod
 
     def print(self, pod: Json, *lines: str, container: str = "main") -> None:
         """Have a container of a pod print lines and end."""
@@ -107,11 +133,14 @@ class ScriptedCluster:
         self._processes.close()
 
     def _follow(self, change: Change) -> None:
+        if change.kind == PODS and change.before is not None:
+            for run in self._runs.values():
+                run.pod_changed(change.after, is_gone=change.type == "DELETED")
         if change.kind != TRAIN_JOBS:
             return
         job, uid = change.after, change.after["metadata"]["uid"]
         if change.type == "ADDED":
-            self._runs[uid] = TrainingRun(self.store, self._pods, self._processes, job, self._script)
+            self._runs[uid] = TrainingRun(self, self._pods, self._processes, job, self._script)
         if change.type == "DELETED":
             self._runs.pop(uid).deleted()
         else:
@@ -141,8 +170,11 @@ def _document(kind: Kind, name: str) -> Json:
 class TrainingRun:
     """Follows a script for one TrainJob, until that ends or is deleted."""
 
-    def __init__(self, store: Store, pods: Pods, processes: Processes, job: Json, steps: script.Script) -> None:
-        self._store, self._pods, self._processes = store, pods, processes
+    def __init__(
+        self, cluster: ScriptedCluster, pods: Pods, processes: Processes, job: Json, steps: script.Script
+    ) -> None:
+        self._cluster, self._store, self._pods, self._processes = cluster, cluster.store, pods, processes
+        self._kueue = Kueue(self._store)
         self._key = key_of(job)
         self._script = list(steps)
         self._attempt = 0
@@ -150,9 +182,10 @@ class TrainingRun:
         """Counts what makes all that is scheduled for the job void: suspension, restart, its end."""
         self._codes: dict[str, int] = {}
         self._num_admissions = 0
-        self._is_up = False
-        """Whether the containers run."""
-        runtime = runtime_of(store, job)
+        self._alive: set[str] = set()
+        """The uids of the pods whose containers run."""
+        self._num_starting = 0
+        runtime = runtime_of(self._store, job)
         assert runtime is not None, "the webhook admits no TrainJob without its runtime"
         self._runtime = runtime
 
@@ -161,17 +194,50 @@ class TrainingRun:
         is_suspended = after["spec"].get("suspend", False)
         if before and (before["spec"].get("suspend", False) == is_suspended or _is_finished(after)):
             return
+        if before and "deletionTimestamp" in after["metadata"]:
+            return
         self._epoch += 1
-        if is_suspended:
-            self._take_down(after)
+        if before is None:
+            self._kueue.queue(after, job_set_of(after, self._runtime))
+        self._later(_CONTROLLERS_S if before is None or not is_suspended else 0, self._reconcile)
+
+    def _reconcile(self) -> None:
+        """Trainer makes the JobSet what the TrainJob says, where JobSet's webhook lets it."""
+        job = self._job()
+        wanted, current = job_set_of(job, self._runtime), self._store.get(JOB_SETS, *self._key[1:])
+        if current is None:
+            current = self._store.create({**wanted, "status": {}})
+        elif immutable_in_job_set(current, wanted):
+            return
+        self._store.replace({**current, "spec": wanted["spec"]})
+        if job["spec"].get("suspend"):
+            self._take_down(job)
             self._condition("Suspended", "True", "Suspended", "TrainJob is suspended")
         else:
-            self._start_deadline(after)
-            if before:
+            self._start_deadline(job)
+            if any(each["type"] == "Suspended" for each in job.get("status", {}).get("conditions", [])):
                 self._condition("Suspended", "False", "Resumed", "TrainJob is resumed")
-            if before and self._script and isinstance(self._script[0], script.Queued):
-                self._script.pop(0)
-        self._later(_CONTROLLERS_S, self._next)
+                if self._script and isinstance(self._script[0], script.Queued):
+                    self._script.pop(0)
+        self._next()
+
+    def preempt(self, seconds: float | None) -> None:
+        """Kueue takes the place of the job, for so many seconds."""
+        job = self._job()
+        if not (job["spec"].get("suspend") or _is_finished(job) or "deletionTimestamp" in job["metadata"]):
+            self._script.insert(0, script.Queued(seconds))
+            self._kueue.preempt(job)
+
+    def pod_changed(self, pod: Json, *, is_gone: bool) -> None:
+        """A pod that should run is being deleted, is gone or has ended: all start anew, as often as they may."""
+        uid = pod["metadata"]["uid"]
+        has_ended = pod["status"].get("phase") in ("Failed", "Succeeded") or "deletionTimestamp" in pod["metadata"]
+        if uid in self._alive and (is_gone or has_ended):
+            self._alive.clear()
+            if "deletionTimestamp" in self._job()["metadata"]:
+                self._epoch += 1
+            else:
+                self._restart()
 
     def deleted(self) -> None:
         """The TrainJob is deleted: nothing of the script happens any more."""
@@ -186,8 +252,16 @@ class TrainingRun:
     def _later(self, seconds: float | None, action: Callable[[], None]) -> None:
         """Do something then, unless the job is suspended, restarted, ended or deleted by then."""
         epoch = self._epoch
+
+        def act() -> None:
+            wait_s = self._cluster.controllers_return_s - self._store.clock.monotonic()
+            if epoch == self._epoch and wait_s > 0:
+                self._later(wait_s, action)
+            elif epoch == self._epoch:
+                action()
+
         if seconds is not None:
-            self._store.clock.call_in(seconds, lambda: action() if epoch == self._epoch else None)
+            self._store.clock.call_in(seconds, act)
 
     def _next(self) -> None:
         if not self._script:
@@ -197,19 +271,26 @@ class TrainingRun:
             return  # its pods go first
         if job["spec"].get("suspend") and not isinstance(step, script.Queued):
             return  # no script has queued it: it waits for whoever suspended it
-        if isinstance(step, _NEED_PODS) and not (self._is_up and self._pods.of(job)):
-            for pod in self._with_pods(job):
+        if any("deletionTimestamp" in pod["metadata"] for pod in self._pods.of(job)):
+            self._later(_CONTROLLERS_S, self._next)  # no pod is made before those of the attempt before are gone
+            return
+        if isinstance(step, _NEED_PODS) and not (self._alive and self._pods.of(job)):
+            pods = self._with_pods(job)
+            for pod in pods:
                 self._pods.assign(pod)
+            self._num_starting = len(pods)
             self._later(_STARTS_S, self._up)
             return
-        self._script.pop(0)
+        if not isinstance(step, script.Executed | script.Program):
+            self._script.pop(0)  # those begin again with every restart, until they have succeeded
         play: dict[type, Callable[[Any, Json], None]] = {
             script.Queued: self._queue,
             script.Unschedulable: self._wait,
             script.PullBackOff: self._wait,
             script.Running: self._run,
             script.Executed: self._execute,
-            script.Preempted: self._preempt,
+            script.Program: self._start_program,
+            script.Preempted: lambda step, _: self.preempt(step.seconds),
             script.NodeLost: self._lose_node,
             script.Failed: self._end_and_fail,
             script.Complete: self._complete,
@@ -220,16 +301,23 @@ class TrainingRun:
     def _with_pods(self, job: Json) -> list[Json]:
         """Return the job's pods, created if there are none."""
         if not self._pods.of(job):
-            self._pods.create(job, self._runtime, self._attempt)
+            job_set = self._store.get(JOB_SETS, *self._key[1:])
+            assert job_set is not None
+            self._pods.create(job_set, self._attempt)
         return self._pods.of(job)
 
     def _up(self) -> None:
-        pods = self._pods.of(self._job())
-        if not pods:
-            return  # they were deleted while they were starting
+        job = self._job()
+        pods = self._pods.of(job)
+        if "deletionTimestamp" in job["metadata"]:
+            return
+        if len(pods) != self._num_starting:  # some were deleted while they were starting
+            self._take_down(job)
+            self._later(_CONTROLLERS_S, self._next)
+            return
         for pod in pods:
             self._pods.start(pod)
-        self._is_up = True
+        self._alive = {pod["metadata"]["uid"] for pod in pods}
         self._next()
 
     def _wait(self, step: script.Unschedulable | script.PullBackOff, job: Json) -> None:
@@ -255,33 +343,48 @@ class TrainingRun:
         pods, port = self._pods.of(job, "node"), free_port()
         self._codes.clear()
         for pod in pods:
-            ended = partial(self._executed, step, self._epoch, len(pods))
+            ended = partial(self._executed, self._epoch, len(pods))
             self._processes.start(pod, port, dict(step.environment), ended)
 
-    def _executed(self, step: script.Executed, epoch: int, num_pods: int, pod: Json, code: int) -> None:
+    def _executed(self, epoch: int, num_pods: int, pod: Json, code: int) -> None:
         """One container has ended; the first that fails, or the last, decides how the job goes on."""
         if epoch != self._epoch:
             return
+        self._alive -= self._alive if code else {pod["metadata"]["uid"]}
         self._pods.stop(pod, code, "Error" if code else "Completed")
         self._codes[pod["metadata"]["name"]] = code
         if code:
-            self._script.insert(0, step)
             self._restart()
         elif len(self._codes) == num_pods:
             self._later(_CONTROLLERS_S, self._completed)
 
+    def _start_program(self, step: script.Program, job: Json) -> None:
+        go_on = step.start(self._pods.of(job))
+
+        def tick() -> None:
+            code = go_on()
+            if code is None:
+                self._later(step.every_s, tick)
+            elif code == 0:
+                self._complete(None, self._job())
+            else:
+                self._alive.clear()
+                self._pods.stop(self._pods.of(self._job(), "node")[0], code, "Error")
+                self._restart() if code != _NOT_CURED else self._later(_CONTROLLERS_S, self._fail)
+
+        self._later(step.every_s, tick)
+
     def _end_and_fail(self, step: script.Failed, job: Json) -> None:
         pods = self._pods.of(job, "node")
         failing = pods[min(step.rank, len(pods) - 1)]
+        self._alive.clear()
         self._pods.print(failing, *step.lines)
         self._pods.stop(failing, step.exit_code, step.reason)
         self._later(_CONTROLLERS_S, self._fail)
 
     def _lose_node(self, step: script.NodeLost, job: Json) -> None:
         pods = self._pods.of(job, "node")
-        lost = pods[min(step.rank, len(pods) - 1)]
-        self._pods.remove(lost)
-        self._restart()
+        self._store.remove(key_of(pods[min(step.rank, len(pods) - 1)]))
 
     def _restart(self) -> None:
         """JobSet starts all pods anew, or fails where the runtime allows no further restart."""
@@ -295,44 +398,13 @@ class TrainingRun:
             self._later(_CONTROLLERS_S, self._fail)
 
     def _take_down(self, job: Json) -> None:
+        self._alive.clear()
         for pod in self._pods.of(job):
-            self._pods.remove(pod)
-        self._is_up = False
+            self._store.delete(key_of(pod))
 
     def _queue(self, step: script.Queued, job: Json) -> None:
-        self._tell_workload(job, "QuotaReserved", "False", "Pending", step.message)
-        self._later(step.seconds, self._admit)
-
-    def _admit(self) -> None:
-        job = self._job()
-        self._tell_workload(job, "Evicted", "False", "QuotaReserved", "Previously: Preempted")
-        self._tell_workload(job, "QuotaReserved", "True", "QuotaReserved", "Quota reserved in ClusterQueue gpu")
-        self._tell_workload(job, "Admitted", "True", "Admitted", "The workload is admitted")
-        self._store.replace({**job, "spec": {**job["spec"], "suspend": False}})
-
-    def _preempt(self, step: script.Preempted, job: Json) -> None:
-        self._script.insert(0, script.Queued(step.seconds))
-        why = "Preempted to accommodate a workload (UID: 1, JobUID: 2) due to prioritization in the ClusterQueue"
-        self._tell_workload(job, "Evicted", "True", "Preempted", why)
-        self._tell_workload(job, "Admitted", "False", "NoReservation", "The workload has no reservation")
-        self._store.replace({**job, "spec": {**job["spec"], "suspend": True}})
-
-    def _tell_workload(self, job: Json, *condition: str) -> None:
-        """Write a condition into the Workload of a queued job, which is created with the first."""
-        metadata, queue = job["metadata"], job["metadata"].get("labels", {}).get(QUEUE_LABEL)
-        if queue is None:
-            return
-        name = f"trainjob-{metadata['name']}-{metadata['uid'][-5:]}"
-        workload = self._store.get(WORKLOADS, metadata["namespace"], name)
-        if workload is None:
-            pods = [pod["spec"] for pod in pods_of(job, self._runtime, 0)]
-            own = {"namespace": metadata["namespace"], "labels": {"kueue.x-k8s.io/job-uid": metadata["uid"]}}
-            document = _document(WORKLOADS, name)
-            document["metadata"] |= {**own, "ownerReferences": [reference_to(job)]}
-            sets = [{"name": "node", "count": len(pods), "template": {"metadata": {}, "spec": pods[0]}}]
-            spec = {"active": True, "priority": 0, "queueName": queue, "podSets": sets}
-            workload = self._store.create({**document, "spec": spec})
-        _set_condition(self._store, workload, *condition)
+        self._kueue.wait(job, step.message)
+        self._later(step.seconds, lambda: self._kueue.admit(self._job()))
 
     def _start_deadline(self, job: Json) -> None:
         """Fail the job when the time since this admission is over, restarts or not."""
@@ -348,7 +420,8 @@ class TrainingRun:
         if seconds is not None:
             self._store.clock.call_in(seconds, exceed)
 
-    def _complete(self, _: script.Complete, job: Json) -> None:
+    def _complete(self, _: script.Complete | None, job: Json) -> None:
+        self._alive.clear()
         for pod in self._pods.of(job):
             self._pods.stop(pod, 0, "Completed")
         self._later(_CONTROLLERS_S, self._completed)
@@ -359,24 +432,17 @@ class TrainingRun:
 
     def _fail(self, reason: str = "FailedJobs", why: str = "jobset failed due to one or more job failures") -> None:
         self._epoch += 1
+        self._alive.clear()
         for pod in self._pods.of(self._job()):
             if pod["status"]["phase"] == "Running":
                 # JobSet deletes the jobs that still run.
-                self._pods.remove(pod)
+                self._store.delete(key_of(pod))
         first = f" (first failed job: {self._key[2]}-node-0)" if why.startswith("jobset") else ""
         self._condition("Failed", "True", reason, why + first)
 
     def _condition(self, type_: str, status: str, reason: str, message: str) -> None:
         """Write a condition into the TrainJob's status."""
-        _set_condition(self._store, self._job(), type_, status, reason, message)
-
-
-def _set_condition(store: Store, document: Json, type_: str, status: str, reason: str, message: str) -> None:
-    current = document.get("status", {})
-    others = [each for each in current.get("conditions", []) if each["type"] != type_]
-    condition = {"type": type_, "status": status, "reason": reason, "message": message}
-    condition["lastTransitionTime"] = store.clock.stamp()
-    store.patch(key_of(document), status={**current, "conditions": [*others, condition]})
+        self._store.set_condition(self._key, type_, status, reason, message)
 
 
 def _is_finished(job: Json) -> bool:

@@ -26,6 +26,7 @@ class Kind(NamedTuple):
 _TRAINER = ("trainer.kubeflow.org", "v1alpha1")
 TRAIN_JOBS = Kind(*_TRAINER, "trainjobs", "TrainJob")
 TRAINING_RUNTIMES = Kind(*_TRAINER, "trainingruntimes", "TrainingRuntime")
+JOB_SETS = Kind("jobset.x-k8s.io", "v1alpha2", "jobsets", "JobSet")
 LOCAL_QUEUES = Kind("kueue.x-k8s.io", "v1beta1", "localqueues", "LocalQueue")
 WORKLOADS = Kind("kueue.x-k8s.io", "v1beta2", "workloads", "Workload")
 POSITIONS = Kind("visibility.kueue.x-k8s.io", "v1beta2", "localqueues", "LocalQueue")

@@ -197,8 +197,7 @@ class KubernetesApi:
             if metadata[name] != wanted:
                 raise _conflict(key, f"Precondition failed: {name}: {wanted}, in object meta: {metadata[name]}")
         is_foreground = {"Background": False, "Foreground": True}[options.get("propagationPolicy", "Background")]
-        if "deletionTimestamp" not in metadata:
-            self._store.delete(key, foreground=is_foreground)
+        self._store.delete(key, foreground=is_foreground)
         return Answer({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"})
 
     def _log(self, key: Key, request: Request) -> Answer:

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from tests.fake_cluster.http import Json
-from tests.fake_cluster.kinds import EVENTS, PODS
+from tests.fake_cluster.kinds import EVENTS, JOB_SETS, PODS
 from tests.fake_cluster.store import Store, key_of, reference_to
 
 ANCESTOR_LABEL = "trainer.kubeflow.org/trainjob-ancestor-step"
@@ -37,11 +37,11 @@ class Pods:
         self.outputs: Outputs = {}
         self._numbers = itertools.count()
 
-    def create(self, job: Json, runtime: Json, attempt: int) -> None:
-        """Create the pods of a job, without nodes; they belong to it."""
-        for pod in pods_of(job, runtime, attempt):
+    def create(self, job_set: Json, attempt: int) -> None:
+        """Create the pods of a JobSet, without nodes; they belong to it."""
+        for pod in pods_of(job_set, attempt):
             pod["metadata"]["name"] += f"-{next(self._numbers):05x}"
-            pod["metadata"]["ownerReferences"] = [reference_to(job)]
+            pod["metadata"]["ownerReferences"] = [reference_to(job_set)]
             self._store.create(pod)
 
     def of(self, job: Json, replicated_job: str = "") -> list[Json]:
@@ -94,17 +94,19 @@ class Pods:
         output.lines += [(self._store.clock.now(), line) for line in lines]
         self._store.clock.changed.notify_all()
 
-    def stop(self, pod: Json, exit_code: int, reason: str) -> None:
-        """All containers end."""
+    def stop(self, pod: Json, exit_code: int, reason: str, evicted: str = "") -> None:
+        """All containers end, of an eviction if there is a message about one."""
         ended = {"exitCode": exit_code, "reason": reason, "finishedAt": self._store.clock.stamp()}
         phase, conditions = "Failed" if exit_code else "Succeeded", [{"type": "Ready", "status": "False"}]
-        self._set(pod, {"terminated": ended}, phase=phase, conditions=conditions)
+        conditions += [each for each in pod["status"].get("conditions", []) if each["type"] == "DisruptionTarget"]
+        why = {"reason": "Evicted", "message": evicted} if evicted else {}
+        self._set(pod, {"terminated": ended}, phase=phase, conditions=conditions, **why)
         self.end_logs(pod)
 
-    def remove(self, pod: Json) -> None:
-        """The pod is deleted, and its log with it."""
-        self.end_logs(pod)
-        self._store.remove(key_of(pod))
+    def disrupt(self, pod: Json, reason: str, message: str) -> None:
+        """Say why a pod is about to be taken from its node."""
+        target = {"type": "DisruptionTarget", "status": "True", "reason": reason, "message": message}
+        self._set(pod, conditions=[*pod["status"].get("conditions", []), target])
 
     def end_logs(self, pod: Json) -> None:
         """End the logs of all containers, for whoever follows them."""
@@ -140,23 +142,40 @@ class Pods:
         self._store.replace({**current, "spec": pod["spec"], "status": {**current["status"], **status}})
 
 
-def pods_of(train_job: Json, runtime: Json, attempt: int) -> Iterator[Json]:
-    """Yield the pods that a TrainJob has while it runs.
+def job_set_of(train_job: Json, runtime: Json) -> Json:
+    """Return the JobSet that Trainer makes of a TrainJob.
 
-    They are the runtime's templates, with the TrainJob's own fields and its patches merged in.
+    It is the runtime's template, with the TrainJob's own fields and its patches merged in.
     """
-    name, trainer = train_job["metadata"]["name"], train_job["spec"].get("trainer", {})
-    for job in runtime["spec"]["template"]["spec"]["replicatedJobs"]:
-        template = copy.deepcopy(job["template"]["spec"]["template"])
+    spec, made_for = copy.deepcopy(runtime["spec"]["template"]["spec"]), train_job["metadata"]
+    name, trainer = made_for["name"], train_job["spec"].get("trainer", {})
+    spec["replicatedJobs"] = [{"groupName": "default", "replicas": 1, **job} for job in spec["replicatedJobs"]]
+    for job in spec["replicatedJobs"]:
+        inner = job["template"]["spec"]
         for patch in _patches(train_job, job["name"]):
-            template = _merged(template, patch)
-        count = job["template"]["spec"].get("parallelism", 1)
-        step = job["template"].get("metadata", {}).get("labels", {}).get(ANCESTOR_LABEL)
-        if step == "trainer":
+            inner["template"] = _merged(inner["template"], patch)
+        count = inner.get("parallelism", 1)
+        if job["template"].get("metadata", {}).get("labels", {}).get(ANCESTOR_LABEL) == "trainer":
             count = trainer.get("numNodes") or runtime["spec"]["mlPolicy"]["numNodes"]
-            _set_trainer(name, trainer, template["spec"], count)
+            _set_trainer(name, trainer, inner["template"]["spec"], count)
+        inner |= {"completionMode": "Indexed", "completions": count, "parallelism": count}
+    network = {"enableDNSHostnames": True, "publishNotReadyAddresses": True}
+    defaults = {"network": network, "successPolicy": {"operator": "All"}}
+    defaults["startupPolicy"] = {"startupPolicyOrder": "AnyOrder"}
+    spec = {**defaults, **spec, "suspend": train_job["spec"].get("suspend", False)}
+    metadata = {"name": name, "namespace": made_for["namespace"], "ownerReferences": [reference_to(train_job)]}
+    return {"apiVersion": JOB_SETS.api_version, "kind": JOB_SETS.name, "metadata": metadata, "spec": spec}
+
+
+def pods_of(job_set: Json, attempt: int) -> Iterator[Json]:
+    """Yield the pods that a JobSet has while it runs."""
+    name, namespace = job_set["metadata"]["name"], job_set["metadata"]["namespace"]
+    for job in job_set["spec"]["replicatedJobs"]:
+        inner = job["template"]["spec"]
+        template = inner["template"]
+        step = job["template"].get("metadata", {}).get("labels", {}).get(ANCESTOR_LABEL)
         metadata = {"labels": {}, "annotations": {}, **template.get("metadata", {})}
-        for replica, index in itertools.product(range(job.get("replicas", 1)), range(count)):
+        for replica, index in itertools.product(range(job["replicas"]), range(inner["parallelism"])):
             labels = {
                 **metadata["labels"],
                 _JOB_SET: name,
@@ -167,8 +186,8 @@ def pods_of(train_job: Json, runtime: Json, attempt: int) -> Iterator[Json]:
                 INDEX: str(index),
                 **({ANCESTOR_LABEL: step} if step else {}),
             }
-            made = {"name": f"{name}-{job['name']}-{replica}-{index}", "namespace": train_job["metadata"]["namespace"]}
-            made |= {"labels": labels, "annotations": {**metadata["annotations"], INDEX: str(index)}}
+            made = {"name": f"{name}-{job['name']}-{replica}-{index}", "namespace": namespace, "labels": labels}
+            made["annotations"] = {**metadata["annotations"], INDEX: str(index)}
             spec, status = copy.deepcopy(template["spec"]), {"phase": "Pending"}
             yield {"apiVersion": "v1", "kind": "Pod", "metadata": made, "spec": spec, "status": status}
 

@@ -7,6 +7,8 @@ A script is a tuple of steps, one after another. `seconds=None` lasts for ever. 
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from tests.fake_cluster.http import Json
+
 NCCL_TIMEOUT = (
     "[rank0]:[E ProcessGroupNCCL.cpp:632] [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(...)"
 )
@@ -58,6 +60,16 @@ class Executed:
 
 
 @dataclass(frozen=True)
+class Program:
+    """The containers run what the test wants of them, anew with every restart, until it succeeds."""
+
+    every_s: float
+    start: Callable[[list[Json]], Callable[[], int | None]]
+    """Called with the pods once they run; what it returns is called every so many seconds: None goes on, else the exit
+    code with which the first container ends, or all of them for 0."""
+
+
+@dataclass(frozen=True)
 class Preempted:
     """Kueue suspends the running job: its pods and their logs are gone. At the end it is admitted again."""
 
@@ -95,7 +107,9 @@ class Do:
     action: Callable[[], None]
 
 
-Step = Queued | Unschedulable | PullBackOff | Running | Executed | Preempted | NodeLost | Failed | Complete | Do
+Step = (
+    Queued | Unschedulable | PullBackOff | Running | Executed | Program | Preempted | NodeLost | Failed | Complete | Do
+)
 Script = tuple[Step, ...]
 
 OUT_OF_MEMORY = Failed(exit_code=137, reason="OOMKilled")

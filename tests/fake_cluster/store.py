@@ -9,12 +9,14 @@ from typing import Any, NamedTuple
 
 from tests.fake_cluster.clock import Clock
 from tests.fake_cluster.http import Json
-from tests.fake_cluster.kinds import Kind, kind_of
+from tests.fake_cluster.kinds import PODS, Kind, kind_of
 
 Key = tuple[Kind, str, str]
 """Kind, namespace (empty for kinds without one) and name."""
 _COLLECT_S = 1.0
 """Time from the deletion of an object's last owner to its own."""
+_ENDS_S = 2.0
+"""Time from the deletion of a running pod until its containers have ended."""
 
 
 class Change(NamedTuple):
@@ -84,26 +86,45 @@ class Store:
         if document is not None:
             self.replace({**document, **parts})
 
-    def delete(self, key: Key, *, foreground: bool) -> None:
-        """Delete an object: after what it owns with the policy Foreground, at once otherwise."""
+    def set_condition(self, key: Key, type_: str, status: str, reason: str, message: str) -> None:
+        """Write a condition into the status of an object if it still exists."""
+        current = (self.get(*key) or {}).get("status", {})
+        others = [each for each in current.get("conditions", []) if each["type"] != type_]
+        condition = {"type": type_, "status": status, "reason": reason, "message": message}
+        condition["lastTransitionTime"] = self.clock.stamp()
+        self.patch(key, status={**current, "conditions": [*others, condition]})
+
+    def delete(self, key: Key, *, foreground: bool = False) -> None:
+        """Delete an object: after what it owns with the policy Foreground, a running pod once its containers end."""
         document = self.get(*key)
-        if document is None:
+        if document is None or "deletionTimestamp" in document["metadata"]:
             return
-        owned = [each for each in self._objects if document["metadata"]["uid"] in self._owners(each)]
-        if not foreground or not owned:
+        owned = self._owned_by(document["metadata"]["uid"]) if foreground else []
+        is_running = key[0] == PODS and document.get("status", {}).get("phase") == "Running"
+        if not owned and not is_running:
             self.remove(key)
             return
-        document["metadata"] |= {"finalizers": ["foregroundDeletion"], "deletionTimestamp": self.clock.stamp()}
+        document["metadata"]["deletionTimestamp"] = self.clock.stamp()
+        if owned:
+            document["metadata"]["finalizers"] = ["foregroundDeletion"]
         self.replace(document)
-        for each in (*owned, key):
-            self.clock.call_in(_COLLECT_S, partial(self._remove_if, each, self._objects[each]["metadata"]["uid"]))
+        for each in owned:
+            self.clock.call_in(_COLLECT_S, partial(self.delete, each, foreground=True))
+        if is_running:
+            self.clock.call_in(_ENDS_S, partial(self._remove_if, key, document["metadata"]["uid"]))
 
     def remove(self, key: Key) -> None:
-        """Remove an object, whatever its finalizers; what it owns is collected."""
+        """Remove an object at once, whatever its finalizers; what it owns is collected, what waits for it goes on."""
         removed = self._objects.pop(key, None)
-        if removed is not None:
-            self._notify(Change("DELETED", key[0], removed, copy.deepcopy(removed)))
-            self.clock.call_in(_COLLECT_S, self._collect)
+        if removed is None:
+            return
+        self._notify(Change("DELETED", key[0], removed, copy.deepcopy(removed)))
+        self.clock.call_in(_COLLECT_S, self._collect)
+        uids = {owner["uid"] for owner in removed["metadata"].get("ownerReferences", [])}
+        for other, document in list(self._objects.items()):
+            metadata = document["metadata"]
+            if metadata["uid"] in uids and "finalizers" in metadata and not self._owned_by(metadata["uid"]):
+                self.clock.call_in(_COLLECT_S, partial(self._remove_if, other, metadata["uid"]))
 
     def listen(self, listener: Callable[[Change], None]) -> None:
         """Call a function with every later change."""
@@ -127,9 +148,12 @@ class Store:
     def _owners(self, key: Key) -> set[str]:
         return {owner["uid"] for owner in self._objects[key]["metadata"].get("ownerReferences", [])}
 
+    def _owned_by(self, uid: str) -> list[Key]:
+        return [key for key in self._objects if uid in self._owners(key)]
+
     def _collect(self) -> None:
         """Remove objects that had owners and have none any more."""
         uids = {each["metadata"]["uid"] for each in self._objects.values()}
         for key in list(self._objects):
-            if self._owners(key) and not self._owners(key) & uids:
-                self.remove(key)
+            if key in self._objects and self._owners(key) and not self._owners(key) & uids:
+                self.delete(key)

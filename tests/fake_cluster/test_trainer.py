@@ -10,7 +10,7 @@ import yaml
 from kubernetes import client, config
 
 from tests.fake_cluster import ApiServer, Json, kinds, schemas, script
-from tests.fake_cluster.pods import pods_of
+from tests.fake_cluster.pods import job_set_of, pods_of
 from tests.fake_cluster.schemas import UPSTREAM, needs_upstream
 from tests.fake_cluster.schemas import refused as refused_by
 from tests.pipelines.cluster.recorded import RECORDINGS
@@ -18,7 +18,7 @@ from tests.pipelines.cluster.recorded import RECORDINGS
 needs_recordings = pytest.mark.skipif(not RECORDINGS.is_dir(), reason=f"no recordings at {RECORDINGS}")
 JOBS = ("trainer.kubeflow.org", "v1alpha1", "team", "trainjobs")
 GRACE = "terminationGracePeriodSeconds"
-KUEUE = [f"kueue.x-k8s.io/{name}" for name in ("cluster-queue-name", "podset", "local-queue-name")]
+RUNNING = script.Program(5, lambda pods: lambda: None)
 QUEUED = "grpo-7f6d9408-77fb"
 """The beginning of the name of a recorded job that was queued, admitted, and ended well."""
 
@@ -85,21 +85,23 @@ def test_recorded_training_jobs_are_admitted_but_for_what_trainer_2_2_lacks(
 
 
 @needs_recordings
-def test_pods_have_the_spec_that_trainer_gives_them() -> None:
-    """From the job and this project's runtime: image, command, environment, mounts, resources and ports."""
+def test_job_sets_are_those_that_trainer_makes() -> None:
+    """From the job and this project's runtime; the pods are those of their templates."""
     runtime = yaml.safe_load(Path("k8s/base/runtime-torch.yaml").read_text())
-    job_sets = {each["metadata"]["name"]: each for each in recorded("trainer-2.3.0/jobsets.jsonl")}
-    jobs = [each for each in recorded("trainer-2.3.0/trainjobs.jsonl") if each["metadata"]["name"] in job_sets]
-    for job in jobs:
-        template = job_sets[job["metadata"]["name"]]["spec"]["replicatedJobs"][0]["template"]["spec"]
-        pods = list(pods_of(job, runtime, 0))
-        assert len(pods) == template["parallelism"]
-        for spec in (template["template"]["spec"], *(pod["spec"] for pod in pods)):
-            spec[GRACE] = 0  # the runtime had another one then
-            assert spec == pods[0]["spec"] | {GRACE: 0}
-        labels = template["template"]["metadata"]["labels"].items()
-        assert {key for key, _ in labels - pods[0]["metadata"]["labels"].items()} <= set(KUEUE)
-    assert jobs
+    real = {each["metadata"]["name"]: each for each in recorded("trainer-2.3.0/jobsets.jsonl")}
+    jobs = {each["metadata"]["name"]: each for each in recorded("trainer-2.3.0/trainjobs.jsonl")}
+    assert real.keys() & jobs.keys()
+    for name in real.keys() & jobs.keys():
+        made = job_set_of(jobs[name], runtime)
+        assert made["metadata"].items() <= real[name]["metadata"].items()
+        for spec in (made["spec"], real[name]["spec"]):
+            template = spec["replicatedJobs"][0]["template"]["spec"]["template"]
+            template["spec"][GRACE] = 0  # the runtime had another one then
+        assert made["spec"] == real[name]["spec"]
+        pods = list(pods_of(made, 0))
+        assert [pod["spec"] for pod in pods] == [template["spec"]] * len(pods)
+        assert len(pods) == jobs[name]["spec"]["trainer"]["numNodes"]
+        assert template["metadata"]["labels"].items() <= pods[0]["metadata"]["labels"].items()
 
 
 @needs_recordings
@@ -143,6 +145,69 @@ def test_what_the_fake_cluster_writes_is_valid(server: ApiServer, api: client.Ap
     assert {"Scheduled", "Failed", "BackOff", "Started"} == {each["reason"] for each in events}
     (job,) = server.cluster.all(kinds.TRAIN_JOBS)
     assert [refused_by(release, job) for release in ("trainer-2.2.0", "trainer-2.3.0")] == [[], []]
+    (job_set,) = server.cluster.all(kinds.JOB_SETS)
+    assert [refused_by(release, job_set) for release in ("jobset-0.11.1", "jobset-0.12.0")] == [[], []]
+
+
+def queued_job(**pod: Any) -> Json:
+    """Return a TrainJob with a queue, whose pods have this in addition."""
+    job = train_job()
+    job["metadata"] |= {"namespace": "team", "labels": {"kueue.x-k8s.io/queue-name": "gpu"}}
+    patched = {"name": "node", "template": {"spec": {"template": {"spec": pod}}}}
+    runtime = {"template": {"spec": {"replicatedJobs": [patched]}}}
+    job["spec"] |= {"suspend": True, "runtimePatches": [{"manager": "a.b/c", "trainingRuntimeSpec": runtime}]}
+    return job
+
+
+@needs_upstream
+def test_kueue_admits_and_preempts(server: ApiServer) -> None:
+    """Pods have the queue's labels as long as there is room for them; the Workload says so, by both releases."""
+    server.cluster.play(script.Queued(30), RUNNING)
+    server.cluster.add(queued_job())
+
+    def look(seconds: float) -> tuple[bool, list[str], bool]:
+        server.clock.advance(seconds)
+        (job,), (load,) = server.cluster.all(kinds.TRAIN_JOBS), server.cluster.all(kinds.WORKLOADS)
+        assert [refused_by(release, load) for release in ("kueue-0.17.3", "kueue-0.19.2")] == [[], []]
+        pods = [pod["metadata"]["labels"]["kueue.x-k8s.io/podset"] for pod in server.cluster.all(kinds.PODS)]
+        said = {each["type"]: each["status"] for each in load["status"]["conditions"]}
+        return job["spec"]["suspend"], pods, said["QuotaReserved"] == "True"
+
+    assert look(20) == (True, [], False)
+    assert look(20) == (False, ["node"], True)
+    server.cluster.preempt("grpo-1", 60)
+    assert look(20) == (True, [], False)
+    assert look(60) == (False, ["node"], True)
+
+
+def test_a_field_that_kueue_does_not_know_keeps_a_job_suspended(server: ApiServer) -> None:
+    """Kueue drops it from the pods, which JobSet does not let change."""
+    server.cluster.play(script.Queued(30), script.Running(None))
+    server.cluster.add(queued_job(**{GRACE: 30}))
+    server.clock.advance(300)
+    (job,) = server.cluster.all(kinds.TRAIN_JOBS)
+    assert not job["spec"]["suspend"]
+    assert [each["reason"] for each in job["status"]["conditions"]] == ["Suspended"]
+    assert server.cluster.all(kinds.PODS) == []
+
+
+@pytest.mark.parametrize("how", ["drain", "evict", "lose"])
+def test_lost_pods_are_replaced_with_all_others(server: ApiServer, how: str) -> None:
+    """As often as the runtime allows; then the job has failed."""
+    server.cluster.add_runtime("again", max_restarts=1)
+    server.cluster.play(RUNNING)
+    job = train_job(trainer={"numNodes": 2})
+    job["metadata"]["namespace"], job["spec"]["runtimeRef"]["name"] = "team", "again"
+    server.cluster.add(job)
+    for attempt in ("0", "1"):
+        server.clock.advance(30)
+        pods = server.cluster.all(kinds.PODS)
+        assert [pod["status"]["phase"] for pod in pods] == ["Running", "Running"]
+        assert {pod["metadata"]["labels"]["jobset.sigs.k8s.io/restart-attempt"] for pod in pods} == {attempt}
+        getattr(server.cluster, how)(pods[1]["metadata"]["name"])
+    server.clock.advance(30)
+    (job,) = server.cluster.all(kinds.TRAIN_JOBS)
+    assert [each["type"] for each in job["status"]["conditions"]] == ["Failed"]
 
 
 def patch(job: str, **container: Any) -> Json:

@@ -1,0 +1,95 @@
+"""Kueue: a Workload for every TrainJob with a queue, which says whether it is admitted, and how that gets into the job.
+
+As a release that was built with the types of Trainer 2.2, it writes TrainJobs back without what only 2.3 knows.
+"""
+
+import copy
+
+from tests.fake_cluster.http import Json
+from tests.fake_cluster.kinds import TRAIN_JOBS, WORKLOADS
+from tests.fake_cluster.store import Key, Store, reference_to
+
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+_MANAGER = "kueue.x-k8s.io/manager"
+_UNKNOWN = "terminationGracePeriodSeconds"
+
+
+class Kueue:
+    """Admits and preempts TrainJobs when it is told to."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def queue(self, job: Json, job_set: Json) -> None:
+        """A TrainJob with a queue is new."""
+        metadata = job["metadata"]
+        if QUEUE_LABEL not in metadata.get("labels", {}):
+            return
+        pod_sets = [
+            {"name": each["name"], "count": inner["parallelism"] * each["replicas"], "template": inner["template"]}
+            for each in job_set["spec"]["replicatedJobs"]
+            for inner in (each["template"]["spec"],)
+        ]
+        spec = {"active": True, "podSets": pod_sets, "priority": 0, "queueName": metadata["labels"][QUEUE_LABEL]}
+        made = {"name": _workload(job)[2], "namespace": metadata["namespace"], "ownerReferences": [reference_to(job)]}
+        made["labels"] = {"kueue.x-k8s.io/job-uid": metadata["uid"]}
+        kind = {"apiVersion": WORKLOADS.api_version, "kind": WORKLOADS.name}
+        self._store.create({**kind, "metadata": made, "spec": spec})
+
+    def wait(self, job: Json, message: str) -> None:
+        """There is no room for a job."""
+        self._say(job, "QuotaReserved", "False", "Pending", message)
+
+    def admit(self, job: Json) -> None:
+        """There is room: the pods get the queue's labels, and the job is resumed."""
+        queue = job["metadata"].get("labels", {}).get(QUEUE_LABEL, "")
+        self._say(job, "Evicted", "False", "QuotaReserved", "Previously: Preempted")
+        self._say(job, "QuotaReserved", "True", "QuotaReserved", f"Quota reserved in ClusterQueue {queue}")
+        self._say(job, "Admitted", "True", "Admitted", "The workload is admitted")
+        patches = copy.deepcopy(job["spec"].get("runtimePatches", []))
+        templates = [template for patch in patches for template in _pods(patch)]
+        for template in templates:
+            template.get("spec", {}).pop(_UNKNOWN, None)
+        names = sorted({each["name"] for patch in patches for each in _jobs(patch)}) or ["node"]
+        labels = {f"kueue.x-k8s.io/{name}": queue for name in ("cluster-queue-name", "local-queue-name")}
+        jobs = []
+        for name in names:
+            annotations = {"kueue.x-k8s.io/workload": _workload(job)[2]}
+            metadata = {"annotations": annotations, "labels": {**labels, "kueue.x-k8s.io/podset": name}}
+            jobs.append({"name": name, "template": {"spec": {"template": {"metadata": metadata, "spec": {}}}}})
+        patch = {"template": {"spec": {"replicatedJobs": jobs}}}
+        added = {"manager": _MANAGER, "time": self._store.clock.stamp(), "trainingRuntimeSpec": patch}
+        self._write(job, [*patches, added], suspend=False)
+
+    def preempt(self, job: Json) -> None:
+        """Another job needs the room: this one is suspended, and its pods are as before."""
+        why = "Preempted to accommodate a workload (UID: 1, JobUID: 2) due to prioritization in the ClusterQueue"
+        self._say(job, "Evicted", "True", "Preempted", why)
+        self._say(job, "Admitted", "False", "NoReservation", "The workload has no reservation")
+        patches = [each for each in job["spec"].get("runtimePatches", []) if each["manager"] != _MANAGER]
+        self._write(job, patches, suspend=True)
+
+    def _write(self, job: Json, patches: list[Json], *, suspend: bool) -> None:
+        changes = {"runtimePatches": patches} if patches else {}
+        spec = {name: value for name, value in job["spec"].items() if name != "runtimePatches"}
+        self._store.replace({**job, "spec": {**spec, **changes, "suspend": suspend}})
+
+    def _say(self, job: Json, *condition: str) -> None:
+        if QUEUE_LABEL in job["metadata"].get("labels", {}):
+            self._store.set_condition(_workload(job), *condition)
+
+
+def _workload(job: Json) -> Key:
+    metadata = job["metadata"]
+    return WORKLOADS, metadata["namespace"], f"{TRAIN_JOBS.name.lower()}-{metadata['name']}-{metadata['uid'][-5:]}"
+
+
+def _jobs(patch: Json) -> list[Json]:
+    jobs: list[Json] = (
+        patch.get("trainingRuntimeSpec", {}).get("template", {}).get("spec", {}).get("replicatedJobs", [])
+    )
+    return jobs
+
+
+def _pods(patch: Json) -> list[Json]:
+    return [each.get("template", {}).get("spec", {}).get("template", {}) for each in _jobs(patch)]
