@@ -1,7 +1,7 @@
 """The graph: problems in, a registered model out; what each task asks of a cluster; the document that Kubeflow runs.
 
 `stages` wires the tasks once. On this machine they run one after the other (`local_graph`); on a cluster they have a
-form of parameters, a check before them and a clean-up after them (`cluster_graph`).
+form of parameters and a check before them (`cluster_graph`).
 """
 
 import inspect
@@ -15,7 +15,6 @@ from typing import Any
 from kfp import compiler, dsl, kubernetes
 from kfp.dsl.graph_component import GraphComponent
 
-from components.clean_up.component import clean_up
 from components.evaluate.component import evaluate
 from components.preflight.component import preflight
 from components.preflight.config import DEPLOYMENT, LONGEST_TRAINING_S, MOUNT, SECRET_KEYS, STAGES, Params
@@ -35,39 +34,27 @@ DESCRIPTION = "Fine-tune a base model, improve it with GRPO, and register it if 
 
 
 def stages(sections: Mapping[str, Any], **launch: Any) -> Tasks:
-    """Return the task of each stage, by its name on the screen, in the order in which they run on one machine.
+    """Return the task of each stage by its name, in the order in which they run.
+
+    Each has one artifact, a folder with the stage's outputs; others are pages and figures that Kubeflow shows.
 
     Args:
         sections: The section of each stage.
         launch: What training takes beside its section on a cluster: where to run, and the run that it belongs to.
     """
-    tasks: Tasks = {}
-    tasks["prepare_data"] = prepare_data(config=sections["prepare_data"])
-    problems = tasks["prepare_data"].outputs["problems"]
-    tasks["validate_data"] = validated = validate_data(config=sections["validate_data"], problems=problems)
-
-    def measure(name: str, model: Any) -> Any:
-        task = evaluate(config=sections["evaluate"], model=model, problems=problems)
-        tasks[f"evaluate {name}"] = task.set_display_name(f"evaluate {name}")
-        return task.outputs["evaluation"]
-
+    data = prepare_data(config=sections["prepare_data"])
+    validation = validate_data(config=sections["validate_data"], data=data.output)
     # All that follows needs a model from here, so nothing is trained or measured on data that were rejected.
-    tasks["train_sft"] = sft = train_sft(config=sections["train_sft"], problems=problems, **launch).after(validated)
-    reference = sft.outputs["reference"]
-    evaluations = {"base": measure("base", sft.outputs["base_model"]), "sft": measure("sft", reference)}
-    grpo = train_grpo(config=sections["train_grpo"], problems=problems, reference=reference, **launch)
-    tasks["train_grpo"], policy = grpo, grpo.outputs["policy"]
-    evaluations["grpo"] = measure("grpo", policy)
-    tasks["report"] = reported = report(
-        config=sections["report"],
-        sft_training=sft.outputs["training"],
-        grpo_training=grpo.outputs["training"],
-        validation=validated.outputs["validation"],
-        **{f"{name}_evaluation": evaluation for name, evaluation in evaluations.items()},
-    )
+    sft = train_sft(config=sections["train_sft"], data=data.output, **launch).after(validation)
+    grpo = train_grpo(config=sections["train_grpo"], data=data.output, sft=sft.output, **launch)
+    models = {"sft": sft.output, "grpo": grpo.output}
+    evaluation = evaluate(config=sections["evaluate"], data=data.output, **models)
+    made = {"validation": validation.outputs["validation"], "evaluation": evaluation.output}
+    reported = report(config=sections["report"], **made, **models)
     # Fails where the gate is missed: nothing is registered, and the run is red.
-    tasks["register"] = register(config=sections["register"], policy=policy, report=reported.outputs["report"])
-    return tasks
+    registration = register(config=sections["register"], grpo=grpo.output, report=reported.outputs["report"])
+    tasks = (data, validation, sft, grpo, evaluation, reported, registration)
+    return dict(zip(STAGES, tasks, strict=True))
 
 
 @dataclass(frozen=True)
@@ -104,12 +91,10 @@ RESOURCES = {
     "validate_data": _DATA,
     "train_sft": _LAUNCH,
     "train_grpo": _LAUNCH,
-    "evaluate": Resources(("4", "16"), ("32G", "128G"), 24 * _HOUR_S, 2, model=True, secrets=("hub",)),
+    "evaluate": Resources(("4", "16"), ("32G", "128G"), 72 * _HOUR_S, 2, model=True, secrets=("hub",)),
     "report": Resources(("1", "2"), ("2G", "4G"), _HOUR_S, 1, volume=False),
     # The verdict of a missed gate is the same the next time, and to Kubeflow every failure is alike.
     "register": Resources(("1", "2"), ("4G", "8G"), 6 * _HOUR_S, 0, secrets=("git", "model_registry", "storage")),
-    # Never waits for what may be missing: it has to run when preflight has failed.
-    "clean_up": Resources(("500m", "1"), ("1G", "2G"), 600, 3, volume=False),
 }
 """Cores, memory, time limits, retries and caching of each task: change them here."""
 
@@ -126,17 +111,14 @@ _RUN_FIELDS = {
 """Where Kubeflow writes down, on each pod, which run it belongs to: the registry is told."""
 
 
-def local_graph(sections: Mapping[str, Any]) -> tuple[GraphComponent, list[str]]:
-    """Return the graph for one machine, and the tasks in the order in which they run, one after the other."""
-    names: list[str] = []
+def local_graph(sections: Mapping[str, Any]) -> GraphComponent:
+    """Return the graph for one machine, whose tasks run one after the other."""
 
     def graph() -> None:
-        tasks = stages(sections)
-        names.extend(tasks)
-        for before, after in itertools.pairwise(tasks.values()):
+        for before, after in itertools.pairwise(stages(sections).values()):
             after.after(before)
 
-    return dsl.pipeline(name=NAME)(graph), names
+    return dsl.pipeline(name=NAME)(graph)
 
 
 def cluster_graph(params: Params) -> GraphComponent:
@@ -146,13 +128,11 @@ def cluster_graph(params: Params) -> GraphComponent:
     def graph(*values: Any) -> None:
         form = dict(zip(parameters(), values, strict=True))
         run_id = dsl.PIPELINE_JOB_ID_PLACEHOLDER
-        cleaned = clean_up(run_id=run_id, overrides=form["overrides"])
-        with dsl.ExitHandler(cleaned, name="post-training"):
-            checked = preflight(**form, **{DEPLOYMENT: deployment.model_dump(mode="json")})
-            sections = {stage: checked.outputs[f"{stage}_config"] for stage in STAGES}
-            tasks = stages(sections, cluster=checked.outputs["cluster_config"], run_id=run_id)
-        for name, task in {"preflight": checked, **tasks, "clean_up": cleaned}.items():
-            _ask_for(RESOURCES[name.partition(" ")[0]], name, task, params, checked.outputs)
+        checked = preflight(**form, **{DEPLOYMENT: deployment.model_dump(mode="json")})
+        sections = {stage: checked.outputs[f"{stage}_config"] for stage in STAGES}
+        tasks = stages(sections, cluster=checked.outputs["cluster_config"], run_id=run_id)
+        for name, task in {"preflight": checked, **tasks}.items():
+            _ask_for(RESOURCES[name], name, task, params, checked.outputs)
 
     # KFP reads the form from the signature and the docstring; both come from the config models.
     form = parameters().items()
@@ -192,7 +172,7 @@ def _ask_for(
     kubernetes.set_timeout(task, resources.timeout_s)
     kubernetes.set_image_pull_secrets(task, [deployment.image_pull_secret])
     kubernetes.add_pod_label(task, "app.kubernetes.io/managed-by", "grpo-pipeline")
-    kubernetes.add_pod_label(task, "grpo-pipeline/task", name.replace(" ", "-").replace("_", "-"))
+    kubernetes.add_pod_label(task, "grpo-pipeline/task", name.replace("_", "-"))
     for kind in resources.secrets:
         keys = {key: key for key in SECRET_KEYS[kind]}
         kubernetes.use_secret_as_env(task, getattr(deployment.secrets, kind), keys, optional=True)

@@ -29,8 +29,7 @@ FOLDERS = {
     "train_sft": ["problems", "out/base_model", "out/reference", "out/training"],
     "train_grpo": ["problems", "reference", "out/policy", "out/training", "out/timings"],
     "report": [
-        *("run/base_evaluation", "run/sft_evaluation", "run/grpo_evaluation"),
-        *("run/sft_training", "run/grpo_training", "run/validation", "out/report"),
+        *("run/evaluation", "run/sft_training", "run/grpo_training", "run/validation", "out/report"),
     ],
     "register": ["policy", "made_report:report", "out/registration"],
 }
@@ -161,7 +160,7 @@ def test_a_wrong_key_or_value(project: Project, stage: str, key: str, value: Any
         ("prepare_data", "train.jsonl", "train.jsonl: no such file; `make data` fetches GSM8K and MATH-500"),
         ("validate_data", "problems/test.jsonl", "problems/test.jsonl: no such file"),
         ("validate_data", "problems", "input `problems`: problems is not a folder; run the stage that makes it first"),
-        ("report", "run/sft_evaluation/records.jsonl", "run/sft_evaluation/records.jsonl: no such file"),
+        ("report", "run/evaluation/sft/records.jsonl", "run/evaluation/sft/records.jsonl: no such file"),
         ("report", "run/grpo_training", "input `grpo_training`: run/grpo_training is not a folder"),
         ("register", "made_report/verdict.json", "made_report/verdict.json: no such file"),
         pytest.param("train_sft", "problems/train.jsonl", "problems/train.jsonl: no such", marks=SLOW),
@@ -177,7 +176,7 @@ def test_a_missing_file_or_folder(project: Project, stage: str, gone: str, messa
     assert project.refusal(stage).startswith(message)
 
 
-@pytest.mark.parametrize("cut", ["run/grpo_evaluation/records.jsonl", "run/sft_evaluation/scores.json"])
+@pytest.mark.parametrize("cut", ["run/evaluation/grpo/records.jsonl", "run/evaluation/sft/scores.json"])
 def test_a_truncated_file(project: Project, cut: str) -> None:
     """A copy that was cut off is found by its last line."""
     path = project.folder / cut

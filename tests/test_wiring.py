@@ -6,13 +6,13 @@ import itertools
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from google.protobuf import json_format  # type: ignore[import-untyped]
+from kfp import dsl
 
 from components.preflight.config import STAGES, Params, load_params, stage_sections
 from components.shared.config import shared_keys
@@ -22,17 +22,11 @@ from tests.pipelines.compiled import graph
 from tests.presets import FILES, ROOT
 
 DVC = yaml.safe_load((ROOT / "dvc.yaml").read_text())
-AROUND = ["preflight", "clean_up"]
-"""Tasks that a cluster's form of the graph has around the stages."""
-TOLD = {"config", "cluster", "run_id"}
-"""Inputs of a component that are values, and no folders."""
-SHOWN = {"metrics", "page"}
-"""Outputs of a component that are there for Kubeflow's pages alone."""
 
 
 def test_every_folder_with_a_config_is_a_stage_and_the_other_way_round() -> None:
     """No stage is missing from the params model, and none is there without a folder."""
-    assert {path.parent.name for path in ROOT.glob("components/*/component.py")} == {*STAGES, *AROUND}
+    assert {path.parent.name for path in ROOT.glob("components/*/component.py")} == {*STAGES, "preflight"}
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -52,17 +46,15 @@ def test_the_graph_runs_every_stage_with_its_own_section() -> None:
 
 
 def test_one_machine_runs_the_same_graph() -> None:
-    """Each task passes the same outputs on to the same tasks as on a cluster, and runs after the one before it."""
-    local, names = local_graph(stage_sections(load_params(FILES[0])))
-    spec = json_format.MessageToDict(local.pipeline_spec)
-    tasks = spec["root"]["dag"]["tasks"]
-    assert {_title_of(task): _sources(task, tasks) for task in tasks.values()} == {
-        _title_of(task): _sources(task, graph().tasks) for task in _stage_tasks()
+    """Each task passes the same artifacts on to the same tasks as on a cluster, and runs after the one before it."""
+    spec = json_format.MessageToDict(local_graph(stage_sections(load_params(FILES[0]))).pipeline_spec)
+    tasks = {_stage_of(task): task for task in spec["root"]["dag"]["tasks"].values()}
+    assert {name: _sources(task) for name, task in tasks.items()} == {
+        _stage_of(task): _sources(task) for task in _stage_tasks()
     }
-    assert {name.replace(" ", "@") for name in names} == {name for name, _ in _resolved_dvc_stages()}
-    by_title = {_title_of(task): (key, task) for key, task in tasks.items()}
-    for before, after in itertools.pairwise(name.replace(" ", "@") for name in names):
-        assert by_title[before][0] in by_title[after][1]["dependentTasks"]
+    assert tasks.keys() == DVC["stages"].keys()
+    for before, after in itertools.pairwise(STAGES):
+        assert before in {_underscored(each) for each in tasks[after]["dependentTasks"]}
 
 
 def test_dvc_has_the_same_stages_and_params_sections() -> None:
@@ -71,7 +63,7 @@ def test_dvc_has_the_same_stages_and_params_sections() -> None:
     for name in STAGES:
         model: Any = Params.model_fields[name].annotation
         expected[name] = [name, *(f"{source.section}.{source.key}" for source in shared_keys(model).values())]
-    assert {name: stage.get("do", stage)["params"] for name, stage in DVC["stages"].items()} == expected
+    assert {name: stage["params"] for name, stage in DVC["stages"].items()} == expected
 
 
 def test_dvc_finds_every_section_it_watches() -> None:
@@ -95,31 +87,40 @@ def test_nothing_is_trained_measured_or_registered_before_validation() -> None:
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_step_component_and_command_agree_on_the_folders(stage: str) -> None:
-    """The step function, its Kubeflow component and its DVC command take the same inputs and outputs."""
+def test_step_component_and_command_agree_on_the_folders(stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The step function, its Kubeflow component and its DVC command take the same outputs of the same stages."""
     declared: Stage = importlib.import_module(f"components.{stage}.__main__").STAGE
-    folders = {**dict.fromkeys(declared.inputs, "input"), **dict.fromkeys(declared.outputs, "output")}
-    component = importlib.import_module(f"components.{stage}.component").__dict__[stage].component_spec
-    assert {name: "input" for name in component.inputs if name not in TOLD} | {
-        name: "output" for name in component.outputs if name not in SHOWN
-    } == folders
-    for name, task in _resolved_dvc_stages():
-        if name.split("@")[0] == stage:
-            options = re.findall(r"--([a-z-]+)", task["cmd"])
-            assert [option.replace("-", "_") for option in options] == list(folders)
+    component = importlib.import_module(f"components.{stage}.component").__dict__[stage]
+    (task,) = (task for task in _stage_tasks() if _stage_of(task) == stage)
+    made_by = _sources(task)
+    names = [*made_by, *component.component_spec.outputs]
+    artifacts = {name: dsl.Artifact(uri=f"outputs/stages/{made_by.get(name, stage)}") for name in names}
+
+    def run_task(run: Stage, config: object, artifact: str, **folders: Any) -> dict[str, float]:
+        assert run is declared
+        inputs = {name: folders[name] for name in run.inputs}
+        assert folders.keys() - inputs.keys() <= {"cluster", "run_id"}
+        raise _CalledError({**inputs, **{name: f"{artifact}/{name}" for name in run.outputs}})
+
+    monkeypatch.setattr("components.shared.stage.run_task", run_task)
+    monkeypatch.setattr("components.cluster.task.run_task", run_task)
+    with pytest.raises(_CalledError) as called:
+        component.python_func(config={}, **artifacts)
+    options = re.findall(r"--([a-z-]+) (\S+)", DVC["stages"][stage]["cmd"])
+    assert called.value.args[0] == {option.replace("-", "_"): folder for option, folder in options}
 
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_dvc_reruns_a_stage_when_its_code_changes(stage: str) -> None:
     """A stage depends on its own folder and on each shared folder that it imports from."""
     used = {f"components/{name}" for name in _component_folders_used_by(stage)} | {f"components/{stage}"}
-    deps = DVC["stages"][stage].get("do", DVC["stages"][stage])["deps"]
+    deps = DVC["stages"][stage]["deps"]
     assert {dep for dep in deps if dep.startswith("components/")} == used
 
 
 def test_dvc_shows_the_scores_of_every_model_and_the_verdict() -> None:
     """`dvc metrics show` has each evaluation and the summary of the report."""
-    scores = [f"outputs/stages/evaluate/{model}/scores.json" for model in ("base", "sft", "grpo")]
+    scores = [f"outputs/stages/evaluate/evaluation/{model}/scores.json" for model in ("base", "sft", "grpo")]
     assert sorted(DVC["metrics"]) == sorted([*scores, "outputs/stages/report/report/summary.json"])
 
 
@@ -161,53 +162,40 @@ def test_the_readme_names_only_what_exists() -> None:
     assert not missing
 
 
+class _CalledError(Exception):
+    """The folders with which a component runs its stage."""
+
+
 def _stage_tasks() -> list[dict[str, Any]]:
-    """The tasks of the stages, without those that a cluster has around them."""
-    return [task for task in graph().tasks.values() if _stage_of(task) not in AROUND]
+    """The tasks of the stages, without the one that a cluster has before them."""
+    return [task for task in graph().tasks.values() if _stage_of(task) != "preflight"]
 
 
 def _stage_of(task: dict[str, Any]) -> str:
-    name: str = task["componentRef"]["name"]
-    return re.sub(r"-\d+$", "", name).removeprefix("comp-").replace("-", "_")
+    return _underscored(task["taskInfo"]["name"])
 
 
-def _title_of(task: dict[str, Any]) -> str:
-    """`evaluate sft` of Kubeflow, which is `evaluate@sft` of DVC."""
-    title: str = task["taskInfo"]["name"]
-    return title.replace("-", "_").replace(" ", "@")
+def _underscored(name: str) -> str:
+    return name.replace("-", "_")
 
 
 def _kubeflow_edges() -> dict[str, set[str]]:
-    titles = {name: _title_of(task) for name, task in graph().tasks.items() if _stage_of(task) not in AROUND}
     return {
-        _title_of(task): {titles[before] for before in task.get("dependentTasks", []) if before in titles}
+        _stage_of(task): {_underscored(before) for before in task.get("dependentTasks", [])} - {"preflight"}
         for task in _stage_tasks()
     }
 
 
-def _sources(task: dict[str, Any], tasks: dict[str, Any]) -> dict[str, str]:
-    """The output of another task behind each of a task's inputs."""
+def _sources(task: dict[str, Any]) -> dict[str, str]:
+    """The stage that makes each artifact that a task takes."""
     artifacts = task["inputs"].get("artifacts", {}).items()
-    sources = {name: source["taskOutputArtifact"] for name, source in artifacts}
-    return {
-        name: f"{_title_of(tasks[each['producerTask']])}.{each['outputArtifactKey']}" for name, each in sources.items()
-    }
+    return {name: _underscored(source["taskOutputArtifact"]["producerTask"]) for name, source in artifacts}
 
 
 def _dvc_edges() -> dict[str, set[str]]:
-    stages = dict(_resolved_dvc_stages())
+    stages = DVC["stages"]
     made_by = {out: name for name, stage in stages.items() for out in stage["outs"]}
     return {name: {made_by[dep] for dep in stage["deps"] if dep in made_by} for name, stage in stages.items()}
-
-
-def _resolved_dvc_stages() -> Iterator[tuple[str, dict[str, Any]]]:
-    for name, stage in DVC["stages"].items():
-        if "foreach" not in stage:
-            yield name, stage
-            continue
-        for key, item in stage["foreach"].items():
-            text = yaml.safe_dump(stage["do"]).replace("${key}", key).replace("${item}", item)
-            yield f"{name}@{key}", yaml.safe_load(text)
 
 
 def _upstream(task: str, edges: dict[str, set[str]]) -> set[str]:

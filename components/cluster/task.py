@@ -22,21 +22,21 @@ from components.shared.stage import Stage, exit_on_error, run
 
 
 def run_task(
-    stage: Stage, config: Mapping[str, Any], *, cluster: Mapping[str, Any], run_id: str, **folders: str
+    stage: Stage, config: Mapping[str, Any], artifact: str, *, cluster: Mapping[str, Any], run_id: str, **inputs: str
 ) -> dict[str, float]:
-    """Run a stage as a Kubeflow task: plain values in, metrics out, the exit code as from the command line.
+    """Run a stage as a Kubeflow task, as `components.shared.stage.run_task` does.
 
     With an empty `cluster`, its ranks run here. Otherwise they are a TrainJob, everything lies on the shared volume,
     and the task's own folders get models by reference and copies of all else.
     """
     if not cluster:
-        return stages.run_task(stage, config, **folders)
+        return stages.run_task(stage, config, artifact, **inputs)
     with exit_on_error(stage.name):
         cluster_config = validate(ClusterConfig, dict(cluster), name="cluster")
         settings = validate(stage.config, dict(config), name=stage.name)
         volume = StageFolders(Path(cluster_config.mount), run_id, stage)
         cluster_stage = ClusterStage(cluster_config, run_id, stage.name, volume.own / "job")
-        paths = {name: Path(path) for name, path in folders.items()}
+        paths = stages.task_folders(stage, artifact, inputs)
         stages.keep_files_in_group()
         return stages.with_retries(stage.name, lambda: _run_on_volume(stage, settings, cluster_stage, volume, paths))
 

@@ -1,4 +1,4 @@
-"""Evaluate a model: `python -m components.evaluate --model DIR --problems DIR --evaluation DIR`."""
+"""Evaluate base, SFT and GRPO model: `python -m components.evaluate --base-model DIR ... --evaluation DIR`."""
 
 from components.evaluate.evaluate import STAGE
 from components.shared.stage import main

@@ -6,7 +6,7 @@ from components.shared.config import Config
 
 
 class EvaluateConfig(Config):
-    """How a model is evaluated on the test problems."""
+    """How the base, SFT and GRPO models are evaluated on the test problems."""
 
     seed: int = 1
     """Seed of sampling; greedy decoding needs none."""

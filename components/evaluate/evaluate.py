@@ -1,5 +1,6 @@
-"""Evaluation of a model on the test problems: greedy and sampled answers, their grades and their scores."""
+"""Evaluation of models on the test problems: greedy and sampled answers, their grades and their scores."""
 
+import gc
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,8 @@ from components.shared.stage import Stage
 class Evaluator:
     """Answers problems with a sampler, and grades the answers."""
 
+    name: str
+    """Of the model, beside its progress."""
     config: EvaluateConfig
     generate: Generate
     verify: Verifier
@@ -71,6 +74,7 @@ class Evaluator:
             num_tokens = sum(record["num_tokens"] for record in graded)
             bar.advance(
                 len(graded),
+                model=self.name,
                 decoding="greedy" if temperature == 0 else f"T={temperature:g}",
                 accuracy=fmean(record["verdict"] == "right" for record in records),
                 length=num_tokens / len(graded),
@@ -110,21 +114,49 @@ class Evaluator:
         ]
 
 
-def evaluate(config: EvaluateConfig, *, model: Path, problems: Path, evaluation: Path) -> dict[str, float]:
-    """Let a model answer every test problem, greedily and by sampling, and score the answers."""
-    make_deterministic(config.seed)
+def evaluate(
+    config: EvaluateConfig, *, base_model: Path, reference: Path, policy: Path, problems: Path, evaluation: Path
+) -> dict[str, float]:
+    """Let the base, SFT and GRPO models answer every test problem, greedily and by sampling, and score the answers.
+
+    One model is in memory at a time, and none has an influence on what the next one samples.
+    """
+    test_problems = read_problems(problems, Split.TEST)
+    metrics: dict[str, float] = {}
+    with Verifier() as verify:
+        for name, model in (("base", base_model), ("sft", reference), ("grpo", policy)):
+            make_deterministic(config.seed)
+            summary = _measure(name, model, config, verify, test_problems, evaluation / name)
+            accuracies = {
+                f"accuracy_{source}": each["accuracy"] for source, each in summary["greedy"]["by_source"].items()
+            }
+            figures = {**accuracies, **{key: summary[key] for key in ("worked_fraction", "mean_length_tokens")}}
+            metrics |= {f"{name}_{key}": value for key, value in figures.items()}
+    return metrics
+
+
+def _measure(
+    name: str, model: Path, config: EvaluateConfig, verify: Verifier, problems: Sequence[Problem], folder: Path
+) -> dict[str, Any]:
+    """Write the records and the scores of a model into a folder, and return the scores."""
+    gc.collect()
+    torch.cuda.empty_cache()  # what the model before held; nothing happens where there is no GPU
     # In float32 even if the model was trained in bfloat16: rounding must not cost accuracy.
     with explain_out_of_memory("loading the model in float32", "use a smaller model"):
         checkpoint = load(model, dtype=torch.float32)
-    test_problems = read_problems(problems, Split.TEST)
-    with Verifier() as verify:
-        sampler = TransformersSampler(checkpoint, config.max_batch_size)
-        records = Evaluator(config, sampler.generate, verify, checkpoint.config.answer)(test_problems)
+    sampler = TransformersSampler(checkpoint, config.max_batch_size)
+    records = Evaluator(name, config, sampler.generate, verify, checkpoint.config.answer)(problems)
     summary = scores(records, num_samples=config.num_samples, temperature=config.temperature)
-    jsonl.write_rows(evaluation / "records.jsonl", records)
-    jsonl.write_json(evaluation / "scores.json", summary)
-    accuracies = {f"{name}_accuracy": each["accuracy"] for name, each in summary["greedy"]["by_source"].items()}
-    return {**accuracies, **{name: summary[name] for name in ("worked_fraction", "mean_length_tokens")}}
+    folder.mkdir()
+    jsonl.write_rows(folder / "records.jsonl", records)
+    jsonl.write_json(folder / "scores.json", summary)
+    return summary
 
 
-STAGE = Stage("evaluate", evaluate, EvaluateConfig, inputs=("model", "problems"), outputs=("evaluation",))
+STAGE = Stage(
+    name="evaluate",
+    function=evaluate,
+    config=EvaluateConfig,
+    inputs=("base_model", "reference", "policy", "problems"),
+    outputs=("evaluation",),
+)

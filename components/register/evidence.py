@@ -7,7 +7,8 @@ from typing import Any
 from components.shared import lineage
 from components.shared.errors import PipelineError
 
-_MODELS = ("base", "sft", "grpo")
+_MODELS = {"base": "base_model", "sft": "reference", "grpo": "policy"}
+"""Inputs of the evaluation by what they are evaluated as."""
 _RERUN = "run the report stage again"
 
 
@@ -15,16 +16,16 @@ def check_evidence(report: Path, files: Mapping[str, Any], policy: Path, policy_
     """Raise PipelineError unless a report, with these JSON files, is consistent and about this policy."""
     try:
         made_by = lineage.read(report) or {}
-        evaluations = {name: made_by["inputs"][f"{name}_evaluation"]["lineage"] for name in _MODELS}
-        models = {name: evaluation["inputs"]["model"] for name, evaluation in evaluations.items()}
+        evaluation = made_by["inputs"]["evaluation"]["lineage"]
+        models = {name: evaluation["inputs"][artifact] for name, artifact in _MODELS.items()}
         digests = {name: model["digest"] for name, model in models.items()}
-        stages = {made_by["stage"], *(evaluation["stage"] for evaluation in evaluations.values())}
+        stages = (made_by["stage"], evaluation["stage"])
         _check_policy(report, digests, models["grpo"]["lineage"], policy, policy_digest)
         inconsistent = next(_inconsistencies(files, made_by["config"]["gate"], digests), None)
     except (KeyError, TypeError) as error:
         raise PipelineError(f"{report}: not as the report stage writes it ({error}); {_RERUN}") from None
-    if stages != {"report", "evaluate"}:
-        inconsistent = "lineage.json: not of a report on three evaluations"
+    if stages != ("report", "evaluate"):
+        inconsistent = "lineage.json: not of a report on an evaluation"
     if inconsistent:
         raise PipelineError(f"{report}/{inconsistent}; {_RERUN}")
 
@@ -74,5 +75,5 @@ def _inconsistencies(files: Mapping[str, Any], gate: Mapping[str, Any], digests:
         yield "verdict.json: `passed` contradicts the verdicts on its sources"
     if summary["verdict"] != verdict:
         yield "summary.json: has another verdict than verdict.json"
-    if any(provenance["inputs"].get(f"{name} model") != digest for name, digest in digests.items()):
+    if any(provenance["inputs"].get(_MODELS[name]) != digest for name, digest in digests.items()):
         yield "provenance.json: has other models than lineage.json"

@@ -8,14 +8,12 @@ from components.shared.images import LIGHT
 
 
 @dsl.component(base_image=LIGHT, install_kfp_package=False)
-def report(  # noqa: PLR0917 - a task has as many parameters as inputs and outputs
+def report(
     config: dict[str, Any],
-    base_evaluation: dsl.Input[dsl.Artifact],
-    sft_evaluation: dsl.Input[dsl.Artifact],
-    grpo_evaluation: dsl.Input[dsl.Artifact],
-    sft_training: dsl.Input[dsl.Artifact],
-    grpo_training: dsl.Input[dsl.Artifact],
     validation: dsl.Input[dsl.Artifact],
+    sft: dsl.Input[dsl.Model],
+    grpo: dsl.Input[dsl.Model],
+    evaluation: dsl.Input[dsl.Artifact],
     report: dsl.Output[dsl.Artifact],
     page: dsl.Output[dsl.HTML],
     metrics: dsl.Output[dsl.Metrics],
@@ -24,15 +22,13 @@ def report(  # noqa: PLR0917 - a task has as many parameters as inputs and outpu
 
     Args:
         config: The report section of the params file.
-        base_evaluation: Evaluation of the base model.
-        sft_evaluation: Evaluation of the SFT model.
-        grpo_evaluation: Evaluation of the GRPO policy.
-        sft_training: Steps of supervised fine-tuning.
-        grpo_training: Steps of GRPO.
-        validation: Result of the validation of the data.
+        validation: What validate_data made.
+        sft: What train_sft made.
+        grpo: What train_grpo made.
+        evaluation: What evaluate made.
         report: The page, the verdict and the summary.
         page: The page again, where Kubeflow shows it.
-        metrics: Accuracies, gain and verdict.
+        metrics: Accuracies, gain and verdict, where Kubeflow compares runs.
     """
     import shutil
     from pathlib import Path
@@ -43,15 +39,12 @@ def report(  # noqa: PLR0917 - a task has as many parameters as inputs and outpu
     values = run_task(
         STAGE,
         config,
-        base_evaluation=base_evaluation.path,
-        sft_evaluation=sft_evaluation.path,
-        grpo_evaluation=grpo_evaluation.path,
-        sft_training=sft_training.path,
-        grpo_training=grpo_training.path,
-        validation=validation.path,
-        report=report.path,
+        report.path,
+        evaluation=f"{evaluation.path}/evaluation",
+        sft_training=f"{sft.path}/training",
+        grpo_training=f"{grpo.path}/training",
+        validation=f"{validation.path}/validation",
     )
+    metrics.metadata.update(values)
     Path(page.path).parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(Path(report.path) / "report.html", page.path)
-    for name, value in values.items():
-        metrics.log_metric(name, value)
+    shutil.copyfile(Path(report.path) / "report" / "report.html", page.path)

@@ -34,12 +34,11 @@ class Record(BaseModel):
 
 
 class Evaluation(NamedTuple):
-    """One model's greedy answers by problem id, with its scores and lineage."""
+    """One model's greedy answers by problem id, with its scores."""
 
     folder: Path
     greedy: dict[str, Record]
     scores: dict[str, Any]
-    lineage: dict[str, Any] | None
 
 
 class Pair(NamedTuple):
@@ -131,7 +130,7 @@ class Findings:
 
 def find(config: ReportConfig, folders: Mapping[str, Path]) -> Findings:
     """Read the inputs of the report stage, by their names in the graph, and decide the gate."""
-    evaluations = {model: _read_evaluation(folders[f"{model}_evaluation"]) for model in MODELS}
+    evaluations = {model: _read_evaluation(folders["evaluation"] / model) for model in MODELS}
     _check_comparable(evaluations["base"], evaluations["sft"])
     _check_comparable(evaluations["sft"], evaluations["grpo"])
     answers = evaluations["grpo"].greedy
@@ -171,15 +170,11 @@ def _read_evaluation(folder: Path) -> Evaluation:
             f"{folder / 'scores.json'}: `greedy.by_source.<source>.correct` are {scored}, but records.jsonl next to "
             f"it has {counted} right answers; evaluate again"
         )
-    return Evaluation(folder, greedy, scores, lineage.read(folder))
+    return Evaluation(folder, greedy, scores)
 
 
 def _check_comparable(first: Evaluation, second: Evaluation) -> None:
-    """Raise PipelineError unless two models answered the same problems under the same settings."""
-    if first.lineage and second.lineage and first.lineage["config"] != second.lineage["config"]:
-        raise PipelineError(
-            f"{second.folder}: evaluated under another config than {first.folder}; evaluate both under the same"
-        )
+    """Raise PipelineError unless two models answered the same problems."""
     one, other = (
         {(each.id, each.source, each.answer) for each in evaluation.greedy.values()} for evaluation in (first, second)
     )
@@ -209,9 +204,7 @@ def collect_provenance(lineages: Mapping[str, dict[str, Any] | None]) -> Provena
                 f"report: input `{name}` was made under another config of {stage} than the inputs before it; "
                 "use the outputs of one run"
             )
-        for artifact, entry in made["inputs"].items():
-            # Each evaluation calls its model `model`.
-            inputs[f"{name.partition('_')[0]} model" if artifact == "model" else artifact] = entry["digest"]
+        inputs.update({artifact: entry["digest"] for artifact, entry in made["inputs"].items()})
         for package, version in made["packages"].items():
             packages.setdefault(package, set()).add(version)
         return depth

@@ -47,9 +47,7 @@ _FRACTIONS = {"worked_fraction", "groups_without_spread_fraction"}
 def report(
     config: ReportConfig,
     *,
-    base_evaluation: Path,
-    sft_evaluation: Path,
-    grpo_evaluation: Path,
+    evaluation: Path,
     sft_training: Path,
     grpo_training: Path,
     validation: Path,
@@ -57,9 +55,7 @@ def report(
 ) -> dict[str, float]:
     """Compare base, SFT and GRPO on the same problems, decide the promotion gate and write the page."""
     folders = {
-        "base_evaluation": base_evaluation,
-        "sft_evaluation": sft_evaluation,
-        "grpo_evaluation": grpo_evaluation,
+        "evaluation": evaluation,
         "sft_training": sft_training,
         "grpo_training": grpo_training,
         "validation": validation,
@@ -87,7 +83,7 @@ STAGE = Stage(
     name="report",
     function=report,
     config=ReportConfig,
-    inputs=("base_evaluation", "sft_evaluation", "grpo_evaluation", "sft_training", "grpo_training", "validation"),
+    inputs=("evaluation", "sft_training", "grpo_training", "validation"),
     outputs=("report",),
 )
 

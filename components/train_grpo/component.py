@@ -8,14 +8,11 @@ from components.shared.images import GPU
 
 
 @dsl.component(base_image=GPU, install_kfp_package=False)
-def train_grpo(  # noqa: PLR0917 - a task has as many parameters as inputs and outputs
+def train_grpo(
     config: dict[str, Any],
-    problems: dsl.Input[dsl.Dataset],
-    reference: dsl.Input[dsl.Model],
-    policy: dsl.Output[dsl.Model],
-    training: dsl.Output[dsl.Artifact],
-    timings: dsl.Output[dsl.Artifact],
-    metrics: dsl.Output[dsl.Metrics],
+    data: dsl.Input[dsl.Dataset],
+    sft: dsl.Input[dsl.Model],
+    grpo: dsl.Output[dsl.Model],
     cluster: dict[str, Any] = {},  # noqa: B006 - Kubeflow has no value for null
     run_id: str = "",
 ) -> None:
@@ -23,28 +20,23 @@ def train_grpo(  # noqa: PLR0917 - a task has as many parameters as inputs and o
 
     Args:
         config: The train_grpo section of the params file.
-        problems: Problems from prepare_data.
-        reference: The model from train_sft to start from and to stay close to.
-        policy: The improved model.
-        training: Reward, KL and the rest per step, with the completions they came from.
-        timings: Seconds per phase of each step; the one output that differs between equal runs.
-        metrics: Figures of the finished training.
+        data: What prepare_data made.
+        sft: What train_sft made: the model to start from and to stay close to.
+        grpo: `policy`, the improved model; `training`, reward, KL and the rest per step with their completions;
+            `timings`, seconds per phase of each step, which differ between equal runs; figures of the training.
         cluster: Where training runs as a job of its own (ClusterConfig); empty for here, in this task.
         run_id: Of the run that the job belongs to, as its label.
     """
     from components.cluster.task import run_task
     from components.train_grpo.train import STAGE
 
-    values = run_task(
+    metrics = run_task(
         STAGE,
         config,
+        grpo.path,
         cluster=cluster,
         run_id=run_id,
-        problems=problems.path,
-        reference=reference.path,
-        policy=policy.path,
-        training=training.path,
-        timings=timings.path,
+        problems=f"{data.path}/problems",
+        reference=f"{sft.path}/reference",
     )
-    for name, value in values.items():
-        metrics.log_metric(name, value)
+    grpo.metadata.update(metrics)

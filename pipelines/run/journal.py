@@ -16,17 +16,12 @@ Event = dict[str, Any]
 
 @dataclass
 class Task:
-    """One task of the graph, and what is known of it so far."""
+    """The task of one stage, and what is known of it so far."""
 
-    title: str
+    name: str
     outputs: dict[str, Path] = field(default_factory=dict)
     seconds: float | None = None
     """Wall time until it was finished, with the start of its process; None before."""
-
-    @property
-    def stage(self) -> str:
-        """The stage that the task runs: `evaluate sft` is one that evaluates."""
-        return self.title.partition(" ")[0]
 
 
 class Tracker:
@@ -61,9 +56,9 @@ class Tracker:
             self._handle_while(lambda: not self.tasks)
         stage, message = self._parse(text)
         if message:
-            if self.running and self.running.stage != stage:
+            if self.running and self.running.name != stage:
                 self._read()
-                self._handle_while(lambda: self.running is not None and self.running.stage != stage)
+                self._handle_while(lambda: self.running is not None and self.running.name != stage)
             self._screen.detail(message)
 
     def idle(self) -> None:
@@ -76,7 +71,7 @@ class Tracker:
 
     def _parse(self, text: str) -> tuple[str, str]:
         """The stage and its message; no message for noise, and for progress that a live bar shows already."""
-        stages = "|".join({re.escape(task.stage) for task in self.tasks}) or "(?!)"
+        stages = "|".join({re.escape(task.name) for task in self.tasks}) or "(?!)"
         # KFP lists outputs in lines like `report: Artifact( name='report',`.
         message = r": (?!\w+\( name=)(?P<text>.+)"
         progress = r" (?P<done>\d+)/(?P<total>\d+)\s+(?P<figures>.*)"
@@ -95,7 +90,7 @@ class Tracker:
         while self._pending and wanted():
             at, event = self._pending.popleft()
             if event["event"] == "planned":
-                self.tasks, self._last_end = [Task(title) for title in event["tasks"]], at
+                self.tasks, self._last_end = [Task(name) for name in event["tasks"]], at
                 self._announce()
             else:
                 self._take(event, at)
@@ -103,7 +98,7 @@ class Tracker:
     def _take(self, event: Event, at: float) -> None:
         task = self.running
         assert task is not None, f"{event['stage']} {event['event']} although every task was done"
-        assert task.stage == event["stage"], f"{event['stage']} {event['event']} in place of {task.stage}"
+        assert task.name == event["stage"], f"{event['stage']} {event['event']} in place of {task.name}"
         if event["event"] == "started":
             task.outputs = {name: Path(path) for name, path in event["outputs"].items()}
         elif event["event"] == "finished":
@@ -112,8 +107,8 @@ class Tracker:
             self._announce()
         else:
             self.exit_code = event["exit_code"]
-            self._screen.error(event["error"].removeprefix(f"{task.stage}: "))
+            self._screen.error(event["error"].removeprefix(f"{task.name}: "))
 
     def _announce(self) -> None:
         if self.running:
-            self._screen.header(self.tasks.index(self.running) + 1, len(self.tasks), self.running.title)
+            self._screen.header(self.tasks.index(self.running) + 1, len(self.tasks), self.running.name)

@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType, ModuleType
 
-from components.preflight.config import as_yaml, contradictions, load_params, stage_sections
+from components.preflight.config import STAGES, as_yaml, contradictions, load_params, stage_sections
 from components.preflight.inputs import missing_here
 from components.shared.environment import JOURNAL_VARIABLE, TERMINAL_VARIABLE
 from components.shared.errors import PipelineError, raise_all
@@ -64,7 +64,7 @@ def run(params_path: Path, *, containers: bool = False) -> int:
             screen.error(f"stopped, and no stage is left running; log: {folder / LOG}")
             raise
     exit_code = _exit_code(tracker, status, folder, screen)
-    if any(task.stage == "report" for task in tracker.finished):
+    if any(task.name == "report" for task in tracker.finished):
         summary.write(folder, tracker.tasks, exit_code)
         _make_latest(folder)
         summary.show(folder, screen)
@@ -137,7 +137,7 @@ def _exit_code(tracker: Tracker, status: int, folder: Path, screen: Screen) -> i
             if page.is_file():
                 screen.detail(f"see {os.path.relpath(page)}")
         return tracker.exit_code
-    what = f"{task.title} stopped unexpectedly" if task else "the graph could not be run"
+    what = f"{task.name} stopped unexpectedly" if task else "the graph could not be run"
     screen.error(f"{what}; the last lines of {folder / LOG}:", *_last_lines(folder / LOG, of_stage=status == 0))
     return 1
 
@@ -244,8 +244,8 @@ def _run_graph(params: Path, pipeline_root: str, journal: Path, *, containers: b
 
     # Standard output is a pipe here: without this, lines would arrive in blocks of 8 KiB.
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    graph, names = local_graph(stage_sections(load_params(params)))
-    journal.write_text(json.dumps({"event": "planned", "tasks": names}) + "\n", encoding="utf-8")
+    graph = local_graph(stage_sections(load_params(params)))
+    journal.write_text(json.dumps({"event": "planned", "tasks": STAGES}) + "\n", encoding="utf-8")
     if containers:
         runner = _containers().runner(journal.parent, journal)
     else:

@@ -22,13 +22,13 @@ _COLUMN = 24
 def write(folder: Path, tasks: Sequence[Task], exit_code: int) -> None:
     """Write report.html and summary.json into the folder of a run whose report stage has finished."""
     params = load_params(folder / "params.yaml")
-    outputs = {task.title: task.outputs for task in tasks}
+    outputs = {task.name: task.outputs for task in tasks}
     inputs = {
-        **{f"{model}_evaluation": outputs[f"evaluate {model}"]["evaluation"] for model in _MODELS},
+        "evaluation": outputs["evaluate"]["evaluation"],
         **{f"{model}_training": outputs[f"train_{model}"]["training"] for model in ("sft", "grpo")},
-        "validation": next(task.outputs["validation"] for task in tasks if "validation" in task.outputs),
+        "validation": outputs["validate_data"]["validation"],
     }
-    seconds = {task.title: task.seconds for task in tasks if task.seconds is not None}
+    seconds = {task.name: task.seconds for task in tasks if task.seconds is not None}
     version = jsonl.read_json(outputs["register"]["registration"] / "version.json") if exit_code == 0 else None
     timings = outputs["train_grpo"]["timings"]
     page = render_report(params.report, inputs, version=version, seconds=seconds, timings=timings)

@@ -76,10 +76,9 @@ def test_stage_on_a_cluster_has_the_results_of_one_here(
     folders = {name: inputs[name] for name in stage.inputs}
 
     def run(attempt: str, cluster: dict[str, Any]) -> dict[str, float]:
-        (tmp_path / attempt).mkdir()
-        outputs = {name: tmp_path / attempt / name for name in stage.outputs}
-        paths = {name: str(path) for name, path in {**folders, **outputs}.items()}
-        return run_task(stage, config.model_dump(mode="json"), cluster=cluster, run_id=RUN_ID, **paths)
+        paths = {name: str(path) for name, path in folders.items()}
+        values = config.model_dump(mode="json")
+        return run_task(stage, values, str(tmp_path / attempt), cluster=cluster, run_id=RUN_ID, **paths)
 
     cluster = {"image": "gpu:1", "nodes": 2, "gpus_per_node": 0, "mount": str(tmp_path / "volume")}
     with ApiServer(clock=RealClock(speed=10)) as server:

@@ -54,10 +54,9 @@ def run(tmp_path: Path) -> Any:
     def run(
         attempt: str = "1", *, problems: str = "problems", stage: str = "train_sft", run_id: str = RUN_ID, **config: str
     ) -> dict[str, float]:
-        folders = {"problems": problems, "model": f"{attempt}/model", "training": f"{attempt}/training"}
-        paths = {name: str(tmp_path / path) for name, path in folders.items()}
         cluster = {"image": "gpu:1", "mount": str(tmp_path / "volume")}
-        return run_task(_stage(stage), config, cluster=cluster, run_id=run_id, **paths)
+        artifact, source = str(tmp_path / attempt), str(tmp_path / problems)
+        return run_task(_stage(stage), config, artifact, cluster=cluster, run_id=run_id, problems=source)
 
     return run
 

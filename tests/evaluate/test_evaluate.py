@@ -22,17 +22,20 @@ PROBLEMS = [tiny.problem(number, split=Split.TEST) for number in (9, 12, 2, 7, 1
 
 
 def _evaluate(folder: Path, **changes: Any) -> Path:
-    """Evaluate the untrained tiny model; return the folder of the evaluation."""
-    model, data, evaluation = folder / "model", folder / "problems", folder / "evaluation"
-    for path in (model, data, evaluation):
+    """Evaluate three copies of the untrained tiny model; return the folder of the evaluation of one of them."""
+    models = {name: folder / name for name in ("base_model", "reference", "policy")}
+    data, evaluation = folder / "problems", folder / "evaluation"
+    for path in (*models.values(), data, evaluation):
         path.mkdir(parents=True)
-    save(tiny.checkpoint(), model)
+    for model in models.values():
+        save(tiny.checkpoint(), model)
     write_problems(data, Split.TEST, PROBLEMS)
     settings = {"seed": 1, "num_samples": 2, "temperature": 1.0, "max_new_tokens": 6, "max_batch_size": 4}
     config = EvaluateConfig.model_validate(settings | changes)
-    metrics = evaluate(config, model=model, problems=data, evaluation=evaluation)
-    assert metrics["sums_accuracy"] == jsonl.read_json(evaluation / "scores.json")["greedy"]["all"]["accuracy"]
-    return evaluation
+    metrics = evaluate(config, **models, problems=data, evaluation=evaluation)
+    scores = jsonl.read_json(evaluation / "grpo" / "scores.json")
+    assert metrics["grpo_accuracy_sums"] == scores["greedy"]["all"]["accuracy"]
+    return evaluation / "grpo"
 
 
 def _records(evaluation: Path) -> list[dict[str, Any]]:
@@ -61,6 +64,13 @@ def test_greedy_answers_do_not_depend_on_batches(tmp_path: Path) -> None:
     assert [row for row in one if row["sample"] == 0] == [row for row in other if row["sample"] == 0]
 
 
+def test_every_model_samples_as_if_it_were_alone(tmp_path: Path) -> None:
+    """Equal models have equal records, whichever is measured first."""
+    folder = _evaluate(tmp_path).parent
+    assert {path.name for path in folder.iterdir()} == {"base", "sft", "grpo"}
+    assert len({lineage.digest(path) for path in folder.iterdir()}) == 1
+
+
 def test_equal_evaluations_are_byte_identical(tmp_path: Path) -> None:
     """Sampled answers included."""
     one, other = (lineage.digest(_evaluate(tmp_path / name)) for name in ("one", "other"))
@@ -85,7 +95,7 @@ def test_each_completion_is_graded_against_its_own_problem(policy: AnswerPolicy)
 
     config = EvaluateConfig(seed=1, num_samples=4, temperature=1.0, max_new_tokens=6, max_batch_size=8)
     with Verifier() as verify:
-        records = Evaluator(config, generate, verify, policy)(PROBLEMS)
+        records = Evaluator("base", config, generate, verify, policy)(PROBLEMS)
     is_marked = policy is AnswerPolicy.MARKED
     for problem in PROBLEMS:
         own = [record for record in records if record["id"] == problem.id]

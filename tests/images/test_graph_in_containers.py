@@ -135,7 +135,7 @@ def test_a_killed_stage_fails_the_run(api: Mapping[str, str], tmp_path: Path) ->
         killed = FinishedRun.of(project, run)
     assert killed.exit_code == 1
     assert "validate_data stopped unexpectedly" in killed.errors
-    assert "1 of 9 stages" in killed.printed
+    assert "1 of 7 stages" in killed.printed
 
 
 def test_missing_images_are_named_before_anything_runs(api: Mapping[str, str], tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from tests.report.synthetic import made_by_grpo, make_run, report_on
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 LIGHT = [
-    *("components.preflight.preflight", "components.clean_up.clean_up", "components.prepare_data.prepare"),
+    *("components.preflight.preflight", "components.prepare_data.prepare"),
     *("components.validate_data.validate", "components.report.report", "components.register.register"),
     *("components.train_sft.train", "components.train_grpo.train", "components.cluster.reaper"),
     *(f"components.shared.{path.stem}" for path in sorted((engine.ROOT / "components/shared").glob("[!_]*.py"))),

@@ -87,7 +87,7 @@ def test_reaper_works_with_its_role(server: ApiServer, api: client.ApiClient) ->
         client.CoreV1Api(api).list_namespaced_pod(server.namespace)
 
 
-def test_preflight_and_clean_up_work_with_the_role_of_steps(server: ApiServer, api: client.ApiClient) -> None:
+def test_preflight_and_stop_work_with_the_role_of_steps(server: ApiServer, api: client.ApiClient) -> None:
     """They may not read secrets, which steps get as environment variables."""
     _take_role(server, "launcher")
     before = len(server.requests)

@@ -38,10 +38,8 @@ class Graph:
 
     @property
     def tasks(self) -> dict[str, Any]:
-        """Every task that runs something, wherever it is in the graph."""
-        dags = [self.spec["root"]["dag"], *(each["dag"] for each in self.spec["components"].values() if "dag" in each)]
-        tasks = {name: task for dag in dags for name, task in dag["tasks"].items()}
-        return {name: task for name, task in tasks.items() if not name.startswith("exit-handler")}
+        """Every task, by its name."""
+        return dict(self.spec["root"]["dag"]["tasks"])
 
     def settings(self, task: str) -> dict[str, Any]:
         """What Kubernetes is told of a task."""

@@ -110,12 +110,12 @@ class FinishedRun:
 
     @property
     def outputs(self) -> dict[str, dict[str, Path]]:
-        """The folders that its stages wrote down in the journal, by task and name."""
+        """The folders that its stages wrote down in the journal, by stage and name."""
         events = [json.loads(line) for line in (self.folder / "journal.jsonl").read_text().splitlines()]
         started = [event["outputs"] for event in events if event["event"] == "started"]
         return {
-            title: {name: Path(path) for name, path in folders.items()}
-            for title, folders in zip(events[0]["tasks"], started, strict=True)
+            stage: {name: Path(path) for name, path in folders.items()}
+            for stage, folders in zip(events[0]["tasks"], started, strict=True)
         }
 
 

@@ -95,7 +95,7 @@ def test_a_failing_stage_ends_the_run_with_its_own_exit_code(tmp_path: Path) -> 
     assert run.exit_code == 2
     assert run.errors.strip().startswith("error: rows.jsonl: 30 of 50 rows are malformed")
     assert run.errors.count("\n") == 1
-    assert [line for line in run.printed.splitlines() if line.startswith("[")] == ["[1/9] prepare_data"]
+    assert [line for line in run.printed.splitlines() if line.startswith("[")] == ["[1/7] prepare_data"]
     (log,) = tmp_path.glob("outputs/runs/*-malformed/kfp.log")
     assert str(log.relative_to(tmp_path)) in run.printed
     assert not (tmp_path / "outputs/latest").exists()

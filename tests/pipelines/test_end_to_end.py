@@ -18,8 +18,8 @@ from tests.presets import ROOT, preset, write_params
 
 pytestmark = pytest.mark.slow
 
-BEFORE = ["prepare_data", "validate_data", "train_sft", "evaluate base", "evaluate sft", "train_grpo", "evaluate grpo"]
-TITLES = [*BEFORE, "report", "register"]
+BEFORE = ["prepare_data", "validate_data", "train_sft", "train_grpo", "evaluate"]
+STAGES = [*BEFORE, "report", "register"]
 SMOKE = ("run", "--params", "params/smoke.yaml")
 
 
@@ -27,7 +27,7 @@ def test_the_screen_is_for_people(smoke_run: FinishedRun) -> None:
     """Every stage is announced once; no line of KFP, no warning and no colour code reaches a pipe, but the log."""
     assert smoke_run.exit_code == 0, smoke_run.printed + smoke_run.errors
     headers = [line for line in smoke_run.printed.splitlines() if line.startswith("[")]
-    assert headers == [f"[{number}/9] {title}" for number, title in enumerate(TITLES, start=1)]
+    assert headers == [f"[{number}/7] {stage}" for number, stage in enumerate(STAGES, start=1)]
     for noise in ("INFO", "Warning", "KFP", "\x1b", "Artifact("):
         assert noise not in smoke_run.printed
     assert smoke_run.errors == ""
@@ -47,7 +47,7 @@ def test_the_folder_of_a_run_has_its_results(smoke_run: FinishedRun) -> None:
     summary = json.loads((smoke_run.folder / "summary.json").read_text())
     assert set(summary["models"]) == {"base", "sft", "grpo"}
     assert summary["exit"] == 0
-    assert list(summary["seconds"]) == TITLES
+    assert list(summary["seconds"]) == STAGES
     assert summary["version"]["version"] == "v0.0.1"
     problems = smoke_run.outputs["prepare_data"]["problems"]
     assert summary["digests"]["test"] == file_digest(problems / "test.jsonl")
@@ -87,16 +87,15 @@ def test_a_missed_gate_registers_nothing_but_leaves_the_report(missed_run: Finis
     summary = json.loads((missed_run.folder / "summary.json").read_text())
     assert (summary["exit"], summary["version"], summary["verdict"]["passed"]) == (3, None, False)
     assert (missed_run.folder / "report.html").is_file()
-    assert "registration" not in [path.name for path in missed_run.folder.rglob("*")]
-    assert not list(missed_run.project.folder.glob("outputs/registry/**/version.json"))
+    assert not list(missed_run.project.folder.glob("outputs/**/version.json"))
 
 
 def test_equal_inputs_give_equal_artifacts(smoke_run: FinishedRun, missed_run: FinishedRun) -> None:
     """Two runs that differ in the gate alone agree in every byte of all that comes before it."""
     one, other = smoke_run.outputs, missed_run.outputs
-    for title in BEFORE:
-        for name in set(one[title]) - {"timings"}:
-            assert bytes_in(one[title][name]) == bytes_in(other[title][name]), f"{title}: {name}"
+    for stage in BEFORE:
+        for name in set(one[stage]) - {"timings"}:
+            assert bytes_in(one[stage][name]) == bytes_in(other[stage][name]), f"{stage}: {name}"
 
 
 def test_a_killed_stage_is_reported_and_leaves_nothing_half_done(tmp_path: Path) -> None:
@@ -108,8 +107,8 @@ def test_a_killed_stage_is_reported_and_leaves_nothing_half_done(tmp_path: Path)
     assert ended.exit_code == 1
     assert ended.errors.strip().startswith("error: validate_data stopped unexpectedly; the last lines of outputs/runs/")
     assert ended.errors.rstrip().endswith("Killed")
-    assert "1 of 9 stages" in ended.printed
-    assert not list(project.folder.glob("outputs/runs/**/validation"))
+    assert "1 of 7 stages" in ended.printed
+    assert not list(project.folder.glob("outputs/runs/**/validation/validation"))
     assert not (project.folder / "outputs/latest").exists()
 
 

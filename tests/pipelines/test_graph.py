@@ -17,10 +17,10 @@ from pipelines.parameter_table import page
 from tests.pipelines.compiled import COMMITTED, compile_graph, compiled, graph
 from tests.presets import ROOT
 
-MODEL = {"evaluate", "evaluate-2", "evaluate-3"}
+MODEL = {"evaluate"}
 DATA = {"prepare-data", "validate-data"}
 TRAINING = {"train-sft", "train-grpo"}
-TASKS = MODEL | DATA | TRAINING | {"preflight", "report", "register", "clean-up"}
+TASKS = MODEL | DATA | TRAINING | {"preflight", "report", "register"}
 SIZES = {
     # Cores and gigabytes requested and at most, hours until Kubernetes ends the task, retries.
     "preflight": (0.5, 1, 1, 2, 1 / 6, 0),
@@ -28,10 +28,9 @@ SIZES = {
     "validate-data": (1, 2, 4, 8, 4, 2),
     "train-sft": (0.5, 2, 2, 4, 60 * 24, 3),
     "train-grpo": (0.5, 2, 2, 4, 60 * 24, 3),
-    **dict.fromkeys(MODEL, (4, 16, 32, 128, 24, 2)),
+    "evaluate": (4, 16, 32, 128, 72, 2),
     "report": (1, 2, 2, 4, 1, 1),
     "register": (1, 2, 4, 8, 6, 0),
-    "clean-up": (0.5, 1, 1, 2, 1 / 6, 3),
 }
 SECRETS = {
     "preflight": tuple(SECRET_KEYS),
@@ -136,10 +135,10 @@ def test_secrets_are_named_and_never_contained() -> None:
         assert "env" not in graph().containers[task]
 
 
-def test_preflight_and_clean_up_wait_for_nothing_that_may_be_missing() -> None:
+def test_preflight_waits_for_nothing_that_may_be_missing() -> None:
     """A volume claim that does not exist would keep a pod pending for ever, and with it the run."""
     with_volume = {task for task in TASKS if "pvcMount" in graph().settings(task)}
-    assert with_volume == TASKS - {"preflight", "report", "clean-up"}
+    assert with_volume == TASKS - {"preflight", "report"}
 
 
 def test_what_differs_between_clusters_comes_from_the_deployment() -> None:
@@ -180,20 +179,42 @@ def test_nothing_of_a_namespace_is_compiled_in() -> None:
 def test_every_stage_waits_for_preflight() -> None:
     """Nothing is spent before everything is checked; and no condition skips a stage."""
     for name, task in graph().tasks.items():
-        if name not in {"preflight", "report", "clean-up"}:
+        if name != "preflight":
             assert "preflight" in task["dependentTasks"], name
-        assert "triggerPolicy" not in task or name == "clean-up", name
+        assert "triggerPolicy" not in task, name
 
 
-def test_clean_up_runs_regardless_of_the_outcome() -> None:
-    """It is the exit handler of all other tasks, and learns how they ended and which run it is."""
-    root = graph().spec["root"]["dag"]["tasks"]
-    assert set(root) == {"clean-up", "exit-handler-1"}
-    task = root["clean-up"]
-    assert task["triggerPolicy"] == {"strategy": "ALL_UPSTREAM_TASKS_COMPLETED"}
-    inputs = task["inputs"]["parameters"]
-    assert inputs["status"] == {"taskFinalStatus": {"producerTask": "exit-handler-1"}}
-    assert inputs["run_id"]["runtimeValue"]["constant"] == "{{$.pipeline_job_uuid}}"
+def test_the_graph_fits_on_a_page() -> None:
+    """One level, few tasks in few rows, and an artifact for each task and each page; Kubeflow draws all of them."""
+    components = graph().spec["components"]
+    assert not any("dag" in component for component in components.values())
+    artifacts = {
+        name: list(components[task["componentRef"]["name"]].get("outputDefinitions", {}).get("artifacts", {}))
+        for name, task in graph().tasks.items()
+    }
+    pages = {"preflight": ["configuration"], "validate-data": ["page"], "report": ["metrics", "page"]}
+    for name, made in artifacts.items():
+        own = set(made) - set(pages.get(name, []))
+        assert len(own) == (name != "preflight"), name
+    assert len(graph().tasks) == 8
+    assert sum(map(len, artifacts.values())) <= 12
+
+    def row(name: str) -> int:
+        return 1 + max(map(row, graph().tasks[name].get("dependentTasks", [])), default=0)
+
+    assert max(map(row, graph().tasks)) <= 8
+
+
+def test_the_panel_of_a_task_lists_what_it_works_with() -> None:
+    """A stage has its section as one value, and hardly any input that Kubeflow names by itself."""
+    for name, task in graph().tasks.items():
+        inputs = task["inputs"]["parameters"]
+        passed = {each for each in inputs if each.startswith("pipelinechannel--")}
+        assert passed == ({"pipelinechannel--preflight-evaluate_gpus"} if name == "evaluate" else set())
+        if name != "preflight":
+            assert set(inputs) - passed <= {"config", "cluster", "run_id", "accelerator_count"}
+        else:
+            assert set(inputs) == {*parameters(), DEPLOYMENT}
 
 
 def test_registration_knows_its_run() -> None:

@@ -29,7 +29,7 @@ class Run:
     def __init__(self, folder: Path, screen: io.StringIO) -> None:
         self.path, self.screen = folder / "journal.jsonl", screen
         self.tracker = Tracker(Screen(screen, screen), self.path.open("a+", encoding="utf-8"))
-        self.journal(event="planned", tasks=["prepare_data", "evaluate base", "train_sft", "report"])
+        self.journal(event="planned", tasks=["prepare_data", "evaluate", "train_sft", "report"])
         self.journal(stage="prepare_data", event="started", outputs={"problems": "/run/problems"})
 
     def journal(self, **event: Any) -> None:
@@ -63,7 +63,7 @@ def test_a_line_is_shown_below_the_header_of_its_stage(run: Run) -> None:
     assert run.lines() == [
         "[1/4] prepare_data",
         "20 problems",
-        "[2/4] evaluate base",
+        "[2/4] evaluate",
         "1/1  accuracy 1  done in 0:00",
     ]
 
@@ -72,7 +72,7 @@ def test_a_stage_without_output_is_announced_too(run: Run) -> None:
     """Silence does not hold the header back; outputs are those that the stage named when it started."""
     run.journal(stage="prepare_data", event="finished", seconds=1.0, metrics={})
     run.wait()
-    assert run.lines() == ["[1/4] prepare_data", "[2/4] evaluate base"]
+    assert run.lines() == ["[1/4] prepare_data", "[2/4] evaluate"]
     assert [task.outputs for task in run.tracker.finished] == [{"problems": Path("/run/problems")}]
 
 

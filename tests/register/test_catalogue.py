@@ -217,21 +217,21 @@ def test_kubeflow_component_registers_in_both(passed: Path, tmp_path: Path, monk
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(RUN_ID_VARIABLE, "run-1")
     monkeypatch.setenv(RUN_NAME_VARIABLE, "nightly")
-    policy = make_policy(tmp_path / "policy")
+    policy = make_policy(tmp_path / "grpo" / "policy")
     with ApiServer() as server, s3_storage() as storage:
         for name, value in storage.environment.items():
             monkeypatch.setenv(name, value)
         config = make_config(Path(), storage="s3://bucket/models", model_registry=server.url)
-        metrics = dsl.Metrics(uri=str(tmp_path / "metrics"))
+        report_on(passed, policy).rename(tmp_path / "report")
+        registration = dsl.Artifact(uri=str(tmp_path / "made"))
         component.register.python_func(
             config=config.model_dump(),
-            policy=dsl.Model(uri=str(policy)),
-            report=dsl.Artifact(uri=str(report_on(passed, policy))),
-            registration=dsl.Artifact(uri=str(tmp_path / "registration")),
-            metrics=metrics,
+            grpo=dsl.Model(uri=str(policy.parent)),
+            report=dsl.Artifact(uri=str(tmp_path)),
+            registration=registration,
         )
-        assert metrics.metadata["registered"] == 1
-        version = jsonl.read_json(tmp_path / "registration" / "version.json")
+        assert registration.metadata["registered"] == 1
+        version = jsonl.read_json(tmp_path / "made" / "registration" / "version.json")
         _, known, artifact = announced(server)
         properties = {
             name: value

@@ -86,8 +86,8 @@ def test_sft_model_is_refused_in_place_of_the_policy(policy: Path, report: Path)
     sft = make_policy(report.parent / "sft", b"fine-tuned")
 
     def change(made: Any) -> None:
-        reference = model(made, "grpo")["lineage"]["inputs"]["reference"]
-        reference["digest"] = model(made, "sft")["digest"] = lineage.digest(sft)
+        reference = model(made, "policy")["lineage"]["inputs"]["reference"]
+        reference["digest"] = model(made, "reference")["digest"] = lineage.digest(sft)
 
     rewrite(report / "lineage.json", change)
     message = refusal(sft, report)
@@ -97,7 +97,7 @@ def test_sft_model_is_refused_in_place_of_the_policy(policy: Path, report: Path)
 
 def model(made: Any, name: str) -> Any:
     """The entry of an evaluated model in the lineage of a report."""
-    return made["inputs"][f"{name}_evaluation"]["lineage"]["inputs"]["model"]
+    return made["inputs"]["evaluation"]["lineage"]["inputs"][name]
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "lineage.json"])
@@ -115,7 +115,7 @@ def test_reference_to_a_policy_is_resolved(policy: Path, report: Path, file: str
 
 def test_policy_compared_with_another_model_than_its_reference_is_refused(policy: Path, report: Path) -> None:
     """A gain over some other model is not what the gate asks for."""
-    rewrite(report / "lineage.json", lambda made: model(made, "sft").update(digest="f" * 64))
+    rewrite(report / "lineage.json", lambda made: model(made, "reference").update(digest="f" * 64))
     assert "with the model ffffffffffff, but GRPO started from " in refusal(policy, report)
 
 
@@ -126,16 +126,16 @@ def test_policy_compared_with_another_model_than_its_reference_is_refused(policy
         (
             "lineage.json",
             lambda made: made.update(stage="evaluate"),
-            "lineage.json: not of a report on three evaluations",
+            "lineage.json: not of a report on an evaluation",
         ),
-        ("lineage.json", lambda made: made["inputs"].pop("grpo_evaluation"), "('grpo_evaluation')"),
-        ("lineage.json", lambda made: made["inputs"].pop("sft_evaluation"), "('sft_evaluation')"),
+        ("lineage.json", lambda made: made["inputs"].pop("evaluation"), "('evaluation')"),
+        ("lineage.json", lambda made: made["inputs"]["evaluation"]["lineage"]["inputs"].pop("policy"), "('policy')"),
         ("verdict.json", lambda verdict: verdict.update(enforced=False), "applied enforce False, but the report"),
         ("verdict.json", lambda verdict: verdict["target"].update(max_p_value=0.9), "applied max_p_value 0.9"),
         ("verdict.json", lambda verdict: verdict["target"].update(passed=False), "`passed` contradicts"),
         ("summary.json", lambda summary: summary["verdict"].update(passed=False), "summary.json: has another verdict"),
         ("verdict.json", lambda verdict: verdict.pop("target"), "not as the report stage writes it ('target')"),
-        ("provenance.json", lambda made: made["inputs"].update({"grpo model": "0"}), "has other models than lineage"),
+        ("provenance.json", lambda made: made["inputs"].update({"policy": "0"}), "has other models than lineage"),
     ],
 )
 def test_inconsistent_report_is_refused(
@@ -156,13 +156,12 @@ def test_missed_gate_ends_the_kubeflow_task_with_exit_code_3(
     with pytest.raises(SystemExit) as ended:
         component.register.python_func(
             config={"registry": str(tmp_path / "registry"), "name": "grpo-policy"},
-            policy=dsl.Model(uri=str(policy)),
-            report=dsl.Artifact(uri=str(report)),
+            grpo=dsl.Model(uri=str(policy.parent)),
+            report=dsl.Artifact(uri=str(report.parent)),
             registration=dsl.Artifact(uri=str(tmp_path / "registration")),
-            metrics=dsl.Metrics(uri=str(tmp_path / "metrics")),
         )
     assert ended.value.code == 3
     error = "error: register: the policy missed the gate and was not registered: too little\n"
     assert capsys.readouterr().err == error
     assert not (tmp_path / "registry").exists()
-    assert not (tmp_path / "registration").exists()
+    assert not (tmp_path / "registration" / "registration").exists()

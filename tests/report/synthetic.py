@@ -23,7 +23,7 @@ Row = dict[str, Any]
 def make_run(
     folder: Path, *, skill: Mapping[str, Mapping[str, float]] = SKILL, problems: int = 200, seed: int = 7
 ) -> dict[str, Path]:
-    """Write the six inputs of the report stage; returns their folders by name."""
+    """Write the inputs of the report stage; returns their folders by name."""
     sizes = {"num_train": 0, "num_test": problems, "min_operands": 3, "max_operands": 6}
     config = {"kind": "word_problems", "worked_fraction": 1, "families": ["total", "shared", "leftovers"], **sizes}
     generated = WordProblems.model_validate(config).problems(seed)
@@ -33,7 +33,8 @@ def make_run(
         folders[name].mkdir(parents=True)
         lineage.write(folders[name], made)
     for model in skill:
-        evaluation = folders[f"{model}_evaluation"]
+        evaluation = folders["evaluation"] / model
+        evaluation.mkdir()
         records = _records(model, questions, skill[model], random.Random(f"{seed} {model}"))
         jsonl.write_rows(evaluation / "records.jsonl", records)
         jsonl.write_json(evaluation / "scores.json", scores(records, num_samples=2, temperature=1.0))
@@ -121,7 +122,7 @@ def _validation(problems: int) -> Row:
 
 
 def made_by_grpo() -> Row:
-    """The lineage of the policy in the evaluation `grpo`."""
+    """The lineage of the evaluated policy."""
     config = {"model": _MODEL, "prompts": 16, "group_size": 8, "steps": 60, "kl_coefficient": 0.02}
     grpo = _made_by("train_grpo", config, {"problems": _PROBLEMS, "reference": _SFT})
     grpo["inputs"]["reference"]["digest"] = lineage.value_digest("sft")
@@ -134,14 +135,13 @@ def write_bare_report(folder: Path, policy: Path) -> None:
     target = {"sources": ["words"], "min_gain": 0.1, "max_p_value": 0.01, "passed": True}
     verdict = {"passed": True, "enforced": True, "target": target, "others": [], "reasons": []}
     made = _made_by("report", {"gate": gate, "num_examples": 0}, _lineages())
-    models = {name: made["inputs"][f"{name}_evaluation"]["lineage"]["inputs"]["model"] for name in SKILL}
-    models["grpo"].update(digest=lineage.digest(policy), lineage=lineage.read(policy))
+    models = made["inputs"]["evaluation"]["lineage"]["inputs"]
+    models["policy"].update(digest=lineage.digest(policy), lineage=lineage.read(policy))
     folder.mkdir(parents=True)
     lineage.write(folder, made)
     jsonl.write_json(folder / "verdict.json", verdict)
     jsonl.write_json(folder / "summary.json", {"verdict": verdict})
-    digests = {f"{name} model": model["digest"] for name, model in models.items()}
-    jsonl.write_json(folder / "provenance.json", {"inputs": digests})
+    jsonl.write_json(folder / "provenance.json", {"inputs": {name: model["digest"] for name, model in models.items()}})
 
 
 def report_on(report: Path, policy: Path) -> Path:
@@ -156,17 +156,16 @@ def report_on(report: Path, policy: Path) -> Path:
 
 def _lineages() -> dict[str, Row]:
     """The lineage of each input of the report stage."""
-    made = {
+    models = {"base_model": _SFT, "reference": _SFT, "policy": made_by_grpo()}
+    evaluation = _made_by("evaluate", {"num_samples": 2, "temperature": 1.0}, {**models, "problems": _PROBLEMS})
+    for artifact, name in zip(models, SKILL, strict=True):
+        evaluation["inputs"][artifact]["digest"] = lineage.value_digest(name)
+    return {
+        "evaluation": evaluation,
         "sft_training": _SFT,
         "grpo_training": made_by_grpo(),
         "validation": _made_by("validate_data", {"min_rows": 100}, {"problems": _PROBLEMS}),
     }
-    for name, model in (("base", _SFT), ("sft", _SFT), ("grpo", made["grpo_training"])):
-        config = {"num_samples": 2, "temperature": 1.0}
-        evaluation = _made_by("evaluate", config, {"model": model, "problems": _PROBLEMS})
-        evaluation["inputs"]["model"]["digest"] = lineage.value_digest(name)
-        made[f"{name}_evaluation"] = evaluation
-    return made
 
 
 def _made_by(stage: str, config: Row, inputs: Mapping[str, Row]) -> Row:

@@ -125,7 +125,7 @@ def test_run_without_a_gradient_learned_nothing(
 def test_summary_has_the_figures_for_the_runner(shared_run: dict[str, Path], written: Path) -> None:
     """Scores by model and source, the verdict, the form of the answers, and digests from the lineage."""
     summary = jsonl.read_json(written / "summary.json")
-    scores = jsonl.read_json(shared_run["grpo_evaluation"] / "scores.json")
+    scores = jsonl.read_json(shared_run["evaluation"] / "grpo" / "scores.json")
     assert summary["models"]["grpo"] == scores["greedy"]["by_source"]
     assert set(summary["models"]) == set(summary["worked_fraction"]) == {"base", "sft", "grpo"}
     assert summary["verdict"] == jsonl.read_json(written / "verdict.json")
@@ -170,7 +170,10 @@ def test_runner_adds_version_times_and_phases(shared_run: dict[str, Path], tmp_p
 
 def test_markup_in_answers_stays_text(own_run: dict[str, Path]) -> None:
     """What a model writes cannot become part of the page; without a version or times their parts are left out."""
-    edit(own_run["grpo_evaluation"] / "records.jsonl", lambda row: {**row, "response": "<script>alert(1)</script><b>"})
+    edit(
+        own_run["evaluation"] / "grpo" / "records.jsonl",
+        lambda row: {**row, "response": "<script>alert(1)</script><b>"},
+    )
     text = render_report(CONFIG, own_run)
     assert "<script" not in text
     assert "&lt;script&gt;alert(1)" in text
@@ -183,7 +186,7 @@ def test_long_run_without_kl_still_fits_the_page(own_run: dict[str, Path]) -> No
     rows = [row for _, row in jsonl.read_rows(own_run["grpo_training"] / "steps.jsonl")]
     many = [{**row, "step": index, "kl": None} for index, row in enumerate(rows * 100)]
     jsonl.write_rows(own_run["grpo_training"] / "steps.jsonl", many)
-    edit(own_run["grpo_evaluation"] / "records.jsonl", lambda row: {**row, "response": "word " * 4000})
+    edit(own_run["evaluation"] / "grpo" / "records.jsonl", lambda row: {**row, "response": "word " * 4000})
     text = render_report(CONFIG, own_run)
     assert len(text.encode()) < 1_000_000
     assert text.count("Not recorded in this run.") == 1
@@ -191,21 +194,15 @@ def test_long_run_without_kl_still_fits_the_page(own_run: dict[str, Path]) -> No
 
 
 def _lose_an_answer(run: dict[str, Path]) -> None:
-    path = run["grpo_evaluation"] / "records.jsonl"
+    path = run["evaluation"] / "grpo" / "records.jsonl"
     jsonl.write_rows(path, [row for _, row in jsonl.read_rows(path) if row["id"] != "words/test/00001"])
-    scores = jsonl.read_json(run["grpo_evaluation"] / "scores.json")
+    scores = jsonl.read_json(run["evaluation"] / "grpo" / "scores.json")
     scores["greedy"]["by_source"]["words"]["correct"] -= 1
-    jsonl.write_json(run["grpo_evaluation"] / "scores.json", scores)
-
-
-def _change_settings(run: dict[str, Path]) -> None:
-    made = lineage.read(run["grpo_evaluation"])
-    assert made is not None
-    lineage.write(run["grpo_evaluation"], {**made, "config": {**made["config"], "num_samples": 9}})
+    jsonl.write_json(run["evaluation"] / "grpo" / "scores.json", scores)
 
 
 def _records(name: str, change: Callable[[Row], Row]) -> Callable[[dict[str, Path]], object]:
-    return lambda run: edit(run[f"{name}_evaluation"] / "records.jsonl", change)
+    return lambda run: edit(run["evaluation"] / name / "records.jsonl", change)
 
 
 @pytest.mark.parametrize(
@@ -221,10 +218,9 @@ def _records(name: str, change: Callable[[Row], Row]) -> Callable[[dict[str, Pat
             r"jsonl:2: second greedy answer to problem gsm8k/",
         ),
         (
-            lambda run: shutil.copy(run["sft_evaluation"] / "scores.json", run["grpo_evaluation"]),
+            lambda run: shutil.copy(run["evaluation"] / "sft" / "scores.json", run["evaluation"] / "grpo"),
             r"scores\.json: .*",
         ),
-        (_change_settings, "evaluated under another config"),
         (
             _records("grpo", lambda row: {**row, "verdict": "maybe"}),
             r"records\.jsonl:1\.verdict: input should be 'right'",
@@ -250,7 +246,7 @@ def test_provenance_has_the_packages_of_all_stages() -> None:
     """Stages run in different images: all packages are named, with every version if they differ."""
     light, heavy = {"numpy": "2.3.5"}, {"numpy": "2.3.4", "torch": "2.13.0"}
     problems = _made("prepare_data", light)
-    evaluation = _made("evaluate", heavy, model=_made("train_grpo", heavy, problems=problems), problems=problems)
+    evaluation = _made("evaluate", heavy, policy=_made("train_grpo", heavy, problems=problems), problems=problems)
     validation = _made("validate_data", light, problems=problems)
     provenance = collect_provenance({"grpo": evaluation, "validation": validation})
     assert provenance.packages == {"numpy": "2.3.4, 2.3.5", "torch": "2.13.0"}
@@ -265,9 +261,12 @@ def test_provenance_of_mixed_runs_is_refused() -> None:
 
 def test_kubeflow_component_shows_page_and_metrics(shared_run: dict[str, Path], tmp_path: Path) -> None:
     """The page is copied to where Kubeflow shows it."""
-    inputs = {name: dsl.Artifact(uri=str(folder)) for name, folder in shared_run.items()}
+    sources = {"validation": "validation", "sft_training": "sft", "grpo_training": "grpo", "evaluation": "evaluation"}
+    for name, source in sources.items():
+        shutil.copytree(shared_run[name], tmp_path / source / name.removeprefix(f"{source}_"))
+    inputs = {source: dsl.Artifact(uri=str(tmp_path / source)) for source in sources.values()}
     page, metrics = dsl.HTML(uri=str(tmp_path / "html" / "page")), dsl.Metrics(uri=str(tmp_path / "metrics"))
-    out = dsl.Artifact(uri=str(tmp_path / "report"))
+    out = dsl.Artifact(uri=str(tmp_path / "made"))
     component.report.python_func(config=VALUES, **inputs, report=out, page=page, metrics=metrics)
-    assert (tmp_path / "html" / "page").read_bytes() == (tmp_path / "report" / "report.html").read_bytes()
+    assert (tmp_path / "html" / "page").read_bytes() == (tmp_path / "made" / "report" / "report.html").read_bytes()
     assert metrics.metadata["gate_passed"] == 1

@@ -392,11 +392,11 @@ def _writing(attempt: Callable[[], object] = lambda: None) -> Stage:
 
 
 def _run_task(stage: Stage, folder: Path, *, on_cluster: bool) -> dict[str, float]:
-    model = str(folder / "out" / "model")
+    artifact = str(folder / "out")
     if on_cluster:
         cluster = {"image": "gpu:1", "mount": str(folder)}
-        return cluster_task.run_task(stage, {"seed": 3.0}, cluster=cluster, run_id="run-1", model=model)
-    return run_task(stage, {"seed": 3.0}, model=model)
+        return cluster_task.run_task(stage, {"seed": 3.0}, artifact, cluster=cluster, run_id="run-1")
+    return run_task(stage, {"seed": 3.0}, artifact)
 
 
 @pytest.mark.usefixtures("pod")
@@ -415,7 +415,7 @@ def test_a_task_takes_plain_values_and_retries(
 def test_a_task_with_a_wrong_config_ends_like_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     """One line and the exit code."""
     with pytest.raises(SystemExit) as ended:
-        run_task(_writing(), {"sed": 3.0}, model="model")
+        run_task(_writing(), {"sed": 3.0}, "made")
     assert ended.value.code == 2
     assert capsys.readouterr().err == "error: write: write.sed: unknown key; did you mean `seed`?\n"
 
@@ -448,5 +448,5 @@ def test_file_modes_on_a_laptop_are_the_users_choice(
 ) -> None:
     """Only the user decides who reads the files of a local run."""
     monkeypatch.setenv(environment.WORK_VARIABLE, str(tmp_path / "work"))
-    run_task(_writing(), {}, model=str(tmp_path / "model"))
+    run_task(_writing(), {}, str(tmp_path))
     assert _modes(tmp_path / "model") == {(True, 0o777 & ~umask), (False, 0o666 & ~umask)}

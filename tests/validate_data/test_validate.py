@@ -242,18 +242,18 @@ def test_kubeflow_component_shows_page_and_metrics(
     """Rejected problems leave the page too, so that the failed task shows why; an invalid config leaves none."""
     if not is_good:
         (problems / "train.jsonl").write_text("{}\n")
-    artifacts = {name: dsl.Artifact(uri=str(tmp_path / name)) for name in ("problems", "validation", "page", "metrics")}
-    artifacts["metrics"] = dsl.Metrics(uri=str(tmp_path / "metrics"))
+    data = dsl.Dataset(uri=str(problems.parent))
+    artifacts = {name: dsl.Artifact(uri=str(tmp_path / name)) for name in ("validation", "page")}
     ended: object = 0
     try:
-        validate_data.python_func(config=PARAMS | {"max_prompt_tokens": max_prompt_tokens}, **artifacts)
+        validate_data.python_func(config=PARAMS | {"max_prompt_tokens": max_prompt_tokens}, data=data, **artifacts)
     except SystemExit as error:
         ended = error.code
     assert ended == exit_code
-    assert artifacts["metrics"].metadata.get("train_rows") == (None if exit_code else 20)
+    assert artifacts["validation"].metadata.get("train_rows") == (None if exit_code else 20)
     page = tmp_path / "page"
     assert page.exists() == has_page
-    assert not has_page or page.read_bytes() == (tmp_path / "validation/report.html").read_bytes()
+    assert not has_page or page.read_bytes() == (tmp_path / "validation/validation/report.html").read_bytes()
 
 
 @pytest.mark.slow

@@ -11,7 +11,6 @@ from typing import Any
 Json = dict[str, Any]
 WORKFLOW = "grpo-post-training-x7k2p"
 _ROOT = f"{WORKFLOW}(0).root(0)"
-_GROUP, _HOOK = f"{_ROOT}.exit-handler-1(0)", f"{_ROOT}.exit-handler-1.onExit(0)"
 _NEVER = "0001-01-01T00:00:00Z"
 
 
@@ -42,7 +41,7 @@ def driver_pod(stage: str) -> str:
 
 def details(stages: Mapping[str, Stage]) -> list[Json]:
     """The tasks of a run, of which the first leads to every node."""
-    paths = [f"{WORKFLOW}(0)", _ROOT, _GROUP, _HOOK]
+    paths = [f"{WORKFLOW}(0)", _ROOT]
     tasks: list[Json] = []
     for name, stage in stages.items():
         times = {"start_time": stage.started, "end_time": stage.ended}
@@ -66,4 +65,4 @@ def number(path: str) -> int:
 
 
 def _path(stage: str) -> str:
-    return f"{_HOOK if stage == 'clean-up' else _GROUP}.{stage}"
+    return f"{_ROOT}.{stage}"

@@ -88,13 +88,13 @@ def run(server: ApiServer, spec: Json, program: Program, capsys: pytest.CaptureF
 
 def test_status_lists_runs_and_the_stages_of_one(run: Run) -> None:
     """By its id, the beginning of it, or its name; a stage that is retried is one stage."""
-    run.tell("RUNNING", preflight=DONE, evaluate_2=DONE, train_grpo=RUNNING)
+    run.tell("RUNNING", preflight=DONE, evaluate=DONE, train_grpo=RUNNING)
     header, row = run.show("status")[0]
     assert header.split() == ["run", "name", "state", "started", "(UTC)", "took"]
     assert row.split()[:3] == [run.id[:8], "nightly", "running"]
     for name in (run.id, run.id[:8], "nightly"):
         lines = run.show("status", name)[0][3:]
-        assert [line.split("  ")[0] for line in lines] == ["stage", "preflight", "evaluate sft", "train_grpo"]
+        assert [line.split("  ")[0] for line in lines] == ["stage", "preflight", "evaluate", "train_grpo"]
         assert "1 min 15 s" in lines[1]
     assert "error: weekly: no such run among the last 100" in run.show("status", "weekly", code=2)[1]
     assert "no such run; `grpo-pipeline status` lists them" in run.show("status", "0" * 36, code=2)[1]
@@ -170,30 +170,28 @@ def test_a_run_whose_pipeline_version_was_deleted_says_so(run: Run, spec: Json) 
 def test_pods_follow_from_the_nodes_that_exist(spec: Json, numbered: bool) -> None:
     """Whether every node is wrapped in retries, as since Kubeflow Pipelines 2.17, or only a task that has them."""
     once = "(0)" if numbered else ""
-    group, hook = f"wf{once}.root{once}.exit-handler-1{once}", f"wf{once}.root{once}.exit-handler-1.onExit{once}"
-    first, second = (f"{group}.evaluate-2{once}.executor({attempt})" for attempt in range(2))
-    preflight, clean_up = f"{group}.preflight{once}.executor{once}", f"{hook}.clean-up{once}.executor(0)"
-    parents = [f"wf{once}", f"wf{once}.root{once}", group, hook]
-    parents += [f"{group}.preflight{once}", f"{hook}.clean-up{once}", f"{group}.evaluate-2{once}"]
-    nodes = [SimpleNamespace(pod_name=f"wf-{number(path)}") for path in (*parents, first, second, preflight, clean_up)]
+    root = f"wf{once}.root{once}"
+    first, second = (f"{root}.evaluate{once}.executor({attempt})" for attempt in range(2))
+    preflight = f"{root}.preflight{once}.executor{once}"
+    parents = [f"wf{once}", root, f"{root}.preflight{once}", f"{root}.evaluate{once}"]
+    nodes = [SimpleNamespace(pod_name=f"wf-{number(path)}") for path in (*parents, first, second, preflight)]
     details = SimpleNamespace(task_details=[SimpleNamespace(display_name="root", child_tasks=nodes)])
     known = stages(SimpleNamespace(pipeline_spec=spec, run_details=details))
     pods = {stage.name: stage.pods for stage in known}
-    assert (known[0].name, known[-1].name) == ("preflight", "clean_up")
+    assert (known[0].name, known[-1].name) == ("preflight", "register")
     retried = "wf-metadata-0-2-retry-system-container-impl-"
-    assert pods["evaluate_2"] == (f"{retried}{number(first)}", f"{retried}{number(second)}")
+    assert pods["evaluate"] == (f"{retried}{number(first)}", f"{retried}{number(second)}")
     assert pods["preflight"] == (f"wf-metadata-0-2-system-container-impl-{number(preflight)}",)
-    assert pods["clean_up"] == (f"{retried}{number(clean_up)}",)
 
 
 def test_logs_are_printed_under_the_title_of_their_stage(run: Run) -> None:
-    """All attempts at it, drivers left out; a stage may be named as in the graph or as on the page."""
-    run.tell("FAILED", evaluate_2=DONE, train_grpo=FAILED_TWICE)
-    run.print("evaluate-2", "evaluated\n")
+    """All attempts at it, drivers left out."""
+    run.tell("FAILED", evaluate=DONE, train_grpo=FAILED_TWICE)
+    run.print("evaluate", "evaluated\n")
     run.print("train-grpo", "one\n", f"two\nthree\n{BROKEN_OFF}")
     attempts = ["==> train_grpo, attempt 1 <==", "one", "==> train_grpo, attempt 2 <==", "two", "three"]
     assert run.show("logs", run.id, "--stage", "train_grpo")[0] == attempts
-    assert run.show("logs", run.id, "--stage", "evaluate sft")[0] == ["==> evaluate sft <==", "evaluated"]
+    assert run.show("logs", run.id, "--stage", "evaluate")[0] == ["==> evaluate <==", "evaluated"]
     assert "trian: no such stage; there are" in run.show("logs", run.id, "--stage", "trian", code=2)[1]
 
 
@@ -269,9 +267,9 @@ def test_waiting_shows_each_stage_when_it_begins_and_ends(run: Run) -> None:
         code=0,
     )
     assert out == [
-        "[1/11] preflight",
+        "[1/8] preflight",
         "      preflight done in 1 min 15 s",
-        "[2/11] train_grpo",
+        "[2/8] train_grpo",
         "      train_grpo done in 1 min 15 s",
         f"succeeded  {run.server.url}/#/runs/details/{run.id}",
     ]
