@@ -1,6 +1,7 @@
 """The connection to Kubeflow Pipelines: its address and credentials, its runs, and its errors in one line."""
 
 import functools
+import json
 import logging
 import os
 import re
@@ -105,6 +106,17 @@ class Kubeflow:
             )
         self._wrap_requests(client._run_api.api_client)
         return client
+
+    @cached_property
+    def version(self) -> str:
+        """The release of the API server, such as `2.17.0`; empty where it does not tell."""
+        options: dict[str, Any] = {"auth_settings": ["Bearer"], "_return_http_data_only": True}
+        api = self.client._run_api.api_client
+        answer = api.call_api("/apis/v2beta1/healthz", "GET", _preload_content=False, **options)
+        health = json.loads(answer.data)
+        # As the UI server names them, and as the API server does; the client drops both.
+        names = ("apiServerTagName", "tag_name", "apiServerCommitHash", "commit_sha")
+        return next((health[name] for name in names if health.get(name) not in (None, "", "unknown")), "")
 
     @property
     def user_namespace(self) -> str | None:

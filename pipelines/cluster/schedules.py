@@ -4,6 +4,9 @@ Cron expressions are those of Kubeflow Pipelines: six fields, seconds first, in 
 
 Kubeflow deletes what a schedule has started together with the schedule, also while it runs, and its API takes such a
 run for running for ever. So a schedule is disabled first, and deleted once none of its runs is unfinished.
+
+Kubeflow compiles a schedule when it is created, with the driver and the launcher of its release at that time. After an
+upgrade a schedule has to be created again.
 """
 
 import io
@@ -28,7 +31,7 @@ _NUM_FIELDS = 6
 _VALUE = r"(\d+|[A-Za-z]{3})"
 _ITEM = rf"([*?]|{_VALUE}(-{_VALUE})?)(/\d+)?"
 _FIELD = re.compile(rf"{_ITEM}(,{_ITEM})*")
-_CREATED_BY = "; created by grpo-pipeline, digest "
+_CREATED_BY = re.compile(r"; created by grpo-pipeline(?: on Kubeflow Pipelines (\S+))?, digest (\w+)$")
 
 
 def listed(kubeflow: Kubeflow) -> list[str]:
@@ -36,11 +39,12 @@ def listed(kubeflow: Kubeflow) -> list[str]:
     schedules = _ours(kubeflow)
     if not schedules:
         return ["no schedules; `grpo-pipeline schedule apply` creates one"]
-    rows = [("schedule", "state", "cron", "meaning", "next")]
+    rows = [("schedule", "state", "cron", "meaning", "next", "compiled by")]
     for schedule in schedules:
         text = schedule.trigger.cron_schedule.cron
         next_time = next_times(text, datetime.now(UTC), 1)[0] if schedule.status == _ENABLED else "-"
-        rows.append((schedule.display_name, in_words(schedule.status), text, describe_cron(text), next_time))
+        words = (in_words(schedule.status), text, describe_cron(text), next_time)
+        rows.append((schedule.display_name, *words, _compiled_by(kubeflow, schedule)))
     return table(rows)
 
 
@@ -49,15 +53,19 @@ def apply(
 ) -> tuple[str, list[Any]]:
     """Create or update the named schedule; return what that took, and unfinished runs of the previous one.
 
-    A schedule cannot be changed in Kubeflow: a new one is created, and then the old one is removed. Where a run of it
-    is unfinished, the old one is left disabled, and the next call removes it.
+    One that another release of Kubeflow compiled is created again. A schedule cannot be changed in Kubeflow: a new one
+    is created, and then the old one is removed. Where a run of it is unfinished, the old one is left disabled, and the
+    next call removes it.
     """
     from components.shared import lineage
 
     digest = lineage.value_digest([times, package.digest, parameters, experiment, account])
     known = _ours(kubeflow, name)
-    same = next((each for each in known if _digest(each) == digest), None)
+    equal = [each for each in known if _digest(each) == digest]
+    same = next((each for each in equal if not _is_outdated(kubeflow, each)), None)
     outcome = "changed" if known else "created"
+    if equal and same is None:
+        outcome = f"created again, compiled by Kubeflow Pipelines {kubeflow.version}"
     if same is None:
         with redirect_stdout(io.StringIO()):  # the client prints an address of its own
             experiment_id = kubeflow.client.create_experiment(
@@ -66,7 +74,7 @@ def apply(
         kubeflow.client.create_recurring_run(
             experiment_id,
             name,
-            description=f"{describe_cron(times)}{_CREATED_BY}{digest}",
+            description=_description(times, kubeflow.version, digest),
             cron_expression=times,
             max_concurrency=1,
             no_catchup=True,  # of all times that were missed only the latest is caught up
@@ -177,4 +185,27 @@ def _ours(kubeflow: Kubeflow, name: str | None = None) -> list[Any]:
 
 def _digest(schedule: Any) -> str:
     """Return the digest of all that makes a schedule another one; empty where somebody else created it."""
-    return str((schedule.description or "").partition(_CREATED_BY)[2])
+    return _origin(schedule)[1]
+
+
+def _is_outdated(kubeflow: Kubeflow, schedule: Any) -> bool:
+    """Tell whether another release of Kubeflow than the one that is there now compiled a schedule."""
+    return bool(kubeflow.version) and _origin(schedule)[0] != kubeflow.version
+
+
+def _compiled_by(kubeflow: Kubeflow, schedule: Any) -> str:
+    """Return the release of Kubeflow that compiled a schedule, and what to do where it is not the present one."""
+    release = _origin(schedule)[0] or "unknown"
+    return f"{release}, now {kubeflow.version}: apply it again" if _is_outdated(kubeflow, schedule) else release
+
+
+def _description(times: str, release: str, digest: str) -> str:
+    """Return what a schedule says about itself on Kubeflow's page: `_origin` reads it."""
+    server = f" on Kubeflow Pipelines {release}" if release else ""
+    return f"{describe_cron(times)}; created by grpo-pipeline{server}, digest {digest}"
+
+
+def _origin(schedule: Any) -> tuple[str, str]:
+    """Return the release that compiled a schedule and its digest, each empty where it is not known."""
+    release, digest = match.groups() if (match := _CREATED_BY.search(schedule.description or "")) else ("", "")
+    return release or "", digest

@@ -79,6 +79,25 @@ def test_a_changed_schedule_replaces_the_previous_one(server: ApiServer, apply: 
     ]
 
 
+def test_a_schedule_is_created_again_after_an_upgrade_of_kubeflow(
+    server: ApiServer, apply: Program, program: Program
+) -> None:
+    """Kubeflow runs what it compiled when the schedule was created; a server that does not tell changes nothing."""
+    server.kfp.version = "2.16.1"
+    apply("weekly", "--cron", MONDAY)
+    before = only(server)["recurring_run_id"]
+    assert program("schedule", "list")[0][1].endswith("  2.16.1")
+    server.kfp.version = "unknown"
+    assert apply("weekly", "--cron", MONDAY)[0][0].startswith("weekly  unchanged: ")
+    server.kfp.version, server.kfp.has_ui = "2.17.0", False
+    assert program("schedule", "list")[0][1].endswith("  2.16.1, now 2.17.0: apply it again")
+    lines, _ = apply("weekly", "--cron", MONDAY)
+    assert lines[0].startswith("weekly  created again, compiled by Kubeflow Pipelines 2.17.0: At 02:00")
+    assert only(server)["recurring_run_id"] != before
+    assert program("schedule", "list")[0][1].endswith("  2.17.0")
+    assert apply("weekly", "--cron", MONDAY)[0][0].startswith("weekly  unchanged: ")
+
+
 def test_a_disabled_schedule_is_enabled(server: ApiServer, apply: Program) -> None:
     """Applying the same again puts it into force."""
     apply("weekly", "--cron", MONDAY)
