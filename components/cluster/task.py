@@ -49,7 +49,10 @@ def _run_on_volume(
     if metrics is None:
         on_volume = {**inputs, **{name: volume.own / name for name in stage.outputs}}
         with on_cluster(cluster):
-            metrics = run(stage, config, on_volume, work_root=volume.work, before_publish=volume.write_metrics)
+            owner = f"run {cluster.run_id}"
+            metrics = run(
+                stage, config, on_volume, work_root=volume.work, owner=owner, before_publish=volume.write_metrics
+            )
     else:
         say(stage.name, "was finished by an earlier attempt of this run")
     for name in stage.outputs:

@@ -66,11 +66,11 @@ class InUseError(RetryableError):
         self.owner = owner
 
 
-def lock_folder(path: Path, *, wait: bool = False) -> FileLock:
+def lock_folder(path: Path, *, wait: bool = False, owner: str = "") -> FileLock:
     """Lock the folder of the lock file `path` until the lock is released, deleted, or this process ends.
 
-    Where another process has it: InUseError, which names the owner, or `wait` until that one releases it or ends. The
-    file system notices when a process on another host has ended: NFS some minutes after its host died.
+    Where another process has it: InUseError, which names that process and its `owner`, or `wait` until it ends or
+    releases it. The file system notices when a process on another host has ended: NFS some minutes after its host died.
     """
     # A lock file that is only there or not would outlive a process that is killed.
     lock = FileLock(path, timeout=-1 if wait else 0, thread_local=False, fallback_to_soft=False)
@@ -80,12 +80,13 @@ def lock_folder(path: Path, *, wait: bool = False) -> FileLock:
             with suppress(FileNotFoundError):  # an owner that has finished removes the folder
                 lock.acquire()
         except Timeout:
-            owner = ""
+            other = ""
             with suppress(FileNotFoundError):
-                owner = path.read_text(encoding="utf-8").strip()
-            raise InUseError(path.parent, owner or "another process") from None
+                other = path.read_text(encoding="utf-8").strip()
+            raise InUseError(path.parent, other or "another process") from None
         if lock.is_locked and path.exists():
-            path.write_text(f"process {os.getpid()} on {platform.node()}\n", encoding="utf-8")
+            process = f"process {os.getpid()} on {platform.node()}"
+            path.write_text(f"{owner} ({process})\n" if owner else f"{process}\n", encoding="utf-8")
             return lock
         lock.release()
 

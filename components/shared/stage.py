@@ -112,12 +112,14 @@ def run(
     folders: Mapping[str, Path],
     *,
     work_root: Path | None = None,
+    owner: str = "",
     before_publish: Callable[[dict[str, float]], object] = lambda metrics: None,
 ) -> dict[str, float]:
     """Run a stage and move its outputs, with their lineage, to their folders; return its metrics.
 
     An input that is a reference to a model is replaced by that model. Unfinished work is kept below `work_root`, by
-    default outputs/work. Where another run does the same work already, this one waits and copies its result.
+    default outputs/work. Where another run does the same work already, this one waits and copies its result; that one
+    is named by its `owner`.
     """
     outputs = {name: folders[name] for name in stage.outputs}
     inputs = _resolved_inputs(stage, folders)
@@ -128,7 +130,7 @@ def run(
         require_unchanged(folders[name], made_by["inputs"][name]["digest"])
     verdict = None
     root = work_root or Path(os.environ.get(WORK_VARIABLE) or "outputs/work")
-    lock = locked_work(root, stage.name, fingerprint(config, made_by)) if stage.has_work else nullcontext()
+    lock = locked_work(root, stage.name, fingerprint(config, made_by), owner) if stage.has_work else nullcontext()
     with lock as work:
         work_folder = {"work": work.folder} if work else {}
         with _partial_outputs(outputs, *work_folder.values()) as partial:

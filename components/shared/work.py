@@ -65,17 +65,17 @@ class WorkFolder:
 
 
 @contextmanager
-def locked_work(root: Path, stage: str, fingerprint: Fingerprint) -> Iterator[WorkFolder]:
+def locked_work(root: Path, stage: str, fingerprint: Fingerprint, owner: str = "") -> Iterator[WorkFolder]:
     """Lock the folder of unfinished work, once no other run has it; remove it if the block leaves nothing to resume."""
     for leftover in (root / stage).glob(".*.removed"):
         durable.remove(leftover)
     folder = root / stage / lineage.value_digest(fingerprint)[:16]
     waited = False
     try:
-        lock = durable.lock_folder(folder / _LOCK)
+        lock = durable.lock_folder(folder / _LOCK, owner=owner)
     except durable.InUseError as error:
-        say(stage, f"{folder} is in use by {error.owner}, which does the same work; waiting for its result")
-        lock, waited = durable.lock_folder(folder / _LOCK, wait=True), True
+        say(stage, f"waiting for the result of {error.owner}, which does the same work in {folder}")
+        lock, waited = durable.lock_folder(folder / _LOCK, wait=True, owner=owner), True
     record = {**fingerprint, "files": lineage.code_files()}
     if not waited and last_step(folder) is None:
         _list_others(stage, folder, record)

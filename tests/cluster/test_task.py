@@ -148,8 +148,10 @@ def test_partial_copy_of_an_input_is_not_used(run: Any, tmp_path: Path, monkeypa
     assert lineage.digest(CALLS[0]) == lineage.digest(tmp_path / "problems")
 
 
-def test_result_of_a_run_with_the_same_work_is_used(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of another run, which is waited for; a later attempt finds it as its own."""
+def test_result_of_a_run_with_the_same_work_is_used(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of another run, which is named and waited for; a later attempt finds it as its own."""
     begun, waited = tmp_path / "begun", tmp_path / "waited"
 
     def finish_late(*_: Any) -> None:
@@ -162,16 +164,17 @@ def test_result_of_a_run_with_the_same_work_is_used(run: Any, tmp_path: Path, mo
 
     lock_folder = durable.lock_folder
 
-    def lock(path: Path, *, wait: bool = False) -> Any:
-        if wait:
+    def lock(path: Path, **options: Any) -> Any:
+        if options.get("wait"):
             waited.touch()
-        return lock_folder(path, wait=wait)
+        return lock_folder(path, **options)
 
     monkeypatch.setattr(durable, "lock_folder", lock)
     other = multiprocessing.get_context("fork").Process(target=first)
     other.start()
     wait_until(begun.exists)
     assert run("1") == {"resumed": 0.0}
+    assert "waiting for the result of run another-run (process" in capsys.readouterr().out
     other.join()
     assert other.exitcode == 0
     assert run("2") == {"resumed": 0.0}

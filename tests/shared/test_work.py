@@ -64,7 +64,7 @@ class _Training:
 
         stage = Stage(name, train, _TrainConfig, ("source",), ("model",), has_work=True)
         folders = {"source": self.folder / source, "model": self.folder / output}
-        return run(stage, _TrainConfig(**config), folders)["done"]
+        return run(stage, _TrainConfig(**config), folders, owner="run 0f1e2d3c")["done"]
 
     def fail(self, seed: int = 0) -> Path:
         """Run the stage until it fails after step 40; return its work folder."""
@@ -194,8 +194,9 @@ def test_a_run_waits_for_another_of_the_same_work(
     first = _First(training, monkeypatch, failure)
     assert training.run(output="deep/another") == (0 if failure is None else 3)
     first.end()
-    owner = rf"process {os.getpid()} on \S+"
-    assert re.fullmatch(rf"{training.calls[0]} is in use by {owner}, which does the same work; .*", first.output[0])
+    owner = rf"run 0f1e2d3c \(process {os.getpid()} on \S+\)"
+    message = rf"waiting for the result of {owner}, which does the same work in {training.calls[0]}"
+    assert re.fullmatch(message, first.output[0])
     assert len(training.calls) == (1 if failure is None else 2)
     assert (training.folder / "deep/another/weights.txt").read_text() == "trained"
     if failure is None:
