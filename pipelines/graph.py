@@ -140,7 +140,13 @@ def cluster_graph(params: Params) -> GraphComponent:
     signature = [inspect.Parameter(name, kind, default=defaults[name], annotation=each.type) for name, each in form]
     graph.__signature__ = inspect.Signature(signature)  # type: ignore[attr-defined]
     graph.__doc__ = "\n".join([DESCRIPTION, "", "Args:", *(f"    {name}: {each.description}" for name, each in form)])
-    return dsl.pipeline(name=NAME)(graph)
+    made = dsl.pipeline(name=NAME)(graph)
+    fields = made.pipeline_spec.root.input_definitions.parameters
+    for name, each in form:
+        # KFP's compiler has no word for it, its backend has since 2.16 and its page since 2.17.
+        for choice in each.choices:
+            fields[name].literals.add(bool_value=choice)
+    return made
 
 
 def write(path: Path, params: Params) -> None:

@@ -10,7 +10,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined, to_jsonable_python
 
 from components.preflight.config import Params
-from components.preflight.form import parameters
+from components.preflight.form import TYPED_KEYS, parameters
 from components.shared.config import SameAs, models_of, shared_keys
 
 _HEADER = """# Parameters
@@ -24,11 +24,11 @@ its default. `grpo-pipeline config --params FILE` prints a file with everything 
 
 ## The form of a run on a cluster
 
-A parameter is named for its key of the params file. `overrides` has the other keys: sections as below, as JSON. The
-form opens with the values of the params file that was compiled. `deployment` is compiled into the graph.
+A parameter stands for a key of the params file. `overrides` has the other keys: sections as below, as JSON. The form
+opens with the values of the params file that was compiled. `deployment` is compiled into the graph.
 
-| parameter | type | meaning |
-|---|---|---|
+| parameter | key | type | meaning |
+|---|---|---|---|
 """
 _KINDS = {str: "text", int: "whole number", float: "number", bool: "true or false", dict: "JSON object"}
 _SECTION = """
@@ -43,8 +43,13 @@ _SECTION = """
 
 def page() -> str:
     """Return the page: the form, then a table for each section of a params file."""
-    rows = [f"| `{name}` | {_KINDS[each.type]} | {each.description} |\n" for name, each in parameters().items()]
+    form = parameters().items()
+    rows = [f"| `{name}` | {_key_of(name)} | {_KINDS[each.type]} | {each.description} |\n" for name, each in form]
     return "".join([_HEADER, *rows, *(_section(name, field) for name, field in Params.model_fields.items())])
+
+
+def _key_of(name: str) -> str:
+    return f"`{'.'.join(TYPED_KEYS[name])}`" if name in TYPED_KEYS else ""
 
 
 def _section(name: str, field: FieldInfo) -> str:

@@ -40,7 +40,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     jsonl.write_rows(folder / "problems/train.jsonl", rows)
     with pytest.raises(DataRejectedError):
         stage.run(VALIDATE_DATA, params.validate_data, {"problems": folder / "problems", "validation": folder / "bad"})
-    form = form_of(params) | {"prepare_data_repository_url": f"https://git.example.com/{'team/' * 20}data.git"}
+    form = form_of(params) | {"data_repository": f"https://git.example.com/{'team/' * 20}data.git"}
     sections, _ = sections_of(form, DeploymentConfig(), commit="0" * 40, secrets={})
     written = {name: (folder / name / "report.html").read_text("utf-8") for name in ("report", "validation", "bad")}
     return {**written, "configuration": page(form, sections, {"data at commit": "0" * 40})}

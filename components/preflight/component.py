@@ -9,21 +9,21 @@ from components.shared.images import LIGHT
 
 @dsl.component(base_image=LIGHT, install_kfp_package=False)
 def preflight(  # noqa: PLR0917 - the run form
+    base_model: str,
     cluster_gpu_type: str,
     cluster_gpus_per_node: int,
     cluster_nodes: int,
     cluster_queue: str,
+    data_repository: str,
+    data_revision: str,
     deployment: dict[str, Any],
+    grpo_kl_coefficient: float,
+    grpo_learning_rate: float,
+    grpo_num_steps: int,
     overrides: dict[str, Any],
-    prepare_data_repository_commit: str,
-    prepare_data_repository_url: str,
-    register_registry: str,
-    register_storage: str,
+    registry: str,
     skip_if_unchanged: bool,
-    train_grpo_learning_rate: float,
-    train_grpo_loss_kl_coefficient: float,
-    train_grpo_num_steps: int,
-    train_sft_model_base: str,
+    weights_storage: str,
     prepare_data_config: dsl.OutputPath(dict),  # type: ignore[valid-type]
     validate_data_config: dsl.OutputPath(dict),  # type: ignore[valid-type]
     train_sft_config: dsl.OutputPath(dict),  # type: ignore[valid-type]

@@ -1,7 +1,6 @@
 """The run form: a typed parameter for each of a dozen keys of the params file, and one JSON object for the rest.
 
-A parameter is named for its key, with `_` for `.`: `train_grpo_num_steps` is `train_grpo.num_steps`. A key is either a
-parameter or in the JSON, never both.
+A key is either a parameter or in the JSON, never both.
 """
 
 import copy
@@ -31,23 +30,25 @@ Key = tuple[str, ...]
 OVERRIDES = "overrides"
 """The JSON parameter: sections of a params file, with the keys that have no parameter of their own."""
 SKIP_IF_UNCHANGED = "skip_if_unchanged"
-TYPED_KEYS: tuple[Key, ...] = tuple(
-    tuple(key.split("."))
-    for key in (
-        "cluster.gpu_type",
-        "cluster.gpus_per_node",
-        "cluster.nodes",
-        "cluster.queue",
-        "prepare_data.repository.url",
-        "prepare_data.repository.commit",
-        "register.registry",
-        "register.storage",
-        "train_grpo.learning_rate",
-        "train_grpo.loss.kl.coefficient",
-        "train_grpo.num_steps",
-        "train_sft.model.base",
-    )
-)
+TYPED_KEYS: dict[str, Key] = {
+    name: tuple(key.split("."))
+    for name, key in {
+        "base_model": "train_sft.model.base",
+        "cluster_gpu_type": "cluster.gpu_type",
+        "cluster_gpus_per_node": "cluster.gpus_per_node",
+        "cluster_nodes": "cluster.nodes",
+        "cluster_queue": "cluster.queue",
+        "data_repository": "prepare_data.repository.url",
+        "data_revision": "prepare_data.repository.commit",
+        "grpo_kl_coefficient": "train_grpo.loss.kl.coefficient",
+        "grpo_learning_rate": "train_grpo.learning_rate",
+        "grpo_num_steps": "train_grpo.num_steps",
+        "registry": "register.registry",
+        "weights_storage": "register.storage",
+    }.items()
+}
+"""The key of the params file behind each typed parameter. Kubeflow's form shows nothing of a parameter but its name."""
+_NAMES = {key: name for name, key in TYPED_KEYS.items()}
 _REPOSITORY = ("prepare_data", "repository")
 _NUM_PROCESSES = (("train_sft", "engine", "num_processes"), ("train_grpo", "engine", "num_processes"))
 _DERIVED: dict[Key, str] = {
@@ -70,10 +71,15 @@ class Parameter(NamedTuple):
     type: type
     description: str
 
+    @property
+    def choices(self) -> tuple[bool, ...]:
+        """All values, where there are few: Kubeflow's form then has a drop-down."""
+        return (False, True) if self.type is bool else ()
+
 
 def parameters() -> dict[str, Parameter]:
     """Return every parameter of the form in alphabetical order, described as in the config models."""
-    typed = {name_of(key): _parameter(key) for key in TYPED_KEYS}
+    typed = {name: _parameter(key) for name, key in TYPED_KEYS.items()}
     others = {
         SKIP_IF_UNCHANGED: Parameter(bool, "End at once if code, data and config are those of the newest version."),
         OVERRIDES: Parameter(dict, "Every other key, as JSON: sections and keys of a params file, and `cluster`."),
@@ -82,8 +88,8 @@ def parameters() -> dict[str, Parameter]:
 
 
 def name_of(key: Key) -> str:
-    """Return the name of the parameter for a key."""
-    return "_".join(key)
+    """Return the name of the parameter for a key, or the key itself where it has none."""
+    return _NAMES.get(key, ".".join(key))
 
 
 def form_of(params: Params) -> Form:
@@ -91,16 +97,16 @@ def form_of(params: Params) -> Form:
     rest = params.model_dump(mode="json", exclude_defaults=True, exclude={DEPLOYMENT})
     everything = params.model_dump(mode="json")
     typed = {}
-    for key in TYPED_KEYS:
+    for name, key in TYPED_KEYS.items():
         value = _get(everything, key)
-        typed[name_of(key)] = "" if value is None else value
+        typed[name] = "" if value is None else value
         _remove(rest, key)
     processes = max(_get(everything, key) for key in _NUM_PROCESSES)
     for key in (*_NUM_PROCESSES, *SHARED_KEYS, _REPOSITORY):
         _remove(rest, key)
     if not {"nodes", "gpus_per_node"} & params.cluster.model_fields_set:
         typed |= {"cluster_nodes": 1, "cluster_gpus_per_node": processes}
-    for name in ("register_registry", "register_storage"):
+    for name in ("registry", "weights_storage"):
         typed[name] = _on_volume(typed[name])
     overrides = {name: section for name, section in rest.items() if section}
     return {**typed, SKIP_IF_UNCHANGED: False, OVERRIDES: overrides}
@@ -121,16 +127,16 @@ def sections_of(
     sections.setdefault(CLUSTER, {})
     twice = [
         f"{OVERRIDES}.{'.'.join(key)}: follows from {origin}; leave it out here"
-        for key, origin in {**{key: name_of(key) for key in TYPED_KEYS}, **_DERIVED}.items()
+        for key, origin in {**_NAMES, **_DERIVED}.items()
         if _get(sections, key, _MISSING) is not _MISSING
     ]
-    for key in TYPED_KEYS:
-        value = form[name_of(key)]
+    for name, key in TYPED_KEYS.items():
+        value = form[name]
         # An empty field of the form is what null is in a params file: KFP has no value for it.
         if value not in ("", None) and key[:2] != _REPOSITORY:
             set_key(sections, key, value)
-    if form["prepare_data_repository_url"]:
-        set_key(sections, _REPOSITORY, {"url": form["prepare_data_repository_url"], "commit": commit})
+    if form["data_repository"]:
+        set_key(sections, _REPOSITORY, {"url": form["data_repository"], "commit": commit})
     for key in _NUM_PROCESSES:
         set_key(sections, key, form["cluster_nodes"] * max(1, form["cluster_gpus_per_node"]))
     cluster = {"image": deployment.image_gpu, "volume": deployment.volume, "mount": MOUNT, "secrets": dict(secrets)}
@@ -160,8 +166,7 @@ def complete(sections: Sections) -> Sections:
 def in_the_form(line: str) -> str:
     """Return a line about a key, named as the person who fills in the form knows it."""
     key, separator, rest = line.partition(": ")
-    typed = {".".join(each): name_of(each) for each in TYPED_KEYS}
-    return f"{typed.get(key, f'{OVERRIDES}.{key}')}{separator}{rest}"
+    return f"{_NAMES.get(tuple(key.split('.')), f'{OVERRIDES}.{key}')}{separator}{rest}"
 
 
 def set_key(values: Any, key: Key, new: Any) -> None:

@@ -178,7 +178,7 @@ def registry(location: str) -> Iterator[str]:
     """Check that the registry's repository answers; a folder is made by the first registration."""
     if is_url(location):
         references(location)
-    yield from _not_shared("register_registry", location)
+    yield from _not_shared("registry", location)
 
 
 def storage(remote: str) -> Iterator[str]:
@@ -186,9 +186,9 @@ def storage(remote: str) -> Iterator[str]:
     scheme = remote.partition("://")[0]
     package = _PACKAGES.get(scheme)
     if package and importlib.util.find_spec(package) is None:
-        yield f"register_storage: {scheme}:// needs the package {package.replace('_', '-')} in the light image"
+        yield f"weights_storage: {scheme}:// needs the package {package.replace('_', '-')} in the light image"
     elif remote:
-        yield from _not_shared("register_storage", remote)
+        yield from _not_shared("weights_storage", remote)
 
 
 def _not_shared(parameter: str, location: str) -> Iterator[str]:
@@ -203,7 +203,7 @@ def model_registry(url: str, remote: str) -> Iterator[str]:
     """Check that Kubeflow Model Registry answers, and that the weights it will point to can be reached by others."""
     Catalogue(url)
     if not is_url(remote):
-        yield "register_storage: is not a URL, so the weights cannot be found from Kubeflow Model Registry"
+        yield "weights_storage: is not a URL, so the weights cannot be found from Kubeflow Model Registry"
 
 
 def mutable_images(deployment: DeploymentConfig) -> list[str]:
@@ -254,9 +254,9 @@ def missing_secrets(deployment: DeploymentConfig) -> Iterator[str]:
 
 def incomparable(form: Form) -> list[str]:
     """Return a line if the newest version should be compared with and cannot be read from here."""
-    if not form[SKIP_IF_UNCHANGED] or is_url(form["register_registry"]):
+    if not form[SKIP_IF_UNCHANGED] or is_url(form["registry"]):
         return []
-    return [f"{SKIP_IF_UNCHANGED}: needs register_registry to be a URL; preflight does not mount the volume"]
+    return [f"{SKIP_IF_UNCHANGED}: needs registry to be a URL; preflight does not mount the volume"]
 
 
 def refuse_repetition(form: Form, params: Params) -> None:
@@ -266,9 +266,9 @@ def refuse_repetition(form: Form, params: Params) -> None:
     """
     if not form[SKIP_IF_UNCHANGED]:
         return
-    promoted = newest_version(form["register_registry"], params.register.name)
+    promoted = newest_version(form["registry"], params.register.name)
     if promoted is None:
-        say("preflight", f"{form['register_registry']} has no version of {params.register.name} yet")
+        say("preflight", f"{form['registry']} has no version of {params.register.name} yet")
         return
     configs = {stage: getattr(params, stage) for stage in _MADE_BY}
     changed = changes_since(promoted, configs, lineage.code_digest())

@@ -30,7 +30,7 @@ DEADLINE_S = 90.0
 _RETRY_S = 60.0
 """Time for which a request is repeated if the cluster, or a webhook, is busy."""
 _PRODUCT_LABEL = "nvidia.com/gpu.product"
-_REVISION = "prepare_data_repository_commit"
+_REVISION = "data_revision"
 _ANY_COMMIT = "0" * 40
 """In the place of a commit that is not known yet."""
 
@@ -125,14 +125,14 @@ def _refuse(answers: dict[str, Any], wrong: list[str], params: Params | None) ->
 
 def _files(form: Form, params: Params) -> Iterator[str]:
     """Yield a line if the sources read files of no repository, or a repository is named and nothing is read."""
-    files, url = params.prepare_data.files, form["prepare_data_repository_url"]
+    files, url = params.prepare_data.files, form["data_repository"]
     if files and not url:
         yield (
-            f"prepare_data_repository_url: is empty, and {files[0]} is read from a git and DVC repository; "
-            "set it, with prepare_data_repository_commit"
+            f"data_repository: is empty, and {files[0]} is read from a git and DVC repository; "
+            "set it, with data_revision"
         )
     if url and not files:
-        yield "prepare_data_repository_url: no source in prepare_data.sources reads a file; leave it empty"
+        yield "data_repository: no source in prepare_data.sources reads a file; leave it empty"
 
 
 def _checks(form: Form, deployment: DeploymentConfig, params: Params | None) -> dict[str, Check]:
@@ -141,10 +141,10 @@ def _checks(form: Form, deployment: DeploymentConfig, params: Params | None) -> 
     Each returns a line for each thing that is wrong, but for that of the data's revision, which returns a commit, and
     that of the base model, which returns how many tokens it reads.
     """
-    storage, url = form["register_storage"], form["prepare_data_repository_url"]
+    storage, url = form["weights_storage"], form["data_repository"]
     checks: dict[str, Check] = {
-        "register_registry": partial(_lines, inputs.registry, form["register_registry"]),
-        "register_storage": partial(_lines, inputs.storage, storage),
+        "registry": partial(_lines, inputs.registry, form["registry"]),
+        "weights_storage": partial(_lines, inputs.storage, storage),
         "secrets": partial(_lines, inputs.missing_secrets, deployment),
     }
     if params:

@@ -105,7 +105,7 @@ def parameters(package: Package, params: Path | None, settings: Sequence[str], *
     wrong += wrong_sections(sections)
     raise_all(wrong or list(map(in_the_form, contradictions(Params.model_validate(sections)))))
     decided = any(setting.startswith(f"{SKIP_IF_UNCHANGED}=") for setting in settings)
-    if scheduled and not decided and is_url(form["register_registry"]):
+    if scheduled and not decided and is_url(form["registry"]):
         form[SKIP_IF_UNCHANGED] = True
     return form
 

@@ -305,7 +305,7 @@ def _check_pipeline(pipeline: Json) -> None:
 
 
 def _check_parameters(pipeline: Json, values: Json) -> None:
-    """Refuse parameters that a pipeline does not have, lacks, or has of another type."""
+    """Refuse parameters that a pipeline does not have, lacks, or has of another type or with another value."""
     inputs = pipeline["pipeline_spec"]["root"].get("inputDefinitions", {}).get("parameters", {})
     schema = {
         "properties": {name: {"type": _TYPES.get(each["parameterType"], "number")} for name, each in inputs.items()},
@@ -314,3 +314,6 @@ def _check_parameters(pipeline: Json, values: Json) -> None:
     }
     for error in jsonschema.Draft202012Validator(schema).iter_errors(values):
         raise ApiError(400, f"parameter {'.'.join(map(str, error.absolute_path))}: {error.message}")
+    for name, each in inputs.items():
+        if name in values and each.get("literals") and values[name] not in each["literals"]:
+            raise ApiError(400, f'input parameter "{name}" value does not match any of the allowed literal values')

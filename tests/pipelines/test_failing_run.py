@@ -20,7 +20,7 @@ from components.preflight.form import form_of
 from pipelines.graph import cluster_graph
 params = load_params(Path("params.yaml"))
 local.init(local.SubprocessRunner(use_venv=False), pipeline_root=sys.argv[1], raise_on_error=False)
-cluster_graph(params)(**form_of(params) | {"train_grpo_num_steps": 0, "train_sft_model_base": "scratch:huge"})
+cluster_graph(params)(**form_of(params) | {"grpo_num_steps": 0, "base_model": "scratch:huge"})
 """
 
 
@@ -36,8 +36,8 @@ def test_a_run_that_cannot_start_ends_soon_and_cleanly(tmp_path: Path) -> None:
     lines = [line.strip() for line in done.stdout.splitlines()]
     first = lines.index("error: preflight: 3 to correct before this run can start")
     assert [line.partition(":")[0] for line in lines[first + 1 : first + 4]] == [
-        "train_sft_model_base",
-        "train_grpo_num_steps",
+        "base_model",
+        "grpo_num_steps",
         "deployment.volume",
     ]
     (run,) = (tmp_path / "root").iterdir()

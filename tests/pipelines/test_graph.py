@@ -236,6 +236,8 @@ def test_the_form_is_short_and_opens_ready_to_run() -> None:
         assert parameter["description"].endswith((".", ")")), name
         assert parameter["isOptional"], name
         assert "defaultValue" in parameter, name
+        choices = [False, True] if parameter["parameterType"] == "BOOLEAN" else None
+        assert parameter.get("literals") == choices, name
 
 
 def _values(value: Any) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from components.preflight.config import load_params, stage_sections
-from components.preflight.form import TYPED_KEYS, Form, complete, form_of, name_of, sections_of, wrong_sections
+from components.preflight.form import TYPED_KEYS, Form, complete, form_of, sections_of, wrong_sections
 from tests.preflight.conftest import DEPLOYMENT, with_overrides
 from tests.presets import FILES, write_params
 
@@ -47,33 +47,33 @@ def test_the_cluster_of_a_params_file_is_that_of_the_form(tmp_path: Path) -> Non
 
 
 def test_the_typed_parameters_are_what_training_gets(form: Form) -> None:
-    """Each typed parameter changes the key it is named for, and nothing else."""
+    """Each typed parameter changes its key, and nothing else."""
     values = {
         "cluster_gpu_type": "NVIDIA-H200",
         "cluster_gpus_per_node": 4,
         "cluster_nodes": 2,
         "cluster_queue": "team",
-        "prepare_data_repository_commit": _COMMIT,
-        "prepare_data_repository_url": "https://git.example/data.git",
-        "register_registry": "https://git.example/models.git",
-        "register_storage": "https://dvc.example/weights",
-        "train_grpo_learning_rate": 1e-6,
-        "train_grpo_loss_kl_coefficient": 0.5,
-        "train_grpo_num_steps": 7,
-        "train_sft_model_base": "org/model",
+        "data_revision": _COMMIT,
+        "data_repository": "https://git.example/data.git",
+        "registry": "https://git.example/models.git",
+        "weights_storage": "https://dvc.example/weights",
+        "grpo_learning_rate": 1e-6,
+        "grpo_kl_coefficient": 0.5,
+        "grpo_num_steps": 7,
+        "base_model": "org/model",
     }
-    assert values.keys() == {name_of(key) for key in TYPED_KEYS}
+    assert values.keys() == TYPED_KEYS.keys()
     before, after = (complete(_sections(each)[0]) for each in (form, {**form, **values}))
     for stage in ("train_sft", "train_grpo"):
         assert after[stage]["engine"].pop("num_processes") == 8
         before[stage]["engine"].pop("num_processes")
     assert after["validate_data"]["model"].pop("base") == "org/model"
     before["validate_data"]["model"].pop("base")
-    for section, *path, last in TYPED_KEYS:
+    for name, (section, *path, last) in TYPED_KEYS.items():
         place, old = after[section], before[section]
         for part in path:
             place, old = place[part], old.get(part, {})
-        assert place.pop(last) == values["_".join((section, *path, last))]
+        assert place.pop(last) == values[name]
         old.pop(last, None)
     assert after["prepare_data"].pop("repository") == {}
     assert after == before
@@ -104,7 +104,7 @@ def test_a_key_is_set_in_one_place(form: Form) -> None:
 
 def test_everything_wrong_is_named_by_its_parameter(form: Form) -> None:
     """Several mistakes in several places are all found at once, in the words of the form; shapes included."""
-    form |= {"train_grpo_num_steps": 0, "train_sft_model_base": "scratch:huge", "cluster_nodes": 0}
+    form |= {"grpo_num_steps": 0, "base_model": "scratch:huge", "cluster_nodes": 0}
     form = with_overrides(
         form,
         report={"gate": {"min_gian": 0.1}},
@@ -116,9 +116,9 @@ def test_everything_wrong_is_named_by_its_parameter(form: Form) -> None:
     lines = wrong_sections(_sections(form)[0])
     beginnings = [
         "overrides.reprot: unknown key; did you mean `report`?",
-        "train_sft_model_base: no such preset; accepted: scratch:tiny",
+        "base_model: no such preset; accepted: scratch:tiny",
         "overrides.report.gate.min_gian: unknown key; did you mean `min_gain`?",
-        "train_grpo_num_steps: input should be greater than 0, got 0",
+        "grpo_num_steps: input should be greater than 0, got 0",
         "cluster_nodes: input should be greater than 0, got 0",
         "overrides.train_grpo.loss: input should be a valid dictionary",
         "overrides.evaluate: input should be a valid dictionary",

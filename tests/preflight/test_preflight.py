@@ -53,7 +53,7 @@ def test_a_run_that_can_start_gets_its_sections(server: ApiServer, form: Form) -
     assert made.outputs["evaluate_gpus"] == "1"
     assert made.outputs["cluster_config"]["volume"] == CLAIM
     assert not server.cluster.all(kinds.TRAIN_JOBS)
-    assert "<th>train_grpo_num_steps</th><td><code>50</code>" in made.page
+    assert "<th>grpo_num_steps</th><td><code>50</code>" in made.page
     for name, section in made.sections.items():
         shown = json.dumps(section, indent=2, ensure_ascii=False)
         assert f"<summary>{name}</summary><pre>{shown}</pre>" in html.unescape(made.page)
@@ -63,14 +63,14 @@ def test_a_revision_becomes_a_commit_once(server: ApiServer, form: Form, reposit
     """A branch, an annotated tag and a commit are looked up here; stages get the commit, which is what caches go by."""
     first, second = git(repository, "rev-list", "--reverse", "main").split()
     form = with_overrides(form, **GSM8K, report={"gate": {"target": ["gsm8k"]}})
-    form["prepare_data_repository_url"] = str(repository)
+    form["data_repository"] = str(repository)
     for revision, commit in {"main": second, "v1": first, first: first, "refs/heads/main": second}.items():
-        made = preflight(form | {"prepare_data_repository_commit": revision}, DEPLOYMENT)
+        made = preflight(form | {"data_revision": revision}, DEPLOYMENT)
         assert made.sections["prepare_data"]["repository"] == {"url": str(repository), "commit": commit}
         assert commit in made.page
-    line = _line(form | {"prepare_data_repository_commit": "v2"})
+    line = _line(form | {"data_revision": "v2"})
     assert "has no branch or tag `v2`; accepted: a commit of 40 digits, main, v1" in line
-    assert _line(form).startswith("prepare_data_repository_commit: is empty; accepted: a branch")
+    assert _line(form).startswith("data_revision: is empty; accepted: a branch")
 
 
 def test_everything_wrong_is_reported_at_once(server: ApiServer, form: Form, tmp_path: Path) -> None:
@@ -78,10 +78,10 @@ def test_everything_wrong_is_reported_at_once(server: ApiServer, form: Form, tmp
     server.cluster.remove(kinds.TRAINING_RUNTIMES, "grpo-torch")
     server.cluster.remove(kinds.CLAIMS, CLAIM)
     form |= {
-        "train_grpo_num_steps": 0,
+        "grpo_num_steps": 0,
         "cluster_queue": "team",
-        "register_registry": f"file://{tmp_path}/nowhere",
-        "register_storage": "gs://bucket/weights",
+        "registry": f"file://{tmp_path}/nowhere",
+        "weights_storage": "gs://bucket/weights",
     }
     deployment = {"image_gpu": "registry.example/gpu:latest", "secrets": {"git": "mine"}}
     assert _subjects(_lines(form, deployment=deployment)) == [
@@ -89,10 +89,10 @@ def test_everything_wrong_is_reported_at_once(server: ApiServer, form: Form, tmp
         "deployment.image_gpu",
         "deployment.secrets.git",
         "deployment.volume",
+        "grpo_num_steps",
         "namespace team has no TrainingRuntime grpo-torch; apply an overlay of k8s/",
-        "register_registry",
-        "register_storage",
-        "train_grpo_num_steps",
+        "registry",
+        "weights_storage",
     ]
 
 
@@ -105,8 +105,8 @@ def test_contradictions_and_missing_inputs_are_named_by_parameter(
     subjects = ["overrides.report.gate.target", "overrides.validate_data.min_test_rows"]
     assert _subjects(_lines(wrong)) == subjects
     reward = {"weights": {"accuracy": 1.0, "no_such_module:reward": 1.0}}
-    wrong = with_overrides(form | {"train_sft_model_base": "nobody/no-such-model"}, train_grpo={"reward": reward})
-    assert _subjects(_lines(wrong)) == ["overrides.train_grpo.reward.weights.no_such_module", "train_sft_model_base"]
+    wrong = with_overrides(form | {"base_model": "nobody/no-such-model"}, train_grpo={"reward": reward})
+    assert _subjects(_lines(wrong)) == ["base_model", "overrides.train_grpo.reward.weights.no_such_module"]
 
 
 _LATEST, _UNTAGGED = "registry.example/gpu:latest", "registry.example:5000/ml/gpu"
@@ -116,8 +116,8 @@ _FROM_FILES = {**GSM8K, "report": {"gate": {"target": ["gsm8k"]}}}
 @pytest.mark.parametrize(
     ("values", "overrides", "deployment", "line"),
     [
-        ({"register_registry": "/registry"}, {}, {}, "register_registry: /registry would be lost with the pod"),
-        ({"register_storage": "weights"}, {}, {}, "register_storage: weights would be lost with the pod"),
+        ({"registry": "/registry"}, {}, {}, "registry: /registry would be lost with the pod"),
+        ({"weights_storage": "weights"}, {}, {}, "weights_storage: weights would be lost with the pod"),
         ({"cluster_queue": "stuck"}, {}, {}, "cluster_queue: stuck admits no jobs: Cluster queue is missing"),
         ({}, {}, {"volume": "single"}, "deployment.volume: single is ReadWriteOnce"),
         ({}, {}, {"volume": "lost"}, "deployment.volume: lost has lost its volume"),
@@ -132,12 +132,12 @@ _FROM_FILES = {**GSM8K, "report": {"gate": {"target": ["gsm8k"]}}}
             *({}, {"train_grpo": {"sampling": {"max_new_tokens": 500}}}, {}),
             "overrides.train_grpo.sampling.max_new_tokens: 500 tokens after a prompt of up to 48 ",
         ),
-        ({}, _FROM_FILES, {}, "prepare_data_repository_url: is empty, and train.jsonl is read from a git and DVC"),
+        ({}, _FROM_FILES, {}, "data_repository: is empty, and train.jsonl is read from a git and DVC"),
         (
-            *({"prepare_data_repository_url": "REPOSITORY", "prepare_data_repository_commit": "main"}, {}, {}),
-            "prepare_data_repository_url: no source in prepare_data.sources reads a file",
+            *({"data_repository": "REPOSITORY", "data_revision": "main"}, {}, {}),
+            "data_repository: no source in prepare_data.sources reads a file",
         ),
-        ({"register_registry": "REPOSITORY"}, {}, {}, "register_storage: is not set"),
+        ({"registry": "REPOSITORY"}, {}, {}, "weights_storage: is not set"),
         ({}, {"register": {"model_registry": "http://127.0.0.1:9"}}, {}, "model registry: http://127.0.0.1:9"),
     ],
 )
@@ -166,21 +166,21 @@ _QUEUES = [
 def test_what_a_run_can_use_passes(server: ApiServer, form: Form, repository: Path) -> None:
     """A queue that works, a digest, storage elsewhere, and models in folders of the volume, which is not mounted."""
     server.cluster.add(*_QUEUES)
-    form |= {"cluster_queue": "works", "train_sft_model_base": "/work/models/mine"}
-    ready(form | {"register_registry": repository.as_uri(), "register_storage": "/work/weights"})
+    form |= {"cluster_queue": "works", "base_model": "/work/models/mine"}
+    ready(form | {"registry": repository.as_uri(), "weights_storage": "/work/weights"})
     form = with_overrides(form, register={"model_registry": server.url})
-    assert _line(form).startswith("register_storage: is not a URL")
+    assert _line(form).startswith("weights_storage: is not a URL")
     deployment = DeploymentConfig(image_gpu=f"registry.example:5000/gpu@sha256:{'0' * 64}")
-    ready(form | {"register_storage": "https://dvc.example/weights"}, deployment)
+    ready(form | {"weights_storage": "https://dvc.example/weights"}, deployment)
 
 
 @pytest.mark.parametrize("address", ["https://me:s3cret@git.example/x", "https://s3cret@git.example/x"])
 def test_a_password_in_an_address_is_refused_and_not_repeated(form: Form, address: str) -> None:
     """Parameters are stored and displayed: a password belongs into a secret, and into no log."""
-    form |= {"train_grpo_num_steps": 0, "register_storage": address}
+    form |= {"grpo_num_steps": 0, "weights_storage": address}
     assert _lines(with_overrides(form, register={"model_registry": address})) == [
         f"{name}: contains a password or a token; revoke it and use a Kubernetes secret"
-        for name in ("register_storage", "overrides.register.model_registry")
+        for name in ("weights_storage", "overrides.register.model_registry")
     ]
 
 
@@ -261,8 +261,8 @@ def test_a_cluster_in_trouble_is_no_mistake_of_the_form(server: ApiServer, form:
 def test_no_cluster_is_one_line(form: Form, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Outside a pod and without a kubeconfig the checks of the parameters are made all the same."""
     monkeypatch.setenv("GRPO_PIPELINE_KUBECONFIG", str(tmp_path / "none"))
-    lines = _lines(form | {"train_grpo_num_steps": 0})
-    assert [line.split(":")[0] for line in lines] == ["train_grpo_num_steps", "cluster"]
+    lines = _lines(form | {"grpo_num_steps": 0})
+    assert [line.split(":")[0] for line in lines] == ["grpo_num_steps", "cluster"]
 
 
 def test_no_check_waits_for_another() -> None:

@@ -35,7 +35,7 @@ def test_a_run_that_would_reproduce_the_newest_version_ends(
     form: Form, repository: Path, server: ApiServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """By code, data and config, once all that could be wrong was checked; what makes a run new is logged."""
-    registry = {"register_registry": repository.as_uri(), "register_storage": "/work/registry-storage"}
+    registry = {"registry": repository.as_uri(), "weights_storage": "/work/registry-storage"}
     form = {**form, **registry, SKIP_IF_UNCHANGED: True}
     ready(form)
     assert "has no version of grpo-policy yet" in capsys.readouterr().out
@@ -48,7 +48,7 @@ def test_a_run_that_would_reproduce_the_newest_version_ends(
     ):
         ready(form)
     ready({**form, SKIP_IF_UNCHANGED: False})
-    ready({**form, "train_grpo_num_steps": 3})
+    ready({**form, "grpo_num_steps": 3})
     assert "changed since grpo-policy@v0.0.2: train_grpo." in capsys.readouterr().out
     with pytest.raises(PipelineError, match=r"^deployment\.volume: "):
         ready(form, DEPLOYMENT.model_copy(update={"volume": "missing"}))
@@ -56,5 +56,5 @@ def test_a_run_that_would_reproduce_the_newest_version_ends(
 
 def test_a_registry_on_the_volume_cannot_be_compared_with(form: Form, server: ApiServer) -> None:
     """Preflight does not wait for the volume, which may be what is missing."""
-    with pytest.raises(PipelineError, match=r"^skip_if_unchanged: needs register_registry to be a URL"):
+    with pytest.raises(PipelineError, match=r"^skip_if_unchanged: needs registry to be a URL"):
         ready({**form, SKIP_IF_UNCHANGED: True})

@@ -51,7 +51,7 @@ def test_publishing_uploads_the_graph_as_a_version_and_prints_its_page(server: A
     used = {each["container"]["image"] for each in spec["deploymentSpec"]["executors"].values()}
     assert used == {LIGHT, GPU}
     smoke = load_params(ROOT / "params/smoke.yaml")
-    default = spec["root"]["inputDefinitions"]["parameters"]["train_grpo_num_steps"]["defaultValue"]
+    default = spec["root"]["inputDefinitions"]["parameters"]["grpo_num_steps"]["defaultValue"]
     assert default == smoke.train_grpo.num_steps
 
 

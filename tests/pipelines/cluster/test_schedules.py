@@ -10,7 +10,7 @@ from tests.pipelines.cluster.argo import WORKFLOW, Stage, details, pod
 from tests.pipelines.cluster.conftest import Program
 
 MONDAY, LATER = "0 0 2 * * 1", "0 0 3 * * 1"
-REGISTRY = ("register_registry=https://git.example.com/registry.git", "register.storage=s3://models/policies")
+REGISTRY = ("registry=https://git.example.com/registry.git", "register.storage=s3://models/policies")
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def test_a_schedule_is_created_once_for_a_name(server: ApiServer, apply: Program
     created = only(server)
     assert (created["trigger"]["cron_schedule"]["cron"], created["status"]) == (MONDAY, "ENABLED")
     assert (created["no_catchup"], created["max_concurrency"]) == (True, "1")
-    assert created["runtime_config"]["parameters"]["train_grpo_num_steps"] == 9
+    assert created["runtime_config"]["parameters"]["grpo_num_steps"] == 9
     assert lines[0] == "weekly  created: At 02:00, only on Monday (UTC)"
     assert len(lines) == 6
     assert all(line.startswith("    Mon ") and line.endswith("02:00:00 UTC") for line in lines[1:])

@@ -80,10 +80,10 @@ def test_images_that_no_registry_can_have_are_pointed_out(
 @pytest.mark.parametrize(
     ("setting", "name", "value"),
     [
-        ("train_sft.model.base=Qwen/Qwen3-0.6B", "train_sft_model_base", "Qwen/Qwen3-0.6B"),
-        ("train_grpo_learning_rate=1e-6", "train_grpo_learning_rate", 1e-6),
-        ("train_grpo.num_steps=7", "train_grpo_num_steps", 7),
-        ("train_grpo.loss.kl.coefficient=0", "train_grpo_loss_kl_coefficient", 0),
+        ("train_sft.model.base=Qwen/Qwen3-0.6B", "base_model", "Qwen/Qwen3-0.6B"),
+        ("grpo_learning_rate=1e-6", "grpo_learning_rate", 1e-6),
+        ("train_grpo.num_steps=7", "grpo_num_steps", 7),
+        ("train_grpo.loss.kl.coefficient=0", "grpo_kl_coefficient", 0),
     ],
 )
 def test_a_setting_is_read_as_the_pipeline_declares_it(pipeline: Path, setting: str, name: str, value: object) -> None:
@@ -114,11 +114,11 @@ def test_a_key_without_a_parameter_of_its_own_is_set_in_the_overrides(pipeline: 
         (["deployment.volume=x"], ["overrides.deployment: follows from the compiled graph"]),
         (
             ["train_grpo.num_steps=-1", "evaluate.num_samples=-1"],
-            ["2 to correct before this run can start", "train_grpo_num_steps: ", "overrides.evaluate.num_samples: "],
+            ["2 to correct before this run can start", "grpo_num_steps: ", "overrides.evaluate.num_samples: "],
         ),
         (
-            ["register_registry=https://user:s3cr3t@git.example.com/registry.git"],
-            ["register_registry: contains a password or a token; revoke it and use a Kubernetes secret"],
+            ["registry=https://user:s3cr3t@git.example.com/registry.git"],
+            ["registry: contains a password or a token; revoke it and use a Kubernetes secret"],
         ),
     ],
     ids=lambda values: values[0],
