@@ -32,16 +32,18 @@ export GX_ANALYTICS_ENABLED := false
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -p no:hydra_pytest
 # What imports torch, in a process of its own, so that the rest never does.
 TORCH_TESTS := tests/policy tests/rollout tests/train_sft tests/train_grpo tests/evaluate
+# Of `make cluster-check`: anything, to keep its runs.
+KEEP ?=
 # Of the long tests: the part to run (any number; the day of the month in CI). Empty runs them all.
 PART ?=
 
 # Several tests of `make test` at once write whole lines.
 TOGETHER := $(MAKE) --no-print-directory --jobs 2 --keep-going --output-sync=line
 
-.PHONY: help setup data run test test-torch test-rest test-slow test-long lint types format repro compile images lock clean distclean preset
+.PHONY: help setup data run test test-torch test-rest test-slow test-long lint types format cluster-check repro compile images lock clean distclean preset
 
 help:  ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-12s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-14s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(VENV)/.ready  ## Install everything into .venv (done by the other targets when needed)
 
@@ -93,6 +95,9 @@ format: setup  ## Rewrite the code in the project's style
 
 repro: setup  ## Run the same stages under DVC: only what changed is computed
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/dvc repro
+
+cluster-check: setup  ## Try on the cluster of kubectl what the docs promise (PARAMS=FILE KEEP=1; docs/how-to/cluster-check.md)
+	@$(BIN)/python -m tests.pipelines.cluster.cluster_check --params "$(PARAMS)" $(KEEP:%=--keep)
 
 compile: setup  ## Write pipelines/grpo_post_training.yaml, the graph that Kubeflow runs, and docs/parameters.md
 	@$(BIN)/grpo-pipeline compile

@@ -14,7 +14,7 @@ from croniter import croniter
 from tests.fake_cluster.clock import Clock
 from tests.fake_cluster.http import Answer, ApiError, Json, Request, Route, dispatch
 
-_API, _PODS = "/apis/v2beta1/", "/k8s/pod"
+_API, _PODS, _ARTIFACTS = "/apis/v2beta1/", "/k8s/pod", "/artifacts/get"
 _FINISHED = {"SUCCEEDED", "FAILED", "CANCELED", "SKIPPED"}
 _STOPS_S = 5.0
 """Time from the request to stop a run until it has stopped."""
@@ -32,7 +32,7 @@ Table = dict[str, Json]
 class KfpApi:
     """The state of Kubeflow Pipelines and its answers."""
 
-    prefixes = (_API, _PODS)
+    prefixes = (_API, _PODS, _ARTIFACTS)
 
     def __init__(self, clock: Clock, namespaces: tuple[str, ...]) -> None:
         self.clock = clock
@@ -56,13 +56,15 @@ class KfpApi:
         """What each pod of a run has printed; None where it has not begun."""
         self.events: dict[str, list[Json]] = {}
         """The warnings about a pod."""
+        self.artifacts: dict[tuple[str, str, str], str] = {}
+        """The files in the object store, by source, bucket and key."""
         self.workflows: dict[str, str] = {}
         """The names of the workflows of scheduled runs, with which the names of their pods begin."""
         self._numbers = itertools.count(1)
 
     def refusal(self, request: Request, error: ApiError) -> Json | str:
         """Return a refusal as this API writes it; the UI server answers with plain text."""
-        if request.path.startswith(_PODS) and self.has_ui:
+        if request.path.startswith((_PODS, _ARTIFACTS)) and self.has_ui:
             return error.message
         return {"error": error.message, "message": error.message, "details": []}
 
@@ -72,7 +74,7 @@ class KfpApi:
         is_open = not (self.token or self.cookie) or request.path == f"{_API}healthz"
         if not is_open and not valid & set(request.headers.items()):
             raise ApiError(401, "Request header error: there is no user identity header.")
-        if request.path.startswith(_PODS) and not self.has_ui:
+        if request.path.startswith((_PODS, _ARTIFACTS)) and not self.has_ui:
             raise ApiError(404, "Not Found")
         routes: list[Route] = [
             ("GET", f"{_API}healthz", self._health),
@@ -82,16 +84,19 @@ class KfpApi:
             ("POST", f"{_API}pipelines", self._create_pipeline),
             ("POST", f"{_API}pipelines/upload_version", self._upload_version),
             ("GET", f"{_API}pipelines/{{}}/versions", self._list_versions),
+            ("DELETE", f"{_API}experiments/{{}}", partial(self._delete, self.experiments)),
             ("GET", f"{_API}pipelines/{{}}/versions/{{}}", partial(_one, self.versions)),
             ("POST", f"{_API}runs", self._create_run),
             ("GET", f"{_API}runs", partial(self._list, self.runs, "runs")),
             ("GET", f"{_API}runs/{{}}", partial(_one, self.runs)),
+            ("DELETE", f"{_API}runs/{{}}", partial(self._delete, self.runs)),
             ("POST", f"{_API}runs/{{}}:terminate", self._terminate),
             ("POST", f"{_API}recurringruns", self._create_recurring),
             ("GET", f"{_API}recurringruns", partial(self._list, self.recurring_runs, "recurringRuns")),
             ("DELETE", f"{_API}recurringruns/{{}}", self._delete_recurring),
             ("POST", f"{_API}recurringruns/{{}}:enable", partial(self._switch, "ENABLED")),
             ("POST", f"{_API}recurringruns/{{}}:disable", partial(self._switch, "DISABLED")),
+            ("GET", _ARTIFACTS, self._artifact),
             ("GET", _PODS, partial(self._pod, "")),
             *[("GET", f"{_PODS}/{part}", partial(self._pod, part)) for part in ("logs", "events")],
         ]
@@ -255,6 +260,18 @@ class KfpApi:
     def _switch(self, status: str, _: Request, id_: str) -> Answer:
         _existing(self.recurring_runs, id_)["status"] = status
         return Answer({})
+
+    def _delete(self, table: Table, _: Request, id_: str) -> Answer:
+        _existing(table, id_)
+        del table[id_]
+        return Answer({})
+
+    def _artifact(self, request: Request) -> Answer:
+        request.check_query("source", "bucket", "key", "namespace")
+        file = (request.query["source"], request.query["bucket"], request.query["key"])
+        if file not in self.artifacts:
+            raise ApiError(500, "Failed to get object in bucket: The specified key does not exist.")
+        return Answer(self.artifacts[file])
 
     def _pod(self, part: str, request: Request) -> Answer:
         """Answer about a pod; there are none outside the namespaces of the user."""

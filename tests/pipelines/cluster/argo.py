@@ -30,7 +30,7 @@ class Stage:
 
 def pod(stage: str, attempt: int) -> str:
     """The name of the pod in which an attempt at a stage runs."""
-    retry = "" if stage == "preflight" else "retry-"
+    retry = "" if stage in ("preflight", "register") else "retry-"
     return f"{WORKFLOW}-metadata-0-2-{retry}system-container-impl-{number(f'{_path(stage)}(0).executor({attempt})')}"
 
 

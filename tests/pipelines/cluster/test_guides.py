@@ -20,7 +20,7 @@ from tests.k8s.rendered import ROOT, one, overlay, render, require_kubectl
 from tests.k8s.test_manifests import faults
 
 pytestmark = pytest.mark.slow
-GUIDES = ("kubernetes", "troubleshooting")
+GUIDES = ("kubernetes", "cluster-check", "troubleshooting")
 STANDS_IN = Path(__file__).with_name("commands_run.py")
 PROGRAMS = ("kubectl", "podman", "make", "grpo-pipeline")
 _HEAD = """apiVersion: kustomize.config.k8s.io/v1beta1

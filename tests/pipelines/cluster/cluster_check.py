@@ -1,0 +1,588 @@
+"""A user's acceptance test: `make cluster-check` tries on the cluster of kubectl what the documentation promises.
+
+Everything is done as a user does it: with `grpo-pipeline`, by deleting a pod, by opening pages at the UI's address. The
+checks are tried one after the other, each within its own time, whatever the ones before have found. Runs are of the
+smoke preset, with a random seed, so that none takes the result of an earlier one.
+"""
+
+import argparse
+import io
+import json
+import os
+import random
+import re
+import secrets
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import yaml
+from kubernetes import client
+from urllib3.exceptions import HTTPError
+
+from components.cluster import kube
+from components.cluster.kube import Clock, Json, TrainJobs
+from components.preflight.config import MOUNT, DeploymentConfig, Params, load_params
+from components.shared.environment import CA_VARIABLE, ENDPOINT_VARIABLES, NAMESPACE_VARIABLE, TOKEN_FILE_VARIABLES
+from components.shared.errors import PipelineError, RetryableError
+from pipelines.cli import main as grpo_pipeline
+from pipelines.cluster.kubeflow import Kubeflow
+from pipelines.cluster.runs import in_words, table
+from pipelines.cluster.stages import CACHED, FINISHED, stages
+from pipelines.run.screen import Screen, Style, duration
+
+ROOT = Path(__file__).parents[3]
+SMOKE = ROOT / "params/smoke.yaml"
+NO_QUEUE = "cluster-check-no-such-queue"
+LONG_STEPS, EVERY_STEPS = 20_000, 5
+"""Steps of the run that is disturbed, whose end nobody waits for, and steps between two of its checkpoints."""
+STEPS_BEFORE, STEPS_AFTER = 40, 20
+"""Steps of that run until its launcher is deleted, and steps after which it has gone on."""
+_POLL_S = 5.0
+_UI = ("kubeflow", "service/ml-pipeline-ui")
+_STEP = re.compile(r"^train_grpo (\d+)/\d+ ", re.MULTILINE)
+_RUN_ID = re.compile(r"\b[0-9a-f]{8}-[0-9a-f-]{27}\b")
+_UPLOAD = re.compile(r'uploadFile\(localFilePath="/(\w+)/([^/"]+)/([^"]+)"')
+"""How Kubeflow logs that it copies a file to the object store: source, bucket and key of the UI's artifact address."""
+_NOT_SELF_CONTAINED = re.compile(r"<script|<(?:img|link|iframe)\b[^>]*?(?:src|href)\s*=\s*[\"']?(?:https?:)?//", re.I)
+_CLEAN_VOLUME = """
+cd {mount} && rm -rf {name} && cd grpo-pipeline || exit 1
+for file in $(grep -lsw {seed} work/*/*/fingerprint.json); do rm -rf "$(dirname "$file")"; done
+for run in {runs}; do rm -rf "$run" $(grep -ls "$run" work/*/*.json); done
+"""
+"""Removes the versions, the unfinished work with the seed, and the runs with what refers to them."""
+_Answer = TypeVar("_Answer")
+
+
+class MissedError(Exception):
+    """Something did not hold; the message is one line."""
+
+
+class Row(NamedTuple):
+    """What came of a check."""
+
+    title: str
+    held: bool
+    took_s: float
+    evidence: str
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The cluster to check."""
+
+    kubeflow: Kubeflow
+    jobs: TrainJobs
+    pods: client.CoreV1Api
+    params: Params
+    """Of which the sections `deployment` and `cluster` hold for all runs."""
+    clock: Clock
+
+    @property
+    def sections(self) -> Json:
+        """Where runs are, and on what: one node without GPUs."""
+        cluster = self.params.cluster.model_dump(mode="json", exclude_unset=True, exclude={"gpu_type"})
+        deployment = self.params.deployment.model_dump(mode="json")
+        return {"cluster": {**cluster, "nodes": 1, "gpus_per_node": 0}, "deployment": deployment}
+
+
+class LocalRun:
+    """The smoke run on this machine, in a process of its own while the cluster works."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self, params: Path) -> None:
+        """Start it, on CPUs as on the cluster."""
+        code = "import sys; from pipelines.cli import main; sys.exit(main())"
+        with (self._folder / "log").open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", code, "run", "--params", str(params)],
+                cwd=self._folder,
+                env={**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+
+    def digest(self) -> str | None:
+        """Return the digest of the policy that it registered, or None while it goes on."""
+        assert self._process is not None
+        if self._process.poll() is None:
+            return None
+        if self._process.returncode:
+            last = (self._folder / "log").read_text(errors="replace").split("\n")[-2:]
+            raise MissedError(f"the run on this machine failed: {' '.join(last).strip()}")
+        return str(json.loads((self._folder / "registry/version.json").read_text())["policy_digest"])
+
+    def stop(self) -> None:
+        """End it."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.terminate()
+            self._process.wait()
+
+
+class Acceptance:
+    """The checks of one cluster, and what they leave for one another.
+
+    Attributes:
+        name: Of the experiment, the schedule, the folder on the volume, and the beginning of the names of runs.
+        rows: What came of the checks so far.
+    """
+
+    def __init__(self, cluster: Cluster, local: LocalRun, folder: Path, *, keep: bool = False) -> None:
+        """Keep params files in a folder; with `keep` leave the runs where they are."""
+        self.name = f"cluster-check-{secrets.token_hex(3)}"
+        self.rows: list[Row] = []
+        self._cluster, self._local, self._folder, self._keep = cluster, local, folder, keep
+        self._seed = random.randrange(10**8, 10**9)
+        self._runs: list[str] = []
+        self._first = self._long = ""
+        self._last_step = 0
+        self._deadline = 0.0
+
+    def plan(self, endpoint: str) -> list[str]:
+        """Return what is going to be done, and where."""
+        host, namespace = self._cluster.pods.api_client.configuration.host, self._cluster.jobs.namespace
+        deployment = self._cluster.params.deployment
+        return [
+            f"{self.name}: the cluster {host}, namespace {namespace}, Kubeflow at {endpoint}",
+            f"images: {deployment.image_light}, {deployment.image_gpu}",
+            "submits four runs of the smoke preset without GPUs and a schedule, one after the other, deletes one",
+            "of the launchers, and trains the same on this machine; takes about 25 minutes",
+            "removes its runs, schedule, versions and checkpoints at the end, unless something did not hold",
+            "",
+        ]
+
+    def run(self, screen: Screen) -> bool:
+        """Try everything, clean up, and return whether all of it held."""
+        stage = {"seed": self._seed}
+        common = {"prepare_data": stage, "train_sft": stage, "train_grpo": stage, **self._cluster.sections}
+        self._write(
+            "smoke", common | {"extends": str(SMOKE), "register": {"registry": f"{MOUNT}/{self.name}/registry"}}
+        )
+        grpo = {"num_steps": LONG_STEPS, "checkpoint": {"every_steps": EVERY_STEPS}}
+        self._write("long", {"extends": str(self._params("smoke")), "train_grpo": grpo})
+        here = {"registry": str(self._folder / "registry")}
+        self._local.start(self._write("here", {"extends": str(self._params("smoke")), "register": here}))
+        checks: list[tuple[str, float, Callable[[], str]]] = [
+            ("the first run succeeds", 30, self._first_run),
+            ("its pages open in the UI", 2, self._pages),
+            ("it registers the bytes of this machine", 15, self._same_bytes),
+            ("a failed run says why", 10, self._failure),
+            ("a run goes on without its launcher", 30, self._launcher),
+            ("a stopped run frees its resources", 5, self._stop),
+            ("the same run goes on from its checkpoint", 20, self._resume),
+            ("a schedule fires and can be removed", 10, self._schedule),
+            ("nothing is left behind", 10, self._clean_up),
+        ]
+        try:
+            for number, (title, minutes, check) in enumerate(checks, start=1):
+                screen.header(number, len(checks), title)
+                row = self._try(title, 60 * minutes, check)
+                self.rows.append(row)
+                screen.detail(row.evidence, Style.GREEN if row.held else Style.RED)
+        except KeyboardInterrupt:
+            screen.show("interrupted: ending the runs")
+            self._deadline = self._cluster.clock.monotonic() + 300
+            self._end_everything()
+            raise
+        finally:
+            self._local.stop()
+        return all(row.held for row in self.rows)
+
+    def _try(self, title: str, limit_s: float, check: Callable[[], str]) -> Row:
+        clock = self._cluster.clock
+        started = clock.monotonic()
+        self._deadline = started + limit_s
+        try:
+            held, evidence = True, check()
+        except (MissedError, PipelineError, client.ApiException, HTTPError) as error:
+            held, evidence = False, " ".join(str(error).split())
+        return Row(title, held, clock.monotonic() - started, evidence)
+
+    def _first_run(self) -> str:
+        run_id = self._submit("first", "smoke")
+        run = self._until("the run ends", partial(self._ended, run_id))
+        unfinished = [each.title for each in stages(run) if each.state not in ("SUCCEEDED", CACHED)]
+        if run.state != "SUCCEEDED" or unfinished:
+            raise MissedError(self._why(run_id))
+        self._first = run_id
+        return f"{len(stages(run))} stages; {self._cluster.kubeflow.url(run_id)}"
+
+    def _pages(self) -> str:
+        sizes = []
+        for stage in ("validate_data", "report"):
+            pages = [self._fetch(file) for file in self._uploaded(stage) if file[2].endswith(("/page", ".html"))]
+            if not pages:
+                raise MissedError(f"{stage} has uploaded no page")
+            for page in pages:
+                text = page.strip().lower()
+                if not (text.startswith("<!doctype html") and text.endswith("</html>")):
+                    raise MissedError(f"the page of {stage} is not whole: it begins with {page[:60]!r}")
+                if _NOT_SELF_CONTAINED.search(page):
+                    raise MissedError(f"the page of {stage} has a script, or needs something that is elsewhere")
+            sizes.append(f"{stage} {len(pages[0]) / 1000:.0f} kB")
+        return ", ".join(sizes)
+
+    def _same_bytes(self) -> str:
+        versions = [file for file in self._uploaded("register") if file[2].endswith("/version.json")]
+        if not versions:
+            raise MissedError("register has uploaded no version.json")
+        there = json.loads(self._fetch(versions[0]))["policy_digest"]
+        here = self._until("the run on this machine ends", self._local.digest)
+        if there != here:
+            raise MissedError(f"the cluster registered {there[:12]}, this machine {here[:12]}")
+        return f"policy {here[:12]}"
+
+    def _failure(self) -> str:
+        run_id = self._submit("failure", "smoke", "--set", f"cluster.queue={NO_QUEUE}")
+        run = self._until("the run ends", partial(self._ended, run_id))
+        begun = [
+            each.title for each in stages(run) if each.name != "preflight" and each.state in {"RUNNING", *FINISHED}
+        ]
+        if run.state == "SUCCEEDED" or begun or self._jobs_of(run_id):
+            raise MissedError(
+                f"a run with the queue {NO_QUEUE} got as far as {', '.join(begun) or in_words(run.state)}"
+            )
+        reason = self._why(run_id)
+        if NO_QUEUE not in reason:
+            raise MissedError(f"`grpo-pipeline status` does not name what is wrong: {reason}")
+        return reason
+
+    def _launcher(self) -> str:
+        self._long = run_id = self._submit("long", "long")
+        before = self._until("GRPO trains", partial(self._step, run_id, STEPS_BEFORE))
+        jobs, launchers = self._jobs_of(run_id), self._launchers(run_id)
+        if not jobs or not launchers:
+            raise MissedError("GRPO trains, but not in a training job with a launcher")
+        for launcher in launchers:
+            self._cluster.pods.delete_namespaced_pod(launcher, self._cluster.jobs.namespace)
+        deleted = self._cluster.clock.monotonic()
+        self._until("another launcher runs", partial(self._other_launcher, run_id, launchers))
+        took = self._cluster.clock.monotonic() - deleted
+        self._last_step = self._until("GRPO goes on", partial(self._step, run_id, before + STEPS_AFTER))
+        name, uid = (jobs[0]["metadata"][key] for key in ("name", "uid"))
+        if [each["metadata"]["uid"] for each in self._jobs_of(run_id)] != [uid]:
+            raise MissedError(f"the training job {name} did not survive its launcher")
+        return f"{name} trained on from step {before} to {self._last_step}; another launcher ran after {duration(took)}"
+
+    def _stop(self) -> str:
+        run_id = self._needs(self._long)
+        names = [each["metadata"]["name"] for each in self._jobs_of(run_id)]
+        if not names:
+            raise MissedError("not tried: the run has no training job any more")
+        self._check_goes_on(run_id)
+        self._last_step = max([self._last_step, *self._steps(run_id)])
+        started = self._cluster.clock.monotonic()
+        self._command("stop", run_id)
+        self._until("its training job and pods are gone", partial(self._is_gone, run_id, *names))
+        took = self._cluster.clock.monotonic() - started
+        self._until("the run ends", partial(self._ended, run_id))
+        return f"{', '.join(names)} and its pods were gone after {duration(took)}, at step {self._last_step}"
+
+    def _resume(self) -> str:
+        self._needs(self._long and self._last_step)
+        run_id = self._submit("again", "long")
+        self._until("GRPO trains", partial(self._step, run_id, 1))
+        first = self._steps(run_id)[0]
+        self._command("stop", run_id)
+        self._until("the run ends", partial(self._ended, run_id))
+        if first < self._last_step - EVERY_STEPS:
+            raise MissedError(f"the run was stopped at step {self._last_step}; the next one began before step {first}")
+        return f"stopped at step {self._last_step}, and at step {first} in the next run"
+
+    def _schedule(self) -> str:
+        options = ("--params", str(self._params("smoke")), "--experiment", self.name)
+        self._command("schedule", "apply", self.name, "--cron", "0 * * * * *", *options)
+        if self.name not in self._command("schedule", "list"):
+            raise MissedError("`grpo-pipeline schedule list` does not list the schedule")
+        run = self._until("it fires", self._scheduled_run)
+        self._runs.append(run.run_id)
+        remove = partial(self._command, "schedule", "remove", self.name)
+        try:
+            remove()
+        except RetryableError:
+            self._command("stop", run.run_id)
+        else:
+            raise MissedError(f"the schedule was removed, and with it its run {run.display_name}, which had not ended")
+        self._until("its run ends", partial(self._ended, run.run_id))
+        self._until("the schedule is removed", remove)
+        if self.name in self._command("schedule", "list"):
+            raise MissedError("the schedule is still there after `grpo-pipeline schedule remove`")
+        return f"fired as {run.display_name}; not removed before that run had ended"
+
+    def _clean_up(self) -> str:
+        self._end_everything()
+        if self._keep or not all(row.held for row in self.rows):
+            return f"runs are stopped and jobs removed; the runs stay in the experiment {self.name}, to be looked at"
+        kubeflow = self._cluster.kubeflow
+        self._clean_volume()
+        for run_id in self._runs:
+            kubeflow.client.delete_run(run_id)
+        experiment = kubeflow.client.get_experiment(experiment_name=self.name, namespace=kubeflow.user_namespace)
+        kubeflow.client.delete_experiment(experiment.experiment_id)
+        return f"{len(self._runs)} runs, the versions and all checkpoints are removed"
+
+    def _end_everything(self) -> None:
+        """Remove the schedule, stop what runs, and wait until no training job is left."""
+        if self.name in self._command("schedule", "list"):
+            self._command("schedule", "remove", self.name, "--now")
+        for run_id in self._runs:
+            if not self._ended(run_id) or self._jobs_of(run_id):
+                self._command("stop", run_id)
+        for run_id in self._runs:
+            self._until(f"{run_id} ends", partial(self._ended, run_id))
+            self._until(f"the jobs of {run_id} are gone", partial(self._is_gone, run_id))
+
+    def _clean_volume(self) -> None:
+        """Remove what the runs left on the volume, with a pod that mounts it."""
+        script = _CLEAN_VOLUME.format(mount=MOUNT, name=self.name, seed=self._seed, runs=" ".join(self._runs))
+        namespace = self._cluster.jobs.namespace
+        self._cluster.pods.create_namespaced_pod(
+            namespace, volume_pod(self.name, script, self._cluster.params.deployment)
+        )
+
+        def phase() -> str | None:
+            current = (self._cluster.jobs.pod(self.name) or {}).get("status", {}).get("phase")
+            return current if current in ("Succeeded", "Failed") else None
+
+        try:
+            if self._until(f"the pod {self.name} has removed what is on the volume", phase) == "Failed":
+                raise MissedError(f"the pod {self.name} could not remove what the runs left on the volume")
+        finally:
+            self._cluster.pods.delete_namespaced_pod(self.name, namespace)
+
+    def _needs(self, value: _Answer) -> _Answer:
+        if not value:
+            raise MissedError("not tried: it needs a check before it that did not hold")
+        return value
+
+    def _params(self, name: str) -> Path:
+        return self._folder / f"{name}.yaml"
+
+    def _write(self, name: str, values: Json) -> Path:
+        self._params(name).write_text(yaml.safe_dump(values))
+        return self._params(name)
+
+    def _command(self, *arguments: str, accept: tuple[int, ...] = (0,)) -> str:
+        """Run `grpo-pipeline` and return what it prints, errors included."""
+        printed = io.StringIO()
+        with redirect_stdout(printed), redirect_stderr(printed):
+            code = grpo_pipeline(arguments)
+        if code not in accept:
+            last = (printed.getvalue().strip().splitlines() or ["nothing"])[-1]
+            kind = RetryableError if code == RetryableError.exit_code else MissedError
+            raise kind(f"`grpo-pipeline {' '.join(arguments)}` ended with {code} and printed: {last}")
+        return printed.getvalue()
+
+    def _submit(self, name: str, params: str, *settings: str) -> str:
+        options = ("--name", f"{self.name}-{name}", "--experiment", self.name)
+        printed = self._command("submit", "--params", str(self._params(params)), *settings, *options)
+        self._runs.append(_RUN_ID.findall(printed)[0])
+        return self._runs[-1]
+
+    def _until(self, what: str, ask: Callable[[], _Answer | None]) -> _Answer:
+        """Return the first answer that is not None; no answer at all is waited out as well.
+
+        Raises:
+            MissedError: There is none within the time of the check.
+        """
+        clock, last = self._cluster.clock, ""
+        while True:
+            try:
+                answer = ask()
+            except (RetryableError, client.ApiException, HTTPError) as error:
+                answer, last = None, f" ({' '.join(str(error).split())[:200]})"
+            if answer is not None:
+                return answer
+            if clock.monotonic() > (self._deadline):
+                raise MissedError(f"waited in vain until {what}{last}")
+            clock.sleep(_POLL_S)
+
+    def _ended(self, run_id: str) -> Any:
+        run = self._cluster.kubeflow.run(run_id)
+        return run if run.state in FINISHED else None
+
+    def _why(self, run_id: str) -> str:
+        """Return why a run failed, as `grpo-pipeline status` says it."""
+        printed = self._command("status", run_id)
+        _, separator, reason = printed.partition("error: ")
+        return " ".join(reason.split()) if separator else f"`grpo-pipeline status` gives no reason: {printed.strip()}"
+
+    def _log(self, run_id: str, stage: str) -> str:
+        return self._command("logs", run_id, "--stage", stage, accept=(0, 2))  # 2: there is no log yet
+
+    def _steps(self, run_id: str) -> list[int]:
+        """Return the steps that GRPO has shown so far."""
+        return list(map(int, _STEP.findall(self._log(run_id, "train_grpo"))))
+
+    def _step(self, run_id: str, least: int) -> int | None:
+        """Return GRPO's step once it has come to the least one, in a run that goes on."""
+        self._check_goes_on(run_id)
+        step = max(self._steps(run_id), default=0)
+        return step if step >= least else None
+
+    def _other_launcher(self, run_id: str, before: list[str]) -> str | None:
+        self._check_goes_on(run_id)
+        return next((each for each in self._launchers(run_id) if each not in before), None)
+
+    def _check_goes_on(self, run_id: str) -> None:
+        run = self._ended(run_id)
+        if run:
+            raise MissedError(f"the run has ended: {in_words(run.state)}: {self._why(run_id)}")
+
+    def _jobs_of(self, run_id: str) -> list[Json]:
+        return self._cluster.jobs.find({kube.RUN_ID: run_id})
+
+    def _is_gone(self, run_id: str, *names: str) -> bool | None:
+        """Tell whether a run has no training jobs any more, and jobs of some names have no pods; None if not."""
+        return None if self._jobs_of(run_id) or any(map(self._cluster.jobs.pods, names)) else True
+
+    def _launchers(self, run_id: str) -> list[str]:
+        """Return the running pods that watch over GRPO's training job."""
+        selector = f"pipeline/runid={run_id},grpo-pipeline/task=train-grpo"
+        pods = self._cluster.pods.list_namespaced_pod(self._cluster.jobs.namespace, label_selector=selector).items
+        return [each.metadata.name for each in pods if each.status.phase == "Running"]
+
+    def _scheduled_run(self) -> Any:
+        """Return the run that our schedule started, once it runs."""
+        kubeflow = self._cluster.kubeflow
+        every = kubeflow.pages(kubeflow.client.list_recurring_runs, "recurring_runs", page_size=100)
+        ours = {each.recurring_run_id for each in every if each.display_name == self.name}
+        runs = (run for run in kubeflow.runs() if run.recurring_run_id in ours and run.state == "RUNNING")
+        return next(runs, None)
+
+    def _uploaded(self, stage: str) -> list[tuple[str, str, str]]:
+        """Return source, bucket and key of the files that a stage of the first run gave to Kubeflow."""
+        return _UPLOAD.findall(self._log(self._needs(self._first), stage))
+
+    def _fetch(self, file: tuple[str, str, str]) -> str:
+        """Return a file from the UI's artifact address."""
+        kubeflow = self._cluster.kubeflow
+        query = [("namespace", kubeflow.namespace), *zip(("source", "bucket", "key"), file, strict=True)]
+        options: dict[str, Any] = {"auth_settings": ["Bearer"], "_return_http_data_only": True}
+        api = kubeflow.client._run_api.api_client
+        answer = api.call_api("/artifacts/get", "GET", query_params=query, _preload_content=False, **options)
+        return str(answer.data.decode("utf-8", errors="replace"))
+
+
+def volume_pod(name: str, script: str, deployment: DeploymentConfig) -> Json:
+    """Return a pod that runs a shell script beside the shared volume, under the restricted standard."""
+    security = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
+    container = {
+        "name": "main",
+        "image": deployment.image_light,
+        "command": ["sh", "-c", script],
+        "resources": {kind: {"cpu": "100m", "memory": "128Mi"} for kind in ("requests", "limits")},
+        "securityContext": security,
+        "volumeMounts": [{"name": "work", "mountPath": MOUNT}],
+    }
+    spec = {
+        "restartPolicy": "Never",
+        "automountServiceAccountToken": False,
+        "imagePullSecrets": [{"name": deployment.image_pull_secret}],
+        "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
+        "containers": [container],
+        "volumes": [{"name": "work", "persistentVolumeClaim": {"claimName": deployment.volume}}],
+    }
+    labels = {kube.MANAGED_BY: kube.PROJECT, "sidecar.istio.io/inject": "false"}
+    metadata = {"name": name, "labels": labels}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+
+
+@contextmanager
+def forwarded(endpoint: str | None) -> Iterator[str]:
+    """Yield the address of Kubeflow's UI: the one that is set, or a port that kubectl forwards to it."""
+    if endpoint:
+        yield endpoint
+        return
+    namespace, service = _UI
+    command = ["kubectl", "port-forward", "--namespace", namespace, service, ":80"]
+    try:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    except FileNotFoundError:
+        raise PipelineError(f"kubectl is not installed; install it, or set {ENDPOINT_VARIABLES[0]}") from None
+    try:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        port = re.search(r"127\.0\.0\.1:(\d+) ->", process.stdout.readline())
+        if not port:
+            process.terminate()
+            reason = " ".join(process.stderr.read().split())[:200]
+            raise PipelineError(f"kubectl cannot forward a port to {service} in the namespace {namespace}: {reason}")
+        yield f"http://127.0.0.1:{port[1]}"
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def connect(params: Params, stack: ExitStack) -> tuple[Cluster, str]:
+    """Return the cluster that kubectl points at, and the address of Kubeflow's UI, which `grpo-pipeline` uses too.
+
+    Raises:
+        PipelineError: One of them does not answer, or lacks something.
+    """
+    api, namespace = kube.connect(), os.environ.get(NAMESPACE_VARIABLE)
+    jobs, where = TrainJobs(api, namespace or _UI[0]), f"the cluster of kubectl, {api.configuration.host}"
+    try:
+        jobs.find({})
+    except HTTPError as error:
+        raise PipelineError(f"{where}, cannot be reached: {kube.error_message(error)}") from None
+    except client.ApiException as error:
+        hint = "; is Kubeflow Trainer installed?" if error.status == 404 else ""
+        raise PipelineError(f"{where}, does not list training jobs: {kube.error_message(error)}{hint}") from None
+    endpoint = stack.enter_context(forwarded(os.environ.get(ENDPOINT_VARIABLES[0])))
+    os.environ[ENDPOINT_VARIABLES[0]] = endpoint
+    files = (os.environ.get(name) for name in (TOKEN_FILE_VARIABLES[0], CA_VARIABLE))
+    kubeflow = Kubeflow(endpoint, namespace, *(Path(name) if name else None for name in files))
+    list(islice(kubeflow.runs(page_size=1), 1))
+    return Cluster(kubeflow, jobs, client.CoreV1Api(api), params, Clock()), endpoint
+
+
+def report(rows: list[Row]) -> list[str]:
+    """Return the table of what held, and what it comes to."""
+    lines = [("check", "result", "took", "evidence")]
+    lines += [(row.title, "held" if row.held else "MISSED", duration(row.took_s), row.evidence[:120]) for row in rows]
+    num_held = sum(row.held for row in rows)
+    total = duration(sum(row.took_s for row in rows))
+    return [*table(lines), "", f"{num_held} of {len(rows)} checks held, in {total}"]
+
+
+def main() -> int:
+    """Check the cluster that kubectl points at; return 0 if everything held, 1 if not, 2 if nothing could be tried."""
+    parser = argparse.ArgumentParser(prog="make cluster-check", description=__doc__)
+    parser.add_argument("--params", type=Path, default=ROOT / "params.yaml", help="file with your section `deployment`")
+    parser.add_argument("--keep", action="store_true", help="keep the runs, to look at them in the UI")
+    options = parser.parse_args()
+    screen = Screen(sys.stdout, sys.stderr)
+    try:
+        params = load_params(options.params)
+        if params.deployment.image_light.endswith(":dev"):
+            raise PipelineError("no registry has images :dev; set IMAGE_REGISTRY and IMAGE_TAG as `make images` prints")
+        with ExitStack() as stack:
+            cluster, endpoint = connect(params, stack)
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="cluster-check-")))
+            acceptance = Acceptance(cluster, LocalRun(folder), folder, keep=options.keep)
+            for line in acceptance.plan(endpoint):
+                screen.show(line)
+            held = acceptance.run(screen)
+    except PipelineError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return PipelineError.exit_code
+    except KeyboardInterrupt:
+        return 130
+    screen.show("\n".join(["", *report(acceptance.rows)]))
+    return 0 if held else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
