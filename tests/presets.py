@@ -1,4 +1,4 @@
-"""The params files that are shipped."""
+"""The params files and the pages that are shipped."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +10,7 @@ from components.preflight.config import load_params
 
 ROOT = Path(__file__).parents[1]
 FILES = [ROOT / "params.yaml", *sorted((ROOT / "params").glob("*.yaml"))]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("*/README.md"), *ROOT.glob("docs/**/*.md")])
 
 
 def preset(name: str = "smoke") -> dict[str, Any]:

@@ -19,7 +19,7 @@ from components.shared.config import shared_keys
 from components.shared.stage import Stage
 from pipelines.graph import local_graph
 from tests.pipelines.compiled import graph
-from tests.presets import FILES, ROOT
+from tests.presets import FILES, PAGES, ROOT
 
 DVC = yaml.safe_load((ROOT / "dvc.yaml").read_text())
 
@@ -164,6 +164,17 @@ def test_the_readme_names_only_what_exists() -> None:
 
 class _CalledError(Exception):
     """The folders with which a component runs its stage."""
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_no_link_leads_nowhere(page: Path) -> None:
+    """To a file that exists, and to a heading that it has."""
+    for target, anchor in re.findall(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)", page.read_text()):
+        linked = page.parent / target if target else page
+        assert linked.exists(), target
+        headings = re.findall(r"^#+ (.+)$", linked.read_text(), re.MULTILINE) if anchor else []
+        names = {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
+        assert not anchor or anchor in names, f"{target}#{anchor}"
 
 
 def _stage_tasks() -> list[dict[str, Any]]:

@@ -52,13 +52,13 @@ _UNIONS = {
 }
 
 
-def problems(document: Json) -> list[str]:
-    """Return what is wrong with a document, each with its path; empty for a valid one.
+def problems(document: Json, kubernetes: str = KUBERNETES) -> list[str]:
+    """Return what is wrong with a document in a version of Kubernetes, each with its path; empty for a valid one.
 
     Raises:
         KeyError: There is no schema for the document's kind.
     """
-    errors = _validator(document["apiVersion"], document["kind"]).iter_errors(document)
+    errors = _validator(document["apiVersion"], document["kind"], kubernetes).iter_errors(document)
     return list(dict.fromkeys(problem for error in errors for problem in _problems(error)))
 
 
@@ -78,16 +78,16 @@ def _problems(error: Any) -> Iterator[str]:
 
 
 @lru_cache
-def _validator(api_version: str, kind: str) -> Any:
-    folder = f"kubernetes-json-schema/v{KUBERNETES}-local-strict"
-    definitions = referencing.Resource.from_contents(schema_contents(f"{folder}/_definitions.json", KUBERNETES))
+def _validator(api_version: str, kind: str, kubernetes: str) -> Any:
+    folder = f"kubernetes-json-schema/v{kubernetes}-local-strict"
+    definitions = referencing.Resource.from_contents(schema_contents(f"{folder}/_definitions.json", kubernetes))
     registry: Any = definitions @ referencing.Registry()
     if kind in _MODELS:
         schema = _model_schema(kind)
     else:
         group = re.sub(r"^([^./]*)(?:\.[^/]*)?/", r"\1-", api_version)
         try:
-            schema = schema_contents(f"{folder}/{kind.lower()}-{group}.json", KUBERNETES)
+            schema = schema_contents(f"{folder}/{kind.lower()}-{group}.json", kubernetes)
         except FileNotFoundError:
             raise KeyError(f"no schema of {api_version} {kind}") from None
     schema = {**schema, "properties": {**schema["properties"], "metadata": _METADATA}}

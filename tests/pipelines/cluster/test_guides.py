@@ -20,9 +20,18 @@ from tests.k8s.rendered import ROOT, one, overlay, render, require_kubectl
 from tests.k8s.test_manifests import faults
 
 pytestmark = pytest.mark.slow
-GUIDES = ("kubernetes", "cluster-check", "troubleshooting")
+GUIDES = (
+    "kubernetes",
+    "kubernetes-one-machine",
+    "kubernetes-pipelines",
+    "kubernetes-platform",
+    "kubernetes-kueue",
+    "kubeflow-ui",
+    "cluster-check",
+    "troubleshooting",
+)
 STANDS_IN = Path(__file__).with_name("commands_run.py")
-PROGRAMS = ("kubectl", "podman", "make", "grpo-pipeline")
+PROGRAMS = ("kubectl", "podman", "kind", "make", "grpo-pipeline")
 _HEAD = """apiVersion: kustomize.config.k8s.io/v1beta1
 kind: Kustomization
 resources: [../k8s/overlays/multi-user]
@@ -71,7 +80,7 @@ def calls(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def test_no_program_is_called_that_is_not_looked_at(calls: list[Call]) -> None:
-    """Every line of the guides begins with one of the four, or with something that the shell itself does."""
+    """Every line of the guides begins with one of these, or with something that the shell itself does."""
     assert {call.command[0] for call in calls} <= set(PROGRAMS)
     known = {*PROGRAMS, "export", "mkdir", "cat", "umask", "rm"}
     for guide in GUIDES:
@@ -144,6 +153,18 @@ def test_make_has_every_target_and_variable(calls: list[Call]) -> None:
             assert re.search(rf"^{setting.partition('=')[0]} \?=", text, re.MULTILINE), setting
 
 
+def test_kind_knows_every_option(calls: list[Call]) -> None:
+    """Those of version 0.33, of the commands that guides use."""
+    known = {
+        ("create", "cluster"): {"--name", "--image"},
+        ("load", "image-archive"): {"--name"},
+        ("delete", "cluster"): {"--name"},
+    }
+    for call in _of(calls, "kind"):
+        options = {argument for argument in call.command[3:] if argument.startswith("-")}
+        assert options <= known[call.command[1], call.command[2]], call
+
+
 @pytest.mark.parametrize("guide", GUIDES)
 def test_yaml_in_a_guide_is_valid(guide: str, tmp_path: Path) -> None:
     """A params file is loaded; any other example is tried in a kustomization on top of an overlay."""
@@ -165,7 +186,7 @@ def test_yaml_in_a_guide_is_valid(guide: str, tmp_path: Path) -> None:
 def test_files_that_a_guide_names_are_there(guide: str) -> None:
     """Nothing leads nowhere."""
     text = (ROOT / "docs/how-to" / f"{guide}.md").read_text(encoding="utf-8")
-    for path in re.findall(r"`((?:docs|images|tests|k8s)/[\w./-]+)`", text):
+    for path in re.findall(r"(?:`|OVERLAY=)((?:docs|images|tests|k8s)/[\w./-]+)", text):
         assert (ROOT / path).exists(), path
 
 
