@@ -34,6 +34,14 @@ _STOPPED = "Error: exit status 143"
 _NO_LOG = "Could not get main container logs"
 _HARMLESS = "FailedToRetrieveImagePullSecret"
 """Reason of an event about a secret that need not exist."""
+_PULLING = re.compile(r'Pulling image "([^"]+)"')
+_PULLED = re.compile(r'(?:Successfully pulled|Container) image "([^"]+)"')
+_NOT_PULLED = re.compile(
+    # Without the steps of the container runtime before the one that failed.
+    r'Failed to pull image "([^"]+)": (?:rpc error: code = \w+ desc = )?(?:[fF]ailed to [^:"]*(?:"[^"]*")?: )*(.*)',
+    re.DOTALL,
+)
+_LONGEST_REASON = 300
 
 
 class LostRunError(PipelineError):
@@ -48,6 +56,13 @@ def failures(kubeflow: Kubeflow, run: Any) -> list[list[str]]:
     if not reasons and run.error and run.error.message:
         return [[" ".join(run.error.message.split())]]
     return reasons
+
+
+def missing_images(kubeflow: Kubeflow, run: Any) -> list[str]:
+    """Return a line for each stage that waits for its image, with the reason if the node cannot get it."""
+    waiting = [each for each in stages(run) if each.state in ("PENDING", "RUNNING") and each.pods]
+    problems = ((each.title, _missing_image(_events(kubeflow, each.pods[-1]))) for each in waiting)
+    return [f"{title}: {problem}" for title, problem in problems if problem]
 
 
 def is_lost(kubeflow: Kubeflow, run: Any) -> bool:
@@ -121,7 +136,7 @@ def _failure(kubeflow: Kubeflow, run: Any, stage: Stage) -> list[str]:
         text = _log(kubeflow, run, pod) if pod else None
     except PipelineError as error:
         return [f"{stage.title}: {error}"]
-    if text is None:
+    if text is None or (not text.strip() and _missing_image(_events(kubeflow, pod))):
         return [f"{stage.title}: {_why_no_log(kubeflow, run, stage, pod)}"]
     if DRIVER_TEMPLATE in pod:
         reason = [f"{stage.title}: could not be prepared: {message}" for message in _FATAL.findall(text)[-1:]]
@@ -178,20 +193,44 @@ def _new_lines(kubeflow: Kubeflow, run: Any, stage: Stage, pod: str, num_shown: 
 
 
 def _why_no_log(kubeflow: Kubeflow, run: Any, stage: Stage, pod: str) -> str:
-    """Return why a stage has no log, with the warning of Kubernetes about its pod, such as an image that is missing."""
+    """Return why a stage has no log, with the image that its pod waits for, or the warning of Kubernetes about it."""
     if not pod:
         reasons = {CACHED: "not run: the cache has its outputs", NOT_REACHED: "not reached"}
         return reasons.get(str(stage.state), "no pod of it has begun")
-    warnings = []
-    with suppress(PipelineError, ValueError, KeyError):
-        events = json.loads(_ask_ui(kubeflow, "/k8s/pod/events", pod)[1])["items"]
-        warnings = [each["message"] for each in events if each["type"] == "Warning" and each["reason"] != _HARMLESS]
+    events, is_over = _events(kubeflow, pod), stage.state in FINISHED or run.state in FINISHED
+    if problem := _missing_image(events, is_over=is_over):
+        return problem
+    warnings = [each["message"] for each in events if each["type"] == "Warning" and each["reason"] != _HARMLESS]
     if warnings:
         # Kubernetes repeats itself, ever shorter: the longest has the cause.
-        return f"its pod printed nothing: {' '.join(max(warnings, key=len).split())[:300]}"
-    if stage.state in FINISHED or run.state in FINISHED:
+        return f"its pod printed nothing: {' '.join(max(warnings, key=len).split())[:_LONGEST_REASON]}"
+    if is_over:
         return "its log is gone: Kubeflow has removed the pod, and the log was not archived"
     return "its pod has not printed anything yet"
+
+
+def _events(kubeflow: Kubeflow, pod: str) -> list[dict[str, Any]]:
+    """Return the events of a pod, which outlive it by up to an hour; none where they cannot be had."""
+    with suppress(PipelineError, ValueError, KeyError):
+        return [each for each in json.loads(_ask_ui(kubeflow, "/k8s/pod/events", pod)[1])["items"] if "message" in each]
+    return []
+
+
+def _missing_image(events: Iterable[dict[str, Any]], *, is_over: bool = False) -> str:
+    """Return which image a pod waits for, or waited for to its end, and why; empty where it has all of them."""
+    messages = [each["message"] for each in events]
+    pulled = {match[1] for match in map(_PULLED.match, messages) if match}
+    failed = [match for match in map(_NOT_PULLED.match, messages) if match and match[1] not in pulled]
+    if failed:
+        image, reason = failed[-1].groups()
+        return (
+            f"image {image} cannot be pulled: {' '.join(reason.removeprefix(f'{image}: ').split())[:_LONGEST_REASON]}"
+        )
+    pulling = [match[1] for match in map(_PULLING.match, messages) if match and match[1] not in pulled]
+    if not pulling:
+        return ""
+    slow = f"image {pulling[-1]} was not pulled in the time of the stage; pull it onto the nodes before, or try again"
+    return slow if is_over else f"image {pulling[-1]} is being pulled"
 
 
 def _log(kubeflow: Kubeflow, run: Any, pod: str) -> str | None:

@@ -8,12 +8,14 @@ from typing import Any
 
 from components.shared.errors import PipelineError
 from pipelines.cluster.kubeflow import Kubeflow
-from pipelines.cluster.logs import LOST, failures, is_lost, poll
+from pipelines.cluster.logs import LOST, failures, is_lost, missing_images, poll
 from pipelines.cluster.stages import CACHED, FINISHED, NOT_REACHED, stages
 from pipelines.run.screen import Screen, Style, duration
 
 _NUM_RUNS = 10
 _ID_LENGTH = 8
+_IMAGES_EVERY = 6
+"""Polls of a run between checks whether its stages wait for images."""
 _ENDINGS = {
     "SUCCEEDED": ("done in {}", Style.GREEN),
     "SKIPPED": ("skipped", Style.DIM),
@@ -50,6 +52,7 @@ def show(kubeflow: Kubeflow, run: Any) -> list[str]:
         lines += ["", "its stages are unknown: the pipeline version that it was started from has been deleted"]
     if is_lost(kubeflow, run):
         lines += ["", LOST]
+    lines += [line for image in missing_images(kubeflow, run) for line in ("", image)]
     for reason, *more in failures(kubeflow, run):
         lines += ["", f"error: {reason}", *more]
     return lines
@@ -60,8 +63,13 @@ def wait(kubeflow: Kubeflow, run_id: str, screen: Screen, clock: Any = time) -> 
     begun: set[str] = set()
     ended: set[str] = set()
     started = clock.monotonic()
-    for run in poll(kubeflow, run_id, clock):
+    waited_for: set[str] = set()
+    for number, run in enumerate(poll(kubeflow, run_id, clock), start=1):
         _show_changes(run, screen, begun, ended)
+        for image in missing_images(kubeflow, run) if number % _IMAGES_EVERY == 0 else ():
+            if image not in waited_for:
+                waited_for.add(image)
+                screen.detail(image, Style.YELLOW)
         if screen.live and run.state not in FINISHED:
             running = [stage.title for stage in stages(run) if stage.state == "RUNNING"]
             titles = ", ".join(running) or in_words(run.state)

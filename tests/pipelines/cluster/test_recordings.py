@@ -106,6 +106,21 @@ def test_following_and_waiting_end_with_the_run(
     assert sum(line.startswith("error: preflight") for line in printed) == 1
 
 
+def test_an_image_that_nodes_cannot_pull_is_named_with_the_reason(
+    recorded: Recorded, server: ApiServer, kubeflow: Kubeflow
+) -> None:
+    """Of a run that was started on Kubeflow's page, from a version with images that no registry had."""
+    run = kubeflow.run(recorded.id_of("from the form"))
+    (preflight,) = [stage for stage in stages(run) if stage.title == "preflight"]
+    (waiting,) = [pod for pod, events in server.kfp.events.items() if "BackOff" in str(events) and "-minimal-" in pod]
+    server.kfp.events[preflight.pods[-1]] = server.kfp.events[waiting]
+    line = runs.show(kubeflow, run)[-1]
+    assert line.startswith(
+        'preflight: image grpo-pipeline/python-light:dev cannot be pulled: Head "https://registry-1.'
+    )
+    assert line.endswith("no such host")
+
+
 def test_a_run_whose_workflow_was_removed_is_told_from_one_that_runs(recorded: Recorded, kubeflow: Kubeflow) -> None:
     """Kubeflow calls both running; of one there is no pod left."""
     lost = [run_id for run_id in recorded.runs if logs.is_lost(kubeflow, kubeflow.run(run_id))]

@@ -220,10 +220,45 @@ def test_a_warning_about_a_pod_that_does_not_start_is_shown(run: Run) -> None:
         {"reason": "Failed", "message": 'Failed to pull image "grpo:dev": not found'},
         {"reason": "Failed", "message": "Error: ImagePullBackOff"},
     ]
-    reason = 'its pod printed nothing: Failed to pull image "grpo:dev": not found'
+    reason = "image grpo:dev cannot be pulled: not found"
     assert f"({reason})" in run.show("logs", run.id, code=2)[0]
+    assert run.show("status", run.id)[0][-1] == f"train_grpo: {reason}"
     run.tell("FAILED", train_grpo=FAILED)
     assert run.show("status", run.id)[0][-1] == f"error: train_grpo: {reason}"
+
+
+PULLING = {"type": "Normal", "reason": "Pulling", "message": 'Pulling image "grpo:1"'}
+REFUSED = {"reason": "Failed", "message": 'Failed to pull image "grpo:1": rpc error: code = Unknown desc = no route'}
+PULLED = {"type": "Normal", "reason": "Pulled", "message": 'Successfully pulled image "grpo:1" in 2s'}
+OVERDUE = {"type": "Normal", "reason": "DeadlineExceeded", "message": "Pod was active on the node longer than ..."}
+NOT_PULLED = "image grpo:1 cannot be pulled: no route"
+
+
+@pytest.mark.parametrize(
+    ("events", "printed", "now", "at_the_end"),
+    [
+        ([PULLING], None, "image grpo:1 is being pulled", "image grpo:1 was not pulled in the time of the stage; pull"),
+        ([PULLING, REFUSED, PULLING, OVERDUE], None, NOT_PULLED, NOT_PULLED),
+        ([PULLING, REFUSED], "", NOT_PULLED, NOT_PULLED),
+        ([PULLING, REFUSED, PULLED], "error: no queue\n", None, "no queue"),
+    ],
+    ids=["slow", "refused", "with an empty log", "at the second try"],
+)
+def test_an_image_that_is_not_there_is_named(
+    run: Run, events: list[Json], printed: str | None, now: str | None, at_the_end: str
+) -> None:
+    """While its stage waits, by `status` and once by `submit --wait`; and as the reason of the failure."""
+    place = pod("train-grpo", 0)
+    run.tell("RUNNING", train_grpo=RUNNING)
+    run.server.kfp.events[place], run.server.kfp.pods[place] = events, printed
+    shown = run.show("status", run.id)[0][3:]
+    assert shown[2:] == ([] if now is None else ["", f"train_grpo: {now}"])
+    steps = [*([lambda: None] * 20), lambda: run.tell("FAILED", train_grpo=FAILED)]
+    out, errors = run.wait(*steps, code=1)
+    assert [line.strip() for line in out if "image" in line] == ([] if now is None else [f"train_grpo: {now}"])
+    reason = at_the_end if now is None else f"train_grpo: {at_the_end}"
+    assert errors[-1].startswith(f"error: {reason}")
+    assert run.show("status", run.id)[0][-1].startswith(f"error: {reason}")
 
 
 def test_inside_a_cluster_logs_come_from_kubernetes(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
