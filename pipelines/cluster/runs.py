@@ -3,13 +3,13 @@
 import time
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Any
 
 from components.shared.errors import PipelineError
 from pipelines.cluster.kubeflow import Kubeflow
 from pipelines.cluster.logs import LOST, failures, is_lost, missing_images, poll
-from pipelines.cluster.stages import CACHED, FINISHED, NOT_REACHED, stages
+from pipelines.cluster.stages import CACHED, FINISHED, NOT_REACHED, parameter, stages
 from pipelines.run.screen import Screen, Style, duration
 
 _NUM_RUNS = 10
@@ -34,13 +34,13 @@ def listed(kubeflow: Kubeflow) -> list[str]:
     for run in runs:
         ended = run.finished_at if run.state in FINISHED else None
         times = (_clock(run.created_at), _took(run.created_at, ended))
-        rows.append((run.run_id[:_ID_LENGTH], run.display_name, in_words(run.state), *times))
+        rows.append((run.run_id[:_ID_LENGTH], run.display_name, _state(run), *times))
     return table(rows)
 
 
 def show(kubeflow: Kubeflow, run: Any) -> list[str]:
     """Return the state of a run and of its stages, and why it failed."""
-    lines = [f"{run.display_name}  {run.run_id}  {in_words(run.state)}", kubeflow.url(run.run_id)]
+    lines = [f"{run.display_name}  {run.run_id}  {_state(run)}", kubeflow.url(run.run_id)]
     rows = [("stage", "state", "started (UTC)", "took")]
     known = stages(run)
     for stage in (each for each in known if each.state):
@@ -79,9 +79,7 @@ def wait(kubeflow: Kubeflow, run_id: str, screen: Screen, clock: Any = time) -> 
         return 0
     for reason, *more in failures(kubeflow, run):
         screen.error(reason, *more)
-    # Kubeflow calls a run failed that somebody has stopped.
-    is_stopped = run.state == "CANCELED" or any(each.state == "CANCELING" for each in run.state_history or [])
-    screen.show(f"{'stopped' if is_stopped else 'failed'}  {kubeflow.url(run_id)}", Style.RED)
+    screen.show(f"{_state(run)}  {kubeflow.url(run_id)}", Style.RED)
     return 1
 
 
@@ -96,13 +94,14 @@ def stop(kubeflow: Kubeflow, run: Any) -> Iterator[str]:
 
     from components.cluster.kube import connect
     from components.cluster.reaper import delete_run
+    from components.preflight.form import OVERRIDES
 
     if run.state in FINISHED:
-        yield f"{run.display_name}  had already ended: {in_words(run.state)}"
+        yield f"{run.display_name}  had already ended: {_state(run)}"
     else:
         kubeflow.client.terminate_run(run.run_id)
         yield f"{run.display_name}  stopping"
-    cluster = ((run.runtime_config.parameters or {}).get("overrides") or {}).get("cluster") or {}
+    cluster = (parameter(run, OVERRIDES) or {}).get("cluster") or {}
     try:
         removed = delete_run(connect(), cluster.get("namespace") or kubeflow.namespace, run.run_id)
     except (PipelineError, ApiException, HTTPError) as error:
@@ -134,6 +133,14 @@ def _show_changes(run: Any, screen: Screen, begun: set[str], ended: set[str]) ->
             ended.add(stage.name)
             ending, style = _ENDINGS[stage.state]
             screen.detail(f"{stage.title} {ending.format(_took(stage.started, stage.ended))}", style)
+
+
+def _state(run: Any) -> str:
+    """Return the state of a run in words. Kubeflow calls a run failed that somebody has stopped."""
+    history = [each.state for each in run.state_history or []]
+    since_start = takewhile(lambda state: state != "RUNNING", reversed(history))  # the latest: a run can be retried
+    is_stopped = run.state == "CANCELED" or (run.state == "FAILED" and "CANCELING" in since_start)
+    return "stopped" if is_stopped else in_words(run.state)
 
 
 def _clock(moment: datetime | None) -> str:

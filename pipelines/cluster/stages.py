@@ -46,6 +46,16 @@ def stages(run: Any) -> list[Stage]:
     return sorted(every, key=lambda stage: (stage.state is None, stage.started is None, stage.started))
 
 
+def parameter(run: Any, name: str) -> Any:
+    """Return the value of a parameter of a run, or the pipeline's default: a run from a form has what was changed."""
+    given = (run.runtime_config.parameters if run.runtime_config else None) or {}
+    if name in given:
+        return given[name]
+    spec = run.pipeline_spec or {}
+    inputs = spec.get("pipeline_spec", spec).get("root", {}).get("inputDefinitions", {})
+    return inputs.get("parameters", {}).get(name, {}).get("defaultValue")
+
+
 class _Graph:
     """A pipeline, whose graphs are inside graphs, and the nodes of a run of it."""
 

@@ -149,8 +149,12 @@ def test_stages_that_did_not_run_are_shown_as_such(run: Run) -> None:
 def test_a_stopped_run_after_a_retry_is_shown(run: Run) -> None:
     """Its history then has an entry without a state, and Kubeflow calls it failed."""
     run.tell("FAILED", train_grpo=FAILED)
-    run.row["state_history"] = [{"update_time": "2026-11-22T10:00:00Z"}, {"state": "CANCELING"}]
+    run.row["state_history"] = [{"update_time": "2026-11-22T10:00:00Z"}, {"state": "CANCELING"}, {"state": "FAILED"}]
     assert run.wait(code=1)[0][-1].startswith("stopped  ")
+    assert run.show("status", run.id)[0][0].endswith("  stopped")
+    assert run.show("status")[0][1].split()[2] == "stopped"
+    run.row["state_history"] += [{"state": "RUNNING"}, {"state": "FAILED"}]
+    assert run.wait(code=1)[0][-1].startswith("failed  ")
 
 
 def test_a_run_whose_pipeline_version_was_deleted_says_so(run: Run, spec: Json) -> None:

@@ -3,6 +3,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import yaml
 
 from components.cluster import kube
 from components.preflight.config import DeploymentConfig, load_params
@@ -63,7 +64,7 @@ def test_images_that_no_registry_can_have_are_pointed_out(
     server: ApiServer, program: Program, submit: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first task of such a run would not even begin; where a registry says so, the run is not started."""
-    note = "note: no registry has grpo-pipeline/python-gpu:dev; set IMAGE_REGISTRY"
+    note = "note: no registry has use-grpo-pipeline-publish.invalid/grpo-pipeline/python-gpu:dev; set IMAGE_REGISTRY"
     assert submit()[1].startswith(note)
     named = tmp_path / "named.yaml"
     images = {"image_gpu": "registry.example.com/gpu:0123abc", "image_light": "registry.example.com/light:0123abc"}
@@ -199,6 +200,25 @@ def test_stop_ends_the_run_and_then_removes_its_training_jobs(
     paths = [request.path for request in server.requests if request.method in ("POST", "DELETE")]
     assert paths[-1].endswith("/trainjobs/grpo-mine")
     assert (paths[-2] == f"/apis/v2beta1/runs/{run['run_id']}:terminate") == (state == "stopping")
+
+
+def test_stop_finds_the_jobs_of_a_run_that_was_started_on_the_page(
+    server: ApiServer, program: Program, pipeline: Path
+) -> None:
+    """Such a run has the parameters alone that somebody changed; where its jobs are is a default of its version."""
+    pipeline_spec, platform_spec = yaml.safe_load_all(pipeline.read_text())
+    overrides = pipeline_spec["root"]["inputDefinitions"]["parameters"]["overrides"]
+    overrides["defaultValue"]["cluster"] = {"namespace": "gpus"}
+    spec = {"pipeline_spec": pipeline_spec, "platform_spec": platform_spec}
+    version = server.kfp.new(server.kfp.versions, "pipeline_version_id", pipeline_spec=spec)
+    reference = {"pipeline_id": "grpo", "pipeline_version_id": version["pipeline_version_id"]}
+    for config in ({"parameters": {"cluster_gpus_per_node": 0}}, None):
+        run = server.kfp.new(server.kfp.runs, "run_id", display_name="from the form", runtime_config=config)
+        run["pipeline_version_reference"] = reference
+        server.kfp.set_state(run["run_id"], "RUNNING")
+        program("stop", run["run_id"])
+        listed = [request.path for request in server.requests if request.path.endswith("/trainjobs")]
+        assert "/namespaces/gpus/" in listed[-1]
 
 
 def test_stop_without_access_to_the_cluster_says_who_removes_the_jobs(
