@@ -85,8 +85,9 @@ _DATA = Resources(("1", "2"), ("4G", "8G"), 4 * _HOUR_S, 2, cached=True, secrets
 # Starts a job and watches it; a retry adopts the job that runs. Longer than all of the job's own limits together.
 _LAUNCH = Resources(("500m", "2"), ("2G", "4G"), LONGEST_TRAINING_S, 3, secrets=("hub",))
 RESOURCES = {
-    # A second try would find the same.
-    "preflight": Resources(("500m", "1"), ("1G", "2G"), 600, 0, volume=False, secrets=tuple(SECRET_KEYS)),
+    # A second try would find the same. With what Kubeflow does before it, a run whose image is missing fails within two
+    # minutes: the time includes the pull.
+    "preflight": Resources(("500m", "1"), ("1G", "2G"), 100, 0, volume=False, secrets=tuple(SECRET_KEYS)),
     "prepare_data": _DATA,
     "validate_data": _DATA,
     "train_sft": _LAUNCH,
@@ -98,6 +99,10 @@ RESOURCES = {
 }
 """Cores, memory, time limits, retries and caching of each task: change them here."""
 
+_HEAD = """\
+# Compiled from pipelines/graph.py; not to be edited, and not to be uploaded by hand: `grpo-pipeline publish` uploads it
+# with images that the nodes of a cluster can pull (docs/how-to/kubeflow-ui.md).
+"""
 _GPU = "nvidia.com/gpu"
 _SHM = "16Gi"
 """Of the memory limit of a task that runs a model, for what its processes share; 64 MiB where nothing is said."""
@@ -160,7 +165,7 @@ def write(path: Path, params: Params) -> None:
     # KFP begins with a comment that repeats the defaults, in another order each time.
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     document = itertools.dropwhile(lambda line: line.startswith("#"), lines)
-    path.write_text("# Compiled from pipelines/graph.py; not to be edited.\n" + "".join(document), encoding="utf-8")
+    path.write_text(_HEAD + "".join(document), encoding="utf-8")
 
 
 def _ask_for(

@@ -25,8 +25,9 @@ from components.shared.errors import PipelineError, RetryableError, raise_all
 from components.shared.progress import say
 from components.shared.stage import exit_on_error
 
-DEADLINE_S = 90.0
-"""Time for all checks together: for a minute the cluster is asked again where it is busy."""
+DEADLINE_S = 75.0
+"""Time for all checks together: for a minute the cluster is asked again where it is busy. The task's own time limit
+leaves the rest for pulling the image and starting the pod."""
 _RETRY_S = 60.0
 """Time for which a request is repeated if the cluster, or a webhook, is busy."""
 _PRODUCT_LABEL = "nvidia.com/gpu.product"

@@ -4,7 +4,9 @@ import os
 
 # The tag must name one build for good (a git revision): Kubeflow's cache looks at the reference, not at what is behind.
 _TAG = os.environ.get("IMAGE_TAG", "dev")
-_REGISTRY = os.environ.get("IMAGE_REGISTRY", "").rstrip("/")
+# Without either, the name tells whoever meets it on a cluster what to do; no host can have it.
+_NOWHERE = "" if "IMAGE_TAG" in os.environ else "use-grpo-pipeline-publish.invalid"
+_REGISTRY = os.environ.get("IMAGE_REGISTRY", _NOWHERE).rstrip("/")
 _PREFIX = f"{_REGISTRY}/grpo-pipeline" if _REGISTRY else "grpo-pipeline"
 
 # "python" in the name tells KFP's local runner that the current interpreter can stand in for the image.

@@ -91,7 +91,7 @@ def _parse(image: str) -> _Image | None:
     if parts is None:
         return None
     host, name, tag, digest = parts.groups()
-    if not re.search(r"[.:]", host) or (tag == "dev" and not digest):
+    if not re.search(r"[.:]", host) or host.endswith(".invalid") or (tag == "dev" and not digest):
         return None
     name = f"library/{name}" if host == _HUB and "/" not in name else name
     return _Image(host, name, digest or tag or "latest")

@@ -12,6 +12,7 @@ import yaml
 from components.cluster.config import ClusterConfig
 from components.preflight.config import DEPLOYMENT, SECRET_KEYS, DeploymentConfig, load_params
 from components.preflight.form import OVERRIDES, parameters
+from components.preflight.preflight import DEADLINE_S
 from components.shared import images
 from pipelines.parameter_table import page
 from tests.pipelines.compiled import COMMITTED, compile_graph, compiled, graph
@@ -23,7 +24,7 @@ TRAINING = {"train-sft", "train-grpo"}
 TASKS = MODEL | DATA | TRAINING | {"preflight", "report", "register"}
 SIZES = {
     # Cores and gigabytes requested and at most, hours until Kubernetes ends the task, retries.
-    "preflight": (0.5, 1, 1, 2, 1 / 6, 0),
+    "preflight": (0.5, 1, 1, 2, 100 / 3600, 0),
     "prepare-data": (1, 2, 4, 8, 4, 2),
     "validate-data": (1, 2, 4, 8, 4, 2),
     "train-sft": (0.5, 2, 2, 4, 60 * 24, 3),
@@ -168,6 +169,14 @@ def test_default_images_have_an_immutable_tag() -> None:
     assert not any(image.endswith(":latest") for image in actual)
     for container in graph().containers.values():
         assert "pip install" not in " ".join(container["command"])
+
+
+def test_a_run_whose_image_cannot_be_pulled_fails_within_two_minutes() -> None:
+    """The checks fit, after a pull, into the only attempt at the first task; drivers take twenty seconds before it."""
+    settings = graph().settings("preflight")
+    assert "retryPolicy" not in graph().tasks["preflight"]
+    limit_s = int(settings["activeDeadlineSeconds"])
+    assert DEADLINE_S + 20 <= limit_s <= 120 - 20
 
 
 def test_nothing_of_a_namespace_is_compiled_in() -> None:

@@ -93,7 +93,8 @@ def test_images_that_nodes_cannot_pull_are_not_published(
     """Those that only this machine has, unless they are on the nodes already; those that their registry has not."""
     _, error = program("publish", code=2)
     for kind in ("gpu", "light"):
-        assert f"no registry has grpo-pipeline/python-{kind}:dev; set IMAGE_REGISTRY and IMAGE_TAG" in error
+        image = f"use-grpo-pipeline-publish.invalid/grpo-pipeline/python-{kind}:dev"
+        assert f"no registry has {image}; set IMAGE_REGISTRY and IMAGE_TAG" in error
     monkeypatch.setattr(images, "_exists", lambda image: image.name.endswith("light"))
     _, error = command(code=2)
     assert error.startswith(f"error: registry.example.com does not have {GPU}; push it, or set IMAGE_REGISTRY")
