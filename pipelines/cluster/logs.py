@@ -17,7 +17,10 @@ from components.shared.errors import PipelineError, RetryableError
 from pipelines.cluster.kubeflow import Kubeflow, NotFoundError
 from pipelines.cluster.stages import CACHED, DRIVER_TEMPLATE, FINISHED, NOT_REACHED, Stage, stages
 
-LOST = "no pod of the run exists any more, so Kubeflow will never learn how it ended"
+LOST = (
+    "no pod of the run exists any more, so Kubeflow will never learn how it ended; start it again: finished stages are "
+    "cached, training resumes from its checkpoints"
+)
 _POLL_S = 5.0
 _LOST_EVERY = 12
 """Polls of a run between checks whether its pods still exist."""
@@ -29,8 +32,15 @@ _OTHERS = re.compile(r"[EFIW]\d{4} \d\d:|time=|\[KFP |Error: exit status")
 """Beginnings of the lines that Kubeflow and Argo add to what a stage prints."""
 _FATAL = re.compile(r"^F\d{4} \S+ +\d+ \S+\] (.*\S)", re.MULTILINE)
 """The line with which a program of Kubeflow's own ends."""
+_RETRYABLE = re.compile(rf"^F\d{{4}} .*: exit status {RetryableError.exit_code}$", re.MULTILINE)
+"""The same line for a step that may succeed the next time: its exit code gets no further than this log."""
 _STOPPED = "Error: exit status 143"
 """What Argo prints at the end of a container that ended by SIGTERM."""
+_STOP_HANDLED = re.compile(r"\w+: (?=stopped by SIG)")
+"""Beginning of the lines in which a stopped stage says what has become of its training job and its checkpoints."""
+_TOLD_AT_THE_END = ("report", "register")
+"""Stages whose messages are the outcome of a run: the gate's figures and the version."""
+_TRY_AGAIN = "this may pass: start the same run again, which uses what is finished and resumes from checkpoints"
 _NO_LOG = "Could not get main container logs"
 _HARMLESS = "FailedToRetrieveImagePullSecret"
 """Reason of an event about a secret that need not exist."""
@@ -58,11 +68,22 @@ def failures(kubeflow: Kubeflow, run: Any) -> list[list[str]]:
     return reasons
 
 
-def missing_images(kubeflow: Kubeflow, run: Any) -> list[str]:
-    """Return a line for each stage that waits for its image, with the reason if the node cannot get it."""
-    waiting = [each for each in stages(run) if each.state in ("PENDING", "RUNNING") and each.pods]
-    problems = ((each.title, _missing_image(_events(kubeflow, each.pods[-1]))) for each in waiting)
-    return [f"{title}: {problem}" for title, problem in problems if problem]
+def activity(kubeflow: Kubeflow, run: Any) -> list[str]:
+    """Return what each running stage does: its last progress, such as step and reward, or what it waits for."""
+    lines = []
+    for stage in stages(run):
+        if stage.state in ("PENDING", "RUNNING"):
+            text, reason = _text(kubeflow, run, stage)
+            own = [f"{stage.title}: {reason}"] if text is None else _messages(stage, text)
+            last_progress = [line for line in own if ": " not in line.split("  ")[0]][-1:]
+            lines += [*last_progress, *(own[-1:] if own[-1:] != last_progress else [])]
+    return lines
+
+
+def outcome(kubeflow: Kubeflow, run: Any) -> list[str]:
+    """Return what a run that succeeded has led to: the figures of its gate and the version that it registered."""
+    told = [stage for stage in stages(run) if stage.name in _TOLD_AT_THE_END]
+    return [line for stage in told for line in _messages(stage, _text(kubeflow, run, stage)[0] or "")]
 
 
 def is_lost(kubeflow: Kubeflow, run: Any) -> bool:
@@ -131,27 +152,42 @@ def logs(kubeflow: Kubeflow, moments: Iterable[Any], stage: str | None) -> Itera
 
 
 def _failure(kubeflow: Kubeflow, run: Any, stage: Stage) -> list[str]:
-    pod = stage.pods[-1] if stage.pods else ""
-    try:
-        text = _log(kubeflow, run, pod) if pod else None
-    except PipelineError as error:
-        return [f"{stage.title}: {error}"]
-    if text is None or (not text.strip() and _missing_image(_events(kubeflow, pod))):
-        return [f"{stage.title}: {_why_no_log(kubeflow, run, stage, pod)}"]
-    if DRIVER_TEMPLATE in pod:
+    text, why = _text(kubeflow, run, stage)
+    if text is None:
+        return [f"{stage.title}: {why}"]
+    if DRIVER_TEMPLATE in stage.pods[-1]:
         reason = [f"{stage.title}: could not be prepared: {message}" for message in _FATAL.findall(text)[-1:]]
     else:
         reason = _last_error(text)
     if not reason and text.rstrip().endswith(_STOPPED):
         return [f"{stage.title}: stopped from outside (SIGTERM): the run was stopped, or the stage ran out of time"]
     command = f"`grpo-pipeline logs {run.run_id} --stage {stage.name}`"
-    return reason or [f"{stage.title} ended without an error message; see {command}"]
+    reason = reason or [f"{stage.title} ended without an error message; see {command}"]
+    return [*reason, *([_TRY_AGAIN] if _RETRYABLE.search(text) else [])]
+
+
+def _text(kubeflow: Kubeflow, run: Any, stage: Stage) -> tuple[str | None, str]:
+    """Return what the last attempt at a stage has printed; without a log None, and why there is none."""
+    pod = stage.pods[-1] if stage.pods else ""
+    try:
+        text = _log(kubeflow, run, pod) if pod else None
+    except PipelineError as error:
+        return None, str(error)
+    # Of a pod whose image is missing, Kubernetes may give an empty log.
+    is_there = text is not None and (text.strip() or not _missing_image(_events(kubeflow, pod)))
+    return (text, "") if is_there else (None, _why_no_log(kubeflow, run, stage, pod))
+
+
+def _messages(stage: Stage, text: str) -> list[str]:
+    """Return the lines that a stage has printed about itself: its messages and its progress."""
+    name = stage.title.split()[0]
+    return re.findall(rf"^{name}(?:: | \d+/\d+  ).*\S", text, re.MULTILINE)
 
 
 def _last_error(text: str) -> list[str]:
-    """Return the last error that a stage printed, with the lines that belong to it."""
+    """Return the last error that a stage printed, or what it did when it was stopped, with the lines that follow."""
     lines = [line.strip() for line in text.splitlines()]
-    starts = [number for number, line in enumerate(lines) if line.startswith(_ERROR)]
+    starts = [number for number, line in enumerate(lines) if line.startswith(_ERROR) or _STOP_HANDLED.match(line)]
     if not starts:
         return []
     first, *rest = lines[starts[-1] :]

@@ -8,14 +8,14 @@ from typing import Any
 
 from components.shared.errors import PipelineError
 from pipelines.cluster.kubeflow import Kubeflow
-from pipelines.cluster.logs import LOST, failures, is_lost, missing_images, poll
-from pipelines.cluster.stages import CACHED, FINISHED, NOT_REACHED, parameter, stages
+from pipelines.cluster.logs import LOST, activity, failures, is_lost, outcome, poll
+from pipelines.cluster.stages import CACHED, FINISHED, NOT_REACHED, Stage, parameter, stages
 from pipelines.run.screen import Screen, Style, duration
 
 _NUM_RUNS = 10
+_LOOK_S = 30.0
+"""Time between looks at what running stages print, while a run is waited for."""
 _ID_LENGTH = 8
-_IMAGES_EVERY = 6
-"""Polls of a run between checks whether its stages wait for images."""
 _ENDINGS = {
     "SUCCEEDED": ("done in {}", Style.GREEN),
     "SKIPPED": ("skipped", Style.DIM),
@@ -39,20 +39,22 @@ def listed(kubeflow: Kubeflow) -> list[str]:
 
 
 def show(kubeflow: Kubeflow, run: Any) -> list[str]:
-    """Return the state of a run and of its stages, and why it failed."""
+    """Return the state of a run and of its stages, what those that run do, and what it led to or why it failed."""
     lines = [f"{run.display_name}  {run.run_id}  {_state(run)}", kubeflow.url(run.run_id)]
     rows = [("stage", "state", "started (UTC)", "took")]
     known = stages(run)
     for stage in (each for each in known if each.state):
         took = "-" if stage.state == CACHED else _took(stage.started, stage.ended)
-        rows.append((stage.title, in_words(stage.state), _clock(stage.started), took))
+        attempt = f" (attempt {len(stage.pods)})" if len(stage.pods) > 1 else ""
+        rows.append((stage.title, in_words(stage.state) + attempt, _clock(stage.started), took))
     if len(rows) > 1:
         lines += ["", *table(rows)]
     elif not known:
         lines += ["", "its stages are unknown: the pipeline version that it was started from has been deleted"]
     if is_lost(kubeflow, run):
-        lines += ["", LOST]
-    lines += [line for image in missing_images(kubeflow, run) for line in ("", image)]
+        return [*lines, "", LOST]
+    told = outcome(kubeflow, run) if run.state == "SUCCEEDED" else activity(kubeflow, run)
+    lines += ["", *told] if told else []
     for reason, *more in failures(kubeflow, run):
         lines += ["", f"error: {reason}", *more]
     return lines
@@ -60,21 +62,12 @@ def show(kubeflow: Kubeflow, run: Any) -> list[str]:
 
 def wait(kubeflow: Kubeflow, run_id: str, screen: Screen, clock: Any = time) -> int:
     """Show a run until it has ended; return 0 if it succeeded and 1 if it did not."""
-    begun: set[str] = set()
-    ended: set[str] = set()
-    started = clock.monotonic()
-    waited_for: set[str] = set()
-    for number, run in enumerate(poll(kubeflow, run_id, clock), start=1):
-        _show_changes(run, screen, begun, ended)
-        for image in missing_images(kubeflow, run) if number % _IMAGES_EVERY == 0 else ():
-            if image not in waited_for:
-                waited_for.add(image)
-                screen.detail(image, Style.YELLOW)
-        if screen.live and run.state not in FINISHED:
-            running = [stage.title for stage in stages(run) if stage.state == "RUNNING"]
-            titles = ", ".join(running) or in_words(run.state)
-            print(f"\r\x1b[K      {titles}  {duration(clock.monotonic() - started)}", end="", flush=True)
+    display = _Display(kubeflow, screen, clock)
+    for run in poll(kubeflow, run_id, clock):
+        display.update(run)
     if run.state == "SUCCEEDED":
+        for line in outcome(kubeflow, run):
+            screen.detail(line)
         screen.show(f"succeeded  {kubeflow.url(run_id)}", Style.GREEN)
         return 0
     for reason, *more in failures(kubeflow, run):
@@ -122,17 +115,47 @@ def table(rows: Sequence[Sequence[str]]) -> list[str]:
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
-def _show_changes(run: Any, screen: Screen, begun: set[str], ended: set[str]) -> None:
-    """Show the stages that have begun or ended since the last time."""
-    every = stages(run)
-    for stage in every:
-        if stage.state not in (None, "PENDING", NOT_REACHED) and stage.name not in begun:
-            begun.add(stage.name)
-            screen.header(len(begun), len(every), stage.title)
-        if stage.state in FINISHED and stage.name not in ended:
-            ended.add(stage.name)
+class _Display:
+    """What a person who waits for a run is shown: stages as they begin and end, and what they do meanwhile."""
+
+    def __init__(self, kubeflow: Kubeflow, screen: Screen, clock: Any) -> None:
+        self._kubeflow, self._screen, self._clock = kubeflow, screen, clock
+        self._attempts: dict[str, int] = {}
+        """Attempts at each stage that has begun."""
+        self._ended: set[str] = set()
+        self._activity: list[str] = []
+        self._began_s = self._looked_s = clock.monotonic()
+
+    def update(self, run: Any) -> None:
+        """Show what has changed since the last time."""
+        every = stages(run)
+        for stage in every:
+            self._show_stage(stage, len(every))
+        if run.state in FINISHED:
+            return
+        now = self._clock.monotonic()
+        if now - self._looked_s >= _LOOK_S:
+            self._looked_s, before, self._activity = now, self._activity, activity(self._kubeflow, run)
+            for line in self._activity:
+                if line not in before:
+                    self._screen.detail(line, Style.DIM)
+        if self._screen.live:
+            titles = ", ".join(stage.title for stage in every if stage.state == "RUNNING") or in_words(run.state)
+            print(f"\r\x1b[K      {titles}  {duration(now - self._began_s)}", end="", flush=True)
+
+    def _show_stage(self, stage: Stage, num_stages: int) -> None:
+        name, attempts = stage.name, len(stage.pods)
+        if stage.state not in (None, "PENDING", NOT_REACHED) and name not in self._attempts:
+            self._attempts[name] = attempts
+            self._screen.header(len(self._attempts), num_stages, stage.title)
+        if attempts > self._attempts.get(name, attempts):
+            self._attempts[name] = attempts
+            if attempts > 1:
+                self._screen.detail(f"{stage.title} attempt {attempts}", Style.YELLOW)
+        if stage.state in FINISHED and name not in self._ended:
+            self._ended.add(name)
             ending, style = _ENDINGS[stage.state]
-            screen.detail(f"{stage.title} {ending.format(_took(stage.started, stage.ended))}", style)
+            self._screen.detail(f"{stage.title} {ending.format(_took(stage.started, stage.ended))}", style)
 
 
 def _state(run: Any) -> str:

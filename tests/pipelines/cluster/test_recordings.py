@@ -1,3 +1,4 @@
+import re
 import sys
 from types import SimpleNamespace
 
@@ -16,18 +17,37 @@ pytestmark = pytest.mark.skipif(
 STOPPED = "train_grpo: stopped from outside (SIGTERM)"
 GONE = "its log is gone"
 IN_USE = "train_sft: /work/grpo-pipeline/work/train_sft/f17f8681dbd87900: is in use by process 24"
-FAILED = {
-    "smoke-20261122T100527Z": ("preflight", "preflight: 2 to correct before this run can start"),
-    "orig": ("train_sft", f"train_sft: {GONE}"),
-    "kill1": ("train_grpo", STOPPED),
-    "kill3": ("train_grpo", STOPPED),
-    "two-nodes": ("preflight", f"preflight: {GONE}"),
-    "two-nodes2": ("train_sft", IN_USE),
-    "with-model-registry": ("preflight", f"preflight: {GONE}"),
-}
-"""The stage that failed at the end of each run in which one did, and the beginning of its reason."""
 REMOVED = "nightlykqn8c-1-3542701879"
 """A run whose schedule was removed while it ran."""
+LOST = "no pod of the run exists any more"
+SILENT = "its pod has not printed anything yet"
+LAST_LINES = {
+    "smoke-20261122T100527Z": ("failed", "error: preflight: 2 to correct before this run can start"),
+    "orig": ("canceling", f"error: train_sft: {GONE}"),
+    "small1": ("succeeded", ""),
+    "kill1": ("stopped", f"error: {STOPPED}"),
+    "waited": ("succeeded", ""),
+    "kill2": ("running", f"train_grpo: {SILENT}"),
+    "kill3": ("failed", f"error: {STOPPED}"),
+    "two-nodes": ("failed", f"error: preflight: {GONE}"),
+    REMOVED: ("running", LOST),
+    "queued": ("running", f"train_sft: {SILENT}"),
+    "two-nodes2": ("failed", f"error: {IN_USE}"),
+    "queued2": ("running", f"evaluate sft: {SILENT}"),
+    "two-nodes3": ("running", ""),
+    "from the form": ("running", f"preflight: {SILENT}"),
+    "default-job": ("succeeded", ""),
+    "queued-two-nodes": ("succeeded", ""),
+    "with-model-registry": ("failed", f"error: preflight: {GONE}"),
+}
+"""The state of each run as it was last, and the beginning of what is said of it below its stages."""
+STAGES = {
+    "small1": {"prepare_data": "cached", "train_grpo": "succeeded"},
+    "kill1": {"prepare_data": "cached", "train_grpo": "failed (attempt 2)", "report": "not reached"},
+    "waited": {"validate_data": "cached", "train_sft": "succeeded", "register": "succeeded"},
+    "from the form": {"preflight": "running"},
+}
+"""What some of them say of stages."""
 PREFLIGHT_FAILED = "smoke-20261122T100527Z"
 
 
@@ -45,20 +65,35 @@ def kubeflow(server: ApiServer, recorded: Recorded) -> Kubeflow:
     return Kubeflow(server.url)
 
 
-def test_every_run_names_the_stage_that_failed_and_why(recorded: Recorded, kubeflow: Kubeflow) -> None:
-    """In the stage's own words where its log can be read; stages that were not reached are no failures."""
-    failed = {}
+def test_every_run_says_what_has_become_of_it(recorded: Recorded, kubeflow: Kubeflow) -> None:
+    """Failed, stopped, after Retry, of a version, of a schedule: in the stage's own words where its log is there."""
+    said = {}
     for run_id in recorded.runs:
         run = kubeflow.run(run_id)
-        failing = [stage.title for stage in stages(run) if stage.state == "FAILED"]
-        reasons = [line for line in runs.show(kubeflow, run) if line.startswith("error: ")]
-        if failing or reasons:
-            (stage,), (reason,) = failing, reasons
-            failed[run.display_name] = (stage, reason)
-    assert failed.keys() == FAILED.keys()
-    for name, (stage, reason) in FAILED.items():
-        assert failed[name][0] == stage
-        assert failed[name][1].startswith(f"error: {reason}")
+        title, _, *table = runs.show(kubeflow, run)
+        blank = [number for number, line in enumerate(table) if not line][1:]
+        below = table[blank[0] + 1] if blank else ""
+        said[run.display_name] = (title.split("  ")[-1], below)
+        rows = {
+            row[0].strip(): row[1].strip() for row in (re.split(r"  +", line, maxsplit=2) for line in table) if row[1:]
+        }
+        expected = STAGES.get(run.display_name, {})
+        assert {stage: rows[stage] for stage in expected} == expected
+        assert ("may pass" in table[-1]) == (run.display_name == "two-nodes2")
+    assert said.keys() == LAST_LINES.keys()
+    for name, (state, below) in LAST_LINES.items():
+        assert said[name][0] == state
+        assert said[name][1].startswith(below)
+        assert bool(said[name][1]) == bool(below)
+
+
+def test_a_running_stage_shows_its_step(recorded: Recorded, server: ApiServer, kubeflow: Kubeflow) -> None:
+    """From the recorded log of its second attempt, after a launcher and a training pod were deleted."""
+    run_id = recorded.id_of("kill1")
+    *_, server.kfp.runs[run_id], _ = recorded.runs[run_id]
+    (line,) = logs.activity(kubeflow, kubeflow.run(run_id))
+    assert line.startswith("train_grpo 216/400  reward 0  accuracy 0  ")
+    assert line.endswith("  2:19 left")
 
 
 @pytest.mark.slow

@@ -24,6 +24,12 @@ CACHED = Stage("SUCCEEDED", ended="2026-11-22T10:00:00Z")
 LEFT_OUT = Stage(None, started="2026-11-22T10:03:00Z", driver=None)
 UNPREPARED = Stage(None, started="2026-11-22T10:03:00Z", driver="FAILED")
 GONE = "its log is gone: Kubeflow has removed the pod, and the log was not archived"
+REMOVED = "train_sft: stopped by SIGTERM: the training job grpo-1-2 is removed"
+RESUMES = "train_sft: the next run resumes from the checkpoint of step 221"
+STEP = "train_grpo 216/400  reward 0.25  accuracy 0.5  2:19 left"
+QUEUED = "train_grpo: grpo-1-2 waits in the queue: position 3 in its ClusterQueue; Pending: 4 more needed"
+WAITS = "train_grpo: waiting for the result of run 0f1e2d3c (process 24 on node-1), which does the same work in /work/x"
+NOISE = 'time=2026 level=INFO\nI1122 10:20:00.02 14 registry.go:68] No plugins\n{\n    "train_grpo 1/1  "\n}\n'
 BROKEN_OFF = "Could not get main container logs: Error: socket hang up"
 
 
@@ -93,7 +99,7 @@ def test_status_lists_runs_and_the_stages_of_one(run: Run) -> None:
     assert header.split() == ["run", "name", "state", "started", "(UTC)", "took"]
     assert row.split()[:3] == [run.id[:8], "nightly", "running"]
     for name in (run.id, run.id[:8], "nightly"):
-        lines = run.show("status", name)[0][3:]
+        lines = run.show("status", name)[0][3:-2]
         assert [line.split("  ")[0] for line in lines] == ["stage", "preflight", "evaluate", "train_grpo"]
         assert "1 min 15 s" in lines[1]
     assert "error: weekly: no such run among the last 100" in run.show("status", "weekly", code=2)[1]
@@ -108,13 +114,30 @@ def test_status_lists_runs_and_the_stages_of_one(run: Run) -> None:
         (FAILED_TWICE, ["error: a: first\n", "1\nerror: a: second\nF1122 10:06:03.1 16 main.go:1] x\n"], ["a: second"]),
         (FAILED, ["error: 2 to correct\nno runtime\n\nx\n"], ["2 to correct", "no runtime"]),
         (FAILED, ["error: no queue\nE1122 10:06:03.044119 16 launcher_v2.go:449] failed\n"], ["no queue"]),
+        (
+            FAILED,
+            ["error: a: lost\nF1122 10:36:09.1 16 main.go:130] failed: exit status 75\n"],
+            ["a: lost", "this may pass"],
+        ),
         (FAILED, ["train_sft 216/400\nError: exit status 143\n"], ["train_sft: stopped from outside (SIGTERM)"]),
+        (FAILED, [f"{REMOVED}\n{RESUMES}\ntime=2026 x\nError: exit status 143\n"], [REMOVED, RESUMES]),
         (FAILED, ["step 1\n"], ["train_sft ended without an error message; see `grpo-pipeline logs "]),
         (UNPREPARED, [], ["train_sft: could not be prepared: no such artifact"]),
         (Stage("FAILED"), [], ["train_sft: no pod of it has begun"]),
         (FAILED, [], [f"train_sft: {GONE}"]),
     ],
-    ids=["last attempt", "several lines", "until Kubeflow's", "stopped", "silent", "driver", "no pod", "gone"],
+    ids=[
+        "last attempt",
+        "several lines",
+        "until Kubeflow's",
+        "retryable",
+        "killed",
+        "stopped",
+        "silent",
+        "driver",
+        "no pod",
+        "gone",
+    ],
 )
 def test_the_reason_of_a_failure_is_shown(run: Run, stage: Stage, texts: list[str], reason: list[str]) -> None:
     """In the stage's own words where it left some: by `status`, and by `submit --wait`, which ends with 1."""
@@ -134,6 +157,45 @@ def test_the_reason_of_a_failure_is_shown(run: Run, stage: Stage, texts: list[st
     assert out[-1] == f"failed  {run.server.url}/#/runs/details/{run.id}"
 
 
+@pytest.mark.parametrize(
+    ("printed", "shown"),
+    [
+        (f"train_grpo 9/400  reward 0\n{STEP}\n", [STEP]),
+        (f"{STEP}\n{QUEUED}\n", [STEP, QUEUED]),
+        (f"{QUEUED}\n{STEP}\n", [STEP]),
+        (f"{QUEUED}\n", [QUEUED]),
+        (f"{WAITS}\n", [WAITS]),
+        ("", []),
+        (None, ["train_grpo: its pod has not printed anything yet"]),
+    ],
+    ids=["step", "preempted", "admitted", "queued", "same work", "begun", "no log"],
+)
+def test_what_a_running_stage_does_is_shown(run: Run, printed: str | None, shown: list[str]) -> None:
+    """In its own words, by `status` with one look at its log, and by `submit --wait` where it has changed."""
+    run.tell("RUNNING", preflight=DONE, train_grpo=replace(RUNNING, attempts=2))
+    text = None if printed is None else NOISE + printed + NOISE
+    run.server.kfp.pods |= {pod("train-grpo", 0): "train_grpo 399/400  reward 1\n", pod("train-grpo", 1): text}
+    before = len(run.server.requests)
+    assert [line for line in run.show("status", run.id)[0] if line.startswith("train_grpo")][1:] == shown
+    paths = [request.path for request in run.server.requests[before:]]
+    assert paths.count("/k8s/pod/logs") == 1
+    end = [*[lambda: None] * 4, lambda: run.tell("SUCCEEDED", preflight=DONE, train_grpo=DONE)]
+    out = run.wait(*end, code=0, seconds=20)[0]
+    assert [line.strip() for line in out if line.strip() in shown] == shown
+
+
+def test_the_outcome_of_a_run_is_shown(run: Run) -> None:
+    """The gate's figures and the version, as long as the logs of the stages that printed them exist."""
+    verdict = "report: gate passed: grpo 95.5 % against 51.0 % of sft, p 0.0001"
+    registered = "register: math@3 registered in /work/registry"
+    run.tell("SUCCEEDED", preflight=DONE, report=DONE, register=DONE)
+    assert run.show("status", run.id)[0][-1].startswith("register  ")
+    run.print("report", f"{NOISE}{verdict}\n")
+    run.print("register", f"{registered}\n{NOISE}")
+    assert run.show("status", run.id)[0][-3:] == ["", verdict, registered]
+    assert [line.strip() for line in run.wait(code=0)[0][-3:-1]] == [verdict, registered]
+
+
 def test_stages_that_did_not_run_are_shown_as_such(run: Run) -> None:
     """One whose outputs the cache had, and one that was not reached after a failure: neither took any time."""
     run.tell("FAILED", prepare_data=CACHED, train_sft=FAILED, train_grpo=LEFT_OUT)
@@ -146,15 +208,16 @@ def test_stages_that_did_not_run_are_shown_as_such(run: Run) -> None:
     assert "      prepare_data not run: the cache has its outputs" in run.wait(code=1)[0]
 
 
-def test_a_stopped_run_after_a_retry_is_shown(run: Run) -> None:
-    """Its history then has an entry without a state, and Kubeflow calls it failed."""
+def test_a_run_that_was_stopped_is_told_from_one_that_failed(run: Run) -> None:
+    """Kubeflow calls both failed; the history tells, in which Retry leaves an entry without a state."""
     run.tell("FAILED", train_grpo=FAILED)
-    run.row["state_history"] = [{"update_time": "2026-11-22T10:00:00Z"}, {"state": "CANCELING"}, {"state": "FAILED"}]
-    assert run.wait(code=1)[0][-1].startswith("stopped  ")
-    assert run.show("status", run.id)[0][0].endswith("  stopped")
-    assert run.show("status")[0][1].split()[2] == "stopped"
-    run.row["state_history"] += [{"state": "RUNNING"}, {"state": "FAILED"}]
-    assert run.wait(code=1)[0][-1].startswith("failed  ")
+    stopped: list[Json] = [{"update_time": "2026-11-22T10:00:00Z"}, {"state": "CANCELING"}, {"state": "FAILED"}]
+    retried = [*stopped, {"state": "RUNNING"}, {"state": "FAILED"}]
+    for history, word in ((stopped, "stopped"), (retried, "failed")):
+        run.row["state_history"] = history
+        assert run.wait(code=1)[0][-1].startswith(f"{word}  ")
+        assert run.show("status", run.id)[0][0].endswith(f"  {word}")
+        assert run.show("status")[0][1].split()[2] == word
 
 
 def test_a_run_whose_pipeline_version_was_deleted_says_so(run: Run, spec: Json) -> None:
@@ -302,13 +365,15 @@ def test_waiting_shows_each_stage_when_it_begins_and_ends(run: Run) -> None:
         lambda: None,
         lambda: None,
         lambda: run.tell("RUNNING", preflight=DONE, train_grpo=RUNNING),
-        lambda: run.tell("SUCCEEDED", preflight=DONE, train_grpo=DONE),
+        lambda: run.tell("RUNNING", preflight=DONE, train_grpo=replace(RUNNING, attempts=2)),
+        lambda: run.tell("SUCCEEDED", preflight=DONE, train_grpo=replace(DONE, attempts=2)),
         code=0,
     )
     assert out == [
         "[1/8] preflight",
         "      preflight done in 1 min 15 s",
         "[2/8] train_grpo",
+        "      train_grpo attempt 2",
         "      train_grpo done in 1 min 15 s",
         f"succeeded  {run.server.url}/#/runs/details/{run.id}",
     ]
@@ -320,6 +385,7 @@ def test_waiting_draws_the_running_stages_on_a_terminal(run: Run, monkeypatch: p
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setenv("NO_COLOR", "1")
     run.tell("RUNNING", preflight=DONE, train_grpo=RUNNING)
+    run.print("train-grpo", f"{STEP}\n")
     end = [lambda: None, lambda: run.tell("SUCCEEDED", preflight=DONE, train_grpo=DONE)]
     out = "\n".join(run.wait(*end, code=0, seconds=10)[0])
     assert "\x1b[K      train_grpo  30.0 s\n\x1b[K      train_grpo  50.0 s\n\x1b[K      train_grpo done" in out
