@@ -114,8 +114,8 @@ class Kubeflow:
         api = self.client._run_api.api_client
         answer = api.call_api("/apis/v2beta1/healthz", "GET", _preload_content=False, **options)
         health = json.loads(answer.data)
-        # As the UI server names them, and as the API server does; the client drops both.
-        names = ("apiServerTagName", "tag_name", "apiServerCommitHash", "commit_sha")
+        # As the UI server names them, and as the API server does; the client drops all of them.
+        names = ("apiServerTagName", "tag_name", "apiServerCommitHash", "commit_sha", "frontendTagName")
         return next((health[name] for name in names if health.get(name) not in (None, "", "unknown")), "")
 
     @property
