@@ -6,8 +6,8 @@ from typing import Literal
 from components.policy.config import ALL_LINEAR
 from components.preflight.config import Params
 from components.shared.errors import PipelineError
+from components.shared.model_shape import ModelShape, shape_of
 from pipelines.plan.hardware import GIB
-from pipelines.plan.models import ModelShape, shape_of
 
 _MEAN_COMPLETION_FRACTION = 0.4
 """Mean length of a completion as a fraction of its limit, where it is not given (assumed)."""

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 from components.policy.engine import Policy
 from components.policy.logprobs import LogprobModel
 from components.policy.packing import MicroBatch, TokenSequence
-from pipelines.plan.models import ModelShape
+from components.shared.model_shape import ModelShape
 from tests import tiny
 
 SHAPE = ModelShape(320, 960, 6, 5, 1, 64, 2048, tied=False, qk_norm=True)

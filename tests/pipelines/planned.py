@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from pipelines.plan.models import KNOWN_MODELS
+from components.shared.model_shape import KNOWN_MODELS
 from pipelines.plan.run import Run
 
 SEVEN_B = KNOWN_MODELS["deepseek-7b"]

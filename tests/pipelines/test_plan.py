@@ -11,9 +11,9 @@ from components.preflight.config import load_params
 from components.shared.answer_policy import AnswerPolicy
 from components.shared.errors import PipelineError
 from components.shared.model import ModelConfig
+from components.shared.model_shape import shape_of
 from pipelines.cli import main
 from pipelines.plan.hardware import GIB, GPUS
-from pipelines.plan.models import shape_of
 from pipelines.plan.run import run_of
 from tests.presets import FILES, ROOT, preset, write_params
 
@@ -59,9 +59,9 @@ def test_parameters_are_those_of_transformers(tmp_path: Path, family: str) -> No
     from tests import tiny
 
     if family == "scratch":
-        model = tiny.checkpoint().model
-        shape = replace(shape_of(tiny.MODEL), vocabulary_size=model.config.vocab_size)
-        assert shape.num_parameters == model.num_parameters()
+        made = tiny.checkpoint().model
+        shape = replace(shape_of(tiny.MODEL), vocabulary_size=made.config.vocab_size)
+        assert shape.num_parameters == made.num_parameters()
         return
     size = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4}
     for tied in (True, False):

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from components.shared.model_shape import KNOWN_MODELS, ModelShape
 from pipelines.plan.hardware import gpu
 from pipelines.plan.memory import STATES, fits, memory_of, peak, smallest_change
-from pipelines.plan.models import KNOWN_MODELS, ModelShape
 from pipelines.plan.run import Run
 from pipelines.plan.step_time import REFERENCE, UPDATE, critic, step_time
 from tests.pipelines.planned import NUM_PARAMETERS, run

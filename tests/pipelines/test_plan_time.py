@@ -3,8 +3,8 @@ from typing import Any
 
 import pytest
 
+from components.shared.model_shape import KNOWN_MODELS, ModelShape
 from pipelines.plan.hardware import gpu
-from pipelines.plan.models import KNOWN_MODELS, ModelShape
 from pipelines.plan.run import Run
 from pipelines.plan.scaling import limit_of, loss_at, simulate
 from pipelines.plan.step_time import OTHER, REFERENCE, SAMPLING, SCORING, SYNC, UPDATE, forward_flops, step_time

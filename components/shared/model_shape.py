@@ -1,4 +1,4 @@
-"""The shape of a decoder of the Llama and Qwen families: from a params file, without loading the model.
+"""The shape of a decoder of the Llama and Qwen families: by its name or its config.json, without loading the model.
 
 A folder, or a model in the local Hugging Face cache, is read from its config.json. For others there is a table of the
 published configs of well-known models; instruction-tuned and mathematical variants have the shape of their base.
