@@ -15,7 +15,9 @@ from typing import Any
 from kfp import compiler, dsl, kubernetes
 from kfp.dsl.graph_component import GraphComponent
 
+from components.cluster.config import GPU_RESOURCE
 from components.evaluate.component import evaluate
+from components.preflight import capacity
 from components.preflight.component import preflight
 from components.preflight.config import DEPLOYMENT, LONGEST_TRAINING_S, MOUNT, SECRET_KEYS, STAGES, Params
 from components.preflight.form import form_of, parameters
@@ -63,8 +65,8 @@ class Resources:
 
     cpu: tuple[str, str]
     """Cores requested, and at most."""
-    memory: tuple[str, str]
-    """Bytes requested, and at most."""
+    memory: tuple[str, str] | None
+    """Bytes requested, and at most; None for what preflight expects of the model."""
     timeout_s: int
     """Time after which Kubernetes ends the task."""
     retries: int
@@ -83,7 +85,7 @@ class Resources:
 _HOUR_S = 3600
 _DATA = Resources(("1", "2"), ("4G", "8G"), 4 * _HOUR_S, 2, cached=True, secrets=("git", "hub", "storage"))
 # Starts a job and watches it; a retry adopts the job that runs. Longer than all of the job's own limits together.
-_LAUNCH = Resources(("500m", "2"), ("2G", "4G"), LONGEST_TRAINING_S, 3, secrets=("hub",))
+_LAUNCH = Resources(capacity.LAUNCHER_CPU, capacity.LAUNCHER_MEMORY, LONGEST_TRAINING_S, 3, secrets=("hub",))
 RESOURCES = {
     # A second try would find the same. With what Kubeflow does before it, a run whose image is missing fails within two
     # minutes: the time includes the pull.
@@ -92,7 +94,7 @@ RESOURCES = {
     "validate_data": _DATA,
     "train_sft": _LAUNCH,
     "train_grpo": _LAUNCH,
-    "evaluate": Resources(("4", "16"), ("32G", "128G"), 72 * _HOUR_S, 2, model=True, secrets=("hub",)),
+    "evaluate": Resources(capacity.EVALUATION_CPU, None, 72 * _HOUR_S, 2, model=True, secrets=("hub",)),
     "report": Resources(("1", "2"), ("2G", "4G"), _HOUR_S, 1, volume=False),
     # The verdict of a missed gate is the same the next time, and to Kubeflow every failure is alike.
     "register": Resources(("1", "2"), ("4G", "8G"), 6 * _HOUR_S, 0, secrets=("git", "model_registry", "storage")),
@@ -103,7 +105,6 @@ _HEAD = """\
 # Compiled from pipelines/graph.py; not to be edited, and not to be uploaded by hand: `grpo-pipeline publish` uploads it
 # with images that the nodes of a cluster can pull (docs/how-to/kubeflow-ui.md).
 """
-_GPU = "nvidia.com/gpu"
 _SHM = "16Gi"
 """Of the memory limit of a task that runs a model, for what its processes share; 64 MiB where nothing is said."""
 _RETRY_WINDOW_S = 365 * 24 * _HOUR_S
@@ -173,8 +174,9 @@ def _ask_for(
 ) -> None:
     """Have a task run with resources; `checked` are the outputs of preflight: what the pods that evaluate ask for."""
     deployment = params.deployment
+    memory = resources.memory or (checked["evaluate_memory"], checked["evaluate_memory"])
     task.set_cpu_request(resources.cpu[0]).set_cpu_limit(resources.cpu[1])
-    task.set_memory_request(resources.memory[0]).set_memory_limit(resources.memory[1])
+    task.set_memory_request(memory[0]).set_memory_limit(memory[1])
     task.set_caching_options(resources.cached)
     task.set_container_image(deployment.image_gpu if resources.model else deployment.image_light)
     if resources.retries:
@@ -192,7 +194,7 @@ def _ask_for(
     if resources.volume:
         kubernetes.mount_pvc(task, deployment.volume, MOUNT)
     if resources.model:
-        task.set_accelerator_type(_GPU).set_accelerator_limit(checked["evaluate_gpus"])
+        task.set_accelerator_type(GPU_RESOURCE).set_accelerator_limit(checked["evaluate_gpus"])
         kubernetes.empty_dir_mount(task, "dshm", "/dev/shm", medium="Memory", size_limit=_SHM)
         kubernetes.add_toleration_json(task, checked["evaluate_tolerations"])
         kubernetes.add_node_selector_json(task, checked["evaluate_node_selector"])

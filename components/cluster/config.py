@@ -5,14 +5,32 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
 from components.shared.config import Config
 from components.shared.images import GPU
 
+GPU_RESOURCE, GPU_TYPE_LABEL = "nvidia.com/gpu", "nvidia.com/gpu.product"
 _DAY_S = 24 * 3600
+_CPU_PER_GPU, _CPU_LIMIT = 3, 4
+_SHM_GIB_PER_GPU = 2
+_TRAINING_GIB, _EVALUATION_GIB = 64, 32
+"""Memory where neither the params nor preflight say anything else."""
+
+
+class Requests(NamedTuple):
+    """What a pod that trains asks of a node."""
+
+    cpu: int
+    """Cores that it requests."""
+    cpu_limit: int
+    """Cores that it may use."""
+    memory_gib: int
+    """Memory that it requests and may use, shared memory included."""
+    shm_gib: int
+    gpus: int
 
 
 class Toleration(Config):
@@ -48,12 +66,19 @@ class ClusterConfig(Config):
     """GPUs of each pod, one for each process; 0 trains on CPUs."""
     gpu_type: str | None = None
     """Value of the node label nvidia.com/gpu.product, such as NVIDIA-H100-80GB-HBM3; null for any."""
-    cpu_per_node: int = Field(default=8, gt=0)
-    """CPU cores of each pod."""
-    memory_per_node_gib: int = Field(default=64, gt=0)
-    """GiB of memory of each pod, in addition to shared memory."""
-    shm_gib: int = Field(default=16, gt=0)
-    """GiB of /dev/shm in each pod; the pod requests them as memory as well."""
+    cpu_per_node: int | None = Field(default=None, gt=0)
+    """CPU cores that each pod requests; it may use up to four in any case. Null for 3 per GPU, or 1 without GPUs."""
+    memory_per_node_gib: int | None = Field(default=None, gt=0)
+    """GiB of memory of each pod, in addition to shared memory. Null for what the model takes, or for 64 where preflight
+    cannot tell its size."""
+    shm_gib: int | None = Field(default=None, gt=0)
+    """GiB of /dev/shm in each pod; the pod requests them as memory as well. Null for 2 per GPU, or 1 without
+    GPUs."""
+    evaluate_memory_gib: int | None = Field(default=None, gt=0)
+    """GiB of memory of the pod that evaluates. Null for what the model takes, or for 32 where preflight cannot tell its
+    size."""
+    autoscaling: bool = False
+    """Whether the cluster adds nodes for pods that fit no present one; preflight then asks for no node that fits."""
     queue: str | None = None
     """LocalQueue of Kueue; null to run without Kueue."""
     volume: str = Field(default="grpo-pipeline", min_length=1)
@@ -82,6 +107,25 @@ class ClusterConfig(Config):
     submitted again; one that still runs when the API server returns is adopted."""
     delete: Literal["always", "on_success", "never"] = "always"
     """When a job that has ended is removed; its logs are kept in any case."""
+
+    @property
+    def training_pod(self) -> Requests:
+        """What each pod that trains asks for."""
+        cpu = self.cpu_per_node or _CPU_PER_GPU * self.gpus_per_node or 1
+        # What lies in /dev/shm is memory of the pod: without room for it the kernel kills the pod.
+        shm_gib = self.shm_gib or _SHM_GIB_PER_GPU * self.gpus_per_node or 1
+        memory_gib = (self.memory_per_node_gib or _TRAINING_GIB) + shm_gib
+        return Requests(cpu, max(cpu, _CPU_LIMIT), memory_gib, shm_gib, self.gpus_per_node)
+
+    @property
+    def evaluation_gib(self) -> int:
+        """Memory that the pod which evaluates requests and may use."""
+        return self.evaluate_memory_gib or _EVALUATION_GIB
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """Labels that a node for training and evaluation must have."""
+        return {**self.node_selector, **({GPU_TYPE_LABEL: self.gpu_type} if self.gpu_type else {})}
 
     @property
     def deadline_s(self) -> float:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from components.cluster import kube
-from components.cluster.config import ClusterConfig, ClusterStage
+from components.cluster.config import GPU_RESOURCE, ClusterConfig, ClusterStage
 from components.cluster.job import Job
 from components.cluster.kube import Json
 from components.shared import lineage
@@ -15,8 +15,7 @@ STALE_AFTER_S = 600
 NODE, ROLLOUT = "node", "rollout"
 """Replicated jobs of the runtimes, each with a container of the same name."""
 SERVER_PORT = 8000
-_RUNTIME, _RUNTIME_WITH_SERVERS = "grpo-torch", "grpo-torch-vllm"
-_GPU, _GPU_TYPE = "nvidia.com/gpu", "nvidia.com/gpu.product"
+RUNTIME, RUNTIME_WITH_SERVERS = "grpo-torch", "grpo-torch-vllm"
 _QUEUE = "kueue.x-k8s.io/queue-name"
 _NO_SIDECAR = {"sidecar.istio.io/inject": "false"}
 
@@ -57,7 +56,7 @@ def train_job(job: Job, stage: ClusterStage, environment: Mapping[str, str], own
         "runtimeRef": {
             "apiGroup": kube.GROUP,
             "kind": "TrainingRuntime",
-            "name": _RUNTIME_WITH_SERVERS if job.with_samplers else _RUNTIME,
+            "name": RUNTIME_WITH_SERVERS if job.with_samplers else RUNTIME,
         },
         "trainer": _trainer(job, config, environment),
         "runtimePatches": [
@@ -93,9 +92,8 @@ def _trainer(job: Job, config: ClusterConfig, environment: Mapping[str, str]) ->
         )
     if processes % config.nodes:
         raise PipelineError(f"engine.num_processes is {processes}, which {config.nodes} nodes cannot share evenly")
-    # What lies in /dev/shm is memory of the pod: without room for it the kernel kills the pod.
-    memory = f"{config.memory_per_node_gib + config.shm_gib}Gi"
-    amounts = {"cpu": str(config.cpu_per_node), "memory": memory, **({_GPU: str(gpus)} if gpus else {})}
+    asked = config.training_pod
+    amounts = {"cpu": str(asked.cpu), "memory": f"{asked.memory_gib}Gi", **({GPU_RESOURCE: str(gpus)} if gpus else {})}
     secrets = [(key, secret) for secret, keys in config.secrets.items() for key in keys]
     return {
         "image": config.image,
@@ -106,7 +104,7 @@ def _trainer(job: Job, config: ClusterConfig, environment: Mapping[str, str]) ->
         ],
         "numNodes": config.nodes,
         "numProcPerNode": processes // config.nodes,
-        "resourcesPerNode": {"requests": amounts, "limits": amounts},
+        "resourcesPerNode": {"requests": amounts, "limits": {**amounts, "cpu": str(asked.cpu_limit)}},
     }
 
 
@@ -115,12 +113,12 @@ def _patch(name: str, config: ClusterConfig, labels: Mapping[str, str], environm
     mounts = [{"name": "dshm", "mountPath": "/dev/shm"}, {"name": "work", "mountPath": config.mount}]
     container: Json = {"name": name, "volumeMounts": mounts, "env": list(environment)}
     spec: Json = {
-        "nodeSelector": {**config.node_selector, **({_GPU_TYPE: config.gpu_type} if config.gpu_type else {})},
+        "nodeSelector": config.labels,
         # Kubernetes tells an empty field from a missing one: a missing key tolerates every taint.
         "tolerations": [_without_empty(each.model_dump()) for each in config.tolerations],
         "serviceAccountName": config.service_account,
         "volumes": [
-            {"name": "dshm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{config.shm_gib}Gi"}},
+            {"name": "dshm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{config.training_pod.shm_gib}Gi"}},
             {"name": "work", "persistentVolumeClaim": {"claimName": config.volume}},
         ],
         "containers": [_without_empty(container)],

@@ -18,7 +18,6 @@ from components.cluster.manifest import NODE, train_job
 from components.preflight.config import Params
 from components.shared.progress import say
 
-_KUEUE, _KUEUE_VERSION = "kueue.x-k8s.io", "v1beta1"
 _SHARED = "ReadWriteMany"
 _FORBIDDEN, _MISSING = 403, 404
 _DEFAULT_GRACE_S = 30
@@ -54,17 +53,39 @@ QUEUE = (
 """What telling its place in a queue takes."""
 
 
+def read(name: str, request: Callable[..., Any], *location: str) -> Any:
+    """Return what a request for an object returns; None if it does not exist, and False if it may not be read.
+
+    Roles name what they are for, and a run may name something else.
+    """
+    try:
+        return request(*location)
+    except client.ApiException as error:
+        if error.status == _MISSING:
+            return None
+        if error.status == _FORBIDDEN:
+            say("preflight", f"no permission to read {name}; going on without")
+            return False
+        raise
+
+
+def kueue_version(api: client.ApiClient) -> str:
+    """Return the version of Kueue's API to use: v1beta1 is deprecated, and all that older releases have."""
+    listed = read("Kueue", client.CustomObjectsApi(api).get_api_resources, kube.KUEUE, kube.KUEUE_VERSION)
+    return "v1beta1" if listed is None else kube.KUEUE_VERSION
+
+
 def trainer(api: client.ApiClient) -> Iterator[str]:
     """Check that Kubeflow Trainer is installed; every service account may ask."""
-    listed = _read("TrainJobs", client.CustomObjectsApi(api).get_api_resources, kube.GROUP, kube.VERSION)
+    listed = read("TrainJobs", client.CustomObjectsApi(api).get_api_resources, kube.GROUP, kube.VERSION)
     if listed is None or (listed and kube.PLURAL not in {resource.name for resource in listed.resources}):
         yield f"this cluster has no TrainJob ({kube.GROUP}/{kube.VERSION}); install Kubeflow Trainer 2.2 or newer"
 
 
 def runtime(api: client.ApiClient, namespace: str, name: str, grace_s: float | None = None) -> Iterator[str]:
     """Check that the runtime of training jobs exists, and that its pods have `grace_s` and more to end."""
-    read = client.CustomObjectsApi(api).get_namespaced_custom_object
-    existing = _read(name, read, kube.GROUP, kube.VERSION, namespace, "trainingruntimes", name)
+    request = client.CustomObjectsApi(api).get_namespaced_custom_object
+    existing = read(name, request, kube.GROUP, kube.VERSION, namespace, "trainingruntimes", name)
     if existing is None:
         yield f"namespace {namespace} has no TrainingRuntime {name}; apply an overlay of k8s/"
     if not existing or grace_s is None:
@@ -81,7 +102,7 @@ def runtime(api: client.ApiClient, namespace: str, name: str, grace_s: float | N
 
 def volume(api: client.ApiClient, namespace: str, claim: str) -> Iterator[str]:
     """Check that the shared volume exists, and is shared."""
-    pvc = _read(claim, client.CoreV1Api(api).read_namespaced_persistent_volume_claim, claim, namespace)
+    pvc = read(claim, client.CoreV1Api(api).read_namespaced_persistent_volume_claim, claim, namespace)
     if pvc is None:
         yield f"deployment.volume: namespace {namespace} has no volume claim {claim}; apply an overlay of k8s/"
     elif pvc and _SHARED not in pvc.spec.access_modes:
@@ -93,8 +114,8 @@ def volume(api: client.ApiClient, namespace: str, claim: str) -> Iterator[str]:
 
 def local_queue(api: client.ApiClient, namespace: str, name: str) -> Iterator[str]:
     """Check that the queue of Kueue exists, and admits jobs."""
-    read = client.CustomObjectsApi(api).get_namespaced_custom_object
-    queue = _read(name, read, _KUEUE, _KUEUE_VERSION, namespace, "localqueues", name)
+    request = client.CustomObjectsApi(api).get_namespaced_custom_object
+    queue = read(name, request, kube.KUEUE, kueue_version(api), namespace, "localqueues", name)
     if queue is None:
         yield f"cluster_queue: namespace {namespace} has no LocalQueue {name}; leave it empty to run without Kueue"
     for condition in (queue or {}).get("status", {}).get("conditions", []):
@@ -150,19 +171,3 @@ def dry_run(api: client.ApiClient, namespace: str, params: Params) -> Iterator[s
             message = f"Kubeflow Trainer is too old; 2.2 or newer is needed ({message})"
         if error.status not in {_FORBIDDEN, _MISSING}:  # no permission, or no such kind: other checks report that
             yield f"the cluster refuses the training job: {message}"
-
-
-def _read(name: str, read: Callable[..., Any], *location: str) -> Any:
-    """Return what `read` returns for an object; None if it does not exist, and False if it may not be read.
-
-    Roles name what they are for, and a run may name something else.
-    """
-    try:
-        return read(*location)
-    except client.ApiException as error:
-        if error.status == _MISSING:
-            return None
-        if error.status == _FORBIDDEN:
-            say("preflight", f"no permission to read {name}; assuming it is usable")
-            return False
-        raise

@@ -157,9 +157,8 @@ def wrong_sections(sections: Sections) -> list[str]:
     return list(dict.fromkeys(lines))
 
 
-def complete(sections: Sections) -> Sections:
-    """Return valid sections in full, as the stages and training jobs get them."""
-    params = Params.model_validate(sections)
+def complete(params: Params) -> Sections:
+    """Return all sections in full, as the stages and training jobs get them."""
     return {**stage_sections(params), CLUSTER: params.cluster.model_dump(mode="json", exclude_none=True)}
 
 

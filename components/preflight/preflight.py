@@ -7,8 +7,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from kubernetes import client
+
+from components.cluster.config import ClusterConfig
 from components.cluster.kube import Clock, RetryPolicy, UnavailableError, connect, own_namespace
-from components.preflight import cluster, inputs
+from components.cluster.manifest import RUNTIME, RUNTIME_WITH_SERVERS
+from components.preflight import capacity, cluster, inputs
 from components.preflight.config import (
     CLUSTER,
     DEPLOYMENT,
@@ -20,6 +24,7 @@ from components.preflight.config import (
 )
 from components.preflight.form import Form, complete, in_the_form, page, sections_of, wrong_sections
 from components.preflight.inputs import Check, run_concurrently
+from components.preflight.resources import shape_of_base, with_memory
 from components.shared.config import validate
 from components.shared.errors import PipelineError, RetryableError, raise_all
 from components.shared.progress import say
@@ -30,7 +35,6 @@ DEADLINE_S = 75.0
 leaves the rest for pulling the image and starting the pod."""
 _RETRY_S = 60.0
 """Time for which a request is repeated if the cluster, or a webhook, is busy."""
-_PRODUCT_LABEL = "nvidia.com/gpu.product"
 _REVISION = "data_revision"
 _ANY_COMMIT = "0" * 40
 """In the place of a commit that is not known yet."""
@@ -48,15 +52,14 @@ class Ready:
     @property
     def outputs(self) -> dict[str, Any]:
         """What the tasks that follow take, by the names of preflight's outputs."""
-        section = self.sections[CLUSTER]
-        product = section.get("gpu_type")
-        selector = {**section["node_selector"], **({_PRODUCT_LABEL: product} if product else {})}
+        config = ClusterConfig.model_validate(self.sections[CLUSTER])
         return {
             **{f"{name}_config": each for name, each in self.sections.items()},
-            # Text: Kubeflow reads how many accelerators a task wants from text alone.
-            "evaluate_gpus": str(min(1, section["gpus_per_node"])),
-            "evaluate_node_selector": selector,
-            "evaluate_tolerations": section["tolerations"],
+            # Text: Kubeflow reads what a task asks for from text alone.
+            "evaluate_memory": f"{config.evaluation_gib}Gi",
+            "evaluate_gpus": str(min(1, config.gpus_per_node)),
+            "evaluate_node_selector": config.labels,
+            "evaluate_tolerations": self.sections[CLUSTER]["tolerations"],
         }
 
 
@@ -100,10 +103,13 @@ def preflight(
     answers = run_concurrently(checks, deadline_s)
     _refuse(answers, wrong, params)
     commit = answers.get(_REVISION, "")
-    sections = complete(sections_of(form, deployment, commit=commit, secrets=secrets)[0])
+    params = Params.model_validate(sections_of(form, deployment, commit=commit, secrets=secrets)[0])
+    params = params.model_copy(update={CLUSTER: with_memory(params, shape_of_base(params))})
+    sections = complete(params)
     say("preflight", f"{len(answers)} checks passed" + (f"; data at commit {commit}" if commit else ""))
-    inputs.refuse_repetition(form, Params.model_validate(sections))
-    return Ready(sections, page(form, sections, {"data at commit": commit} if commit else {}))
+    inputs.refuse_repetition(form, params)
+    notes = {**({"data at commit": commit} if commit else {}), **capacity.described(params.cluster)}
+    return Ready(sections, page(form, sections, notes))
 
 
 def _refuse(answers: dict[str, Any], wrong: list[str], params: Params | None) -> None:
@@ -169,7 +175,7 @@ def _checks_of_cluster(
     section = sections[CLUSTER] if isinstance(sections[CLUSTER], dict) else {}
     api = connect()
     namespace = str(section.get("namespace") or own_namespace())
-    runtime = "grpo-torch-vllm" if section.get("rollout_servers") else "grpo-torch"
+    runtime = RUNTIME_WITH_SERVERS if section.get("rollout_servers") else RUNTIME
     grace_s = max(params.train_sft.checkpoint.grace_s, params.train_grpo.checkpoint.grace_s) if params else None
     wanted = (*cluster.LAUNCH, *(cluster.QUEUE if section.get("queue") else ()))
     checks: dict[str, Check] = {
@@ -180,9 +186,26 @@ def _checks_of_cluster(
     }
     if params:
         checks["training job"] = partial(_lines, cluster.dry_run, api, namespace, params)
+        checks["capacity"] = partial(_lines, _capacity, api, namespace, params)
     if section.get("queue"):
         checks["cluster_queue"] = partial(_lines, cluster.local_queue, api, namespace, str(section["queue"]))
     return {name: partial(retries.call, "answer", check) for name, check in checks.items()}
+
+
+def _capacity(api: client.ApiClient, namespace: str, params: Params) -> Iterator[str]:
+    """Check that the cluster can ever hold the pods that run a model: those of a job at once, and later evaluation."""
+    config = with_memory(params, shape_of_base(params))
+    evaluation, job = [capacity.evaluating_pods(config)], [capacity.training_pods(config)]
+    if config.rollout_servers:
+        job += capacity.server_pods(api, namespace, RUNTIME_WITH_SERVERS)
+    lines = [*capacity.too_large_for_nodes(api, config, [*job, *evaluation])]
+    if (own := own_namespace()) == namespace:
+        lines += capacity.beyond_quotas(api, namespace, [*job, capacity.launcher_pods()], evaluation)
+    else:
+        lines += [*capacity.beyond_quotas(api, namespace, job), *capacity.beyond_quotas(api, own, evaluation)]
+    if config.queue:
+        lines += capacity.beyond_queue(api, namespace, config.queue, job)
+    return (in_the_form(line) if line.startswith(f"{CLUSTER}.") else line for line in lines)
 
 
 def _lines(check: Callable[..., Iterator[str]], *arguments: Any) -> list[str]:

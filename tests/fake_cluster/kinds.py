@@ -11,6 +11,7 @@ class Kind(NamedTuple):
     version: str
     plural: str
     name: str
+    namespaced: bool = True
 
     @property
     def api_version(self) -> str:
@@ -27,13 +28,18 @@ _TRAINER = ("trainer.kubeflow.org", "v1alpha1")
 TRAIN_JOBS = Kind(*_TRAINER, "trainjobs", "TrainJob")
 TRAINING_RUNTIMES = Kind(*_TRAINER, "trainingruntimes", "TrainingRuntime")
 JOB_SETS = Kind("jobset.x-k8s.io", "v1alpha2", "jobsets", "JobSet")
-LOCAL_QUEUES = Kind("kueue.x-k8s.io", "v1beta1", "localqueues", "LocalQueue")
+LOCAL_QUEUES = Kind("kueue.x-k8s.io", "v1beta2", "localqueues", "LocalQueue")
+CLUSTER_QUEUES = Kind("kueue.x-k8s.io", "v1beta2", "clusterqueues", "ClusterQueue", namespaced=False)
+OLD_LOCAL_QUEUES, OLD_CLUSTER_QUEUES = (each._replace(version="v1beta1") for each in (LOCAL_QUEUES, CLUSTER_QUEUES))
 WORKLOADS = Kind("kueue.x-k8s.io", "v1beta2", "workloads", "Workload")
 POSITIONS = Kind("visibility.kueue.x-k8s.io", "v1beta2", "localqueues", "LocalQueue")
 WORKFLOWS = Kind("argoproj.io", "v1alpha1", "workflows", "Workflow")
 PODS = Kind("", "v1", "pods", "Pod")
 EVENTS = Kind("", "v1", "events", "Event")
-NAMESPACES = Kind("", "v1", "namespaces", "Namespace")
+NAMESPACES = Kind("", "v1", "namespaces", "Namespace", namespaced=False)
+NODES = Kind("", "v1", "nodes", "Node", namespaced=False)
+QUOTAS = Kind("", "v1", "resourcequotas", "ResourceQuota")
+LIMIT_RANGES = Kind("", "v1", "limitranges", "LimitRange")
 SECRETS = Kind("", "v1", "secrets", "Secret")
 CLAIMS = Kind("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim")
 

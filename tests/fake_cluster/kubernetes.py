@@ -1,7 +1,7 @@
 """Kubernetes' API: objects by the paths of their kind, RBAC, and the logs of pods."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -27,6 +27,8 @@ class Access:
     user: str
     rules: list[Json] | None = None
     """PolicyRules as in a Role; with None everything is allowed."""
+    cluster_rules: list[Json] = field(default_factory=list)
+    """PolicyRules as in a ClusterRole that is bound for the whole cluster."""
     token: str = "token-1"
     """The token that the client must present."""
 
@@ -45,10 +47,9 @@ class Access:
         """Tell whether some rule allows it; a Role allows nothing outside its namespace."""
         wanted = {"verbs": verb, "apiGroups": group, "resources": resource}
         return self.rules is None or any(
-            bool(namespace)
-            and all({value, "*"} & set(rule.get(key, [])) for key, value in wanted.items())
+            all({value, "*"} & set(rule.get(key, [])) for key, value in wanted.items())
             and (not rule.get("resourceNames") or name in rule["resourceNames"])
-            for rule in self.rules
+            for rule in [*(self.rules if namespace else []), *self.cluster_rules]
         )
 
 
@@ -85,13 +86,13 @@ class KubernetesApi:
         verb = (_ON_ONE if name else _ON_ALL).get(request.method)
         read = {"": self._get, "log": self._log, "pendingworkloads": self._pending_workloads}
         is_known = (kind, subresource, verb) in _SUBRESOURCES or not (subresource or kind == POSITIONS)
-        if not kind or not verb or bool(namespace) == (kind == NAMESPACES) or not is_known:
+        if not kind or not verb or bool(namespace) != kind.namespaced or not is_known:
             raise NotImplementedError(f"{request.method} {request.path}")
         if kind in self._cluster.uninstalled:
             raise ApiError(404, _NO_SUCH_PATH)
         resource = f"{plural}/{subresource}" if subresource else plural
         # A namespace's own name counts as its namespace, too.
-        self.access.authorize(verb, group, resource, namespace or name, name)
+        self.access.authorize(verb, group, resource, name if kind == NAMESPACES else namespace, name)
         verbs: dict[str, Callable[[Key, Request], Answer]] = {
             "get": read.get(subresource, self._get),
             "list": self._list,
@@ -132,10 +133,8 @@ class KubernetesApi:
         kinds = [each for each in KINDS if each[:2] == (group, version) and each not in self._cluster.uninstalled]
         if not kinds:
             raise ApiError(404, _NO_SUCH_PATH)
-        fixed = {"namespaced": True, "verbs": ["get"]}
-        listed = [
-            {"name": each.plural, "singularName": each.name.lower(), "kind": each.name, **fixed} for each in kinds
-        ]
+        listed: list[Json] = [{"name": each.plural, "kind": each.name, "namespaced": each.namespaced} for each in kinds]
+        listed = [{**each, "singularName": each["kind"].lower(), "verbs": ["get"]} for each in listed]
         return Answer({"kind": "APIResourceList", "groupVersion": f"{group}/{version}", "resources": listed})
 
     def _existing(self, key: Key) -> Json:

@@ -9,7 +9,7 @@ from kubernetes import client, config
 
 from components.cluster import kube, reaper
 from components.cluster.config import ClusterConfig
-from components.preflight import cluster
+from components.preflight import capacity, cluster
 from components.preflight.cluster import LAUNCH, QUEUE
 from components.shared.errors import PipelineError
 from tests.cluster.launched import RESULT, add_train_job, launched
@@ -24,7 +24,10 @@ LAUNCHER: set[Grant] = {
     ("get", "trainer.kubeflow.org", "trainingruntimes", "grpo-torch"),
     ("get", "trainer.kubeflow.org", "trainingruntimes", "grpo-torch-vllm"),
     ("get", "", "persistentvolumeclaims", "grpo-pipeline"),
+    ("list", "", "resourcequotas", ""),
+    ("list", "", "limitranges", ""),
 }
+CAPACITY: set[Grant] = {("list", "", "nodes", ""), ("get", "kueue.x-k8s.io", "clusterqueues", "")}
 LOCAL_QUEUE: set[Grant] = {("get", "kueue.x-k8s.io", "localqueues", "grpo-pipeline")}
 REAPER: set[Grant] = {
     *((verb, "trainer.kubeflow.org", "trainjobs", "") for verb in ("delete", "list")),
@@ -46,14 +49,21 @@ def grants(role: Json) -> set[Grant]:
 
 @pytest.mark.parametrize("name", OVERLAYS)
 def test_roles_permit_what_is_needed(name: str) -> None:
-    """In the namespace alone: no cluster role, and no role but the launcher's and the reaper's."""
+    """In the namespace alone, but for looking at nodes and queues where one installation is all of Kubeflow."""
     documents = overlay(name)
     launcher = LAUNCHER | (LOCAL_QUEUE if name.endswith("kueue") else set())
     assert grants(one(documents, "Role", "grpo-pipeline-launcher")) == launcher
     assert grants(one(documents, "Role", "grpo-pipeline-reaper")) == REAPER
     roles = {(each["kind"], each["metadata"]["name"]) for each in documents if "Role" in each["kind"]}
     subjects = ("grpo-pipeline-launcher", "grpo-pipeline-reaper")
-    assert roles == {(kind, subject) for kind in ("Role", "RoleBinding") for subject in subjects}
+    expected = {(kind, subject) for kind in ("Role", "RoleBinding") for subject in subjects}
+    if name.startswith("standalone"):
+        assert grants(one(documents, "ClusterRole", "grpo-pipeline-capacity")) == CAPACITY
+        expected |= {(kind, "grpo-pipeline-capacity") for kind in ("ClusterRole", "ClusterRoleBinding")}
+        binding = one(documents, "ClusterRoleBinding", "grpo-pipeline-capacity")
+        assert binding["roleRef"]["name"] == "grpo-pipeline-capacity"
+        assert binding["subjects"] == one(documents, "RoleBinding", "grpo-pipeline-launcher")["subjects"]
+    assert roles == expected
     for subject in subjects:
         reference = one(documents, "RoleBinding", subject)["roleRef"]
         assert (reference["kind"], reference["name"]) == ("Role", subject)
@@ -94,6 +104,12 @@ def test_preflight_and_stop_work_with_the_role_of_steps(server: ApiServer, api: 
     assert list(cluster.runtime(api, server.namespace, "grpo-torch")) == []
     list(cluster.volume(api, server.namespace, ClusterConfig(image="any").volume))
     list(cluster.local_queue(api, server.namespace, "grpo-pipeline"))
+    role = one(overlay("standalone-kueue"), "ClusterRole", "grpo-pipeline-capacity")
+    server.access.cluster_rules = role["rules"]
+    pods = [capacity.training_pods(ClusterConfig())]
+    list(capacity.too_large_for_nodes(api, ClusterConfig(), pods))
+    list(capacity.beyond_quotas(api, server.namespace, pods))
+    list(capacity.beyond_queue(api, server.namespace, "grpo-pipeline", pods))
     assert reaper.delete_run(api, server.namespace, "run-1") == ["grpo-1"]
     assert {request.status for request in server.requests[before:]} <= {200, 404}
     with pytest.raises(client.ApiException, match="403"):

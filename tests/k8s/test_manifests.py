@@ -35,7 +35,7 @@ _METADATA = _object({"name": _NAME, "namespace": _NAME, "labels": {"type": "obje
 
 
 def _kind(kind: str, spec: Json | None) -> Json:
-    properties = {"apiVersion": {"const": "kueue.x-k8s.io/v1beta1"}, "kind": {"const": kind}, "metadata": _METADATA}
+    properties = {"apiVersion": {"const": "kueue.x-k8s.io/v1beta2"}, "kind": {"const": kind}, "metadata": _METADATA}
     return _object({**properties, "spec": spec}, *properties, "spec") if spec else _object(properties, *properties)
 
 
@@ -98,7 +98,8 @@ def test_overlay_sets_the_namespace_and_changes_no_pod(name: str) -> None:
     """Objects and the subjects of bindings are in it: a subject in another namespace would get no permission."""
     namespace = NAMESPACES[name]
     for document in overlay(name):
-        assert document["metadata"]["namespace"] == namespace, document["metadata"]["name"]
+        if not document["kind"].startswith("Cluster"):
+            assert document["metadata"]["namespace"] == namespace, document["metadata"]["name"]
         assert {subject["namespace"] for subject in document.get("subjects", [])} <= {namespace}
     binding = one(overlay(name), "RoleBinding", "grpo-pipeline-launcher")
     assert [subject["name"] for subject in binding["subjects"]] == [STEPS[namespace]]

@@ -13,6 +13,7 @@ from components.cluster.config import ClusterConfig
 from components.preflight.config import DEPLOYMENT, SECRET_KEYS, DeploymentConfig, load_params
 from components.preflight.form import OVERRIDES, parameters
 from components.preflight.preflight import DEADLINE_S
+from components.preflight.resources import shape_of_base, with_memory
 from components.shared import images
 from pipelines.parameter_table import page
 from tests.pipelines.compiled import COMMITTED, compile_graph, compiled, graph
@@ -29,7 +30,7 @@ SIZES = {
     "validate-data": (1, 2, 4, 8, 4, 2),
     "train-sft": (0.5, 2, 2, 4, 60 * 24, 3),
     "train-grpo": (0.5, 2, 2, 4, 60 * 24, 3),
-    "evaluate": (4, 16, 32, 128, 72, 2),
+    "evaluate": (1, 4, None, None, 72, 2),
     "report": (1, 2, 2, 4, 1, 1),
     "register": (1, 2, 4, 8, 6, 0),
 }
@@ -71,7 +72,10 @@ def test_every_task_asks_for_what_it_needs(task: str) -> None:
     cpu, most_cpu, memory, most_memory, hours, retries = SIZES[task]
     asked, settings = graph().containers[task]["resources"], graph().settings(task)
     assert (asked["cpuRequest"], asked["cpuLimit"]) == (cpu, most_cpu)
-    assert (asked["memoryRequest"], asked["memoryLimit"]) == (memory, most_memory)
+    if task in MODEL:
+        computed = "{{$.inputs.parameters['pipelinechannel--preflight-evaluate_memory']}}"
+        assert asked["resourceMemoryRequest"] == asked["resourceMemoryLimit"] == computed
+    assert (asked.get("memoryRequest"), asked.get("memoryLimit")) == (memory, most_memory)
     assert int(settings["activeDeadlineSeconds"]) == hours * 3600
     assert settings["podMetadata"]["labels"]["app.kubernetes.io/managed-by"] == "grpo-pipeline"
     assert len(settings["imagePullSecret"]) == 1
@@ -219,9 +223,13 @@ def test_the_panel_of_a_task_lists_what_it_works_with() -> None:
     for name, task in graph().tasks.items():
         inputs = task["inputs"]["parameters"]
         passed = {each for each in inputs if each.startswith("pipelinechannel--")}
-        assert passed == ({"pipelinechannel--preflight-evaluate_gpus"} if name == "evaluate" else set())
+        computed = {f"pipelinechannel--preflight-evaluate_{each}" for each in ("gpus", "memory")}
+        assert passed == (computed if name == "evaluate" else set())
         if name != "preflight":
-            assert set(inputs) - passed <= {"config", "cluster", "run_id", "accelerator_count"}
+            assert set(inputs) - passed <= {
+                *("config", "cluster", "run_id"),
+                *("accelerator_count", "memory_request", "memory_limit"),
+            }
         else:
             assert set(inputs) == {*parameters(), DEPLOYMENT}
 
@@ -254,3 +262,15 @@ def _values(value: Any) -> list[dict[str, Any]]:
     if isinstance(value, dict):
         return [value, *(each for item in value.values() for each in _values(item))]
     return [each for item in value for each in _values(item)] if isinstance(value, list) else []
+
+
+@pytest.mark.parametrize("name", ["params.yaml", "params/smoke.yaml"])
+def test_a_first_run_fits_beside_kubeflow_on_a_small_node(name: str) -> None:
+    """Of 4 CPUs and 16 GiB Kubeflow itself has 2 and 6: room for any task, and for a training pod with its launcher."""
+    params = load_params(ROOT / name)
+    params = params.model_copy(update={"cluster": params.cluster.model_copy(update={"gpus_per_node": 0})})
+    config = with_memory(params, shape_of_base(params))
+    launcher = SIZES["train-sft"]
+    assert config.training_pod.cpu + launcher[0] <= 2
+    assert config.training_pod.memory_gib + (launcher[2] or 0) <= 10
+    assert all(cpu <= 2 and (memory or config.evaluation_gib) <= 10 for cpu, _, memory, *_ in SIZES.values())

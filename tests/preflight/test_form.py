@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from components.preflight.config import load_params, stage_sections
+from components.preflight.config import Params, load_params, stage_sections
 from components.preflight.form import TYPED_KEYS, Form, complete, form_of, sections_of, wrong_sections
 from tests.preflight.conftest import DEPLOYMENT, with_overrides
 from tests.presets import FILES, write_params
@@ -26,7 +26,7 @@ def test_a_form_means_what_the_params_file_says(path: Path) -> None:
     sections, twice = _sections(form)
     assert form == before, "it is shared"
     assert twice == wrong_sections(sections) == []
-    made, expected = complete(sections), stage_sections(load_params(path))
+    made, expected = complete(Params.model_validate(sections)), stage_sections(load_params(path))
     cluster = made.pop("cluster")
     assert made["register"].pop("registry") == "/work/registry"
     expected["register"].pop("registry")
@@ -63,7 +63,7 @@ def test_the_typed_parameters_are_what_training_gets(form: Form) -> None:
         "base_model": "org/model",
     }
     assert values.keys() == TYPED_KEYS.keys()
-    before, after = (complete(_sections(each)[0]) for each in (form, {**form, **values}))
+    before, after = (complete(Params.model_validate(_sections(each)[0])) for each in (form, {**form, **values}))
     for stage in ("train_sft", "train_grpo"):
         assert after[stage]["engine"].pop("num_processes") == 8
         before[stage]["engine"].pop("num_processes")

@@ -198,7 +198,7 @@ def test_missing_permission_to_read_is_reported_and_not_fatal(
     pods = {"apiGroups": [""], "resources": ["pods", "pods/log", "events"], "verbs": ["*"]}
     server.access.rules = [trainer, pods]
     ready(form)
-    assert f"preflight: no permission to read {CLAIM}; assuming it is usable\n" in capsys.readouterr().out
+    assert f"preflight: no permission to read {CLAIM}; going on without\n" in capsys.readouterr().out
 
 
 def test_a_training_job_that_the_cluster_refuses_is_reported(server: ApiServer, form: Form) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from components.preflight.config import Params
-from components.preflight.form import SKIP_IF_UNCHANGED, Form, complete, sections_of
+from components.preflight.form import SKIP_IF_UNCHANGED, Form, sections_of
 from components.shared import lineage
 from components.shared.errors import PipelineError, UnchangedRunError
 from tests.fake_cluster import ApiServer
@@ -16,7 +16,7 @@ from tests.preflight.conftest import DEPLOYMENT, git, ready
 
 def register(folder: Path, tag: str, form: Form, *, code: str = "") -> None:
     """Make a version whose policy was made by what a form means."""
-    sections = complete(sections_of(form, DEPLOYMENT, commit="", secrets={})[0])
+    sections = sections_of(form, DEPLOYMENT, commit="", secrets={})[0]
     configs = Params.model_validate(sections).model_dump(mode="json")
 
     def made(stage: str, **inputs: Any) -> dict[str, Any]:

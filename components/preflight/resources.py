@@ -1,0 +1,96 @@
+"""Memory of the pods that run a model, where the params leave it open: what the model takes, by its shape.
+
+Measured: a process that trains a model of 0.2 million parameters on CPUs holds 0.6 GiB, all of it code.
+"""
+
+import math
+
+from components.cluster.config import ClusterConfig
+from components.policy.config import EngineConfig
+from components.preflight.config import Params
+from components.shared.errors import PipelineError
+from components.shared.model import model_config
+from components.shared.model_shape import ModelShape, shape_of
+
+_GIB = 2**30
+_POD_GIB, _PROCESS_GIB, _GPU_PROCESS_GIB, _VLLM_GIB = 2, 2, 4, 4
+"""Code and buffers: of the pod as a whole, of each process that trains, of one that drives a GPU, and of vLLM."""
+_FP32, _BF16 = 4, 2
+_OPTIMIZER_BYTES = 16
+"""Of a parameter: two moments, the master weight and the gradient, all in fp32."""
+_CHECKPOINT_BYTES = 12
+"""Of a parameter: two moments and the weight in fp32."""
+_ON_CPU_BYTES = 32
+"""Of a parameter where training runs on CPUs: weights, gradient and optimizer, the reference, a checkpoint."""
+_MARGIN = 1.25
+"""Over what is counted in evaluation: activations, and the completions themselves."""
+
+
+def shape_of_base(params: Params) -> ModelShape | None:
+    """Return the shape of the base model; None where it is on the volume, unreachable, or of an unknown family."""
+    model = params.train_sft.model
+    try:
+        return shape_of(model)
+    except PipelineError:
+        if model.base.startswith(("/", ".")):
+            return None
+    try:
+        model_config(model.base)  # into the local cache
+        return shape_of(model)
+    except PipelineError:
+        return None
+
+
+def with_memory(params: Params, shape: ModelShape | None) -> ClusterConfig:
+    """Return the cluster's section with the memory of its pods; what is set there, or cannot be told, stays."""
+    config = params.cluster
+    if shape is None:
+        return config
+    memory = {
+        "memory_per_node_gib": config.memory_per_node_gib or _training_gib(params, shape.num_parameters),
+        "evaluate_memory_gib": config.evaluate_memory_gib or _evaluation_gib(params, shape),
+    }
+    return config.model_copy(update=memory)
+
+
+def _training_gib(params: Params, num_parameters: int) -> int:
+    """GiB of a training pod without /dev/shm, for whichever of SFT and GRPO takes more."""
+    grpo, config = params.train_grpo, params.cluster
+    processes = max(1, config.gpus_per_node)
+    copies = 2 if grpo.reward.model else 1  # a learned reward model is as large, and is trained too
+    engines = processes if grpo.sampler.vllm else 0
+    if not config.gpus_per_node:
+        cache_gib = grpo.sampler.vllm.cache_gib if grpo.sampler.vllm else 0.0
+        states_gib = copies * _ON_CPU_BYTES * num_parameters / _GIB
+        return math.ceil(_POD_GIB + processes * _PROCESS_GIB + engines * (_VLLM_GIB + cache_gib) + states_gib)
+    of_grpo = _host_bytes(grpo.engine, processes)
+    if grpo.reference == "offloaded" and grpo.loss.kl.coefficient > 0:
+        of_grpo += processes * _bytes(grpo.engine)
+    per_parameter = max(_host_bytes(params.train_sft.engine, processes), copies * of_grpo)
+    code_gib = _POD_GIB + processes * _GPU_PROCESS_GIB + engines * _VLLM_GIB
+    return math.ceil(code_gib + per_parameter * num_parameters / _GIB)
+
+
+def _host_bytes(engine: EngineConfig, processes: int) -> float:
+    """Bytes of the host for each parameter.
+
+    At the start every process loads the weights; later the first one collects a checkpoint, and each holds its shard of
+    what is offloaded. Adapters are counted as if all weights were trained.
+    """
+    offloaded = {"none": 0, "optimizer": _OPTIMIZER_BYTES, "all": _OPTIMIZER_BYTES + _bytes(engine)}[engine.offload]
+    return max(processes * _bytes(engine), _CHECKPOINT_BYTES) + processes * offloaded / engine.num_processes
+
+
+def _bytes(engine: EngineConfig) -> int:
+    return _BF16 if engine.precision == "bf16" else _FP32
+
+
+def _evaluation_gib(params: Params, shape: ModelShape) -> int:
+    """GiB of the pod that evaluates, which loads the weights in fp32; without a GPU it holds the KV cache as well."""
+    weights, evaluate = _FP32 * shape.num_parameters, params.evaluate
+    if params.cluster.gpus_per_node:
+        return math.ceil(_POD_GIB + _GPU_PROCESS_GIB + weights / _GIB)
+    tokens = evaluate.max_batch_size * (params.max_prompt_tokens + evaluate.max_new_tokens)
+    logits = 3 * _FP32 * evaluate.max_batch_size * shape.vocabulary_size
+    held = weights + tokens * shape.kv_bytes_per_token(_FP32) + logits
+    return math.ceil(_POD_GIB + _MARGIN * held / _GIB)
