@@ -30,6 +30,12 @@ _ALL = -1
 _ERROR = "error: "
 _OTHERS = re.compile(r"[EFIW]\d{4} \d\d:|time=|\[KFP |Error: exit status")
 """Beginnings of the lines that Kubeflow and Argo add to what a stage prints."""
+_REPORTS = re.compile(
+    r"^(?:I\d{4} \d\d:|time=\S+ level=INFO |\[KFP Executor \S+ \S+ INFO\]).*\n"
+    r"(?:(?:(?<=\{\n)|\{\n)(?: .*\n)*(?:\}\n)?)?",
+    re.MULTILINE,
+)
+"""What they report while all is well, with the JSON of a task's inputs and outputs: most of a short log."""
 _FATAL = re.compile(r"^F\d{4} \S+ +\d+ \S+\] (.*\S)", re.MULTILINE)
 """The line with which a program of Kubeflow's own ends."""
 _RETRYABLE = re.compile(rf"^F\d{{4}} .*: exit status {RetryableError.exit_code}$", re.MULTILINE)
@@ -145,7 +151,7 @@ def logs(kubeflow: Kubeflow, moments: Iterable[Any], stage: str | None) -> Itera
         if stage and chosen and all(each.state in FINISHED for each in chosen):
             break
     for each, pod, heading in _attempts(chosen):
-        if pod not in num_shown and each.state and (pod or stage or each.state != NOT_REACHED):
+        if not num_shown.get(pod) and each.state and (pod or stage or each.state != NOT_REACHED):
             yield from (heading, f"({_why_no_log(kubeflow, run, each, pod)})")
     if not current:
         raise PipelineError(f"{run.display_name}: no log of {stage or 'any stage'} is available")
@@ -210,7 +216,10 @@ def _attempts(chosen: Iterable[Stage]) -> Iterator[tuple[Stage, str, str]]:
 
 
 def _new_lines(kubeflow: Kubeflow, run: Any, stage: Stage, pod: str, num_shown: dict[str, int]) -> list[str]:
-    """Return the whole lines that a pod has printed since the last time; none where its log is not available now."""
+    """Return the whole lines that a pod has printed since the last time; none where its log is not available now.
+
+    What Kubeflow and Argo report is left out, unless there is nothing else.
+    """
     if not pod or num_shown.get(pod) == _ALL:
         return []
     try:
@@ -222,9 +231,10 @@ def _new_lines(kubeflow: Kubeflow, run: Any, stage: Stage, pod: str, num_shown: 
     if text is None:
         return []
     is_over = stage.state in FINISHED or run.state in FINISHED
-    end = len(text) if is_over else text.rfind("\n") + 1
-    new = text[num_shown.get(pod, 0) : end].splitlines()
-    num_shown[pod] = _ALL if is_over else end
+    whole = text if is_over else text[: text.rfind("\n") + 1]
+    shown = _REPORTS.sub("", whole) or (whole if is_over else "")
+    new = shown[num_shown.get(pod, 0) :].splitlines()
+    num_shown[pod] = _ALL if is_over else len(shown)
     return new
 
 

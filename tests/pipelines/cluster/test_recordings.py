@@ -1,6 +1,8 @@
 import re
 import sys
+from collections.abc import Iterator
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -154,6 +156,32 @@ def test_an_image_that_nodes_cannot_pull_is_named_with_the_reason(
         'preflight: image grpo-pipeline/python-light:dev cannot be pulled: Head "https://registry-1.'
     )
     assert line.endswith("no such host")
+
+
+def test_logs_leave_out_what_kubeflow_reports(recorded: Recorded, server: ApiServer, kubeflow: Kubeflow) -> None:
+    """Hundreds of lines about inputs and outputs, also where the log is followed as it grows."""
+    run_id = recorded.id_of("small1")
+    *before, ended = recorded.runs[run_id]
+    details = [(moment, task) for moment in before for task in moment["run_details"]["task_details"]]
+    running = next(
+        moment for moment, task in details if (task.get("display_name"), task.get("state")) == ("train-sft", "RUNNING")
+    )
+    ((pod, text),) = ((pod, text) for pod, text in server.kfp.pods.items() if text and pod in recorded.pods_of[run_id])
+
+    def growing() -> Iterator[Any]:
+        server.kfp.runs[run_id] = running
+        for size in range(0, len(text), 97):
+            server.kfp.pods[pod] = text[:size]
+            yield kubeflow.run(run_id)
+        server.kfp.runs[run_id], server.kfp.pods[pod] = ended, text
+        yield kubeflow.run(run_id)
+
+    followed = list(logs.logs(kubeflow, growing(), "train_sft"))
+    assert followed == list(logs.logs(kubeflow, [kubeflow.run(run_id)], "train_sft"))
+    heading, first, *_, last = followed
+    assert (heading, first) == ("==> train_sft <==", "train_sft: submitted grpo-98034d0d-aa35fe25")
+    assert len(followed) == 10
+    assert last.startswith("W1122 ")
 
 
 def test_a_run_whose_workflow_was_removed_is_told_from_one_that_runs(recorded: Recorded, kubeflow: Kubeflow) -> None:
