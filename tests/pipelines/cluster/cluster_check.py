@@ -47,17 +47,11 @@ STEPS_BEFORE, STEPS_AFTER = 40, 20
 """Steps of that run until its launcher is deleted, and steps after which it has gone on."""
 _POLL_S = 5.0
 _UI = ("kubeflow", "service/ml-pipeline-ui")
-_STEP = re.compile(r"^train_grpo (\d+)/\d+ ", re.MULTILINE)
+STEP = re.compile(r"^train_grpo (\d+)/\d+ ", re.MULTILINE)
 _RUN_ID = re.compile(r"\b[0-9a-f]{8}-[0-9a-f-]{27}\b")
-_UPLOAD = re.compile(r'uploadFile\(localFilePath="/(\w+)/([^/"]+)/([^"]+)"')
+UPLOAD = re.compile(r'uploadFile\(localFilePath="/(\w+)/([^/"]+)/([^"]+)"')
 """How Kubeflow logs that it copies a file to the object store: source, bucket and key of the UI's artifact address."""
 _NOT_SELF_CONTAINED = re.compile(r"<script|<(?:img|link|iframe)\b[^>]*?(?:src|href)\s*=\s*[\"']?(?:https?:)?//", re.I)
-_CLEAN_VOLUME = """
-cd {mount} && rm -rf {name} && cd grpo-pipeline || exit 1
-for file in $(grep -lsw {seed} work/*/*/fingerprint.json); do rm -rf "$(dirname "$file")"; done
-for run in {runs}; do rm -rf "$run" $(grep -ls "$run" work/*/*.json); done
-"""
-"""Removes the versions, the unfinished work with the seed, and the runs with what refers to them."""
 _Answer = TypeVar("_Answer")
 
 
@@ -345,7 +339,7 @@ class Acceptance:
 
     def _clean_volume(self) -> None:
         """Remove what the runs left on the volume, with a pod that mounts it."""
-        script = _CLEAN_VOLUME.format(mount=MOUNT, name=self.name, seed=self._seed, runs=" ".join(self._runs))
+        script = cleaning(MOUNT, self.name, self._seed, self._runs)
         namespace = self._cluster.jobs.namespace
         self._cluster.pods.create_namespaced_pod(
             namespace, volume_pod(self.name, script, self._cluster.params.deployment)
@@ -423,7 +417,7 @@ class Acceptance:
 
     def _steps(self, run_id: str) -> list[int]:
         """Return the steps that GRPO has shown so far."""
-        return list(map(int, _STEP.findall(self._log(run_id, "train_grpo"))))
+        return list(map(int, STEP.findall(self._log(run_id, "train_grpo"))))
 
     def _step(self, run_id: str, least: int) -> int | None:
         """Return GRPO's step once it has come to the least one, in a run that goes on."""
@@ -463,7 +457,7 @@ class Acceptance:
 
     def _uploaded(self, stage: str) -> list[tuple[str, str, str]]:
         """Return source, bucket and key of the files that a stage of the first run gave to Kubeflow."""
-        return _UPLOAD.findall(self._log(self._needs(self._first), stage))
+        return UPLOAD.findall(self._log(self._needs(self._first), stage))
 
     def _fetch(self, file: tuple[str, str, str]) -> str:
         """Return a file from the UI's artifact address."""
@@ -473,6 +467,15 @@ class Acceptance:
         api = kubeflow.client._run_api.api_client
         answer = api.call_api("/artifacts/get", "GET", query_params=query, _preload_content=False, **options)
         return str(answer.data.decode("utf-8", errors="replace"))
+
+
+def cleaning(mount: str, name: str, seed: int, run_ids: list[str]) -> str:
+    """Return the shell script that removes the versions of a check, its unfinished work, and its runs."""
+    return f"""
+        cd {mount} && rm -rf {name} && cd grpo-pipeline || exit 1
+        for file in $(grep -lsw {seed} work/*/*/fingerprint.json); do rm -rf "$(dirname "$file")"; done
+        for run in {" ".join(run_ids)}; do rm -rf "$run" $(grep -ls "$run" work/*/*.json); done
+    """
 
 
 def volume_pod(name: str, script: str, deployment: DeploymentConfig) -> Json:

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,7 +13,9 @@ from kubernetes.client import CoreV1Api
 from components.cluster import kube
 from components.cluster.kube import Clock, TrainJobs
 from components.preflight.config import load_params
+from components.shared import lineage
 from components.shared.environment import ENDPOINT_VARIABLES, KUBECONFIG_VARIABLE
+from components.shared.work import locked_work
 from pipelines.cluster.kubeflow import Kubeflow
 from pipelines.run.screen import Screen
 from tests.fake_cluster import ApiServer, Json, kinds
@@ -21,12 +24,16 @@ from tests.pipelines.cluster.cluster_check import (
     LONG_STEPS,
     NO_QUEUE,
     ROOT,
+    STEP,
+    UPLOAD,
     Acceptance,
     Cluster,
     LocalRun,
+    cleaning,
     forwarded,
     report,
 )
+from tests.pipelines.cluster.recorded import RECORDINGS
 
 pytestmark = pytest.mark.slow
 DIGEST = "0123456789abcdef" * 4
@@ -237,6 +244,38 @@ def test_what_does_not_hold_is_found_and_nothing_else(
     assert server.cluster.all(kinds.TRAIN_JOBS) == []
     if not missed:
         assert (server.kfp.runs, server.kfp.experiments, server.cluster.all(kinds.PODS)) == ({}, {}, [])
+
+
+def test_only_what_the_check_made_is_removed_from_the_volume(tmp_path: Path) -> None:
+    """Its registry, runs, unfinished work and results; another run's stay."""
+    ours, theirs = "11111111-ours", "22222222-theirs"
+    for name, run_id, seed in (("cluster-check-1", ours, 123456789), ("cluster-check-2", theirs, 1234567890)):
+        root = tmp_path / "grpo-pipeline"
+        for folder in (tmp_path / name / "registry", root / run_id / "train_sft/reference"):
+            folder.mkdir(parents=True)
+        work = locked_work(root / "work", "train_grpo", lineage.describe("train_grpo", {"seed": seed}, {}))
+        with suppress(KeyboardInterrupt), work as unfinished:
+            (unfinished.folder / "checkpoint").touch()
+            raise KeyboardInterrupt
+        with locked_work(root / "work", "train_sft", lineage.describe("train_sft", {"seed": seed}, {})) as finished:
+            finished.finish({"reference": root / run_id / "train_sft/reference"}, {})
+    script = cleaning(str(tmp_path), "cluster-check-1", 123456789, [ours])
+    subprocess.run(["sh", "-c", script], check=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cluster-check-2", "grpo-pipeline"]
+    assert sorted(path.name for path in (tmp_path / "grpo-pipeline").iterdir()) == [theirs, "work"]
+    left = sorted(path for path in (tmp_path / "grpo-pipeline/work").glob("*/*") if not path.name.startswith("."))
+    assert [path.parent.name for path in left] == ["train_grpo", "train_sft"]
+    assert all("1234567890" in path.read_text() or theirs in path.read_text() for path in left if path.is_file())
+
+
+@pytest.mark.skipif(not RECORDINGS.is_dir(), reason=f"{RECORDINGS} is not here")
+def test_lines_that_are_read_are_those_of_real_logs() -> None:
+    """Where Kubeflow's launcher puts a file, and how far GRPO is."""
+    trained = UPLOAD.findall((RECORDINGS / "logs/train_sft-succeeded.txt").read_text())
+    assert {source for source, *_ in trained} == {"minio"}
+    assert any(key.endswith("/training/curves.csv") for *_, key in trained)
+    steps = list(map(int, STEP.findall((RECORDINGS / "logs/train_grpo-terminated.txt").read_text())))
+    assert (steps[0], steps[-1]) == (85, 216)
 
 
 def test_runs_can_be_kept(server: ApiServer, connected: Cluster, tmp_path: Path) -> None:
