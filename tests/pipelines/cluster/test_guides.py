@@ -47,8 +47,7 @@ class Call(NamedTuple):
 
 def blocks(guide: str) -> list[str]:
     """The shell of a guide, block by block."""
-    text = (ROOT / "docs/how-to" / f"{guide}.md").read_text(encoding="utf-8")
-    return re.findall(r"^```bash\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    return re.findall(r"^```bash\n(.*?)^```$", _text(guide), re.DOTALL | re.MULTILINE)
 
 
 @pytest.fixture(scope="module", params=GUIDES)
@@ -168,10 +167,9 @@ def test_kind_knows_every_option(calls: list[Call]) -> None:
 @pytest.mark.parametrize("guide", GUIDES)
 def test_yaml_in_a_guide_is_valid(guide: str, tmp_path: Path) -> None:
     """A params file is loaded; any other example is tried in a kustomization on top of an overlay."""
-    text = (ROOT / "docs/how-to" / f"{guide}.md").read_text(encoding="utf-8")
     for name in ("k8s", "params", "params.yaml"):
         (tmp_path / name).symlink_to(ROOT / name)
-    for number, example in enumerate(re.findall(r"^```yaml\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)):
+    for number, example in enumerate(re.findall(r"^```yaml\n(.*?)^```$", _text(guide), re.DOTALL | re.MULTILINE)):
         if "extends:" in example:
             (tmp_path / "example.yaml").write_text(example)
             load_params(tmp_path / "example.yaml")
@@ -185,9 +183,12 @@ def test_yaml_in_a_guide_is_valid(guide: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("guide", GUIDES)
 def test_files_that_a_guide_names_are_there(guide: str) -> None:
     """Nothing leads nowhere."""
-    text = (ROOT / "docs/how-to" / f"{guide}.md").read_text(encoding="utf-8")
-    for path in re.findall(r"(?:`|OVERLAY=)((?:docs|images|tests|k8s)/[\w./-]+)", text):
+    for path in re.findall(r"(?:`|OVERLAY=)((?:docs|images|tests|k8s)/[\w./-]+)", _text(guide)):
         assert (ROOT / path).exists(), path
+
+
+def _text(guide: str) -> str:
+    return (ROOT / "docs/how-to" / f"{guide}.md").read_text(encoding="utf-8")
 
 
 def _of(calls: list[Call], program: str) -> list[Call]:
