@@ -8,7 +8,7 @@ import json
 import re
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from itertools import count, takewhile
 from typing import Any
@@ -258,7 +258,12 @@ def _why_no_log(kubeflow: Kubeflow, run: Any, stage: Stage, pod: str) -> str:
 def _events(kubeflow: Kubeflow, pod: str) -> list[dict[str, Any]]:
     """Return the events of a pod, which outlive it by up to an hour; none where they cannot be had."""
     with suppress(PipelineError, ValueError, KeyError):
-        return [each for each in json.loads(_ask_ui(kubeflow, "/k8s/pod/events", pod)[1])["items"] if "message" in each]
+        try:
+            text = _ask_ui(kubeflow, "/k8s/pod/events", pod)[1]
+        except NotFoundError:
+            about = {"field_selector": f"involvedObject.name={pod}"}
+            text = _ask_kubernetes(kubeflow, lambda api: api.list_namespaced_event, **about) or ""
+        return [each for each in json.loads(text)["items"] if "message" in each]
     return []
 
 
@@ -286,22 +291,22 @@ def _log(kubeflow: Kubeflow, run: Any, pod: str) -> str | None:
     try:
         status, text = _ask_ui(kubeflow, "/k8s/pod/logs", pod, **query)
     except NotFoundError:
-        return _log_from_kubernetes(kubeflow, pod)
+        return _ask_kubernetes(kubeflow, lambda api: api.read_namespaced_pod_log, name=pod, container="main")
     # The server reports a log that breaks off with a line at its end, under status 200.
     printed, marker, _ = text.partition(_NO_LOG)
     return printed if status == 200 and (printed or not marker) else None
 
 
-def _log_from_kubernetes(kubeflow: Kubeflow, pod: str) -> str | None:
-    """Return what a pod that still exists has printed so far."""
+def _ask_kubernetes(kubeflow: Kubeflow, method: Callable[[Any], Any], **arguments: str) -> str | None:
+    """Return what Kubernetes answers about a pod of a run, as text; None if there is nothing."""
     from kubernetes.client import ApiException, CoreV1Api
     from urllib3.exceptions import HTTPError
 
     from components.cluster.kube import connect
 
-    options = {"container": "main", "_preload_content": False}
     try:
-        answer = CoreV1Api(connect()).read_namespaced_pod_log(pod, kubeflow.namespace, **options)
+        ask = method(CoreV1Api(connect()))
+        answer = ask(namespace=kubeflow.namespace, _preload_content=False, **arguments)
     except (ApiException, HTTPError, PipelineError) as error:
         if getattr(error, "status", None) in (400, 404):
             return None

@@ -256,7 +256,7 @@ def _has(values: Json, requirement: str) -> bool:
 
 def _fields(document: Json) -> Json:
     """Return the fields of an object that selectors may name."""
-    about = {"involvedObject.uid": document["involvedObject"]["uid"]} if "involvedObject" in document else {}
+    about = {f"involvedObject.{key}": value for key, value in document.get("involvedObject", {}).items()}
     return {"metadata.name": document["metadata"]["name"], **about}
 
 

@@ -328,11 +328,15 @@ def test_an_image_that_is_not_there_is_named(
     assert run.show("status", run.id)[0][-1].startswith(f"error: {reason}")
 
 
-def test_inside_a_cluster_logs_come_from_kubernetes(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inside_a_cluster_logs_and_events_come_from_kubernetes(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """The address there is that of the API server, which has none; without Kubernetes the UI's is asked for."""
     run.tell("FAILED", train_sft=FAILED)
     run.server.kfp.has_ui = False
     assert f"({GONE})" in run.show("logs", run.id, code=2)[0]
+    about = {"kind": "Pod", "name": pod("train-sft", 0), "namespace": "kubeflow", "uid": "1"}
+    event = {"apiVersion": "v1", "kind": "Event", "metadata": {"name": "a", "namespace": "kubeflow"}}
+    run.server.cluster.add({**event, "involvedObject": about, "type": "Warning", **REFUSED})
+    assert f"({NOT_PULLED})" in run.show("logs", run.id, code=2)[0]
     made = run.server.cluster.add_pod(pod("train-sft", 0))
     run.server.cluster.print(made, "step 1", "error: train_sft: out of memory")
     assert run.show("status", run.id)[0][-1] == "error: train_sft: out of memory"
