@@ -4,11 +4,12 @@ import time
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from itertools import islice, takewhile
+from shutil import get_terminal_size
 from typing import Any
 
 from components.shared.errors import PipelineError
 from pipelines.cluster.kubeflow import Kubeflow
-from pipelines.cluster.logs import LOST, activity, failures, is_lost, outcome, poll
+from pipelines.cluster.logs import LOST, activity, failures, is_lost, is_progress, outcome, poll
 from pipelines.cluster.stages import CACHED, FINISHED, NOT_REACHED, Stage, parameter, stages
 from pipelines.run.screen import Screen, Style, duration
 
@@ -137,11 +138,14 @@ class _Display:
         if now - self._looked_s >= _LOOK_S:
             self._looked_s, before, self._activity = now, self._activity, activity(self._kubeflow, run)
             for line in self._activity:
-                if line not in before:
+                if line not in before and not (self._screen.live and is_progress(line)):
                     self._screen.detail(line, Style.DIM)
         if self._screen.live:
-            titles = ", ".join(stage.title for stage in every if stage.state == "RUNNING") or in_words(run.state)
-            print(f"\r\x1b[K      {titles}  {duration(now - self._began_s)}", end="", flush=True)
+            progress = {line.split()[0]: line for line in filter(is_progress, self._activity)}
+            running = [stage.title for stage in every if stage.state == "RUNNING"]
+            titles = ", ".join(progress.get(title.split()[0], title) for title in running) or in_words(run.state)
+            line = f"      {duration(now - self._began_s)}  {titles}"
+            print(f"\r\x1b[K{line[: get_terminal_size().columns - 1]}", end="", flush=True)
 
     def _show_stage(self, stage: Stage, num_stages: int) -> None:
         name, attempts = stage.name, len(stage.pods)
