@@ -123,7 +123,8 @@ class Player:
         for stage, (name, content) in files.items():
             key = f"v2/artifacts/{run_id}/{stage}/{name}"
             self._server.kfp.artifacts["minio", "mlpipeline", key] = content
-            logs[stage] = f'I uploadFile(localFilePath="/minio/mlpipeline/{key}", blobFilePath="{name}")\n'
+            upload = f'uploadFile(localFilePath="/minio/mlpipeline/{key}", blobFilePath="{name}")'
+            logs[stage] = f"{stage}: done\nI1122 10:12:41.846351      15 object_store.go:231] {upload}\n"
         done = Stage("SUCCEEDED", 1)
         if self._fault == "a red run":
             self._show(run_id, preflight=done, train_sft=Stage("FAILED", 1), logs={"train_sft": "error: bad\n"})
