@@ -35,28 +35,31 @@ NAME = "grpo-post-training"
 DESCRIPTION = "Fine-tune a base model, improve it with GRPO, and register it if it is measurably better."
 
 
-def stages(sections: Mapping[str, Any], **launch: Any) -> Tasks:
+def stages(sections: Mapping[str, Any], *, launch: Mapping[str, Any], place: Mapping[str, Any]) -> Tasks:
     """Return the task of each stage by its name, in the order in which they run.
 
-    Each has one artifact, a folder with the stage's outputs; others are pages and figures that Kubeflow shows.
+    Each has one artifact, a folder with the stage's outputs; others are pages and figures that Kubeflow shows. An
+    artifact that other tasks take costs a row of the graph on Kubeflow's page, which would not fit on a screen: only
+    the data, which may come from a cache, are passed on in that way. All else is passed on by its folder.
 
     Args:
         sections: The section of each stage.
         launch: What training takes beside its section on a cluster: where to run, and the run that it belongs to.
+        place: What other stages take on a cluster whose outputs others read: the shared volume, and the run.
     """
     data = prepare_data(config=sections["prepare_data"])
-    validation = validate_data(config=sections["validate_data"], data=data.output)
+    validated = validate_data(config=sections["validate_data"], data=data.output)
     # All that follows needs a model from here, so nothing is trained or measured on data that were rejected.
-    sft = train_sft(config=sections["train_sft"], data=data.output, **launch).after(validation)
-    grpo = train_grpo(config=sections["train_grpo"], data=data.output, sft=sft.output, **launch)
-    models = {"sft": sft.output, "grpo": grpo.output}
-    evaluation = evaluate(config=sections["evaluate"], data=data.output, **models)
-    made = {"validation": validation.outputs["validation"], "evaluation": evaluation.output}
-    reported = report(config=sections["report"], **made, **models)
+    fine_tuned = train_sft(config=sections["train_sft"], data=data.output, **launch).after(validated)
+    problems, sft = fine_tuned.outputs["problems"], fine_tuned.outputs["folder"]
+    improved = train_grpo(config=sections["train_grpo"], problems=problems, sft=sft, **launch)
+    models = {"sft": sft, "grpo": improved.outputs["folder"]}
+    measured = evaluate(config=sections["evaluate"], problems=problems, **models, **place)
+    made = {"validation": validated.outputs["validation"], "evaluation": measured.outputs["folder"]}
+    compared = report(config=sections["report"], **made, **models, **place)
     # Fails where the gate is missed: nothing is registered, and the run is red.
-    registration = register(config=sections["register"], grpo=grpo.output, report=reported.outputs["report"])
-    tasks = (data, validation, sft, grpo, evaluation, reported, registration)
-    return dict(zip(STAGES, tasks, strict=True))
+    registered = register(config=sections["register"], grpo=models["grpo"], report=compared.outputs["folder"])
+    return dict(zip(STAGES, (data, validated, fine_tuned, improved, measured, compared, registered), strict=True))
 
 
 @dataclass(frozen=True)
@@ -95,7 +98,7 @@ RESOURCES = {
     "train_sft": _LAUNCH,
     "train_grpo": _LAUNCH,
     "evaluate": Resources(capacity.EVALUATION_CPU, None, 72 * _HOUR_S, 2, model=True, secrets=("hub",)),
-    "report": Resources(("1", "2"), ("2G", "4G"), _HOUR_S, 1, volume=False),
+    "report": Resources(("1", "2"), ("2G", "4G"), _HOUR_S, 1),
     # The verdict of a missed gate is the same the next time, and to Kubeflow every failure is alike.
     "register": Resources(("1", "2"), ("4G", "8G"), 6 * _HOUR_S, 0, secrets=("git", "model_registry", "storage")),
 }
@@ -121,7 +124,7 @@ def local_graph(sections: Mapping[str, Any]) -> GraphComponent:
     """Return the graph for one machine, whose tasks run one after the other."""
 
     def graph() -> None:
-        for before, after in itertools.pairwise(stages(sections).values()):
+        for before, after in itertools.pairwise(stages(sections, launch={}, place={}).values()):
             after.after(before)
 
     return dsl.pipeline(name=NAME)(graph)
@@ -136,7 +139,8 @@ def cluster_graph(params: Params) -> GraphComponent:
         run_id = dsl.PIPELINE_JOB_ID_PLACEHOLDER
         checked = preflight(**form, **{DEPLOYMENT: deployment.model_dump(mode="json")})
         sections = {stage: checked.outputs[f"{stage}_config"] for stage in STAGES}
-        tasks = stages(sections, cluster=checked.outputs["cluster_config"], run_id=run_id)
+        launch = {"cluster": checked.outputs["cluster_config"], "run_id": run_id}
+        tasks = stages(sections, launch=launch, place={"volume": MOUNT, "run_id": run_id})
         for name, task in {"preflight": checked, **tasks}.items():
             _ask_for(RESOURCES[name], name, task, params, checked.outputs)
 

@@ -74,8 +74,10 @@ def test_dvc_finds_every_section_it_watches() -> None:
 
 
 def test_dvc_and_kubeflow_draw_the_same_edges() -> None:
-    """What runs after what is the same under both."""
-    assert _dvc_edges() == _kubeflow_edges()
+    """What runs after what is the same under both; in Kubeflow the data come to some stages through others."""
+    dvc, kubeflow = _dvc_edges(), _kubeflow_edges()
+    assert dvc.keys() == kubeflow.keys()
+    assert {stage: _upstream(stage, dvc) for stage in dvc} == {stage: _upstream(stage, kubeflow) for stage in kubeflow}
 
 
 def test_nothing_is_trained_measured_or_registered_before_validation() -> None:
@@ -92,20 +94,21 @@ def test_step_component_and_command_agree_on_the_folders(stage: str, monkeypatch
     declared: Stage = importlib.import_module(f"components.{stage}.__main__").STAGE
     component = importlib.import_module(f"components.{stage}.component").__dict__[stage]
     (task,) = (task for task in _stage_tasks() if _stage_of(task) == stage)
-    made_by = _sources(task)
-    names = [*made_by, *component.component_spec.outputs]
-    artifacts = {name: dsl.Artifact(uri=f"outputs/stages/{made_by.get(name, stage)}") for name in names}
+    folders = {name: _FOLDERS[source] for name, source in _sources(task).items()}
+    outputs = dict.fromkeys(component.component_spec.outputs.keys() - {"folder", "problems"}, f"outputs/stages/{stage}")
+    taken = task["inputs"].get("artifacts", {}).keys() | outputs.keys()
+    values = {name: dsl.Artifact(uri=path) if name in taken else path for name, path in {**folders, **outputs}.items()}
 
-    def run_task(run: Stage, config: object, artifact: str, **folders: Any) -> dict[str, float]:
+    def run_task(run: Stage, config: object, artifact: str, **values: Any) -> None:
         assert run is declared
-        inputs = {name: folders[name] for name in run.inputs}
-        assert folders.keys() - inputs.keys() <= {"cluster", "run_id"}
+        inputs = {name: values[name] for name in run.inputs}
+        assert values.keys() - inputs.keys() <= {"cluster", "run_id", "volume"}
         raise _CalledError({**inputs, **{name: f"{artifact}/{name}" for name in run.outputs}})
 
-    monkeypatch.setattr("components.shared.stage.run_task", run_task)
+    monkeypatch.setattr("components.shared.task.run_task", run_task)
     monkeypatch.setattr("components.cluster.task.run_task", run_task)
     with pytest.raises(_CalledError) as called:
-        component.python_func(config={}, **artifacts)
+        component.python_func(config={}, **values)
     options = re.findall(r"--([a-z-]+) (\S+)", DVC["stages"][stage]["cmd"])
     assert called.value.args[0] == {option.replace("-", "_"): folder for option, folder in options}
 
@@ -162,6 +165,16 @@ def test_the_readme_names_only_what_exists() -> None:
     assert not missing
 
 
+_FOLDERS = {
+    ("prepare_data", "data"): "outputs/stages/prepare_data",
+    ("validate_data", "validation"): "outputs/stages/validate_data",
+    # What it has from prepare_data is passed on.
+    ("train_sft", "problems"): "outputs/stages/prepare_data/problems",
+    **{(stage, "folder"): f"outputs/stages/{stage}" for stage in ("train_sft", "train_grpo", "evaluate", "report")},
+}
+"""Where DVC has what a task passes on, by stage and output."""
+
+
 class _CalledError(Exception):
     """The folders with which a component runs its stage."""
 
@@ -197,10 +210,19 @@ def _kubeflow_edges() -> dict[str, set[str]]:
     }
 
 
-def _sources(task: dict[str, Any]) -> dict[str, str]:
-    """The stage that makes each artifact that a task takes."""
-    artifacts = task["inputs"].get("artifacts", {}).items()
-    return {name: _underscored(source["taskOutputArtifact"]["producerTask"]) for name, source in artifacts}
+def _sources(task: dict[str, Any]) -> dict[str, tuple[str, str]]:
+    """The stage and the output behind each input that comes from another stage."""
+    inputs = task["inputs"]
+    artifacts = {name: each["taskOutputArtifact"] for name, each in inputs.get("artifacts", {}).items()}
+    parameters = {
+        name: each["taskOutputParameter"]
+        for name, each in inputs["parameters"].items()
+        if each.get("taskOutputParameter", {}).get("producerTask", "preflight") != "preflight"
+    }
+    return {
+        **{name: (_underscored(each["producerTask"]), each["outputArtifactKey"]) for name, each in artifacts.items()},
+        **{name: (_underscored(each["producerTask"]), each["outputParameterKey"]) for name, each in parameters.items()},
+    }
 
 
 def _dvc_edges() -> dict[str, set[str]]:

@@ -1,6 +1,6 @@
 """evaluate as a Kubeflow component."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from kfp import dsl
 
@@ -10,30 +10,40 @@ from components.shared.images import GPU
 @dsl.component(base_image=GPU, install_kfp_package=False)
 def evaluate(
     config: dict[str, Any],
-    data: dsl.Input[dsl.Dataset],
-    sft: dsl.Input[dsl.Model],
-    grpo: dsl.Input[dsl.Model],
+    problems: str,
+    sft: str,
+    grpo: str,
     evaluation: dsl.Output[dsl.Artifact],
-) -> None:
+    volume: str = "",
+    run_id: str = "",
+) -> NamedTuple("Outputs", [("folder", str)]):  # type: ignore[valid-type]
     """Measure the base, SFT and GRPO models on the held-out problems.
 
     Args:
         config: The evaluate section of the params file.
-        data: What prepare_data made.
-        sft: What train_sft made.
-        grpo: What train_grpo made.
+        problems: Folder of the problems, from train_sft.
+        sft: Folder of train_sft.
+        grpo: Folder of train_grpo.
         evaluation: For each model one record per problem and sample, and scores with confidence intervals; accuracies.
+        volume: Where the tasks of a run on a cluster have their shared volume; empty where they share everything.
+        run_id: Of the run, whose folders on the volume are its own.
+
+    Returns:
+        The folder with the outputs, as the tasks that follow read them.
     """
     from components.evaluate.evaluate import STAGE
-    from components.shared.stage import run_task
+    from components.shared.task import run_task
 
-    metrics = run_task(
+    made = run_task(
         STAGE,
         config,
         evaluation.path,
-        base_model=f"{sft.path}/base_model",
-        reference=f"{sft.path}/reference",
-        policy=f"{grpo.path}/policy",
-        problems=f"{data.path}/problems",
+        volume=volume,
+        run_id=run_id,
+        base_model=f"{sft}/base_model",
+        reference=f"{sft}/reference",
+        policy=f"{grpo}/policy",
+        problems=problems,
     )
-    evaluation.metadata.update(metrics)
+    evaluation.metadata.update(made.metrics)
+    return (made.folder,)

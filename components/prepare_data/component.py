@@ -19,6 +19,6 @@ def prepare_data(
         data: `problems` of both splits, the manifest, and what was left out and why; their numbers.
     """
     from components.prepare_data.prepare import STAGE
-    from components.shared.stage import run_task
+    from components.shared.task import run_task
 
-    data.metadata.update(run_task(STAGE, config, data.path))
+    data.metadata.update(run_task(STAGE, config, data.path).metrics)

@@ -1,6 +1,6 @@
 """report as a Kubeflow component."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from kfp import dsl
 
@@ -8,43 +8,53 @@ from components.shared.images import LIGHT
 
 
 @dsl.component(base_image=LIGHT, install_kfp_package=False)
-def report(
+def report(  # noqa: PLR0917 - a task has as many parameters as inputs and outputs
     config: dict[str, Any],
     validation: dsl.Input[dsl.Artifact],
-    sft: dsl.Input[dsl.Model],
-    grpo: dsl.Input[dsl.Model],
-    evaluation: dsl.Input[dsl.Artifact],
+    sft: str,
+    grpo: str,
+    evaluation: str,
     report: dsl.Output[dsl.Artifact],
     page: dsl.Output[dsl.HTML],
     metrics: dsl.Output[dsl.Metrics],
-) -> None:
+    volume: str = "",
+    run_id: str = "",
+) -> NamedTuple("Outputs", [("folder", str)]):  # type: ignore[valid-type]
     """Compare base, SFT and GRPO and decide the promotion gate.
 
     Args:
         config: The report section of the params file.
         validation: What validate_data made.
-        sft: What train_sft made.
-        grpo: What train_grpo made.
-        evaluation: What evaluate made.
+        sft: Folder of train_sft.
+        grpo: Folder of train_grpo.
+        evaluation: Folder of evaluate.
         report: The page, the verdict and the summary.
         page: The page again, where Kubeflow shows it.
         metrics: Accuracies, gain and verdict, where Kubeflow compares runs.
+        volume: Where the tasks of a run on a cluster have their shared volume; empty where they share everything.
+        run_id: Of the run, whose folders on the volume are its own.
+
+    Returns:
+        The folder with the outputs, as the tasks that follow read them.
     """
     import shutil
     from pathlib import Path
 
     from components.report.report import STAGE
-    from components.shared.stage import run_task
+    from components.shared.task import run_task
 
-    values = run_task(
+    made = run_task(
         STAGE,
         config,
         report.path,
-        evaluation=f"{evaluation.path}/evaluation",
-        sft_training=f"{sft.path}/training",
-        grpo_training=f"{grpo.path}/training",
+        volume=volume,
+        run_id=run_id,
+        evaluation=f"{evaluation}/evaluation",
+        sft_training=f"{sft}/training",
+        grpo_training=f"{grpo}/training",
         validation=f"{validation.path}/validation",
     )
-    metrics.metadata.update(values)
+    metrics.metadata.update(made.metrics)
     Path(page.path).parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(Path(report.path) / "report" / "report.html", page.path)
+    return (made.folder,)

@@ -24,7 +24,7 @@ from tempfile import gettempdir
 from typing import Any, TypeVar
 
 from components.shared import durable, lineage
-from components.shared.config import Config, load_section, validate
+from components.shared.config import Config, load_section
 from components.shared.environment import JOURNAL_VARIABLE, POD_VARIABLE, WORK_VARIABLE
 from components.shared.errors import PipelineError, RetryableError, explain, raise_if_disk_is_full
 from components.shared.lineage import fingerprint
@@ -66,25 +66,6 @@ def main(stage: Stage) -> None:
     params = options.pop("params")
     with exit_on_error(stage.name):
         run(stage, load_section(params, stage.name, stage.config), options)
-
-
-def run_task(stage: Stage, config: Mapping[str, Any], artifact: str, **inputs: str) -> dict[str, float]:
-    """Run a stage as a Kubeflow task: plain values in, metrics out, the exit code as from the command line.
-
-    The folder `artifact`, all that Kubeflow keeps of the task, gets a folder for each output of the stage.
-    """
-    with exit_on_error(stage.name):
-        settings = validate(stage.config, dict(config), name=stage.name)
-        paths = task_folders(stage, artifact, inputs)
-        if POD_VARIABLE in os.environ:
-            keep_files_in_group()
-        return with_retries(stage.name, lambda: run(stage, settings, paths))
-
-
-def task_folders(stage: Stage, artifact: str, inputs: Mapping[str, str]) -> dict[str, Path]:
-    """Return the folder of each input and output of a stage that runs as a Kubeflow task."""
-    outputs = {name: Path(artifact) / name for name in stage.outputs}
-    return {**{name: Path(folder) for name, folder in inputs.items()}, **outputs}
 
 
 def keep_files_in_group() -> None:

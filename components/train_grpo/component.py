@@ -1,6 +1,6 @@
 """train_grpo as a Kubeflow component."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from kfp import dsl
 
@@ -10,33 +10,37 @@ from components.shared.images import GPU
 @dsl.component(base_image=GPU, install_kfp_package=False)
 def train_grpo(
     config: dict[str, Any],
-    data: dsl.Input[dsl.Dataset],
-    sft: dsl.Input[dsl.Model],
+    problems: str,
+    sft: str,
     grpo: dsl.Output[dsl.Model],
     cluster: dict[str, Any] = {},  # noqa: B006 - Kubeflow has no value for null
     run_id: str = "",
-) -> None:
+) -> NamedTuple("Outputs", [("folder", str)]):  # type: ignore[valid-type]
     """Improve the reference model with Group Relative Policy Optimization.
 
     Args:
         config: The train_grpo section of the params file.
-        data: What prepare_data made.
-        sft: What train_sft made: the model to start from and to stay close to.
+        problems: Folder of the problems, from train_sft.
+        sft: Folder of train_sft: the model to start from and to stay close to.
         grpo: `policy`, the improved model; `training`, reward, KL and the rest per step with their completions;
             `timings`, seconds per phase of each step, which differ between equal runs; figures of the training.
         cluster: Where training runs as a job of its own (ClusterConfig); empty for here, in this task.
         run_id: Of the run that the job belongs to, as its label.
+
+    Returns:
+        The folder with the outputs, as the tasks that follow read them.
     """
     from components.cluster.task import run_task
     from components.train_grpo.train import STAGE
 
-    metrics = run_task(
+    made = run_task(
         STAGE,
         config,
         grpo.path,
         cluster=cluster,
         run_id=run_id,
-        problems=f"{data.path}/problems",
-        reference=f"{sft.path}/reference",
+        problems=problems,
+        reference=f"{sft}/reference",
     )
-    grpo.metadata.update(metrics)
+    grpo.metadata.update(made.metrics)
+    return (made.folder,)

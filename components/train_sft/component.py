@@ -1,6 +1,6 @@
 """train_sft as a Kubeflow component."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from kfp import dsl
 
@@ -14,7 +14,7 @@ def train_sft(
     sft: dsl.Output[dsl.Model],
     cluster: dict[str, Any] = {},  # noqa: B006 - Kubeflow has no value for null
     run_id: str = "",
-) -> None:
+) -> NamedTuple("Outputs", [("folder", str), ("problems", str)]):  # type: ignore[valid-type]
     """Fine-tune the base model on the worked solutions.
 
     Args:
@@ -24,9 +24,13 @@ def train_sft(
             learning rate per step; figures of the finished training.
         cluster: Where training runs as a job of its own (ClusterConfig); empty for here, in this task.
         run_id: Of the run that the job belongs to, as its label.
+
+    Returns:
+        The folder with the outputs, and that of the problems, as the tasks that follow read them.
     """
     from components.cluster.task import run_task
     from components.train_sft.train import STAGE
 
-    metrics = run_task(STAGE, config, sft.path, cluster=cluster, run_id=run_id, problems=f"{data.path}/problems")
-    sft.metadata.update(metrics)
+    made = run_task(STAGE, config, sft.path, cluster=cluster, run_id=run_id, problems=f"{data.path}/problems")
+    sft.metadata.update(made.metrics)
+    return made.folder, made.inputs["problems"]

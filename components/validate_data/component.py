@@ -25,12 +25,12 @@ def validate_data(
     import shutil
     from pathlib import Path
 
-    from components.shared.stage import run_task
+    from components.shared.task import run_task
     from components.validate_data.validate import PAGE, STAGE
 
     try:
-        metrics = run_task(STAGE, config, validation.path, problems=f"{data.path}/problems")
-        validation.metadata.update(metrics)
+        made = run_task(STAGE, config, validation.path, problems=f"{data.path}/problems")
+        validation.metadata.update(made.metrics)
     finally:
         written = Path(validation.path) / "validation" / PAGE
         if written.is_file():

@@ -78,7 +78,7 @@ def test_stage_on_a_cluster_has_the_results_of_one_here(
     def run(attempt: str, cluster: dict[str, Any]) -> dict[str, float]:
         paths = {name: str(path) for name, path in folders.items()}
         values = config.model_dump(mode="json")
-        return run_task(stage, values, str(tmp_path / attempt), cluster=cluster, run_id=RUN_ID, **paths)
+        return run_task(stage, values, str(tmp_path / attempt), cluster=cluster, run_id=RUN_ID, **paths).metrics
 
     cluster = {"image": "gpu:1", "nodes": 2, "gpus_per_node": 0, "mount": str(tmp_path / "volume")}
     with ApiServer(clock=RealClock(speed=10)) as server:

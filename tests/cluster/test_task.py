@@ -6,11 +6,12 @@ from typing import Any
 import pytest
 
 from components.cluster.config import current_stage
-from components.cluster.task import StageFolders, run_task
+from components.cluster.task import run_task
 from components.shared import durable, jsonl, lineage
 from components.shared.config import Config
 from components.shared.model import PIPELINE_FILE, resolve_reference
 from components.shared.stage import Stage
+from components.shared.task import StageFolders
 from tests.cluster.launched import KilledError
 from tests.cluster.processes import wait_until
 
@@ -56,7 +57,13 @@ def run(tmp_path: Path) -> Any:
     ) -> dict[str, float]:
         cluster = {"image": "gpu:1", "mount": str(tmp_path / "volume")}
         artifact, source = str(tmp_path / attempt), str(tmp_path / problems)
-        return run_task(_stage(stage), config, artifact, cluster=cluster, run_id=run_id, problems=source)
+        made = run_task(_stage(stage), config, artifact, cluster=cluster, run_id=run_id, problems=source)
+        for name in ("model", "training"):
+            assert lineage.digest(Path(made.folder) / name) == lineage.digest(tmp_path / attempt / name)
+        passed_on, given = (resolve_reference(Path(path)) for path in (made.inputs["problems"], source))
+        assert passed_on.is_relative_to(tmp_path / "volume")
+        assert lineage.digest(passed_on) == lineage.digest(given)
+        return made.metrics
 
     return run
 
@@ -96,8 +103,9 @@ def test_changed_model_is_refused(run: Any, tmp_path: Path, capsys: pytest.Captu
     """The model is not the one that was passed on."""
     run()
     (resolve_reference(tmp_path / "1" / "model") / "train.jsonl").write_text("[]")
+    passed_on = f"volume/grpo-pipeline/{RUN_ID}/train_sft/passed_on/model"
     with pytest.raises(SystemExit):
-        run("2", problems="1/model", stage="train_grpo")
+        run("2", problems=passed_on, stage="train_grpo")
     assert "has changed since it was passed on" in capsys.readouterr().err
 
 

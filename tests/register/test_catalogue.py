@@ -226,8 +226,8 @@ def test_kubeflow_component_registers_in_both(passed: Path, tmp_path: Path, monk
         registration = dsl.Artifact(uri=str(tmp_path / "made"))
         component.register.python_func(
             config=config.model_dump(),
-            grpo=dsl.Model(uri=str(policy.parent)),
-            report=dsl.Artifact(uri=str(tmp_path)),
+            grpo=str(policy.parent),
+            report=str(tmp_path),
             registration=registration,
         )
         assert registration.metadata["registered"] == 1

@@ -156,8 +156,8 @@ def test_missed_gate_ends_the_kubeflow_task_with_exit_code_3(
     with pytest.raises(SystemExit) as ended:
         component.register.python_func(
             config={"registry": str(tmp_path / "registry"), "name": "grpo-policy"},
-            grpo=dsl.Model(uri=str(policy.parent)),
-            report=dsl.Artifact(uri=str(report.parent)),
+            grpo=str(policy.parent),
+            report=str(report.parent),
             registration=dsl.Artifact(uri=str(tmp_path / "registration")),
         )
     assert ended.value.code == 3

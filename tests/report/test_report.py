@@ -264,9 +264,11 @@ def test_kubeflow_component_shows_page_and_metrics(shared_run: dict[str, Path], 
     sources = {"validation": "validation", "sft_training": "sft", "grpo_training": "grpo", "evaluation": "evaluation"}
     for name, source in sources.items():
         shutil.copytree(shared_run[name], tmp_path / source / name.removeprefix(f"{source}_"))
-    inputs = {source: dsl.Artifact(uri=str(tmp_path / source)) for source in sources.values()}
+    inputs: dict[str, Any] = {source: str(tmp_path / source) for source in sources.values()}
+    inputs["validation"] = dsl.Artifact(uri=inputs["validation"])
     page, metrics = dsl.HTML(uri=str(tmp_path / "html" / "page")), dsl.Metrics(uri=str(tmp_path / "metrics"))
     out = dsl.Artifact(uri=str(tmp_path / "made"))
-    component.report.python_func(config=VALUES, **inputs, report=out, page=page, metrics=metrics)
+    made = component.report.python_func(config=VALUES, **inputs, report=out, page=page, metrics=metrics)
+    assert made == (out.path,)
     assert (tmp_path / "html" / "page").read_bytes() == (tmp_path / "made" / "report" / "report.html").read_bytes()
     assert metrics.metadata["gate_passed"] == 1

@@ -24,7 +24,8 @@ from components.shared.errors import (
     RetriesExhaustedError,
     RetryableError,
 )
-from components.shared.stage import PAUSES_S, Stage, main, run, run_task, with_retries
+from components.shared.stage import PAUSES_S, Stage, main, run, with_retries
+from components.shared.task import run_task
 
 _NEW = {"out/first/a.txt": "new", "out/first/lineage.json": "", "second/b.txt": "new", "second/lineage.json": ""}
 
@@ -395,8 +396,8 @@ def _run_task(stage: Stage, folder: Path, *, on_cluster: bool) -> dict[str, floa
     artifact = str(folder / "out")
     if on_cluster:
         cluster = {"image": "gpu:1", "mount": str(folder)}
-        return cluster_task.run_task(stage, {"seed": 3.0}, artifact, cluster=cluster, run_id="run-1")
-    return run_task(stage, {"seed": 3.0}, artifact)
+        return cluster_task.run_task(stage, {"seed": 3.0}, artifact, cluster=cluster, run_id="run-1").metrics
+    return run_task(stage, {"seed": 3.0}, artifact).metrics
 
 
 @pytest.mark.usefixtures("pod")

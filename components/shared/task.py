@@ -1,0 +1,133 @@
+"""Runs a stage as a Kubeflow task, in a folder of its own or on the volume that the tasks of a run share.
+
+<volume>/grpo-pipeline/work/<stage>/<key>/         unfinished work, found again by what it is made from
+<volume>/grpo-pipeline/<run id>/inputs/<digest>/   copies of inputs that are not on the volume
+<volume>/grpo-pipeline/<run id>/<stage>/<output>/  outputs
+<volume>/grpo-pipeline/<run id>/<stage>/passed_on/ what other tasks read: models by reference, copies of all else
+<volume>/grpo-pipeline/<run id>/<stage>/job/       logs, events and manifests of the stage's jobs
+"""
+
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from components.shared import jsonl, lineage
+from components.shared.config import Config, validate
+from components.shared.environment import POD_VARIABLE
+from components.shared.errors import PipelineError
+from components.shared.model import holds_model, resolve_reference, write_reference
+from components.shared.progress import say
+from components.shared.stage import Stage, exit_on_error, keep_files_in_group, run, with_retries
+
+
+class Made(NamedTuple):
+    """What a task has made."""
+
+    metrics: dict[str, float]
+    folder: str
+    """Has a folder for each output of the stage, by its name."""
+    inputs: dict[str, str]
+    """Where other tasks find the inputs, by their names."""
+
+
+def run_task(
+    stage: Stage,
+    config: Mapping[str, Any],
+    artifact: str,
+    *,
+    volume: str = "",
+    run_id: str = "",
+    **inputs: str,
+) -> Made:
+    """Run a stage as a Kubeflow task: plain values in and out, the exit code as from the command line.
+
+    Args:
+        stage: The stage.
+        config: Its section of the params file.
+        artifact: Folder that Kubeflow keeps: it gets a folder for each output, with a model by reference.
+        volume: Folder at which the tasks of the run have their shared volume: outputs are made there. Empty where they
+            share the file system that `artifact` is on.
+        run_id: The run, whose folders on the volume are its own.
+        inputs: The folder of each input of the stage.
+    """
+    with exit_on_error(stage.name):
+        settings = validate(stage.config, dict(config), name=stage.name)
+        if volume or POD_VARIABLE in os.environ:
+            keep_files_in_group()
+        if volume:
+            folders = StageFolders(Path(volume), run_id, stage)
+            return with_retries(stage.name, lambda: folders.run(settings, inputs, Path(artifact)))
+        outputs = {name: Path(artifact) / name for name in stage.outputs}
+        paths = {**{name: Path(folder) for name, folder in inputs.items()}, **outputs}
+        return Made(with_retries(stage.name, lambda: run(stage, settings, paths)), artifact, inputs)
+
+
+class StageFolders:
+    """The folders of a stage of a run on the volume."""
+
+    def __init__(self, mount: Path, run_id: str, stage: Stage) -> None:
+        if not mount.is_dir():
+            raise PipelineError(f"{mount} does not exist; does this pod mount the shared volume?")
+        self._mount, self._stage, self._run_id = mount, stage, run_id
+        self._run = mount / "grpo-pipeline" / run_id
+        self.own = self._run / stage.name
+        """Folder for outputs and records of the stage."""
+        self._metrics = self.own / "metrics.json"
+
+    def run(self, config: Config, inputs: Mapping[str, str], artifact: Path) -> Made:
+        """Run the stage, unless an earlier attempt of the run has finished it, and pass its outputs on."""
+        stage, paths = self._stage, {name: self.input(Path(path)) for name, path in inputs.items()}
+        metrics = self.finished(config, paths)
+        if metrics is None:
+            on_volume = {**paths, **{name: self.own / name for name in stage.outputs}}
+            work, owner = self._mount / "grpo-pipeline" / "work", f"run {self._run_id}"
+            metrics = run(stage, config, on_volume, work_root=work, owner=owner, before_publish=self.write_metrics)
+        else:
+            say(stage.name, "was finished by an earlier attempt of this run")
+        passed_on = self.pass_on()
+        shutil.copytree(passed_on, artifact, dirs_exist_ok=True)
+        return Made(metrics, str(passed_on), {name: str(path) for name, path in paths.items()})
+
+    def input(self, path: Path) -> Path:
+        """Return an input that is on the volume, or refers to a model there; otherwise a copy of it there."""
+        if resolve_reference(path).resolve().is_relative_to(self._mount.resolve()):
+            return path
+        copy = self._run / "inputs" / lineage.digest(path)[:16]
+        if not copy.exists():
+            partial = copy.with_name(f".{copy.name}.partial")
+            shutil.rmtree(partial, ignore_errors=True)
+            shutil.copytree(path, partial)
+            partial.rename(copy)
+        return copy
+
+    def write_metrics(self, metrics: Mapping[str, float]) -> None:
+        """Write the stage's metrics, before its outputs are in place."""
+        self.own.mkdir(parents=True, exist_ok=True)
+        jsonl.write_json(self._metrics, metrics)
+
+    def finished(self, config: Config, inputs: Mapping[str, Path]) -> dict[str, float] | None:
+        """Return the stage's metrics where all its outputs exist and are of the same work; None otherwise."""
+        if not self._metrics.is_file():
+            return None
+        models = {name: resolve_reference(path) for name, path in inputs.items()}
+        wanted = lineage.describe(self._stage.name, config.model_dump(mode="json"), models)
+        made_by = [lineage.read(self.own / name) for name in self._stage.outputs]
+        if not all(lineage.same_fingerprint(config, wanted, each) for each in made_by):
+            return None
+        metrics: dict[str, float] = jsonl.read_json(self._metrics)
+        return metrics
+
+    def pass_on(self) -> Path:
+        """Return the folder that other tasks read, with each output: a model by reference, anything else as a copy."""
+        folder, partial = self.own / "passed_on", self.own / ".passed_on.partial"
+        for stale in (folder, partial):
+            shutil.rmtree(stale, ignore_errors=True)
+        for name in self._stage.outputs:
+            if holds_model(self.own / name):
+                write_reference(partial / name, self.own / name)
+            else:
+                shutil.copytree(self.own / name, partial / name)
+        partial.rename(folder)
+        return folder
