@@ -34,7 +34,7 @@ MANAGED_BY, PROJECT = "app.kubernetes.io/managed-by", "grpo-pipeline"
 RUN_ID, STAGE = "grpo-pipeline/run-id", "grpo-pipeline/stage"
 """Labels of every object of a run."""
 WORK = "grpo-pipeline/work"
-"""Label of a training job: a digest of its folder of checkpoints, to which two jobs must not write at the same time."""
+"""Label of a training job and its pods: a digest of its folder of checkpoints, to which one job writes at a time."""
 HEARTBEAT = "grpo-pipeline/heartbeat"
 """Annotation: when the step that waits for a job was last known to be alive (RFC 3339)."""
 STALE_AFTER_S = "grpo-pipeline/stale-after-s"
@@ -261,6 +261,10 @@ class TrainJobs:
     def pods(self, job_name: str) -> list[Json]:
         """Return the pods of a job."""
         return self._list("pods", labelSelector=f"jobset.sigs.k8s.io/jobset-name={job_name}")
+
+    def pods_of_work(self, work: str) -> list[Json]:
+        """Return the pods that may write to a folder of checkpoints, also of jobs that are gone already."""
+        return self._list("pods", labelSelector=f"{WORK}={work}")
 
     def events(self, about: Json) -> list[Json]:
         """Return the events of an object, the oldest first."""

@@ -47,11 +47,11 @@ def train_job(job: Job, stage: ClusterStage, environment: Mapping[str, str], own
     config, name = stage.config, job_name(job, stage)
     ours = {kube.MANAGED_BY: kube.PROJECT, kube.RUN_ID: stage.run_id, kube.STAGE: stage.stage.replace("_", "-")}
     labels = {**ours, kube.WORK: lineage.value_digest(str(job.folder.parent))[:16]}
-    patches = [_patch(NODE, config, ours, [])]
+    patches = [_patch(NODE, config, labels, [])]
     if job.with_samplers:
         urls = [f"http://{name}-{ROLLOUT}-{index}-0.{name}:{SERVER_PORT}" for index in range(config.rollout_servers)]
         environment = {**environment, SERVERS_VARIABLE: ",".join(urls)}
-        patches.append(_patch(ROLLOUT, config, ours, [{"name": JOB_VARIABLE, "value": str(job.folder)}]))
+        patches.append(_patch(ROLLOUT, config, labels, [{"name": JOB_VARIABLE, "value": str(job.folder)}]))
     spec: Json = {
         "runtimeRef": {
             "apiGroup": kube.GROUP,

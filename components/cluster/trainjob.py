@@ -1,7 +1,7 @@
 """Runs a job as a TrainJob on a cluster: submits or adopts it, watches it, retries it where that helps, removes it."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -175,6 +175,7 @@ class _ClusterRun:
             self._say(f"removing {name}, a job of another run with the same work; its checkpoints are used")
             self._delete(name)
         self._wait_until_gone(self._name)
+        self._wait_for_pods(lambda: self._jobs.pods_of_work(self._manifest["metadata"]["labels"][kube.WORK]))
         self._job.write()
         return self._create()
 
@@ -228,11 +229,16 @@ class _ClusterRun:
 
     def _wait_until_gone(self, name: str) -> None:
         """Wait until neither a job nor a pod of it is left: two would write the same checkpoints."""
+        self._wait_for_pods(lambda: [job] if (job := self._jobs.get(name)) else self._jobs.pods(name))
+
+    def _wait_for_pods(self, find: Callable[[], list[Json]]) -> None:
+        """Wait until nothing is found any more: pods that are asked to stop may take long for a last checkpoint."""
         limit_s = self._job.grace_s + _GONE_S
         deadline = self._clock.monotonic() + limit_s
-        while self._read(name) is not None or self._retries.call("list pods", lambda: self._jobs.pods(name)):
+        while found := self._retries.call("list pods", find):
             if self._clock.monotonic() > deadline:
-                raise UnavailableError(f"{name}: its pods still exist {limit_s:g} s after it was deleted")
+                names = ", ".join(each["metadata"]["name"] for each in found)
+                raise UnavailableError(f"{names}: still exist {limit_s:g} s after the training job was deleted")
             self._clock.sleep(_GONE_POLL_S)
 
 
