@@ -70,6 +70,14 @@ class ScriptedCluster:
         document["metadata"]["labels"] = labels
         return self.add(document)[0]
 
+    def label(self, kind: Kind, name: str, **labels: str) -> None:
+        """Add labels to an object."""
+        with self.store.clock.changed:
+            document = self.store.get(kind, self._namespace, name)
+            assert document is not None
+            document["metadata"]["labels"] = {**document["metadata"].get("labels", {}), **labels}
+            self.store.replace(document)
+
     def add_pod(self, name: str, workflow: Json | None = None) -> Json:
         """Create the pod that the code under test runs in, a step of the workflow if there is one."""
         spec = {"containers": [{"name": "main", "image": "light"}], "nodeName": "cpu-0"}
@@ -108,11 +116,17 @@ class ScriptedCluster:
         assert pod is not None, name
         return pod
 
-    def print(self, pod: Json, *lines: str, container: str = "main") -> None:
-        """Have a container of a pod print lines and end."""
+    def print(self, pod: Json, *lines: str, container: str = "main", ends: bool = True) -> None:
+        """Have a container of a pod print lines, and end."""
         with self.store.clock.changed:
             self._pods.print(pod, *lines, container=container)
-            self._pods.end_logs(pod)
+            if ends:
+                self._pods.end_logs(pod)
+
+    def end(self, name: str, exit_code: int) -> None:
+        """Have the containers of a pod end."""
+        with self.store.clock.changed:
+            self._pods.stop(self._pod(name), exit_code, "Error" if exit_code else "Completed")
 
     def play(self, *steps: script.Step) -> None:
         """Set the script of the TrainJobs to come."""

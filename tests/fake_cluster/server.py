@@ -8,6 +8,7 @@ import socket
 import ssl
 import threading
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -57,6 +58,8 @@ class ApiServer:
         self.namespace = namespace
         self.faults = Faults(seed)
         """What goes wrong on the way."""
+        self.before: Callable[[Request], None] = lambda _: None
+        """Called with every request before it is answered."""
         self.requests: list[Request] = []
         """In the order in which they arrived."""
         self.store = Store(self.clock)
@@ -148,6 +151,7 @@ class _RequestHandler(BaseHTTPRequestHandler):
         request = self._read()
         fault = owner.faults.next(request)
         owner.requests.append(request)
+        owner.before(request)
         time.sleep(fault.delay_s)
         if fault.drop == BEFORE:
             return self._hang_up()

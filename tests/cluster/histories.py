@@ -1,0 +1,546 @@
+"""Histories of runs on the fake cluster: launchers in processes of their own, pods that train, and what befalls both.
+
+A `History` is one cluster with its volume, in simulated time. Everything that happens is on one agenda, and one
+launcher at a time does something, so a history is the same whenever it is run with the same events.
+"""
+
+import heapq
+import itertools
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Self
+
+from kubernetes import client
+from urllib3.exceptions import HTTPError
+
+from components.cluster import kube
+from components.cluster.job import Job
+from components.cluster.reaper import reap
+from components.shared.environment import KUBECONFIG_VARIABLE, POD_VARIABLE
+from components.shared.model import resolve_reference
+from components.shared.work import last_step
+from tests.cluster.launched import NUM_RANKS, STEP
+from tests.cluster.processes import ROOT
+from tests.fake_cluster import AFTER, ApiServer, Change, Fault, Json, argo, kinds, script
+from tests.fake_cluster.http import Request
+
+STEP_S = 5.0
+"""Time of a training step."""
+_POD_STARTS_S, _ARGO_S, _NODE_DEAD_S, _REAPER_S = 3.0, 10.0, 330.0, 300.0
+_GRACE_S = 1.0
+"""Time that Kubeflow leaves a step that it stops."""
+_REAL_S = 60.0
+"""For a launcher to do what it does at one moment."""
+
+
+class Launchers:
+    """The program that starts launchers, and the socket to which they report."""
+
+    def __init__(self, folder: Path) -> None:
+        self.server = socket.socket(socket.AF_UNIX)
+        self.server.bind(str(folder / "clock"))
+        self.server.listen()
+        self.server.settimeout(_REAL_S)
+        command = [sys.executable, "-m", "tests.cluster.launcher", str(folder / "clock")]
+        self._program = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, text=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._program.stdin is not None
+        self._program.stdin.close()
+        self._program.wait(_REAL_S)
+        self.server.close()
+
+    def start(self, order: Json) -> socket.socket:
+        """Start a launcher; return the connection to it."""
+        assert self._program.stdin is not None
+        self._program.stdin.write(json.dumps(order) + "\n")
+        self._program.stdin.flush()
+        connection, _ = self.server.accept()
+        connection.settimeout(_REAL_S)
+        return connection
+
+
+@dataclass
+class Launcher:
+    """A process that waits for its run's training job."""
+
+    run: "Run"
+    pod: str
+    log: Path
+    started_s: float
+    pid: int = 0
+    connection: socket.socket | None = None
+    exit_code: int | None = None
+    """None while it lives; -9 if it was killed."""
+    wakes_s: float = 0.0
+    asked_to_stop: bool = False
+
+
+@dataclass
+class Run:
+    """A run with one step, as its workflow has it."""
+
+    id: str
+    workflow: str
+    is_removed: bool = False
+    terminated_s: float | None = None
+    attempts: list[argo.Attempt] = field(default_factory=list)
+    launcher: Launcher | None = None
+    end: argo.End | None = None
+    logs: list[Path] = field(default_factory=list)
+    endings: list[str] = field(default_factory=list)
+    """The line with which Argo ends the log of each attempt."""
+
+
+class Volume:
+    """What training pods do to the shared volume, and what must never happen there."""
+
+    def __init__(self, history: "History", num_steps: int, save_every: int) -> None:
+        self._history, self._num_steps, self._save_every = history, num_steps, save_every
+        self._saved: dict[Path, int] = {}
+        self._step: dict[Path, int] = {}
+        self._writers: dict[str, Path] = {}
+        """The folder of unfinished work of each pod that runs."""
+        history.server.store.listen(self._follow)
+
+    def program(self) -> script.Program:
+        """Return what training pods run."""
+        return script.Program(STEP_S, self._start)
+
+    def _start(self, pods: list[Json]) -> Callable[[], int | None]:
+        job = Job.read(Path(pods[0]["spec"]["containers"][0]["command"][-1]))
+        work = job.folder.parent
+        assert work not in self._writers.values(), f"two jobs write to {work}"
+        self._writers |= {pod["metadata"]["uid"]: work for pod in pods}
+        for rank in range(NUM_RANKS):
+            job.start_rank(rank)
+        step = last_step(work) or 0
+        # A run that ends well removes its work.
+        saved = 0 if not step and self._history.is_published() else self._saved.get(work, 0)
+        assert step >= saved, f"step {saved} was saved, and training starts after {step}"
+        self._step[work] = step
+
+        def go_on() -> int | None:
+            self._step[work] = min(self._step[work] + 1, self._num_steps)
+            self._history.server.cluster.print(pods[0], f"step {self._step[work]}", container="node", ends=False)
+            if self._step[work] % self._save_every == 0:
+                self._save(work)
+            if self._step[work] < self._num_steps:
+                return None
+            (Path(job.outputs["policy"]) / "weights").write_text(str(self._step[work]))
+            for rank in range(NUM_RANKS):
+                job.write_outcome(rank, {"result": {"loss": 0.25}, "exit_code": 0})
+            return 0
+
+        return go_on
+
+    def _save(self, work: Path) -> None:
+        folder = work / "checkpoints" / f"step-{self._step[work]:06d}"
+        folder.mkdir(parents=True, exist_ok=True)
+        self._saved[work] = self._step[work]
+
+    def _follow(self, change: Change) -> None:
+        """A pod that is asked to stop saves its step as it ends."""
+        uid = change.after["metadata"]["uid"]
+        if uid not in self._writers or change.kind != kinds.PODS:
+            return
+        is_gone, has_ended = change.type == "DELETED", change.after["status"]["phase"] in ("Failed", "Succeeded")
+        if is_gone or has_ended:
+            work = self._writers.pop(uid)
+            index = change.after["metadata"]["labels"]["batch.kubernetes.io/job-completion-index"]
+            if is_gone and "deletionTimestamp" in change.after["metadata"] and index == "0" and work.is_dir():
+                self._save(work)
+
+
+class History:
+    """A cluster, its runs, and what is still to happen."""
+
+    def __init__(self, launchers: Launchers, root: Path, retries: argo.RetryStrategy, seed: int) -> None:
+        self.server = ApiServer(namespace="kubeflow", seed=seed)
+        self.clock, self.cluster = self.server.clock, self.server.cluster
+        self.root, self._launchers, self._retries = root, launchers, retries
+        self.volume = root / "volume"
+        self.volume.mkdir(parents=True)
+        self.runs: list[Run] = []
+        self.notes: list[str] = []
+        """What happened, for whoever reads why a history went wrong."""
+        self.argo_returns_s = 0.0
+        self._agenda: list[tuple[float, int, Callable[[], None]]] = []
+        self._numbers = itertools.count()
+        self._active: Launcher | None = None
+        """The launcher that does something at this moment."""
+        self._strike: tuple[str, signal.Signals] | None = None
+        self.violations: list[str] = []
+        self.struck: list[str] = []
+        """Runs of launchers that got a signal in the middle of a request."""
+        self._guards, self._is_reaping = True, False
+        self.server.before = self._hit
+        self.kubeconfig = self.server.kubeconfig(root / "kubeconfig")
+        self._environment = {KUBECONFIG_VARIABLE: str(self.kubeconfig)}
+        self._order: Json = {}
+        self.server.store.listen(self._watch_jobs)
+        self.server.store.listen(self._watch_launchers)
+        self.cluster.add_runtime("grpo-torch", max_restarts=3)
+        self.at(_REAPER_S, self._reap)
+
+    def __enter__(self) -> Self:
+        self.server.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for launcher in self._alive():
+            os.kill(launcher.pid, signal.SIGKILL)
+            self._listen(launcher)
+        self.server.__exit__(*error)
+
+    def configure(self, num_steps: int, save_every: int, **cluster: Any) -> None:
+        """Set what all runs do."""
+        self._num_steps = num_steps
+        work = Volume(self, num_steps, save_every)
+        queued = [script.Queued(30)] if cluster.get("queue") else []
+        self.cluster.play(*queued, work.program())
+        settings = {"image": "gpu:1", "nodes": NUM_RANKS, "gpus_per_node": 1, "mount": str(self.volume), **cluster}
+        self._order = {"config": {"num_steps": num_steps}, "cluster": settings}
+
+    # Time
+
+    def now(self) -> float:
+        """Return the seconds since the cluster was made."""
+        return self.clock.monotonic()
+
+    def at(self, seconds: float, action: Callable[[], None]) -> None:
+        """Do something then; it may start and stop launchers, which the cluster's own actions cannot."""
+        heapq.heappush(self._agenda, (max(seconds, self.now()), next(self._numbers), action))
+
+    def after(self, seconds: float, action: Callable[[], None]) -> None:
+        """Do something so many seconds later."""
+        self.at(self.now() + seconds, action)
+
+    def play_until(self, is_over: Callable[[], bool], limit_s: float) -> None:
+        """Let time pass until then."""
+        while not is_over():
+            at_s, _, action = heapq.heappop(self._agenda)
+            assert at_s < limit_s, "the history does not end"
+            self.clock.advance(at_s - self.now())
+            action()
+
+    def note(self, what: str) -> None:
+        """Write down what happens."""
+        self.notes.append(f"{self.now():7.1f} {what}")
+
+    # Argo
+
+    def submit(self, run_id: str) -> Run:
+        """Start a run."""
+        run = Run(run_id, f"run-{run_id[:8]}")
+        self.runs.append(run)
+        self.cluster.add_workflow(run.workflow, **{kube.KFP_RUN_ID: run.id})
+        self.note(f"{run.workflow} is submitted")
+        self._begin(run)
+        return run
+
+    def terminate(self, run: Run) -> None:
+        """Have Kubeflow stop a run."""
+        if run.end or run.is_removed:
+            return
+        self.note(f"{run.workflow} is terminated")
+        run.terminated_s = self.now()
+        if run.launcher and run.launcher.exit_code is None:
+            self._stop(run.launcher, _GRACE_S)
+        elif not run.launcher:
+            self._argo(run)
+
+    def remove(self, run: Run) -> None:
+        """Remove the schedule that the run belongs to, and with it its workflow."""
+        if run.end or run.is_removed:
+            return
+        self.note(f"the schedule of {run.workflow} is removed")
+        run.is_removed = True
+        self.cluster.remove(kinds.WORKFLOWS, run.workflow)
+
+    def _begin(self, run: Run) -> None:
+        """Create the pod of the next attempt."""
+        wait_s = self.argo_returns_s - self.now()
+        if wait_s > 0:
+            self.after(wait_s, lambda: self._begin(run))
+            return
+        if run.is_removed or run.terminated_s is not None:
+            self._argo(run)
+            return
+        pod = f"{run.workflow}-{len(run.attempts)}"
+        workflow = next(each for each in self.cluster.all(kinds.WORKFLOWS) if each["metadata"]["name"] == run.workflow)
+        self.cluster.add_pod(pod, workflow)
+        log = self.root / f"{pod}.log"
+        run.logs.append(log)
+        run.launcher = Launcher(run, pod, log, self.now())
+        self.after(_POD_STARTS_S, partial(self._start, run.launcher))
+
+    def _argo(self, run: Run) -> None:
+        """Look at a run whose launcher has ended, once the controller is there."""
+        wait_s = self.argo_returns_s - self.now()
+        if wait_s > 0:
+            self.after(wait_s, lambda: self._argo(run))
+            return
+        if run.end:
+            return
+        if run.is_removed:
+            run.end = argo.End(argo.ERROR, "the workflow is removed")
+            return
+        what: argo.End | argo.Retry = argo.End(argo.FAILED, "terminated")
+        if run.attempts:
+            what = argo.after(self._retries, run.attempts, self.now(), workflow_deadline_s=run.terminated_s)
+        if isinstance(what, argo.Retry):
+            self.at(what.at_s, lambda: self._begin(run))
+        else:
+            run.end = what
+            self.cluster.label(kinds.WORKFLOWS, run.workflow, **{kube.COMPLETED: "true"})
+            self.note(f"{run.workflow} ends: {what.phase} {what.message}")
+
+    def _ended(self, launcher: Launcher, phase: str, message: str) -> None:
+        """An attempt is over for Argo."""
+        run = launcher.run
+        if run.launcher is launcher:
+            run.attempts.append(argo.Attempt(launcher.started_s, self.now(), phase, message))
+            code = 143 if launcher.asked_to_stop else launcher.exit_code
+            run.endings.append(f"Error: exit status {code and 1 if code != 143 else 143}\n" if code else "")
+            run.launcher = None
+            self.after(_ARGO_S, lambda: self._argo(run))
+
+    # Launchers
+
+    def _start(self, launcher: Launcher) -> None:
+        if launcher.run.launcher is not launcher or launcher.exit_code is not None:
+            return
+        order = {**self._order, "name": launcher.pod, "run_id": launcher.run.id, "log": str(launcher.log)}
+        order["environment"] = {**self._environment, POD_VARIABLE: launcher.pod}
+        launcher.connection = self._launchers.start({**order, "artifact": str(self.root / launcher.pod)})
+        self._listen(launcher)
+
+    def _listen(self, launcher: Launcher) -> None:
+        """Let a launcher do what it does until it sleeps or ends."""
+        self._active = launcher
+        message = self._report(launcher)
+        self._active = None
+        if "sleep" in message:
+            launcher.wakes_s = self.now() + message["sleep"]
+            self.at(launcher.wakes_s, partial(self._wake, launcher, launcher.wakes_s))
+            return
+        assert launcher.connection is not None
+        launcher.connection.close()
+        launcher.exit_code = message["exit"]
+        self.note(f"{launcher.pod} ends with {launcher.exit_code}")
+        # Of a dead node nobody knows how its containers have ended.
+        if launcher.exit_code >= 0 or launcher.asked_to_stop:
+            self._container_ends(launcher)
+
+    def _report(self, launcher: Launcher) -> Json:
+        """Return what a launcher reports next, after its pid."""
+        assert launcher.connection is not None
+        text = b""
+        with suppress(ConnectionError):
+            while part := launcher.connection.recv(1):
+                text += part
+                if part == b"\n":
+                    message: Json = json.loads(text)
+                    if "pid" not in message:
+                        return message
+                    launcher.pid, text = message["pid"], b""
+        return {"exit": -signal.SIGKILL}
+
+    def _container_ends(self, launcher: Launcher) -> None:
+        if self._is_deleted(launcher):
+            return  # what counts for Argo is that the pod is deleted
+        self.cluster.end(launcher.pod, launcher.exit_code or 0)
+        phase, message = (argo.FAILED, "main: Error (exit code 1)") if launcher.exit_code else (argo.SUCCEEDED, "")
+        self._ended(launcher, phase, message)
+
+    def _wake(self, launcher: Launcher, at_s: float) -> None:
+        if launcher.exit_code is None and launcher.wakes_s == at_s:
+            assert launcher.connection is not None
+            with suppress(ConnectionError):
+                launcher.connection.sendall(b"%f" % self.now())
+            self._listen(launcher)
+
+    def _stop(self, launcher: Launcher, grace_s: float) -> None:
+        """Ask a launcher to stop, and kill it when its time is over."""
+        if launcher.asked_to_stop or launcher.exit_code is not None:
+            return
+        launcher.asked_to_stop = True
+        if not launcher.pid:
+            launcher.exit_code = -signal.SIGKILL
+            self._container_ends(launcher)
+            return
+        os.kill(launcher.pid, signal.SIGTERM)
+        self._listen(launcher)
+        self.after(grace_s, lambda: self.kill(launcher))
+
+    def kill(self, launcher: Launcher) -> None:
+        """Kill a launcher outright; its pod stays until somebody removes it."""
+        if launcher.exit_code is None and launcher.pid:
+            os.kill(launcher.pid, signal.SIGKILL)
+            launcher.wakes_s = -1
+            self._listen(launcher)
+
+    def _watch_launchers(self, change: Change) -> None:
+        """The kubelet stops the launcher of a pod that is being deleted, and Argo sees pods that are gone."""
+        if change.kind != kinds.PODS:
+            return
+        metadata = change.after["metadata"]
+        launcher = next((each for run in self.runs if (each := run.launcher) and each.pod == metadata["name"]), None)
+        if launcher is None:
+            return
+        if change.type == "DELETED":
+            self.after(0, lambda: self._pod_gone(launcher))
+        elif "deletionTimestamp" in metadata:
+            self.after(0, lambda: self._stop(launcher, 2 * _GRACE_S))
+
+    def _pod_gone(self, launcher: Launcher) -> None:
+        self.kill(launcher)
+        launcher.exit_code = launcher.exit_code if launcher.exit_code is not None else -signal.SIGKILL
+        self._ended(launcher, argo.ERROR, "pod deleted")
+
+    def _alive(self) -> list[Launcher]:
+        every = (run.launcher for run in self.runs)
+        return [each for each in every if each and each.pid and each.exit_code is None]
+
+    # The reaper, and what must not happen to jobs
+
+    def _reap(self) -> None:
+        self._is_reaping = True
+        with suppress(client.ApiException, HTTPError):
+            reaped = reap(self._connect(), self.server.namespace, self.clock.now())
+            if reaped:
+                self.note(f"the reaper removes {reaped}")
+        self._is_reaping = False
+        self.after(_REAPER_S, self._reap)
+
+    def _connect(self) -> client.ApiClient:
+        os.environ[KUBECONFIG_VARIABLE] = str(self.kubeconfig)
+        return kube.connect()
+
+    def _watch_jobs(self, change: Change) -> None:
+        """A job that could go on is deleted by nobody but whoever may."""
+        if change.kind != kinds.TRAIN_JOBS:
+            return
+        metadata, conditions = change.after["metadata"], change.after.get("status", {}).get("conditions", [])
+        if change.type != "MODIFIED":
+            self.note(f"{metadata['name']} {change.type.lower()}")
+        is_new = change.before is None or "deletionTimestamp" not in change.before["metadata"]
+        is_deleted = change.type == "DELETED" or "deletionTimestamp" in metadata
+        has_ended = any(each["type"] in ("Complete", "Failed") and each["status"] == "True" for each in conditions)
+        if not is_deleted or has_ended or (change.type == "MODIFIED" and not is_new) or not self._guards:
+            return
+        run = next(each for each in self.runs if each.id == metadata["labels"][kube.RUN_ID])
+        if change.type == "DELETED" and "deletionTimestamp" in metadata:
+            return
+        is_over = run.is_removed or run.end is not None or run.terminated_s is not None
+        waits = run.launcher is not None and run.launcher.pid != 0 and run.launcher.exit_code is None
+        stops = run.launcher is not None and run.launcher.asked_to_stop and not self._is_deleted(run.launcher)
+        by_itself = self._active is not None and self._active.run is run
+        if not (is_over or (stops if by_itself else not (waits or self._is_reaping))):
+            self.violations.append(f"{self.now():.1f} {metadata['name']} was deleted while it could go on")
+
+    def _is_deleted(self, launcher: Launcher) -> bool:
+        pods = {pod["metadata"]["name"]: pod["metadata"] for pod in self.cluster.all(kinds.PODS)}
+        return "deletionTimestamp" in pods.get(launcher.pod, {"deletionTimestamp": ""})
+
+    def delete_jobs(self) -> None:
+        """Have somebody delete the jobs."""
+        self._guards = False
+        for job in self.cluster.all(kinds.TRAIN_JOBS):
+            self.note(f"somebody deletes {job['metadata']['name']}")
+            self.cluster.remove(kinds.TRAIN_JOBS, job["metadata"]["name"])
+        self._guards = True
+
+    def strike(self, method: str, number: signal.Signals) -> None:
+        """Send a signal to the next launcher that makes a request of this method, before the request has its effect.
+
+        SIGTERM is the end of a container that is out of memory or time; after SIGKILL somebody deletes the pod.
+        """
+        self.note(f"{number.name} at the next {method}")
+        self._strike = method, number
+
+    def _hit(self, request: Request) -> None:
+        launcher = self._active
+        if not (self._strike and launcher and launcher.pid and request.method == self._strike[0]):
+            return
+        _, number = self._strike
+        self._strike = None
+        self.note(f"{number.name} to {launcher.pod} at {request.method} {request.path}")
+        self.struck.append(launcher.run.id)
+        launcher.asked_to_stop = number == signal.SIGTERM
+        os.kill(launcher.pid, number)
+        if number == signal.SIGKILL:
+            self.after(60, lambda: self.cluster.lose(launcher.pod))
+
+    # What happens
+
+    def drain_launcher(self, run: Run) -> None:
+        """Drain the node of a launcher."""
+        if run.launcher and run.launcher.exit_code is None:
+            self.note(f"{run.launcher.pod} is drained")
+            self.cluster.drain(run.launcher.pod)
+
+    def lose_launcher(self, run: Run) -> None:
+        """Lose the node of a launcher; somebody notices only after minutes."""
+        launcher = run.launcher
+        if launcher and launcher.pid and launcher.exit_code is None:
+            self.note(f"the node of {launcher.pod} dies")
+            self.kill(launcher)
+            self.after(_NODE_DEAD_S, lambda: self.cluster.lose(launcher.pod))
+
+    def evict_launcher(self, run: Run) -> None:
+        """End a launcher whose node is short of memory."""
+        launcher = run.launcher
+        if launcher and launcher.pid and launcher.exit_code is None:
+            self.note(f"{launcher.pod} is evicted")
+            self._stop(launcher, _GRACE_S)
+
+    def outage(self, seconds: float, **fault: Any) -> None:
+        """Take the API server away."""
+        self.note(f"the API server is away for {seconds:g} s")
+        outage = Fault(times=10**9, **fault)
+        self.server.faults.pending.insert(0, outage)
+
+        def end() -> None:
+            self.server.faults.pending[:] = [each for each in self.server.faults.pending if each.times < 10**6]
+            self.note("the API server is back")
+
+        self.after(seconds, end)
+
+    def lose_answers(self, method: str, times: int) -> None:
+        """Have the next requests of a method do what they should, and their answers lost."""
+        self.note(f"answers to {method} are lost")
+        self.server.faults.add(Fault(method, drop=AFTER, times=times))
+
+    def is_away(self) -> bool:
+        """Tell whether nothing gets through to the API server."""
+        return any(each.times > 10**6 for each in self.server.faults.pending)
+
+    def training_pods(self) -> list[str]:
+        """Return the names of the training pods that run."""
+        label = "jobset.sigs.k8s.io/jobset-name"
+        pods = [pod for pod in self.cluster.all(kinds.PODS) if label in pod["metadata"].get("labels", {})]
+        running = [pod["metadata"] for pod in pods if pod["status"]["phase"] == "Running"]
+        return [metadata["name"] for metadata in running if "deletionTimestamp" not in metadata]
+
+    def is_published(self) -> bool:
+        """Tell whether a run has put its outputs in place."""
+        return any(self.volume.glob(f"grpo-pipeline/*/{STEP.name}/policy/weights"))
+
+    def is_complete(self, output: Path) -> bool:
+        """Tell whether a step's output is a policy that was trained to its end."""
+        weights = resolve_reference(output) / "weights"
+        return weights.is_file() and weights.read_text() == str(self._num_steps)
