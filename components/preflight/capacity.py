@@ -123,7 +123,7 @@ def beyond_quotas(api: client.ApiClient, namespace: str, *groups: Sequence[Pods]
     for limits in ranges.items if ranges else ():
         where = f"the LimitRange {limits.metadata.name} of namespace {namespace}"
         for item in limits.spec.limits:
-            for each in itertools.chain(*groups) if item.type in {"Container", "Pod"} else ():
+            for each in itertools.chain(*groups):
                 yield from _outside_range(each, item, where)
 
 
