@@ -22,6 +22,7 @@ from torch.distributed.run import config_from_args, parse_args
 
 from components.cluster.job import Job, RankFailure
 from components.cluster.watchdog import die_with_parent
+from components.shared.environment import available_cores
 from components.shared.errors import RetryableError
 from components.shared.stage import keep_files_in_group
 
@@ -60,8 +61,7 @@ def _config_here(job: Job) -> LaunchConfig:
 
 
 def _run_ranks(job: Job, config: LaunchConfig, *, node: int) -> int:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // config.nproc_per_node)))
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, available_cores() // config.nproc_per_node)))
     # Failures of ranks are reported by whoever runs the job, in one line.
     for part in ("multiprocessing.api", "agent.server.api"):
         logging.getLogger(f"torch.distributed.elastic.{part}").setLevel(logging.CRITICAL)

@@ -18,6 +18,7 @@ from components.rollout.sampler import Completion, Generate, Sampling, grade_com
 from components.rollout.transformers_sampler import TransformersSampler
 from components.shared import jsonl
 from components.shared.answer_policy import AnswerPolicy
+from components.shared.environment import available_cores
 from components.shared.errors import explain_out_of_memory
 from components.shared.problem import Problem, Split, read_problems
 from components.shared.progress import Progress, progress
@@ -121,6 +122,7 @@ def evaluate(
 
     One model is in memory at a time, and none has an influence on what the next one samples.
     """
+    torch.set_num_threads(min(torch.get_num_threads(), available_cores()))
     test_problems = read_problems(problems, Split.TEST)
     metrics: dict[str, float] = {}
     with Verifier() as verify:

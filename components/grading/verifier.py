@@ -15,6 +15,7 @@ from components.grading.answer import has_reasoning
 from components.grading.grade import Grade, Submission, Verdict, grade, is_unit_tests
 from components.grading.pool import GRADE, Call, Dispatcher
 from components.grading.sandbox.run import require_sandbox
+from components.shared.environment import available_cores
 
 __all__ = ["Grade", "Submission", "Verdict", "Verifier", "grade", "has_reasoning", "is_unit_tests", "require_sandbox"]
 
@@ -72,5 +73,5 @@ class Verifier(AbstractContextManager["Verifier"]):
 
 def _num_workers() -> int:
     """The cores that this process may use, shared with those that torchrun started beside it."""
-    cores = len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    cores = available_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     return max(1, min(cores, _MAX_WORKERS))

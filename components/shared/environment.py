@@ -1,4 +1,8 @@
-"""Every environment variable of this project: its name, who sets it and who reads it."""
+"""What surrounds a process: every environment variable of this project (who sets it, who reads it), and its cores."""
+
+import math
+import os
+from pathlib import Path
 
 # Set by the user.
 WORK_VARIABLE = "GRPO_PIPELINE_WORK"  # folder for unfinished work instead of outputs/work; shared.stage
@@ -30,3 +34,15 @@ REVISION_VARIABLE = "GRPO_PIPELINE_REVISION"  # git revision of the code; regist
 JOB_VARIABLE = "GRPO_PIPELINE_JOB"  # folder of the job that a vLLM server's pod belongs to; cluster.servers
 SERVERS_VARIABLE = "GRPO_PIPELINE_SAMPLERS"  # addresses of running vLLM servers, separated by commas
 WEIGHTS_VARIABLE = "GRPO_PIPELINE_WEIGHTS"  # folder through which weights reach the sampler
+
+_CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
+"""Microseconds of processor time in each period, in a container with a limit: threads beyond it only wait."""
+
+
+def available_cores() -> int:
+    """Return the cores that this process may use: those that it may run on, within the limit of its container."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    limit, _, period = (
+        _CPU_LIMIT.read_text(encoding="utf-8").partition(" ") if _CPU_LIMIT.is_file() else ("max", "", "")
+    )
+    return cores if limit == "max" else max(1, min(cores, math.ceil(int(limit) / int(period))))

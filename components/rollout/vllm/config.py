@@ -8,6 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from components.policy.config import Dtype
 from components.shared.config import Config
+from components.shared.environment import available_cores
 from components.shared.errors import NotEnoughMemoryError, out_of_memory_in_log, out_of_memory_message
 
 WeightsBy = Literal["folder", "nccl", "ipc", "gloo"]
@@ -102,7 +103,7 @@ def environment(config: VllmConfig, folder: str) -> dict[str, str]:
     own = {name: value for name, value in os.environ.items() if not name.startswith(_RANK_VARIABLES)}
     path = os.pathsep.join([str(_ROOT), *filter(None, [own.get("PYTHONPATH")])])
     return {
-        "OMP_NUM_THREADS": str(os.cpu_count()),
+        "OMP_NUM_THREADS": str(available_cores()),
         **own,
         "PYTHONPATH": path,
         "TMPDIR": folder,

@@ -1,0 +1,30 @@
+"""The cores that a process may use."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from components.shared.environment import available_cores
+
+
+@pytest.mark.parametrize(
+    ("limit", "cores"),
+    [
+        ("max 100000", 8),
+        ("400000 100000", 4),
+        ("150000 100000", 2),
+        ("50000 100000", 1),
+        ("900000 100000", 8),
+        ("", 8),
+    ],
+)
+def test_a_container_has_no_more_cores_than_its_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, cores: int
+) -> None:
+    """Of eight cores, as many as cgroups give it time for; without a limit, or outside a container, all of them."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    monkeypatch.setattr("components.shared.environment._CPU_LIMIT", tmp_path / "cpu.max")
+    if limit:
+        (tmp_path / "cpu.max").write_text(f"{limit}\n")
+    assert available_cores() == cores
