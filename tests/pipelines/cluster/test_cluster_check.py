@@ -154,6 +154,8 @@ class Player:
                 self._launch(training)
         self._kept_step = training.first_step + int((now - training.started_s) * _STEPS_PER_S)
         text = f"train_grpo {self._kept_step}/{LONG_STEPS}  reward 0.5\n"
+        if self._fault == "interrupted" and training.lost_s:
+            raise KeyboardInterrupt
         self._show(
             run_id,
             train_grpo=Stage("RUNNING", len(training.launchers)),
@@ -245,6 +247,16 @@ def test_what_does_not_hold_is_found_and_nothing_else(
     assert server.cluster.all(kinds.TRAIN_JOBS) == []
     if not missed:
         assert (server.kfp.runs, server.kfp.experiments, server.cluster.all(kinds.PODS)) == ({}, {}, [])
+
+
+def test_an_interrupted_check_ends_its_runs(server: ApiServer, connected: Cluster, tmp_path: Path) -> None:
+    """Here in mid-training; they can still be looked at."""
+    Player(server, "interrupted")
+    with pytest.raises(KeyboardInterrupt):
+        Acceptance(connected, Here(tmp_path), tmp_path).run(Screen(sys.stdout, sys.stderr))
+    assert len(server.kfp.runs) == 3
+    assert all("finished_at" in run for run in server.kfp.runs.values())
+    assert server.cluster.all(kinds.TRAIN_JOBS) == []
 
 
 def test_only_what_the_check_made_is_removed_from_the_volume(tmp_path: Path) -> None:
