@@ -2,7 +2,7 @@
 
 Kubeflow's API names no pod. It lists, as `child_tasks` of each task, the ids of the nodes that come after it:
 `WORKFLOW-NUMBER`, where the number is the FNV-1a hash of the node's name, and the name is the path to the node, such as
-`WORKFLOW(0).root(0).exit-handler-1(0).train-grpo(0).executor(1)`. Since 2.17 every node is wrapped in retries, which
+`WORKFLOW(0).root(0).train-grpo(0).executor(1)`. Since 2.17 every node is wrapped in retries, which
 number it; before, only the executor of a task with retries was. A path is tried by looking for its id in those lists.
 """
 
@@ -28,9 +28,9 @@ class Stage:
     """How far a stage of a run is."""
 
     name: str
-    """In the graph, such as `train_grpo` or `evaluate_2`."""
+    """In the graph, such as `train_grpo`."""
     title: str
-    """On the page, such as `evaluate sft`."""
+    """On the page; another one where a graph has several tasks of one stage, such as `evaluate sft`."""
     state: str | None = None
     """PENDING, RUNNING, SUCCEEDED ..., CACHED or NOT_REACHED; None where the run does not tell."""
     started: datetime | None = None
@@ -57,7 +57,7 @@ def parameter(run: Any, name: str) -> Any:
 
 
 class _Graph:
-    """A pipeline, whose graphs are inside graphs, and the nodes of a run of it."""
+    """A pipeline, which may have graphs inside graphs, and the nodes of a run of it."""
 
     def __init__(self, spec: Mapping[str, Any], details: Iterable[Any]) -> None:
         self.pipeline = spec.get("pipeline_spec", spec)

@@ -1,4 +1,4 @@
-"""Which of several signs is taken for the reason of a failure, and what ranks report."""
+"""Which of several signs is taken for the reason of a failure, what ranks report, and what a queued job waits for."""
 
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from components.cluster.failures import SilentRankError, error_of_ranks, failure_reason
+from components.cluster.failures import SilentRankError, error_of_ranks, failure_reason, queueing_problem
 from components.cluster.job import Job
+from components.cluster.kube import Json
 from components.shared.errors import PipelineError, RetryableError, out_of_memory
 
 JOB = {
@@ -75,6 +76,32 @@ def test_deadline_goes_before_all_other_signs(name: str) -> None:
     reason = failure_reason({**JOB, "status": {"conditions": [over]}}, list(sign.pods), sign.tails, sign.error)
     assert "training_timeout_s" in str(reason)
     assert not isinstance(reason, RetryableError)
+
+
+NO_QUOTA = {"type": "QuotaReserved", "status": "False", "reason": "Pending", "message": "4 more needed"}
+RESERVED = {**NO_QUOTA, "status": "True", "reason": "QuotaReserved"}
+EVICTED = {"type": "Evicted", "status": "True", "reason": "Preempted", "message": "for a workload"}
+CHECKS = [
+    {"name": "new-nodes", "state": "Pending", "message": "creating 2 nodes"},
+    {"name": "budget", "state": "Ready", "message": ""},
+]
+
+
+@pytest.mark.parametrize(
+    ("status", "position", "line"),
+    [
+        ({"conditions": [NO_QUOTA]}, 2, "position 3 in its ClusterQueue; Pending: 4 more needed"),
+        ({"conditions": [EVICTED, NO_QUOTA]}, None, "Pending: 4 more needed; Preempted: for a workload"),
+        ({"conditions": [{**EVICTED, "status": "False"}, NO_QUOTA]}, None, "Pending: 4 more needed"),
+        ({"conditions": [RESERVED], "admissionChecks": CHECKS}, None, "new-nodes is Pending: creating 2 nodes"),
+        ({}, None, "Kueue gives no reason"),
+        (None, None, "Kueue has not noticed it yet"),
+    ],
+    ids=["waits", "preempted", "admitted since", "checked", "new", "unseen"],
+)
+def test_what_a_job_waits_for_is_one_line(status: Json | None, position: int | None, line: str) -> None:
+    """Its position and Kueue's own words, as far as Kueue tells them."""
+    assert queueing_problem(None if status is None else {"status": status}, position) == line
 
 
 @pytest.fixture
