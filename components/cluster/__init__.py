@@ -6,6 +6,7 @@ What other packages use:
 - `launch.run_ranks`: a rank function, called in several processes, here or in the pods of a TrainJob
 - `servers.vllm_servers`, `watchdog.memory_folder`: what runs beside ranks on this machine
 - `config`: `ClusterConfig`, and the stage that runs on a cluster (`current_stage`)
+- `collector`: what removes the folders of old runs from the shared volume
 - `kube`: the connection to a cluster and its retry policy; `reaper.delete_run`: removal of a run's jobs
 
 In the processes of a job run `agent` (torchrun's launcher) and `rank`, which share the files of `job`. Behind

@@ -1,9 +1,13 @@
 """Files and folders that survive a kill at any moment: synced before they count, renamed before they go, locked."""
 
+import math
 import os
 import platform
 import shutil
+import stat
+from collections.abc import Iterator
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -39,10 +43,14 @@ def replace(path: Path, new: Path) -> None:
 
 def discard(folder: Path) -> None:
     """Remove a folder; at any interruption it is complete or absent, and `.<name>.removed` may be left."""
+    remove(set_aside(folder))
+
+
+def set_aside(folder: Path) -> Path:
+    """Rename a folder to `.<name>.removed`, where nobody looks for it, and return that."""
     removed = folder.with_name(f".{folder.name}.removed")
     remove(removed)
-    folder.rename(removed)
-    remove(removed)
+    return folder.rename(removed)
 
 
 def remove(path: Path) -> None:
@@ -53,9 +61,29 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
+def walk(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
+    """Yield a folder or file, and all that is below it, with its status; skip what vanishes meanwhile."""
+    below = (Path(base) / name for base, folders, files in os.walk(folder) for name in (*folders, *files))
+    for path in chain([folder], below):
+        with suppress(FileNotFoundError):
+            status = path.lstat()
+            yield path, status
+
+
 def size(folder: Path) -> int:
     """Return the bytes of all files below a folder."""
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    return sum(status.st_size for _, status in walk(folder) if stat.S_ISREG(status.st_mode))
+
+
+def touch(folder: Path) -> None:
+    """Have a folder count as changed now, where this process may say so."""
+    with suppress(OSError):
+        os.utime(folder)
+
+
+def last_change(folder: Path) -> float:
+    """Return when a folder or file, or anything below it, was last changed, in seconds; locking changes nothing."""
+    return max((status.st_mtime for path, status in walk(folder) if path.suffix != ".lock"), default=math.inf)
 
 
 class InUseError(RetryableError):
@@ -75,9 +103,9 @@ def lock_folder(path: Path, *, wait: bool = False, owner: str = "") -> FileLock:
     # A lock file that is only there or not would outlive a process that is killed.
     lock = FileLock(path, timeout=-1 if wait else 0, thread_local=False, fallback_to_soft=False)
     while True:
-        path.parent.mkdir(parents=True, exist_ok=True)
         try:
             with suppress(FileNotFoundError):  # an owner that has finished removes the folder
+                _make(path.parent)
                 lock.acquire()
         except Timeout:
             other = ""
@@ -89,6 +117,14 @@ def lock_folder(path: Path, *, wait: bool = False, owner: str = "") -> FileLock:
             path.write_text(f"{owner} ({process})\n" if owner else f"{process}\n", encoding="utf-8")
             return lock
         lock.release()
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        if folder.exists():  # as something else; otherwise it was removed in between
+            raise
 
 
 def is_locked(path: Path) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import Field, field_validator
 
-from components.shared import jsonl, lineage
+from components.shared import durable, jsonl, lineage
 from components.shared.answer_policy import AnswerPolicy
 from components.shared.config import Config
 from components.shared.errors import PipelineError
@@ -181,16 +181,22 @@ def resolve_reference(folder: Path) -> Path:
     model = Path(reference["weights"])
     if not model.is_dir():
         where = f"{folder / PIPELINE_FILE}: the model is in {model}"
-        raise PipelineError(f"{where}, which is not there; is its volume mounted?")
+        raise PipelineError(f"{where}, which is not there; is its volume mounted, and was its run not removed?")
     own = _pipeline_values(model)
     is_same = all(own.get(key) == reference.get(key) for key in ("prompt", "answer"))
     return model if holds_model(model) and is_same and (model / lineage.FILE_NAME).is_file() else folder
 
 
 def require_unchanged(folder: Path, digest: str) -> None:
-    """Raise PipelineError where `folder` refers to a model whose digest was another one than it is now."""
-    reference = _pipeline_values(folder)
-    if resolve_reference(folder) != folder and reference["digest"] != digest:
+    """Raise PipelineError where `folder` refers to a model whose digest was another one than it is now.
+
+    Otherwise that model counts as changed now, so that it is not removed while a stage reads it.
+    """
+    reference, model = _pipeline_values(folder), resolve_reference(folder)
+    if model == folder:
+        return
+    durable.touch(model)
+    if reference["digest"] != digest:
         raise PipelineError(
             f"model {reference['weights']}: has changed since it was passed on: its digest is {digest}, where "
             f"{reference['digest']} is expected; run the stage that made it again"

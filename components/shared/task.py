@@ -5,6 +5,8 @@
 <volume>/grpo-pipeline/<run id>/<stage>/<output>/  outputs
 <volume>/grpo-pipeline/<run id>/<stage>/passed_on/ what other tasks read: models by reference, copies of all else
 <volume>/grpo-pipeline/<run id>/<stage>/job/       logs, events and manifests of the stage's jobs
+
+`components.cluster.collector` removes what is old and not in use.
 """
 
 import os

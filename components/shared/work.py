@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -90,6 +90,20 @@ def locked_work(root: Path, stage: str, fingerprint: Fingerprint, owner: str = "
         durable.discard(folder)
     finally:
         lock.release()
+
+
+@contextmanager
+def reserved(folder: Path) -> Iterator[bool]:
+    """Lock a folder of unfinished work as a run and its ranks do; yield False where one of them has locked it."""
+    with ExitStack() as locks:
+        is_free = True
+        try:
+            locks.callback(durable.lock_folder(folder / _LOCK).release)
+            for path in [path for path, _ in durable.walk(folder) if path.suffix == ".lock" and path.name != _LOCK]:
+                locks.callback(durable.lock_folder(path).release)
+        except durable.InUseError:
+            is_free = False
+        yield is_free
 
 
 def fingerprint_in(folder: Path) -> Fingerprint | None:

@@ -26,6 +26,7 @@ LIGHT = [
     *("components.preflight.preflight", "components.prepare_data.prepare"),
     *("components.validate_data.validate", "components.report.report", "components.register.register"),
     *("components.train_sft.train", "components.train_grpo.train", "components.cluster.reaper"),
+    "components.cluster.collector",
     *(f"components.shared.{path.stem}" for path in sorted((engine.ROOT / "components/shared").glob("[!_]*.py"))),
     *("kfp.dsl.executor_main", "kubernetes", "model_registry"),
 ]

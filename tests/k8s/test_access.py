@@ -29,10 +29,8 @@ LAUNCHER: set[Grant] = {
 }
 CAPACITY: set[Grant] = {("list", "", "nodes", ""), ("get", "kueue.x-k8s.io", "clusterqueues", "")}
 LOCAL_QUEUE: set[Grant] = {("get", "kueue.x-k8s.io", "localqueues", "grpo-pipeline")}
-REAPER: set[Grant] = {
-    *((verb, "trainer.kubeflow.org", "trainjobs", "") for verb in ("delete", "list")),
-    ("list", "argoproj.io", "workflows", ""),
-}
+COLLECTOR: set[Grant] = {("list", "trainer.kubeflow.org", "trainjobs", ""), ("list", "argoproj.io", "workflows", "")}
+REAPER: set[Grant] = {*COLLECTOR, ("delete", "trainer.kubeflow.org", "trainjobs", "")}
 
 
 def grants(role: Json) -> set[Grant]:
@@ -54,8 +52,9 @@ def test_roles_permit_what_is_needed(name: str) -> None:
     launcher = LAUNCHER | (LOCAL_QUEUE if name.endswith("kueue") else set())
     assert grants(one(documents, "Role", "grpo-pipeline-launcher")) == launcher
     assert grants(one(documents, "Role", "grpo-pipeline-reaper")) == REAPER
+    assert grants(one(documents, "Role", "grpo-pipeline-collector")) == COLLECTOR
     roles = {(each["kind"], each["metadata"]["name"]) for each in documents if "Role" in each["kind"]}
-    subjects = ("grpo-pipeline-launcher", "grpo-pipeline-reaper")
+    subjects = ("grpo-pipeline-collector", "grpo-pipeline-launcher", "grpo-pipeline-reaper")
     expected = {(kind, subject) for kind in ("Role", "RoleBinding") for subject in subjects}
     if name.startswith("standalone"):
         assert grants(one(documents, "ClusterRole", "grpo-pipeline-capacity")) == CAPACITY

@@ -1,5 +1,6 @@
 import copy
 import re
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from components.cluster import kube
+from components.cluster import collector, kube
 from components.cluster.config import ClusterConfig
 from components.cluster.manifest import SERVER_PORT
 from components.preflight.config import MOUNT, DeploymentConfig, load_params
@@ -20,6 +21,8 @@ from tests.presets import FILES
 
 RUNTIMES = ("grpo-torch", "grpo-torch-vllm")
 PODS = pod_templates(base())
+HOUSEKEEPING = ("grpo-pipeline-collector", "grpo-pipeline-reaper")
+"""Those that talk to the API server; the others run what a model wrote."""
 each_pod = pytest.mark.parametrize("where", PODS)
 each_overlay = pytest.mark.parametrize("name", OVERLAYS)
 each_runtime = pytest.mark.parametrize("runtime", RUNTIMES)
@@ -128,7 +131,7 @@ def test_pods_meet_the_restricted_standard_and_quotas(where: str) -> None:
         for part in ("requests", "limits"):
             assert {"cpu", "memory"} <= set(container["resources"][part])
         assert re.fullmatch(r"grpo-pipeline/python-(light|gpu):(?!latest)[\w.-]+", container["image"])
-    assert spec["automountServiceAccountToken"] == (where == "grpo-pipeline-reaper"), "training runs what a model wrote"
+    assert spec["automountServiceAccountToken"] == (where in HOUSEKEEPING), "training runs what a model wrote"
 
 
 @each_runtime
@@ -209,34 +212,69 @@ def test_runtime_is_accepted_and_runs(runtime: str) -> None:
     assert pods == ["grpo-1-node-0-0", "grpo-1-node-0-1", *servers]
 
 
-def test_reaper_runs_often_and_alone() -> None:
-    """Every five minutes, never two at once, none for long, and few old ones are kept."""
-    cron = one(base(), "CronJob", "grpo-pipeline-reaper")["spec"]
-    assert cron["schedule"] == "*/5 * * * *"
+@pytest.mark.parametrize(
+    ("name", "schedule", "every_s"), [("reaper", "*/5 * * * *", 300), ("collector", "17 3 * * *", 24 * 3600)]
+)
+def test_housekeeping_is_regular_and_alone(name: str, schedule: str, every_s: int) -> None:
+    """Never two at once, none for longer than until the next one, and few old ones are kept."""
+    cron = one(base(), "CronJob", f"grpo-pipeline-{name}")["spec"]
+    assert cron["schedule"] == schedule
     assert cron.get("suspend", False) is False
     assert (cron["concurrencyPolicy"], cron["timeZone"]) == ("Forbid", "Etc/UTC")
-    assert cron["startingDeadlineSeconds"] < 300
+    # More than a hundred missed starts stop a CronJob for good, unless there is a deadline.
+    assert cron["startingDeadlineSeconds"] < every_s
     assert (cron["successfulJobsHistoryLimit"], cron["failedJobsHistoryLimit"]) == (1, 3)
-    assert cron["jobTemplate"]["spec"]["activeDeadlineSeconds"] <= 120
+    assert cron["jobTemplate"]["spec"]["activeDeadlineSeconds"] < every_s
+
+
+def test_collector_is_called_as_its_program_wants(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With its own defaults; the volume is where it looks for it by default."""
+    (container,) = PODS["grpo-pipeline-collector"]["spec"]["containers"]
+    mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+    assert mounts["work"] == MOUNT
+    calls: list[tuple[Path, Any]] = []
+
+    def collect(mount: Path, limits: Any, ask: Any, *, dry_run: bool) -> str:
+        calls.append((mount, limits))
+        return "freed nothing"
+
+    monkeypatch.setattr(collector, "collect", collect)
+    monkeypatch.setattr(kube, "own_namespace", str)
+    defaults: list[str] = []
+    for arguments in (container["args"], defaults):
+        monkeypatch.setattr(sys, "argv", ["collector", *arguments])
+        collector.main()
+    assert calls[0] == calls[1]
+    assert calls[0][0] == Path(MOUNT)
 
 
 def test_training_pods_reach_only_one_another() -> None:
-    """And DNS; what several policies allow adds up, so no other policy selects them. The reaper reaches the API."""
+    """And DNS; what several policies allow adds up, so no other policy selects them."""
     policies = {each["metadata"]["name"]: each["spec"] for each in base() if each["kind"] == "NetworkPolicy"}
-    assert set(policies) == {"grpo-pipeline-training", "grpo-pipeline-reaper"}
-    for name, starts in (("training", "grpo-torch"), ("reaper", "grpo-pipeline-reaper")):
-        selected = policies[f"grpo-pipeline-{name}"]["podSelector"]["matchLabels"]
-        for where, template in PODS.items():
-            assert (selected.items() <= template["metadata"]["labels"].items()) == where.startswith(starts), where
+    assert set(policies) == {"grpo-pipeline-training", "grpo-pipeline-housekeeping"}
+    training, housekeeping = policies["grpo-pipeline-training"], policies["grpo-pipeline-housekeeping"]
+    for where, template in PODS.items():
+        labels = template["metadata"]["labels"]
+        assert _selects(training["podSelector"], labels) == where.startswith("grpo-torch"), where
+        assert _selects(housekeeping["podSelector"], labels) == (where in HOUSEKEEPING), where
     dns = [{"port": 53, "protocol": protocol} for protocol in ("UDP", "TCP")]
-    training, reaper = policies["grpo-pipeline-training"], policies["grpo-pipeline-reaper"]
     among = [{"podSelector": training["podSelector"]}]
-    assert training["policyTypes"] == reaper["policyTypes"] == ["Ingress", "Egress"]
+    assert training["policyTypes"] == housekeeping["policyTypes"] == ["Ingress", "Egress"]
     assert training["ingress"] == [{"from": among}]
     assert training["egress"] == [{"to": among}, {"ports": dns}]
-    api = [{"port": port, "protocol": "TCP"} for port in (443, 6443, 8443)]
-    assert reaper.get("ingress", []) == []
-    assert reaper["egress"] == [{"ports": [*dns, *api]}]
+    # An API server may listen on any port, and is in no namespace that could be selected.
+    assert housekeeping.get("ingress", []) == []
+    assert housekeeping["egress"] == [{"ports": [dns[0], {"protocol": "TCP"}]}]
+
+
+def _selects(selector: Json, labels: Json) -> bool:
+    """Tell whether a selector of pods chooses one with these labels."""
+    expressions = selector.get("matchExpressions", [])
+    assert {each["operator"] for each in expressions} <= {"In"}
+    is_in = all(labels.get(each["key"]) in each["values"] for each in expressions)
+    return is_in and selector["matchLabels"].items() <= labels.items()
 
 
 def test_volume_is_the_one_that_runs_ask_for() -> None:
@@ -256,7 +294,7 @@ def test_pod_has_image_command_secret_and_label_of_the_code(where: str) -> None:
     """A kustomization replaces the images that the pipeline is compiled with; modules exist."""
     pod = PODS[where]
     (container,) = pod["spec"]["containers"]
-    image = images.LIGHT if where == "grpo-pipeline-reaper" else images.GPU
+    image = images.LIGHT if where in HOUSEKEEPING else images.GPU
     assert image.rpartition(":")[0].endswith(container["image"].rpartition(":")[0])
     if "command" in container:
         python, flag, module = container["command"]

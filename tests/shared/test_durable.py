@@ -87,6 +87,29 @@ def test_a_lock_names_its_owner(tmp_path: Path) -> None:
     lock_folder(path)
 
 
+def test_a_folder_that_vanishes_while_it_is_locked_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a run that finishes at that moment; a file in its place is an error."""
+    path = tmp_path / "work/run.lock"
+    path.parent.mkdir()
+    mkdir = os.mkdir
+
+    def vanish(folder: Path, *arguments: Any) -> None:
+        monkeypatch.undo()
+        try:
+            mkdir(folder, *arguments)
+        finally:
+            path.parent.rmdir()
+
+    monkeypatch.setattr(os, "mkdir", vanish)
+    lock_folder(path).release()
+    assert path.exists()
+    (tmp_path / "file").touch()
+    with pytest.raises(FileExistsError):
+        lock_folder(tmp_path / "file/run.lock")
+
+
 def test_a_waiting_process_gets_the_lock_of_a_removed_folder(tmp_path: Path) -> None:
     """A run that has finished removes its folder before it releases the lock."""
     path = tmp_path / "work/run.lock"

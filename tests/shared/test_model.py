@@ -94,5 +94,5 @@ def test_a_model_that_has_changed_or_is_gone_is_refused(tmp_path: Path, model: P
     with pytest.raises(PipelineError, match="has changed since it was passed on"):
         require_unchanged(reference, lineage.digest(model))
     model.rename(tmp_path / "elsewhere")
-    with pytest.raises(PipelineError, match=r"is not there; is its volume mounted\?"):
+    with pytest.raises(PipelineError, match=r"is not there; is its volume mounted, and was its run not removed\?"):
         resolve_reference(reference)

@@ -1,0 +1,193 @@
+"""Removes what runs have left on the shared volume: `python -m components.cluster.collector`, every night.
+
+Of the folders that `components.shared.task` describes, the folder of a run is removed once the run is over and, for
+`--finished-days`, nothing in it has changed and no stage has begun to read a model in it; unfinished work with its
+checkpoints once it has not changed for `--unfinished-days`. At any age it keeps
+
+- what an unfinished workflow or a training job names,
+- the folder of a run that a file of another run which is kept names, or unfinished work that is in use: models are
+  passed on by reference,
+- unfinished work that a run, or the ranks of its job, have locked,
+- the folder of a run with anything in it that no stage makes: an empty file `keep` is enough,
+- everything else on the volume, such as registries, their storage and base models.
+
+Folders are renamed before they are removed: at any interruption they are complete or absent, and the next call removes
+the rest. Times are those of the volume's server, because the clock of this pod may be wrong.
+"""
+
+import argparse
+import json
+import re
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from components.cluster import kube
+from components.cluster.kube import RetryPolicy, TrainJobs
+from components.shared import durable, lineage, model
+from components.shared.errors import PipelineError
+from components.shared.progress import say
+from components.shared.stage import exit_on_error
+from components.shared.work import reserved
+
+_LOCK = ".collector.lock"
+_RUN_ID = re.compile("[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_WORK_KEY = re.compile("[0-9a-f]{16}")
+_RECORD = re.compile(rf"{_WORK_KEY.pattern}\.json|\.{_WORK_KEY.pattern}\.json\.partial")
+_REMOVED = re.compile(rf"\.(?:{_RUN_ID.pattern}|{_WORK_KEY.pattern})\.removed")
+_MADE_BY_STAGES = {"inputs", "train_sft", "train_grpo", "evaluate", "report"}
+"""What stages make in the folder of a run."""
+_REFERENCES = {model.PIPELINE_FILE, lineage.FILE_NAME, "job.json"}
+"""Files that may name another run's folder: references, configs with a base model, calls that ranks make."""
+_DAY_S, _GIB = 24 * 3600, 2**30
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Seconds for which nothing has changed in what is removed."""
+
+    finished_s: float
+    """Folders of runs, and records of finished work."""
+    unfinished_s: float
+    """Checkpoints and other unfinished work."""
+
+
+def in_use(namespace: str) -> str:
+    """Return the unfinished workflows and the training jobs of a namespace, as text. Raises as `RetryPolicy.call`."""
+    api = kube.connect()
+
+    def ask() -> str:
+        workflows = kube.unfinished_workflows(api, namespace)
+        return json.dumps([*TrainJobs(api, namespace).find({}), *workflows.values()])
+
+    return RetryPolicy(limit_s=60).call(f"list training jobs and workflows of {namespace}", ask)
+
+
+def collect(mount: Path, limits: Limits, ask: Callable[[], str], *, dry_run: bool = False) -> str:
+    """Remove what is older than its limit and not in use; print each folder, and return a summary.
+
+    Args:
+        mount: Where the shared volume is.
+        limits: How long what nobody uses is kept.
+        ask: See `in_use`. It is called once the volume has been searched, right before anything is renamed.
+        dry_run: Whether to print only.
+
+    Raises:
+        InUseError: Another collector is at work.
+        PipelineError: There is no volume, or something could not be removed.
+    """
+    if not mount.is_dir():
+        raise PipelineError(f"{mount}: no such folder; does this pod mount the shared volume?")
+    root = mount / "grpo-pipeline"
+    lock = durable.lock_folder(root / _LOCK)
+    try:
+        volume = _Volume(root, limits)
+        runs, work = volume.unused(ask())
+        if dry_run:
+            removed = {path: path for path in [*runs, *work]}
+        else:
+            removed = {path: durable.set_aside(path) for path in runs}
+            for path in work:
+                with reserved(path) as is_free:
+                    removed |= {path: durable.set_aside(path)} if is_free else {}
+            for path in volume.old_records:
+                path.unlink(missing_ok=True)
+        sizes = {path: durable.size(place) for path, place in removed.items()}
+        for path, size in sizes.items():
+            say("collector", f"{'would remove' if dry_run else 'removes'} {path}, {size / _GIB:.2f} GiB")
+        if not dry_run:
+            _remove(root)
+    finally:
+        lock.release()
+    kept = f"{volume.num_folders - len(removed)} folders of runs and of unfinished work are kept"
+    return f"{'would free' if dry_run else 'freed'} {sum(sizes.values()) / _GIB:.2f} GiB; {kept}"
+
+
+class _Volume:
+    """The folders of runs and of unfinished work, which of them are old, and which refer to which."""
+
+    def __init__(self, root: Path, limits: Limits) -> None:
+        now_s = (root / _LOCK).stat().st_mtime  # locking has written it
+
+        def old(paths: Iterable[Path], limit_s: float) -> set[Path]:
+            return {path for path in paths if now_s - durable.last_change(path) > limit_s}
+
+        self._runs = {path.name: path for path in _folders(root.iterdir(), _RUN_ID)}
+        self._work = list(_folders(root.glob("work/*/*"), _WORK_KEY))
+        ours = filter(_is_made_by_stages, self._runs.values())
+        self._old_runs = {path.name for path in old(ours, limits.finished_s)}
+        self._old_work = old(self._work, limits.unfinished_s)
+        records = (path for path in root.glob("work/*/*") if _RECORD.fullmatch(path.name))
+        self.old_records = old(records, limits.finished_s)
+        self.num_folders = len(self._runs) + len(self._work)
+        self._references = {path: _ids_in(path) for path in [*self._runs.values(), *self._work]}
+
+    def unused(self, text: str) -> tuple[list[Path], list[Path]]:
+        """Return the old folders of runs and of unfinished work that nothing uses; `text` names what is in use."""
+        kept = self._runs.keys() - self._old_runs | set(_RUN_ID.findall(text))
+        old_work = []
+        for path in sorted(self._work):
+            # A training job names its folder; where there is one, ranks may need the lock at any moment.
+            if path.name in text:
+                kept |= self._references[path]
+            elif path in self._old_work or self._references[path] & self._old_runs:
+                with reserved(path) as is_free:
+                    kept |= set() if is_free else self._references[path]
+                    old_work += [path] if is_free and path in self._old_work else []
+        while more := {id_ for each in kept & self._runs.keys() for id_ in self._references[self._runs[each]]} - kept:
+            kept |= more
+        return [self._runs[id_] for id_ in sorted(self._old_runs - kept)], old_work
+
+
+def _folders(paths: Iterable[Path], name: re.Pattern[str]) -> Iterable[Path]:
+    return (path for path in paths if name.fullmatch(path.name) and path.is_dir() and not path.is_symlink())
+
+
+def _is_made_by_stages(run: Path) -> bool:
+    try:
+        return {path.name for path in run.iterdir()} <= _MADE_BY_STAGES
+    except PermissionError:
+        return False
+
+
+def _ids_in(folder: Path) -> set[str]:
+    """Return the ids of runs that are named in files below a folder."""
+    ids: set[str] = set()
+    for path, _ in durable.walk(folder):
+        if path.name in _REFERENCES:
+            with suppress(OSError):
+                ids |= set(_RUN_ID.findall(path.read_text(encoding="utf-8", errors="replace")))
+    return ids
+
+
+def _remove(root: Path) -> None:
+    """Remove every folder that was renamed for it, by this or an earlier call."""
+    renamed = list(_folders([*root.iterdir(), *root.glob("work/*/.*")], _REMOVED))
+    for path in renamed:
+        durable.remove(path)
+    # Runs remove folders of unfinished work, too, and under the same names.
+    left = [str(path) for path in renamed if path.parent == root and path.exists()]
+    if left:
+        raise PipelineError(f"{', '.join(left)}: could not be removed; make all folders in it writable for group 0")
+
+
+def main() -> None:
+    """Collect once, with the runs and jobs of this pod's namespace."""
+    parser = argparse.ArgumentParser(prog="python -m components.cluster.collector", description="Clear the volume.")
+    parser.add_argument("--volume", type=Path, default=Path("/work"), help="where it is mounted (default: %(default)s)")
+    for kind, default in (("finished", 30), ("unfinished", 90)):
+        text = f"days for which {kind} work is kept after its last change (default: %(default)s)"
+        parser.add_argument(f"--{kind}-days", type=int, default=default, metavar="DAYS", help=text)
+    parser.add_argument("--dry-run", action="store_true", help="only print what would be removed")
+    options = parser.parse_args()
+    with exit_on_error("collector"):
+        if min(options.finished_days, options.unfinished_days) < 1:
+            raise PipelineError("--finished-days, --unfinished-days: at least 1")
+        limits = Limits(options.finished_days * _DAY_S, options.unfinished_days * _DAY_S)
+        namespace = kube.own_namespace()
+        say("collector", collect(options.volume, limits, lambda: in_use(namespace), dry_run=options.dry_run))
+
+
+if __name__ == "__main__":
+    main()
