@@ -47,7 +47,7 @@ def add_commands(commands: Any) -> None:
 
     command = _add(commands, "logs", _logs, "print what the stages of a run have printed")
     command.add_argument("run", **run)
-    command.add_argument("--stage", metavar="STAGE", help="of this stage only, such as train_grpo or `evaluate sft`")
+    command.add_argument("--stage", metavar="STAGE", help="of this stage only, such as train_grpo")
     command.add_argument("-f", "--follow", action="store_true", help="until the run has ended")
 
     command = _add(commands, "stop", _stop, "end a run and remove its training jobs")
