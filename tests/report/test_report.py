@@ -259,8 +259,9 @@ def test_provenance_of_mixed_runs_is_refused() -> None:
         collect_provenance({"a": _made("prepare_data", {}), "b": other})
 
 
-def test_kubeflow_component_shows_page_and_metrics(shared_run: dict[str, Path], tmp_path: Path) -> None:
-    """The page is copied to where Kubeflow shows it."""
+@pytest.mark.parametrize("volume", ["", "volume"])
+def test_kubeflow_component_shows_page_and_metrics(shared_run: dict[str, Path], tmp_path: Path, volume: str) -> None:
+    """The page is copied to where Kubeflow shows it; on a cluster the folder that is passed on is on the volume."""
     sources = {"validation": "validation", "sft_training": "sft", "grpo_training": "grpo", "evaluation": "evaluation"}
     for name, source in sources.items():
         shutil.copytree(shared_run[name], tmp_path / source / name.removeprefix(f"{source}_"))
@@ -268,7 +269,11 @@ def test_kubeflow_component_shows_page_and_metrics(shared_run: dict[str, Path], 
     inputs["validation"] = dsl.Artifact(uri=inputs["validation"])
     page, metrics = dsl.HTML(uri=str(tmp_path / "html" / "page")), dsl.Metrics(uri=str(tmp_path / "metrics"))
     out = dsl.Artifact(uri=str(tmp_path / "made"))
-    made = component.report.python_func(config=VALUES, **inputs, report=out, page=page, metrics=metrics)
-    assert made == (out.path,)
-    assert (tmp_path / "html" / "page").read_bytes() == (tmp_path / "made" / "report" / "report.html").read_bytes()
+    if volume:
+        (tmp_path / volume).mkdir()
+        inputs |= {"volume": str(tmp_path / volume), "run_id": "run-1"}
+    (folder,) = component.report.python_func(config=VALUES, **inputs, report=out, page=page, metrics=metrics)
+    assert Path(folder).is_relative_to(tmp_path / (volume or "made"))
+    for made in (out.path, folder):
+        assert (tmp_path / "html" / "page").read_bytes() == (Path(made) / "report" / "report.html").read_bytes()
     assert metrics.metadata["gate_passed"] == 1
