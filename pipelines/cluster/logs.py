@@ -15,7 +15,7 @@ from typing import Any
 
 from components.shared.errors import PipelineError, RetryableError
 from pipelines.cluster.kubeflow import Kubeflow, NotFoundError
-from pipelines.cluster.stages import CACHED, DRIVER_TEMPLATE, FINISHED, NOT_REACHED, Stage, stages
+from pipelines.cluster.stages import CACHED, DRIVER_TEMPLATE, FINISHED, NOT_REACHED, Stage, is_stopped, stages
 
 LOST = (
     "no pod of the run exists any more, so Kubeflow will never learn how it ended; start it again: finished stages are "
@@ -171,7 +171,8 @@ def _failure(kubeflow: Kubeflow, run: Any, stage: Stage) -> list[str]:
     else:
         reason = _last_error(text)
     if not reason and text.rstrip().endswith(_STOPPED):
-        return [f"{stage.title}: stopped from outside (SIGTERM): the run was stopped, or the stage ran out of time"]
+        why = "the run was stopped" if is_stopped(run) else "the stage ran out of time, or its pod was deleted"
+        return [f"{stage.title}: stopped from outside (SIGTERM): {why}"]
     command = f"`grpo-pipeline logs {run.run_id} --stage {stage.name}`"
     reason = reason or [f"{stage.title} ended without an error message; see {command}"]
     return [*reason, *([_TRY_AGAIN] if _RETRYABLE.search(text) else [])]

@@ -3,14 +3,14 @@
 import time
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
-from itertools import islice, takewhile
+from itertools import islice
 from shutil import get_terminal_size
 from typing import Any
 
 from components.shared.errors import PipelineError
 from pipelines.cluster.kubeflow import Kubeflow
 from pipelines.cluster.logs import LOST, activity, failures, is_lost, is_progress, outcome, poll
-from pipelines.cluster.stages import CACHED, FINISHED, NOT_REACHED, Stage, parameter, stages
+from pipelines.cluster.stages import CACHED, FINISHED, NOT_REACHED, Stage, is_stopped, parameter, stages
 from pipelines.run.screen import Screen, Style, duration
 
 _NUM_RUNS = 10
@@ -53,8 +53,9 @@ def show(kubeflow: Kubeflow, run: Any) -> list[str]:
     elif not known:
         lines += ["", "its stages are unknown: the pipeline version that it was started from has been deleted"]
     if is_lost(kubeflow, run):
-        return [*lines, "", LOST]
-    told = outcome(kubeflow, run) if run.state == "SUCCEEDED" else activity(kubeflow, run)
+        told = [LOST]
+    else:
+        told = outcome(kubeflow, run) if run.state == "SUCCEEDED" else activity(kubeflow, run)
     lines += ["", *told] if told else []
     for reason, *more in failures(kubeflow, run):
         lines += ["", f"error: {reason}", *more]
@@ -163,11 +164,7 @@ class _Display:
 
 
 def _state(run: Any) -> str:
-    """Return the state of a run in words. Kubeflow calls a run failed that somebody has stopped."""
-    history = [each.state for each in run.state_history or []]
-    since_start = takewhile(lambda state: state != "RUNNING", reversed(history))  # the latest: a run can be retried
-    is_stopped = run.state == "CANCELED" or (run.state == "FAILED" and "CANCELING" in since_start)
-    return "stopped" if is_stopped else in_words(run.state)
+    return "stopped" if is_stopped(run) else in_words(run.state)
 
 
 def _clock(moment: datetime | None) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from graphlib import TopologicalSorter
+from itertools import takewhile
 from typing import Any
 
 CACHED = "CACHED"
@@ -44,6 +45,13 @@ def stages(run: Any) -> list[Stage]:
     graph = _Graph(run.pipeline_spec or {}, (run.run_details.task_details if run.run_details else None) or [])
     every = graph.stages(graph.pipeline.get("root", {}), graph.roots)
     return sorted(every, key=lambda stage: (stage.state is None, stage.started is None, stage.started))
+
+
+def is_stopped(run: Any) -> bool:
+    """Tell whether a run has ended because somebody stopped it; Kubeflow calls it failed."""
+    history = [each.state for each in run.state_history or []]
+    since_start = takewhile(lambda state: state != "RUNNING", reversed(history))  # the latest: a run can be retried
+    return run.state == "CANCELED" or (run.state == "FAILED" and "CANCELING" in since_start)
 
 
 def parameter(run: Any, name: str) -> Any:
