@@ -28,7 +28,6 @@ GUIDES = (
     "kubernetes-kueue",
     "kubeflow-ui",
     "cluster-check",
-    "large-runs",
     "troubleshooting",
 )
 STANDS_IN = Path(__file__).with_name("commands_run.py")
