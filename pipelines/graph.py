@@ -24,7 +24,7 @@ from components.preflight.form import form_of, parameters
 from components.prepare_data.component import prepare_data
 from components.register.component import register
 from components.report.component import report
-from components.shared.environment import RUN_ID_VARIABLE, RUN_NAME_VARIABLE
+from components.shared.environment import RUN_ID_VARIABLE
 from components.train_grpo.component import train_grpo
 from components.train_sft.component import train_sft
 from components.validate_data.component import validate_data
@@ -35,7 +35,9 @@ NAME = "grpo-post-training"
 DESCRIPTION = "Fine-tune a base model, improve it with GRPO, and register it if it is measurably better."
 
 
-def stages(sections: Mapping[str, Any], *, launch: Mapping[str, Any], place: Mapping[str, Any]) -> Tasks:
+def stages(
+    sections: Mapping[str, Any], *, launch: Mapping[str, Any], place: Mapping[str, Any], run_name: str = ""
+) -> Tasks:
     """Return the task of each stage by its name, in the order in which they run.
 
     Each has one artifact, a folder with the stage's outputs; others are pages and figures that Kubeflow shows. An
@@ -46,6 +48,7 @@ def stages(sections: Mapping[str, Any], *, launch: Mapping[str, Any], place: Map
         sections: The section of each stage.
         launch: What training takes beside its section on a cluster: where to run, and the run that it belongs to.
         place: What other stages take on a cluster whose outputs others read: the shared volume, and the run.
+        run_name: Of which the registry is told.
     """
     data = prepare_data(config=sections["prepare_data"])
     validated = validate_data(config=sections["validate_data"], data=data.output)
@@ -58,7 +61,8 @@ def stages(sections: Mapping[str, Any], *, launch: Mapping[str, Any], place: Map
     made = {"validation": validated.outputs["validation"], "evaluation": measured.outputs["folder"]}
     compared = report(config=sections["report"], **made, **models, **place)
     # Fails where the gate is missed: nothing is registered, and the run is red.
-    registered = register(config=sections["register"], grpo=models["grpo"], report=compared.outputs["folder"])
+    judged = {"grpo": models["grpo"], "report": compared.outputs["folder"]}
+    registered = register(config=sections["register"], **judged, run_name=run_name)
     return dict(zip(STAGES, (data, validated, fine_tuned, improved, measured, compared, registered), strict=True))
 
 
@@ -113,11 +117,9 @@ _SHM = "16Gi"
 _RETRY_WINDOW_S = 365 * 24 * _HOUR_S
 """Time from the start of a task's first attempt until Argo begins no other and ends the one that runs: longer than all
 attempts together, each of which has a limit of its own. Argo reads 0 as no time at all, and KFP nothing as an hour."""
-_RUN_FIELDS = {
-    RUN_ID_VARIABLE: "metadata.labels['pipeline/runid']",
-    RUN_NAME_VARIABLE: "metadata.annotations['pipelines.kubeflow.org/run_name']",
-}
-"""Where Kubeflow writes down, on each pod, which run it belongs to: the registry is told."""
+_RUN_ID_LABEL = "metadata.labels['pipeline/runid']"
+"""Where Kubeflow writes the run on each pod, of which the registry is told; its name is an annotation of the Workflow
+alone, and passed as a parameter."""
 
 
 def local_graph(sections: Mapping[str, Any]) -> GraphComponent:
@@ -140,7 +142,8 @@ def cluster_graph(params: Params) -> GraphComponent:
         checked = preflight(**form, **{DEPLOYMENT: deployment.model_dump(mode="json")})
         sections = {stage: checked.outputs[f"{stage}_config"] for stage in STAGES}
         launch = {"cluster": checked.outputs["cluster_config"], "run_id": run_id}
-        tasks = stages(sections, launch=launch, place={"volume": MOUNT, "run_id": run_id})
+        place, run_name = {"volume": MOUNT, "run_id": run_id}, dsl.PIPELINE_JOB_NAME_PLACEHOLDER
+        tasks = stages(sections, launch=launch, place=place, run_name=run_name)
         for name, task in {"preflight": checked, **tasks}.items():
             _ask_for(RESOURCES[name], name, task, params, checked.outputs)
 
@@ -193,8 +196,9 @@ def _ask_for(
     for kind in resources.secrets:
         keys = {key: key for key in SECRET_KEYS[kind]}
         kubernetes.use_secret_as_env(task, getattr(deployment.secrets, kind), keys, optional=True)
-    for variable, field in _RUN_FIELDS.items() if name == "register" else ():
-        kubernetes.use_field_path_as_env(task, variable, field)
+    kubernetes.set_security_context(task, run_as_non_root=True)
+    if name == "register":
+        kubernetes.use_field_path_as_env(task, RUN_ID_VARIABLE, _RUN_ID_LABEL)
     if resources.volume:
         kubernetes.mount_pvc(task, deployment.volume, MOUNT)
     if resources.model:

@@ -13,6 +13,7 @@ def register(
     grpo: str,
     report: str,
     registration: dsl.Output[dsl.Artifact],
+    run_name: str = "",
 ) -> None:
     """Register the policy as a version, if the gate's verdict allows it.
 
@@ -21,9 +22,14 @@ def register(
         grpo: Folder of train_grpo, with the policy.
         report: Folder of report, with the gate's verdict.
         registration: The version and its model card; whether a new version was registered.
+        run_name: Of the run, for the registry.
     """
+    import os
+
     from components.register.register import STAGE
+    from components.shared.environment import RUN_NAME_VARIABLE
     from components.shared.task import run_task
 
+    os.environ[RUN_NAME_VARIABLE] = run_name
     made = run_task(STAGE, config, registration.path, policy=f"{grpo}/policy", report=f"{report}/report")
     registration.metadata.update(made.metrics)

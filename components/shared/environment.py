@@ -27,7 +27,7 @@ TERMINAL_VARIABLE = "GRPO_PIPELINE_TERMINAL"  # to draw progress on if output is
 # Set in a task's pod, by Kubeflow Pipelines and by pipelines.
 POD_VARIABLE = "KFP_POD_NAME"  # read by shared.stage and cluster
 RUN_ID_VARIABLE = "GRPO_PIPELINE_RUN_ID"  # of the Kubeflow run; register
-RUN_NAME_VARIABLE = "GRPO_PIPELINE_RUN_NAME"  # of the Kubeflow run; register
+RUN_NAME_VARIABLE = "GRPO_PIPELINE_RUN_NAME"  # of the Kubeflow run, by the component; register
 # Set in the images.
 REVISION_VARIABLE = "GRPO_PIPELINE_REVISION"  # git revision of the code; register
 # Set by train_grpo or in the TrainJob's manifest for its ranks and servers.

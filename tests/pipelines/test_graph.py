@@ -237,12 +237,17 @@ def test_the_panel_of_a_task_lists_what_it_works_with() -> None:
 
 
 def test_registration_knows_its_run() -> None:
-    """The registry is told by which run a version was made; the run's name is not in the graph but on the pod."""
-    fields = {each["name"]: each["fieldPath"] for each in graph().settings("register")["fieldPathAsEnv"]}
-    assert fields == {
-        "GRPO_PIPELINE_RUN_ID": "metadata.labels['pipeline/runid']",
-        "GRPO_PIPELINE_RUN_NAME": "metadata.annotations['pipelines.kubeflow.org/run_name']",
-    }
+    """The registry is told by which run a version was made. Pods have its id as a label, and its name nowhere."""
+    (field,) = graph().settings("register")["fieldPathAsEnv"]
+    assert field == {"name": "GRPO_PIPELINE_RUN_ID", "fieldPath": "metadata.labels['pipeline/runid']"}
+    inputs = graph().spec["root"]["dag"]["tasks"]["register"]["inputs"]["parameters"]
+    assert inputs["run_name"] == {"runtimeValue": {"constant": "{{$.pipeline_job_name}}"}}
+
+
+def test_no_task_runs_as_root() -> None:
+    """Kubeflow leaves this to the task, also where it forbids everything else that the restricted standard forbids."""
+    for task in TASKS:
+        assert graph().settings(task)["securityContext"] == {"runAsNonRoot": True}, task
 
 
 def test_the_form_is_short_and_opens_ready_to_run() -> None:

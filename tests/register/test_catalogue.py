@@ -216,7 +216,7 @@ def test_kubeflow_component_registers_in_both(passed: Path, tmp_path: Path, monk
     """After git and DVC the catalogue has the version too, with scores, digests and an address that exists."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(RUN_ID_VARIABLE, "run-1")
-    monkeypatch.setenv(RUN_NAME_VARIABLE, "nightly")
+    monkeypatch.setenv(RUN_NAME_VARIABLE, "")
     policy = make_policy(tmp_path / "grpo" / "policy")
     with ApiServer() as server, s3_storage() as storage:
         for name, value in storage.environment.items():
@@ -229,6 +229,7 @@ def test_kubeflow_component_registers_in_both(passed: Path, tmp_path: Path, monk
             grpo=str(policy.parent),
             report=str(tmp_path),
             registration=registration,
+            run_name="nightly",
         )
         assert registration.metadata["registered"] == 1
         version = jsonl.read_json(tmp_path / "made" / "registration" / "version.json")
