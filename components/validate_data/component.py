@@ -20,7 +20,7 @@ def validate_data(
         config: The validate_data section of the params file.
         data: What prepare_data made.
         validation: The outcome of every expectation, as JSON and as a page; numbers of rows and of unmet expectations.
-        page: The page again, where Kubeflow shows it; also there when the problems are rejected.
+        page: The page again, where Kubeflow shows it.
     """
     import shutil
     from pathlib import Path
@@ -28,11 +28,7 @@ def validate_data(
     from components.shared.task import run_task
     from components.validate_data.validate import PAGE, STAGE
 
-    try:
-        made = run_task(STAGE, config, validation.path, problems=f"{data.path}/problems")
-        validation.metadata.update(made.metrics)
-    finally:
-        written = Path(validation.path) / "validation" / PAGE
-        if written.is_file():
-            Path(page.path).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(written, page.path)
+    made = run_task(STAGE, config, validation.path, problems=f"{data.path}/problems")
+    validation.metadata.update(made.metrics)
+    Path(page.path).parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(Path(validation.path) / "validation" / PAGE, page.path)

@@ -38,7 +38,8 @@ def validate(config: ValidateConfig, *, problems: Path, validation: Path) -> dic
     jsonl.write_json(validation / "result.json", result)
     page = render(_TEMPLATE, result=result, config=config, digest=lineage.digest(problems))
     (validation / PAGE).write_text(page, encoding="utf-8")
-    for outcome in (*missed["warning"], *missed["info"]):
+    # All of them, in full: of a task that fails, Kubeflow keeps the log and nothing else.
+    for outcome in (*rejected[1:], *missed["warning"], *missed["info"]):
         say("validate_data", f"{outcome.severity}: {_describe(outcome)}")
     if rejected:
         others = ", ".join(outcome.name for outcome in rejected[1:])

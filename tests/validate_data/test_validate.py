@@ -130,14 +130,19 @@ CRITICAL: list[tuple[str, Spoil, str]] = [
 
 
 @pytest.mark.parametrize(("name", "how", "message"), CRITICAL)
-def test_bad_problems_are_rejected_by_name(problems: Path, tmp_path: Path, name: str, how: Spoil, message: str) -> None:
-    """One line names the expectation and the row; the outputs are written and say the same."""
+def test_bad_problems_are_rejected_by_name(
+    problems: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, how: Spoil, message: str
+) -> None:
+    """One line names the expectation and the row, a line each the others; the outputs are written and say the same."""
     with pytest.raises(DataRejectedError) as error:
         run(problems, tmp_path / "validation", how)
     assert message in str(error.value)
     assert str(error.value).startswith(f"`{name}`")
     assert "\n" not in str(error.value)
     assert name in missed(tmp_path / "validation")
+    others = str(error.value).partition("also not met: ")[2].partition(";")[0]
+    printed = capsys.readouterr().out
+    assert all(f"critical: `{other}` is not met (" in printed for other in others.split(", ") if other)
     assert jsonl.read_json(tmp_path / "validation/result.json")["success"] is False
     assert "The problems are rejected" in (tmp_path / "validation/report.html").read_text(encoding="utf-8")
 
@@ -232,14 +237,11 @@ def test_page_is_self_contained(problems: Path, tmp_path: Path) -> None:
         assert forbidden not in page
 
 
-@pytest.mark.parametrize(
-    ("is_good", "max_prompt_tokens", "exit_code", "has_page"),
-    [(True, 60, 0, True), (False, 60, 2, True), (True, 0, 2, False)],
-)
+@pytest.mark.parametrize(("is_good", "max_prompt_tokens", "exit_code"), [(True, 60, 0), (False, 60, 2), (True, 0, 2)])
 def test_kubeflow_component_shows_page_and_metrics(
-    problems: Path, tmp_path: Path, is_good: bool, max_prompt_tokens: int, exit_code: int, has_page: bool
+    problems: Path, tmp_path: Path, is_good: bool, max_prompt_tokens: int, exit_code: int
 ) -> None:
-    """Rejected problems leave the page too, so that the failed task shows why; an invalid config leaves none."""
+    """A task that fails has neither: Kubeflow would not keep them."""
     if not is_good:
         (problems / "train.jsonl").write_text("{}\n")
     data = dsl.Dataset(uri=str(problems.parent))
@@ -252,8 +254,8 @@ def test_kubeflow_component_shows_page_and_metrics(
     assert ended == exit_code
     assert artifacts["validation"].metadata.get("train_rows") == (None if exit_code else 20)
     page = tmp_path / "page"
-    assert page.exists() == has_page
-    assert not has_page or page.read_bytes() == (tmp_path / "validation/validation/report.html").read_bytes()
+    assert page.exists() == (exit_code == 0)
+    assert exit_code or page.read_bytes() == (tmp_path / "validation/validation/report.html").read_bytes()
 
 
 @pytest.mark.slow
