@@ -172,19 +172,25 @@ def test_retries_are_limited(job: Launched) -> None:
     assert job.num_submissions() == 3
 
 
+@pytest.mark.parametrize("after_s", [100, 6000])
 def test_running_job_is_adopted(
-    job: Launched, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    job: Launched, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], after_s: int
 ) -> None:
-    """A lost node takes the step's pod; the next attempt adopts the job, which belongs to the run, and goes on."""
-    job.play(*job.success(script.Running(300)))
-    workflow = job.cluster.add_workflow("run-1")
+    """A lost node takes the step's pod; the next attempt adopts the job, which belongs to the run, and goes on.
+
+    It may wait for a node for as long as training takes: the reaper leaves the job alone.
+    """
+    job.play(*job.success(script.Running(after_s + 200)))
+    workflow = job.cluster.add_workflow("run-1", **{kube.KFP_RUN_ID: job.run_id})
     _enter_pod(job, monkeypatch, "launcher-1", workflow)
     job.submit_and_die()
     (before,) = job.trainjobs()
     (owner,) = before["metadata"]["ownerReferences"]
     assert (owner["kind"], owner["uid"]) == ("Workflow", workflow["metadata"]["uid"])
     job.cluster.remove(kinds.PODS, "launcher-1")
-    job.server.clock.advance(100)
+    for _ in range(after_s // 100):
+        job.server.clock.advance(100)
+        assert reap(connect(), job.server.namespace, job.server.clock.now()) == []
     _enter_pod(job, monkeypatch, "launcher-2", workflow)
     assert job.run() == RESULT
     assert "exists already and is adopted" in capfd.readouterr().out
@@ -320,6 +326,9 @@ def test_heartbeat_is_renewed(job: Launched) -> None:
     assert max(later - earlier for earlier, later in pairwise(beats)) <= 60
 
 
+_NO_WEBHOOK = 'admission webhook "x.kueue.io" denied the request: Get "https://10.96.0.1": context deadline exceeded'
+
+
 @pytest.mark.parametrize(
     "faults",
     [
@@ -329,6 +338,7 @@ def test_heartbeat_is_renewed(job: Launched) -> None:
         pytest.param([Fault("GET", "/trainjobs/", status=410, times=3)], id="expired"),
         pytest.param([Fault("POST", drop="after")], id="answer-to-creation-lost"),
         pytest.param([Fault("POST", status=500, effect=True)], id="creation-answered-with-an-error"),
+        pytest.param([Fault("POST", status=403, message=_NO_WEBHOOK, times=20)], id="no-webhook"),
         pytest.param([Fault("DELETE", drop="after", times=2)], id="answer-to-deletion-lost"),
         pytest.param([Fault("GET", "/log", drop="before", times=50)], id="log-unreachable"),
         pytest.param([Fault("GET", "/log", cut_after=40, times=3)], id="log-cut-off"),

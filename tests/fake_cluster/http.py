@@ -96,6 +96,8 @@ class Fault:
     """A regular expression that is searched for in the path and query."""
     status: int = 0
     """Of the answer instead: 429, 500, 503, 401, 409, 410 ..."""
+    message: str = ""
+    """With a status: why, in the words of the server."""
     retry_after_s: int = 0
     """As the header Retry-After says."""
     effect: bool = False

@@ -109,7 +109,7 @@ class ApiServer:
     def answer(self, request: Request, fault: Fault) -> Answer:
         """Answer one request by the API that its path names, or as the fault wants."""
         messages = {429: "too many requests, please try again later", 401: "Unauthorized"}
-        refused = ApiError(fault.status or 500, messages.get(fault.status, "injected fault"))
+        refused = ApiError(fault.status or 500, fault.message or messages.get(fault.status, "injected fault"))
         injected = Answer(refused.status(), fault.status)
         if fault.status and not fault.effect:
             return injected

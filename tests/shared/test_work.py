@@ -1,9 +1,11 @@
 """Unfinished work: kept until the stage has finished, resumed by the same work alone, and never abandoned silently."""
 
+import multiprocessing
 import os
 import re
 import shutil
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -201,6 +203,36 @@ def test_a_run_waits_for_another_of_the_same_work(
     assert (training.folder / "deep/another/weights.txt").read_text() == "trained"
     if failure is None:
         assert lineage.read(training.folder / "deep/another") == lineage.read(training.folder / "out/model")
+    assert training.unfinished() == []
+
+
+def test_a_run_takes_over_when_the_one_it_waits_for_is_killed(
+    training: _Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file system releases the lock of a process that ends; what it has done is resumed."""
+    started = multiprocessing.get_context("fork").Event()
+
+    def hang() -> None:
+        started.set()
+        time.sleep(600)
+
+    def first() -> None:
+        training.run(before_end=hang)
+
+    process = multiprocessing.get_context("fork").Process(target=first)
+    process.start()
+    assert started.wait(60)
+    output: list[str] = []
+
+    def say(_: str, message: str) -> None:
+        output.append(message)
+        process.kill()
+
+    monkeypatch.setattr(work, "say", say)
+    assert training.run(output="deep/another") == 3
+    process.join()
+    assert len(output) == 1
+    assert output[0].startswith(f"waiting for the result of run 0f1e2d3c (process {process.pid} on ")
     assert training.unfinished() == []
 
 
