@@ -19,6 +19,7 @@ _FINISHED = {"SUCCEEDED", "FAILED", "CANCELED", "SKIPPED"}
 _STOPS_S = 5.0
 """Time from the request to stop a run until it has stopped."""
 _PAGE_SIZE = 20
+_NEVER = "1970-01-01T00:00:00Z"
 _LONGEST_NAME = 127
 _OPERATIONS = {1: operator.eq, "EQUALS": operator.eq, 9: operator.contains}
 """Of filters: a value, and what it is compared with or has to contain."""
@@ -83,7 +84,9 @@ class KfpApi:
             ("GET", f"{_API}pipelines", partial(self._list, self.pipelines, "pipelines")),
             ("POST", f"{_API}pipelines", self._create_pipeline),
             ("POST", f"{_API}pipelines/upload_version", self._upload_version),
+            ("GET", f"{_API}pipelines/{{}}", partial(_one, self.pipelines)),
             ("GET", f"{_API}pipelines/{{}}/versions", self._list_versions),
+            ("GET", f"{_API}experiments/{{}}", partial(_one, self.experiments)),
             ("DELETE", f"{_API}experiments/{{}}", partial(self._delete, self.experiments)),
             ("GET", f"{_API}pipelines/{{}}/versions/{{}}", partial(_one, self.versions)),
             ("POST", f"{_API}runs", self._create_run),
@@ -91,6 +94,7 @@ class KfpApi:
             ("GET", f"{_API}runs/{{}}", partial(_one, self.runs)),
             ("DELETE", f"{_API}runs/{{}}", partial(self._delete, self.runs)),
             ("POST", f"{_API}runs/{{}}:terminate", self._terminate),
+            ("POST", f"{_API}runs/{{}}:retry", self._retry),
             ("POST", f"{_API}recurringruns", self._create_recurring),
             ("GET", f"{_API}recurringruns", partial(self._list, self.recurring_runs, "recurringRuns")),
             ("DELETE", f"{_API}recurringruns/{{}}", self._delete_recurring),
@@ -115,9 +119,11 @@ class KfpApi:
         with self.clock.changed:
             run = self.runs[run_id]
             run["state"] = state
-            run.setdefault("state_history", []).append({"state": state, "update_time": self.clock.stamp()})
-            if state in _FINISHED:
-                run["finished_at"] = self.clock.stamp()
+            history = run.setdefault("state_history", [])
+            if state == "RUNNING" and [each.get("state") for each in history] == ["PENDING"]:
+                history.append({"update_time": self.clock.stamp()})  # of its workflow, which has no phase yet
+            history.append({"state": state, "update_time": self.clock.stamp()})
+            run["finished_at"] = self.clock.stamp() if state in _FINISHED else _NEVER
 
     def fire(self, recurring: Json, workflow: str) -> Json:
         """Start a run of a schedule, as when its time has come."""
@@ -230,6 +236,12 @@ class KfpApi:
                 self.set_state(id_, "FAILED")
 
         self.clock.call_in(_STOPS_S, end)
+        return Answer({})
+
+    def _retry(self, _: Request, id_: str) -> Answer:
+        if _existing(self.runs, id_)["state"] != "FAILED":
+            raise ApiError(400, f"Failed to retry run {id_}: only a failed run can be retried")
+        self.set_state(id_, "RUNNING")
         return Answer({})
 
     def _create_recurring(self, request: Request) -> Answer:

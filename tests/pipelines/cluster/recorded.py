@@ -37,7 +37,7 @@ class Recorded:
         pipelines = {_digest(spec): spec for each in exchanges for spec in _pipelines(each)}
         self.exchanges: list[Json] = [_whole(each, pipelines) for each in exchanges]
         self.runs: dict[str, list[Json]] = {}
-        for each in self._answers(_RUNS):
+        for each in self.answers(_RUNS):
             self.runs.setdefault(each["run_id"], []).append(each)
         workflows = _objects(folder / "argo-4.0.8" / "workflows.jsonl")
         self.pods_of = {each["metadata"]["labels"]["pipeline/runid"]: set(_pods(each)) for each in workflows}
@@ -54,13 +54,14 @@ class Recorded:
         """Put all of it into a fake cluster, each run as it was last."""
         kfp = server.kfp
         kfp.runs |= {run_id: moments[-1] for run_id, moments in self.runs.items()}
-        versions = self._answers("/apis/v2beta1/pipelines/")
+        versions = self.answers("/apis/v2beta1/pipelines/")
         kfp.versions |= {each["pipeline_version_id"]: each for each in versions if "pipeline_version_id" in each}
         for event in self._events:
             kfp.events.setdefault(event["involvedObject"]["name"], []).append(event)
         kfp.pods |= dict.fromkeys(pod for pods in (*self.pods_of.values(), kfp.events) for pod in pods) | self._logs
 
-    def _answers(self, prefix: str) -> list[Json]:
+    def answers(self, prefix: str) -> list[Json]:
+        """Return what was answered to reading what begins with this path."""
         found = [each for each in self.exchanges if (each["method"], each["status"]) == ("GET", 200)]
         return [each["response"] for each in found if each["path"].startswith(prefix)]
 
