@@ -30,12 +30,16 @@ from components.shared.model import resolve_reference
 from components.shared.work import last_step
 from tests.cluster.launched import NUM_RANKS, STEP
 from tests.cluster.processes import ROOT
-from tests.fake_cluster import AFTER, ApiServer, Change, Fault, Json, argo, kinds, script
+from tests.fake_cluster import AFTER, ApiServer, Change, Fault, Json, argo, kinds, runtime, script
 from tests.fake_cluster.http import Request
 
 STEP_S = 5.0
 """Time of a training step."""
 _POD_STARTS_S, _ARGO_S, _NODE_DEAD_S, _REAPER_S = 3.0, 10.0, 330.0, 300.0
+JOB_SET = "jobset.sigs.k8s.io/jobset-name"
+"""Label of training pods: the name of their job."""
+ELSEWHERE = "gpus"
+"""A namespace for training jobs only, in which nobody sees workflows."""
 _GRACE_S = 1.0
 """Time that Kubeflow leaves a step that it stops."""
 _REAL_S = 60.0
@@ -142,6 +146,7 @@ class Volume:
             (Path(job.outputs["policy"]) / "weights").write_text(str(self._step[work]))
             for rank in range(NUM_RANKS):
                 job.write_outcome(rank, {"result": {"loss": 0.25}, "exit_code": 0})
+            self._history.succeeded.add(pods[0]["metadata"]["labels"][JOB_SET])
             return 0
 
         return go_on
@@ -185,6 +190,8 @@ class History:
         self.violations: list[str] = []
         self.struck: list[str] = []
         """Runs of launchers that got a signal in the middle of a request."""
+        self.succeeded: set[str] = set()
+        """Jobs whose ranks have all succeeded, whether or not their status says so yet."""
         self._guards, self._is_reaping = True, False
         self.server.before = self._hit
         self.kubeconfig = self.server.kubeconfig(root / "kubeconfig")
@@ -192,7 +199,10 @@ class History:
         self._order: Json = {}
         self.server.store.listen(self._watch_jobs)
         self.server.store.listen(self._watch_launchers)
-        self.cluster.add_runtime("grpo-torch", max_restarts=3)
+        for namespace in (self.server.namespace, ELSEWHERE):
+            own = runtime("grpo-torch", max_restarts=3)
+            own["metadata"]["namespace"] = namespace
+            self.cluster.add({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}, own)
         self.at(_REAPER_S, self._reap)
 
     def __enter__(self) -> Self:
@@ -419,10 +429,9 @@ class History:
 
     def _reap(self) -> None:
         self._is_reaping = True
-        with suppress(client.ApiException, HTTPError):
-            reaped = reap(self._connect(), self.server.namespace, self.clock.now())
-            if reaped:
-                self.note(f"the reaper removes {reaped}")
+        for namespace in (self.server.namespace, ELSEWHERE):
+            with suppress(client.ApiException, HTTPError):
+                reap(self._connect(), namespace, self.clock.now())
         self._is_reaping = False
         self.after(_REAPER_S, self._reap)
 
@@ -440,6 +449,7 @@ class History:
         is_new = change.before is None or "deletionTimestamp" not in change.before["metadata"]
         is_deleted = change.type == "DELETED" or "deletionTimestamp" in metadata
         has_ended = any(each["type"] in ("Complete", "Failed") and each["status"] == "True" for each in conditions)
+        has_ended = has_ended or metadata["name"] in self.succeeded
         if not is_deleted or has_ended or (change.type == "MODIFIED" and not is_new) or not self._guards:
             return
         run = next(each for each in self.runs if each.id == metadata["labels"][kube.RUN_ID])
@@ -447,14 +457,24 @@ class History:
             return
         is_over = run.is_removed or run.end is not None or run.terminated_s is not None
         waits = run.launcher is not None and run.launcher.pid != 0 and run.launcher.exit_code is None
-        stops = run.launcher is not None and run.launcher.asked_to_stop and not self._is_deleted(run.launcher)
-        by_itself = self._active is not None and self._active.run is run
-        if not (is_over or (stops if by_itself else not (waits or self._is_reaping))):
+        stops = run.launcher is not None and run.launcher.asked_to_stop and not self._is_disrupted(run.launcher)
+        # It is the step itself, the reaper where there are no workflows, a step with the same work, or the collector.
+        if self._active is not None and self._active.run is run:
+            may = stops
+        elif self._is_reaping:
+            may = not waits and metadata["namespace"] == ELSEWHERE
+        else:
+            may = not waits and self._active is not None
+        if not (is_over or may):
             self.violations.append(f"{self.now():.1f} {metadata['name']} was deleted while it could go on")
 
     def _is_deleted(self, launcher: Launcher) -> bool:
         pods = {pod["metadata"]["name"]: pod["metadata"] for pod in self.cluster.all(kinds.PODS)}
         return "deletionTimestamp" in pods.get(launcher.pod, {"deletionTimestamp": ""})
+
+    def _is_disrupted(self, launcher: Launcher) -> bool:
+        pods = [pod for pod in self.cluster.all(kinds.PODS) if pod["metadata"]["name"] == launcher.pod]
+        return self._is_deleted(launcher) or "DisruptionTarget" in str(pods)
 
     def delete_jobs(self) -> None:
         """Have somebody delete the jobs."""
@@ -506,6 +526,7 @@ class History:
         launcher = run.launcher
         if launcher and launcher.pid and launcher.exit_code is None:
             self.note(f"{launcher.pod} is evicted")
+            self.cluster.announce_eviction(launcher.pod)
             self._stop(launcher, _GRACE_S)
 
     def outage(self, seconds: float, **fault: Any) -> None:
@@ -531,8 +552,7 @@ class History:
 
     def training_pods(self) -> list[str]:
         """Return the names of the training pods that run."""
-        label = "jobset.sigs.k8s.io/jobset-name"
-        pods = [pod for pod in self.cluster.all(kinds.PODS) if label in pod["metadata"].get("labels", {})]
+        pods = [pod for pod in self.cluster.all(kinds.PODS) if JOB_SET in pod["metadata"].get("labels", {})]
         running = [pod["metadata"] for pod in pods if pod["status"]["phase"] == "Running"]
         return [metadata["name"] for metadata in running if "deletionTimestamp" not in metadata]
 

@@ -15,7 +15,7 @@ import yaml
 from pipelines.cluster import runs
 from pipelines.cluster.kubeflow import Kubeflow
 from pipelines.cluster.logs import LOST
-from tests.cluster.histories import History, Launchers, Run
+from tests.cluster.histories import ELSEWHERE, History, Launchers, Run
 from tests.fake_cluster import BEFORE, Json, argo, kinds
 from tests.pipelines.cluster.argo import Stage, details, pod
 
@@ -80,6 +80,7 @@ class Plan:
             num_steps=draw.choice([8, 30, 80, 200]),
             save_every=draw.choice([3, 10]),
             queue=draw.choice([None, None, "research"]),
+            namespace=draw.choice(["", "", "", ELSEWHERE]),
             start_timeout_s=1800,
             stall_timeout_s=_HOUR_S * 24,
             max_restarts=10,
@@ -186,7 +187,7 @@ def check(history: History, plan: Plan, version: str) -> None:
     assert history.cluster.all(kinds.TRAIN_JOBS) == [], "a job is left"
     training = [pod for pod in history.cluster.all(kinds.PODS) if "jobset" in str(pod["metadata"].get("labels"))]
     assert training == [], "pods are left"
-    assert history.violations == []
+    assert history.violations == [], history.violations
     for run in history.runs:
         assert run.end is not None
         output = history.root / f"{run.workflow}-{len(run.attempts) - 1}" / "policy"

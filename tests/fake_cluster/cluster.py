@@ -17,6 +17,7 @@ _CONTROLLERS_S = 0.5
 """Time that the controllers take until there are pods."""
 _STARTS_S = 2.0
 """Time that a pod with a node takes until its containers run."""
+_LOW_MEMORY = "The node was low on resource: memory."
 _NOT_CURED = 2
 """Exit code of a container with which the runtime fails the JobSet at once."""
 _NEED_PODS = (
@@ -73,8 +74,7 @@ class ScriptedCluster:
     def label(self, kind: Kind, name: str, **labels: str) -> None:
         """Add labels to an object."""
         with self.store.clock.changed:
-            document = self.store.get(kind, self._namespace, name)
-            assert document is not None
+            document = self._find(kind, name)
             document["metadata"]["labels"] = {**document["metadata"].get("labels", {}), **labels}
             self.store.replace(document)
 
@@ -89,32 +89,34 @@ class ScriptedCluster:
     def drain(self, name: str) -> None:
         """Delete a pod as the drain of its node does: it exists until its containers have ended."""
         with self.store.clock.changed:
-            self._pods.disrupt(self._pod(name), "EvictionByEvictionAPI", "Eviction API: evicting")
-            self.store.delete((PODS, self._namespace, name))
+            pod = self._find(PODS, name)
+            self._pods.disrupt(pod, "EvictionByEvictionAPI", "Eviction API: evicting")
+            self.store.delete(key_of(pod))
 
     def evict(self, name: str) -> None:
         """End a pod whose node is short of memory, as its kubelet does: it stays, and has failed."""
         with self.store.clock.changed:
-            message = "The node was low on resource: memory."
-            self._pods.disrupt(self._pod(name), "TerminationByKubelet", message)
-            self._pods.stop(self._pod(name), 137, "Error", evicted=message)
+            self.announce_eviction(name)
+            self._pods.stop(self._find(PODS, name), 137, "Error", evicted=_LOW_MEMORY)
+
+    def announce_eviction(self, name: str) -> None:
+        """Begin to evict a pod: its containers are asked to stop."""
+        with self.store.clock.changed:
+            self._pods.disrupt(self._find(PODS, name), "TerminationByKubelet", _LOW_MEMORY)
 
     def lose(self, name: str) -> None:
         """Remove a pod without a word, as when its node is gone and somebody deletes it by force."""
         with self.store.clock.changed:
-            self.store.remove((PODS, self._namespace, name))
+            self.remove(PODS, name)
 
     def preempt(self, job: str, seconds: float) -> None:
         """Have Kueue suspend a job that runs, and admit it again after so many seconds."""
         with self.store.clock.changed:
-            document = self.store.get(TRAIN_JOBS, self._namespace, job)
-            assert document is not None
-            self._runs[document["metadata"]["uid"]].preempt(seconds)
+            self._runs[self._find(TRAIN_JOBS, job)["metadata"]["uid"]].preempt(seconds)
 
-    def _pod(self, name: str) -> Json:
-        pod = self.store.get(PODS, self._namespace, name)
-        assert pod is not None, name
-        return pod
+    def _find(self, kind: Kind, name: str) -> Json:
+        """Return the object of a name, in whatever namespace it is."""
+        return next(each for each in self.store.all(kind) if each["metadata"]["name"] == name)
 
     def print(self, pod: Json, *lines: str, container: str = "main", ends: bool = True) -> None:
         """Have a container of a pod print lines, and end."""
@@ -126,7 +128,7 @@ class ScriptedCluster:
     def end(self, name: str, exit_code: int) -> None:
         """Have the containers of a pod end."""
         with self.store.clock.changed:
-            self._pods.stop(self._pod(name), exit_code, "Error" if exit_code else "Completed")
+            self._pods.stop(self._find(PODS, name), exit_code, "Error" if exit_code else "Completed")
 
     def play(self, *steps: script.Step) -> None:
         """Set the script of the TrainJobs to come."""
@@ -140,7 +142,9 @@ class ScriptedCluster:
     def remove(self, kind: Kind, name: str) -> None:
         """Remove an object as if somebody had deleted it; what it owns is collected."""
         with self.store.clock.changed:
-            self.store.remove((kind, self._namespace, name))
+            for document in self.store.all(kind):
+                if document["metadata"]["name"] == name:
+                    self.store.remove(key_of(document))
 
     def close(self) -> None:
         """End what runs as a process."""
