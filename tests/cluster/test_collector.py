@@ -19,9 +19,11 @@ import pytest
 
 from components.cluster import collector, kube
 from components.cluster.collector import Limits, collect, in_use
-from components.shared import durable, work
+from components.shared import durable, task, work
+from components.shared.config import Config
 from components.shared.errors import PipelineError
 from components.shared.model import PIPELINE_FILE, require_unchanged, write_reference
+from components.shared.stage import Stage
 from tests.cluster.launched import KilledError, Launched
 from tests.cluster.processes import ROOT
 from tests.fake_cluster import Fault
@@ -113,6 +115,32 @@ def test_old_folders_are_removed_and_young_ones_kept(volume: Volume, capsys: pyt
     assert all(path.exists() for path in young)
     volume.collect(Limits(20 * DAYS_S, 999 * DAYS_S))
     assert [path.exists() for path in young] == [False, True, False]
+
+
+def test_all_that_a_task_leaves_is_removed(volume: Volume, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies of inputs, outputs, what is passed on, and the record of its work."""
+
+    def train(_: Config, *, problems: Path, reference: Path, work: Path) -> dict[str, float]:
+        (reference / "model.safetensors").write_bytes((problems / "train.jsonl").read_bytes())
+        return {}
+
+    stage = Stage("train_sft", train, Config, ("problems",), ("reference",), has_work=True)
+    (tmp_path / "problems").mkdir()
+    (tmp_path / "problems/train.jsonl").write_text("{}")
+    monkeypatch.setattr(task, "keep_files_in_group", lambda: None)
+    task.run_task(
+        stage,
+        {},
+        str(tmp_path / "made"),
+        volume=str(volume.mount),
+        run_id=run_id(1),
+        problems=str(tmp_path / "problems"),
+    )
+    made = {path.name for path in volume.root.rglob("*")}
+    assert {run_id(1), "inputs", "passed_on", "model.safetensors"} <= made
+    assert [path.suffix for path in volume.root.glob("work/train_sft/*")] == [".json"]
+    volume.collect(EVERYTHING)
+    assert volume.names() == {"grpo-pipeline/work", "grpo-pipeline/work/train_sft"}
 
 
 def test_freed_bytes_are_those_of_the_files(volume: Volume) -> None:
