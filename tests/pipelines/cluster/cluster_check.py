@@ -176,7 +176,7 @@ class Acceptance:
             ("a stopped run frees its resources", 5, self._stop),
             ("the same run goes on from its checkpoint", 20, self._resume),
             ("a schedule fires and can be removed", 10, self._schedule),
-            ("nothing is left behind", 10, self._clean_up),
+            ("it cleans up after itself", 10, self._clean_up),
         ]
         try:
             for number, (title, minutes, check) in enumerate(checks, start=1):
