@@ -5,6 +5,8 @@ which may wait long for a node, adopts it. Once the run has ended, it is removed
 the job's own annotation allows. Jobs without a heartbeat and jobs of other projects are left alone.
 """
 
+import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 
 from kubernetes import client
@@ -14,13 +16,20 @@ from components.cluster.kube import Json, RetryPolicy, TrainJobs
 from components.shared.progress import say
 from components.shared.stage import exit_on_error
 
+_RETURN_S = 60.0
+"""Time for steps to renew their heartbeats after the API server was away: twice their longest pause between calls."""
 
-def reap(api: client.ApiClient, namespace: str, now: datetime) -> list[str]:
+
+def reap(
+    api: client.ApiClient, namespace: str, now: datetime, wait: Callable[[float], object] = time.sleep
+) -> list[str]:
     """Delete the jobs of ended runs whose heartbeat is stale at `now`; return their names. Raises as `TrainJobs`."""
     jobs = TrainJobs(api, namespace)
     stale = [job["metadata"] for job in jobs.find({}) if _is_stale(job["metadata"], now)]
     runs = kube.unfinished_workflows(api, namespace) if stale else {}
     orphaned = [metadata for metadata in stale if metadata["labels"][kube.RUN_ID] not in runs]
+    if orphaned:
+        wait(_RETURN_S)
     # Unless the heartbeat was renewed meanwhile.
     return [metadata["name"] for metadata in orphaned if jobs.delete(metadata["name"], unchanged=metadata)]
 

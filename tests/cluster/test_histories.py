@@ -265,6 +265,18 @@ def play(seed: int, launchers: Launchers, root: Path) -> History:
 
 
 @pytest.mark.slow
+def test_reaper_leaves_steps_the_time_to_come_back(launchers: Launchers, tmp_path: Path) -> None:
+    """After minutes without an API server, the reaper may be the first to reach it again."""
+    with History(launchers, tmp_path, retry_strategy("2.17"), 0) as history:
+        history.configure(num_steps=300, save_every=10, namespace=ELSEWHERE)
+        run = history.submit(str(uuid.UUID(int=1)))
+        history.at(99, lambda: history.outage(800, status=503))
+        history.play_until(lambda: run.end is not None, _LONGEST_S)
+        assert history.violations == [], history.notes
+        assert run.end == argo.End(argo.SUCCEEDED, "")
+
+
+@pytest.mark.slow
 def test_sample(launchers: Launchers, tmp_path: Path) -> None:
     """A few histories."""
     for seed in range(SAMPLE):

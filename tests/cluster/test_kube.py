@@ -81,7 +81,7 @@ def test_only_stale_jobs_of_this_project_are_reaped(server: ApiServer) -> None:
     add("foreign", labels={**OURS, kube.MANAGED_BY: "somebody"})
     add("no-run", labels={kube.MANAGED_BY: kube.PROJECT})
     add_train_job(server, "no-heartbeat", OURS)
-    assert reap(connect(), server.namespace, server.clock.now()) == ["stale"]
+    assert reap(connect(), server.namespace, server.clock.now(), server.clock.sleep) == ["stale"]
     assert "stale" not in {job["metadata"]["name"] for job in server.cluster.all(kinds.TRAIN_JOBS)}
 
 
@@ -102,21 +102,21 @@ def test_job_of_a_run_that_goes_on_is_left_to_be_adopted(
     _add_stale(server)
     labels = {kube.KFP_RUN_ID: run_id, **({kube.COMPLETED: completed} if completed else {})}
     server.cluster.add_workflow("run", **labels)
-    assert reap(connect(), server.namespace, server.clock.now()) == (["stale"] if is_reaped else [])
+    assert reap(connect(), server.namespace, server.clock.now(), server.clock.sleep) == (["stale"] if is_reaped else [])
 
 
 def test_reaper_works_without_workflows(server: ApiServer) -> None:
     """In a namespace for training jobs of a cluster that has none."""
     _add_stale(server)
     server.cluster.uninstalled.add(kinds.WORKFLOWS)
-    assert reap(connect(), server.namespace, server.clock.now()) == ["stale"]
+    assert reap(connect(), server.namespace, server.clock.now(), server.clock.sleep) == ["stale"]
 
 
 def test_job_whose_heartbeat_is_renewed_meanwhile_is_not_reaped(server: ApiServer) -> None:
     """The deletion holds for the version that was stale."""
     metadata = _add_stale(server)
     server.faults.add(Fault("DELETE", status=409))
-    assert reap(connect(), server.namespace, server.clock.now()) == []
+    assert reap(connect(), server.namespace, server.clock.now(), server.clock.sleep) == []
     deletion = next(request for request in server.requests if request.method == "DELETE").object()
     version = {"uid": metadata["uid"], "resourceVersion": metadata["resourceVersion"]}
     assert deletion["preconditions"] == version

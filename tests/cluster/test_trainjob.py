@@ -396,7 +396,7 @@ def _run_history(seed: int, job: Launched, draw: random.Random) -> None:
         assert result == RESULT, seed
         assert (job.root / "policy" / "weights").read_text() == "learned", seed
     job.server.faults.clear()
-    reaped = reap(connect(), job.server.namespace, job.server.clock.now() + timedelta(seconds=601))
+    reaped = reap(connect(), job.server.namespace, job.server.clock.now() + timedelta(seconds=601), lambda _: None)
     assert job.cluster.all(kinds.TRAIN_JOBS) == [], seed
     assert len(reaped) <= len(faults), seed
 

@@ -91,7 +91,7 @@ def _take_role(server: ApiServer, name: str) -> None:
 def test_reaper_works_with_its_role(server: ApiServer, api: client.ApiClient) -> None:
     """It lists workflows, lists and deletes jobs, and may do nothing else."""
     _take_role(server, "reaper")
-    assert reaper.reap(api, server.namespace, datetime.now(UTC)) == ["grpo-1"]
+    assert reaper.reap(api, server.namespace, datetime.now(UTC), server.clock.sleep) == ["grpo-1"]
     with pytest.raises(client.ApiException, match="403"):
         client.CoreV1Api(api).list_namespaced_pod(server.namespace)
 
