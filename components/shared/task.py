@@ -100,7 +100,13 @@ class StageFolders:
         if not copy.exists():
             partial = copy.with_name(f".{copy.name}.partial")
             shutil.rmtree(partial, ignore_errors=True)
-            shutil.copytree(path, partial)
+            # Not with the modes of the originals: Kubeflow's launcher has fetched them under another umask.
+            for source in (path, *path.rglob("*")):
+                target = partial / source.relative_to(path)
+                if source.is_dir():
+                    target.mkdir(parents=True)
+                else:
+                    shutil.copyfile(source, target)
             partial.rename(copy)
         return copy
 

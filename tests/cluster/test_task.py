@@ -1,5 +1,6 @@
 import multiprocessing
 import shutil
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -143,17 +144,29 @@ def test_partial_copy_of_an_input_is_not_used(run: Any, tmp_path: Path, monkeypa
     """It was left by an attempt that was killed while it copied."""
 
     def die(_: Path, partial: Path) -> None:
-        partial.mkdir(parents=True)
-        (partial / "train.jsonl").write_text("{")
+        partial.write_text("{")
         raise KilledError
 
     with monkeypatch.context() as patched:
-        patched.setattr(shutil, "copytree", die)
+        patched.setattr(shutil, "copyfile", die)
         with pytest.raises(KilledError):
             run("1")
     run("2")
     assert (CALLS[0] / "train.jsonl").read_text() == "{}\n"
     assert lineage.digest(CALLS[0]) == lineage.digest(tmp_path / "problems")
+
+
+def test_copy_of_an_input_can_be_changed_by_the_group_alone(run: Any, tmp_path: Path) -> None:
+    """Whatever modes Kubeflow's launcher, whose umask is 0, has given to the original."""
+    deep = tmp_path / "problems" / "deep"
+    deep.mkdir()
+    (deep / "more.jsonl").write_text("{}\n")
+    for path in (deep.parent, *deep.parent.rglob("*")):
+        path.chmod(0o777 if path.is_dir() else 0o666)
+    run()
+    copied = {path: stat.S_IMODE(path.stat().st_mode) for path in (CALLS[0], *CALLS[0].rglob("*"))}
+    assert copied == {path: 0o775 if path.is_dir() else 0o664 for path in copied}
+    assert len(copied) == 4
 
 
 def test_result_of_a_run_with_the_same_work_is_used(
