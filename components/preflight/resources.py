@@ -66,7 +66,8 @@ def _training_gib(params: Params, num_parameters: int) -> int:
     of_grpo = _host_bytes(grpo.engine, processes)
     if grpo.reference == "offloaded" and grpo.loss.kl.coefficient > 0:
         of_grpo += processes * _bytes(grpo.engine)
-    per_parameter = max(_host_bytes(params.train_sft.engine, processes), copies * of_grpo)
+    asleep = engines * _bytes(grpo.engine)  # vLLM's weights while the policy is updated
+    per_parameter = max(_host_bytes(params.train_sft.engine, processes), copies * of_grpo + asleep)
     code_gib = _POD_GIB + processes * _GPU_PROCESS_GIB + engines * _VLLM_GIB
     return math.ceil(code_gib + per_parameter * num_parameters / _GIB)
 

@@ -74,6 +74,15 @@ def test_what_lies_in_the_memory_of_the_host_is_asked_for(more: dict[str, Any]) 
     assert _training_gib(**more) > _training_gib()
 
 
+def test_the_weights_of_sleeping_engines_have_room() -> None:
+    """Each engine moves its copy to the host while the policy is updated."""
+    shape = shape_of_base(load_params(_SEVEN_B))
+    assert shape
+    gpus = {"cluster": {"gpus_per_node": 8}}
+    more_gib = _training_gib(train_grpo={"sampler": {"vllm": {}}}, **gpus) - _training_gib(**gpus)
+    assert more_gib > 8 * 2 * shape.num_parameters / _GIB
+
+
 def test_without_a_gpu_evaluation_has_its_cache_in_memory() -> None:
     """More completions at once take more memory, and on a GPU they take none of the host's."""
     large = {"max_batch_size": 65536}
