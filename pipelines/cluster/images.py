@@ -133,9 +133,9 @@ def _authorization(image: _Image, challenge: str) -> str:
     scheme, _, text = challenge.partition(" ")
     login = next(_logins(image), None)
     basic = f"Basic {base64.b64encode(':'.join(login).encode()).decode()}" if login else ""
-    if scheme.lower() != "bearer":
-        return basic
     parameters = dict(re.findall(r'(\w+)="([^"]*)"', text))
+    if scheme.lower() != "bearer" or "realm" not in parameters:
+        return basic
     query = {"service": parameters.get("service", ""), "scope": f"repository:{image.name}:pull"}
     if login and login.user == _IDENTITY:
         form = {**query, "grant_type": "refresh_token", "client_id": "grpo-pipeline", "refresh_token": login.secret}
@@ -148,7 +148,8 @@ def _authorization(image: _Image, challenge: str) -> str:
         with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:
             token = json.load(answer)
     except urllib.error.HTTPError as error:
-        why = f"{image.host} refuses the credentials of `podman login` or `docker login` ({error.code}); log in again"
+        what = "the credentials of `podman login` or `docker login`" if login else "requests without credentials"
+        why = f"{image.host} refuses {what} ({error.code}); log in with `podman login {image.host}`"
         raise _UnknownError(f"not checked, because {why}") from error
     return f"Bearer {token.get('token') or token.get('access_token')}"
 
@@ -167,7 +168,7 @@ def _logins(image: _Image) -> Iterator[_Login]:
     keys = ["/".join([image.host, *parts[:count]]) for count in range(len(parts), -1, -1)]
     keys += [_HUB_LOGIN] if image.host == _HUB else []
     for file in map(Path, files):
-        with suppress(OSError, ValueError):
+        with suppress(OSError, ValueError, subprocess.TimeoutExpired):
             settings: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
             entries = {_bare(name): entry for name, entry in (settings.get("auths") or {}).items()}
             helpers = settings.get("credHelpers") or {}

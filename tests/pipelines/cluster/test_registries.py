@@ -20,6 +20,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from components.shared.errors import PipelineError
+from pipelines.cluster import images
 from pipelines.cluster.images import check
 
 REGISTRY = shutil.which("docker-registry")
@@ -182,14 +183,33 @@ def test_a_token_is_fetched_where_the_registry_wants_one(
     """With what a login left; refused credentials are no obstacle, and said."""
     host, asked = token_registry
     image = f"{host}/ml/gpu:0123abc"
-    assert f"{host} refuses the credentials" in check([image])[0]
+    assert f"{host} refuses requests without credentials (401); log in with `podman login {host}`" in check([image])[0]
+    auth_file.write_text(json.dumps({"auths": {host: {"auth": "eDp5"}}}))
+    assert f"{host} refuses the credentials of" in check([image])[0]
+    auth_file.unlink()
     monkeypatch.setenv("PATH", f"{auth_file.parent}:/usr/bin:/bin")
     log_in(host, auth_file)
     assert check([image]) == []
     with pytest.raises(PipelineError, match="does not have"):
         check([f"{host}/ml/gpu:4567def"])
     assert asked[0] == ""
-    assert len(asked) == 3
+    assert len(asked) == 4
+
+
+def test_a_login_that_cannot_be_read_is_no_obstacle(
+    token_registry: tuple[str, list[str]], auth_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A credential helper that waits for a person, or a challenge that does not say where tokens are."""
+    host, _ = token_registry
+    auth_file.write_text(json.dumps({"credHelpers": {host: "slow"}}))
+
+    def wait(command: list[str], **_: object) -> None:
+        raise subprocess.TimeoutExpired(command, 5)
+
+    monkeypatch.setattr(subprocess, "run", wait)
+    assert "refuses requests without credentials" in check([f"{host}/ml/gpu:0123abc"])[0]
+    monkeypatch.setattr(images, "_head", lambda url, authorization: (401, 'Bearer service="images"'))
+    assert "does not say whether it has it (401)" in check([f"{host}/ml/gpu:0123abc"])[0]
 
 
 @pytest.mark.parametrize("image", ["localhost/ml/gpu:0123abc", "ml/gpu:0123abc", "gpu", "registry.example.com/gpu:dev"])
