@@ -99,7 +99,8 @@ def explain(error: Exception) -> PipelineError | None:
     number = _errno(error)
     if number is None:
         return None
-    where = f"{error.filename}: " if isinstance(error, OSError) and error.filename else ""
+    path = _path(error, number)
+    where = f"{path}: " if path else ""
     kind = RetryableError if number in _TRANSIENT_ERRNOS else PipelineError
     return kind(f"{where}{os.strerror(number).lower()}")
 
@@ -155,6 +156,16 @@ def raise_if_disk_is_full(error: Exception, path: Path, usage: str) -> None:
         free = shutil.disk_usage(next(folder for folder in (path, *path.parents) if folder.exists())).free
         reason = f"{path}: {os.strerror(number).lower()}"
         raise PipelineError(f"{reason}: {usage}, {free:,} are free; make room and run again") from error
+
+
+def _path(error: BaseException, number: int) -> str | None:
+    """The file that the operating system refused; of a copy to a full disk its place there."""
+    if isinstance(error, shutil.Error) and isinstance(error.args[0], list):
+        return str(error.args[0][0][1])
+    if not isinstance(error, OSError):
+        return None
+    place: str | None = (number in _FULL_ERRNOS and error.filename2) or error.filename
+    return place
 
 
 def _errno(error: BaseException) -> int | None:

@@ -1,7 +1,11 @@
-"""Memory that was refused, by whichever library, explained in one line."""
+"""Memory and disk space that were refused, by whichever library, explained in one line."""
 
+import errno
+import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +15,7 @@ from components.rollout.vllm.config import raise_if_out_of_memory
 from components.shared.errors import (
     NotEnoughMemoryError,
     PipelineError,
+    explain,
     explain_out_of_memory,
     out_of_memory_in_log,
 )
@@ -49,6 +54,24 @@ def test_a_refused_allocation_is_explained(error: Exception, refused: str) -> No
     with pytest.raises(NotEnoughMemoryError) as explained, explain_out_of_memory("a test", "lower this", "lower that"):
         raise error
     assert str(explained.value) == f"not enough memory for a test{refused}; lower this, or lower that"
+
+
+@pytest.mark.parametrize("copy", [shutil.copytree, lambda source, place: shutil.copyfile(source / "a", place / "a")])
+def test_copy_to_a_full_disk_names_the_place(copy: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not the original, whose disk has room."""
+    source, place = tmp_path / "source", tmp_path / "place"
+    source.mkdir()
+    (source / "a").write_text("a")
+    if copy is not shutil.copytree:
+        place.mkdir()
+
+    def fill(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "sendfile", fill)
+    with pytest.raises(OSError) as refused:  # noqa: PT011 - of the operating system
+        copy(source, place)
+    assert str(explain(refused.value)) == f"{place / 'a'}: no space left on device"
 
 
 @pytest.mark.parametrize(
