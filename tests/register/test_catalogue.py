@@ -250,6 +250,7 @@ def test_kubeflow_component_registers_in_both(passed: Path, tmp_path: Path, monk
         assert properties["run_id"] == "run-1"
         path = f"bucket/models/files/md5/{properties['dvc_md5'][:2]}/{properties['dvc_md5'][2:]}"
         assert artifact["uri"] == f"s3://{path}"
+        assert artifact["modelSourceName"] == "nightly"
         assert b"model.safetensors" in storage.objects[f"/{path}"]
         assert run_register(config, policy, passed, tmp_path / "again") == version
         announced(server)
