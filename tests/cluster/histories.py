@@ -36,6 +36,8 @@ from tests.fake_cluster.http import Request
 STEP_S = 5.0
 """Time of a training step."""
 _POD_STARTS_S, _ARGO_S, _NODE_DEAD_S, _REAPER_S = 3.0, 10.0, 330.0, 300.0
+SETTING = "HF_HUB_OFFLINE"
+"""An environment variable that launchers pass on to ranks."""
 JOB_SET = "jobset.sigs.k8s.io/jobset-name"
 """Label of training pods: the name of their job."""
 ELSEWHERE = "gpus"
@@ -90,6 +92,8 @@ class Launcher:
     """None while it lives; -9 if it was killed."""
     wakes_s: float = 0.0
     asked_to_stop: bool = False
+    setting: str = ""
+    """What its job's ranks get in `SETTING`."""
 
 
 @dataclass
@@ -146,7 +150,7 @@ class Volume:
             (Path(job.outputs["policy"]) / "weights").write_text(str(self._step[work]))
             for rank in range(NUM_RANKS):
                 job.write_outcome(rank, {"result": {"loss": 0.25}, "exit_code": 0})
-            self._history.succeeded.add(pods[0]["metadata"]["labels"][JOB_SET])
+            self._history.succeeds(pods[0])
             return 0
 
         return go_on
@@ -190,6 +194,8 @@ class History:
         self.violations: list[str] = []
         self.struck: list[str] = []
         """Runs of launchers that got a signal in the middle of a request."""
+        self.setting = "0"
+        """For launchers to come: another one makes another job of the same name."""
         self.succeeded: set[str] = set()
         """Jobs whose ranks have all succeeded, whether or not their status says so yet."""
         self._guards, self._is_reaping = True, False
@@ -334,7 +340,8 @@ class History:
         if launcher.run.launcher is not launcher or launcher.exit_code is not None:
             return
         order = {**self._order, "name": launcher.pod, "run_id": launcher.run.id, "log": str(launcher.log)}
-        order["environment"] = {**self._environment, POD_VARIABLE: launcher.pod}
+        order["environment"] = {**self._environment, POD_VARIABLE: launcher.pod, SETTING: self.setting}
+        launcher.setting = self.setting
         launcher.connection = self._launchers.start({**order, "artifact": str(self.root / launcher.pod)})
         self._listen(launcher)
 
@@ -468,13 +475,23 @@ class History:
         stops = run.launcher is not None and run.launcher.asked_to_stop and not self._is_disrupted(run.launcher)
         # It is the step itself, the reaper where there are no workflows, a step with the same work, or the collector.
         if self._active is not None and self._active.run is run:
-            may = stops
+            may = stops or self._active.setting != _setting(change.after["spec"]["trainer"])
         elif self._is_reaping:
             may = not waits and metadata["namespace"] == ELSEWHERE
         else:
             may = not waits and self._active is not None
         if not (is_over or may):
             self.violations.append(f"{self.now():.1f} {metadata['name']} was deleted while it could go on")
+
+    def succeeds(self, pod: Json) -> None:
+        """All ranks of a job have succeeded; it is as whoever waits for it wants it."""
+        labels = pod["metadata"]["labels"]
+        waiting = [each for each in self._alive() if each.run.id == labels[kube.RUN_ID]]
+        self.succeeded.add(labels[JOB_SET])
+        for launcher in waiting:
+            is_settled = self.now() > launcher.started_s + 60 and not self.is_away()
+            if is_settled and launcher.setting != _setting(pod["spec"]["containers"][0]):
+                self.violations.append(f"{self.now():.1f} {labels[JOB_SET]} has other settings than its step")
 
     def _is_deleted(self, launcher: Launcher) -> bool:
         pods = {pod["metadata"]["name"]: pod["metadata"] for pod in self.cluster.all(kinds.PODS)}
@@ -572,3 +589,7 @@ class History:
         """Tell whether a step's output is a policy that was trained to its end."""
         weights = resolve_reference(output) / "weights"
         return weights.is_file() and weights.read_text() == str(self._num_steps)
+
+
+def _setting(container: Json) -> str:
+    return str(next(each["value"] for each in container["env"] if each["name"] == SETTING))

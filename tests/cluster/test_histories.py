@@ -112,6 +112,7 @@ class Plan:
             (1, self._remove),
             (1, self._delete_job),
             (2, self._strike),
+            (1, self._change_settings),
         ]
         weights, happenings = zip(*kinds_of, strict=True)
         happening = self.draw.choices(happenings, weights)[0]
@@ -176,6 +177,11 @@ class Plan:
 
     def _delete_job(self) -> None:
         self.history.delete_jobs()
+
+    def _change_settings(self) -> None:
+        self.history.note("later steps have other settings")
+        self.history.setting = "1"
+        self.history.drain_launcher(self._run())
 
     def _strike(self) -> None:
         number = self.draw.choice([signal.SIGTERM, signal.SIGKILL])
