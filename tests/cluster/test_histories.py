@@ -1,4 +1,7 @@
-"""Random histories of runs on a cluster: nothing is lost, nothing is left, and nothing is reported falsely."""
+"""Random histories of runs on a cluster: nothing is lost, nothing is left, and nothing is reported falsely.
+
+About 90 a minute on two busy cores. A failure prints its seed, what happened, and the logs of all launchers.
+"""
 
 import random
 import re
