@@ -17,6 +17,7 @@ from components.shared import lineage
 from components.shared.environment import ENDPOINT_VARIABLES, KUBECONFIG_VARIABLE
 from components.shared.work import locked_work
 from pipelines.cluster.kubeflow import Kubeflow
+from pipelines.cluster.stages import FINISHED
 from pipelines.run.screen import Screen
 from tests.fake_cluster import ApiServer, Json, kinds
 from tests.pipelines.cluster.argo import Stage, details, pod
@@ -80,7 +81,7 @@ class Player:
     def _tick(self) -> None:
         kfp, now = self._server.kfp, self._server.clock.monotonic()
         for run_id, run in list(kfp.runs.items()):
-            if run_id in self._started or run.get("finished_at"):
+            if run_id in self._started:
                 self._go_on(run_id, run, now)
             else:
                 self._started[run_id] = now
@@ -95,7 +96,7 @@ class Player:
         self._server.clock.call_in(_TICK_S, self._tick)
 
     def _go_on(self, run_id: str, run: Json, now: float) -> None:
-        if run.get("finished_at") or run["state"] == "CANCELING":
+        if run["state"] in ("CANCELING", *FINISHED):
             self._end_training(run_id)
             return
         values = run["runtime_config"]["parameters"]
@@ -255,7 +256,7 @@ def test_an_interrupted_check_ends_its_runs(server: ApiServer, connected: Cluste
     with pytest.raises(KeyboardInterrupt):
         Acceptance(connected, Here(tmp_path), tmp_path).run(Screen(sys.stdout, sys.stderr))
     assert len(server.kfp.runs) == 3
-    assert all("finished_at" in run for run in server.kfp.runs.values())
+    assert {run["state"] for run in server.kfp.runs.values()} <= FINISHED
     assert server.cluster.all(kinds.TRAIN_JOBS) == []
 
 
@@ -299,7 +300,7 @@ def test_runs_can_be_kept(server: ApiServer, connected: Cluster, tmp_path: Path)
     assert f"the cluster {server.url}, namespace kubeflow" in acceptance.plan(server.url)[0]
     assert report(acceptance.rows)[-1].startswith("9 of 9 checks held")
     assert len(server.kfp.runs) == 5
-    assert all("finished_at" in run for run in server.kfp.runs.values())
+    assert {run["state"] for run in server.kfp.runs.values()} <= FINISHED
 
 
 @pytest.mark.parametrize(
