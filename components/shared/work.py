@@ -73,6 +73,7 @@ def locked_work(root: Path, stage: str, fingerprint: Fingerprint, owner: str = "
     waited = False
     try:
         lock = durable.lock_folder(folder / _LOCK, owner=owner)
+        folder.with_suffix(".json").unlink(missing_ok=True)  # of an earlier run: others wait for this one now
     except durable.InUseError as error:
         say(stage, f"waiting for the result of {error.owner}, which does the same work in {folder}")
         lock, waited = durable.lock_folder(folder / _LOCK, wait=True, owner=owner), True

@@ -192,7 +192,9 @@ class _First:
 def test_a_run_waits_for_another_of_the_same_work(
     training: _Training, monkeypatch: pytest.MonkeyPatch, failure: BaseException | None
 ) -> None:
-    """It copies that one's result with its metrics, or resumes what it left unfinished."""
+    """It copies that one's result with its metrics, or resumes what it left unfinished; earlier runs do not matter."""
+    training.run(output="earlier")
+    training.calls.clear()
     first = _First(training, monkeypatch, failure)
     assert training.run(output="deep/another") == (0 if failure is None else 3)
     first.end()
