@@ -15,7 +15,7 @@ def report(  # noqa: PLR0917 - a task has as many parameters as inputs and outpu
     grpo: str,
     evaluation: str,
     report: dsl.Output[dsl.Artifact],
-    page: dsl.Output[dsl.HTML],
+    report_page: dsl.Output[dsl.HTML],
     metrics: dsl.Output[dsl.Metrics],
     volume: str = "",
     run_id: str = "",
@@ -29,7 +29,7 @@ def report(  # noqa: PLR0917 - a task has as many parameters as inputs and outpu
         grpo: Folder of train_grpo.
         evaluation: Folder of evaluate.
         report: The page, the verdict and the summary.
-        page: The page again, where Kubeflow shows it.
+        report_page: The page again, where Kubeflow shows it.
         metrics: Accuracies, gain and verdict, where Kubeflow compares runs.
         volume: Where the tasks of a run on a cluster have their shared volume; empty where they share everything.
         run_id: Of the run, whose folders on the volume are its own.
@@ -55,6 +55,6 @@ def report(  # noqa: PLR0917 - a task has as many parameters as inputs and outpu
         validation=f"{validation.path}/validation",
     )
     metrics.metadata.update(made.metrics)
-    Path(page.path).parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(Path(report.path) / "report" / "report.html", page.path)
+    Path(report_page.path).parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(Path(report.path) / "report" / "report.html", report_page.path)
     return (made.folder,)

@@ -12,7 +12,7 @@ def validate_data(
     config: dict[str, Any],
     data: dsl.Input[dsl.Dataset],
     validation: dsl.Output[dsl.Artifact],
-    page: dsl.Output[dsl.HTML],
+    data_page: dsl.Output[dsl.HTML],
 ) -> None:
     """Check that the problems are fit to train and to evaluate on, and stop the pipeline where they are not.
 
@@ -20,7 +20,7 @@ def validate_data(
         config: The validate_data section of the params file.
         data: What prepare_data made.
         validation: The outcome of every expectation, as JSON and as a page; numbers of rows and of unmet expectations.
-        page: The page again, where Kubeflow shows it.
+        data_page: The page again, where Kubeflow shows it.
     """
     import shutil
     from pathlib import Path
@@ -30,5 +30,5 @@ def validate_data(
 
     made = run_task(STAGE, config, validation.path, problems=f"{data.path}/problems")
     validation.metadata.update(made.metrics)
-    Path(page.path).parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(Path(validation.path) / "validation" / PAGE, page.path)
+    Path(data_page.path).parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(Path(validation.path) / "validation" / PAGE, data_page.path)

@@ -272,7 +272,7 @@ def test_kubeflow_component_shows_page_and_metrics(shared_run: dict[str, Path], 
     if volume:
         (tmp_path / volume).mkdir()
         inputs |= {"volume": str(tmp_path / volume), "run_id": "run-1"}
-    (folder,) = component.report.python_func(config=VALUES, **inputs, report=out, page=page, metrics=metrics)
+    (folder,) = component.report.python_func(config=VALUES, **inputs, report=out, report_page=page, metrics=metrics)
     assert Path(folder).is_relative_to(tmp_path / (volume or "made"))
     for made in (out.path, folder):
         assert (tmp_path / "html" / "page").read_bytes() == (Path(made) / "report" / "report.html").read_bytes()

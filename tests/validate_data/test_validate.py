@@ -245,7 +245,7 @@ def test_kubeflow_component_shows_page_and_metrics(
     if not is_good:
         (problems / "train.jsonl").write_text("{}\n")
     data = dsl.Dataset(uri=str(problems.parent))
-    artifacts = {name: dsl.Artifact(uri=str(tmp_path / name)) for name in ("validation", "page")}
+    artifacts = {name: dsl.Artifact(uri=str(tmp_path / name)) for name in ("validation", "data_page")}
     ended: object = 0
     try:
         validate_data.python_func(config=PARAMS | {"max_prompt_tokens": max_prompt_tokens}, data=data, **artifacts)
@@ -253,7 +253,7 @@ def test_kubeflow_component_shows_page_and_metrics(
         ended = error.code
     assert ended == exit_code
     assert artifacts["validation"].metadata.get("train_rows") == (None if exit_code else 20)
-    page = tmp_path / "page"
+    page = tmp_path / "data_page"
     assert page.exists() == (exit_code == 0)
     assert exit_code or page.read_bytes() == (tmp_path / "validation/validation/report.html").read_bytes()
 

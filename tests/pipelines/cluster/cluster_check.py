@@ -216,7 +216,7 @@ class Acceptance:
     def _pages(self) -> str:
         sizes = []
         for stage in ("validate_data", "report"):
-            pages = [self._fetch(file) for file in self._uploaded(stage) if file[2].endswith(("/page", ".html"))]
+            pages = [self._fetch(file) for file in self._uploaded(stage) if file[2].endswith(("_page", ".html"))]
             if not pages:
                 raise MissedError(f"{stage} has uploaded no page")
             for page in pages:

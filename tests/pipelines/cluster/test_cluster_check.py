@@ -39,7 +39,7 @@ from tests.pipelines.cluster.recorded import RECORDINGS
 pytestmark = pytest.mark.slow
 DIGEST = "0123456789abcdef" * 4
 PAGE = "<!DOCTYPE html>\n<html><body>all fine</body></html>\n"
-FILES = {"validate_data": ("page", PAGE), "report": ("page", PAGE)}
+FILES = {"validate_data": ("data_page", PAGE), "report": ("report_page", PAGE)}
 _TICK_S, _LASTS_S, _RESTART_S, _STEPS_PER_S = 1.0, 60.0, 30.0, 2
 
 
@@ -117,9 +117,9 @@ class Player:
         digest = "f" * 64 if self._fault == "other bytes" else DIGEST
         files = {**FILES, "register": ("registration/version.json", f'{{"policy_digest": "{digest}"}}')}
         if self._fault == "half a page":
-            files["report"] = ("page", PAGE[:30])
+            files["report"] = ("report_page", PAGE[:30])
         if self._fault == "a page with a script":
-            files["report"] = ("page", PAGE.replace("all fine", "<script>1</script>"))
+            files["report"] = ("report_page", PAGE.replace("all fine", "<script>1</script>"))
         logs = {}
         for stage, (name, content) in files.items():
             key = f"v2/artifacts/{run_id}/{stage}/{name}"
