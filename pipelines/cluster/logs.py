@@ -18,8 +18,8 @@ from pipelines.cluster.kubeflow import Kubeflow, NotFoundError
 from pipelines.cluster.stages import CACHED, DRIVER_TEMPLATE, FINISHED, NOT_REACHED, Stage, is_stopped, stages
 
 LOST = (
-    "no pod of the run exists any more, so Kubeflow will never learn how it ended; start it again: finished stages are "
-    "cached, training resumes from its checkpoints"
+    "no pod of the run exists any more, so Kubeflow will never learn how it ended; start it again: unfinished training "
+    "resumes from its checkpoints"
 )
 _POLL_S = 5.0
 _LOST_EVERY = 12
@@ -46,7 +46,7 @@ _STOP_HANDLED = re.compile(r"\w+: (?=stopped by SIG)")
 """Beginning of the lines in which a stopped stage says what has become of its training job and its checkpoints."""
 _TOLD_AT_THE_END = ("report", "register")
 """Stages whose messages are the outcome of a run: the gate's figures and the version."""
-_TRY_AGAIN = "this may pass: start the same run again, which uses what is finished and resumes from checkpoints"
+_TRY_AGAIN = "this may pass: press Retry on the run's page, which keeps finished stages and resumes from checkpoints"
 _NO_LOG = "Could not get main container logs"
 _HARMLESS = "FailedToRetrieveImagePullSecret"
 """Reason of an event about a secret that need not exist."""
