@@ -53,12 +53,16 @@ class Job:
         jsonl.write_json(self._file("job"), self.fields())
 
     def is_written(self) -> bool:
-        """Tell whether the folder holds this job."""
-        return self._file("job").is_file() and jsonl.read_json(self._file("job")) == self.fields()
+        """Tell whether the folder holds this job, or that of another run of the same work."""
+        return self._file("job").is_file() and Job.read(self.folder).work() == self.work()
 
     def fields(self) -> dict[str, Any]:
         """Return everything that defines the job, its folder excepted."""
         return {name: value for name, value in vars(self).items() if name != "folder"}
+
+    def work(self) -> dict[str, Any]:
+        """Return what defines the work: runs of the same work have other folders of the same inputs."""
+        return {**self.fields(), "folders": sorted(self.folders)}
 
     @classmethod
     def read(cls, folder: Path) -> "Job":

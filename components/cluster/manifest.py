@@ -1,6 +1,7 @@
 """A job as a TrainJob of Kubeflow Trainer (2.2 and later, for `runtimePatches`)."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from components.cluster import kube
 from components.cluster.config import GPU_RESOURCE, ClusterConfig, ClusterStage
@@ -45,14 +46,38 @@ def job_name(job: Job, stage: ClusterStage) -> str:
 def train_job(job: Job, stage: ClusterStage, environment: Mapping[str, str], owner: Json | None, now: str) -> Json:
     """Return the manifest of a job; `environment` is for its ranks, which find vLLM servers there."""
     config, name = stage.config, job_name(job, stage)
-    ours = {kube.MANAGED_BY: kube.PROJECT, kube.RUN_ID: stage.run_id, kube.STAGE: stage.stage.replace("_", "-")}
-    labels = {**ours, kube.WORK: lineage.value_digest(str(job.folder.parent))[:16]}
+    labels = {**_labels(stage), kube.WORK: lineage.value_digest(str(job.folder.parent))[:16]}
+    # Without the run: another one of the same work may go on with this very job.
+    anonymous = replace(stage, run_id="")
+    spec = _spec(job, anonymous, environment, "", _labels(anonymous))
+    digest = lineage.value_digest({"spec": spec, "queue": config.queue, "job": job.work()})
+    metadata: Json = {
+        "name": name,
+        "labels": labels if config.queue is None else {**labels, _QUEUE: config.queue},
+        "annotations": {
+            kube.SPEC_DIGEST: digest,
+            kube.HEARTBEAT: now,
+            kube.STALE_AFTER_S: str(STALE_AFTER_S),
+            **_NO_SIDECAR,
+        },
+        **({"ownerReferences": [owner]} if owner else {}),
+    }
+    spec = _spec(job, stage, environment, name, labels)
+    return {"apiVersion": f"{kube.GROUP}/{kube.VERSION}", "kind": "TrainJob", "metadata": metadata, "spec": spec}
+
+
+def _labels(stage: ClusterStage) -> dict[str, str]:
+    return {kube.MANAGED_BY: kube.PROJECT, kube.RUN_ID: stage.run_id, kube.STAGE: stage.stage.replace("_", "-")}
+
+
+def _spec(job: Job, stage: ClusterStage, environment: Mapping[str, str], name: str, labels: Mapping[str, str]) -> Json:
+    config = stage.config
     patches = [_patch(NODE, config, labels, [])]
     if job.with_samplers:
         urls = [f"http://{name}-{ROLLOUT}-{index}-0.{name}:{SERVER_PORT}" for index in range(config.rollout_servers)]
         environment = {**environment, SERVERS_VARIABLE: ",".join(urls)}
         patches.append(_patch(ROLLOUT, config, labels, [{"name": JOB_VARIABLE, "value": str(job.folder)}]))
-    spec: Json = {
+    return {
         "runtimeRef": {
             "apiGroup": kube.GROUP,
             "kind": "TrainingRuntime",
@@ -67,19 +92,6 @@ def train_job(job: Job, stage: ClusterStage, environment: Mapping[str, str], own
         ],
         "activeDeadlineSeconds": config.training_timeout_s,
     }
-    digest = lineage.value_digest({"spec": spec, "labels": ours, "queue": config.queue, "job": job.fields()})
-    metadata: Json = {
-        "name": name,
-        "labels": labels if config.queue is None else {**labels, _QUEUE: config.queue},
-        "annotations": {
-            kube.SPEC_DIGEST: digest,
-            kube.HEARTBEAT: now,
-            kube.STALE_AFTER_S: str(STALE_AFTER_S),
-            **_NO_SIDECAR,
-        },
-        **({"ownerReferences": [owner]} if owner else {}),
-    }
-    return {"apiVersion": f"{kube.GROUP}/{kube.VERSION}", "kind": "TrainJob", "metadata": metadata, "spec": spec}
 
 
 def _trainer(job: Job, config: ClusterConfig, environment: Mapping[str, str]) -> Json:

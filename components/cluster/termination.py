@@ -38,7 +38,8 @@ class Termination:
 
     def __init__(self, stage: str, namespace: str, name: str, *, pod: tuple[str, str] | None, work: Path) -> None:
         """Handle requests to stop a step that runs in `pod` (namespace and name)."""
-        self._stage, self._name, self._pod, self._work = stage, name, pod, work
+        self._stage, self._pod, self._work = stage, pod, work
+        self.job_name = name
         self._api = connect()
         self._jobs = TrainJobs(self._api, namespace)
         self._over = threading.Event()
@@ -64,13 +65,13 @@ class Termination:
         self._over.set()
         if self._is_pod_disrupted():
             outcome = (
-                f"this pod is being deleted: the training job {self._name} goes on; "
+                f"this pod is being deleted: the training job {self.job_name} goes on; "
                 "another attempt of this step adopts it, or it ends with the run"
             )
         elif self._delete():
-            outcome = f"the training job {self._name} is removed"
+            outcome = f"the training job {self.job_name} is removed"
         else:
-            outcome = f"the training job {self._name} could not be removed; the reaper will remove it"
+            outcome = f"the training job {self.job_name} could not be removed; the reaper will remove it"
         step = last_step(self._work)
         checkpoint = (
             "there is no checkpoint yet, unless ranks write one as they end"
@@ -114,7 +115,7 @@ class Termination:
         for attempt in range(_TRIES):
             is_deleted = False
             with suppress(client.ApiException, HTTPError):
-                self._jobs.delete(self._name, timeout=_DELETE_TIMEOUT)
+                self._jobs.delete(self.job_name, timeout=_DELETE_TIMEOUT)
                 is_deleted = True
             if attempt == 0:
                 self.stop_other_requests()
@@ -126,6 +127,6 @@ class Termination:
     def _keep_alive(self) -> None:
         while True:
             with suppress(client.ApiException, HTTPError):
-                self._jobs.get(self._name)
+                self._jobs.get(self.job_name)
             if self._over.wait(_KEEP_ALIVE_S):
                 return

@@ -158,22 +158,22 @@ class _ClusterRun:
     def _submit(self) -> Json:
         """Return the job as it is in the cluster: adopted where it is there already, else created.
 
-        Another job of this stage, or one that has ended, is removed first. So is a job of another run with the same
-        work: this step holds the lock of that folder, so the step that waited for the job is gone.
+        Of this run and of others with the same work: this step holds the lock of that folder, so the step that waited
+        for such a job is gone. One with other settings, or that has ended, is removed first.
 
         Raises:
             PipelineError: The cluster refuses the job.
             UnavailableError: The API server does not answer, or an old job does not disappear.
         """
         self._manifest["metadata"]["annotations"][kube.HEARTBEAT] = self._clock.now().isoformat()
-        for job in self._find(kube.RUN_ID, kube.STAGE):
+        for job in [*self._find(kube.RUN_ID, kube.STAGE), *self._find(kube.WORK)]:
             if self._is_same(job) and not _is_over(job):
                 return self._adopt(job)
-            self._delete(job["metadata"]["name"])
-        for job in self._find(kube.WORK):
-            name = job["metadata"]["name"]
-            self._say(f"removing {name}, a job of another run with the same work; its checkpoints are used")
+            name, run_id = job["metadata"]["name"], job["metadata"]["labels"][kube.RUN_ID]
+            if run_id != self._stage.run_id:
+                self._say(f"removing {name} of run {run_id}, which has the same work; its checkpoints are used")
             self._delete(name)
+        self._use_name(self._manifest["metadata"]["name"])
         self._wait_until_gone(self._name)
         self._wait_for_pods(lambda: self._jobs.pods_of_work(self._manifest["metadata"]["labels"][kube.WORK]))
         self._job.write()
@@ -188,17 +188,26 @@ class _ClusterRun:
         """Tell whether a job is what would be submitted."""
         digest = (job["metadata"].get("annotations") or {}).get(kube.SPEC_DIGEST)
         ours: str = self._manifest["metadata"]["annotations"][kube.SPEC_DIGEST]
-        return job["metadata"]["name"] == self._name and digest == ours
+        return digest == ours
 
     def _adopt(self, job: Json) -> Json:
-        """Take over a job: its heartbeat and its owner are now those of this step."""
-        self._say(f"{self._name} exists already and is adopted")
+        """Take over a job: its run, its heartbeat and its owner are now those of this step."""
+        self._use_name(job["metadata"]["name"])
+        run_id = job["metadata"]["labels"][kube.RUN_ID]
+        origin = "" if run_id == self._stage.run_id else f" from run {run_id}"
+        self._say(f"{self._name} exists already and is adopted{origin}")
         metadata = self._manifest["metadata"]
-        changes = {"annotations": {kube.HEARTBEAT: metadata["annotations"][kube.HEARTBEAT]}}
+        changes = {
+            "annotations": {kube.HEARTBEAT: metadata["annotations"][kube.HEARTBEAT]},
+            "labels": {kube.RUN_ID: self._stage.run_id},
+        }
         if "ownerReferences" in metadata:
             changes["ownerReferences"] = metadata["ownerReferences"]
         self._retries.call(f"adopt the training job {self._name}", lambda: self._jobs.patch(job, changes))
         return job
+
+    def _use_name(self, name: str) -> None:
+        self._name = self._termination.job_name = name
 
     def _create(self) -> Json:
         self._termination.is_creating = True

@@ -473,13 +473,15 @@ class History:
         is_over = run.is_removed or run.end is not None or run.terminated_s is not None
         waits = run.launcher is not None and run.launcher.pid != 0 and run.launcher.exit_code is None
         stops = run.launcher is not None and run.launcher.asked_to_stop and not self._is_disrupted(run.launcher)
-        # It is the step itself, the reaper where there are no workflows, a step with the same work, or the collector.
+        # It is the step itself, one of another run with the same work, the reaper where there are no workflows, or the
+        # collector.
+        differs = self._active is not None and self._active.setting != _setting(change.after["spec"]["trainer"])
         if self._active is not None and self._active.run is run:
-            may = stops or self._active.setting != _setting(change.after["spec"]["trainer"])
+            may = stops or differs
         elif self._is_reaping:
             may = not waits and metadata["namespace"] == ELSEWHERE
         else:
-            may = not waits and self._active is not None
+            may = not waits and differs
         if not (is_over or may):
             self.violations.append(f"{self.now():.1f} {metadata['name']} was deleted while it could go on")
 

@@ -255,7 +255,7 @@ def test_two_jobs_never_share_a_folder_of_checkpoints(job: Launched, before: str
             left.extend(each["metadata"]["name"] for each in found if each["metadata"]["uid"] != _uid(change.after))
 
     job.server.store.listen(look)
-    other = job if failed else replace(job, changes={**job.changes, "cpu_per_node": 3})
+    other = job if failed else replace(job, changes={**job.changes, "cpu_per_node": 7})
     if "run" in before:
         other = replace(other, run_id="another-run")
     if before == "is removed with its run":
@@ -264,6 +264,30 @@ def test_two_jobs_never_share_a_folder_of_checkpoints(job: Launched, before: str
     assert other.run() == RESULT
     assert left == []
     assert other.records("trainjob.json")["metadata"]["uid"] != _uid(old)
+
+
+@pytest.mark.parametrize("has_ended", [False, True])
+def test_job_of_another_run_with_the_same_work_is_adopted(
+    job: Launched, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], has_ended: bool
+) -> None:
+    """Its step is lost, and this one has the lock: training goes on, now for this run, or its result is taken."""
+    workflow = job.cluster.add_workflow("run-1")
+    _enter_pod(job, monkeypatch, "launcher-1", workflow)
+    job.play(*job.success(script.Running(None)) if not has_ended else job.success())
+    job.submit_and_die()
+    job.server.clock.advance(60)
+    other = replace(job, run_id="another-run")
+    _enter_pod(other, monkeypatch, "launcher-2", job.cluster.add_workflow("run-2"))
+    if has_ended:
+        assert other.run() == RESULT
+        assert "has succeeded before" in capfd.readouterr().out
+    else:
+        other.submit_and_die()
+        (adopted,) = job.trainjobs()
+        assert adopted["metadata"]["labels"][kube.RUN_ID] == "another-run"
+        assert [each["name"] for each in adopted["metadata"]["ownerReferences"]] == ["run-2"]
+        assert f"is adopted from run {job.run_id}" in capfd.readouterr().out
+    assert job.num_submissions() == 1
 
 
 def test_jobs_of_other_work_run_beside(job: Launched) -> None:
