@@ -18,7 +18,7 @@ def main() -> None:
     job, rank = Job.read(Path(sys.argv[1])), int(os.environ["RANK"])
     job.start_rank(rank)
     if rank:  # only the first rank prints for the user
-        log = os.open(job.log(rank), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        log = os.open(job.log(rank), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
         os.dup2(log, sys.stdout.fileno())
         os.dup2(log, sys.stderr.fileno())
         os.environ.pop(TERMINAL_VARIABLE, None)

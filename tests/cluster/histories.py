@@ -488,7 +488,10 @@ class History:
     def succeeds(self, pod: Json) -> None:
         """All ranks of a job have succeeded; it is as whoever waits for it wants it."""
         labels = pod["metadata"]["labels"]
-        waiting = [each for each in self._alive() if each.run.id == labels[kube.RUN_ID]]
+        # The job's: it may have been adopted by another run since its pods were made.
+        jobs = [each["metadata"] for each in self.cluster.all(kinds.TRAIN_JOBS)]
+        owners = {each["labels"][kube.RUN_ID] for each in jobs if each["name"] == labels[JOB_SET]}
+        waiting = [each for each in self._alive() if each.run.id in owners]
         self.succeeded.add(labels[JOB_SET])
         for launcher in waiting:
             is_settled = self.now() > launcher.started_s + 60 and not self.is_away()
