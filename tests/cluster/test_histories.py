@@ -292,7 +292,7 @@ def test_sample(launchers: Launchers, tmp_path: Path) -> None:
         play(seed, launchers, tmp_path / str(seed))
 
 
-@pytest.mark.long(minutes=6)
+@pytest.mark.long(minutes=3)
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_campaign(part: int, launchers: Launchers, tmp_path: Path) -> None:
