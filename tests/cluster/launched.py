@@ -74,6 +74,8 @@ class Launched:
     with_samplers: bool = False
     run_id: str = RUN_ID
     work: str = "work"
+    inputs: str = ""
+    """Folder of the inputs, below `root`."""
 
     @property
     def stage(self) -> ClusterStage:
@@ -98,7 +100,7 @@ class Launched:
             folder=self.root / self.work / "launch",
             function=name_of(act),
             config={"ending": "go_on", "rank": 0, "seconds": 0},
-            folders={"folder": str(self.root)},
+            folders={"folder": str(self.root / self.inputs)},
             outputs={"policy": str(self.root / "policy")},
             num_processes=NUM_RANKS,
             grace_s=20,

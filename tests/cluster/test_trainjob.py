@@ -276,7 +276,7 @@ def test_job_of_another_run_with_the_same_work_is_adopted(
     job.play(*job.success(script.Running(None)) if not has_ended else job.success())
     job.submit_and_die()
     job.server.clock.advance(60)
-    other = replace(job, run_id="another-run")
+    other = replace(job, run_id="another-run", inputs="copies")
     _enter_pod(other, monkeypatch, "launcher-2", job.cluster.add_workflow("run-2"))
     if has_ended:
         assert other.run() == RESULT
