@@ -91,8 +91,9 @@ class Resources:
 
 _HOUR_S = 3600
 _DATA = Resources(("1", "2"), ("4G", "8G"), 4 * _HOUR_S, 2, cached=True, secrets=("git", "hub", "storage"))
-# Starts a job and watches it; a retry adopts the job that runs. Longer than all of the job's own limits together.
-_LAUNCH = Resources(capacity.LAUNCHER_CPU, capacity.LAUNCHER_MEMORY, LONGEST_TRAINING_S, 3, secrets=("hub",))
+# Starts a job and watches it; a retry adopts the job that runs, and in weeks several nodes may be lost. Longer than all
+# of the job's own limits together.
+_LAUNCH = Resources(capacity.LAUNCHER_CPU, capacity.LAUNCHER_MEMORY, LONGEST_TRAINING_S, 10, secrets=("hub",))
 RESOURCES = {
     # A second try would find the same. With what Kubeflow does before it, a run whose image is missing fails within two
     # minutes: the time includes the pull.
@@ -114,7 +115,7 @@ _HEAD = """\
 """
 _SHM = "16Gi"
 """Of the memory limit of a task that runs a model, for what its processes share; 64 MiB where nothing is said."""
-_RETRY_WINDOW_S = 365 * 24 * _HOUR_S
+_RETRY_WINDOW_S = 3 * 365 * 24 * _HOUR_S
 """Time from the start of a task's first attempt until Argo begins no other and ends the one that runs: longer than all
 attempts together, each of which has a limit of its own. Argo reads 0 as no time at all, and KFP nothing as an hour."""
 _RUN_ID_LABEL = "metadata.labels['pipeline/runid']"
@@ -188,7 +189,7 @@ def _ask_for(
     task.set_container_image(deployment.image_gpu if resources.model else deployment.image_light)
     if resources.retries:
         window = f"{_RETRY_WINDOW_S}s"
-        task.set_retry(resources.retries, backoff_duration="30s", backoff_factor=2, backoff_max_duration=window)
+        task.set_retry(resources.retries, backoff_duration="30s", backoff_factor=1, backoff_max_duration=window)
     kubernetes.set_timeout(task, resources.timeout_s)
     kubernetes.set_image_pull_secrets(task, [deployment.image_pull_secret])
     kubernetes.add_pod_label(task, "app.kubernetes.io/managed-by", "grpo-pipeline")
