@@ -46,25 +46,25 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {**written, "configuration": page(form, sections, {"data at commit": "0" * 40})}
 
 
-def looked_at(text: str, width: int, folder: Path) -> dict[str, Any]:
+def layout_of(text: str, width: int, folder: Path) -> dict[str, Any]:
     """What page_probe.js finds on a page in a frame that is as wide as `width` pixels."""
     (folder / "frame.html").write_text(_FRAME.format(width, html.escape(text), _PROBE), encoding="utf-8")
     options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder}", "--dump-dom"]
     command = [str(_BROWSER), *options, (folder / "frame.html").as_uri()]
     shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
-    found = re.search(r"<pre>(.*?)</pre><script>", shown, re.DOTALL)
-    assert found is not None, shown[-500:]
-    return dict(json.loads(html.unescape(found[1])))
+    printed = re.search(r"<pre>(.*?)</pre><script>", shown, re.DOTALL)
+    assert printed is not None, shown[-500:]
+    return dict(json.loads(html.unescape(printed[1])))
 
 
 @pytest.mark.parametrize("width", [400, 800, 1400])
 @pytest.mark.parametrize("name", ["report", "validation", "bad", "configuration"])
 def test_a_page_can_be_read(name: str, width: int, pages: dict[str, str], tmp_path: Path) -> None:
     """It does not scroll sideways; no text is cut, covered, out of sight or under 12 pixels high."""
-    found = looked_at(pages[name], width, tmp_path)
-    assert found.pop("scroll_width") <= width
-    assert found.pop("num_texts") > 20
-    assert found == {"outside": [], "small": [], "cut": [], "overlaps": []}
+    layout = layout_of(pages[name], width, tmp_path)
+    assert layout.pop("scroll_width") <= width
+    assert layout.pop("num_texts") > 20
+    assert layout == {"outside": [], "small": [], "cut": [], "overlaps": []}
 
 
 def test_a_page_that_cannot_be_read_is_found(tmp_path: Path) -> None:
@@ -76,9 +76,9 @@ def test_a_page_that_cannot_be_read_is_found(tmp_path: Path) -> None:
         '<b style="position: absolute; left: 9px">one</b><b style="position: absolute; left: 9px">two</b>'
         '<svg viewBox="0 0 500 50" width="250"><text x="480" y="20" font-size="30">drawn</text></svg>{% endblock %}'
     )
-    found = looked_at(render(tmp_path / "bad.html.jinja"), 400, tmp_path)
-    assert found["scroll_width"] > 400
-    assert found["outside"] == ["outside"]
-    assert found["small"] == ["small: 9.0 px"]
-    assert found["cut"] == ["drawn", "cut-because-it-is-long"]
-    assert found["overlaps"] == ["one / two"]
+    layout = layout_of(render(tmp_path / "bad.html.jinja"), 400, tmp_path)
+    assert layout["scroll_width"] > 400
+    assert layout["outside"] == ["outside"]
+    assert layout["small"] == ["small: 9.0 px"]
+    assert layout["cut"] == ["drawn", "cut-because-it-is-long"]
+    assert layout["overlaps"] == ["one / two"]

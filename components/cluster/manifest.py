@@ -1,7 +1,6 @@
 """A job as a TrainJob of Kubeflow Trainer (2.2 and later, for `runtimePatches`)."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from components.cluster import kube
 from components.cluster.config import GPU_RESOURCE, ClusterConfig, ClusterStage
@@ -46,10 +45,14 @@ def job_name(job: Job, stage: ClusterStage) -> str:
 def train_job(job: Job, stage: ClusterStage, environment: Mapping[str, str], owner: Json | None, now: str) -> Json:
     """Return the manifest of a job; `environment` is for its ranks, which find vLLM servers there."""
     config, name = stage.config, job_name(job, stage)
-    labels = {**_labels(stage), kube.WORK: lineage.value_digest(str(job.folder.parent))[:16]}
+    labels = {
+        kube.MANAGED_BY: kube.PROJECT,
+        kube.RUN_ID: stage.run_id,
+        kube.STAGE: stage.stage.replace("_", "-"),
+        kube.WORK: lineage.value_digest(str(job.folder.parent))[:16],
+    }
     # Without the run: another one of the same work may go on with this very job.
-    anonymous = replace(stage, run_id="")
-    spec = _spec(job, anonymous, environment, "", _labels(anonymous))
+    spec = _spec(job, config, environment, "", {**labels, kube.RUN_ID: ""})
     digest = lineage.value_digest({"spec": spec, "queue": config.queue, "job": job.work()})
     metadata: Json = {
         "name": name,
@@ -62,16 +65,13 @@ def train_job(job: Job, stage: ClusterStage, environment: Mapping[str, str], own
         },
         **({"ownerReferences": [owner]} if owner else {}),
     }
-    spec = _spec(job, stage, environment, name, labels)
+    spec = _spec(job, config, environment, name, labels)
     return {"apiVersion": f"{kube.GROUP}/{kube.VERSION}", "kind": "TrainJob", "metadata": metadata, "spec": spec}
 
 
-def _labels(stage: ClusterStage) -> dict[str, str]:
-    return {kube.MANAGED_BY: kube.PROJECT, kube.RUN_ID: stage.run_id, kube.STAGE: stage.stage.replace("_", "-")}
-
-
-def _spec(job: Job, stage: ClusterStage, environment: Mapping[str, str], name: str, labels: Mapping[str, str]) -> Json:
-    config = stage.config
+def _spec(
+    job: Job, config: ClusterConfig, environment: Mapping[str, str], name: str, labels: Mapping[str, str]
+) -> Json:
     patches = [_patch(NODE, config, labels, [])]
     if job.with_samplers:
         urls = [f"http://{name}-{ROLLOUT}-{index}-0.{name}:{SERVER_PORT}" for index in range(config.rollout_servers)]
@@ -104,8 +104,8 @@ def _trainer(job: Job, config: ClusterConfig, environment: Mapping[str, str]) ->
         )
     if processes % config.nodes:
         raise PipelineError(f"engine.num_processes is {processes}, which {config.nodes} nodes cannot share evenly")
-    asked = config.training_pod
-    amounts = {"cpu": str(asked.cpu), "memory": f"{asked.memory_gib}Gi", **({GPU_RESOURCE: str(gpus)} if gpus else {})}
+    pod = config.training_pod
+    amounts = {"cpu": str(pod.cpu), "memory": f"{pod.memory_gib}Gi", **({GPU_RESOURCE: str(gpus)} if gpus else {})}
     secrets = [(key, secret) for secret, keys in config.secrets.items() for key in keys]
     return {
         "image": config.image,
@@ -116,7 +116,7 @@ def _trainer(job: Job, config: ClusterConfig, environment: Mapping[str, str]) ->
         ],
         "numNodes": config.nodes,
         "numProcPerNode": processes // config.nodes,
-        "resourcesPerNode": {"requests": amounts, "limits": {**amounts, "cpu": str(asked.cpu_limit)}},
+        "resourcesPerNode": {"requests": amounts, "limits": {**amounts, "cpu": str(pod.cpu_limit)}},
     }
 
 

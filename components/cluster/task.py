@@ -8,12 +8,12 @@ from components.cluster.config import ClusterConfig, ClusterStage, on_cluster
 from components.shared import task
 from components.shared.config import validate
 from components.shared.stage import Stage, exit_on_error
-from components.shared.task import Made, StageFolders
+from components.shared.task import StageFolders, TaskResult
 
 
 def run_task(
     stage: Stage, config: Mapping[str, Any], artifact: str, *, cluster: Mapping[str, Any], run_id: str, **inputs: str
-) -> Made:
+) -> TaskResult:
     """Run a stage as a Kubeflow task, as `components.shared.task.run_task` does.
 
     With an empty `cluster`, its ranks run here. Otherwise they are a TrainJob, with everything on the shared volume.

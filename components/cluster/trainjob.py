@@ -241,12 +241,12 @@ class _ClusterRun:
         self._wait_for_pods(lambda: [job] if (job := self._jobs.get(name)) else self._jobs.pods(name))
 
     def _wait_for_pods(self, find: Callable[[], list[Json]]) -> None:
-        """Wait until nothing is found any more: pods that are asked to stop may take long for a last checkpoint."""
+        """Wait until no such object is left; pods may take long to write a last checkpoint."""
         limit_s = self._job.grace_s + _GONE_S
         deadline = self._clock.monotonic() + limit_s
-        while found := self._retries.call("list pods", find):
+        while left := self._retries.call("list pods", find):
             if self._clock.monotonic() > deadline:
-                names = ", ".join(each["metadata"]["name"] for each in found)
+                names = ", ".join(each["metadata"]["name"] for each in left)
                 raise UnavailableError(f"{names}: still exist {limit_s:g} s after the training job was deleted")
             self._clock.sleep(_GONE_POLL_S)
 

@@ -34,7 +34,7 @@ def evaluate(
     from components.evaluate.evaluate import STAGE
     from components.shared.task import run_task
 
-    made = run_task(
+    result = run_task(
         STAGE,
         config,
         evaluation.path,
@@ -45,5 +45,5 @@ def evaluate(
         policy=f"{grpo}/policy",
         problems=problems,
     )
-    evaluation.metadata.update(made.metrics)
-    return (made.folder,)
+    evaluation.metadata.update(result.metrics)
+    return (result.folder,)

@@ -57,10 +57,10 @@ def described(config: ClusterConfig) -> dict[str, str]:
 
 def training_pods(config: ClusterConfig) -> Pods:
     """Return the pods of a training job's ranks."""
-    asked = config.training_pod
-    requests = {"cpu": asked.cpu, "memory": f"{asked.memory_gib}Gi", **_gpus(asked.gpus)}
+    pod = config.training_pod
+    requests = {"cpu": pod.cpu, "memory": f"{pod.memory_gib}Gi", **_gpus(pod.gpus)}
     keys = {"cpu": "cpu_per_node", "memory": "memory_per_node_gib", GPU_RESOURCE: "gpus_per_node", "pods": "nodes"}
-    return _pods("training", config.nodes, requests, {**requests, "cpu": asked.cpu_limit}, keys)
+    return _pods("training", config.nodes, requests, {**requests, "cpu": pod.cpu_limit}, keys)
 
 
 def evaluating_pods(config: ClusterConfig) -> Pods:

@@ -31,5 +31,5 @@ def register(
     from components.shared.task import run_task
 
     os.environ[RUN_NAME_VARIABLE] = run_name
-    made = run_task(STAGE, config, registration.path, policy=f"{grpo}/policy", report=f"{report}/report")
-    registration.metadata.update(made.metrics)
+    result = run_task(STAGE, config, registration.path, policy=f"{grpo}/policy", report=f"{report}/report")
+    registration.metadata.update(result.metrics)

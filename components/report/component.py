@@ -43,7 +43,7 @@ def report(  # noqa: PLR0917 - a task has as many parameters as inputs and outpu
     from components.report.report import STAGE
     from components.shared.task import run_task
 
-    made = run_task(
+    result = run_task(
         STAGE,
         config,
         report.path,
@@ -54,7 +54,7 @@ def report(  # noqa: PLR0917 - a task has as many parameters as inputs and outpu
         grpo_training=f"{grpo}/training",
         validation=f"{validation.path}/validation",
     )
-    metrics.metadata.update(made.metrics)
+    metrics.metadata.update(result.metrics)
     Path(report_page.path).parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(Path(report.path) / "report" / "report.html", report_page.path)
-    return (made.folder,)
+    return (result.folder,)

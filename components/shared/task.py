@@ -1,6 +1,6 @@
 """Runs a stage as a Kubeflow task, in a folder of its own or on the volume that the tasks of a run share.
 
-<volume>/grpo-pipeline/work/<stage>/<key>/         unfinished work, found again by what it is made from
+<volume>/grpo-pipeline/work/<stage>/<key>/         unfinished work; the key is a digest of inputs, config and code
 <volume>/grpo-pipeline/<run id>/inputs/<digest>/   copies of inputs that are not on the volume
 <volume>/grpo-pipeline/<run id>/<stage>/<output>/  outputs
 <volume>/grpo-pipeline/<run id>/<stage>/passed_on/ what other tasks read: models by reference, copies of all else
@@ -24,7 +24,7 @@ from components.shared.progress import say
 from components.shared.stage import Stage, exit_on_error, keep_files_in_group, run, with_retries
 
 
-class Made(NamedTuple):
+class TaskResult(NamedTuple):
     """What a task has made."""
 
     metrics: dict[str, float]
@@ -42,7 +42,7 @@ def run_task(
     volume: str = "",
     run_id: str = "",
     **inputs: str,
-) -> Made:
+) -> TaskResult:
     """Run a stage as a Kubeflow task: plain values in and out, the exit code as from the command line.
 
     Args:
@@ -63,7 +63,7 @@ def run_task(
             return with_retries(stage.name, lambda: folders.run(settings, inputs, Path(artifact)))
         outputs = {name: Path(artifact) / name for name in stage.outputs}
         paths = {**{name: Path(folder) for name, folder in inputs.items()}, **outputs}
-        return Made(with_retries(stage.name, lambda: run(stage, settings, paths)), artifact, inputs)
+        return TaskResult(with_retries(stage.name, lambda: run(stage, settings, paths)), artifact, inputs)
 
 
 class StageFolders:
@@ -78,7 +78,7 @@ class StageFolders:
         """Folder for outputs and records of the stage."""
         self._metrics = self.own / "metrics.json"
 
-    def run(self, config: Config, inputs: Mapping[str, str], artifact: Path) -> Made:
+    def run(self, config: Config, inputs: Mapping[str, str], artifact: Path) -> TaskResult:
         """Run the stage, unless an earlier attempt of the run has finished it, and pass its outputs on."""
         stage, paths = self._stage, {name: self.input(Path(path)) for name, path in inputs.items()}
         metrics = self.finished(config, paths)
@@ -90,7 +90,7 @@ class StageFolders:
             say(stage.name, "was finished by an earlier attempt of this run")
         passed_on = self.pass_on()
         shutil.copytree(passed_on, artifact, dirs_exist_ok=True)
-        return Made(metrics, str(passed_on), {name: str(path) for name, path in paths.items()})
+        return TaskResult(metrics, str(passed_on), {name: str(path) for name, path in paths.items()})
 
     def input(self, path: Path) -> Path:
         """Return an input that is on the volume, or refers to a model there; otherwise a copy of it there."""

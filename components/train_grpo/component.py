@@ -33,7 +33,7 @@ def train_grpo(
     from components.cluster.task import run_task
     from components.train_grpo.train import STAGE
 
-    made = run_task(
+    result = run_task(
         STAGE,
         config,
         grpo.path,
@@ -42,5 +42,5 @@ def train_grpo(
         problems=problems,
         reference=f"{sft}/reference",
     )
-    grpo.metadata.update(made.metrics)
-    return (made.folder,)
+    grpo.metadata.update(result.metrics)
+    return (result.folder,)

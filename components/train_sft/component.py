@@ -31,6 +31,6 @@ def train_sft(
     from components.cluster.task import run_task
     from components.train_sft.train import STAGE
 
-    made = run_task(STAGE, config, sft.path, cluster=cluster, run_id=run_id, problems=f"{data.path}/problems")
-    sft.metadata.update(made.metrics)
-    return made.folder, made.inputs["problems"]
+    result = run_task(STAGE, config, sft.path, cluster=cluster, run_id=run_id, problems=f"{data.path}/problems")
+    sft.metadata.update(result.metrics)
+    return result.folder, result.inputs["problems"]

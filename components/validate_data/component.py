@@ -28,7 +28,7 @@ def validate_data(
     from components.shared.task import run_task
     from components.validate_data.validate import PAGE, STAGE
 
-    made = run_task(STAGE, config, validation.path, problems=f"{data.path}/problems")
-    validation.metadata.update(made.metrics)
+    result = run_task(STAGE, config, validation.path, problems=f"{data.path}/problems")
+    validation.metadata.update(result.metrics)
     Path(data_page.path).parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(Path(validation.path) / "validation" / PAGE, data_page.path)

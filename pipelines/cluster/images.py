@@ -194,5 +194,5 @@ def _ask_helper(helper: str, registry: str) -> Iterator[_Login]:
     command = [f"docker-credential-{helper}", "get"]
     done = subprocess.run(command, input=url, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
     if done.returncode == 0:
-        found = json.loads(done.stdout)
-        yield _Login(found["Username"], found["Secret"])
+        login = json.loads(done.stdout)
+        yield _Login(login["Username"], login["Secret"])

@@ -44,7 +44,7 @@ _STOPPED = "Error: exit status 143"
 """What Argo prints at the end of a container that ended by SIGTERM."""
 _STOP_HANDLED = re.compile(r"\w+: (?=stopped by SIG)")
 """Beginning of the lines in which a stopped stage says what has become of its training job and its checkpoints."""
-_TOLD_AT_THE_END = ("report", "register")
+_WITH_OUTCOME = ("report", "register")
 """Stages whose messages are the outcome of a run: the gate's figures and the version."""
 _TRY_AGAIN = "this may pass: press Retry on the run's page, which keeps finished stages and resumes from checkpoints"
 _NO_LOG = "Could not get main container logs"
@@ -93,8 +93,8 @@ def is_progress(line: str) -> bool:
 
 def outcome(kubeflow: Kubeflow, run: Any) -> list[str]:
     """Return what a run that succeeded has led to: the figures of its gate and the version that it registered."""
-    told = [stage for stage in stages(run) if stage.name in _TOLD_AT_THE_END]
-    return [line for stage in told for line in _messages(stage, _text(kubeflow, run, stage)[0] or "")]
+    concluding = [stage for stage in stages(run) if stage.name in _WITH_OUTCOME]
+    return [line for stage in concluding for line in _messages(stage, _text(kubeflow, run, stage)[0] or "")]
 
 
 def is_lost(kubeflow: Kubeflow, run: Any) -> bool:

@@ -53,10 +53,10 @@ def show(kubeflow: Kubeflow, run: Any) -> list[str]:
     elif not known:
         lines += ["", "its stages are unknown: the pipeline version that it was started from has been deleted"]
     if is_lost(kubeflow, run):
-        told = [LOST]
+        summary = [LOST]
     else:
-        told = outcome(kubeflow, run) if run.state == "SUCCEEDED" else activity(kubeflow, run)
-    lines += ["", *told] if told else []
+        summary = outcome(kubeflow, run) if run.state == "SUCCEEDED" else activity(kubeflow, run)
+    lines += ["", *summary] if summary else []
     for reason, *more in failures(kubeflow, run):
         lines += ["", f"error: {reason}", *more]
     return lines

@@ -56,9 +56,9 @@ def is_stopped(run: Any) -> bool:
 
 def parameter(run: Any, name: str) -> Any:
     """Return the value of a parameter of a run, or the pipeline's default: a run from a form has what was changed."""
-    given = (run.runtime_config.parameters if run.runtime_config else None) or {}
-    if name in given:
-        return given[name]
+    parameters = (run.runtime_config.parameters if run.runtime_config else None) or {}
+    if name in parameters:
+        return parameters[name]
     spec = run.pipeline_spec or {}
     inputs = spec.get("pipeline_spec", spec).get("root", {}).get("inputDefinitions", {})
     return inputs.get("parameters", {}).get(name, {}).get("defaultValue")

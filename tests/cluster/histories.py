@@ -455,7 +455,7 @@ class History:
         return kube.connect()
 
     def _watch_jobs(self, change: Change) -> None:
-        """A job that could go on is deleted by nobody but whoever may."""
+        """Record a violation where a job that could go on is deleted by anybody who must not."""
         if change.kind != kinds.TRAIN_JOBS:
             return
         metadata, conditions = change.after["metadata"], change.after.get("status", {}).get("conditions", [])

@@ -58,13 +58,13 @@ def run(tmp_path: Path) -> Any:
     ) -> dict[str, float]:
         cluster = {"image": "gpu:1", "mount": str(tmp_path / "volume")}
         artifact, source = str(tmp_path / attempt), str(tmp_path / problems)
-        made = run_task(_stage(stage), config, artifact, cluster=cluster, run_id=run_id, problems=source)
+        result = run_task(_stage(stage), config, artifact, cluster=cluster, run_id=run_id, problems=source)
         for name in ("model", "training"):
-            assert lineage.digest(Path(made.folder) / name) == lineage.digest(tmp_path / attempt / name)
-        passed_on, given = (resolve_reference(Path(path)) for path in (made.inputs["problems"], source))
+            assert lineage.digest(Path(result.folder) / name) == lineage.digest(tmp_path / attempt / name)
+        passed_on, original = (resolve_reference(Path(path)) for path in (result.inputs["problems"], source))
         assert passed_on.is_relative_to(tmp_path / "volume")
-        assert lineage.digest(passed_on) == lineage.digest(given)
-        return made.metrics
+        assert lineage.digest(passed_on) == lineage.digest(original)
+        return result.metrics
 
     return run
 

@@ -15,7 +15,7 @@ _UNKNOWN = "terminationGracePeriodSeconds"
 
 
 class Kueue:
-    """Admits and preempts TrainJobs when it is told to."""
+    """Admits and preempts TrainJobs when a test asks for it."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

@@ -42,7 +42,7 @@ LAST_LINES = {
     "queued-two-nodes": ("succeeded", ""),
     "with-model-registry": ("failed", f"error: preflight: {GONE}"),
 }
-"""The state of each run as it was last, and the beginning of what is said of it below its stages."""
+"""The state of each run as it was last, and the beginning of the lines below its stages."""
 STAGES = {
     "small1": {"prepare_data": "cached", "train_grpo": "succeeded"},
     "kill1": {"prepare_data": "cached", "train_grpo": "failed (attempt 2)", "report": "not reached"},
@@ -69,24 +69,24 @@ def kubeflow(server: ApiServer, recorded: Recorded) -> Kubeflow:
 
 def test_every_run_says_what_has_become_of_it(recorded: Recorded, kubeflow: Kubeflow) -> None:
     """Failed, stopped, after Retry, of a version, of a schedule: in the stage's own words where its log is there."""
-    said = {}
+    lines = {}
     for run_id in recorded.runs:
         run = kubeflow.run(run_id)
         title, _, *table = runs.show(kubeflow, run)
         blank = [number for number, line in enumerate(table) if not line][1:]
         below = table[blank[0] + 1] if blank else ""
-        said[run.display_name] = (title.split("  ")[-1], below)
+        lines[run.display_name] = (title.split("  ")[-1], below)
         rows = {
             row[0].strip(): row[1].strip() for row in (re.split(r"  +", line, maxsplit=2) for line in table) if row[1:]
         }
         expected = STAGES.get(run.display_name, {})
         assert {stage: rows[stage] for stage in expected} == expected
         assert ("may pass" in table[-1]) == (run.display_name == "two-nodes2")
-    assert said.keys() == LAST_LINES.keys()
+    assert lines.keys() == LAST_LINES.keys()
     for name, (state, below) in LAST_LINES.items():
-        assert said[name][0] == state
-        assert said[name][1].startswith(below)
-        assert bool(said[name][1]) == bool(below)
+        assert lines[name][0] == state
+        assert lines[name][1].startswith(below)
+        assert bool(lines[name][1]) == bool(below)
 
 
 def test_a_running_stage_shows_its_step(recorded: Recorded, server: ApiServer, kubeflow: Kubeflow) -> None:
