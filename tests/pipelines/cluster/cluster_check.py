@@ -151,7 +151,7 @@ class Acceptance:
             f"{self.name}: the cluster {host}, namespace {namespace}, Kubeflow at {endpoint}",
             f"images: {deployment.image_light}, {deployment.image_gpu}",
             "submits four runs of the smoke preset without GPUs and a schedule, one after the other, deletes one",
-            "of the launchers, and trains the same on this machine; takes about half an hour",
+            "of the launchers, and trains the same on this machine",
             "removes its runs, schedule, versions and checkpoints at the end, unless something did not hold",
             "",
         ]
