@@ -109,7 +109,7 @@ images:  ## Build the container images (BASE=NAME@sha256:... VARIANT=cuda|cpu RE
 lock:  ## Resolve pyproject.toml into requirements.lock; versions stay, but of UPGRADE="NAME ..." (or all)
 	@$(BIN)/python images/packages.py lock --upgrade $(UPGRADE)
 
-clean:  ## Remove runs, stages and caches; .venv and the registry with its weights stay
+clean:  ## Remove runs, stages and caches; .venv, the registry with its weights and DVC's storage stay
 	@rm -rf outputs/runs outputs/stages outputs/work outputs/latest .pytest_cache .mypy_cache .ruff_cache .import_linter_cache build *.egg-info
 
 distclean: clean  ## Remove .venv too

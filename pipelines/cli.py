@@ -65,7 +65,7 @@ def parser() -> argparse.ArgumentParser:
     command = commands.add_parser("fetch", help="get the weights of a registered version back")
     command.add_argument("version", metavar="VERSION", help="v0.0.1 or grpo-policy@v0.0.1")
     command.add_argument("destination", metavar="DEST", type=Path, help="new folder for the weights")
-    command.add_argument("--registry", default="outputs/registry", help="folder or URL (default: %(default)s)")
+    command.add_argument("--registry", default="registry", help="folder or URL (default: %(default)s)")
     command.set_defaults(command=_fetch)
 
     command = commands.add_parser("grade", help="judge responses of any model, without running anything")

@@ -1,11 +1,14 @@
 """What the Makefile does before any Python of this project runs."""
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+
+from components.register.config import RegisterConfig
 
 ROOT = Path(__file__).parents[1]
 PYTHON = """\
@@ -78,3 +81,21 @@ def test_another_build_of_torch_makes_the_environment_anew(clone: Path) -> None:
     assert _calls(clone) == ["images/packages.py setup --backend cu130"]
     assert _make(clone, "setup").returncode == 0
     assert _calls(clone) == ["venv", "images/packages.py setup --backend cu130"]
+
+
+def test_clean_up_keeps_what_lasts(clone: Path) -> None:
+    """Versions, their weights and DVC's remote, at their default places, are in no folder that is removed."""
+    remote = re.search(r"url = (.*)", (ROOT / ".dvc/config").read_text())
+    assert remote
+    registry = Path(RegisterConfig().registry)
+    lasting = {registry, registry.with_name(f"{registry.name}-storage"), Path(os.path.normpath(f".dvc/{remote[1]}"))}
+    for folder in (*lasting, Path("outputs/runs"), Path("outputs/stages")):
+        (clone / folder).mkdir(parents=True)
+        (clone / folder / "file").touch()
+    assert _make(clone, "clean").returncode == 0
+    assert _make(clone, "distclean").returncode == 0
+    left = {path.parent.relative_to(clone) for path in clone.rglob("file")}
+    assert left == lasting
+    command = ["git", "check-ignore", *(f"{folder}/" for folder in lasting)]
+    ignored = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert len(ignored.stdout.splitlines()) == len(lasting)

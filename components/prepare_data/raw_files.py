@@ -16,7 +16,7 @@ from components.shared.progress import say
 from components.shared.versioning import Workspace
 
 _RAW = Path("data/raw")
-_REMOTE = Path("outputs/dvc-remote")
+_REMOTE = Path("dvc-storage")
 """The DVC remote `local` of .dvc/config: a plain folder."""
 _CACHE = Path(".dvc/cache")
 
@@ -76,8 +76,8 @@ def fetch_raw_files(source: Path) -> None:
             cached.unlink(missing_ok=True)
         if _md5(stored) != pointer.md5:
             _store(pointer, source / pointer.target.name)
-    # If there is no home, DVC keeps its temporary files next to the remote.
-    Workspace(Path(), _REMOTE.parent).dvc("pull", "--remote", "local", *(str(pointer.path) for pointer in missing))
+    # The scratch folder is DVC's home where the process has none.
+    Workspace(Path(), Path(".dvc/tmp")).dvc("pull", "--remote", "local", *(str(pointer.path) for pointer in missing))
     for pointer in missing:
         if not _is_present(pointer):
             raise PipelineError(f"{pointer.target}: still missing after dvc pull; see `dvc status {pointer.path}`")

@@ -8,7 +8,7 @@ from components.shared.config import Config
 class RegisterConfig(Config):
     """A git repository of versions whose weights are in a DVC remote."""
 
-    registry: str = Field("outputs/registry", min_length=1)
+    registry: str = Field("registry", min_length=1)
     """Folder of the registry (created on first use), or URL of a git repository."""
     storage: str | None = None
     """Folder or URL of the DVC remote for the weights; null puts it next to a registry folder."""

@@ -108,7 +108,7 @@ def test_the_registered_version_names_the_revision_of_the_image(
     runs: Mapping[str, FinishedRun], api: Mapping[str, str]
 ) -> None:
     """Whoever fetches a version can build its images again."""
-    registry = runs["contained"].project.folder / "outputs/registry"
+    registry = runs["contained"].project.folder / "registry"
     message = subprocess.run(
         ["git", "-c", "safe.directory=*", "-C", str(registry), "log", "-1", "--format=%B"],
         capture_output=True,

@@ -20,7 +20,7 @@ from components.shared.problem import Split, read_problems
 _ROOT = Path(__file__).parents[2]
 _PUBLISHED = _ROOT / "../shared/data"
 _CONTENT = {"one.jsonl": b'{"a": 1}\n', "two.jsonl": b'{"a": 2}\n'}
-_ONE, _REMOTE, _CACHE = Path("data/raw/one.jsonl"), Path("outputs/dvc-remote"), Path(".dvc/cache")
+_ONE, _REMOTE, _CACHE = Path("data/raw/one.jsonl"), Path("dvc-storage"), Path(".dvc/cache")
 
 
 def _md5(content: bytes) -> str:
@@ -91,7 +91,9 @@ def test_source_without_the_right_file_is_an_error(
     (source / "one.jsonl").unlink()
     if content is not None:
         (source / "one.jsonl").write_bytes(content)
-    named = rf"dvc-remote/.*, the remote's copy of data/raw/one\.jsonl, is {state}, and .*/source/one\.jsonl is no file"
+    named = (
+        rf"dvc-storage/.*, the remote's copy of data/raw/one\.jsonl, is {state}, and .*/source/one\.jsonl is no file"
+    )
     with pytest.raises(PipelineError, match=rf"{named} with MD5 .*; run `make data SOURCE=DIR`"):
         fetch_raw_files(source)
     assert not _ONE.exists()

@@ -157,7 +157,7 @@ def test_runner_adds_version_times_and_phases(shared_run: dict[str, Path], tmp_p
         {"step": 2, "sampling_s": 4.0, "sync_s": 0.5, "update_s": 1.0, "step_s": 6.0},
     ]
     jsonl.write_rows(tmp_path / "timings.jsonl", rows)
-    version = {"tag": "grpo-policy@v0.0.7", "registry": "outputs/registry", "policy_digest": "ab" * 32}
+    version = {"tag": "grpo-policy@v0.0.7", "registry": "registry", "policy_digest": "ab" * 32}
     seconds = {"train_grpo": 141.2, "evaluate": 9.0}
     text = render_report(CONFIG, shared_run, version=version, seconds=seconds, timings=tmp_path)
     assert text.count("grpo-policy@v0.0.7") == 2
