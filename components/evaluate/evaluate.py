@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from components.evaluate.config import EvaluateConfig
+from components.evaluate.probes import probes
 from components.evaluate.scores import scores
 from components.grading.verifier import Verifier, has_reasoning
 from components.policy.checkpoint import load
@@ -149,9 +150,13 @@ def _measure(
     sampler = TransformersSampler(checkpoint, config.max_batch_size)
     records = Evaluator(name, config, sampler.generate, verify, checkpoint.config.answer)(problems)
     summary = scores(records, num_samples=config.num_samples, temperature=config.temperature)
+    sampled = probes(
+        sampler.generate, problems, seed=config.seed, max_new_tokens=config.max_new_tokens, dtype="float32"
+    )
     folder.mkdir()
     jsonl.write_rows(folder / "records.jsonl", records)
     jsonl.write_json(folder / "scores.json", summary)
+    jsonl.write_json(folder / "probes.json", sampled)
     return summary
 
 

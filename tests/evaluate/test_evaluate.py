@@ -3,12 +3,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from components.evaluate.config import EvaluateConfig
 from components.evaluate.evaluate import Evaluator, evaluate
 from components.evaluate.scores import scores
 from components.grading.verifier import Verifier
-from components.policy.checkpoint import save
+from components.policy.checkpoint import load, save
+from components.policy.logprobs import LogprobModel, completion_logprobs
 from components.policy.packing import TokenSequence
 from components.rollout.sampler import Completion, Sampling
 from components.shared import jsonl, lineage
@@ -152,3 +154,21 @@ def test_sampled_answers_are_averaged_over_problems() -> None:
     assert (score["accuracy"], score["problems"], score["samples"]) == (0.75, 2, 4)
     assert score["interval"][0] < 0.75 < score["interval"][1]
     assert scores(RECORDS[:5], num_samples=0, temperature=1.0)["sampled"] is None
+
+
+def test_probes_hold_the_log_probabilities_of_greedy_answers(tmp_path: Path) -> None:
+    """Those that the model itself computes for the tokens of its greedy answers, by which a server is checked."""
+    evaluation = _evaluate(tmp_path, max_batch_size=3)
+    made = jsonl.read_json(evaluation / "probes.json")
+    assert made["dtype"] == "float32"
+    greedy = {row["id"]: row["response"] for row in _records(evaluation) if row["sample"] == 0}
+    assert sorted(probe["id"] for probe in made["probes"]) == sorted(greedy)
+    checkpoint = load(tmp_path / "policy", dtype=torch.float32)
+    questions = {problem.id: problem.question for problem in PROBLEMS}
+    for probe in made["probes"]:
+        tokens = TokenSequence(tuple(probe["prompt_ids"]), tuple(probe["completion_ids"]))
+        assert tokens.prompt_ids == checkpoint.prompt_ids(questions[probe["id"]])
+        assert checkpoint.decode(tokens.completion_ids) == greedy[probe["id"]]
+        model, batches = LogprobModel(checkpoint.model, temperature=1.0), tiny.batches([tokens], 1000)
+        logprobs_M = completion_logprobs(model, batches, len(tokens.completion_ids))
+        assert probe["logprobs"] == pytest.approx(logprobs_M.tolist(), abs=1e-5)
