@@ -12,6 +12,7 @@ import torch
 from components.evaluate.config import EvaluateConfig
 from components.evaluate.probes import probes
 from components.evaluate.scores import scores
+from components.grading.flexible import grade_flexibly
 from components.grading.verifier import Verifier, has_reasoning
 from components.policy.checkpoint import load
 from components.policy.training import make_deterministic
@@ -95,6 +96,7 @@ class Evaluator:
         ]
         golds, completions = [problem.answer for problem, _, _ in answered], [each for _, _, each in answered]
         grades = grade_completions(self.verify, golds, completions, self.policy)
+        flexible = grade_flexibly(self.verify, golds, [each.text for each in completions], grades, self.policy)
         return [
             {
                 "id": problem.id,
@@ -108,11 +110,13 @@ class Evaluator:
                 "extracted": grade.extracted,
                 "verdict": grade.verdict,
                 "reason": grade.reason,
+                "flexible": {"extracted": loose.extracted, "verdict": loose.verdict},
+                "num_steps": problem.num_steps,
                 "num_tokens": completion.num_tokens,
                 "finished": completion.finished,
                 "worked": has_reasoning(completion.text, self.policy),
             }
-            for (problem, sample, completion), grade in zip(answered, grades, strict=True)
+            for (problem, sample, completion), grade, loose in zip(answered, grades, flexible, strict=True)
         ]
 
 

@@ -281,6 +281,23 @@ def _last_value(sentence: str) -> str | None:
     return None if _GOVERNED.search(words[max(0, place - 80) : place]) else value.strip() or None
 
 
+_LAST_NUMBER = re.compile(r"(?<![\w.])[-\u2212]?(?:\\?[$€£])?\d+(?:,\d{3})*(?:\.\d+)?(?:/\d+)?(?:\s?\\?%)?")
+
+
+def last_formula_or_number(text: str, *, formulas: bool) -> str | None:
+    """Return the last number of a text, or its last formula where no number follows it; None without either.
+
+    Without `formulas` all numbers count, and nothing else.
+    """
+    end = _SPECIAL_TOKENS.split(text)[0][-_MAX_CHARACTERS:]
+    # Between two amounts in dollars stand words.
+    found = [match for match in _FORMULA.finditer(end) if not _HAS_WORDS.search(match.group())] if formulas else []
+    numbers = _LAST_NUMBER.findall(end, found[-1].end() if found else 0)
+    if numbers:
+        return str(numbers[-1])
+    return next(filter(None, found[-1].groups())).strip() or None if found else None
+
+
 def _without_formulas(text: str) -> str:
     """The text with formulas blanked out, every other character in its place."""
     return _FORMULA.sub(lambda match: "\x00" * len(match.group()), text)

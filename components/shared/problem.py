@@ -38,6 +38,12 @@ class Problem(BaseModel):
     level: int | None
     """Difficulty from 1 (easy); null where the source has none."""
 
+    @property
+    def num_steps(self) -> int | None:
+        """Lines of the solution above its `####` line, as in GSM8K; None where no line begins so."""
+        worked, marker, _ = f"\n{self.solution}".rpartition("\n####")
+        return sum(bool(line.strip()) for line in worked.splitlines()) if marker else None
+
 
 def problems_file(folder: Path, split: Split) -> Path:
     """Where a folder written by prepare_data keeps one split."""

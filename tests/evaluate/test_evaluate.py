@@ -104,6 +104,8 @@ def test_each_completion_is_graded_against_its_own_problem(policy: AnswerPolicy)
         assert [record["verdict"] == "right" for record in own] == [is_marked, is_marked, not is_marked, False, False]
         assert own[3]["reason"] == "truncated at the length limit"
         assert own[1]["worked"] is is_marked
+        # In the other form an answer counts flexibly, also where the length limit cut off what follows it.
+        assert [record["flexible"]["verdict"] == "right" for record in own] == [True, True, True, True, False]
 
 
 def _record(number: int, sample: int, verdict: str, **changes: Any) -> dict[str, Any]:

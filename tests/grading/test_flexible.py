@@ -1,0 +1,78 @@
+"""Flexible extraction beside the strict one."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from components.grading.flexible import flexible_answer, grade_flexibly
+from components.grading.verifier import Grade, Submission, Verifier, grade
+from components.shared.answer_policy import AnswerPolicy
+from tests.grading.tables import ATTACKS, Case, table
+
+BOXED, MARKED, DECLARED, STATED = AnswerPolicy
+
+CASES = [
+    (MARKED, "#### 5\nThat is 6 less than 11.", "5"),
+    (MARKED, r"So it is \boxed{5}, not 6.", "5"),
+    (MARKED, "The answer is 5. There were 6 of them.", "5"),
+    (MARKED, "He has 3*4 = 12 eggs and sells 5-3", "3"),
+    (MARKED, "He pays $5 and then $1,250.50. That was too much.", "$1,250.50"),
+    (MARKED, "That is $-2$ degrees", "-2"),
+    (MARKED, "a third, 1/3, or 33.3% of it", "33.3%"),
+    (MARKED, "x2 has no number, v1.2 neither", None),
+    (MARKED, "<think>12 or 13</think> I do not know.", None),
+    (MARKED, "so I get 12 of them<|im_end|>13", "12"),
+    (BOXED, r"Then $x = \frac{1}{2}$ follows", r"x = \frac{1}{2}"),
+    (BOXED, r"With $n = 3$ we count 12 ways", "12"),
+    (BOXED, "He pays $5 for each and $20 for all", "$20"),
+    (BOXED, "#### 7\nand $8$", "7"),
+    (STATED, "", None),
+    (DECLARED, "no value at all", None),
+]
+
+
+@pytest.mark.parametrize(("policy", "response", "answer"), CASES)
+def test_without_the_form_asked_for_another_form_or_else_the_last_value_is_the_answer(
+    policy: AnswerPolicy, response: str, answer: str | None
+) -> None:
+    """Formulas are values except where `####`, and so a number, is asked for."""
+    assert flexible_answer(response, policy) == answer
+
+
+def _graded(verify: Verifier, cases: Sequence[Case], policy: AnswerPolicy) -> tuple[list[Grade], list[Grade]]:
+    golds, responses = [case.gold for case in cases], [case.response for case in cases]
+    strict = verify([Submission(gold, response, policy) for gold, response in zip(golds, responses, strict=True)])
+    return strict, grade_flexibly(verify, golds, responses, strict, policy)
+
+
+@pytest.mark.parametrize("policy", AnswerPolicy)
+def test_an_answer_in_the_form_asked_for_keeps_its_strict_grade(verify: Verifier, policy: AnswerPolicy) -> None:
+    """So the flexible accuracy is never below the strict one."""
+    cases = [Case(*row) for name in ("responses.tsv", "gsm8k.tsv") for row in table(name)] + ATTACKS
+    strict, flexible = _graded(verify, cases, policy)
+    assert all(loose == firm for firm, loose in zip(strict, flexible, strict=True) if firm.extracted is not None)
+    assert all(
+        loose.verdict == "right" for firm, loose in zip(strict, flexible, strict=True) if firm.verdict == "right"
+    )
+
+
+def test_only_responses_without_a_strict_answer_are_graded_again() -> None:
+    """Once, whatever braces their answer has; code is never graded by a number in it."""
+    calls: list[Submission] = []
+
+    def verify(submissions: Sequence[Submission]) -> list[Grade]:
+        calls.extend(submissions)
+        return [grade(each.gold, each.response, each.policy) for each in submissions]
+
+    cases = [
+        Case("5", "#### 5", "right", ""),
+        Case(r"\frac{1}{2}", "so $\\frac{1}\n{2}$ it", "right", ""),
+        Case("5", "so } is 5", "right", ""),
+        Case("5", "no value at all", "wrong", ""),
+        Case("assert f(1) == 2", "def f(x): return 2", "wrong", ""),
+    ]
+    strict = [Grade(grade("5", "#### 5", MARKED).verdict, "5", ""), *[grade("5", "no value at all", MARKED)] * 4]
+    golds, responses = [case.gold for case in cases], [case.response for case in cases]
+    flexible = grade_flexibly(verify, golds, responses, strict, DECLARED)  # type: ignore[arg-type]
+    assert [each.verdict for each in flexible] == [case.verdict for case in cases]
+    assert [each.gold for each in calls] == golds[1:3]
