@@ -176,9 +176,9 @@ def weights_url(registry: Registry) -> str:
 def entry_of(registry: Registry, version: Mapping[str, Any]) -> Entry:
     """Return the entry of a registered version; everything but the run is read from the version itself."""
     tag = version["tag"]
-    md5 = yaml.safe_load(registry.read(tag, f"{POLICY}.dvc"))["outs"][0]["md5"]
+    md5 = yaml.safe_load(registry.snapshot.read(tag, f"{POLICY}.dvc"))["outs"][0]["md5"]
     verdict, summary, provenance = (
-        json.loads(registry.read(tag, f"{name}.json")) for name in ("verdict", "summary", "provenance")
+        json.loads(registry.snapshot.read(tag, f"{name}.json")) for name in ("verdict", "summary", "provenance")
     )
     return Entry(
         name=version["name"],
@@ -189,7 +189,7 @@ def entry_of(registry: Registry, version: Mapping[str, Any]) -> Entry:
             **_provenance(summary, provenance),
             _DIGEST: version["policy_digest"],
             "dvc_md5": md5,
-            "git_sha": registry.pipeline_commit(tag),
+            "git_sha": registry.snapshot.pipeline_commit(tag),
             "registry": version["registry"],
             "registry_tag": tag,
         },

@@ -46,7 +46,7 @@ def register(config: RegisterConfig, *, policy: Path, report: Path, registration
     with open_registry(config.registry, config.storage) as registry:
         if catalogue:
             weights_url(registry)
-        version = registry.find(config.name, policy_digest)
+        version = registry.snapshot.find(config.name, policy_digest)
         is_new = False
         if version is None:
             files: dict[str, str | Path] = {f"{name}.json": report / f"{name}.json" for name in _REPORT_FILES}
@@ -54,7 +54,7 @@ def register(config: RegisterConfig, *, policy: Path, report: Path, registration
             if (policy / lineage.FILE_NAME).is_file():
                 files[lineage.FILE_NAME] = policy / lineage.FILE_NAME
             version, is_new = _register(config, registry, policy, policy_digest, files, made)
-        card = registry.read(version["tag"], _CARD)
+        card = registry.snapshot.read(version["tag"], _CARD)
         entry = entry_of(registry, version) if catalogue else None
     say("register", f"{version['tag']} {'registered' if is_new else 'is already registered'} in {config.registry}")
     if catalogue and entry:
@@ -108,7 +108,7 @@ def _register(
             return version, True
         say("register", f"{config.registry} has changed in the meantime; preparing {version['tag']} again on top of it")
         registry.catch_up()
-        known = registry.find(config.name, policy_digest)
+        known = registry.snapshot.find(config.name, policy_digest)
         if known:
             return known, False
     raise RetryableError(f"{config.registry}: changed before each of {_ATTEMPTS} pushes; run the register stage again")

@@ -12,7 +12,7 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,12 +35,134 @@ _REF_LOCKED = re.compile("cannot lock ref|failed to update ref|incorrect old val
 """Git's message when two pushes collide on the server, and also when a lock there is stale."""
 _PUSH_PAUSES_S = (0.2, 1.0, 5.0)
 """Pauses between pushes that collide with a lock on the server."""
+_VERSION = re.compile(r"([a-z0-9-]+)@v(\d+)\.(\d+)\.(\d+)")
+_ALIAS = re.compile(r"([a-z0-9-]+)#([a-z0-9-]+)(!?)#(\d+)")
 _README = """# Model registry
 
 Every tag `<name>@v<version>` is a registered version: its weights (`policy.dvc` points to them), model card, report,
 verdict and lineage. List the versions with `gto show`, fetch one with
 `dvc artifacts get <this repository> <name> --rev v<version>`. The working tree is only a view of the newest version.
 """
+
+
+@dataclass(frozen=True)
+class Tag:
+    """An annotated tag: a version `<name>@v<version>`, or an alias given to one, `<name>#<alias>#<count>`."""
+
+    tag: str
+    commit: str
+    message: str
+    by: str
+    """Who made it, `Name <address>`."""
+    at: str
+    """When, in ISO 8601."""
+
+
+@dataclass(frozen=True)
+class Version(Tag):
+    """A registered version."""
+
+    name: str
+    number: tuple[int, int, int]
+
+    @property
+    def version(self) -> str:
+        """The number as it is in the tag, such as `v0.0.1`."""
+        return _text(*self.number)
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What a registry holds, read from its git repository."""
+
+    location: str
+    repository: Workspace
+    """The git repository itself, or a clone of it."""
+    origin: str
+    """Where it is from: a URL, or the absolute path of a folder."""
+
+    def tags(self) -> list[Tag]:
+        """Return all annotated and other tags, the oldest first."""
+        fields = ("refname:short", "objectname", "*objectname", "creatordate:iso-strict", "taggername", "taggeremail")
+        form = "%00".join(f"%({field})" for field in (*fields, "contents")) + "%01"
+        listed = self.repository.git("for-each-ref", "--sort=creatordate", f"--format={form}", "refs/tags")
+        tags = []
+        for entry in listed.split("\1")[:-1]:
+            tag, itself, commit, at, name, address, message = entry.lstrip("\n").split("\0")
+            tags.append(Tag(tag, commit or itself, message.strip(), f"{name} {address}".strip(), at))
+        return tags
+
+    def versions(self, name: str | None = None, *, withdrawn: bool = False) -> list[Version]:
+        """Return the versions of a model, or of all, by their numbers; those that GTO deprecated only where asked."""
+        tags = self.tags()
+        deprecated = {each.tag.partition("!")[0] for each in tags if "!" in each.tag}
+        versions = [
+            Version(**vars(tag), name=match[1], number=(int(match[2]), int(match[3]), int(match[4])))
+            for tag in tags
+            if (match := _VERSION.fullmatch(tag.tag)) and name in (None, match[1])
+        ]
+        kept = (each for each in versions if withdrawn or each.tag not in deprecated)
+        return sorted(kept, key=lambda version: (version.name, version.number))
+
+    def version(self, spec: str) -> Version:
+        """Return the version that `v0.0.1`, `<name>@v0.0.1`, `latest`, an alias or `<name>@<alias>` stands for."""
+        versions, aliases = self.versions(), self.aliases()
+        name, _, wanted = spec.rpartition("@")
+        matching = {
+            version.tag: version
+            for version in versions
+            if name in ("", version.name)
+            and (
+                wanted == version.version
+                or aliases.get(f"{version.name}@{wanted}") == version.tag
+                or (wanted == "latest" and version == [each for each in versions if each.name == version.name][-1])
+            )
+        }
+        if not matching:
+            known = ", ".join([*(version.tag for version in versions), *aliases]) or "none"
+            raise PipelineError(f"{self.location}: no version {spec}; available: {known}")
+        if len(matching) > 1:
+            raise PipelineError(f"{self.location}: {spec} is ambiguous: {' or '.join(matching)}; give the full name")
+        return next(iter(matching.values()))
+
+    def aliases(self) -> dict[str, str]:
+        """Return the tag of the version that each alias, `<name>@<alias>`, was given to last."""
+        by_commit = {(version.name, version.commit): version.tag for version in self.versions()}
+        given = [(match, tag.commit) for tag in self.tags() if (match := _ALIAS.fullmatch(tag.tag))]
+        aliases: dict[str, str] = {}
+        for match, commit in sorted(given, key=lambda each: int(each[0][4])):
+            alias = f"{match[1]}@{match[2]}"
+            aliases.pop(alias, None)
+            if not match[3] and (match[1], commit) in by_commit:
+                aliases[alias] = by_commit[match[1], commit]
+        return aliases
+
+    def read(self, tag: str, path: str) -> str:
+        """Return a text file of a registered version."""
+        return self.repository.git("show", f"refs/tags/{tag}:{path}")
+
+    def get(self, tag: str, paths: Sequence[str], destination: Path) -> None:
+        """Copy files and folders of a version into a folder; PipelineError unless each is as it was registered."""
+        version = json.loads(self.read(tag, VERSION_FILE))
+        for path in paths:
+            (destination / path).parent.mkdir(parents=True, exist_ok=True)
+            if path == POLICY:
+                _download(self.repository, self.origin, tag, version, destination / path)
+            else:
+                (destination / path).write_text(self.read(tag, path), encoding="utf-8")
+
+    def find(self, name: str, policy_digest: str) -> dict[str, Any] | None:
+        """Return version.json of the registered version with these weights; None if there is none."""
+        for known in reversed(self.versions(name)):
+            version: dict[str, Any] = json.loads(self.read(known.tag, VERSION_FILE))
+            if version["policy_digest"] == policy_digest:
+                return version
+        return None
+
+    def pipeline_commit(self, tag: str) -> str:
+        """Return the commit of the pipeline's code that registered a version."""
+        form = "--format=%(trailers:key=Pipeline-Commit,valueonly)"
+        return self.repository.git("log", "-1", form, f"refs/tags/{tag}").strip()
 
 
 @dataclass(frozen=True)
@@ -54,36 +176,16 @@ class Registry:
     storage: str | None
     """The configured storage; None for the one that the registry has."""
 
-    def find(self, name: str, policy_digest: str) -> dict[str, Any] | None:
-        """Return version.json of the registered version with these weights; None if there is none."""
-        for numbers in reversed(self._versions(name)):
-            tag = f"{name}@{_text(*numbers)}"
-            if self.clone.git("tag", "--list", f"{tag}!*"):  # deprecated
-                continue
-            version: dict[str, Any] = json.loads(self.read(tag, VERSION_FILE))
-            if version["policy_digest"] == policy_digest:
-                return version
-        return None
+    @property
+    def snapshot(self) -> Snapshot:
+        """The registry as it was last read."""
+        return Snapshot(self.location, self.clone, self.origin)
 
     def next_version(self, name: str) -> str:
         """Return the number after the latest version, such as `v0.0.2`; numbers of deprecated versions stay taken."""
-        *_, (major, minor, patch) = [(0, 0, 0), *self._versions(name)]
+        versions = self.snapshot.versions(name, withdrawn=True)
+        major, minor, patch = versions[-1].number if versions else (0, 0, 0)
         return _text(major, minor, patch + 1)
-
-    def _versions(self, name: str) -> list[tuple[int, int, int]]:
-        tags = self.clone.git("tag", "--list", f"{name}@v*").split()
-        numbers = (re.match(rf"{name}@v(\d+)\.(\d+)\.(\d+)(?![\w.-])", tag) for tag in tags)
-        return sorted({(int(match[1]), int(match[2]), int(match[3])) for match in numbers if match})
-
-    def read(self, tag: str, path: str) -> str:
-        """Return a text file of a registered version."""
-        return self.clone.git("show", f"refs/tags/{tag}:{path}")
-
-    def pipeline_commit(self, tag: str) -> str:
-        """Return the commit of the pipeline's code that registered a version."""
-        return self.clone.git(
-            "log", "-1", "--format=%(trailers:key=Pipeline-Commit,valueonly)", f"refs/tags/{tag}"
-        ).strip()
 
     def storage_url(self) -> str:
         """Return the storage of the weights: a URL, or an absolute path on this machine."""
@@ -241,32 +343,36 @@ def open_registry(location: str, storage: str | None) -> Iterator[Registry]:
             shutil.rmtree(scratch_folder, ignore_errors=True)
 
 
+@contextmanager
+def read_registry(location: str) -> Iterator[Snapshot]:
+    """Open a registry, a folder or a URL, for reading; PipelineError where there is none."""
+    if not is_url(location) and not Path(location).is_dir():
+        raise PipelineError(f"{location}: no such registry; nothing has been registered there")
+    with tempfile.TemporaryDirectory(prefix="grpo-pipeline-registry-") as scratch:
+        folder = Path(scratch)
+        if is_url(location):
+            Workspace(folder, folder).git("clone", "--quiet", "--bare", location, "registry")
+            yield Snapshot(location, Workspace(folder / "registry", folder), location)
+        else:
+            origin = Path(location).resolve()
+            yield Snapshot(location, Workspace(origin, folder), str(origin))
+
+
 def fetch(registry: str, version: str, destination: Path) -> dict[str, Any]:
-    """Fill the folder `destination` with the weights of a version (`v0.0.1` or `grpo-policy@v0.0.1`).
+    """Fill the folder `destination` with the weights of a version (see `Snapshot.version`).
 
     Returns the version's version.json. The folder appears once it is complete and has the registered digest.
     """
     destination = destination.resolve()  # DVC runs in another folder
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
         raise PipelineError(f"{destination}: is not empty; choose a new folder for the weights")
-    if not is_url(registry) and not Path(registry).is_dir():
-        raise PipelineError(f"{registry}: no such registry; nothing has been registered there")
-    origin = registry if is_url(registry) else str(Path(registry).resolve())
     partial = destination.with_name(f".{destination.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
     try:
-        workspace = Workspace(partial, partial)
-        workspace.git("clone", "--quiet", "--bare", origin, "registry")
-        clone = Workspace(partial / "registry", partial)
-        tags = sorted(tag for tag in clone.git("tag", "--list", "*@v*").split() if not tag.endswith("!"))
-        matching = [tag for tag in tags if version in (tag, tag.partition("@")[2])]
-        if not matching:
-            raise PipelineError(f"{registry}: no version {version}; available: {', '.join(tags) or 'none'}")
-        if len(matching) > 1:
-            raise PipelineError(f"{registry}: {version} is ambiguous: {' or '.join(matching)}; give the full name")
-        registered: dict[str, Any] = json.loads(clone.git("show", f"refs/tags/{matching[0]}:{VERSION_FILE}"))
-        _download(workspace, origin, matching[0], registered, partial / POLICY)
+        with read_registry(registry) as snapshot:
+            tag = snapshot.version(version).tag
+            snapshot.get(tag, [POLICY], partial)
+            registered: dict[str, Any] = json.loads(snapshot.read(tag, VERSION_FILE))
         (partial / POLICY).rename(destination)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
