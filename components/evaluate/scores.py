@@ -1,58 +1,184 @@
-"""The scores of an evaluation: accuracies with confidence intervals, by source, subject and level."""
+"""The scores of an evaluation: what its records come to, with 95 % confidence intervals.
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+A table has one measure of the greedy or of the sampled records: of all, by source, and within each source by subject,
+level, length of the question and number of steps of the reference solution. Samples of one problem are not independent,
+so intervals count problems, not samples.
+"""
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from operator import itemgetter
 from statistics import fmean
 from typing import Any
 
-from components.shared.statistics import mean_interval, score
+from components.evaluate.estimators import maj_at_k, pass_at_k
+from components.grading.parsing import parse
+from components.shared.statistics import mean_interval, score, wilson_interval
 
 Record = Mapping[str, Any]
+Records = Sequence[Record]
+
+_MAX_ANSWER_CHARACTERS = 300
 
 
-def scores(records: Sequence[Record], *, num_samples: int, temperature: float) -> dict[str, Any]:
-    """Return the content of scores.json; an unscorable answer counts as not right, and is also counted separately."""
+def scores(
+    records: Records, *, num_samples: int, temperature: float, protocol: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return the content of scores.json; an unscorable answer counts as not right, and is also counted separately.
+
+    `protocol` are the facts to publish beside the numbers, see published.py.
+    """
     greedy = [record for record in records if record["sample"] == 0]
-    sampled = _grouped((record for record in records if record["sample"] > 0), "source")
-    by_source = _grouped(greedy, "source")
-    by_source_sampled = {source: _mean_score(rows) for source, rows in sampled.items()}
+    sampled = [record for record in records if record["sample"] > 0]
     return {
-        "greedy": {
-            "all": _score(greedy),
-            "by_source": {source: _score(rows) for source, rows in by_source.items()},
-            "by_subject": {source: _scores_by(rows, "subject") for source, rows in by_source.items()},
-            "by_level": {source: _scores_by(rows, "level") for source, rows in by_source.items()},
+        "greedy": _table(greedy, partial(_accuracy, is_right=_is_right)),
+        "flexible": {
+            **_table(greedy, partial(_accuracy, is_right=_is_flexibly_right)),
+            "sampled": _table(sampled, partial(_mean_accuracy, is_right=_is_flexibly_right)) if sampled else None,
         },
-        "sampled": {"num_samples": num_samples, "temperature": temperature, "by_source": by_source_sampled}
+        "sampled": {
+            "num_samples": num_samples,
+            "temperature": temperature,
+            **_table(sampled, partial(_mean_accuracy, is_right=_is_right)),
+        }
         if sampled
         else None,
+        "pass_at_k": _table(sampled, partial(_at_k, estimate=_pass_at_k)) if sampled else None,
+        "maj_at_k": _table(sampled, partial(_at_k, estimate=_maj_at_k)) if sampled else None,
         "mean_length_tokens": fmean(record["num_tokens"] for record in greedy),
         "worked_fraction": fmean(record["worked"] for record in greedy),
         "truncated_fraction": fmean(not record["finished"] for record in greedy),
-        "unscorable": sum(record["verdict"] == "unscorable" for record in greedy),
+        "truncated": _shares(greedy, lambda record: not record["finished"]),
+        "unanswered": _shares(greedy, lambda record: record["finished"] and record["extracted"] is None),
+        "unscorable": _shares(greedy, lambda record: record["verdict"] == "unscorable"),
+        "protocol": protocol,
     }
 
 
-def _score(records: Sequence[Record]) -> dict[str, Any]:
-    return score(sum(record["verdict"] == "right" for record in records), len(records))
+# Tables.
+
+_LENGTHS = {25: "0-24", 50: "25-49", 100: "50-99"}
+_MOST_STEPS = 8
 
 
-def _scores_by(records: Sequence[Record], field: str) -> dict[str, Any]:
-    """Scores for each value of `field` that some record has."""
-    named = [record for record in records if record[field] not in (None, "")]
-    return {name: _score(rows) for name, rows in _grouped(named, field).items()}
+def _length(record: Record) -> str:
+    """Of the question, in words: no tokenizer and no prompt changes it."""
+    num_words = len(record["question"].split())
+    return next((name for end, name in _LENGTHS.items() if num_words < end), "100+")
 
 
-def _mean_score(records: Sequence[Record]) -> dict[str, Any]:
-    """The probability that one sampled answer is right; samples of the same problem are not independent."""
-    means = [fmean(record["verdict"] == "right" for record in rows) for rows in _grouped(records, "id").values()]
-    interval = list(mean_interval(means))
-    return {"accuracy": fmean(means), "interval": interval, "problems": len(means), "samples": len(records)}
+def _steps(record: Record) -> str | None:
+    steps = record["num_steps"]
+    return f"{_MOST_STEPS}+" if steps is not None and steps >= _MOST_STEPS else steps
 
 
-def _grouped(records: Iterable[Record], field: str) -> dict[str, list[Record]]:
-    """Records by the text of a field, in the order of the sorted texts."""
+_GROUPINGS: dict[str, Callable[[Record], Any]] = {
+    "by_subject": itemgetter("subject"),
+    "by_level": itemgetter("level"),
+    "by_length": _length,
+    "by_steps": _steps,
+}
+
+
+def _table(records: Records, measure: Callable[[Records], dict[str, Any]]) -> dict[str, Any]:
+    """A measure of all records and of each group of them."""
+    by_source = _grouped(records, itemgetter("source"))
+    table: dict[str, Any] = {"all": measure(records), "by_source": _each(by_source, measure)}
+    for name, key in _GROUPINGS.items():
+        table[name] = {source: _each(_grouped(rows, key), measure) for source, rows in by_source.items()}
+    return table
+
+
+def _each(groups: Mapping[str, Records], measure: Callable[[Records], Any]) -> dict[str, Any]:
+    return {name: measure(rows) for name, rows in groups.items()}
+
+
+def _grouped(records: Iterable[Record], key: Callable[[Record], Any]) -> dict[str, list[Record]]:
+    """Records by the text of a key, `2` before `10`; those without are left out."""
     groups: dict[str, list[Record]] = defaultdict(list)
     for record in records:
-        groups[str(record[field])].append(record)
-    return dict(sorted(groups.items()))
+        value = key(record)
+        if value not in (None, ""):
+            groups[str(value)].append(record)
+    return {name: groups[name] for name in sorted(groups, key=_natural)}
+
+
+def _natural(name: str) -> tuple[int, str]:
+    number = re.match(r"\d+", name)
+    return int(number.group()) if number else 0, name
+
+
+# Measures.
+
+
+def _is_right(record: Record) -> bool:
+    return bool(record["verdict"] == "right")
+
+
+def _is_flexibly_right(record: Record) -> bool:
+    return bool(record["flexible"]["verdict"] == "right")
+
+
+def _accuracy(records: Records, *, is_right: Callable[[Record], bool]) -> dict[str, Any]:
+    return score(sum(map(is_right, records)), len(records))
+
+
+def _share(records: Records, *, condition: Callable[[Record], bool]) -> dict[str, Any]:
+    """How many records meet a condition."""
+    count, total = sum(map(condition, records)), len(records)
+    return {"count": count, "total": total, "fraction": count / total, "interval": list(wilson_interval(count, total))}
+
+
+def _shares(records: Records, condition: Callable[[Record], bool]) -> dict[str, Any]:
+    """The share of all records and of each source."""
+    share = partial(_share, condition=condition)
+    return {"all": share(records), "by_source": _each(_grouped(records, itemgetter("source")), share)}
+
+
+def _mean_accuracy(records: Records, *, is_right: Callable[[Record], bool]) -> dict[str, Any]:
+    """The probability that one sampled answer is right."""
+    means = [fmean(map(is_right, rows)) for rows in _by_problem(records)]
+    return {**_mean_over_problems(means), "samples": len(records)}
+
+
+def _at_k(records: Records, *, estimate: Callable[[Records, int], float]) -> dict[str, Any]:
+    """An estimate for k samples, for each power of two that the samples of every problem are enough for."""
+    problems = _by_problem(records)
+    powers = [1 << power for power in range(min(map(len, problems)).bit_length())]
+    return {str(k): _mean_over_problems([estimate(rows, k) for rows in problems]) for k in powers}
+
+
+def _pass_at_k(samples: Records, k: int) -> float:
+    return pass_at_k(len(samples), sum(map(_is_right, samples)), k)
+
+
+def _maj_at_k(samples: Records, k: int) -> float:
+    wrong = Counter(_wrong_vote(record) for record in samples if not _is_right(record))
+    num_without_answer = wrong.pop(None, 0)
+    return maj_at_k(sum(map(_is_right, samples)), list(wrong.values()), num_without_answer, k)
+
+
+def _wrong_vote(record: Record) -> Any:
+    """What a wrong answer is counted under: its number or normalized text; None without an answer.
+
+    All right answers vote for the same, since the grader found each equal to the expected one. Wrong ones are not
+    compared by algebra: the votes of a wrong answer in two notations may be split.
+    """
+    answer = record["extracted"]
+    if answer is None or len(answer) > _MAX_ANSWER_CHARACTERS:
+        return answer
+    parsed = parse(answer)
+    return parsed.number.value if parsed.number else parsed.text
+
+
+def _by_problem(records: Records) -> list[list[Record]]:
+    groups: dict[str, list[Record]] = defaultdict(list)
+    for record in records:
+        groups[record["id"]].append(record)
+    return list(groups.values())
+
+
+def _mean_over_problems(means: Sequence[float]) -> dict[str, Any]:
+    return {"accuracy": fmean(means), "interval": list(mean_interval(means)), "problems": len(means)}

@@ -107,7 +107,7 @@ class Findings:
         rows = []
         for source in self.sources:
             scores = {name: each.scores["greedy"][key].get(source, {}) for name, each in self.evaluations.items()}
-            groups = sorted(group for group in scores["grpo"] if group)
+            groups = list(scores["grpo"])
             if len(groups) > 1:
                 rows += [(source, group, {name: scores[name][group] for name in MODELS}) for group in groups]
         return rows

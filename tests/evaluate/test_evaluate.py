@@ -7,7 +7,6 @@ import torch
 
 from components.evaluate.config import EvaluateConfig
 from components.evaluate.evaluate import Evaluator, evaluate
-from components.evaluate.scores import scores
 from components.grading.verifier import Verifier
 from components.policy.checkpoint import load, save
 from components.policy.logprobs import LogprobModel, completion_logprobs
@@ -17,7 +16,6 @@ from components.shared import jsonl, lineage
 from components.shared.answer_policy import AnswerPolicy
 from components.shared.errors import PipelineError
 from components.shared.problem import Split, write_problems
-from components.shared.statistics import wilson_interval
 from tests import tiny
 
 PROBLEMS = [tiny.problem(number, split=Split.TEST) for number in (9, 12, 2, 7, 123)]
@@ -106,56 +104,6 @@ def test_each_completion_is_graded_against_its_own_problem(policy: AnswerPolicy)
         assert own[1]["worked"] is is_marked
         # In the other form an answer counts flexibly, also where the length limit cut off what follows it.
         assert [record["flexible"]["verdict"] == "right" for record in own] == [True, True, True, True, False]
-
-
-def _record(number: int, sample: int, verdict: str, **changes: Any) -> dict[str, Any]:
-    fields = {
-        "id": f"p{number}",
-        "source": "sums" if number < 4 else "words",
-        "subject": "",
-        "level": 1 + number % 2,
-        "sample": sample,
-        "verdict": verdict,
-        "num_tokens": 10 * (number + 1),
-        "finished": number != 2,
-        "worked": number == 0,
-    }
-    return {**fields, **changes}
-
-
-RECORDS = [
-    _record(0, 0, "right"),
-    _record(1, 0, "wrong"),
-    _record(2, 0, "unscorable"),
-    _record(3, 0, "right"),
-    _record(4, 0, "wrong", subject="shared"),
-    *(_record(0, sample, "right") for sample in (1, 2)),
-    *(_record(1, sample, verdict) for sample, verdict in ((1, "right"), (2, "wrong"))),
-]
-
-
-def test_scores_by_hand() -> None:
-    """Correct, total, accuracy and Wilson's interval by source, subject and level; means over greedy records."""
-    summary = scores(RECORDS, num_samples=2, temperature=1.0)
-    greedy = summary["greedy"]
-    assert greedy["all"] == {"correct": 2, "total": 5, "accuracy": 0.4, "interval": list(wilson_interval(2, 5))}
-    by_source = {source: (each["correct"], each["total"]) for source, each in greedy["by_source"].items()}
-    assert by_source == {"sums": (2, 4), "words": (0, 1)}
-    assert greedy["by_subject"] == {"sums": {}, "words": {"shared": greedy["by_source"]["words"]}}
-    assert {level: each["total"] for level, each in greedy["by_level"]["sums"].items()} == {"1": 2, "2": 2}
-    assert summary["mean_length_tokens"] == pytest.approx(30)
-    assert summary["worked_fraction"] == summary["truncated_fraction"] == pytest.approx(1 / 5)
-    assert summary["unscorable"] == 1
-
-
-def test_sampled_answers_are_averaged_over_problems() -> None:
-    """Two samples of two problems, three of them right: 75 %. Without samples the key is there, and null."""
-    sampled = scores(RECORDS, num_samples=2, temperature=1.0)["sampled"]
-    assert (sampled["num_samples"], sampled["temperature"]) == (2, 1.0)
-    score = sampled["by_source"]["sums"]
-    assert (score["accuracy"], score["problems"], score["samples"]) == (0.75, 2, 4)
-    assert score["interval"][0] < 0.75 < score["interval"][1]
-    assert scores(RECORDS[:5], num_samples=0, temperature=1.0)["sampled"] is None
 
 
 def test_probes_hold_the_log_probabilities_of_greedy_answers(tmp_path: Path) -> None:

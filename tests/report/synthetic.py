@@ -66,12 +66,16 @@ def _record(model: str, question: Problem, sample: int, right: bool, rng: random
     steps = question.solution.splitlines()[:-1] if worked else []
     response = "has has 4 has\n" * 8 if model == "base" and not right else "\n".join([*steps, f"#### {answer}"])
     unscorable = not right and rng.random() < 0.02
+    verdict = "unscorable" if unscorable else ("right" if right else "wrong")
+    extracted = answer if "####" in response else None
     return {
         **question.model_dump(mode="json", exclude={"split", "solution"}),
         "sample": sample,
         "response": response,
-        "extracted": answer if "####" in response else None,
-        "verdict": "unscorable" if unscorable else ("right" if right else "wrong"),
+        "extracted": extracted,
+        "verdict": verdict,
+        "flexible": {"extracted": extracted or "4", "verdict": verdict},
+        "num_steps": question.num_steps,
         "reason": "same number" if right else "other number",
         "num_tokens": len(response),
         "finished": "####" in response,
