@@ -59,20 +59,14 @@ def _check_policy(
 def _inconsistencies(files: Mapping[str, Any], gate: Mapping[str, Any], digests: Mapping[str, str]) -> Iterator[str]:
     """Yield where the files of the report contradict one another or the configuration of the gate."""
     verdict, summary, provenance = files["verdict"], files["summary"], files["provenance"]
-    target, others = verdict["target"], verdict["others"]
-    applied = [
-        ("enforce", verdict["enforced"]),
-        ("target", target["sources"]),
-        ("min_gain", target["min_gain"]),
-        ("max_p_value", target["max_p_value"]),
-        *(("margin", other["margin"]) for other in others),
-    ]
-    for key, value in applied:
+    for key, value in {**verdict["gate"], "enforce": verdict["enforced"]}.items():
         if gate[key] != value:
             configured = f"the report was configured with report.gate.{key} {gate[key]}"
             yield f"verdict.json: applied {key} {value}, but {configured}"
-    if verdict["passed"] != all(part["passed"] for part in (target, *others)):
-        yield "verdict.json: `passed` contradicts the verdicts on its sources"
+    conditions = [*verdict["sources"], *verdict["health"]]
+    missed = [condition["reason"] for condition in conditions if not condition["passed"]]
+    if verdict["passed"] == bool(missed) or verdict["reasons"] != missed:
+        yield "verdict.json: `passed` contradicts its conditions"
     if summary["verdict"] != verdict:
         yield "summary.json: has another verdict than verdict.json"
     if any(provenance["inputs"].get(_MODELS[name]) != digest for name, digest in digests.items()):

@@ -5,17 +5,43 @@ from pydantic import Field, field_validator
 from components.shared.config import Config
 
 
+class HealthConfig(Config):
+    """Limits on a run besides accuracy. Fractions are of the policy's greedy answers to each source; 1 is no limit.
+
+    Figures of training are means over the last tenth of its steps.
+    """
+
+    max_truncated_fraction: float = Field(0.1, ge=0, le=1)
+    """Maximum fraction of answers that reach the token limit."""
+    max_unscorable_fraction: float = Field(0.05, ge=0, le=1)
+    """Maximum fraction of answers that the grader could not score."""
+    max_sampler_mismatch: float | None = Field(None, gt=0)
+    """Nats per token; maximum mean difference of the sampler's log-probabilities from the trainer's; null for none."""
+    min_entropy: float | None = Field(None, ge=0)
+    """Nats per token; minimum entropy of the policy, below which its samples are all alike; null for none."""
+    max_kl: float | None = Field(None, gt=0)
+    """Nats per token; maximum KL divergence from the reference; null for none."""
+    max_completion_tokens: float | None = Field(None, gt=0)
+    """Maximum mean length of the sampled completions; null for none."""
+
+
 class GateConfig(Config):
     """When a policy is good enough to be registered, decided on greedy answers to the same test problems."""
 
     target: tuple[str, ...] = Field(min_length=1)
-    """Sources on which GRPO has to improve, pooled; on every other source it must not get worse."""
-    min_gain: float = Field(0.01, ge=0, lt=1)
-    """Minimum gain in accuracy over SFT on the target, as a fraction (0.02 is two percentage points)."""
-    max_p_value: float = Field(0.05, gt=0, le=1)
-    """Maximum p-value of that gain in the exact McNemar test."""
-    margin: float = Field(0.01, ge=0, lt=1)
-    """Maximum loss of accuracy on any other source, as a fraction (lower bound of the 95 % interval)."""
+    """Sources of which GRPO has to improve at least one; on no source may it get worse."""
+    min_gain: float = Field(0.0, ge=0, lt=1)
+    """Minimum gain in accuracy over SFT on a target, as a fraction (0.02 is two percentage points); reached where the
+    lower confidence bound of the gain is."""
+    max_p_value: float = Field(0.05, gt=0, lt=0.5)
+    """Probability with which a policy that is not better, or is worse by the margin, may pass: the level of all tests
+    and bounds, which are one-sided."""
+    margin: float = Field(0.02, ge=0, lt=1)
+    """Maximum loss of accuracy on any source, as a fraction; excluded where the lower confidence bound is above it."""
+    formatting_counts: bool = False
+    """Whether a gain suffices that is not one on the problems that both models answered with finished and scorable
+    text."""
+    health: HealthConfig = HealthConfig()
     enforce: bool = True
     """Whether a policy that misses the gate is rejected; if false it is registered with a note."""
 

@@ -1,20 +1,38 @@
 """What the report is about: the evaluations, the gate's verdict, the validation of the data, and the provenance."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
 from components.report.config import ReportConfig
-from components.report.gate import decide
+from components.report.gate import Outcome, decide
 from components.shared import jsonl, lineage
 from components.shared.config import validate
 from components.shared.errors import PipelineError
+from components.shared.statistics import PairedCounts
 
 MODELS = {"base": "Base", "sft": "SFT", "grpo": "GRPO"}
+Verdict = Literal["right", "wrong", "unscorable"]
+_END_OF_TRAINING = 0.1
+"""Fraction of the steps, the last ones, over which the figures of the end of training are averaged."""
+_TRAINING_FIGURES = {
+    "sampler_mismatch": "sampler_mismatch",
+    "entropy": "entropy",
+    "kl": "kl",
+    "completion_tokens": "completion_length_tokens",
+}
+"""Columns of GRPO's steps behind the figures that the gate may limit."""
+
+
+class FlexibleGrade(BaseModel):
+    """The grade of an answer that is also looked for where it was not declared."""
+
+    verdict: Verdict
 
 
 class Record(BaseModel):
@@ -28,9 +46,17 @@ class Record(BaseModel):
     answer: str
     sample: int
     response: str
-    verdict: Literal["right", "wrong", "unscorable"]
+    verdict: Verdict
     num_tokens: int
+    finished: bool
     worked: bool
+    flexible: FlexibleGrade | None = None
+    """None in records without flexible extraction."""
+
+    @property
+    def answered(self) -> bool:
+        """Whether the text ends before the token limit and can be scored."""
+        return self.finished and self.verdict != "unscorable"
 
 
 class Evaluation(NamedTuple):
@@ -42,15 +68,15 @@ class Evaluation(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """The answers of two models to one problem."""
+    """The answers of another model, SFT or the champion, and of GRPO to one problem."""
 
-    sft: Record
+    first: Record
     grpo: Record
 
     @property
     def right(self) -> tuple[bool, bool]:
         """Whether each of the two is right; an unscorable answer is not."""
-        return self.sft.verdict == "right", self.grpo.verdict == "right"
+        return self.first.verdict == "right", self.grpo.verdict == "right"
 
 
 @dataclass(frozen=True)
@@ -91,8 +117,8 @@ class Findings:
 
     @property
     def sources(self) -> list[str]:
-        """Sources of the test problems, the gate's target first."""
-        return [*self.verdict["target"]["sources"], *(other["source"] for other in self.verdict["others"])]
+        """Sources of the test problems, the gate's targets first."""
+        return [part["source"] for part in self.verdict["sources"]]
 
     @property
     def by_source(self) -> dict[str, dict[str, Any]]:
@@ -135,14 +161,51 @@ def find(config: ReportConfig, folders: Mapping[str, Path]) -> Findings:
     _check_comparable(evaluations["sft"], evaluations["grpo"])
     answers = evaluations["grpo"].greedy
     pairs = [Pair(record, answers[record.id]) for record in evaluations["sft"].greedy.values()]
+    steps = [row for _, row in jsonl.read_rows(folders["grpo_training"] / "steps.jsonl")]
     return Findings(
         evaluations,
         pairs,
-        decide(pairs, config.gate),
+        decide(outcomes_of(pairs), config.gate, training=end_of_training(steps)),
         jsonl.read_json(folders["validation"] / "result.json"),
         collect_provenance({name: lineage.read(folder) for name, folder in sorted(folders.items())}),
-        learned=any(row["gradient_norm"] for _, row in jsonl.read_rows(folders["grpo_training"] / "steps.jsonl")),
+        learned=any(row["gradient_norm"] for row in steps),
     )
+
+
+def outcomes_of(pairs: Sequence[Pair]) -> dict[str, Outcome]:
+    """Return the counts that the gate decides on, by source in the order in which they come."""
+    by_source: dict[str, list[Pair]] = {}
+    for pair in pairs:
+        by_source.setdefault(pair.first.source, []).append(pair)
+    return {source: _outcome(members) for source, members in by_source.items()}
+
+
+def _outcome(pairs: Sequence[Pair]) -> Outcome:
+    flexible = [
+        (pair.first.flexible.verdict == "right", pair.grpo.flexible.verdict == "right")
+        for pair in pairs
+        if pair.first.flexible and pair.grpo.flexible
+    ]
+    return Outcome(
+        PairedCounts.of(pair.right for pair in pairs),
+        PairedCounts.of(pair.right for pair in pairs if pair.first.answered and pair.grpo.answered),
+        PairedCounts.of(flexible) if len(flexible) == len(pairs) else None,
+        truncated=(sum(not pair.first.finished for pair in pairs), sum(not pair.grpo.finished for pair in pairs)),
+        unscorable=(
+            sum(pair.first.verdict == "unscorable" for pair in pairs),
+            sum(pair.grpo.verdict == "unscorable" for pair in pairs),
+        ),
+    )
+
+
+def end_of_training(steps: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
+    """Return the means of what the gate may limit over the last tenth of the steps; None for what none of them has."""
+    last = steps[-max(1, round(_END_OF_TRAINING * len(steps))) :]
+    values = {
+        figure: [row[column] for row in last if row.get(column) is not None]
+        for figure, column in _TRAINING_FIGURES.items()
+    }
+    return {figure: fmean(measured) if measured else None for figure, measured in values.items()}
 
 
 def _read_evaluation(folder: Path) -> Evaluation:

@@ -68,8 +68,8 @@ def report(
     jsonl.write_json(report / "provenance.json", asdict(findings.provenance))
     if not findings.learned:
         say("report", "warning: GRPO learned nothing, no step had a gradient: the policy is its reference")
-    reasons = "; ".join(part["reason"] for part in (verdict["target"], *verdict["others"]))
-    say("report", f"gate {'passed' if verdict['passed'] else 'MISSED'}: {reasons}")
+    reasons = verdict["reasons"] or [part["reason"] for part in verdict["sources"]]
+    say("report", f"gate {'passed' if verdict['passed'] else 'MISSED'}: {'; '.join(reasons)}")
     accuracies = {
         f"{model}_accuracy_{source}": score["accuracy"]
         for model, scores in findings.by_source.items()
@@ -137,7 +137,7 @@ def _choose_examples(pairs: Sequence[Pair], number: int) -> list[dict[str, Any]]
 
     Chosen by the digest of the problem's id: the same in every run, and not hand-picked.
     """
-    shuffled = sorted(pairs, key=lambda pair: value_digest(pair.sft.id))
+    shuffled = sorted(pairs, key=lambda pair: value_digest(pair.first.id))
     newly_right, newly_wrong = -(-number // 2), number // 4
     groups = []
     for title, right, share in (

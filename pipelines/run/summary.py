@@ -48,10 +48,9 @@ def show(folder: Path, screen: Screen) -> None:
     """Print the table of a run from its summary.json."""
     figures = jsonl.read_json(folder / FIGURES)
     verdict, version, lengths = figures["verdict"], figures["version"], figures["mean_length_tokens"]
-    parts = [verdict["target"], *verdict["others"]]
     screen.show()
     screen.show(_row("on held-out problems", _MODELS.values()), Style.BOLD)
-    for source in [*verdict["target"]["sources"], *(part["source"] for part in verdict["others"])]:
+    for source in (part["source"] for part in verdict["sources"]):
         scores = [figures["models"][model][source] for model in _MODELS]
         cells = (f"{percent(score['accuracy'])} ({formatting.interval(score['interval'])})" for score in scores)
         screen.show(_row(f"{source} accuracy", cells))
@@ -60,9 +59,10 @@ def show(folder: Path, screen: Screen) -> None:
     screen.show()
     missed = "MISSED" if verdict["enforced"] else "MISSED (not enforced)"
     word, style = ("passed", Style.GREEN) if verdict["passed"] else (missed, Style.RED)
-    screen.show(Text.assemble("gate        ", (word, style), f": {parts[0]['reason']}"))
-    for part in parts[1:]:
-        screen.show(f"            {part['reason']}")
+    first, *others = verdict["reasons"] or [part["reason"] for part in verdict["sources"]]
+    screen.show(Text.assemble("gate        ", (word, style), f": {first}"))
+    for line in others:
+        screen.show(f"            {line}")
     screen.show(f"registered  {version['tag']} in {version['registry']}" if version else "registered  nothing")
     screen.show(f"report      {folder / PAGE}")
 

@@ -42,7 +42,8 @@ def set_verdict(report: Path, *, passed: bool, enforced: bool) -> None:
 
     def change(verdict: Any) -> None:
         verdict.update(passed=passed, enforced=enforced, reasons=[] if passed else ["too little"])
-        verdict["target"]["passed"] = passed
+        verdict["gate"]["enforce"] = enforced
+        verdict["sources"][0].update(passed=passed, reason="too little")
 
     rewrite(report / "verdict.json", change)
     rewrite(report / "summary.json", lambda summary: change(summary["verdict"]))
@@ -131,10 +132,10 @@ def test_policy_compared_with_another_model_than_its_reference_is_refused(policy
         ("lineage.json", lambda made: made["inputs"].pop("evaluation"), "('evaluation')"),
         ("lineage.json", lambda made: made["inputs"]["evaluation"]["lineage"]["inputs"].pop("policy"), "('policy')"),
         ("verdict.json", lambda verdict: verdict.update(enforced=False), "applied enforce False, but the report"),
-        ("verdict.json", lambda verdict: verdict["target"].update(max_p_value=0.9), "applied max_p_value 0.9"),
-        ("verdict.json", lambda verdict: verdict["target"].update(passed=False), "`passed` contradicts"),
+        ("verdict.json", lambda verdict: verdict["gate"].update(max_p_value=0.4), "applied max_p_value 0.4"),
+        ("verdict.json", lambda verdict: verdict["sources"][0].update(passed=False), "`passed` contradicts"),
         ("summary.json", lambda summary: summary["verdict"].update(passed=False), "summary.json: has another verdict"),
-        ("verdict.json", lambda verdict: verdict.pop("target"), "not as the report stage writes it ('target')"),
+        ("verdict.json", lambda verdict: verdict.pop("sources"), "not as the report stage writes it ('sources')"),
         ("provenance.json", lambda made: made["inputs"].update({"policy": "0"}), "has other models than lineage"),
     ],
 )

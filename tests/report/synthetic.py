@@ -8,6 +8,7 @@ from typing import Any
 
 from components.evaluate.scores import scores
 from components.prepare_data.word_problems import WordProblems
+from components.report.config import GateConfig
 from components.shared import jsonl, lineage
 from components.shared.problem import Problem
 
@@ -135,9 +136,9 @@ def made_by_grpo() -> Row:
 
 def write_bare_report(folder: Path, policy: Path) -> None:
     """Write the parts of a report that say a policy was evaluated and passed the gate, without figures or a page."""
-    gate = {"target": ["words"], "min_gain": 0.1, "max_p_value": 0.01, "margin": 0.5, "enforce": True}
-    target = {"sources": ["words"], "min_gain": 0.1, "max_p_value": 0.01, "passed": True}
-    verdict = {"passed": True, "enforced": True, "target": target, "others": [], "reasons": []}
+    gate = GateConfig(target=("words",), min_gain=0.1, max_p_value=0.01, margin=0.5).model_dump(mode="json")
+    sources = [{"source": "words", "passed": True, "reason": "words: gained enough"}]
+    verdict = {"passed": True, "enforced": True, "reasons": [], "gate": gate, "sources": sources, "health": []}
     made = _made_by("report", {"gate": gate, "num_examples": 0}, _lineages())
     models = made["inputs"]["evaluation"]["lineage"]["inputs"]
     models["policy"].update(digest=lineage.digest(policy), lineage=lineage.read(policy))

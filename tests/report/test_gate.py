@@ -1,121 +1,193 @@
-"""The promotion gate on paired answers counted by hand."""
+"""The promotion gate on paired answers counted by hand, and on ten thousand simulated runs."""
 
+from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+import numpy as np
 import pytest
 
 from components.preflight.config import load_params
 from components.report.config import GateConfig
-from components.report.findings import Pair, Record
-from components.report.gate import decide
+from components.report.findings import Pair, Record, end_of_training, outcomes_of
+from components.report.gate import Outcome, decide
+from components.shared import statistics
 from components.shared.errors import PipelineError
-from components.shared.statistics import paired_difference_interval
+from components.shared.statistics import PairedCounts, paired_gain_bound, paired_gain_interval
 from tests.presets import FILES
 
-Outcome = Literal["right", "wrong", "unscorable"]
-GATE = GateConfig(target=("words",), min_gain=0.1, max_p_value=0.05, margin=0.1, enforce=True)
+GATE = GateConfig(target=("words",), max_p_value=0.05, margin=0.1)
+NUM_RUNS = 10_000
 
 
-def pairs_of(source: str, *, both: int = 0, only_sft: int = 0, only_grpo: int = 0, neither: int = 0) -> list[Pair]:
-    """Return that many problems with each outcome."""
-    return [
-        *[make_pair(source, "right", "right")] * both,
-        *[make_pair(source, "right", "wrong")] * only_sft,
-        *[make_pair(source, "wrong", "right")] * only_grpo,
-        *[make_pair(source, "wrong", "wrong")] * neither,
-    ]
+def outcome(*, both: int = 0, only_sft: int = 0, only_grpo: int = 0, neither: int = 0) -> Outcome:
+    """That many problems with each outcome."""
+    return Outcome(PairedCounts(both, only_sft, only_grpo, neither))
 
 
-def make_pair(source: str, sft: Outcome, grpo: Outcome) -> Pair:
-    """One problem with the answers of both models."""
-    values: dict[str, Any] = {"id": "1", "source": source, "question": "q", "answer": "1", "sample": 0}
-    values |= {"response": "#### 1", "num_tokens": 3, "worked": False}
-    return Pair(Record(**values, verdict=sft), Record(**values, verdict=grpo))
+def gate(**changes: Any) -> GateConfig:
+    """The gate with some keys changed."""
+    return GateConfig.model_validate({**GATE.model_dump(), **changes})
+
+
+CLEAR = outcome(both=50, only_sft=5, only_grpo=20, neither=25)
 
 
 def test_clear_gain_passes_with_its_figures() -> None:
-    """Twenty newly right against five newly wrong out of a hundred: 15 points, exact p 0.0041."""
-    verdict = decide(pairs_of("words", both=50, only_sft=5, only_grpo=20, neither=25), GATE)
-    target = verdict["target"]
+    """Twenty newly right against five newly wrong out of a hundred: 15 points, exact one-sided p 0.0020."""
+    verdict = decide({"words": CLEAR}, GATE)
+    (part,) = verdict["sources"]
     assert verdict["passed"]
     assert verdict["enforced"]
     assert verdict["reasons"] == []
-    assert (target["gain"], target["only_sft_right"], target["only_grpo_right"]) == (0.15, 5, 20)
-    assert target["p_value"] == pytest.approx(0.004077, abs=1e-6)
-    assert (target["sft"]["correct"], target["grpo"]["correct"], target["grpo"]["total"]) == (55, 70, 100)
-    interval = paired_difference_interval(both=50, only_first=5, only_second=20, neither=25)
-    assert target["gain_interval"] == list(interval)
+    assert verdict["gate"] == GATE.model_dump(mode="json")
+    assert (part["gain"], part["only_sft_right"], part["only_grpo_right"]) == (0.15, 5, 20)
+    assert part["p_value"] == pytest.approx(0.002039, abs=1e-6)
+    assert (part["sft"]["correct"], part["grpo"]["correct"], part["grpo"]["total"]) == (55, 70, 100)
+    assert part["gain_interval"] == list(paired_gain_interval(CLEAR.counts))
+    assert part["lower_bound"] == part["gain_bound"] == paired_gain_bound(CLEAR.counts, 0.05)
 
 
 @pytest.mark.parametrize(
-    ("only_sft", "only_grpo", "gain_passed", "p_value_passed"),
+    ("only_sft", "only_grpo", "min_gain", "passed"),
     [
-        (0, 9, False, True),  # nine points, ten are required
-        (0, 10, True, True),  # exactly ten
-        (30, 40, True, False),  # ten points that chance explains
-        (20, 5, False, True),  # significant, and for the worse
-        (0, 0, False, False),
+        (5, 20, 0.0, True),
+        (5, 20, 0.05, True),  # at least 6.1 points
+        (5, 20, 0.1, False),  # 15 measured, and less than 10 possible
+        (0, 5, 0.0, True),  # 1 / 32
+        (0, 4, 0.0, False),  # 1 / 16
+        (30, 40, 0.0, False),  # ten points that chance explains
+        (20, 5, 0.0, False),  # significant, and for the worse
+        (0, 0, 0.0, False),
     ],
 )
-def test_target_needs_both_gain_and_significance(
-    only_sft: int, only_grpo: int, gain_passed: bool, p_value_passed: bool
-) -> None:
-    """Either alone misses the gate, and the reason has both figures with what is required."""
-    pairs = pairs_of("words", only_sft=only_sft, only_grpo=only_grpo, neither=100 - only_sft - only_grpo)
-    verdict = decide(pairs, GATE)
-    assert verdict["target"]["gain_passed"] is gain_passed
-    assert verdict["target"]["p_value_passed"] is p_value_passed
-    assert verdict["passed"] is (gain_passed and p_value_passed)
-    if not verdict["passed"]:
-        assert "at least +10.0 required" in verdict["reasons"][0]
+def test_target_needs_a_lower_bound_of_its_gain(only_sft: int, only_grpo: int, min_gain: float, passed: bool) -> None:
+    """The measured gain is not enough, and the reason has both figures with what is required."""
+    counts = outcome(both=10, only_sft=only_sft, only_grpo=only_grpo, neither=90 - only_sft - only_grpo)
+    verdict = decide({"words": counts}, gate(min_gain=min_gain))
+    assert verdict["sources"][0]["improved"] is passed
+    assert verdict["passed"] is passed
+    if not passed:
+        assert f"(at least {'+10.0' if min_gain else '0.0'} required)" in verdict["reasons"][0]
         assert "at most 0.05 allowed" in verdict["reasons"][0]
 
 
-@pytest.mark.parametrize(("only_sft", "only_grpo", "passed"), [(0, 0, False), (20, 0, False), (0, 20, True)])
-def test_significant_loss_never_passes_however_low_the_thresholds(only_sft: int, only_grpo: int, passed: bool) -> None:
-    """With no gain required, a significant difference must still be one for the better."""
-    gate = GATE.model_copy(update={"min_gain": 0.0, "max_p_value": 1.0})
-    assert decide(pairs_of("words", only_sft=only_sft, only_grpo=only_grpo, neither=9), gate)["passed"] is passed
-
-
-def test_other_source_must_not_get_worse_than_the_margin() -> None:
+def test_no_source_may_get_worse_by_the_margin() -> None:
     """What counts is the lower bound: with few problems a loss is possible even if none was measured."""
-    target = pairs_of("words", both=50, only_sft=5, only_grpo=20, neither=25)
-    many = decide(target + pairs_of("math", both=500, only_sft=20, only_grpo=20, neither=460), GATE)
-    few = decide(target + pairs_of("math", both=5, only_sft=1, only_grpo=1, neither=3), GATE)
+    many = decide({"words": CLEAR, "math": outcome(both=500, only_sft=20, only_grpo=20, neither=460)}, GATE)
+    few = decide({"words": CLEAR, "math": outcome(both=5, only_sft=1, only_grpo=1, neither=3)}, GATE)
     assert many["passed"]
-    assert many["others"][0]["lower_bound"] > -0.1
-    assert few["others"][0]["gain"] == 0
-    assert few["others"][0]["lower_bound"] < -0.1
+    assert many["sources"][1]["lower_bound"] > -0.1
+    assert few["sources"][1]["gain"] == 0
+    assert few["sources"][1]["lower_bound"] < -0.1
     assert not few["passed"]
-    assert few["target"]["passed"]
-    assert few["reasons"] == [few["others"][0]["reason"]]
+    assert few["sources"][0]["passed"]
+    assert few["reasons"] == [few["sources"][1]["reason"]]
     assert few["reasons"][0].startswith("math: ")
 
 
-def test_target_sources_are_pooled() -> None:
-    """Two target sources are one test on all their problems: the larger one counts for more."""
-    pairs = pairs_of("a", only_grpo=6, neither=4) + pairs_of("b", only_sft=1, only_grpo=2, neither=27)
-    verdict = decide(pairs, GATE.model_copy(update={"target": ("a", "b")}))
+def test_a_gain_on_one_target_hides_no_loss_on_another() -> None:
+    """GSM8K gains five points and MATH loses five: pooled that might pass, here the loss is named."""
+    outcomes = {
+        "gsm8k": outcome(both=700, only_sft=60, only_grpo=126, neither=433),
+        "math": outcome(both=250, only_sft=40, only_grpo=15, neither=195),
+    }
+    verdict = decide(outcomes, gate(target=("gsm8k", "math"), margin=0.02))
+    assert [part["improved"] for part in verdict["sources"]] == [True, False]
+    assert not verdict["passed"]
+    (reason,) = verdict["reasons"]
+    assert reason.startswith("math: ")
+    assert "(at least \N{MINUS SIGN}2.0 required)" in reason
+
+
+def test_one_improved_target_suffices_at_the_level_that_holm_leaves() -> None:
+    """The better one of two is tested at half the level, and the other one at the whole of it if that passes."""
+    strong, weak = outcome(only_sft=5, only_grpo=20, both=475), outcome(only_sft=8, only_grpo=17, both=475)
+    none = outcome(only_sft=10, only_grpo=10, both=480)
+    two = gate(target=("a", "b"))
+    both, one, neither = (decide({"a": first, "b": weak}, two) for first in (strong, none, weak))
+    assert [part["level"] for part in both["sources"]] == [0.025, 0.05]
+    assert [part["improved"] for part in both["sources"]] == [True, False]  # p = 0.054
+    assert both["passed"]
+    assert not one["passed"]  # 0.054 is above 0.025
+    assert [part["level"] for part in one["sources"]] == [0.0, 0.025]
+    assert len(one["reasons"]) == len(neither["reasons"]) == 2
+
+
+def test_targets_are_pooled_for_headlines_only() -> None:
+    """The pooled figures count each problem once; the verdict has every source."""
+    outcomes = {"a": outcome(only_grpo=6, neither=4), "b": outcome(only_sft=1, only_grpo=2, neither=27)}
+    verdict = decide(outcomes, gate(target=("a", "b")))
     target = verdict["target"]
     assert (target["gain"], target["sft"]["accuracy"], target["grpo"]["accuracy"]) == (7 / 40, 1 / 40, 8 / 40)
-    assert target["source"] == "a + b"
-    assert verdict["others"] == []
-
-
-def test_unscorable_answer_is_not_right_and_is_counted() -> None:
-    """An answer that could not be graded earns nothing, for SFT as for GRPO."""
-    pairs = [make_pair("words", "unscorable", "right"), make_pair("words", "right", "unscorable")]
-    target = decide(pairs, GATE)["target"]
-    assert (target["sft"]["correct"], target["grpo"]["correct"], target["gain"]) == (1, 1, 0.0)
-    assert target["unscorable"] == {"sft": 1, "grpo": 1}
+    assert (target["source"], target["sources"]) == ("a + b", ["a", "b"])
 
 
 def test_target_without_problems_is_an_error() -> None:
     """A misspelt source must not make the gate pass on nothing."""
     with pytest.raises(PipelineError, match=r'gate\.target: no test problem comes from "word"; .*: words, math'):
-        decide(pairs_of("words", both=1) + pairs_of("math", both=1), GATE.model_copy(update={"target": ("word",)}))
+        decide({"words": CLEAR, "math": CLEAR}, gate(target=("word",)))
+
+
+def pair(sft: str, grpo: str, *, sft_finished: bool = True, grpo_finished: bool = True) -> Pair:
+    """One problem with the verdicts on the answers of both models."""
+    values: dict[str, Any] = {"id": "1", "source": "words", "question": "q", "answer": "1", "sample": 0}
+    values |= {"response": "#### 1", "num_tokens": 3, "worked": False}
+    first = Record(**values, verdict=sft, finished=sft_finished)
+    return Pair(first, Record(**values, verdict=grpo, finished=grpo_finished))
+
+
+def test_learning_to_finish_is_no_gain_in_reasoning() -> None:
+    """Forty answers were truncated and are right now that they end; where both models answered nothing changed."""
+    pairs = [pair("wrong", "right", sft_finished=False)] * 40 + [pair("right", "right")] * 50
+    pairs += [pair("right", "wrong")] * 5 + [pair("wrong", "right")] * 5
+    outcomes = outcomes_of(pairs)
+    assert outcomes["words"].truncated == (40, 0)
+    assert outcomes["words"].answered == PairedCounts(50, 5, 5, 0)
+    verdict = decide(outcomes, GATE)
+    assert not verdict["passed"]
+    assert "of the 60 problems that both models answered 0.0 points, p = 0.623" in verdict["reasons"][0]
+    assert decide(outcomes, gate(formatting_counts=True))["passed"]
+
+
+def test_unscorable_answer_is_not_right_and_is_counted() -> None:
+    """An answer that could not be graded earns nothing, and too many of the policy's miss the gate."""
+    pairs = [pair("unscorable", "right"), pair("right", "unscorable")]
+    (part,) = (verdict := decide(outcomes_of(pairs), GATE))["sources"]
+    assert (part["sft"]["correct"], part["grpo"]["correct"], part["gain"]) == (1, 1, 0.0)
+    assert part["unscorable"] == {"sft": 1, "grpo": 1}
+    assert part["answered"] is None
+    assert any(reason.startswith("words: unscorable answers: 50.0") for reason in verdict["reasons"])
+
+
+@pytest.mark.parametrize(
+    ("limits", "training", "missed"),
+    [
+        ({}, {}, None),
+        ({"max_kl": 0.2}, {"kl": 0.1}, None),
+        ({"max_kl": 0.2}, {"kl": 0.3}, "KL from the reference at the end of training: 0.3 (at most 0.2 required)"),
+        ({"max_kl": 0.2}, {"kl": None}, "KL from the reference at the end of training: not recorded (at most 0.2 "),
+        ({"min_entropy": 0.1}, {"entropy": 0.01}, "entropy of the policy at the end of training: 0.01 (at least 0.1 "),
+        ({"max_sampler_mismatch": 0.01}, {"sampler_mismatch": 0.02}, "mismatch of sampler and trainer"),
+        ({"max_completion_tokens": 100.0}, {"completion_tokens": 101.0}, "mean completion length in tokens"),
+    ],
+)
+def test_an_unhealthy_run_misses_the_gate(
+    limits: Mapping[str, float], training: Mapping[str, float | None], missed: str | None
+) -> None:
+    """However much better the policy answers; what a limit is set for must have been recorded."""
+    verdict = decide({"words": CLEAR}, gate(health=limits), training=training)
+    assert verdict["passed"] is (missed is None)
+    assert [reason.startswith(missed or "") for reason in verdict["reasons"]] == [True] * (missed is not None)
+
+
+def test_figures_of_training_are_means_of_its_last_tenth() -> None:
+    """Steps that recorded nothing do not count."""
+    steps = [{"kl": float(number), "entropy": 1.0, "completion_length_tokens": 10.0} for number in range(30)]
+    steps[-1]["entropy"] = None  # type: ignore[assignment]
+    figures = end_of_training(steps)
+    assert figures == {"kl": 28.0, "entropy": 1.0, "completion_tokens": 10.0, "sampler_mismatch": None}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
@@ -137,3 +209,79 @@ def test_only_presets_that_promote_nothing_go_without_the_gate() -> None:
     assert unenforced == {"smoke", "gsm8k-math"}
     names = [params.register.name for params in registered.values()]
     assert sorted(names) == sorted(set(names))
+
+
+# Simulated runs -------------------------------------------------------------------------------------------------------
+
+
+def promoted(config: GateConfig, seed: int = 0, **sources: tuple[int, float, float]) -> float:
+    """Return the fraction of simulated runs that pass.
+
+    Of each source its number of problems, and the probabilities of each of them to be gained and to be lost.
+    """
+    rng = np.random.default_rng(seed)
+    drawn = {
+        name: rng.multinomial(total, (gained, lost, 1 - gained - lost), NUM_RUNS).tolist()
+        for name, (total, gained, lost) in sources.items()
+    }
+
+    @cache
+    def passes(runs: tuple[tuple[int, int, int], ...]) -> bool:
+        outcomes = {
+            name: outcome(only_grpo=gained, only_sft=lost, neither=rest)
+            for name, (gained, lost, rest) in zip(drawn, runs, strict=True)
+        }
+        return bool(decide(outcomes, config)["passed"])
+
+    runs = zip(*([tuple(each) for each in numbers] for numbers in drawn.values()), strict=True)
+    return sum(passes(run) for run in runs) / NUM_RUNS
+
+
+TOLERANCE = 3 * (0.05 * 0.95 / NUM_RUNS) ** 0.5
+"""Three standard errors of a rate of 5 % over the simulated runs."""
+
+
+@pytest.fixture(autouse=True)
+def _memoised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Simulated runs of one size have few different counts."""
+    for name in ("mcnemar_p", "paired_gain_p", "paired_gain_bound", "paired_gain_interval"):
+        monkeypatch.setattr(f"components.report.gate.{name}", cache(getattr(statistics, name)))
+
+
+@pytest.mark.parametrize(
+    ("num_problems", "changed"),
+    [(60, 0.0), (60, 0.02), (60, 0.3), (200, 0.01), (200, 0.1), (600, 0.002), (600, 0.1), (1319, 0.5)],
+)
+@pytest.mark.parametrize("max_p_value", [0.05, 0.01])
+def test_policy_that_is_not_better_is_promoted_at_most_as_often_as_stated(
+    num_problems: int, changed: float, max_p_value: float
+) -> None:
+    """With few and with many answers that change, as near a ceiling or a floor, and with none."""
+    config = gate(max_p_value=max_p_value, margin=0.5)
+    rate = promoted(config, words=(num_problems, changed / 2, changed / 2))
+    assert rate <= max_p_value + TOLERANCE
+    if num_problems * changed > 50 and max_p_value == 0.05:
+        assert rate > 0.02  # nor is the test so cautious that it has no power
+
+
+@pytest.mark.parametrize(("num_problems", "lost"), [(200, 0.0), (200, 0.05), (1319, 0.02)])
+def test_policy_that_gains_just_the_minimum_is_promoted_at_most_as_often_as_stated(
+    num_problems: int, lost: float
+) -> None:
+    """A measured gain of `min_gain` would pass in half of the runs; a lower bound there passes in one of twenty."""
+    rate = promoted(gate(min_gain=0.05), words=(num_problems, lost + 0.05, lost))
+    assert 0 < rate <= 0.05 + TOLERANCE
+
+
+def test_several_targets_are_promoted_no_more_often_than_one() -> None:
+    """One of three targets suffices, and Holm's correction pays for that."""
+    config = gate(target=("a", "b", "c"), margin=0.5)
+    assert promoted(config, a=(300, 0.05, 0.05), b=(300, 0.1, 0.1), c=(100, 0.2, 0.2)) <= 0.05 + TOLERANCE
+
+
+def test_source_that_is_worse_by_the_margin_is_overlooked_at_most_as_often_as_stated() -> None:
+    """However much a target gains; and a loss of five points beside a gain of five is promoted hardly ever."""
+    config = gate(margin=0.02)
+    assert promoted(config, words=(300, 0.3, 0.01), other=(1319, 0.03, 0.05)) <= 0.05 + TOLERANCE
+    both = gate(target=("gsm8k", "math"), margin=0.02)
+    assert promoted(both, gsm8k=(1319, 0.1, 0.05), math=(500, 0.05, 0.1)) <= 0.001

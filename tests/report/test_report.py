@@ -23,7 +23,7 @@ from tests.report.synthetic import SKILL, make_run
 
 Row = dict[str, Any]
 VALUES: dict[str, Any] = {
-    "gate": {"target": ["words"], "min_gain": 0.1, "max_p_value": 0.01, "margin": 0.2, "enforce": True},
+    "gate": {"target": ["words"], "min_gain": 0.1, "max_p_value": 0.01, "margin": 0.2},
     "num_examples": 8,
 }
 CONFIG = ReportConfig.model_validate(VALUES)

@@ -1,11 +1,24 @@
 """Intervals and tests against published numbers, and the properties that a gate relies on."""
 
+import math
+
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import binomtest
+from scipy.optimize import minimize_scalar
+from scipy.stats import binom, binomtest, norm
 
-from components.shared.statistics import mcnemar_exact_p, mean_interval, paired_difference_interval, wilson_interval
+from components.shared.statistics import (
+    PairedCounts,
+    holm_levels,
+    mcnemar_p,
+    mean_interval,
+    paired_gain_bound,
+    paired_gain_interval,
+    paired_gain_p,
+    wilson_interval,
+)
 
 
 @settings(deadline=None)
@@ -28,53 +41,82 @@ def test_wilson_interval_refuses_impossible_counts() -> None:
 
 @pytest.mark.parametrize(
     ("only_first", "only_second", "p_value"),
-    [(0, 5, 2 / 32), (1, 7, 2 * (1 + 8) / 2**8), (4, 4, 1.0), (0, 0, 1.0), (6, 16, 0.0524788)],
+    [(0, 5, 1 / 32), (1, 7, (1 + 8) / 2**8), (4, 4, 163 / 256), (7, 1, 255 / 256), (0, 0, 1.0), (6, 16, 0.0262394)],
 )
-def test_mcnemar_is_a_binomial_test_of_discordant_problems(only_first: int, only_second: int, p_value: float) -> None:
-    """Two-sided binomial tail, summed by hand; the last is 6 against 16 of Cavo et al. (2012)."""
-    assert mcnemar_exact_p(only_first, only_second) == pytest.approx(p_value, abs=1e-6)
-    assert mcnemar_exact_p(only_second, only_first) == pytest.approx(p_value, abs=1e-6)
+def test_mcnemar_is_a_binomial_tail_of_discordant_problems(only_first: int, only_second: int, p_value: float) -> None:
+    """One-sided, summed by hand; problems on which the models agree make no difference."""
+    assert mcnemar_p(PairedCounts(3, only_first, only_second, 5)) == pytest.approx(p_value, abs=1e-6)
+    assert mcnemar_p(PairedCounts(0, only_first, only_second, 0)) == pytest.approx(p_value, abs=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("both", "only_first", "only_second", "neither", "published"),
-    [
-        # Fagerland, Lydersen, Laake: Statistical Analysis of Contingency Tables (2017), chapter 8, sign turned.
-        (59, 6, 16, 80, (0.0046, 0.1186)),
-        # Altman et al.: Statistics with Confidence (2000), p. 52, with its sign turned; three decimals there.
-        (14, 5, 0, 22, (-0.226, -0.011)),
-    ],
-)
-def test_paired_interval_has_the_published_limits(
-    both: int, only_first: int, only_second: int, neither: int, published: tuple[float, float]
-) -> None:
-    """Newcombe's method 10, with a correlation that the continuity correction leaves positive."""
-    interval = paired_difference_interval(both=both, only_first=only_first, only_second=only_second, neither=neither)
-    assert interval == pytest.approx(published, abs=6e-4)
-
-
-def test_paired_interval_without_correlation_is_square_and_add() -> None:
-    """Worked by hand: 5 of 10 against 5 of 10 right, independent, so each limit is sqrt(2) Wilson half-widths away."""
-    low, high = wilson_interval(5, 10)
-    interval = paired_difference_interval(both=2, only_first=3, only_second=3, neither=2)
-    # The determinant 2 * 2 - 3 * 3 = -5 over sqrt(5 ** 4) is a correlation of -0.2: wider than independent answers.
-    spread = (2 * (1 + 0.2)) ** 0.5 * (high - low) / 2
-    assert interval == pytest.approx((-spread, spread))
-
-
-COUNTS = st.tuples(*[st.integers(0, 60)] * 4).filter(any)
+COUNTS = st.tuples(*[st.integers(0, 60)] * 4).filter(any).map(lambda counts: PairedCounts(*counts))
 
 
 @settings(deadline=None)
-@given(COUNTS)
-def test_swapping_the_models_mirrors_the_paired_interval(counts: tuple[int, int, int, int]) -> None:
-    """Swapping the models mirrors the interval, which holds the observed difference and stays in [-1, 1]."""
-    both, first, second, neither = counts
-    low, high = paired_difference_interval(both=both, only_first=first, only_second=second, neither=neither)
-    mirrored = paired_difference_interval(both=both, only_first=second, only_second=first, neither=neither)
-    assert (-high, -low) == pytest.approx(mirrored, abs=1e-12)
-    assert -1 - 1e-9 <= low <= (second - first) / sum(counts) + 1e-12
-    assert (second - first) / sum(counts) - 1e-12 <= high <= 1 + 1e-9
+@given(COUNTS, st.floats(-0.9, 0.9))
+def test_paired_p_value_is_the_score_test_under_the_likeliest_discordance(counts: PairedCounts, gain: float) -> None:
+    """The closed form is the maximum that a search over all fractions of discordant problems finds."""
+    first, second, total = counts.only_first, counts.only_second, counts.total
+    low, high = max(0.0, -gain), (1 - gain) / 2
+
+    def minus_log_likelihood(fraction: float) -> float:
+        terms = ((first, fraction), (second, fraction + gain), (total - first - second, 1 - 2 * fraction - gain))
+        return -sum(number * math.log(max(each, 1e-300)) for number, each in terms if number)
+
+    found = minimize_scalar(minus_log_likelihood, bounds=(low, high), method="bounded", options={"xatol": 1e-9}).x
+    variance = total * (2 * found + gain * (1 - gain))
+    expected = norm.sf((second - first - 1 - total * gain) / math.sqrt(max(variance, 1e-12)))
+    if gain > 0:  # where all discordant problems are gained their number is binomial
+        expected = max(expected, binom.sf(second - first - 1, total, gain))
+    assert paired_gain_p(counts, gain) == pytest.approx(expected, abs=2e-3)
+
+
+def test_paired_interval_contains_the_published_one() -> None:
+    """Tango's 95 % limits for 1 and 7 discordant of 21 are published as 0.026 and 0.517.
+
+    The correction widens them by about one problem in 21.
+    """
+    low, high = paired_gain_interval(PairedCounts(1, 1, 7, 12))
+    assert -0.04 < low < 0.026
+    assert 0.517 < high < 0.58
+
+
+@settings(deadline=None)
+@given(COUNTS, st.sampled_from([0.01, 0.05, 0.1]))
+def test_bound_and_p_value_say_the_same(counts: PairedCounts, level: float) -> None:
+    """Every gain below the bound is rejected, none above it; swapping the models mirrors the interval."""
+    bound = paired_gain_bound(counts, level)
+    assert -1 <= bound <= counts.gain
+    for distance in (1e-4, 0.01, 0.2):
+        if bound - distance > -1:
+            assert paired_gain_p(counts, bound - distance) <= level
+        if bound + distance < 1:
+            assert paired_gain_p(counts, bound + distance) >= level
+    low, high = paired_gain_interval(counts)
+    assert low <= counts.gain <= high
+    assert paired_gain_interval(counts.swapped) == pytest.approx((-high, -low), abs=1e-9)
+
+
+@pytest.mark.parametrize("level", [0.05, 0.025, 0.01])
+@pytest.mark.parametrize("total", [20, 60, 100, 300])
+def test_no_true_gain_is_rejected_more_often_than_the_level(total: int, level: float) -> None:
+    """Exact, over all outcomes, at every boundary and discordance, from nearly none (near a ceiling) to nearly all."""
+    splits = [(first, number - first) for number in range(total + 1) for first in range(number + 1)]
+    counts = [PairedCounts(0, first, second, total - first - second) for first, second in splits]
+    first, second = np.array(splits).T
+    for gain in (-0.05, -0.02, 0.0, 0.02, 0.1):
+        rejected = np.array([paired_gain_p(each, gain) <= level for each in counts])
+        for discordant in np.geomspace(max(abs(gain), 0.01) * (1 + 1e-9), 0.9, 12):
+            odds = binom.pmf(first + second, total, discordant)
+            outcomes = odds * binom.pmf(second, first + second, (discordant + gain) / discordant / 2)
+            assert outcomes[rejected].sum() <= level
+
+
+def test_holm_divides_the_level_by_the_hypotheses_that_are_left() -> None:
+    """The smallest p-value meets the strictest level; after one that is too large nothing is tested."""
+    assert holm_levels({"a": 0.03, "b": 0.01, "c": 0.04}, 0.06) == {"b": 0.02, "a": 0.03, "c": 0.06}
+    assert holm_levels({"a": 0.04, "b": 0.01, "c": 0.05}, 0.06) == {"b": 0.02, "a": 0.03, "c": 0.0}
+    assert holm_levels({"a": 0.04}, 0.05) == {"a": 0.05}
 
 
 @settings(deadline=None)
