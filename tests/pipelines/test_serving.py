@@ -1,0 +1,98 @@
+"""The check of a served model, with real vLLM servers."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from components.evaluate.probes import probes
+from components.policy import checkpoint as checkpoints
+from components.rollout.transformers_sampler import TransformersSampler
+from components.shared.errors import PipelineError
+from pipelines.serving import TOLERANCES, check_served
+from tests import tiny
+from tests.rollout.vllm_policies import policy
+
+_ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def evaluated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A model, and the probes that its evaluation has stored."""
+    folder = tmp_path_factory.mktemp("served") / "model"
+    checkpoint = policy(1)
+    checkpoints.save(checkpoint, folder)
+    generate = TransformersSampler(checkpoint, 64).generate
+    return folder, probes(generate, tiny.PROBLEMS, seed=1, max_new_tokens=64, dtype="float32")
+
+
+@pytest.mark.slow
+def test_a_server_of_the_evaluated_model_passes(evaluated: tuple[Path, dict[str, Any]]) -> None:
+    """It gives the same greedy answers with the same log-probabilities."""
+    served = check_served(*evaluated)
+    assert served.num_equal == served.num_probes == 8
+    assert served.num_tokens > 50
+    assert served.difference <= TOLERANCES["float32"] == served.tolerance
+
+
+@pytest.mark.slow
+def test_a_server_of_other_weights_is_refused(evaluated: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    """One matrix of one layer with its signs flipped is enough."""
+    folder, stored = evaluated
+    checkpoint = checkpoints.load(shutil.copytree(folder, tmp_path / "model"), dtype=torch.float32)
+    with torch.no_grad():
+        checkpoint.model.get_parameter("model.layers.0.mlp.up_proj.weight").neg_()
+    checkpoint.model.save_pretrained(tmp_path / "model")
+    with pytest.raises(PipelineError, match="the served model computes something else than the evaluated one"):
+        check_served(tmp_path / "model", stored)
+
+
+@pytest.mark.slow
+def test_a_check_that_is_interrupted_leaves_no_server(evaluated: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    """Ctrl-C while the server starts."""
+    folder, stored = evaluated
+    (tmp_path / "probes.json").write_text(json.dumps(stored))
+    code = "import json, sys; from pathlib import Path; from pipelines.serving import check_served; "
+    code += "check_served(Path(sys.argv[1]), json.loads(Path(sys.argv[2]).read_text()))"
+    command = [sys.executable, "-c", code, str(folder), str(tmp_path / "probes.json")]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(command, cwd=_ROOT, env=environment, stderr=subprocess.DEVNULL) as check:
+        _wait_until(lambda: len(_servers(folder)) > 1 or check.poll() is not None)  # its watchdog and itself
+        assert check.poll() is None
+        check.send_signal(signal.SIGINT)
+    _wait_until(lambda: not _servers(folder))
+
+
+def test_without_vllm_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Nothing is started."""
+    monkeypatch.setattr("pipelines.serving.find_spec", lambda name: None)
+    with pytest.raises(PipelineError, match="vLLM is not installed here.* run `make setup`"):
+        check_served(tmp_path, {"dtype": "float32", "probes": []})
+
+
+def _servers(model: Path) -> list[Path]:
+    """The processes that were started to serve a model."""
+    found = []
+    for command in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if f"--model={model}".encode() in command.read_bytes():
+                found.append(command)
+        except OSError:
+            continue
+    return found
+
+
+def _wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.1)
