@@ -118,9 +118,7 @@ def _complete(url: str, prompt: Sequence[int], **options: Any) -> Any:
     """Return the choice with which the server answers a greedy request."""
     body = {"model": _NAME, "prompt": list(prompt), "temperature": 0.0, **options}
     try:
-        answer = urllib3.request(
-            "POST", f"{url}/v1/completions", json=body, timeout=_REQUEST_DEADLINE_S, retries=False
-        )
+        answer = urllib3.request("POST", f"{url}/v1/completions", json=body, timeout=_REQUEST_DEADLINE_S, retries=False)
     except urllib3.exceptions.HTTPError as error:
         raise PipelineError(f"the served model does not answer: {error}") from None
     if answer.status != 200:

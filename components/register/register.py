@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from components.register.aliases import candidate
 from components.register.catalogue import Catalogue, entry_of, weights_url
 from components.register.config import RegisterConfig
 from components.register.evidence import check_evidence
@@ -104,7 +105,9 @@ def _register(
         registry.commit(config.name, {**files, **own}, message)
         if attempt == 0:
             registry.verify(version)
-        if registry.publish(config.name, number):
+        reason = "; ".join(made["verdict"]["reasons"]) or "passed the gate"
+        alias = candidate(registry.snapshot, config.name, version["tag"], reason)
+        if registry.publish(config.name, number, *alias):
             return version, True
         say("register", f"{config.registry} has changed in the meantime; preparing {version['tag']} again on top of it")
         registry.catch_up()

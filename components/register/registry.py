@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +69,17 @@ class Version(Tag):
     def version(self) -> str:
         """The number as it is in the tag, such as `v0.0.1`."""
         return _text(*self.number)
+
+
+@dataclass(frozen=True)
+class Assignment(Tag):
+    """An alias that was given to a version, or with `withdrawn` taken away."""
+
+    name: str
+    alias: str
+    count: int
+    """Of the changes of this alias; the highest is in force."""
+    withdrawn: bool
 
 
 @dataclass(frozen=True)
@@ -128,14 +139,21 @@ class Snapshot:
     def aliases(self) -> dict[str, str]:
         """Return the tag of the version that each alias, `<name>@<alias>`, was given to last."""
         by_commit = {(version.name, version.commit): version.tag for version in self.versions()}
-        given = [(match, tag.commit) for tag in self.tags() if (match := _ALIAS.fullmatch(tag.tag))]
-        aliases: dict[str, str] = {}
-        for match, commit in sorted(given, key=lambda each: int(each[0][4])):
-            alias = f"{match[1]}@{match[2]}"
-            aliases.pop(alias, None)
-            if not match[3] and (match[1], commit) in by_commit:
-                aliases[alias] = by_commit[match[1], commit]
-        return aliases
+        latest = {f"{each.name}@{each.alias}": each for each in self.assignments()}
+        return {
+            alias: by_commit[each.name, each.commit]
+            for alias, each in latest.items()
+            if not each.withdrawn and (each.name, each.commit) in by_commit
+        }
+
+    def assignments(self, name: str | None = None, alias: str | None = None) -> list[Assignment]:
+        """Return each time that an alias, or any, was given to a version of a model, or of any, by their counts."""
+        assignments = [
+            Assignment(**vars(tag), name=match[1], alias=match[2], count=int(match[4]), withdrawn=bool(match[3]))
+            for tag in self.tags()
+            if (match := _ALIAS.fullmatch(tag.tag)) and name in (None, match[1]) and alias in (None, match[2])
+        ]
+        return sorted(assignments, key=lambda each: each.count)
 
     def read(self, tag: str, path: str) -> str:
         """Return a text file of a registered version."""
@@ -234,24 +252,42 @@ class Registry:
         commit = self.clone.git("rev-parse", "HEAD").strip()
         _download(self.clone, str(self.clone.folder), commit, version, self.clone.scratch / "verification")
 
-    def publish(self, name: str, version: str) -> bool:
-        """Tag the commit with GTO and push both atomically: from then on the version is registered.
+    def publish(self, name: str, version: str, alias: str, message: str) -> bool:
+        """Tag the commit with GTO and push both atomically, with the tag of an alias of the version.
 
-        Returns False if the registry has changed since it was read (see `catch_up`); PipelineError if it refuses.
+        From then on the version is registered. Returns False if the registry has changed since it was read (see
+        `catch_up`); PipelineError if it refuses.
         """
         self.clone.gto("register", name, "HEAD", "--version", version)
-        branch, tag = f"refs/heads/{self._branch}", f"refs/tags/{name}@{version}"
+        self._tag(alias, "HEAD", message)
+        return self._push(f"{name}@{version}", alias, branch=f"refs/heads/{self._branch}")
+
+    def assign(self, tag: str, commit: str, message: str) -> bool:
+        """Give an alias to a version by a new tag `<name>#<alias>#<count>` on its commit, and push that.
+
+        Returns False if somebody else has pushed this tag; PipelineError if the registry refuses it.
+        """
+        self._tag(tag, commit, message)
+        return self._push(tag)
+
+    def _tag(self, tag: str, commit: str, message: str) -> None:
+        self.clone.git("tag", "--annotate", "--cleanup=verbatim", f"--message={message}", tag, commit)
+
+    def _push(self, *tags: str, branch: str | None = None) -> bool:
+        """Push tags, and atomically with them the commit to a branch; False where others have pushed in between."""
         pauses = iter(_PUSH_PAUSES_S)
+        refs = [f"refs/tags/{tag}" for tag in tags]
+        commit = [f"HEAD:{branch}"] if branch else []
         while True:
             try:
-                self.clone.git("push", "--quiet", "--atomic", "origin", f"HEAD:{branch}", tag)
+                self.clone.git("push", "--quiet", "--atomic", "origin", *commit, *refs)
             except PipelineError as error:
-                if self._has_changed(branch, tag):
+                if self._has_changed(refs, branch):
                     return False
                 is_locked, pause_s = _REF_LOCKED.search(str(error)), next(pauses, None)
                 if not is_locked or pause_s is None:
                     kind = RetryableError if is_locked else type(error)
-                    raise kind(f"{self.location}: does not accept {name}@{version}: {error}") from None
+                    raise kind(f"{self.location}: does not accept {tags[0]}: {error}") from None
                 time.sleep(pause_s)
             else:
                 return True
@@ -269,10 +305,10 @@ class Registry:
         config = self.clone.folder / ".dvc" / "config"
         configured = self.storage if self.storage is None or is_url(self.storage) else str(Path(self.storage).resolve())
         if not config.is_file():
-            if configured is None:
+            new = configured or ("" if is_url(self.origin) else f"{self.origin}-storage")
+            if not new:
                 raise PipelineError("register.storage: a registry at a URL needs the folder or URL of its storage")
             self.clone.dvc("init", "--force")
-            new = configured
             # Relative, so that both can be moved together; DVC resolves relative paths only from a working tree.
             if not is_url(new) and (Path(self.origin) / ".git").exists():
                 new = os.path.relpath(new, Path(self.origin) / ".dvc")
@@ -304,19 +340,29 @@ class Registry:
         commit = self.clone.try_git("rev-parse", "--verify", "--quiet", f"refs/remotes/origin/{self._branch}")
         return commit and commit.strip()
 
-    def _has_changed(self, branch: str, tag: str) -> bool:
-        """Whether somebody else has pushed to the branch, or pushed the tag, since the registry was read."""
-        listed = self.clone.git("ls-remote", "origin", branch, tag).splitlines()
+    def _has_changed(self, tags: Sequence[str], branch: str | None) -> bool:
+        """Whether somebody else has pushed one of the tags, or to the branch, since the registry was read."""
+        listed = self.clone.git("ls-remote", "origin", *tags, *([branch] if branch else [])).splitlines()
         commits = {ref: commit for commit, _, ref in (line.partition("\t") for line in listed)}
-        return tag in commits or commits.get(branch) != self._base_commit()
+        has_tag = not commits.keys().isdisjoint(tags)
+        return has_tag or (branch is not None and commits.get(branch) != self._base_commit())
 
 
 @contextmanager
 def open_registry(location: str, storage: str | None) -> Iterator[Registry]:
-    """Open a registry for writing and create it on first use; a folder is locked meanwhile and left clean."""
+    """Open a registry for new versions and create it on first use; a folder is locked meanwhile and left clean."""
+    with open_for_aliases(location) as opened:
+        registry = replace(opened, storage=storage)
+        registry.configure()
+        yield registry
+
+
+@contextmanager
+def open_for_aliases(location: str) -> Iterator[Registry]:
+    """Open a registry like `open_registry`, but for changes of its git repository alone."""
     if is_url(location):
         with tempfile.TemporaryDirectory() as scratch:
-            yield _clone(location, location, storage, Workspace(Path(scratch), Path(scratch)))
+            yield _clone(location, location, Workspace(Path(scratch), Path(scratch)))
         return
     folder = Path(location).resolve()
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -336,7 +382,7 @@ def open_registry(location: str, storage: str | None) -> Iterator[Registry]:
             _ensure_repository(folder, workspace)
             for stale in (folder / ".git").rglob("*.lock") if was_killed else ():
                 stale.unlink(missing_ok=True)  # nobody else writes while the registry is locked
-            yield _clone(location, str(folder), storage or f"{folder}-storage", workspace)
+            yield _clone(location, str(folder), workspace)
             if (folder / ".git").exists() and workspace.try_git("-C", str(folder), "rev-parse", "--verify", "HEAD"):
                 workspace.git("-C", str(folder), "reset", "--quiet", "--hard")
         finally:
@@ -423,12 +469,10 @@ def _ensure_repository(folder: Path, workspace: Workspace) -> None:
         new.rename(folder)
 
 
-def _clone(location: str, origin: str, storage: str | None, workspace: Workspace) -> Registry:
+def _clone(location: str, origin: str, workspace: Workspace) -> Registry:
     clone = Workspace(workspace.folder / "clone", workspace.scratch, workspace.locks)
     workspace.git("clone", "--quiet", "--no-local", origin, str(clone.folder))
-    registry = Registry(location, clone, origin, storage)
-    registry.configure()
-    return registry
+    return Registry(location, clone, origin, None)
 
 
 def _text(major: int, minor: int, patch: int) -> str:

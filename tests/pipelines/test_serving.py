@@ -75,7 +75,7 @@ def test_a_check_that_is_interrupted_leaves_no_server(evaluated: tuple[Path, dic
 def test_without_vllm_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Nothing is started."""
     monkeypatch.setattr("pipelines.serving.find_spec", lambda name: None)
-    with pytest.raises(PipelineError, match="vLLM is not installed here.* run `make setup`"):
+    with pytest.raises(PipelineError, match=r"vLLM is not installed here.* run `make setup`"):
         check_served(tmp_path, {"dtype": "float32", "probes": []})
 
 

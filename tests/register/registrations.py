@@ -53,4 +53,4 @@ def git(folder: Path, *arguments: str) -> str:
 
 def tags(registry: Path) -> list[str]:
     """The versions in a registry."""
-    return git(registry, "tag", "--list").split()
+    return git(registry, "tag", "--list", "*@v*").split()

@@ -66,10 +66,10 @@ def before_each_push(monkeypatch: pytest.MonkeyPatch, act: Callable[[int], objec
     pushed: list[str] = []
     original = Registry.publish
 
-    def publish(self: Registry, name: str, version: str) -> bool:
+    def publish(self: Registry, name: str, version: str, alias: str, message: str) -> bool:
         pushed.append(version)
         act(len(pushed))
-        return original(self, name, version)
+        return original(self, name, version, alias, message)
 
     monkeypatch.setattr(Registry, "publish", publish)
     return pushed

@@ -1,0 +1,151 @@
+"""Aliases of versions, and the audit trail: which version is the champion, and who decided it, when and why.
+
+An alias is a stage of GTO: an annotated tag `<name>#<alias>#<count>` on the commit of a version. The tag with the
+highest count is in force. A change is one new tag, pushed at once: a promotion that is killed has happened or not, and
+of two people who decide at the same time one is told that the other was first. No tag is ever moved or removed, so the
+tags are the audit trail.
+"""
+
+import getpass
+import os
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Literal, get_args
+
+from components.register.registry import Assignment, Snapshot, Version, open_for_aliases, read_registry
+from components.shared.errors import PipelineError
+
+CANDIDATE, CHAMPION = "candidate", "champion"
+Action = Literal["register", "assign", "remove", "promote", "rollback"]
+"""`assign` and `remove` are what GTO does by hand."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """One line of the audit trail: a registration, or an alias that was given to a version."""
+
+    action: Action
+    version: str
+    """Tag of the version."""
+    alias: str | None
+    """None for a registration that gave none."""
+    count: int
+    """How often the alias had been given before, and once more."""
+    at: datetime
+    by: str
+    reason: str
+    facts: Mapping[str, str] = field(default_factory=dict)
+    """What was checked before, by the name of the check."""
+
+
+def history(snapshot: Snapshot, name: str) -> list[Change]:
+    """Return everything that was decided about the versions of a model, the oldest first."""
+    changes = changes_of(snapshot, name)
+    recorded = {change.version for change in changes if change.action == "register"}
+    others = [
+        Change("register", version.tag, None, 0, datetime.fromisoformat(version.at), version.by, "")
+        for version in snapshot.versions(name, withdrawn=True)
+        if version.tag not in recorded
+    ]
+    return sorted([*others, *changes], key=lambda change: (change.at, change.alias is not None, change.count))
+
+
+def changes_of(snapshot: Snapshot, name: str, alias: str | None = None) -> list[Change]:
+    """Return the changes of an alias of a model, or of all of them, by their counts."""
+    versions = {version.commit: version.tag for version in snapshot.versions(name, withdrawn=True)}
+    assigned = snapshot.assignments(name, alias)
+    return [_change(each, versions.get(each.commit, each.commit)) for each in assigned]
+
+
+def before(snapshot: Snapshot, name: str, alias: str) -> str | None:
+    """Return the tag of the version that an alias goes back to from the current one; None where there is none.
+
+    Versions that were withdrawn since are left out, and so are those that a rollback has left.
+    """
+    stack: list[str] = []
+    for change in changes_of(snapshot, name, alias):
+        if change.action == "remove":
+            stack.clear()
+        elif change.action == "rollback" and change.version in stack:
+            del stack[len(stack) - stack[::-1].index(change.version) :]
+        else:
+            stack.append(change.version)
+    usable = {version.tag for version in snapshot.versions(name)}
+    return next((tag for tag in reversed(stack[:-1]) if tag in usable and tag != stack[-1]), None)
+
+
+def change_alias(location: str, version: Version, change: Change) -> None:
+    """Give an alias to a version in a registry: all of the change is done, or nothing.
+
+    PipelineError where the alias was given to any version since `change` was made up, or the registry refuses it.
+    """
+    assert change.alias is not None
+    tag = tag_name(version.name, change.alias, change.count)
+    with open_for_aliases(location) as registry:
+        is_next = next_count(registry.snapshot, version.name, change.alias) == change.count
+        if not (is_next and registry.assign(tag, version.commit, message(change))):
+            raise PipelineError(_overtaken(location, version.name, change.alias))
+
+
+def candidate(snapshot: Snapshot, name: str, version: str, reason: str) -> tuple[str, str]:
+    """Return the tag that makes a version the candidate with its registration, and the tag's message."""
+    count = next_count(snapshot, name, CANDIDATE)
+    change = Change("register", version, CANDIDATE, count, datetime.now(UTC), person(), reason)
+    return tag_name(name, CANDIDATE, count), message(change)
+
+
+def person() -> str:
+    """Return who decides: the user of this process and its host."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container may run as a number without a name
+        user = str(os.getuid())
+    return f"{user}@{platform.node()}"
+
+
+def next_count(snapshot: Snapshot, name: str, alias: str) -> int:
+    """Return the count of the next change of an alias."""
+    return max((each.count for each in snapshot.assignments(name, alias)), default=0) + 1
+
+
+def tag_name(name: str, alias: str, count: int) -> str:
+    """Return the name of the tag that gives an alias to a version for the `count`th time."""
+    return f"{name}#{alias}#{count}"
+
+
+def message(change: Change) -> str:
+    """Return the message of the tag of a change: a title, the reason, and the facts as trailers."""
+    trailers = {"Action": change.action, "By": change.by, **change.facts}
+    lines = (f"{name}: {_one_line(value)}" for name, value in trailers.items())
+    title = f"{change.action.capitalize()} {change.alias}: {change.version}"
+    return "\n\n".join([title, _one_line(change.reason), "\n".join(lines)]) + "\n"
+
+
+def _change(assignment: Assignment, version: str) -> Change:
+    """The change that a tag stands for; one that was made with GTO by hand has no more than its message."""
+    paragraphs = assignment.message.split("\n\n")
+    facts = dict(line.partition(": ")[::2] for line in paragraphs[-1].splitlines())
+    recorded = facts.pop("Action", None)
+    action: Action | None = next((each for each in get_args(Action) if each == recorded), None)
+    at, by = datetime.fromisoformat(assignment.at), facts.pop("By", assignment.by)
+    if action is None:
+        action, reason, facts = "remove" if assignment.withdrawn else "assign", assignment.message, {}
+    else:
+        reason = " ".join(paragraphs[1:-1])
+    return Change(action, version, assignment.alias, assignment.count, at, by, _one_line(reason), facts)
+
+
+def _overtaken(location: str, name: str, alias: str) -> str:
+    """What to say where somebody else has changed an alias first."""
+    with read_registry(location) as snapshot:
+        last = changes_of(snapshot, name, alias)[-1]
+    return (
+        f"{location}: {name}@{alias} has become {last.version} in the meantime (by {last.by}: {last.reason}); "
+        "nothing was changed"
+    )
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
