@@ -1,6 +1,7 @@
 """Prepare the problems: read every source, keep test problems out of training, and record what was left out."""
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -8,10 +9,11 @@ from typing import Any
 from components.grading.verifier import Verifier
 from components.prepare_data.config import PrepareConfig
 from components.prepare_data.contamination import find_contamination
-from components.prepare_data.raw_files import raw_folder
+from components.prepare_data.raw_files import RawFolder, raw_folder
 from components.prepare_data.source import FileSource, MalformedRow
-from components.shared import jsonl, lineage
+from components.shared import durable, jsonl, lineage
 from components.shared.errors import PipelineError
+from components.shared.lineage import Material
 from components.shared.problem import Problem, Split, problems_file, write_problems
 from components.shared.progress import say
 from components.shared.stage import Stage
@@ -60,12 +62,19 @@ def prepare(config: PrepareConfig, *, problems: Path) -> dict[str, float]:
     }
 
 
+def raw_materials(config: PrepareConfig, outputs: Mapping[str, Path]) -> dict[str, Material]:
+    """Return the raw files that the problems were made from, by their paths."""
+    rows = jsonl.read_json(outputs["problems"] / "manifest.json")["raw_files"]
+    return {row["path"]: Material(**{key: row[key] for key in Material.model_fields}) for row in rows}
+
+
 STAGE = Stage(
     name="prepare_data",
     function=prepare,
     config=PrepareConfig,
     inputs=(),
     outputs=("problems",),
+    materials=raw_materials,
 )
 
 
@@ -74,7 +83,7 @@ def _read_sources(config: PrepareConfig) -> tuple[dict[Split, list[Problem]], Ro
     splits: dict[Split, list[Problem]] = {split: [] for split in Split}
     quarantine: Rows = []
     raw_files: Rows = []
-    with raw_folder(config) as root, Verifier() as verify:
+    with raw_folder(config) as raw, Verifier() as verify:
         for source in config.sources:
             if not isinstance(source, FileSource):
                 for problem in source.problems(config.seed):
@@ -82,13 +91,13 @@ def _read_sources(config: PrepareConfig) -> tuple[dict[Split, list[Problem]], Ro
                 continue
             for split in Split:
                 if path := source.path(split):
-                    rows = list(source.read(split, root, verify))
+                    rows = list(source.read(split, raw.path, verify))
                     malformed = [row for row in rows if isinstance(row, MalformedRow)]
                     _check_malformed(path, malformed, len(rows), config.max_malformed_fraction)
                     splits[split] += [row for row in rows if isinstance(row, Problem)]
                     quarantine += [{**row._asdict(), "file": row.file.as_posix()} for row in malformed]
-                    file = {"path": path.as_posix(), "source": source.kind, "split": split}
-                    raw_files.append({**file, "sha256": lineage.digest(root / path), "rows": len(rows)})
+                    file = {"path": path.as_posix(), "source": source.kind, "split": split, "rows": len(rows)}
+                    raw_files.append({**file, **_material(config, raw, path).model_dump()})
     for split, members in splits.items():
         if not members:
             raise PipelineError(
@@ -96,6 +105,18 @@ def _read_sources(config: PrepareConfig) -> tuple[dict[Split, list[Problem]], Ro
                 f"or num_{split} of word_problems above 0"
             )
     return splits, quarantine, raw_files
+
+
+def _material(config: PrepareConfig, raw: RawFolder, path: Path) -> Material:
+    """What a raw file or folder is, and where it came from."""
+    repository = config.repository
+    return Material(
+        sha256=lineage.digest(raw.path / path),
+        size_bytes=durable.size(raw.path / path),
+        dvc_md5=raw.md5s.get(path),
+        repository=repository and repository.url,
+        commit=repository and repository.commit,
+    )
 
 
 def _check_malformed(path: Path, malformed: list[MalformedRow], num_rows: int, max_fraction: float) -> None:

@@ -3,10 +3,11 @@
 import hashlib
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import yaml
 
@@ -21,15 +22,27 @@ _REMOTE = Path("dvc-storage")
 _CACHE = Path(".dvc/cache")
 
 
+class RawFolder(NamedTuple):
+    """Where the raw files of a run are."""
+
+    path: Path
+    """The paths of the sources are relative to it."""
+    md5s: dict[Path, str]
+    """MD5 in the DVC pointer of each source that has one."""
+
+
 @contextmanager
-def raw_folder(config: PrepareConfig) -> Iterator[Path]:
-    """Yield the folder to which the paths of the sources are relative; files of a repository are removed afterwards.
+def raw_folder(config: PrepareConfig) -> Iterator[RawFolder]:
+    """Yield the folder with the files of the sources; those of a repository are removed afterwards.
 
     Raises:
         PipelineError: The repository, its commit, a file at that commit or the content of a DVC pointer is missing.
     """
     if config.repository is None:
-        yield Path()
+        pointers = {path: _beside(path) for path in config.files}
+        yield RawFolder(
+            Path(), _md5s({path: each.read_text("utf-8") for path, each in pointers.items() if each.is_file()})
+        )
         return
     url, commit = config.repository.url, config.repository.commit
     with tempfile.TemporaryDirectory(prefix="grpo-pipeline-data-") as scratch:
@@ -46,7 +59,30 @@ def raw_folder(config: PrepareConfig) -> Iterator[Path]:
                 reason = str(error).removeprefix("dvc: ")
                 raise type(error)(f"cannot read {path} from {url} at {commit}: {reason}") from None
         say("prepare_data", f"{len(config.files)} files from {url} at {commit[:12]}")
-        yield files
+        texts = {
+            path: workspace.try_git("-C", str(clone), "show", f"{commit}:{_beside(path).as_posix()}")
+            for path in config.files
+        }
+        yield RawFolder(files, _md5s({path: text for path, text in texts.items() if text}))
+
+
+def _beside(path: Path) -> Path:
+    """The pointer to a file or folder."""
+    return path.with_name(f"{path.name}.dvc")
+
+
+def _md5s(pointers: Mapping[Path, str]) -> dict[Path, str]:
+    """The MD5 in each pointer, by the path that it points to."""
+    return {path: md5 for path, text in pointers.items() if (md5 := _field(text, "md5"))}
+
+
+def _field(pointer: str, key: str) -> str | None:
+    """A field of the one output in the text of a pointer; None where it has no such field."""
+    try:
+        value = yaml.safe_load(pointer)["outs"][0][key]
+    except (yaml.YAMLError, KeyError, IndexError, TypeError):
+        return None
+    return str(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +129,11 @@ def read_pointers() -> list[Pointer]:
 
 
 def _read_pointer(path: Path) -> Pointer:
-    try:
-        out = yaml.safe_load(path.read_text(encoding="utf-8"))["outs"][0]
-        return Pointer(path, path.parent / out["path"], out["md5"])
-    except (yaml.YAMLError, UnicodeDecodeError, KeyError, IndexError, TypeError):
-        raise PipelineError(f"{path}: not a DVC pointer to one file; restore it with git") from None
+    text = path.read_text(encoding="utf-8", errors="replace")
+    name, md5 = _field(text, "path"), _field(text, "md5")
+    if name is None or md5 is None:
+        raise PipelineError(f"{path}: not a DVC pointer to one file; restore it with git")
+    return Pointer(path, path.parent / name, md5)
 
 
 def _is_present(pointer: Pointer) -> bool:

@@ -6,6 +6,7 @@ from typing import Any
 
 from components.shared import lineage
 from components.shared.errors import PipelineError
+from components.shared.lineage import Input, Lineage
 
 _MODELS = {"base": "base_model", "sft": "reference", "grpo": "policy"}
 """Inputs of the evaluation by what they are evaluated as."""
@@ -15,44 +16,47 @@ _RERUN = "run the report stage again"
 def check_evidence(report: Path, files: Mapping[str, Any], policy: Path, policy_digest: str) -> None:
     """Raise PipelineError unless a report, with these JSON files, is consistent and about this policy."""
     try:
-        made_by = lineage.read(report) or {}
-        evaluation = made_by["inputs"]["evaluation"]["lineage"]
-        models = {name: evaluation["inputs"][artifact] for name, artifact in _MODELS.items()}
-        digests = {name: model["digest"] for name, model in models.items()}
-        stages = (made_by["stage"], evaluation["stage"])
-        _check_policy(report, digests, models["grpo"]["lineage"], policy, policy_digest)
-        inconsistent = next(_inconsistencies(files, made_by["config"]["gate"], digests), None)
+        made_by = lineage.read(report)
+        if made_by is None:
+            raise PipelineError(f"{report}: has no {lineage.FILE_NAME}; {_RERUN}")
+        evaluation = made_by.maker(made_by.work.inputs["evaluation"])
+        if (made_by.work.stage, evaluation and evaluation.stage) != ("report", "evaluate"):
+            raise PipelineError(f"{report}/lineage.json: not of a report on an evaluation; {_RERUN}")
+        assert evaluation is not None
+        models = {name: evaluation.inputs[artifact] for name, artifact in _MODELS.items()}
+        _check_policy(report, made_by, models, policy, policy_digest)
+        digests = {name: model.digest for name, model in models.items()}
+        inconsistent = next(_inconsistencies(files, made_by.work.config["gate"], digests), None)
     except (KeyError, TypeError) as error:
         raise PipelineError(f"{report}: not as the report stage writes it ({error}); {_RERUN}") from None
-    if stages != ("report", "evaluate"):
-        inconsistent = "lineage.json: not of a report on an evaluation"
     if inconsistent:
         raise PipelineError(f"{report}/{inconsistent}; {_RERUN}")
 
 
 def _check_policy(
-    report: Path, digests: Mapping[str, str], evaluated_lineage: Any, policy: Path, policy_digest: str
+    report: Path, made_by: Lineage, models: Mapping[str, Input], policy: Path, policy_digest: str
 ) -> None:
     """Raise unless these weights were evaluated as GRPO's, against the very model that GRPO started from."""
-    if policy_digest != digests["grpo"]:
-        name = next((name for name, digest in digests.items() if digest == policy_digest), None)
+    evaluated, sft = models["grpo"], models["sft"]
+    if policy_digest != evaluated.digest:
+        name = next((name for name, model in models.items() if model.digest == policy_digest), None)
         weights = f"the weights that were evaluated as {name}" if name else "weights that were not evaluated"
         raise PipelineError(
             f"{policy}: has digest {policy_digest[:12]}, {weights}; the report is about the policy with digest "
-            f"{digests['grpo'][:12]}: register that one, or evaluate this one"
+            f"{evaluated.digest[:12]}: register that one, or evaluate this one"
         )
-    if evaluated_lineage != lineage.read(policy):
+    own = lineage.read(policy)
+    if (own and own.made_by) != evaluated.made_by or (own and not made_by.contains(own)):
         raise PipelineError(
             f"{policy / lineage.FILE_NAME}: differs from the lineage of the evaluated policy, although the weights are "
             f"the same ({policy_digest[:12]}); evaluate this policy, or restore its lineage"
         )
-    started_from = (evaluated_lineage or {"inputs": {}})["inputs"].get("reference", {"digest": digests["sft"]})[
-        "digest"
-    ]
-    if started_from != digests["sft"]:
+    training = made_by.maker(evaluated)
+    started_from = training.inputs.get("reference", sft) if training else sft
+    if started_from.digest != sft.digest:
         raise PipelineError(
-            f"{report}: compares the policy with the model {digests['sft'][:12]}, but GRPO started from "
-            f"{started_from[:12]}; evaluate that one as sft, and {_RERUN}"
+            f"{report}: compares the policy with the model {sft.digest[:12]}, but GRPO started from "
+            f"{started_from.digest[:12]}; evaluate that one as sft, and {_RERUN}"
         )
 
 

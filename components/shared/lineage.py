@@ -1,30 +1,35 @@
 """Lineage: what an artifact was made from, so that any version can be made again.
 
 Digests are over content only: equal bytes have equal digests wherever they lie. A fingerprint is the part of a lineage
-that decides whether two runs do the same work.
+that decides whether two runs do the same work. `components.shared.execution` says who ran a stage, when and where.
 """
 
 import hashlib
 import json
-import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime
 from functools import cache
-from importlib import metadata
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Self
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from components.shared import jsonl
 from components.shared.config import Config, without_operational
 from components.shared.errors import PipelineError
+from components.shared.execution import (
+    Environment,
+    Revision,
+    Run,
+    current_environment,
+    current_revision,
+    current_run,
+)
 
 FILE_NAME = "lineage.json"
 Fingerprint = Mapping[str, Any]
 """What decides whether one run may resume the work of another: `config` without operational keys, `inputs` (digests by
 name) and `code` (a digest), with `files` of code (digests by path) where it is recorded for people."""
-_PACKAGES = ("deepspeed", "great-expectations", "math-verify", "numpy", "tokenizers", "torch", "transformers")
 _NUM_LISTED = 3
 """Files of code that are listed one by one."""
 
@@ -71,45 +76,215 @@ def _listing_digest(digests: Mapping[str, str]) -> str:
     return hashlib.sha256(listing.encode()).hexdigest()
 
 
-def describe(stage: str, config: dict[str, Any], inputs: dict[str, Path]) -> dict[str, Any]:
-    """Return the lineage of what `stage` makes from `inputs` under `config`, with that of each input inside it."""
-    return {
-        "stage": stage,
-        "config": config,
-        "inputs": {name: {"digest": digest(path), "lineage": read(path)} for name, path in sorted(inputs.items())},
-        "code": code_digest(),
-        "python": platform.python_version(),
-        # The light image lacks some.
-        "packages": {name: metadata.version(name) for name in _PACKAGES if find_spec(name.replace("-", "_"))},
-    }
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
-def read(folder: Path) -> dict[str, Any] | None:
-    """Return the lineage in an artifact's folder, or None for one that no stage made."""
+class Material(_Record):
+    """What a stage read from outside the graph: a raw file, or a model."""
+
+    sha256: str | None = None
+    """Digest of the file or folder; null for a model of the hub, which its commit names."""
+    size_bytes: int | None = None
+    dvc_md5: str | None = None
+    """MD5 in the DVC pointer to it, where it has one."""
+    repository: str | None = None
+    """Git repository, or model of the hub, that it was read from; null for this machine."""
+    commit: str | None = None
+    """Of the repository."""
+
+
+class Input(_Record):
+    """An artifact that a stage read."""
+
+    digest: str
+    made_by: str | None = None
+    """Key of the stage that made it; null where none did."""
+
+
+class Work(_Record):
+    """What a stage did: equal runs have equal records, on whatever machine and at whatever time."""
+
+    stage: str
+    config: dict[str, Any]
+    inputs: dict[str, Input]
+    code: str
+    """Digest of all the code that makes artifacts."""
+    materials: dict[str, Material] = {}
+    """By the path or name in the config."""
+
+
+class Lineage(_Record):
+    """What an artifact was made from: the stage that made it and all stages behind it, each once.
+
+    Records refer to one another by keys, which are the digests of their content.
+    """
+
+    format: Literal[2] = 2
+    made_by: str
+    """Key of the stage that made the artifact."""
+    stages: dict[str, Work]
+    runs: tuple[Run, ...] = ()
+    """Of the stages: what differs between equal runs."""
+    environments: dict[str, Environment] = {}
+    revisions: dict[str, Revision] = {}
+
+    @model_validator(mode="after")
+    def _keys_are_digests(self) -> Self:
+        for records in (self.stages, self.environments, self.revisions):
+            for key, record in records.items():
+                if _key(record) != key:
+                    raise ValueError(f"the record {key[:12]} does not have that digest")
+        if self.made_by not in self.stages:
+            raise ValueError(f"the stage {self.made_by[:12]} is missing")
+        return self
+
+    @property
+    def work(self) -> Work:
+        """What the stage that made the artifact did."""
+        return self.stages[self.made_by]
+
+    @property
+    def works(self) -> list[Work]:
+        """All stages, each after those whose outputs it reads."""
+        return in_order(self.stages)
+
+    def stage(self, name: str) -> Work | None:
+        """What the stage of this name did; None where it has no part in the artifact."""
+        return next((work for work in self.works if work.stage == name), None)
+
+    def maker(self, artifact: Input) -> Work | None:
+        """What the stage that made an input did; None where no stage did."""
+        return None if artifact.made_by is None else self.stages.get(artifact.made_by)
+
+    def run(self, stage: str | None = None) -> Run | None:
+        """The execution of the stage that made the artifact, or of the one of this name."""
+        keys = [key for key, work in self.stages.items() if work.stage == stage] if stage else [self.made_by]
+        return next((run for run in self.runs if run.of in keys), None)
+
+    def environment(self, stage: str | None = None) -> Environment | None:
+        """The environment in which the artifact was made, or in which the stage of this name ran."""
+        run = self.run(stage)
+        return None if run is None else self.environments[run.environment]
+
+    def revision(self, stage: str | None = None) -> Revision | None:
+        """The state of the code with which the artifact was made, or with which the stage of this name ran."""
+        run = self.run(stage)
+        return None if run is None else self.revisions[run.revision]
+
+    @property
+    def seeds(self) -> dict[str, int]:
+        """Every seed in the configs, by stage and key."""
+        flat = (item for work in self.works for item in _flat(work.stage, work.config))
+        return {name: int(value) for name, value in flat if name.endswith((".seed", "_seed")) and value.isdecimal()}
+
+    def contains(self, other: "Lineage") -> bool:
+        """Tell whether every record of another lineage is in this one."""
+        return (
+            other.stages.items() <= self.stages.items()
+            and set(other.runs) <= set(self.runs)
+            and other.environments.items() <= self.environments.items()
+            and other.revisions.items() <= self.revisions.items()
+        )
+
+
+def in_order(stages: Mapping[str, Work]) -> list[Work]:
+    """Return records of stages by key in one order, each after those whose outputs it reads."""
+
+    @cache
+    def depth(key: str) -> int:
+        behind = (each.made_by for each in stages[key].inputs.values() if each.made_by in stages)
+        return 1 + max((depth(each) for each in behind if each), default=-1)
+
+    return [stages[key] for key in sorted(stages, key=lambda key: (depth(key), stages[key].stage, key))]
+
+
+def _key(record: BaseModel) -> str:
+    return value_digest(record.model_dump(mode="json"))
+
+
+def describe(stage: str, config: dict[str, Any], inputs: Mapping[str, Path]) -> Lineage:
+    """Return the lineage of what `stage` is to make from `inputs` under `config`, before its run."""
+    behind = {name: read(path) for name, path in sorted(inputs.items())}
+    sources = {name: Input(digest=digest(inputs[name]), made_by=made and made.made_by) for name, made in behind.items()}
+    work = Work(stage=stage, config=config, inputs=sources, code=code_digest())
+    return joined(work, [made for made in behind.values() if made])
+
+
+def joined(work: Work, behind: Iterable[Lineage]) -> Lineage:
+    """Return the lineage of what a stage made, with everything in the lineages of what it read."""
+    stages, environments, revisions = {_key(work): work}, dict[str, Environment](), dict[str, Revision]()
+    runs = set[Run]()
+    for made in behind:
+        stages |= made.stages
+        runs.update(made.runs)
+        environments |= made.environments
+        revisions |= made.revisions
+    return Lineage(
+        made_by=_key(work),
+        stages=dict(sorted(stages.items())),
+        runs=tuple(sorted(runs, key=lambda run: (run.started, run.of, run.by, run.finished))),
+        environments=dict(sorted(environments.items())),
+        revisions=dict(sorted(revisions.items())),
+    )
+
+
+def complete(described: Lineage, materials: Mapping[str, Material], started: datetime) -> Lineage:
+    """Return a lineage from `describe` with the run of the stage, which has just ended, and what else it has read."""
+    work = described.work.model_copy(update={"materials": dict(sorted(materials.items()))})
+    environment, revision = current_environment(), current_revision()
+    run = current_run(_key(work), _key(environment), _key(revision), started)
+    others = {key: each for key, each in described.stages.items() if key != described.made_by}
+    own = Lineage(
+        made_by=run.of,
+        stages={run.of: work},
+        runs=(run,),
+        environments={run.environment: environment},
+        revisions={run.revision: revision},
+    )
+    behind = described.model_copy(update={"stages": others})
+    return joined(work, [behind, own])
+
+
+def read(folder: Path) -> Lineage | None:
+    """Return the lineage in an artifact's folder, or None for one that no stage made.
+
+    PipelineError where it is damaged, or of another format.
+    """
     path = folder / FILE_NAME
-    if not path.is_file():
-        return None
-    lineage: dict[str, Any] = jsonl.read_json(path)
-    return lineage
+    return parse(jsonl.read_json(path), name=str(path)) if path.is_file() else None
 
 
-def write(folder: Path, lineage: dict[str, Any]) -> None:
+def parse(value: Any, *, name: str) -> Lineage:
+    """Return the lineage in a JSON value that was read from the file `name`; PipelineError as for `read`."""
+    if isinstance(value, dict) and "stage" in value:
+        raise PipelineError(f"{name}: was made by an older version; run the stage that made it again")
+    try:
+        return Lineage.model_validate(value)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ": ".join([".".join(map(str, first["loc"])), first["msg"]]).removeprefix(": ")
+        raise PipelineError(f"{name}: is damaged ({where}); restore it, or run the stage that made it again") from None
+
+
+def write(folder: Path, lineage: Lineage) -> None:
     """Write `lineage` into an artifact's folder."""
-    jsonl.write_json(folder / FILE_NAME, lineage)
+    jsonl.write_json(folder / FILE_NAME, lineage.model_dump(mode="json"))
 
 
-def fingerprint(config: Config, made_by: Mapping[str, Any]) -> Fingerprint:
+def fingerprint(config: Config, made_by: Lineage) -> Fingerprint:
     """Return the fingerprint of the work that a lineage describes."""
-    inputs = {name: made["digest"] for name, made in made_by["inputs"].items()}
-    return {"config": without_operational(config), "inputs": inputs, "code": made_by["code"]}
+    work = made_by.work
+    inputs = {name: each.digest for name, each in work.inputs.items()}
+    return {"config": without_operational(config), "inputs": inputs, "code": work.code}
 
 
-def same_fingerprint(config: Config, made_by: Mapping[str, Any], other: Mapping[str, Any] | None) -> bool:
+def same_fingerprint(config: Config, made_by: Lineage, other: Lineage | None) -> bool:
     """Tell whether two lineages are of the same work; `config` is that of the first."""
     if other is None:
         return False
     try:
-        recorded = type(config).model_validate(other["config"])
+        recorded = type(config).model_validate(other.work.config)
     except ValidationError:  # written by another version of the code
         return False
     return fingerprint(config, made_by) == fingerprint(recorded, other)

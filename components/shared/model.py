@@ -13,6 +13,7 @@ from components.shared import durable, jsonl, lineage
 from components.shared.answer_policy import AnswerPolicy
 from components.shared.config import Config
 from components.shared.errors import PipelineError
+from components.shared.lineage import Material
 
 PIPELINE_FILE = "pipeline.json"
 """Beside the weights: how a question is put to the model ("prompt"), where its responses state their answer ("answer")
@@ -168,6 +169,14 @@ def write_reference(folder: Path, model: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     jsonl.write_json(folder / PIPELINE_FILE, {**jsonl.read_json(model / PIPELINE_FILE), **place})
     shutil.copy(model / lineage.FILE_NAME, folder / lineage.FILE_NAME)
+
+
+def base_materials(base: str, folder: Path) -> dict[str, Material]:
+    """Return what an existing base model was read from, as the `folder` that refers to it says; none from scratch."""
+    values = _pipeline_values(folder)
+    if "digest" in values:
+        return {base: Material(sha256=values["digest"])}
+    return {base: Material(repository=base, commit=values["revision"])} if "revision" in values else {}
 
 
 def resolve_reference(folder: Path) -> Path:

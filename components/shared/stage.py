@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import gettempdir
 from typing import Any, TypeVar
@@ -27,7 +28,7 @@ from components.shared import durable, lineage
 from components.shared.config import Config, load_section
 from components.shared.environment import JOURNAL_VARIABLE, POD_VARIABLE, WORK_VARIABLE
 from components.shared.errors import PipelineError, RetryableError, explain, raise_if_disk_is_full
-from components.shared.lineage import fingerprint
+from components.shared.lineage import Material, fingerprint
 from components.shared.model import require_unchanged, resolve_reference
 from components.shared.progress import say
 from components.shared.work import locked_work
@@ -52,6 +53,8 @@ class Stage:
     """Folders that the function finds empty and fills."""
     has_work: bool = False
     """Whether the function takes a folder `work` that outlives a failed or killed run, for checkpoints."""
+    materials: Callable[[Any, Mapping[str, Path]], Mapping[str, Material]] = lambda config, outputs: {}
+    """Takes the config and the filled outputs, and returns what the function has read from outside the graph."""
 
 
 def main(stage: Stage) -> None:
@@ -104,11 +107,11 @@ def run(
     """
     outputs = {name: folders[name] for name in stage.outputs}
     inputs = _resolved_inputs(stage, folders)
-    started = time.monotonic()
+    started, started_at = time.monotonic(), datetime.now(UTC)
     _log_event(stage.name, "started", outputs=outputs)
     made_by = lineage.describe(stage.name, config.model_dump(mode="json"), inputs)
     for name in stage.inputs:
-        require_unchanged(folders[name], made_by["inputs"][name]["digest"])
+        require_unchanged(folders[name], made_by.work.inputs[name].digest)
     verdict = None
     root = work_root or Path(os.environ.get(WORK_VARIABLE) or "outputs/work")
     lock = locked_work(root, stage.name, fingerprint(config, made_by), owner) if stage.has_work else nullcontext()
@@ -123,6 +126,7 @@ def run(
                     if not error.keeps_outputs:
                         raise
                     metrics, verdict = {}, error
+                made_by = lineage.complete(made_by, stage.materials(config, partial), started_at)
                 for folder in partial.values():
                     lineage.write(folder, made_by)
             before_publish(metrics)

@@ -6,10 +6,9 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from pydantic import ValidationError
 
@@ -124,7 +123,7 @@ class ModelVersion:
     """A registered version, and the lineage of its policy."""
 
     tag: str
-    lineage: Mapping[str, Any]
+    lineage: lineage.Lineage
 
 
 def newest_version(registry: str, name: str) -> ModelVersion | None:
@@ -140,7 +139,8 @@ def newest_version(registry: str, name: str) -> ModelVersion | None:
         for tag in sorted((tag for tag in tags if _number(tag) and tag not in withdrawn), key=_number, reverse=True):
             text = clone.try_git("show", f"refs/tags/{tag}:{lineage.FILE_NAME}")
             if text is not None:
-                return ModelVersion(tag, json.loads(text))
+                name = f"{registry}: {tag}: {lineage.FILE_NAME}"
+                return ModelVersion(tag, lineage.parse(json.loads(text), name=name))
     return None
 
 
@@ -154,8 +154,8 @@ def changes_since(version: ModelVersion, configs: Mapping[str, Config], code: st
 
     `configs` are the sections of the stages that make a policy, in which data are named by commit, or are none.
     """
-    changes = [] if version.lineage["code"] == code else ["the code"]
-    recorded = dict(_configs(version.lineage))
+    changes = [] if version.lineage.work.code == code else ["the code"]
+    recorded = {work.stage: work.config for work in version.lineage.works}
     for stage, config in configs.items():
         try:
             before = without_operational(type(config).model_validate(recorded.get(stage, {})))
@@ -164,11 +164,3 @@ def changes_since(version: ModelVersion, configs: Mapping[str, Config], code: st
         now = without_operational(config)
         changes += [f"{stage}.{key}" for key in now if key not in before or now[key] != before[key]]
     return changes
-
-
-def _configs(made_by: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The config of each stage in a lineage."""
-    yield made_by["stage"], made_by["config"]
-    for source in made_by["inputs"].values():
-        if source["lineage"]:
-            yield from _configs(source["lineage"])

@@ -116,7 +116,7 @@ def fingerprint_in(folder: Path) -> Fingerprint | None:
 
 
 def _made_by(outputs: Iterable[Path]) -> str:
-    return lineage.value_digest([lineage.read(path) for path in outputs])
+    return lineage.value_digest([made and made.model_dump(mode="json") for made in map(lineage.read, outputs)])
 
 
 def _list_others(stage: str, folder: Path, fingerprint: Fingerprint) -> None:

@@ -11,17 +11,19 @@ import re
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
+from importlib.util import find_spec
 from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.grading.verifier import Grade, Verdict
 from components.shared.errors import PipelineError
+from components.shared.lineage import Material, file_digest
 from components.shared.problem import Problem
 
 if TYPE_CHECKING:  # torch
@@ -58,6 +60,16 @@ def load_reward(name: str) -> RewardFunction:
         value = "" if function is None else f": it is {function!r:.80}"
         raise PipelineError(f"{where}: {module_name} ({module.__file__}) has no function `{function_name}`{value}")
     return function
+
+
+def reward_materials(names: Iterable[str]) -> dict[str, Material]:
+    """Return the file of each custom reward among the names of rewards; none for one that is in no file."""
+    files = {name: getattr(find_spec(name.partition(":")[0]), "origin", None) for name in names if is_custom(name)}
+    return {
+        name: Material(sha256=file_digest(Path(file)), size_bytes=Path(file).stat().st_size)
+        for name, file in files.items()
+        if file and Path(file).is_file()
+    }
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from components.shared.environment import SERVERS_VARIABLE, WEIGHTS_VARIABLE
 from components.shared.errors import PipelineError
 from components.shared.stage import Stage
 from components.train_grpo.config import TrainGRPOConfig
+from components.train_grpo.custom_rewards import reward_materials
 
 
 def train(
@@ -38,6 +39,7 @@ STAGE = Stage(
     inputs=("problems", "reference"),
     outputs=("policy", "training", "timings"),
     has_work=True,
+    materials=lambda config, outputs: reward_materials(config.reward.weights),
 )
 
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from components.cluster.launch import run_ranks
+from components.shared.model import base_materials
 from components.shared.stage import Stage
 from components.train_sft.config import TrainSFTConfig
 
@@ -29,6 +30,7 @@ STAGE = Stage(
     inputs=("problems",),
     outputs=("base_model", "reference", "training"),
     has_work=True,
+    materials=lambda config, outputs: base_materials(config.model.base, outputs["base_model"]),
 )
 
 

@@ -20,6 +20,7 @@ from tests.cluster.launched import RUN_ID
 from tests.cluster.processes import ROOT
 from tests.fake_cluster import ApiServer, RealClock, kinds, script
 from tests.faults.rewards import MARK_VARIABLE
+from tests.lineages import made
 from tests.train_grpo.settings import grpo_config
 
 SFT_CONFIG = TrainSFTConfig(
@@ -50,7 +51,7 @@ def inputs(tmp_path: Path) -> dict[str, Path]:
     for folder in (problems, model):
         folder.mkdir(parents=True)
     save(tiny.checkpoint(), model)
-    lineage.write(model, {"stage": "train_sft"})
+    lineage.write(model, made("train_sft"))
     write_reference(reference, model)
     return {"problems": problems, "reference": reference}
 

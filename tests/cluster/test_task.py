@@ -13,6 +13,7 @@ from components.shared.config import Config
 from components.shared.model import PIPELINE_FILE, resolve_reference
 from components.shared.stage import Stage
 from components.shared.task import StageFolders
+from tests import lineages
 from tests.cluster.launched import KilledError
 from tests.cluster.processes import wait_until
 
@@ -84,7 +85,7 @@ def test_outputs_lie_on_the_volume(run: Any, tmp_path: Path) -> None:
     assert (tmp_path / "1" / "training" / "curves.csv").is_file()
     made_by = lineage.read(model)
     assert made_by is not None
-    assert made_by["inputs"]["problems"]["digest"] == lineage.digest(tmp_path / "problems")
+    assert made_by.work.inputs["problems"].digest == lineage.digest(tmp_path / "problems")
     assert lineage.read(tmp_path / "1" / "model") == made_by == lineage.read(tmp_path / "1" / "training")
     assert not [path for path in (volume / "grpo-pipeline" / "work").glob("*/*") if path.is_dir()]
 
@@ -97,7 +98,9 @@ def test_model_on_the_volume_is_not_copied(run: Any, tmp_path: Path) -> None:
     assert CALLS[1] == model
     made_by = lineage.read(tmp_path / "2" / "model")
     assert made_by is not None
-    assert made_by["inputs"]["problems"] == {"digest": lineage.digest(model), "lineage": lineage.read(model)}
+    problems = made_by.work.inputs["problems"]
+    assert problems.digest == lineage.digest(model)
+    assert made_by.maker(problems) == (lineage.read(model) or made_by).work
 
 
 def test_changed_model_is_refused(run: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -135,7 +138,7 @@ def test_stage_with_one_stale_output_is_run_again(run: Any, tmp_path: Path, name
     """An attempt may be killed when only some of its outputs are published."""
     run("1")
     made = tmp_path / "volume/grpo-pipeline" / RUN_ID / "train_sft" / name
-    lineage.write(made, {**(lineage.read(made) or {}), "code": "earlier"})
+    lineage.write(made, lineages.made("train_sft", {"ending": ""}, code="earlier"))
     run("2")
     assert len(CALLS) == 2
 

@@ -12,12 +12,14 @@ from typing import Any
 
 import pytest
 
-from components.shared.lineage import FILE_NAME
+from components.shared.lineage import FILE_NAME, read
 from tests.images import engine
 from tests.pipelines.project import FinishedRun, Project, bytes_in, copy_project, unmoved
 
 pytestmark = [pytest.mark.long(minutes=2), pytest.mark.timeout(3600)]
 
+_WITH_ENVIRONMENT = {"provenance.json", "report.html", "model_card.md", "version.json"}
+"""Files that name the environment of the run, or are about one that does."""
 RUN = ("run", "--params", "params/smoke.yaml")
 
 
@@ -82,7 +84,7 @@ def test_every_stage_runs_in_a_container(runs: Mapping[str, FinishedRun]) -> Non
 
 
 def test_artifacts_are_the_same_with_and_without_containers(runs: Mapping[str, FinishedRun]) -> None:
-    """Every file of every stage has the same bytes, but for times, and for what lineage says of Python and packages."""
+    """Every file of every stage has the same bytes, but for times, and for what names the environment."""
     contained, plain = (runs[name].outputs for name in ("contained", "plain"))
     assert list(contained) == list(plain)
     compared = 0
@@ -96,12 +98,11 @@ def test_artifacts_are_the_same_with_and_without_containers(runs: Mapping[str, F
 
 
 def _content(folder: Path) -> dict[str, Any]:
-    """Digests of an artifact's files, and its lineage without what is another in each image."""
-
-    def without(made_by: dict[str, Any]) -> dict[str, Any]:
-        return {key: value for key, value in made_by.items() if key not in {"python", "packages"}}
-
-    return {**bytes_in(folder), FILE_NAME: json.loads((folder / FILE_NAME).read_text(), object_hook=without)}
+    """Digests of an artifact's files, without those that name the environment, and its stages."""
+    made_by = read(folder)
+    assert made_by
+    files = {name: digest for name, digest in bytes_in(folder).items() if name not in _WITH_ENVIRONMENT}
+    return {**files, FILE_NAME: made_by.stages}
 
 
 def test_the_registered_version_names_the_revision_of_the_image(

@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 from safetensors.numpy import load_file
 
-from components.shared.lineage import file_digest
+from components.shared.lineage import FILE_NAME, file_digests, read, value_digest
 from tests.presets import ROOT
 
 _FOLDERS = ("components", "pipelines", "params", "data")
@@ -127,5 +127,7 @@ def unmoved(policy: Path, reference: Path) -> list[str]:
 
 
 def bytes_in(folder: Path) -> dict[str, str]:
-    """The digest of each file of an artifact, its lineage among them."""
-    return {str(path.relative_to(folder)): file_digest(path) for path in folder.rglob("*") if path.is_file()}
+    """The digest of each file of an artifact; of its lineage without the runs, which tell who made it and when."""
+    made_by = read(folder)
+    lineage = {FILE_NAME: value_digest(made_by.model_dump(mode="json", exclude={"runs"}))} if made_by else {}
+    return file_digests(folder) | lineage

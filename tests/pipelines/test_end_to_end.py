@@ -5,13 +5,14 @@ import os
 import re
 import signal
 import time
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 
 from components.preflight.config import load_params
 from components.shared.jsonl import read_rows
-from components.shared.lineage import digest, file_digest
+from components.shared.lineage import digest, file_digest, read
 from components.shared.page import percent
 from tests.pipelines.project import FinishedRun, Project, bytes_in, copy_project, unmoved
 from tests.presets import ROOT, preset, write_params
@@ -65,10 +66,14 @@ def test_the_folder_of_a_run_has_its_results(smoke_run: FinishedRun) -> None:
 
 def test_every_artifact_says_what_it_was_made_from(smoke_run: FinishedRun) -> None:
     """From the policy's folder alone one reaches the data it was trained on."""
-    lineage = json.loads((smoke_run.outputs["train_grpo"]["policy"] / "lineage.json").read_text())
-    problems = smoke_run.outputs["prepare_data"]["problems"]
-    assert lineage["inputs"]["problems"]["digest"] == digest(problems)
-    assert lineage["inputs"]["reference"]["lineage"]["inputs"]["problems"]["digest"] == digest(problems)
+    made_by = read(smoke_run.outputs["train_grpo"]["policy"])
+    assert made_by
+    problems = digest(smoke_run.outputs["prepare_data"]["problems"])
+    assert [work.stage for work in made_by.works] == ["prepare_data", "train_sft", "train_grpo"]
+    assert {work.inputs["problems"].digest for work in made_by.works[1:]} == {problems}
+    environment = made_by.environment("train_grpo")
+    assert environment
+    assert environment.packages["torch"] == metadata.version("torch")
 
 
 def test_a_registered_version_comes_back(smoke_run: FinishedRun, tmp_path: Path) -> None:

@@ -1,8 +1,6 @@
 """Runs that are to end if they would reproduce the newest version."""
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,13 +17,15 @@ def register(folder: Path, tag: str, form: Form, *, code: str = "") -> None:
     sections = sections_of(form, DEPLOYMENT, commit="", secrets={})[0]
     configs = Params.model_validate(sections).model_dump(mode="json")
 
-    def made(stage: str, **inputs: Any) -> dict[str, Any]:
-        sources = {name: {"digest": "d", "lineage": each} for name, each in inputs.items()}
-        return {"stage": stage, "config": configs[stage], "inputs": sources, "code": code or lineage.code_digest()}
+    def work(stage: str, **inputs: lineage.Lineage) -> lineage.Lineage:
+        sources = {name: lineage.Input(digest="d", made_by=each.made_by) for name, each in inputs.items()}
+        own = code or lineage.code_digest()
+        made = lineage.Work(stage=stage, config=configs[stage], inputs=sources, code=own)
+        return lineage.joined(made, inputs.values())
 
-    problems = made("prepare_data")
-    policy = made("train_grpo", problems=problems, reference=made("train_sft", problems=problems))
-    (folder / "lineage.json").write_text(json.dumps(policy))
+    problems = work("prepare_data")
+    policy = work("train_grpo", problems=problems, reference=work("train_sft", problems=problems))
+    (folder / "lineage.json").write_text(policy.model_dump_json())
     git(folder, "add", "--all")
     git(folder, "commit", "--quiet", "--message", tag)
     git(folder, "tag", tag)

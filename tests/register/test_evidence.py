@@ -13,8 +13,9 @@ from components.register.register import STAGE
 from components.shared import jsonl, lineage, stage
 from components.shared.errors import GateMissedError, PipelineError
 from components.shared.model import write_reference
+from tests.lineages import made
 from tests.register.registrations import make_policy
-from tests.report.synthetic import write_bare_report
+from tests.report.synthetic import bare_lineage, made_by_grpo, write_bare_report
 
 
 @pytest.fixture
@@ -47,7 +48,8 @@ def set_verdict(report: Path, *, passed: bool, enforced: bool) -> None:
 
     rewrite(report / "verdict.json", change)
     rewrite(report / "summary.json", lambda summary: change(summary["verdict"]))
-    rewrite(report / "lineage.json", lambda made: made["config"]["gate"].update(enforce=enforced))
+    policy = report.parent / "policy"
+    lineage.write(report, bare_lineage(policy, enforce=enforced))
 
 
 def refusal(policy: Path, report: Path, kind: type[PipelineError] = PipelineError) -> str:
@@ -64,8 +66,9 @@ def refusal(policy: Path, report: Path, kind: type[PipelineError] = PipelineErro
 
 
 def flip_bit(path: Path) -> None:
-    """Change one bit of a file."""
-    path.write_bytes(path.read_bytes().replace(b"e", b"d", 1))
+    """Change one bit of a file; in a lineage, of the user who ran a stage, which no digest in it covers."""
+    before, after = (b"@some", b"@tome") if path.name == lineage.FILE_NAME else (b"e", b"d")
+    path.write_bytes(path.read_bytes().replace(before, after, 1))
 
 
 @pytest.mark.parametrize(("passed", "enforced"), [(True, True), (False, False)])
@@ -86,19 +89,12 @@ def test_sft_model_is_refused_in_place_of_the_policy(policy: Path, report: Path)
     """The message has both digests, and as what the weights were evaluated."""
     sft = make_policy(report.parent / "sft", b"fine-tuned")
 
-    def change(made: Any) -> None:
-        reference = model(made, "policy")["lineage"]["inputs"]["reference"]
-        reference["digest"] = model(made, "reference")["digest"] = lineage.digest(sft)
-
-    rewrite(report / "lineage.json", change)
+    digest = lineage.digest(sft)
+    lineage.write(policy, made_by_grpo(digest))
+    lineage.write(report, bare_lineage(policy, reference=digest))
     message = refusal(sft, report)
     assert f"{lineage.digest(sft)[:12]}, the weights that were evaluated as sft" in message
     assert lineage.digest(policy)[:12] in message
-
-
-def model(made: Any, name: str) -> Any:
-    """The entry of an evaluated model in the lineage of a report."""
-    return made["inputs"]["evaluation"]["lineage"]["inputs"][name]
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "lineage.json"])
@@ -116,21 +112,13 @@ def test_reference_to_a_policy_is_resolved(policy: Path, report: Path, file: str
 
 def test_policy_compared_with_another_model_than_its_reference_is_refused(policy: Path, report: Path) -> None:
     """A gain over some other model is not what the gate asks for."""
-    rewrite(report / "lineage.json", lambda made: model(made, "reference").update(digest="f" * 64))
+    lineage.write(report, bare_lineage(policy, reference="f" * 64))
     assert "with the model ffffffffffff, but GRPO started from " in refusal(policy, report)
 
 
 @pytest.mark.parametrize(
     ("file", "change", "expected"),
     [
-        ("lineage.json", lambda made: made.clear(), "not as the report stage writes it ('inputs')"),
-        (
-            "lineage.json",
-            lambda made: made.update(stage="evaluate"),
-            "lineage.json: not of a report on an evaluation",
-        ),
-        ("lineage.json", lambda made: made["inputs"].pop("evaluation"), "('evaluation')"),
-        ("lineage.json", lambda made: made["inputs"]["evaluation"]["lineage"]["inputs"].pop("policy"), "('policy')"),
         ("verdict.json", lambda verdict: verdict.update(enforced=False), "applied enforce False, but the report"),
         ("verdict.json", lambda verdict: verdict["gate"].update(max_p_value=0.4), "applied max_p_value 0.4"),
         ("verdict.json", lambda verdict: verdict["sources"][0].update(passed=False), "`passed` contradicts"),
@@ -147,6 +135,17 @@ def test_inconsistent_report_is_refused(
     message = refusal(policy, report)
     assert expected in message
     assert message.endswith("run the report stage again")
+
+
+def test_report_on_something_else_than_an_evaluation_is_refused(policy: Path, report: Path) -> None:
+    """Its lineage leads from the report over the evaluation to the models."""
+    for made_by, expected in (
+        (made("evaluate"), "not as the report stage writes it ('evaluation')"),
+        (made("report", {}, {"evaluation": made("train_sft")}), "lineage.json: not of a report on an evaluation"),
+        (made("report", {}, {"evaluation": made("evaluate")}), "not as the report stage writes it ('base_model')"),
+    ):
+        lineage.write(report, made_by)
+        assert expected in refusal(policy, report)
 
 
 def test_missed_gate_ends_the_kubeflow_task_with_exit_code_3(

@@ -14,7 +14,6 @@ import pytest
 import yaml
 
 from components.register.config import RegisterConfig
-from components.register.register import project_commit
 from components.register.registry import fetch
 from components.shared import jsonl, lineage
 from components.shared.errors import PipelineError, RetryableError
@@ -291,15 +290,3 @@ def test_fetch_into_a_relative_folder(registered: Registered, tmp_path: Path) ->
         fetch(str(tmp_path / "nowhere"), "v0.0.1", tmp_path / "fetched")
     with pytest.raises(PipelineError, match="is not empty"):
         fetch(config.registry, "v0.0.1", tmp_path / "mine")
-
-
-def test_commit_of_the_project_is_known_inside_git_only(tmp_path: Path) -> None:
-    """A commit if the code is in a repository, nothing elsewhere, and changed files are mentioned."""
-    assert project_commit(tmp_path) is None
-    (tmp_path / "components").mkdir()
-    (tmp_path / "components" / "x.py").write_text("")
-    for arguments in (["init", "--quiet"], ["add", "."], ["commit", "--quiet", "-m", "x"]):
-        git(tmp_path, *arguments)
-    assert project_commit(tmp_path) == git(tmp_path, "rev-parse", "HEAD").strip()
-    (tmp_path / "components" / "x.py").write_text("1")
-    assert str(project_commit(tmp_path)).endswith(" with uncommitted changes")

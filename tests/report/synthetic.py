@@ -10,7 +10,9 @@ from components.evaluate.scores import scores
 from components.prepare_data.word_problems import WordProblems
 from components.report.config import GateConfig
 from components.shared import jsonl, lineage
+from components.shared.lineage import Lineage
 from components.shared.problem import Problem
+from tests.lineages import made
 
 SKILL = {
     "base": {"words": 0.02, "gsm8k": 0.01},
@@ -30,9 +32,9 @@ def make_run(
     generated = WordProblems.model_validate(config).problems(seed)
     questions = [_moved(problem, "words" if index % 4 else "gsm8k") for index, problem in enumerate(generated)]
     folders = {name: folder / name for name in _lineages()}
-    for name, made in _lineages().items():
+    for name, made_by in _lineages().items():
         folders[name].mkdir(parents=True)
-        lineage.write(folders[name], made)
+        lineage.write(folders[name], made_by)
     for model in skill:
         evaluation = folders["evaluation"] / model
         evaluation.mkdir()
@@ -126,27 +128,39 @@ def _validation(problems: int) -> Row:
     return {"success": True, "rows": {"train": 4000, "test": problems}, "expectations": expectations}
 
 
-def made_by_grpo() -> Row:
-    """The lineage of the evaluated policy."""
+def made_by_grpo(reference: str = lineage.value_digest("sft")) -> Lineage:
+    """The lineage of the evaluated policy, which was trained from the model with this digest."""
     config = {"model": _MODEL, "prompts": 16, "group_size": 8, "steps": 60, "kl_coefficient": 0.02}
-    grpo = _made_by("train_grpo", config, {"problems": _PROBLEMS, "reference": _SFT})
-    grpo["inputs"]["reference"]["digest"] = lineage.value_digest("sft")
-    return grpo
+    inputs = {"problems": _PROBLEMS, "reference": _SFT}
+    return made("train_grpo", config, inputs, digests={"reference": reference}, packages=_PACKAGES)
+
+
+def bare_lineage(policy: Path, *, enforce: bool = True, **digests: str) -> Lineage:
+    """The lineage of a report on a policy; `digests` has those of evaluated models that are not the usual ones."""
+    gate = _gate(enforce=enforce)
+    evaluated = {"policy": lineage.digest(policy), **digests}
+    return made("report", {"gate": gate, "num_examples": 0}, _lineages(lineage.read(policy), evaluated))
+
+
+def _gate(*, enforce: bool = True) -> dict[str, Any]:
+    gate = GateConfig(target=("words",), min_gain=0.1, max_p_value=0.01, margin=0.5, enforce=enforce)
+    return gate.model_dump(mode="json")
 
 
 def write_bare_report(folder: Path, policy: Path) -> None:
     """Write the parts of a report that say a policy was evaluated and passed the gate, without figures or a page."""
-    gate = GateConfig(target=("words",), min_gain=0.1, max_p_value=0.01, margin=0.5).model_dump(mode="json")
+    gate = _gate()
     sources = [{"source": "words", "passed": True, "reason": "words: gained enough"}]
     verdict = {"passed": True, "enforced": True, "reasons": [], "gate": gate, "sources": sources, "health": []}
-    made = _made_by("report", {"gate": gate, "num_examples": 0}, _lineages())
-    models = made["inputs"]["evaluation"]["lineage"]["inputs"]
-    models["policy"].update(digest=lineage.digest(policy), lineage=lineage.read(policy))
+    made_by = bare_lineage(policy)
+    evaluation = made_by.maker(made_by.work.inputs["evaluation"])
+    assert evaluation is not None
     folder.mkdir(parents=True)
-    lineage.write(folder, made)
+    lineage.write(folder, made_by)
     jsonl.write_json(folder / "verdict.json", verdict)
     jsonl.write_json(folder / "summary.json", {"verdict": verdict})
-    jsonl.write_json(folder / "provenance.json", {"inputs": {name: model["digest"] for name, model in models.items()}})
+    inputs = {name: model.digest for name, model in evaluation.inputs.items()}
+    jsonl.write_json(folder / "provenance.json", {"inputs": inputs})
 
 
 def report_on(report: Path, policy: Path) -> Path:
@@ -156,33 +170,29 @@ def report_on(report: Path, policy: Path) -> Path:
     for path in folder.glob("*.json"):
         text = path.read_text(encoding="utf-8")
         path.write_text(text.replace(lineage.value_digest("grpo"), lineage.digest(policy)), encoding="utf-8")
+    made_by = lineage.parse(jsonl.read_json(report / lineage.FILE_NAME), name="report")
+    inputs = _lineages(lineage.read(policy), {"policy": lineage.digest(policy)})
+    lineage.write(folder, made("report", made_by.work.config, inputs))
     return folder
 
 
-def _lineages() -> dict[str, Row]:
-    """The lineage of each input of the report stage."""
-    models = {"base_model": _SFT, "reference": _SFT, "policy": made_by_grpo()}
-    evaluation = _made_by("evaluate", {"num_samples": 2, "temperature": 1.0}, {**models, "problems": _PROBLEMS})
-    for artifact, name in zip(models, SKILL, strict=True):
-        evaluation["inputs"][artifact]["digest"] = lineage.value_digest(name)
+def _lineages(policy: Lineage | None = None, digests: Mapping[str, str] | None = None) -> dict[str, Lineage]:
+    """The lineage of each input of the report stage, with digests of evaluated models."""
+    policy = policy or made_by_grpo()
+    models = {"base_model": _SFT, "reference": _SFT, "policy": policy}
+    usual = {artifact: lineage.value_digest(name) for artifact, name in zip(models, SKILL, strict=True)}
+    inputs = {**models, "problems": _PROBLEMS}
+    config = {"num_samples": 2, "temperature": 1.0}
     return {
-        "evaluation": evaluation,
+        "evaluation": made("evaluate", config, inputs, digests={**usual, **(digests or {})}, packages=_PACKAGES),
         "sft_training": _SFT,
-        "grpo_training": made_by_grpo(),
-        "validation": _made_by("validate_data", {"min_rows": 100}, {"problems": _PROBLEMS}),
-    }
-
-
-def _made_by(stage: str, config: Row, inputs: Mapping[str, Row]) -> Row:
-    return {
-        "stage": stage,
-        "config": config,
-        "inputs": {name: {"digest": lineage.value_digest(name), "lineage": made} for name, made in inputs.items()},
-        "code": lineage.value_digest("code"),
-        "packages": {"torch": "2.13.0", "transformers": "5.19.0"},
+        "grpo_training": policy,
+        "validation": made("validate_data", {"min_rows": 100}, {"problems": _PROBLEMS}, packages=_PACKAGES),
     }
 
 
 _MODEL = {"base": "scratch:words", "prompt": "{question}\n", "answer": "declared"}
-_PROBLEMS = _made_by("prepare_data", {"num_train": 4000, "seed": 1}, {})
-_SFT = _made_by("train_sft", {"model": _MODEL, "epochs": 2, "learning_rate": 1e-3}, {"problems": _PROBLEMS})
+_PACKAGES = {"torch": "2.13.0", "transformers": "5.19.0"}
+_PROBLEMS = made("prepare_data", {"num_train": 4000, "seed": 1}, packages=_PACKAGES)
+_SFT_CONFIG = {"model": _MODEL, "epochs": 2, "learning_rate": 1e-3}
+_SFT = made("train_sft", _SFT_CONFIG, {"problems": _PROBLEMS}, packages=_PACKAGES)

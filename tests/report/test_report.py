@@ -19,6 +19,7 @@ from components.report.findings import collect_provenance
 from components.report.report import STAGE, render_report
 from components.shared import jsonl, lineage, stage
 from components.shared.errors import PipelineError
+from tests.lineages import made
 from tests.report.synthetic import SKILL, make_run
 
 Row = dict[str, Any]
@@ -237,26 +238,23 @@ def test_evaluations_that_cannot_be_compared_are_refused(
     assert not (tmp_path / "report").exists()
 
 
-def _made(stage: str, packages: dict[str, str], **inputs: Row) -> Row:
-    made = {name: {"digest": name, "lineage": lineage} for name, lineage in inputs.items()}
-    return {"stage": stage, "config": {}, "inputs": made, "code": "c", "packages": packages}
-
-
 def test_provenance_has_the_packages_of_all_stages() -> None:
     """Stages run in different images: all packages are named, with every version if they differ."""
     light, heavy = {"numpy": "2.3.5"}, {"numpy": "2.3.4", "torch": "2.13.0"}
-    problems = _made("prepare_data", light)
-    evaluation = _made("evaluate", heavy, policy=_made("train_grpo", heavy, problems=problems), problems=problems)
-    validation = _made("validate_data", light, problems=problems)
-    provenance = collect_provenance({"grpo": evaluation, "validation": validation})
+    problems = made("prepare_data", packages=light)
+    policy = made("train_grpo", inputs={"problems": problems}, packages=heavy)
+    evaluation = made("evaluate", inputs={"policy": policy, "problems": problems}, packages=heavy)
+    validation = made("validate_data", inputs={"problems": problems}, packages=light)
+    provenance = collect_provenance({"grpo": evaluation, "validation": validation}, {"report": {"num_examples": 1}})
+    assert list(provenance.configs) == ["prepare_data", "train_grpo", "validate_data", "evaluate", "report"]
     assert provenance.packages == {"numpy": "2.3.4, 2.3.5", "torch": "2.13.0"}
 
 
 def test_provenance_of_mixed_runs_is_refused() -> None:
     """One stage has one config in a run."""
-    other = _made("prepare_data", {}) | {"config": {"seed": 2}}
+    one, other = made("prepare_data", {"seed": 1}), made("prepare_data", {"seed": 2})
     with pytest.raises(PipelineError, match="input `b` was made under another config of prepare_data"):
-        collect_provenance({"a": _made("prepare_data", {}), "b": other})
+        collect_provenance({"a": one, "b": other}, {})
 
 
 @pytest.mark.parametrize("volume", ["", "volume"])
@@ -274,6 +272,6 @@ def test_kubeflow_component_shows_page_and_metrics(shared_run: dict[str, Path], 
         inputs |= {"volume": str(tmp_path / volume), "run_id": "run-1"}
     (folder,) = component.report.python_func(config=VALUES, **inputs, report=out, report_page=page, metrics=metrics)
     assert Path(folder).is_relative_to(tmp_path / (volume or "made"))
-    for made in (out.path, folder):
-        assert (tmp_path / "html" / "page").read_bytes() == (Path(made) / "report" / "report.html").read_bytes()
+    for place in (out.path, folder):
+        assert (tmp_path / "html" / "page").read_bytes() == (Path(place) / "report" / "report.html").read_bytes()
     assert metrics.metadata["gate_passed"] == 1

@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from importlib import metadata
 from pathlib import Path
 from typing import Annotated
 
@@ -15,6 +14,7 @@ import pytest
 from components.shared import lineage
 from components.shared.config import Config, Operational
 from components.shared.errors import PipelineError
+from tests.lineages import made
 
 _ROOT = Path(__file__).parents[2]
 
@@ -32,7 +32,7 @@ def test_equal_content_has_an_equal_digest_anywhere(tmp_path: Path) -> None:
     one, other = _artifact(tmp_path / "one"), _artifact(tmp_path / "deep/other")
     (other / "a.txt").chmod(0o600)
     os.utime(other / "a.txt", (0, 0))
-    lineage.write(other, {"stage": "x"})
+    lineage.write(other, made("x"))
     assert lineage.digest(one) == lineage.digest(other)
     listing = "".join(
         f"{name} {hashlib.sha256(text).hexdigest()}\n" for name, text in (("a.txt", b"one"), ("deep/b.txt", b"two"))
@@ -74,13 +74,6 @@ def test_a_damaged_lineage_is_named(tmp_path: Path) -> None:
         lineage.read(tmp_path)
 
 
-def test_packages_that_are_not_installed_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The light image has no torch, and its stages have a lineage all the same."""
-    assert lineage.describe("x", {}, {})["packages"]["torch"] == metadata.version("torch")
-    monkeypatch.setattr(lineage, "find_spec", lambda name: None)
-    assert lineage.describe("x", {}, {})["packages"] == {}
-
-
 def test_any_line_of_code_or_template_is_part_of_it(tmp_path: Path) -> None:
     """But no compiled files."""
     copy = tmp_path / "components"
@@ -107,18 +100,59 @@ class _TrainConfig(Config):
 
 
 @pytest.mark.parametrize(
-    ("change", "same"),
+    ("config", "code", "digest", "same"),
     [
-        ({}, True),
-        ({"config": {"rate": 0.5, "num_processes": 8}, "python": "9"}, True),
-        ({"config": {"rate": 0.6}}, False),
-        ({"config": {"pace": 0.5}}, False),  # of another version of the code
-        ({"code": "c2"}, False),
-        ({"inputs": {"problems": {"digest": "d2"}}}, False),
+        ({"rate": 0.5}, "c1", "d1", True),
+        ({"rate": 0.5, "num_processes": 8}, "c1", "d1", True),
+        ({"rate": 0.6}, "c1", "d1", False),
+        ({"pace": 0.5}, "c1", "d1", False),  # of another version of the code
+        ({"rate": 0.5}, "c2", "d1", False),
+        ({"rate": 0.5}, "c1", "d2", False),
     ],
 )
-def test_the_same_work_has_the_same_fingerprint(change: dict[str, object], same: bool) -> None:
-    """Config without operational keys, code, and the content of inputs decide."""
-    made_by = {"config": {"rate": 0.5}, "inputs": {"problems": {"digest": "d1"}}, "code": "c1", "python": "3"}
-    assert lineage.same_fingerprint(_TrainConfig(rate=0.5), made_by, {**made_by, **change}) == same
+def test_the_same_work_has_the_same_fingerprint(config: dict[str, float], code: str, digest: str, same: bool) -> None:
+    """Config without operational keys, code, and the content of inputs decide; who ran it, when and where do not."""
+
+    def work(config: dict[str, float], code: str, digest: str, **packages: str) -> lineage.Lineage:
+        return made("x", config, {"problems": None}, code=code, digests={"problems": digest}, packages=packages)
+
+    made_by = work({"rate": 0.5}, "c1", "d1", torch="2")
+    assert lineage.same_fingerprint(_TrainConfig(rate=0.5), made_by, work(config, code, digest, torch="1")) == same
     assert not lineage.same_fingerprint(_TrainConfig(rate=0.5), made_by, None)
+
+
+def test_every_stage_and_environment_is_in_a_lineage_once() -> None:
+    """However many ways lead to it: a diamond of stages is four records, in an order of their own."""
+    data = made("data", packages={"numpy": "2"})
+    left = made("left", inputs={"data": data}, packages={"numpy": "2"})
+    right = made("right", inputs={"data": data}, packages={"numpy": "2", "torch": "2"})
+    report = made("report", inputs={"left": left, "right": right, "data": data}, packages={"numpy": "2"})
+    assert [work.stage for work in report.works] == ["data", "left", "right", "report"]
+    assert (len(report.stages), len(report.runs), len(report.environments), len(report.revisions)) == (4, 4, 2, 1)
+    assert report.contains(left)
+    assert not left.contains(right)
+    environment = report.environment("right")
+    assert environment
+    assert environment.packages == {"numpy": "2", "torch": "2"}
+    assert report.stage("left") == left.work
+    for part in (report.stage, report.run, report.environment, report.revision):
+        assert part("other") is None
+
+
+@pytest.mark.parametrize("place", ["stages", "environments", "revisions"])
+def test_a_changed_record_is_damage(tmp_path: Path, place: str) -> None:
+    """Keys are digests: a record that was edited by hand, or lost, is no evidence."""
+    lineage.write(tmp_path, made("train", {"rate": 1}, {"data": made("data")}, packages={"torch": "2"}))
+    path = tmp_path / lineage.FILE_NAME
+    text = path.read_text()
+    changes = {"stages": ('"rate": 1', '"rate": 2'), "environments": ('"2"', '"3"'), "revisions": ("c0ffee", "decaf0")}
+    path.write_text(text.replace(*changes[place]))
+    with pytest.raises(PipelineError, match=r"lineage\.json: is damaged \(.*does not have that digest\)"):
+        lineage.read(tmp_path)
+
+
+def test_a_lineage_of_an_older_version_is_refused(tmp_path: Path) -> None:
+    """With what to do."""
+    (tmp_path / lineage.FILE_NAME).write_text('{"stage": "train", "config": {}, "inputs": {}, "code": "c"}')
+    with pytest.raises(PipelineError, match="was made by an older version; run the stage that made it again"):
+        lineage.read(tmp_path)

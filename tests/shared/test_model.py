@@ -16,6 +16,7 @@ from components.shared.model import (
     resolve_reference,
     write_reference,
 )
+from tests.lineages import made
 
 _QUESTION = {"prompt": "{question}\n", "answer": "declared"}
 
@@ -56,7 +57,7 @@ def model(tmp_path: Path) -> Path:
     folder.mkdir()
     (folder / "model.safetensors").write_bytes(b"weights")
     jsonl.write_json(folder / PIPELINE_FILE, _QUESTION)
-    lineage.write(folder, {"stage": "train_sft"})
+    lineage.write(folder, made("train_sft"))
     write_reference(tmp_path / "reference", folder)
     return folder
 

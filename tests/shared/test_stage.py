@@ -4,11 +4,13 @@ import errno
 import json
 import multiprocessing
 import os
+import platform
 import signal
 import stat
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -26,6 +28,7 @@ from components.shared.errors import (
 )
 from components.shared.stage import PAUSES_S, Stage, main, run, with_retries
 from components.shared.task import run_task
+from tests.lineages import made
 
 _NEW = {"out/first/a.txt": "new", "out/first/lineage.json": "", "second/b.txt": "new", "second/lineage.json": ""}
 
@@ -68,7 +71,7 @@ def earlier(tmp_path: Path, folders: dict[str, Path]) -> dict[str, str]:
     for name in ("first", "second"):
         folders[name].mkdir(parents=True)
         (folders[name] / "old.txt").write_text("old")
-        lineage.write(folders[name], {})
+        lineage.write(folders[name], made("copy"))
     return _files(tmp_path)
 
 
@@ -148,7 +151,7 @@ def test_an_output_that_would_destroy_something_is_refused_first(tmp_path: Path,
     for folder in (source, tmp_path / "mine"):
         folder.mkdir(parents=True)
         (folder / "a.txt").write_text("mine")
-    lineage.write(tmp_path / "outside", {})
+    lineage.write(tmp_path / "outside", made("copy"))
     (tmp_path / "a_file").write_text("mine")
     (tmp_path / "a_link").symlink_to(tmp_path / "mine")
     before = _files(tmp_path)
@@ -170,18 +173,30 @@ def test_an_input_that_is_missing_is_named(tmp_path: Path, folders: dict[str, Pa
 
 
 def test_equal_runs_have_equal_lineage(tmp_path: Path, folders: dict[str, Path]) -> None:
-    """Every output has it; neither place nor time is in it, but the config and each input with its own lineage."""
-    lineage.write(folders["source"], {"stage": "raw"})
+    """Every output has it: config and each input with its own lineage; only the runs tell who made it, and when."""
+    raw = made("raw")
+    lineage.write(folders["source"], raw)
     for place, seed in (("here", 1), ("there", 1), ("other", 2)):
         outputs = {name: tmp_path / place / name for name in ("first", "second")}
         run(_stage(), CopyConfig(seed=seed), {**folders, **outputs})
     places = ("here/first", "here/second", "there/second", "other/second")
-    first, here, there, other = ((tmp_path / place / lineage.FILE_NAME).read_bytes() for place in places)
-    assert first == here == there != other
-    recorded = json.loads(here)
-    assert (recorded["stage"], recorded["config"]) == ("copy", {"seed": 1})
-    digest = lineage.digest(folders["source"])
-    assert recorded["inputs"] == {"source": {"digest": digest, "lineage": {"stage": "raw"}}}
+    first, here, there, other = (lineage.read(tmp_path / place) for place in places)
+    assert first
+    assert here
+    assert there
+    assert other
+    assert first == here != there
+    assert here.model_dump(exclude={"runs"}) == there.model_dump(exclude={"runs"})
+    assert here.made_by == there.made_by != other.made_by
+    assert (here.work.stage, here.work.config) == ("copy", {"seed": 1})
+    source = here.work.inputs["source"]
+    assert source.digest == lineage.digest(folders["source"])
+    assert here.maker(source) == raw.work
+    assert here.seeds == {"copy.seed": 1}
+    its_run = here.run()
+    assert its_run
+    assert its_run.started <= its_run.finished < datetime.now(UTC)
+    assert its_run.by.endswith(f"@{platform.node()}")
 
 
 @pytest.fixture
@@ -238,7 +253,7 @@ def test_a_stage_is_a_command_with_an_option_per_folder(
     command(_stage(), "--second", "second")
     recorded = lineage.read(tmp_path / "second")
     assert recorded is not None
-    assert recorded["config"] == {"seed": 1}
+    assert recorded.work.config == {"seed": 1}
 
 
 @pytest.mark.parametrize(

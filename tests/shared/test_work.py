@@ -19,6 +19,7 @@ from components.shared.environment import WORK_VARIABLE
 from components.shared.errors import PipelineError, RetryableError
 from components.shared.stage import Stage, run
 from components.shared.work import WorkFolder
+from tests.lineages import made
 
 _ADVICE = (
     "train: this run starts at the first step; to resume unfinished work, undo the difference and run again; "
@@ -142,7 +143,7 @@ def test_only_the_same_work_is_resumed(training: _Training, monkeypatch: pytest.
         changed.setattr(lineage, "code_digest", lambda: "another loss")
         assert training.run() == 0
     (training.folder / "source").rename(training.folder / "moved")
-    lineage.write(training.folder / "moved", {"stage": "made again by another version"})
+    lineage.write(training.folder / "moved", made("another"))
     assert training.run(source="moved", num_processes=8) == 3
 
 
@@ -250,7 +251,7 @@ def test_a_result_that_was_replaced_or_removed_is_not_copied(training: _Training
     assert (copy / "weights.txt").read_text() == "trained"
     assert WorkFolder("train", result.with_suffix(""), waited=False).copy_result({"model": copy}) is None
     assert waited.copy_result({"another": copy}) is None
-    lineage.write(training.folder / "out/model", {"stage": "train", "config": {"seed": 7}})
+    lineage.write(training.folder / "out/model", made("train", {"seed": 7}))
     assert waited.copy_result({"model": copy}) is None
     shutil.rmtree(training.folder / "out/model")
     assert waited.copy_result({"model": copy}) is None

@@ -13,7 +13,6 @@ from kubernetes.client import CoreV1Api
 from components.cluster import kube
 from components.cluster.kube import Clock, TrainJobs
 from components.preflight.config import load_params
-from components.shared import lineage
 from components.shared.environment import ENDPOINT_VARIABLES, KUBECONFIG_VARIABLE
 from components.shared.work import locked_work
 from pipelines.cluster.kubeflow import Kubeflow
@@ -267,11 +266,12 @@ def test_only_what_the_check_made_is_removed_from_the_volume(tmp_path: Path) -> 
         root = tmp_path / "grpo-pipeline"
         for folder in (tmp_path / name / "registry", root / run_id / "train_sft/reference"):
             folder.mkdir(parents=True)
-        work = locked_work(root / "work", "train_grpo", lineage.describe("train_grpo", {"seed": seed}, {}))
+        fingerprint = {"config": {"seed": seed}, "inputs": {}, "code": ""}
+        work = locked_work(root / "work", "train_grpo", fingerprint)
         with suppress(KeyboardInterrupt), work as unfinished:
             (unfinished.folder / "checkpoint").touch()
             raise KeyboardInterrupt
-        with locked_work(root / "work", "train_sft", lineage.describe("train_sft", {"seed": seed}, {})) as finished:
+        with locked_work(root / "work", "train_sft", fingerprint) as finished:
             finished.finish({"reference": root / run_id / "train_sft/reference"}, {})
     script = cleaning(str(tmp_path), "cluster-check-1", 123456789, [ours])
     subprocess.run(["sh", "-c", script], check=True)

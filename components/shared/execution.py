@@ -1,0 +1,272 @@
+"""How a stage was run: by whom and when, from which commit with which changes, and in which environment.
+
+Nothing here decides what a stage makes of its inputs by design; all of it can, and a result that does not come back
+equal is explained by it. Reading it costs milliseconds and imports nothing: versions come from the names of installed
+distributions, hardware from files of the kernel.
+"""
+
+import getpass
+import hashlib
+import os
+import platform
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+from components.shared.environment import (
+    IMAGE_VARIABLE,
+    REVISION_VARIABLE,
+    RUN_ID_VARIABLE,
+    RUN_NAME_VARIABLE,
+    available_cores,
+)
+
+_ROOT = Path(__file__).parents[2]
+_CODE = ("components", "pipelines", "pyproject.toml", "requirements.lock")
+"""What a commit has to say about a run, relative to the repository."""
+_SUFFIXES = (".py", ".jinja", ".css", ".yaml")
+"""Of new files that are code."""
+_LOCK = "requirements.lock"
+_MAX_PATCH = 200_000
+"""Characters of uncommitted changes that are kept; of more only the digest."""
+_VARIABLE = re.compile(
+    "(OMP|MKL|KMP|GOMP|OPENBLAS|BLIS|VECLIB|NUMEXPR|DNNL|ONEDNN|ATEN|TORCH|PYTORCH|CUDA|CUBLAS|CUDNN|NVIDIA|NCCL|VLLM)_.*"
+    "|LD_PRELOAD|PYTHONHASHSEED"
+)
+"""Environment variables that change what or how fast numerical libraries compute."""
+_SECRET = re.compile("KEY|TOKEN|SECRET|PASSWORD")
+_CPUINFO, _NVIDIA = Path("/proc/cpuinfo"), Path("/proc/driver/nvidia")
+_CPU_NAMES = ("model name", "Model", "cpu model", "Hardware", "CPU part")
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class Environment(_Record):
+    """The software and hardware that a stage ran on."""
+
+    python: str
+    packages: dict[str, str]
+    """Version of every installed package, by its normalised name."""
+    lock: str | None
+    """SHA-256 of requirements.lock; null where the code came without it."""
+    image: str | None
+    """Reference of the container image; null outside one."""
+    system: str
+    """Operating system with its kernel and C library."""
+    machine: str
+    """Architecture, such as x86_64."""
+    cpu: str
+    num_cores: int
+    """Cores that the process may use."""
+    gpus: tuple[str, ...]
+    gpu_driver: str | None
+    variables: dict[str, str]
+    """Environment variables of numerical libraries, such as OMP_NUM_THREADS."""
+
+    def __str__(self) -> str:
+        gpus = "; ".join(f"{number} x {name}" for name, number in Counter(self.gpus).items())
+        return f"{gpus or 'no GPU'}; {self.num_cores} cores of {self.cpu}; {self.system}; Python {self.python}"
+
+
+class Revision(_Record):
+    """The state of the code: a commit, and what was not committed."""
+
+    commit: str | None = None
+    """Of the repository, or the one that the image was built from; null where neither is known."""
+    patch_digest: str | None = None
+    """SHA-256 of the uncommitted changes; null for none."""
+    patch: str | None = None
+    """The uncommitted changes, new files included, for `git apply`; null for none, or where they are too long."""
+
+    def __str__(self) -> str:
+        if self.commit is None:
+            return "unknown, not run from a git repository"
+        return self.commit + (" with uncommitted changes" if self.patch_digest else "")
+
+
+class Run(_Record):
+    """One execution of a stage: what differs between equal runs."""
+
+    of: str
+    """Key of the stage's record."""
+    by: str
+    """User and host."""
+    run_id: str | None
+    """Of the Kubeflow run."""
+    run_name: str | None
+    started: datetime
+    finished: datetime
+    threads: int | None
+    """Threads that torch computed with; null where this process did not use torch."""
+    environment: str
+    """Key of the environment."""
+    revision: str
+    """Key of the revision."""
+
+    @property
+    def seconds(self) -> float:
+        """How long the stage took."""
+        return (self.finished - self.started).total_seconds()
+
+
+def current_run(of: str, environment: str, revision: str, started: datetime) -> Run:
+    """Return the record of a stage that this process has run since `started` (UTC), and that ends now."""
+    torch = sys.modules.get("torch")
+    return Run(
+        of=of,
+        by=f"{_user()}@{platform.node()}",
+        run_id=os.environ.get(RUN_ID_VARIABLE) or None,
+        run_name=os.environ.get(RUN_NAME_VARIABLE) or None,
+        started=started,
+        finished=datetime.now(UTC),
+        threads=torch.get_num_threads() if torch else None,
+        environment=environment,
+        revision=revision,
+    )
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container may run as a number without a name
+        return str(os.getuid())
+
+
+@cache
+def current_environment() -> Environment:
+    """Return the environment of this process."""
+    lock = _ROOT / _LOCK
+    return Environment(
+        python=platform.python_version(),
+        packages=dict(sorted(_packages())),
+        lock=hashlib.sha256(lock.read_bytes()).hexdigest() if lock.is_file() else None,
+        image=os.environ.get(IMAGE_VARIABLE) or None,
+        system=platform.platform(),
+        machine=platform.machine(),
+        cpu=_cpu(),
+        num_cores=available_cores(),
+        gpus=tuple(_gpus()),
+        gpu_driver=_gpu_driver(),
+        variables={
+            name: value.encode(errors="replace").decode()
+            for name, value in sorted(os.environ.items())
+            if _VARIABLE.fullmatch(name) and not _SECRET.search(name)
+        },
+    )
+
+
+def _packages() -> Iterator[tuple[str, str]]:
+    """Name and version of each distribution that can be imported."""
+    known = set[str]()
+    # From the names of folders: hundreds of files with metadata take too long to read.
+    for folder in filter(Path.is_dir, map(Path, sys.path)):
+        for path in folder.iterdir():
+            if path.suffix in {".dist-info", ".egg-info"} and "-" in path.stem:
+                package, version = path.stem.split("-")[:2]
+                normalised = re.sub(r"[-_.]+", "-", package).lower()
+                if normalised not in known:
+                    known.add(normalised)
+                    yield normalised, version
+
+
+def _cpu() -> str:
+    """The name of the processor, as the kernel reports it."""
+    if _CPUINFO.is_file():
+        lines = dict(line.partition(":")[::2] for line in _CPUINFO.read_text("utf-8", "replace").splitlines())
+        values = {name.strip(): value.strip() for name, value in lines.items()}
+        return next((values[name] for name in _CPU_NAMES if values.get(name)), platform.machine())
+    return platform.processor() or platform.machine()
+
+
+def _gpus() -> Iterator[str]:
+    """The name of each GPU of the driver, or of torch where that is in use and the driver has no files."""
+    files = sorted(_NVIDIA.glob("gpus/*/information"))
+    for path in files:
+        yield from re.findall(r"^Model:\s*(.+?)\s*$", path.read_text("utf-8", "replace"), flags=re.MULTILINE)
+    torch = sys.modules.get("torch")
+    if not files and torch and torch.cuda.is_available():
+        yield from (torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))
+
+
+def _gpu_driver() -> str | None:
+    path = _NVIDIA / "version"
+    match = re.search(r"\b\d+\.\d+(\.\d+)?\b", path.read_text("utf-8", "replace")) if path.is_file() else None
+    return match[0] if match else None
+
+
+def environment_differences(one: Environment, other: Environment) -> list[str]:
+    """Return each difference between two environments in words, such as "torch 2.13.0 -> 2.12.0"; empty for none."""
+    before, after = one.model_dump(), other.model_dump()
+    differences = [
+        f"{name} {before[kind].get(name, '(none)')} -> {after[kind].get(name, '(none)')}"
+        for kind in ("packages", "variables")
+        for name in sorted({**before[kind], **after[kind]})
+        if before[kind].get(name) != after[kind].get(name)
+    ]
+    return differences + [
+        f"{title}: {_words(before[key])} -> {_words(after[key])}"
+        for key, title in _TITLES.items()
+        if before[key] != after[key]
+    ]
+
+
+_TITLES = {
+    "python": "Python",
+    "lock": "requirements.lock",
+    "image": "image",
+    "system": "operating system",
+    "machine": "architecture",
+    "cpu": "CPU",
+    "num_cores": "CPU cores",
+    "gpus": "GPUs",
+    "gpu_driver": "GPU driver",
+}
+
+
+def _words(value: object) -> str:
+    return ", ".join(map(str, value)) or "none" if isinstance(value, tuple) else "none" if value is None else str(value)
+
+
+@cache
+def current_revision(root: Path = _ROOT) -> Revision:
+    """Return the state of the code in a repository; outside one, as in an image, the commit that it was built from."""
+    from components.shared.versioning import Workspace  # it imports lineages, which import this
+
+    if not (root / ".git").exists():
+        return Revision(commit=os.environ.get(REVISION_VARIABLE) or None)
+    workspace = Workspace(root, root)
+    head = workspace.try_git("rev-parse", "--verify", "HEAD")
+    if head is None:
+        return Revision()
+    paths = [name for name in _CODE if (root / name).exists()]
+    diff = ("--no-optional-locks", "diff", "--binary", "--no-color", "--no-ext-diff", "HEAD")
+    tracked = workspace.git(*diff, "--", *paths)
+    new = workspace.git("ls-files", "-z", "--others", "--exclude-standard", "--", *paths)
+    patch = tracked + "".join(_new_file(root, name) for name in sorted(new.split("\0")) if name.endswith(_SUFFIXES))
+    if not patch:
+        return Revision(commit=head.strip())
+    digest = hashlib.sha256(patch.encode(errors="replace")).hexdigest()
+    return Revision(commit=head.strip(), patch_digest=digest, patch=patch if len(patch) <= _MAX_PATCH else None)
+
+
+def _new_file(root: Path, name: str) -> str:
+    """The patch that makes a file of text; of any other it has no content."""
+    head = f"diff --git a/{name} b/{name}\nnew file mode 100644\n"
+    try:
+        lines = (root / name).read_bytes().decode("utf-8").split("\n")
+    except (OSError, UnicodeDecodeError):
+        return head
+    end = "" if lines[-1] == "" else "\\ No newline at end of file\n"
+    lines = lines if end else lines[:-1]
+    if not lines:
+        return head
+    added = "".join(f"+{line}\n" for line in lines)
+    return f"{head}--- /dev/null\n+++ b/{name}\n@@ -0,0 +1,{len(lines)} @@\n{added}{end}"
