@@ -1,7 +1,7 @@
 """Evaluation of models on the test problems: greedy and sampled answers, their grades and their scores."""
 
-import gc
-from collections.abc import Sequence
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -11,19 +11,19 @@ import torch
 
 from components.evaluate.config import EvaluateConfig
 from components.evaluate.probes import probes
-from components.evaluate.scores import scores
+from components.evaluate.protocols import PROTOCOLS
+from components.evaluate.questions import Questions, asked_model, dtype_of, facts, read_questions, sampler_of
+from components.evaluate.scores import Record, scores
 from components.grading.flexible import grade_flexibly
 from components.grading.verifier import Verifier, has_reasoning
-from components.policy.checkpoint import load
 from components.policy.training import make_deterministic
 from components.rollout.sampler import Completion, Generate, Sampling, grade_completions
-from components.rollout.transformers_sampler import TransformersSampler
-from components.shared import jsonl
+from components.shared import durable, jsonl
 from components.shared.answer_policy import AnswerPolicy
 from components.shared.environment import available_cores
 from components.shared.errors import explain_out_of_memory
-from components.shared.problem import Problem, Split, read_problems
-from components.shared.progress import Progress, progress
+from components.shared.problem import Problem
+from components.shared.progress import Progress, progress, say
 from components.shared.stage import Stage
 
 
@@ -38,61 +38,59 @@ class Evaluator:
     verify: Verifier
     policy: AnswerPolicy
 
-    def __call__(self, problems: Sequence[Problem]) -> list[dict[str, Any]]:
-        """Return the records of all problems: for each its greedy answer, then the sampled ones."""
-        num_samples = self.config.num_samples
-        with progress(STAGE.name, len(problems) * (1 + num_samples)) as bar:
-            records = self._decode(problems, bar, num_samples=1, temperature=0.0)
-            if num_samples:
-                records += self._decode(problems, bar, num_samples=num_samples, temperature=self.config.temperature)
+    def __call__(self, problems: Sequence[Problem], work: Path) -> list[dict[str, Any]]:
+        """Return the records of all problems: for each its greedy answer, then the sampled ones.
+
+        The records of each batch are kept in the folder `work`; those that are there are not made again.
+        """
+        records: list[dict[str, Any]] = []
+        batches = list(_batches(self.config, problems))
+        paths = [work / f"{number:05d}.jsonl" for number in range(len(batches))]
+        stored = [[row for _, row in jsonl.read_rows(path)] for path in paths if path.is_file()]
+        with progress(STAGE.name, len(problems) * (1 + self.config.num_samples)) as bar:
+            if stored:
+                records = [row for rows in stored for row in rows]
+                say(
+                    STAGE.name, f"{self.name}: goes on after {len(records):,} answers of an evaluation that ended early"
+                )
+                bar.skip(len(records))
+            for batch, path in list(zip(batches, paths, strict=True))[len(stored) :]:
+                graded = self._answer(batch)
+                _write_whole(path, graded)
+                records += graded
+                self._show(bar, batch.sampling, graded, records)
         order = {problem.id: index for index, problem in enumerate(problems)}
         return sorted(records, key=lambda record: (order[record["id"]], record["sample"]))
 
-    def _decode(
-        self, problems: Sequence[Problem], bar: Progress, *, num_samples: int, temperature: float
-    ) -> list[dict[str, Any]]:
-        """Answer all problems in one way of decoding, a batch at a time so that the progress bar moves.
+    def _show(self, bar: Progress, sampling: Sampling, graded: Sequence[Record], records: Sequence[Record]) -> None:
+        """Advance the bar by the records of a batch, with the accuracy of all records like them."""
+        num_tokens = sum(record["num_tokens"] for record in graded)
+        alike = [record for record in records if (record["sample"] == 0) == (sampling.temperature == 0)]
+        bar.advance(
+            len(graded),
+            model=self.name,
+            decoding=f"T={sampling.temperature:g}" if sampling.temperature else "greedy",
+            accuracy=fmean(record["verdict"] == "right" for record in alike),
+            length=num_tokens / len(graded),
+            tokens_per_s=bar.rate(num_tokens),
+        )
 
-        Short questions go first: a batch takes as long as its longest one.
-        """
+    def _answer(self, batch: "Batch") -> list[dict[str, Any]]:
         config = self.config
         remedies = [
             f"lower {STAGE.name}.{key} (it is {getattr(config, key)})" for key in ("max_batch_size", "max_new_tokens")
         ]
-        ordered = sorted(problems, key=lambda problem: len(problem.question))
-        size = max(1, config.max_batch_size // num_samples)
-        records: list[dict[str, Any]] = []
-        for start in range(0, len(ordered), size):
-            batch = ordered[start : start + size]
-            sampling = Sampling(
-                num_samples=num_samples,
-                temperature=temperature,
-                max_new_tokens=config.max_new_tokens,
-                seed=config.seed + start,
-            )
-            with explain_out_of_memory(f"answers to {len(batch)} problems at once", *remedies):
-                groups = self.generate([problem.question for problem in batch], sampling)
-            graded = self._records(batch, groups, first=0 if temperature == 0 else 1)
-            records += graded
-            num_tokens = sum(record["num_tokens"] for record in graded)
-            bar.advance(
-                len(graded),
-                model=self.name,
-                decoding="greedy" if temperature == 0 else f"T={temperature:g}",
-                accuracy=fmean(record["verdict"] == "right" for record in records),
-                length=num_tokens / len(graded),
-                tokens_per_s=bar.rate(num_tokens),
-            )
-        return records
+        with explain_out_of_memory(f"answers to {len(batch.problems)} problems at once", *remedies):
+            groups = self.generate([problem.question for problem in batch.problems], batch.sampling)
+        return self._records(batch, groups)
 
-    def _records(
-        self, problems: Sequence[Problem], groups: Sequence[Sequence[Completion]], *, first: int
-    ) -> list[dict[str, Any]]:
-        """The records of the completions of some problems, whose samples are numbered from `first`."""
+    def _records(self, batch: "Batch", groups: Sequence[Sequence[Completion]]) -> list[dict[str, Any]]:
+        """The records of the completions of a batch; sample 0 is the greedy one."""
+        is_greedy = batch.sampling.temperature == 0
         answered = [
             (problem, sample, completion)
-            for problem, group in zip(problems, groups, strict=True)
-            for sample, completion in enumerate(group, first)
+            for problem, group in zip(batch.problems, groups, strict=True)
+            for sample, completion in enumerate(group, 0 if is_greedy else 1)
         ]
         golds, completions = [problem.answer for problem, _, _ in answered], [each for _, _, each in answered]
         grades = grade_completions(self.verify, golds, completions, self.policy)
@@ -112,7 +110,9 @@ class Evaluator:
                 "reason": grade.reason,
                 "flexible": {"extracted": loose.extracted, "verdict": loose.verdict},
                 "num_steps": problem.num_steps,
+                "num_prompt_tokens": len(completion.tokens.prompt_ids),
                 "num_tokens": completion.num_tokens,
+                "seed": None if is_greedy else batch.sampling.seed,
                 "finished": completion.finished,
                 "worked": has_reasoning(completion.text, self.policy),
             }
@@ -120,48 +120,131 @@ class Evaluator:
         ]
 
 
+@dataclass(frozen=True)
+class Batch:
+    """Problems that are answered at once."""
+
+    problems: Sequence[Problem]
+    sampling: Sampling
+
+
+def _batches(config: EvaluateConfig, problems: Sequence[Problem]) -> Iterator[Batch]:
+    """Yield what is answered at once: all problems greedily, then all with samples.
+
+    Short questions go first: a batch takes as long as its longest one.
+    """
+    ordered = sorted(problems, key=lambda problem: len(problem.question))
+    decodings = [(1, 0.0), *([(config.num_samples, config.temperature)] if config.num_samples else [])]
+    for num_samples, temperature in decodings:
+        size = max(1, config.max_batch_size // num_samples)
+        for start in range(0, len(ordered), size):
+            sampling = Sampling(
+                num_samples=num_samples,
+                temperature=temperature,
+                max_new_tokens=config.max_new_tokens,
+                seed=config.seed + start,
+                stop=PROTOCOLS[config.protocol].stop,
+            )
+            yield Batch(ordered[start : start + size], sampling)
+
+
+def _write_whole(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    """Write a file that at any interruption is complete or absent."""
+    partial = path.with_name(f".{path.name}.partial")
+    jsonl.write_rows(partial, rows)
+    durable.sync(partial)
+    partial.rename(path)
+
+
 def evaluate(
-    config: EvaluateConfig, *, base_model: Path, reference: Path, policy: Path, problems: Path, evaluation: Path
+    config: EvaluateConfig,
+    *,
+    base_model: Path,
+    reference: Path,
+    policy: Path,
+    problems: Path,
+    evaluation: Path,
+    work: Path,
 ) -> dict[str, float]:
     """Let the base, SFT and GRPO models answer every test problem, greedily and by sampling, and score the answers.
 
     One model is in memory at a time, and none has an influence on what the next one samples.
     """
-    torch.set_num_threads(min(torch.get_num_threads(), available_cores()))
-    test_problems = read_problems(problems, Split.TEST)
     metrics: dict[str, float] = {}
+    questions = read_questions(config, problems)
     with Verifier() as verify:
         for name, model in (("base", base_model), ("sft", reference), ("grpo", policy)):
-            make_deterministic(config.seed)
-            summary = _measure(name, model, config, verify, test_problems, evaluation / name)
-            accuracies = {
-                f"accuracy_{source}": each["accuracy"] for source, each in summary["greedy"]["by_source"].items()
-            }
-            figures = {**accuracies, **{key: summary[key] for key in ("worked_fraction", "mean_length_tokens")}}
-            metrics |= {f"{name}_{key}": value for key, value in figures.items()}
+            summary = _measure(name, model, config, verify, questions, evaluation / name, work / name)
+            metrics |= {f"{name}_{key}": value for key, value in _figures(summary).items()}
     return metrics
 
 
+def evaluate_model(
+    config: EvaluateConfig, *, model: Path, problems: Path, evaluation: Path, work: Path
+) -> dict[str, float]:
+    """Let one model answer problems by a protocol, and score the answers."""
+    questions = read_questions(config, problems)
+    with Verifier() as verify:
+        return _figures(_measure(model.name, model, config, verify, questions, evaluation, work / "model"))
+
+
+def _figures(summary: Mapping[str, Any]) -> dict[str, float]:
+    """The metrics of a model, from its scores."""
+    accuracies = {f"accuracy_{source}": each["accuracy"] for source, each in summary["greedy"]["by_source"].items()}
+    return {**accuracies, **{key: summary[key] for key in ("worked_fraction", "mean_length_tokens")}}
+
+
 def _measure(
-    name: str, model: Path, config: EvaluateConfig, verify: Verifier, problems: Sequence[Problem], folder: Path
+    name: str,
+    model: Path,
+    config: EvaluateConfig,
+    verify: Verifier,
+    questions: Questions,
+    folder: Path,
+    work: Path,
 ) -> dict[str, Any]:
-    """Write the records and the scores of a model into a folder, and return the scores."""
-    gc.collect()
-    torch.cuda.empty_cache()  # what the model before held; nothing happens where there is no GPU
-    # In float32 even if the model was trained in bfloat16: rounding must not cost accuracy.
-    with explain_out_of_memory("loading the model in float32", "use a smaller model"):
-        checkpoint = load(model, dtype=torch.float32)
-    sampler = TransformersSampler(checkpoint, config.max_batch_size)
-    records = Evaluator(name, config, sampler.generate, verify, checkpoint.config.answer)(problems)
-    summary = scores(records, num_samples=config.num_samples, temperature=config.temperature)
-    sampled = probes(
-        sampler.generate, problems, seed=config.seed, max_new_tokens=config.max_new_tokens, dtype="float32"
-    )
-    folder.mkdir()
+    """Write the records and the scores of a model into a folder, and return the scores.
+
+    A model that an earlier attempt has finished is not loaded again.
+    """
+    finished, batches = work / "evaluation", work / "batches"
+    if not finished.is_dir():
+        batches.mkdir(parents=True, exist_ok=True)
+        partial = work / ".evaluation.partial"
+        durable.remove(partial)
+        partial.mkdir()
+        _write_evaluation(name, model, config, verify, questions, partial, batches)
+        durable.sync_tree(partial)
+        partial.rename(finished)
+    shutil.copytree(finished, folder, copy_function=shutil.copyfile, dirs_exist_ok=True)
+    summary: dict[str, Any] = jsonl.read_json(folder / "scores.json")
+    return summary
+
+
+def _write_evaluation(
+    name: str,
+    model: Path,
+    config: EvaluateConfig,
+    verify: Verifier,
+    questions: Questions,
+    folder: Path,
+    batches: Path,
+) -> None:
+    """Have a model answer all questions, and write the records, the scores and the probes."""
+    torch.set_num_threads(min(torch.get_num_threads(), available_cores()))
+    make_deterministic(config.seed)
+    checkpoint = asked_model(model, config, questions)
+    dtype = dtype_of(checkpoint, config)
+    with sampler_of(checkpoint, model, config, questions, dtype, logs=batches.parent) as generate:
+        records = Evaluator(name, config, generate, verify, checkpoint.config.answer)(questions.problems, batches)
+        sampled = probes(
+            generate, questions.problems, seed=config.seed, max_new_tokens=config.max_new_tokens, dtype=dtype
+        )
+    protocol = facts(config, checkpoint, questions, dtype)
+    summary = scores(records, num_samples=config.num_samples, temperature=config.temperature, protocol=protocol)
     jsonl.write_rows(folder / "records.jsonl", records)
     jsonl.write_json(folder / "scores.json", summary)
     jsonl.write_json(folder / "probes.json", sampled)
-    return summary
 
 
 STAGE = Stage(
@@ -170,4 +253,14 @@ STAGE = Stage(
     config=EvaluateConfig,
     inputs=("base_model", "reference", "policy", "problems"),
     outputs=("evaluation",),
+    has_work=True,
 )
+MODEL_STAGE = Stage(
+    name="evaluate",
+    function=evaluate_model,
+    config=EvaluateConfig,
+    inputs=("model", "problems"),
+    outputs=("evaluation",),
+    has_work=True,
+)
+"""The same of one model, which need not be of a run."""

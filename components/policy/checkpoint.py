@@ -1,10 +1,12 @@
 """Model checkpoints: Hugging Face folders, with the prompt that the model was trained on beside the weights."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from jinja2 import TemplateError
 from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
@@ -28,12 +30,22 @@ from components.shared.problem import Problem
 
 
 @dataclass(frozen=True)
+class Chat:
+    """A conversation by the chat template of a model's own tokenizer, in which a user sends one message."""
+
+    system_prompt: str | None = None
+    """The message before it; None for none, or for what the template has by itself."""
+
+
+@dataclass(frozen=True)
 class Checkpoint:
     """A model with its tokenizer and prompt."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     config: ModelConfig
+    chat: Chat | None = None
+    """How a prompt is sent to a model that was trained on conversations; None for the text of the prompt alone."""
 
     @property
     def end_ids(self) -> tuple[int, ...]:
@@ -55,8 +67,21 @@ class Checkpoint:
 
     def prompt_ids(self, question: str) -> tuple[int, ...]:
         """Return the tokens of the prompt that asks `question`, after the begin token if the model has one."""
+        if self.chat:
+            return self._chat_ids(self.config.ask(question), self.chat.system_prompt)
         begin = [token for token in self.tokenizer.encode("") if token == self.tokenizer.bos_token_id]
         return (*begin, *self.encode(self.config.ask(question)))
+
+    def _chat_ids(self, message: str, system_prompt: str | None) -> tuple[int, ...]:
+        """The tokens of a conversation up to where the model answers; the template sets all special tokens."""
+        messages = [{"role": "system", "content": system_prompt}] if system_prompt is not None else []
+        messages.append({"role": "user", "content": message})
+        try:
+            ids = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+        except (TemplateError, ValueError) as error:  # there is none, or it refuses such a conversation
+            reason = str(error).strip().split("\n", 1)[0]
+            raise PipelineError(f"model {self.config.base}: its chat template cannot be used ({reason})") from None
+        return tuple(ids)
 
     def example(self, problem: Problem) -> TokenSequence:
         """Return a problem with its solution and an end token: the target of fine-tuning."""
@@ -110,21 +135,58 @@ def load(folder: Path, *, dtype: torch.dtype) -> Checkpoint:
     return _read(config, dtype, revision=described.get("revision"))
 
 
-def _read(config: ModelConfig, dtype: torch.dtype, *, revision: str | None = None) -> Checkpoint:
-    base = config.base
+def load_without_weights(folder: Path) -> Checkpoint:
+    """Return the checkpoint in any Hugging Face folder, or the one that `folder` refers to, with a model of no values.
+
+    It has the tokenizer, the end tokens and the type that the config names, float32 where it names none. The prompt is
+    the question alone, unless a stage saved another one.
+    """
+    path = folder / PIPELINE_FILE
+    described = jsonl.read_json(path) if path.is_file() else {}
+    base, revision = described.get("weights", str(folder)), described.get("revision")
     if Path(base).is_dir():
         require_model_folder(Path(base))
-    try:
-        require_supported_layers(AutoConfig.from_pretrained(base, revision=revision), name=base)
-        model, loading = AutoModelForCausalLM.from_pretrained(
-            base, dtype=dtype, revision=revision, output_loading_info=True
-        )
+    with _explained(base):
+        shape = AutoConfig.from_pretrained(base, revision=revision)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(shape, dtype=shape.dtype or torch.float32)
+        with suppress(OSError):  # it need not be there
+            model.generation_config = GenerationConfig.from_pretrained(base, revision=revision)
         text = AutoTokenizer.from_pretrained(base, revision=revision)
+    settings = {key: described[key] for key in ("prompt", "answer") if key in described}
+    return Checkpoint(model, text, ModelConfig(base=base, **{"prompt": "{question}", **settings}))
+
+
+def with_weights(checkpoint: Checkpoint, folder: Path, *, dtype: torch.dtype) -> Checkpoint:
+    """Return a checkpoint that was loaded from `folder` without weights with its weights."""
+    path = folder / PIPELINE_FILE
+    described = jsonl.read_json(path) if path.is_file() else {}
+    loaded = _read(checkpoint.config, dtype, revision=described.get("revision"))
+    return replace(loaded, chat=checkpoint.chat)
+
+
+@contextmanager
+def _explained(base: str) -> Iterator[None]:
+    """Turn what transformers raises while it reads a model, for want of memory apart, into a PipelineError."""
+    try:
+        yield
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         if out_of_memory(error) is not None:
             raise
         reason = str(error).strip().split("\n", 1)[0]
         raise PipelineError(f"model {base}: cannot be loaded ({reason})") from None
+
+
+def _read(config: ModelConfig, dtype: torch.dtype, *, revision: str | None = None) -> Checkpoint:
+    base = config.base
+    if Path(base).is_dir():
+        require_model_folder(Path(base))
+    with _explained(base):
+        require_supported_layers(AutoConfig.from_pretrained(base, revision=revision), name=base)
+        model, loading = AutoModelForCausalLM.from_pretrained(
+            base, dtype=dtype, revision=revision, output_loading_info=True
+        )
+        text = AutoTokenizer.from_pretrained(base, revision=revision)
     if loading["missing_keys"]:
         missing = sorted(loading["missing_keys"])
         raise PipelineError(f"model {base}: lacks {len(missing)} of its weights, such as {missing[0]}")

@@ -49,9 +49,9 @@ class Pods(NamedTuple):
         return {**{resource: self.number * each for resource, each in amounts.items()}, "pods": Decimal(self.number)}
 
 
-def described(config: ClusterConfig) -> dict[str, str]:
+def described(config: ClusterConfig, evaluation_gpus: int) -> dict[str, str]:
     """Return what the pods that run a model ask for, for people."""
-    every = {"training pods": training_pods(config), "evaluation pod": evaluating_pods(config)}
+    every = {"training pods": training_pods(config), "evaluation pod": evaluating_pods(config, evaluation_gpus)}
     return {name: f"{each.number} with {_texts(each.requests)}" for name, each in every.items()}
 
 
@@ -63,9 +63,9 @@ def training_pods(config: ClusterConfig) -> Pods:
     return _pods("training", config.nodes, requests, {**requests, "cpu": pod.cpu_limit}, keys)
 
 
-def evaluating_pods(config: ClusterConfig) -> Pods:
+def evaluating_pods(config: ClusterConfig, gpus: int) -> Pods:
     """Return the pod of the task that evaluates."""
-    others = {"memory": f"{config.evaluation_gib}Gi", **_gpus(min(1, config.gpus_per_node))}
+    others = {"memory": f"{config.evaluation_gib}Gi", **_gpus(gpus)}
     requests, limits = ({"cpu": cpu, **others} for cpu in EVALUATION_CPU)
     return _pods("evaluation", 1, requests, limits, {"memory": "evaluate_memory_gib", GPU_RESOURCE: "gpus_per_node"})
 

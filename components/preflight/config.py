@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 
 from components.cluster.config import ClusterConfig
 from components.evaluate.config import EvaluateConfig
+from components.evaluate.protocols import PROTOCOLS
 from components.prepare_data.config import PrepareConfig
 from components.register.config import RegisterConfig
 from components.register.registry import is_url
@@ -149,7 +150,7 @@ def as_yaml(params: Params) -> str:
 
 def contradictions(params: Params) -> list[str]:
     """Return a line for each pair of keys in different sections that cannot both hold."""
-    return [*_of_splits(params), *_of_sizes(params), *_of_training(params)]
+    return [*_of_splits(params), *_of_sizes(params), *_of_training(params), *_of_evaluation(params)]
 
 
 def exceeded_limits(params: Params, context: int) -> Iterator[str]:
@@ -208,6 +209,21 @@ def _of_sizes(params: Params) -> Iterator[str]:
         total = sum(each for each in limits if each is not None)
         if None not in limits and 0 < total < number:
             yield f"{key}: is {number:,}, and prepare_data.sources has at most {total:,} {split} problems"
+
+
+def _of_evaluation(params: Params) -> Iterator[str]:
+    protocol = PROTOCOLS[params.evaluate.protocol]
+    for name in _sources(params, params.evaluate.split):
+        if protocol.sources and name not in protocol.sources:
+            yield (
+                f"evaluate.protocol: {params.evaluate.protocol} asks problems from {' or '.join(protocol.sources)}, "
+                f"and {name} has {params.evaluate.split} problems, too"
+            )
+    if protocol.num_shots and not set(_sources(params, Split.TRAIN)) & set(protocol.sources):
+        yield (
+            f"evaluate.protocol: {params.evaluate.protocol} shows solved examples, and no train problem comes from "
+            f"{' or '.join(protocol.sources)}"
+        )
 
 
 def _of_training(params: Params) -> Iterator[str]:

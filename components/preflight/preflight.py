@@ -12,6 +12,7 @@ from kubernetes import client
 from components.cluster.config import ClusterConfig
 from components.cluster.kube import Clock, RetryPolicy, UnavailableError, connect, own_namespace
 from components.cluster.manifest import RUNTIME, RUNTIME_WITH_SERVERS
+from components.evaluate.config import EvaluateConfig
 from components.preflight import capacity, cluster, inputs
 from components.preflight.config import (
     CLUSTER,
@@ -57,7 +58,7 @@ class Ready:
             **{f"{name}_config": each for name, each in self.sections.items()},
             # Text: Kubeflow reads what a task asks for from text alone.
             "evaluate_memory": f"{config.evaluation_gib}Gi",
-            "evaluate_gpus": str(min(1, config.gpus_per_node)),
+            "evaluate_gpus": str(_evaluation_gpus(config, EvaluateConfig.model_validate(self.sections["evaluate"]))),
             "evaluate_node_selector": config.labels,
             "evaluate_tolerations": self.sections[CLUSTER]["tolerations"],
         }
@@ -108,8 +109,16 @@ def preflight(
     sections = complete(params)
     say("preflight", f"{len(answers)} checks passed" + (f"; data at commit {commit}" if commit else ""))
     inputs.refuse_repetition(form, params)
-    notes = {**({"data at commit": commit} if commit else {}), **capacity.described(params.cluster)}
+    notes = {
+        **({"data at commit": commit} if commit else {}),
+        **capacity.described(params.cluster, _evaluation_gpus(params.cluster, params.evaluate)),
+    }
     return Ready(sections, page(form, sections, notes))
+
+
+def _evaluation_gpus(cluster: ClusterConfig, evaluate: EvaluateConfig) -> int:
+    """GPUs of the pod that evaluates; none where training has none."""
+    return evaluate.num_gpus if cluster.gpus_per_node else 0
 
 
 def _refuse(answers: dict[str, Any], wrong: list[str], params: Params | None) -> None:
@@ -195,7 +204,8 @@ def _checks_of_cluster(
 def _capacity(api: client.ApiClient, namespace: str, params: Params) -> Iterator[str]:
     """Check that the cluster can ever hold the pods that run a model: those of a job at once, and later evaluation."""
     config = with_memory(params, shape_of_base(params))
-    evaluation, job = [capacity.evaluating_pods(config)], [capacity.training_pods(config)]
+    evaluation = [capacity.evaluating_pods(config, _evaluation_gpus(config, params.evaluate))]
+    job = [capacity.training_pods(config)]
     if config.rollout_servers:
         job += capacity.server_pods(api, namespace, RUNTIME_WITH_SERVERS)
     lines = [*capacity.too_large_for_nodes(api, config, [*job, *evaluation])]

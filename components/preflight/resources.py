@@ -87,11 +87,32 @@ def _bytes(engine: EngineConfig) -> int:
 
 
 def _evaluation_gib(params: Params, shape: ModelShape) -> int:
-    """GiB of the pod that evaluates, which loads the weights in fp32; without a GPU it holds the KV cache as well."""
-    weights, evaluate = _FP32 * shape.num_parameters, params.evaluate
+    """GiB of the pod that evaluates, where each engine loads all weights; without a GPU it holds the cache as well."""
+    evaluate, element = params.evaluate, _evaluation_bytes(params)
+    engines = evaluate.vllm.num_engines if evaluate.vllm else 1
+    weights_gib = engines * element * shape.num_parameters / _GIB
+    code_gib = _POD_GIB + (engines * _VLLM_GIB if evaluate.vllm else 0)
     if params.cluster.gpus_per_node:
-        return math.ceil(_POD_GIB + _GPU_PROCESS_GIB + weights / _GIB)
+        return math.ceil(code_gib + evaluate.num_gpus * _GPU_PROCESS_GIB + weights_gib)
+    if evaluate.vllm:
+        return math.ceil(code_gib + _MARGIN * weights_gib + engines * evaluate.vllm.cache_gib)
     tokens = evaluate.max_batch_size * (params.max_prompt_tokens + evaluate.max_new_tokens)
     logits = 3 * _FP32 * evaluate.max_batch_size * shape.vocabulary_size
-    held = weights + tokens * shape.kv_bytes_per_token(_FP32) + logits
-    return math.ceil(_POD_GIB + _MARGIN * held / _GIB)
+    held_gib = weights_gib + (tokens * shape.kv_bytes_per_token(element) + logits) / _GIB
+    return math.ceil(code_gib + _MARGIN * held_gib)
+
+
+def _evaluation_bytes(params: Params) -> int:
+    """Bytes of a weight where a model is evaluated, for whichever of base, SFT and GRPO has the larger ones."""
+    if params.evaluate.dtype != "auto":
+        return _FP32 if params.evaluate.dtype == "float32" else _BF16
+    trained = max(_bytes(params.train_sft.engine), _bytes(params.train_grpo.engine))
+    if params.train_sft.model.scratch:
+        return trained
+    try:
+        config = model_config(params.train_sft.model.base)
+    except PipelineError:  # on the volume, or unreachable: well-known models are published in 16 bits
+        return max(trained, _BF16)
+    text = config.get("text_config") or config
+    base = text.get("dtype") or text.get("torch_dtype") or config.get("dtype") or config.get("torch_dtype") or "float32"
+    return max(trained, _FP32 if base == "float32" else _BF16)

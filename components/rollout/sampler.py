@@ -29,6 +29,8 @@ class Sampling:
     temperature: float
     max_new_tokens: int
     seed: int
+    stop: tuple[str, ...] = ()
+    """Texts that end a completion as an end token does: it has no more tokens, and its text ends before them."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +42,9 @@ class Completion:
     logprobs: tuple[float, ...]
     """Natural log of the probability with which the sampler drew each completion token."""
     text: str
-    """The completion as text, without its end token."""
+    """The completion as text, without its end token or what stopped it."""
     finished: bool
-    """Whether it ended with an end token; otherwise it was truncated at the length limit."""
+    """Whether it ended with an end token or was stopped; otherwise it was truncated at the length limit."""
 
     @property
     def num_tokens(self) -> int:
@@ -78,6 +80,31 @@ class Sampler(Protocol):
 
     def close(self) -> None:
         """End the processes and close the connections that the sampler has opened."""
+
+
+class StopTexts:
+    """Finds where a completion is stopped: at the token with which its text first has one of some texts."""
+
+    def __init__(self, texts: Sequence[str], decode: Callable[[Sequence[int]], str]) -> None:
+        self.texts, self._decode = texts, decode
+        # A token has at least one byte, but for special tokens, and the first of some is decoded in another way.
+        self.window = max((len(text.encode()) for text in texts), default=0) + 2
+        """Tokens at the end of a completion that are looked at."""
+
+    def ends(self, ids: Sequence[int]) -> bool:
+        """Tell whether one of the texts is in the last tokens of a completion."""
+        end = self._decode(ids[-self.window :])
+        return any(text in end for text in self.texts)
+
+    def first_end(self, ids: Sequence[int]) -> int | None:
+        """Return the number of tokens up to the first with which a completion is stopped; None if it never is."""
+        lengths = range(1, len(ids) + 1) if self.texts else ()
+        return next((length for length in lengths if self.ends(ids[max(0, length - self.window) : length])), None)
+
+    def before(self, text: str) -> str:
+        """Return a completion's text up to the first of the texts in it."""
+        places = [place for each in self.texts if (place := text.find(each)) >= 0]
+        return text[: min(places, default=len(text))]
 
 
 def grade_completions(

@@ -25,7 +25,7 @@ from components.policy.engine import Policy
 from components.policy.logprobs import use_float32_logits
 from components.policy.lora import copy_merged_weights
 from components.policy.packing import TokenSequence
-from components.rollout.sampler import Completion, Sampling
+from components.rollout.sampler import Completion, Sampling, StopTexts
 
 _FIRST_CAPACITY = 64
 """Tokens of each completion that there is room for at first; doubled when they are full."""
@@ -56,7 +56,9 @@ class TransformersSampler:
         for start in range(0, len(order), size):
             batch = order[start : start + size]
             batch_prompts = [prompts[index] for index in batch]
-            decoding = Decoding(self.checkpoint, batch_prompts, sampling.num_samples, sampling.temperature)
+            decoding = Decoding(
+                self.checkpoint, batch_prompts, sampling.num_samples, sampling.temperature, stop=sampling.stop
+            )
             groups |= zip(batch, decoding.run(uniform_PGT[batch].flatten(0, 1)), strict=True)
         return [groups[index] for index in range(len(prompts))]
 
@@ -102,10 +104,17 @@ class Decoding:
     """One batch of completions, from its prompts to the end of the last."""
 
     def __init__(
-        self, checkpoint: Checkpoint, prompts: Sequence[tuple[int, ...]], group_size: int, temperature: float
+        self,
+        checkpoint: Checkpoint,
+        prompts: Sequence[tuple[int, ...]],
+        group_size: int,
+        temperature: float,
+        *,
+        stop: Sequence[str] = (),
     ) -> None:
         self.checkpoint, self.prompts, self.temperature = checkpoint, prompts, temperature
         self.cache = GroupCache([len(prompt) for prompt in prompts], group_size, checkpoint.device)
+        self._stop = StopTexts(stop, checkpoint.decode)
         self._end_ids = torch.tensor(checkpoint.end_ids, device=checkpoint.device)
 
     def run(self, uniform_RT: Tensor) -> list[list[Completion]]:
@@ -120,6 +129,8 @@ class Decoding:
             token_R, logprob_R = self._sample(logits_RV, uniform_RT[row_R, t])
             ids_RT[row_R, t], logprobs_RT[row_R, t] = token_R, logprob_R
             ended_R = self.ends(token_R, t)
+            if self._stop.texts:
+                ended_R = ended_R | self._stopped(ids_RT[row_R, max(0, t + 1 - self._stop.window) : t + 1])
             if ended_R.any():
                 length_R[row_R[ended_R]] = t + 1
                 finished_R[row_R[ended_R]] = True
@@ -133,9 +144,14 @@ class Decoding:
         for number, (length, ids, logprobs, finished) in enumerate(rows):
             prompt = number // self.cache.group_size
             tokens = TokenSequence(self.prompts[prompt], tuple(ids[:length]))
-            text = self.checkpoint.decode(ids[: length - finished])
+            ended = ids[length - 1] in self.checkpoint.end_ids
+            text = self._stop.before(self.checkpoint.decode(ids[: length - ended]))
             groups[prompt].append(Completion(tokens, tuple(logprobs[:length]), text, finished=finished))
         return groups
+
+    def _stopped(self, ids_RT: Tensor) -> Tensor:
+        """Which rows have been stopped by their last token."""
+        return torch.tensor([self._stop.ends(ids) for ids in ids_RT.tolist()], device=ids_RT.device)
 
     def ends(self, token_R: Tensor, t: int) -> Tensor:
         """Return which rows end with this token, at place `t`."""

@@ -2,7 +2,7 @@
 
 import logging
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -116,11 +116,18 @@ def context_tokens(base: str) -> int | None:
     config = model_config(base)
     if Path(base).is_dir():
         model_file(base, TOKENIZER_FILE)
-    config = config.get("text_config") or config
-    require_attention_layers(config.get("layer_types") or config.get("layers_block_type") or (), name=base)
-    if config.get("rope_scaling"):  # extends the context in ways of its own
+    text = config.get("text_config") or config
+    require_attention_layers(text.get("layer_types") or text.get("layers_block_type") or (), name=base)
+    return context_tokens_of(config)
+
+
+def context_tokens_of(config: Mapping[str, Any]) -> int | None:
+    """Return the context length that a config.json has; None where it does not tell."""
+    text = config.get("text_config") or config
+    rope_type = (text.get("rope_parameters") or {}).get("rope_type", "default")
+    if text.get("rope_scaling") or rope_type != "default":  # extends the context in ways of its own
         return None
-    return next((config[key] for key in _CONTEXT_KEYS if isinstance(config.get(key), int)), None)
+    return next((text[key] for key in _CONTEXT_KEYS if isinstance(text.get(key), int)), None)
 
 
 def model_config(base: str) -> dict[str, Any]:

@@ -32,7 +32,7 @@ def _evaluate(folder: Path, **changes: Any) -> Path:
     write_problems(data, Split.TEST, PROBLEMS)
     settings = {"seed": 1, "num_samples": 2, "temperature": 1.0, "max_new_tokens": 6, "max_batch_size": 4}
     config = EvaluateConfig.model_validate(settings | changes)
-    metrics = evaluate(config, **models, problems=data, evaluation=evaluation)
+    metrics = evaluate(config, **models, problems=data, evaluation=evaluation, work=folder / "work")
     scores = jsonl.read_json(evaluation / "grpo" / "scores.json")
     assert metrics["grpo_accuracy_sums"] == scores["greedy"]["all"]["accuracy"]
     return evaluation / "grpo"
@@ -78,7 +78,7 @@ def test_equal_evaluations_are_byte_identical(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("policy", [AnswerPolicy.MARKED, AnswerPolicy.BOXED])
-def test_each_completion_is_graded_against_its_own_problem(policy: AnswerPolicy) -> None:
+def test_each_completion_is_graded_against_its_own_problem(tmp_path: Path, policy: AnswerPolicy) -> None:
     """By the policy of the model's prompt; one that was truncated is wrong."""
     texts = ("so\n#### {}", r"\boxed{{{}}}", "#### {}", r"so \boxed{{{}1}} or #### {}1")
     answers = {problem.question: problem.answer for problem in PROBLEMS}
@@ -95,7 +95,7 @@ def test_each_completion_is_graded_against_its_own_problem(policy: AnswerPolicy)
 
     config = EvaluateConfig(seed=1, num_samples=4, temperature=1.0, max_new_tokens=6, max_batch_size=8)
     with Verifier() as verify:
-        records = Evaluator("base", config, generate, verify, policy)(PROBLEMS)
+        records = Evaluator("base", config, generate, verify, policy)(PROBLEMS, tmp_path)
     is_marked = policy is AnswerPolicy.MARKED
     for problem in PROBLEMS:
         own = [record for record in records if record["id"] == problem.id]

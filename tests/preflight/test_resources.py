@@ -7,6 +7,7 @@ import pytest
 from components.cluster.config import ClusterConfig
 from components.preflight.config import Params, load_params
 from components.preflight.resources import shape_of_base, with_memory
+from components.rollout.vllm.config import EnginesConfig
 from tests.presets import ROOT
 
 _GIB = 2**30
@@ -47,13 +48,17 @@ def test_models_of_unknown_size_get_a_fixed_amount(base: str, monkeypatch: pytes
 
 
 def test_the_weights_of_every_process_have_room_while_they_load() -> None:
-    """And so has a checkpoint, which the first process collects; evaluation loads the weights in fp32."""
+    """And so has a checkpoint, which the first process collects; evaluation loads them in their own type."""
     shape = shape_of_base(load_params(_SEVEN_B))
     assert shape
     weights_gib = 2 * shape.num_parameters / _GIB
     assert _training_gib(cluster={"gpus_per_node": 8}) > 8 * weights_gib
     assert _training_gib() > 12 * shape.num_parameters / _GIB
-    assert _config().evaluation_gib > 2 * weights_gib
+    assert (
+        weights_gib < _config().evaluation_gib < 2 * weights_gib < _config(evaluate={"dtype": "float32"}).evaluation_gib
+    )
+    engines = {"vllm": EnginesConfig(num_engines=3)}
+    assert _config(evaluate=engines).evaluation_gib > 3 * weights_gib
 
 
 @pytest.mark.parametrize(

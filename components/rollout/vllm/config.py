@@ -6,7 +6,6 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from components.policy.config import Dtype
 from components.shared.config import Config
 from components.shared.environment import available_cores
 from components.shared.errors import NotEnoughMemoryError, out_of_memory_in_log, out_of_memory_message
@@ -19,11 +18,9 @@ _MAX_SEQUENCES = 256
 """Sequences that are computed together, and so the largest group; more wait."""
 
 
-class VllmConfig(Config):
-    """How vLLM samples from a copy of the policy."""
+class _EngineConfig(Config):
+    """What each use of vLLM decides."""
 
-    max_tokens: int = Field(2048, gt=0)
-    """Tokens of the longest sequence, prompt and completion."""
     cache_gib: float = Field(16.0, gt=0)
     """GiB of memory for keys and values; sequences that do not fit wait."""
     compile: bool = True
@@ -32,6 +29,27 @@ class VllmConfig(Config):
     """Time to start, load the model and compile it."""
     request_deadline_s: float = Field(1800, gt=0)
     """Time for the completions of a rollout, or for loading weights; an engine that takes longer counts as hung."""
+
+
+class EnginesConfig(_EngineConfig):
+    """How vLLM samples from a model that does not change."""
+
+    num_engines: int = Field(1, gt=0)
+    """Engines that share the prompts; each holds the whole model, and has GPUs of its own."""
+    gpus_per_engine: int = Field(1, gt=0)
+    """GPUs over which each engine splits the model; not read on a machine without GPUs."""
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs of all engines."""
+        return self.num_engines * self.gpus_per_engine
+
+
+class VllmConfig(_EngineConfig):
+    """How vLLM samples from a copy of the policy."""
+
+    max_tokens: int = Field(2048, gt=0)
+    """Tokens of the longest sequence, prompt and completion."""
     weights_by: WeightsBy = "folder"
     """How new weights come from the trainer. `folder`: by files, in memory if it is on the same host; works everywhere.
     Without files: `nccl` from a GPU to the GPUs of a server, `ipc` within a GPU, for an engine beside a rank, `gloo`
@@ -66,7 +84,7 @@ class ServersConfig(VllmConfig):
         return self
 
 
-def engine_arguments(config: VllmConfig, dtype: Dtype) -> dict[str, Any]:
+def engine_arguments(config: VllmConfig, dtype: str) -> dict[str, Any]:
     """Return the arguments of vLLM's engine, with which it samples from exactly softmax(logits / T)."""
     return {
         "dtype": dtype,

@@ -14,6 +14,7 @@ import threading
 import time
 import traceback
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
@@ -22,9 +23,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from components.policy.config import Dtype
 from components.policy.packing import TokenSequence
-from components.rollout.vllm.config import VllmConfig, engine_arguments, environment, raise_if_out_of_memory
+from components.rollout.vllm.config import (
+    EnginesConfig,
+    VllmConfig,
+    engine_arguments,
+    environment,
+    raise_if_out_of_memory,
+)
 from components.rollout.vllm.sampler import Request, SampledTokens, scoring_requests
 from components.rollout.vllm.verification import shapes, verify_weights, weights_in
 from components.shared.errors import PipelineError, RetryableError, out_of_memory
@@ -48,7 +54,21 @@ class VllmEngine:
 
     shared = False
 
-    def __init__(self, folder: Path, config: VllmConfig, *, dtype: Dtype, log: Path) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        config: VllmConfig,
+        *,
+        dtype: str,
+        log: Path,
+        section: str = "train_grpo.sampler.vllm",
+        gpus: Sequence[int] | None = None,
+        has_tokenizer: bool = False,
+    ) -> None:
+        """Start it on the GPU of this rank or, split, on those of the `gpus`; `section` is where its keys are.
+
+        Only an engine with a tokenizer can stop at texts.
+        """
         self.weights_by = config.weights_by
         self._deadline_s, self._log, self._asleep = config.request_deadline_s, log, False
         self._temporary = tempfile.TemporaryDirectory(prefix="vllm-", ignore_cleanup_errors=True)
@@ -57,12 +77,17 @@ class VllmEngine:
         if config.weights_by == "ipc":
             # Handles of memory are pickled; they come from this process alone, over a pipe.
             os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = variables["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
+        if has_tokenizer:
+            arguments["skip_tokenizer_init"] = False
         if torch.cuda.is_available():
             # The GPU of this rank, and not the machine's first.
-            number, visible = torch.cuda.current_device(), os.environ.get("CUDA_VISIBLE_DEVICES")
-            variables["CUDA_VISIBLE_DEVICES"] = visible.split(",")[number] if visible else str(number)
+            numbers = [torch.cuda.current_device()] if gpus is None else gpus
+            visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+            names = visible.split(",") if visible else list(map(str, range(torch.cuda.device_count())))
+            variables["CUDA_VISIBLE_DEVICES"] = ",".join(names[number] for number in numbers)
             # vLLM requires this share to be free although the size of its cache is given; by default nearly all.
             arguments |= {"enable_sleep_mode": True, "gpu_memory_utilization": 0.01}
+            arguments["tensor_parallel_size"] = len(numbers)
         self._connection, end = Pipe()
         command = [sys.executable, "-P", "-W", "ignore", "-m", "components.rollout.vllm.engine", str(end.fileno())]
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -81,7 +106,7 @@ class VllmEngine:
             self._call("start", str(folder), arguments, deadline_s=config.start_deadline_s)
         except EngineEndedError as error:  # it would end the same way again
             printed = log.read_bytes()[printed_before:].decode(errors="replace")
-            raise_if_out_of_memory(printed, log, "train_grpo.sampler.vllm")
+            raise_if_out_of_memory(printed, log, section)
             tail = printed.splitlines()[-_LINES_SHOWN:]
             raise PipelineError("\n".join([f"vLLM could not start; the end of {log}:", *tail])) from error
         self._transfer: Any = None
@@ -162,6 +187,49 @@ class VllmEngine:
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
+
+
+class VllmEngines:
+    """Engines of one model that share the prompts: what evaluates a model that does not change."""
+
+    def __init__(
+        self, folder: Path, config: EnginesConfig, *, max_tokens: int, dtype: str, logs: Path, section: str
+    ) -> None:
+        """Start all engines at once; they can stop at texts."""
+        settings = config.model_dump(exclude={"num_engines", "gpus_per_engine"})
+        one = VllmConfig(max_tokens=max_tokens, **settings)
+        visible = torch.cuda.device_count()
+        if 0 < visible < config.num_gpus:
+            raise PipelineError(
+                f"{section}: {config.num_engines} engines with {config.gpus_per_engine} GPUs each need "
+                f"{config.num_gpus}; {visible} are visible here"
+            )
+
+        def start(number: int) -> VllmEngine:
+            gpus = range(number * config.gpus_per_engine, (number + 1) * config.gpus_per_engine)
+            log = logs / f"vllm-{number}.log"
+            return VllmEngine(folder, one, dtype=dtype, log=log, section=section, gpus=gpus, has_tokenizer=True)
+
+        with ThreadPoolExecutor(config.num_engines) as threads:
+            started = [threads.submit(start, number) for number in range(config.num_engines)]
+        self._engines = [each.result() for each in started if not each.exception()]
+        for failure in filter(None, (each.exception() for each in started)):
+            self.close()
+            raise failure
+
+    def complete(self, requests: Sequence[Request]) -> list[list[SampledTokens]]:
+        """See `Completing`: each engine completes as many of the requests, give or take one."""
+        engines = self._engines
+        with ThreadPoolExecutor(len(engines)) as threads:
+            shares = [requests[number :: len(engines)] for number in range(len(engines))]
+            # With nothing to do an engine is not asked.
+            answers = list(threads.map(lambda engine, share: engine.complete(share) if share else [], engines, shares))
+        return [answers[index % len(engines)][index // len(engines)] for index in range(len(requests))]
+
+    def close(self) -> None:
+        """End vLLM's processes."""
+        for engine in self._engines:
+            engine.close()
 
 
 class _Vllm:

@@ -18,7 +18,7 @@ from components.policy.engine import Policy
 from components.policy.logprobs import completion_logprobs
 from components.policy.lora import merged_state_dict
 from components.policy.packing import TokenSequence, pack
-from components.rollout.sampler import Completion, Sampling
+from components.rollout.sampler import Completion, Sampling, StopTexts
 from components.rollout.vllm.config import WeightsBy
 from components.rollout.vllm.verification import verify_logprobs
 
@@ -41,8 +41,15 @@ class SampledTokens(NamedTuple):
     logprobs: tuple[float, ...]
 
 
-class Engine(Protocol):
-    """What `VllmSampler` samples with, tokens in and tokens out.
+class Completing(Protocol):
+    """What completes prompts, tokens in and tokens out."""
+
+    def complete(self, requests: Sequence[Request]) -> list[list[SampledTokens]]:
+        """Return the completions of each request, with the log-probabilities of their tokens."""
+
+
+class Engine(Completing, Protocol):
+    """What `VllmSampler` samples with.
 
     It is an engine beside the trainer (`VllmEngine`) or servers (`VllmServers`).
     """
@@ -51,9 +58,6 @@ class Engine(Protocol):
     """How new weights come: see `VllmConfig`."""
     shared: bool
     """Whether all processes of a run use the same engine, so that only one of them sends the weights."""
-
-    def complete(self, requests: Sequence[Request]) -> list[list[SampledTokens]]:
-        """Return the completions of each request, with the log-probabilities of their tokens."""
 
     def score(self, sequences: Sequence[TokenSequence], temperature: float) -> dict[str, list[list[float]]]:
         """Return the log-probability of each completion token at this temperature, for each copy of the weights."""
@@ -74,6 +78,50 @@ class Engine(Protocol):
         """See `Sampler`."""
 
 
+def complete(
+    engine: Completing, checkpoint: Checkpoint, questions: Sequence[str], sampling: Sampling
+) -> list[list[Completion]]:
+    """Return the completions of each question by an engine; of the checkpoint's weights nothing is read.
+
+    Stop texts need an engine that was started with a tokenizer.
+    """
+    params = {
+        "n": sampling.num_samples,
+        "temperature": sampling.temperature,
+        "top_p": 1.0,
+        "top_k": 0,
+        "min_p": 0.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "repetition_penalty": 1.0,
+        "max_tokens": sampling.max_new_tokens,
+        # The end tokens of the policy, whatever the folder of the model says.
+        "stop_token_ids": list(checkpoint.end_ids),
+        "ignore_eos": True,
+        "logprobs": 0,
+        "detokenize": bool(sampling.stop),
+        **({"stop": list(sampling.stop)} if sampling.stop else {}),
+    }
+    seeds = random.Random(sampling.seed)  # vLLM adds the number of the completion in its group
+    prompts = [checkpoint.prompt_ids(question) for question in questions]
+    requests = [Request(prompt_ids, {**params, "seed": seeds.getrandbits(53)}) for prompt_ids in prompts]
+    stop = StopTexts(sampling.stop, checkpoint.decode)
+    groups = zip(prompts, engine.complete(requests), strict=True)
+    return [[_completion(checkpoint, prompt_ids, each, stop) for each in group] for prompt_ids, group in groups]
+
+
+def _completion(
+    checkpoint: Checkpoint, prompt_ids: tuple[int, ...], sampled: SampledTokens, stop: StopTexts
+) -> Completion:
+    # vLLM may notice a stop text some tokens later, once it knows that no character is incomplete.
+    length = stop.first_end(sampled.token_ids)
+    ids = sampled.token_ids[:length]
+    ended = ids[-1] in checkpoint.end_ids
+    text = stop.before(checkpoint.decode(ids[:-1] if ended else ids))
+    finished = ended or length is not None
+    return Completion(TokenSequence(prompt_ids, ids), sampled.logprobs[:length], text, finished=finished)
+
+
 class VllmSampler:
     """A `Sampler` on an engine with a copy of the weights."""
 
@@ -89,33 +137,7 @@ class VllmSampler:
 
     def generate(self, questions: Sequence[str], sampling: Sampling) -> list[list[Completion]]:
         """See `Sampler`."""
-        params = {
-            "n": sampling.num_samples,
-            "temperature": sampling.temperature,
-            "top_p": 1.0,
-            "top_k": 0,
-            "min_p": 0.0,
-            "presence_penalty": 0.0,
-            "frequency_penalty": 0.0,
-            "repetition_penalty": 1.0,
-            "max_tokens": sampling.max_new_tokens,
-            # The end tokens of the policy, whatever the folder of the model says.
-            "stop_token_ids": list(self._checkpoint.end_ids),
-            "ignore_eos": True,
-            "logprobs": 0,
-            "detokenize": False,
-        }
-        seeds = random.Random(sampling.seed)  # vLLM adds the number of the completion in its group
-        prompts = [self._checkpoint.prompt_ids(question) for question in questions]
-        requests = [Request(prompt_ids, {**params, "seed": seeds.getrandbits(53)}) for prompt_ids in prompts]
-        groups = zip(prompts, self.engine.complete(requests), strict=True)
-        return [[self._completion(prompt_ids, sampled) for sampled in group] for prompt_ids, group in groups]
-
-    def _completion(self, prompt_ids: tuple[int, ...], sampled: SampledTokens) -> Completion:
-        ids = sampled.token_ids
-        finished = ids[-1] in self._checkpoint.end_ids
-        text = self._checkpoint.decode(ids[:-1] if finished else ids)
-        return Completion(TokenSequence(prompt_ids, ids), sampled.logprobs, text, finished=finished)
+        return complete(self.engine, self._checkpoint, questions, sampling)
 
     def attach(self, policy: Policy, probes: Sequence[TokenSequence]) -> None:
         """See `Sampler`."""

