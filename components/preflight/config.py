@@ -175,7 +175,7 @@ def _sources(params: Params, split: Split) -> list[str]:
 
 
 def _of_splits(params: Params) -> Iterator[str]:
-    for split in Split:
+    for split in (Split.TRAIN, Split.TEST):
         if not _sources(params, split):
             yield f"prepare_data.sources: no source has {split} problems; set `{split}` or `num_{split}` of one"
     weights = params.train_grpo.prompts.source_weights or {}

@@ -29,12 +29,12 @@ class DataRepository(Config):
 
 
 class ContaminationConfig(Config):
-    """When a train problem is too close to a test problem to be kept."""
+    """When a train problem is too close to a test or dev problem to be kept, and a dev problem to a test problem."""
 
     ngram_words: int = Field(13, ge=1)
     """Consecutive words that are compared; shorter questions are compared as a whole."""
     max_overlap: float = Field(0.5, ge=0, le=1)
-    """Fraction of a test question's n-grams that a train question may share."""
+    """Fraction of a held-out question's n-grams that another question may share."""
 
 
 class PrepareConfig(Config):
@@ -69,4 +69,5 @@ class PrepareConfig(Config):
     def files(self) -> list[Path]:
         """The files and folders of all sources, in their order."""
         sources = [source for source in self.sources if isinstance(source, FileSource)]
-        return [path for source in sources for split in Split if (path := source.path(split)) is not None]
+        paths = (source.path(split) for source in sources for split in (Split.TRAIN, Split.TEST))
+        return [path for path in paths if path is not None]

@@ -20,7 +20,7 @@ Words = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Contamination:
-    """A train problem with the test problem that it comes closest to."""
+    """A train (or dev) problem with the test (or dev) problem that it comes closest to."""
 
     train: str
     test: str

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from components.grading.verifier import Verifier
-from components.prepare_data.config import PrepareConfig
-from components.prepare_data.contamination import find_contamination
+from components.prepare_data.config import ContaminationConfig, PrepareConfig
+from components.prepare_data.contamination import Contamination, find_contamination
 from components.prepare_data.raw_files import RawFolder, raw_folder
 from components.prepare_data.source import FileSource, MalformedRow
 from components.shared import durable, jsonl, lineage
@@ -19,14 +19,13 @@ from components.shared.progress import say
 from components.shared.stage import Stage
 
 Rows = list[dict[str, Any]]
+_FILE_KEYS = {Split.TRAIN: "the `train` path", Split.TEST: "the `test` path", Split.DEV: "dev_fraction"}
 
 
 def prepare(config: PrepareConfig, *, problems: Path) -> dict[str, float]:
-    """Turn raw datasets into problems with a train and a test split that share nothing."""
+    """Turn raw datasets into problems with a train and a test split, and maybe a dev split, that share nothing."""
     splits, quarantine, raw_files = _read_sources(config)
-    contaminated = find_contamination(splits[Split.TRAIN], splits[Split.TEST], config.contamination)
-    removed = {each.train for each in contaminated}
-    splits[Split.TRAIN] = [problem for problem in splits[Split.TRAIN] if problem.id not in removed]
+    contaminated = _remove_contamination(splits, config.contamination)
     for split, members in splits.items():
         write_problems(problems, split, members)
     contamination = {
@@ -51,12 +50,12 @@ def prepare(config: PrepareConfig, *, problems: Path) -> dict[str, float]:
     jsonl.write_rows(problems / "quarantine.jsonl", quarantine)
     jsonl.write_json(problems / "contamination.json", contamination)
     jsonl.write_json(problems / "manifest.json", manifest)
-    num_train, num_test = len(splits[Split.TRAIN]), len(splits[Split.TEST])
+    sizes = {split: len(members) for split, members in splits.items()}
+    *all_but_last, last = (f"{size:,} {split}" for split, size in sizes.items())
     left_out = f"{len(contaminated)} contaminated, {len(quarantine)} malformed"
-    say("prepare_data", f"{num_train:,} train and {num_test:,} test problems (left out: {left_out})")
+    say("prepare_data", f"{', '.join(all_but_last)} and {last} problems (left out: {left_out})")
     return {
-        "num_train": num_train,
-        "num_test": num_test,
+        **{f"num_{split}": size for split, size in sizes.items()},
         "num_contaminated": len(contaminated),
         "num_quarantined": len(quarantine),
     }
@@ -93,18 +92,20 @@ def _read_sources(config: PrepareConfig) -> tuple[dict[Split, list[Problem]], Ro
                 if path := source.path(split):
                     rows = list(source.read(split, raw.path, verify))
                     malformed = [row for row in rows if isinstance(row, MalformedRow)]
-                    _check_malformed(path, malformed, len(rows), config.max_malformed_fraction)
+                    _check_malformed(path, split, malformed, len(rows), config.max_malformed_fraction)
                     splits[split] += [row for row in rows if isinstance(row, Problem)]
                     quarantine += [{**row._asdict(), "file": row.file.as_posix()} for row in malformed]
                     file = {"path": path.as_posix(), "source": source.kind, "split": split, "rows": len(rows)}
                     raw_files.append({**file, **_material(config, raw, path).model_dump()})
-    for split, members in splits.items():
-        if not members:
+    has_dev = any(source.max_problems(Split.DEV) != 0 for source in config.sources)
+    wanted = [split for split in Split if has_dev or split != Split.DEV]
+    for split in wanted:
+        if not splits[split]:
             raise PipelineError(
-                f"prepare_data.sources: no source has a {split} problem; set the `{split}` path of one, "
+                f"prepare_data.sources: no source has a {split} problem; set {_FILE_KEYS[split]} of one, "
                 f"or num_{split} of word_problems above 0"
             )
-    return splits, quarantine, raw_files
+    return {split: splits[split] for split in wanted}, quarantine, raw_files
 
 
 def _material(config: PrepareConfig, raw: RawFolder, path: Path) -> Material:
@@ -119,9 +120,25 @@ def _material(config: PrepareConfig, raw: RawFolder, path: Path) -> Material:
     )
 
 
-def _check_malformed(path: Path, malformed: list[MalformedRow], num_rows: int, max_fraction: float) -> None:
+def _remove_contamination(splits: dict[Split, list[Problem]], config: ContaminationConfig) -> list[Contamination]:
+    """Remove from each split what is too close to those held out from it, and return what was removed."""
+    entries = []
+    held_out = list(splits[Split.TEST])
+    for split in (Split.DEV, Split.TRAIN):
+        found = find_contamination(splits.get(split, []), held_out, config)
+        entries += found
+        removed = {each.train for each in found}
+        if split in splits:
+            splits[split] = [problem for problem in splits[split] if problem.id not in removed]
+            held_out += splits[split]
+    return entries
+
+
+def _check_malformed(
+    path: Path, split: Split, malformed: list[MalformedRow], num_rows: int, max_fraction: float
+) -> None:
     if not num_rows:
-        raise PipelineError(f"{path}: contains no row")
+        raise PipelineError(f"{path}: contains no row for the {split} split")
     if len(malformed) > max_fraction * num_rows:
         first = malformed[0]
         raise PipelineError(

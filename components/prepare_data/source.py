@@ -3,6 +3,7 @@
 To add a dataset, write a subclass of `FileSource` in a file such as `gsm8k.py` and add it to `Source` in `config.py`.
 """
 
+import hashlib
 import json
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
@@ -57,21 +58,27 @@ class FileSource(Config):
     """Maximum problems of the train split, from its beginning; null for all."""
     test_limit: int | None = Field(default=None, ge=1)
     """Maximum problems of the test split, from its beginning; null for all."""
+    dev_fraction: float = Field(default=0.0, ge=0, lt=1)
+    """Fraction of the problems in the train file that become the dev split instead, chosen by their questions."""
 
     @model_validator(mode="after")
     def _has_a_path(self) -> "FileSource":
         if self.train is None and self.test is None:
             raise ValueError("has neither a `train` nor a `test` path; set at least one")
+        if self.dev_fraction and self.train is None:
+            raise ValueError("dev_fraction needs a `train` path to hold problems out from")
         return self
 
     def path(self, split: Split) -> Path | None:
         """The file or folder of one split; None if the split is not used."""
-        return self.train if split == Split.TRAIN else self.test
+        if split == Split.DEV and not self.dev_fraction:
+            return None
+        return self.test if split == Split.TEST else self.train
 
     def max_problems(self, split: Split) -> int | None:
         """How many problems of one split there can be; None if only its file tells."""
-        limit = self.train_limit if split == Split.TRAIN else self.test_limit
-        return 0 if self.path(split) is None else limit
+        limits = {Split.TRAIN: self.train_limit, Split.TEST: self.test_limit}
+        return 0 if self.path(split) is None else limits.get(split)
 
     @abstractmethod
     def read_row(self, columns: dict[str, Any], verify: "Verifier") -> Fields:
@@ -92,13 +99,22 @@ class FileSource(Config):
                 columns = content if isinstance(content, dict) else _parse(content)
                 fields = self.read_row(columns, verify)
             except MalformedRowError as error:
-                # The path as in the config, not that of a temporary checkout.
-                yield MalformedRow(path / file.relative_to(root / path), line, str(error))
+                if split != Split.DEV:  # whose file is read for the train split as well
+                    # The path as in the config, not that of a temporary checkout.
+                    yield MalformedRow(path / file.relative_to(root / path), line, str(error))
+                continue
+            is_dev = fraction_of(f"dev {fields.question}") < self.dev_fraction
+            if split != Split.TEST and is_dev != (split == Split.DEV):
                 continue
             yield Problem(id=f"{self.kind}/{split}/{name}", source=self.kind, split=split, **fields._asdict())
             num_problems += 1
             if num_problems == self.max_problems(split):
                 return
+
+
+def fraction_of(content: str) -> float:
+    """Return a number from 0 to 1 that depends on a text alone."""
+    return int.from_bytes(hashlib.sha256(content.encode()).digest()[:8]) / 2**64
 
 
 def text(columns: dict[str, Any], *names: str) -> str:

@@ -1,6 +1,5 @@
 """Built-in word problems: sums of single digits as little stories, reproducible from a seed on any machine."""
 
-import hashlib
 import random
 from collections.abc import Iterator
 from itertools import accumulate
@@ -8,6 +7,7 @@ from typing import Literal, get_args
 
 from pydantic import Field, model_validator
 
+from components.prepare_data.source import fraction_of
 from components.shared.config import Config
 from components.shared.errors import PipelineError
 from components.shared.problem import Problem, Split
@@ -18,6 +18,7 @@ MAX_OPERANDS = 6
 _NAMES = ("Ann", "Ben", "Eva", "Leo", "Mia", "Sam", "Tom", "Zoe")
 _THINGS = ("apples", "books", "cards", "coins", "nuts", "pens", "shells", "stones")
 _TEST_FRACTION = 0.2
+_DEV_FRACTION = 0.1
 _MAX_ATTEMPTS = 20_000
 """Random draws without a new problem after which the problems of this kind are taken to be exhausted."""
 
@@ -32,7 +33,9 @@ class WordProblems(Config):
     num_train: int = Field(12000, ge=0)
     """Problems of the train split."""
     num_test: int = Field(600, ge=0)
-    """Problems of the test split; none of their calculations occurs in the train split."""
+    """Problems of the test split; none of their calculations occurs in another split."""
+    num_dev: int = Field(0, ge=0)
+    """Problems of the dev split; none of their calculations occurs in another split."""
     worked_fraction: float = Field(0.4, ge=0, le=1)
     """Fraction of the solutions that show their steps; the others are the bare answer."""
     families: list[Family] = Field(list(get_args(Family)), min_length=1)
@@ -54,13 +57,13 @@ class WordProblems(Config):
 
     def max_problems(self, split: Split) -> int:
         """The number of problems of one split."""
-        return self.num_train if split == Split.TRAIN else self.num_test
+        return {Split.TRAIN: self.num_train, Split.TEST: self.num_test, Split.DEV: self.num_dev}[split]
 
     def problems(self, seed: int) -> Iterator[Problem]:
-        """Yield the train split, then the test split; families and levels take turns within each.
+        """Yield the train split, then the others; families and levels take turns within each.
 
-        Only the digest of a calculation decides whether it belongs to train or test, so no calculation of the test
-        split occurs in the train split, under any seed, name, thing or family.
+        Only the digest of a calculation decides to which split it belongs, so no calculation of the test split occurs
+        in the train split, under any seed, name, thing or family.
         """
         num_levels = self.max_operands - self.min_operands + 1
         for split in Split:
@@ -70,7 +73,8 @@ class WordProblems(Config):
                 family = self.families[index % len(self.families)]
                 level = 1 + index // len(self.families) % num_levels
                 chains = (_chain(rng, family, self.min_operands + level - 1) for _ in range(_MAX_ATTEMPTS))
-                chain = next((each for each in chains if split_of(each) == split and (family, each) not in seen), None)
+                ours = (each for each in chains if split_of(each, has_dev=self.num_dev > 0) == split)
+                chain = next((each for each in ours if (family, each) not in seen), None)
                 if chain is None:
                     raise PipelineError(
                         f"prepare_data.sources: word_problems: num_{split} is {self.max_problems(split)}, but only "
@@ -78,7 +82,7 @@ class WordProblems(Config):
                         "max_operands"
                     )
                 seen.add((family, chain))
-                is_worked = _fraction(f"worked {seed} {family} {chain}") < self.worked_fraction
+                is_worked = fraction_of(f"worked {seed} {family} {chain}") < self.worked_fraction
                 yield Problem(
                     id=f"{self.kind}/{split}/{index:05d}",
                     source=self.kind,
@@ -91,9 +95,12 @@ class WordProblems(Config):
                 )
 
 
-def split_of(chain: Chain) -> Split:
-    """Return the only split in which a calculation may occur."""
-    return Split.TEST if _fraction(f"split {chain}") < _TEST_FRACTION else Split.TRAIN
+def split_of(chain: Chain, *, has_dev: bool = False) -> Split:
+    """Return the only split in which a calculation may occur; without a dev split its part belongs to train."""
+    place = fraction_of(f"split {chain}")
+    if place < _TEST_FRACTION:
+        return Split.TEST
+    return Split.DEV if has_dev and place < _TEST_FRACTION + _DEV_FRACTION else Split.TRAIN
 
 
 def _chain(rng: random.Random, family: Family, length: int) -> Chain:
@@ -136,8 +143,3 @@ def _steps(chain: Chain) -> str:
     totals = list(accumulate(chain))
     steps = zip(totals, chain[1:], totals[1:], strict=False)
     return "".join(f"{before}{step:+d}={after}\n" for before, step, after in steps)
-
-
-def _fraction(text: str) -> float:
-    """Return a number from 0 to 1 that depends on `text` alone."""
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) / 2**64

@@ -16,6 +16,8 @@ class Split(StrEnum):
 
     TRAIN = "train"
     TEST = "test"
+    DEV = "dev"
+    """Held out from training for choosing settings, so that the test split is looked at rarely; may be missing."""
 
 
 class Problem(BaseModel):
@@ -48,6 +50,11 @@ class Problem(BaseModel):
 def problems_file(folder: Path, split: Split) -> Path:
     """Where a folder written by prepare_data keeps one split."""
     return folder / f"{split}.jsonl"
+
+
+def splits_in(folder: Path) -> list[Split]:
+    """Return the splits that a folder written by prepare_data has; train and test always are."""
+    return [split for split in Split if split != Split.DEV or problems_file(folder, split).is_file()]
 
 
 def read_problems(folder: Path, split: Split) -> list[Problem]:

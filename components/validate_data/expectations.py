@@ -61,9 +61,9 @@ def expectations(config: ValidateConfig) -> list[dict[str, Any]]:
         ),
         critical(
             "no_contamination",
-            "No train question is asked in the test split",
-            _at_most("copies_in_test", 0),
-            "as {test_twin}",
+            "No question is asked in two splits",
+            _at_most("copies_held_out", 0),
+            "as {held_out_twin}",
         ),
         critical(
             "prompt_length",

@@ -17,25 +17,27 @@ from pydantic import ValidationError
 from components.grading.verifier import Submission, Verifier, has_reasoning
 from components.shared import jsonl
 from components.shared.answer_policy import AnswerPolicy
-from components.shared.problem import Problem, Split, problems_file
+from components.shared.problem import Problem, Split, problems_file, splits_in
 from components.shared.tokenizer import tokenizer_for
 from components.validate_data.config import ValidateConfig
 
 LABEL = "row"
 _COLUMNS = [
-    *(LABEL, "place", "problem", "columns", "defect", "in_train", "in_test", "split_matches_file"),
+    *(LABEL, "place", "problem", "columns", "defect", *(f"in_{split}" for split in Split), "split_matches_file"),
     *("answer", "grade", "copies", "twin", "answer_share", "prompt_tokens"),
-    *("copies_in_test", "test_twin", "has_solution", "worked", "solution_tokens"),
+    *("copies_held_out", "held_out_twin", "has_solution", "worked", "solution_tokens"),
 ]
 _QUOTES = str.maketrans({"\u2018": "'", "\u2019": "'", "\u201c": '"', "\u201d": '"'})
 _QUANTILES = {"min": 0.0, "median": 0.5, "p95": 0.95, "max": 1.0}
 _MAX_BINS = 30
+_HELD_OUT = {Split.TRAIN: (Split.TEST, Split.DEV), Split.DEV: (Split.TEST,), Split.TEST: ()}
+"""Splits whose questions must not occur in a split."""
 _NUM_ANSWERS = 6
 
 
 def build_frame(folder: Path, config: ValidateConfig) -> pd.DataFrame:
-    """Return every row of both splits, valid or not; PipelineError for a file that is missing or not JSON lines."""
-    rows = [row for split in Split for row in _read_split(problems_file(folder, split), split)]
+    """Return every row of all splits, valid or not; PipelineError for a file that is missing or not JSON lines."""
+    rows = [row for split in splits_in(folder) for row in _read_split(problems_file(folder, split), split)]
     valid = [row for row in rows if row["problem"]]
     for row, columns in zip(valid, _problem_columns([row["problem"] for row in valid], config), strict=True):
         row.update(columns)
@@ -54,8 +56,7 @@ def _read_split(path: Path, split: Split) -> Iterator[dict[str, Any]]:
             "problem": problem,
             "columns": ", ".join(column_defects),
             "defect": defect,
-            "in_train": int(split == Split.TRAIN),
-            "in_test": int(split == Split.TEST),
+            **{f"in_{each}": int(split == each) for each in Split},
             "split_matches_file": int(problem.split == split) if problem else None,
         }
 
@@ -82,7 +83,8 @@ def _problem_columns(problems: Sequence[Problem], config: ValidateConfig) -> lis
     lines = []
     for index, problem in enumerate(problems):
         question = _normalised(problem.question)
-        same, same_in_test = ids[problem.split, question], ids[Split.TEST, question]
+        same = ids[problem.split, question]
+        held_out = [each for split in _HELD_OUT[problem.split] for each in ids[split, question]]
         line = {
             "answer": problem.answer,
             "grade": grades[index],
@@ -91,10 +93,10 @@ def _problem_columns(problems: Sequence[Problem], config: ValidateConfig) -> lis
             "answer_share": answers[problem.split, problem.answer] / sizes[problem.split],
             "prompt_tokens": prompt_tokens[index],
         }
+        if problem.split != Split.TEST:
+            line |= {"copies_held_out": len(held_out), "held_out_twin": next(iter(held_out), None)}
         if problem.split == Split.TRAIN:
             line |= {
-                "copies_in_test": len(same_in_test),
-                "test_twin": next(iter(same_in_test), None),
                 "has_solution": int(bool(problem.solution.strip())),
                 "worked": int(has_reasoning(problem.solution, config.model.answer)),
                 "solution_tokens": solution_tokens[index],
@@ -135,6 +137,8 @@ def _token_counts(problems: Sequence[Problem], config: ValidateConfig) -> tuple[
 def describe(frame: pd.DataFrame) -> dict[str, Any]:
     """Return counts by source, subject and level, lengths, the commonest answers, and one problem of each source."""
     problems: list[Problem] = list(frame["problem"].dropna())
+    has_dev = any(problem.split == Split.DEV for problem in problems)
+    present = [split for split in Split if has_dev or split != Split.DEV]
     worked = frame["worked"].dropna()
     first_of_source: dict[str, Problem] = {}  # in the train split if it has one
     for problem in sorted(problems, key=lambda problem: problem.split != Split.TRAIN):
@@ -146,7 +150,7 @@ def describe(frame: pd.DataFrame) -> dict[str, Any]:
         "levels": _counts((each, each.level) for each in problems if each.level is not None),
         "prompt_tokens": _lengths(frame["prompt_tokens"]),
         "solution_tokens": _lengths(frame["solution_tokens"]),
-        "answers": {str(split): _answers(problems, split) for split in Split},
+        "answers": {str(split): _answers(problems, split) for split in present},
         "worked_fraction": float(worked.mean()) if len(worked) else None,
         "examples": [each.model_dump(mode="json", include=shown) for _, each in sorted(first_of_source.items())],
     }

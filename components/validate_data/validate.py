@@ -7,7 +7,7 @@ from typing import Any
 from components.shared import jsonl, lineage
 from components.shared.errors import DataRejectedError
 from components.shared.page import render
-from components.shared.problem import Split
+from components.shared.problem import splits_in
 from components.shared.progress import say
 from components.shared.stage import Stage
 from components.validate_data.config import ValidateConfig
@@ -31,7 +31,7 @@ def validate(config: ValidateConfig, *, problems: Path, validation: Path) -> dic
     rejected = missed["critical"]
     result: dict[str, Any] = {
         "success": not rejected,
-        "rows": {str(split): int(frame[f"in_{split}"].sum()) for split in Split},
+        "rows": {str(split): int(frame[f"in_{split}"].sum()) for split in splits_in(problems)},
         "expectations": [asdict(outcome) for outcome in outcomes],
         "statistics": describe(frame),
     }

@@ -10,7 +10,7 @@ from components.report import formatting
 from components.report.report import render_report
 from components.shared import jsonl, lineage
 from components.shared.page import percent
-from components.shared.problem import Split, problems_file
+from components.shared.problem import problems_file, splits_in
 from pipelines.run.journal import Task
 from pipelines.run.screen import Screen, Style
 
@@ -38,7 +38,7 @@ def write(folder: Path, tasks: Sequence[Task], exit_code: int) -> None:
     digests = {
         **figures["digests"],
         "params_file": lineage.value_digest(stage_sections(params)),
-        **{split: lineage.file_digest(problems_file(problems, split)) for split in Split},
+        **{split: lineage.file_digest(problems_file(problems, split)) for split in splits_in(problems)},
     }
     added = {"digests": digests, "version": version, "seconds": seconds, "exit": exit_code}
     jsonl.write_json(folder / FIGURES, {**figures, **added})

@@ -51,12 +51,39 @@ def gsm8k(tmp_path: Path) -> dict[str, Any]:
     }
 
 
+def test_part_of_the_train_file_is_held_out_for_tuning(tmp_path: Path, gsm8k: dict[str, Any]) -> None:
+    """The dev split takes its problems from the train split; the test split stays as it is."""
+    figures = _prepare(tmp_path / "out", gsm8k | {"dev_fraction": 0.4})
+    plain = _prepare(tmp_path / "plain", gsm8k)
+    dev, train, test = (read_problems(tmp_path / "out", split) for split in (Split.DEV, Split.TRAIN, Split.TEST))
+    assert (figures["num_dev"], figures["num_train"]) == (len(dev), len(train))
+    assert len(dev) > 2
+    all_train = read_problems(tmp_path / "plain", Split.TRAIN)
+    assert {each.answer for each in dev} | {each.answer for each in train} == {each.answer for each in all_train}
+    assert not {each.question for each in dev} & {each.question for each in train}
+    assert test == read_problems(tmp_path / "plain", Split.TEST)
+    assert {each.split for each in dev} == {Split.DEV}
+    assert plain["num_contaminated"] == figures["num_contaminated"] == 1
+    assert not (tmp_path / "plain" / "dev.jsonl").exists()
+
+
+def test_dev_problem_close_to_a_test_problem_is_left_out(tmp_path: Path, gsm8k: dict[str, Any]) -> None:
+    """Settings are not chosen on what they are measured with later."""
+    _prepare(tmp_path / "out", gsm8k | {"dev_fraction": 0.9})
+    problems = [each for split in (Split.DEV, Split.TRAIN) for each in read_problems(tmp_path / "out", split)]
+    assert len(problems) == 19
+    assert "1002" not in [each.answer for each in problems]
+    (entry,) = json.loads((tmp_path / "out" / "contamination.json").read_text())["problems"]
+    assert (entry["train"], entry["test"]) == ("gsm8k/dev/00003", "gsm8k/test/00001")
+
+
 @pytest.mark.parametrize(
     ("section", "message"),
     [
         ({"sources": []}, "prepare_data.sources: list should have at least 1 item"),
         ({"sources": [{"kind": "gsm9k"}]}, "expected tags: 'gsm8k', 'math', 'math500', 'mbpp', 'word_problems'"),
         ({"sources": [{"kind": "gsm8k"}]}, "has neither a `train` nor a `test` path"),
+        ({"sources": [{"kind": "gsm8k", "test": "a", "dev_fraction": 0.1}]}, "dev_fraction needs a `train` path"),
         ({"sources": [{"kind": "gsm8k", "train": "a", "train_limit": 0}]}, "greater than or equal to 1, got 0"),
         ({"sources": [_WORDS, _WORDS]}, "prepare_data.sources: `word_problems` occurs twice"),
         ({"sources": [_WORDS | {"min_operands": 5}]}, "max_operands must not be below min_operands (5)"),

@@ -54,6 +54,17 @@ def test_train_and_test_share_no_calculation_under_any_seeds(
     assert {split_of(chain) for chain in test} == {Split.TEST}
 
 
+def test_dev_split_is_made_of_calculations_of_its_own() -> None:
+    """They are taken from the train split, and the test split stays as it is."""
+    without, problems = _make(), _make(num_dev=60)
+    splits = {split: [problem for problem in problems if problem.split == split] for split in Split}
+    chains = {split: {_chain(problem) for problem in members} for split, members in splits.items()}
+    assert len(splits[Split.DEV]) == 60
+    assert not chains[Split.DEV] & chains[Split.TRAIN]
+    assert not chains[Split.DEV] & chains[Split.TEST]
+    assert splits[Split.TEST] == [problem for problem in without if problem.split == Split.TEST]
+
+
 def test_problems_are_short_distinct_and_balanced() -> None:
     """A character-level model with few positions can read every question; each family and level has its share."""
     problems = _make(num_train=3000, num_test=600)

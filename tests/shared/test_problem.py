@@ -43,7 +43,7 @@ def test_problems_come_back_in_their_order(tmp_path: Path) -> None:
     ("change", "message"),
     [
         ({"answer": ""}, "answer: string should have at least 1 character, got ''"),
-        ({"split": "dev"}, "split: input should be 'train' or 'test', got 'dev'"),
+        ({"split": "eval"}, "split: input should be 'train', 'test' or 'dev', got 'eval'"),
         ({"anwser": "4"}, "anwser: unknown key; did you mean `answer`?"),
     ],
 )

@@ -24,6 +24,7 @@ from components.validate_data.validate import validate
 
 Lines = list[dict[str, Any]]
 Spoil = Callable[[Lines, Lines], object]
+_SPLITS = (Split.TRAIN, Split.TEST)
 PARAMS: dict[str, Any] = {
     "model": {"base": "scratch:tiny", "prompt": "{question}\n", "answer": "declared"},
     "max_prompt_tokens": 60,
@@ -39,9 +40,9 @@ PARAMS: dict[str, Any] = {
 def run(problems: Path, validation: Path, spoil: Spoil | None = None, **changes: Any) -> dict[str, float]:
     """Validate, with the rows of both splits spoiled and some limits changed; return the metrics."""
     if spoil:
-        splits = [[row for _, row in jsonl.read_rows(problems / f"{split}.jsonl")] for split in Split]
+        splits = [[row for _, row in jsonl.read_rows(problems / f"{split}.jsonl")] for split in _SPLITS]
         spoil(*splits)
-        for split, rows in zip(Split, splits, strict=True):
+        for split, rows in zip(_SPLITS, splits, strict=True):
             jsonl.write_rows(problems / f"{split}.jsonl", rows)
     validation.mkdir()
     return validate(validated(ValidateConfig, PARAMS | changes, name=""), problems=problems, validation=validation)
@@ -177,6 +178,19 @@ def test_solutions_have_to_answer_as_the_prompt_asks(problems: Path, tmp_path: P
     with pytest.raises(DataRejectedError, match="`gradable_answers` is not met"):
         run(problems, tmp_path / "validation", model=PARAMS["model"] | {"answer": "boxed"})
     assert set(missed(tmp_path / "validation")) == {"gradable_answers", "worked_solutions"}
+
+
+def test_dev_problems_are_checked_and_counted_too(problems: Path, tmp_path: Path) -> None:
+    """One that is asked in the train split as well, or repeats a test problem, rejects the data."""
+    rows = [row for _, row in jsonl.read_rows(problems / "train.jsonl")]
+    dev = [row | {"id": row["id"].replace("train", "dev"), "split": "dev"} for row in rows[15:]]
+    jsonl.write_rows(problems / "train.jsonl", rows[:15])
+    jsonl.write_rows(problems / "dev.jsonl", dev)
+    assert run(problems, tmp_path / "good", min_train_rows=15)["dev_rows"] == 5
+    assert '<th class="number">Dev</th>' in (tmp_path / "good" / "report.html").read_text("utf-8")
+    jsonl.write_rows(problems / "train.jsonl", rows[:16])
+    with pytest.raises(DataRejectedError, match=r"no_contamination.*: sums/train/15 \(as sums/dev/15\)"):
+        run(problems, tmp_path / "bad", min_train_rows=15)
 
 
 def test_problem_without_a_solution_is_graded_by_its_answer(problems: Path, tmp_path: Path) -> None:
