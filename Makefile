@@ -58,6 +58,7 @@ $(VENV)/.ready: requirements.lock pyproject.toml
 	@rm -f $@; echo "$(TORCH_BACKEND)" > $(VENV)/.backend
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check "$$(grep -oE '^uv==[0-9.]+' requirements.lock)"
 	@$(BIN)/python images/packages.py setup --backend "$(TORCH_BACKEND)"
+	@$(BIN)/python -m pipelines.dvc_plots $(VENV)/dvc_plots.html
 	@touch $@
 
 preset:
@@ -93,7 +94,8 @@ types: setup  ## mypy (strict)
 format: setup  ## Rewrite the code in the project's style
 	@$(BIN)/ruff check --fix . ; $(BIN)/ruff format .
 
-repro: setup  ## Run the same stages under DVC: only what changed is computed
+repro: preset setup  ## Run the same stages under DVC: only what changed is computed (PRESET=... writes repro.yaml)
+	@$(if $(filter-out file,$(origin PRESET)),sed -i 's|^params:.*|params: $(PARAMS)|' repro.yaml)
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/dvc repro
 
 cluster-check: setup  ## Try on the cluster of kubectl what the docs promise (PARAMS=FILE KEEP=1; docs/how-to/cluster-check.md)

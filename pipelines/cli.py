@@ -51,7 +51,10 @@ def parser() -> argparse.ArgumentParser:
     command.set_defaults(command=_run)
 
     with_defaults = "print a params file with what it extends and all defaults"
-    commands.add_parser("config", help=with_defaults, parents=[params]).set_defaults(command=_config)
+    command = commands.add_parser("config", help=with_defaults, parents=[params])
+    per_stage = "write the section of each stage to DIR/<stage>.yaml instead, as dvc.yaml does"
+    command.add_argument("--sections", type=Path, metavar="DIR", help=per_stage)
+    command.set_defaults(command=_config)
 
     command = commands.add_parser("compile", help="write the graph that Kubeflow runs")
     command.add_argument("--params", type=Path, default=PARAMS, help="what the form opens with (default: %(default)s)")
@@ -96,9 +99,13 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _config(options: argparse.Namespace) -> int:
-    from components.preflight.config import as_yaml, load_params
+    from components.preflight.config import as_yaml, load_params, write_sections
 
-    print(as_yaml(load_params(options.params)), end="")
+    params = load_params(options.params)
+    if options.sections:
+        write_sections(params, options.sections)
+    else:
+        print(as_yaml(params), end="")
     return 0
 
 

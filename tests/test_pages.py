@@ -22,10 +22,10 @@ from tests.presets import ROOT
 from tests.report.synthetic import make_run
 from tests.report.test_report import CONFIG
 
-_BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 _PROBE = Path(__file__).with_name("page_probe.js").read_text(encoding="utf-8")
 _FRAME = '<!doctype html><iframe style="width:{}px;border:0" srcdoc="{}"></iframe><pre></pre><script>{}</script>'
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(_BROWSER is None, reason="needs chromium or google-chrome")]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(BROWSER is None, reason="needs chromium or google-chrome")]
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def layout_of(text: str, width: int, folder: Path) -> dict[str, Any]:
     """What page_probe.js finds on a page in a frame that is as wide as `width` pixels."""
     (folder / "frame.html").write_text(_FRAME.format(width, html.escape(text), _PROBE), encoding="utf-8")
     options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder}", "--dump-dom"]
-    command = [str(_BROWSER), *options, (folder / "frame.html").as_uri()]
+    command = [str(BROWSER), *options, (folder / "frame.html").as_uri()]
     shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
     printed = re.search(r"<pre>(.*?)</pre><script>", shown, re.DOTALL)
     assert printed is not None, shown[-500:]

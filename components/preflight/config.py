@@ -142,8 +142,17 @@ def stage_sections(params: Params) -> Sections:
 
 def as_yaml(params: Params) -> str:
     """Return params as the text of a params file that extends nothing and leaves nothing to defaults."""
-    names = {*STAGES, *params.model_fields_set}
-    values = params.model_dump(mode="json", include=names)
+    return _dump(params.model_dump(mode="json", include={*STAGES, *params.model_fields_set}))
+
+
+def write_sections(params: Params, folder: Path) -> None:
+    """Write a params file for each stage, `<stage>.yaml`, with its section alone and in full."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for stage, section in params.model_dump(mode="json", include=set(STAGES)).items():
+        (folder / f"{stage}.yaml").write_text(_dump({stage: section}), encoding="utf-8")
+
+
+def _dump(values: Sections) -> str:
     text: str = yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=120)
     return text
 

@@ -151,6 +151,14 @@ class Findings:
         """One of the scores over all greedy answers, by model."""
         return {model: evaluation.scores[key] for model, evaluation in self.evaluations.items()}
 
+    def metrics(self) -> dict[str, float | bool]:
+        """The figures that tell runs apart in a table: accuracies over all test problems, and GRPO's by source."""
+        accuracies = {model: each.scores["greedy"]["all"]["accuracy"] for model, each in self.evaluations.items()}
+        gain = round(accuracies["grpo"] - accuracies["sft"], 6)
+        sources = self.sources if len(self.sources) > 1 else []
+        by_source = {f"grpo_{source}": self.by_source["grpo"][source]["accuracy"] for source in sources}
+        return {**accuracies, **by_source, "gain": gain, "gate_passed": self.verdict["passed"]}
+
     def summary(self) -> dict[str, Any]:
         """The figures of a run in a few lines, for the runner to print and the model card to repeat."""
         return {

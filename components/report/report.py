@@ -66,6 +66,7 @@ def report(
     jsonl.write_json(report / "verdict.json", verdict)
     jsonl.write_json(report / "summary.json", findings.summary())
     jsonl.write_json(report / "provenance.json", asdict(findings.provenance))
+    jsonl.write_json(report / "metrics.json", findings.metrics())
     if not findings.learned:
         say("report", "warning: GRPO learned nothing, no step had a gradient: the policy is its reference")
     reasons = verdict["reasons"] or [part["reason"] for part in verdict["sources"]]

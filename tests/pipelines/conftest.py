@@ -24,8 +24,8 @@ class _Runs(NamedTuple):
 def _runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Runs]:
     """All the runs below, two at a time: most of their time goes into imports on one core."""
     passing, missing, dvc = (copy_project(tmp_path_factory.mktemp(name)) for name in ("passing", "missing", "dvc"))
+    (dvc.folder / "repro.yaml").write_text("params: params/smoke.yaml\n")
     params = preset()
-    write_params(dvc.folder / "params.yaml", params)
     params["report"]["gate"] |= {"enforce": True, "min_gain": 0.99}
     write_params(missing.folder / "missed.yaml", params)
     with ThreadPoolExecutor(2) as pool:

@@ -16,7 +16,7 @@ from components.shared.lineage import FILE_NAME, file_digests, read, value_diges
 from tests.presets import ROOT
 
 _FOLDERS = ("components", "pipelines", "params", "data")
-_FILES = (".dvc/config", "params.yaml", "dvc.yaml", ".dvcignore", ".gitignore")
+_FILES = (".dvc/config", ".dvc/.gitignore", "params.yaml", "repro.yaml", "dvc.yaml", ".dvcignore", ".gitignore")
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,49 @@
+"""The page of `dvc plots show` without a network: `python -m pipelines.dvc_plots`, at set-up.
+
+DVC's own page loads Vega from a content delivery network. This writes a template with Vega in it, and names it in
+.dvc/config.local, which git ignores.
+"""
+
+import argparse
+import os
+from pathlib import Path
+
+_VEGA_LITE = "5.21"
+"""The major version of the charts that DVC writes."""
+_TEMPLATE = """<!DOCTYPE html>
+<html>
+<head>
+  {{refresh_tag}}
+  <meta charset="utf-8">
+  <title>DVC plots</title>
+  <script>{vega}</script>
+</head>
+<body>
+  {{plot_divs}}
+</body>
+</html>
+"""
+
+
+def main() -> None:
+    """Write the template and DVC's setting."""
+    parser = argparse.ArgumentParser(prog="python -m pipelines.dvc_plots", description=__doc__)
+    parser.add_argument("template", type=Path, help="file to write, 0.9 MB")
+    install_template(Path(), parser.parse_args().template)
+
+
+def install_template(project: Path, template: Path) -> None:
+    """Write the page's template and name it in the DVC settings of a project on this machine."""
+    import vl_convert
+    from dvc.config import Config
+
+    vega = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", vl_version=_VEGA_LITE)
+    # The text of a script ends at the first closing tag, even within a string.
+    template.write_text(_TEMPLATE.format(vega=vega.replace("</script", "<\\/script")), encoding="utf-8")
+    settings = project / ".dvc"
+    with Config(str(settings.absolute())).edit("local") as local:
+        local["plots"]["html_template"] = os.path.relpath(template, settings)
+
+
+if __name__ == "__main__":
+    main()
