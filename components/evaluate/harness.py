@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean
@@ -31,10 +32,9 @@ def harness_scores(records: Sequence[Mapping[str, Any]]) -> dict[str, Any] | Non
 
     Sources that it has no task for are left out, as are tasks that lack a package.
     """
-    if find_spec("lm_eval") is None:
+    version = _version()
+    if version is None:
         return None
-    from importlib.metadata import version
-
     greedy = [record for record in records if record["sample"] == 0]
     by_source = {}
     for source, family in _SOURCES.items():
@@ -42,7 +42,11 @@ def harness_scores(records: Sequence[Mapping[str, Any]]) -> dict[str, Any] | Non
         if cases:
             rows = verdicts(family, cases)
             by_source[source] = {metric: fmean(row[metric] for row in rows) for metric in rows[0]}
-    return {"version": version("lm_eval"), "by_source": by_source}
+    return {"version": version, "by_source": by_source}
+
+
+def _version() -> str | None:
+    return metadata.version("lm_eval") if find_spec("lm_eval") else None
 
 
 def verdicts(family: Family, cases: Sequence[tuple[str, str]]) -> list[dict[str, bool]]:

@@ -7,12 +7,12 @@ from typing import Any
 _DIGEST_CHARACTERS = 12
 
 
-def published_lines(scores: Mapping[str, Any]) -> list[str]:
-    """Return one line for each source: the accuracies, on what, how they were measured, and what to check them by.
+def published_lines(scores: Mapping[str, Any]) -> dict[str, str]:
+    """Return a line for each source: the accuracies, on what and how they were measured, and what to check them by.
 
-    `scores` is the content of a scores.json, with its `protocol`.
+    `scores` has the keys of scores.py, and `protocol`: the facts of questions.py with `records_digest` and `lm_eval`.
     """
-    return [_line(scores, source) for source in scores["greedy"]["by_source"]]
+    return {source: _line(scores, source) for source in scores["greedy"]["by_source"]}
 
 
 def _line(scores: Mapping[str, Any], source: str) -> str:
@@ -50,12 +50,10 @@ def _sampled(scores: Mapping[str, Any], source: str) -> list[str]:
 
 
 def _selection(facts: Mapping[str, Any]) -> str:
-    drawn = (
-        ""
-        if facts["subset_seed"] is None
-        else f", {facts['problems']:,} of {facts['of']:,} by seed {facts['subset_seed']}"
-    )
-    return f"{facts['split']}{drawn} (digest {_short(facts['problems_digest'])})"
+    parts = [f"digest {_short(facts['problems_digest'])}"]
+    if facts["subset_seed"] is not None:
+        parts.insert(0, f"{facts['problems']:,} of {facts['of']:,} drawn by seed {facts['subset_seed']}")
+    return f"{facts['split']} ({', '.join(parts)})"
 
 
 def _prompt(facts: Mapping[str, Any]) -> str:
