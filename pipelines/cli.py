@@ -66,7 +66,9 @@ def parser() -> argparse.ArgumentParser:
     command.set_defaults(command=_data)
 
     command = commands.add_parser("fetch", help="get the weights of a registered version back")
-    command.add_argument("version", metavar="VERSION", help="v0.0.1 or grpo-policy@v0.0.1")
+    command.add_argument(
+        "version", metavar="VERSION", help="v0.0.1, grpo-policy@v0.0.1, or RUN@step-40 of a checkpoint"
+    )
     command.add_argument("destination", metavar="DEST", type=Path, help="new folder for the weights")
     command.add_argument("--registry", default="registry", help="folder or URL (default: %(default)s)")
     command.set_defaults(command=_fetch)
@@ -126,8 +128,13 @@ def _data(options: argparse.Namespace) -> int:
 
 
 def _fetch(options: argparse.Namespace) -> int:
+    from components.register.checkpoints import fetch_checkpoint, is_checkpoint
     from components.register.registry import fetch
 
+    if is_checkpoint(options.version):
+        checkpoint = fetch_checkpoint(options.registry, options.version, options.destination)
+        print(f"{checkpoint.name} -> {options.destination}")
+        return 0
     registered = fetch(options.registry, options.version, options.destination)
     print(f"{registered['tag']} -> {options.destination}")
     return 0

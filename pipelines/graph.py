@@ -8,7 +8,7 @@ import inspect
 import itertools
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +94,8 @@ _DATA = Resources(("1", "2"), ("4G", "8G"), 4 * _HOUR_S, 2, cached=True, secrets
 # Starts a job and watches it; a retry adopts the job that runs, and in weeks several nodes may be lost. Longer than all
 # of the job's own limits together.
 _LAUNCH = Resources(capacity.LAUNCHER_CPU, capacity.LAUNCHER_MEMORY, LONGEST_TRAINING_S, 10, secrets=("hub",))
+# It pushes checkpoints to the registry as well.
+_LAUNCH_GRPO = replace(_LAUNCH, secrets=("git", "hub", "storage"))
 RESOURCES = {
     # A second try would find the same. With what Kubeflow does before it, a run whose image is missing fails within two
     # minutes: the time includes the pull.
@@ -101,7 +103,7 @@ RESOURCES = {
     "prepare_data": _DATA,
     "validate_data": _DATA,
     "train_sft": _LAUNCH,
-    "train_grpo": _LAUNCH,
+    "train_grpo": _LAUNCH_GRPO,
     "evaluate": Resources(capacity.EVALUATION_CPU, None, 72 * _HOUR_S, 2, model=True, secrets=("hub",)),
     "report": Resources(("1", "2"), ("2G", "4G"), _HOUR_S, 1),
     # The verdict of a missed gate is the same the next time, and to Kubeflow every failure is alike.

@@ -201,9 +201,16 @@ def _to_device(model: PreTrainedModel) -> PreTrainedModel:
     return moved
 
 
-def save(checkpoint: Checkpoint, folder: Path) -> None:
-    """Write a Hugging Face folder that `AutoModelForCausalLM` loads, adapters merged into the weights."""
-    checkpoint.model.save_pretrained(folder, state_dict=merged_state_dict(checkpoint.model))
+def save(checkpoint: Checkpoint, folder: Path, *, max_shard_size: str = "50GB") -> None:
+    """Write a Hugging Face folder that `AutoModelForCausalLM` loads, adapters merged into the weights.
+
+    With adapters, the weights that have none go into the first files: of a model that is larger than `max_shard_size`
+    these are equal from one checkpoint to the next.
+    """
+    weights = merged_state_dict(checkpoint.model)
+    adapted = weights.keys() - checkpoint.model.state_dict().keys()
+    ordered = dict(sorted(weights.items(), key=lambda item: item[0] in adapted))
+    checkpoint.model.save_pretrained(folder, state_dict=ordered, max_shard_size=max_shard_size)
     checkpoint.tokenizer.save_pretrained(folder)
     _write_prompt(checkpoint, folder)
 

@@ -9,7 +9,7 @@ import io
 import os
 import random
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from components.policy.shutdown import StopRequest
 from components.shared import jsonl
 from components.shared.errors import StoppedError, explain_out_of_memory
 from components.shared.progress import say
-from components.shared.work import CHECKPOINTS, CheckpointWriter, fingerprint_in, latest_checkpoint
+from components.shared.work import CHECKPOINTS, EXPORT, CheckpointWriter, fingerprint_in, latest_checkpoint
 
 _POLICY, _VALUES = "policy.safetensors", "values.pt"
 
@@ -112,10 +112,12 @@ class Resumption:
         stop: StopRequest,
         score: float | None,
         last: bool = False,
+        export: Callable[[Path], None] | None = None,
     ) -> None:
         """Write a checkpoint if one is due after a step; StoppedError, after writing one, if any process is to stop.
 
-        One is also due after the `last` step before the run ends for another reason.
+        One is also due after the `last` step before the run ends for another reason. What `export` writes into its
+        folder is for others than this run: it has the full weights.
         """
         stopped = any(self._ranks.all_gather(stop.requested, f"the end of step {step}"))
         if not (stopped or last or step % self._every_steps == 0 or step == self._num_steps):
@@ -129,9 +131,12 @@ class Resumption:
             buffer = io.BytesIO()
             torch.save({**added, "random": random_states}, buffer)
             (folder / _VALUES).write_bytes(buffer.getbuffer())
+            if export:
+                export(folder / EXPORT)
 
-        if self._writer:
-            self._writer.save(step, write, score=score)
+        with policy.gather_full_parameters() if export else nullcontext():
+            if self._writer:
+                self._writer.save(step, write, score=score)
         self._ranks.barrier("the end of writing a checkpoint")
         if stopped:
             raise StoppedError(

@@ -6,13 +6,13 @@ import platform
 import shutil
 import stat
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from components.shared.errors import RetryableError
+from components.shared.errors import PipelineError, RetryableError
 
 
 def sync(path: Path) -> None:
@@ -39,6 +39,25 @@ def replace(path: Path, new: Path) -> None:
     new.rename(path)
     sync(path.parent)  # before anything is removed that it could be recovered from
     remove(old)
+
+
+@contextmanager
+def new_folder(destination: Path) -> Iterator[Path]:
+    """Yield a path for a folder that becomes `destination` when the block has ended; nothing is left where it fails.
+
+    PipelineError unless `destination` is empty, or does not exist.
+    """
+    destination = destination.resolve()
+    if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
+        raise PipelineError(f"{destination}: is not empty; choose a new folder")
+    partial = destination.with_name(f".{destination.name}.partial")
+    remove(partial)
+    try:
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        yield partial
+        partial.rename(destination)
+    finally:
+        remove(partial)
 
 
 def discard(folder: Path) -> None:

@@ -116,7 +116,7 @@ def run(
     root = work_root or Path(os.environ.get(WORK_VARIABLE) or "outputs/work")
     lock = locked_work(root, stage.name, fingerprint(config, made_by), owner) if stage.has_work else nullcontext()
     with lock as work:
-        work_folder = {"work": work.folder} if work else {}
+        work_folder = {"work": work.begin(made_by)} if work else {}
         with _partial_outputs(outputs, *work_folder.values()) as partial:
             metrics = work.copy_result(partial) if work else None
             if metrics is None:

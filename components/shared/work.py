@@ -1,6 +1,6 @@
 """A stage's folder of unfinished work: identified by its fingerprint, one run at a time, never abandoned silently.
 
-<root>/<stage>/<key>/      the folder of a run that has not finished, with `fingerprint.json`
+<root>/<stage>/<key>/      the folder of a run that has not finished, with `fingerprint.json` and its lineage so far
 <root>/<stage>/<key>.json  where the last run that finished put its outputs, for runs that waited for it
 
 In such a folder are numbered checkpoints: at whatever moment a run is killed, each one found is complete. One process
@@ -20,7 +20,7 @@ from typing import Any
 
 from components.shared import durable, jsonl, lineage
 from components.shared.errors import PipelineError, raise_if_disk_is_full
-from components.shared.lineage import Fingerprint
+from components.shared.lineage import Fingerprint, Lineage
 from components.shared.progress import say
 
 _LOCK, _RECORD = "run.lock", "fingerprint.json"
@@ -28,7 +28,11 @@ _NUM_LISTED = 3
 """Folders with other unfinished work that are listed."""
 CHECKPOINTS = "checkpoints"
 """Where a stage keeps them in its folder of unfinished work."""
+EXPORT, MODEL = "export", "model"
+"""Folder of a checkpoint for others than the run itself, and the model in it, beside `metrics.json` of its step."""
 _MANIFEST, _WRITER_LOCK = "manifest.json", "writer.lock"
+_ADMINISTRATIVE = {_LOCK, _WRITER_LOCK, _RECORD, lineage.FILE_NAME}
+"""Files beside which there is nothing to resume."""
 
 
 @dataclass
@@ -39,6 +43,11 @@ class WorkFolder:
     folder: Path
     waited: bool
     """Whether another run of the same work had it before."""
+
+    def begin(self, made_by: Lineage) -> Path:
+        """Write the lineage of what is to be made into the folder, and return that."""
+        lineage.write(self.folder, made_by)
+        return self.folder
 
     def copy_result(self, outputs: Mapping[str, Path]) -> dict[str, float] | None:
         """Fill `outputs` with the result of the run that this one waited for, if any, and return its metrics."""
@@ -84,7 +93,7 @@ def locked_work(root: Path, stage: str, fingerprint: Fingerprint, owner: str = "
     try:
         yield WorkFolder(stage, folder, waited)
     except BaseException:
-        if {path.name for path in folder.rglob("*") if path.is_file()} <= {_LOCK, _WRITER_LOCK, _RECORD}:
+        if {path.name for path in folder.rglob("*") if path.is_file()} <= _ADMINISTRATIVE:
             durable.discard(folder)
         raise
     else:
@@ -166,6 +175,34 @@ def latest_checkpoint(folder: Path, *, stage: str, fingerprint: Fingerprint | No
             f"{folder}: every checkpoint is damaged (see above); restore one from a copy, "
             "or remove them all to start again from the first step"
         )
+    return None
+
+
+@dataclass(frozen=True)
+class Export:
+    """The model of a checkpoint, as others load it."""
+
+    step: int
+    folder: Path
+    """Of the model: the run may remove it at any time."""
+    metrics: dict[str, Any]
+    digests: dict[str, str]
+    """SHA-256 of each of its files, by path."""
+
+
+def newest_export(work: Path, *, after: int = 0) -> Export | None:
+    """Return the newest checkpoint with an exported model in a folder of unfinished work; None without any.
+
+    Those of a step up to `after` do not count.
+    """
+    stored = _stored(work / CHECKPOINTS)
+    for step in sorted((step for step in stored if step > after), reverse=True):
+        folder = stored[step] / EXPORT
+        with suppress(PipelineError):  # damaged, or removed meanwhile
+            written, prefix = _manifest(stored[step])["files"], f"{EXPORT}/{MODEL}/"
+            digests = {path.removeprefix(prefix): each for path, each in written.items() if path.startswith(prefix)}
+            if digests:
+                return Export(step, folder / MODEL, jsonl.read_json(folder / "metrics.json"), digests)
     return None
 
 

@@ -11,7 +11,7 @@ from pydantic import Field, field_validator, model_validator
 
 from components.policy.config import CheckpointConfig, EngineConfig
 from components.rollout.vllm.config import ServersConfig, VllmConfig
-from components.shared.config import Config, Operational
+from components.shared.config import Config, Operational, SameAs
 from components.train_grpo.custom_rewards import MAX_REWARD, is_custom
 from components.train_grpo.rewards import BUILT_IN
 
@@ -217,6 +217,15 @@ class SamplerConfig(Config):
         return self
 
 
+class GRPOCheckpointConfig(CheckpointConfig):
+    """Checkpoints of an unfinished run, some of them in the registry as well."""
+
+    keep_in_registry: int = Field(3, ge=0)
+    """Newest checkpoints of a run that are in the registry, with `keep_best` also the best: models that can be fetched,
+    pushed while training goes on; 0 for none. The policy of the last step is not among them: `register` decides on it.
+    """
+
+
 class TrainGRPOConfig(Config):
     """How the reference checkpoint becomes the policy."""
 
@@ -251,7 +260,11 @@ class TrainGRPOConfig(Config):
     reference: Annotated[ReferencePlacement, Operational] = "replicated"
     """Where the weights of the reference are: whole in every process; sharded over processes, and gathered layer by
     layer in use; or in the memory of the host, and copied to the GPU in use. Without a KL term there is none."""
-    checkpoint: Annotated[CheckpointConfig, Operational] = CheckpointConfig()
+    checkpoint: Annotated[GRPOCheckpointConfig, Operational] = GRPOCheckpointConfig()
+    registry: Annotated[str, Operational, SameAs("register", "registry")] = Field("registry", min_length=1)
+    """Registry of the checkpoints."""
+    storage: Annotated[str | None, Operational, SameAs("register", "storage")] = None
+    """DVC remote of their weights."""
     engine: EngineConfig = EngineConfig()
 
     @model_validator(mode="after")

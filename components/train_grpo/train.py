@@ -13,13 +13,14 @@ from components.shared.errors import PipelineError
 from components.shared.stage import Stage
 from components.train_grpo.config import TrainGRPOConfig
 from components.train_grpo.custom_rewards import reward_materials
+from components.train_grpo.publishing import checkpoints_published
 
 
 def train(
     config: TrainGRPOConfig, *, problems: Path, reference: Path, policy: Path, training: Path, timings: Path, work: Path
 ) -> dict[str, float]:
     """Optimise the reference checkpoint with GRPO on the training problems."""
-    with sampling_services(config, reference, work):
+    with sampling_services(config, reference, work), checkpoints_published(config, work):
         return run_ranks(
             _train_rank,
             config,

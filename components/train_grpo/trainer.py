@@ -6,18 +6,21 @@ Shape suffixes as in objective.py: B completions of the rollout, M all their com
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from components.policy.checkpoint import Checkpoint
+from components.policy.checkpoint import Checkpoint, save
 from components.policy.engine import Policy
 from components.policy.logprobs import completion_logprobs
 from components.policy.lora import merged_state_dict
 from components.policy.packing import MicroBatch, pack_shard
 from components.policy.training import learning_rate, memory_for_passes, memory_for_update
+from components.shared import jsonl
 from components.shared.progress import Progress, progress, say
+from components.shared.work import MODEL
 from components.train_grpo.config import TrainGRPOConfig
 from components.train_grpo.metrics import History, completion_records, figures_without_update, rollout_metrics, row_of
 from components.train_grpo.monitoring import StepTimer, require_scorable
@@ -36,6 +39,8 @@ from components.train_grpo.update import (
 )
 
 _STAGE = "train_grpo"
+_SHARD_SIZE = "512MB"
+"""Of an exported model: those of its files that training does not change are stored once."""
 
 
 @dataclass
@@ -162,6 +167,11 @@ class Trainer:
             kl=row["kl"],
             tokens_per_s=timing["tokens_per_s"],
         )
+
+    def export(self, folder: Path) -> None:
+        """Write the policy as a model that others can load, with the metrics of the last step."""
+        save(self.checkpoint, folder / MODEL, max_shard_size=_SHARD_SIZE)
+        jsonl.write_json(folder / "metrics.json", self.history.curves[-1])
 
     def state(self) -> dict[str, Any]:
         """Return all that further steps depend on beside the policy and random numbers, as plain values."""

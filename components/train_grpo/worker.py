@@ -63,7 +63,16 @@ def train_rank(
             def after_step(step: int) -> None:
                 problem, accuracy = missing_signal(config, curves), curves[-1]["accuracy"]
                 last = problem is not None
-                resumption.after_step(step, trainer.policy, trainer.state, stop=stop, score=accuracy, last=last)
+                is_exported = config.checkpoint.keep_in_registry and step < config.num_steps
+                resumption.after_step(
+                    step,
+                    trainer.policy,
+                    trainer.state,
+                    stop=stop,
+                    score=accuracy,
+                    last=last,
+                    export=trainer.export if is_exported else None,
+                )
                 if problem:
                     raise PipelineError(problem)
 

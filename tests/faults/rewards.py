@@ -42,6 +42,12 @@ def slow(problem: Any, completion: Any, grade: Any) -> float:
     return shortness(problem, completion, grade)
 
 
+def slow_in_all(problem: Any, completion: Any, grade: Any) -> float:
+    """Be slow in every process."""
+    time.sleep(SLOW_S)
+    return shortness(problem, completion, grade)
+
+
 def nan_in_one(problem: Any, completion: Any, grade: Any) -> float:
     """Make the loss of the faulty rank NaN."""
     if _is_faulty() and next(_calls) == CALLS_BEFORE:

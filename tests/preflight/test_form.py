@@ -28,8 +28,9 @@ def test_a_form_means_what_the_params_file_says(path: Path) -> None:
     assert twice == wrong_sections(sections) == []
     made, expected = complete(Params.model_validate(sections)), stage_sections(load_params(path))
     cluster = made.pop("cluster")
-    assert made["register"].pop("registry") == "/work/registry"
-    expected["register"].pop("registry")
+    for stage in ("train_grpo", "register"):
+        assert made[stage].pop("registry") == "/work/registry"
+        expected[stage].pop("registry")
     assert made == expected
     assert cluster["nodes"] * max(1, cluster["gpus_per_node"]) == expected["train_grpo"]["engine"]["num_processes"]
 
@@ -69,6 +70,10 @@ def test_the_typed_parameters_are_what_training_gets(form: Form) -> None:
         before[stage]["engine"].pop("num_processes")
     assert after["validate_data"]["model"].pop("base") == "org/model"
     before["validate_data"]["model"].pop("base")
+    # Checkpoints are in the registry of the versions.
+    for key, name in (("registry", "registry"), ("storage", "weights_storage")):
+        assert after["train_grpo"].pop(key) == values[name]
+        before["train_grpo"].pop(key, None)
     for name, (section, *path, last) in TYPED_KEYS.items():
         place, old = after[section], before[section]
         for part in path:

@@ -47,4 +47,5 @@ def grpo_config(**changes: Any) -> TrainGRPOConfig:
         for name in outer:
             section = section.setdefault(name, {})
         section[key] = value
+    fields["checkpoint"] = {"keep_in_registry": 0, **fields["checkpoint"]}
     return TrainGRPOConfig.model_validate(fields)

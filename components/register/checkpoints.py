@@ -1,0 +1,351 @@
+"""Checkpoints of a training in the registry: pushed while it goes on, listed, fetched, removed.
+
+A run is called after its folder of unfinished work, so one that is resumed keeps its name. Its checkpoints are a branch
+of the registry's git repository, `checkpoints/<run>`, whose newest commit has a folder for each that is kept:
+
+    step-000040/checkpoint.json  metrics of the step, digest of each file, when and by whom it was pushed
+    step-000040/lineage.json     what it was made from
+    step-000040/model.dvc        pointer to the model
+
+The models are in `checkpoints/<run>` of the registry's storage, where files that several checkpoints of the run share
+are stored once. Nothing else is there, so DVC may remove whatever this branch does not refer to.
+
+    python -m components.register.checkpoints --work FOLDER --staging FOLDER --registry REGISTRY ...
+
+pushes the checkpoints of a training while it writes them, and ends when there is a file `end` in the staging folder.
+"""
+
+import argparse
+import configparser
+import json
+import os
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from components.register.registry import Snapshot, is_url, open_registry, read_registry
+from components.shared import durable, jsonl, lineage
+from components.shared.errors import PipelineError, RetryableError, explain
+from components.shared.lineage import Lineage
+from components.shared.progress import say
+from components.shared.versioning import Workspace
+from components.shared.work import MODEL, Export, newest_export
+
+END = "end"
+_BRANCHES = "refs/heads/checkpoints/"
+_FILE = "checkpoint.json"
+_STAGE = "train_grpo"
+_NAME = re.compile(r"([0-9a-f]{4,16})@(?:step-(\d+)|latest)")
+_POLL_S = 0.5
+_NICENESS = 19
+"""Training comes first where processors are short."""
+
+
+@dataclass(frozen=True)
+class StoredCheckpoint:
+    """A checkpoint in the registry."""
+
+    run: str
+    step: int
+    at: str
+    """When it was pushed, in ISO 8601."""
+    by: str
+    metrics: Mapping[str, Any]
+    """Of its step, as in steps.jsonl."""
+    digests: Mapping[str, str]
+    """SHA-256 of each file of the model, by path."""
+
+    @property
+    def name(self) -> str:
+        """What `fetch` finds it by."""
+        return f"{self.run}@step-{self.step}"
+
+
+def stored_checkpoints(snapshot: Snapshot, run: str = "") -> list[StoredCheckpoint]:
+    """Return the checkpoints in a registry, by run and step: of the runs whose names begin with `run`."""
+    git = snapshot.repository.git
+    # By their commits: a branch may get a new one at any time.
+    commits = git("for-each-ref", "--sort=refname", "--format=%(objectname)", f"{_BRANCHES}{run}*").split()
+    files = [
+        f"{commit}:{path}"
+        for commit in commits
+        for path in git("ls-tree", "-r", "--name-only", commit).split()
+        if path.endswith(f"/{_FILE}")
+    ]
+    return [StoredCheckpoint(**json.loads(git("show", file))) for file in files]
+
+
+def is_checkpoint(name: str) -> bool:
+    """Tell whether a name has the form of a checkpoint's: `<run>@step-<number>` or `<run>@latest`."""
+    return _NAME.fullmatch(name) is not None
+
+
+def fetch_checkpoint(location: str, name: str, destination: Path) -> StoredCheckpoint:
+    """Fill the folder `destination` with the model of a checkpoint: `<run>@step-<number>` or `<run>@latest`.
+
+    The first digits of a run will do. The folder appears once it is complete; PipelineError unless every file in it is
+    as it was pushed.
+    """
+    with durable.new_folder(destination) as folder, read_registry(location) as snapshot:
+        checkpoint = _find(snapshot, name)
+        try:
+            with _branch(checkpoint.run, snapshot.origin) as branch:
+                if checkpoint.step not in branch.folders:
+                    raise RetryableError("it has just been removed; list the checkpoints again")
+                branch.get(checkpoint.step, folder)
+        except PipelineError as error:
+            raise type(error)(f"{checkpoint.name}: cannot be fetched: {str(error).removeprefix('dvc: ')}") from None
+        fetched = lineage.file_digests(folder)
+        for path in sorted({**checkpoint.digests, **fetched}):
+            if checkpoint.digests.get(path) != fetched.get(path):
+                raise PipelineError(f"{checkpoint.name}: {path} is not the file that was pushed; it was changed since")
+    return checkpoint
+
+
+def _find(snapshot: Snapshot, name: str) -> StoredCheckpoint:
+    match = _NAME.fullmatch(name)
+    assert match
+    stored = stored_checkpoints(snapshot, match[1])
+    runs = list(dict.fromkeys(each.run for each in stored))
+    if len(runs) > 1:
+        raise PipelineError(f"{snapshot.location}: {name} is ambiguous: of {' or '.join(runs)}; give more digits")
+    found = [each for each in stored if match[2] is None or int(match[2]) == each.step]
+    if not found:
+        available = ", ".join(each.name for each in stored or stored_checkpoints(snapshot)) or "none"
+        raise PipelineError(f"{snapshot.location}: no checkpoint {name}; available: {available}")
+    return found[-1]
+
+
+def remove_checkpoints(location: str, run: str) -> int:
+    """Remove all checkpoints of a run and return their number; where it is interrupted, the same call completes it."""
+    with read_registry(location) as snapshot, _branch(run, snapshot.origin) as branch:
+        if not branch.exists:
+            raise PipelineError(f"{location}: has no checkpoints of a run {run}; list them: models checkpoints")
+        number = len(branch.folders)
+        branch.commit(f"Remove all checkpoints of {run}", removed=branch.folders)
+        branch.collect_garbage()
+        branch.remove()
+    return number
+
+
+class _Branch:
+    """A clone of the branch of one run, in which its next commit is prepared."""
+
+    def __init__(self, run: str, origin: str, workspace: Workspace) -> None:
+        self._run, self._origin, self._ref = run, origin, f"{_BRANCHES}{run}"
+        self._workspace, self._git = workspace, workspace.git
+        self._config = workspace.folder / ".dvc" / "config"
+        workspace.folder.mkdir()
+        self._git("init", "--quiet")
+        self._git("remote", "add", "origin", origin)
+        self.exists = bool(self._git("ls-remote", "origin", self._ref))
+        if self.exists:
+            self._git("fetch", "--quiet", "--depth=1", "origin", f"+{self._ref}:refs/remotes/origin/tip")
+            self._git("reset", "--quiet", "--hard", "refs/remotes/origin/tip")
+            self._resolve_storage()
+
+    @property
+    def folders(self) -> dict[int, Path]:
+        """The folder of each checkpoint by its step, the oldest first."""
+        found = self._workspace.folder.glob("step-*")
+        return dict(sorted((int(path.name.removeprefix("step-")), path) for path in found))
+
+    def configure(self, config: str) -> None:
+        """Set DVC up with the config of the registry, but a folder of its own in the storage."""
+        sections = _parsed(config)
+        for remote in _remotes(sections):
+            remote["url"] = f"{remote['url'].rstrip('/')}/checkpoints/{self._run}"
+        self._config.parent.mkdir()
+        with self._config.open("w", encoding="utf-8") as file:
+            sections.write(file)
+        self._config.with_name(".gitignore").write_text("/config.local\n/tmp\n/cache\n", encoding="utf-8")
+        self._resolve_storage()
+
+    def _resolve_storage(self) -> None:
+        """Have DVC find, from this clone, a storage whose path is relative to the registry."""
+        lines = ["[cache]", "    type = hardlink"]
+        for remote in _remotes(_parsed(self._config.read_text(encoding="utf-8"))):
+            if not is_url(remote["url"]):
+                url = os.path.normpath(Path(self._origin, ".dvc", remote["url"]))
+                lines += [f"[{remote.name}]", f"    url = {url}"]
+        self._config.with_name("config.local").write_text("\n".join([*lines, ""]), encoding="utf-8")
+
+    def add(self, export: Export, checkpoint: StoredCheckpoint, made_by: Lineage | None) -> None:
+        """Copy a model into the storage and prepare its folder; FileNotFoundError where training has removed it."""
+        path = f"{_folder(export.step)}/{MODEL}"
+        model = self._workspace.folder / path
+        for name in export.digests:
+            (model / name).parent.mkdir(parents=True, exist_ok=True)
+            _link(export.folder / name, model / name)
+        if lineage.file_digests(model) != export.digests:
+            raise PipelineError(f"{export.folder}: is damaged: its files differ from the manifest of the checkpoint")
+        self._workspace.dvc("add", path)
+        self._workspace.dvc("push", f"{path}.dvc")
+        for large in (model, self._config.with_name("cache")):
+            shutil.rmtree(large)
+        jsonl.write_json(model.with_name(_FILE), asdict(checkpoint))
+        if made_by:
+            lineage.write(model.parent, made_by)
+
+    def get(self, step: int, destination: Path) -> None:
+        """Copy the model of a checkpoint into a new folder; PipelineError with the file that is missing or damaged."""
+        self._workspace.dvc_get(str(self._workspace.folder), f"{_folder(step)}/{MODEL}", "HEAD", destination)
+
+    def commit(self, message: str, removed: Mapping[int, Path]) -> None:
+        """Commit what was added, without the folders `removed`, and push it; PipelineError where that is refused."""
+        for folder in removed.values():
+            shutil.rmtree(folder)
+        self._git("add", "--all")
+        if self._git("status", "--porcelain"):
+            self._git("commit", "--quiet", "--message", message)
+        self._push(f"HEAD:{self._ref}")
+
+    def remove(self) -> None:
+        """Remove the branch from the registry."""
+        self._push(f":{self._ref}")
+
+    def _push(self, change: str) -> None:
+        if not is_url(self._origin):  # a push that was killed leaves its lock, and nobody else pushes to this branch
+            for folder in (self._origin, f"{self._origin}/.git"):
+                Path(folder, f"{self._ref}.lock").unlink(missing_ok=True)
+        self._git("push", "--quiet", "origin", change)
+
+    def collect_garbage(self) -> None:
+        """Remove from the storage what the branch does not refer to any more."""
+        self._workspace.dvc("gc", "--workspace", "--cloud", "--force")
+
+
+@contextmanager
+def _branch(run: str, origin: str, parent: Path | None = None) -> Iterator[_Branch]:
+    """A clone of the branch of a run, in a temporary folder below `parent`."""
+    with tempfile.TemporaryDirectory(prefix="grpo-pipeline-", dir=parent) as scratch:
+        yield _Branch(run, origin, Workspace(Path(scratch) / "clone", Path(scratch)))
+
+
+def _folder(step: int) -> str:
+    return f"step-{step:06d}"
+
+
+def _parsed(config: str) -> configparser.ConfigParser:
+    sections = configparser.ConfigParser(interpolation=None)
+    sections.read_string(config)
+    return sections
+
+
+def _remotes(sections: configparser.ConfigParser) -> list[configparser.SectionProxy]:
+    return [sections[name] for name in sections.sections() if name.startswith("'remote ")]
+
+
+def _link(source: Path, target: Path) -> None:
+    """Make a second name for a file, or a copy of it where the file system has no such names."""
+    try:
+        target.hardlink_to(source)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        shutil.copyfile(source, target)
+
+
+class _Publisher:
+    """Pushes the checkpoints of one training."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self._options, self._run = options, options.work.name
+        self._opened: tuple[str, str] | None = None
+        self._started = datetime.now(UTC)
+
+    def run_until_end(self) -> None:
+        """Push each new checkpoint until training has ended and the newest is pushed; failures are warnings.
+
+        One that is overtaken by the next while it waits for another to be pushed is left out.
+        """
+        tried = pushed = 0
+        while True:
+            is_last = (self._options.staging / END).exists()  # looked at first: what was written before it is seen
+            export = newest_export(self._options.work, after=pushed if is_last else tried)
+            if export:
+                tried = export.step
+                pushed = tried if self._push(export) else pushed
+            if is_last:
+                return
+            time.sleep(_POLL_S)
+
+    def _push(self, export: Export) -> bool:
+        """Push a checkpoint unless the registry has it; return False, with a warning, where that fails."""
+        name = f"{self._run}@step-{export.step}"
+        try:
+            origin, config = self._registry()
+            with _branch(self._run, origin, self._options.staging) as branch:
+                if not branch.exists:
+                    branch.configure(config)
+                # Another run of the same work may be further: its checkpoints are equal.
+                if export.step > max(branch.folders, default=0):
+                    self._add(branch, export)
+                    say(_STAGE, f"the checkpoint of step {export.step} is in the registry as {name}")
+        except FileNotFoundError:  # training has written newer ones, and removed this one
+            return False
+        except Exception as error:
+            explained = explain(error)
+            if explained is None:
+                raise
+            say(_STAGE, f"warning: {name} could not be pushed to {self._options.registry}: {explained}")
+            return False
+        return True
+
+    def _registry(self) -> tuple[str, str]:
+        """Return where the registry is, and its DVC config; it is created on first use."""
+        if self._opened is None:
+            with open_registry(self._options.registry, self._options.storage) as registry:
+                config = registry.clone.folder / ".dvc" / "config"
+                self._opened = registry.origin, config.read_text(encoding="utf-8")
+        return self._opened
+
+    def _add(self, branch: _Branch, export: Export) -> None:
+        """Store a checkpoint and commit it, without those that are no longer kept."""
+        described = lineage.read(self._options.work)
+        made_by = lineage.complete(described, {}, self._started) if described else None
+        run = made_by.run() if made_by else None
+        at, by = datetime.now(UTC).isoformat(timespec="seconds"), run.by if run else ""
+        checkpoint = StoredCheckpoint(self._run, export.step, at, by, export.metrics, export.digests)
+        branch.add(export, checkpoint, made_by)
+        folders = branch.folders
+        keep = list(folders)[-self._options.keep_last :]
+        if self._options.keep_best:
+            keep += _best(folders)
+        removed = {step: folder for step, folder in folders.items() if step not in keep}
+        branch.commit(f"Add {checkpoint.name}", removed)
+        if removed:
+            branch.collect_garbage()
+
+
+def _best(folders: Mapping[int, Path]) -> list[int]:
+    """The step with the highest accuracy, of equals the last; none where no step has one."""
+    accuracies = [
+        (jsonl.read_json(folder / _FILE)["metrics"].get("accuracy"), step) for step, folder in folders.items()
+    ]
+    return [step for _, step in sorted(each for each in accuracies if each[0] is not None)[-1:]]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Push the checkpoints of a training until it ends."""
+    parser = argparse.ArgumentParser(description="Push the checkpoints of a training into the registry.")
+    parser.add_argument("--work", type=Path, required=True, help="the training's folder of unfinished work")
+    parser.add_argument("--staging", type=Path, required=True, help="folder for what is being pushed")
+    parser.add_argument("--registry", required=True, help="folder or URL")
+    parser.add_argument("--storage", help="DVC remote for the models")
+    parser.add_argument("--keep-last", type=int, required=True, help="checkpoints that are kept")
+    parser.add_argument("--keep-best", action="store_true", help="whether the best is kept as well")
+    options = parser.parse_args(arguments)
+    _Publisher(options).run_until_end()
+
+
+if __name__ == "__main__":
+    os.nice(_NICENESS)
+    main()

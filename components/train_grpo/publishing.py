@@ -1,0 +1,47 @@
+"""The process that pushes checkpoints into the registry while this one trains: started here, and ended here."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from components.cluster.watchdog import watched
+from components.shared import durable
+from components.shared.progress import say
+from components.train_grpo.config import TrainGRPOConfig
+
+_MODULE = "components.register.checkpoints"
+_LAST_PUSH_S, _LAST_PUSH_OF_FAILED_S = 600.0, 20.0
+"""Time for the last checkpoint after training has ended, and after it has failed or was asked to stop."""
+
+
+@contextmanager
+def checkpoints_published(config: TrainGRPOConfig, work: Path) -> Iterator[None]:
+    """Push the checkpoints that are written into `work` in the background; the last push is awaited at the end.
+
+    No failure of it is one of the training. Nothing of it outlives this process, however that ends.
+    """
+    settings, staging = config.checkpoint, work / "publishing"
+    # The policy of the last step is registered by itself.
+    if not settings.keep_in_registry or settings.every_steps >= config.num_steps:
+        yield
+        return
+    durable.remove(staging)
+    staging.mkdir(parents=True)
+    command = [sys.executable, "-m", _MODULE, "--work", str(work), "--staging", str(staging)]
+    command += ["--registry", config.registry, "--keep-last", str(settings.keep_in_registry)]
+    command += ["--storage", config.storage] if config.storage else []
+    command += ["--keep-best"] if settings.keep_best else []
+    limit_s = _LAST_PUSH_OF_FAILED_S
+    # In a session of its own: Ctrl-C is for the training. The watchdog ends it when this end of the pipe is closed.
+    with subprocess.Popen(watched(staging, command), stdin=subprocess.PIPE, start_new_session=True) as publisher:
+        try:
+            yield
+            limit_s = _LAST_PUSH_S
+        finally:
+            (staging / "end").touch()
+            try:
+                publisher.wait(limit_s)
+            except subprocess.TimeoutExpired:
+                say("train_grpo", f"warning: the last checkpoint is not in the registry: no end within {limit_s:g} s")

@@ -1,0 +1,142 @@
+"""Checkpoints in the registry, pushed from a folder of unfinished work as a training leaves it."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from components.register.checkpoints import END, fetch_checkpoint, main, remove_checkpoints, stored_checkpoints
+from components.register.registry import read_registry
+from components.shared import jsonl, lineage
+from components.shared.errors import PipelineError
+from components.shared.work import CHECKPOINTS, EXPORT, MODEL, CheckpointWriter
+
+RUN, OTHER = "0123456789abcdef", "fedcba9876543210"
+NUM_KILLS = 12
+
+
+def _train(folder: Path, step: int, *, run: str = RUN, accuracy: float = 0.5) -> Path:
+    """Write a checkpoint with an exported model, whose weights are those of its step; return the folder of the work."""
+    work = folder / "work" / run
+
+    def write(target: Path) -> None:
+        model = target / EXPORT / MODEL
+        (model / "vocabulary").mkdir(parents=True)
+        (model / "vocabulary" / "tokenizer.json").write_text("the same")
+        (model / "model.safetensors").write_bytes(random.Random(step).randbytes(10_000))
+        jsonl.write_json(target / EXPORT / "metrics.json", {"step": step, "reward": 0.1, "accuracy": accuracy})
+        (target / "state").write_text("the optimizer's")
+
+    (work / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
+    CheckpointWriter(work / CHECKPOINTS, keep_last=2, keep_best=False).save(step, write, score=accuracy)
+    return work
+
+
+def _command(work: Path, registry: Path, *, keep_last: int = 2) -> list[str]:
+    """Return the command line of a process that pushes the newest checkpoint and ends."""
+    staging = work / "publishing"
+    staging.mkdir(exist_ok=True)
+    (staging / END).touch()
+    options = {"work": work, "staging": staging, "registry": registry, "keep-last": keep_last}
+    words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    return [sys.executable, "-m", "components.register.checkpoints", *words]
+
+
+def _publish(folder: Path, step: int, *, keep_last: int = 2, keep_best: bool = False, **changes: Any) -> None:
+    """Train to a step and push its checkpoint."""
+    words = _command(_train(folder, step, **changes), folder / "registry", keep_last=keep_last)[3:]
+    main([*words, *(["--keep-best"] if keep_best else [])])
+
+
+def _names(folder: Path) -> list[str]:
+    with read_registry(str(folder / "registry")) as snapshot:
+        return [each.name for each in stored_checkpoints(snapshot)]
+
+
+def _fetch(folder: Path, name: str, destination: str) -> dict[str, str]:
+    fetch_checkpoint(str(folder / "registry"), name, folder / destination)
+    return lineage.file_digests(folder / destination)
+
+
+def _objects(folder: Path, run: str = RUN) -> list[Path]:
+    return [path for path in (folder / "registry-storage" / "checkpoints" / run).rglob("*") if path.is_file()]
+
+
+def test_checkpoints_are_listed_and_fetched_as_they_were_written(tmp_path: Path) -> None:
+    """A file that two checkpoints share is stored once; what only the run needs to resume is not stored at all."""
+    for step in (10, 20):
+        _publish(tmp_path, step)
+    assert _names(tmp_path) == [f"{RUN}@step-10", f"{RUN}@step-20"]
+    assert len(_objects(tmp_path)) == 2 + 2 + 1  # listings, weights, the tokenizer
+    written = lineage.file_digests(tmp_path / "work" / RUN / CHECKPOINTS / "step-000020" / EXPORT / MODEL)
+    assert _fetch(tmp_path, f"{RUN[:4]}@latest", "newest") == written
+    assert _fetch(tmp_path, f"{RUN}@step-10", "first") != written
+    with pytest.raises(PipelineError, match=f"no checkpoint {RUN}@step-11; available: {RUN}@step-10, "):
+        _fetch(tmp_path, f"{RUN}@step-11", "none")
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.slow
+def test_only_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
+    """What no checkpoint that is kept refers to is removed from the storage, and a run leaves those of others alone."""
+    _publish(tmp_path, 10, run=OTHER)
+    for step, accuracy in ((20, 0.9), (30, 0.5), (40, 0.6)):
+        _publish(tmp_path, step, accuracy=accuracy, keep_last=1, keep_best=True)
+    assert _names(tmp_path) == [f"{RUN}@step-20", f"{RUN}@step-40", f"{OTHER}@step-10"]
+    assert len(_objects(tmp_path)) == 2 + 2 + 1
+    for name in _names(tmp_path):
+        assert _fetch(tmp_path, name, name)
+    assert remove_checkpoints(str(tmp_path / "registry"), RUN) == 2
+    assert _names(tmp_path) == [f"{OTHER}@step-10"]
+    assert not _objects(tmp_path)
+    assert _fetch(tmp_path, f"{OTHER}@step-10", "other")
+
+
+def test_a_damaged_or_missing_file_is_named_and_the_checkpoint_not_delivered(tmp_path: Path) -> None:
+    """Nothing is left in the place of the model."""
+    _publish(tmp_path, 10)
+    weights = max(_objects(tmp_path), key=lambda path: path.stat().st_size)
+    weights.chmod(0o600)
+    damaged = bytes([weights.read_bytes()[0] ^ 1]) + weights.read_bytes()[1:]
+    weights.write_bytes(damaged)
+    for _ in range(2):
+        with pytest.raises(PipelineError, match=f"{RUN}@step-10: cannot be fetched: .*model.safetensors"):
+            _fetch(tmp_path, f"{RUN}@latest", "fetched")
+        assert not (tmp_path / "fetched").exists()
+        weights.unlink(missing_ok=True)
+
+
+def test_what_could_not_be_pushed_is_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It says why, and the next checkpoint is pushed all the same."""
+    (tmp_path / "registry-storage").write_text("not a folder")
+    _publish(tmp_path, 10)
+    assert f"warning: {RUN}@step-10 could not be pushed to {tmp_path}/registry: " in capsys.readouterr().out
+    (tmp_path / "registry-storage").unlink()
+    _publish(tmp_path, 20)
+    assert _names(tmp_path) == [f"{RUN}@step-20"]
+
+
+@pytest.mark.slow
+def test_pushes_killed_at_random_moments_leave_complete_checkpoints(tmp_path: Path) -> None:
+    """Every checkpoint that is listed can be fetched, and the next run pushes as if nothing had happened."""
+    chance, started = random.Random(1), time.monotonic()
+    subprocess.run(_command(_train(tmp_path, 1), tmp_path / "registry"), check=True)
+    duration_s = time.monotonic() - started
+    for number in range(1, NUM_KILLS + 1):
+        command = _command(_train(tmp_path, number + 1), tmp_path / "registry")
+        with subprocess.Popen(command, start_new_session=True) as publisher:
+            time.sleep(chance.uniform(0.2, 1) * duration_s)
+            os.killpg(publisher.pid, signal.SIGKILL)
+        for name in _names(tmp_path)[-1:]:
+            assert _fetch(tmp_path, name, f"{number}-{name}")
+    _publish(tmp_path, NUM_KILLS + 2)
+    assert _names(tmp_path)[-1] == f"{RUN}@step-{NUM_KILLS + 2}"
+    for name in _names(tmp_path):
+        assert _fetch(tmp_path, name, f"last-{name}")
+    assert len(_objects(tmp_path)) == 2 + 2 + 1
