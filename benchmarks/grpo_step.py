@@ -18,9 +18,9 @@ from typing import Any
 import torch
 import transformers
 from case import MODELS, Row, save_model, write_case
+from environments import python_of
 from limit import forward_flops, step_operations, update_operations
 from side import Reply, Side, take_turns
-from trl_environment import trl_python
 
 from components.policy.flops import measure_matmul_flops
 
@@ -82,7 +82,7 @@ def _pythons(options: argparse.Namespace) -> dict[str, Path]:
     """Return the Python that each trainer runs in; on a GPU there is TRL only where its environment is given."""
     pythons = {}
     if options.only != "own" and (options.device == "cpu" or options.trl_python):
-        pythons["trl"] = pythons["trl_tuned"] = options.trl_python or trl_python()
+        pythons["trl"] = pythons["trl_tuned"] = options.trl_python or python_of("trl")
     if options.only != "trl":
         pythons["own"] = Path(sys.executable)
     return pythons

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trl_environment import trl_python
+from environments import python_of
 from verifier_cases import Case, batches
 
 _HERE = Path(__file__).parent
@@ -53,7 +53,7 @@ def main() -> None:
 
 def _run(name: str, cases: Mapping[str, list[Case]]) -> Result:
     """What one grader took for all batches, and its verdicts."""
-    python = Path(sys.executable) if name.startswith("own") else trl_python()
+    python = Path(sys.executable) if name.startswith("own") else python_of("trl")
     with tempfile.TemporaryDirectory() as folder:
         given, results = Path(folder) / "cases.json", Path(folder) / "results.json"
         given.write_text(json.dumps(cases), encoding="utf-8")

@@ -10,15 +10,17 @@ from typing import Any
 import torch
 
 from components.evaluate.config import EvaluateConfig
+from components.evaluate.harness import harness_scores
 from components.evaluate.probes import probes
 from components.evaluate.protocols import PROTOCOLS
+from components.evaluate.published import published_lines
 from components.evaluate.questions import Questions, asked_model, dtype_of, facts, read_questions, sampler_of
 from components.evaluate.scores import Record, scores
 from components.grading.flexible import grade_flexibly
 from components.grading.verifier import Verifier, has_reasoning
 from components.policy.training import make_deterministic
 from components.rollout.sampler import Completion, Generate, Sampling, grade_completions
-from components.shared import durable, jsonl
+from components.shared import durable, jsonl, lineage
 from components.shared.answer_policy import AnswerPolicy
 from components.shared.environment import available_cores
 from components.shared.errors import explain_out_of_memory
@@ -240,9 +242,14 @@ def _write_evaluation(
         sampled = probes(
             generate, questions.problems, seed=config.seed, max_new_tokens=config.max_new_tokens, dtype=dtype
         )
-    protocol = facts(config, checkpoint, questions, dtype)
-    summary = scores(records, num_samples=config.num_samples, temperature=config.temperature, protocol=protocol)
     jsonl.write_rows(folder / "records.jsonl", records)
+    summary = scores(records, num_samples=config.num_samples, temperature=config.temperature)
+    summary["protocol"] = {
+        **facts(config, checkpoint, questions, dtype),
+        "records_digest": lineage.file_digest(folder / "records.jsonl"),
+        "lm_eval": harness_scores(records),
+    }
+    summary["published"] = published_lines(summary)
     jsonl.write_json(folder / "scores.json", summary)
     jsonl.write_json(folder / "probes.json", sampled)
 

@@ -23,13 +23,8 @@ Records = Sequence[Record]
 _MAX_ANSWER_CHARACTERS = 300
 
 
-def scores(
-    records: Records, *, num_samples: int, temperature: float, protocol: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
-    """Return the content of scores.json; an unscorable answer counts as not right, and is also counted separately.
-
-    `protocol` are the facts to publish beside the numbers, see published.py.
-    """
+def scores(records: Records, *, num_samples: int, temperature: float) -> dict[str, Any]:
+    """Return what the records come to; an unscorable answer counts as not right, and is also counted separately."""
     greedy = [record for record in records if record["sample"] == 0]
     sampled = [record for record in records if record["sample"] > 0]
     return {
@@ -53,7 +48,6 @@ def scores(
         "truncated": _shares(greedy, lambda record: not record["finished"]),
         "unanswered": _shares(greedy, lambda record: record["finished"] and record["extracted"] is None),
         "unscorable": _shares(greedy, lambda record: record["verdict"] == "unscorable"),
-        "protocol": protocol,
     }
 
 

@@ -281,7 +281,7 @@ def _last_value(sentence: str) -> str | None:
     return None if _GOVERNED.search(words[max(0, place - 80) : place]) else value.strip() or None
 
 
-_LAST_NUMBER = re.compile(r"(?<![\w.])[-\u2212]?(?:\\?[$€£])?\d+(?:,\d{3})*(?:\.\d+)?(?:/\d+)?(?:\s?\\?%)?")
+_LAST_NUMBER = re.compile(r"(?<![\w.{^])[-\u2212]?(?:\\?[$€£])?\d+(?:,\d{3})*(?:\.\d+)?(?:/\d+)?(?:\s?\\?%)?")
 
 
 def last_formula_or_number(text: str, *, formulas: bool) -> str | None:

@@ -12,9 +12,11 @@ from components.cluster.config import ClusterConfig
 from components.evaluate.config import EvaluateConfig
 from components.evaluate.protocols import PROTOCOLS
 from components.prepare_data.config import PrepareConfig
+from components.prepare_data.source import FileSource
 from components.register.config import RegisterConfig
 from components.register.registry import is_url
 from components.report.config import ReportConfig
+from components.report.power import weakness
 from components.shared import images
 from components.shared.config import Config, problems, read_params, shared_keys, with_shared_keys
 from components.shared.errors import raise_all
@@ -157,9 +159,23 @@ def _dump(values: Sections) -> str:
     return text
 
 
-def contradictions(params: Params) -> list[str]:
-    """Return a line for each pair of keys in different sections that cannot both hold."""
-    return [*_of_splits(params), *_of_sizes(params), *_of_training(params), *_of_evaluation(params)]
+def contradictions(params: Params, data: Path | None = None) -> list[str]:
+    """Return a line for each pair of keys in different sections that cannot both hold, and for a gate without power.
+
+    `data` is the folder to which paths of data are relative; without one their sizes are those that were published.
+    """
+    lines = [*_of_splits(params), *_of_sizes(params), *_of_training(params), *_of_evaluation(params)]
+    return lines or ([*_of_gate(params, data)] if _refuses_weak_gate(params) else [])
+
+
+def doubts(params: Params, data: Path | None = None) -> list[str]:
+    """Return a line for what deserves a look and stops no run: a gate without power that is not to be refused."""
+    return [] if _refuses_weak_gate(params) else [*_of_gate(params, data)]
+
+
+def _refuses_weak_gate(params: Params) -> bool:
+    """Whether a gate without power is an error: one that is not enforced refuses nothing itself."""
+    return params.report.gate.enforce and params.report.gate.power == "refuse"
 
 
 def exceeded_limits(params: Params, context: int) -> Iterator[str]:
@@ -184,12 +200,13 @@ def _sources(params: Params, split: Split) -> list[str]:
 
 
 def _of_splits(params: Params) -> Iterator[str]:
-    for split in (Split.TRAIN, Split.TEST):
+    keys = {Split.TRAIN: "`train`", Split.TEST: "`test`", Split.DEV: "`dev_fraction`"}
+    for split in dict.fromkeys((Split.TRAIN, Split.TEST, params.evaluate.split)):
         if not _sources(params, split):
-            yield f"prepare_data.sources: no source has {split} problems; set `{split}` or `num_{split}` of one"
+            yield f"prepare_data.sources: no source has {split} problems; set {keys[split]} or `num_{split}` of one"
     weights = params.train_grpo.prompts.source_weights or {}
     named = [
-        ("report.gate.target", Split.TEST, params.report.gate.target),
+        ("report.gate.target", params.evaluate.split, params.report.gate.target),
         ("train_grpo.prompts.source_weights", Split.TRAIN, sorted(weights)),
     ]
     for key, split, names in named:
@@ -204,6 +221,25 @@ def _of_splits(params: Params) -> Iterator[str]:
                 f'train_grpo.prompts.source_weights: "{name}" has train problems and no weight; '
                 "give it one (0 leaves it out)"
             )
+
+
+def _of_gate(params: Params, data: Path | None) -> Iterator[str]:
+    """What is wrong with the power of the gate, where the number of problems is known."""
+    split = params.evaluate.split
+    sizes = {
+        source.kind: source.expected_problems(split, data)
+        if isinstance(source, FileSource)
+        else source.max_problems(split)
+        for source in params.prepare_data.sources
+    }
+    known: dict[str, int] = {source: size for source, size in sizes.items() if size}
+    total, limit = sum(known.values()), params.evaluate.limit
+    if None in sizes.values() or not set(params.report.gate.target) <= set(known):
+        return
+    if limit and limit < total:
+        known = {source: max(1, size * limit // total) for source, size in known.items()}
+    if line := weakness(params.report.gate, known):
+        yield line
 
 
 def _of_sizes(params: Params) -> Iterator[str]:

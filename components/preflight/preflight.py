@@ -21,6 +21,7 @@ from components.preflight.config import (
     Params,
     Sections,
     contradictions,
+    doubts,
     exceeded_limits,
 )
 from components.preflight.form import Form, complete, in_the_form, page, sections_of, wrong_sections
@@ -108,6 +109,8 @@ def preflight(
     params = params.model_copy(update={CLUSTER: with_memory(params, shape_of_base(params))})
     sections = complete(params)
     say("preflight", f"{len(answers)} checks passed" + (f"; data at commit {commit}" if commit else ""))
+    for line in doubts(params):
+        say("preflight", f"warning: {in_the_form(line)}")
     inputs.refuse_repetition(form, params)
     notes = {
         **({"data at commit": commit} if commit else {}),

@@ -21,6 +21,16 @@ if TYPE_CHECKING:
     from components.grading.verifier import Verifier
 
 _MAX_EXCERPT = 40
+_PUBLISHED = {
+    ("gsm8k", Split.TRAIN): 7473,
+    ("gsm8k", Split.TEST): 1319,
+    ("math", Split.TRAIN): 7500,
+    ("math", Split.TEST): 5000,
+    ("math500", Split.TEST): 500,
+    ("mbpp", Split.TRAIN): 374,
+    ("mbpp", Split.TEST): 500,
+}
+"""Problems of each split as its authors published it."""
 
 
 class MalformedRowError(ValueError):
@@ -80,6 +90,21 @@ class FileSource(Config):
         limits = {Split.TRAIN: self.train_limit, Split.TEST: self.test_limit}
         return 0 if self.path(split) is None else limits.get(split)
 
+    def expected_problems(self, split: Split, root: Path | None) -> int | None:
+        """Return how many problems a split has if no row is malformed, from its files below `root`.
+
+        Without `root`, where the files are elsewhere, it has as many as were published; None if that is unknown.
+        """
+        path = self.path(split)
+        if path is None:
+            return 0
+        published = _PUBLISHED.get((self.kind, Split.TEST if split == Split.TEST else Split.TRAIN))
+        number = published if root is None else _num_rows(root / path)
+        if number is None:
+            return None
+        limit = self.max_problems(split)
+        return round(self.dev_fraction * number) if split == Split.DEV else min(number, limit or number)
+
     @abstractmethod
     def read_row(self, columns: dict[str, Any], verify: "Verifier") -> Fields:
         """Return the problem in one row.
@@ -138,6 +163,17 @@ def excerpt(value: Any) -> str:
     """Return a value as JSON, shortened for a message."""
     encoded = json.dumps(value, default=str)
     return encoded if len(encoded) <= _MAX_EXCERPT else f"{encoded[:_MAX_EXCERPT]}..."
+
+
+def _num_rows(path: Path) -> int | None:
+    """The rows in a file or folder, None where there is none; counted without parsing them."""
+    if not path.exists():
+        return None
+    if path.is_dir():
+        return sum(1 for _ in path.rglob("*.json"))
+    if path.suffix == ".parquet":
+        return len(_read_parquet(path))
+    return sum(bool(line.strip()) for line in jsonl.read_lines(path))
 
 
 def _raw_rows(path: Path) -> Iterator[tuple[Path, int, str, Any]]:

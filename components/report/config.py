@@ -1,5 +1,7 @@
 """The section `report` of a params file: the promotion gate, and how much the report shows."""
 
+from typing import Literal
+
 from pydantic import Field, field_validator
 
 from components.shared.config import Config
@@ -42,6 +44,16 @@ class GateConfig(Config):
     """Whether a gain suffices that is not one on the problems that both models answered with finished and scorable
     text."""
     health: HealthConfig = HealthConfig()
+    expected_gain: float = Field(0.05, gt=0, lt=1)
+    """Gain in accuracy on each target for which the gate is planned, as a fraction: preflight computes how likely such
+    a policy passes."""
+    expected_sft_accuracy: float = Field(0.5, ge=0, le=1)
+    """Accuracy of SFT that is assumed there, as a fraction."""
+    expected_lost_fraction: float = Field(0.05, ge=0, lt=0.5)
+    """Fraction of the problems that is assumed to be right after SFT and wrong after GRPO, on every source."""
+    power: Literal["refuse", "warn"] = "refuse"
+    """What to do before training if a policy as expected would pass with a probability below 80 %; a gate that is not
+    enforced is only warned about."""
     enforce: bool = True
     """Whether a policy that misses the gate is rejected; if false it is registered with a note."""
 

@@ -74,8 +74,7 @@ def decide(
             f'report.gate.target: no test problem comes from "{unknown[0]}"; '
             f"sources with test problems: {', '.join(outcomes)}"
         )
-    claim = Claim(gate.target, gate.min_gain, gate.margin, gate.max_p_value, gate.formatting_counts)
-    sources = compare(outcomes, claim, first="sft")
+    sources = compare(outcomes, claim_of(gate), first="sft")
     conditions = health(outcomes, gate.health, training or {})
     missed = [part["reason"] for part in (*sources, *conditions) if not part["passed"]]
     return {
@@ -89,10 +88,15 @@ def decide(
     }
 
 
+def claim_of(gate: GateConfig) -> Claim:
+    """Return what the gate asks of the policy against SFT."""
+    return Claim(gate.target, gate.min_gain, gate.margin, gate.max_p_value, gate.formatting_counts)
+
+
 def compare(outcomes: Mapping[str, Outcome], claim: Claim, *, first: str) -> list[dict[str, Any]]:
     """Return what is measured and decided on each source, the targets first; `first` names the model compared with."""
     targets = {source: outcomes[source] for source in claim.target if source in outcomes}
-    p_values = {source: _claim_p(outcome, claim) for source, outcome in targets.items()}
+    p_values = {source: claim_p(outcome, claim) for source, outcome in targets.items()}
     levels = holm_levels(p_values, claim.level) if claim.min_gain is not None else {}
     ordered = {**targets, **outcomes}
     parts = [_judge(source, ordered[source], claim, levels.get(source), first) for source in ordered]
@@ -101,8 +105,8 @@ def compare(outcomes: Mapping[str, Outcome], claim: Claim, *, first: str) -> lis
     return [{**part, "passed": part["not_worse"] and (improved or part["improved"] is None)} for part in parts]
 
 
-def _claim_p(outcome: Outcome, claim: Claim) -> float:
-    """The p-value of the claim to be better: the largest of those that must all be small."""
+def claim_p(outcome: Outcome, claim: Claim) -> float:
+    """Return the p-value of the claim to be better: the largest of those that must all be small."""
     tests = [mcnemar_p(outcome.counts)]
     if claim.min_gain:
         tests.append(paired_gain_p(outcome.counts, claim.min_gain))
@@ -111,11 +115,15 @@ def _claim_p(outcome: Outcome, claim: Claim) -> float:
     return max(tests)
 
 
+def is_not_worse(counts: PairedCounts, claim: Claim) -> bool:
+    """Whether a loss of the margin or more is excluded."""
+    return paired_gain_p(counts, -claim.margin) <= claim.level
+
+
 def _judge(source: str, outcome: Outcome, claim: Claim, level: float | None, first: str) -> dict[str, Any]:
     """Decide one source; `level` is that of the claim to be better, None where there is none."""
     counts = outcome.counts
     bound = paired_gain_bound(counts, claim.level)
-    not_worse = paired_gain_p(counts, -claim.margin) <= claim.level
     part = {
         "source": source,
         first: score(counts.both + counts.only_first, counts.total),
@@ -130,8 +138,8 @@ def _judge(source: str, outcome: Outcome, claim: Claim, level: float | None, fir
         "gain_bound": paired_gain_bound(counts, level) if level else None,
         "margin": claim.margin,
         "lower_bound": bound,
-        "improved": None if level is None else _claim_p(outcome, claim) <= level,
-        "not_worse": not_worse,
+        "improved": None if level is None else claim_p(outcome, claim) <= level,
+        "not_worse": is_not_worse(counts, claim),
         "truncated": {first: outcome.truncated[0], "grpo": outcome.truncated[1]},
         "unscorable": {first: outcome.unscorable[0], "grpo": outcome.unscorable[1]},
         "answered": _in_short(outcome.answered),

@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType, ModuleType
 
-from components.preflight.config import STAGES, as_yaml, contradictions, load_params, stage_sections
+from components.preflight.config import STAGES, as_yaml, contradictions, doubts, load_params, stage_sections
 from components.preflight.inputs import missing_here
 from components.shared.environment import JOURNAL_VARIABLE, TERMINAL_VARIABLE
 from components.shared.errors import PipelineError, raise_all
@@ -46,7 +46,8 @@ def run(params_path: Path, *, containers: bool = False) -> int:
             named, and nothing was run.
     """
     params = load_params(params_path)
-    wrong = contradictions(params) + missing_here(params, containers=containers)
+    data = None if params.prepare_data.repository else Path()
+    wrong = contradictions(params, data) + missing_here(params, containers=containers)
     raise_all([f"{params_path}: {line}" for line in wrong])
     engine = _containers() if containers else None
     started = time.monotonic()
@@ -54,6 +55,8 @@ def run(params_path: Path, *, containers: bool = False) -> int:
     (folder / PARAMS).write_text(f"# {params_path} with all defaults\n{as_yaml(params)}", encoding="utf-8")
     screen = Screen(sys.stdout, sys.stderr)
     screen.show(f"{params_path} -> {folder}/", Style.DIM)
+    for line in doubts(params, data):
+        screen.show(f"warning: {line}")
     # The longest that a stage may need to write a checkpoint.
     grace_s = _MARGIN_S + max(params.train_sft.checkpoint.grace_s, params.train_grpo.checkpoint.grace_s)
     with (folder / JOURNAL).open("a+", encoding="utf-8") as journal:

@@ -38,7 +38,7 @@ SECRETS = {
     "preflight": tuple(SECRET_KEYS),
     **dict.fromkeys(DATA, ("git", "hub", "storage")),
     **dict.fromkeys(TRAINING | MODEL, ("hub",)),
-    "train_grpo": ("git", "hub", "storage"),
+    "train-grpo": ("git", "hub", "storage"),
     "register": ("git", "model_registry", "storage"),
 }
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from components.preflight.config import Params, contradictions, load_params
+from components.preflight.config import Params, contradictions, doubts, load_params
 from components.preflight.inputs import missing_here
 from components.shared.errors import PipelineError
 from components.shared.model import context_tokens
@@ -38,7 +38,9 @@ def _put(values: dict[str, Any], changes: dict[str, Any]) -> Params:
 @pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
 def test_no_shipped_preset_contradicts_itself(path: Path) -> None:
     """What is shipped can start, given its data and model."""
-    assert contradictions(load_params(path)) == []
+    params = load_params(path)
+    assert contradictions(params) == []
+    assert doubts(params) == []
 
 
 @pytest.mark.parametrize(
@@ -102,6 +104,25 @@ def test_keys_of_two_sections_that_contradict_one_another_are_named(
 ) -> None:
     """Each by the key to change, with what would be accepted."""
     assert contradictions(_put(values, changes)) == lines
+
+
+def test_enforced_gate_without_power_is_refused_and_another_one_doubted(values: dict[str, Any], tmp_path: Path) -> None:
+    """By the problems in the files where they are at hand, else by those that were published."""
+    files = {"train": "train.jsonl", "test": "test.jsonl"}
+    (tmp_path / "test.jsonl").write_text("{}\n" * 100)
+    changes = {"prepare_data.sources": [{"kind": "gsm8k", **files}], "report.gate.target": ["gsm8k"]}
+    changes |= {"report.gate.max_p_value": 0.05, "report.gate.expected_gain": 0.05, "report.gate.enforce": True}
+    params = _put(values, changes)
+    (line,) = contradictions(params, tmp_path)
+    assert line.startswith("report.gate: a policy that gains +5.0 points (expected_gain) would pass with a probability")
+    assert "28" in line
+    assert contradictions(params) == doubts(params) == doubts(params, tmp_path) == []
+    for change in ({"report.gate.power": "warn"}, {"report.gate.enforce": False}):
+        each = _put(values, change)
+        assert contradictions(each, tmp_path) == []
+        assert doubts(each, tmp_path) == [line]
+    some = _put(values, {"evaluate.limit": 100, "report.gate.enforce": True, "report.gate.power": "refuse"})
+    assert contradictions(some) == [line]
 
 
 def test_everything_that_a_run_lacks_is_named_at_once(

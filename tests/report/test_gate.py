@@ -12,6 +12,7 @@ from components.preflight.config import load_params
 from components.report.config import GateConfig
 from components.report.findings import Pair, Record, end_of_training, outcomes_of
 from components.report.gate import Outcome, decide
+from components.report.power import MIN_POWER, enough_problems, power, weakness
 from components.shared import statistics
 from components.shared.errors import PipelineError
 from components.shared.statistics import PairedCounts, paired_gain_bound, paired_gain_interval
@@ -197,7 +198,7 @@ def test_presets_ask_for_evidence_and_refuse_contaminated_data(path: Path) -> No
     gate, contamination = params.report.gate, params.prepare_data.contamination
     assert 0 < gate.max_p_value <= 0.05
     assert 0 <= gate.min_gain <= 0.2
-    assert 0 < gate.margin <= 0.05
+    assert 0 < gate.margin <= (0.05 if gate.enforce else 0.1)
     assert 0 < contamination.max_overlap <= 0.5
     assert 8 <= contamination.ngram_words <= 13
 
@@ -285,3 +286,60 @@ def test_source_that_is_worse_by_the_margin_is_overlooked_at_most_as_often_as_st
     assert promoted(config, words=(300, 0.3, 0.01), other=(1319, 0.03, 0.05)) <= 0.05 + TOLERANCE
     both = gate(target=("gsm8k", "math"), margin=0.02)
     assert promoted(both, gsm8k=(1319, 0.1, 0.05), math=(500, 0.05, 0.1)) <= 0.001
+
+
+@pytest.mark.parametrize(
+    ("config", "sizes"),
+    [
+        (gate(), {"words": 100}),
+        (gate(margin=0.02), {"words": 500}),
+        (gate(margin=0.02, expected_lost_fraction=0.0), {"words": 300}),  # every answer that changes is gained
+        (gate(margin=0.02, min_gain=0.02, max_p_value=0.01, expected_gain=0.08), {"words": 1000}),
+        (gate(margin=0.02), {"words": 1319, "other": 1000}),
+        (gate(margin=0.01, target=("words", "math")), {"words": 700, "math": 300}),
+    ],
+)
+def test_power_is_the_rate_at_which_simulated_policies_pass(config: GateConfig, sizes: dict[str, int]) -> None:
+    """With the gate itself, for one source and several, as exactly as ten thousand runs can tell."""
+    lost, gained = config.expected_lost_fraction, config.expected_lost_fraction + config.expected_gain
+    sources = {name: (size, gained if name in config.target else lost, lost) for name, size in sizes.items()}
+    rate = promoted(config, 0, **sources)
+    assert power(config, sizes) == pytest.approx(rate, abs=3 * max(rate * (1 - rate) / NUM_RUNS, 1e-6) ** 0.5)
+
+
+def test_unchanged_policy_passes_non_inferiority_as_often_as_computed() -> None:
+    """With 100 problems and a margin of 5 points rarely, with 500 nearly always: beside a target that surely passes."""
+    config = gate(margin=0.05, expected_gain=0.4)
+    few, many = (power(config, {"words": 1000, "other": size}) for size in (100, 500))
+    assert few < 0.4
+    assert many > 0.9
+    for size, expected in ((100, few), (500, many)):
+        rate = promoted(config, words=(1000, 0.45, 0.05), other=(size, 0.05, 0.05))
+        assert rate == pytest.approx(expected, abs=0.015)
+
+
+def test_enough_problems_are_enough_and_hardly_more() -> None:
+    """A tenth fewer are not, and the message names them."""
+    config = gate(margin=0.02, target=("gsm8k",))
+    sizes = {"gsm8k": 100, "math": 200}
+    enough = enough_problems(config, sizes)
+    assert power(config, enough) >= MIN_POWER
+    assert power(config, {source: int(0.9 * size) for source, size in enough.items()}) < MIN_POWER
+    message = weakness(config, sizes)
+    assert message is not None
+    assert f"gsm8k {enough['gsm8k']:,}, math {enough['math']:,}" in message
+    assert weakness(config, enough) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"min_gain": 0.05}, "cannot be passed: expected_gain is +5.0 points, and min_gain asks"),
+        ({"expected_sft_accuracy": 0.97}, "cannot be passed: with expected_sft_accuracy 97.0"),
+        ({"expected_sft_accuracy": 0.02}, "cannot be passed: with expected_sft_accuracy 2.0"),
+        ({"margin": 0.0, "target": ("b",)}, "no number of test problems would do"),
+    ],
+)
+def test_gate_that_cannot_be_passed_is_named(changes: dict[str, Any], message: str) -> None:
+    """Near a ceiling, at a gain below the minimum, and without any margin for a source that stays as it is."""
+    assert message in str(weakness(gate(**changes), {"words": 300, "b": 300}))

@@ -1,4 +1,4 @@
-"""TRL's own environment: made on first use beside this file, from the pins of trl-requirements.txt."""
+"""Environments of other projects: made on first use beside this file, each from the pins of a requirements file."""
 
 import os
 import subprocess
@@ -6,19 +6,17 @@ import sys
 from pathlib import Path
 
 _HERE = Path(__file__).parent
-_REQUIREMENTS = _HERE / "trl-requirements.txt"
-_VENV = _HERE / ".trl-venv"
 
 
-def trl_python() -> Path:
-    """Return the Python that has TRL, with its environment set up if it is not, or is of other pins."""
-    python = _VENV / "bin" / "python"
-    ready = _VENV / ".ready"
-    pins = _REQUIREMENTS.read_text(encoding="utf-8")
+def python_of(name: str) -> Path:
+    """Return the Python of `<name>-requirements.txt`, with its environment set up if it is not, or is of other pins."""
+    requirements, venv = _HERE / f"{name}-requirements.txt", _HERE / f".{name}-venv"
+    python, ready = venv / "bin" / "python", venv / ".ready"
+    pins = requirements.read_text(encoding="utf-8")
     if not ready.is_file() or ready.read_text(encoding="utf-8") != pins:
-        print(f"setting up {_VENV} (a few minutes the first time)", flush=True)
-        _uv("venv", "--clear", "--python", sys.executable, str(_VENV))
-        _uv("pip", "install", "--python", str(python), *_torch_source(), "-r", str(_REQUIREMENTS))
+        print(f"setting up {venv} (a few minutes the first time)", flush=True)
+        _uv("venv", "--clear", "--python", sys.executable, str(venv))
+        _uv("pip", "install", "--python", str(python), *_torch_source(), "-r", str(requirements))
         ready.write_text(pins, encoding="utf-8")
     return python
 
