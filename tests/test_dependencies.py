@@ -14,6 +14,8 @@ from tests.presets import ROOT
 
 PROJECT = (ROOT / "pyproject.toml").read_text()
 OWN = {"benchmarks", "components", "images", "pipelines", "tests"}
+OPTIONAL = {"lm_eval", "datasets"}
+"""Used where somebody has installed them, and never asked for (docs/decisions/0003-dependencies.md)."""
 FOR_MODELS, FOR_DEVELOPMENT = ["models"], ["models", "dev"]
 
 
@@ -54,7 +56,7 @@ def test_what_is_imported_is_declared(folder: str, extras: list[str]) -> None:
     undeclared = {
         f"{path.relative_to(ROOT)}: {name}"
         for path in (ROOT / folder).rglob("*.py")
-        for name in _imported(path)
+        for name in _imported(path) - OPTIONAL
         if not {_normal(each) for each in distributions.get(name, [name])} & declared
     }
     assert not undeclared, "declare them in pyproject.toml, then `make lock`"
