@@ -4,6 +4,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from components.shared.answer_policy import AnswerPolicy
 from components.shared.errors import PipelineError
@@ -73,6 +74,8 @@ def parser() -> argparse.ArgumentParser:
     command.add_argument("--registry", default="registry", help="folder or URL (default: %(default)s)")
     command.set_defaults(command=_fetch)
 
+    _add_evaluate(commands)
+
     command = commands.add_parser("grade", help="judge responses of any model, without running anything")
     command.add_argument("file", metavar="FILE", help="JSON lines with `gold` and `response`; - for standard input")
     where = "where a response has to state its answer (default: %(default)s)"
@@ -89,6 +92,42 @@ def parser() -> argparse.ArgumentParser:
 
     add_commands(commands)
     return parser
+
+
+def _add_evaluate(commands: Any) -> None:
+    command = commands.add_parser(
+        "evaluate", help="measure any model by named protocols, without running anything else"
+    )
+    command.add_argument("model", metavar="MODEL", nargs="?", help="Hugging Face folder, or a registered version")
+    command.add_argument("--list", action="store_true", help="print the names of the protocols and end")
+    add = command.add_argument
+    add("--protocol", action="append", metavar="NAME", help="may be repeated; see --list")
+    add(
+        "--data",
+        type=Path,
+        default=Path("data/raw"),
+        metavar="DIR",
+        help="raw files or problems (default: %(default)s)",
+    )
+    add("--examples", type=Path, metavar="FILE", help="solved examples in place of those of the training split")
+    add("--output", type=Path, metavar="DIR", help="(default: outputs/evaluations/NAME-OF-MODEL)")
+    add("--registry", default="registry", help="folder or URL (default: %(default)s)")
+    # Keys of the section `evaluate`, as they are named there.
+    keys = command.add_argument_group("settings")
+    add = keys.add_argument
+    add("--limit", type=int, metavar="N", help="problems that are drawn (default: all)")
+    add("--seed", type=int, metavar="S", help="of the problems that are drawn, and of sampling (default: 1)")
+    add("--samples", type=int, default=0, metavar="K", dest="num_samples", help="beside the greedy answer (default: 0)")
+    add("--temperature", type=float, metavar="T", help="of the samples (default: 0.7)")
+    add("--max-new-tokens", type=int, metavar="N", help="of an answer (default: the protocol's)")
+    add("--max-batch-size", type=int, metavar="N", help="answers at once (default: 256)")
+    add("--dtype", help="auto, float32, bfloat16 or float16 (default: auto, the checkpoint's)")
+    add("--system-prompt", metavar="TEXT", help="for protocols with chat (default: the chat template's own)")
+    add("--sampler", choices=["transformers", "vllm"], default="transformers", help="(default: %(default)s)")
+    add("--engines", type=int, default=1, metavar="N", help="vLLM engines that share the problems (default: 1)")
+    add("--gpus-per-engine", type=int, default=1, metavar="N", help="over which each splits the model (default: 1)")
+    add("--cache-gib", type=float, metavar="GIB", help="of each engine, for keys and values (default: 16)")
+    command.set_defaults(command=_evaluate)
 
 
 # Each command imports what it needs by itself: `--help` and a mistyped option answer at once.
@@ -137,6 +176,37 @@ def _fetch(options: argparse.Namespace) -> int:
         return 0
     registered = fetch(options.registry, options.version, options.destination)
     print(f"{registered['tag']} -> {options.destination}")
+    return 0
+
+
+def _evaluate(options: argparse.Namespace) -> int:
+    from components.evaluate.protocols import PROTOCOLS, listed
+
+    if options.list:
+        print(listed())
+        return 0
+    if not options.model or not options.protocol:
+        raise PipelineError("evaluate: name a MODEL and a --protocol; `grpo-pipeline evaluate --list` prints them")
+    for name in options.protocol:
+        if name not in PROTOCOLS:
+            raise PipelineError(f"--protocol {name}: no such protocol; there are {', '.join(PROTOCOLS)}")
+    keys = ("limit", "seed", "num_samples", "temperature", "max_new_tokens", "max_batch_size", "dtype", "system_prompt")
+    settings = {key: getattr(options, key) for key in keys if getattr(options, key) is not None}
+    if options.sampler == "vllm":
+        engines = {"num_engines": options.engines, "gpus_per_engine": options.gpus_per_engine}
+        cache = {} if options.cache_gib is None else {"cache_gib": options.cache_gib}
+        settings["vllm"] = {**engines, **cache}
+    from pipelines.evaluate import evaluate
+
+    evaluate(
+        options.model,
+        options.protocol,
+        settings,
+        data=options.data,
+        output=options.output,
+        examples=options.examples,
+        registry=options.registry,
+    )
     return 0
 
 

@@ -51,6 +51,16 @@ class Protocol:
     """Texts at which an answer ends: a base model goes on with a question of its own."""
 
     @property
+    def summary(self) -> str:
+        """What it measures, in a line."""
+        if self.prompt is None:
+            return "the problems of a run, asked as the model was trained to be asked"
+        shown = f"{self.num_shots} solved examples" if self.num_shots else "no examples"
+        way = "chat template" if self.chat else "plain text"
+        form = "after ####" if self.answer is AnswerPolicy.MARKED else "in a box"
+        return f"{self.dataset}, {way}, {shown}, answer {form}, {self.max_new_tokens:,} tokens"
+
+    @property
     def sources(self) -> tuple[str, ...]:
         """Sources of problems that may be asked in this way; none for all."""
         families = {"gsm8k": ("gsm8k",), "math": ("math", "math500"), "math500": ("math", "math500")}
@@ -98,6 +108,12 @@ PROTOCOLS = {
     "math-deepseekmath": Protocol(dataset="math", prompt=_DEEPSEEKMATH, answer=AnswerPolicy.BOXED, max_new_tokens=2048),
 }
 """Every protocol by its name."""
+
+
+def listed() -> str:
+    """Return a line for each protocol, for people."""
+    width = max(map(len, PROTOCOLS))
+    return "\n".join(f"{name:<{width}}  {protocol.summary}" for name, protocol in PROTOCOLS.items())
 
 
 class Example(NamedTuple):

@@ -87,16 +87,21 @@ def asked_model(model: Path, config: EvaluateConfig, questions: Questions) -> Ch
     asked = checkpoint.config.model_copy(update={"prompt": prompt, "answer": protocol.answer})
     chat = Chat(config.system_prompt) if protocol.chat else None
     checkpoint = replace(checkpoint, config=asked, chat=chat)
-    longest, limit = (
-        _longest_prompt(checkpoint, questions.problems),
-        context_tokens_of(checkpoint.model.config.to_dict()),
-    )
-    if limit is not None and longest + config.max_new_tokens > limit:
-        raise PipelineError(
-            f"model {model}: reads {limit:,} tokens, and {config.protocol} asks with up to {longest:,} and lets it "
-            f"answer with {_SECTION}.max_new_tokens: {config.max_new_tokens:,}; lower it"
-        )
+    _require_room(checkpoint, config, questions, name=str(model))
     return checkpoint
+
+
+def _require_room(checkpoint: Checkpoint, config: EvaluateConfig, questions: Questions, *, name: str) -> None:
+    """Raise PipelineError if a prompt and its answer may have more tokens than the model reads."""
+    limit = context_tokens_of(checkpoint.model.config.to_dict())
+    longest = _longest_prompt(checkpoint, questions.problems)
+    if limit is not None and longest + config.max_new_tokens > limit:
+        room = limit - longest
+        remedy = f"lower {_SECTION}.max_new_tokens to {room:,}" if room > 0 else "no answer fits beside it"
+        raise PipelineError(
+            f"model {name}: reads {limit:,} tokens; a prompt of {config.protocol} has up to {longest:,}, and its "
+            f"answer {config.max_new_tokens:,}: {remedy}"
+        )
 
 
 def _longest_prompt(checkpoint: Checkpoint, problems: Sequence[Problem]) -> int:

@@ -1,0 +1,169 @@
+"""`grpo-pipeline evaluate`: measures any model by named protocols, without a run of the pipeline."""
+
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from components.evaluate.config import EvaluateConfig
+from components.evaluate.evaluate import MODEL_STAGE
+from components.evaluate.protocols import EXAMPLES_FILE, PIPELINE, PROTOCOLS, Dataset, Protocol
+from components.evaluate.questions import asked_model, read_questions
+from components.grading.verifier import Verifier
+from components.prepare_data.gsm8k import GSM8K
+from components.prepare_data.math_dataset import MATH
+from components.prepare_data.source import FileSource, MalformedRow
+from components.register.registry import fetch
+from components.shared import jsonl
+from components.shared.config import validate
+from components.shared.errors import PipelineError
+from components.shared.problem import Problem, Split, problems_file, read_problems, write_problems
+from components.shared.progress import say
+from components.shared.stage import run
+
+_GSM8K, _MATH = Path("gsm8k_train.jsonl"), Path("MATH/train")
+_SOURCES: dict[Dataset, FileSource] = {
+    "gsm8k": GSM8K(kind="gsm8k", train=_GSM8K, test=Path("gsm8k_test.jsonl")),
+    "math500": MATH(kind="math500", train=_MATH, test=Path("math500.jsonl")),
+    "math": MATH(kind="math", train=_MATH, test=Path("MATH/test")),
+}
+"""Where a folder of raw files has each dataset; MATH-500 is a selection of MATH's test split."""
+_HEADER = ("protocol", "source", "problems", "strict", "flexible", "truncated", "unscorable")
+
+
+def evaluate(
+    model: str,
+    protocols: Sequence[str],
+    settings: Mapping[str, Any],
+    *,
+    data: Path,
+    output: Path | None,
+    examples: Path | None = None,
+    registry: str = "registry",
+) -> None:
+    """Measure a model by each protocol and print a table; what takes long begins once all input is known to be good.
+
+    Args:
+        model: A Hugging Face folder, or a version in the registry.
+        protocols: Names; the results of each are in a folder of its name.
+        settings: Keys of the section `evaluate`; the tokens of an answer are the protocol's where they are not set.
+        data: Folder of raw files, or of problems as prepare_data writes them.
+        output: Folder for the results; None for one below outputs/evaluations.
+        examples: File with solved examples that replace those drawn from the training split.
+        registry: Folder or URL.
+    """
+    if examples and not any(PROTOCOLS[name].num_shots for name in protocols):
+        raise PipelineError(f"--examples: {' and '.join(protocols)} shows none; leave the option out")
+    with ExitStack() as stack:
+        folder = stack.enter_context(_model_folder(model, registry))
+        output = output or Path("outputs/evaluations") / folder.resolve().name
+        work = []
+        for name in dict.fromkeys(protocols):
+            values = {"max_new_tokens": PROTOCOLS[name].max_new_tokens, **settings, "protocol": name}
+            config = validate(EvaluateConfig, values, name=MODEL_STAGE.name)
+            problems = stack.enter_context(_problems(PROTOCOLS[name], data, examples))
+            asked_model(folder, config, read_questions(config, problems))
+            work.append((config, problems))
+        for config, problems in work:
+            say(MODEL_STAGE.name, f"{model} by {config.protocol}")
+            run(MODEL_STAGE, config, {"model": folder, "problems": problems, "evaluation": output / config.protocol})
+    results = {config.protocol: jsonl.read_json(output / config.protocol / "scores.json") for config, _ in work}
+    print(f"\n{_table(results)}\n\nrecords and scores: {output}")
+
+
+@contextmanager
+def _model_folder(model: str, registry: str) -> Iterator[Path]:
+    """Yield the folder of a model; of a version in the registry it is removed afterwards."""
+    path = Path(model)
+    if path.is_dir():
+        yield path
+        return
+    if "/" in model:
+        raise PipelineError(
+            f"{model}: no such folder; `hf download {model} --local-dir FOLDER` fetches a model of the hub"
+        )
+    with tempfile.TemporaryDirectory(prefix="grpo-pipeline-evaluate-") as scratch:
+        folder = Path(scratch) / model
+        try:
+            fetch(registry, model, folder)
+        except PipelineError as error:
+            raise type(error)(
+                f"{model}: is not a folder with a model, nor a version in the registry ({error})"
+            ) from None
+        yield folder
+
+
+@contextmanager
+def _problems(protocol: Protocol, data: Path, examples: Path | None) -> Iterator[Path]:
+    """Yield a folder with what a protocol asks; equal data give equal content, so that unfinished work is found."""
+    read = _prepared if problems_file(data, Split.TEST).is_file() else _raw
+    splits = [Split.TEST, *([Split.TRAIN] if protocol.num_shots and not examples else [])]
+    with tempfile.TemporaryDirectory(prefix="grpo-pipeline-problems-") as scratch:
+        folder = Path(scratch)
+        for split in splits:
+            write_problems(folder, split, read(protocol, split, data))
+        manifest = data / "manifest.json"
+        if read is _prepared and manifest.is_file():
+            shutil.copyfile(manifest, folder / manifest.name)
+        if examples and protocol.num_shots:
+            shutil.copyfile(examples, folder / EXAMPLES_FILE)
+        yield folder
+
+
+def _prepared(protocol: Protocol, split: Split, data: Path) -> list[Problem]:
+    """The problems of a split that prepare_data has written: those of the protocol's dataset, or all."""
+    wanted = protocol.sources if split == Split.TRAIN else (protocol.dataset,)
+    problems = read_problems(data, split)
+    chosen = [each for each in problems if each.source in wanted] if protocol.dataset else problems
+    if not chosen:
+        raise PipelineError(f"{problems_file(data, split)}: has no problems from {protocol.dataset}")
+    return chosen
+
+
+def _raw(protocol: Protocol, split: Split, data: Path) -> list[Problem]:
+    """The problems of a split in raw files; rows that cannot be used are named and left out."""
+    if protocol.dataset is None:
+        raise PipelineError(
+            f"{data}: holds no test.jsonl; the protocol {PIPELINE} asks the problems of a run: give --data the folder "
+            "`problems` that prepare_data has written"
+        )
+    with Verifier() as verify:
+        rows = list(_SOURCES[protocol.dataset].read(split, data, verify))
+    for row in rows:
+        if isinstance(row, MalformedRow):
+            say(MODEL_STAGE.name, f"{data / row.file}:{row.line}: is left out: {row.reason}")
+    return [row for row in rows if isinstance(row, Problem)]
+
+
+def _table(results: Mapping[str, Mapping[str, Any]]) -> str:
+    """The scores by protocol and source, in columns, with 95 % intervals."""
+    rows = [(name, source, scores) for name, scores in results.items() for source in scores["greedy"]["by_source"]]
+    lines = [[*_HEADER, *_sampled_header(results)]]
+    for name, source, scores in rows:
+        strict = scores["greedy"]["by_source"][source]
+        measured = (strict, scores["flexible"]["by_source"][source])
+        counts = [str(scores[key]["by_source"][source]["count"]) for key in ("truncated", "unscorable")]
+        sampled = [_percent(scores[key]["by_source"][source][k]) for key, k in _sampled_columns(scores)]
+        lines.append([name, source, str(strict["total"]), *map(_percent, measured), *counts, *sampled])
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
+
+
+def _sampled_header(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    return [f"{key.partition('_')[0]}@{k}" for key, k in _sampled_columns(next(iter(results.values())))]
+
+
+def _sampled_columns(scores: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Key and number of samples of the estimates that are shown: of one, and of the most there are."""
+    if scores["sampled"] is None:
+        return []
+    numbers = list(scores["pass_at_k"]["all"])
+    most = [("pass_at_k", numbers[-1]), ("maj_at_k", numbers[-1])] if len(numbers) > 1 else []
+    return [("pass_at_k", numbers[0]), *most]
+
+
+def _percent(measured: Mapping[str, Any]) -> str:
+    low, high = measured["interval"]
+    return f"{100 * measured['accuracy']:.1f} % ({100 * low:.1f} to {100 * high:.1f})"
