@@ -87,19 +87,22 @@ class StopTexts:
 
     def __init__(self, texts: Sequence[str], decode: Callable[[Sequence[int]], str]) -> None:
         self.texts, self._decode = texts, decode
-        # A token has at least one byte, but for special tokens, and the first of some is decoded in another way.
-        self.window = max((len(text.encode()) for text in texts), default=0) + 2
-        """Tokens at the end of a completion that are looked at."""
+        self._longest = max(map(len, texts), default=0)
 
     def ends(self, ids: Sequence[int]) -> bool:
-        """Tell whether one of the texts is in the last tokens of a completion."""
-        end = self._decode(ids[-self.window :])
+        """Tell whether one of the texts is in the end of a completion."""
+        # Characters of up to four tokens each, and the first token of some is decoded in another way.
+        window = 4 * self._longest + 1
+        end = self._decode(ids[-window:])
+        while len(end) <= self._longest and window < len(ids):  # special tokens have no text
+            window *= 2
+            end = self._decode(ids[-window:])
         return any(text in end for text in self.texts)
 
     def first_end(self, ids: Sequence[int]) -> int | None:
         """Return the number of tokens up to the first with which a completion is stopped; None if it never is."""
         lengths = range(1, len(ids) + 1) if self.texts else ()
-        return next((length for length in lengths if self.ends(ids[max(0, length - self.window) : length])), None)
+        return next((length for length in lengths if self.ends(ids[:length])), None)
 
     def before(self, text: str) -> str:
         """Return a completion's text up to the first of the texts in it."""

@@ -130,7 +130,7 @@ class Decoding:
             ids_RT[row_R, t], logprobs_RT[row_R, t] = token_R, logprob_R
             ended_R = self.ends(token_R, t)
             if self._stop.texts:
-                ended_R = ended_R | self._stopped(ids_RT[row_R, max(0, t + 1 - self._stop.window) : t + 1])
+                ended_R = ended_R | self._stopped(ids_RT[row_R, : t + 1])
             if ended_R.any():
                 length_R[row_R[ended_R]] = t + 1
                 finished_R[row_R[ended_R]] = True

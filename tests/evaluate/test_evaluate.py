@@ -12,6 +12,7 @@ from components.policy.checkpoint import load, save
 from components.policy.logprobs import LogprobModel, completion_logprobs
 from components.policy.packing import TokenSequence
 from components.rollout.sampler import Completion, Sampling
+from components.rollout.transformers_sampler import TransformersSampler
 from components.shared import jsonl, lineage
 from components.shared.answer_policy import AnswerPolicy
 from components.shared.errors import PipelineError
@@ -26,7 +27,7 @@ def _evaluate(folder: Path, **changes: Any) -> Path:
     models = {name: folder / name for name in ("base_model", "reference", "policy")}
     data, evaluation = folder / "problems", folder / "evaluation"
     for path in (*models.values(), data, evaluation):
-        path.mkdir(parents=True)
+        path.mkdir(parents=True, exist_ok=True)
     for model in models.values():
         save(tiny.checkpoint(), model)
     write_problems(data, Split.TEST, PROBLEMS)
@@ -75,6 +76,31 @@ def test_equal_evaluations_are_byte_identical(tmp_path: Path) -> None:
     """Sampled answers included."""
     one, other = (lineage.digest(_evaluate(tmp_path / name)) for name in ("one", "other"))
     assert one == other
+
+
+@pytest.mark.parametrize("num_calls", [0, 1, 4, 7])
+def test_an_evaluation_that_is_killed_goes_on_to_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_calls: int
+) -> None:
+    """What was answered is not answered again, and a finished model is not loaded; half a batch counts as none."""
+    whole, killed, generate = _evaluate(tmp_path / "whole").parent, tmp_path / "killed", TransformersSampler.generate
+    calls: list[int] = []
+
+    def dies(sampler: TransformersSampler, questions: Sequence[str], sampling: Sampling) -> list[list[Completion]]:
+        if len(calls) == num_calls:
+            raise KeyboardInterrupt
+        calls.append(len(questions))
+        return generate(sampler, questions, sampling)
+
+    monkeypatch.setattr(TransformersSampler, "generate", dies)
+    with pytest.raises(KeyboardInterrupt):
+        _evaluate(killed)
+    for batches in (killed / "work").glob("*/batches"):
+        (batches / f".{num_calls:05d}.jsonl.partial").write_text('{"id": ')
+    num_calls = 10**9
+    _evaluate(killed)
+    assert lineage.digest(killed / "evaluation") == lineage.digest(whole)
+    assert calls == [4, 1, 2, 2, 1, len(PROBLEMS)] * 3  # greedy, sampled, and the probes
 
 
 @pytest.mark.parametrize("policy", [AnswerPolicy.MARKED, AnswerPolicy.BOXED])

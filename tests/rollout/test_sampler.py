@@ -287,3 +287,24 @@ def test_completions_are_graded_in_order_and_truncated_ones_are_wrong(verify: Ve
     assert "truncated" in grades[1].reason
     with pytest.raises(ValueError, match="zip"):
         grade_completions(verify, ["12"], completions, AnswerPolicy.DECLARED)
+
+
+@pytest.mark.parametrize("max_batch_size", [3, 64])
+def test_a_stop_text_ends_a_completion_like_an_end_token(max_batch_size: int) -> None:
+    """Its tokens are those of the completion without it, up to the first with which the text is there."""
+    checkpoint = _sharp(tiny.checkpoint())
+    free = _generate(checkpoint, max_batch_size, max_new_tokens=40)
+    first, second = sorted((each.text for each in free), key=len)[-2:]
+    stop = (first[10:13], second[3:6])
+    stopped = _generate(checkpoint, max_batch_size, max_new_tokens=40, stop=stop)
+    for one, other in zip(free, stopped, strict=True):
+        length = len(other.tokens.completion_ids)
+        assert other.tokens.completion_ids == one.tokens.completion_ids[:length]
+        assert other.logprobs == pytest.approx(one.logprobs[:length], abs=1e-5)
+        places = [place for text in stop if (place := one.text.find(text)) >= 0]
+        assert other.text == one.text[: min(places, default=None)]
+        assert other.finished == (bool(places) or one.finished)
+        if places:
+            before = checkpoint.decode(one.tokens.completion_ids[: length - 1])
+            assert not any(text in before for text in stop)
+    assert sum(len(one.text) > len(other.text) for one, other in zip(free, stopped, strict=True)) >= 2

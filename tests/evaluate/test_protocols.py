@@ -1,0 +1,204 @@
+"""Protocols: the exact words in which models are asked, where answers end, and what is refused before a model loads."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from components.evaluate.config import EvaluateConfig
+from components.evaluate.evaluate import evaluate_model
+from components.evaluate.protocols import EXAMPLES_FILE, PROTOCOLS, Example, draw, examples_for, prompt_with
+from components.evaluate.questions import asked_model, read_questions
+from components.policy import checkpoint as checkpoints
+from components.policy.checkpoint import Checkpoint
+from components.shared import jsonl
+from components.shared.errors import PipelineError
+from components.shared.model import PIPELINE_FILE
+from components.shared.problem import Problem, Split, write_problems
+from tests import tiny
+from tests.rollout import vllm_policies
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<{{ message.role }}>{{ message.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+def gsm8k(split: Split, numbers: range) -> list[Problem]:
+    """Sums in the place of GSM8K's problems."""
+    return [tiny.problem(number, split=split, source="gsm8k") for number in numbers]
+
+
+@pytest.fixture
+def problems(tmp_path: Path) -> Path:
+    """A folder with both splits."""
+    folder = tmp_path / "problems"
+    folder.mkdir()
+    write_problems(folder, Split.TRAIN, gsm8k(Split.TRAIN, range(20)))
+    write_problems(folder, Split.TEST, gsm8k(Split.TEST, range(20, 25)))
+    return folder
+
+
+def saved(folder: Path, checkpoint: Checkpoint, *, chat_template: str | None = None) -> Path:
+    """A Hugging Face folder that no stage wrote."""
+    checkpoint.tokenizer.chat_template = chat_template
+    checkpoints.save(checkpoint, folder)
+    (folder / PIPELINE_FILE).unlink()
+    return folder
+
+
+def config(protocol: str, **changes: Any) -> EvaluateConfig:
+    """Settings of a short evaluation."""
+    settings = {"num_samples": 0, "max_new_tokens": 12, "max_batch_size": 4}
+    return EvaluateConfig.model_validate({"protocol": protocol, **settings, **changes})
+
+
+def prompt(checkpoint: Checkpoint, question: str) -> str:
+    """The whole prompt as text, special tokens included."""
+    text: str = checkpoint.tokenizer.decode(checkpoint.prompt_ids(question))
+    return text
+
+
+def test_solved_examples_stand_before_the_question_in_the_words_of_the_protocol() -> None:
+    """Word by word."""
+    examples = [Example("One and two?", "1+2=3\n#### 3"), Example("Two?", "#### 2")]
+    shown = prompt_with(PROTOCOLS["gsm8k-8shot"], examples)
+    assert shown == (
+        "Question: One and two?\nAnswer: 1+2=3\n#### 3\n\nQuestion: Two?\nAnswer: #### 2\n\n"
+        "Question: {question}\nAnswer:"
+    )
+    shown = prompt_with(PROTOCOLS["math-4shot"], examples[1:])
+    assert shown == "Problem:\nTwo?\n\nSolution:\n#### 2\n\nProblem:\n{question}\n\nSolution:"
+
+
+def test_examples_come_from_training_whatever_else_is_there(problems: Path) -> None:
+    """A problem that is left out changes one of eight; a file of one's own replaces all."""
+    protocol = PROTOCOLS["gsm8k-8shot"]
+    drawn = examples_for(protocol, problems)
+    solved = {each.question: each.solution for each in gsm8k(Split.TRAIN, range(20))}
+    assert len({*drawn}) == 8
+    assert all(solved[each.question] == each.solution for each in drawn)
+    others = [each for each in gsm8k(Split.TRAIN, range(20)) if each.question != drawn[0].question]
+    write_problems(problems, Split.TRAIN, others)
+    assert len({*drawn} & {*examples_for(protocol, problems)}) == 7
+    write_problems(problems, Split.TRAIN, others[:7])
+    with pytest.raises(PipelineError, match=r"train\.jsonl: has 7 problems from gsm8k, of which 8 are shown"):
+        examples_for(protocol, problems)
+    jsonl.write_rows(problems / EXAMPLES_FILE, [{"question": "Own?", "solution": "#### 1"}])
+    assert examples_for(protocol, problems) == [Example("Own?", "#### 1")]
+    jsonl.write_rows(problems / EXAMPLES_FILE, [{"question": "Own?", "answer": "1"}])
+    with pytest.raises(PipelineError, match=r"examples\.jsonl:1: expected an object with the strings"):
+        examples_for(protocol, problems)
+
+
+def test_a_smaller_selection_is_part_of_a_larger_one_of_the_same_seed() -> None:
+    """In the order of all problems; another seed draws others."""
+    everything = gsm8k(Split.TEST, range(50))
+    few, many, others = draw(everything, 5, 1), draw(everything, 20, 1), draw(everything, 5, 2)
+    assert len(few) == 5
+    assert [each for each in many if each in few] == few
+    assert [each for each in everything if each in many] == many
+    assert others != few
+    assert draw(everything, None, 1) == everything
+
+
+@pytest.mark.parametrize("system", [None, "Be brief."])
+def test_a_chat_prompt_is_what_the_tokenizer_itself_makes_of_the_messages(
+    tmp_path: Path, problems: Path, system: str | None
+) -> None:
+    """A message of a user, after one of the system if there is any, up to where the assistant speaks."""
+    model = saved(tmp_path / "model", tiny.checkpoint(), chat_template=CHAT_TEMPLATE)
+    settings = config("gsm8k-chat", system_prompt=system)
+    asked = asked_model(model, settings, read_questions(settings, problems))
+    user = "1+1?\nPlease reason step by step, and put your final answer within \\boxed{}."
+    expected = (f"<system>{system}\n" if system else "") + f"<user>{user}\n<assistant>"
+    # In tokens: this tokenizer has no way back for characters it does not know.
+    assert asked.prompt_ids("1+1?") == asked.encode(expected)
+
+
+def test_a_chat_template_that_fails_is_named(tmp_path: Path, problems: Path) -> None:
+    """Some take no system prompt."""
+    refusal = "{{ raise_exception('System role not supported') }}"
+    model = saved(tmp_path / "model", tiny.checkpoint(), chat_template=refusal)
+    settings = config("gsm8k-chat", system_prompt="Be brief.")
+    with pytest.raises(PipelineError, match=r"model: its chat template cannot be used \(System role not supported\)"):
+        asked_model(model, settings, read_questions(settings, problems))
+
+
+@pytest.mark.parametrize(
+    ("protocol", "changes", "message"),
+    [
+        ("gsm8k-chat", {}, "has no chat template; protocols without chat: gsm8k-8shot, gsm8k-deepseekmath"),
+        ("pipeline", {}, "has no pipeline.json, which says how it is asked; name a protocol with a prompt: gsm8k-chat"),
+        ("gsm8k-deepseekmath", {"max_new_tokens": 512}, r"reads 512 tokens; a prompt of .* lower evaluate.max_new_tok"),
+        ("math-chat", {}, r"math-chat asks problems from math or math500, and .*test\.jsonl has some from gsm8k"),
+    ],
+)
+def test_what_a_protocol_lacks_is_named_before_a_model_is_loaded(
+    tmp_path: Path, problems: Path, protocol: str, changes: dict[str, Any], message: str
+) -> None:
+    """The weights are not even there."""
+    model = saved(tmp_path / "model", tiny.checkpoint())
+    (model / "model.safetensors").write_bytes(b"")
+    settings = config(protocol, **changes)
+    with pytest.raises(PipelineError, match=message):
+        asked_model(model, settings, read_questions(settings, problems))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"protocol": "gsm8k"}, "no such protocol; accepted: pipeline, gsm8k-chat"),
+        (
+            {"protocol": "gsm8k-8shot", "system_prompt": "Hello."},
+            "system_prompt needs a protocol with chat: gsm8k-chat",
+        ),
+        ({"split": "train"}, "problems that were trained on measure nothing"),
+    ],
+)
+def test_settings_that_mean_nothing_are_refused(settings: dict[str, str], message: str) -> None:
+    """With what to do instead."""
+    with pytest.raises(ValueError, match=message):
+        EvaluateConfig.model_validate(settings)
+
+
+def _evaluated(folder: Path, model: Path, problems: Path, settings: EvaluateConfig) -> list[dict[str, Any]]:
+    (folder / "work").mkdir(parents=True)
+    evaluate_model(settings, model=model, problems=problems, evaluation=folder, work=folder / "work")
+    return [row for _, row in jsonl.read_rows(folder / "records.jsonl")]
+
+
+def test_any_hugging_face_folder_is_measured_in_its_own_type(tmp_path: Path, problems: Path) -> None:
+    """Nothing of a run is needed; records and scores say what was asked, and how."""
+    model = saved(tmp_path / "model", tiny.checkpoint(dtype=torch.bfloat16))
+    records = _evaluated(tmp_path / "one", model, problems, config("gsm8k-8shot", limit=3, num_samples=2))
+    assert len(records) == 3 * 3
+    assert {record["seed"] is None for record in records if record["sample"] == 0} == {True}
+    asked = asked_model(model, config("gsm8k-8shot"), read_questions(config("gsm8k-8shot"), problems))
+    assert all(record["num_prompt_tokens"] == len(asked.prompt_ids(record["question"])) for record in records)
+    facts = jsonl.read_json(tmp_path / "one/scores.json")["protocol"]
+    expected = {"name": "gsm8k-8shot", "dtype": "bfloat16", "shots": 8, "problems": 3, "of": 5, "subset_seed": 1}
+    assert facts.items() >= {**expected, "answer": "marked", "stop": ["Question:"], "contaminated": None}.items()
+    assert facts["prompt"].endswith("Question: {question}\nAnswer:")
+
+
+@pytest.mark.slow
+def test_vllm_and_transformers_answer_alike_by_the_same_protocol(
+    tmp_path: Path, problems: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two engines beside this process, one model: greedy answers are the same to the token, stopped ones too."""
+    protocol = replace(PROTOCOLS["gsm8k-8shot"], num_shots=2, stop=("as", "3", "\n"))
+    monkeypatch.setitem(PROTOCOLS, "gsm8k-8shot", protocol)
+    model = saved(tmp_path / "model", vllm_policies.policy(1))
+    engines = {"num_engines": 2, "cache_gib": 0.25, "compile": False, "start_deadline_s": 300}
+    settings = {"max_new_tokens": 30, "max_batch_size": 64}
+    one = _evaluated(tmp_path / "one", model, problems, config("gsm8k-8shot", **settings))
+    other = _evaluated(tmp_path / "other", model, problems, config("gsm8k-8shot", vllm=engines, **settings))
+    assert one == other
+    texts = [record["response"] for record in one]
+    assert len({*texts}) > 1
+    assert not any(stop in text for text in texts for stop in protocol.stop)
+    assert any(record["finished"] and record["num_tokens"] > 1 for record in one)
+    assert jsonl.read_json(tmp_path / "other/scores.json")["protocol"]["engine"].startswith("vllm")
