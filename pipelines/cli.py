@@ -175,7 +175,7 @@ def _fetch(options: argparse.Namespace) -> int:
         print(f"{checkpoint.name} -> {options.destination}")
         return 0
     registered = fetch(options.registry, options.version, options.destination)
-    print(f"{registered['tag']} -> {options.destination}")
+    print(f"{registered.tag} -> {options.destination}")
     return 0
 
 

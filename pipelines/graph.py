@@ -61,8 +61,8 @@ def stages(
     made = {"validation": validated.outputs["validation"], "evaluation": measured.outputs["folder"]}
     compared = report(config=sections["report"], **made, **models, **place)
     # Fails where the gate is missed: nothing is registered, and the run is red.
-    judged = {"grpo": models["grpo"], "report": compared.outputs["folder"]}
-    registered = register(config=sections["register"], **judged, run_name=run_name)
+    judged = {"evaluation": measured.outputs["folder"], "report": compared.outputs["folder"]}
+    registered = register(config=sections["register"], problems=problems, **models, **judged, run_name=run_name)
     return dict(zip(STAGES, (data, validated, fine_tuned, improved, measured, compared, registered), strict=True))
 
 

@@ -21,7 +21,7 @@ from components.prepare_data.prepare import STAGE
 from components.shared.environment import JOURNAL_VARIABLE
 from components.shared.stage import run
 from tests.presets import ROOT, preset, write_params
-from tests.report.synthetic import make_run, write_bare_report
+from tests.report.synthetic import ARTIFACTS, make_run, write_artifacts, write_bare_report
 
 FOLDERS = {
     "prepare_data": ["out/problems"],
@@ -31,7 +31,9 @@ FOLDERS = {
     "report": [
         *("run/evaluation", "run/sft_training", "run/grpo_training", "run/validation", "out/report"),
     ],
-    "register": ["policy", "made_report:report", "out/registration"],
+    "register": [
+        *("policy", *(f"policy-{name}:{name}" for name in ARTIFACTS), "made_report:report", "out/registration"),
+    ],
 }
 SLOW = pytest.mark.slow
 """Of stages that import torch, which takes seconds."""
@@ -48,6 +50,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("reference", "policy"):
         (folder / name).mkdir()
     write_bare_report(folder / "made_report", folder / "policy")
+    write_artifacts(folder / "policy")
     return folder
 
 

@@ -14,13 +14,13 @@ from components.evaluate.protocols import PROTOCOLS
 from components.prepare_data.config import PrepareConfig
 from components.prepare_data.source import FileSource
 from components.register.config import RegisterConfig
-from components.register.registry import is_url
 from components.report.config import ReportConfig
 from components.report.power import weakness
 from components.shared import images
 from components.shared.config import Config, problems, read_params, shared_keys, with_shared_keys
 from components.shared.errors import raise_all
 from components.shared.problem import Split
+from components.shared.versioning import is_url
 from components.train_grpo.config import TrainGRPOConfig
 from components.train_sft.config import TrainSFTConfig
 from components.validate_data.config import ValidateConfig

@@ -19,13 +19,12 @@ from components.preflight.form import SKIP_IF_UNCHANGED, Form
 from components.prepare_data.config import PrepareConfig
 from components.prepare_data.source import FileSource, MalformedRow
 from components.register.catalogue import Catalogue
-from components.register.registry import is_url
 from components.shared import lineage
 from components.shared.errors import PipelineError, UnchangedRunError
 from components.shared.model import context_tokens, model_config
 from components.shared.problem import Split
 from components.shared.progress import say
-from components.shared.versioning import Workspace, changes_since, newest_version
+from components.shared.versioning import Workspace, changes_since, is_url, newest_version
 from components.train_grpo.custom_rewards import import_errors, is_custom
 
 Check = Callable[[], Any]

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Literal, get_args
 
-from components.register.registry import Assignment, Snapshot, Version, open_for_aliases, read_registry
+from components.register.registry import open_for_aliases
+from components.register.snapshot import Assignment, Snapshot, Version, read_registry
 from components.shared.errors import PipelineError
 
 CANDIDATE, CHAMPION = "candidate", "champion"

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import yaml
 
-from components.register.registry import POLICY, Registry, is_url
+from components.register.registry import POLICY, Registry
 from components.shared.environment import (
     CATALOGUE_CA_VARIABLE,
     CATALOGUE_TOKEN_FILE_VARIABLES,
@@ -25,6 +25,7 @@ from components.shared.environment import (
     RUN_NAME_VARIABLE,
 )
 from components.shared.errors import PipelineError, RetryableError
+from components.shared.versioning import is_url
 
 if TYPE_CHECKING:
     from model_registry.core import ModelRegistryAPIClient

@@ -30,12 +30,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from components.register.registry import Snapshot, is_url, open_registry, read_registry
+from components.register.registry import open_registry
+from components.register.snapshot import Snapshot, read_registry
 from components.shared import durable, jsonl, lineage
 from components.shared.errors import PipelineError, RetryableError, explain
 from components.shared.lineage import Lineage
 from components.shared.progress import say
-from components.shared.versioning import Workspace
+from components.shared.versioning import Workspace, is_url
 from components.shared.work import MODEL, Export, newest_export
 
 END = "end"

@@ -10,16 +10,22 @@ from components.shared.images import LIGHT
 @dsl.component(base_image=LIGHT, install_kfp_package=False)
 def register(
     config: dict[str, Any],
+    problems: str,
+    sft: str,
     grpo: str,
+    evaluation: str,
     report: str,
     registration: dsl.Output[dsl.Artifact],
     run_name: str = "",
 ) -> None:
-    """Register the policy as a version, if the gate's verdict allows it.
+    """Register the policy as a version, with all that it was made from, if the gate's verdict allows it.
 
     Args:
         config: The register section of the params file.
+        problems: Folder of the problems.
+        sft: Folder of train_sft, with the base model and the reference.
         grpo: Folder of train_grpo, with the policy.
+        evaluation: Folder of evaluate.
         report: Folder of report, with the gate's verdict.
         registration: The version and its model card; whether a new version was registered.
         run_name: Of the run, for the registry.
@@ -31,5 +37,17 @@ def register(
     from components.shared.task import run_task
 
     os.environ[RUN_NAME_VARIABLE] = run_name
-    result = run_task(STAGE, config, registration.path, policy=f"{grpo}/policy", report=f"{report}/report")
+    result = run_task(
+        STAGE,
+        config,
+        registration.path,
+        policy=f"{grpo}/policy",
+        reference=f"{sft}/reference",
+        base_model=f"{sft}/base_model",
+        problems=problems,
+        evaluation=f"{evaluation}/evaluation",
+        grpo_training=f"{grpo}/training",
+        sft_training=f"{sft}/training",
+        report=f"{report}/report",
+    )
     registration.metadata.update(result.metrics)

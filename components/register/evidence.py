@@ -1,4 +1,4 @@
-"""The evidence for a version: a report that is consistent and is about the very weights that are to be registered."""
+"""The evidence for a version: a report that is consistent, and about the very artifacts that are to be registered."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,8 +13,12 @@ _MODELS = {"base": "base_model", "sft": "reference", "grpo": "policy"}
 _RERUN = "run the report stage again"
 
 
-def check_evidence(report: Path, files: Mapping[str, Any], policy: Path, policy_digest: str) -> None:
-    """Raise PipelineError unless a report, with these JSON files, is consistent and about this policy."""
+def check_evidence(report: Path, files: Mapping[str, Any], folders: Mapping[str, Path]) -> dict[str, str]:
+    """Return the digest of each artifact; PipelineError unless a consistent report is about all of them.
+
+    `files` are the JSON files of the report by their stems.
+    """
+    digests = {name: lineage.digest(folder) for name, folder in folders.items()}
     try:
         made_by = lineage.read(report)
         if made_by is None:
@@ -23,33 +27,42 @@ def check_evidence(report: Path, files: Mapping[str, Any], policy: Path, policy_
         if (made_by.work.stage, evaluation and evaluation.stage) != ("report", "evaluate"):
             raise PipelineError(f"{report}/lineage.json: not of a report on an evaluation; {_RERUN}")
         assert evaluation is not None
-        models = {name: evaluation.inputs[artifact] for name, artifact in _MODELS.items()}
-        _check_policy(report, made_by, models, policy, policy_digest)
-        digests = {name: model.digest for name, model in models.items()}
-        inconsistent = next(_inconsistencies(files, made_by.work.config["gate"], digests), None)
+        known = {**evaluation.inputs, **made_by.work.inputs}
+        _check_policy(report, made_by, {name: known[artifact] for name, artifact in _MODELS.items()}, folders, digests)
+        for name, folder in folders.items():
+            _check_artifact(report, made_by, name, known[name], folder, digests[name])
+        models = {name: known[artifact].digest for name, artifact in _MODELS.items()}
+        inconsistent = next(_inconsistencies(files, made_by.work.config["gate"], models), None)
     except (KeyError, TypeError) as error:
         raise PipelineError(f"{report}: not as the report stage writes it ({error}); {_RERUN}") from None
     if inconsistent:
         raise PipelineError(f"{report}/{inconsistent}; {_RERUN}")
+    return digests
+
+
+def require_stored(name: str, folder: str, stored: Mapping[str, str], digest: str) -> None:
+    """Raise PipelineError unless a folder of a version, by digests of its files, is the artifact with this digest."""
+    prefix = f"{folder}/"
+    files = {path.removeprefix(prefix): each for path, each in stored.items() if path.startswith(prefix)}
+    if lineage.folder_digest(files) != digest:
+        raise PipelineError(f"register: the input `{name}` has changed while it was stored; run the stage again")
 
 
 def _check_policy(
-    report: Path, made_by: Lineage, models: Mapping[str, Input], policy: Path, policy_digest: str
+    report: Path,
+    made_by: Lineage,
+    models: Mapping[str, Input],
+    folders: Mapping[str, Path],
+    digests: Mapping[str, str],
 ) -> None:
     """Raise unless these weights were evaluated as GRPO's, against the very model that GRPO started from."""
-    evaluated, sft = models["grpo"], models["sft"]
-    if policy_digest != evaluated.digest:
-        name = next((name for name, model in models.items() if model.digest == policy_digest), None)
+    evaluated, sft, digest = models["grpo"], models["sft"], digests["policy"]
+    if digest != evaluated.digest:
+        name = next((name for name, model in models.items() if model.digest == digest), None)
         weights = f"the weights that were evaluated as {name}" if name else "weights that were not evaluated"
         raise PipelineError(
-            f"{policy}: has digest {policy_digest[:12]}, {weights}; the report is about the policy with digest "
+            f"{folders['policy']}: has digest {digest[:12]}, {weights}; the report is about the policy with digest "
             f"{evaluated.digest[:12]}: register that one, or evaluate this one"
-        )
-    own = lineage.read(policy)
-    if (own and own.made_by) != evaluated.made_by or (own and not made_by.contains(own)):
-        raise PipelineError(
-            f"{policy / lineage.FILE_NAME}: differs from the lineage of the evaluated policy, although the weights are "
-            f"the same ({policy_digest[:12]}); evaluate this policy, or restore its lineage"
         )
     training = made_by.maker(evaluated)
     started_from = training.inputs.get("reference", sft) if training else sft
@@ -57,6 +70,21 @@ def _check_policy(
         raise PipelineError(
             f"{report}: compares the policy with the model {sft.digest[:12]}, but GRPO started from "
             f"{started_from.digest[:12]}; evaluate that one as sft, and {_RERUN}"
+        )
+
+
+def _check_artifact(report: Path, made_by: Lineage, name: str, known: Input, folder: Path, digest: str) -> None:
+    """Raise unless an artifact is the one that the report is about, and its lineage a part of the report's."""
+    if digest != known.digest:
+        raise PipelineError(
+            f"{folder}: has digest {digest[:12]}, but the report {report} is about the input `{name}` with digest "
+            f"{known.digest[:12]}; register what was reported on, or {_RERUN}"
+        )
+    own = lineage.read(folder)
+    if (own and own.made_by) != known.made_by or (own and not made_by.contains(own)):
+        raise PipelineError(
+            f"{folder / lineage.FILE_NAME}: differs from the lineage in the report {report}, although the content is "
+            f"the same ({digest[:12]}); restore it, or evaluate and report on this one"
         )
 
 

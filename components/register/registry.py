@@ -1,11 +1,11 @@
-"""The registry: a git repository whose tags are versions of models, with the weights in a DVC remote.
+"""The registry: a git repository whose tags are versions of models, with their large files in a DVC remote.
 
-A version is prepared in a clone and registered by a single push of its commit and its tag. If a run is killed before
+A version is prepared in a clone and registered by a single push of its commit and its tags. If a run is killed before
 the push, the next run discards the clone; if it is killed after the push, the next run finds the version.
 """
 
-import configparser
 import fcntl
+import hashlib
 import json
 import os
 import re
@@ -16,171 +16,60 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
-from components.shared import lineage
+from components.register.snapshot import (
+    DIGESTS_FILE,
+    REMOTE,
+    VERSION_FILE,
+    Snapshot,
+    Version,
+    read_registry,
+    storage_url,
+    write_dvc_config,
+)
+from components.shared import durable, lineage
 from components.shared.errors import PipelineError, RetryableError
 from components.shared.progress import say
-from components.shared.versioning import Workspace
+from components.shared.versioning import Workspace, is_url
 
 POLICY = "policy"
 """Folder of a version's weights, relative to the registry."""
-VERSION_FILE = "version.json"
-_REMOTE = "storage"
 _VIEW = "grpo-pipeline.view"
 """Git setting of registries made here: their working tree only shows the newest version and may be reset."""
 _REF_LOCKED = re.compile("cannot lock ref|failed to update ref|incorrect old value")
 """Git's message when two pushes collide on the server, and also when a lock there is stale."""
 _PUSH_PAUSES_S = (0.2, 1.0, 5.0)
 """Pauses between pushes that collide with a lock on the server."""
-_VERSION = re.compile(r"([a-z0-9-]+)@v(\d+)\.(\d+)\.(\d+)")
-_ALIAS = re.compile(r"([a-z0-9-]+)#([a-z0-9-]+)(!?)#(\d+)")
 _README = """# Model registry
 
-Every tag `<name>@v<version>` is a registered version: its weights (`policy.dvc` points to them), model card, report,
-verdict and lineage. List the versions with `gto show`, fetch one with
-`dvc artifacts get <this repository> <name> --rev v<version>`. The working tree is only a view of the newest version.
+Every tag `<name>@v<version>` is a registered version, a closed bundle:
+
+| file | content |
+|---|---|
+| `version.json` | name, number, the version before, who registered it and when, the digest of the bundle |
+| `digests.json` | the SHA-256 of every other file of the version, those in the storage included |
+| `model_card.md`, `report.html` | what the model is, and how it compares with what it was made from |
+| `verdict.json`, `summary.json` | the gate's verdict, the figures |
+| `provenance.json`, `lineage.json` | what everything was made from |
+| `policy.dvc` and other `*.dvc` | pointers to folders in the storage: weights, problems, evaluation, training |
+
+`grpo-pipeline fetch` brings the weights of a version, `grpo-pipeline models get` all of it, and `grpo-pipeline models
+verify` reads every byte. With GTO and DVC alone: `gto show` and `dvc artifacts get <this repository> <name> --rev
+v<version>`. A tag `<name>#<alias>#<count>` gives an alias, such as `champion`, to a version. The working tree is only a
+view of the newest version.
 """
 
 
-@dataclass(frozen=True)
-class Tag:
-    """An annotated tag: a version `<name>@v<version>`, or an alias given to one, `<name>#<alias>#<count>`."""
+class Stored(NamedTuple):
+    """Folders of a version that are in the storage."""
 
-    tag: str
-    commit: str
-    message: str
-    by: str
-    """Who made it, `Name <address>`."""
-    at: str
-    """When, in ISO 8601."""
-
-
-@dataclass(frozen=True)
-class Version(Tag):
-    """A registered version."""
-
-    name: str
-    number: tuple[int, int, int]
-
-    @property
-    def version(self) -> str:
-        """The number as it is in the tag, such as `v0.0.1`."""
-        return _text(*self.number)
-
-
-@dataclass(frozen=True)
-class Assignment(Tag):
-    """An alias that was given to a version, or with `withdrawn` taken away."""
-
-    name: str
-    alias: str
-    count: int
-    """Of the changes of this alias; the highest is in force."""
-    withdrawn: bool
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """What a registry holds, read from its git repository."""
-
-    location: str
-    repository: Workspace
-    """The git repository itself, or a clone of it."""
-    origin: str
-    """Where it is from: a URL, or the absolute path of a folder."""
-
-    def tags(self) -> list[Tag]:
-        """Return all annotated and other tags, the oldest first."""
-        fields = ("refname:short", "objectname", "*objectname", "creatordate:iso-strict", "taggername", "taggeremail")
-        form = "%00".join(f"%({field})" for field in (*fields, "contents")) + "%01"
-        listed = self.repository.git("for-each-ref", "--sort=creatordate", f"--format={form}", "refs/tags")
-        tags = []
-        for entry in listed.split("\1")[:-1]:
-            tag, itself, commit, at, name, address, message = entry.lstrip("\n").split("\0")
-            tags.append(Tag(tag, commit or itself, message.strip(), f"{name} {address}".strip(), at))
-        return tags
-
-    def versions(self, name: str | None = None, *, withdrawn: bool = False) -> list[Version]:
-        """Return the versions of a model, or of all, by their numbers; those that GTO deprecated only where asked."""
-        tags = self.tags()
-        deprecated = {each.tag.partition("!")[0] for each in tags if "!" in each.tag}
-        versions = [
-            Version(**vars(tag), name=match[1], number=(int(match[2]), int(match[3]), int(match[4])))
-            for tag in tags
-            if (match := _VERSION.fullmatch(tag.tag)) and name in (None, match[1])
-        ]
-        kept = (each for each in versions if withdrawn or each.tag not in deprecated)
-        return sorted(kept, key=lambda version: (version.name, version.number))
-
-    def version(self, spec: str) -> Version:
-        """Return the version that `v0.0.1`, `<name>@v0.0.1`, `latest`, an alias or `<name>@<alias>` stands for."""
-        versions, aliases = self.versions(), self.aliases()
-        name, _, wanted = spec.rpartition("@")
-        matching = {
-            version.tag: version
-            for version in versions
-            if name in ("", version.name)
-            and (
-                wanted == version.version
-                or aliases.get(f"{version.name}@{wanted}") == version.tag
-                or (wanted == "latest" and version == [each for each in versions if each.name == version.name][-1])
-            )
-        }
-        if not matching:
-            known = ", ".join([*(version.tag for version in versions), *aliases]) or "none"
-            raise PipelineError(f"{self.location}: no version {spec}; available: {known}")
-        if len(matching) > 1:
-            raise PipelineError(f"{self.location}: {spec} is ambiguous: {' or '.join(matching)}; give the full name")
-        return next(iter(matching.values()))
-
-    def aliases(self) -> dict[str, str]:
-        """Return the tag of the version that each alias, `<name>@<alias>`, was given to last."""
-        by_commit = {(version.name, version.commit): version.tag for version in self.versions()}
-        latest = {f"{each.name}@{each.alias}": each for each in self.assignments()}
-        return {
-            alias: by_commit[each.name, each.commit]
-            for alias, each in latest.items()
-            if not each.withdrawn and (each.name, each.commit) in by_commit
-        }
-
-    def assignments(self, name: str | None = None, alias: str | None = None) -> list[Assignment]:
-        """Return each time that an alias, or any, was given to a version of a model, or of any, by their counts."""
-        assignments = [
-            Assignment(**vars(tag), name=match[1], alias=match[2], count=int(match[4]), withdrawn=bool(match[3]))
-            for tag in self.tags()
-            if (match := _ALIAS.fullmatch(tag.tag)) and name in (None, match[1]) and alias in (None, match[2])
-        ]
-        return sorted(assignments, key=lambda each: each.count)
-
-    def read(self, tag: str, path: str) -> str:
-        """Return a text file of a registered version."""
-        return self.repository.git("show", f"refs/tags/{tag}:{path}")
-
-    def get(self, tag: str, paths: Sequence[str], destination: Path) -> None:
-        """Copy files and folders of a version into a folder; PipelineError unless each is as it was registered."""
-        version = json.loads(self.read(tag, VERSION_FILE))
-        for path in paths:
-            (destination / path).parent.mkdir(parents=True, exist_ok=True)
-            if path == POLICY:
-                _download(self.repository, self.origin, tag, version, destination / path)
-            else:
-                (destination / path).write_text(self.read(tag, path), encoding="utf-8")
-
-    def find(self, name: str, policy_digest: str) -> dict[str, Any] | None:
-        """Return version.json of the registered version with these weights; None if there is none."""
-        for known in reversed(self.versions(name)):
-            version: dict[str, Any] = json.loads(self.read(known.tag, VERSION_FILE))
-            if version["policy_digest"] == policy_digest:
-                return version
-        return None
-
-    def pipeline_commit(self, tag: str) -> str:
-        """Return the commit of the pipeline's code that registered a version."""
-        form = "--format=%(trailers:key=Pipeline-Commit,valueonly)"
-        return self.repository.git("log", "-1", form, f"refs/tags/{tag}").strip()
+    pointers: dict[str, str]
+    """Content of the `.dvc` file of each folder."""
+    digests: dict[str, str]
+    """SHA-256 of each file as the storage returns it, by its path in the version."""
 
 
 @dataclass(frozen=True)
@@ -199,68 +88,79 @@ class Registry:
         """The registry as it was last read."""
         return Snapshot(self.location, self.clone, self.origin)
 
-    def next_version(self, name: str) -> str:
-        """Return the number after the latest version, such as `v0.0.2`; numbers of deprecated versions stay taken."""
-        versions = self.snapshot.versions(name, withdrawn=True)
-        major, minor, patch = versions[-1].number if versions else (0, 0, 0)
-        return _text(major, minor, patch + 1)
-
     def storage_url(self) -> str:
-        """Return the storage of the weights: a URL, or an absolute path on this machine."""
-        config = configparser.ConfigParser(interpolation=None)
-        config.read_string((self.clone.folder / ".dvc" / "config").read_text("utf-8"))
-        try:
-            url = config[f"'remote \"{_REMOTE}\"'"]["url"]
-        except KeyError:
-            raise PipelineError(f"{self.location}: its .dvc/config has no remote named `{_REMOTE}`") from None
-        return url if is_url(url) else os.path.normpath(Path(self.origin) / ".dvc" / url)
+        """Return the storage of the folders: a URL, or an absolute path on this machine."""
+        return storage_url((self.clone.folder / ".dvc" / "config").read_text("utf-8"), self.location, self.origin)
 
-    def store(self, policy: Path) -> str:
-        """Copy the weights into the storage and return the DVC pointer to them."""
-        copy, cache = self.clone.folder / POLICY, self.clone.folder / ".dvc" / "cache"
-        shutil.copytree(policy, copy)
+    def store(self, folders: Mapping[str, Path]) -> Stored:
+        """Copy the folders of a version into the storage and read them back.
+
+        PipelineError, with the file and its object, where the storage does not return what was written.
+        """
         try:
-            self.clone.dvc("add", POLICY)
-            self.clone.dvc("push", f"{POLICY}.dvc")
+            paths = {name: str(folder.resolve()) for name, folder in folders.items()}
+            stored = self.clone.dvc_json("store", paths)
         except PipelineError as error:
             reason = str(error).removeprefix("dvc: ")
-            raise type(error)(f"{self.storage_url()}: cannot store the weights there: {reason}") from None
-        # Weights are large, and the verification has to read them from the storage, not from here.
-        for folder in (copy, cache):
-            shutil.rmtree(folder)
-        return (self.clone.folder / f"{POLICY}.dvc").read_text(encoding="utf-8")
+            raise type(error)(f"{self.storage_url()}: cannot store the version there: {reason}") from None
+        for fault in stored["faults"]:
+            raise PipelineError(f"{self.storage_url()}: does not return what is written there: {fault}")
+        pointers = {
+            name: yaml.safe_dump({"outs": [{**pointer, "path": name}]}, sort_keys=False)
+            for name, pointer in stored["pointers"].items()
+        }
+        return Stored(pointers, stored["files"])
 
-    def commit(self, name: str, files: Mapping[str, str | Path], message: str) -> None:
-        """Commit the pointer and the files of a version in the clone; nobody else sees it yet."""
-        artifacts = {"artifacts": {name: {"path": POLICY, "type": "model", "desc": "policy trained with GRPO"}}}
-        texts = {".gitignore": f"/{POLICY}\n", "dvc.yaml": yaml.safe_dump(artifacts)}
+    def commit(
+        self, version: Mapping[str, Any], files: Mapping[str, str | Path], stored: Stored, message: str
+    ) -> dict[str, Any]:
+        """Commit a version in the clone, where nobody else sees it yet; return its version.json, with its digest."""
+        artifact = {"path": POLICY, "type": "model", "desc": "policy trained with GRPO"}
+        texts = {
+            "dvc.yaml": yaml.safe_dump({"artifacts": {version["name"]: artifact}}),
+            ".gitignore": "".join(f"/{name}\n" for name in stored.pointers),
+        }
         if not (self.clone.folder / "README.md").exists():  # otherwise it may have been edited
             texts["README.md"] = _README
-        for path, content in {**texts, **files}.items():
+        pointers = {f"{name}.dvc": pointer for name, pointer in stored.pointers.items()}
+        for stale in self.clone.folder.glob("?*.dvc"):  # of folders that the version before had
+            stale.unlink()
+        for path, content in {**texts, **pointers, **files}.items():
             target = self.clone.folder / path
             if isinstance(content, Path):
                 shutil.copyfile(content, target)
             else:
                 target.write_text(content, encoding="utf-8")
         self.clone.git("add", "--all")
-        # The commit may already be there without its tag, if a push was killed between the two.
-        if self.clone.git("status", "--porcelain"):
-            self.clone.git("commit", "--quiet", "--message", message)
+        digests = {**self._digests(), **stored.digests}
+        digests_text = json.dumps(dict(sorted(digests.items())), indent=2) + "\n"
+        made = {**version, "bundle_digest": hashlib.sha256(digests_text.encode()).hexdigest()}
+        before = self.clone.folder / VERSION_FILE
+        known = json.loads(before.read_text("utf-8")) if before.is_file() else {}
+        if all(known.get(key) == made[key] for key in ("tag", "bundle_digest")):
+            self.clone.git("reset", "--quiet", "--hard")
+            return known  # a push was killed between the commit and its tag
+        (self.clone.folder / DIGESTS_FILE).write_text(digests_text, encoding="utf-8")
+        before.write_text(json.dumps(made, indent=2) + "\n", encoding="utf-8")
+        self.clone.git("add", "--all")
+        self.clone.git("commit", "--quiet", "--message", message)
+        return made
 
-    def verify(self, version: Mapping[str, Any]) -> None:
-        """Fetch the weights of the committed version as a user will; PipelineError unless they are the policy's."""
-        commit = self.clone.git("rev-parse", "HEAD").strip()
-        _download(self.clone, str(self.clone.folder), commit, version, self.clone.scratch / "verification")
+    def _digests(self) -> dict[str, str]:
+        """The SHA-256 of each file of the commit that is being prepared, but of those that hold the digests."""
+        paths = self.clone.git("ls-files", "-z").split("\0")[:-1]
+        listed = (path for path in paths if path not in (VERSION_FILE, DIGESTS_FILE))
+        return {path: lineage.file_digest(self.clone.folder / path) for path in listed}
 
-    def publish(self, name: str, version: str, alias: str, message: str) -> bool:
-        """Tag the commit with GTO and push both atomically, with the tag of an alias of the version.
+    def publish(self, tags: Mapping[str, str]) -> bool:
+        """Push the clone's commit and new tags on it, by their names with their messages: all of it or nothing.
 
         From then on the version is registered. Returns False if the registry has changed since it was read (see
         `catch_up`); PipelineError if it refuses.
         """
-        self.clone.gto("register", name, "HEAD", "--version", version)
-        self._tag(alias, "HEAD", message)
-        return self._push(f"{name}@{version}", alias, branch=f"refs/heads/{self._branch}")
+        for tag, message in tags.items():
+            self._tag(tag, "HEAD", message)
+        return self._push(*tags, branch=f"refs/heads/{self._branch}")
 
     def assign(self, tag: str, commit: str, message: str) -> bool:
         """Give an alias to a version by a new tag `<name>#<alias>#<count>` on its commit, and push that.
@@ -308,12 +208,13 @@ class Registry:
             new = configured or ("" if is_url(self.origin) else f"{self.origin}-storage")
             if not new:
                 raise PipelineError("register.storage: a registry at a URL needs the folder or URL of its storage")
-            self.clone.dvc("init", "--force")
+            config.parent.mkdir(exist_ok=True)
+            config.with_name(".gitignore").write_text("/config.local\n/tmp\n/cache\n", encoding="utf-8")
             # Relative, so that both can be moved together; DVC resolves relative paths only from a working tree.
             if not is_url(new) and (Path(self.origin) / ".git").exists():
                 new = os.path.relpath(new, Path(self.origin) / ".dvc")
-            core = f"[core]\n    analytics = false\n    check_update = false\n    remote = {_REMOTE}\n"
-            config.write_text(f"{core}['remote \"{_REMOTE}\"']\n    url = {new}\n", encoding="utf-8")
+            core = f"[core]\n    analytics = false\n    check_update = false\n    remote = {REMOTE}\n"
+            config.write_text(f"{core}['remote \"{REMOTE}\"']\n    url = {new}\n", encoding="utf-8")
         url = self.storage_url()
         if configured not in {None, url}:
             raise PipelineError(
@@ -327,9 +228,7 @@ class Registry:
             Path(url).mkdir(parents=True, exist_ok=True)
             if not os.access(url, os.W_OK):
                 raise PipelineError(f"{url}: not writable; choose another folder for register.storage")
-        # DVC prefers config.local, and git ignores it. With hard links cache and working tree share one copy.
-        local = f"[cache]\n    type = hardlink\n['remote \"{_REMOTE}\"']\n    url = {url}\n"
-        config.with_name("config.local").write_text(local, encoding="utf-8")
+        write_dvc_config(self.clone.folder, config.read_text("utf-8"), url)
 
     @property
     def _branch(self) -> str:
@@ -389,62 +288,21 @@ def open_for_aliases(location: str) -> Iterator[Registry]:
             shutil.rmtree(scratch_folder, ignore_errors=True)
 
 
-@contextmanager
-def read_registry(location: str) -> Iterator[Snapshot]:
-    """Open a registry, a folder or a URL, for reading; PipelineError where there is none."""
-    if not is_url(location) and not Path(location).is_dir():
-        raise PipelineError(f"{location}: no such registry; nothing has been registered there")
-    with tempfile.TemporaryDirectory(prefix="grpo-pipeline-registry-") as scratch:
-        folder = Path(scratch)
-        if is_url(location):
-            Workspace(folder, folder).git("clone", "--quiet", "--bare", location, "registry")
-            yield Snapshot(location, Workspace(folder / "registry", folder), location)
-        else:
-            origin = Path(location).resolve()
-            yield Snapshot(location, Workspace(origin, folder), str(origin))
+def fetch(registry: str, version: str, destination: Path, *, path: str = POLICY) -> Version:
+    """Fill the folder `destination` with the weights of a version (see `Snapshot.version`), or with another part of it.
 
-
-def fetch(registry: str, version: str, destination: Path) -> dict[str, Any]:
-    """Fill the folder `destination` with the weights of a version (see `Snapshot.version`).
-
-    Returns the version's version.json. The folder appears once it is complete and has the registered digest.
+    With the path `.` it is the whole bundle. The folder appears once it is complete and as it was registered.
     """
-    destination = destination.resolve()  # DVC runs in another folder
-    if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
-        raise PipelineError(f"{destination}: is not empty; choose a new folder for the weights")
-    partial = destination.with_name(f".{destination.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    try:
-        with read_registry(registry) as snapshot:
-            tag = snapshot.version(version).tag
-            snapshot.get(tag, [POLICY], partial)
-            registered: dict[str, Any] = json.loads(snapshot.read(tag, VERSION_FILE))
-        (partial / POLICY).rename(destination)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-    return registered
-
-
-def is_url(location: str) -> bool:
-    """Whether a location is a URL, in any of the forms that git and DVC accept, and not a folder."""
-    return "://" in location or re.match(r"[\w.-]+@[\w.-]+:", location) is not None
-
-
-def _download(
-    workspace: Workspace, repository: str, revision: str, version: Mapping[str, Any], destination: Path
-) -> None:
-    """Fetch the weights at a revision; PipelineError unless they have the digest of the version."""
-    tag, expected = version["tag"], version["policy_digest"]
-    try:
-        workspace.dvc_get(repository, POLICY, revision, destination)
-    except PipelineError as error:
-        raise type(error)(f"{tag}: cannot fetch the weights: {str(error).removeprefix('dvc: ')}") from None
-    digest = lineage.digest(destination)
-    if digest != expected:
-        raise PipelineError(
-            f"{tag}: the storage returned weights with digest {digest[:12]} instead of the registered "
-            f"{expected[:12]}; they were changed or damaged there"
-        )
+    with durable.new_folder(destination) as folder, read_registry(registry) as snapshot:
+        found = snapshot.version(version)
+        parts = folder.with_name(f"{folder.name}.parts")
+        durable.remove(parts)
+        try:
+            snapshot.get(found.tag, [path], parts)
+            (parts / path).rename(folder)
+        finally:
+            durable.remove(parts)
+    return found
 
 
 def _ensure_repository(folder: Path, workspace: Workspace) -> None:
@@ -473,7 +331,3 @@ def _clone(location: str, origin: str, workspace: Workspace) -> Registry:
     clone = Workspace(workspace.folder / "clone", workspace.scratch, workspace.locks)
     workspace.git("clone", "--quiet", "--no-local", origin, str(clone.folder))
     return Registry(location, clone, origin, None)
-
-
-def _text(major: int, minor: int, patch: int) -> str:
-    return f"v{major}.{minor}.{patch}"

@@ -1,24 +1,28 @@
 """DVC in a process of its own: `python dvc_process.py ARGUMENTS`, as for the command `dvc`.
 
-What fails because of a network or a server ends with exit code 75, since it may work the next time. One command is
-added, `get-checked REPOSITORY PATH REVISION DESTINATION`: DVC itself copies damaged objects out of a storage.
+What fails because of a network or a server ends with exit code 75, since it may work the next time. Three commands are
+added, since DVC itself copies damaged objects out of a storage, and needs several processes for what one can do:
+`get-checked REPOSITORY PATH REVISION DESTINATION`, `store FOLDERS` and `read POINTERS [DESTINATION [PATHS]]`. The last
+two work with the default remote of `.dvc/config` in the working folder; they take and print JSON.
 """
 
 import errno
 import hashlib
 import json
 import logging
+import shutil
 import sys
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext, suppress
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from dvc.cli import main as dvc
-from dvc.config import NoRemoteError
+from dvc.config import Config, NoRemoteError
 from dvc.exceptions import DvcException
-from dvc.fs import download
-from dvc.repo import Repo
+from dvc.fs import download, get_cloud_fs, localfs
+from dvc_data.hashfile.build import build
 from dvc_data.hashfile.hash import file_md5
 
 _TRANSIENT = 75
@@ -33,6 +37,10 @@ _TRANSIENT_ERRORS = {
 }
 
 
+_MAX_THREADS = 8
+_BLOCK_BYTES = 1 << 20
+
+
 class _Object(NamedTuple):
     """The content of one file of the repository in the storage."""
 
@@ -45,6 +53,10 @@ class _Object(NamedTuple):
     def path(self) -> str:
         path: str = self.odb.oid_to_path(self.md5)
         return path
+
+
+class _DamageError(DvcException):  # type: ignore[misc]
+    """An object that is missing, or has other content than its name says."""
 
 
 class _Failures(logging.Handler):
@@ -66,11 +78,12 @@ def main(arguments: list[str]) -> int:
     for name in ("dvc", "dvc_data", "dvc_objects"):
         logging.getLogger(name).addHandler(failures)
     code = 0
-    if arguments[0] != "get-checked":
+    command = _COMMANDS.get(arguments[0])
+    if command is None:
         code = dvc(arguments) or 0
     else:
         try:
-            get_checked(*arguments[1:])
+            command(*arguments[1:])
         except Exception as error:  # as DVC does: any error is reported in one line
             causes = list(_causes(error))
             reasons = dict.fromkeys(" ".join(str(cause).split()) or type(cause).__name__ for cause in causes)
@@ -82,6 +95,8 @@ def main(arguments: list[str]) -> int:
 
 def get_checked(repository: str, path: str, revision: str, destination: str) -> None:
     """Copy a file or folder of one revision of a repository; the content of each file is verified."""
+    from dvc.repo import Repo
+
     top = PurePosixPath(path)
     with Repo.open(url=repository, rev=revision, subrepos=True, uninitialized=True) as repo:
         objects = [each for each in _objects(repo, top) if each.file.is_relative_to(top)]
@@ -103,7 +118,143 @@ def get_checked(repository: str, path: str, revision: str, destination: str) -> 
             raise DvcException(f"{each.file} is damaged: its object {each.path} has other content")
 
 
-def _objects(repo: Repo, path: PurePosixPath) -> Iterator[_Object]:
+def store(folders: str) -> None:
+    """Copy folders, by their names, into the storage, read everything back and print what `read` prints.
+
+    To that is added `pointers`, the fields of each folder's .dvc file. An object that is damaged in the storage is
+    replaced. A fault that remains means that the storage does not return what is written to it.
+    """
+    odb, pointers = _storage(), {}
+    objects: dict[str, Any] = {}
+    for name, path in json.loads(folders).items():
+        tree: Any
+        staging, meta, tree = build(odb, str(Path(path)), localfs, "md5")  # DVC does not expect `//`
+        pointers[name] = {"md5": tree.oid, "size": meta.size, "nfiles": meta.nfiles, "hash": "md5"}
+        objects |= {md5.value: staging.get(md5.value) for _, _, md5 in tree}
+        objects[tree.oid] = staging.get(tree.oid)
+    missing: Collection[str] = objects.keys() - odb.oids_exist(list(objects))
+    content: dict[str, Any] = {}
+    for _ in range(2):
+        _upload(odb, [each for md5, each in objects.items() if md5 in missing])
+        content = _content(odb, {name: pointer["md5"] for name, pointer in pointers.items()})
+        missing = content.pop("damaged")
+        if not missing:
+            break
+    print(json.dumps({"pointers": pointers, **content}))
+
+
+def read(pointers: str, destination: str | None = None, paths: str = '["."]') -> None:
+    """Read folders from the storage, by the name and the MD5 of each, or what of them is below one of `paths`.
+
+    Every file is verified, and written below `destination` if there is one. Printed are `files`, the SHA-256 of each by
+    its path; `faults`, a line for each object that is missing or damaged, with the files or the folder that need it;
+    and `num_bytes`, what was read.
+    """
+    content = _content(_storage(), json.loads(pointers), destination, json.loads(paths))
+    del content["damaged"]
+    print(json.dumps(content))
+
+
+_COMMANDS: dict[str, Callable[..., None]] = {"get-checked": get_checked, "store": store, "read": read}
+
+
+def _storage() -> Any:
+    """The objects in the default remote of the working folder."""
+    from dvc.data_cloud import Remote
+
+    config = Config(".dvc")
+    name = config["core"].get("remote")
+    if not name:
+        raise NoRemoteError("no default remote in .dvc/config")
+    kind, options, path = get_cloud_fs(config, name=name)
+    return Remote(name, path, kind(**options), **options).odb
+
+
+def _upload(odb: Any, objects: Sequence[Any]) -> None:
+    """Write objects into the storage; the lists of folders' files come last."""
+    failed: list[tuple[str, BaseException]] = []
+    for is_list in (False, True):
+        batch = [each for each in objects if each.hash_info.isdir == is_list]
+        if batch and not failed:
+            paths, oids = [each.path for each in batch], [each.oid for each in batch]
+            fail: Callable[[str, BaseException], None] = lambda oid, error: failed.append((oid, error))  # noqa: E731
+            odb.add(paths, batch[0].fs, oids, check_exists=False, batch_size=odb.fs.jobs, on_error=fail)
+    if failed:
+        raise DvcException(f"failed to transfer '{failed[0][0]}' to {_address(odb)}") from failed[0][1]
+
+
+def _content(
+    odb: Any, pointers: Mapping[str, str], destination: str | None = None, paths: Sequence[str] = (".",)
+) -> dict[str, Any]:
+    """What `read` prints, and as `damaged` the names of the objects with a fault."""
+    by_object: dict[str, list[PurePosixPath]] = {}
+    faults: dict[str, list[str]] = {}
+    damaged: list[str] = []
+    num_bytes = 0
+    for name, md5 in pointers.items():
+        try:
+            entries = _entries([odb], md5, PurePosixPath(name))
+        except _DamageError as error:
+            faults[str(error)] = [name]
+            damaged.append(md5)
+            continue
+        num_bytes += len(json.dumps(entries))
+        for entry in entries:
+            file = PurePosixPath(name, entry["relpath"])
+            if ".." in file.parts or not file.is_relative_to(name):
+                raise DvcException(f"{name}: its list of files has the path {file}, which is outside the folder")
+            if any(file.is_relative_to(path) for path in paths):
+                by_object.setdefault(entry["md5"], []).append(file)
+    files: dict[str, str] = {}
+    folder = Path(destination) if destination else None
+    with ThreadPoolExecutor(min(_MAX_THREADS, odb.fs.jobs)) as pool:
+        jobs = {md5: pool.submit(_read_object, odb, md5, copies, folder) for md5, copies in by_object.items()}
+        for md5, job in jobs.items():
+            try:
+                sha256, size = job.result()
+            except _DamageError as error:
+                faults[str(error)] = [str(file) for file in by_object[md5]]
+                damaged.append(md5)
+                continue
+            num_bytes += size
+            files |= {str(file): sha256 for file in by_object[md5]}
+    return {"files": files, "faults": faults, "num_bytes": num_bytes, "damaged": damaged}
+
+
+def _read_object(odb: Any, md5: str, files: Sequence[PurePosixPath], folder: Path | None) -> tuple[str, int]:
+    """Verify an object, write it to each of its files in a folder, and return its SHA-256 and size."""
+    path = odb.oid_to_path(md5)
+    named = f"{files[0]} (and {len(files) - 1} others)" if len(files) > 1 else files[0]
+    copies = [folder / file for file in files] if folder else []
+    for copy in copies:
+        copy.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with odb.fs.open(path, "rb") as source, copies[0].open("wb") if copies else nullcontext() as target:
+            actual, sha256, size = _copy(source, target)
+    except FileNotFoundError:
+        raise _DamageError(f"{named}: its object {path} is missing from the storage") from None
+    except Exception as error:
+        raise DvcException(f"{named} cannot be read from {_address(odb)}") from error
+    if actual != md5:
+        raise _DamageError(f"{named} is damaged: its object {path} has other content")
+    for copy in copies[1:]:
+        shutil.copyfile(copies[0], copy)
+    return sha256, size
+
+
+def _copy(source: Any, target: Any) -> tuple[str, str, int]:
+    """Copy a stream, if there is a target, and return its MD5, SHA-256 and size."""
+    md5, sha256, size = hashlib.md5(usedforsecurity=False), hashlib.sha256(), 0
+    while block := source.read(_BLOCK_BYTES):
+        size += len(block)
+        md5.update(block)
+        sha256.update(block)
+        if target:
+            target.write(block)
+    return md5.hexdigest(), sha256.hexdigest(), size
+
+
+def _objects(repo: Any, path: PurePosixPath) -> Iterator[_Object]:
     """The objects of each tracked file or folder that `path` is, or is in."""
     for out in repo.index.outs:
         top = PurePosixPath(*repo.fs.relparts(out.fs_path, repo.root_dir))
@@ -134,7 +285,7 @@ def _entries(odbs: list[Any], value: str, top: PurePosixPath) -> Any:
         if hashlib.md5(content, usedforsecurity=False).hexdigest() == value.removesuffix(".dir"):
             return json.loads(content)
         fault = f"its list of files {path} is damaged"
-    raise DvcException(f"{top}: {fault}")
+    raise _DamageError(f"{top}: {fault}")
 
 
 def _address(odb: Any) -> str:

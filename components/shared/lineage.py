@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from functools import cache
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
@@ -52,7 +52,12 @@ def digest(path: Path) -> str:
         return file_digest(path)
     if not path.is_dir():
         raise PipelineError(f"{path}: no such file or folder")
-    return _listing_digest({name: each for name, each in file_digests(path).items() if name != FILE_NAME})
+    return folder_digest(file_digests(path))
+
+
+def folder_digest(digests: Mapping[str, str]) -> str:
+    """Return the digest of a folder from the SHA-256 of each file in it, by its path."""
+    return _listing_digest({name: digests[name] for name in sorted(digests, key=PurePosixPath) if name != FILE_NAME})
 
 
 def value_digest(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""Git, DVC and GTO in one folder, with an identity of their own and errors in one line; versions in a registry."""
+"""Git and DVC in one folder, with an identity of their own and errors in one line; versions in a registry."""
 
 import json
 import os
@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -38,7 +39,7 @@ _REFUSED = "! ["
 
 @dataclass(frozen=True)
 class Workspace:
-    """A folder in which git, DVC and GTO are run."""
+    """A folder in which git and DVC are run."""
 
     folder: Path
     scratch: Path
@@ -48,7 +49,11 @@ class Workspace:
 
     def git(self, *arguments: str) -> str:
         """Run git and return what it printed."""
-        return self._run("git", ["git", *_GIT_OPTIONS, *arguments])
+        return self.git_bytes(*arguments).decode(errors="replace")
+
+    def git_bytes(self, *arguments: str, data: bytes | None = None) -> bytes:
+        """Run git with `data` as its input and return what it printed."""
+        return self._run("git", ["git", *_GIT_OPTIONS, *arguments], data)
 
     def try_git(self, *arguments: str) -> str | None:
         """Run git and return what it printed; None where it fails."""
@@ -60,7 +65,7 @@ class Workspace:
     def dvc(self, *arguments: str) -> str:
         """Run DVC and return what it printed."""
         # -P keeps the modules beside the script out of DVC's way.
-        return self._run("dvc", [sys.executable, "-P", str(_DVC), *arguments])
+        return self._run("dvc", [sys.executable, "-P", str(_DVC), *arguments]).decode(errors="replace")
 
     def dvc_get(self, repository: str, path: str, revision: str, destination: Path) -> None:
         """Copy a file or folder that DVC tracks, as it was at one revision of a repository.
@@ -69,31 +74,31 @@ class Workspace:
         """
         self.dvc("get-checked", repository, path, revision, str(destination.absolute()))
 
-    def gto(self, *arguments: str) -> str:
-        """Run GTO and return what it printed."""
-        return self._run("gto", [sys.executable, "-m", "gto.cli", *arguments])
+    def dvc_json(self, command: str, *arguments: Any) -> Any:
+        """Run one of our own commands of DVC (see dvc_process.py) and return what it printed."""
+        words = (each if isinstance(each, str) else json.dumps(each) for each in arguments)
+        return json.loads(self.dvc(command, *words))
 
-    def _run(self, tool: str, command: Sequence[str]) -> str:
+    def _run(self, tool: str, command: Sequence[str], data: bytes | None = None) -> bytes:
         try:
             done = subprocess.run(
                 command,
                 cwd=self.folder,
                 env=environment(self.scratch),
                 pass_fds=self.locks,
-                stdin=subprocess.DEVNULL,
+                input=data or b"",
                 capture_output=True,
-                text=True,
-                errors="replace",
                 check=False,
             )
         except FileNotFoundError:
             raise PipelineError(f"{tool}: no such program; install it to work with versions") from None
         if done.returncode != 0:
+            errors = (done.stderr or done.stdout).decode(errors="replace")
             # A server that refuses a push hangs up as well, but says so.
-            is_lost = _TRANSIENT.search(done.stderr) is not None and _REFUSED not in done.stderr
+            is_lost = _TRANSIENT.search(errors) is not None and _REFUSED not in errors
             is_transient = is_lost if tool == "git" else done.returncode == RetryableError.exit_code
             kind = RetryableError if is_transient else PipelineError
-            raise kind(f"{tool}: {_reason(done.stderr or done.stdout)}")
+            raise kind(f"{tool}: {_reason(errors)}")
         return done.stdout
 
 
@@ -116,6 +121,11 @@ def _reason(output: str) -> str:
         return "; ".join([refused[0], *filter(None, reasons)])
     marked = (match[1] for line in lines if (match := _ERROR.match(line)))
     return next(marked, lines[-1] if lines else "failed without any output")
+
+
+def is_url(location: str) -> bool:
+    """Whether a location is a URL, in any of the forms that git and DVC accept, and not a folder."""
+    return "://" in location or re.match(r"[\w.-]+@[\w.-]+:", location) is not None
 
 
 @dataclass(frozen=True)

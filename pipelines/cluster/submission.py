@@ -26,9 +26,9 @@ from components.preflight.form import (
     wrong_sections,
 )
 from components.preflight.inputs import passwords
-from components.register.registry import is_url
 from components.shared import lineage
 from components.shared.errors import PipelineError, raise_all
+from components.shared.versioning import is_url
 
 _ANY_COMMIT = "0" * 40
 """In the place of that of the data, which preflight looks up."""

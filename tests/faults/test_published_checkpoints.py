@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from components.register.checkpoints import StoredCheckpoint, fetch_checkpoint, stored_checkpoints
-from components.register.registry import read_registry
+from components.register.snapshot import read_registry
 from components.train_grpo.config import TrainGRPOConfig
 from tests.faults.place import TIMEOUT_S, Place, fault_config, within
 

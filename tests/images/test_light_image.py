@@ -18,7 +18,7 @@ from components.shared.stage import run
 from tests.images import engine
 from tests.images.engine import ANYBODY, Image
 from tests.presets import preset
-from tests.report.synthetic import made_by_grpo, make_run, report_on
+from tests.report.synthetic import made_by_grpo, make_run, report_on, write_artifacts
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -89,8 +89,8 @@ def test_a_policy_is_reported_and_registered(light: Image, folder: Path) -> None
     (policy / "model.safetensors").write_bytes(b"weights")
     lineage.write(policy, made_by_grpo())
     registration = folder / "registration"
-    judged = report_on(folder / "report", policy)
-    stage = _stage("register", policy=policy, report=judged, registration=registration)
+    made = {"policy": policy, **write_artifacts(policy), "report": report_on(folder / "report", policy)}
+    stage = _stage("register", **made, registration=registration)
     light.run(*stage, folder=folder, user=ANYBODY)
     assert json.loads((registration / "version.json").read_text())["version"] == "v0.0.1"
 

@@ -232,7 +232,7 @@ def test_the_panel_of_a_task_lists_what_it_works_with() -> None:
             assert set(inputs) == {*parameters(), DEPLOYMENT}
         else:
             passed_on = set(inputs) - named
-            assert len(passed_on) <= 6
+            assert len(passed_on) <= 7
             assert not [each for each in passed_on if each.startswith("pipelinechannel--")]
 
 

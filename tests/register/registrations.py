@@ -1,6 +1,7 @@
-"""Registrations with the real git, DVC and GTO: policies, configs, and the stage as the runners run it."""
+"""Registrations with the real git and DVC: policies, configs, and the stage as the runners run it."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 from components.register.config import RegisterConfig
 from components.register.register import STAGE
 from components.shared import jsonl, lineage, stage
-from tests.report.synthetic import made_by_grpo, report_on
+from tests.report.synthetic import made_by_grpo, report_on, write_artifacts
 
 
 def make_policy(folder: Path, weights: bytes = b"weights") -> Path:
@@ -28,9 +29,23 @@ def make_config(folder: Path, **values: Any) -> RegisterConfig:
     return RegisterConfig.model_validate({"registry": str(folder / "registry"), "name": "grpo-policy", **values})
 
 
+def inputs_of(report: Path, policy: Path) -> dict[str, Path]:
+    """The inputs of the stage: the policy, what it was made from, and the report turned into one on all of that."""
+    return {"policy": policy, **write_artifacts(policy), "report": report_on(report, policy)}
+
+
+def inputs_of_task(inputs: dict[str, Path], folder: Path) -> dict[str, str]:
+    """The same inputs as the Kubeflow component takes them: a folder for the outputs of each task."""
+    tasks = {"policy": "grpo", "grpo_training": "grpo", "evaluation": "evaluation", "report": "report"}
+    for name, source in inputs.items():
+        task = tasks.get(name, "sft")
+        shutil.copytree(source, folder / task / ("training" if name.endswith("training") else name))
+    return {"problems": str(inputs["problems"]), **{task: str(folder / task) for task in {*tasks.values(), "sft"}}}
+
+
 def run_register(config: RegisterConfig, policy: Path, report: Path, out: Path) -> dict[str, Any]:
     """Run the stage with the report turned into one on this policy; returns version.json."""
-    stage.run(STAGE, config, {"policy": policy, "report": report_on(report, policy), "registration": out})
+    stage.run(STAGE, config, {**inputs_of(report, policy), "registration": out})
     version: dict[str, Any] = jsonl.read_json(out / "version.json")
     return version
 
@@ -39,9 +54,9 @@ def command(config: RegisterConfig, policy: Path, report: Path, folder: Path) ->
     """The command that does the same, with its output in `folder`."""
     params = folder / "params.yaml"
     params.write_text(json.dumps({"register": config.model_dump()}))
-    report = report_on(report, policy)
-    options = {"params": params, "policy": policy, "report": report, "registration": folder / "registration"}
-    return [sys.executable, "-m", "components.register", *(f"--{name}={value}" for name, value in options.items())]
+    options = {"params": params, **inputs_of(report, policy), "registration": folder / "registration"}
+    words = (f"--{name.replace('_', '-')}={value}" for name, value in options.items())
+    return [sys.executable, "-m", "components.register", *words]
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -54,3 +69,8 @@ def git(folder: Path, *arguments: str) -> str:
 def tags(registry: Path) -> list[str]:
     """The versions in a registry."""
     return git(registry, "tag", "--list", "*@v*").split()
+
+
+def without_time(version: dict[str, Any]) -> dict[str, Any]:
+    """A version.json without what differs between equal registrations."""
+    return {key: value for key, value in version.items() if key != "registered"}

@@ -23,7 +23,7 @@ from components.register.aliases import (
     history,
     next_count,
 )
-from components.register.registry import read_registry
+from components.register.snapshot import read_registry
 from components.shared.errors import PipelineError
 from tests.register.conftest import Registered
 from tests.register.registrations import git

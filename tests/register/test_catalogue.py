@@ -15,9 +15,8 @@ from components.shared import jsonl
 from components.shared.environment import RUN_ID_VARIABLE, RUN_NAME_VARIABLE
 from components.shared.errors import PipelineError, RetryableError
 from tests.fake_cluster import AFTER, BEFORE, ApiServer, Fault, self_signed
-from tests.register.registrations import make_config, make_policy, run_register
+from tests.register.registrations import inputs_of, inputs_of_task, make_config, make_policy, run_register
 from tests.register.s3_storage import s3_storage
-from tests.report.synthetic import report_on
 
 ENTRY = Entry(
     name="grpo-policy",
@@ -217,17 +216,16 @@ def test_kubeflow_component_registers_in_both(passed: Path, tmp_path: Path, monk
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(RUN_ID_VARIABLE, "run-1")
     monkeypatch.setenv(RUN_NAME_VARIABLE, "")
-    policy = make_policy(tmp_path / "grpo" / "policy")
+    policy = make_policy(tmp_path / "policy")
     with ApiServer() as server, s3_storage() as storage:
         for name, value in storage.environment.items():
             monkeypatch.setenv(name, value)
         config = make_config(Path(), storage="s3://bucket/models", model_registry=server.url)
-        report_on(passed, policy).rename(tmp_path / "report")
+        inputs = inputs_of(passed, policy)
         registration = dsl.Artifact(uri=str(tmp_path / "made"))
         component.register.python_func(
             config=config.model_dump(),
-            grpo=str(policy.parent),
-            report=str(tmp_path),
+            **inputs_of_task(inputs, tmp_path / "tasks"),
             registration=registration,
             run_name="nightly",
         )

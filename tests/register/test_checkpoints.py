@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from components.register.checkpoints import END, fetch_checkpoint, main, remove_checkpoints, stored_checkpoints
-from components.register.registry import read_registry
+from components.register.snapshot import read_registry
 from components.shared import jsonl, lineage
 from components.shared.errors import PipelineError
 from components.shared.work import CHECKPOINTS, EXPORT, MODEL, CheckpointWriter

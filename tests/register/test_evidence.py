@@ -14,14 +14,16 @@ from components.shared import jsonl, lineage, stage
 from components.shared.errors import GateMissedError, PipelineError
 from components.shared.model import write_reference
 from tests.lineages import made
-from tests.register.registrations import make_policy
-from tests.report.synthetic import bare_lineage, made_by_grpo, write_bare_report
+from tests.register.registrations import inputs_of_task, make_policy
+from tests.report.synthetic import ARTIFACTS, bare_lineage, made_by_grpo, write_artifacts, write_bare_report
 
 
 @pytest.fixture
 def policy(tmp_path: Path) -> Path:
-    """A policy as train_grpo writes it."""
-    return make_policy(tmp_path / "policy")
+    """A policy as train_grpo writes it, with what it was made from beside it."""
+    policy = make_policy(tmp_path / "policy")
+    write_artifacts(policy)
+    return policy
 
 
 @pytest.fixture
@@ -57,12 +59,18 @@ def refusal(policy: Path, report: Path, kind: type[PipelineError] = PipelineErro
     folder = report.parent
     before = sorted(folder.rglob("*"))
     config = RegisterConfig(registry=str(folder / "registry"), name="grpo-policy")
+    inputs = {**artifacts(folder / "policy"), "policy": policy, "report": report}
     with pytest.raises(PipelineError) as refused:
-        stage.run(STAGE, config, {"policy": policy, "report": report, "registration": folder / "out"})
+        stage.run(STAGE, config, {**inputs, "registration": folder / "out"})
     assert type(refused.value) is kind
     assert "\n" not in str(refused.value)
     assert sorted(folder.rglob("*")) == before
     return str(refused.value)
+
+
+def artifacts(policy: Path) -> dict[str, Path]:
+    """What is registered with the policy, as it is beside it."""
+    return {name: policy.with_name(f"{policy.name}-{name}") for name in ARTIFACTS}
 
 
 def flip_bit(path: Path) -> None:
@@ -83,6 +91,21 @@ def test_changed_policy_is_refused_under_any_verdict(
     message = refusal(policy, report)
     assert evaluated[:12] in message
     assert lineage.digest(policy)[:12] in message
+
+
+@pytest.mark.parametrize("name", ARTIFACTS)
+@pytest.mark.parametrize("what", ["content", "lineage"])
+def test_what_the_report_is_not_about_is_refused(policy: Path, report: Path, name: str, what: str) -> None:
+    """Models, problems, answers and curves have to be those that the report was made from, and so their lineages."""
+    folder = artifacts(policy)[name]
+    if what == "lineage":
+        lineage.write(folder, made("train_sft", {"epochs": 9}))
+    else:
+        path = next(path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != lineage.FILE_NAME)
+        path.write_bytes(path.read_bytes() + b" ")
+    message = refusal(policy, report)
+    assert message.startswith(str(folder))
+    assert lineage.digest(folder)[:12] in message
 
 
 def test_sft_model_is_refused_in_place_of_the_policy(policy: Path, report: Path) -> None:
@@ -107,7 +130,7 @@ def test_reference_to_a_policy_is_resolved(policy: Path, report: Path, file: str
     flip_bit(policy / file)
     write_reference(report.parent / "reference", policy)
     # ... and the evidence any other.
-    assert "evaluated" in refusal(report.parent / "reference", report)
+    assert "evaluate" in refusal(report.parent / "reference", report)
 
 
 def test_policy_compared_with_another_model_than_its_reference_is_refused(policy: Path, report: Path) -> None:
@@ -156,8 +179,7 @@ def test_missed_gate_ends_the_kubeflow_task_with_exit_code_3(
     with pytest.raises(SystemExit) as ended:
         component.register.python_func(
             config={"registry": str(tmp_path / "registry"), "name": "grpo-policy"},
-            grpo=str(policy.parent),
-            report=str(report.parent),
+            **inputs_of_task({**artifacts(policy), "policy": policy, "report": report}, tmp_path / "tasks"),
             registration=dsl.Artifact(uri=str(tmp_path / "registration")),
         )
     assert ended.value.code == 3

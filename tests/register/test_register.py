@@ -1,6 +1,8 @@
 """The register stage with the real git, DVC and GTO."""
 
 import contextlib
+import hashlib
+import json
 import os
 import shutil
 import signal
@@ -17,30 +19,42 @@ from components.register.config import RegisterConfig
 from components.register.registry import fetch
 from components.shared import jsonl, lineage
 from components.shared.errors import PipelineError, RetryableError
+from components.shared.lineage import file_digests
 from pipelines import cli
-from tests.register.registrations import command, git, make_config, make_policy, run_register, tags
+from tests.register.registrations import command, git, make_config, make_policy, run_register, tags, without_time
 from tests.register.s3_storage import s3_storage
+from tests.report.synthetic import write_artifacts
 
 Registered = tuple[RegisterConfig, Path, dict[str, Any]]
 KILLS = 5
 
 
 @pytest.mark.slow
-def test_version_has_everything_but_the_weights_beside_their_pointer(registered: Registered, tmp_path: Path) -> None:
-    """One commit with a tag of GTO's grammar, DVC's pointer and artifact entry, card, report and lineage."""
+def test_version_is_a_closed_bundle(registered: Registered, tmp_path: Path) -> None:
+    """One commit with a tag of GTO's grammar, a pointer to each folder, DVC's artifact entry, and all digests."""
     config, policy, version = registered
     registry = tmp_path / "registry"
-    assert version == {
+    digests = (registry / "digests.json").read_bytes()
+    assert without_time(version) == {
+        "format": 2,
         "name": "grpo-policy",
         "version": "v0.0.1",
         "tag": "grpo-policy@v0.0.1",
+        "parent": None,
         "policy_digest": lineage.digest(policy),
+        "bundle_digest": hashlib.sha256(digests).hexdigest(),
         "registry": config.registry,
         "path": "policy",
     }
+    assert version["registered"].keys() == {"at", "by", "run"}
     assert tags(registry) == ["grpo-policy@v0.0.1"]
-    files = set(git(registry, "ls-tree", "--name-only", version["tag"]).split())
+    files = set(git(registry, "ls-tree", "-r", "--name-only", version["tag"]).split())
     assert {"policy.dvc", "model_card.md", "lineage.json", "verdict.json", "summary.json", "report.html"} <= files
+    folders = {"policy": policy, **write_artifacts(policy)}
+    folders["training"] = folders.pop("grpo_training")
+    stored = {f"{name}/{path}": each for name, made in folders.items() for path, each in file_digests(made).items()}
+    own = {path: lineage.file_digest(registry / path) for path in files - {"version.json", "digests.json"}}
+    assert json.loads(digests) == {**stored, **own}
     assert yaml.safe_load((registry / "dvc.yaml").read_text())["artifacts"]["grpo-policy"]["path"] == "policy"
     assert git(registry, "status", "--porcelain") == ""
     assert sum(file.stat().st_size == 700_000 for file in (tmp_path / "registry-storage").rglob("*")) == 1
@@ -65,7 +79,7 @@ def test_weights_come_back_from_registry_and_storage_alone(registered: Registere
     for name in ("registry", "registry-storage"):
         (tmp_path / name).rename(elsewhere / name)
     shutil.rmtree(policy)
-    assert fetch(str(elsewhere / "registry"), "v0.0.1", tmp_path / "fetched") == version
+    assert fetch(str(elsewhere / "registry"), "v0.0.1", tmp_path / "fetched").tag == version["tag"]
     dvc = ["artifacts", "get", str(elsewhere / "registry"), "grpo-policy", "--rev", "v0.0.1", "--out", "by-dvc"]
     subprocess.run([sys.executable, "-m", "dvc", *dvc], check=True, cwd=tmp_path, capture_output=True)
     for folder in ("fetched", "by-dvc"):
@@ -77,9 +91,8 @@ def test_weights_come_back_from_registry_and_storage_alone(registered: Registere
 def test_same_weights_are_the_same_version(
     registered: Registered, passed: Path, unenforced: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing is added by another report; in a new registry, at another time, the outputs are byte-identical."""
-    config, policy, _ = registered
-    outputs = ("version.json", "model_card.md")
+    """Nothing is added by another report; in a new registry, at another time, the bundle is byte-identical."""
+    config, policy, version = registered
     commits = git(tmp_path / "registry", "log", "--all", "--format=%H")
     run_register(config, policy, unenforced, tmp_path / "again")
     assert git(tmp_path / "registry", "log", "--all", "--format=%H") == commits
@@ -89,8 +102,9 @@ def test_same_weights_are_the_same_version(
     run_register(config, policy, passed, tmp_path / "new")
     assert git(tmp_path / "registry", "log", "--all", "--format=%H") != commits
     for folder in ("again", "new"):
-        for name in outputs:
-            assert (tmp_path / folder / name).read_bytes() == (tmp_path / "registration" / name).read_bytes()
+        assert without_time(jsonl.read_json(tmp_path / folder / "version.json")) == without_time(version)
+        card = (tmp_path / folder / "model_card.md").read_bytes()
+        assert card == (tmp_path / "registration" / "model_card.md").read_bytes()
 
 
 @pytest.mark.slow
@@ -133,8 +147,8 @@ def test_rerun_after_a_kill_at_any_moment_ends_with_one_version(passed: Path, tm
     started = time.monotonic()
     subprocess.run(register, check=True, capture_output=True)
     duration = time.monotonic() - started
-    outputs = [tmp_path / "registration" / name for name in ("version.json", "model_card.md")]
-    expected = [path.read_bytes() for path in outputs]
+    output = tmp_path / "registration" / "version.json"
+    expected = without_time(jsonl.read_json(output))
     registry = tmp_path / "registry"
     for attempt in range(KILLS):
         for name in ("registry", "registry-storage"):
@@ -152,7 +166,7 @@ def test_rerun_after_a_kill_at_any_moment_ends_with_one_version(passed: Path, tm
         assert not list(tmp_path.glob(".registry.work"))
         fetch(config.registry, "v0.0.1", tmp_path / f"fetched-{attempt}")
         assert lineage.digest(tmp_path / f"fetched-{attempt}") == lineage.digest(policy)
-        assert [path.read_bytes() for path in outputs] == expected
+        assert without_time(jsonl.read_json(output)) == expected
 
 
 @pytest.mark.slow
@@ -231,7 +245,7 @@ def test_missing_or_different_storage_is_an_error(registered: Registered, passed
     (tmp_path / "registry-storage").rename(tmp_path / "gone")
     with pytest.raises(PipelineError, match="storage with the weights of the registered versions is missing"):
         run_register(config, policy, passed, tmp_path / "none")
-    with pytest.raises(PipelineError, match=r"v0\.0\.1: cannot fetch the weights: policy: its list of files .*missing"):
+    with pytest.raises(PipelineError, match=r"v0\.0\.1: policy: its list of files .*missing"):
         fetch(config.registry, "v0.0.1", tmp_path / "fetched")
     assert not (tmp_path / "fetched").exists()
 
@@ -259,12 +273,12 @@ def test_version_is_registered_only_once_its_weights_can_be_fetched(
     with s3_storage("loses bytes") as storage:
         for name, value in storage.environment.items():
             monkeypatch.setenv(name, value)
-        with pytest.raises(PipelineError, match=r"v0\.0\.1: cannot fetch the weights: .*bucket/models/.*damaged"):
+        with pytest.raises(PipelineError, match=r"s3://bucket/models: does not return what .*damaged"):
             run_register(config, policy, passed, tmp_path / "none")
         assert tags(tmp_path / "registry") == []
         storage.objects.clear()
         storage.fault = "dies in mid-push"
-        with pytest.raises(RetryableError, match="s3://bucket/models: cannot store the weights there: failed to"):
+        with pytest.raises(RetryableError, match="s3://bucket/models: cannot store the version there: failed to"):
             run_register(config, policy, passed, tmp_path / "none")
         assert tags(tmp_path / "registry") == []
         storage.fault = None
@@ -284,7 +298,7 @@ def test_fetch_into_a_relative_folder(registered: Registered, tmp_path: Path) ->
         with contextlib.chdir(folder):
             assert cli.main(["fetch", "v0.0.1", destination, "--registry", registry]) == 0
         assert lineage.digest(folder / destination) == lineage.digest(policy)
-    with pytest.raises(PipelineError, match=r"no version v7\.0\.0; available: grpo-policy@v0\.0\.1$"):
+    with pytest.raises(PipelineError, match=r"no version v7\.0\.0; available: grpo-policy@v0\.0\.1, grpo-policy@c"):
         fetch(config.registry, "v7.0.0", tmp_path / "fetched")
     with pytest.raises(PipelineError, match="no such registry"):
         fetch(str(tmp_path / "nowhere"), "v0.0.1", tmp_path / "fetched")

@@ -1,7 +1,7 @@
 """A registry at a URL, to which others push at the same time: a real bare repository with hooks."""
 
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -10,7 +10,7 @@ from components.register import register as module
 from components.register import registry
 from components.register.config import RegisterConfig
 from components.register.registry import Registry, fetch
-from components.shared import lineage
+from components.shared import jsonl, lineage
 from components.shared.errors import PipelineError, RetryableError
 from tests.register.registrations import command, git, make_config, make_policy, run_register, tags
 
@@ -66,10 +66,10 @@ def before_each_push(monkeypatch: pytest.MonkeyPatch, act: Callable[[int], objec
     pushed: list[str] = []
     original = Registry.publish
 
-    def publish(self: Registry, name: str, version: str, alias: str, message: str) -> bool:
-        pushed.append(version)
+    def publish(self: Registry, tags: Mapping[str, str]) -> bool:
+        pushed.append(next(iter(tags)).partition("@")[2])
         act(len(pushed))
-        return original(self, name, version, alias, message)
+        return original(self, tags)
 
     monkeypatch.setattr(Registry, "publish", publish)
     return pushed
@@ -88,8 +88,7 @@ def test_two_processes_register_at_once(passed: Path, shared: Path, tmp_path: Pa
     subjects = git(shared, "log", "--format=%s", "main").splitlines()
     assert subjects == [f"Register {tag}" for tag in reversed(tags(shared))]
     for name, policy in policies.items():
-        version = (tmp_path / name / "registration" / "version.json").read_text()
-        tag = next(tag for tag in tags(shared) if tag in version)
+        tag = jsonl.read_json(tmp_path / name / "registration" / "version.json")["tag"]
         fetch(f"file://{shared}", tag, tmp_path / f"fetched-{name}")
         assert lineage.digest(tmp_path / f"fetched-{name}") == lineage.digest(policy)
 
@@ -113,7 +112,7 @@ def test_changes_by_others_are_kept(
     assert version["tag"] == "grpo-policy@v0.0.2"
     assert git(shared, "log", "--format=%s", "main").splitlines() == ["Register grpo-policy@v0.0.2", "Another 1"]
     assert git(shared, "show", "main:README.md") == "Ours, 1\n"
-    assert fetch(f"file://{shared}", "v0.0.2", tmp_path / "fetched") == version
+    assert fetch(f"file://{shared}", "v0.0.2", tmp_path / "fetched").tag == version["tag"]
     assert run_register(config_of(shared), policy, passed, tmp_path / "again") == version
 
 

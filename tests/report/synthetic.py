@@ -3,6 +3,7 @@
 import random
 import shutil
 from collections.abc import Mapping
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,21 @@ SKILL = {
     "sft": {"words": 0.55, "gsm8k": 0.24},
     "grpo": {"words": 0.86, "gsm8k": 0.26},
 }
+_TOKENIZER = {"tokenizer.json": b"{}", "pipeline.json": b'{"prompt": "{question}", "answer": "declared"}'}
+ARTIFACTS: dict[str, dict[str, bytes]] = {
+    "reference": {**_TOKENIZER, "model.safetensors": b"fine-tuned" * 1000},
+    "base_model": {**_TOKENIZER, "model.safetensors": b"untrained" * 1000},
+    "problems": {
+        "train.jsonl": b'{"id": "words/train/0"}\n',
+        "test.jsonl": b'{"id": "words/test/0"}\n',
+        "manifest.json": b"{}",
+        "contamination.json": b"[]",
+    },
+    "evaluation": {f"{model}/{name}": model.encode() for model in SKILL for name in ("records.jsonl", "scores.json")},
+    "grpo_training": {"curves.csv": b"step,reward\n1,0.5\n", "completions.jsonl": b"{}\n"},
+    "sft_training": {"curves.csv": b"step,loss\n1,0.5\n"},
+}
+"""What is registered with a policy, but for its lineage: files by their paths in each folder."""
 WORKED = {"base": 0.0, "sft": 0.15, "grpo": 0.97}
 Row = dict[str, Any]
 
@@ -128,18 +144,20 @@ def _validation(problems: int) -> Row:
     return {"success": True, "rows": {"train": 4000, "test": problems}, "expectations": expectations}
 
 
-def made_by_grpo(reference: str = lineage.value_digest("sft")) -> Lineage:
-    """The lineage of the evaluated policy, which was trained from the model with this digest."""
+def made_by_grpo(reference: str | None = None) -> Lineage:
+    """The lineage of the evaluated policy, which was trained from the model with this digest, or the usual one."""
     config = {"model": _MODEL, "prompts": 16, "group_size": 8, "steps": 60, "kl_coefficient": 0.02}
     inputs = {"problems": _PROBLEMS, "reference": _SFT}
-    return made("train_grpo", config, inputs, digests={"reference": reference}, packages=_PACKAGES)
+    digests = {"reference": reference or artifact_digest("reference")}
+    return made("train_grpo", config, inputs, digests=digests, packages=_PACKAGES)
 
 
 def bare_lineage(policy: Path, *, enforce: bool = True, **digests: str) -> Lineage:
     """The lineage of a report on a policy; `digests` has those of evaluated models that are not the usual ones."""
     gate = _gate(enforce=enforce)
     evaluated = {"policy": lineage.digest(policy), **digests}
-    return made("report", {"gate": gate, "num_examples": 0}, _lineages(lineage.read(policy), evaluated))
+    config = {"gate": gate, "num_examples": 0}
+    return made("report", config, _lineages(lineage.read(policy), evaluated), digests=_reported())
 
 
 def _gate(*, enforce: bool = True) -> dict[str, Any]:
@@ -172,15 +190,39 @@ def report_on(report: Path, policy: Path) -> Path:
         path.write_text(text.replace(lineage.value_digest("grpo"), lineage.digest(policy)), encoding="utf-8")
     made_by = lineage.parse(jsonl.read_json(report / lineage.FILE_NAME), name="report")
     inputs = _lineages(lineage.read(policy), {"policy": lineage.digest(policy)})
-    lineage.write(folder, made("report", made_by.work.config, inputs))
+    lineage.write(folder, made("report", made_by.work.config, inputs, digests=_reported()))
     return folder
+
+
+def write_artifacts(policy: Path) -> dict[str, Path]:
+    """Write what is registered with a policy beside it, as `report_on` says; returns the folders by their names."""
+    made_by = _lineages(lineage.read(policy), {"policy": lineage.digest(policy)})
+    made_by |= {"reference": _SFT, "base_model": _SFT, "problems": _PROBLEMS}
+    folders = {name: policy.with_name(f"{policy.name}-{name}") for name in ARTIFACTS}
+    for name, folder in folders.items():
+        for path, content in ARTIFACTS[name].items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_bytes(content)
+        lineage.write(folder, made_by[name])
+    return folders
+
+
+def artifact_digest(name: str) -> str:
+    """The digest of one of ARTIFACTS."""
+    return lineage.folder_digest({path: sha256(content).hexdigest() for path, content in ARTIFACTS[name].items()})
+
+
+def _reported() -> dict[str, str]:
+    """The digests of the inputs of a report."""
+    return {name: artifact_digest(name) for name in ("evaluation", "grpo_training", "sft_training")}
 
 
 def _lineages(policy: Lineage | None = None, digests: Mapping[str, str] | None = None) -> dict[str, Lineage]:
     """The lineage of each input of the report stage, with digests of evaluated models."""
     policy = policy or made_by_grpo()
     models = {"base_model": _SFT, "reference": _SFT, "policy": policy}
-    usual = {artifact: lineage.value_digest(name) for artifact, name in zip(models, SKILL, strict=True)}
+    usual = {name: artifact_digest(name) for name in ("base_model", "reference", "problems")}
+    usual["policy"] = lineage.value_digest("grpo")
     inputs = {**models, "problems": _PROBLEMS}
     config = {"num_samples": 2, "temperature": 1.0}
     return {

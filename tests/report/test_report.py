@@ -20,7 +20,7 @@ from components.report.report import STAGE, render_report
 from components.shared import jsonl, lineage, stage
 from components.shared.errors import PipelineError
 from tests.lineages import made
-from tests.report.synthetic import SKILL, make_run
+from tests.report.synthetic import SKILL, artifact_digest, make_run
 
 Row = dict[str, Any]
 VALUES: dict[str, Any] = {
@@ -131,7 +131,7 @@ def test_summary_has_the_figures_for_the_runner(shared_run: dict[str, Path], wri
     assert set(summary["models"]) == set(summary["worked_fraction"]) == {"base", "sft", "grpo"}
     assert summary["verdict"] == jsonl.read_json(written / "verdict.json")
     assert summary["mean_length_tokens"]["grpo"] > 2 * summary["mean_length_tokens"]["sft"]
-    assert summary["digests"]["problems"] == lineage.value_digest("problems")
+    assert summary["digests"]["problems"] == artifact_digest("problems")
 
 
 def test_examples_by_outcome(written: Path) -> None:

@@ -1,0 +1,377 @@
+"""What a registry holds: versions and the aliases given to them, each file of them verified before it is used.
+
+A version is a closed bundle: the files of git at its tag, and the folders in the storage that its `.dvc` files name.
+`digests.json` has the SHA-256 of each of these files; its own digest, the bundle's, is in `version.json` and in the
+message of the tag. What does not agree with them is never returned.
+"""
+
+import configparser
+import hashlib
+import json
+import os
+import re
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
+
+import yaml
+
+from components.shared.errors import PipelineError, RetryableError
+from components.shared.versioning import Workspace, is_url
+
+VERSION_FILE, DIGESTS_FILE = "version.json", "digests.json"
+"""The only files of a version that `digests.json` does not list."""
+REMOTE = "storage"
+"""Name of the DVC remote of a registry."""
+FORMAT = 2
+"""Of version.json."""
+_VERSION = re.compile(r"([a-z0-9-]+)@v(\d+)\.(\d+)\.(\d+)")
+_ALIAS = re.compile(r"([a-z0-9-]+)#([a-z0-9-]+)(!?)#(\d+)")
+_BUNDLE_DIGEST = re.compile(r"^Bundle-Digest: (\w+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Tag:
+    """A version, `<name>@v<version>`, or an alias given to one, `<name>#<alias>#<count>`: annotated tags."""
+
+    tag: str
+    commit: str
+    message: str
+    by: str
+    """Who made it, `Name <address>`."""
+    at: str
+    """When, in ISO 8601."""
+
+
+@dataclass(frozen=True)
+class Version(Tag):
+    """A registered version."""
+
+    name: str
+    number: tuple[int, int, int]
+
+    @property
+    def version(self) -> str:
+        """The number as it is in the tag, such as `v0.0.1`."""
+        return self.tag.rpartition("@")[2]
+
+
+@dataclass(frozen=True)
+class Assignment(Tag):
+    """An alias that was given to a version, or with `withdrawn` taken away."""
+
+    name: str
+    alias: str
+    count: int
+    """Of the changes of this alias; the highest is in force."""
+    withdrawn: bool
+
+
+class Verification(NamedTuple):
+    """What came of reading every byte of some versions."""
+
+    faults: list[str]
+    """A line for each file that is missing or damaged, with the object that holds it."""
+    num_files: int
+    num_bytes: int
+    """Bytes read; content that several files share is read once."""
+
+
+class _Bundle(NamedTuple):
+    """A version as git has it."""
+
+    tag: str
+    files: dict[str, bytes]
+    """Content by path, `.dvc` files among them."""
+    digests: dict[str, str]
+    """SHA-256 by path, of all files of the version but version.json and digests.json."""
+    faults: dict[str, str]
+    """A line for each file that git does not return as it was registered, by path."""
+
+    @property
+    def pointers(self) -> dict[str, str]:
+        """The MD5 of each folder in the storage; those whose `.dvc` file is damaged are left out."""
+        return {
+            path.removesuffix(".dvc"): yaml.safe_load(content)["outs"][0]["md5"]
+            for path, content in self.files.items()
+            if path.endswith(".dvc") and path not in self.faults
+        }
+
+    @property
+    def stored(self) -> dict[str, str]:
+        """The SHA-256 of each file in these folders, by path."""
+        pointers = self.pointers
+        return {path: digest for path, digest in self.digests.items() if path.partition("/")[0] in pointers}
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A registry as it was when it was read."""
+
+    location: str
+    repository: Workspace
+    """The git repository itself, or a clone of it."""
+    origin: str
+    """Where it is: a URL, or the absolute path of a folder."""
+
+    def tags(self) -> list[Tag]:
+        """Return all tags, the oldest first."""
+        fields = ("refname:short", "objectname", "*objectname", "creatordate:iso-strict", "taggername", "taggeremail")
+        form = "%00".join(f"%({field})" for field in (*fields, "contents")) + "%01"
+        listed = self.repository.git("for-each-ref", "--sort=creatordate", f"--format={form}", "refs/tags")
+        tags = []
+        for entry in listed.split("\1")[:-1]:
+            tag, itself, commit, at, name, address, message = entry.lstrip("\n").split("\0")
+            tags.append(Tag(tag, commit or itself, message.strip(), f"{name} {address}".strip(), at))
+        return tags
+
+    def versions(self, name: str | None = None, *, withdrawn: bool = False) -> list[Version]:
+        """Return the versions of a model, or of all, by their numbers; those that GTO deprecated only where asked."""
+        tags = self.tags()
+        deprecated = {each.tag.partition("!")[0] for each in tags if "!" in each.tag}
+        versions = [
+            Version(**vars(tag), name=match[1], number=(int(match[2]), int(match[3]), int(match[4])))
+            for tag in tags
+            if (match := _VERSION.fullmatch(tag.tag)) and name in (None, match[1])
+        ]
+        kept = (each for each in versions if withdrawn or each.tag not in deprecated)
+        return sorted(kept, key=lambda version: (version.name, version.number))
+
+    def version(self, spec: str) -> Version:
+        """Return the version that `v0.0.1`, `<name>@v0.0.1`, `latest`, an alias or `<name>@<alias>` stands for."""
+        versions, aliases = self.versions(), self.aliases()
+        latest = {version.name: version.tag for version in versions}
+        name, _, wanted = spec.rpartition("@")
+        matching = [
+            version
+            for version in versions
+            if name in ("", version.name)
+            and (
+                wanted == version.version
+                or aliases.get(f"{version.name}@{wanted}") == version.tag
+                or (wanted == "latest" and latest[version.name] == version.tag)
+            )
+        ]
+        if not matching:
+            known = ", ".join([*(version.tag for version in versions), *aliases]) or "none"
+            raise PipelineError(f"{self.location}: no version {spec}; available: {known}")
+        if len(matching) > 1:
+            tags = " or ".join(version.tag for version in matching)
+            raise PipelineError(f"{self.location}: {spec} is ambiguous: {tags}; give the full name")
+        return matching[0]
+
+    def aliases(self) -> dict[str, str]:
+        """Return the tag of the version that each alias, `<name>@<alias>`, was given to last."""
+        by_commit = {(version.name, version.commit): version.tag for version in self.versions()}
+        latest = {f"{each.name}@{each.alias}": each for each in self.assignments()}
+        return {
+            alias: by_commit[each.name, each.commit]
+            for alias, each in latest.items()
+            if not each.withdrawn and (each.name, each.commit) in by_commit
+        }
+
+    def assignments(self, name: str | None = None, alias: str | None = None) -> list[Assignment]:
+        """Return each time that an alias, or any, was given to a version of a model, or of any, by their counts."""
+        assignments = [
+            Assignment(**vars(tag), name=match[1], alias=match[2], count=int(match[4]), withdrawn=bool(match[3]))
+            for tag in self.tags()
+            if (match := _ALIAS.fullmatch(tag.tag)) and name in (None, match[1]) and alias in (None, match[2])
+        ]
+        return sorted(assignments, key=lambda each: each.count)
+
+    def find(self, name: str, policy_digest: str) -> dict[str, Any] | None:
+        """Return version.json of the newest version with these weights; None if there is none."""
+        names = [f"refs/tags/{version.tag}:{VERSION_FILE}" for version in reversed(self.versions(name))]
+        for content in self._objects(names):
+            version: dict[str, Any] = json.loads(content or "{}")
+            if version.get("policy_digest") == policy_digest:
+                return version
+        return None
+
+    def read(self, tag: str, path: str) -> str:
+        """Return a text file that git has of a version, unverified."""
+        return self.repository.git("show", f"refs/tags/{tag}:{path}")
+
+    def pipeline_commit(self, tag: str) -> str:
+        """Return the commit of the pipeline's code that made a version."""
+        form = "--format=%(trailers:key=Pipeline-Commit,valueonly)"
+        return self.repository.git("log", "-1", form, f"refs/tags/{tag}").strip()
+
+    def get(self, tag: str, paths: Sequence[str], destination: Path) -> None:
+        """Copy files and folders of a version, `.` for all of it, into a folder.
+
+        PipelineError, with the file and the object that holds it, unless each is as it was registered; `destination`
+        may then have some of them.
+        """
+        bundle = self._bundle(self.version(tag))
+        every = {*bundle.digests, *bundle.files, *bundle.faults}
+        for path in paths:
+            if not any(_is_below(each, [path]) for each in every):
+                raise PipelineError(f"{bundle.tag}: has no {path}")
+        stored = {path: digest for path, digest in bundle.stored.items() if _is_below(path, paths)}
+        folders = {path.partition("/")[0] for path in stored}
+        faults = [
+            fault
+            for path, fault in bundle.faults.items()
+            if _is_below(path, paths) or any(_is_below(each, [path.removesuffix(".dvc")]) for each in paths)
+        ]
+        if stored and not faults:
+            pointers = {folder: md5 for folder, md5 in bundle.pointers.items() if folder in folders}
+            read = self._read(bundle.tag, pointers, stored, str(destination.absolute()), paths)
+            faults = [f"{bundle.tag}: {fault}" for fault in read.faults]
+        if faults:
+            raise PipelineError(faults[0])
+        for path, content in bundle.files.items():
+            if _is_below(path, paths):
+                (destination / path).parent.mkdir(parents=True, exist_ok=True)
+                (destination / path).write_bytes(content)
+
+    def verify(self, versions: Sequence[Version]) -> Verification:
+        """Read every file of some versions, from git and the storage, and compare it with what was registered."""
+        bundles, faults = [], []
+        for version in versions:
+            try:
+                bundles.append(self._bundle(version))
+            except RetryableError:
+                raise
+            except PipelineError as error:
+                faults.append(str(error))
+        faults += [fault for bundle in bundles for fault in bundle.faults.values()]
+        contents = [content for bundle in bundles for content in bundle.files.values()]
+        num_files, num_bytes = len(contents), sum(map(len, contents))
+        pointers = {f"{bundle.tag}: {folder}": md5 for bundle in bundles for folder, md5 in bundle.pointers.items()}
+        if pointers:
+            expected = {f"{each.tag}: {path}": digest for each in bundles for path, digest in each.stored.items()}
+            read = self._read(bundles[-1].tag, pointers, expected)
+            faults, num_files, num_bytes = faults + read.faults, num_files + read.num_files, num_bytes + read.num_bytes
+        return Verification(faults, num_files, num_bytes)
+
+    def _bundle(self, version: Version) -> _Bundle:
+        """Read a version from git; PipelineError where it is not one of this format, or another than its tag says."""
+        tag, faults = version.tag, dict[str, str]()
+        files = self._files(version, faults)
+        if DIGESTS_FILE not in files and DIGESTS_FILE not in faults:
+            raise PipelineError(f"{tag}: has no {DIGESTS_FILE}: it was registered by an older release")
+        for name in (VERSION_FILE, DIGESTS_FILE):
+            if name in faults:
+                raise PipelineError(faults[name])
+        _check_digest(version, json.loads(files[VERSION_FILE]), files[DIGESTS_FILE])
+        expected: dict[str, str] = json.loads(files[DIGESTS_FILE])
+        for path, content in files.items():
+            if path not in (VERSION_FILE, DIGESTS_FILE) and hashlib.sha256(content).hexdigest() != expected.get(path):
+                faults[path] = f"{tag}: {path} in git has other content than was registered"
+        folders = {path.removesuffix(".dvc") for path in files if path.endswith(".dvc")}
+        for path in expected:
+            if path not in files and path.partition("/")[0] not in folders:
+                faults.setdefault(path, f"{tag}: {path} is missing from git")
+        return _Bundle(tag, files, expected, faults)
+
+    def _files(self, version: Version, faults: dict[str, str]) -> dict[str, bytes]:
+        """Return the files that git has of a version; `faults` gets those that git cannot read."""
+        try:
+            listed = self.repository.git("ls-tree", "-r", "-z", version.commit)
+        except PipelineError as error:
+            raise type(error)(f"{version.tag}: its commit {version.commit} cannot be read: {error}") from None
+        objects = {
+            path: entry.split()[2] for entry, _, path in (each.partition("\t") for each in listed.split("\0")[:-1])
+        }
+        files = {}
+        for path, name in objects.items():
+            try:
+                (content,) = self._objects([name])
+            except PipelineError as error:
+                faults[path] = f"{version.tag}: {path} is damaged: its git object {name} cannot be read: {error}"
+                continue
+            if content is None:
+                faults[path] = f"{version.tag}: {path}: its git object {name} is missing"
+            else:
+                files[path] = content
+        return files
+
+    def _objects(self, names: Sequence[str]) -> Iterator[bytes | None]:
+        """The content of objects of git, by their names; None for one that is missing."""
+        output = self.repository.git_bytes("cat-file", "--batch", data="".join(f"{name}\n" for name in names).encode())
+        start = 0
+        for _ in names:
+            end = output.index(b"\n", start)
+            if output[start:end].endswith(b" missing"):
+                start = end + 1
+                yield None
+            else:
+                start = end + 1 + int(output[start:end].split()[-1]) + 1
+                yield output[end + 1 : start - 1]
+
+    def _read(self, tag: str, pointers: Mapping[str, str], expected: Mapping[str, str], *options: Any) -> Verification:
+        """Read folders from the storage, which a version names, and compare their files with digests by path."""
+        with tempfile.TemporaryDirectory(dir=self.repository.scratch) as scratch:
+            workspace = Workspace(Path(scratch), self.repository.scratch, self.repository.locks)
+            config = self.repository.try_git("show", "HEAD:.dvc/config") or self.read(tag, ".dvc/config")
+            write_dvc_config(workspace.folder, config, storage_url(config, self.location, self.origin))
+            read = workspace.dvc_json("read", pointers, *options)
+        faults = list(read["faults"])
+        for path in {**expected, **read["files"]}:
+            if any(_is_below(path, files) for files in read["faults"].values()):
+                continue
+            if path not in read["files"]:
+                faults.append(f"{path} is not in its folder in the storage")
+            elif read["files"][path] != expected.get(path):
+                faults.append(f"{path} in the storage has other content than was registered")
+        return Verification(faults, len(read["files"]), read["num_bytes"])
+
+
+@contextmanager
+def read_registry(location: str) -> Iterator[Snapshot]:
+    """Open a registry, a folder or a URL, for reading; PipelineError where there is none."""
+    if not is_url(location) and not Path(location).is_dir():
+        raise PipelineError(f"{location}: no such registry; nothing has been registered there")
+    with tempfile.TemporaryDirectory(prefix="grpo-pipeline-registry-") as scratch:
+        folder = Path(scratch)
+        if is_url(location):
+            Workspace(folder, folder).git("clone", "--quiet", "--bare", location, "registry")
+            yield Snapshot(location, Workspace(folder / "registry", folder), location)
+        else:
+            origin = Path(location).resolve()
+            yield Snapshot(location, Workspace(origin, folder), str(origin))
+
+
+def _check_digest(version: Version, registered: Mapping[str, Any], digests: bytes) -> None:
+    """Raise PipelineError unless version.json, digests.json and the message of the tag are of one bundle."""
+    said = _BUNDLE_DIGEST.search(version.message)
+    bundle_digests = {
+        f"the content of {DIGESTS_FILE}": hashlib.sha256(digests).hexdigest(),
+        VERSION_FILE: registered.get("bundle_digest"),
+        "the message of the tag": said[1] if said else None,
+    }
+    if registered.get("tag") != version.tag or len(set(bundle_digests.values())) > 1:
+        values = ", ".join(f"{str(digest)[:12]} in {name}" for name, digest in bundle_digests.items())
+        raise PipelineError(
+            f"{version.tag}: the tag was moved, or its commit {version.commit[:12]} is not what was registered: "
+            f"{VERSION_FILE} is of {registered.get('tag')}, and the digest of the bundle is {values}"
+        )
+
+
+def storage_url(config: str, location: str, origin: str) -> str:
+    """Return the storage that DVC's config of a registry names: a URL, or an absolute path on this machine."""
+    parser = configparser.ConfigParser(interpolation=None)
+    parser.read_string(config)
+    try:
+        url = parser[f"'remote \"{REMOTE}\"'"]["url"]
+    except KeyError:
+        raise PipelineError(f"{location}: its .dvc/config has no remote named `{REMOTE}`") from None
+    return url if is_url(url) else os.path.normpath(Path(origin) / ".dvc" / url)
+
+
+def write_dvc_config(folder: Path, config: str, url: str) -> None:
+    """Make a folder one in which DVC reads and writes the storage of a registry, at `url`."""
+    (folder / ".dvc").mkdir(exist_ok=True)
+    (folder / ".dvc" / "config").write_text(config, encoding="utf-8")
+    # DVC prefers config.local, and git ignores it.
+    local = f"['remote \"{REMOTE}\"']\n    url = {url}\n"
+    (folder / ".dvc" / "config.local").write_text(local, encoding="utf-8")
+
+
+def _is_below(path: str, folders: Iterable[str]) -> bool:
+    return any(PurePosixPath(path).is_relative_to(folder) for folder in folders)
