@@ -4,10 +4,11 @@ Registering the same weights twice gives the same version; a run killed at any p
 """
 
 import os
+import shlex
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -15,11 +16,11 @@ from components.register.aliases import CANDIDATE, candidate, person
 from components.register.catalogue import Catalogue, entry_of, weights_url
 from components.register.config import RegisterConfig
 from components.register.evidence import check_evidence, require_stored
-from components.register.registry import POLICY, Registry, open_registry
+from components.register.registry import POLICY, RefusedError, Registry, open_registry
 from components.register.snapshot import FORMAT, VERSION_FILE, Snapshot
 from components.shared import jsonl, lineage
 from components.shared.environment import RUN_ID_VARIABLE, RUN_NAME_VARIABLE
-from components.shared.errors import GateMissedError, RetryableError
+from components.shared.errors import GateMissedError, PipelineError, RetryableError
 from components.shared.execution import Revision
 from components.shared.progress import say
 from components.shared.stage import Stage
@@ -27,6 +28,7 @@ from components.shared.stage import Stage
 _CARD = "model_card.md"
 _ATTEMPTS = 10
 """Pushes to a registry that others change at the same time."""
+_PULL_REQUEST = "pull_request.md"
 _REPORT_FILES = ("verdict", "summary", "provenance")
 _FOLDERS = {
     "policy": POLICY,
@@ -38,6 +40,24 @@ _FOLDERS = {
     "sft_training": "sft_training",
 }
 """Folders of a version in the storage, by the inputs that they are copies of."""
+
+
+class ProposedError(PipelineError):
+    """The version is on a branch for a pull request, and not registered."""
+
+    keeps_outputs = True
+
+
+class Registered(NamedTuple):
+    """What has become of a policy."""
+
+    version: dict[str, Any]
+    """Its version.json."""
+    is_new: bool
+    pull_request: str | None = None
+    """Title and text of a pull request, where the registry's branch is protected."""
+    has_tag: bool = True
+    """Whether the registry has its tag, by which it is registered."""
 
 
 def register(config: RegisterConfig, *, report: Path, registration: Path, **made: Path) -> dict[str, float]:
@@ -57,19 +77,29 @@ def register(config: RegisterConfig, *, report: Path, registration: Path, **made
     with open_registry(config.registry, config.storage) as registry:
         if catalogue:
             weights_url(registry)
-        version = registry.snapshot.find(config.name, digests["policy"])
-        is_new = False
-        if version is None:
-            version, is_new = _register(config, registry, report, made, digests, evidence)
+        known = registry.snapshot.find(config.name, digests["policy"])
+        registered = Registered(known, False) if known else _register(config, registry, report, made, digests, evidence)
+        version = registered.version
         _ensure_candidate(registry, version, evidence["verdict"])
         card = registry.snapshot.read(version["tag"], _CARD)
-        entry = entry_of(registry, version) if catalogue else None
+        entry = entry_of(registry, version) if catalogue and registered.has_tag else None
+    jsonl.write_json(registration / VERSION_FILE, version)
+    (registration / _CARD).write_text(card, encoding="utf-8")
+    if registered.pull_request:
+        (registration / _PULL_REQUEST).write_text(registered.pull_request, encoding="utf-8")
+        say("register", f"{config.registry} protects its branch: open a pull request from {_branch(version)}")
+        print(registered.pull_request, flush=True)
+    if not registered.has_tag:
+        raise ProposedError(
+            f"{config.registry}: accepts neither {version['tag']} nor a push to its branch; the version is on the "
+            f"branch {_branch(version)}, and registered once somebody has merged it and pushed the tag, as "
+            f"{_PULL_REQUEST} says"
+        )
+    is_new = registered.is_new
     say("register", f"{version['tag']} {'registered' if is_new else 'is already registered'} in {config.registry}")
     if catalogue and entry:
         announced = "announced" if catalogue.announce(entry) else "is already known"
         say("register", f"{version['tag']} {announced} to {config.model_registry}")
-    jsonl.write_json(registration / VERSION_FILE, version)
-    (registration / _CARD).write_text(card, encoding="utf-8")
     return {"registered": float(is_new), "gate_passed": float(verdict["passed"])}
 
 
@@ -89,8 +119,8 @@ def _register(
     made: Mapping[str, Path],
     digests: Mapping[str, str],
     evidence: Mapping[str, Any],
-) -> tuple[dict[str, Any], bool]:
-    """Return version.json of the version with these weights, and whether it is new; others may register as well."""
+) -> Registered:
+    """Register the policy as the next version, unless others register the same weights in the meantime."""
     stored = registry.store({folder: made[name] for name, folder in _FOLDERS.items()})
     for name, folder in _FOLDERS.items():
         require_stored(name, folder, stored.digests, digests[name])
@@ -104,14 +134,44 @@ def _register(
         version = registry.commit(version, {**files, **own}, stored, message)
         alias = candidate(registry.snapshot, config.name, version["tag"], _reason(evidence["verdict"]))
         tag = f"Register {version['tag']}\n\nBundle-Digest: {version['bundle_digest']}\n"
-        if registry.publish({version["tag"]: tag, **dict([alias])}):
-            return version, True
+        tags = {version["tag"]: tag, **dict([alias])}
+        try:
+            if registry.publish(tags):
+                return Registered(version, True)
+        except RefusedError as refused:
+            has_tag = registry.propose(_branch(version), list(tags))
+            if has_tag is None:
+                raise
+            return Registered(version, True, _pull_request(version, own[_CARD], str(refused), tags, has_tag), has_tag)
         say("register", f"{config.registry} has changed in the meantime; preparing {version['tag']} again on top of it")
         registry.catch_up()
         known = registry.snapshot.find(config.name, digests["policy"])
         if known:
-            return known, False
+            return Registered(known, False)
     raise RetryableError(f"{config.registry}: changed before each of {_ATTEMPTS} pushes; run the register stage again")
+
+
+def _branch(version: Mapping[str, Any]) -> str:
+    """The branch on which a version is proposed."""
+    return f"register/{version['tag']}"
+
+
+def _pull_request(version: Mapping[str, Any], card: str, refused: str, tags: Mapping[str, str], has_tag: bool) -> str:
+    """Return title and text of the pull request for a version, with the figures of its model card."""
+    figures = card[card.index("## Results") : card.index("## Fetch it")].rstrip()
+    text = f"Register {version['tag']}\n\nThe registry did not accept a push to its branch: {refused}.\n\n{figures}\n"
+    if has_tag:
+        return f"{text}\nThe version is registered already: its tag is there. This brings the branch up to date.\n"
+    commands = "\n".join(
+        f"git tag --annotate --cleanup=verbatim --message={shlex.quote(message)} {shlex.quote(tag)} "
+        f"origin/{_branch(version)}"
+        for tag, message in tags.items()
+    )
+    names = " ".join(map(shlex.quote, tags))
+    return (
+        f"{text}\nThe version is registered by its tags, which the registry did not accept either. Whoever may push "
+        f"them runs, after the merge:\n\n```bash\ngit fetch origin\n{commands}\ngit push origin {names}\n```\n"
+    )
 
 
 def _next_version(config: RegisterConfig, snapshot: Snapshot, policy_digest: str) -> dict[str, Any]:

@@ -41,6 +41,8 @@ _VIEW = "grpo-pipeline.view"
 """Git setting of registries made here: their working tree only shows the newest version and may be reset."""
 _REF_LOCKED = re.compile("cannot lock ref|failed to update ref|incorrect old value")
 """Git's message when two pushes collide on the server, and also when a lock there is stale."""
+_REFUSED = "[remote rejected]"
+"""What git says of a ref that the server has declined."""
 _PUSH_PAUSES_S = (0.2, 1.0, 5.0)
 """Pauses between pushes that collide with a lock on the server."""
 _README = """# Model registry
@@ -61,6 +63,10 @@ verify` reads every byte. With GTO and DVC alone: `gto show` and `dvc artifacts 
 v<version>`. A tag `<name>#<alias>#<count>` gives an alias, such as `champion`, to a version. The working tree is only a
 view of the newest version.
 """
+
+
+class RefusedError(PipelineError):
+    """The server of a registry does not accept a push to its branch: that is protected, or a hook has declined."""
 
 
 class Stored(NamedTuple):
@@ -156,11 +162,31 @@ class Registry:
         """Push the clone's commit and new tags on it, by their names with their messages: all of it or nothing.
 
         From then on the version is registered. Returns False if the registry has changed since it was read (see
-        `catch_up`); PipelineError if it refuses.
+        `catch_up`); RefusedError if it does not accept the push (see `propose`).
         """
         for tag, message in tags.items():
             self._tag(tag, "HEAD", message)
         return self._push(*tags, branch=f"refs/heads/{self._branch}")
+
+    def propose(self, branch: str, tags: Sequence[str]) -> bool | None:
+        """Push the clone's commit to a branch of its own, for a pull request, with tags of `publish` if they go along.
+
+        Returns whether the tags are there, and the version registered with them; None if the server refuses the branch,
+        or has it already with another version.
+        """
+        ref = f"refs/heads/{branch}"
+        for refs in ([f"refs/tags/{tag}" for tag in tags], []):
+            try:
+                self.clone.git("push", "--quiet", "--atomic", "origin", f"HEAD:{ref}", *refs)
+            except RetryableError:
+                raise
+            except PipelineError:
+                continue
+            return bool(refs)
+        if self.clone.try_git("fetch", "--quiet", "origin", ref) is None:
+            return None
+        here, there = (json.loads(self.clone.git("show", f"{each}:{VERSION_FILE}")) for each in ("HEAD", "FETCH_HEAD"))
+        return False if here["policy_digest"] == there["policy_digest"] else None
 
     def assign(self, tag: str, commit: str, message: str) -> bool:
         """Give an alias to a version by a new tag `<name>#<alias>#<count>` on its commit, and push that.
@@ -186,7 +212,8 @@ class Registry:
                     return False
                 is_locked, pause_s = _REF_LOCKED.search(str(error)), next(pauses, None)
                 if not is_locked or pause_s is None:
-                    kind = RetryableError if is_locked else type(error)
+                    is_refused = branch is not None and _REFUSED in str(error)
+                    kind = RetryableError if is_locked else RefusedError if is_refused else type(error)
                     raise kind(f"{self.location}: does not accept {tags[0]}: {error}") from None
                 time.sleep(pause_s)
             else:

@@ -1,5 +1,6 @@
 """A registry at a URL, to which others push at the same time: a real bare repository with hooks."""
 
+import os
 import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -9,7 +10,9 @@ import pytest
 from components.register import register as module
 from components.register import registry
 from components.register.config import RegisterConfig
+from components.register.register import ProposedError
 from components.register.registry import Registry, fetch
+from components.register.snapshot import read_registry
 from components.shared import jsonl, lineage
 from components.shared.errors import PipelineError, RetryableError
 from tests.register.registrations import command, git, make_config, make_policy, run_register, tags
@@ -27,6 +30,14 @@ REFUSE_BRANCHES = """#!/bin/sh
 case "$1" in refs/tags/*) exit 0 ;; esac
 echo "releases are frozen until Monday" >&2
 exit 1
+"""
+
+
+PROTECT_MAIN = """#!/bin/sh
+[ "$1" != refs/heads/main ] || { echo "main is protected" >&2; exit 1; }
+"""
+PROTECT_TAGS = """#!/bin/sh
+case "$1" in refs/heads/main|refs/tags/*) echo "main is protected, tags are" >&2; exit 1 ;; esac
 """
 
 
@@ -140,6 +151,57 @@ def test_stale_lock_on_the_server_is_retryable(
     with pytest.raises(RetryableError, match=r"does not accept grpo-policy@v0\.0\.1: .*main\.lock"):
         run_register(config_of(shared), make_policy(tmp_path / "policy"), passed, tmp_path / "out")
     assert tags(shared) == []
+
+
+@pytest.mark.parametrize("protects_tags", [False, True])
+def test_version_for_a_protected_branch_goes_to_a_branch_of_its_own(
+    passed: Path, shared: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], protects_tags: bool
+) -> None:
+    """With the text of a pull request; registered at once by its tag, or once somebody has pushed that as it says."""
+    set_hook(shared, "update", PROTECT_TAGS if protects_tags else PROTECT_MAIN)
+    policy, tag = make_policy(tmp_path / "policy"), "grpo-policy@v0.0.1"
+    if protects_tags:
+        with pytest.raises(
+            ProposedError, match=r"accepts neither grpo-policy@v0\.0\.1 nor a push to its branch"
+        ) as error:
+            run_register(config_of(shared), policy, passed, tmp_path / "out")
+        assert error.value.exit_code == 2
+    else:
+        run_register(config_of(shared), policy, passed, tmp_path / "out")
+    text = (tmp_path / "out/pull_request.md").read_text()
+    assert text.startswith(f"Register {tag}\n\nThe registry did not accept a push to its branch: ")
+    assert "main is protected" in text
+    assert "| words | 90 |" in text
+    assert text in capfd.readouterr().out
+    assert git(shared, "branch", "--format=%(refname:short)").split() == [f"register/{tag}"]
+    assert tags(shared) == ([] if protects_tags else [tag])
+    (shared / "hooks/update").unlink()
+    git(shared, "branch", "main", f"register/{tag}")
+    if protects_tags:
+        work = tmp_path / "maintainer"
+        git(tmp_path, "clone", "--quiet", str(shared), str(work))
+        commands = text.partition("```bash\n")[2].partition("```")[0]
+        identity = {"GIT_COMMITTER_NAME": "a", "GIT_COMMITTER_EMAIL": "b"}
+        subprocess.run(["bash", "-e", "-c", commands], cwd=work, env={**os.environ, **identity}, check=True)
+    fetch(f"file://{shared}", tag, tmp_path / "fetched")
+    assert lineage.digest(tmp_path / "fetched") == lineage.digest(policy)
+    with read_registry(f"file://{shared}") as snapshot:
+        assert snapshot.verify(snapshot.versions()).faults == []
+        assert snapshot.aliases() == {"grpo-policy@candidate": tag}
+    assert run_register(config_of(shared), policy, passed, tmp_path / "again")["tag"] == tag
+
+
+def test_second_attempt_at_a_protected_branch_finds_its_proposal(passed: Path, shared: Path, tmp_path: Path) -> None:
+    """And makes no other one; another policy is told that the number is taken."""
+    set_hook(shared, "update", PROTECT_TAGS)
+    policy = make_policy(tmp_path / "policy")
+    for name in ("one", "two"):
+        with pytest.raises(ProposedError):
+            run_register(config_of(shared), policy, passed, tmp_path / name)
+    assert len(git(shared, "log", "--all", "--format=%h").split()) == 1
+    with pytest.raises(PipelineError, match="main is protected") as error:
+        run_register(config_of(shared), make_policy(tmp_path / "other", b"others"), passed, tmp_path / "out")
+    assert not isinstance(error.value, ProposedError)
 
 
 @pytest.mark.parametrize("hook", ["pre-receive", "update"])
