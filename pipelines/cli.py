@@ -9,6 +9,7 @@ from typing import Any
 from components.shared.answer_policy import AnswerPolicy
 from components.shared.errors import PipelineError
 from pipelines.cluster.commands import PARAMS, add_commands
+from pipelines.models import add_models_commands
 
 COMPILED = Path(__file__).with_name("grpo_post_training.yaml")
 _CHECKOUT = Path(__file__).parents[1]
@@ -75,6 +76,7 @@ def parser() -> argparse.ArgumentParser:
     command.set_defaults(command=_fetch)
 
     _add_evaluate(commands)
+    add_models_commands(commands)
 
     command = commands.add_parser("grade", help="judge responses of any model, without running anything")
     command.add_argument("file", metavar="FILE", help="JSON lines with `gold` and `response`; - for standard input")

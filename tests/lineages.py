@@ -18,14 +18,21 @@ def made(
     code: str = value_digest("code"),
     digests: Mapping[str, str] | None = None,
     packages: Mapping[str, str] | None = None,
+    revision: Revision | None = None,
 ) -> Lineage:
-    """The lineage of what a stage makes; inputs have the digests of their names where `digests` has no other."""
+    """The lineage of what a stage makes; inputs have the digests of their names where `digests` has no other.
+
+    It has a run where packages or a revision are given.
+    """
     behind = inputs or {}
     known = {name: value_digest(name) for name in behind} | dict(digests or {})
     sources = {name: Input(digest=known[name], made_by=each and each.made_by) for name, each in behind.items()}
     work = Work(stage=stage, config=dict(config or {}), inputs=sources, code=code)
     others = [each for each in behind.values() if each]
-    return joined(work, others if packages is None else [*others, _with_run(work, environment(packages=packages))])
+    if packages is None and revision is None:
+        return joined(work, others)
+    ran_in = environment() if packages is None else environment(packages=packages)
+    return joined(work, [*others, _with_run(work, ran_in, revision or Revision(commit="c0ffee" + 34 * "0"))])
 
 
 def environment(**changed: Any) -> Environment:
@@ -46,9 +53,8 @@ def environment(**changed: Any) -> Environment:
     return Environment.model_validate({**values, **changed})
 
 
-def _with_run(work: Work, ran_in: Environment) -> Lineage:
-    """The lineage of a stage that read nothing, as it ran in an environment."""
-    revision = Revision(commit="c0ffee" + 34 * "0")
+def _with_run(work: Work, ran_in: Environment, revision: Revision) -> Lineage:
+    """The lineage of a stage that read nothing, as it ran in an environment with some code."""
     key, place, state = (value_digest(each.model_dump(mode="json")) for each in (work, ran_in, revision))
     run = Run(
         of=key,

@@ -173,7 +173,7 @@ class Findings:
 
 def find(config: ReportConfig, folders: Mapping[str, Path]) -> Findings:
     """Read the inputs of the report stage, by their names in the graph, and decide the gate."""
-    evaluations = {model: _read_evaluation(folders["evaluation"] / model) for model in MODELS}
+    evaluations = {model: read_evaluation(folders["evaluation"] / model) for model in MODELS}
     _check_comparable(evaluations["base"], evaluations["sft"])
     _check_comparable(evaluations["sft"], evaluations["grpo"])
     answers = evaluations["grpo"].greedy
@@ -228,7 +228,7 @@ def end_of_training(steps: Sequence[Mapping[str, Any]]) -> dict[str, float | Non
     return {figure: fmean(measured) if measured else None for figure, measured in values.items()}
 
 
-def _read_evaluation(folder: Path) -> Evaluation:
+def read_evaluation(folder: Path) -> Evaluation:
     """Return an evaluation; PipelineError unless the records, which the gate counts, agree with the scores shown."""
     path = folder / "records.jsonl"
     greedy: dict[str, Record] = {}

@@ -158,9 +158,14 @@ def current_environment() -> Environment:
         variables={
             name: value.encode(errors="replace").decode()
             for name, value in sorted(os.environ.items())
-            if _VARIABLE.fullmatch(name) and not _SECRET.search(name)
+            if is_numerical(name)
         },
     )
+
+
+def is_numerical(variable: str) -> bool:
+    """Tell whether an environment variable is one of numerical libraries, as an environment records them."""
+    return _VARIABLE.fullmatch(variable) is not None and _SECRET.search(variable) is None
 
 
 def _packages() -> Iterator[tuple[str, str]]:

@@ -180,8 +180,8 @@ class Lineage(_Record):
     @property
     def seeds(self) -> dict[str, int]:
         """Every seed in the configs, by stage and key."""
-        flat = (item for work in self.works for item in _flat(work.stage, work.config))
-        return {name: int(value) for name, value in flat if name.endswith((".seed", "_seed")) and value.isdecimal()}
+        items = (item for work in self.works for item in flat(work.stage, work.config))
+        return {name: int(value) for name, value in items if name.endswith((".seed", "_seed")) and value.isdecimal()}
 
     def contains(self, other: "Lineage") -> bool:
         """Tell whether every record of another lineage is in this one."""
@@ -299,7 +299,7 @@ def differences(stage: str, before: Fingerprint | None, now: Fingerprint) -> str
     """Return how two fingerprints differ, for people: keys with both values, inputs, files of code."""
     if before is None:
         return "its fingerprint is unknown"
-    old, new = dict(_flat(stage, before["config"])), dict(_flat(stage, now["config"]))
+    old, new = dict(flat(stage, before["config"])), dict(flat(stage, now["config"]))
     keys = [name for name in {**old, **new} if old.get(name) != new.get(name)]
     parts = [f"{name}: {old.get(name, '(none)')} -> {new.get(name, '(none)')}" for name in keys]
     parts += [f"the input `{name}`" for name in _unequal(before["inputs"], now["inputs"])]
@@ -310,11 +310,11 @@ def differences(stage: str, before: Fingerprint | None, now: Fingerprint) -> str
     return "; ".join(parts)
 
 
-def _flat(name: str, value: Any) -> Iterator[tuple[str, str]]:
-    """Each value of a config, as JSON, with its path."""
+def flat(name: str, value: Any) -> Iterator[tuple[str, str]]:
+    """Yield each value of a config, as JSON, with its path; `name` is that of the config."""
     if isinstance(value, dict) and value:
         for key, each in value.items():
-            yield from _flat(f"{name}.{key}", each)
+            yield from flat(f"{name}.{key}", each)
     else:
         yield name, json.dumps(value, ensure_ascii=False)
 

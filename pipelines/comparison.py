@@ -1,0 +1,155 @@
+"""Two registered versions side by side: what each was made from, and how often each is right on the same problems."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from components.register.snapshot import Snapshot, Version
+from components.report.findings import Evaluation, Pair, outcomes_of, read_evaluation
+from components.report.gate import Outcome
+from components.shared.errors import PipelineError
+from components.shared.execution import environment_differences
+from components.shared.lineage import FILE_NAME, Lineage, flat, parse
+from components.shared.statistics import mcnemar_p, paired_gain_interval, score
+
+EVALUATION = "evaluation/grpo"
+"""Folder of a version with the records of its policy."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What git has of a version beside the pointers to its weights."""
+
+    version: Version
+    aliases: tuple[str, ...]
+    registration: dict[str, Any]
+    """The content of version.json."""
+    verdict: dict[str, Any]
+    summary: dict[str, Any]
+    lineage_file: Any
+
+    @cached_property
+    def made_by(self) -> Lineage:
+        """What the version was made from; PipelineError where an older release has registered it."""
+        return parse(self.lineage_file, name=f"{self.version.tag}: {FILE_NAME}")
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """Every value of every stage's config, as JSON, by its key in a params file."""
+        return {key: value for work in self.made_by.works for key, value in flat(work.stage, work.config)}
+
+    @property
+    def data(self) -> dict[str, str]:
+        """What the version was made from beside the code, by name: digests, or the commit at a hub."""
+        materials = {name: each for work in self.made_by.works for name, each in work.materials.items()}
+        named = {name: each.sha256 or each.commit or "unknown" for name, each in materials.items()}
+        problems = (work.inputs["problems"].digest for work in self.made_by.works if "problems" in work.inputs)
+        return {"problems": next(problems, "unknown"), **named}
+
+
+def facts_of(snapshot: Snapshot, version: Version) -> Facts:
+    """Return what a version's files in git say; they are not verified."""
+    aliases = (alias.partition("@")[2] for alias, tag in snapshot.aliases().items() if tag == version.tag)
+    registration, verdict, summary, made_by = (
+        json.loads(snapshot.read(version.tag, f"{name}.json")) for name in ("version", "verdict", "summary", "lineage")
+    )
+    return Facts(version, tuple(sorted(aliases)), registration, verdict, summary, made_by)
+
+
+def evaluations_of(snapshot: Snapshot, *versions: Version) -> list[Evaluation]:
+    """Return the evaluations of the policies of versions; their files are verified."""
+    with TemporaryDirectory(prefix="grpo-pipeline-records-") as scratch:
+        folders = [Path(scratch) / version.version / version.name for version in versions]
+        for version, folder in zip(versions, folders, strict=True):
+            snapshot.get(version.tag, [EVALUATION], folder)
+        return [read_evaluation(folder / EVALUATION) for folder in folders]
+
+
+def outcomes(first: Evaluation, second: Evaluation) -> dict[str, Outcome]:
+    """Return how two policies answered the same problems; PipelineError where they answered others."""
+    one, other = ({(each.id, each.question, each.answer) for each in each.greedy.values()} for each in (first, second))
+    if one != other:
+        raise PipelineError(
+            f"answers to different problems cannot be compared: one has {len(one):,} problems, the other "
+            f"{len(other):,}, and {len(one & other):,} are in both"
+        )
+    return outcomes_of([Pair(record, second.greedy[record.id]) for record in first.greedy.values()])
+
+
+def how_to_compare(first: Facts, second: Facts, registry: str) -> str:
+    """Return the commands that evaluate the policy of one version on the problems of another one."""
+    tag, tokens = second.version.tag, second.settings.get("evaluate.max_new_tokens", "N")
+    return (
+        f"grpo-pipeline models get {tag} {tag} --registry {registry} && grpo-pipeline evaluate {first.version.tag} "
+        f"--registry {registry} --protocol pipeline --data {tag}/problems --max-new-tokens {tokens} --output FOLDER"
+    )
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How two versions differ: lines for people by subject, nothing where they do not, and figures by source."""
+
+    settings: list[str]
+    data: list[str]
+    code: list[str]
+    environment: list[str]
+    accuracies: list[dict[str, Any]]
+    """Per source: both scores, the gain of the second, its 95 % interval and one-sided p-value."""
+    incomparable: str | None
+    """Why there are no accuracies, where they are not on the same problems."""
+
+
+def compare(snapshot: Snapshot, first: Facts, second: Facts) -> Comparison:
+    """Return how two versions differ."""
+    accuracies, incomparable = [], None
+    one, other = evaluations_of(snapshot, first.version, second.version)
+    try:
+        accuracies = [_accuracy(*each) for each in outcomes(one, other).items()]
+    except PipelineError as error:
+        incomparable = f"{error}; to compare them: {how_to_compare(first, second, snapshot.location)}"
+    return Comparison(
+        settings=list(_changes(first.settings, second.settings)),
+        data=list(_changes(first.data, second.data)),
+        code=list(_code(first.made_by, second.made_by)),
+        environment=_environments(first.made_by, second.made_by),
+        accuracies=accuracies,
+        incomparable=incomparable,
+    )
+
+
+def _accuracy(source: str, outcome: Outcome) -> dict[str, Any]:
+    counts = outcome.counts
+    return {
+        "source": source,
+        "first": score(counts.both + counts.only_first, counts.total),
+        "second": score(counts.both + counts.only_second, counts.total),
+        "gain": counts.gain,
+        "gain_interval": list(paired_gain_interval(counts)),
+        "only_first_right": counts.only_first,
+        "only_second_right": counts.only_second,
+        "p_value": mcnemar_p(counts),
+    }
+
+
+def _changes(first: Mapping[str, str], second: Mapping[str, str]) -> Iterator[str]:
+    for key in {**first, **second}:
+        before, after = (values.get(key, "(none)") for values in (first, second))
+        if before != after:
+            yield f"{key}: {before} -> {after}"
+
+
+def _code(first: Lineage, second: Lineage) -> Iterator[str]:
+    one, other = (made_by.revision("train_grpo") for made_by in (first, second))
+    if one != other:
+        yield f"commit: {one} -> {other}"
+    if first.work.code != second.work.code:
+        yield f"digest: {first.work.code[:12]} -> {second.work.code[:12]}"
+
+
+def _environments(first: Lineage, second: Lineage) -> list[str]:
+    one, other = (made_by.environment("train_grpo") for made_by in (first, second))
+    return environment_differences(one, other) if one and other else []

@@ -1,0 +1,171 @@
+"""Promotion and rollback: what is checked before the champion changes, and what is recorded of it."""
+
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+from components.register.aliases import CHAMPION, Action, Change, before, change_alias, next_count, person
+from components.register.registry import POLICY
+from components.register.snapshot import Snapshot, Version, read_registry
+from components.report.findings import Evaluation, read_evaluation
+from components.report.gate import Claim
+from components.report.gate import compare as compare_outcomes
+from components.shared import jsonl, lineage
+from components.shared.errors import PipelineError, RetryableError
+from pipelines.comparison import EVALUATION, Facts, evaluations_of, facts_of, how_to_compare, outcomes
+from pipelines.serving import check_served
+
+_PROBES = f"{EVALUATION}/probes.json"
+
+
+class Check(NamedTuple):
+    """One condition of a promotion."""
+
+    name: str
+    passed: bool
+    line: str
+
+
+def promote(
+    location: str,
+    spec: str,
+    *,
+    alias: str,
+    reason: str,
+    force: bool,
+    evaluation: Path | None,
+    show: Callable[[str, str], None],
+) -> Change | None:
+    """Give an alias to a version of a registry; return the change, or None where the version has the alias already.
+
+    The version has to be undamaged. A champion has to have passed the gate, to be no worse than the champion before it,
+    and to answer through vLLM as in its evaluation; with `force` what fails of that is recorded with the change.
+
+    Args:
+        location: Folder or URL of the registry.
+        spec: The version.
+        alias: Such as `champion`.
+        reason: For the audit trail.
+        force: Whether to promote although a check fails.
+        evaluation: Folder with an evaluation of the champion on the version's problems; None for the champion's own.
+        show: Takes the name and the outcome of each check as soon as it is known.
+
+    Raises:
+        PipelineError: The version is damaged, or fails a check; or the alias has been given to another one meanwhile.
+    """
+    with read_registry(location) as snapshot:
+        version = snapshot.version(spec)
+        count, current = next_count(snapshot, version.name, alias), snapshot.aliases().get(f"{version.name}@{alias}")
+        if current == version.tag:
+            return None
+        recorded = {"Verified": _verified(snapshot, version)}
+        show("Verified", recorded["Verified"])
+        failed = []
+        checks = _checks(snapshot, facts_of(snapshot, version), current, evaluation) if alias == CHAMPION else ()
+        for check in checks:
+            show(check.name, check.line if check.passed else f"FAILED: {check.line}")
+            if not check.passed:
+                failed.append(check.line)
+                if not force:
+                    break
+            recorded[check.name] = check.line
+    if failed and not force:
+        raise PipelineError(f"{version.tag} is not promoted: {failed[0]}; --force promotes it all the same, on record")
+    if failed:
+        recorded["Forced"] = "; ".join(failed)
+    if current:
+        recorded["Before"] = current
+    return _change(location, version, "promote", alias, count, reason, recorded)
+
+
+def roll_back(location: str, name: str | None, *, reason: str, show: Callable[[str, str], None]) -> Change:
+    """Make the champion of a model the version that was it before; without a name, of the only model there is.
+
+    PipelineError where there is none before it, or it is damaged.
+    """
+    with read_registry(location) as snapshot:
+        name = name or _only_name(snapshot)
+        current = snapshot.aliases().get(f"{name}@{CHAMPION}")
+        tag = before(snapshot, name, CHAMPION)
+        if current is None or tag is None:
+            raise PipelineError(f"{location}: {name} has no champion before {current or 'the first'} to go back to")
+        version, count = snapshot.version(tag), next_count(snapshot, name, CHAMPION)
+        recorded = {"Before": current, "Verified": _verified(snapshot, version)}
+        show("Verified", recorded["Verified"])
+    return _change(location, version, "rollback", CHAMPION, count, reason, recorded)
+
+
+def _change(
+    location: str, version: Version, action: Action, alias: str, count: int, reason: str, facts: dict[str, str]
+) -> Change:
+    change = Change(action, version.tag, alias, count, datetime.now(UTC), person(), reason, facts)
+    change_alias(location, version, change)
+    return change
+
+
+def _only_name(snapshot: Snapshot) -> str:
+    names = sorted({version.name for version in snapshot.versions()})
+    if len(names) != 1:
+        raise PipelineError(f"{snapshot.location}: has versions of {', '.join(names) or 'no model'}; name one of them")
+    return names[0]
+
+
+def _verified(snapshot: Snapshot, version: Version) -> str:
+    read = snapshot.verify([version])
+    if read.faults:
+        raise PipelineError("\n".join([f"{version.tag} is damaged, and nothing was changed", *read.faults]))
+    return f"{read.num_files} files, {read.num_bytes:,} bytes, as registered"
+
+
+def _checks(snapshot: Snapshot, facts: Facts, champion: str | None, evaluation: Path | None) -> Iterator[Check]:
+    """Yield what is asked of a champion, the longest last."""
+    verdict = facts.verdict
+    yield Check(
+        "Gate", verdict["passed"], "passed" if verdict["passed"] else "missed: " + "; ".join(verdict["reasons"])
+    )
+    if champion:
+        yield _compared(snapshot, facts, facts_of(snapshot, snapshot.version(champion)), evaluation)
+    yield _served(snapshot, facts.version)
+
+
+def _compared(snapshot: Snapshot, facts: Facts, champion: Facts, evaluation: Path | None) -> Check:
+    """Whether a version is not worse than the champion: by the gate's margin and level, on every source."""
+    gate, tag = facts.verdict["gate"], champion.version.tag
+    try:
+        if evaluation:
+            before, (after,) = _evaluation_of(champion, evaluation), evaluations_of(snapshot, facts.version)
+        else:
+            before, after = evaluations_of(snapshot, champion.version, facts.version)
+        counted = outcomes(before, after)
+    except RetryableError:
+        raise
+    except PipelineError as error:
+        commands = how_to_compare(champion, facts, snapshot.location)
+        return Check("Comparison", False, f"{error}; {commands}; then add --champion-evaluation FOLDER/pipeline")
+    parts = compare_outcomes(counted, Claim((), None, gate["margin"], gate["max_p_value"]), first="champion")
+    worse = [part for part in parts if not part["passed"]]
+    return Check("Comparison", not worse, f"with {tag}: " + "; ".join(part["reason"] for part in worse or parts))
+
+
+def _evaluation_of(champion: Facts, folder: Path) -> Evaluation:
+    """The evaluation in a folder; PipelineError unless it is one of the champion's policy."""
+    made_by = lineage.read(folder)
+    model = made_by.work.inputs.get("model") if made_by else None
+    if model is None or model.digest != champion.registration["policy_digest"]:
+        raise PipelineError(f"{folder}: is no evaluation of {champion.version.tag}")
+    return read_evaluation(folder)
+
+
+def _served(snapshot: Snapshot, version: Version) -> Check:
+    with TemporaryDirectory(prefix="grpo-pipeline-promotion-") as scratch:
+        folder = Path(scratch)
+        try:
+            snapshot.get(version.tag, [POLICY, _PROBES], folder)
+            served = check_served(folder / POLICY, jsonl.read_json(folder / _PROBES))
+        except RetryableError:
+            raise
+        except PipelineError as error:
+            return Check("Serving", False, str(error))
+    return Check("Serving", True, str(served))

@@ -1,0 +1,233 @@
+"""The command `grpo-pipeline reproduce`: make a registered version again, and compare every artifact with what it was.
+
+Everything comes from the version's lineage: the code at its commit with the changes that were not committed, the raw
+files and models by their digests or commits, the settings of every stage, and the variables of numerical libraries.
+"""
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from components.register.snapshot import read_registry
+from components.shared import lineage
+from components.shared.environment import WORK_VARIABLE
+from components.shared.errors import PipelineError
+from components.shared.execution import Environment, environment_differences, is_numerical
+from components.shared.lineage import Lineage, Material
+from components.shared.versioning import Workspace
+from pipelines.comparison import facts_of
+
+_CHECKOUT = Path(__file__).parents[1]
+_MACHINE_VARIABLES = ("CUDA_VISIBLE_DEVICES", "NVIDIA_", "LD_PRELOAD", "NCCL_")
+"""Beginnings of recorded variables that say where a machine has what, not how it computes."""
+_RUN = "import sys; from pipelines.cli import main; sys.exit(main())"
+_DIGEST = "from components.shared.lineage import code_digest; print(code_digest())"
+_RUN_FOLDER = "run"
+DIFFERENT = 5
+"""Exit code of a reproduction with other bytes."""
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """An output of a stage that another stage has read."""
+
+    stage: str
+    name: str
+    digest: str
+
+
+def reproduce(location: str, spec: str, into: Path | None) -> int:
+    """Make a version again in the folder `into`, print how each artifact compares, and return the exit code.
+
+    Raises:
+        PipelineError: Code, data or a model that it was made from is not to be found, or the run failed.
+    """
+    with read_registry(location) as snapshot:
+        facts = facts_of(snapshot, snapshot.version(spec))
+    folder = (into or Path("outputs/reproductions") / facts.version.tag).resolve()
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise PipelineError(f"{folder}: is not empty; choose a new folder with --into")
+    run = folder / _RUN_FOLDER
+    run.mkdir(parents=True)
+    made_by = facts.made_by
+    code = check_out_code(made_by, folder / "code")
+    variables = {**_variables(made_by.environment("train_grpo")), "PYTHONPATH": f"{run}{os.pathsep}{code}"}
+    for name, material in sorted(_materials(made_by).items()):
+        variables |= provide(name, material, made_by, folder)
+    write_params(made_by, run / "params.yaml", folder)
+    print(f"running the graph of {facts.version.tag} in {run}", flush=True)
+    subprocess.run([sys.executable, "-P", "-c", _RUN, "run"], cwd=run, env=variables, check=False)
+    reports = sorted(run.glob("outputs/latest/artifacts/**/report/report"))
+    again = lineage.read(reports[-1]) if reports else None
+    if again is None:
+        raise PipelineError(f"{run}: the run did not get as far as its report; correct what it says, and try again")
+    return show(facts.version.tag, made_by, again)
+
+
+def check_out_code(made_by: Lineage, folder: Path) -> Path:
+    """Return a folder with the code that made a version: this checkout, or a git worktree in `folder`.
+
+    PipelineError where its commit is not in this repository, or its uncommitted changes were not recorded.
+    """
+    codes = {work.code for work in made_by.works}
+    if len(codes) > 1:
+        raise PipelineError("its stages were run with different code; run the graph in one go, and register that")
+    (code,) = codes
+    if lineage.code_digest() == code:
+        print(f"code      this checkout, digest {code[:12]}")
+        return _CHECKOUT
+    revision, git = made_by.revision("train_grpo"), Workspace(_CHECKOUT, _CHECKOUT)
+    if revision is None or revision.commit is None:
+        raise PipelineError(f"the code with digest {code[:12]} came from no commit, and this checkout has other code")
+    if git.try_git("cat-file", "-e", f"{revision.commit}^{{commit}}") is None:
+        raise PipelineError(f"this repository lacks commit {revision.commit}, which the code was at; fetch it with git")
+    git.git("worktree", "prune")
+    git.git("worktree", "add", "--quiet", "--detach", str(folder), revision.commit)
+    if revision.patch:
+        patch = folder.with_name("uncommitted.patch")
+        patch.write_text(revision.patch, encoding="utf-8")
+        Workspace(folder, folder).git("apply", "--whitespace=nowarn", str(patch))
+    elif revision.patch_digest:
+        raise PipelineError(f"the changes on top of commit {revision.commit} were too long to be recorded with it")
+    python = [sys.executable, "-P", "-c", _DIGEST]
+    checked_out = subprocess.run(
+        python, cwd=folder, env={**os.environ, "PYTHONPATH": str(folder)}, capture_output=True, text=True, check=True
+    )
+    if checked_out.stdout.strip() != code:
+        raise PipelineError(f"{folder}: {revision} has code with another digest than {code[:12]}, which was recorded")
+    print(f"code      {revision}, digest {code[:12]}, in {folder}")
+    return folder
+
+
+def _variables(environment: Environment | None) -> dict[str, str]:
+    """The variables of a process that runs the graph: numerical libraries as recorded, everything else as here."""
+    others = {name: value for name, value in os.environ.items() if not is_numerical(name) and name != WORK_VARIABLE}
+    here = {name: value for name, value in os.environ.items() if name.startswith(_MACHINE_VARIABLES)}
+    recorded = environment.variables if environment else {}
+    return {**recorded, **others, **here}
+
+
+def _materials(made_by: Lineage) -> dict[str, Material]:
+    return {name: material for work in made_by.works for name, material in work.materials.items()}
+
+
+def provide(name: str, material: Material, made_by: Lineage, folder: Path) -> dict[str, str]:
+    """Put a raw file or a model where a run in `folder` looks for it; return the variables that lead there.
+
+    PipelineError where this checkout, its DVC remote and the hub do not have the recorded content.
+    """
+    if material.repository and material.sha256 is None:
+        print(f"model     {name} at commit {material.commit}")
+        return _pin_hub(name, material.commit, folder / "hub")
+    if material.repository:  # prepare_data fetches them at their commit
+        print(f"data      {name} from {material.repository} at {material.commit}")
+        return {}
+    module, is_function, _ = name.partition(":")
+    path = Path(f"{module.replace('.', '/')}.py") if is_function else Path(name)
+    source = path if path.is_absolute() else _CHECKOUT / path
+    if not _has(source, material) and not path.is_absolute():
+        source = _from_dvc(path, made_by, folder) or source
+    if not _has(source, material):
+        raise PipelineError(
+            f"{name}: the content that the version was made from, SHA-256 {material.sha256}, is neither at {source} "
+            "nor in the DVC remote of this checkout; put it there"
+        )
+    if not path.is_absolute():
+        target = folder / _RUN_FOLDER / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.symlink_to(source)
+        if material.dvc_md5:  # the manifest of the problems names it
+            pointer = {"outs": [{"md5": material.dvc_md5, "path": path.name}]}
+            target.with_name(f"{path.name}.dvc").write_text(yaml.safe_dump(pointer), encoding="utf-8")
+    print(f"data      {name}, SHA-256 {(material.sha256 or '')[:12]}, from {source}")
+    return {}
+
+
+def _has(path: Path, material: Material) -> bool:
+    return path.exists() and lineage.digest(path) == material.sha256
+
+
+def _from_dvc(path: Path, made_by: Lineage, folder: Path) -> Path | None:
+    """Fetch a raw file that DVC tracks, as it was at the commit of the version; None where it cannot be had."""
+    revision = made_by.revision("prepare_data")
+    target = folder / "data" / path
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        rev = (revision and revision.commit) or "HEAD"
+        Workspace(_CHECKOUT, folder).dvc_get(str(_CHECKOUT), path.as_posix(), rev, target)
+    except PipelineError:
+        return None
+    return target
+
+
+def _pin_hub(name: str, commit: str | None, hub: Path) -> dict[str, str]:
+    """Make a cache of the hub in which `main` of a model is that commit; return the variables that make it used."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.file_download import repo_folder_name
+
+    try:
+        snapshot = Path(snapshot_download(name, revision=commit))
+    except Exception as error:  # of the network, the hub or its client, which raises errors of many kinds
+        reason = str(error).strip().split("\n", 1)[0]
+        raise PipelineError(f"{name} at commit {commit}: cannot be fetched from the hub ({reason})") from None
+    model = hub / repo_folder_name(repo_id=name, repo_type="model")
+    (model / "refs").mkdir(parents=True)
+    (model / "refs" / "main").write_text(str(commit), encoding="utf-8")
+    (model / "snapshots").mkdir()
+    (model / "snapshots" / str(commit)).symlink_to(snapshot)
+    return {"HF_HUB_CACHE": str(hub), "HF_HUB_OFFLINE": "1"}
+
+
+def write_params(made_by: Lineage, path: Path, folder: Path) -> None:
+    """Write the settings of every stage of a version as a params file, with a registry of its own in the folder."""
+    sections: dict[str, Any] = {work.stage: work.config for work in made_by.works}
+    sections["register"] = {"registry": str(folder / "registry"), "name": "reproduced"}
+    path.write_text(yaml.safe_dump(sections, sort_keys=False, allow_unicode=True), encoding="utf-8")
+
+
+def artifacts(made_by: Lineage) -> list[Artifact]:
+    """Return the outputs that stages have read, in the order in which they were made, each once."""
+    found: dict[Artifact, None] = {}
+    for maker in made_by.works:
+        for reader in made_by.works:
+            for name, each in sorted(reader.inputs.items()):
+                if made_by.maker(each) is maker:
+                    found[Artifact(maker.stage, _OUTPUTS.get((reader.stage, name), name), each.digest)] = None
+    return list(found)
+
+
+_OUTPUTS = {("report", "sft_training"): "training", ("report", "grpo_training"): "training"}
+"""Names of outputs that the stage which reads them knows by another one."""
+
+
+def show(tag: str, recorded: Lineage, again: Lineage) -> int:
+    """Print how the artifacts of a version compare with those of a run that made them again; return the exit code."""
+    digests = {(each.stage, each.name): each.digest for each in artifacts(again)}
+    compared = [(each, digests.get((each.stage, each.name))) for each in artifacts(recorded)]
+    for each, digest in compared:
+        word = "equal" if digest == each.digest else f"DIFFERENT: {str(digest)[:12]}"
+        print(f"{each.stage}/{each.name}: {each.digest[:12]} {word}")
+    first = next((each for each, digest in compared if digest != each.digest), None)
+    if first is None:
+        print(f"reproduced: all {len(compared)} artifacts of {tag} have equal bytes")
+        return 0
+    cause = _cause(first.stage, recorded, again)
+    print(f"not reproduced: {first.stage} is the first stage of {tag} with other bytes; {cause}")
+    return DIFFERENT
+
+
+def _cause(stage: str, recorded: Lineage, again: Lineage) -> str:
+    """How the software or hardware of a stage differs from what was recorded."""
+    before, after = (made_by.environment(stage) for made_by in (recorded, again))
+    runs = [made_by.run(stage) for made_by in (recorded, again)]
+    lines = environment_differences(before, after) if before and after else []
+    if runs[0] and runs[1] and runs[0].threads != runs[1].threads:
+        lines.append(f"threads: {runs[0].threads} -> {runs[1].threads}")
+    if not lines:
+        return "software and hardware are as recorded, so something in it is not deterministic"
+    return "what differs: " + "; ".join(lines)

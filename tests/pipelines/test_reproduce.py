@@ -1,0 +1,156 @@
+"""Making a version again: what is checked out, and what is said of the bytes that come of it."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from components.preflight.config import STAGES, load_params
+from components.shared import lineage
+from components.shared.errors import PipelineError
+from components.shared.execution import Revision
+from components.shared.lineage import Lineage, Material
+from pipelines import reproduce
+from tests.lineages import made
+from tests.pipelines.project import FinishedRun, copy_project
+from tests.presets import ROOT
+
+MODEL, COMMIT, NEWER = "someone/model", "a" * 40, "b" * 40
+
+
+def graph(*, policy: str = "policy", torch: str = "2.13.0") -> Lineage:
+    """The lineage of a report, whose training made this policy with this version of torch."""
+    digests = {"policy": lineage.value_digest(policy)}
+    problems = made("prepare_data", {"seed": 1}, {})
+    reference = made("train_sft", {"model": {"base": "scratch:tiny"}}, {"problems": problems})
+    inputs = {"problems": problems, "reference": reference}
+    trained = made("train_grpo", {"num_steps": 3}, inputs, packages={"torch": torch})
+    evaluation = made("evaluate", {"seed": 1}, {**inputs, "policy": trained}, digests=digests)
+    others = {"evaluation": evaluation, "sft_training": reference, "grpo_training": trained}
+    return made("report", {}, others, digests={"evaluation": lineage.value_digest(policy)})
+
+
+def test_equal_artifacts_are_a_reproduction(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each that a stage has read is compared once, under the name of the output that it is."""
+    assert reproduce.show("grpo-policy@v0.0.1", graph(), graph()) == 0
+    *lines, last = capsys.readouterr().out.splitlines()
+    assert sorted(line.partition(":")[0] for line in lines) == [
+        "evaluate/evaluation",
+        "prepare_data/problems",
+        "train_grpo/policy",
+        "train_grpo/training",
+        "train_sft/reference",
+        "train_sft/training",
+    ]
+    assert last == "reproduced: all 6 artifacts of grpo-policy@v0.0.1 have equal bytes"
+
+
+def test_first_stage_with_other_bytes_is_named_with_what_differs(capsys: pytest.CaptureFixture[str]) -> None:
+    """Not the stages after it, whose inputs were others."""
+    again = graph(policy="another", torch="2.12.0")
+    assert reproduce.show("grpo-policy@v0.0.1", graph(), again) == reproduce.DIFFERENT
+    *lines, last = capsys.readouterr().out.splitlines()
+    assert sum("DIFFERENT" in line for line in lines) == 2
+    assert "train_grpo is the first stage of grpo-policy@v0.0.1 with other bytes" in last
+    assert "torch 2.13.0 -> 2.12.0" in last
+
+
+def test_params_come_back_from_a_lineage(tmp_path: Path) -> None:
+    """Every setting of every stage; the registry is one of its own."""
+    params = load_params(ROOT / "params/smoke.yaml")
+    sections = params.model_dump(mode="json")
+    made_by = made("prepare_data", sections["prepare_data"], {})
+    for stage in STAGES[1:-1]:
+        made_by = made(stage, sections[stage], {"input": made_by})
+    reproduce.write_params(made_by, tmp_path / "params.yaml", tmp_path)
+    again = load_params(tmp_path / "params.yaml")
+    assert again.model_copy(update={"register": params.register}) == params
+    assert again.register.registry == str(tmp_path / "registry")
+
+
+def test_code_comes_back_with_its_uncommitted_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At its commit, in a worktree of its own, where the checkout has gone on since."""
+    checkout = copy_project(tmp_path / "checkout").folder
+    _git(checkout, "add", "--all")
+    _git(checkout, "commit", "--quiet", "-m", "First")
+    commit = _git(checkout, "rev-parse", "HEAD").strip()
+    with (checkout / "components/shared/progress.py").open("a") as file:
+        file.write("# not committed\n")
+    digest, patch = _code_digest(checkout), _git(checkout, "diff", "HEAD")
+    _git(checkout, "commit", "--quiet", "--all", "-m", "Second")
+    with (checkout / "components/shared/errors.py").open("a") as file:
+        file.write("# later\n")
+    revision = Revision(commit=commit, patch_digest=lineage.value_digest(patch), patch=patch)
+    monkeypatch.setattr(reproduce, "_CHECKOUT", checkout)
+    folder = reproduce.check_out_code(_made_with(digest, revision), tmp_path / "code")
+    assert folder == tmp_path / "code"
+    assert _code_digest(folder) == digest
+    with pytest.raises(PipelineError, match="has code with another digest than 000000000000"):
+        reproduce.check_out_code(_made_with("0" * 64, revision), tmp_path / "other")
+    with pytest.raises(PipelineError, match="were too long to be recorded"):
+        reproduce.check_out_code(_made_with(digest, revision.model_copy(update={"patch": None})), tmp_path / "long")
+    with pytest.raises(PipelineError, match="this repository lacks commit 12345"):
+        reproduce.check_out_code(_made_with(digest, Revision(commit="12345")), tmp_path / "none")
+
+
+def test_raw_files_have_to_be_those_of_the_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file with other content is not taken; the right one is there with the pointer that named it."""
+    monkeypatch.setattr(reproduce, "_CHECKOUT", tmp_path / "checkout")
+    raw = tmp_path / "checkout/data/raw.jsonl"
+    raw.parent.mkdir(parents=True)
+    raw.write_text("{}\n")
+    material = Material(sha256=lineage.file_digest(raw), dvc_md5="0" * 32)
+    reproduce.provide("data/raw.jsonl", material, graph(), tmp_path)
+    assert (tmp_path / "run/data/raw.jsonl").read_text() == "{}\n"
+    assert "md5: '00000000" in (tmp_path / "run/data/raw.jsonl.dvc").read_text()
+    raw.write_text("{} \n")
+    with pytest.raises(PipelineError, match=r"data/raw\.jsonl: the content .* SHA-256 ca3d163b.* is neither at"):
+        reproduce.provide("data/raw.jsonl", material, graph(), tmp_path / "again")
+
+
+def test_models_of_the_hub_are_read_at_their_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By their plain name, and although `main` has moved on."""
+    folder = tmp_path / "cache/models--someone--model"
+    for commit, size in ((COMMIT, 1), (NEWER, 2)):
+        (folder / "snapshots" / commit).mkdir(parents=True)
+        config = {"model_type": "qwen3", "num_hidden_layers": size}
+        (folder / "snapshots" / commit / "config.json").write_text(json.dumps(config))
+    (folder / "refs").mkdir()
+    (folder / "refs/main").write_text(NEWER)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    variables = reproduce.provide(MODEL, Material(repository=MODEL, commit=COMMIT), graph(), tmp_path)
+    code = f"from transformers import AutoConfig; print(AutoConfig.from_pretrained('{MODEL}').num_hidden_layers)"
+    command, environment = [sys.executable, "-c", code], {**os.environ, **variables}
+    assert subprocess.run(command, env=environment, check=True, capture_output=True).stdout.strip() == b"1"
+
+
+@pytest.mark.slow
+def test_registered_version_is_made_again_to_equal_bytes(smoke_run: FinishedRun) -> None:
+    """From the registry alone, in a folder of its own; the registry keeps its one version."""
+    again = smoke_run.project.pipeline("reproduce", "latest")
+    assert again.exit_code == 0, again.printed + again.errors
+    assert again.printed.splitlines()[-1].startswith("reproduced: all 8 artifacts of grpo-policy-smoke@v0.0.1 have")
+    listed = smoke_run.project.pipeline("models", "list", "--json")
+    assert [each["version"] for each in json.loads(listed.printed)] == ["grpo-policy-smoke@v0.0.1"]
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    identity = ["-c", "user.name=a", "-c", "user.email=b"]
+    done = subprocess.run(["git", "-C", str(folder), *identity, *arguments], check=True, capture_output=True, text=True)
+    return done.stdout
+
+
+def _code_digest(checkout: Path) -> str:
+    code = "from components.shared.lineage import code_digest; print(code_digest())"
+    environment = {**os.environ, "PYTHONPATH": str(checkout)}
+    command = [sys.executable, "-P", "-c", code]
+    return subprocess.run(
+        command, cwd=checkout, env=environment, check=True, capture_output=True, text=True
+    ).stdout.strip()
+
+
+def _made_with(code: str, revision: Revision) -> Lineage:
+    return made("train_grpo", {}, {}, code=code, revision=revision)

@@ -1,0 +1,261 @@
+"""The commands on versions: list, show, compare, promote, rollback and history, on a registry with real bundles."""
+
+import contextlib
+import json
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from components.register.aliases import CHAMPION, candidate
+from components.register.registry import open_registry
+from components.register.snapshot import read_registry
+from components.report.config import ReportConfig
+from components.report.report import STAGE
+from components.shared import jsonl, stage
+from components.shared.errors import PipelineError
+from pipelines import promotion
+from pipelines.cli import main
+from pipelines.serving import Served
+from tests.register.registrations import git, make_policy
+from tests.report.synthetic import SKILL, make_run
+
+NAME = "grpo-policy"
+BETTER = {"words": 0.95, "gsm8k": 0.5}
+SERVED = Served("vLLM 0.0", "float32", 8, 8, 100, 1e-6, 1e-4)
+
+
+def register(
+    location: Path, folder: Path, skill: Mapping[str, float], *, problems: int = 200, gain: float = 0.1
+) -> str:
+    """Register a version whose policy is right as often as `skill` says; return its tag."""
+    gate = {"target": ["words"], "min_gain": gain, "max_p_value": 0.01, "margin": 0.5, "enforce": False}
+    inputs = make_run(folder, skill={**SKILL, "grpo": skill}, problems=problems)
+    config = ReportConfig.model_validate({"gate": gate, "num_examples": 2})
+    stage.run(STAGE, config, {**inputs, "report": folder / "report"})
+    policy = make_policy(folder / "policy", folder.name.encode())
+    jsonl.write_json(inputs["evaluation"] / "grpo" / "probes.json", {"dtype": "float32", "probes": []})
+    with open_registry(str(location), None) as registry:
+        stored = registry.store({"policy": policy, "evaluation": inputs["evaluation"]})
+        versions = registry.snapshot.versions(NAME)
+        tag = f"{NAME}@v0.0.{len(versions) + 1}"
+        version = {
+            "name": NAME,
+            "version": tag.partition("@")[2],
+            "tag": tag,
+            "parent": versions[-1].tag if versions else None,
+            "policy_digest": folder.name,
+            "registered": {"at": "2026-11-23T01:02:03+00:00", "by": "jane@host", "run": None},
+        }
+        files: dict[str, str | Path] = {path.name: path for path in (folder / "report").iterdir()}
+        version = registry.commit(version, files, stored, f"Register {tag}")
+        message = f"Register {tag}\n\nBundle-Digest: {version['bundle_digest']}\n"
+        assert registry.publish({tag: message, **dict([candidate(registry.snapshot, NAME, tag, "passed the gate")])})
+    return tag
+
+
+@pytest.fixture(scope="session")
+def versions(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a registry of four versions: one, a better one, one that missed its gate, one on other problems."""
+    folder = tmp_path_factory.mktemp("versions")
+    with contextlib.chdir(folder):
+        register(folder / "registry", folder / "one", SKILL["grpo"])
+        register(folder / "registry", folder / "two", BETTER)
+        register(folder / "registry", folder / "three", SKILL["base"], gain=0.5)
+        register(folder / "registry", folder / "four", BETTER, problems=150)
+    return folder
+
+
+@pytest.fixture
+def registry(versions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of that registry in the working folder, with a vLLM that serves whatever it is asked to."""
+    for name in ("registry", "registry-storage"):
+        shutil.copytree(versions / name, tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(promotion, "check_served", lambda model, probes: SERVED)
+    return tmp_path / "registry"
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
+    """Run `grpo-pipeline models` and return what it printed, or its error."""
+    assert main(["models", *arguments]) == code
+    captured = capsys.readouterr()
+    return captured.err if code else captured.out
+
+
+def champion(registry: Path) -> str | None:
+    """The champion in the registry."""
+    with read_registry(str(registry)) as snapshot:
+        return snapshot.aliases().get(f"{NAME}@{CHAMPION}")
+
+
+def test_list_has_a_line_per_version(registry: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With aliases, time, person, accuracies and verdict; the same as JSON."""
+    header, *lines = run(capsys, "list").splitlines()
+    assert header.split() == ["version", "aliases", "registered", "by", "accuracy:", "SFT,", "GRPO", "gate"]
+    assert [line.split()[0] for line in lines] == [f"{NAME}@v0.0.{number}" for number in (1, 2, 3, 4)]
+    assert [line.split()[-1] for line in lines] == ["passed", "passed", "missed", "passed"]
+    assert "2026-11-23 01:02 UTC" in lines[0]
+    assert "jane@host" in lines[0]
+    assert [line.split()[1] for line in lines] == ["-", "-", "-", "candidate"]
+    rows = json.loads(run(capsys, "list", "--json"))
+    assert rows[1]["models"]["grpo"]["words"]["total"] == 150
+    assert rows[1]["registered"]["by"] == "jane@host"
+
+
+def test_show_has_the_origin_of_a_version_on_one_screen(registry: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Data, code, settings, environment, gate, person and parent, and how to get the weights."""
+    shown = run(capsys, "show", "v0.0.2")
+    assert shown.startswith(f"{NAME}@v0.0.2\n")
+    for label in ("registered", "parent", "accuracy", "gate", "data", "code", "settings", "environment", "weights"):
+        assert f"\n{label} " in shown
+    assert f"parent       {NAME}@v0.0.1" in shown
+    assert "learning_rate 0.001" in shown
+    assert f"grpo-pipeline models get {NAME}@v0.0.2 FOLDER --registry registry" in shown
+    assert len(shown.splitlines()) < 50
+    everything = json.loads(run(capsys, "show", "candidate", "--json"))
+    assert everything["version"] == f"{NAME}@v0.0.4"
+    assert everything["lineage"]["format"] == 2
+
+
+def test_compare_counts_the_same_problems(registry: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Per source: both accuracies, the gain with its interval, and the exact test."""
+    shown = run(capsys, "compare", "v0.0.1", "v0.0.2")
+    assert "data         same" in shown
+    words = next(each for each in _compared(capsys, "v0.0.1", "v0.0.2")["accuracies"] if each["source"] == "words")
+    records = [_right(registry, version) for version in ("v0.0.1", "v0.0.2")]
+    assert (words["only_first_right"], words["only_second_right"]) == (
+        len(records[0] - records[1]),
+        len(records[1] - records[0]),
+    )
+    assert words["first"]["total"] == 150
+    assert words["p_value"] < 0.05
+    assert words["gain_interval"][0] < words["gain"] < words["gain_interval"][1]
+
+
+def test_compare_says_what_was_configured_otherwise(registry: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By its key in a params file."""
+    assert _compared(capsys, "v0.0.1", "v0.0.3")["settings"] == ["report.gate.min_gain: 0.1 -> 0.5"]
+
+
+def test_versions_on_different_problems_are_not_compared(registry: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It says so, and how they become comparable."""
+    shown = run(capsys, "compare", "v0.0.1", "v0.0.4")
+    assert "one has 200 problems, the other 150" in shown
+    assert f"grpo-pipeline evaluate {NAME}@v0.0.1 --registry registry --protocol pipeline" in shown
+
+
+def test_promotion_says_what_was_checked_and_is_in_the_history(
+    registry: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """First without a champion, then against it; the checks are in the message of the tag."""
+    run(capsys, "promote", "v0.0.1", "--reason", "the first")
+    shown = run(capsys, "promote", "v0.0.2", "--reason", "more right answers")
+    assert [line.split()[0] for line in shown.splitlines()] == [
+        *("verified", "gate", "comparison", "serving", f"{NAME}@v0.0.2"),
+    ]
+    assert champion(registry) == f"{NAME}@v0.0.2"
+    message = git(registry, "tag", "--list", "--format=%(contents)", f"{NAME}#{CHAMPION}#2")
+    assert re.search(rf"Comparison: with {NAME}@v0\.0\.1: .*words: changed by \+", message)
+    assert "Serving: vLLM 0.0 in float32: 8 of 8 answers token for token" in message
+    assert run(capsys, "promote", "v0.0.2", "--reason", "again") == "v0.0.2 already has the alias champion\n"
+    last = run(capsys, "history").splitlines()[-1]
+    assert last.split()[3:6] == ["promote", f"{NAME}@v0.0.2", "champion"]
+    assert last.endswith("more right answers")
+
+
+def test_worse_version_is_not_promoted(registry: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It missed the gate; with --force that, and that it is worse than the champion, are on record."""
+    run(capsys, "promote", "v0.0.2", "--reason", "the first")
+    error = run(capsys, "promote", "v0.0.3", "--reason", "by mistake", code=2)
+    assert f"{NAME}@v0.0.3 is not promoted: missed: " in error
+    assert "--force" in error
+    assert champion(registry) == f"{NAME}@v0.0.2"
+    shown = run(capsys, "promote", "v0.0.3", "--reason", "to see it", "--force")
+    assert shown.count("FAILED") == 2
+    (change,) = (
+        each
+        for each in json.loads(run(capsys, "history", "--json"))
+        if each["version"].endswith("3") and each["alias"] == CHAMPION
+    )
+    assert change["facts"]["Forced"].startswith("missed: ")
+    assert f"with {NAME}@v0.0.2: " in change["facts"]["Forced"]
+
+
+def test_promotion_without_a_comparison_names_the_command_that_makes_one(
+    registry: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where champion and candidate answered different problems."""
+    run(capsys, "promote", "v0.0.1", "--reason", "the first")
+    error = run(capsys, "promote", "candidate", "--reason", "newest", code=2)
+    assert "answers to different problems cannot be compared" in error
+    assert "grpo-pipeline evaluate" in error
+    assert champion(registry) == f"{NAME}@v0.0.1"
+
+
+def test_version_that_cannot_be_served_is_not_promoted(
+    registry: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reason is passed on."""
+
+    def refuse(model: Path, probes: Any) -> Served:
+        assert (model / "model.safetensors").is_file()
+        raise PipelineError("the served model computes something else than the evaluated one")
+
+    monkeypatch.setattr(promotion, "check_served", refuse)
+    error = run(capsys, "promote", "v0.0.1", "--reason", "the first", code=2)
+    assert "is not promoted: the served model computes something else" in error
+    assert champion(registry) is None
+
+
+def test_damaged_version_is_never_promoted(registry: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Not even with --force; the damaged file is named."""
+    with read_registry(str(registry)) as snapshot:
+        digests = json.loads(snapshot.read(f"{NAME}@v0.0.1", "digests.json"))
+    assert "policy/model.safetensors" in digests
+    for path in (registry.parent / "registry-storage").rglob("*"):
+        if path.is_file() and path.read_bytes().startswith(b"oneone"):
+            path.chmod(0o600)
+            path.write_bytes(b"other" + path.read_bytes()[5:])
+    error = run(capsys, "promote", "v0.0.1", "--reason", "the first", "--force", code=2)
+    assert f"{NAME}@v0.0.1 is damaged" in error
+    assert "policy/model.safetensors" in error
+    assert champion(registry) is None
+
+
+def test_other_aliases_need_no_server(
+    registry: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the champion is in production."""
+    monkeypatch.delattr(promotion, "check_served")
+    run(capsys, "promote", "v0.0.3", "--alias", "staging", "--reason", "to look at")
+    assert run(capsys, "show", "staging").startswith(f"{NAME}@v0.0.3 (staging)")
+
+
+def test_rollback_goes_back_to_the_champion_before(registry: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With the reason; without a champion before, nothing happens."""
+    assert "has no champion before" in run(capsys, "rollback", "--reason", "slow", code=2)
+    for number in (1, 2):
+        run(capsys, "promote", f"v0.0.{number}", "--reason", "better")
+    assert f"{NAME}@v0.0.1 is the champion now, before it {NAME}@v0.0.2" in run(capsys, "rollback", "--reason", "slow")
+    assert champion(registry) == f"{NAME}@v0.0.1"
+    assert run(capsys, "history").splitlines()[-1].endswith("slow")
+    assert "has no champion before" in run(capsys, "rollback", "--reason", "slow", code=2)
+
+
+def _compared(capsys: pytest.CaptureFixture[str], *versions: str) -> dict[str, Any]:
+    compared: dict[str, Any] = json.loads(run(capsys, "compare", *versions, "--json"))
+    return compared
+
+
+def _right(registry: Path, version: str) -> set[str]:
+    """The problems of `words` that the policy of a version got right greedily."""
+    folder = registry.parent / f"records-{version}"
+    with read_registry(str(registry)) as snapshot:
+        snapshot.get(f"{NAME}@{version}", ["evaluation/grpo/records.jsonl"], folder)
+    rows = (row for _, row in jsonl.read_rows(folder / "evaluation/grpo/records.jsonl"))
+    greedy = (row for row in rows if row["sample"] == 0 and row["source"] == "words")
+    return {row["id"] for row in greedy if row["verdict"] == "right"}
