@@ -1,6 +1,7 @@
 """An accuracy as it can be published: with all that another one has to share to be comparable."""
 
 import hashlib
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -65,6 +66,8 @@ def _prompt(facts: Mapping[str, Any]) -> str:
         system = facts["system_prompt"]
         digest = "none" if system is None else _short(hashlib.sha256(system.encode()).hexdigest())
         parts.append(f"chat template {_short(facts['chat_template_digest'])}, system prompt {digest}")
+    if facts["stop"]:
+        parts.append(f"stopped at {' or '.join(map(json.dumps, facts['stop']))}")
     return f"{facts['name']} ({', '.join(parts)})"
 
 

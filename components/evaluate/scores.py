@@ -134,14 +134,14 @@ def _shares(records: Records, condition: Callable[[Record], bool]) -> dict[str, 
 def _mean_accuracy(records: Records, *, is_right: Callable[[Record], bool]) -> dict[str, Any]:
     """The probability that one sampled answer is right."""
     means = [fmean(map(is_right, rows)) for rows in _by_problem(records)]
-    return {**_mean_over_problems(means), "samples": len(records)}
+    return {**_mean_over_problems(means, len(records)), "samples": len(records)}
 
 
 def _at_k(records: Records, *, estimate: Callable[[Records, int], float]) -> dict[str, Any]:
     """An estimate for k samples, for each power of two that the samples of every problem are enough for."""
     problems = _by_problem(records)
     powers = [1 << power for power in range(min(map(len, problems)).bit_length())]
-    return {str(k): _mean_over_problems([estimate(rows, k) for rows in problems]) for k in powers}
+    return {str(k): _mean_over_problems([estimate(rows, k) for rows in problems], len(records) / k) for k in powers}
 
 
 def _pass_at_k(samples: Records, k: int) -> float:
@@ -174,5 +174,6 @@ def _by_problem(records: Records) -> list[list[Record]]:
     return list(groups.values())
 
 
-def _mean_over_problems(means: Sequence[float]) -> dict[str, Any]:
-    return {"accuracy": fmean(means), "interval": list(mean_interval(means)), "problems": len(means)}
+def _mean_over_problems(means: Sequence[float], num_answers: float) -> dict[str, Any]:
+    """The mean of an estimate; `num_answers` are the answers, or groups of k of them, that all problems have."""
+    return {"accuracy": fmean(means), "interval": list(mean_interval(means, num_answers)), "problems": len(means)}

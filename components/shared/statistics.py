@@ -40,17 +40,18 @@ def score(correct: int, total: int) -> dict[str, Any]:
     return {"correct": correct, "total": total, "accuracy": correct / total, "interval": interval}
 
 
-def mean_interval(means: Sequence[float], confidence: float = 0.95) -> Interval:
+def mean_interval(means: Sequence[float], num_answers: float = math.inf, confidence: float = 0.95) -> Interval:
     """Return the interval of the mean over problems of per-problem means in [0, 1].
 
     Samples of one problem are correlated, so problems are what counts: the variance between them gives the effective
     number of independent answers, and Wilson's interval is taken with that number. One answer per problem gives
-    `wilson_interval` itself.
+    `wilson_interval` itself. `num_answers`, of all problems, is the most that this number can be: near 0 and 1, where
+    few problems differ from the others, their variance says too little.
     """
     mean = fmean(means)
     variance = pvariance(means, mean)
     # Without variance each problem counts as one answer.
-    effective_total = len(means) * mean * (1 - mean) / variance if variance > 0 else float(len(means))
+    effective_total = min(len(means) * mean * (1 - mean) / variance, num_answers) if variance > 0 else len(means)
     return wilson_interval(min(mean * effective_total, effective_total), effective_total, confidence)
 
 

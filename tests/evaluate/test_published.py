@@ -24,6 +24,7 @@ FACTS = {
     "problems_digest": "0123456789abcdef",
     "subset_seed": 7,
     "shots": 8,
+    "stop": ["Question:"],
     "examples_digest": "fedcba9876543210",
     "contaminated": None,
     "records_digest": "a" * 64,
@@ -67,7 +68,8 @@ def test_a_published_line_has_all_that_another_number_must_share() -> None:
             "gsm8k: 50.0 % (15.0 to 85.0) strict, 100.0 % (51.0 to 100.0) flexible, greedy; "
             "pass@1 50.0 % (15.0 to 85.0), pass@2 50.0 % (15.0 to 85.0), maj@2 50.0 % (15.0 to 85.0) of 2 samples at "
             "T=0.7; 4 problems of test (4 of 1,319 drawn by seed 7, digest 0123456789ab); "
-            f"gsm8k-8shot (prompt {_digest(FACTS['prompt'])}, answer marked, 8 examples fedcba987654); "
+            f"gsm8k-8shot (prompt {_digest(FACTS['prompt'])}, answer marked, 8 examples fedcba987654, "
+            'stopped at "Question:"); '
             "at most 1,024 tokens, 25.0 % truncated, 0 unscorable; bfloat16, vllm 0.32.0; contamination not checked; "
             "records aaaaaaaaaaaa; lm-evaluation-harness 0.4.13: 50.0 % gsm8k strict-match"
         )
@@ -76,7 +78,13 @@ def test_a_published_line_has_all_that_another_number_must_share() -> None:
 
 def test_a_line_names_the_chat_template_and_says_what_was_not_done() -> None:
     """Without samples it has none of their figures."""
-    changes = {"chat_template_digest": "c" * 64, "system_prompt": "Be brief.", "shots": 0, "subset_seed": None}
+    changes = {
+        "chat_template_digest": "c" * 64,
+        "system_prompt": "Be brief.",
+        "shots": 0,
+        "stop": [],
+        "subset_seed": None,
+    }
     line = published_lines(_summary(0, **changes, lm_eval=None, contaminated=3))["gsm8k"]
     assert f"chat template cccccccccccc, system prompt {_digest('Be brief.')}" in line
     assert "4 problems of test (digest" in line

@@ -94,7 +94,7 @@ def test_sampled_answers_are_averaged_over_problems() -> None:
     summary = scores(GREEDY + SAMPLED, num_samples=4, temperature=1.0)
     sampled = summary["sampled"]
     assert (sampled["num_samples"], sampled["temperature"]) == (4, 1.0)
-    expected = {"accuracy": 0.625, "interval": list(mean_interval([1, 0.25])), "problems": 2}
+    expected = {"accuracy": 0.625, "interval": list(mean_interval([1, 0.25], 8)), "problems": 2}
     assert sampled["by_source"]["sums"] == {**expected, "samples": 8}
     assert summary["pass_at_k"]["by_source"]["sums"]["1"] == expected
     passed = {k: each["accuracy"] for k, each in summary["pass_at_k"]["by_level"]["sums"]["2"].items()}
@@ -149,3 +149,16 @@ def test_a_majority_of_many_samples_is_computed_quickly() -> None:
     """64 samples have more subsets than could ever be enumerated; the largest subset is all of them."""
     assert maj_at_k(20, [19, 1, *[2] * 12], 0, 64) == 1.0
     assert 0.5 < maj_at_k(20, [19, 1, *[2] * 12], 0, 32) < 1
+
+
+@pytest.mark.parametrize(("a", "b", "k"), [(0.3, 0.7, 4), (5.0, 0.5, 4), (2.0, 2.0, 1)])
+def test_intervals_of_sampled_answers_cover_the_truth(a: float, b: float, k: int) -> None:
+    """Of 50 problems with 8 samples, right with probabilities from a beta distribution, at the ceiling too."""
+    draw = random.Random(0)
+    truth = fmean(1 - (1 - draw.betavariate(a, b)) ** k for _ in range(50_000))
+    covered = 0
+    for _ in range(200):
+        counts = [sum(draw.random() < p for _ in range(8)) for p in (draw.betavariate(a, b) for _ in range(50))]
+        low, high = mean_interval([pass_at_k(8, c, k) for c in counts], 50 * 8 / k)
+        covered += low <= truth <= high
+    assert covered >= 183  # 95 % of 200 less two standard deviations
