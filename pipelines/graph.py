@@ -24,7 +24,7 @@ from components.preflight.form import form_of, parameters
 from components.prepare_data.component import prepare_data
 from components.register.component import register
 from components.report.component import report
-from components.shared.environment import RUN_ID_VARIABLE
+from components.shared.environment import IMAGE_VARIABLE, RUN_ID_VARIABLE
 from components.train_grpo.component import train_grpo
 from components.train_sft.component import train_sft
 from components.validate_data.component import validate_data
@@ -121,7 +121,7 @@ _RETRY_WINDOW_S = 3 * 365 * 24 * _HOUR_S
 """Time from the start of a task's first attempt until Argo begins no other and ends the one that runs: longer than all
 attempts together, each of which has a limit of its own. Argo reads 0 as no time at all, and KFP nothing as an hour."""
 _RUN_ID_LABEL = "metadata.labels['pipeline/runid']"
-"""Where Kubeflow writes the run on each pod, of which the registry is told; its name is an annotation of the Workflow
+"""Where Kubeflow writes the run on each pod, for lineages and the registry; its name is an annotation of the Workflow
 alone, and passed as a parameter."""
 
 
@@ -188,7 +188,8 @@ def _ask_for(
     task.set_cpu_request(resources.cpu[0]).set_cpu_limit(resources.cpu[1])
     task.set_memory_request(memory[0]).set_memory_limit(memory[1])
     task.set_caching_options(resources.cached)
-    task.set_container_image(deployment.image_gpu if resources.model else deployment.image_light)
+    image = deployment.image_gpu if resources.model else deployment.image_light
+    task.set_container_image(image).set_env_variable(IMAGE_VARIABLE, image)
     if resources.retries:
         window = f"{_RETRY_WINDOW_S}s"
         task.set_retry(resources.retries, backoff_duration="30s", backoff_factor=1, backoff_max_duration=window)
@@ -200,8 +201,7 @@ def _ask_for(
         keys = {key: key for key in SECRET_KEYS[kind]}
         kubernetes.use_secret_as_env(task, getattr(deployment.secrets, kind), keys, optional=True)
     kubernetes.set_security_context(task, run_as_non_root=True)
-    if name == "register":
-        kubernetes.use_field_path_as_env(task, RUN_ID_VARIABLE, _RUN_ID_LABEL)
+    kubernetes.use_field_path_as_env(task, RUN_ID_VARIABLE, _RUN_ID_LABEL)
     if resources.volume:
         kubernetes.mount_pvc(task, deployment.volume, MOUNT)
     if resources.model:

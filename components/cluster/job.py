@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, get_type_hints
 
 from components.shared import jsonl
 from components.shared.config import Config, validate
+from components.shared.execution import Place
 
 RankFunction = Callable[..., dict[str, float]]
 """Takes a config and folders by name, like a step; its result is that of the first rank."""
@@ -100,6 +101,11 @@ class Job:
         outcomes = [self.outcome(rank) or {} for rank in range(self.num_processes)]
         results = [outcome["result"] for outcome in outcomes if "result" in outcome]
         return results if len(results) == self.num_processes else None
+
+    def place(self) -> Place | None:
+        """Return where the first rank computed, or None unless it has a result."""
+        outcome = self.outcome(0) or {}
+        return Place.model_validate(outcome["place"]) if "place" in outcome else None
 
     def write_failures(self, node: int, failures: Sequence[RankFailure]) -> None:
         """Write how ranks of a node failed."""

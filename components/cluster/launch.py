@@ -15,6 +15,7 @@ from components.cluster.job import Job, RankFunction, name_of
 from components.policy.shutdown import on_stop_signal
 from components.shared.config import Config
 from components.shared.errors import RetryableError, StoppedError
+from components.shared.execution import forget_place
 
 _POLL_S = 1.0
 _MARGIN_S = 10.0
@@ -39,6 +40,7 @@ def run_ranks(
     With `with_samplers`, the vLLM servers of a cluster's TrainJob run beside the processes.
     """
     stage = current_stage()
+    forget_place(work)
     if stage is None and num_processes == 1:
         return function(config, **folders, **outputs)
     job = Job(
@@ -54,11 +56,14 @@ def run_ranks(
     if stage is not None:
         from components.cluster.trainjob import run_on_cluster
 
-        return run_on_cluster(job, stage)
+        result = run_on_cluster(job, stage)
+        _keep_place(job, work)
+        return result
     job.write()
     exit_code, stop_requested = _run_agent(job)
     results = job.results()
     if results is not None:
+        _keep_place(job, work)
         return results[0]
     error = error_of_ranks(job)
     if error is not None:
@@ -70,6 +75,13 @@ def run_ranks(
     if stop_requested:
         raise StoppedError(f"stopped at once by a second request: the current step is lost; {_RESUME}")
     raise RetryableError("the launcher of the processes was killed; start the same run again to resume")
+
+
+def _keep_place(job: Job, work: Path) -> None:
+    """Keep where the first rank computed, for the lineage: this process may be on another machine."""
+    place = job.place()
+    if place:
+        place.write(work)
 
 
 def _run_agent(job: Job) -> tuple[int, bool]:

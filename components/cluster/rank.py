@@ -10,6 +10,7 @@ from components.cluster.job import Job
 from components.cluster.watchdog import die_with_parent
 from components.shared.environment import TERMINAL_VARIABLE
 from components.shared.errors import PipelineError, explain_out_of_memory
+from components.shared.execution import current_place
 
 
 def main() -> None:
@@ -36,7 +37,7 @@ def _outcome(job: Job) -> dict[str, Any]:
         if size != job.num_processes:  # the results would look right and be wrong
             raise PipelineError(f"the job is for {job.num_processes} processes, but {size} were launched (WORLD_SIZE)")
         with explain_out_of_memory("this stage"):
-            return {"result": job.call(), "exit_code": 0}
+            return {"result": job.call(), "place": current_place().model_dump(mode="json"), "exit_code": 0}
     except PipelineError as error:
         return {"error": str(error), "exit_code": error.exit_code}
     except OSError as error:

@@ -17,7 +17,7 @@ from components.cluster.kube import Clock, Json, RetryPolicy, TrainJobs, Unavail
 from components.cluster.manifest import owner_reference, train_job
 from components.cluster.termination import Termination
 from components.cluster.watch import Phase, Watch
-from components.shared.environment import POD_VARIABLE, WEIGHTS_VARIABLE
+from components.shared.environment import IMAGE_VARIABLE, POD_VARIABLE, WEIGHTS_VARIABLE
 from components.shared.errors import PipelineError, RetriesExhaustedError, RetryableError
 from components.shared.progress import say
 
@@ -63,6 +63,7 @@ class _ClusterRun:
         if pod and self._jobs.namespace == here:
             owner = owner_reference(self._retries.call(f"read the pod {pod}", lambda: self._jobs.pod(pod)))
         environment = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+        environment[IMAGE_VARIABLE] = stage.config.image
         self._manifest = train_job(job, stage, environment, owner, clock.now().isoformat())
         self._name: str = self._manifest["metadata"]["name"]
         self._termination = Termination(

@@ -41,6 +41,7 @@ _VARIABLE = re.compile(
 )
 """Environment variables that change what or how fast numerical libraries compute."""
 _SECRET = re.compile("KEY|TOKEN|SECRET|PASSWORD")
+_PLACE_FILE = "place.json"
 _CPUINFO, _NVIDIA = Path("/proc/cpuinfo"), Path("/proc/driver/nvidia")
 _CPU_NAMES = ("model name", "Model", "cpu model", "Hardware", "CPU part")
 
@@ -105,7 +106,7 @@ class Run(_Record):
     started: datetime
     finished: datetime
     threads: int | None
-    """Threads that torch computed with; null where this process did not use torch."""
+    """Threads that torch computed with; null where the stage did not use torch."""
     environment: str
     """Key of the environment."""
     revision: str
@@ -117,9 +118,37 @@ class Run(_Record):
         return (self.finished - self.started).total_seconds()
 
 
-def current_run(of: str, environment: str, revision: str, started: datetime) -> Run:
-    """Return the record of a stage that this process has run since `started` (UTC), and that ends now."""
+class Place(_Record):
+    """Where a process computes."""
+
+    environment: Environment
+    threads: int | None
+    """Threads that torch computes with; null where the process does not use torch."""
+
+    def write(self, work: Path) -> None:
+        """Leave it in a stage's work folder, for a stage whose work other processes do."""
+        (work / _PLACE_FILE).write_text(self.model_dump_json() + "\n", encoding="utf-8")
+
+
+def current_place() -> Place:
+    """Return where this process computes."""
     torch = sys.modules.get("torch")
+    return Place(environment=current_environment(), threads=torch.get_num_threads() if torch else None)
+
+
+def place_of(work: Path | None) -> Place:
+    """Return where the processes computed that did the work in a folder: this process, unless they left another."""
+    path = work / _PLACE_FILE if work else None
+    return Place.model_validate_json(path.read_bytes()) if path and path.is_file() else current_place()
+
+
+def forget_place(work: Path) -> None:
+    """Remove what processes of an earlier attempt have left in a work folder."""
+    (work / _PLACE_FILE).unlink(missing_ok=True)
+
+
+def current_run(of: str, environment: str, revision: str, started: datetime, threads: int | None) -> Run:
+    """Return the record of a stage that was run since `started` (UTC), and that ends now."""
     return Run(
         of=of,
         by=f"{_user()}@{platform.node()}",
@@ -127,7 +156,7 @@ def current_run(of: str, environment: str, revision: str, started: datetime) -> 
         run_name=os.environ.get(RUN_NAME_VARIABLE) or None,
         started=started,
         finished=datetime.now(UTC),
-        threads=torch.get_num_threads() if torch else None,
+        threads=threads,
         environment=environment,
         revision=revision,
     )

@@ -21,9 +21,9 @@ from components.shared.execution import (
     Environment,
     Revision,
     Run,
-    current_environment,
     current_revision,
     current_run,
+    place_of,
 )
 
 FILE_NAME = "lineage.json"
@@ -234,11 +234,14 @@ def joined(work: Work, behind: Iterable[Lineage]) -> Lineage:
     )
 
 
-def complete(described: Lineage, materials: Mapping[str, Material], started: datetime) -> Lineage:
+def complete(
+    described: Lineage, materials: Mapping[str, Material], started: datetime, work_folder: Path | None = None
+) -> Lineage:
     """Return a lineage from `describe` with the run of the stage, which has just ended, and what else it has read."""
     work = described.work.model_copy(update={"materials": dict(sorted(materials.items()))})
-    environment, revision = current_environment(), current_revision()
-    run = current_run(_key(work), _key(environment), _key(revision), started)
+    place, revision = place_of(work_folder), current_revision()
+    environment = place.environment
+    run = current_run(_key(work), _key(environment), _key(revision), started, place.threads)
     others = {key: each for key, each in described.stages.items() if key != described.made_by}
     own = Lineage(
         made_by=run.of,

@@ -126,7 +126,8 @@ def run(
                     if not error.keeps_outputs:
                         raise
                     metrics, verdict = {}, error
-                made_by = lineage.complete(made_by, stage.materials(config, partial), started_at)
+                materials = stage.materials(config, partial)
+                made_by = lineage.complete(made_by, materials, started_at, work_folder.get("work"))
                 for folder in partial.values():
                     lineage.write(folder, made_by)
             before_publish(metrics)

@@ -19,6 +19,7 @@ from components.cluster.job import Job, RankFunction, name_of
 from components.cluster.launch import run_ranks
 from components.shared.config import Config
 from components.shared.errors import PipelineError, RetryableError
+from components.shared.execution import current_environment, current_place, place_of
 from tests import tiny
 from tests.cluster.processes import ROOT, is_gone, pids, wait_until
 from tests.cluster.ranks import STEP_ENDS, STOP_REQUESTED, JobConfig, act
@@ -66,13 +67,23 @@ def test_single_process_is_this_one(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.slow
-def test_every_rank_runs_and_the_first_one_answers(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_every_rank_runs_and_the_first_one_answers(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its output is that of the launching process; the other's is in its log."""
+    current_environment()  # cached from here on
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
     result = _run(tmp_path, "go_on", seconds=0)
     first, second = pids(tmp_path)
     assert result == {"rank": 0, "size": 2, "pid": first}
     assert len({first, second, os.getpid()}) == 3
     assert capfd.readouterr().out == "hello from rank 0\n"
+    # The ranks tell where they computed, until another attempt does the work in this process.
+    assert place_of(tmp_path / "work").environment.variables["OMP_NUM_THREADS"] == "7"
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    monkeypatch.setenv("RANK", "0")
+    _run(tmp_path, "go_on", rank=0, num=1)
+    assert place_of(tmp_path / "work") == current_place()
     assert (tmp_path / "work" / "launch" / "rank-1.log").read_text() == "hello from rank 1\n"
 
 
