@@ -103,7 +103,13 @@ def test_stage_on_a_cluster_has_the_results_of_one_here(
     assert run("here", {}) == metrics
     for name in deterministic:
         there, again, here = (resolve_reference(tmp_path / attempt / name) for attempt in ("there", "again", "here"))
-        assert lineage.read(there) == lineage.read(here)
+        on_cluster, on_this_machine = lineage.read(there), lineage.read(here)
+        assert on_cluster
+        assert on_this_machine
+        assert on_cluster.stages == on_this_machine.stages
+        ran_in = on_cluster.environment()
+        assert ran_in
+        assert ran_in.image == cluster["image"]
         assert lineage.digest(there) == lineage.digest(again) == lineage.digest(here)
     first = "base_model" if stage is SFT else "reference"
     before = resolve_reference((tmp_path / "here" / first) if stage is SFT else inputs[first])

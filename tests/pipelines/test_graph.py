@@ -15,6 +15,7 @@ from components.preflight.form import OVERRIDES, parameters
 from components.preflight.preflight import DEADLINE_S
 from components.preflight.resources import shape_of_base, with_memory
 from components.shared import images
+from components.shared.environment import IMAGE_VARIABLE
 from pipelines.parameter_table import page
 from tests.pipelines.compiled import COMMITTED, compile_graph, compiled, graph
 from tests.presets import ROOT
@@ -128,7 +129,7 @@ def test_only_the_data_stages_may_be_served_from_the_cache() -> None:
 
 
 def test_secrets_are_named_and_never_contained() -> None:
-    """A task has the secrets it needs as environment variables, if they exist; nothing else is in its environment."""
+    """A task has the secrets it needs as environment variables, if they exist; beside them its image."""
     for task in TASKS:
         secrets = graph().settings(task).get("secretAsEnv", [])
         names = [secret["secretNameParameter"]["runtimeValue"]["constant"] for secret in secrets]
@@ -137,7 +138,8 @@ def test_secrets_are_named_and_never_contained() -> None:
             keys = {key["secretKey"]: key["envVar"] for key in secret["keyToEnv"]}
             assert keys == {key: key for key in SECRET_KEYS[kind]}
             assert secret["optional"]
-        assert "env" not in graph().containers[task]
+        container = graph().containers[task]
+        assert container["env"] == [{"name": IMAGE_VARIABLE, "value": container["image"]}]
 
 
 def test_preflight_waits_for_nothing_that_may_be_missing() -> None:
