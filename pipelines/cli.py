@@ -52,6 +52,8 @@ def parser() -> argparse.ArgumentParser:
     command.add_argument("--containers", action="store_true", help="run each stage in its image (podman or docker)")
     command.set_defaults(command=_run)
 
+    commands.add_parser("index", help="write outputs/index.html, a page over all runs").set_defaults(command=_index)
+
     with_defaults = "print a params file with what it extends and all defaults"
     command = commands.add_parser("config", help=with_defaults, parents=[params])
     per_stage = "write the section of each stage to DIR/<stage>.yaml instead, as dvc.yaml does"
@@ -139,6 +141,15 @@ def _run(options: argparse.Namespace) -> int:
     from pipelines.run.local import run
 
     return run(options.params, containers=options.containers)
+
+
+def _index(_: argparse.Namespace) -> int:
+    from pipelines.run.index import write
+    from pipelines.run.local import OUTPUTS
+
+    OUTPUTS.mkdir(exist_ok=True)
+    print(write(OUTPUTS))
+    return 0
 
 
 def _config(options: argparse.Namespace) -> int:

@@ -18,6 +18,8 @@ from components.shared import jsonl, stage
 from components.shared.errors import DataRejectedError
 from components.shared.page import render
 from components.validate_data.validate import STAGE as VALIDATE_DATA
+from pipelines.run import index
+from tests.pipelines.test_index import make_outputs
 from tests.presets import ROOT
 from tests.report.synthetic import make_run
 from tests.report.test_report import CONFIG
@@ -43,13 +45,15 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     form = form_of(params) | {"data_repository": f"https://git.example.com/{'team/' * 20}data.git"}
     sections, _ = sections_of(form, DeploymentConfig(), commit="0" * 40, secrets={})
     written = {name: (folder / name / "report.html").read_text("utf-8") for name in ("report", "validation", "bad")}
+    written["index"] = index.write(make_outputs(folder / "index"), str(folder / "index/registry")).read_text("utf-8")
     return {**written, "configuration": page(form, sections, {"data at commit": "0" * 40})}
 
 
-def layout_of(text: str, width: int, folder: Path) -> dict[str, Any]:
-    """What page_probe.js finds on a page in a frame that is as wide as `width` pixels."""
+def layout_of(text: str, width: int, folder: Path, *, dark: bool = False) -> dict[str, Any]:
+    """What page_probe.js finds on a page in a frame that is as wide as `width` pixels, for readers who prefer dark."""
     (folder / "frame.html").write_text(_FRAME.format(width, html.escape(text), _PROBE), encoding="utf-8")
     options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder}", "--dump-dom"]
+    options += [f"--blink-settings=preferredColorScheme={int(not dark)}"]
     command = [str(BROWSER), *options, (folder / "frame.html").as_uri()]
     shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
     printed = re.search(r"<pre>(.*?)</pre><script>", shown, re.DOTALL)
@@ -57,14 +61,14 @@ def layout_of(text: str, width: int, folder: Path) -> dict[str, Any]:
     return dict(json.loads(html.unescape(printed[1])))
 
 
-@pytest.mark.parametrize("width", [400, 800, 1400])
-@pytest.mark.parametrize("name", ["report", "validation", "bad", "configuration"])
-def test_a_page_can_be_read(name: str, width: int, pages: dict[str, str], tmp_path: Path) -> None:
-    """It does not scroll sideways; no text is cut, covered, out of sight or under 12 pixels high."""
-    layout = layout_of(pages[name], width, tmp_path)
+@pytest.mark.parametrize(("width", "dark"), [(400, False), (800, True), (1400, False)])
+@pytest.mark.parametrize("name", ["report", "validation", "bad", "configuration", "index"])
+def test_a_page_can_be_read(name: str, width: int, dark: bool, pages: dict[str, str], tmp_path: Path) -> None:
+    """It does not scroll sideways; no text is cut, covered, out of sight, under 12 pixels high or hard to see."""
+    layout = layout_of(pages[name], width, tmp_path, dark=dark)
     assert layout.pop("scroll_width") <= width
     assert layout.pop("num_texts") > 20
-    assert layout == {"outside": [], "small": [], "cut": [], "overlaps": []}
+    assert layout == {"outside": [], "small": [], "cut": [], "overlaps": [], "faint": [], "dark": dark}
 
 
 def test_a_page_that_cannot_be_read_is_found(tmp_path: Path) -> None:
@@ -72,7 +76,7 @@ def test_a_page_that_cannot_be_read_is_found(tmp_path: Path) -> None:
     (tmp_path / "bad.html.jinja").write_text(
         '{% extends "page.html.jinja" %}{% block title %}{% endblock %}{% block content %}'
         '<div style="width: 500px; text-align: right">outside</div><p style="font-size: 9px">small</p>'
-        '<div style="width: 2em; overflow: hidden">cut-because-it-is-long</div>'
+        '<div style="width: 2em; overflow: hidden">cut-because-it-is-long</div><p style="color: #777">faint</p>'
         '<b style="position: absolute; left: 9px">one</b><b style="position: absolute; left: 9px">two</b>'
         '<svg viewBox="0 0 500 50" width="250"><text x="480" y="20" font-size="30">drawn</text></svg>{% endblock %}'
     )
@@ -82,3 +86,4 @@ def test_a_page_that_cannot_be_read_is_found(tmp_path: Path) -> None:
     assert layout["small"] == ["small: 9.0 px"]
     assert layout["cut"] == ["drawn", "cut-because-it-is-long"]
     assert layout["overlaps"] == ["one / two"]
+    assert layout["faint"] == ["faint: 4.1"]

@@ -4,6 +4,7 @@ import io
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,6 +21,9 @@ MODEL_COLORS = {"base": "#8b93a1", "sft": "#4a8fd4", "grpo": "#e0803a"}
 _SERIES_COLORS = ("#e0803a", "#4a8fd4", "#4aa36c")
 _PHASE_COLORS = ("#e0803a", "#4a8fd4", "#b56bc4", "#8b93a1", "#4aa36c", "#d9d9d9")
 _MAX_POINTS = 400
+_MAX_STRIPS = 50
+"""Of a chart, each with values that are shown when the pointer is on it."""
+_POINTS_PER_INCH = 72
 _MIN_SMOOTHED = 20
 """Number of steps from which single ones are noise to the eye, so a running mean is drawn over them."""
 _PHASES = {
@@ -90,7 +94,7 @@ def curve_chart(
         _label_steps(axes)
         axes.grid(axis="y")
         legend = [(curve.name, color) for curve, color in zip(curves, _SERIES_COLORS, strict=False)]
-        return _svg(figure, title), legend if len(names) > 1 else []
+        return _svg(figure, title, curves, percent=fraction), legend if len(names) > 1 else []
 
 
 def phase_chart(timings: Path) -> dict[str, Any]:
@@ -112,7 +116,7 @@ def phase_chart(timings: Path) -> dict[str, Any]:
         _label_steps(axes)
         axes.set_ylabel("seconds")
         axes.margins(x=0)
-        chart = _svg(figure, "Seconds of each phase of a GRPO step")
+        chart = _svg(figure, "Seconds of each phase of a GRPO step", curves)
     return {
         "chart": chart,
         "shares": {curve.name: sum(curve.values) / total for curve in curves},
@@ -151,7 +155,30 @@ def _figure() -> "Iterator[tuple[Figure, Axes]]":
         yield figure, figure.add_subplot()
 
 
-def _svg(figure: "Figure", title: str) -> Markup:
+def _values_on_hover(figure: "Figure", curves: Sequence[_Curve], *, percent: bool) -> str:
+    """Return a strip over the chart for each step, or each few of many, whose title has the values there."""
+    axes, (width, height) = figure.axes[0], (_POINTS_PER_INCH * figure.get_size_inches())
+    left, right = axes.get_xlim()
+    box = axes.get_position()
+    values: dict[float, dict[str, str]] = {
+        step: {} for step in sorted({step for curve in curves for step in curve.steps})
+    }
+    for curve in curves:
+        for step, value in zip(curve.steps, curve.values, strict=True):
+            values[step][curve.name] = f"{100 * value:.1f} %" if percent else f"{value:.3g}"
+    steps = list(values)[:: -(-len(values) // _MAX_STRIPS)]
+    edges = [left, *((one + other) / 2 for one, other in pairwise(steps)), right]
+    strips = []
+    for step, (start, end) in zip(steps, pairwise(edges), strict=True):
+        x, wide = (width * box.width * share / (right - left) for share in (start - left, end - start))
+        place = f'x="{width * box.x0 + x:.1f}" y="{height * (1 - box.y1):.1f}"'
+        size = f'width="{wide:.1f}" height="{height * box.height:.1f}"'
+        told = ", ".join(f"{name} {value}" for name, value in values[step].items())
+        strips.append(f'<rect class="strip" {place} {size}><title>step {step:g}: {told}</title></rect>')
+    return "\n".join(strips)
+
+
+def _svg(figure: "Figure", title: str, curves: Sequence[_Curve], *, percent: bool = False) -> Markup:
     """Return the figure as an element for HTML: no prolog, no namespaces, no fixed size, the page's own colors."""
     figure.draw_without_rendering()  # the first layout may change the ticks, and with them the room that labels need
     buffer = io.StringIO()
@@ -165,4 +192,5 @@ def _svg(figure: "Figure", title: str) -> Markup:
     assert view is not None
     text = re.sub(r"<svg [^>]*>", f'<svg class="chart" role="img" aria-label="{title}" {view.group()}>', text, count=1)
     text = text.replace("xlink:href", "href").replace(_TEXT, "currentColor").replace("'DejaVu Sans'", "sans-serif")
+    text = text.replace("</svg>", _values_on_hover(figure, curves, percent=percent) + "\n</svg>")
     return Markup(re.sub(r"\n\s*", "\n", text).strip())

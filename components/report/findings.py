@@ -68,6 +68,8 @@ class Evaluation(NamedTuple):
     folder: Path
     greedy: dict[str, Record]
     scores: dict[str, Any]
+    num_tokens: int
+    """Of all answers, sampled ones included."""
 
 
 class Pair(NamedTuple):
@@ -146,6 +148,17 @@ class Findings:
             if len(groups) > 1:
                 rows += [(source, group, {name: scores[name][group] for name in MODELS}) for group in groups]
         return rows
+
+    def beside(self, key: str) -> dict[str, dict[str, Any]]:
+        """A table of scores.json by model and source, such as `flexible` or `truncated`; empty where it has none."""
+        return {
+            model: evaluation.scores.get(key, {}).get("by_source", {}) for model, evaluation in self.evaluations.items()
+        }
+
+    @property
+    def protocol(self) -> dict[str, Any]:
+        """What stands beside the accuracies: how the models were asked; empty where it was not recorded."""
+        return dict(self.evaluations["grpo"].scores.get("protocol") or {})
 
     def by_model(self, key: str) -> dict[str, Any]:
         """One of the scores over all greedy answers, by model."""
@@ -232,8 +245,10 @@ def read_evaluation(folder: Path) -> Evaluation:
     """Return an evaluation; PipelineError unless the records, which the gate counts, agree with the scores shown."""
     path = folder / "records.jsonl"
     greedy: dict[str, Record] = {}
+    num_tokens = 0
     for number, row in jsonl.read_rows(path):
         record = validate(Record, row, name=f"{path}:{number}")
+        num_tokens += record.num_tokens
         if record.sample != 0:
             continue
         if record.id in greedy:
@@ -253,7 +268,7 @@ def read_evaluation(folder: Path) -> Evaluation:
             f"{folder / 'scores.json'}: `greedy.by_source.<source>.correct` are {scored}, but records.jsonl next to "
             f"it has {counted} right answers; evaluate again"
         )
-    return Evaluation(folder, greedy, scores)
+    return Evaluation(folder, greedy, scores, num_tokens)
 
 
 def _check_comparable(first: Evaluation, second: Evaluation) -> None:

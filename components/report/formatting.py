@@ -38,6 +38,11 @@ def shorten(text: str, characters: int) -> str:
     return text if len(text) <= characters else text[:characters].rstrip() + " …"
 
 
+def hours(number: float, unit: str) -> str:
+    """Return an amount of processor time, such as `1.2 GPU-hours` or `3.4 core-minutes`."""
+    return f"{number:,.1f} {unit}-hours" if number >= 1 else f"{60 * number:.1f} {unit}-minutes"
+
+
 def duration(seconds: float) -> str:
     """Return a time span, such as `1 min 12 s`."""
     minutes, rest = divmod(round(seconds), 60)

@@ -4,7 +4,7 @@ A stage of its own because a missed gate must still leave a report: the verdict 
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from components.report.config import ReportConfig
 from components.report.findings import MODELS, Findings, Pair, find
 from components.shared import jsonl, page
 from components.shared.errors import PipelineError
-from components.shared.lineage import value_digest
+from components.shared.lineage import Lineage, value_digest
 from components.shared.progress import say
 from components.shared.stage import Stage
 
@@ -42,6 +42,24 @@ _GRPO_CURVES: dict[str, dict[str, str]] = {
 _SFT_CURVES = {"SFT loss (nats per token)": {"loss": "loss"}}
 _FRACTIONS = {"worked_fraction", "groups_without_spread_fraction"}
 """First columns of the charts that are drawn from 0 % to 100 %."""
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What the page of one run has beside the report: it differs between equal runs."""
+
+    version: Mapping[str, Any] | None = None
+    """A registration's version.json."""
+    seconds: Mapping[str, float] | None = None
+    """Time of each stage."""
+    timings: Path | None = None
+    """The output `timings` of train_grpo."""
+    made_by: Lineage | None = None
+    """The lineage of the report."""
+    command: str | None = None
+    """What makes the run again, in a shell."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Paths of other files of the run, relative to the page, by what they are."""
 
 
 def report(
@@ -94,9 +112,7 @@ def render_report(
     folders: Mapping[str, Path],
     *,
     findings: Findings | None = None,
-    version: Mapping[str, Any] | None = None,
-    seconds: Mapping[str, float] | None = None,
-    timings: Path | None = None,
+    run: RunFacts | None = None,
 ) -> str:
     """Return the page over the report stage's input folders, by their names in the graph.
 
@@ -104,12 +120,10 @@ def render_report(
         config: The gate, and the size of the page.
         folders: The inputs of the report stage.
         findings: What `find` returns for them, if it has been called already.
-        version: A registration's version.json; like the next two, it differs between equal runs.
-        seconds: Time of each stage.
-        timings: The output `timings` of train_grpo.
+        run: What the page of one run has in addition.
     """
     here = Path(__file__).parent
-    findings = findings or find(config, folders)
+    findings, run = findings or find(config, folders), run or RunFacts()
     configs = findings.provenance.configs.items()
     values = {
         "findings": findings,
@@ -117,13 +131,13 @@ def render_report(
         "models": MODELS,
         "colors": charts.MODEL_COLORS,
         "panels": [*_panels(folders["grpo_training"], _GRPO_CURVES), *_panels(folders["sft_training"], _SFT_CURVES)],
-        "phases": charts.phase_chart(timings) if timings else None,
+        "phases": charts.phase_chart(run.timings) if run.timings else None,
         "examples": _choose_examples(findings.pairs, config.num_examples),
         "configs": {
             stage: yaml.safe_dump(each, sort_keys=False, allow_unicode=True, width=100) for stage, each in configs
         },
-        "version": version,
-        "seconds": seconds,
+        "run": run,
+        "costs": costs(run, findings),
         "formatting": formatting,
         "style": Markup((here / "report.css").read_text("utf-8")),
     }
@@ -133,18 +147,44 @@ def render_report(
         raise PipelineError(f"report: its inputs lack a value of the page ({error}); run their stages again") from None
 
 
+def costs(run: RunFacts, findings: Findings) -> list[tuple[str, str, str, str]]:
+    """Return the time, processor time and tokens of each stage of a run, in words; a total at the end."""
+    if not run.seconds:
+        return []
+    places = {stage: run.made_by.environment(stage) if run.made_by else None for stage in run.seconds}
+    tokens = {"evaluate": sum(evaluation.num_tokens for evaluation in findings.evaluations.values())}
+    if run.timings:
+        rows = [row for _, row in jsonl.read_rows(run.timings / "timings.jsonl")]
+        tokens["train_grpo"] = round(sum(row.get("tokens_per_s", 0.0) * row["step_s"] for row in rows))
+    units: dict[str, float] = {}
+    lines = []
+    for stage, seconds in run.seconds.items():
+        place, used = places[stage], ""
+        if place:
+            unit, number = ("GPU", len(place.gpus)) if place.gpus else ("core", place.num_cores)
+            units[unit] = units.get(unit, 0.0) + seconds * number / 3600
+            used = formatting.hours(seconds * number / 3600, unit)
+        sampled = page.count(tokens[stage]) if tokens.get(stage) else ""
+        lines.append((stage, formatting.duration(seconds), used, sampled))
+    total = ", ".join(formatting.hours(number, unit) for unit, number in units.items())
+    sampled = page.count(sum(tokens.values()))
+    return [*lines, ("Total", formatting.duration(sum(run.seconds.values())), total, sampled)]
+
+
 def _choose_examples(pairs: Sequence[Pair], number: int) -> list[dict[str, Any]]:
-    """Return about `number` examples: half newly right, a quarter newly wrong, the rest right before and after.
+    """Return about `number` examples: half newly right, a quarter newly wrong, the rest the same before and after.
 
     Chosen by the digest of the problem's id: the same in every run, and not hand-picked.
     """
     shuffled = sorted(pairs, key=lambda pair: value_digest(pair.first.id))
     newly_right, newly_wrong = -(-number // 2), number // 4
+    same = number - newly_right - newly_wrong
     groups = []
     for title, right, share in (
         ("SFT wrong, GRPO right", (False, True), newly_right),
         ("SFT right, GRPO wrong", (True, False), newly_wrong),
-        ("Both right", (True, True), number - newly_right - newly_wrong),
+        ("Both right", (True, True), same - same // 2),
+        ("Both wrong", (False, False), same // 2),
     ):
         members = [pair for pair in shuffled if pair.right == right]
         groups.append({"title": title, "total": len(members), "pairs": members[:share]})

@@ -40,8 +40,8 @@ def percent(fraction: float, digits: int = 1) -> str:
 
 
 def count(number: int) -> str:
-    """Return a whole number with a thin space between thousands."""
-    return f"{number:,}".replace(",", "\u202f")
+    """Return a whole number with a comma between thousands, as everywhere else."""
+    return f"{number:,}"
 
 
 def plural(number: int, one: str, many: str = "") -> str:

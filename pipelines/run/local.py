@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType, ModuleType
@@ -22,7 +22,7 @@ from components.preflight.config import STAGES, as_yaml, contradictions, doubts,
 from components.preflight.inputs import missing_here
 from components.shared.environment import JOURNAL_VARIABLE, TERMINAL_VARIABLE
 from components.shared.errors import PipelineError, raise_all
-from pipelines.run import summary
+from pipelines.run import index, summary
 from pipelines.run.journal import Tracker
 from pipelines.run.screen import Screen, Style, duration
 
@@ -71,6 +71,8 @@ def run(params_path: Path, *, containers: bool = False) -> int:
         summary.write(folder, tracker.tasks, exit_code)
         _make_latest(folder)
         summary.show(folder, screen)
+    with suppress(PipelineError, OSError):  # of all runs: what became of this one does not depend on it
+        index.write(OUTPUTS, params.register.registry)
     done = f"{len(tracker.finished)} of {len(tracker.tasks)} stages in {duration(time.monotonic() - started)}"
     screen.show(f"{done}; log: {folder / LOG}", Style.DIM)
     return exit_code

@@ -1,20 +1,31 @@
 """The results of a run: its report with version and times, summary.json, and a table on the screen."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.text import Text
 
 from components.preflight.config import load_params, stage_sections
 from components.report import formatting
-from components.report.report import render_report
+from components.report.report import RunFacts, render_report
 from components.shared import jsonl, lineage
+from components.shared.execution import Revision
 from components.shared.page import percent
 from components.shared.problem import problems_file, splits_in
 from pipelines.run.journal import Task
 from pipelines.run.screen import Screen, Style
 
 PAGE, FIGURES = "report.html", "summary.json"
+_FILES = {
+    "figures": FIGURES,
+    "params": "params.yaml",
+    "log": "kfp.log",
+    "journal": "journal.jsonl",
+    "outputs of the stages": "artifacts",
+    "all runs": "../../index.html",
+}
+"""Other files in the folder of a run, by what they are."""
 _MODELS = {"base": "base", "sft": "SFT", "grpo": "GRPO"}
 _COLUMN = 24
 
@@ -31,8 +42,10 @@ def write(folder: Path, tasks: Sequence[Task], exit_code: int) -> None:
     seconds = {task.name: task.seconds for task in tasks if task.seconds is not None}
     version = jsonl.read_json(outputs["register"]["registration"] / "version.json") if exit_code == 0 else None
     timings = outputs["train_grpo"]["timings"]
-    page = render_report(params.report, inputs, version=version, seconds=seconds, timings=timings)
-    (folder / PAGE).write_text(page, encoding="utf-8")
+    made_by = lineage.read(outputs["report"]["report"])
+    command = _command(folder, made_by.revision() if made_by else None, version)
+    run = RunFacts(version, seconds, timings, made_by, command, _FILES)
+    (folder / PAGE).write_text(render_report(params.report, inputs, run=run), encoding="utf-8")
     figures = jsonl.read_json(outputs["report"]["report"] / "summary.json")
     problems = outputs["prepare_data"]["problems"]
     digests = {
@@ -42,6 +55,16 @@ def write(folder: Path, tasks: Sequence[Task], exit_code: int) -> None:
     }
     added = {"digests": digests, "version": version, "seconds": seconds, "exit": exit_code}
     jsonl.write_json(folder / FIGURES, {**figures, **added})
+
+
+def _command(folder: Path, revision: Revision | None, version: Mapping[str, Any] | None) -> str:
+    """What makes a run again, in a shell: its version, or its commit with the changes that were not committed."""
+    if version:
+        return f".venv/bin/grpo-pipeline reproduce {version['tag']}"
+    lines = [f"git checkout {revision.commit}"] if revision and revision.commit else []
+    if revision and revision.patch_digest:
+        lines.append("# and apply the uncommitted changes, `revisions` in lineage.json of the report")
+    return "\n".join([*lines, f".venv/bin/grpo-pipeline run --params {folder / 'params.yaml'}"])
 
 
 def show(folder: Path, screen: Screen) -> None:

@@ -16,7 +16,7 @@ from kfp import dsl
 from components.report import component
 from components.report.config import ReportConfig
 from components.report.findings import collect_provenance
-from components.report.report import STAGE, render_report
+from components.report.report import STAGE, RunFacts, render_report
 from components.shared import jsonl, lineage, stage
 from components.shared.errors import PipelineError
 from tests.lineages import made
@@ -135,10 +135,11 @@ def test_summary_has_the_figures_for_the_runner(shared_run: dict[str, Path], wri
 
 
 def test_examples_by_outcome(written: Path) -> None:
-    """Half of the examples are newly right, a quarter newly wrong, the rest right before and after."""
+    """Half of the examples are newly right, a quarter newly wrong, the rest the same before and after."""
     text = (written / "report.html").read_text(encoding="utf-8")
-    sizes = re.findall(r"<h3>(SFT wrong, GRPO right|SFT right, GRPO wrong|Both right) <span[^>]*>(\d+) of", text)
-    assert sizes == [("SFT wrong, GRPO right", "4"), ("SFT right, GRPO wrong", "2"), ("Both right", "2")]
+    sizes = re.findall(r"<h3>(SFT wrong, GRPO right|SFT right, GRPO wrong|Both \w+) <span[^>]*>(\d+) of", text)
+    changed = [("SFT wrong, GRPO right", "4"), ("SFT right, GRPO wrong", "2")]
+    assert sizes == [*changed, ("Both right", "1"), ("Both wrong", "1")]
     assert text.count('class="example"') == 8
 
 
@@ -160,12 +161,15 @@ def test_runner_adds_version_times_and_phases(shared_run: dict[str, Path], tmp_p
     jsonl.write_rows(tmp_path / "timings.jsonl", rows)
     version = {"tag": "grpo-policy@v0.0.7", "registry": "registry", "policy_digest": "ab" * 32}
     seconds = {"train_grpo": 141.2, "evaluate": 9.0}
-    text = render_report(CONFIG, shared_run, version=version, seconds=seconds, timings=tmp_path)
+    facts = RunFacts(version, seconds, tmp_path, command="git checkout abc", files={"params": "params.yaml"})
+    text = render_report(CONFIG, shared_run, run=facts)
+    assert "<pre>git checkout abc</pre>" in text
+    assert '<a href="params.yaml">params</a>' in text
     assert text.count("grpo-policy@v0.0.7") == 2
     assert "2 min 21 s" in text
     assert "2 min 30 s" in text
     assert "median GRPO step took 5 s" in text
-    shares = re.findall(r"</i>([a-z ]+) (\d+)\u202f%", text[text.index("Where the time went") :])
+    shares = re.findall(r"</i>([a-z ]+) (\d+)\u202f%", text[text.index("Where the time of GRPO went") :])
     assert shares[:4] == [("sampling", "60"), ("weight sync", "10"), ("update", "20"), ("waiting and other", "10")]
 
 
@@ -178,7 +182,7 @@ def test_markup_in_answers_stays_text(own_run: dict[str, Path]) -> None:
     text = render_report(CONFIG, own_run)
     assert "<script" not in text
     assert "&lt;script&gt;alert(1)" in text
-    assert "Where the time went" not in text
+    assert "Where the time of GRPO went" not in text
     assert "Registered as" not in text
 
 
