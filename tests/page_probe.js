@@ -5,7 +5,7 @@ addEventListener("load", () => {
   const style = (element) => frame.contentWindow.getComputedStyle(element);
   const scrolls = (element) => element && (/auto|scroll/.test(style(element).overflowX) || scrolls(element.parentElement));
   const texts = [];
-  const found = {scroll_width: root.scrollWidth, num_texts: 0, outside: [], small: [], cut: [], overlaps: [], faint: []};
+  const found = {scroll_width: root.scrollWidth, num_texts: 0, outside: [], small: [], cut: [], overlaps: [], faint: [], scrolls: []};
   found.dark = frame.contentWindow.matchMedia("(prefers-color-scheme: dark)").matches;
   // Colors as red, green, blue and opacity; what is below shows through what is not opaque.
   const rgba = (text) => [...(text.match(/[\d.]+/g) || [0, 0, 0, 0]).map(Number), 1].slice(0, 4);
@@ -52,5 +52,7 @@ addEventListener("load", () => {
   for (const element of page.body.querySelectorAll("*"))
     if (/hidden|clip/.test(style(element).overflowX) && element.scrollWidth > element.clientWidth && element.textContent.trim())
       found.cut.push(element.textContent.trim().slice(0, 60));
+  for (const element of page.querySelectorAll(".table"))
+    if (element.scrollWidth > element.clientWidth + 1) found.scrolls.push(element.textContent.trim().slice(0, 60));
   document.querySelector("pre").textContent = JSON.stringify(found);
 });

@@ -10,12 +10,13 @@ from components.cluster.job import Job
 from components.cluster.watchdog import die_with_parent
 from components.shared.environment import TERMINAL_VARIABLE
 from components.shared.errors import PipelineError, explain_out_of_memory
-from components.shared.execution import current_place
+from components.shared.execution import current_environment, current_place
 
 
 def main() -> None:
     """Run this rank, and end without finalisation, which would wait for collectives that other ranks have left."""
     die_with_parent(int(sys.argv[2]))
+    current_environment()
     job, rank = Job.read(Path(sys.argv[1])), int(os.environ["RANK"])
     job.start_rank(rank)
     if rank:  # only the first rank prints for the user

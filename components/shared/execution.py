@@ -132,8 +132,11 @@ class Place(_Record):
 
 def current_place() -> Place:
     """Return where this process computes."""
-    torch = sys.modules.get("torch")
-    return Place(environment=current_environment(), threads=torch.get_num_threads() if torch else None)
+    environment, torch = current_environment(), sys.modules.get("torch")
+    if torch and torch.cuda.is_available() and not environment.gpus:  # a driver without files of its own
+        names = tuple(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))
+        environment = environment.model_copy(update={"gpus": names})
+    return Place(environment=environment, threads=torch.get_num_threads() if torch else None)
 
 
 def place_of(work: Path | None) -> Place:
@@ -171,7 +174,10 @@ def _user() -> str:
 
 @cache
 def current_environment() -> Environment:
-    """Return the environment of this process."""
+    """Return the environment of this process when this was called first.
+
+    To be called before libraries are imported, which add to the environment variables and to the path.
+    """
     lock = _ROOT / _LOCK
     return Environment(
         python=platform.python_version(),
@@ -221,13 +227,9 @@ def _cpu() -> str:
 
 
 def _gpus() -> Iterator[str]:
-    """The name of each GPU of the driver, or of torch where that is in use and the driver has no files."""
-    files = sorted(_NVIDIA.glob("gpus/*/information"))
-    for path in files:
+    """The name of each GPU of NVIDIA's driver."""
+    for path in sorted(_NVIDIA.glob("gpus/*/information")):
         yield from re.findall(r"^Model:\s*(.+?)\s*$", path.read_text("utf-8", "replace"), flags=re.MULTILINE)
-    torch = sys.modules.get("torch")
-    if not files and torch and torch.cuda.is_available():
-        yield from (torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))
 
 
 def _gpu_driver() -> str | None:

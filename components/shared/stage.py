@@ -28,6 +28,7 @@ from components.shared import durable, lineage
 from components.shared.config import Config, load_section
 from components.shared.environment import JOURNAL_VARIABLE, POD_VARIABLE, WORK_VARIABLE
 from components.shared.errors import PipelineError, RetryableError, explain, raise_if_disk_is_full
+from components.shared.execution import current_environment
 from components.shared.lineage import Material, fingerprint
 from components.shared.model import require_unchanged, resolve_reference
 from components.shared.progress import say
@@ -108,6 +109,7 @@ def run(
     outputs = {name: folders[name] for name in stage.outputs}
     inputs = _resolved_inputs(stage, folders)
     started, started_at = time.monotonic(), datetime.now(UTC)
+    current_environment()
     _log_event(stage.name, "started", outputs=outputs)
     made_by = lineage.describe(stage.name, config.model_dump(mode="json"), inputs)
     for name in stage.inputs:
