@@ -86,13 +86,7 @@ def parser() -> argparse.ArgumentParser:
     command.add_argument("--answer", choices=list(map(str, AnswerPolicy)), default=str(AnswerPolicy.STATED), help=where)
     command.set_defaults(command=_grade)
 
-    command = commands.add_parser("plan", help="predict memory and time of training on given GPUs", parents=[params])
-    command.add_argument("--gpus", type=int, required=True, metavar="N", help="how many")
-    command.add_argument("--gpu", required=True, metavar="NAME", help="h200, h100, a100 ...")
-    command.add_argument("--completion-tokens", type=float, metavar="N", help="mean length of a completion, if known")
-    command.add_argument("--json", action="store_true", help="print JSON")
-    command.add_argument("--plot", type=Path, metavar="FILE", help="draw how it scales into FILE.svg or FILE.png")
-    command.set_defaults(command=_plan)
+    _add_plan(commands, params)
 
     add_commands(commands)
     return parser
@@ -132,6 +126,16 @@ def _add_evaluate(commands: Any) -> None:
     add("--gpus-per-engine", type=int, default=1, metavar="N", help="over which each splits the model (default: 1)")
     add("--cache-gib", type=float, metavar="GIB", help="of each engine, for keys and values (default: 16)")
     command.set_defaults(command=_evaluate)
+
+
+def _add_plan(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", params: argparse.ArgumentParser) -> None:
+    command = commands.add_parser("plan", help="predict memory and time of training on given GPUs", parents=[params])
+    command.add_argument("--gpus", type=int, required=True, metavar="N", help="how many")
+    command.add_argument("--gpu", required=True, metavar="NAME", help="h200, h100, a100 ...")
+    command.add_argument("--completion-tokens", type=float, metavar="N", help="mean length of a completion, if known")
+    command.add_argument("--json", action="store_true", help="print JSON")
+    command.add_argument("--plot", type=Path, metavar="FILE", help="draw how it scales into FILE.svg or FILE.png")
+    command.set_defaults(command=_plan)
 
 
 # Each command imports what it needs by itself: `--help` and a mistyped option answer at once.

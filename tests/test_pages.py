@@ -64,7 +64,7 @@ def layout_of(text: str, width: int, folder: Path, *, dark: bool = False) -> dic
 @pytest.mark.parametrize(("width", "dark"), [(400, False), (800, True), (1400, False)])
 @pytest.mark.parametrize("name", ["report", "validation", "bad", "configuration", "index"])
 def test_a_page_can_be_read(name: str, width: int, dark: bool, pages: dict[str, str], tmp_path: Path) -> None:
-    """Neither it nor a table scrolls sideways; no text is cut, covered, outside, under 12 pixels high or hard to see."""
+    """Neither it nor a table scrolls sideways; no text is cut, covered, outside, below 12 pixels or hard to see."""
     layout = layout_of(pages[name], width, tmp_path, dark=dark)
     assert layout.pop("scroll_width") <= width
     assert layout.pop("num_texts") > 20

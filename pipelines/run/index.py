@@ -12,10 +12,11 @@ from typing import Any
 
 from markupsafe import Markup
 
-from components.register.registry import is_url, read_registry
+from components.register.snapshot import read_registry
 from components.report.formatting import points
 from components.shared import jsonl, page
 from components.shared.errors import PipelineError
+from components.shared.versioning import is_url
 
 PAGE = "index.html"
 _REGISTRY = "registry"
