@@ -36,6 +36,8 @@ def _evaluate(folder: Path, **changes: Any) -> Path:
     metrics = evaluate(config, **models, problems=data, evaluation=evaluation, work=folder / "work")
     scores = jsonl.read_json(evaluation / "grpo" / "scores.json")
     assert metrics["grpo_accuracy_sums"] == scores["greedy"]["all"]["accuracy"]
+    assert scores["protocol"]["records_digest"] == lineage.digest(evaluation / "grpo" / "records.jsonl")
+    assert scores["published"]["sums"].startswith("sums: ")
     return evaluation / "grpo"
 
 

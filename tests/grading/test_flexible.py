@@ -3,7 +3,10 @@
 from collections.abc import Sequence
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from components.grading.answer import final_answer
 from components.grading.flexible import flexible_answer, grade_flexibly
 from components.grading.verifier import Grade, Submission, Verifier, grade
 from components.shared.answer_policy import AnswerPolicy
@@ -76,3 +79,19 @@ def test_only_responses_without_a_strict_answer_are_graded_again() -> None:
     flexible = grade_flexibly(verify, golds, responses, strict, DECLARED)  # type: ignore[arg-type]
     assert [each.verdict for each in flexible] == [case.verdict for case in cases]
     assert [each.gold for each in calls] == golds[1:3]
+
+
+@given(
+    st.lists(
+        st.sampled_from(
+            [*"0159-+/.,$^{}()[] \n", "\\boxed{", "\\frac", "\\[", "\\]", "####", " is ", "answer", "think>"]
+        )
+    ).map("".join)
+)
+def test_any_text_has_a_flexible_answer_or_none(text: str) -> None:
+    """An answer is part of the text, is not empty, and is the strict one where there is one."""
+    for policy in AnswerPolicy:
+        answer = flexible_answer(text, policy)
+        assert answer != ""
+        strict = final_answer(text, policy)
+        assert strict is None or answer == strict
