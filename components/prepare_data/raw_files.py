@@ -39,10 +39,10 @@ def raw_folder(config: PrepareConfig) -> Iterator[RawFolder]:
         PipelineError: The repository, its commit, a file at that commit or the content of a DVC pointer is missing.
     """
     if config.repository is None:
-        pointers = {path: _beside(path) for path in config.files}
-        yield RawFolder(
-            Path(), _md5s({path: each.read_text("utf-8") for path, each in pointers.items() if each.is_file()})
-        )
+        pointers = ((path, _beside(path)) for path in config.files)
+        md5s = _md5s({path: each.read_text("utf-8") for path, each in pointers if each.is_file()})
+        # A file may have been changed after its pointer was made; that of a folder is a digest of a listing.
+        yield RawFolder(Path(), {path: md5 for path, md5 in md5s.items() if path.is_dir() or _md5(path) == md5})
         return
     url, commit = config.repository.url, config.repository.commit
     with tempfile.TemporaryDirectory(prefix="grpo-pipeline-data-") as scratch:

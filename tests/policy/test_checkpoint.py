@@ -11,7 +11,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from components.policy.checkpoint import Checkpoint, create, load, save, save_base
 from components.shared.answer_policy import AnswerPolicy
 from components.shared.errors import PipelineError
-from components.shared.model import ModelConfig
+from components.shared.lineage import Material, digest
+from components.shared.model import ModelConfig, base_materials
 from tests import tiny
 
 
@@ -55,6 +56,8 @@ def test_an_existing_base_model_is_saved_as_a_reference(tmp_path: Path) -> None:
     (tmp_path / "base").mkdir()
     save_base(base, tmp_path / "base")
     assert [path.name for path in (tmp_path / "base").iterdir()] == ["pipeline.json"]
+    existing = str(tmp_path / "existing")
+    assert base_materials(existing, tmp_path / "base") == {existing: Material(sha256=digest(tmp_path / "existing"))}
     loaded = load(tmp_path / "base", dtype=torch.float32)
     assert loaded.config.prompt == "{question}!"
     for name, weight in tiny.checkpoint().model.named_parameters():

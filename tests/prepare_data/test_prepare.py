@@ -1,5 +1,6 @@
 """The stage as a whole: its config, the files it writes, what makes it fail, and that equal inputs give equal bytes."""
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -10,10 +11,11 @@ import pytest
 import yaml
 
 from components.prepare_data.config import PrepareConfig
-from components.prepare_data.prepare import prepare
+from components.prepare_data.prepare import STAGE, prepare
+from components.shared import stage
 from components.shared.config import validate
 from components.shared.errors import PipelineError
-from components.shared.lineage import file_digest
+from components.shared.lineage import Material, file_digest, read
 from components.shared.problem import Split, read_problems
 from tests.pipelines.project import bytes_in
 
@@ -133,6 +135,23 @@ def test_output_has_the_problems_and_what_was_left_out(tmp_path: Path, gsm8k: di
             {"train": "gsm8k/train/00003", "test": "gsm8k/test/00001", **overlap},
             {"train": "gsm8k/train/00007", "test": "math500/test/00000", **overlap, "match": "exact"},
         ],
+    }
+
+
+def test_lineage_names_the_bytes_of_raw_files(tmp_path: Path, gsm8k: dict[str, Any]) -> None:
+    """Size, SHA-256 and, where the file is what its DVC pointer says, the MD5 in the pointer."""
+    md5 = hashlib.md5(Path(gsm8k["train"]).read_bytes(), usedforsecurity=False).hexdigest()
+    for split, pointed in (("train", md5), ("test", "0" * 32)):
+        Path(f"{gsm8k[split]}.dvc").write_text(yaml.safe_dump({"outs": [{"md5": pointed, "path": "x"}]}))
+    config = PrepareConfig.model_validate({"sources": [gsm8k, _WORDS]})
+    stage.run(STAGE, config, {"problems": tmp_path / "out"})
+    made_by = read(tmp_path / "out")
+    assert made_by
+    assert made_by.work.materials == {
+        gsm8k[split]: Material(
+            sha256=file_digest(Path(gsm8k[split])), size_bytes=Path(gsm8k[split]).stat().st_size, dvc_md5=known
+        )
+        for split, known in (("test", None), ("train", md5))
     }
 
 

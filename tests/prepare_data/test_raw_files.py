@@ -172,7 +172,12 @@ def test_repository_is_read_at_its_commit(tmp_path: Path) -> None:
     assert _answers(tmp_path / "first", repository, first) == ["1"]
     assert _answers(tmp_path / "second", repository, second) == ["2"]
     manifest = json.loads((tmp_path / "second/manifest.json").read_text())
-    assert [file["path"] for file in manifest["raw_files"]] == [str(_TRAIN), str(_TEST)]
+    pointer = (repository / f"{_TRAIN}.dvc").read_text(encoding="utf-8")
+    train, test = manifest["raw_files"]
+    assert [train["path"], test["path"]] == [str(_TRAIN), str(_TEST)]
+    assert f"md5: {train['dvc_md5']}\n" in pointer
+    assert test["dvc_md5"] is None
+    assert all((file["repository"], file["commit"]) == (str(repository), second) for file in (train, test))
 
     def error(url: Path, commit: str, train: Path = _TRAIN) -> str:
         with pytest.raises(PipelineError) as raised:

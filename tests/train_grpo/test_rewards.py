@@ -18,9 +18,10 @@ from components.policy.packing import TokenSequence
 from components.rollout.sampler import Completion, grade_completions
 from components.shared.answer_policy import AnswerPolicy
 from components.shared.errors import PipelineError
+from components.shared.lineage import Material, file_digest
 from components.shared.model import ModelConfig
 from components.shared.problem import Problem
-from components.train_grpo.custom_rewards import RewardFunction, load_reward
+from components.train_grpo.custom_rewards import RewardFunction, load_reward, reward_materials
 from components.train_grpo.process_supervision import Step
 from components.train_grpo.reward_model import RewardModel
 from components.train_grpo.rewards import (
@@ -232,6 +233,13 @@ def test_a_custom_reward_that_cannot_be_loaded_is_named(
     with pytest.raises(PipelineError, match=message) as error:
         load_reward(name)
     assert str(error.value).startswith(f"train_grpo.reward.weights.{name}: ")
+
+
+def test_the_file_of_a_custom_reward_is_in_the_lineage() -> None:
+    """Rewards of this project are part of its code."""
+    materials = reward_materials(["accuracy", f"{__name__}:anything", "no_such_module:f"])
+    here = Path(__file__)
+    assert materials == {f"{__name__}:anything": Material(sha256=file_digest(here), size_bytes=here.stat().st_size)}
 
 
 # Combination ----------------------------------------------------------------------------------------------------------
