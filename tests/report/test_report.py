@@ -263,7 +263,7 @@ def test_provenance_of_mixed_runs_is_refused() -> None:
 
 @pytest.mark.parametrize("volume", ["", "volume"])
 def test_kubeflow_component_shows_page_and_metrics(shared_run: dict[str, Path], tmp_path: Path, volume: str) -> None:
-    """The page is copied to where Kubeflow shows it; on a cluster the folder that is passed on is on the volume."""
+    """The page has the cost of the run; on a cluster the folder that is passed on is on the volume."""
     sources = {"validation": "validation", "sft_training": "sft", "grpo_training": "grpo", "evaluation": "evaluation"}
     for name, source in sources.items():
         shutil.copytree(shared_run[name], tmp_path / source / name.removeprefix(f"{source}_"))
@@ -276,6 +276,12 @@ def test_kubeflow_component_shows_page_and_metrics(shared_run: dict[str, Path], 
         inputs |= {"volume": str(tmp_path / volume), "run_id": "run-1"}
     (folder,) = component.report.python_func(config=VALUES, **inputs, report=out, report_page=page, metrics=metrics)
     assert Path(folder).is_relative_to(tmp_path / (volume or "made"))
+    text = (tmp_path / "html" / "page").read_text(encoding="utf-8")
+    assert re.search(r"<tr><td>report</td>.*core-minutes", text)
     for place in (out.path, folder):
-        assert (tmp_path / "html" / "page").read_bytes() == (Path(place) / "report" / "report.html").read_bytes()
+        artifact = (Path(place) / "report" / "report.html").read_text(encoding="utf-8")
+        assert "core-minutes" not in artifact
+        headline = re.search("<h1>.*</h1>", artifact)
+        assert headline
+        assert headline.group() in text
     assert metrics.metadata["gate_passed"] == 1
