@@ -74,7 +74,7 @@ def register(config: RegisterConfig, *, report: Path, registration: Path, **made
         say("register", "warning: GRPO learned nothing: the policy has the weights of its reference")
     # Connected before anything is registered: a wrong address is an error while there is nothing to undo.
     catalogue = Catalogue(config.model_registry) if config.model_registry else None
-    with open_registry(config.registry, config.storage) as registry:
+    with open_registry(config.registry, config.storage, config.storage_endpoint) as registry:
         if catalogue:
             weights_url(registry)
         known = registry.snapshot.find(config.name, digests["policy"])

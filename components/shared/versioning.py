@@ -33,6 +33,8 @@ _TRANSIENT = re.compile(
     r"|hung up unexpectedly|early EOF|Empty reply from server|returned error: (429|5\d\d)|HTTP (429|5\d\d)"
 )
 """What git prints when a network or a server has failed."""
+_DENIED = 77
+"""Exit code of dvc_process.py where a server wants other credentials."""
 _REFUSED = "! ["
 """Begins git's line on a ref that the other side did not accept."""
 
@@ -98,7 +100,9 @@ class Workspace:
             is_lost = _TRANSIENT.search(errors) is not None and _REFUSED not in errors
             is_transient = is_lost if tool == "git" else done.returncode == RetryableError.exit_code
             kind = RetryableError if is_transient else PipelineError
-            raise kind(f"{tool}: {_reason(errors)}")
+            is_denied = tool == "dvc" and done.returncode == _DENIED
+            hint = "; set the credentials of the storage" if is_denied else ""
+            raise kind(f"{tool}: {_reason(errors)}{hint}")
         return done.stdout
 
 
