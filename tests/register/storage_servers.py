@@ -81,9 +81,10 @@ def ssh_server(folder: Path) -> Iterator[SSHServer]:
         "AuthorizedKeysFile": keys / "authorized",
         "PidFile": "none",
         "StrictModes": "no",
-        "MaxAuthTries": "20",
+        "MaxAuthTries": "6",
         "UsePAM": "no",
         "PasswordAuthentication": "no",
+        "KbdInteractiveAuthentication": "no",
         "PermitRootLogin": "prohibit-password",
         "Subsystem": "sftp internal-sftp",
     }
