@@ -34,6 +34,7 @@ RUN_NAME_VARIABLE = "GRPO_PIPELINE_RUN_NAME"  # of the Kubeflow run, by the comp
 IMAGE_VARIABLE = "GRPO_PIPELINE_IMAGE"  # reference of the task's image; shared.execution
 # Set in the images.
 REVISION_VARIABLE = "GRPO_PIPELINE_REVISION"  # git revision of the code; shared.execution
+LOCK_VARIABLE = "GRPO_PIPELINE_LOCK"  # SHA-256 of requirements.lock; shared.execution
 # Set by train_grpo or in the TrainJob's manifest for its ranks and servers.
 JOB_VARIABLE = "GRPO_PIPELINE_JOB"  # folder of the job that a vLLM server's pod belongs to; cluster.servers
 SERVERS_VARIABLE = "GRPO_PIPELINE_SAMPLERS"  # addresses of running vLLM servers, separated by commas
