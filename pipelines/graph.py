@@ -113,7 +113,7 @@ RESOURCES = {
     "train_sft": _LAUNCH,
     "train_grpo": _LAUNCH_GRPO,
     "evaluate": Resources(capacity.EVALUATION_CPU, None, 72 * _HOUR_S, 2, model=True, secrets=("hub",)),
-    "report": Resources(("1", "2"), ("2G", "4G"), _HOUR_S, 1),
+    "report": Resources(("1", "2"), ("2G", "4G"), _HOUR_S, 1, secrets=("git", "storage")),
     # The verdict of a missed gate is the same the next time, and to Kubeflow every failure is alike.
     "register": Resources(("1", "2"), ("4G", "8G"), 6 * _HOUR_S, 0, secrets=("git", "model_registry", "storage")),
 }

@@ -113,6 +113,7 @@ def render_report(
     folders: Mapping[str, Path],
     *,
     findings: Findings | None = None,
+    verdict: Mapping[str, Any] | None = None,
     run: RunFacts | None = None,
 ) -> str:
     """Return the page over the report stage's input folders, by their names in the graph.
@@ -121,10 +122,11 @@ def render_report(
         config: The gate, and the size of the page.
         folders: The inputs of the report stage.
         findings: What `find` returns for them, if it has been called already.
+        verdict: The verdict, if it has been decided already.
         run: What the page of one run has in addition.
     """
     here = Path(__file__).parent
-    findings, run = findings or find(config, folders), run or RunFacts()
+    findings, run = findings or find(config, folders, verdict), run or RunFacts()
     configs = findings.provenance.configs.items()
     values = {
         "findings": findings,

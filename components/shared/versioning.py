@@ -26,6 +26,8 @@ _REPOSITORY_VARIABLES = re.compile(
 )
 """Set by git around its hooks: with them every command would work on that other repository."""
 _ERROR = re.compile(r"(?:fatal: |error: |ERROR: (?:unexpected error - )?)(.*)")
+REGISTRY, MODEL_NAME = "registry", "grpo-policy"
+"""Where versions are registered, and under which name, if nothing else is configured."""
 _DVC = Path(__file__).with_name("dvc_process.py")
 _TRANSIENT = re.compile(
     r"Could not resolve host|Temporary failure in name resolution|Failed to connect"

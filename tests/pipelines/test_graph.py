@@ -40,6 +40,7 @@ SECRETS = {
     **dict.fromkeys(DATA, ("git", "hub", "storage")),
     **dict.fromkeys(TRAINING | MODEL, ("hub",)),
     "train-grpo": ("git", "hub", "storage"),
+    "report": ("git", "storage"),
     "register": ("git", "model_registry", "storage"),
 }
 
