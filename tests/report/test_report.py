@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -107,6 +108,24 @@ def test_page_has_the_figures_of_the_verdict(written: Path) -> None:
         "Config of train_grpo",
     ]
     assert [part for part in parts if part not in text] == []
+
+
+def test_charts_have_values_on_hover(shared_run: dict[str, Path], written: Path) -> None:
+    """Of each curve at each step, in strips that cover the chart side by side."""
+    text = (written / "report.html").read_text(encoding="utf-8")
+    steps = {row["step"]: row for _, row in jsonl.read_rows(shared_run["grpo_training"] / "steps.jsonl")}
+    told = re.findall(r"<title>step (\d+): reward ([\d.]+), accuracy ([\d.]+)</title>", text)
+    assert len(told) >= 30
+    for step, reward, accuracy in told:
+        assert (float(reward), float(accuracy)) == pytest.approx(
+            (steps[int(step)]["reward"], steps[int(step)]["accuracy"]), abs=0.005
+        )
+    chart = text[: text.index(f"<title>step {told[-1][0]}: reward")].rpartition("<svg")[2]
+    strips = [
+        tuple(map(float, each)) for each in re.findall(r'<rect class="strip" x="([\d.]+)".* width="([\d.]+)"', chart)
+    ]
+    for (x, width), (following, _) in pairwise(strips):
+        assert x + width == pytest.approx(following, abs=0.2)
 
 
 def test_run_without_a_gradient_learned_nothing(
