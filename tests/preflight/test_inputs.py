@@ -91,6 +91,14 @@ def test_no_shipped_preset_contradicts_itself(path: Path) -> None:
                 "leave it out, `accuracy` judges both kinds"
             ],
         ),
+        (
+            {"evaluate.protocol": "math-4shot"},
+            [
+                "evaluate.protocol: math-4shot asks problems from math or math500, and word_problems has test "
+                "problems, too",
+                "evaluate.protocol: math-4shot shows solved examples, and no train problem comes from math or math500",
+            ],
+        ),
         ({"train_grpo.sampler.vllm": {"max_tokens": 72}}, []),
         (
             {"train_grpo.sampler.vllm": {"max_tokens": 71}},
