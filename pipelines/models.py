@@ -161,11 +161,12 @@ def _verify(options: argparse.Namespace) -> int:
     from components.register.snapshot import read_registry
 
     with read_registry(options.registry) as snapshot:
-        versions = [snapshot.version(spec) for spec in options.versions] or snapshot.versions()
-        read = snapshot.verify(versions)
+        versions = [snapshot.version(spec) for spec in options.versions]
+        read = snapshot.verify(versions) if versions else snapshot.verify_all()
     if read.faults:
         raise PipelineError("\n".join(read.faults))
-    print(f"{len(versions)} versions, {read.num_files} files, {read.num_bytes:,} bytes: all as registered")
+    names = ", ".join(version.tag for version in versions) or "all versions"
+    print(f"{names}: {read.num_files} files, {read.num_bytes:,} bytes read, all as registered")
     return 0
 
 

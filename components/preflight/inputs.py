@@ -19,15 +19,13 @@ from components.preflight.form import SKIP_IF_UNCHANGED, Form
 from components.prepare_data.config import PrepareConfig
 from components.prepare_data.source import FileSource, MalformedRow
 from components.register.catalogue import Catalogue
-from components.register.config import RegisterConfig
 from components.register.snapshot import read_registry
-from components.register.storage import CONFIG, check_storage, new_config
 from components.shared import lineage
 from components.shared.errors import PipelineError, UnchangedRunError
 from components.shared.model import context_tokens, model_config
 from components.shared.problem import Split
 from components.shared.progress import say
-from components.shared.versioning import Workspace, changes_since, is_url, newest_version
+from components.shared.versioning import Workspace, changes_since, is_url
 from components.train_grpo.custom_rewards import import_errors, is_custom
 
 Check = Callable[[], Any]
@@ -43,8 +41,6 @@ _NUM_REFERENCES_SHOWN = 5
 _FIXED_TAG = re.compile(r"@sha256:[0-9a-f]{64}$|:(?!latest$)[\w.-]+$")
 _PACKAGES = {"s3": "dvc_s3", "gs": "dvc_gs", "azure": "dvc_azure", "ssh": "dvc_ssh"}
 """Package that DVC needs for a kind of remote."""
-_LISTED = ("s3", "ssh")
-"""Kinds of remotes that are asked, with the credentials of the tasks, before anything is trained."""
 _MADE_BY = ("prepare_data", "train_sft", "train_grpo")
 """Stages whose config decides what a policy is."""
 
@@ -195,24 +191,6 @@ def storage(remote: str) -> Iterator[str]:
         yield from _not_shared("weights_storage", remote)
 
 
-def list_storage(config: RegisterConfig) -> list[str]:
-    """List the storage of the weights, at the server that the registry knows, the config or the environment."""
-    scheme = (config.storage or "").partition("://")[0]
-    if scheme in _LISTED and importlib.util.find_spec(_PACKAGES[scheme]):
-        known = _config_of(config.registry) if is_url(config.registry) else None
-        check_storage(known or new_config(str(config.storage), config.storage_endpoint))
-    return []
-
-
-def _config_of(location: str) -> str | None:
-    """DVC's config in a registry; None where nothing has been registered yet, or where it does not answer."""
-    try:
-        with read_registry(location) as snapshot:
-            return snapshot.repository.try_git("show", f"HEAD:{CONFIG}")
-    except PipelineError:  # reported by the check of the registry itself
-        return None
-
-
 def _not_shared(parameter: str, location: str) -> Iterator[str]:
     if not is_url(location) and not location.startswith(f"{MOUNT}/"):
         yield (
@@ -288,14 +266,16 @@ def refuse_repetition(form: Form, params: Params) -> None:
     """
     if not form[SKIP_IF_UNCHANGED]:
         return
-    promoted = newest_version(form["registry"], params.register.name)
-    if promoted is None:
+    with read_registry(form["registry"]) as snapshot:
+        tags = [version.tag for version in snapshot.versions(params.register.name)]
+        made_by = snapshot.lineage(tags[-1]) if tags else None
+    if made_by is None:
         say("preflight", f"{form['registry']} has no version of {params.register.name} yet")
         return
     configs = {stage: getattr(params, stage) for stage in _MADE_BY}
-    changed = changes_since(promoted, configs, lineage.code_digest())
+    changed = changes_since(made_by, configs, lineage.code_digest())
     if not changed:
         raise UnchangedRunError(
-            f"code, data and config are those of {promoted.tag}; a run would reproduce the latest registered version"
+            f"code, data and config are those of {tags[-1]}; a run would reproduce the latest registered version"
         )
-    say("preflight", f"changed since {promoted.tag}: {', '.join(changed)}")
+    say("preflight", f"changed since {tags[-1]}: {', '.join(changed)}")

@@ -5,8 +5,10 @@ A version is a closed bundle: the files of git at its tag, and the folders in th
 message of the tag. What does not agree with them is never returned.
 """
 
+import configparser
 import hashlib
 import json
+import os
 import re
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,14 +19,18 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from components.register.storage import storage_url, write_dvc_config
+from components.shared import lineage
 from components.shared.errors import PipelineError, RetryableError
+from components.shared.lineage import Lineage
 from components.shared.versioning import Workspace, is_url
 
 VERSION_FILE, DIGESTS_FILE = "version.json", "digests.json"
 """The only files of a version that `digests.json` does not list."""
+REMOTE = "storage"
+"""Name of the DVC remote of a registry."""
 FORMAT = 2
 """Of version.json."""
+_DVC_CONFIG = ".dvc/config"
 _VERSION = re.compile(r"([a-z0-9-]+)@v(\d+)\.(\d+)\.(\d+)")
 _ALIAS = re.compile(r"([a-z0-9-]+)#([a-z0-9-]+)(!?)#(\d+)")
 _BUNDLE_DIGEST = re.compile(r"^Bundle-Digest: (\w+)$", re.MULTILINE)
@@ -118,12 +124,25 @@ class Snapshot:
         """Return all tags, the oldest first."""
         fields = ("refname:short", "objectname", "*objectname", "creatordate:iso-strict", "taggername", "taggeremail")
         form = "%00".join(f"%({field})" for field in (*fields, "contents")) + "%01"
-        listed = self.repository.git("for-each-ref", "--sort=creatordate", f"--format={form}", "refs/tags")
+        try:
+            listed = self.repository.git("for-each-ref", "--sort=creatordate", f"--format={form}", "refs/tags")
+        except PipelineError as error:
+            raise type(error)(f"{self.location}: {self._damaged_tag() or error}") from None
         tags = []
         for entry in listed.split("\1")[:-1]:
             tag, itself, commit, at, name, address, message = entry.lstrip("\n").split("\0")
             tags.append(Tag(tag, commit or itself, message.strip(), f"{name} {address}".strip(), at))
         return tags
+
+    def _damaged_tag(self) -> str | None:
+        """A line on the first tag that git cannot read, with its object."""
+        listed = self.repository.git("for-each-ref", "--format=%(objectname) %(refname:short)", "refs/tags")
+        for name, _, tag in (line.partition(" ") for line in listed.splitlines()):
+            try:
+                self.repository.git("cat-file", "tag", name)
+            except PipelineError as error:
+                return f"the tag {tag} is damaged: its git object {name} cannot be read: {error}"
+        return None
 
     def versions(self, name: str | None = None, *, withdrawn: bool = False) -> list[Version]:
         """Return the versions of a model, or of all, by their numbers; those that GTO deprecated only where asked."""
@@ -192,6 +211,10 @@ class Snapshot:
         """Return a text file that git has of a version, unverified."""
         return self.repository.git("show", f"refs/tags/{tag}:{path}")
 
+    def lineage(self, tag: str) -> Lineage:
+        """Return what a registered version was made from; PipelineError where it is of another format."""
+        return lineage.parse(json.loads(self.read(tag, lineage.FILE_NAME)), name=f"{tag}: {lineage.FILE_NAME}")
+
     def pipeline_commit(self, tag: str) -> str:
         """Return the commit of the pipeline's code that made a version."""
         form = "--format=%(trailers:key=Pipeline-Commit,valueonly)"
@@ -217,7 +240,7 @@ class Snapshot:
         ]
         if stored and not faults:
             pointers = {folder: md5 for folder, md5 in bundle.pointers.items() if folder in folders}
-            read = self._read(bundle.tag, pointers, stored, str(destination.absolute()), paths)
+            read = self._read([bundle], pointers, stored, str(destination.absolute()), paths)
             faults = [f"{bundle.tag}: {fault}" for fault in read.faults]
         if faults:
             raise PipelineError(faults[0])
@@ -240,11 +263,36 @@ class Snapshot:
         contents = [content for bundle in bundles for content in bundle.files.values()]
         num_files, num_bytes = len(contents), sum(map(len, contents))
         pointers = {f"{bundle.tag}: {folder}": md5 for bundle in bundles for folder, md5 in bundle.pointers.items()}
-        if pointers:
+        if pointers and not any(_DVC_CONFIG in bundle.faults for bundle in bundles):
             expected = {f"{each.tag}: {path}": digest for each in bundles for path, digest in each.stored.items()}
-            read = self._read(bundles[-1].tag, pointers, expected)
+            read = self._read(bundles, pointers, expected)
             faults, num_files, num_bytes = faults + read.faults, num_files + read.num_files, num_bytes + read.num_bytes
         return Verification(faults, num_files, num_bytes)
+
+    def verify_all(self) -> Verification:
+        """Do what `verify` does for all versions, and look for damage and losses in the git repository itself."""
+        faults = []
+        try:
+            self.repository.git("fsck", "--full", "--no-dangling", "--no-progress")
+        except PipelineError as error:
+            faults.append(f"{self.location}: its git repository is damaged: {error}")
+        try:
+            versions = self.versions(withdrawn=True)
+        except PipelineError as error:
+            return Verification([*faults, str(error)], 0, 0)
+        verification = self.verify(versions)
+        faults += verification.faults
+        tags = {version.tag for version in versions}
+        if tags and self.repository.try_git("rev-parse", "--verify", "HEAD") is None:
+            faults.append(f"{self.location}: the branch of its git repository is missing, although it has versions")
+        for name in ("HEAD", *sorted(tags)):
+            registered = json.loads(self.repository.try_git("show", f"{name}:{VERSION_FILE}") or "{}")
+            for key in ("tag", "parent"):
+                tag = registered.get(key)
+                if tag and tag not in tags:
+                    faults.append(f"{tag}: its tag is missing, although {name} names it; register it again")
+                    tags.add(tag)
+        return verification._replace(faults=faults)
 
     def _bundle(self, version: Version) -> _Bundle:
         """Read a version from git; PipelineError where it is not one of this format, or another than its tag says."""
@@ -260,7 +308,7 @@ class Snapshot:
         for path, content in files.items():
             if path not in (VERSION_FILE, DIGESTS_FILE) and hashlib.sha256(content).hexdigest() != expected.get(path):
                 faults[path] = f"{tag}: {path} in git has other content than was registered"
-        folders = {path.removesuffix(".dvc") for path in files if path.endswith(".dvc")}
+        folders = {path.removesuffix(".dvc") for path in {*files, *faults} if path.endswith(".dvc")}
         for path in expected:
             if path not in files and path.partition("/")[0] not in folders:
                 faults.setdefault(path, f"{tag}: {path} is missing from git")
@@ -301,11 +349,17 @@ class Snapshot:
                 start = end + 1 + int(output[start:end].split()[-1]) + 1
                 yield output[end + 1 : start - 1]
 
-    def _read(self, tag: str, pointers: Mapping[str, str], expected: Mapping[str, str], *options: Any) -> Verification:
-        """Read folders from the storage, which a version names, and compare their files with digests by path."""
+    def _read(
+        self, bundles: Sequence[_Bundle], pointers: Mapping[str, str], expected: Mapping[str, str], *options: Any
+    ) -> Verification:
+        """Read folders of some versions from the storage and compare their files with digests by path."""
+        # The storage may have moved since a version was registered.
+        texts = (bundle.files[_DVC_CONFIG].decode() for bundle in bundles if _DVC_CONFIG in bundle.files)
+        config = self.repository.try_git("show", f"HEAD:{_DVC_CONFIG}") or next(texts, None)
+        if config is None:
+            raise PipelineError(f"{self.location}: no version has a {_DVC_CONFIG} that says where the storage is")
         with tempfile.TemporaryDirectory(dir=self.repository.scratch) as scratch:
             workspace = Workspace(Path(scratch), self.repository.scratch, self.repository.locks)
-            config = self.repository.try_git("show", "HEAD:.dvc/config") or self.read(tag, ".dvc/config")
             write_dvc_config(workspace.folder, config, storage_url(config, self.location, self.origin))
             read = workspace.dvc_json("read", pointers, *options)
         faults = list(read["faults"])
@@ -348,6 +402,26 @@ def _check_digest(version: Version, registered: Mapping[str, Any], digests: byte
             f"{version.tag}: the tag was moved, or its commit {version.commit[:12]} is not what was registered: "
             f"{VERSION_FILE} is of {registered.get('tag')}, and the digest of the bundle is {values}"
         )
+
+
+def storage_url(config: str, location: str, origin: str) -> str:
+    """Return the storage that DVC's config of a registry names: a URL, or an absolute path on this machine."""
+    parser = configparser.ConfigParser(interpolation=None)
+    parser.read_string(config)
+    try:
+        url = parser[f"'remote \"{REMOTE}\"'"]["url"]
+    except KeyError:
+        raise PipelineError(f"{location}: its .dvc/config has no remote named `{REMOTE}`") from None
+    return url if is_url(url) else os.path.normpath(Path(origin) / ".dvc" / url)
+
+
+def write_dvc_config(folder: Path, config: str, url: str) -> None:
+    """Make a folder one in which DVC reads and writes the storage of a registry, at `url`."""
+    (folder / ".dvc").mkdir(exist_ok=True)
+    (folder / ".dvc" / "config").write_text(config, encoding="utf-8")
+    # DVC prefers config.local, and git ignores it.
+    local = f"['remote \"{REMOTE}\"']\n    url = {url}\n"
+    (folder / ".dvc" / "config.local").write_text(local, encoding="utf-8")
 
 
 def _is_below(path: str, folders: Iterable[str]) -> bool:

@@ -1,11 +1,10 @@
-"""Git and DVC in one folder, with an identity of their own and errors in one line; versions in a registry."""
+"""Git and DVC in one folder, with an identity of their own and errors in one line."""
 
 import json
 import os
 import re
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,8 +25,7 @@ _REPOSITORY_VARIABLES = re.compile(
 )
 """Set by git around its hooks: with them every command would work on that other repository."""
 _ERROR = re.compile(r"(?:fatal: |error: |ERROR: (?:unexpected error - )?)(.*)")
-REGISTRY, MODEL_NAME = "registry", "grpo-policy"
-"""Where versions are registered, and under which name, if nothing else is configured."""
+_OBJECT = re.compile(r"\b[0-9a-f]{40}\b")
 _DVC = Path(__file__).with_name("dvc_process.py")
 _TRANSIENT = re.compile(
     r"Could not resolve host|Temporary failure in name resolution|Failed to connect"
@@ -35,8 +33,6 @@ _TRANSIENT = re.compile(
     r"|hung up unexpectedly|early EOF|Empty reply from server|returned error: (429|5\d\d)|HTTP (429|5\d\d)"
 )
 """What git prints when a network or a server has failed."""
-_DENIED = 77
-"""Exit code of dvc_process.py where a server wants other credentials."""
 _REFUSED = "! ["
 """Begins git's line on a ref that the other side did not accept."""
 
@@ -102,9 +98,7 @@ class Workspace:
             is_lost = _TRANSIENT.search(errors) is not None and _REFUSED not in errors
             is_transient = is_lost if tool == "git" else done.returncode == RetryableError.exit_code
             kind = RetryableError if is_transient else PipelineError
-            is_denied = tool == "dvc" and done.returncode == _DENIED
-            hint = "; set the credentials of the storage" if is_denied else ""
-            raise kind(f"{tool}: {_reason(errors)}{hint}")
+            raise kind(f"{tool}: {_reason(errors)}")
         return done.stdout
 
 
@@ -119,14 +113,18 @@ def environment(scratch: Path) -> dict[str, str]:
 
 
 def _reason(output: str) -> str:
-    """The first line of a tool's output that is marked as an error, with the server's reasons for refusing a push."""
+    """The first line of a tool's output that is marked as an error, or the first of them that names an object of git.
+
+    Where a server refuses a push, its reasons.
+    """
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     refused = [" ".join(line.removeprefix("! ").split()) for line in lines if line.startswith(_REFUSED)]
     if refused:
         reasons = [line.removeprefix("remote:").strip() for line in lines if line.startswith("remote:")]
         return "; ".join([refused[0], *filter(None, reasons)])
-    marked = (match[1] for line in lines if (match := _ERROR.match(line)))
-    return next(marked, lines[-1] if lines else "failed without any output")
+    marked = [match[1] for line in lines if (match := _ERROR.match(line))]
+    about_object = (line for line in marked if _OBJECT.search(line))
+    return next(about_object, next(iter(marked), lines[-1] if lines else "failed without any output"))
 
 
 def is_url(location: str) -> bool:
@@ -134,44 +132,13 @@ def is_url(location: str) -> bool:
     return "://" in location or re.match(r"[\w.-]+@[\w.-]+:", location) is not None
 
 
-@dataclass(frozen=True)
-class ModelVersion:
-    """A registered version, and the lineage of its policy."""
-
-    tag: str
-    lineage: lineage.Lineage
-
-
-def newest_version(registry: str, name: str) -> ModelVersion | None:
-    """Return the newest version of a model that was not withdrawn; None where no version has a lineage.
-
-    `registry` is a folder or a URL, as for `register`. PipelineError where it cannot be read.
-    """
-    with tempfile.TemporaryDirectory(prefix="grpo-pipeline-registry-") as scratch:
-        Workspace(Path(scratch), Path(scratch)).git("clone", "--quiet", "--bare", registry, "registry")
-        clone = Workspace(Path(scratch) / "registry", Path(scratch))
-        tags = clone.git("tag", "--list", f"{name}@v*").split()
-        withdrawn = {tag.partition("!")[0] for tag in tags if "!" in tag}
-        for tag in sorted((tag for tag in tags if _number(tag) and tag not in withdrawn), key=_number, reverse=True):
-            text = clone.try_git("show", f"refs/tags/{tag}:{lineage.FILE_NAME}")
-            if text is not None:
-                name = f"{registry}: {tag}: {lineage.FILE_NAME}"
-                return ModelVersion(tag, lineage.parse(json.loads(text), name=name))
-    return None
-
-
-def _number(tag: str) -> tuple[int, ...]:
-    match = re.fullmatch(r".*@v(\d+)\.(\d+)\.(\d+)", tag)
-    return tuple(int(part) for part in match.groups()) if match else ()
-
-
-def changes_since(version: ModelVersion, configs: Mapping[str, Config], code: str) -> list[str]:
-    """Return what differs from what a version was made from; empty where a run would reproduce it.
+def changes_since(made_by: lineage.Lineage, configs: Mapping[str, Config], code: str) -> list[str]:
+    """Return what differs from the lineage of a version; empty where a run would reproduce it.
 
     `configs` are the sections of the stages that make a policy, in which data are named by commit, or are none.
     """
-    changes = [] if version.lineage.work.code == code else ["the code"]
-    recorded = {work.stage: work.config for work in version.lineage.works}
+    changes = [] if made_by.work.code == code else ["the code"]
+    recorded = {work.stage: work.config for work in made_by.works}
     for stage, config in configs.items():
         try:
             before = without_operational(type(config).model_validate(recorded.get(stage, {})))

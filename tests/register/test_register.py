@@ -4,12 +4,14 @@ import contextlib
 import hashlib
 import json
 import os
+import random
 import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from subprocess import DEVNULL
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ import yaml
 
 from components.register.config import RegisterConfig
 from components.register.registry import fetch
+from components.register.snapshot import read_registry
 from components.shared import jsonl, lineage
 from components.shared.errors import PipelineError, RetryableError
 from components.shared.lineage import file_digests
@@ -26,7 +29,8 @@ from tests.register.s3_storage import s3_storage
 from tests.report.synthetic import write_artifacts
 
 Registered = tuple[RegisterConfig, Path, dict[str, Any]]
-KILLS = 5
+KILLS = 50
+"""In each place."""
 
 
 @pytest.mark.slow
@@ -139,34 +143,57 @@ def test_gate_that_is_not_enforced_and_run_that_learned_nothing_are_marked(
     assert "register: warning: GRPO learned nothing" in capsys.readouterr().out
 
 
-@pytest.mark.long
-def test_rerun_after_a_kill_at_any_moment_ends_with_one_version(passed: Path, tmp_path: Path) -> None:
-    """SIGKILL at moments over the whole run; then one version, a clean registry, weights that come back."""
+@pytest.mark.long(minutes=6)
+@pytest.mark.parametrize("place", ["folder", "URL"])
+def test_rerun_after_a_kill_at_any_moment_ends_with_one_version(passed: Path, tmp_path: Path, place: str) -> None:
+    """SIGKILL at random moments: a version is complete as soon as it is listed, and after the next run it is there."""
     policy, config = make_policy(tmp_path / "policy"), make_config(tmp_path)
+    registry, origin = tmp_path / "registry", tmp_path / "origin.git"
+    if place == "URL":
+        git(tmp_path, "init", "--quiet", "--bare", "--initial-branch", "main", str(origin))
+        config = make_config(tmp_path, registry=f"file://{origin}", storage=str(tmp_path / "registry-storage"))
+        registry = origin
     register = command(config, policy, passed, tmp_path)
+    pristine = shutil.copytree(origin, tmp_path / "pristine") if origin.exists() else None
     started = time.monotonic()
     subprocess.run(register, check=True, capture_output=True)
-    duration = time.monotonic() - started
+    duration_s = time.monotonic() - started
     output = tmp_path / "registration" / "version.json"
     expected = without_time(jsonl.read_json(output))
-    registry = tmp_path / "registry"
-    for attempt in range(KILLS):
-        for name in ("registry", "registry-storage"):
-            shutil.rmtree(tmp_path / name)
-        process = subprocess.Popen(register, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(duration * (attempt + 1) / KILLS)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+    chance = random.Random(place)
+    for kill in range(KILLS):
+        for folder in (registry, tmp_path / "registry-storage"):
+            shutil.rmtree(folder)
+        if pristine:
+            shutil.copytree(pristine, origin)
+        # With its session as if the machine had died; alone, its tools come to their end after it.
+        alone = place == "URL" or kill % 2 == 0
+        with subprocess.Popen(register, stdout=DEVNULL, stderr=DEVNULL, start_new_session=True) as process:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(chance.uniform(0, duration_s))
+            with contextlib.suppress(ProcessLookupError):
+                (os.kill if alone else os.killpg)(process.pid, signal.SIGKILL)
+        if registry.exists():
+            assert_complete(config.registry)
         subprocess.run(register, check=True, capture_output=True, text=True)
         assert tags(registry) == ["grpo-policy@v0.0.1"]
+        assert git(registry, "tag", "--list", "*#*").split() == ["grpo-policy#candidate#1"]
         assert git(registry, "log", "--all", "--format=%s") == "Register grpo-policy@v0.0.1\n"
-        assert git(registry, "status", "--porcelain") == ""
         assert list(registry.rglob("*.lock")) == []
-        assert not list(tmp_path.glob(".registry.work"))
-        fetch(config.registry, "v0.0.1", tmp_path / f"fetched-{attempt}")
-        assert lineage.digest(tmp_path / f"fetched-{attempt}") == lineage.digest(policy)
+        if place == "folder":
+            assert git(registry, "status", "--porcelain") == ""
+            assert not list(tmp_path.glob(".registry.work"))
+        assert assert_complete(config.registry) == 1
         assert without_time(jsonl.read_json(output)) == expected
+
+
+def assert_complete(registry: str) -> int:
+    """Read every byte of all versions that a registry lists, and return their number."""
+    with read_registry(registry) as snapshot:
+        versions = snapshot.versions()
+        if versions:
+            assert snapshot.verify(versions).faults == []
+    return len(versions)
 
 
 @pytest.mark.slow
@@ -304,3 +331,17 @@ def test_fetch_into_a_relative_folder(registered: Registered, tmp_path: Path) ->
         fetch(str(tmp_path / "nowhere"), "v0.0.1", tmp_path / "fetched")
     with pytest.raises(PipelineError, match="is not empty"):
         fetch(config.registry, "v0.0.1", tmp_path / "mine")
+
+
+def test_versions_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    """v0.0.10 comes after v0.0.9; what was withdrawn, or is of another model, is not among them."""
+    git(tmp_path, "init", "--quiet")
+    git(tmp_path, "commit", "--quiet", "--allow-empty", "-m", "x")
+    for tag in (*(f"grpo-policy@v0.0.{number}" for number in (9, 10, 11)), "grpo-policy@v0.0.11!#1", "grpo@v0.0.1"):
+        git(tmp_path, "tag", tag)
+    with read_registry(str(tmp_path)) as snapshot:
+        assert [version.version for version in snapshot.versions("grpo-policy")] == ["v0.0.9", "v0.0.10"]
+        assert snapshot.versions("grpo-policy", withdrawn=True)[-1].version == "v0.0.11"
+        assert [snapshot.version(each).tag for each in ("grpo@latest", "grpo-policy@latest")] == [
+            *("grpo@v0.0.1", "grpo-policy@v0.0.10")
+        ]

@@ -8,7 +8,8 @@ import pytest
 
 from components.shared.config import Config
 from components.shared.errors import PipelineError, RetryableError
-from components.shared.versioning import ModelVersion, Workspace, changes_since, newest_version
+from components.shared.lineage import Lineage
+from components.shared.versioning import Workspace, changes_since
 from components.train_grpo.config import TrainGRPOConfig
 from components.train_sft.config import TrainSFTConfig
 from tests.lineages import made
@@ -84,11 +85,11 @@ def _configs(**changed: Any) -> dict[str, Config]:
     }
 
 
-def _version(*, grpo: dict[str, Any] | None = None) -> ModelVersion:
-    """A version with the lineage of a policy of the smoke preset."""
+def _version(*, grpo: dict[str, Any] | None = None) -> Lineage:
+    """The lineage of a policy of the smoke preset."""
     dumped = {stage: config.model_dump(mode="json") for stage, config in _configs().items()}
     inputs = {"reference": made("train_sft", dumped["train_sft"], code=_CODE), "extra": None}
-    return ModelVersion("grpo-policy@v0.0.1", made("train_grpo", grpo or dumped["train_grpo"], inputs, code=_CODE))
+    return made("train_grpo", grpo or dumped["train_grpo"], inputs, code=_CODE)
 
 
 def test_changes_since_a_version_are_named() -> None:
@@ -102,21 +103,3 @@ def test_changes_since_a_version_are_named() -> None:
     assert changes_since(_version(), {**_configs(), "train_sft": sft}, _CODE) == ["train_sft.learning_rate"]
     # Written by an older version of the code, with other keys.
     assert "train_grpo.num_steps" in changes_since(_version(grpo={"laps": 3}), _configs(), _CODE)
-
-
-def test_the_newest_version_that_was_not_withdrawn_counts(tmp_path: Path) -> None:
-    """By its number, not its name (v0.0.10 is newer than v0.0.9), and among those of the same model."""
-    registry = _commit(tmp_path / "registry")
-    for version in ("v0.0.9", "v0.0.10", "v0.0.11"):
-        (registry.folder / "lineage.json").write_text(made("train_grpo", {"of": version}).model_dump_json())
-        registry.git("add", "--all")
-        registry.git("commit", "--quiet", "--message", version)
-        registry.git("tag", f"grpo-policy@{version}")
-    registry.git("tag", "grpo-policy@v0.0.11!#1")
-    assert newest_version(str(registry.folder), "grpo-policy") == ModelVersion(
-        "grpo-policy@v0.0.10", made("train_grpo", {"of": "v0.0.10"})
-    )
-    for other in ("grpo", "other"):
-        assert newest_version(str(registry.folder), other) is None
-    with pytest.raises(PipelineError, match=r"git: .*gone"):
-        newest_version(str(tmp_path / "gone"), "grpo-policy")

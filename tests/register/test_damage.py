@@ -1,0 +1,214 @@
+"""Damage to a registry or its storage: each is found, named and never passed on."""
+
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from components.register.registry import fetch
+from components.register.snapshot import Verification, read_registry
+from components.shared import lineage
+from components.shared.errors import PipelineError
+from pipelines import cli
+from tests.register.conftest import Registered
+from tests.register.registrations import git, make_config, make_policy, run_register, tags
+from tests.report.synthetic import ARTIFACTS
+
+TAG = "grpo-policy@v0.0.1"
+
+
+def flip(path: Path) -> None:
+    """Change one bit in the middle of a file."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def truncate(path: Path) -> None:
+    """Keep the first half of a file."""
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+DAMAGES: tuple[Callable[[Path], None], ...] = (flip, truncate, Path.unlink)
+"""What happens to a file."""
+
+
+@contextmanager
+def damaged(path: Path, damage: Callable[[Path], None]) -> Iterator[None]:
+    """Damage a file and restore it."""
+    content = path.read_bytes()
+    path.chmod(0o644)
+    damage(path)
+    yield
+    path.write_bytes(content)
+
+
+def verify_all(registry: Path) -> Verification:
+    """Read everything in a registry."""
+    with read_registry(str(registry)) as snapshot:
+        return snapshot.verify_all()
+
+
+def stored(storage: Path) -> list[Path]:
+    """The objects in a storage; an empty one cannot be flipped or truncated."""
+    return sorted(path for path in storage.rglob("*") if path.is_file() and path.stat().st_size > 0)
+
+
+def refusal(registry: Path, path: str = ".") -> str:
+    """The error of a command that gets a part of a version, which leaves nothing."""
+    destination = registry.parent / "got"
+    with pytest.raises(PipelineError) as refused:
+        fetch(str(registry), TAG, destination, path=path)
+    assert not list(registry.parent.glob("*got*"))
+    assert "\n" not in str(refused.value)
+    return str(refused.value)
+
+
+def assert_named(registry: Path, path: Path, damage: Callable[[Path], None]) -> None:
+    """A damaged object of the storage is named by all that reads it, with a file or folder that needs it."""
+    with damaged(path, damage):
+        (fault,) = verify_all(registry).faults
+        assert str(path) in fault
+        assert fault.startswith(f"{TAG}: ")
+        assert ("missing" if damage is Path.unlink else "damaged") in fault
+        folder = fault.removeprefix(f"{TAG}: ").partition("/")[0].partition(":")[0]
+        assert folder in {"policy", "training", *ARTIFACTS}
+        assert str(path) in refusal(registry)
+        assert str(path) in refusal(registry, folder)
+
+
+def test_damage_to_a_stored_object_is_named_and_nothing_is_served(registered: Registered, tmp_path: Path) -> None:
+    """The largest file, and the list of a folder's files; what needs neither can be read meanwhile."""
+    registry, objects = tmp_path / "registry", stored(tmp_path / "registry-storage")
+    weights = max(objects, key=lambda path: path.stat().st_size)
+    listing = next(path for path in objects if path.suffix == ".dir" and b"model.safetensors" in path.read_bytes())
+    for path, damage in ((weights, flip), (listing, truncate)):
+        assert_named(registry, path, damage)
+    with damaged(weights, Path.unlink):
+        fetch(str(registry), TAG, tmp_path / "problems", path="problems")
+    assert lineage.digest(tmp_path / "problems") == lineage.digest(tmp_path / "policy-problems")
+    assert verify_all(registry).faults == []
+
+
+@pytest.mark.long(minutes=4)
+def test_every_stored_object_is_named_when_it_is_damaged(registered: Registered, tmp_path: Path) -> None:
+    """Each one flipped, truncated and deleted."""
+    objects = stored(tmp_path / "registry-storage")
+    assert len(objects) > 20
+    for path in objects:
+        for damage in DAMAGES:
+            assert_named(tmp_path / "registry", path, damage)
+    assert verify_all(tmp_path / "registry").faults == []
+
+
+def git_files(registry: Path) -> list[Path]:
+    """Every object of the git repository, and every branch and tag."""
+    files = [path for name in ("objects", "refs") for path in (registry / ".git" / name).rglob("*") if path.is_file()]
+    assert len(files) > 20
+    return sorted(files)
+
+
+def assert_git_damage_is_named(registry: Path, path: Path, damage: Callable[[Path], None]) -> None:
+    """A damaged object of git is named by a fault, and so is a branch or a version's tag."""
+    name = path.name if "refs" in path.parts else path.parent.name + path.name
+    with damaged(path, damage):
+        faults = "\n".join(verify_all(registry).faults)
+        is_alias = "candidate" in name
+        if not (is_alias and damage is Path.unlink):  # an alias that was never given looks the same
+            assert (name if name != "main" or damage is not Path.unlink else "the branch") in faults, (path, damage)
+        if name.startswith("grpo-policy@"):
+            assert "no version" in refusal(registry) or damage is flip
+        elif "refs" not in path.parts and TAG in faults and "is damaged" in faults:
+            refusal(registry)
+
+
+def test_damage_to_git_is_named(registered: Registered, tmp_path: Path) -> None:
+    """A file of the version, its list of digests, its commit and its tag; edits of the working tree do not matter."""
+    registry = tmp_path / "registry"
+    for name, damage in ((f"{TAG}:lineage.json", flip), (f"{TAG}:digests.json", truncate), (f"{TAG}^{{}}", flip)):
+        found = git(registry, "rev-parse", name).strip()
+        assert_git_damage_is_named(registry, registry / ".git/objects" / found[:2] / found[2:], damage)
+    assert_git_damage_is_named(registry, registry / ".git/refs/tags" / TAG, Path.unlink)
+    (registry / "digests.json").write_text("{}")
+    (registry / "verdict.json").unlink()
+    assert verify_all(registry).faults == []
+    fetch(str(registry), TAG, tmp_path / "whole", path=".")
+    assert (tmp_path / "whole" / "digests.json").read_text() != "{}"
+
+
+@pytest.mark.long(minutes=2)
+def test_every_git_file_is_named_when_it_is_damaged(registered: Registered, tmp_path: Path) -> None:
+    """Each object, branch and tag flipped, truncated and deleted."""
+    for path in git_files(tmp_path / "registry"):
+        for damage in DAMAGES:
+            assert_git_damage_is_named(tmp_path / "registry", path, damage)
+    assert verify_all(tmp_path / "registry").faults == []
+
+
+def test_moved_tag_is_refused(registered: Registered, passed: Path, tmp_path: Path) -> None:
+    """To another version, with a message of its own, and to a commit with other digests."""
+    config, registry = registered[0], tmp_path / "registry"
+    run_register(config, make_policy(tmp_path / "other", b"others"), passed, tmp_path / "next")
+    original = git(registry, "rev-parse", f"refs/tags/{TAG}").strip()
+    message = git(registry, "for-each-ref", "--format=%(contents)", f"refs/tags/{TAG}")
+    git(registry, "tag", "--force", "-a", "-m", message, TAG, "grpo-policy@v0.0.2^{}")
+    assert "the tag was moved" in refusal(registry, "policy")
+    git(registry, "update-ref", f"refs/tags/{TAG}", original)
+    git(registry, "checkout", "--quiet", "--detach", TAG)
+    (registry / "verdict.json").write_text('{"passed": true}')
+    git(registry, "commit", "--quiet", "--all", "-m", "better")
+    git(registry, "tag", "--force", "-a", "-m", message, TAG)
+    (fault,) = verify_all(registry).faults
+    assert fault == f"{TAG}: verdict.json in git has other content than was registered"
+    (registry / "digests.json").write_text("{}")
+    git(registry, "commit", "--quiet", "--all", "-m", "all right")
+    git(registry, "tag", "--force", "-a", "-m", message, TAG)
+    assert "its commit" in refusal(registry, "policy")
+
+
+def test_whole_version_comes_back_from_registry_and_storage_alone(
+    registered: Registered, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In an empty folder, byte for byte, as its digests say; the bytes that were read are counted."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    for name in ("registry", "registry-storage"):
+        (tmp_path / name).rename(elsewhere / name)
+    registry = str(elsewhere / "registry")
+    assert cli.main(["models", "get", "latest", str(tmp_path / "whole"), "--registry", registry]) == 0
+    whole = lineage.file_digests(tmp_path / "whole")
+    for name, made in {"policy": registered[1], **{name: tmp_path / f"policy-{name}" for name in ARTIFACTS}}.items():
+        folder = "training" if name == "grpo_training" else name
+        expected = {f"{folder}/{path}": digest for path, digest in lineage.file_digests(made).items()}
+        assert expected.items() <= whole.items()
+    assert {"version.json", "digests.json", "report.html", "lineage.json", "model_card.md"} <= whole.keys()
+    assert cli.main(["models", "verify", "--registry", registry]) == 0
+    content = {digest: (tmp_path / "whole" / path).stat().st_size for path, digest in whole.items()}
+    printed = capsys.readouterr().out
+    assert f"all versions: {len(whole)} files" in printed
+    num_bytes = int(printed.partition(" bytes read")[0].rpartition(" ")[2].replace(",", ""))
+    assert num_bytes >= sum(content.values())
+    shutil.rmtree(elsewhere / "registry-storage" / "files")
+    assert cli.main(["models", "verify", "--registry", registry]) == 2
+    assert "its list of files" in capsys.readouterr().err
+
+
+def test_object_that_was_damaged_before_is_replaced(registered: Registered, passed: Path, tmp_path: Path) -> None:
+    """A version that shares it with an earlier one is complete, and the earlier one is whole again."""
+    shared = next(path for path in stored(tmp_path / "registry-storage") if path.read_bytes().startswith(b"fine-tuned"))
+    shared.chmod(0o644)
+    flip(shared)
+    shared.chmod(0o444)  # DVC believes that what nobody can write to is undamaged
+    run_register(registered[0], make_policy(tmp_path / "other", b"others"), passed, tmp_path / "next")
+    assert tags(tmp_path / "registry") == [TAG, "grpo-policy@v0.0.2"]
+    assert verify_all(tmp_path / "registry").faults == []
+
+
+def test_content_is_stored_once_for_all_versions(registered: Registered, passed: Path, tmp_path: Path) -> None:
+    """A second version adds its own weights, and the lists of folders that differ."""
+    before = set(stored(tmp_path / "registry-storage"))
+    run_register(make_config(Path()), make_policy(tmp_path / "other", b"others"), passed, tmp_path / "next")
+    added = set(stored(tmp_path / "registry-storage")) - before
+    assert len([path for path in added if path.suffix != ".dir"]) == 2  # weights, and the lineage of the evaluation
