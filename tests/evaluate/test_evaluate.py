@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from components.evaluate.config import EvaluateConfig
-from components.evaluate.evaluate import Evaluator, evaluate
+from components.evaluate.evaluate import STAGE, Evaluator, evaluate
 from components.grading.verifier import Verifier
 from components.policy.checkpoint import load, save
 from components.policy.logprobs import LogprobModel, completion_logprobs
@@ -17,6 +17,7 @@ from components.shared import jsonl, lineage
 from components.shared.answer_policy import AnswerPolicy
 from components.shared.errors import PipelineError
 from components.shared.problem import Split, write_problems
+from components.shared.task import run_task
 from tests import tiny
 
 PROBLEMS = [tiny.problem(number, split=Split.TEST) for number in (9, 12, 2, 7, 123)]
@@ -103,6 +104,37 @@ def test_an_evaluation_that_is_killed_goes_on_to_the_same_bytes(
     _evaluate(killed)
     assert lineage.digest(killed / "evaluation") == lineage.digest(whole)
     assert calls == [4, 1, 2, 2, 1, len(PROBLEMS)] * 3  # greedy, sampled, and the probes
+
+
+def test_a_task_whose_pod_was_lost_goes_on_from_the_volume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another pod answers the rest only."""
+    inputs = {name: str(tmp_path / name) for name in ("base_model", "reference", "policy", "problems")}
+    for name in ("base_model", "reference", "policy"):
+        save(tiny.checkpoint(), tmp_path / name)
+    for name in ("problems", "volume"):
+        (tmp_path / name).mkdir()
+    write_problems(tmp_path / "problems", Split.TEST, PROBLEMS)
+    settings = {"num_samples": 0, "max_new_tokens": 6, "max_batch_size": 2}
+    generate, pods = TransformersSampler.generate, ["lost", "new"]
+    calls: list[int] = []
+
+    def answer(sampler: TransformersSampler, questions: Sequence[str], sampling: Sampling) -> list[list[Completion]]:
+        if len(pods) == 2 and len(calls) == 6:
+            raise KeyboardInterrupt
+        calls.append(len(questions))
+        return generate(sampler, questions, sampling)
+
+    def run(artifact: str) -> Path:
+        place = {"volume": str(tmp_path / "volume"), "run_id": "run"}
+        return Path(run_task(STAGE, settings, str(tmp_path / artifact), **place, **inputs).folder)
+
+    monkeypatch.setattr(TransformersSampler, "generate", answer)
+    with pytest.raises(KeyboardInterrupt):
+        run(pods[0])
+    pods.pop(0)
+    folder = run(pods[0])
+    assert calls == [2, 2, 1, len(PROBLEMS)] * 3
+    assert {path.name for path in (folder / "evaluation").iterdir()} == {"base", "sft", "grpo", "lineage.json"}
 
 
 @pytest.mark.parametrize("policy", [AnswerPolicy.MARKED, AnswerPolicy.BOXED])
