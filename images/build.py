@@ -52,6 +52,7 @@ def build(options: argparse.Namespace, engine: str) -> str:
     """Build, tag and perhaps push the images, the light one's dependencies first; return the tag."""
     base = pinned(options.base)
     built_from = revision(ROOT)
+    lock = hashlib.sha256((ROOT / "requirements.lock").read_bytes()).hexdigest()
     tag = f"{built_from}-cpu" if options.variant == "cpu" else built_from
     prefix = f"{options.registry}/grpo-pipeline"
     arguments = {"light": {"BASE": base}}
@@ -63,7 +64,7 @@ def build(options: argparse.Namespace, engine: str) -> str:
         arguments["gpu"] = {"DEPENDENCIES": dependencies, "VARIANT": options.variant}
     for image in images:
         name = f"{prefix}/python-{image}:{tag}"
-        used = _pairs("--build-arg", {**arguments[image], "REVISION": built_from})
+        used = _pairs("--build-arg", {**arguments[image], "REVISION": built_from, "LOCK": lock})
         _build(engine, image, image, name, [*used, *labels(built_from, base)])
         if options.push and subprocess.run([engine, "push", name], stdout=sys.stderr, check=False).returncode:
             raise BuildError(f"{name} could not be pushed; see above. Log in with `{engine} login {options.registry}`")

@@ -19,7 +19,15 @@ from components.cluster.config import GPU_RESOURCE
 from components.evaluate.component import evaluate
 from components.preflight import capacity
 from components.preflight.component import preflight
-from components.preflight.config import DEPLOYMENT, LONGEST_TRAINING_S, MOUNT, SECRET_KEYS, STAGES, Params
+from components.preflight.config import (
+    DEPLOYMENT,
+    LONGEST_TRAINING_S,
+    MOUNT,
+    OPTIONAL_SECRET_KEYS,
+    SECRET_KEYS,
+    STAGES,
+    Params,
+)
 from components.preflight.form import form_of, parameters
 from components.prepare_data.component import prepare_data
 from components.register.component import register
@@ -105,7 +113,7 @@ RESOURCES = {
     "train_sft": _LAUNCH,
     "train_grpo": _LAUNCH_GRPO,
     "evaluate": Resources(capacity.EVALUATION_CPU, None, 72 * _HOUR_S, 2, model=True, secrets=("hub",)),
-    "report": Resources(("1", "2"), ("2G", "4G"), _HOUR_S, 1),
+    "report": Resources(("1", "2"), ("2G", "4G"), _HOUR_S, 1, secrets=("git", "storage")),
     # The verdict of a missed gate is the same the next time, and to Kubeflow every failure is alike.
     "register": Resources(("1", "2"), ("4G", "8G"), 6 * _HOUR_S, 0, secrets=("git", "model_registry", "storage")),
 }
@@ -198,7 +206,7 @@ def _ask_for(
     kubernetes.add_pod_label(task, "app.kubernetes.io/managed-by", "grpo-pipeline")
     kubernetes.add_pod_label(task, "grpo-pipeline/task", name.replace("_", "-"))
     for kind in resources.secrets:
-        keys = {key: key for key in SECRET_KEYS[kind]}
+        keys = {key: key for key in (*SECRET_KEYS[kind], *OPTIONAL_SECRET_KEYS.get(kind, ()))}
         kubernetes.use_secret_as_env(task, getattr(deployment.secrets, kind), keys, optional=True)
     kubernetes.set_security_context(task, run_as_non_root=True)
     kubernetes.use_field_path_as_env(task, RUN_ID_VARIABLE, _RUN_ID_LABEL)

@@ -21,7 +21,7 @@ class EvaluateConfig(Config):
     system_prompt: str | None = None
     """Message of the system before the question, for a protocol with chat; null for what the template has by itself."""
     split: Split = Split.TEST
-    """Problems that are answered: `test`."""
+    """Problems that are answered: `test`, or `dev`, which tuning may look at as often as it likes."""
     limit: int | None = Field(default=None, gt=0)
     """Problems that are drawn from all; null for all."""
     num_samples: int = Field(4, ge=0)

@@ -43,6 +43,8 @@ SECRET_KEYS = {
 
 Git reads its three as a setting, such as `http.https://git.example/.extraHeader` with a header that authorises.
 """
+OPTIONAL_SECRET_KEYS = {"storage": ("AWS_ENDPOINT_URL", "AWS_REGION")}
+"""Keys that a secret may have beside these."""
 
 
 class SecretsConfig(Config):
@@ -55,7 +57,8 @@ class SecretsConfig(Config):
     model_registry: str = Field("grpo-pipeline-model-registry", min_length=1)
     """With MODEL_REGISTRY_TOKEN, where the token of the service account is not enough."""
     storage: str = Field("grpo-pipeline-storage", min_length=1)
-    """With AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, for DVC remotes."""
+    """With AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, for DVC remotes; and where the server is not Amazon's with
+    AWS_ENDPOINT_URL and AWS_REGION."""
 
 
 class DeploymentConfig(Config):

@@ -19,7 +19,9 @@ from components.preflight.form import SKIP_IF_UNCHANGED, Form
 from components.prepare_data.config import PrepareConfig
 from components.prepare_data.source import FileSource, MalformedRow
 from components.register.catalogue import Catalogue
+from components.register.config import RegisterConfig
 from components.register.snapshot import read_registry
+from components.register.storage import CONFIG, check_storage, new_config
 from components.shared import lineage
 from components.shared.errors import PipelineError, UnchangedRunError
 from components.shared.model import context_tokens, model_config
@@ -41,6 +43,8 @@ _NUM_REFERENCES_SHOWN = 5
 _FIXED_TAG = re.compile(r"@sha256:[0-9a-f]{64}$|:(?!latest$)[\w.-]+$")
 _PACKAGES = {"s3": "dvc_s3", "gs": "dvc_gs", "azure": "dvc_azure", "ssh": "dvc_ssh"}
 """Package that DVC needs for a kind of remote."""
+_LISTED = ("s3", "ssh")
+"""Kinds of remotes that are asked, with the credentials of the tasks, before anything is trained."""
 _MADE_BY = ("prepare_data", "train_sft", "train_grpo")
 """Stages whose config decides what a policy is."""
 
@@ -189,6 +193,24 @@ def storage(remote: str) -> Iterator[str]:
         yield f"weights_storage: {scheme}:// needs the package {package.replace('_', '-')} in the light image"
     elif remote:
         yield from _not_shared("weights_storage", remote)
+
+
+def list_storage(config: RegisterConfig) -> list[str]:
+    """List the storage of the weights, at the server that the registry knows, the config or the environment."""
+    scheme = (config.storage or "").partition("://")[0]
+    if scheme in _LISTED and importlib.util.find_spec(_PACKAGES[scheme]):
+        known = _config_of(config.registry) if is_url(config.registry) else None
+        check_storage(known or new_config(str(config.storage), config.storage_endpoint))
+    return []
+
+
+def _config_of(location: str) -> str | None:
+    """DVC's config in a registry; None where nothing has been registered yet, or where it does not answer."""
+    try:
+        with read_registry(location) as snapshot:
+            return snapshot.repository.try_git("show", f"HEAD:{CONFIG}")
+    except PipelineError:  # reported by the check of the registry itself
+        return None
 
 
 def _not_shared(parameter: str, location: str) -> Iterator[str]:

@@ -172,6 +172,7 @@ def _checks(form: Form, deployment: DeploymentConfig, params: Params | None) -> 
             key: check for key, (base, check) in inputs.base_models(params).items() if not base.startswith(("/", "."))
         }
         checks |= {in_the_form(key): check for key, check in models.items()}
+        checks["storage"] = partial(inputs.list_storage, params.register)
         checks["rewards"] = lambda: list(map(in_the_form, inputs.unusable_rewards(params)))
         if params.register.model_registry:
             checks["model registry"] = partial(_lines, inputs.model_registry, params.register.model_registry, storage)

@@ -303,7 +303,8 @@ class _Publisher:
     def _registry(self) -> tuple[str, str]:
         """Return where the registry is, and its DVC config; it is created on first use."""
         if self._opened is None:
-            with open_registry(self._options.registry, self._options.storage) as registry:
+            options = self._options
+            with open_registry(options.registry, options.storage, options.storage_endpoint) as registry:
                 config = registry.clone.folder / ".dvc" / "config"
                 self._opened = registry.origin, config.read_text(encoding="utf-8")
         return self._opened
@@ -341,6 +342,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--staging", type=Path, required=True, help="folder for what is being pushed")
     parser.add_argument("--registry", required=True, help="folder or URL")
     parser.add_argument("--storage", help="DVC remote for the models")
+    parser.add_argument("--storage-endpoint", help="address of the remote's S3 server")
     parser.add_argument("--keep-last", type=int, required=True, help="checkpoints that are kept")
     parser.add_argument("--keep-best", action="store_true", help="whether the best is kept as well")
     options = parser.parse_args(arguments)

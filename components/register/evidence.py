@@ -95,7 +95,8 @@ def _inconsistencies(files: Mapping[str, Any], gate: Mapping[str, Any], digests:
         if gate[key] != value:
             configured = f"the report was configured with report.gate.{key} {gate[key]}"
             yield f"verdict.json: applied {key} {value}, but {configured}"
-    conditions = [*verdict["sources"], *verdict["health"]]
+    champion = verdict["champion"]
+    conditions = [*verdict["sources"], *verdict["health"], *([champion] if champion else [])]
     missed = [condition["reason"] for condition in conditions if not condition["passed"]]
     if verdict["passed"] == bool(missed) or verdict["reasons"] != missed:
         yield "verdict.json: `passed` contradicts its conditions"

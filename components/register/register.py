@@ -16,6 +16,7 @@ from components.register.aliases import CANDIDATE, candidate, person
 from components.register.catalogue import Catalogue, entry_of, weights_url
 from components.register.config import RegisterConfig
 from components.register.evidence import check_evidence, require_stored
+from components.register.looks import count_look
 from components.register.registry import POLICY, RefusedError, Registry, open_registry
 from components.register.snapshot import FORMAT, VERSION_FILE, Snapshot
 from components.shared import jsonl, lineage
@@ -65,6 +66,7 @@ def register(config: RegisterConfig, *, report: Path, registration: Path, **made
     evidence = {name: jsonl.read_json(report / f"{name}.json") for name in _REPORT_FILES}
     digests = check_evidence(report, evidence, made)
     verdict = evidence["verdict"]
+    count_look(config.registry, config.name, digests["policy"], verdict)
     if not verdict["passed"]:
         reasons = "; ".join(verdict["reasons"])
         if verdict["enforced"]:
@@ -74,7 +76,7 @@ def register(config: RegisterConfig, *, report: Path, registration: Path, **made
         say("register", "warning: GRPO learned nothing: the policy has the weights of its reference")
     # Connected before anything is registered: a wrong address is an error while there is nothing to undo.
     catalogue = Catalogue(config.model_registry) if config.model_registry else None
-    with open_registry(config.registry, config.storage) as registry:
+    with open_registry(config.registry, config.storage, config.storage_endpoint) as registry:
         if catalogue:
             weights_url(registry)
         known = registry.snapshot.find(config.name, digests["policy"])

@@ -22,14 +22,12 @@ import yaml
 
 from components.register.snapshot import (
     DIGESTS_FILE,
-    REMOTE,
     VERSION_FILE,
     Snapshot,
     Version,
     read_registry,
-    storage_url,
-    write_dvc_config,
 )
+from components.register.storage import CONFIG, new_config, storage_endpoint, storage_url, write_dvc_config
 from components.shared import durable, lineage
 from components.shared.errors import PipelineError, RetryableError
 from components.shared.progress import say
@@ -88,6 +86,8 @@ class Registry:
     """What the clone was made from: a URL, or the absolute path of a folder."""
     storage: str | None
     """The configured storage; None for the one that the registry has."""
+    endpoint: str | None = None
+    """The configured address of the storage's S3 server; None for the one that the registry has."""
 
     @property
     def snapshot(self) -> Snapshot:
@@ -96,7 +96,7 @@ class Registry:
 
     def storage_url(self) -> str:
         """Return the storage of the folders: a URL, or an absolute path on this machine."""
-        return storage_url((self.clone.folder / ".dvc" / "config").read_text("utf-8"), self.location, self.origin)
+        return storage_url((self.clone.folder / CONFIG).read_text("utf-8"), self.location, self.origin)
 
     def store(self, folders: Mapping[str, Path]) -> Stored:
         """Copy the folders of a version into the storage and read them back.
@@ -229,7 +229,7 @@ class Registry:
 
     def configure(self) -> None:
         """Write DVC's config into the clone if it is missing, and check the storage."""
-        config = self.clone.folder / ".dvc" / "config"
+        config = self.clone.folder / CONFIG
         configured = self.storage if self.storage is None or is_url(self.storage) else str(Path(self.storage).resolve())
         if not config.is_file():
             new = configured or ("" if is_url(self.origin) else f"{self.origin}-storage")
@@ -240,22 +240,26 @@ class Registry:
             # Relative, so that both can be moved together; DVC resolves relative paths only from a working tree.
             if not is_url(new) and (Path(self.origin) / ".git").exists():
                 new = os.path.relpath(new, Path(self.origin) / ".dvc")
-            core = f"[core]\n    analytics = false\n    check_update = false\n    remote = {REMOTE}\n"
-            config.write_text(f"{core}['remote \"{REMOTE}\"']\n    url = {new}\n", encoding="utf-8")
-        url = self.storage_url()
-        if configured not in {None, url}:
-            raise PipelineError(
-                f"register.storage: the versions in {self.location} are stored in {url}, not in {configured}"
-            )
-        if not is_url(url):
-            if not Path(url).is_dir() and self.clone.git("tag", "--list"):
+            config.write_text(new_config(new, self.endpoint), encoding="utf-8")
+        url, endpoint = self.storage_url(), storage_endpoint(config.read_text("utf-8"))
+        for key, wanted, kept in (("storage", configured, url), ("storage_endpoint", self.endpoint, endpoint)):
+            if wanted not in {None, kept}:
+                there = kept or "Amazon S3"
                 raise PipelineError(
-                    f"{url}: the storage with the weights of the registered versions is missing; restore it"
+                    f"register.{key}: the versions in {self.location} are stored in {there}, not in {wanted}"
                 )
-            Path(url).mkdir(parents=True, exist_ok=True)
-            if not os.access(url, os.W_OK):
-                raise PipelineError(f"{url}: not writable; choose another folder for register.storage")
+        if not is_url(url):
+            self._check_storage_folder(Path(url))
         write_dvc_config(self.clone.folder, config.read_text("utf-8"), url)
+
+    def _check_storage_folder(self, folder: Path) -> None:
+        if not folder.is_dir() and self.clone.git("tag", "--list"):
+            raise PipelineError(
+                f"{folder}: the storage with the weights of the registered versions is missing; restore it"
+            )
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK):
+            raise PipelineError(f"{folder}: not writable; choose another folder for register.storage")
 
     @property
     def _branch(self) -> str:
@@ -275,10 +279,10 @@ class Registry:
 
 
 @contextmanager
-def open_registry(location: str, storage: str | None) -> Iterator[Registry]:
+def open_registry(location: str, storage: str | None, endpoint: str | None = None) -> Iterator[Registry]:
     """Open a registry for new versions and create it on first use; a folder is locked meanwhile and left clean."""
     with open_for_aliases(location) as opened:
-        registry = replace(opened, storage=storage)
+        registry = replace(opened, storage=storage, endpoint=endpoint)
         registry.configure()
         yield registry
 

@@ -5,10 +5,8 @@ A version is a closed bundle: the files of git at its tag, and the folders in th
 message of the tag. What does not agree with them is never returned.
 """
 
-import configparser
 import hashlib
 import json
-import os
 import re
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,6 +17,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from components.register.storage import storage_url, write_dvc_config
 from components.shared import lineage
 from components.shared.errors import PipelineError, RetryableError
 from components.shared.lineage import Lineage
@@ -26,8 +25,6 @@ from components.shared.versioning import Workspace, is_url
 
 VERSION_FILE, DIGESTS_FILE = "version.json", "digests.json"
 """The only files of a version that `digests.json` does not list."""
-REMOTE = "storage"
-"""Name of the DVC remote of a registry."""
 FORMAT = 2
 """Of version.json."""
 _DVC_CONFIG = ".dvc/config"
@@ -402,26 +399,6 @@ def _check_digest(version: Version, registered: Mapping[str, Any], digests: byte
             f"{version.tag}: the tag was moved, or its commit {version.commit[:12]} is not what was registered: "
             f"{VERSION_FILE} is of {registered.get('tag')}, and the digest of the bundle is {values}"
         )
-
-
-def storage_url(config: str, location: str, origin: str) -> str:
-    """Return the storage that DVC's config of a registry names: a URL, or an absolute path on this machine."""
-    parser = configparser.ConfigParser(interpolation=None)
-    parser.read_string(config)
-    try:
-        url = parser[f"'remote \"{REMOTE}\"'"]["url"]
-    except KeyError:
-        raise PipelineError(f"{location}: its .dvc/config has no remote named `{REMOTE}`") from None
-    return url if is_url(url) else os.path.normpath(Path(origin) / ".dvc" / url)
-
-
-def write_dvc_config(folder: Path, config: str, url: str) -> None:
-    """Make a folder one in which DVC reads and writes the storage of a registry, at `url`."""
-    (folder / ".dvc").mkdir(exist_ok=True)
-    (folder / ".dvc" / "config").write_text(config, encoding="utf-8")
-    # DVC prefers config.local, and git ignores it.
-    local = f"['remote \"{REMOTE}\"']\n    url = {url}\n"
-    (folder / ".dvc" / "config.local").write_text(local, encoding="utf-8")
 
 
 def _is_below(path: str, folders: Iterable[str]) -> bool:

@@ -29,7 +29,7 @@ def report(  # noqa: PLR0917 - a task has as many parameters as inputs and outpu
         grpo: Folder of train_grpo.
         evaluation: Folder of evaluate.
         report: The page, the verdict and the summary.
-        report_page: The page again, where Kubeflow shows it.
+        report_page: The page, where Kubeflow shows it, with what the run took.
         metrics: Accuracies, gain and verdict, where Kubeflow compares runs.
         volume: Where the tasks of a run on a cluster have their shared volume; empty where they share everything.
         run_id: Of the run, whose folders on the volume are its own.
@@ -37,24 +37,20 @@ def report(  # noqa: PLR0917 - a task has as many parameters as inputs and outpu
     Returns:
         The folder with the outputs, as the tasks that follow read them.
     """
-    import shutil
     from pathlib import Path
 
-    from components.report.report import STAGE
+    from components.report.report import STAGE, page_of_run
     from components.shared.task import run_task
 
-    result = run_task(
-        STAGE,
-        config,
-        report.path,
-        volume=volume,
-        run_id=run_id,
-        evaluation=f"{evaluation}/evaluation",
-        sft_training=f"{sft}/training",
-        grpo_training=f"{grpo}/training",
-        validation=f"{validation.path}/validation",
-    )
+    folders = {
+        "evaluation": f"{evaluation}/evaluation",
+        "sft_training": f"{sft}/training",
+        "grpo_training": f"{grpo}/training",
+        "validation": f"{validation.path}/validation",
+    }
+    result = run_task(STAGE, config, report.path, volume=volume, run_id=run_id, **folders)
     metrics.metadata.update(result.metrics)
+    page = page_of_run(config, folders, Path(report.path) / "report", timings=Path(grpo) / "timings")
     Path(report_page.path).parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(Path(report.path) / "report" / "report.html", report_page.path)
+    Path(report_page.path).write_text(page, encoding="utf-8")
     return (result.folder,)

@@ -1,10 +1,11 @@
 """The section `report` of a params file: the promotion gate, and how much the report shows."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from components.shared.config import Config
+from components.shared.config import Config, SameAs
+from components.shared.versioning import MODEL_NAME, REGISTRY
 
 
 class HealthConfig(Config):
@@ -27,6 +28,17 @@ class HealthConfig(Config):
     """Maximum mean length of the sampled completions; null for none."""
 
 
+class ChampionConfig(Config):
+    """How the policy must compare with the model of the alias `champion` in the registry, where there is one."""
+
+    margin: float = Field(0.02, ge=0, le=1)
+    """Maximum loss of accuracy against the champion on any source, as a fraction; 1 shows the comparison only."""
+    min_gain: float | None = Field(None, ge=0, lt=1)
+    """Minimum gain over the champion on a target, as `gate.min_gain` is over SFT; null asks for none."""
+    if_incomparable: Literal["pass", "miss"] = "pass"
+    """What it means that the champion was measured on other problems, or in another way."""
+
+
 class GateConfig(Config):
     """When a policy is good enough to be registered, decided on greedy answers to the same test problems."""
 
@@ -44,6 +56,7 @@ class GateConfig(Config):
     """Whether a gain suffices that is not one on the problems that both models answered with finished and scorable
     text."""
     health: HealthConfig = HealthConfig()
+    champion: ChampionConfig = ChampionConfig()
     expected_gain: float = Field(0.05, gt=0, lt=1)
     """Gain in accuracy on each target for which the gate is planned, as a fraction: preflight computes how likely such
     a policy passes."""
@@ -69,5 +82,9 @@ class ReportConfig(Config):
     """The gate, and the size of the page."""
 
     gate: GateConfig
+    registry: Annotated[str, SameAs("register", "registry")] = REGISTRY
+    """Registry whose champion the policy is compared with, and which counts the looks at a test set."""
+    name: Annotated[str, SameAs("register", "name")] = MODEL_NAME
+    """Name of the model there."""
     num_examples: int = Field(16, ge=0)
     """Problems shown with the answers before and after GRPO."""

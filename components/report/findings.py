@@ -10,11 +10,13 @@ from typing import Any, Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict
 
 from components.report.config import ReportConfig
-from components.report.gate import Outcome, decide
+from components.report.gate import Circumstances, Outcome, Rival, decide
+from components.report.standing import Champion, consult, same_protocol
 from components.shared import jsonl, lineage
 from components.shared.config import validate
 from components.shared.errors import PipelineError
 from components.shared.lineage import Lineage, Work, in_order
+from components.shared.problem import Split
 from components.shared.statistics import PairedCounts
 
 _PACKAGES = {"deepspeed", "great-expectations", "math-verify", "numpy", "sympy", "tokenizers", "torch", "transformers"}
@@ -184,8 +186,11 @@ class Findings:
         }
 
 
-def find(config: ReportConfig, folders: Mapping[str, Path]) -> Findings:
-    """Read the inputs of the report stage, by their names in the graph, and decide the gate."""
+def find(config: ReportConfig, folders: Mapping[str, Path], verdict: Mapping[str, Any] | None = None) -> Findings:
+    """Read the inputs of the report stage, by their names in the graph, and decide the gate.
+
+    A `verdict` that was decided already is kept: the registry may have changed since.
+    """
     evaluations = {model: read_evaluation(folders["evaluation"] / model) for model in MODELS}
     _check_comparable(evaluations["base"], evaluations["sft"])
     _check_comparable(evaluations["sft"], evaluations["grpo"])
@@ -195,7 +200,7 @@ def find(config: ReportConfig, folders: Mapping[str, Path]) -> Findings:
     return Findings(
         evaluations,
         pairs,
-        decide(outcomes_of(pairs), config.gate, training=end_of_training(steps)),
+        dict(verdict or _decide(config, folders, pairs, evaluations["grpo"], steps)),
         jsonl.read_json(folders["validation"] / "result.json"),
         collect_provenance(
             {name: lineage.read(folder) for name, folder in sorted(folders.items())},
@@ -203,6 +208,49 @@ def find(config: ReportConfig, folders: Mapping[str, Path]) -> Findings:
         ),
         learned=any(row["gradient_norm"] for row in steps),
     )
+
+
+def _decide(
+    config: ReportConfig,
+    folders: Mapping[str, Path],
+    pairs: Sequence[Pair],
+    evaluation: Evaluation,
+    steps: Sequence[Mapping[str, Any]],
+) -> dict[str, Any]:
+    """Decide the gate on the answers, the end of training, and what the registry knows."""
+    problems = sorted([each.id, each.source, each.question, each.answer] for each in evaluation.greedy.values())
+    test_set = lineage.value_digest(problems)
+    made_by = lineage.read(folders["evaluation"])
+    policy = made_by.work.inputs["policy"].digest if made_by else None
+    standing = consult(config.registry, config.name, test_set)
+    circumstances = Circumstances(
+        end_of_training(steps),
+        _rival(standing.champion, evaluation, policy) if standing.champion else None,
+        Split(evaluation.scores.get("protocol", {}).get("split", Split.TEST)),
+        test_set,
+        len(standing.looks - {policy}),
+    )
+    return decide(outcomes_of(pairs), config.gate, circumstances)
+
+
+def _rival(champion: Champion, evaluation: Evaluation, policy: str | None) -> Rival:
+    """The champion's answers beside those of GRPO; without outcomes where they are to other problems."""
+    if champion.policy_digest == policy:
+        return Rival(champion.tag, {}, "has the same weights", is_same=True)
+    if not champion.records:
+        return Rival(champion.tag, {}, "its version has no answers to compare with")
+    rows = [validate(Record, row, name=f"{champion.tag}: evaluation") for row in champion.records]
+    answers = {row.id: row for row in rows if row.sample == 0}
+    if _problems(answers) != _problems(evaluation.greedy):
+        return Rival(champion.tag, {}, "not comparable, it was evaluated on other problems")
+    if not same_protocol(champion.protocol, evaluation.scores.get("protocol", {})):
+        return Rival(champion.tag, {}, "not comparable, it was asked in another way")
+    pairs = [Pair(answers[name], record) for name, record in evaluation.greedy.items()]
+    return Rival(champion.tag, outcomes_of(pairs))
+
+
+def _problems(records: Mapping[str, Record]) -> set[tuple[str, str, str]]:
+    return {(each.id, each.source, each.answer) for each in records.values()}
 
 
 def outcomes_of(pairs: Sequence[Pair]) -> dict[str, Outcome]:
@@ -273,9 +321,7 @@ def read_evaluation(folder: Path) -> Evaluation:
 
 def _check_comparable(first: Evaluation, second: Evaluation) -> None:
     """Raise PipelineError unless two models answered the same problems."""
-    one, other = (
-        {(each.id, each.source, each.answer) for each in evaluation.greedy.values()} for evaluation in (first, second)
-    )
+    one, other = _problems(first.greedy), _problems(second.greedy)
     if one != other:
         raise PipelineError(
             f"{second.folder}: problem {min(one ^ other)[0]} is missing here or in {first.folder}, or has another "

@@ -1,6 +1,7 @@
 """Formats of the report's figures: the gate, the page and the terminal show the same digits."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 _MINUS = "\N{MINUS SIGN}"
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -31,6 +32,18 @@ def probability(p_value: float) -> str:
     mantissa, exponent = f"{p_value:.0e}".split("e")
     power = str(int(exponent)).translate(_SUPERSCRIPTS)
     return f"{mantissa}\N{NO-BREAK SPACE}\N{MULTIPLICATION SIGN}\N{NO-BREAK SPACE}10{power}"
+
+
+def looks(counted: Mapping[str, Any]) -> str:
+    """Return how often the test problems were looked at, and what that means for a gate that is passed."""
+    number, chance = counted["number"], f"{100 * counted['false_promotion']:.3g}"
+    if number == 1:
+        return "first look at these test problems"
+    others = "one other policy was" if number == 2 else f"{number - 1:,} other policies were"
+    return (
+        f"{others} judged on these test problems before: the chance that one of {number:,} that are not better passes "
+        f"is up to {chance}\N{NO-BREAK SPACE}%"
+    )
 
 
 def shorten(text: str, characters: int) -> str:

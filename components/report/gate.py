@@ -11,13 +11,14 @@ the gate reads. All tests are one-sided at the level `max_p_value`:
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from components.report.config import GateConfig, HealthConfig
 from components.report.formatting import points, probability
 from components.shared.errors import PipelineError
 from components.shared.page import percent
+from components.shared.problem import Split
 from components.shared.statistics import (
     PairedCounts,
     holm_levels,
@@ -58,16 +59,37 @@ class Claim:
     formatting_counts: bool = False
 
 
-def decide(
-    outcomes: Mapping[str, Outcome],
-    gate: GateConfig,
-    *,
-    training: Mapping[str, float | None] | None = None,
-) -> Verdict:
-    """Return the verdict on the outcomes of SFT and GRPO by source.
+@dataclass(frozen=True)
+class Rival:
+    """The current champion, and how it answered the same problems."""
 
-    `training` has the figures of the end of training that `gate.health` may limit, None for what was not measured.
-    """
+    tag: str
+    outcomes: Mapping[str, Outcome]
+    """Nothing where it cannot be compared."""
+    remark: str = ""
+    """Why it cannot or need not be compared."""
+    is_same: bool = False
+    """Whether it has the very weights that are judged."""
+
+
+@dataclass(frozen=True)
+class Circumstances:
+    """What the gate reads besides the answers of SFT and GRPO."""
+
+    training: Mapping[str, float | None] = field(default_factory=dict)
+    """Figures of the end of training that `gate.health` may limit, None for what was not measured."""
+    rival: Rival | None = None
+    split: Split = Split.TEST
+    test_set: str = ""
+    """Digest of the problems."""
+    looks: int = 0
+    """Other policies that were judged on these problems before."""
+
+
+def decide(
+    outcomes: Mapping[str, Outcome], gate: GateConfig, circumstances: Circumstances = Circumstances()
+) -> Verdict:
+    """Return the verdict on the outcomes of SFT and GRPO by source."""
     unknown = [source for source in gate.target if source not in outcomes]
     if unknown:
         raise PipelineError(
@@ -75,8 +97,10 @@ def decide(
             f"sources with test problems: {', '.join(outcomes)}"
         )
     sources = compare(outcomes, claim_of(gate), first="sft")
-    conditions = health(outcomes, gate.health, training or {})
-    missed = [part["reason"] for part in (*sources, *conditions) if not part["passed"]]
+    conditions = [*health(outcomes, gate.health, circumstances.training), *_of_split(circumstances.split)]
+    champion = _against(circumstances.rival, gate) if circumstances.rival else None
+    parts = (*sources, *conditions, *([champion] if champion else []))
+    missed = [part["reason"] for part in parts if not part["passed"]]
     return {
         "passed": not missed,
         "enforced": gate.enforce,
@@ -85,6 +109,9 @@ def decide(
         "target": _pooled([outcomes[source].counts for source in gate.target], sources[: len(gate.target)]),
         "sources": sources,
         "health": conditions,
+        "champion": champion,
+        "looks": _looks(circumstances, gate.max_p_value),
+        "power": {"passable": _passable(outcomes, gate)},
     }
 
 
@@ -116,8 +143,8 @@ def claim_p(outcome: Outcome, claim: Claim) -> float:
 
 
 def is_not_worse(counts: PairedCounts, claim: Claim) -> bool:
-    """Whether a loss of the margin or more is excluded."""
-    return paired_gain_p(counts, -claim.margin) <= claim.level
+    """Whether a loss of the margin or more is excluded; a margin of 1 excludes nothing and is always met."""
+    return claim.margin >= 1 or paired_gain_p(counts, -claim.margin) <= claim.level
 
 
 def _judge(source: str, outcome: Outcome, claim: Claim, level: float | None, first: str) -> dict[str, Any]:
@@ -163,8 +190,9 @@ def _reason(part: Mapping[str, Any], claim: Claim) -> str:
     if part["level"] == 0:
         return f"{source}: gained {changed} points, not tested, as a smaller p-value failed"
     bound = f"{points(part['gain_bound'])} or more with {_confidence(part['level'])}"
+    verb = f"gained {changed}" if part["gain"] >= 0 else f"lost {-100 * part['gain']:.1f}"
     text = (
-        f"{source}: gained {changed} points, {bound} (at least {points(part['min_gain'])} required), "
+        f"{source}: {verb} points, {bound} (at least {points(part['min_gain'])} required), "
         f"p = {probability(part['p_value'])} (at most {part['level']:.2g} allowed)"
     )
     answered = part["answered"]
@@ -173,11 +201,56 @@ def _reason(part: Mapping[str, Any], claim: Claim) -> str:
             f"; of the {answered['total']:,} problems that both models answered {points(answered['gain'])} points, "
             f"p = {probability(answered['p_value'])}"
         )
-    return text if part["not_worse"] else f"{text}; {required} (at least {points(-claim.margin)} required)"
+    return text if part["not_worse"] else f"{text}; a loss of {100 * claim.margin:.1f} points is not excluded"
 
 
 def _confidence(level: float) -> str:
     return f"{100 * (1 - level):g} % confidence"
+
+
+def _against(rival: Rival, gate: GateConfig) -> dict[str, Any]:
+    """Decide the comparison with the champion."""
+    limits = gate.champion
+    claim = Claim(gate.target, limits.min_gain, limits.margin, gate.max_p_value, gate.formatting_counts)
+    sources = compare(rival.outcomes, claim, first="champion")
+    missed = [part["reason"] for part in sources if not part["passed"] and not rival.is_same]
+    passed = not missed and (bool(sources) or rival.is_same or limits.if_incomparable == "pass")
+    reason = "; ".join(missed or [rival.remark or part["reason"] for part in sources] or [rival.remark])
+    return {
+        "tag": rival.tag,
+        "comparable": bool(sources),
+        "is_same": rival.is_same,
+        "remark": rival.remark,
+        "sources": sources,
+        "passed": passed,
+        "reason": f"champion {rival.tag}: {reason}",
+    }
+
+
+def _of_split(split: Split) -> list[dict[str, Any]]:
+    """The condition that a policy is judged on the test problems; nothing is said where it is."""
+    return [] if split == Split.TEST else [_condition("split of the problems", str(split), str(Split.TEST), False)]
+
+
+def _looks(circumstances: Circumstances, level: float) -> dict[str, Any] | None:
+    """The number of this look at the test problems; None for problems that may be looked at as often as one likes."""
+    if circumstances.split != Split.TEST:
+        return None
+    number = circumstances.looks + 1
+    return {
+        "test_set": circumstances.test_set,
+        "number": number,
+        "false_promotion": 1 - (1 - level) ** number,
+    }
+
+
+def _passable(outcomes: Mapping[str, Outcome], gate: GateConfig) -> bool:
+    """Whether a policy could have passed that solves all problems: not where SFT left too few unsolved."""
+    perfect = {}
+    for source, outcome in outcomes.items():
+        solved = outcome.counts.both + outcome.counts.only_first
+        perfect[source] = Outcome(PairedCounts(solved, 0, outcome.counts.total - solved, 0))
+    return all(part["passed"] for part in compare(perfect, claim_of(gate), first="sft"))
 
 
 def health(

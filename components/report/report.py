@@ -15,7 +15,8 @@ from markupsafe import Markup
 from components.report import charts, formatting
 from components.report.config import ReportConfig
 from components.report.findings import MODELS, Findings, Pair, find
-from components.shared import jsonl, page
+from components.shared import jsonl, lineage, page
+from components.shared.config import validate
 from components.shared.errors import PipelineError
 from components.shared.lineage import Lineage, value_digest
 from components.shared.progress import say
@@ -112,6 +113,7 @@ def render_report(
     folders: Mapping[str, Path],
     *,
     findings: Findings | None = None,
+    verdict: Mapping[str, Any] | None = None,
     run: RunFacts | None = None,
 ) -> str:
     """Return the page over the report stage's input folders, by their names in the graph.
@@ -120,10 +122,11 @@ def render_report(
         config: The gate, and the size of the page.
         folders: The inputs of the report stage.
         findings: What `find` returns for them, if it has been called already.
+        verdict: The verdict, if it has been decided already.
         run: What the page of one run has in addition.
     """
     here = Path(__file__).parent
-    findings, run = findings or find(config, folders), run or RunFacts()
+    findings, run = findings or find(config, folders, verdict), run or RunFacts()
     configs = findings.provenance.configs.items()
     values = {
         "findings": findings,
@@ -145,6 +148,23 @@ def render_report(
         return page.render(here / "report.html.jinja", **values)
     except UndefinedError as error:
         raise PipelineError(f"report: its inputs lack a value of the page ({error}); run their stages again") from None
+
+
+def page_of_run(config: Mapping[str, Any], folders: Mapping[str, str], report: Path, timings: Path) -> str:
+    """Return the page with what the lineage in the finished `report` tells of the run.
+
+    Args:
+        config: The report section of the params file.
+        folders: The inputs of the report stage.
+        report: Its output.
+        timings: The output `timings` of train_grpo; need not exist.
+    """
+    made_by = lineage.read(report)
+    assert made_by is not None
+    seconds = {made_by.stages[run.of].stage: run.seconds for run in made_by.runs}
+    facts = RunFacts(seconds=seconds, timings=timings if timings.is_dir() else None, made_by=made_by)
+    settings = validate(ReportConfig, dict(config), name=STAGE.name)
+    return render_report(settings, {name: Path(path) for name, path in folders.items()}, run=facts)
 
 
 def costs(run: RunFacts, findings: Findings) -> list[tuple[str, str, str, str]]:

@@ -1,9 +1,10 @@
 """DVC in a process of its own: `python dvc_process.py ARGUMENTS`, as for the command `dvc`.
 
-What fails because of a network or a server ends with exit code 75, since it may work the next time. Three commands are
+What fails because of a network or a server ends with exit code 75, since it may work the next time. Four commands are
 added, since DVC itself copies damaged objects out of a storage, and needs several processes for what one can do:
-`get-checked REPOSITORY PATH REVISION DESTINATION`, `store FOLDERS` and `read POINTERS [DESTINATION [PATHS]]`. The last
-two work with the default remote of `.dvc/config` in the working folder; they take and print JSON.
+`get-checked REPOSITORY PATH REVISION DESTINATION`, `list-storage`, `store FOLDERS` and
+`read POINTERS [DESTINATION [PATHS]]`. The last three work with the default remote of `.dvc/config` in the working
+folder; they take and print JSON.
 """
 
 import errno
@@ -27,6 +28,8 @@ from dvc_data.hashfile.hash import file_md5
 
 _TRANSIENT = 75
 """Exit code of RetryableError, which cannot be imported: the project is not on this process's path."""
+_DENIED = 77
+"""Exit code where a server wants other credentials."""
 _TRANSIENT_ERRNOS = {errno.EIO, errno.ESTALE, errno.EHOSTUNREACH, errno.ENETUNREACH, getattr(errno, "EREMOTEIO", 5)}
 _TRANSIENT_ERRORS = {
     "ConnectionError",  # Python's, botocore's
@@ -34,7 +37,10 @@ _TRANSIENT_ERRORS = {
     "HTTPClientError",  # botocore: no answer, or half of one
     "ClientConnectionError",  # aiohttp
     "ClientPayloadError",
+    "ConnectionLost",  # asyncssh
 }
+_CREDENTIALS_ERRORS = {"NoCredentialsError", "PartialCredentialsError", "PermissionDenied", "HostKeyNotVerifiable"}
+"""Of botocore and asyncssh."""
 
 
 _MAX_THREADS = 8
@@ -60,16 +66,24 @@ class _DamageError(DvcException):  # type: ignore[misc]
 
 
 class _Failures(logging.Handler):
-    """Remembers whether an error that DVC has logged is transient."""
+    """Remembers the exit code for the errors that DVC has logged."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
-        self.transient = False
+        self.code = 0
 
     def emit(self, record: logging.LogRecord) -> None:
         """Look at the exception behind a message."""
         if record.exc_info and record.exc_info[1]:
-            self.transient |= any(map(_is_transient, _causes(record.exc_info[1])))
+            self.add(record.exc_info[1])
+
+    def add(self, error: BaseException) -> None:
+        """Look at an exception and its causes; what is transient goes before what needs other credentials."""
+        causes = list(_causes(error))
+        if any(map(_is_transient, causes)):
+            self.code = _TRANSIENT
+        elif any(map(_is_denied, causes)):
+            self.code = self.code or _DENIED
 
 
 def main(arguments: list[str]) -> int:
@@ -88,9 +102,9 @@ def main(arguments: list[str]) -> int:
             causes = list(_causes(error))
             reasons = dict.fromkeys(" ".join(str(cause).split()) or type(cause).__name__ for cause in causes)
             print(f"ERROR: {': '.join(reasons)}", file=sys.stderr)
-            failures.transient |= any(map(_is_transient, causes))
+            failures.add(error)
             code = 1
-    return _TRANSIENT if code and failures.transient else code
+    return failures.code or code if code else 0
 
 
 def get_checked(repository: str, path: str, revision: str, destination: str) -> None:
@@ -155,7 +169,22 @@ def read(pointers: str, destination: str | None = None, paths: str = '["."]') ->
     print(json.dumps(content))
 
 
-_COMMANDS: dict[str, Callable[..., None]] = {"get-checked": get_checked, "store": store, "read": read}
+def list_storage() -> None:
+    """Ask the storage what it holds; an empty one is none of the errors, and a bucket that does not exist is."""
+    odb = _storage()
+    try:
+        odb.fs.ls(odb.path, detail=False)
+    except FileNotFoundError as error:
+        if error.__cause__:
+            raise
+
+
+_COMMANDS: dict[str, Callable[..., None]] = {
+    "get-checked": get_checked,
+    "list-storage": list_storage,
+    "read": read,
+    "store": store,
+}
 
 
 def _storage() -> Any:
@@ -302,12 +331,23 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 def _is_transient(error: BaseException) -> bool:
     if isinstance(error, OSError) and error.errno in _TRANSIENT_ERRNOS:
         return True
+    status = _status(error)
+    if status is not None:
+        return status >= 500 or status == 429
+    return not _TRANSIENT_ERRORS.isdisjoint(kind.__name__ for kind in type(error).__mro__)
+
+
+def _is_denied(error: BaseException) -> bool:
+    names = {kind.__name__ for kind in type(error).__mro__}
+    return _status(error) in {401, 403} or not _CREDENTIALS_ERRORS.isdisjoint(names)
+
+
+def _status(error: BaseException) -> int | None:
+    """The status of a server's HTTP answer."""
     answer = getattr(error, "response", None)
     status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode") if isinstance(answer, dict) else None
     status = status or getattr(error, "status", None)
-    if isinstance(status, int):
-        return status >= 500 or status == 429
-    return not _TRANSIENT_ERRORS.isdisjoint(kind.__name__ for kind in type(error).__mro__)
+    return status if isinstance(status, int) else None
 
 
 if __name__ == "__main__":

@@ -21,6 +21,9 @@ CATALOGUE_TOKEN_FILE_VARIABLES = (
     "KF_PIPELINES_SA_TOKEN_PATH",
 )  # read for each request
 CATALOGUE_CA_VARIABLE = "MODEL_REGISTRY_CA_FILE"  # certificate authorities that its certificate is verified against
+# Set by the user or from a secret, beside S3's keys: read by DVC, and by register for the config of a new registry.
+S3_ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")  # address of a server other than Amazon's
+S3_REGION_VARIABLES = ("AWS_REGION", "AWS_DEFAULT_REGION")
 # Set by `grpo-pipeline run`.
 JOURNAL_VARIABLE = "GRPO_PIPELINE_JOURNAL"  # file to which shared.stage appends when a stage started, finished, failed
 TERMINAL_VARIABLE = "GRPO_PIPELINE_TERMINAL"  # to draw progress on if output is a pipe; shared.progress, cluster.rank
@@ -31,6 +34,7 @@ RUN_NAME_VARIABLE = "GRPO_PIPELINE_RUN_NAME"  # of the Kubeflow run, by the comp
 IMAGE_VARIABLE = "GRPO_PIPELINE_IMAGE"  # reference of the task's image; shared.execution
 # Set in the images.
 REVISION_VARIABLE = "GRPO_PIPELINE_REVISION"  # git revision of the code; shared.execution
+LOCK_VARIABLE = "GRPO_PIPELINE_LOCK"  # SHA-256 of requirements.lock; shared.execution
 # Set by train_grpo or in the TrainJob's manifest for its ranks and servers.
 JOB_VARIABLE = "GRPO_PIPELINE_JOB"  # folder of the job that a vLLM server's pod belongs to; cluster.servers
 SERVERS_VARIABLE = "GRPO_PIPELINE_SAMPLERS"  # addresses of running vLLM servers, separated by commas

@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict
 
 from components.shared.environment import (
     IMAGE_VARIABLE,
+    LOCK_VARIABLE,
     REVISION_VARIABLE,
     RUN_ID_VARIABLE,
     RUN_NAME_VARIABLE,
@@ -182,7 +183,7 @@ def current_environment() -> Environment:
     return Environment(
         python=platform.python_version(),
         packages=dict(sorted(_packages())),
-        lock=hashlib.sha256(lock.read_bytes()).hexdigest() if lock.is_file() else None,
+        lock=_digest(lock) if lock.is_file() else os.environ.get(LOCK_VARIABLE) or None,
         image=os.environ.get(IMAGE_VARIABLE) or None,
         system=platform.platform(),
         machine=platform.machine(),
@@ -201,6 +202,10 @@ def current_environment() -> Environment:
 def is_numerical(variable: str) -> bool:
     """Tell whether an environment variable is one of numerical libraries, as an environment records them."""
     return _VARIABLE.fullmatch(variable) is not None and _SECRET.search(variable) is None
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _packages() -> Iterator[tuple[str, str]]:

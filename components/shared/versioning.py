@@ -25,6 +25,8 @@ _REPOSITORY_VARIABLES = re.compile(
 )
 """Set by git around its hooks: with them every command would work on that other repository."""
 _ERROR = re.compile(r"(?:fatal: |error: |ERROR: (?:unexpected error - )?)(.*)")
+REGISTRY, MODEL_NAME = "registry", "grpo-policy"
+"""Where versions are registered, and under which name, if nothing else is configured."""
 _OBJECT = re.compile(r"\b[0-9a-f]{40}\b")
 _DVC = Path(__file__).with_name("dvc_process.py")
 _TRANSIENT = re.compile(
@@ -33,6 +35,8 @@ _TRANSIENT = re.compile(
     r"|hung up unexpectedly|early EOF|Empty reply from server|returned error: (429|5\d\d)|HTTP (429|5\d\d)"
 )
 """What git prints when a network or a server has failed."""
+_DENIED = 77
+"""Exit code of dvc_process.py where a server wants other credentials."""
 _REFUSED = "! ["
 """Begins git's line on a ref that the other side did not accept."""
 
@@ -98,7 +102,9 @@ class Workspace:
             is_lost = _TRANSIENT.search(errors) is not None and _REFUSED not in errors
             is_transient = is_lost if tool == "git" else done.returncode == RetryableError.exit_code
             kind = RetryableError if is_transient else PipelineError
-            raise kind(f"{tool}: {_reason(errors)}")
+            is_denied = tool == "dvc" and done.returncode == _DENIED
+            hint = "; set the credentials of the storage" if is_denied else ""
+            raise kind(f"{tool}: {_reason(errors)}{hint}")
         return done.stdout
 
 

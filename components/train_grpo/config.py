@@ -265,6 +265,8 @@ class TrainGRPOConfig(Config):
     """Registry of the checkpoints."""
     storage: Annotated[str | None, Operational, SameAs("register", "storage")] = None
     """DVC remote of their weights."""
+    storage_endpoint: Annotated[str | None, Operational, SameAs("register", "storage_endpoint")] = None
+    """Address of the remote's S3 server, where it is not Amazon's."""
     engine: EngineConfig = EngineConfig()
 
     @model_validator(mode="after")

@@ -32,6 +32,7 @@ def checkpoints_published(config: TrainGRPOConfig, work: Path) -> Iterator[None]
     command = [sys.executable, "-m", _MODULE, "--work", str(work), "--staging", str(staging)]
     command += ["--registry", config.registry, "--keep-last", str(settings.keep_in_registry)]
     command += ["--storage", config.storage] if config.storage else []
+    command += ["--storage-endpoint", config.storage_endpoint] if config.storage_endpoint else []
     command += ["--keep-best"] if settings.keep_best else []
     limit_s = _LAST_PUSH_OF_FAILED_S
     # In a session of its own: Ctrl-C is for the training. The watchdog ends it when this end of the pipe is closed.

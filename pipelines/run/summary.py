@@ -45,8 +45,9 @@ def write(folder: Path, tasks: Sequence[Task], exit_code: int) -> None:
     made_by = lineage.read(outputs["report"]["report"])
     command = _command(folder, made_by.revision() if made_by else None, version)
     run = RunFacts(version, seconds, timings, made_by, command, _FILES)
-    (folder / PAGE).write_text(render_report(params.report, inputs, run=run), encoding="utf-8")
     figures = jsonl.read_json(outputs["report"]["report"] / "summary.json")
+    page = render_report(params.report, inputs, verdict=figures["verdict"], run=run)
+    (folder / PAGE).write_text(page, encoding="utf-8")
     problems = outputs["prepare_data"]["problems"]
     digests = {
         **figures["digests"],
@@ -86,6 +87,10 @@ def show(folder: Path, screen: Screen) -> None:
     screen.show(Text.assemble("gate        ", (word, style), f": {first}"))
     for line in others:
         screen.show(f"            {line}")
+    if verdict["champion"] and verdict["champion"]["passed"]:
+        screen.show(f"champion    {verdict['champion']['reason'].removeprefix('champion ')}")
+    if verdict["looks"]:
+        screen.show(f"looks       {formatting.looks(verdict['looks'])}")
     screen.show(f"registered  {version['tag']} in {version['registry']}" if version else "registered  nothing")
     screen.show(f"report      {folder / PAGE}")
 

@@ -18,6 +18,7 @@ from components.shared.errors import PipelineError
 from components.shared.model import PIPELINE_FILE
 from components.shared.problem import Problem, Split, write_problems
 from tests import tiny
+from tests.presets import ROOT
 from tests.rollout import vllm_policies
 
 CHAT_TEMPLATE = (
@@ -59,6 +60,14 @@ def prompt(checkpoint: Checkpoint, question: str) -> str:
     """The whole prompt as text, special tokens included."""
     text: str = checkpoint.tokenizer.decode(checkpoint.prompt_ids(question))
     return text
+
+
+def test_every_protocol_is_documented() -> None:
+    """A row of the table names it with its tokens."""
+    page = (ROOT / "docs/how-to/evaluation.md").read_text()
+    for name, protocol in PROTOCOLS.items():
+        (row,) = [line for line in page.splitlines() if line.startswith(f"| `{name}` |")]
+        assert row.endswith(f"| {protocol.max_new_tokens:,} |")
 
 
 def test_solved_examples_stand_before_the_question_in_the_words_of_the_protocol() -> None:

@@ -138,7 +138,8 @@ def test_its_labels(light: Image, variables: Mapping[str, str]) -> None:
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d\d:\d\d", values["created"])
     assert values["version"] == "0.1.0"
     assert values["base.name"].removeprefix("sha256:") == engine.base_image().removeprefix("sha256:")
-    assert light.run("sh", "-c", "echo $GRPO_PIPELINE_REVISION").strip() == revision
+    told = light.run("sh", "-c", "echo $GRPO_PIPELINE_REVISION $GRPO_PIPELINE_LOCK").split()
+    assert told == [revision, lineage.file_digest(engine.ROOT / "requirements.lock")]
 
 
 def test_its_layers_are_few_and_the_code_is_the_last(light: Image) -> None:

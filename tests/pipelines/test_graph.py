@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from components.cluster.config import ClusterConfig
-from components.preflight.config import DEPLOYMENT, SECRET_KEYS, DeploymentConfig, load_params
+from components.preflight.config import DEPLOYMENT, OPTIONAL_SECRET_KEYS, SECRET_KEYS, DeploymentConfig, load_params
 from components.preflight.form import OVERRIDES, parameters
 from components.preflight.preflight import DEADLINE_S
 from components.preflight.resources import shape_of_base, with_memory
@@ -40,6 +40,7 @@ SECRETS = {
     **dict.fromkeys(DATA, ("git", "hub", "storage")),
     **dict.fromkeys(TRAINING | MODEL, ("hub",)),
     "train-grpo": ("git", "hub", "storage"),
+    "report": ("git", "storage"),
     "register": ("git", "model_registry", "storage"),
 }
 
@@ -136,7 +137,7 @@ def test_secrets_are_named_and_never_contained() -> None:
         assert names == [f"grpo-pipeline-{kind.replace('_', '-')}" for kind in SECRETS.get(task, ())]
         for secret, kind in zip(secrets, SECRETS.get(task, ()), strict=True):
             keys = {key["secretKey"]: key["envVar"] for key in secret["keyToEnv"]}
-            assert keys == {key: key for key in SECRET_KEYS[kind]}
+            assert keys == {key: key for key in (*SECRET_KEYS[kind], *OPTIONAL_SECRET_KEYS.get(kind, ()))}
             assert secret["optional"]
         container = graph().containers[task]
         assert container["env"] == [{"name": IMAGE_VARIABLE, "value": container["image"]}]

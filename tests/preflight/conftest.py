@@ -1,5 +1,6 @@
 """A cluster in which a run can start, and the form of that run."""
 
+import itertools
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from components.preflight.config import SECRET_KEYS, DeploymentConfig, load_params
+from components.preflight.config import OPTIONAL_SECRET_KEYS, SECRET_KEYS, DeploymentConfig, load_params
 from components.preflight.form import Form, form_of
 from components.preflight.preflight import Ready, preflight
 from components.shared.environment import KUBECONFIG_VARIABLE
@@ -45,7 +46,7 @@ def claim(name: str = CLAIM, mode: str = "ReadWriteMany", phase: str = "Bound") 
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiServer]:
     """A cluster with all that a run needs, which is the one that this process finds."""
-    for key in (key for keys in SECRET_KEYS.values() for key in keys):
+    for key in itertools.chain(*SECRET_KEYS.values(), *OPTIONAL_SECRET_KEYS.values()):
         monkeypatch.delenv(key, raising=False)
     with ApiServer() as server:
         server.cluster.add_runtime()

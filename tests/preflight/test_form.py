@@ -28,7 +28,7 @@ def test_a_form_means_what_the_params_file_says(path: Path) -> None:
     assert twice == wrong_sections(sections) == []
     made, expected = complete(Params.model_validate(sections)), stage_sections(load_params(path))
     cluster = made.pop("cluster")
-    for stage in ("train_grpo", "register"):
+    for stage in ("train_grpo", "report", "register"):
         assert made[stage].pop("registry") == "/work/registry"
         expected[stage].pop("registry")
     assert made == expected
@@ -70,6 +70,8 @@ def test_the_typed_parameters_are_what_training_gets(form: Form) -> None:
         before[stage]["engine"].pop("num_processes")
     assert after["validate_data"]["model"].pop("base") == "org/model"
     before["validate_data"]["model"].pop("base")
+    assert after["report"].pop("registry") == values["registry"]
+    before["report"].pop("registry")
     # Checkpoints are in the registry of the versions.
     for key, name in (("registry", "registry"), ("storage", "weights_storage")):
         assert after["train_grpo"].pop(key) == values[name]

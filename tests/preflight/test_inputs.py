@@ -8,11 +8,13 @@ import pytest
 import yaml
 
 from components.preflight.config import Params, contradictions, doubts, load_params
-from components.preflight.inputs import missing_here
-from components.shared.errors import PipelineError
+from components.preflight.inputs import list_storage, missing_here
+from components.register.config import RegisterConfig
+from components.shared.errors import PipelineError, RetryableError
 from components.shared.model import context_tokens
 from pipelines.cli import main
 from tests.presets import FILES, preset
+from tests.register.storage_servers import BUCKET, s3_server
 
 GSM8K = {"kind": "gsm8k", "train": "train.jsonl", "test": "test.jsonl"}
 WORDS = preset()["prepare_data"]["sources"][0]
@@ -87,6 +89,14 @@ def test_no_shipped_preset_contradicts_itself(path: Path) -> None:
             [
                 "train_grpo.reward.weights.code_tests: problems from word_problems have no unit tests; "
                 "leave it out, `accuracy` judges both kinds"
+            ],
+        ),
+        (
+            {"evaluate.protocol": "math-4shot"},
+            [
+                "evaluate.protocol: math-4shot asks problems from math or math500, and word_problems has test "
+                "problems, too",
+                "evaluate.protocol: math-4shot shows solved examples, and no train problem comes from math or math500",
             ],
         ),
         ({"train_grpo.sampler.vllm": {"max_tokens": 72}}, []),
@@ -213,3 +223,20 @@ def test_the_context_of_a_model_is_read_from_its_config(
             context_tokens(str(tmp_path))
     else:
         assert context_tokens(str(tmp_path)) == expected
+
+
+@pytest.mark.slow
+def test_storage_is_asked_with_the_credentials_of_the_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A real S3 server at an address from the environment: right and wrong secrets, and a bucket that is not there."""
+    config = RegisterConfig(storage=f"s3://{BUCKET}/versions")
+    with s3_server(tmp_path / "s3") as server:
+        for name, value in {**server.credentials, "AWS_ENDPOINT_URL": server.endpoint}.items():
+            monkeypatch.setenv(name, value)
+        assert list_storage(config) == []
+        with pytest.raises(PipelineError, match=r"s3://nosuch: cannot be listed: .*bucket does not exist"):
+            list_storage(config.model_copy(update={"storage": "s3://nosuch"}))
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "another")
+        with pytest.raises(PipelineError, match=f"{config.storage}: cannot be listed: .*credentials"):
+            list_storage(config)
+    with pytest.raises(RetryableError, match=f"{config.storage}: cannot be listed: Could not connect"):
+        list_storage(config)

@@ -46,11 +46,13 @@ def test_a_run_that_can_start_gets_its_sections(server: ApiServer, form: Form) -
     """With everything in place the sections come back complete, can be read, and nothing is made in the cluster."""
     toleration = {"key": "gpu", "operator": "Exists"}
     cluster = {"node_selector": {"pool": "a"}, "tolerations": [toleration]}
-    made = ready(form | {"cluster_gpu_type": "NVIDIA-H200"}, cluster=cluster, train_grpo={"group_size": 12})
+    engines = {"vllm": {"num_engines": 2, "gpus_per_engine": 4}}
+    sections: dict[str, Any] = {"cluster": cluster, "train_grpo": {"group_size": 12}, "evaluate": engines}
+    made = ready(form | {"cluster_gpu_type": "NVIDIA-H200"}, **sections)
     assert made.sections["train_grpo"]["group_size"] == 12
     assert made.outputs["evaluate_node_selector"] == {"pool": "a", "nvidia.com/gpu.product": "NVIDIA-H200"}
     assert [each["key"] for each in made.outputs["evaluate_tolerations"]] == ["gpu"]
-    assert made.outputs["evaluate_gpus"] == "1"
+    assert made.outputs["evaluate_gpus"] == "8"
     assert made.outputs["cluster_config"]["volume"] == CLAIM
     assert not server.cluster.all(kinds.TRAIN_JOBS)
     assert "<th>grpo_num_steps</th><td><code>50</code>" in made.page

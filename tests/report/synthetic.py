@@ -170,6 +170,7 @@ def write_bare_report(folder: Path, policy: Path) -> None:
     gate = _gate()
     sources = [{"source": "words", "passed": True, "reason": "words: gained enough"}]
     verdict = {"passed": True, "enforced": True, "reasons": [], "gate": gate, "sources": sources, "health": []}
+    verdict |= {"champion": None, "looks": None}
     made_by = bare_lineage(policy)
     evaluation = made_by.maker(made_by.work.inputs["evaluation"])
     assert evaluation is not None

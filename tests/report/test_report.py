@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -107,6 +108,24 @@ def test_page_has_the_figures_of_the_verdict(written: Path) -> None:
         "Config of train_grpo",
     ]
     assert [part for part in parts if part not in text] == []
+
+
+def test_charts_have_values_on_hover(shared_run: dict[str, Path], written: Path) -> None:
+    """Of each curve at each step, in strips that cover the chart side by side."""
+    text = (written / "report.html").read_text(encoding="utf-8")
+    steps = {row["step"]: row for _, row in jsonl.read_rows(shared_run["grpo_training"] / "steps.jsonl")}
+    told = re.findall(r"<title>step (\d+): reward ([\d.]+), accuracy ([\d.]+)</title>", text)
+    assert len(told) >= 30
+    for step, reward, accuracy in told:
+        assert (float(reward), float(accuracy)) == pytest.approx(
+            (steps[int(step)]["reward"], steps[int(step)]["accuracy"]), abs=0.005
+        )
+    chart = text[: text.index(f"<title>step {told[-1][0]}: reward")].rpartition("<svg")[2]
+    strips = [
+        tuple(map(float, each)) for each in re.findall(r'<rect class="strip" x="([\d.]+)".* width="([\d.]+)"', chart)
+    ]
+    for (x, width), (following, _) in pairwise(strips):
+        assert x + width == pytest.approx(following, abs=0.2)
 
 
 def test_run_without_a_gradient_learned_nothing(
@@ -263,7 +282,7 @@ def test_provenance_of_mixed_runs_is_refused() -> None:
 
 @pytest.mark.parametrize("volume", ["", "volume"])
 def test_kubeflow_component_shows_page_and_metrics(shared_run: dict[str, Path], tmp_path: Path, volume: str) -> None:
-    """The page is copied to where Kubeflow shows it; on a cluster the folder that is passed on is on the volume."""
+    """The page has the cost of the run; on a cluster the folder that is passed on is on the volume."""
     sources = {"validation": "validation", "sft_training": "sft", "grpo_training": "grpo", "evaluation": "evaluation"}
     for name, source in sources.items():
         shutil.copytree(shared_run[name], tmp_path / source / name.removeprefix(f"{source}_"))
@@ -276,6 +295,12 @@ def test_kubeflow_component_shows_page_and_metrics(shared_run: dict[str, Path], 
         inputs |= {"volume": str(tmp_path / volume), "run_id": "run-1"}
     (folder,) = component.report.python_func(config=VALUES, **inputs, report=out, report_page=page, metrics=metrics)
     assert Path(folder).is_relative_to(tmp_path / (volume or "made"))
+    text = (tmp_path / "html" / "page").read_text(encoding="utf-8")
+    assert re.search(r"<tr><td>report</td>.*core-minutes", text)
     for place in (out.path, folder):
-        assert (tmp_path / "html" / "page").read_bytes() == (Path(place) / "report" / "report.html").read_bytes()
+        artifact = (Path(place) / "report" / "report.html").read_text(encoding="utf-8")
+        assert "core-minutes" not in artifact
+        headline = re.search("<h1>.*</h1>", artifact)
+        assert headline
+        assert headline.group() in text
     assert metrics.metadata["gate_passed"] == 1

@@ -1,0 +1,95 @@
+"""Looks at a test set: each policy that a gate judged on it, in the registry's git, whether it passed or not.
+
+They are files `<test set>/<policy>.json` on a branch of their own, each added by one push: the same policy counts once,
+however often and by whomever it is judged, and a process that is killed has added its look or not.
+"""
+
+import json
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from components.register.registry import Registry, open_for_aliases
+from components.register.snapshot import Snapshot
+from components.shared.errors import PipelineError, RetryableError
+from components.shared.progress import say
+from components.shared.versioning import Workspace
+
+BRANCH = "looks"
+_EMPTY_TREE = "4b825dc642cb6eb9a060e54bf8d69288fbee4904"
+"""Name that git gives to a tree without files."""
+_ATTEMPTS = 10
+_PAUSE_S = 0.2
+
+
+def policies_seen(snapshot: Snapshot, test_set: str) -> set[str]:
+    """Return the digests of the policies that were judged on a test set, which is named by its digest."""
+    listed = snapshot.repository.try_git("ls-tree", "--name-only", f"refs/heads/{BRANCH}:{test_set}") or ""
+    return {Path(name).stem for name in listed.split()}
+
+
+def count_look(location: str, name: str, policy_digest: str, verdict: Mapping[str, Any]) -> None:
+    """Record in a registry, which is created on first use, that a policy was judged on test problems.
+
+    A registry that does not accept the record is only warned about. RetryableError if it cannot be reached.
+    """
+    if verdict["looks"] is None:
+        return
+    facts = {"name": name, "passed": verdict["passed"], "at": datetime.now(UTC).isoformat(timespec="seconds")}
+    try:
+        with open_for_aliases(location) as registry:
+            record_look(registry, verdict["looks"]["test_set"], policy_digest, facts)
+    except RetryableError:
+        raise
+    except PipelineError as error:
+        say("register", f"warning: this look at the test problems is not counted: {error}")
+
+
+def record_look(registry: Registry, test_set: str, policy_digest: str, facts: Mapping[str, Any]) -> bool:
+    """Add a look with some facts to a registry that is open; return False if the policy was judged there before.
+
+    Raises:
+        RetryableError: Others have pushed before each attempt, or the registry cannot be reached.
+        PipelineError: It does not accept the branch.
+    """
+    path = f"{test_set}/{policy_digest}.json"
+    for attempt in range(_ATTEMPTS):
+        base = _newest(registry.clone)
+        if base and registry.clone.try_git("cat-file", "-e", f"{base}:{path}") is not None:
+            return False
+        content = json.dumps({"test_set": test_set, "policy_digest": policy_digest, **facts}, indent=2) + "\n"
+        commit = _commit(registry.clone, base, path, content)
+        try:
+            registry.clone.git("push", "--quiet", "origin", f"{commit}:refs/heads/{BRANCH}")
+        except PipelineError as error:
+            registry.clone.git("fetch", "--quiet", "origin")
+            if _newest(registry.clone) == base:
+                raise type(error)(f"{registry.location}: does not accept the branch `{BRANCH}`: {error}") from None
+            time.sleep(_PAUSE_S * attempt)
+        else:
+            return True
+    raise RetryableError(f"{registry.location}: its branch `{BRANCH}` changed before each of {_ATTEMPTS} pushes")
+
+
+def _newest(clone: Workspace) -> str | None:
+    """The newest commit of the branch, as it was last fetched; None if it does not exist yet."""
+    commit = clone.try_git("rev-parse", "--verify", "--quiet", f"refs/remotes/origin/{BRANCH}")
+    return commit and commit.strip()
+
+
+def _commit(clone: Workspace, base: str | None, path: str, content: str) -> str:
+    """Return a commit on `base`, or on nothing, that adds a file; the clone's own files and branch stay as they are."""
+    start = base or clone.git("commit-tree", _EMPTY_TREE, "-m", "Count the looks at test sets").strip()
+    folder = clone.folder.with_name("looks")
+    clone.git("worktree", "add", "--quiet", "--detach", str(folder), start)
+    try:
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(content, encoding="utf-8")
+        here = Workspace(folder, clone.scratch, clone.locks)
+        here.git("add", path)
+        here.git("commit", "--quiet", "--message", f"Look at {path.removesuffix('.json')}")
+        return here.git("rev-parse", "HEAD").strip()
+    finally:
+        clone.git("worktree", "remove", "--force", str(folder))

@@ -1,0 +1,81 @@
+"""The storage of a registry: a DVC remote, which `.dvc/config` of the registry's repository names.
+
+A new registry keeps where an S3 server is, so that whoever reads it needs credentials only.
+"""
+
+import configparser
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from components.shared.environment import S3_ENDPOINT_VARIABLES, S3_REGION_VARIABLES
+from components.shared.errors import PipelineError
+from components.shared.versioning import Workspace, is_url
+
+_REMOTE = "storage"
+CONFIG = Path(".dvc/config")
+"""DVC's config in the registry's repository."""
+
+
+def new_config(url: str, endpoint: str | None) -> str:
+    """Return DVC's config for a storage; one at s3:// without an endpoint has that of the environment."""
+    remote: dict[str, str | None] = {"url": url}
+    if url.startswith("s3://"):
+        remote |= {"endpointurl": endpoint or _first(S3_ENDPOINT_VARIABLES), "region": _first(S3_REGION_VARIABLES)}
+    lines = ["[core]", "    analytics = false", "    check_update = false", f"    remote = {_REMOTE}", _section()]
+    return "\n".join([*lines, *(f"    {key} = {value}" for key, value in remote.items() if value), ""])
+
+
+def storage_url(config: str, location: str, origin: str) -> str:
+    """Return the storage that DVC's config of a registry names: a URL, or an absolute path on this machine."""
+    url = _remote(config).get("url")
+    if url is None:
+        raise PipelineError(f"{location}: its {CONFIG} has no remote named `{_REMOTE}`")
+    return url if is_url(url) else os.path.normpath(Path(origin) / ".dvc" / url)
+
+
+def storage_endpoint(config: str) -> str | None:
+    """Return the address of the S3 server in DVC's config of a registry; None where it is Amazon's."""
+    return _remote(config).get("endpointurl")
+
+
+def write_dvc_config(folder: Path, config: str, url: str) -> None:
+    """Make a folder one in which DVC reads and writes the storage of a registry, at `url`."""
+    (folder / CONFIG).parent.mkdir(exist_ok=True)
+    (folder / CONFIG).write_text(config, encoding="utf-8")
+    # DVC prefers config.local, and git ignores it.
+    (folder / ".dvc" / "config.local").write_text(f"{_section()}\n    url = {url}\n", encoding="utf-8")
+
+
+def check_storage(config: str) -> None:
+    """List a storage at a URL.
+
+    Raises:
+        PipelineError: There is no such storage, or it wants other credentials.
+        RetryableError: It does not answer.
+    """
+    with tempfile.TemporaryDirectory(prefix="grpo-pipeline-storage-") as scratch:
+        workspace = Workspace(Path(scratch), Path(scratch))
+        url = _remote(config)["url"]
+        write_dvc_config(workspace.folder, config, url)
+        try:
+            workspace.dvc("list-storage")
+        except PipelineError as error:
+            raise type(error)(f"{url}: cannot be listed: {str(error).removeprefix('dvc: ')}") from None
+
+
+def _section() -> str:
+    return f"['remote \"{_REMOTE}\"']"
+
+
+def _remote(config: str) -> Mapping[str, str]:
+    """The settings of the storage."""
+    parser = configparser.ConfigParser(interpolation=None)
+    parser.read_string(config)
+    section = _section()[1:-1]
+    return dict(parser[section]) if parser.has_section(section) else {}
+
+
+def _first(variables: tuple[str, ...]) -> str | None:
+    return next(filter(None, map(os.environ.get, variables)), None)

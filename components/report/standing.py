@@ -1,0 +1,71 @@
+"""What the registry knows before a policy is judged: the champion's answers, and looks at the same problems."""
+
+import json
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from components.register.looks import policies_seen
+from components.register.snapshot import Snapshot, read_registry
+from components.shared import jsonl
+from components.shared.versioning import is_url
+
+_ALIAS = "champion"
+_EVALUATION = "evaluation/grpo"
+_ASKED = (
+    *("name", "prompt", "system_prompt", "chat_template_digest", "examples_digest"),
+    *("answer", "stop", "max_new_tokens"),
+)
+"""Facts of an evaluation in which two must agree to be compared."""
+
+
+@dataclass(frozen=True)
+class Champion:
+    """The version of the alias `champion`."""
+
+    tag: str
+    policy_digest: str
+    records: list[dict[str, Any]]
+    """Its answers when it was evaluated; none if its version does not have them."""
+    protocol: Mapping[str, Any]
+    """How it was asked."""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What a registry knows before a policy is judged."""
+
+    champion: Champion | None = None
+    looks: frozenset[str] = frozenset()
+    """Digests of the policies that were judged on these test problems."""
+
+
+def consult(registry: str, name: str, test_set: str) -> Standing:
+    """Return what a registry knows of a model and a test set, which is named by its digest.
+
+    PipelineError or RetryableError where there is a registry that cannot be read.
+    """
+    if not is_url(registry) and not Path(registry).is_dir():
+        return Standing()
+    with read_registry(registry) as snapshot:
+        tag = snapshot.aliases().get(f"{name}@{_ALIAS}")
+        return Standing(_champion(snapshot, tag) if tag else None, frozenset(policies_seen(snapshot, test_set)))
+
+
+def same_protocol(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two evaluations asked in the same way."""
+    return all(one.get(key) == other.get(key) for key in _ASKED)
+
+
+def _champion(snapshot: Snapshot, tag: str) -> Champion:
+    digest = json.loads(snapshot.read(tag, "version.json"))["policy_digest"]
+    stored = json.loads(snapshot.repository.try_git("show", f"refs/tags/{tag}:digests.json") or "{}")
+    if f"{_EVALUATION}/records.jsonl" not in stored:
+        return Champion(tag, digest, [], {})
+    with tempfile.TemporaryDirectory(prefix="grpo-pipeline-champion-") as folder:
+        snapshot.get(tag, [_EVALUATION], Path(folder))
+        scores = jsonl.read_json(Path(folder) / _EVALUATION / "scores.json")
+        records = [row for _, row in jsonl.read_rows(Path(folder) / _EVALUATION / "records.jsonl")]
+    return Champion(tag, digest, records, scores.get("protocol", {}))

@@ -1,0 +1,164 @@
+"""`grpo-pipeline evaluate`: raw files and a folder with a model in, records, scores and a table out."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from components.evaluate.protocols import PROTOCOLS
+from components.policy import checkpoint as checkpoints
+from components.shared import jsonl, lineage
+from components.shared.problem import Split, write_problems
+from pipelines.cli import main
+from tests import tiny
+
+COMMAND = [sys.executable, "-c", "from pipelines.cli import main; raise SystemExit(main())", "evaluate"]
+OPTIONS = ["--protocol", "gsm8k-deepseekmath", "--samples", "2", "--max-new-tokens", "6", "--max-batch-size", "2"]
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """An untrained model as a stage saves it."""
+    folder = tmp_path / "tiny-model"
+    checkpoints.save(tiny.checkpoint(), folder)
+    return folder
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """Raw files in GSM8K's form, with a row that cannot be used."""
+    folder = tmp_path / "raw"
+    folder.mkdir()
+    rows = [{"question": each.question, "answer": each.solution} for each in tiny.PROBLEMS]
+    jsonl.write_rows(folder / "gsm8k_test.jsonl", [*rows[:10], {"question": "Why?", "answer": "No number."}])
+    jsonl.write_rows(folder / "gsm8k_train.jsonl", rows[10:])
+    return folder
+
+
+def records(folder: Path) -> list[dict[str, Any]]:
+    """What a model answered."""
+    return [row for _, row in jsonl.read_rows(folder / "records.jsonl")]
+
+
+def test_every_protocol_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    """A line each."""
+    assert main(["evaluate", "--list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == list(PROTOCOLS)
+
+
+def test_a_folder_is_measured_by_several_protocols(
+    model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A row of the table and a folder for each; the same again is the same to the byte, and a subset is part of it."""
+    monkeypatch.chdir(tmp_path)
+    own = tmp_path / "own.jsonl"
+    jsonl.write_rows(own, [{"question": "1+1?", "solution": "1+1=2\n#### 2"}])
+    options = ["evaluate", str(model), "--data", str(data), *OPTIONS]
+    assert main([*options, "--protocol", "gsm8k-8shot", "--examples", str(own)]) == 0
+    out = capsys.readouterr().out
+    assert f"{data / 'gsm8k_test.jsonl'}:11: is left out: column `answer` has no `####`" in out
+    rows = [line.split() for line in out.splitlines() if line.startswith("gsm8k-")]
+    assert [(name, source, number) for name, source, number, *_ in rows] == [
+        ("gsm8k-deepseekmath", "gsm8k", "10"),
+        ("gsm8k-8shot", "gsm8k", "10"),
+    ]
+    folder = tmp_path / "outputs/evaluations/tiny-model"
+    facts = jsonl.read_json(folder / "gsm8k-8shot/scores.json")["protocol"]
+    assert facts["prompt"] == "Question: 1+1?\nAnswer: 1+1=2\n#### 2\n\nQuestion: {question}\nAnswer:"
+    before = lineage.digest(folder / "gsm8k-deepseekmath")
+    assert main(options) == 0
+    assert lineage.digest(folder / "gsm8k-deepseekmath") == before
+    whole = records(folder / "gsm8k-deepseekmath")
+    assert main([*options, "--limit", "4", "--samples", "0", "--output", "few"]) == 0
+    few = records(tmp_path / "few/gsm8k-deepseekmath")
+    assert len(few) == 4
+    assert [row for row in whole if row in few] == few
+
+
+def test_problems_of_a_run_are_asked_as_the_model_was_trained_to_be_asked(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All of them by the model's own protocol; a named one asks those of its dataset."""
+    monkeypatch.chdir(tmp_path)
+    problems = tmp_path / "problems"
+    problems.mkdir()
+    sources = ["gsm8k", "sums", "gsm8k"]
+    write_problems(
+        problems, Split.TEST, [tiny.problem(n, split=Split.TEST, source=name) for n, name in enumerate(sources)]
+    )
+    options = ["evaluate", str(model), "--data", str(problems), "--max-new-tokens", "4"]
+    assert main([*options, "--protocol", "pipeline", "--protocol", "gsm8k-deepseekmath"]) == 0
+    rows = [line.split()[:3] for line in capsys.readouterr().out.splitlines() if line.startswith(("pipe", "gsm8k-"))]
+    assert rows == [["pipeline", "gsm8k", "2"], ["pipeline", "sums", "1"], ["gsm8k-deepseekmath", "gsm8k", "2"]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "name a MODEL and a --protocol"),
+        (["{model}", "--protocol", "gsm9k"], "--protocol gsm9k: no such protocol; there are pipeline, gsm8k-chat"),
+        (
+            ["{model}", "--protocol", "math500-chat"],
+            "math500.jsonl: no such file; `make data` fetches GSM8K and MATH-500",
+        ),
+        (["{model}", "--protocol", "pipeline"], "give --data the folder `problems` that prepare_data has written"),
+        (["{model}", "--protocol", "gsm8k-chat"], "its tokenizer has no chat template"),
+        (["{data}", "--protocol", "gsm8k-deepseekmath"], "raw: holds no config.json; a Hugging Face model folder"),
+        (["org/name", "--protocol", "gsm8k-chat"], "`hf download org/name --local-dir FOLDER` fetches a model"),
+        (["latest", "--protocol", "gsm8k-chat"], "latest: is not a folder with a model, nor a version in the registry"),
+        (["{model}", "--protocol", "gsm8k-chat", "--examples", "x"], "--examples: gsm8k-chat shows none"),
+        (["{model}", "--protocol", "gsm8k-chat", "--temperature", "0"], "evaluate.temperature"),
+        (["{model}", "--protocol", "gsm8k-8shot", "--examples", "none.jsonl"], "none.jsonl: no such file"),
+    ],
+)
+def test_wrong_input_is_one_line_that_says_what_to_do(
+    model: Path,
+    data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    message: str,
+) -> None:
+    """Before the weights are read: they are damaged."""
+    monkeypatch.chdir(tmp_path)
+    (model / "model.safetensors").write_bytes(b"")
+    filled = [each.format(model=model, data=data) for each in arguments]
+    assert main(["evaluate", *filled, "--data", str(data)]) == 2
+    printed = capsys.readouterr()
+    assert message in printed.err
+    assert printed.err.startswith("error: ")
+    assert printed.err.count("\n") == 1
+    assert not (tmp_path / "outputs").exists()
+
+
+@pytest.mark.slow
+def test_a_killed_command_goes_on_and_leaves_the_same_bytes(model: Path, data: Path, tmp_path: Path) -> None:
+    """Killed after two batches, without a chance to clean up."""
+    arguments = [*COMMAND, str(model), "--data", str(data), *OPTIONS, "--max-new-tokens", "200"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    killed, whole = tmp_path / "killed", tmp_path / "whole"
+    for folder in (killed, whole):
+        folder.mkdir()
+    process = subprocess.Popen(arguments, cwd=killed, env=environment, stdout=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 120
+    while not [*killed.glob("outputs/work/evaluate/*/model/batches/00001.jsonl")]:
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    name = "outputs/evaluations/tiny-model/gsm8k-deepseekmath"
+    assert not (killed / name).exists()
+    outs = [
+        subprocess.run(arguments, cwd=folder, env=environment, check=True, capture_output=True, text=True).stdout
+        for folder in (killed, whole)
+    ]
+    assert ["goes on after" in out for out in outs] == [True, False]
+    assert lineage.digest(killed / name) == lineage.digest(whole / name)

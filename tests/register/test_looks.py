@@ -1,0 +1,85 @@
+"""Looks at a test set, counted in the registry's git."""
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from components.register.looks import count_look, policies_seen
+from components.register.register import STAGE
+from components.register.snapshot import read_registry
+from components.report.standing import Standing, consult
+from components.shared import jsonl, lineage, stage
+from components.shared.errors import GateMissedError
+from tests.register.registrations import git, inputs_of, make_config, make_policy, tags
+
+
+def verdict_on(test_set: str = "t1", *, passed: bool = True) -> dict[str, Any]:
+    """The part of a verdict that is counted."""
+    return {"passed": passed, "looks": {"test_set": test_set}}
+
+
+def seen(registry: Path, test_set: str = "t1") -> set[str]:
+    """The policies that were judged on a test set."""
+    with read_registry(str(registry)) as snapshot:
+        return policies_seen(snapshot, test_set)
+
+
+def test_each_policy_counts_once_for_each_test_set(tmp_path: Path) -> None:
+    """Whether it passed or not; on a branch of its own, without a version or a change of what people see."""
+    registry = tmp_path / "registry"
+    for policy, verdict in (("p1", verdict_on()), ("p1", verdict_on(passed=False)), ("p2", verdict_on(passed=False))):
+        count_look(str(registry), "model", policy, verdict)
+    count_look(str(registry), "model", "p3", verdict_on("t2"))
+    count_look(str(registry), "model", "p4", {"passed": True, "looks": None})
+    assert (seen(registry), seen(registry, "t2"), seen(registry, "t3")) == ({"p1", "p2"}, {"p3"}, set())
+    assert git(registry, "rev-list", "--count", "looks").strip() == "4"  # and the empty commit before them
+    assert tags(registry) == []
+    assert sorted(path.name for path in registry.iterdir()) == [".git"]
+
+
+def test_several_writers_at_a_url_lose_no_look(tmp_path: Path) -> None:
+    """Whoever comes second adds to what the first one pushed."""
+    origin = tmp_path / "origin.git"
+    git(tmp_path, "init", "--quiet", "--bare", "--initial-branch", "main", str(origin))
+    policies = [f"p{number}" for number in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda policy: count_look(f"file://{origin}", "model", policy, verdict_on()), policies))
+    with read_registry(f"file://{origin}") as snapshot:
+        assert policies_seen(snapshot, "t1") == set(policies)
+
+
+def test_registry_that_refuses_the_branch_is_only_warned_about(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The look is shown as not counted, with the server's reason."""
+    origin = tmp_path / "origin.git"
+    git(tmp_path, "init", "--quiet", "--bare", "--initial-branch", "main", str(origin))
+    hook = origin / "hooks" / "update"
+    hook.write_text("#!/bin/sh\necho main and tags only >&2; exit 1\n")
+    hook.chmod(0o755)
+    count_look(f"file://{origin}", "model", "p1", verdict_on())
+    printed = capsys.readouterr().out
+    assert "warning: this look at the test problems is not counted" in printed
+    assert "main and tags only" in printed
+
+
+def test_missed_gate_is_a_look_and_the_next_report_counts_it(tmp_path: Path, passed: Path) -> None:
+    """Nothing is registered, and the registry knows of the policy."""
+    config, policy = make_config(tmp_path), make_policy(tmp_path / "policy")
+    inputs = inputs_of(passed, policy)
+    report = inputs["report"]
+    for name in ("verdict", "summary"):
+        content = jsonl.read_json(report / f"{name}.json")
+        verdict = content if name == "verdict" else content["verdict"]
+        verdict.update(passed=False, reasons=["too little"])
+        verdict["sources"][0].update(passed=False, reason="too little")
+        jsonl.write_json(report / f"{name}.json", content)
+    with pytest.raises(GateMissedError):
+        stage.run(STAGE, config, {**inputs, "registration": tmp_path / "out"})
+    assert tags(tmp_path / "registry") == []
+    test_set = jsonl.read_json(report / "verdict.json")["looks"]["test_set"]
+    expected = Standing(None, frozenset({lineage.digest(policy)}))
+    assert consult(config.registry, config.name, test_set) == expected
+    assert consult(str(tmp_path / "nowhere"), config.name, test_set) == Standing()

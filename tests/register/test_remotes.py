@@ -1,0 +1,186 @@
+"""Storages on real servers: S3 with an address of its own, and SSH."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from components.register.config import RegisterConfig
+from components.register.registry import fetch
+from components.shared import lineage
+from components.shared.errors import PipelineError, RetryableError
+from tests.register.registrations import command, git, make_config, make_policy, run_register, tags
+from tests.register.storage_servers import BUCKET, SSHD, S3Server, dying_proxy, s3_server, ssh_server
+
+pytestmark = pytest.mark.slow
+URL = f"s3://{BUCKET}/versions"
+
+
+@pytest.fixture
+def s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
+    """A server with an empty bucket; this process has its credentials, and nobody's files of settings."""
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with s3_server(tmp_path / "s3") as server:
+        for name, value in server.credentials.items():
+            monkeypatch.setenv(name, value)
+        yield server
+
+
+def config_of(tmp_path: Path, endpoint: str | None) -> RegisterConfig:
+    """A registry in a folder whose weights go to the bucket."""
+    return make_config(tmp_path, storage=URL, storage_endpoint=endpoint)
+
+
+def test_a_reader_needs_nothing_but_credentials(
+    s3: S3Server, passed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The registry keeps address and region that the environment had, also for plain DVC, and no keys."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3.endpoint)
+    policy = make_policy(tmp_path / "policy")
+    version = run_register(config_of(tmp_path, None), policy, passed, tmp_path / "out")
+    monkeypatch.delenv("AWS_ENDPOINT_URL")
+    monkeypatch.delenv("AWS_DEFAULT_REGION")
+    config = (tmp_path / "registry/.dvc/config").read_text()
+    assert f"endpointurl = {s3.endpoint}\n    region = us-east-1\n" in config
+    assert s3.credentials["AWS_SECRET_ACCESS_KEY"] not in config
+    assert fetch(str(tmp_path / "registry"), "v0.0.1", tmp_path / "fetched").tag == version["tag"]
+    assert lineage.digest(tmp_path / "fetched") == lineage.digest(policy)
+    subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "dvc",
+            "get",
+            str(tmp_path / "registry"),
+            "policy",
+            "--rev",
+            version["tag"],
+            "--out",
+            str(tmp_path / "plain"),
+        ],
+        check=True,
+        cwd=tmp_path,
+        env={**os.environ, "DVC_SITE_CACHE_DIR": str(tmp_path / "site")},
+    )
+    assert lineage.digest(tmp_path / "plain") == lineage.digest(policy)
+    with pytest.raises(PipelineError, match=rf"storage_endpoint: .* are stored in {s3.endpoint}, not in http://other"):
+        run_register(config_of(tmp_path, "http://other:1"), policy, passed, tmp_path / "again")
+
+
+def without_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take them away."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+
+
+def with_wrong_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replace the secret."""
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "another")
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (without_credentials, "Unable to locate credentials"),
+        (with_wrong_secret, r"Forbidden|SignatureDoesNotMatch|signature"),
+    ],
+)
+def test_missing_and_wrong_credentials_are_named(
+    s3: S3Server,
+    passed: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    change: Callable[[pytest.MonkeyPatch], None],
+    reason: str,
+) -> None:
+    """On writing as on reading, in one line that names the storage, with exit code 2; nothing is registered."""
+    config, policy = config_of(tmp_path, s3.endpoint), make_policy(tmp_path / "policy")
+    with monkeypatch.context() as patch:
+        change(patch)
+        with pytest.raises(PipelineError, match=rf"^{URL}: cannot .*({reason}).*credentials") as refused:
+            run_register(config, policy, passed, tmp_path / "out")
+        assert "\n" not in str(refused.value)
+        assert refused.value.exit_code == 2
+        assert tags(tmp_path / "registry") == []
+    run_register(config, policy, passed, tmp_path / "out")
+    change(monkeypatch)
+    with pytest.raises(PipelineError, match=rf"({reason}).*credentials") as refused:
+        fetch(config.registry, "v0.0.1", tmp_path / "fetched")
+    assert refused.value.exit_code == 2
+
+
+def test_server_that_dies_in_mid_push_leaves_no_version(s3: S3Server, passed: Path, tmp_path: Path) -> None:
+    """Exit code 75, as for one that does not answer at all; the next run makes one complete version."""
+    policy = make_policy(tmp_path / "policy")
+    for num_bytes in (0, 3_000, 300_000):
+        with dying_proxy(s3.endpoint, num_bytes) as address:
+            config = make_config(tmp_path / str(num_bytes), storage=URL, storage_endpoint=address)
+            with pytest.raises(RetryableError, match=f"^{URL}: cannot "):
+                run_register(config, policy, passed, tmp_path / "out")
+        assert tags(tmp_path / str(num_bytes) / "registry") == []
+    config = config_of(tmp_path, s3.endpoint)
+    assert run_register(config, policy, passed, tmp_path / "out")["version"] == "v0.0.1"
+    fetch(config.registry, "v0.0.1", tmp_path / "fetched")
+    assert lineage.digest(tmp_path / "fetched") == lineage.digest(policy)
+
+
+def test_damaged_object_is_named_and_repaired_by_the_next_registration(
+    s3: S3Server, passed: Path, tmp_path: Path
+) -> None:
+    """One flipped bit in the bucket: a reader is told file and object; the same weights again restore it."""
+    config, policy = config_of(tmp_path, s3.endpoint), make_policy(tmp_path / "policy")
+    run_register(config, policy, passed, tmp_path / "out")
+    weights = (policy / "model.safetensors").read_bytes()
+    (stored,) = (path for path in s3.folder.rglob("*") if path.is_file() and path.read_bytes() == weights)
+    stored.write_bytes(bytes([weights[0] ^ 1]) + weights[1:])
+    with pytest.raises(PipelineError, match=rf"policy/model\.safetensors is damaged: its object .*{stored.name}"):
+        fetch(config.registry, "v0.0.1", tmp_path / "fetched")
+    assert not (tmp_path / "fetched").exists()
+    second = make_config(tmp_path / "second", storage=URL, storage_endpoint=s3.endpoint)
+    run_register(second, policy, passed, tmp_path / "again")
+    fetch(config.registry, "v0.0.1", tmp_path / "fetched")
+
+
+def test_two_writers_at_once_both_end_with_a_version(s3: S3Server, passed: Path, tmp_path: Path) -> None:
+    """They share a registry at a URL and the bucket."""
+    shared = tmp_path / "shared.git"
+    git(tmp_path, "init", "--quiet", "--bare", "--initial-branch", "main", str(shared))
+    config = make_config(tmp_path, registry=f"file://{shared}", storage=URL, storage_endpoint=s3.endpoint)
+    writers = []
+    for name in ("one", "two"):
+        policy = make_policy(tmp_path / name / "policy", name.encode())
+        writers.append((policy, subprocess.Popen(command(config, policy, passed, tmp_path / name))))
+    assert [process.wait() for _, process in writers] == [0, 0]
+    digests = set()
+    for tag in ("v0.0.1", "v0.0.2"):
+        fetch(config.registry, tag, tmp_path / tag)
+        digests.add(lineage.digest(tmp_path / tag))
+    assert digests == {lineage.digest(policy) for policy, _ in writers}
+
+
+@pytest.mark.skipif(SSHD is None, reason="needs sshd (the Debian package openssh-server)")
+def test_weights_behind_ssh(passed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They come back through a real sshd; a refused key is exit code 2, a server that is down 75."""
+    policy = make_policy(tmp_path / "policy")
+    with ssh_server(tmp_path / "ssh") as server:
+        monkeypatch.setenv("HOME", str(server.home))
+        monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
+        config = make_config(tmp_path, storage=server.url)
+        run_register(config, policy, passed, tmp_path / "out")
+        fetch(config.registry, "v0.0.1", tmp_path / "fetched")
+        assert lineage.digest(tmp_path / "fetched") == lineage.digest(policy)
+        key = server.home / ".ssh/id_ed25519"
+        key.unlink()
+        subprocess.run(
+            ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True, input="y\n", text=True
+        )
+        with pytest.raises(PipelineError, match="credentials") as refused:
+            fetch(config.registry, "v0.0.1", tmp_path / "refused")
+        assert refused.value.exit_code == 2
+    with pytest.raises(RetryableError):
+        fetch(config.registry, "v0.0.1", tmp_path / "down")
