@@ -69,6 +69,19 @@ def test_part_of_the_train_file_is_held_out_for_tuning(tmp_path: Path, gsm8k: di
     assert not (tmp_path / "plain" / "dev.jsonl").exists()
 
 
+def test_train_problem_close_to_a_dev_problem_is_left_out(tmp_path: Path, gsm8k: dict[str, Any]) -> None:
+    """Each question is in the train file a second time, in capitals: what dev asks, train does not."""
+    rows = Path(gsm8k["train"]).read_bytes().splitlines()
+    _write(Path(gsm8k["train"]), [*rows, *(row.replace(b"What is", b"WHAT IS") for row in rows)])
+    _prepare(tmp_path / "out", gsm8k | {"dev_fraction": 0.4})
+    dev, train = (
+        {each.question.casefold() for each in read_problems(tmp_path / "out", split)}
+        for split in (Split.DEV, Split.TRAIN)
+    )
+    assert len(dev) > 2
+    assert not dev & train
+
+
 def test_dev_problem_close_to_a_test_problem_is_left_out(tmp_path: Path, gsm8k: dict[str, Any]) -> None:
     """Settings are not chosen on what they are measured with later."""
     _prepare(tmp_path / "out", gsm8k | {"dev_fraction": 0.9})

@@ -346,6 +346,7 @@ def test_source_that_is_worse_by_the_margin_is_overlooked_at_most_as_often_as_st
         (gate(margin=0.02, min_gain=0.02, max_p_value=0.01, expected_gain=0.08), {"words": 1000}),
         (gate(margin=0.02), {"words": 1319, "other": 1000}),
         (gate(margin=0.01, target=("words", "math")), {"words": 700, "math": 300}),
+        (gate(margin=0.1, target=("words", "math")), {"words": 200, "math": 200}),  # Holm's first level decides
     ],
 )
 def test_power_is_the_rate_at_which_simulated_policies_pass(config: GateConfig, sizes: dict[str, int]) -> None:
