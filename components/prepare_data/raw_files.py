@@ -20,6 +20,8 @@ _RAW = Path("data/raw")
 _REMOTE = Path("dvc-storage")
 """The DVC remote `local` of .dvc/config: a plain folder."""
 _CACHE = Path(".dvc/cache")
+_WORKSPACE = Workspace(Path(), Path(".dvc/tmp"))
+"""The checkout; the scratch folder is DVC's home where the process has none."""
 
 
 class RawFolder(NamedTuple):
@@ -85,6 +87,14 @@ def _field(pointer: str, key: str) -> str | None:
     return str(value)
 
 
+def _url(pointer: str) -> str | None:
+    """The URL from which a file was imported, in the text of its pointer."""
+    try:
+        return str(yaml.safe_load(pointer)["deps"][0]["path"])
+    except (KeyError, IndexError, TypeError):
+        return None
+
+
 @dataclass(frozen=True, slots=True)
 class Pointer:
     """The `.dvc` file of one raw file."""
@@ -92,6 +102,8 @@ class Pointer:
     path: Path
     target: Path
     md5: str
+    url: str | None
+    """Where the file is published; None where the pointer does not say."""
 
     def object_in(self, store: Path) -> Path:
         """The path of the file's content in DVC's cache or in a remote."""
@@ -99,7 +111,12 @@ class Pointer:
 
 
 def fetch_raw_files(source: Path) -> None:
-    """Put every raw file in its place, byte for byte as its pointer says; missing ones are copied from `source`."""
+    """Put every raw file in its place, byte for byte as its pointer says.
+
+    Missing ones come from the local remote, from the folder `source` or from where they are published.
+
+    PipelineError where a file has other content in its place or where it is published, or cannot be had.
+    """
     pointers = read_pointers()
     missing = [pointer for pointer in pointers if not _is_present(pointer)]
     if not missing:
@@ -111,9 +128,8 @@ def fetch_raw_files(source: Path) -> None:
         if _md5(cached) != pointer.md5:
             cached.unlink(missing_ok=True)
         if _md5(stored) != pointer.md5:
-            _store(pointer, source / pointer.target.name)
-    # The scratch folder is DVC's home where the process has none.
-    Workspace(Path(), Path(".dvc/tmp")).dvc("pull", "--remote", "local", *(str(pointer.path) for pointer in missing))
+            _obtain(pointer, source / pointer.target.name)
+    _WORKSPACE.dvc("pull", "--remote", "local", *(str(pointer.path) for pointer in missing))
     for pointer in missing:
         if not _is_present(pointer):
             raise PipelineError(f"{pointer.target}: still missing after dvc pull; see `dvc status {pointer.path}`")
@@ -133,7 +149,7 @@ def _read_pointer(path: Path) -> Pointer:
     name, md5 = _field(text, "path"), _field(text, "md5")
     if name is None or md5 is None:
         raise PipelineError(f"{path}: not a DVC pointer to one file; restore it with git")
-    return Pointer(path, path.parent / name, md5)
+    return Pointer(path, path.parent / name, md5, _url(text))
 
 
 def _is_present(pointer: Pointer) -> bool:
@@ -144,19 +160,36 @@ def _is_present(pointer: Pointer) -> bool:
     return md5 is not None
 
 
-def _store(pointer: Pointer, file: Path) -> None:
-    """Copy a file into the remote, after a check that it is the one the pointer expects."""
+def _obtain(pointer: Pointer, file: Path) -> None:
+    """Copy a file that a pointer expects into the remote: `file`, if it is that one, or the published one."""
     stored = pointer.object_in(_REMOTE)
-    if _md5(file) != pointer.md5:
-        state = "damaged" if stored.exists() else "missing"
-        raise PipelineError(
-            f"{stored}, the remote's copy of {pointer.target}, is {state}, and {file} is no file with MD5 "
-            f"{pointer.md5}; run `make data SOURCE=DIR` with a folder that has it (data/README.md says where to get it)"
-        )
     stored.parent.mkdir(parents=True, exist_ok=True)
     partial = stored.with_suffix(".partial")
-    shutil.copyfile(file, partial)
+    partial.unlink(missing_ok=True)
+    if _md5(file) == pointer.md5:
+        shutil.copyfile(file, partial)
+    else:
+        _download(pointer, file, partial)
     partial.rename(stored)
+
+
+def _download(pointer: Pointer, file: Path, partial: Path) -> None:
+    """Fetch a published file; PipelineError unless it is the one that the pointer expects."""
+    stored = pointer.object_in(_REMOTE)
+    state = "damaged" if stored.exists() else "missing"
+    nowhere = (
+        f"{stored}, the remote's copy of {pointer.target}, is {state}, and {file} is no file with MD5 {pointer.md5}"
+    )
+    advice = "run `make data SOURCE=DIR` with a folder that has it (data/README.md says where to get it)"
+    if pointer.url is None:
+        raise PipelineError(f"{nowhere}; {advice}")
+    try:
+        _WORKSPACE.dvc("get-url", pointer.url, str(partial))
+    except PipelineError as error:
+        raise type(error)(f"{nowhere}; {pointer.url} cannot be read ({error}); {advice}") from None
+    if _md5(partial) != pointer.md5:
+        partial.unlink()
+        raise PipelineError(f"{nowhere}; {pointer.url} has other content now; {advice}")
 
 
 def _md5(path: Path) -> str | None:

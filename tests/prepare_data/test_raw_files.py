@@ -5,6 +5,11 @@ import json
 import shutil
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -97,6 +102,40 @@ def test_source_without_the_right_file_is_an_error(
     with pytest.raises(PipelineError, match=rf"{named} with MD5 .*; run `make data SOURCE=DIR`"):
         fetch_raw_files(source)
     assert not _ONE.exists()
+
+
+@pytest.mark.slow
+def test_file_that_is_nowhere_here_comes_from_where_it_is_published(source: Path, tmp_path: Path) -> None:
+    """A pointer that was imported from a URL, at a real server: right content, other content, no server."""
+    published = tmp_path / "published"
+    source.rename(published)
+    with _served(published) as address:
+        for name in _CONTENT:
+            pointer = Path(f"data/raw/{name}.dvc")
+            imported = {"frozen": True, "deps": [{"path": f"{address}/{name}", "hash": "md5"}]}
+            pointer.write_text(yaml.safe_dump({**imported, **yaml.safe_load(pointer.read_text())}))
+        fetch_raw_files(source)
+        assert _ONE.read_bytes() == _CONTENT["one.jsonl"]
+        for folder in (_REMOTE, _CACHE):
+            shutil.rmtree(folder)
+        _ONE.unlink()
+        (published / "one.jsonl").write_bytes(b"another")
+        with pytest.raises(PipelineError, match=rf"{address}/one\.jsonl has other content now; run `make data SOURCE"):
+            fetch_raw_files(source)
+    with pytest.raises(PipelineError, match=rf"{address}/one\.jsonl cannot be read .*; run `make data SOURCE"):
+        fetch_raw_files(source)
+    assert not _ONE.exists()
+    assert [path for path in _REMOTE.rglob("*") if path.is_file()] == []
+
+
+@contextmanager
+def _served(folder: Path) -> Iterator[str]:
+    """Serve a folder over HTTP."""
+    handler = partial(SimpleHTTPRequestHandler, directory=str(folder))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
 
 
 def test_changed_file_in_place_is_never_overwritten(source: Path) -> None:
