@@ -9,7 +9,7 @@ PRESET ?= laptop
 BASE ?=
 VARIANT ?= cuda
 REGISTRY ?= localhost
-# Where `make data` finds gsm8k_train.jsonl, gsm8k_test.jsonl and math500.jsonl.
+# A folder in which `make data` looks for gsm8k_train.jsonl, gsm8k_test.jsonl and math500.jsonl before it downloads them.
 SOURCE ?= ../shared/data
 
 VENV := .venv
@@ -64,7 +64,7 @@ $(VENV)/.ready: requirements.lock pyproject.toml
 preset:
 	@test -f "$(PARAMS)" || { echo "error: PRESET=$(PRESET): choose one of $(PRESETS)" >&2; exit 2; }
 
-data: setup  ## Fetch GSM8K and MATH-500 into data/ (from SOURCE through a local DVC remote)
+data: setup  ## Fetch GSM8K and MATH-500 into data/ (from the folder SOURCE, or where they are published)
 	@$(BIN)/grpo-pipeline data --source "$(SOURCE)"
 
 run: preset setup $(if $(filter laptop smoke distributed,$(PRESET)),,data)  ## Run the whole pipeline on this machine (PRESET=laptop|smoke|distributed|gsm8k-math|deepseekmath-7b|dr-grpo|dapo)
