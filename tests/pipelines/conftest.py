@@ -26,7 +26,7 @@ def _runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Runs]:
     passing, missing, dvc = (copy_project(tmp_path_factory.mktemp(name)) for name in ("passing", "missing", "dvc"))
     (dvc.folder / "repro.yaml").write_text("params: params/smoke.yaml\n")
     params = preset()
-    params["report"]["gate"] |= {"enforce": True, "min_gain": 0.99}
+    params["report"]["gate"] |= {"enforce": True, "min_gain": 0.99, "power": "warn"}
     write_params(missing.folder / "missed.yaml", params)
     with ThreadPoolExecutor(2) as pool:
         yield _Runs(
