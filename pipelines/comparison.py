@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from components.register.snapshot import Snapshot, Version
+from components.register.snapshot import Snapshot, Version, storage_url
 from components.report.findings import Evaluation, Pair, outcomes_of, read_evaluation
 from components.report.gate import Outcome
 from components.shared.errors import PipelineError
@@ -31,6 +31,8 @@ class Facts:
     verdict: dict[str, Any]
     summary: dict[str, Any]
     lineage_file: Any
+    storage: str
+    """Address of the storage with the weights."""
 
     @cached_property
     def made_by(self) -> Lineage:
@@ -57,7 +59,8 @@ def facts_of(snapshot: Snapshot, version: Version) -> Facts:
     registration, verdict, summary, made_by = (
         json.loads(snapshot.read(version.tag, f"{name}.json")) for name in ("version", "verdict", "summary", "lineage")
     )
-    return Facts(version, tuple(sorted(aliases)), registration, verdict, summary, made_by)
+    storage = storage_url(snapshot.read(version.tag, ".dvc/config"), snapshot.location, snapshot.origin)
+    return Facts(version, tuple(sorted(aliases)), registration, verdict, summary, made_by, storage)
 
 
 def evaluations_of(snapshot: Snapshot, *versions: Version) -> list[Evaluation]:

@@ -279,7 +279,7 @@ def _sections(facts: "Facts", registry: str) -> Iterator[tuple[str, list[str]]]:
     yield "code", [f"{made_by.revision('train_grpo')} (digest {made_by.work.code[:12]})"]
     yield "settings", list(_settings(facts))
     yield "environment", list(_environment(facts))
-    yield "weights", [f"SHA-256 {facts.registration['policy_digest']}"]
+    yield "weights", [f"SHA-256 {facts.registration['policy_digest']}, in {facts.storage}"]
     yield "get it", [f"grpo-pipeline models get {facts.version.tag} FOLDER --registry {registry}"]
 
 

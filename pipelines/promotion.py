@@ -132,7 +132,9 @@ def _checks(snapshot: Snapshot, facts: Facts, champion: str | None, evaluation: 
 
 def _compared(snapshot: Snapshot, facts: Facts, champion: Facts, evaluation: Path | None) -> Check:
     """Whether a version is not worse than the champion: by the gate's margin and level, on every source."""
-    gate, tag = facts.verdict["gate"], champion.version.tag
+    gate, tag, said = facts.verdict["gate"], champion.version.tag, facts.verdict.get("champion")
+    if said and said["tag"] == tag and said["comparable"] and not evaluation:
+        return Check("Comparison", said["passed"], said["reason"])
     try:
         if evaluation:
             before, (after,) = _evaluation_of(champion, evaluation), evaluations_of(snapshot, facts.version)

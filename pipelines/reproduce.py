@@ -21,6 +21,7 @@ from components.shared.execution import Environment, environment_differences, is
 from components.shared.lineage import Lineage, Material
 from components.shared.versioning import Workspace
 from pipelines.comparison import facts_of
+from pipelines.run.local import output, process
 
 _CHECKOUT = Path(__file__).parents[1]
 _MACHINE_VARIABLES = ("CUDA_VISIBLE_DEVICES", "NVIDIA_", "LD_PRELOAD", "NCCL_")
@@ -28,6 +29,8 @@ _MACHINE_VARIABLES = ("CUDA_VISIBLE_DEVICES", "NVIDIA_", "LD_PRELOAD", "NCCL_")
 _RUN = "import sys; from pipelines.cli import main; sys.exit(main())"
 _DIGEST = "from components.shared.lineage import code_digest; print(code_digest())"
 _RUN_FOLDER = "run"
+_GRACE_S = 120.0
+"""Time for a run that is stopped to end in good order, with a checkpoint."""
 DIFFERENT = 5
 """Exit code of a reproduction with other bytes."""
 
@@ -61,7 +64,10 @@ def reproduce(location: str, spec: str, into: Path | None) -> int:
         variables |= provide(name, material, made_by, folder)
     write_params(made_by, run / "params.yaml", folder)
     print(f"running the graph of {facts.version.tag} in {run}", flush=True)
-    subprocess.run([sys.executable, "-P", "-c", _RUN, "run"], cwd=run, env=variables, check=False)
+    with process([sys.executable, "-P", "-c", _RUN, "run"], variables, grace_s=_GRACE_S, folder=run) as graph:
+        for block in filter(None, output(graph)):
+            sys.stdout.buffer.write(block)
+            sys.stdout.flush()
     reports = sorted(run.glob("outputs/latest/artifacts/**/report/report"))
     again = lineage.read(reports[-1]) if reports else None
     if again is None:

@@ -167,7 +167,7 @@ def _make_latest(folder: Path) -> None:
 
 @contextmanager
 def process(
-    command: Sequence[str], environment: Mapping[str, str], *, grace_s: float
+    command: Sequence[str], environment: Mapping[str, str], *, grace_s: float, folder: Path | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Start a process with all its output in one pipe; neither it nor any process it started outlives the block.
 
@@ -179,6 +179,7 @@ def process(
     try:
         with subprocess.Popen(
             command,
+            cwd=folder,
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
