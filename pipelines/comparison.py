@@ -8,9 +8,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from components.register.snapshot import Snapshot, Version, storage_url
+from components.evaluate.protocols import PIPELINE
+from components.register.snapshot import Snapshot, Version
+from components.register.storage import storage_url
 from components.report.findings import Evaluation, Pair, outcomes_of, read_evaluation
 from components.report.gate import Outcome
+from components.report.standing import same_protocol
 from components.shared.errors import PipelineError
 from components.shared.execution import environment_differences
 from components.shared.lineage import FILE_NAME, Lineage, flat, parse
@@ -73,22 +76,26 @@ def evaluations_of(snapshot: Snapshot, *versions: Version) -> list[Evaluation]:
 
 
 def outcomes(first: Evaluation, second: Evaluation) -> dict[str, Outcome]:
-    """Return how two policies answered the same problems; PipelineError where they answered others."""
+    """Return how two policies answered the same problems; PipelineError where they were asked others, or otherwise."""
     one, other = ({(each.id, each.question, each.answer) for each in each.greedy.values()} for each in (first, second))
     if one != other:
         raise PipelineError(
             f"answers to different problems cannot be compared: one has {len(one):,} problems, the other "
             f"{len(other):,}, and {len(one & other):,} are in both"
         )
+    if not same_protocol(*(evaluation.scores.get("protocol") or {} for evaluation in (first, second))):
+        raise PipelineError("answers that were asked for in different ways cannot be compared: their protocols differ")
     return outcomes_of([Pair(record, second.greedy[record.id]) for record in first.greedy.values()])
 
 
 def how_to_compare(first: Facts, second: Facts, registry: str) -> str:
     """Return the commands that evaluate the policy of one version on the problems of another one."""
-    tag, tokens = second.version.tag, second.settings.get("evaluate.max_new_tokens", "N")
+    tag, settings = second.version.tag, second.settings
+    protocol, tokens = (settings.get(f"evaluate.{key}", "null") for key in ("protocol", "max_new_tokens"))
     return (
         f"grpo-pipeline models get {tag} {tag} --registry {registry} && grpo-pipeline evaluate {first.version.tag} "
-        f"--registry {registry} --protocol pipeline --data {tag}/problems --max-new-tokens {tokens} --output FOLDER"
+        f"--registry {registry} --protocol {json.loads(protocol) or PIPELINE} --data {tag}/problems "
+        f"--max-new-tokens {tokens} --output FOLDER"
     )
 
 

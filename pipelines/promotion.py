@@ -9,10 +9,11 @@ from typing import NamedTuple
 from components.register.aliases import CHAMPION, Action, Change, before, change_alias, next_count, person
 from components.register.registry import POLICY
 from components.register.snapshot import Snapshot, Version, read_registry
+from components.report.config import GateConfig
 from components.report.findings import Evaluation, read_evaluation
-from components.report.gate import Claim
-from components.report.gate import compare as compare_outcomes
+from components.report.gate import Rival, against
 from components.shared import jsonl, lineage
+from components.shared.config import validate
 from components.shared.errors import PipelineError, RetryableError
 from pipelines.comparison import EVALUATION, Facts, evaluations_of, facts_of, how_to_compare, outcomes
 from pipelines.serving import check_served
@@ -131,8 +132,8 @@ def _checks(snapshot: Snapshot, facts: Facts, champion: str | None, evaluation: 
 
 
 def _compared(snapshot: Snapshot, facts: Facts, champion: Facts, evaluation: Path | None) -> Check:
-    """Whether a version is not worse than the champion: by the gate's margin and level, on every source."""
-    gate, tag, said = facts.verdict["gate"], champion.version.tag, facts.verdict.get("champion")
+    """Whether a version compares with the champion as its gate asks: by its verdict, or else by the records of both."""
+    tag, said = champion.version.tag, facts.verdict.get("champion")
     if said and said["tag"] == tag and said["comparable"] and not evaluation:
         return Check("Comparison", said["passed"], said["reason"])
     try:
@@ -146,9 +147,9 @@ def _compared(snapshot: Snapshot, facts: Facts, champion: Facts, evaluation: Pat
     except PipelineError as error:
         commands = how_to_compare(champion, facts, snapshot.location)
         return Check("Comparison", False, f"{error}; {commands}; then add --champion-evaluation FOLDER/pipeline")
-    parts = compare_outcomes(counted, Claim((), None, gate["margin"], gate["max_p_value"]), first="champion")
-    worse = [part for part in parts if not part["passed"]]
-    return Check("Comparison", not worse, f"with {tag}: " + "; ".join(part["reason"] for part in worse or parts))
+    gate = validate(GateConfig, facts.verdict["gate"], name=f"{facts.version.tag}: verdict.json: gate")
+    decided = against(Rival(tag, counted), gate)
+    return Check("Comparison", decided["passed"], decided["reason"])
 
 
 def _evaluation_of(champion: Facts, folder: Path) -> Evaluation:

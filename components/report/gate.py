@@ -98,7 +98,7 @@ def decide(
         )
     sources = compare(outcomes, claim_of(gate), first="sft")
     conditions = [*health(outcomes, gate.health, circumstances.training), *_of_split(circumstances.split)]
-    champion = _against(circumstances.rival, gate) if circumstances.rival else None
+    champion = against(circumstances.rival, gate) if circumstances.rival else None
     parts = (*sources, *conditions, *([champion] if champion else []))
     missed = [part["reason"] for part in parts if not part["passed"]]
     return {
@@ -208,8 +208,8 @@ def _confidence(level: float) -> str:
     return f"{100 * (1 - level):g} % confidence"
 
 
-def _against(rival: Rival, gate: GateConfig) -> dict[str, Any]:
-    """Decide the comparison with the champion."""
+def against(rival: Rival, gate: GateConfig) -> dict[str, Any]:
+    """Return what is measured and decided of a policy and the champion."""
     limits = gate.champion
     claim = Claim(gate.target, limits.min_gain, limits.margin, gate.max_p_value, gate.formatting_counts)
     sources = compare(rival.outcomes, claim, first="champion")

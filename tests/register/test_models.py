@@ -159,7 +159,7 @@ def test_promotion_says_what_was_checked_and_is_in_the_history(
     ]
     assert champion(registry) == f"{NAME}@v0.0.2"
     message = git(registry, "tag", "--list", "--format=%(contents)", f"{NAME}#{CHAMPION}#2")
-    assert re.search(rf"Comparison: with {NAME}@v0\.0\.1: .*words: changed by \+", message)
+    assert re.search(rf"Comparison: champion {NAME}@v0\.0\.1: .*words: changed by \+", message)
     assert "Serving: vLLM 0.0 in float32: 8 of 8 answers token for token" in message
     assert run(capsys, "promote", "v0.0.2", "--reason", "again") == "v0.0.2 already has the alias champion\n"
     last = run(capsys, "history").splitlines()[-1]
@@ -182,7 +182,7 @@ def test_worse_version_is_not_promoted(registry: Path, capsys: pytest.CaptureFix
         if each["version"].endswith("3") and each["alias"] == CHAMPION
     )
     assert change["facts"]["Forced"].startswith("missed: ")
-    assert f"with {NAME}@v0.0.2: " in change["facts"]["Forced"]
+    assert f"champion {NAME}@v0.0.2: " in change["facts"]["Forced"]
 
 
 def test_promotion_without_a_comparison_names_the_command_that_makes_one(
