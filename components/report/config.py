@@ -31,8 +31,9 @@ class HealthConfig(Config):
 class ChampionConfig(Config):
     """How the policy must compare with the model of the alias `champion` in the registry, where there is one."""
 
-    margin: float = Field(0.02, ge=0, le=1)
-    """Maximum loss of accuracy against the champion on any source, as a fraction; 1 shows the comparison only."""
+    margin: float = Field(0.05, ge=0, le=1)
+    """Maximum loss of accuracy against the champion on any source, as a fraction; 1 shows the comparison only. The
+    default is what 500 problems can exclude for a policy that is as good."""
     min_gain: float | None = Field(None, ge=0, lt=1)
     """Minimum gain over the champion on a target, as `gate.min_gain` is over SFT; null asks for none."""
     if_incomparable: Literal["pass", "miss"] = "pass"

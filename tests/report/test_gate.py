@@ -196,7 +196,7 @@ def test_figures_of_training_are_means_of_its_last_tenth() -> None:
     ("counts", "champion", "passed", "reason"),
     [
         (CLEAR, {}, True, "words: changed by +15.0 points"),
-        (outcome(both=50, only_sft=20, only_grpo=20, neither=10), {}, False, "at least \N{MINUS SIGN}2.0 required"),
+        (outcome(both=50, only_sft=20, only_grpo=20, neither=10), {}, False, "at least \N{MINUS SIGN}5.0 required"),
         (outcome(both=50, only_sft=20, only_grpo=20, neither=10), {"margin": 1.0}, True, "changed by 0.0 points"),
         (outcome(both=490, only_sft=5, only_grpo=5), {"min_gain": 0.0}, False, "gained 0.0 points"),
         (None, {}, True, "not comparable"),
