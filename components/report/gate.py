@@ -184,17 +184,17 @@ def _in_short(counts: PairedCounts | None) -> dict[str, Any] | None:
 def _reason(part: Mapping[str, Any], claim: Claim) -> str:
     """One line with what was measured and what was required."""
     source, changed = part["source"], points(part["gain"])
-    required = f"{points(part['lower_bound'])} or more with {_confidence(claim.level)}"
     if part["level"] is None:
-        return f"{source}: changed by {changed} points, {required} (at least {points(-claim.margin)} required)"
-    if part["level"] == 0:
-        return f"{source}: gained {changed} points, not tested, as a smaller p-value failed"
-    bound = f"{points(part['gain_bound'])} or more with {_confidence(part['level'])}"
+        bound = _bound(part["lower_bound"], claim.level, -claim.margin)
+        return f"{source}: changed by {changed} points, {bound}"
     verb = f"gained {changed}" if part["gain"] >= 0 else f"lost {-100 * part['gain']:.1f}"
-    text = (
-        f"{source}: {verb} points, {bound} (at least {points(part['min_gain'])} required), "
-        f"p = {probability(part['p_value'])} (at most {part['level']:.2g} allowed)"
-    )
+    if part["level"] == 0:
+        text = f"{source}: {verb} points, not tested, since another target failed with a smaller p-value"
+    else:
+        text = (
+            f"{source}: {verb} points, {_bound(part['gain_bound'], part['level'], part['min_gain'])}, "
+            f"p = {probability(part['p_value'])} (at most {part['level']:.2g} allowed)"
+        )
     answered = part["answered"]
     if answered and not claim.formatting_counts and answered["p_value"] > part["level"] >= part["p_value"]:
         text += (
@@ -204,8 +204,8 @@ def _reason(part: Mapping[str, Any], claim: Claim) -> str:
     return text if part["not_worse"] else f"{text}; a loss of {100 * claim.margin:.1f} points is not excluded"
 
 
-def _confidence(level: float) -> str:
-    return f"{100 * (1 - level):g} % confidence"
+def _bound(bound: float, level: float, required: float) -> str:
+    return f"lower {100 * (1 - level):g} % bound {points(bound)} (at least {points(required)} required)"
 
 
 def against(rival: Rival, gate: GateConfig) -> dict[str, Any]:
