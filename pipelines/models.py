@@ -76,6 +76,12 @@ def _add_questions(actions: Any) -> None:
     command.add_argument("destination", metavar="DEST", type=Path, help="new folder")
     command.set_defaults(command=_get)
 
+    what = "checkpoints that runs of GRPO have pushed while they trained"
+    command = actions.add_parser("checkpoints", help=what, parents=[_REGISTRY, _JSON])
+    command.add_argument("run", metavar="RUN", nargs="?", default="", help="first digits of a run; without it of all")
+    command.add_argument("--remove", action="store_true", help="remove those of the run RUN")
+    command.set_defaults(command=_checkpoints)
+
     what = "the audit trail: who registered, promoted and rolled back which version, when and why"
     command = actions.add_parser("history", help=what, parents=[_REGISTRY, _JSON])
     command.add_argument("name", metavar="NAME", nargs="?", help="of a model; without it of all of them")
@@ -122,6 +128,34 @@ def _list(options: argparse.Namespace) -> int:
         ]
         _print_table(("version", "aliases", "registered", "by", "accuracy: SFT, GRPO", "gate"), rows)
     return 0
+
+
+def _checkpoints(options: argparse.Namespace) -> int:
+    from components.register.checkpoints import remove_checkpoints, stored_checkpoints
+    from components.register.snapshot import read_registry
+
+    if options.remove:
+        number = remove_checkpoints(options.registry, options.run)
+        print(f"removed {number} checkpoints of {options.run} from {options.registry}")
+        return 0
+    with read_registry(options.registry) as snapshot:
+        stored = stored_checkpoints(snapshot, options.run)
+    if options.json:
+        _print_json([vars(each) for each in stored])
+    elif not stored:
+        print(f"{options.registry} has no checkpoints{f' of {options.run}' if options.run else ''}")
+    else:
+        figures = ("reward", "accuracy", "kl")
+        rows = [
+            (each.name, _time(each.at), each.by, *(_figure(each.metrics.get(name)) for name in figures))
+            for each in stored
+        ]
+        _print_table(("checkpoint", "pushed", "by", *figures), rows)
+    return 0
+
+
+def _figure(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}"
 
 
 def _show(options: argparse.Namespace) -> int:
@@ -190,13 +224,33 @@ def _promote(options: argparse.Namespace) -> int:
         show=_show_check,
     )
     print(_outcome(change) if change else f"{options.version} already has the alias {options.alias}")
-    return 0
+    return _catalogue_updated(options.registry, options.version)
 
 
 def _roll_back(options: argparse.Namespace) -> int:
     from pipelines.promotion import roll_back
 
-    print(_outcome(roll_back(options.registry, options.name, reason=options.reason, show=_show_check)))
+    change = roll_back(options.registry, options.name, reason=options.reason, show=_show_check)
+    print(_outcome(change))
+    return _catalogue_updated(options.registry, change.version)
+
+
+def _catalogue_updated(registry: str, version: str) -> int:
+    """Tell the Model Registry that a version was announced to of its alias, which it has whether or not that answers.
+
+    Returns the exit code. The same command completes what has failed.
+    """
+    from components.register.catalogue import update_catalogue
+    from components.register.snapshot import read_registry
+
+    with read_registry(registry) as snapshot:
+        name = snapshot.version(version).name
+        try:
+            address = update_catalogue(snapshot, name)
+        except PipelineError as error:
+            raise type(error)(f"{name}: changed in {registry}, but the model registry was not told: {error}") from None
+    if address:
+        print(f"told {address}")
     return 0
 
 

@@ -1,7 +1,8 @@
 """Kubeflow Model Registry: the catalogue in which a cluster's users look for models learns of each registered version.
 
 An announcement creates a model, a version and an artifact, one request each. What exists already is compared instead,
-so that a run which was killed between two requests is completed by the next one.
+so that a run which was killed between two requests is completed by the next one. What changes later, the aliases of a
+version and whether it was withdrawn, is brought up to date for all versions of a model at once.
 """
 
 import asyncio
@@ -16,7 +17,8 @@ from urllib.parse import urlsplit
 
 import yaml
 
-from components.register.registry import POLICY, Registry
+from components.register.registry import POLICY
+from components.register.snapshot import VERSION_FILE, Snapshot
 from components.shared.environment import (
     CATALOGUE_CA_VARIABLE,
     CATALOGUE_TOKEN_FILE_VARIABLES,
@@ -50,11 +52,31 @@ class Entry:
     name: str
     version: str
     uri: str
-    """Permanent address of the weights."""
+    """Permanent address of the weights: a folder that KServe and vLLM can load."""
+    description: str
+    """For people: what it was measured at, and on what."""
     properties: Mapping[str, Value]
     """What can be sorted and filtered by, the digest of the weights among it: numbers stay numbers."""
     source: Mapping[str, str]
     """The Kubeflow run that registered it, in the words of the client; empty if there is none."""
+
+
+@dataclass(frozen=True)
+class Status:
+    """What changes about a version after its registration."""
+
+    aliases: tuple[str, ...]
+    withdrawn: bool
+
+    @classmethod
+    def of_versions(cls, snapshot: Snapshot, name: str) -> "dict[str, Status]":
+        """Return the status of each version of a model, by its number such as `v0.0.1`."""
+        kept = {version.tag for version in snapshot.versions(name)}
+        aliases: dict[str, list[str]] = {}
+        for alias, tag in sorted(snapshot.aliases().items()):
+            aliases.setdefault(tag, []).append(alias.rpartition("@")[2])
+        versions = snapshot.versions(name, withdrawn=True)
+        return {each.version: cls(tuple(aliases.get(each.tag, ())), each.tag not in kept) for each in versions}
 
 
 class Catalogue:
@@ -84,6 +106,14 @@ class Catalogue:
             RetryableError: The server cannot be reached, or has a temporary error.
         """
         return asyncio.run(self._explain_errors(_announce(self._client(self._api_version), entry)))
+
+    def update(self, name: str, statuses: Mapping[str, Status]) -> int:
+        """Bring state and aliases of the versions of a model up to date; returns how many differed.
+
+        A withdrawn version is archived. Versions that the catalogue does not have are passed over. Errors are as for
+        `announce`.
+        """
+        return asyncio.run(self._explain_errors(_update(self._client(self._api_version), name, statuses)))
 
     async def _find_api_version(self) -> str:
         """Return the version of the API that the server has; asked before anything is registered."""
@@ -163,39 +193,61 @@ def _readable(path: str | Path, content: str) -> Path:
     return Path(path)
 
 
-def weights_url(registry: Registry) -> str:
-    """Return the URL of the storage of the weights; PipelineError if it is a folder, useless on other machines."""
-    url = registry.storage_url()
+def update_catalogue(snapshot: Snapshot, name: str) -> str | None:
+    """Bring aliases and states up to date where the newest version of a model was announced; return that address.
+
+    None where it was announced to no catalogue. Errors are those of `Catalogue`.
+    """
+    versions = snapshot.versions(name, withdrawn=True)
+    address: str | None = json.loads(snapshot.read(versions[-1].tag, VERSION_FILE)).get("model_registry")
+    if address:
+        Catalogue(address).update(name, Status.of_versions(snapshot, name))
+    return address
+
+
+def require_url(url: str) -> None:
+    """Raise PipelineError if the storage of the weights is a folder, useless on other machines."""
     if not is_url(url) or url.startswith("file:"):
         raise PipelineError(
             f"register.storage: the weights are in the folder {url}, which other machines cannot reach; "
             "set a URL such as s3://bucket/models, or set register.model_registry to null"
         )
-    return url.rstrip("/")
 
 
-def entry_of(registry: Registry, version: Mapping[str, Any]) -> Entry:
-    """Return the entry of a registered version; everything but the run is read from the version itself."""
+def entry_of(snapshot: Snapshot, version: Mapping[str, Any], uri: str) -> Entry:
+    """Return the entry of a registered version at an address; all but the run is read from the version itself."""
     tag = version["tag"]
-    md5 = yaml.safe_load(registry.snapshot.read(tag, f"{POLICY}.dvc"))["outs"][0]["md5"]
+    md5 = yaml.safe_load(snapshot.read(tag, f"{POLICY}.dvc"))["outs"][0]["md5"]
     verdict, summary, provenance = (
-        json.loads(registry.snapshot.read(tag, f"{name}.json")) for name in ("verdict", "summary", "provenance")
+        json.loads(snapshot.read(tag, f"{name}.json")) for name in ("verdict", "summary", "provenance")
     )
     return Entry(
         name=version["name"],
         version=version["version"],
-        uri=f"{weights_url(registry)}/files/md5/{md5[:2]}/{md5[2:]}",
+        uri=uri,
+        description=_description(tag, verdict, summary),
         properties={
             **scores(verdict, summary),
             **_provenance(summary, provenance),
             _DIGEST: version["policy_digest"],
+            "bundle_digest": version["bundle_digest"],
+            "parent": version["parent"] or "none",
             "dvc_md5": md5,
-            "git_sha": registry.snapshot.pipeline_commit(tag),
+            "git_sha": snapshot.pipeline_commit(tag),
             "registry": version["registry"],
             "registry_tag": tag,
         },
         source=_current_run(),
     )
+
+
+def _description(tag: str, verdict: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
+    accuracies = [
+        f"{100 * score['accuracy']:.1f} % of {score['total']:,} problems of {source}"
+        for source, score in summary["models"]["grpo"].items()
+    ]
+    gate = "passed" if verdict["passed"] else "missed"
+    return f"{tag}: answers {', '.join(accuracies)}; {gate} the promotion gate"
 
 
 def scores(verdict: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, Value]:
@@ -248,6 +300,7 @@ def _current_run() -> dict[str, str]:
 
 async def _announce(client: "ModelRegistryAPIClient", entry: Entry) -> bool:
     from model_registry.types import ModelArtifact, ModelVersion, RegisteredModel
+    from mr_openapi import ArtifactState
 
     model, _ = await _ensure(
         lambda: client.get_registered_model_by_params(entry.name),
@@ -259,7 +312,7 @@ async def _announce(client: "ModelRegistryAPIClient", entry: Entry) -> bool:
     version = ModelVersion(
         name=entry.version,
         author=_AUTHOR,
-        description=f"{entry.properties['registry_tag']} in {entry.properties['registry']}",
+        description=entry.description,
         custom_properties={**entry.properties, **run},
     )
     known_version, version_is_new = await _ensure(
@@ -281,7 +334,10 @@ async def _announce(client: "ModelRegistryAPIClient", entry: Entry) -> bool:
     artifact = ModelArtifact(
         name=entry.name,
         uri=entry.uri,
-        model_format_name="safetensors",
+        description=f"Weights of {entry.name} {entry.version} as Hugging Face saves them",
+        state=ArtifactState.LIVE,
+        # What KServe's runtime for Hugging Face models, with vLLM behind it, says that it supports.
+        model_format_name="huggingface",
         model_format_version="1",
         custom_properties={_DIGEST: digest},
         **entry.source,
@@ -295,6 +351,24 @@ async def _announce(client: "ModelRegistryAPIClient", entry: Entry) -> bool:
             f"{known.uri}; correct the artifact there"
         )
     return is_new or version_is_new
+
+
+async def _update(client: "ModelRegistryAPIClient", name: str, statuses: Mapping[str, Status]) -> int:
+    from mr_openapi import ModelVersionState
+
+    model = await client.get_registered_model_by_params(name)
+    num_changed = 0
+    for number, status in statuses.items() if model else ():
+        version = await client.get_model_version_by_params(str(model.id), number)
+        if version is None:
+            continue
+        state = ModelVersionState.ARCHIVED if status.withdrawn else ModelVersionState.LIVE
+        properties = {**(version.custom_properties or {}), "aliases": ", ".join(status.aliases) or "none"}
+        if (version.state, version.custom_properties) != (state, properties):
+            version.state, version.custom_properties = state, properties
+            await client.upsert_model_version(version)
+            num_changed += 1
+    return num_changed
 
 
 async def _ensure(find: Callable[[], Awaitable[Any]], create: Callable[[], Awaitable[Any]]) -> tuple[Any, bool]:

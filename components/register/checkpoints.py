@@ -16,7 +16,6 @@ pushes the checkpoints of a training while it writes them, and ends when there i
 """
 
 import argparse
-import configparser
 import json
 import os
 import re
@@ -30,8 +29,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from components.register.registry import open_registry
 from components.register.snapshot import Snapshot, read_registry
+from components.register.storage import config_below, storage_url, write_dvc_config
 from components.shared import durable, jsonl, lineage
 from components.shared.errors import PipelineError, RetryableError, explain
 from components.shared.lineage import Lineage
@@ -100,10 +102,9 @@ def fetch_checkpoint(location: str, name: str, destination: Path) -> StoredCheck
             with _branch(checkpoint.run, snapshot.origin) as branch:
                 if checkpoint.step not in branch.folders:
                     raise RetryableError("it has just been removed; list the checkpoints again")
-                branch.get(checkpoint.step, folder)
+                fetched = branch.get(checkpoint.step, folder)
         except PipelineError as error:
             raise type(error)(f"{checkpoint.name}: cannot be fetched: {str(error).removeprefix('dvc: ')}") from None
-        fetched = lineage.file_digests(folder)
         for path in sorted({**checkpoint.digests, **fetched}):
             if checkpoint.digests.get(path) != fetched.get(path):
                 raise PipelineError(f"{checkpoint.name}: {path} is not the file that was pushed; it was changed since")
@@ -150,7 +151,7 @@ class _Branch:
         if self.exists:
             self._git("fetch", "--quiet", "--depth=1", "origin", f"+{self._ref}:refs/remotes/origin/tip")
             self._git("reset", "--quiet", "--hard", "refs/remotes/origin/tip")
-            self._resolve_storage()
+            self._write_config(self._config.read_text(encoding="utf-8"))
 
     @property
     def folders(self) -> dict[int, Path]:
@@ -160,44 +161,43 @@ class _Branch:
 
     def configure(self, config: str) -> None:
         """Set DVC up with the config of the registry, but a folder of its own in the storage."""
-        sections = _parsed(config)
-        for remote in _remotes(sections):
-            remote["url"] = f"{remote['url'].rstrip('/')}/checkpoints/{self._run}"
-        self._config.parent.mkdir()
-        with self._config.open("w", encoding="utf-8") as file:
-            sections.write(file)
+        self._write_config(config_below(config, f"checkpoints/{self._run}"))
         self._config.with_name(".gitignore").write_text("/config.local\n/tmp\n/cache\n", encoding="utf-8")
-        self._resolve_storage()
 
-    def _resolve_storage(self) -> None:
-        """Have DVC find, from this clone, a storage whose path is relative to the registry."""
-        lines = ["[cache]", "    type = hardlink"]
-        for remote in _remotes(_parsed(self._config.read_text(encoding="utf-8"))):
-            if not is_url(remote["url"]):
-                url = os.path.normpath(Path(self._origin, ".dvc", remote["url"]))
-                lines += [f"[{remote.name}]", f"    url = {url}"]
-        self._config.with_name("config.local").write_text("\n".join([*lines, ""]), encoding="utf-8")
+    def _write_config(self, config: str) -> None:
+        write_dvc_config(self._workspace.folder, config, storage_url(config, self._origin, self._origin))
 
     def add(self, export: Export, checkpoint: StoredCheckpoint, made_by: Lineage | None) -> None:
         """Copy a model into the storage and prepare its folder; FileNotFoundError where training has removed it."""
-        path = f"{_folder(export.step)}/{MODEL}"
-        model = self._workspace.folder / path
-        for name in export.digests:
-            (model / name).parent.mkdir(parents=True, exist_ok=True)
-            _link(export.folder / name, model / name)
-        if lineage.file_digests(model) != export.digests:
-            raise PipelineError(f"{export.folder}: is damaged: its files differ from the manifest of the checkpoint")
-        self._workspace.dvc("add", path)
-        self._workspace.dvc("push", f"{path}.dvc")
-        for large in (model, self._config.with_name("cache")):
-            shutil.rmtree(large)
-        jsonl.write_json(model.with_name(_FILE), asdict(checkpoint))
+        model = self._workspace.scratch / MODEL
+        for path in export.digests:
+            (model / path).parent.mkdir(parents=True, exist_ok=True)
+            _link(export.folder / path, model / path)
+        stored = self._workspace.dvc_json("store", {MODEL: str(model)})
+        digests = {f"{MODEL}/{path}": digest for path, digest in export.digests.items()}
+        if stored["faults"] or stored["files"] != digests:
+            fault = next(
+                iter(stored["faults"]), f"{export.folder}: its files differ from the manifest of the checkpoint"
+            )
+            raise PipelineError(f"the storage does not have what was written: {fault}")
+        folder = self._workspace.folder / _folder(export.step)
+        folder.mkdir()
+        pointer = {"outs": [{**stored["pointers"][MODEL], "path": MODEL}]}
+        (folder / f"{MODEL}.dvc").write_text(yaml.safe_dump(pointer, sort_keys=False), encoding="utf-8")
+        jsonl.write_json(folder / _FILE, asdict(checkpoint))
         if made_by:
-            lineage.write(model.parent, made_by)
+            lineage.write(folder, made_by)
 
-    def get(self, step: int, destination: Path) -> None:
-        """Copy the model of a checkpoint into a new folder; PipelineError with the file that is missing or damaged."""
-        self._workspace.dvc_get(str(self._workspace.folder), f"{_folder(step)}/{MODEL}", "HEAD", destination)
+    def get(self, step: int, destination: Path) -> dict[str, str]:
+        """Copy the model of a checkpoint into a new folder; return the SHA-256 of each of its files, by path.
+
+        PipelineError with the file that is missing or damaged.
+        """
+        pointer = yaml.safe_load((self.folders[step] / f"{MODEL}.dvc").read_text("utf-8"))["outs"][0]["md5"]
+        read = self._workspace.dvc_json("read", {destination.name: pointer}, str(destination.parent))
+        for fault in read["faults"]:
+            raise PipelineError(fault)
+        return {path.removeprefix(f"{destination.name}/"): digest for path, digest in read["files"].items()}
 
     def commit(self, message: str, removed: Mapping[int, Path]) -> None:
         """Commit what was added, without the folders `removed`, and push it; PipelineError where that is refused."""
@@ -232,16 +232,6 @@ def _branch(run: str, origin: str, parent: Path | None = None) -> Iterator[_Bran
 
 def _folder(step: int) -> str:
     return f"step-{step:06d}"
-
-
-def _parsed(config: str) -> configparser.ConfigParser:
-    sections = configparser.ConfigParser(interpolation=None)
-    sections.read_string(config)
-    return sections
-
-
-def _remotes(sections: configparser.ConfigParser) -> list[configparser.SectionProxy]:
-    return [sections[name] for name in sections.sections() if name.startswith("'remote ")]
 
 
 def _link(source: Path, target: Path) -> None:

@@ -18,6 +18,9 @@ class RegisterConfig(Config):
     registry keeps it, with AWS_REGION, so that whoever fetches a version needs credentials only."""
     name: str = Field(MODEL_NAME, pattern=r"^[a-z0-9](?:[a-z0-9-]*[a-z0-9])?$")
     """Name of the model in the registry, such as `grpo-policy`; its versions are tagged `<name>@v0.0.1`."""
+    licence: str | None = Field(default=None, min_length=1)
+    """Licence of the weights as the Hugging Face hub names it, such as apache-2.0, for the model card; null for
+    unknown."""
     model_registry: str | None = None
     """Address of a Kubeflow Model Registry to which each version is announced, such as
     http://model-registry-service.kubeflow.svc.cluster.local:8080; null for none."""

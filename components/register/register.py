@@ -10,10 +10,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
 from components.register.aliases import CANDIDATE, candidate, person
-from components.register.catalogue import Catalogue, entry_of, weights_url
+from components.register.card import CARD, model_card
+from components.register.catalogue import Catalogue, Status, entry_of, require_url
 from components.register.config import RegisterConfig
 from components.register.evidence import check_evidence, require_stored
 from components.register.looks import count_look
@@ -26,7 +25,6 @@ from components.shared.execution import Revision
 from components.shared.progress import say
 from components.shared.stage import Stage
 
-_CARD = "model_card.md"
 _ATTEMPTS = 10
 """Pushes to a registry that others change at the same time."""
 _PULL_REQUEST = "pull_request.md"
@@ -78,15 +76,17 @@ def register(config: RegisterConfig, *, report: Path, registration: Path, **made
     catalogue = Catalogue(config.model_registry) if config.model_registry else None
     with open_registry(config.registry, config.storage, config.storage_endpoint) as registry:
         if catalogue:
-            weights_url(registry)
+            require_url(registry.storage_url())
         known = registry.snapshot.find(config.name, digests["policy"])
         registered = Registered(known, False) if known else _register(config, registry, report, made, digests, evidence)
         version = registered.version
         _ensure_candidate(registry, version, evidence["verdict"])
-        card = registry.snapshot.read(version["tag"], _CARD)
-        entry = entry_of(registry, version) if catalogue and registered.has_tag else None
+        card = registry.snapshot.read(version["tag"], CARD)
+        uri = registry.serve(version) if catalogue and registered.has_tag else ""
+        entry = entry_of(registry.snapshot, version, uri) if uri else None
+        statuses = Status.of_versions(registry.snapshot, config.name)
     jsonl.write_json(registration / VERSION_FILE, version)
-    (registration / _CARD).write_text(card, encoding="utf-8")
+    (registration / CARD).write_text(card, encoding="utf-8")
     if registered.pull_request:
         (registration / _PULL_REQUEST).write_text(registered.pull_request, encoding="utf-8")
         say("register", f"{config.registry} protects its branch: open a pull request from {_branch(version)}")
@@ -101,6 +101,7 @@ def register(config: RegisterConfig, *, report: Path, registration: Path, **made
     say("register", f"{version['tag']} {'registered' if is_new else 'is already registered'} in {config.registry}")
     if catalogue and entry:
         announced = "announced" if catalogue.announce(entry) else "is already known"
+        catalogue.update(config.name, statuses)
         say("register", f"{version['tag']} {announced} to {config.model_registry}")
     return {"registered": float(is_new), "gate_passed": float(verdict["passed"])}
 
@@ -131,7 +132,7 @@ def _register(
     revision = (made_by and made_by.revision()) or Revision()
     for _ in range(_ATTEMPTS):
         version = _next_version(config, registry.snapshot, digests["policy"])
-        own = {_CARD: _model_card(version, **evidence)}
+        own = {CARD: model_card(version, evidence, config.licence)}
         message = f"Register {version['tag']}\n\nPolicy-Digest: {digests['policy']}\nPipeline-Commit: {revision}"
         version = registry.commit(version, {**files, **own}, stored, message)
         alias = candidate(registry.snapshot, config.name, version["tag"], _reason(evidence["verdict"]))
@@ -144,7 +145,7 @@ def _register(
             has_tag = registry.propose(_branch(version), list(tags))
             if has_tag is None:
                 raise
-            return Registered(version, True, _pull_request(version, own[_CARD], str(refused), tags, has_tag), has_tag)
+            return Registered(version, True, _pull_request(version, own[CARD], str(refused), tags, has_tag), has_tag)
         say("register", f"{config.registry} has changed in the meantime; preparing {version['tag']} again on top of it")
         registry.catch_up()
         known = registry.snapshot.find(config.name, digests["policy"])
@@ -160,7 +161,7 @@ def _branch(version: Mapping[str, Any]) -> str:
 
 def _pull_request(version: Mapping[str, Any], card: str, refused: str, tags: Mapping[str, str], has_tag: bool) -> str:
     """Return title and text of the pull request for a version, with the figures of its model card."""
-    figures = card[card.index("## Results") : card.index("## Fetch it")].rstrip()
+    figures = card[card.index("## Evaluation") : card.index("## Limits")].rstrip()
     text = f"Register {version['tag']}\n\nThe registry did not accept a push to its branch: {refused}.\n\n{figures}\n"
     if has_tag:
         return f"{text}\nThe version is registered already: its tag is there. This brings the branch up to date.\n"
@@ -191,6 +192,7 @@ def _next_version(config: RegisterConfig, snapshot: Snapshot, policy_digest: str
         "parent": versions[-1].tag if versions else None,
         "policy_digest": policy_digest,
         "registry": config.registry,
+        "model_registry": config.model_registry,
         "path": POLICY,
         "registered": {"at": now, "by": person(), "run": run},
     }
@@ -206,29 +208,3 @@ def _ensure_candidate(registry: Registry, version: Mapping[str, Any], verdict: M
 
 def _reason(verdict: Mapping[str, Any]) -> str:
     return "; ".join(verdict["reasons"]) or "passed the gate"
-
-
-def _model_card(version: Mapping[str, Any], verdict: Any, summary: Any, provenance: Any) -> str:
-    """Return the model card in Markdown; equal inputs give equal text."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    environment = Environment(  # Markdown: nothing to escape
-        loader=FileSystemLoader(Path(__file__).parent),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    configs: dict[str, Any] = provenance["configs"]
-    models = (config["model"] for config in configs.values() if isinstance(config.get("model"), dict))
-    return environment.get_template("model_card.md.jinja").render(
-        version=version,
-        verdict=verdict,
-        summary=summary,
-        provenance=provenance,
-        configs={
-            stage: yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=100).rstrip()
-            for stage, values in configs.items()
-        },
-        model={"base": "unknown", "prompt": None, **next(models, {})},
-    )

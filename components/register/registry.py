@@ -117,6 +117,20 @@ class Registry:
         }
         return Stored(pointers, stored["files"])
 
+    def serve(self, version: Mapping[str, Any]) -> str:
+        """Copy the weights of a version to plain files in the storage, verified, and return their address.
+
+        What serves models knows nothing of DVC, whose objects are named by their content.
+        """
+        pointer = yaml.safe_load(self.snapshot.read(version["tag"], f"{POLICY}.dvc"))["outs"][0]["md5"]
+        folder = f"serve/{version['name']}/{version['version']}"
+        try:
+            self.clone.dvc("unpack", pointer, folder)
+        except PipelineError as error:
+            reason = str(error).removeprefix("dvc: ")
+            raise type(error)(f"{self.storage_url()}: cannot copy {version['tag']} to {folder}: {reason}") from None
+        return f"{self.storage_url().rstrip('/')}/{folder}"
+
     def commit(
         self, version: Mapping[str, Any], files: Mapping[str, str | Path], stored: Stored, message: str
     ) -> dict[str, Any]:

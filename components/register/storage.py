@@ -40,6 +40,12 @@ def storage_endpoint(config: str) -> str | None:
     return _remote(config).get("endpointurl")
 
 
+def config_below(config: str, folder: str) -> str:
+    """Return DVC's config for a folder of its own in the storage that a config names."""
+    url = _remote(config)["url"]
+    return config.replace(f"url = {url}\n", f"url = {url.rstrip('/')}/{folder}\n")
+
+
 def write_dvc_config(folder: Path, config: str, url: str) -> None:
     """Make a folder one in which DVC reads and writes the storage of a registry, at `url`."""
     (folder / CONFIG).parent.mkdir(exist_ok=True)

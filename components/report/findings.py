@@ -176,8 +176,13 @@ class Findings:
 
     def summary(self) -> dict[str, Any]:
         """The figures of a run in a few lines, for the runner to print and the model card to repeat."""
+        grpo = self.evaluations["grpo"].scores
         return {
             "models": self.by_source,
+            "flexible": {name: each.scores["flexible"]["by_source"] for name, each in self.evaluations.items()},
+            "truncated": {name: each.scores["truncated"]["by_source"] for name, each in self.evaluations.items()},
+            "protocol": grpo.get("protocol"),
+            "published": grpo.get("published"),
             "verdict": self.verdict,
             "learned": self.learned,
             "worked_fraction": self.by_model("worked_fraction"),

@@ -1,10 +1,10 @@
 """DVC in a process of its own: `python dvc_process.py ARGUMENTS`, as for the command `dvc`.
 
-What fails because of a network or a server ends with exit code 75, since it may work the next time. Four commands are
+What fails because of a network or a server ends with exit code 75, since it may work the next time. Five commands are
 added, since DVC itself copies damaged objects out of a storage, and needs several processes for what one can do:
-`get-checked REPOSITORY PATH REVISION DESTINATION`, `list-storage`, `store FOLDERS` and
-`read POINTERS [DESTINATION [PATHS]]`. The last three work with the default remote of `.dvc/config` in the working
-folder; they take and print JSON.
+`get-checked REPOSITORY PATH REVISION DESTINATION`, `list-storage`, `store FOLDERS`, `unpack POINTER FOLDER` and
+`read POINTERS [DESTINATION [PATHS]]`. All but the first work with the default remote of `.dvc/config` in the working
+folder; `store` and `read` take and print JSON.
 """
 
 import errno
@@ -179,11 +179,40 @@ def list_storage() -> None:
             raise
 
 
+def unpack(pointer: str, folder: str) -> None:
+    """Copy a folder of the storage, by its MD5, to plain files in `folder` of the storage, for those without DVC.
+
+    Every copy is read back. One that is complete already is left alone, so that an interrupted call can be repeated.
+    """
+    odb = _storage()
+    top = odb.fs.join(odb.fs.parent(odb.fs.parent(odb.path)), folder)
+
+    def copy(entry: Mapping[str, str]) -> None:
+        target = odb.fs.join(top, *PurePosixPath(entry["relpath"]).parts)
+        if _md5(odb, target) != entry["md5"]:
+            odb.fs.copy(odb.oid_to_path(entry["md5"]), target)
+            if _md5(odb, target) != entry["md5"]:
+                raise _DamageError(f"{target} does not have what was copied there")
+
+    with ThreadPoolExecutor(min(_MAX_THREADS, odb.fs.jobs)) as pool:
+        list(pool.map(copy, _entries([odb], pointer, PurePosixPath(folder))))
+
+
+def _md5(odb: Any, path: str) -> str | None:
+    """The MD5 of a file's content; None for one that does not exist."""
+    try:
+        with odb.fs.open(path, "rb") as source:
+            return _copy(source, None)[0]
+    except FileNotFoundError:
+        return None
+
+
 _COMMANDS: dict[str, Callable[..., None]] = {
     "get-checked": get_checked,
     "list-storage": list_storage,
     "read": read,
     "store": store,
+    "unpack": unpack,
 }
 
 

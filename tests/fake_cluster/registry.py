@@ -57,6 +57,7 @@ class RegistryApi:
             ("POST", _MODELS, partial(self._create, _MODELS)),
             ("POST", _VERSIONS, partial(self._create, _VERSIONS)),
             ("GET", f"{_MODELS}/{{}}/versions", partial(self._list, _VERSIONS)),
+            ("PATCH", f"{_VERSIONS}/{{}}", self._update_version),
             ("GET", f"{_VERSIONS}/{{}}/artifacts", partial(self._list, _ARTIFACTS)),
             ("POST", f"{_VERSIONS}/{{}}/artifacts", partial(self._create, _ARTIFACTS)),
         ]
@@ -91,6 +92,14 @@ class RegistryApi:
         document = {"state": "LIVE", **document, "id": id_, **times}
         self.tables[table].append((parent, document))
         return Answer(document, 201)
+
+    def _update_version(self, request: Request, id_: str) -> Answer:
+        changes = _checked(mr_openapi.ModelVersionUpdate, request.object())
+        for _, document in self.tables[_VERSIONS]:
+            if document["id"] == id_:
+                document.update(changes)
+                return Answer(document)
+        raise ApiError(404, f"no {_VERSIONS} found for id {id_}")
 
 
 def _checked(model: Any, body: Json) -> Json:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Literal
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 Fault = Literal["forbidden", "internal error", "dies in mid-push", "loses bytes"]
 _ERRORS = {
@@ -31,6 +31,10 @@ class _Handler(BaseHTTPRequestHandler):
             if fault == "dies in mid-push" and self.server.objects:
                 self.close_connection = True
                 self.connection.close()
+                return
+            if source := self.headers.get("x-amz-copy-source"):
+                self.server.objects[address.path] = self.server.objects[f"/{unquote(source).lstrip('/')}"]
+                self._answer(200, b'<CopyObjectResult><ETag>"e"</ETag></CopyObjectResult>')
                 return
             self.server.objects[address.path] = body[: -1 if fault == "loses bytes" else None]
             self._answer(200, b"")

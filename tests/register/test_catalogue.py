@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,8 @@ import pytest
 from kfp import dsl
 
 from components.register import component
-from components.register.catalogue import Catalogue, Entry, scores
-from components.shared import jsonl
+from components.register.catalogue import Catalogue, Entry, Status, scores
+from components.shared import jsonl, lineage
 from components.shared.environment import RUN_ID_VARIABLE, RUN_NAME_VARIABLE
 from components.shared.errors import PipelineError, RetryableError
 from tests.fake_cluster import AFTER, BEFORE, ApiServer, Fault, self_signed
@@ -21,7 +22,8 @@ from tests.register.s3_storage import s3_storage
 ENTRY = Entry(
     name="grpo-policy",
     version="v0.0.1",
-    uri="s3://models/files/md5/26/3f.dir",
+    uri="s3://models/serve/grpo-policy/v0.0.1",
+    description="answers 95.0 % of 600 problems of words",
     properties={
         "policy_digest": "4264",
         "accuracy_grpo": 0.95,
@@ -108,6 +110,24 @@ def test_two_runs_at_once_make_one_version(server: ApiServer) -> None:
         server.faults.add(Fault("GET", path.replace("?", r"\?"), status=404))
     assert not announce(server)
     announced(server)
+
+
+@BOTH_VERSIONS
+def test_aliases_and_withdrawn_versions_are_brought_up_to_date(server: ApiServer) -> None:
+    """All else that the catalogue knows of a version stays, and what it does not have is passed over."""
+    announce(server)
+    before = announced(server)[1]["customProperties"]
+    catalogue = Catalogue(server.url, {})
+    statuses = {"v0.0.1": Status(("candidate", "champion"), withdrawn=False), "v0.0.2": Status((), withdrawn=False)}
+    assert [catalogue.update("grpo-policy", statuses) for _ in range(2)] == [1, 0]
+    _, version, _ = announced(server)
+    assert version["customProperties"].pop("aliases")["string_value"] == "candidate, champion"
+    assert version["customProperties"] == before
+    assert version["state"] == "LIVE"
+    assert catalogue.update("grpo-policy", {"v0.0.1": Status((), withdrawn=True)}) == 1
+    _, version, _ = announced(server)
+    assert (version["customProperties"]["aliases"]["string_value"], version["state"]) == ("none", "ARCHIVED")
+    assert catalogue.update("other", statuses) == 0
 
 
 OTHER_WEIGHTS = {"properties": {**ENTRY.properties, "policy_digest": "9999"}}
@@ -246,11 +266,19 @@ def test_kubeflow_component_registers_in_both(passed: Path, tmp_path: Path, monk
         assert properties["registry_tag"] == "grpo-policy@v0.0.1"
         assert len(properties["git_sha"].split()[0]) == 40
         assert properties["run_id"] == "run-1"
-        path = f"bucket/models/files/md5/{properties['dvc_md5'][:2]}/{properties['dvc_md5'][2:]}"
-        assert artifact["uri"] == f"s3://{path}"
+        assert properties["aliases"] == "candidate"
+        assert properties["bundle_digest"] == version["bundle_digest"]
+        assert properties["parent"] == "none"
+        assert "of 90 problems of words" in known["description"]
+        assert (artifact["uri"], artifact["state"]) == ("s3://bucket/models/serve/grpo-policy/v0.0.1", "LIVE")
         assert artifact["modelSourceName"] == "nightly"
-        assert b"model.safetensors" in storage.objects[f"/{path}"]
+        served = "/bucket/models/serve/grpo-policy/v0.0.1/"
+        files = {path.removeprefix(served): body for path, body in storage.objects.items() if path.startswith(served)}
+        assert {path: hashlib.sha256(body).hexdigest() for path, body in files.items()} == lineage.file_digests(policy)
+        # A copy that was interrupted, or damaged since, is completed before anybody hears of it.
+        storage.objects[f"{served}model.safetensors"] = b"half"
         assert run_register(config, policy, passed, tmp_path / "again") == version
+        assert storage.objects[f"{served}model.safetensors"] == files["model.safetensors"]
         announced(server)
 
 

@@ -48,6 +48,7 @@ def test_version_is_a_closed_bundle(registered: Registered, tmp_path: Path) -> N
         "policy_digest": lineage.digest(policy),
         "bundle_digest": hashlib.sha256(digests).hexdigest(),
         "registry": config.registry,
+        "model_registry": None,
         "path": "policy",
     }
     assert version["registered"].keys() == {"at", "by", "run"}
@@ -65,8 +66,7 @@ def test_version_is_a_closed_bundle(registered: Registered, tmp_path: Path) -> N
     assert "Pipeline-Commit: " in git(registry, "log", "-1", "--format=%B")
     card = (tmp_path / "registration" / "model_card.md").read_text(encoding="utf-8")
     assert card == (registry / "model_card.md").read_text(encoding="utf-8")
-    assert card.startswith("---\nlibrary_name: transformers\n")
-    assert yaml.safe_load(card.split("---")[1])["base_model"] == "scratch:words"
+    assert yaml.safe_load(card.split("---")[1])["model-index"][0]["name"] == "grpo-policy"
     for part in ("# grpo-policy v0.0.1", "| words | 90 |", "**Passed.**", "### Config of train_grpo", "## Limits"):
         assert part in card, part
     assert "dvc artifacts get registry grpo-policy --rev v0.0.1" in card

@@ -1,0 +1,111 @@
+"""The model card of a version: front matter that the Hugging Face hub reads, and text for people.
+
+The front matter follows the hub's model card specification; `model-index` has the strict accuracy of each source with
+its interval, as measured here and verified by nobody else.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+CARD = "model_card.md"
+UNKNOWN_LICENCE = "unknown"
+_DATASETS = {
+    "gsm8k": "openai/gsm8k",
+    "math": "EleutherAI/hendrycks_math",
+    "math500": "HuggingFaceH4/MATH-500",
+    "mbpp": "google-research-datasets/mbpp",
+}
+"""Datasets of the hub with the problems of a source; generated problems are in none."""
+_TASK = "text-generation"
+
+
+def model_card(version: Mapping[str, Any], evidence: Mapping[str, Any], licence: str | None) -> str:
+    """Return the card in Markdown; equal inputs give equal text.
+
+    Args:
+        version: Its version.json, as far as it is known.
+        evidence: The report's `verdict`, `summary` and `provenance`.
+        licence: Of the weights, as the hub names it; None where nobody has said.
+    """
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(  # Markdown: nothing to escape
+        loader=FileSystemLoader(Path(__file__).parent),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    provenance = evidence["provenance"]
+    configs: dict[str, dict[str, Any]] = provenance["configs"]
+    model = _model(configs)
+    return environment.get_template("model_card.md.jinja").render(
+        **evidence,
+        version=version,
+        front_matter=_front_matter(version, evidence, licence),
+        licence=licence,
+        model=model,
+        hub=_hub_model(model["base"], provenance),
+        training=configs.get("train_grpo", {}),
+        configs={
+            stage: yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=100).rstrip()
+            for stage, values in configs.items()
+        },
+    )
+
+
+def _model(configs: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """The settings of the base model; unknown in the report of an artifact without a lineage."""
+    models = (config["model"] for config in configs.values() if isinstance(config.get("model"), dict))
+    return {"base": "unknown", "prompt": None, **next(models, {})}
+
+
+def _hub_model(base: str, provenance: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The base model's name and commit on the hub; None where it comes from a folder or was made from scratch."""
+    material = provenance.get("materials", {}).get(base) or {}
+    return {"name": base, "commit": material["commit"]} if material.get("repository") == base else None
+
+
+def _front_matter(version: Mapping[str, Any], evidence: Mapping[str, Any], licence: str | None) -> str:
+    from huggingface_hub import EvalResult, ModelCardData
+
+    configs: Mapping[str, Any] = evidence["provenance"]["configs"]
+    sources = configs.get("prepare_data", {}).get("sources", [])
+    trained_on = [_DATASETS[each["kind"]] for each in sources if each["kind"] in _DATASETS and each.get("train")]
+    hub = _hub_model(_model(configs)["base"], evidence["provenance"])
+    facts = evidence["summary"]["protocol"] or {}
+    results = [
+        EvalResult(
+            task_type=_TASK,
+            task_name="Problems with verifiable answers",
+            dataset_type=_DATASETS.get(source, source),
+            dataset_name=source,
+            dataset_split=facts.get("split", "test"),
+            metric_type="accuracy",
+            metric_name="Accuracy, strict extraction, greedy",
+            metric_value=round(score["accuracy"], 4),
+            metric_args={
+                "correct": score["correct"],
+                "total": score["total"],
+                "interval_95": [round(end, 4) for end in score["interval"]],
+                **{name: facts[name] for name in ("name", "shots", "max_new_tokens", "dtype") if name in facts},
+            },
+            verified=False,
+        )
+        for source, score in evidence["summary"]["models"]["grpo"].items()
+    ]
+    return str(
+        ModelCardData(
+            license=licence or UNKNOWN_LICENCE,
+            base_model=hub["name"] if hub else None,
+            datasets=list(dict.fromkeys(trained_on)) or None,
+            library_name="transformers",
+            pipeline_tag=_TASK,
+            tags=["grpo", "reasoning"],
+            model_name=version["name"],
+            eval_results=results,
+        )
+    )
