@@ -66,7 +66,7 @@ def parser() -> argparse.ArgumentParser:
     command.set_defaults(command=_compile)
 
     command = commands.add_parser("data", help="fetch GSM8K and MATH-500 into data/")
-    command.add_argument("--source", type=Path, required=True, help="folder that holds the raw files")
+    command.add_argument("--source", type=Path, default=Path(), help="folder to look in first (default: here)")
     command.set_defaults(command=_data)
 
     command = commands.add_parser("fetch", help="get the weights of a registered version back")
