@@ -1,6 +1,7 @@
 """Two registered versions side by side: what each was made from, and how often each is right on the same problems."""
 
 import json
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -48,6 +49,11 @@ class Facts:
         return {key: value for work in self.made_by.works for key, value in flat(work.stage, work.config)}
 
     @property
+    def protocol(self) -> str:
+        """The protocol by which the version was evaluated."""
+        return json.loads(self.settings.get("evaluate.protocol", "null")) or PIPELINE
+
+    @property
     def data(self) -> dict[str, str]:
         """What the version was made from beside the code, by name: digests, or the commit at a hub."""
         materials = {name: each for work in self.made_by.works for name, each in work.materials.items()}
@@ -91,11 +97,14 @@ def outcomes(first: Evaluation, second: Evaluation) -> dict[str, Outcome]:
 def how_to_compare(first: Facts, second: Facts, registry: str) -> str:
     """Return the commands that evaluate the policy of one version on the problems of another one."""
     tag, settings = second.version.tag, second.settings
-    protocol, tokens = (settings.get(f"evaluate.{key}", "null") for key in ("protocol", "max_new_tokens"))
+    options = {
+        f"--{key.replace('_', '-')}": json.loads(settings.get(f"evaluate.{key}", "null"))
+        for key in ("max_new_tokens", "limit", "seed", "system_prompt")
+    }
+    asked = " ".join(f"{option} {shlex.quote(str(value))}" for option, value in options.items() if value is not None)
     return (
         f"grpo-pipeline models get {tag} {tag} --registry {registry} && grpo-pipeline evaluate {first.version.tag} "
-        f"--registry {registry} --protocol {json.loads(protocol) or PIPELINE} --data {tag}/problems "
-        f"--max-new-tokens {tokens} --output FOLDER"
+        f"--registry {registry} --protocol {second.protocol} --data {tag}/problems {asked} --output FOLDER"
     )
 
 
@@ -120,7 +129,7 @@ def compare(snapshot: Snapshot, first: Facts, second: Facts) -> Comparison:
     try:
         accuracies = [_accuracy(*each) for each in outcomes(one, other).items()]
     except PipelineError as error:
-        incomparable = f"{error}; to compare them: {how_to_compare(first, second, snapshot.location)}"
+        incomparable = f"{error}; to compare them, run `{how_to_compare(first, second, snapshot.location)}`"
     return Comparison(
         settings=list(_changes(first.settings, second.settings)),
         data=list(_changes(first.data, second.data)),

@@ -6,7 +6,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-from components.register.aliases import CHAMPION, Action, Change, before, change_alias, next_count, person
+from components.register.aliases import CHAMPION, Action, Change, before, change_alias, check_alias, next_count, person
 from components.register.registry import POLICY
 from components.register.snapshot import Snapshot, Version, read_registry
 from components.report.config import GateConfig
@@ -54,8 +54,10 @@ def promote(
         show: Takes the name and the outcome of each check as soon as it is known.
 
     Raises:
-        PipelineError: The version is damaged, or fails a check; or the alias has been given to another one meanwhile.
+        PipelineError: The version is damaged, or fails a check; or the alias is not a valid one, or has been given to
+            another version meanwhile.
     """
+    check_alias(alias)
     with read_registry(location) as snapshot:
         version = snapshot.version(spec)
         count, current = next_count(snapshot, version.name, alias), snapshot.aliases().get(f"{version.name}@{alias}")
@@ -91,7 +93,8 @@ def roll_back(location: str, name: str | None, *, reason: str, show: Callable[[s
         current = snapshot.aliases().get(f"{name}@{CHAMPION}")
         tag = before(snapshot, name, CHAMPION)
         if current is None or tag is None:
-            raise PipelineError(f"{location}: {name} has no champion before {current or 'the first'} to go back to")
+            reason = f"there is no champion before {current}" if current else "it has no champion"
+            raise PipelineError(f"{location}: {name} cannot be rolled back: {reason}")
         version, count = snapshot.version(tag), next_count(snapshot, name, CHAMPION)
         recorded = {"Before": current, "Verified": _verified(snapshot, version)}
         show("Verified", recorded["Verified"])
@@ -123,9 +126,8 @@ def _verified(snapshot: Snapshot, version: Version) -> str:
 def _checks(snapshot: Snapshot, facts: Facts, champion: str | None, evaluation: Path | None) -> Iterator[Check]:
     """Yield what is asked of a champion, the longest last."""
     verdict = facts.verdict
-    yield Check(
-        "Gate", verdict["passed"], "passed" if verdict["passed"] else "missed: " + "; ".join(verdict["reasons"])
-    )
+    missed = "it missed the gate: " + "; ".join(verdict["reasons"])
+    yield Check("Gate", verdict["passed"], "passed" if verdict["passed"] else missed)
     if champion:
         yield _compared(snapshot, facts, facts_of(snapshot, snapshot.version(champion)), evaluation)
     yield _served(snapshot, facts.version)
@@ -146,7 +148,8 @@ def _compared(snapshot: Snapshot, facts: Facts, champion: Facts, evaluation: Pat
         raise
     except PipelineError as error:
         commands = how_to_compare(champion, facts, snapshot.location)
-        return Check("Comparison", False, f"{error}; {commands}; then add --champion-evaluation FOLDER/pipeline")
+        option = f"--champion-evaluation FOLDER/{facts.protocol}"
+        return Check("Comparison", False, f"{error}; run `{commands}`, then promote with {option}")
     gate = validate(GateConfig, facts.verdict["gate"], name=f"{facts.version.tag}: verdict.json: gate")
     decided = against(Rival(tag, counted), gate)
     return Check("Comparison", decided["passed"], decided["reason"])
@@ -157,7 +160,7 @@ def _evaluation_of(champion: Facts, folder: Path) -> Evaluation:
     made_by = lineage.read(folder)
     model = made_by.work.inputs.get("model") if made_by else None
     if model is None or model.digest != champion.registration["policy_digest"]:
-        raise PipelineError(f"{folder}: is no evaluation of {champion.version.tag}")
+        raise PipelineError(f"{folder}: is not an evaluation of {champion.version.tag}")
     return read_evaluation(folder)
 
 

@@ -9,6 +9,7 @@ tags are the audit trail.
 import getpass
 import os
 import platform
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -19,6 +20,7 @@ from components.register.snapshot import Assignment, Snapshot, Version, read_reg
 from components.shared.errors import PipelineError
 
 CANDIDATE, CHAMPION = "candidate", "champion"
+_NAME = re.compile("[a-z0-9-]+")
 Action = Literal["register", "assign", "remove", "promote", "rollback"]
 """`assign` and `remove` are what GTO does by hand."""
 
@@ -95,6 +97,14 @@ def candidate(snapshot: Snapshot, name: str, version: str, reason: str) -> tuple
     count = next_count(snapshot, name, CANDIDATE)
     change = Change("register", version, CANDIDATE, count, datetime.now(UTC), person(), reason)
     return tag_name(name, CANDIDATE, count), message(change)
+
+
+def check_alias(alias: str) -> None:
+    """Raise PipelineError for an alias by which no version could be found."""
+    if not _NAME.fullmatch(alias) or alias == "latest":
+        raise PipelineError(
+            f"alias {alias}: accepted are lowercase letters, digits and hyphens, but `latest` is the newest version"
+        )
 
 
 def person() -> str:

@@ -145,6 +145,7 @@ def test_versions_on_different_problems_are_not_compared(registry: Path, capsys:
     """It says so, and how they become comparable."""
     shown = run(capsys, "compare", "v0.0.1", "v0.0.4")
     assert "one has 200 problems, the other 150" in shown
+    assert f"run `grpo-pipeline models get {NAME}@v0.0.4 {NAME}@v0.0.4 --registry registry && " in shown
     assert f"grpo-pipeline evaluate {NAME}@v0.0.1 --registry registry --protocol pipeline" in shown
 
 
@@ -171,7 +172,7 @@ def test_worse_version_is_not_promoted(registry: Path, capsys: pytest.CaptureFix
     """It missed the gate; with --force that, and that it is worse than the champion, are on record."""
     run(capsys, "promote", "v0.0.2", "--reason", "the first")
     error = run(capsys, "promote", "v0.0.3", "--reason", "by mistake", code=2)
-    assert f"{NAME}@v0.0.3 is not promoted: missed: " in error
+    assert f"{NAME}@v0.0.3 is not promoted: it missed the gate: " in error
     assert "--force" in error
     assert champion(registry) == f"{NAME}@v0.0.2"
     shown = run(capsys, "promote", "v0.0.3", "--reason", "to see it", "--force")
@@ -181,7 +182,7 @@ def test_worse_version_is_not_promoted(registry: Path, capsys: pytest.CaptureFix
         for each in json.loads(run(capsys, "history", "--json"))
         if each["version"].endswith("3") and each["alias"] == CHAMPION
     )
-    assert change["facts"]["Forced"].startswith("missed: ")
+    assert change["facts"]["Forced"].startswith("it missed the gate: ")
     assert f"champion {NAME}@v0.0.2: " in change["facts"]["Forced"]
 
 
@@ -192,7 +193,7 @@ def test_promotion_without_a_comparison_names_the_command_that_makes_one(
     run(capsys, "promote", "v0.0.1", "--reason", "the first")
     error = run(capsys, "promote", "candidate", "--reason", "newest", code=2)
     assert "answers to different problems cannot be compared" in error
-    assert "grpo-pipeline evaluate" in error
+    assert "--output FOLDER`, then promote with --champion-evaluation FOLDER/pipeline" in error
     assert champion(registry) == f"{NAME}@v0.0.1"
 
 
@@ -235,15 +236,27 @@ def test_other_aliases_need_no_server(
     assert run(capsys, "show", "staging").startswith(f"{NAME}@v0.0.3 (staging)")
 
 
+@pytest.mark.parametrize("alias", ["Staging", "v0.0.9", "latest", "a b"])
+def test_alias_by_which_no_version_is_found_is_refused(
+    registry: Path, capsys: pytest.CaptureFixture[str], alias: str
+) -> None:
+    """Before anything is read; the error says which ones are accepted."""
+    before = git(registry, "tag", "--list")
+    error = run(capsys, "promote", "v0.0.3", "--alias", alias, "--reason", "to look at", code=2)
+    assert f"alias {alias}: accepted are lowercase letters" in error
+    assert git(registry, "tag", "--list") == before
+
+
 def test_rollback_goes_back_to_the_champion_before(registry: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With the reason; without a champion before, nothing happens."""
-    assert "has no champion before" in run(capsys, "rollback", "--reason", "slow", code=2)
+    assert f"{NAME} cannot be rolled back: it has no champion" in run(capsys, "rollback", "--reason", "slow", code=2)
     for number in (1, 2):
         run(capsys, "promote", f"v0.0.{number}", "--reason", "better")
     assert f"{NAME}@v0.0.1 is the champion now, before it {NAME}@v0.0.2" in run(capsys, "rollback", "--reason", "slow")
     assert champion(registry) == f"{NAME}@v0.0.1"
     assert run(capsys, "history").splitlines()[-1].endswith("slow")
-    assert "has no champion before" in run(capsys, "rollback", "--reason", "slow", code=2)
+    error = run(capsys, "rollback", "--reason", "slow", code=2)
+    assert f"cannot be rolled back: there is no champion before {NAME}@v0.0.1" in error
 
 
 def _compared(capsys: pytest.CaptureFixture[str], *versions: str) -> dict[str, Any]:
