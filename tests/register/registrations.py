@@ -66,6 +66,11 @@ def git(folder: Path, *arguments: str) -> str:
     return done.stdout
 
 
+def subjects(registry: Path) -> list[str]:
+    """The subjects of all commits of versions in a registry; a branch of its own counts looks at test problems."""
+    return git(registry, "log", "--exclude=refs/heads/looks", "--all", "--format=%s").splitlines()
+
+
 def tags(registry: Path) -> list[str]:
     """The versions in a registry."""
     return git(registry, "tag", "--list", "*@v*").split()
