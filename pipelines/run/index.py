@@ -12,7 +12,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from components.register.snapshot import read_registry
+from components.register.snapshot import VERSION_FILE, read_registry
 from components.report.formatting import points
 from components.shared import jsonl, page
 from components.shared.errors import PipelineError
@@ -148,13 +148,14 @@ def _versions(location: str, runs: Sequence[Run]) -> Iterator[Listed]:
         # The newest first: of several runs with equal weights the first one registered them.
         registered_by = {(run.version, run.registry): run.name for run in runs}
         for version in reversed(registry.versions()):
-            target = None
+            target, by = None, version.by
             with suppress(PipelineError, ValueError, KeyError):
                 target = json.loads(registry.read(version.tag, "verdict.json"))["target"]
+                by = json.loads(registry.read(version.tag, VERSION_FILE))["registered"]["by"]
             yield Listed(
                 tag=version.tag,
                 at=version.at,
-                by=version.by,
+                by=by,
                 aliases=[alias.partition("@")[2] for alias, tag in aliases.items() if tag == version.tag],
                 target=target,
                 run=registered_by.get((version.tag, location)),

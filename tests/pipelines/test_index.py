@@ -70,6 +70,8 @@ def test_every_run_and_version_is_listed(tmp_path: Path) -> None:
     assert ">candidate</span>" in version
     assert '<a href="#20260102T030405Z-params"' in version
     assert accuracies in version
+    version = jsonl.read_json(tmp_path / "registration/version.json")
+    assert version["registered"]["by"] in text
 
 
 def test_a_registry_that_cannot_be_read_is_named(tmp_path: Path) -> None:
