@@ -5,6 +5,7 @@ reason. It is asked for the probes that `evaluate` stored (components/evaluate/p
 """
 
 import functools
+import re
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -68,7 +69,10 @@ def check_served(model: Path, probes: Mapping[str, Any]) -> Served:
     with tempfile.TemporaryDirectory(prefix="grpo-pipeline-serving-") as logs:
         server = ServerProcess(_command(model, probes["probes"], dtype), Path(logs) / "vllm.log", variables)
         with running([server], _START_DEADLINE_S, _REQUEST_DEADLINE_S):
-            answers = [_answer(server.url, probe) for probe in probes["probes"]]
+            try:
+                answers = [_answer(server.url, probe) for probe in probes["probes"]]
+            except PipelineError as error:
+                raise PipelineError(f"{error}{_cause(server.log.read_text('utf-8', 'replace'))}") from None
     differences = [
         abs(served - evaluated)
         for (logprobs, _), probe in zip(answers, probes["probes"], strict=True)
@@ -86,6 +90,12 @@ def check_served(model: Path, probes: Mapping[str, Any]) -> Served:
     if not served.difference <= served.tolerance:  # not `>`, which NaN would pass
         raise PipelineError(f"the served model computes something else than the evaluated one: {served}")
     return served
+
+
+def _cause(log: str) -> str:
+    """What a server has printed last about an error, whose answers to requests do not name it."""
+    errors = [line for line in re.findall(r"\b\w+Error: .+", log) if not line.startswith("EngineDeadError")]
+    return f"; vLLM: {errors[-1].strip()}" if errors else ""
 
 
 def _version() -> str:

@@ -7,13 +7,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from components.cluster.servers import ServerProcess
 from components.evaluate.probes import probes
 from components.policy import checkpoint as checkpoints
 from components.rollout.transformers_sampler import TransformersSampler
@@ -70,6 +72,26 @@ def test_a_check_that_is_interrupted_leaves_no_server(evaluated: tuple[Path, dic
         assert check.poll() is None
         check.send_signal(signal.SIGINT)
     _wait_until(lambda: not _servers(folder))
+
+
+def test_the_error_of_a_server_is_passed_on(
+    evaluated: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its answers only refer to what it prints, and its log is gone with it."""
+
+    @contextmanager
+    def ready(servers: Sequence[ServerProcess], *deadlines: float) -> Iterator[None]:
+        printed = "(Worker pid=7) ERROR RuntimeError: head_dim=16\nERROR v1.EngineDeadError: see above\n"
+        servers[0].log.write_text(printed)
+        yield
+
+    def refuse(url: str, probe: Any) -> Any:
+        raise PipelineError("the served model does not answer: HTTP 500")
+
+    monkeypatch.setattr("components.cluster.servers.running", ready)
+    monkeypatch.setattr("pipelines.serving._answer", refuse)
+    with pytest.raises(PipelineError, match=r"HTTP 500; vLLM: RuntimeError: head_dim=16$"):
+        check_served(*evaluated)
 
 
 def test_without_vllm_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
