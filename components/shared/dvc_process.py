@@ -189,22 +189,21 @@ def unpack(pointer: str, folder: str) -> None:
 
     def copy(entry: Mapping[str, str]) -> None:
         target = odb.fs.join(top, *PurePosixPath(entry["relpath"]).parts)
+        with suppress(OSError):  # it is not there, or cannot be read: either way it is copied again
+            if _md5(odb, target) == entry["md5"]:
+                return
+        odb.fs.copy(odb.oid_to_path(entry["md5"]), target)
         if _md5(odb, target) != entry["md5"]:
-            odb.fs.copy(odb.oid_to_path(entry["md5"]), target)
-            if _md5(odb, target) != entry["md5"]:
-                raise _DamageError(f"{target} does not have what was copied there")
+            raise _DamageError(f"{target} does not have what was copied there")
 
     with ThreadPoolExecutor(min(_MAX_THREADS, odb.fs.jobs)) as pool:
         list(pool.map(copy, _entries([odb], pointer, PurePosixPath(folder))))
 
 
-def _md5(odb: Any, path: str) -> str | None:
-    """The MD5 of a file's content; None for one that does not exist."""
-    try:
-        with odb.fs.open(path, "rb") as source:
-            return _copy(source, None)[0]
-    except FileNotFoundError:
-        return None
+def _md5(odb: Any, path: str) -> str:
+    """The MD5 of a file's content."""
+    with odb.fs.open(path, "rb") as source:
+        return _copy(source, None)[0]
 
 
 _COMMANDS: dict[str, Callable[..., None]] = {

@@ -9,9 +9,11 @@ from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from components.policy.checkpoint import Checkpoint, create, load, save, save_base
+from components.policy.config import LoraConfig
+from components.policy.lora import add_adapters, merged_state_dict
 from components.shared.answer_policy import AnswerPolicy
 from components.shared.errors import PipelineError
-from components.shared.lineage import Material, digest
+from components.shared.lineage import Material, digest, file_digests
 from components.shared.model import ModelConfig, base_materials
 from tests import tiny
 
@@ -131,3 +133,24 @@ def test_a_prompt_starts_with_the_begin_token_of_the_tokenizer() -> None:
         checkpoint.example(tiny.PROBLEMS[0]).completion_ids
         == tiny.checkpoint().example(tiny.PROBLEMS[0]).completion_ids
     )
+
+
+def test_weights_without_adapters_are_saved_in_files_of_their_own(tmp_path: Path) -> None:
+    """Such files are equal however the adapters have been trained, and the whole is one model all the same."""
+    saved = tiny.checkpoint()
+    add_adapters(saved.model, LoraConfig(rank=2, alpha=4.0, targets=["q_proj"]), seed=1)
+    files: list[dict[str, str]] = []
+    for step in (1, 2):
+        for name, parameter in saved.model.named_parameters():
+            if "lora_" in name:
+                parameter.data += step
+        save(saved, tmp_path / str(step), max_shard_size="100KB")
+        files.append(file_digests(tmp_path / str(step), suffixes=(".safetensors",)))
+    unchanged = {name for name in files[0] if files[0][name] == files[1][name]}
+    assert files[0].keys() == files[1].keys()
+    sizes = {name: (tmp_path / "1" / name).stat().st_size for name in files[0]}
+    assert sum(sizes[name] for name in unchanged) > sum(sizes.values()) / 2
+    assert unchanged < files[0].keys()
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "2").state_dict()
+    for name, weight in merged_state_dict(saved.model).items():
+        assert torch.equal(loaded[name], weight)

@@ -16,6 +16,7 @@ from components.register.snapshot import read_registry
 from components.shared import jsonl, lineage
 from components.shared.errors import PipelineError
 from components.shared.work import CHECKPOINTS, EXPORT, MODEL, CheckpointWriter
+from tests.register.storage_servers import BUCKET, s3_server
 
 RUN, OTHER = "0123456789abcdef", "fedcba9876543210"
 NUM_KILLS = 12
@@ -120,6 +121,23 @@ def test_what_could_not_be_pushed_is_a_warning(tmp_path: Path, capsys: pytest.Ca
     (tmp_path / "registry-storage").unlink()
     _publish(tmp_path, 20)
     assert _names(tmp_path) == [f"{RUN}@step-20"]
+
+
+@pytest.mark.slow
+def test_checkpoints_in_a_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are pushed, fetched and collected as in a folder; the registry keeps the address of the server."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with s3_server(tmp_path / "s3") as server:
+        for name, value in server.credentials.items():
+            monkeypatch.setenv(name, value)
+        for step in (10, 20):
+            words = _command(_train(tmp_path, step), tmp_path / "registry", keep_last=1)[3:]
+            main([*words, "--storage", f"s3://{BUCKET}/models", "--storage-endpoint", server.endpoint])
+        assert _names(tmp_path) == [f"{RUN}@step-20"]
+        written = lineage.file_digests(tmp_path / "work" / RUN / CHECKPOINTS / "step-000020" / EXPORT / MODEL)
+        assert _fetch(tmp_path, f"{RUN}@latest", "fetched") == written
+        stored = [path for path in (tmp_path / "s3").rglob("*/checkpoints/**/*") if path.is_file()]
+        assert len(stored) == 3
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from components.register.config import RegisterConfig
-from components.register.registry import fetch
+from components.register.registry import fetch, open_registry
 from components.shared import lineage
 from components.shared.errors import PipelineError, RetryableError
 from tests.register.registrations import command, git, make_config, make_policy, run_register, tags
@@ -184,3 +184,16 @@ def test_weights_behind_ssh(passed: Path, tmp_path: Path, monkeypatch: pytest.Mo
         assert refused.value.exit_code == 2
     with pytest.raises(RetryableError):
         fetch(config.registry, "v0.0.1", tmp_path / "down")
+
+
+def test_a_server_loads_weights_from_plain_files(s3: S3Server, passed: Path, tmp_path: Path) -> None:
+    """Which are complete and read back before their address is known, also where a copy was interrupted."""
+    policy = make_policy(tmp_path / "policy")
+    config = config_of(tmp_path, s3.endpoint)
+    version = run_register(config, policy, passed, tmp_path / "out")
+    served = tmp_path / "s3" / BUCKET / "versions/serve/grpo-policy/v0.0.1"
+    for _ in range(2):
+        with open_registry(config.registry, config.storage, config.storage_endpoint) as registry:
+            assert registry.serve(version) == f"{URL}/serve/grpo-policy/v0.0.1"
+        assert lineage.file_digests(served) == lineage.file_digests(policy)
+        (served / "model.safetensors").write_bytes(b"half")
