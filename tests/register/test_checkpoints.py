@@ -16,6 +16,7 @@ from components.register.snapshot import read_registry
 from components.shared import jsonl, lineage
 from components.shared.errors import PipelineError
 from components.shared.work import CHECKPOINTS, EXPORT, MODEL, CheckpointWriter
+from pipelines.cli import main as command_line
 from tests.register.storage_servers import BUCKET, s3_server
 
 RUN, OTHER = "0123456789abcdef", "fedcba9876543210"
@@ -69,7 +70,9 @@ def _objects(folder: Path, run: str = RUN) -> list[Path]:
     return [path for path in (folder / "registry-storage" / "checkpoints" / run).rglob("*") if path.is_file()]
 
 
-def test_checkpoints_are_listed_and_fetched_as_they_were_written(tmp_path: Path) -> None:
+def test_checkpoints_are_listed_and_fetched_as_they_were_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A file that two checkpoints share is stored once; what only the run needs to resume is not stored at all."""
     for step in (10, 20):
         _publish(tmp_path, step)
@@ -78,6 +81,14 @@ def test_checkpoints_are_listed_and_fetched_as_they_were_written(tmp_path: Path)
     written = lineage.file_digests(tmp_path / "work" / RUN / CHECKPOINTS / "step-000020" / EXPORT / MODEL)
     assert _fetch(tmp_path, f"{RUN[:4]}@latest", "newest") == written
     assert _fetch(tmp_path, f"{RUN}@step-10", "first") != written
+    registry = ("--registry", str(tmp_path / "registry"))
+    capsys.readouterr()
+    assert command_line(["models", "checkpoints", RUN[:6], *registry]) == 0
+    header, *rows = (line.split() for line in capsys.readouterr().out.splitlines())
+    assert header == ["checkpoint", "pushed", "by", "reward", "accuracy", "kl"]
+    assert [(row[0], *row[-3:]) for row in rows] == [(name, "0.1", "0.5", "-") for name in _names(tmp_path)]
+    assert command_line(["fetch", f"{RUN}@step-20", str(tmp_path / "again"), *registry]) == 0
+    assert lineage.file_digests(tmp_path / "again") == written
     with pytest.raises(PipelineError, match=f"no checkpoint {RUN}@step-11; available: {RUN}@step-10, "):
         _fetch(tmp_path, f"{RUN}@step-11", "none")
     assert not (tmp_path / "none").exists()
