@@ -135,8 +135,10 @@ def _checkpoints(options: argparse.Namespace) -> int:
     from components.register.snapshot import read_registry
 
     if options.remove:
+        if not options.run:
+            raise PipelineError("models checkpoints --remove: name the RUN whose checkpoints are to be removed")
         number = remove_checkpoints(options.registry, options.run)
-        print(f"removed {number} checkpoints of {options.run} from {options.registry}")
+        print(f"removed {number} checkpoint{'s' * (number != 1)} of {options.run} from {options.registry}")
         return 0
     with read_registry(options.registry) as snapshot:
         stored = stored_checkpoints(snapshot, options.run)
@@ -238,7 +240,7 @@ def _roll_back(options: argparse.Namespace) -> int:
 def _catalogue_updated(registry: str, version: str) -> int:
     """Tell the Model Registry that a version was announced to of its alias, which it has whether or not that answers.
 
-    Returns the exit code. The same command completes what has failed.
+    Returns the exit code. What has failed is completed by promoting the same version to the same alias.
     """
     from components.register.catalogue import update_catalogue
     from components.register.snapshot import read_registry
@@ -248,7 +250,10 @@ def _catalogue_updated(registry: str, version: str) -> int:
         try:
             address = update_catalogue(snapshot, name)
         except PipelineError as error:
-            raise type(error)(f"{name}: changed in {registry}, but the model registry was not told: {error}") from None
+            raise type(error)(
+                f"{name}: changed in {registry}, but the model registry was not told: {error}; once it answers, "
+                f"`models promote {version}` with the same alias tells it"
+            ) from None
     if address:
         print(f"told {address}")
     return 0

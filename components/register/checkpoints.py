@@ -33,7 +33,7 @@ import yaml
 
 from components.register.registry import open_registry
 from components.register.snapshot import Snapshot, read_registry
-from components.register.storage import config_below, storage_url, write_dvc_config
+from components.register.storage import REMOTE, config_below, storage_url, write_dvc_config
 from components.shared import durable, jsonl, lineage
 from components.shared.errors import PipelineError, RetryableError, explain
 from components.shared.lineage import Lineage
@@ -129,7 +129,7 @@ def remove_checkpoints(location: str, run: str) -> int:
     """Remove all checkpoints of a run and return their number; where it is interrupted, the same call completes it."""
     with read_registry(location) as snapshot, _branch(run, snapshot.origin) as branch:
         if not branch.exists:
-            raise PipelineError(f"{location}: has no checkpoints of a run {run}; list them: models checkpoints")
+            raise PipelineError(f"{location}: has no checkpoints of a run {run}; `models checkpoints` lists the names")
         number = len(branch.folders)
         branch.commit(f"Remove all checkpoints of {run}", removed=branch.folders)
         branch.collect_garbage()
@@ -219,8 +219,11 @@ class _Branch:
         self._git("push", "--quiet", "origin", change)
 
     def collect_garbage(self) -> None:
-        """Remove from the storage what the branch does not refer to any more."""
-        self._workspace.dvc("gc", "--workspace", "--cloud", "--force")
+        """Remove from the run's own folder of the storage what the branch does not refer to any more."""
+        folder = storage_url(self._config.read_text(encoding="utf-8"), self._origin, self._origin)
+        if not folder.endswith(f"/checkpoints/{self._run}"):  # it would remove the versions
+            raise PipelineError(f"{self._ref}: its storage {folder} is not a folder of this run; nothing was removed")
+        self._workspace.dvc("gc", "--workspace", "--cloud", "--remote", REMOTE, "--force")
 
 
 @contextmanager

@@ -4,6 +4,7 @@ A new registry keeps where an S3 server is, so that whoever reads it needs crede
 """
 
 import configparser
+import io
 import os
 import tempfile
 from collections.abc import Mapping
@@ -13,7 +14,8 @@ from components.shared.environment import S3_ENDPOINT_VARIABLES, S3_REGION_VARIA
 from components.shared.errors import PipelineError
 from components.shared.versioning import Workspace, is_url
 
-_REMOTE = "storage"
+REMOTE = "storage"
+"""Name of the storage among DVC's remotes."""
 CONFIG = Path(".dvc/config")
 """DVC's config in the registry's repository."""
 
@@ -23,7 +25,7 @@ def new_config(url: str, endpoint: str | None) -> str:
     remote: dict[str, str | None] = {"url": url}
     if url.startswith("s3://"):
         remote |= {"endpointurl": endpoint or _first(S3_ENDPOINT_VARIABLES), "region": _first(S3_REGION_VARIABLES)}
-    lines = ["[core]", "    analytics = false", "    check_update = false", f"    remote = {_REMOTE}", _section()]
+    lines = ["[core]", "    analytics = false", "    check_update = false", f"    remote = {REMOTE}", _section()]
     return "\n".join([*lines, *(f"    {key} = {value}" for key, value in remote.items() if value), ""])
 
 
@@ -31,7 +33,7 @@ def storage_url(config: str, location: str, origin: str) -> str:
     """Return the storage that DVC's config of a registry names: a URL, or an absolute path on this machine."""
     url = _remote(config).get("url")
     if url is None:
-        raise PipelineError(f"{location}: its {CONFIG} has no remote named `{_REMOTE}`")
+        raise PipelineError(f"{location}: its {CONFIG} has no remote named `{REMOTE}`")
     return url if is_url(url) else os.path.normpath(Path(origin) / ".dvc" / url)
 
 
@@ -42,8 +44,12 @@ def storage_endpoint(config: str) -> str | None:
 
 def config_below(config: str, folder: str) -> str:
     """Return DVC's config for a folder of its own in the storage that a config names."""
-    url = _remote(config)["url"]
-    return config.replace(f"url = {url}\n", f"url = {url.rstrip('/')}/{folder}\n")
+    parser = _parsed(config)
+    remote = parser[_section()[1:-1]]
+    remote["url"] = f"{remote['url'].rstrip('/')}/{folder}"
+    below = io.StringIO()
+    parser.write(below)
+    return below.getvalue()
 
 
 def write_dvc_config(folder: Path, config: str, url: str) -> None:
@@ -72,15 +78,19 @@ def check_storage(config: str) -> None:
 
 
 def _section() -> str:
-    return f"['remote \"{_REMOTE}\"']"
+    return f"['remote \"{REMOTE}\"']"
 
 
 def _remote(config: str) -> Mapping[str, str]:
     """The settings of the storage."""
+    parser, section = _parsed(config), _section()[1:-1]
+    return dict(parser[section]) if parser.has_section(section) else {}
+
+
+def _parsed(config: str) -> configparser.ConfigParser:
     parser = configparser.ConfigParser(interpolation=None)
     parser.read_string(config)
-    section = _section()[1:-1]
-    return dict(parser[section]) if parser.has_section(section) else {}
+    return parser
 
 
 def _first(variables: tuple[str, ...]) -> str | None:

@@ -13,6 +13,7 @@ import pytest
 
 from components.register.checkpoints import END, fetch_checkpoint, main, remove_checkpoints, stored_checkpoints
 from components.register.snapshot import read_registry
+from components.register.storage import config_below, storage_url
 from components.shared import jsonl, lineage
 from components.shared.errors import PipelineError
 from components.shared.work import CHECKPOINTS, EXPORT, MODEL, CheckpointWriter
@@ -132,6 +133,15 @@ def test_what_could_not_be_pushed_is_a_warning(tmp_path: Path, capsys: pytest.Ca
     (tmp_path / "registry-storage").unlink()
     _publish(tmp_path, 20)
     assert _names(tmp_path) == [f"{RUN}@step-20"]
+
+
+@pytest.mark.parametrize(
+    "line", ["    url = s3://bucket/models\n", "url=s3://bucket/models/\n", "\turl: s3://bucket/models"]
+)
+def test_checkpoints_are_never_beside_the_objects_of_versions(line: str) -> None:
+    """However the storage is written in a config that was edited: what is not referred to there is removed."""
+    below = config_below(f"[core]\n    remote = storage\n['remote \"storage\"']\n{line}", "checkpoints/run")
+    assert storage_url(below, "registry", "/registry") == "s3://bucket/models/checkpoints/run"
 
 
 @pytest.mark.slow
