@@ -109,11 +109,12 @@ def _list(options: argparse.Namespace) -> int:
     from pipelines.comparison import facts_of
 
     with read_registry(options.registry) as snapshot:
-        every = [facts_of(snapshot, version) for version in snapshot.versions(options.name)]
+        names = snapshot.names(options.name)
+        every = [facts_of(snapshot, version) for name in names for version in snapshot.versions(name)]
     if options.json:
         _print_json([_summary(facts) for facts in every])
     elif not every:
-        print(f"{options.registry} has no version{f' of {options.name}' if options.name else ''}")
+        print(f"{options.registry} has no versions")
     else:
         rows = [
             (
@@ -264,8 +265,10 @@ def _history(options: argparse.Namespace) -> int:
     from components.register.snapshot import read_registry
 
     with read_registry(options.registry) as snapshot:
-        names = [options.name] if options.name else sorted({version.name for version in snapshot.versions()})
-        changes = sorted((each for name in names for each in history(snapshot, name)), key=lambda change: change.at)
+        changes = sorted(
+            (each for name in snapshot.names(options.name) for each in history(snapshot, name)),
+            key=lambda change: change.at,
+        )
     if options.json:
         _print_json([{**vars(change), "at": change.at.isoformat()} for change in changes])
         return 0

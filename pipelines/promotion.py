@@ -89,7 +89,7 @@ def roll_back(location: str, name: str | None, *, reason: str, show: Callable[[s
     PipelineError where there is none before it, or it is damaged.
     """
     with read_registry(location) as snapshot:
-        name = name or _only_name(snapshot)
+        name = _only_name(snapshot, name)
         current = snapshot.aliases().get(f"{name}@{CHAMPION}")
         tag = before(snapshot, name, CHAMPION)
         if current is None or tag is None:
@@ -109,8 +109,8 @@ def _change(
     return change
 
 
-def _only_name(snapshot: Snapshot) -> str:
-    names = sorted({version.name for version in snapshot.versions()})
+def _only_name(snapshot: Snapshot, name: str | None) -> str:
+    names = snapshot.names(name)
     if len(names) != 1:
         raise PipelineError(f"{snapshot.location}: has versions of {', '.join(names) or 'no model'}; name one of them")
     return names[0]

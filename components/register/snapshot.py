@@ -153,6 +153,15 @@ class Snapshot:
         kept = (each for each in versions if withdrawn or each.tag not in deprecated)
         return sorted(kept, key=lambda version: (version.name, version.number))
 
+    def names(self, name: str | None = None) -> list[str]:
+        """Return the names of all models with versions, or `name` alone; PipelineError if it is not one of them."""
+        known = sorted({version.name for version in self.versions(withdrawn=True)})
+        if name is None:
+            return known
+        if name not in known:
+            raise PipelineError(f"{self.location}: has no versions of {name}; models: {', '.join(known) or 'none'}")
+        return [name]
+
     def version(self, spec: str) -> Version:
         """Return the version that `v0.0.1`, `<name>@v0.0.1`, `latest`, an alias or `<name>@<alias>` stands for."""
         versions, aliases = self.versions(), self.aliases()

@@ -106,6 +106,14 @@ def test_list_has_a_line_per_version(registry: Path, capsys: pytest.CaptureFixtu
     assert rows[1]["registered"]["by"] == "jane@host"
 
 
+@pytest.mark.parametrize("command", [("list",), ("history",), ("rollback", "--reason", "slow")])
+def test_unknown_model_is_an_error(
+    registry: Path, capsys: pytest.CaptureFixture[str], command: tuple[str, ...]
+) -> None:
+    """It names the models that there are."""
+    assert f"has no versions of grpo-polcy; models: {NAME}" in run(capsys, *command, "grpo-polcy", code=2)
+
+
 def test_show_has_the_origin_of_a_version_on_one_screen(registry: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Data, code, settings, environment, gate, person and parent, and how to get the weights."""
     shown = run(capsys, "show", "v0.0.2")
