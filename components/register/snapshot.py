@@ -205,11 +205,14 @@ class Snapshot:
         return sorted(assignments, key=lambda each: each.count)
 
     def find(self, name: str, policy_digest: str) -> dict[str, Any] | None:
-        """Return version.json of the newest version with these weights; None if there is none."""
+        """Return version.json of the newest closed version with these weights; None if there is none.
+
+        One that an older release registered, with the weights alone, is registered again as a closed one.
+        """
         names = [f"refs/tags/{version.tag}:{VERSION_FILE}" for version in reversed(self.versions(name))]
         for content in self._objects(names):
             version: dict[str, Any] = json.loads(content or "{}")
-            if version.get("policy_digest") == policy_digest:
+            if version.get("policy_digest") == policy_digest and version.get("format") == FORMAT:
                 return version
         return None
 

@@ -121,6 +121,19 @@ def test_same_weights_are_the_same_version(
 
 
 @pytest.mark.slow
+def test_weights_of_an_older_release_are_registered_again(registered: Registered, passed: Path, tmp_path: Path) -> None:
+    """A version without a list of digests is none that can be answered for."""
+    config, policy, version = registered
+    registry = tmp_path / "registry"
+    old = {key: value for key, value in version.items() if key not in {"format", "bundle_digest"}}
+    jsonl.write_json(registry / "version.json", old)
+    git(registry, "commit", "--quiet", "--all", "--amend", "--message", "Register an older version")
+    git(registry, "tag", "--force", "--annotate", "--message", "older", version["tag"])
+    again = run_register(config, policy, passed, tmp_path / "again")
+    assert (again["version"], again["parent"]) == ("v0.0.2", version["tag"])
+
+
+@pytest.mark.slow
 def test_other_weights_are_the_next_version(registered: Registered, passed: Path, tmp_path: Path) -> None:
     """Versions count up, stay fetchable, and keep their own names; a deprecated number is not used again."""
     config, policy, _ = registered
