@@ -93,7 +93,7 @@ def test_a_rollout_has_a_group_of_completions_for_each_problem() -> None:
     assert [len(group.scored_G) for group in rollout.sampled] == [6] * 3
     (call,) = sampler.calls
     del call["seed"]
-    assert call == {"count": 3, "num_samples": 6, "temperature": 0.7, "max_new_tokens": 16}
+    assert call == {"count": 3, "num_samples": 6, "temperature": 0.7, "max_new_tokens": 16, "stop": ()}
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 4, 20])
