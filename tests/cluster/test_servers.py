@@ -125,9 +125,9 @@ def test_port_is_kept_while_its_server_is_down(tmp_path: Path) -> None:
 
 
 def _starts(log: Path) -> list[list[int]]:
-    """The processes of each start: the server and its child."""
-    lines = log.read_text().splitlines()
-    return [[int(word) for word in line.split()[-2:]] for line in lines if line.startswith("hello from")]
+    """The processes of each start: the server and its child; a line that is still being written does not count."""
+    complete = log.read_text().rpartition("\n")[0].splitlines()
+    return [[int(word) for word in line.split()[-2:]] for line in complete if line.startswith("hello from")]
 
 
 def _all_gone(folder: Path) -> bool:

@@ -22,7 +22,8 @@ def test_the_task_hands_the_sections_on(server: ApiServer, tmp_path: Path) -> No
     printed = json.loads(done.stdout.splitlines()[-1])
     outputs = printed["outputs"]
     expected = stage_sections(load_params(_ROOT / "params.yaml"))
-    expected["register"]["registry"] = expected["train_grpo"]["registry"] = "/work/registry"
+    for stage in ("train_grpo", "report", "register"):
+        expected[stage]["registry"] = "/work/registry"
     assert {stage: outputs.pop(f"{stage}_config") for stage in expected} == expected
     assert outputs.pop("cluster_config")["volume"] == "grpo-pipeline"
     asked = {"evaluate_gpus": "1", "evaluate_memory": "7Gi", "evaluate_node_selector": {}, "evaluate_tolerations": []}
