@@ -12,7 +12,7 @@ from typing import Any
 from components.evaluate.protocols import PIPELINE
 from components.register.snapshot import Snapshot, Version
 from components.register.storage import storage_url
-from components.report.findings import Evaluation, Pair, outcomes_of, read_evaluation
+from components.report.findings import Evaluation, Pair, outcomes_of, problems_of, read_evaluation
 from components.report.gate import Outcome
 from components.report.standing import same_protocol
 from components.shared.errors import PipelineError
@@ -83,7 +83,7 @@ def evaluations_of(snapshot: Snapshot, *versions: Version) -> list[Evaluation]:
 
 def outcomes(first: Evaluation, second: Evaluation) -> dict[str, Outcome]:
     """Return how two policies answered the same problems; PipelineError where they were asked others, or otherwise."""
-    one, other = ({(each.id, each.question, each.answer) for each in each.greedy.values()} for each in (first, second))
+    one, other = (problems_of(evaluation.greedy) for evaluation in (first, second))
     if one != other:
         raise PipelineError(
             f"answers to different problems cannot be compared: one has {len(one):,} problems, the other "

@@ -6,7 +6,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-from components.register.aliases import CHAMPION, Action, Change, before, change_alias, check_alias, next_count, person
+from components.register.aliases import CHAMPION, Action, Change, before, change_alias, check_alias, next_count
 from components.register.registry import POLICY
 from components.register.snapshot import Snapshot, Version, read_registry
 from components.report.config import GateConfig
@@ -15,6 +15,7 @@ from components.report.gate import Rival, against
 from components.shared import jsonl, lineage
 from components.shared.config import validate
 from components.shared.errors import PipelineError, RetryableError
+from components.shared.execution import person
 from pipelines.comparison import EVALUATION, Facts, evaluations_of, facts_of, how_to_compare, outcomes
 from pipelines.serving import check_served
 

@@ -48,7 +48,7 @@ def reproduce(location: str, spec: str, into: Path | None) -> int:
     """Make a version again in the folder `into`, print how each artifact compares, and return the exit code.
 
     Raises:
-        PipelineError: Code, data or a model that it was made from is not to be found, or the run failed.
+        PipelineError: Code, data or a model that it was made from cannot be found, or the run failed.
     """
     with read_registry(location) as snapshot:
         facts = facts_of(snapshot, snapshot.version(spec))

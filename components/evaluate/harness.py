@@ -51,11 +51,11 @@ def _version() -> str | None:
 
 def verdicts(family: Family, cases: Sequence[tuple[str, str]]) -> list[dict[str, bool]]:
     """Return the verdicts on pairs of expected answer and response, by `task metric`."""
-    found: list[dict[str, bool]] = [{} for _ in cases]
+    rows: list[dict[str, bool]] = [{} for _ in cases]
     for task, yaml in _TASKS[family].items():
         for index, name, verdict in _run(task, yaml, family, cases):
-            found[index][name] = verdict
-    return found
+            rows[index][name] = verdict
+    return rows
 
 
 def _run(task: str, yaml: str, family: Family, cases: Sequence[tuple[str, str]]) -> list[tuple[int, str, bool]]:

@@ -36,9 +36,9 @@ class Protocol:
     dataset: Dataset | None
     """None for any problems."""
     prompt: str | None
-    """What is put to the model: `{question}` stands for the question; None for the prompt that is with the model."""
+    """What is put to the model: `{question}` stands for the question; None for that of the model's pipeline.json."""
     answer: AnswerPolicy | None
-    """Where an answer has to state its result to count as right; None for what is said with the model."""
+    """Where an answer has to state its result to count as right; None for the place that pipeline.json names."""
     max_new_tokens: int
     """Tokens after which an answer is truncated."""
     chat: bool = False

@@ -125,9 +125,9 @@ def _remove_contamination(splits: dict[Split, list[Problem]], config: Contaminat
     entries = []
     held_out = list(splits[Split.TEST])
     for split in (Split.DEV, Split.TRAIN):
-        found = find_contamination(splits.get(split, []), held_out, config)
-        entries += found
-        removed = {each.train for each in found}
+        contaminated = find_contamination(splits.get(split, []), held_out, config)
+        entries += contaminated
+        removed = {each.train for each in contaminated}
         if split in splits:
             splits[split] = [problem for problem in splits[split] if problem.id not in removed]
             held_out += splits[split]

@@ -6,9 +6,6 @@ of two people who decide at the same time one is told that the other was first. 
 tags are the audit trail.
 """
 
-import getpass
-import os
-import platform
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,6 +15,7 @@ from typing import Literal, get_args
 from components.register.registry import open_for_aliases
 from components.register.snapshot import Assignment, Snapshot, Version, read_registry
 from components.shared.errors import PipelineError
+from components.shared.execution import person
 
 CANDIDATE, CHAMPION = "candidate", "champion"
 _NAME = re.compile("[a-z0-9-]+")
@@ -105,15 +103,6 @@ def check_alias(alias: str) -> None:
         raise PipelineError(
             f"alias {alias}: accepted are lowercase letters, digits and hyphens, but `latest` is the newest version"
         )
-
-
-def person() -> str:
-    """Return who decides: the user of this process and its host."""
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):  # a container may run as a number without a name
-        user = str(os.getuid())
-    return f"{user}@{platform.node()}"
 
 
 def next_count(snapshot: Snapshot, name: str, alias: str) -> int:

@@ -118,11 +118,11 @@ def _find(snapshot: Snapshot, name: str) -> StoredCheckpoint:
     runs = list(dict.fromkeys(each.run for each in stored))
     if len(runs) > 1:
         raise PipelineError(f"{snapshot.location}: {name} is ambiguous: of {' or '.join(runs)}; give more digits")
-    found = [each for each in stored if match[2] is None or int(match[2]) == each.step]
-    if not found:
+    matching = [each for each in stored if match[2] is None or int(match[2]) == each.step]
+    if not matching:
         available = ", ".join(each.name for each in stored or stored_checkpoints(snapshot)) or "none"
         raise PipelineError(f"{snapshot.location}: no checkpoint {name}; available: {available}")
-    return found[-1]
+    return matching[-1]
 
 
 def remove_checkpoints(location: str, run: str) -> int:
@@ -156,8 +156,8 @@ class _Branch:
     @property
     def folders(self) -> dict[int, Path]:
         """The folder of each checkpoint by its step, the oldest first."""
-        found = self._workspace.folder.glob("step-*")
-        return dict(sorted((int(path.name.removeprefix("step-")), path) for path in found))
+        folders = self._workspace.folder.glob("step-*")
+        return dict(sorted((int(path.name.removeprefix("step-")), path) for path in folders))
 
     def configure(self, config: str) -> None:
         """Set DVC up with the config of the registry, but a folder of its own in the storage."""

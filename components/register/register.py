@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from components.register.aliases import CANDIDATE, candidate, person
+from components.register.aliases import CANDIDATE, candidate
 from components.register.card import CARD, model_card
 from components.register.catalogue import Catalogue, Status, entry_of, require_url
 from components.register.config import RegisterConfig
@@ -21,7 +21,7 @@ from components.register.snapshot import FORMAT, VERSION_FILE, Snapshot
 from components.shared import jsonl, lineage
 from components.shared.environment import RUN_ID_VARIABLE, RUN_NAME_VARIABLE
 from components.shared.errors import GateMissedError, PipelineError, RetryableError
-from components.shared.execution import Revision
+from components.shared.execution import Revision, person
 from components.shared.progress import say
 from components.shared.stage import Stage
 

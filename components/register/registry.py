@@ -339,15 +339,15 @@ def fetch(registry: str, version: str, destination: Path, *, path: str = POLICY)
     With the path `.` it is the whole bundle. The folder appears once it is complete and as it was registered.
     """
     with durable.new_folder(destination) as folder, read_registry(registry) as snapshot:
-        found = snapshot.version(version)
+        wanted = snapshot.version(version)
         parts = folder.with_name(f"{folder.name}.parts")
         durable.remove(parts)
         try:
-            snapshot.get(found.tag, [path], parts)
+            snapshot.get(wanted.tag, [path], parts)
             (parts / path).rename(folder)
         finally:
             durable.remove(parts)
-    return found
+    return wanted
 
 
 def _ensure_repository(folder: Path, workspace: Workspace) -> None:

@@ -246,7 +246,7 @@ def _rival(champion: Champion, evaluation: Evaluation, policy: str | None) -> Ri
         return Rival(champion.tag, {}, "its version has no answers to compare with")
     rows = [validate(Record, row, name=f"{champion.tag}: evaluation") for row in champion.records]
     answers = {row.id: row for row in rows if row.sample == 0}
-    if _problems(answers) != _problems(evaluation.greedy):
+    if problems_of(answers) != problems_of(evaluation.greedy):
         return Rival(champion.tag, {}, "not comparable, it was evaluated on other problems")
     if not same_protocol(champion.protocol, evaluation.scores.get("protocol", {})):
         return Rival(champion.tag, {}, "not comparable, it was asked in another way")
@@ -254,7 +254,8 @@ def _rival(champion: Champion, evaluation: Evaluation, policy: str | None) -> Ri
     return Rival(champion.tag, outcomes_of(pairs))
 
 
-def _problems(records: Mapping[str, Record]) -> set[tuple[str, str, str]]:
+def problems_of(records: Mapping[str, Record]) -> set[tuple[str, str, str]]:
+    """Return what tells the problems of two evaluations apart."""
     return {(each.id, each.source, each.answer) for each in records.values()}
 
 
@@ -326,7 +327,7 @@ def read_evaluation(folder: Path) -> Evaluation:
 
 def _check_comparable(first: Evaluation, second: Evaluation) -> None:
     """Raise PipelineError unless two models answered the same problems."""
-    one, other = _problems(first.greedy), _problems(second.greedy)
+    one, other = problems_of(first.greedy), problems_of(second.greedy)
     if one != other:
         raise PipelineError(
             f"{second.folder}: problem {min(one ^ other)[0]} is missing here or in {first.folder}, or has another "

@@ -155,7 +155,7 @@ def current_run(of: str, environment: str, revision: str, started: datetime, thr
     """Return the record of a stage that was run since `started` (UTC), and that ends now."""
     return Run(
         of=of,
-        by=f"{_user()}@{platform.node()}",
+        by=person(),
         run_id=os.environ.get(RUN_ID_VARIABLE) or None,
         run_name=os.environ.get(RUN_NAME_VARIABLE) or None,
         started=started,
@@ -166,11 +166,13 @@ def current_run(of: str, environment: str, revision: str, started: datetime, thr
     )
 
 
-def _user() -> str:
+def person() -> str:
+    """Return the user of this process and its host."""
     try:
-        return getpass.getuser()
+        user = getpass.getuser()
     except (KeyError, OSError):  # a container may run as a number without a name
-        return str(os.getuid())
+        user = str(os.getuid())
+    return f"{user}@{platform.node()}"
 
 
 @cache

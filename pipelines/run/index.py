@@ -173,6 +173,6 @@ def sparkline(curves: Mapping[str, Sequence[float]]) -> Markup:
         places = (f"{2 + at * step:.1f},{_HEIGHT - 2 - (_HEIGHT - 4) * each:.1f}" for at, each in enumerate(scaled))
         style = f'fill="none" stroke="{_CURVES[name]}" stroke-width="1.5"{dashes}'
         lines.append(f'<polyline points="{" ".join(places)}" {style}/>')
-    told = ", ".join(f"{name} {values[0]:.2f} to {values[-1]:.2f}" for name, values in curves.items())
-    view = f'viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" height="{_HEIGHT}" role="img" aria-label="{told}"'
-    return Markup(f"<svg style='display: block' {view}><title>{told}</title>{''.join(lines)}</svg>")
+    label = ", ".join(f"{name} {values[0]:.2f} to {values[-1]:.2f}" for name, values in curves.items())
+    view = f'viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" height="{_HEIGHT}" role="img" aria-label="{label}"'
+    return Markup(f"<svg style='display: block' {view}><title>{label}</title>{''.join(lines)}</svg>")
