@@ -6,7 +6,9 @@ from typing import Annotated
 
 from pydantic import Field, field_validator, model_validator
 
+from components.prepare_data.dataset import Dataset
 from components.prepare_data.gsm8k import GSM8K
+from components.prepare_data.hub import is_hub_id
 from components.prepare_data.math_dataset import MATH
 from components.prepare_data.mbpp import MBPP
 from components.prepare_data.source import FileSource
@@ -14,7 +16,7 @@ from components.prepare_data.word_problems import WordProblems
 from components.shared.config import Config
 from components.shared.problem import Split
 
-Source = Annotated[GSM8K | MATH | MBPP | WordProblems, Field(discriminator="kind")]
+Source = Annotated[Dataset | GSM8K | MATH | MBPP | WordProblems, Field(discriminator="kind")]
 """Every dataset there is; `kind` names it in a params file."""
 
 
@@ -41,7 +43,7 @@ class PrepareConfig(Config):
     """The section `prepare_data`."""
 
     seed: int = 1
-    """Seed of generated problems; files are read in their own order."""
+    """Seed of generated problems and of `test_fraction`; files are read in their own order."""
     repository: DataRepository | None = None
     """Git and DVC repository from which the files of the sources are read; null reads them from this machine."""
     sources: list[Source] = Field(min_length=1)
@@ -52,10 +54,10 @@ class PrepareConfig(Config):
 
     @field_validator("sources")
     @classmethod
-    def _kinds_differ(cls, sources: list[Source]) -> list[Source]:
-        (kind, number), *_ = Counter(source.kind for source in sources).most_common(1)
+    def _names_differ(cls, sources: list[Source]) -> list[Source]:
+        (name, number), *_ = Counter(source.name for source in sources).most_common(1)
         if number > 1:
-            raise ValueError(f"`{kind}` occurs twice; put both splits into one entry")
+            raise ValueError(f"`{name}` occurs twice; put both splits into one entry, or give one another `name`")
         return sources
 
     @model_validator(mode="after")
@@ -67,7 +69,14 @@ class PrepareConfig(Config):
 
     @property
     def files(self) -> list[Path]:
-        """The files and folders of all sources, in their order."""
+        """The files and folders of all sources, in their order, with what may be on the hub instead."""
         sources = [source for source in self.sources if isinstance(source, FileSource)]
         paths = (source.path(split) for source in sources for split in (Split.TRAIN, Split.TEST))
         return [path for path in paths if path is not None]
+
+    @property
+    def hub_ids(self) -> set[Path]:
+        """Those of the files that are on the hub unless there is a folder of their name."""
+        datasets = [source for source in self.sources if isinstance(source, Dataset)]
+        paths = {source.path(split) for source in datasets for split in (Split.TRAIN, Split.TEST)}
+        return {path for path in paths if path is not None and is_hub_id(path)}

@@ -5,17 +5,18 @@ from typing import Any, Literal
 
 from components.grading.answer import Box, find_boxes, last_boxed
 from components.grading.verifier import Submission, Verdict, Verifier
-from components.prepare_data.source import Fields, FileSource, MalformedRowError, excerpt, text
+from components.prepare_data.source import Fields, FileSource, MalformedRowError, excerpt, text, text_or_number
 from components.shared.answer_policy import AnswerPolicy
 
 _LEVEL = re.compile(r"(?:Level )?([1-9])(?:\.0)?")
 _UNKNOWN_LEVEL = "Level ?"
+_SUBJECT = ("subject", "type")
 _PARAGRAPH = re.compile(r"\n\s*\n")
 _REMARK = re.compile(r"\baccept(?:ed|able)?\b", re.IGNORECASE)
 
 
 class MATH(FileSource):
-    """MATH and MATH-500: JSON lines, parquet, or MATH's original folder of a split with one JSON file per problem."""
+    """MATH and MATH-500 as published; MATH's original folder of a split has a JSON file per problem."""
 
     kind: Literal["math", "math500"]
 
@@ -27,9 +28,10 @@ class MATH(FileSource):
         if columns.get("answer") is None and self.kind == "math":
             answer = boxed_answer(text(columns, "solution"), verify)
         else:
-            answer = text(columns, "answer").strip()
+            answer = text_or_number(columns, "answer").strip()
         question, solution = text(columns, "problem"), text(columns, "solution")
-        return Fields(question, solution, answer, text(columns, "subject", "type"), _level(columns))
+        has_subject = any(columns.get(name) is not None for name in _SUBJECT)
+        return Fields(question, solution, answer, text(columns, *_SUBJECT) if has_subject else "", level_of(columns))
 
 
 def boxed_answer(solution: str, verify: Verifier) -> str:
@@ -69,13 +71,14 @@ def _is_same(answer: str, other: str, verify: Verifier) -> bool:
     return answer == other or verify([submission])[0].verdict == Verdict.RIGHT
 
 
-def _level(columns: dict[str, Any]) -> int | None:
-    level = columns.get("level")
-    if level == _UNKNOWN_LEVEL:
+def level_of(columns: dict[str, Any], name: str = "level") -> int | None:
+    """Return the level in a column, as a number or as `Level 3`; None where it is missing or unknown."""
+    level = columns.get(name)
+    if level is None or level == _UNKNOWN_LEVEL:
         return None
-    match = _LEVEL.fullmatch(str(level))  # not that of True, None or a list
+    match = _LEVEL.fullmatch(str(level))  # not that of True or a list
     if not match:
         raise MalformedRowError(
-            f"column `level` is {excerpt(level)}, expected a number, `Level n` or `{_UNKNOWN_LEVEL}`"
+            f"column `{name}` is {excerpt(level)}, expected a number, `Level n` or `{_UNKNOWN_LEVEL}`"
         )
     return int(match.group(1))

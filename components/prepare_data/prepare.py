@@ -9,6 +9,7 @@ from typing import Any
 from components.grading.verifier import Verifier
 from components.prepare_data.config import ContaminationConfig, PrepareConfig
 from components.prepare_data.contamination import Contamination, find_contamination
+from components.prepare_data.dataset import Dataset
 from components.prepare_data.raw_files import RawFolder, raw_folder
 from components.prepare_data.source import FileSource, MalformedRow
 from components.shared import durable, jsonl, lineage
@@ -19,13 +20,21 @@ from components.shared.progress import say
 from components.shared.stage import Stage
 
 Rows = list[dict[str, Any]]
-_FILE_KEYS = {Split.TRAIN: "the `train` path", Split.TEST: "the `test` path", Split.DEV: "dev_fraction"}
+HUB_PREFIX = "datasets/"
+"""Begins the name of a dataset among the repositories of the hub, as in its addresses."""
+_FILE_KEYS = {
+    Split.TRAIN: "the `train` path",
+    Split.TEST: "the `test` path or test_fraction",
+    Split.DEV: "dev_fraction",
+}
 
 
 def prepare(config: PrepareConfig, *, problems: Path) -> dict[str, float]:
     """Turn raw datasets into problems with a train and a test split, and maybe a dev split, that share nothing."""
     splits, quarantine, raw_files = _read_sources(config)
+    numbers = {split: len(members) for split, members in splits.items()}
     contaminated = _remove_contamination(splits, config.contamination)
+    _check_what_is_left(splits, numbers, contaminated)
     for split, members in splits.items():
         write_problems(problems, split, members)
     contamination = {
@@ -90,13 +99,14 @@ def _read_sources(config: PrepareConfig) -> tuple[dict[Split, list[Problem]], Ro
                 continue
             for split in Split:
                 if path := source.path(split):
-                    rows = list(source.read(split, raw.path, verify))
+                    rows = list(source.read(split, raw.path, verify, seed=config.seed))
                     malformed = [row for row in rows if isinstance(row, MalformedRow)]
                     _check_malformed(path, split, malformed, len(rows), config.max_malformed_fraction)
                     splits[split] += [row for row in rows if isinstance(row, Problem)]
                     quarantine += [{**row._asdict(), "file": row.file.as_posix()} for row in malformed]
-                    file = {"path": path.as_posix(), "source": source.kind, "split": split, "rows": len(rows)}
-                    raw_files.append({**file, **_material(config, raw, path).model_dump()})
+                    name, material = _material(config, raw, source, split)
+                    file = {"path": name, "source": source.name, "split": split, "rows": len(rows)}
+                    raw_files.append({**file, **material.model_dump()})
     has_dev = any(source.max_problems(Split.DEV) != 0 for source in config.sources)
     wanted = [split for split in Split if has_dev or split != Split.DEV]
     for split in wanted:
@@ -108,10 +118,12 @@ def _read_sources(config: PrepareConfig) -> tuple[dict[Split, list[Problem]], Ro
     return {split: splits[split] for split in wanted}, quarantine, raw_files
 
 
-def _material(config: PrepareConfig, raw: RawFolder, path: Path) -> Material:
-    """What a raw file or folder is, and where it came from."""
-    repository = config.repository
-    return Material(
+def _material(config: PrepareConfig, raw: RawFolder, source: FileSource, split: Split) -> tuple[str, Material]:
+    """Name what a split was read from: a file or folder by its path, a dataset of the hub as `id@revision`."""
+    path, repository = source.path(split) or Path(), config.repository
+    if isinstance(source, Dataset) and (dataset := source.on_hub(split, raw.path)):
+        return f"{path}@{source.revision}", Material(repository=f"{HUB_PREFIX}{path}", commit=dataset.commit)
+    return path.as_posix(), Material(
         sha256=lineage.digest(raw.path / path),
         size_bytes=durable.size(raw.path / path),
         dvc_md5=raw.md5s.get(path),
@@ -132,6 +144,20 @@ def _remove_contamination(splits: dict[Split, list[Problem]], config: Contaminat
             splits[split] = [problem for problem in splits[split] if problem.id not in removed]
             held_out += splits[split]
     return entries
+
+
+def _check_what_is_left(
+    splits: dict[Split, list[Problem]], numbers: dict[Split, int], contaminated: list[Contamination]
+) -> None:
+    for split, members in splits.items():
+        if members:
+            continue
+        first = next(each for each in contaminated if f"/{split}/" in each.train)
+        raise PipelineError(
+            f"prepare_data.sources: all {numbers[split]:,} {split} problems were removed as contaminated: each is "
+            f"among those held out from it ({first.train} as {first.test}); `train` and `test` have to be different "
+            "problems: to divide one file, set `test_fraction` instead of `test`"
+        )
 
 
 def _check_malformed(

@@ -53,19 +53,26 @@ def raw_folder(config: PrepareConfig) -> Iterator[RawFolder]:
         workspace.git("clone", "--quiet", "--no-checkout", "--no-local", url, str(clone))
         if workspace.try_git("-C", str(clone), "cat-file", "-e", f"{commit}^{{commit}}") is None:
             raise PipelineError(f"prepare_data.repository: {url} has no commit {commit}")
-        for path in dict.fromkeys(config.files):
+        at_hub = {path for path in config.hub_ids if not _is_in(workspace, clone, commit, path)}
+        paths = [path for path in dict.fromkeys(config.files) if path not in at_hub]
+        for path in paths:
             (files / path).parent.mkdir(parents=True, exist_ok=True)
             try:
                 workspace.dvc_get(str(clone), path.as_posix(), commit, files / path)
             except PipelineError as error:
                 reason = str(error).removeprefix("dvc: ")
                 raise type(error)(f"cannot read {path} from {url} at {commit}: {reason}") from None
-        say("prepare_data", f"{len(config.files)} files from {url} at {commit[:12]}")
+        say("prepare_data", f"{len(paths)} files from {url} at {commit[:12]}")
         texts = {
-            path: workspace.try_git("-C", str(clone), "show", f"{commit}:{_beside(path).as_posix()}")
-            for path in config.files
+            path: workspace.try_git("-C", str(clone), "show", f"{commit}:{_beside(path).as_posix()}") for path in paths
         }
         yield RawFolder(files, _md5s({path: text for path, text in texts.items() if text}))
+
+
+def _is_in(workspace: Workspace, clone: Path, commit: str, path: Path) -> bool:
+    """Tell whether a repository has a file or folder, or DVC's pointer to it, at a commit."""
+    names = (path.as_posix(), _beside(path).as_posix())
+    return any(workspace.try_git("-C", str(clone), "cat-file", "-e", f"{commit}:{name}") is not None for name in names)
 
 
 def _beside(path: Path) -> Path:

@@ -5,14 +5,17 @@ To add a dataset, write a subclass of `FileSource` in a file such as `gsm8k.py` 
 
 import hashlib
 import json
+import math
+import re
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from components.shared import jsonl
+from components.prepare_data.rows import ACCEPTED, RawFile, count_rows, is_data_file, read_rows, stem
 from components.shared.config import Config
 from components.shared.errors import PipelineError
 from components.shared.problem import Problem, Split
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
     from components.grading.verifier import Verifier
 
 _MAX_EXCERPT = 40
+_NAME = re.compile(r"\w[\w.-]*")
 _PUBLISHED = {
     ("gsm8k", Split.TRAIN): 7473,
     ("gsm8k", Split.TEST): 1319,
@@ -42,7 +46,7 @@ class MalformedRow(NamedTuple):
 
     file: Path
     line: int
-    """Line of the file, or row of a parquet file, from 1."""
+    """Line of the file, or number of the row in a JSON array or a parquet file, from 1."""
     reason: str
 
 
@@ -60,6 +64,9 @@ class FileSource(Config):
     """A dataset that is read from files; a split without a path is not used."""
 
     kind: str
+    name: str = ""
+    """Name of the source in problems, weights, scores and the gate; `kind` if not set. Two sources of one kind need
+    different names."""
     train: Path | None = None
     """File or folder of the train split."""
     test: Path | None = None
@@ -68,42 +75,104 @@ class FileSource(Config):
     """Maximum problems of the train split, from its beginning; null for all."""
     test_limit: int | None = Field(default=None, ge=1)
     """Maximum problems of the test split, from its beginning; null for all."""
+    test_fraction: float = Field(default=0.0, ge=0, lt=1)
+    """Fraction of the problems in the train file that become the test split, where there is no `test` file; chosen by
+    their questions and `seed`."""
     dev_fraction: float = Field(default=0.0, ge=0, lt=1)
     """Fraction of the problems in the train file that become the dev split instead, chosen by their questions."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_a_name(cls, values: Any) -> Any:
+        if isinstance(values, dict) and not values.get("name"):
+            return {**values, "name": cls.default_name(values)}
+        return values
+
+    @field_validator("name")
+    @classmethod
+    def _name_is_one_word(cls, name: str) -> str:
+        if not _NAME.fullmatch(name):
+            raise ValueError("is part of ids: accepted are letters, digits, `_`, `-` and `.`")
+        return name
 
     @model_validator(mode="after")
     def _has_a_path(self) -> "FileSource":
         if self.train is None and self.test is None:
             raise ValueError("has neither a `train` nor a `test` path; set at least one")
-        if self.dev_fraction and self.train is None:
-            raise ValueError("dev_fraction needs a `train` path to hold problems out from")
+        for key in ("test_fraction", "dev_fraction"):
+            if getattr(self, key) and self.train is None:
+                raise ValueError(f"{key} needs a `train` path to hold problems out from")
+        if self.test_fraction and self.test:
+            raise ValueError("`test` and test_fraction exclude one another: the test split is a file or part of one")
+        if self.test_fraction + self.dev_fraction >= 1:
+            raise ValueError("test_fraction and dev_fraction must leave some of the problems to train on")
+        if self.train == self.test and self.train and is_data_file(self.train):
+            raise ValueError(
+                f"`train` and `test` are the same file, {self.train}; set test_fraction instead of `test` to divide it"
+            )
         return self
+
+    @classmethod
+    def default_name(cls, values: dict[str, Any]) -> str:
+        """Return the name of a source with these settings and without one of its own."""
+        return str(values.get("kind", cls.model_fields["kind"].default))
 
     def path(self, split: Split) -> Path | None:
         """The file or folder of one split; None if the split is not used."""
-        if split == Split.DEV and not self.dev_fraction:
-            return None
-        return self.test if split == Split.TEST else self.train
+        fraction = {Split.TEST: self.test_fraction, Split.DEV: self.dev_fraction}.get(split)
+        if split == Split.TEST and self.test:
+            return self.test
+        return self.train if fraction is None or fraction > 0 else None
 
     def max_problems(self, split: Split) -> int | None:
         """How many problems of one split there can be; None if only its file tells."""
         limits = {Split.TRAIN: self.train_limit, Split.TEST: self.test_limit}
         return 0 if self.path(split) is None else limits.get(split)
 
+    def is_held_out(self, split: Split) -> bool:
+        """Tell whether a split is a random part of the train file."""
+        return self.path(split) is not None and (split == Split.DEV or (split == Split.TEST and self.test is None))
+
     def expected_problems(self, split: Split, root: Path | None) -> int | None:
         """Return how many problems a split has if no row is malformed, from its files below `root`.
 
         Without `root`, where the files are elsewhere, it has as many as were published; None if that is unknown.
         """
-        path = self.path(split)
-        if path is None:
+        if self.path(split) is None:
             return 0
-        published = _PUBLISHED.get((self.kind, Split.TEST if split == Split.TEST else Split.TRAIN))
-        number = published if root is None else _num_rows(root / path)
+        published = _PUBLISHED.get((self.kind, Split.TRAIN if self.is_held_out(split) else split))
+        number = published if root is None else self.num_rows(split, root)
         if number is None:
             return None
-        limit = self.max_problems(split)
-        return round(self.dev_fraction * number) if split == Split.DEV else min(number, limit or number)
+        fraction = {Split.TEST: self.test_fraction, Split.DEV: self.dev_fraction}.get(split)
+        expected = round(fraction * number) if fraction else number
+        return min(expected, self.max_problems(split) or expected)
+
+    def num_rows(self, split: Split, root: Path) -> int | None:
+        """Return the rows in the files of a split; None where they cannot be counted."""
+        try:
+            return sum(map(count_rows, self.files(split, root)))
+        except PipelineError:  # reported where the rows are read
+            return None
+
+    def files(self, split: Split, root: Path) -> list[RawFile]:
+        """Return the files of a split; its path is relative to `root`.
+
+        Raises:
+            PipelineError: There are none.
+        """
+        path = self.path(split) or Path()
+        if not (root / path).is_dir():
+            if not (root / path).exists():
+                raise PipelineError(
+                    f"{path}: no such file; `make data` fetches GSM8K and MATH-500, data/README.md describes the others"
+                )
+            return [RawFile(root / path, path)]
+        files = [each for each in (root / path).rglob("*") if is_data_file(each) and each.is_file()]
+        if not files:
+            raise PipelineError(f"{path}: the folder has no file that can be read; accepted: {ACCEPTED}")
+        names = (each.relative_to(root / path) for each in sorted(files, key=_natural_order))
+        return [RawFile(root / path / name, path / name, stem(name)) for name in names]
 
     @abstractmethod
     def read_row(self, columns: dict[str, Any], verify: "Verifier") -> Fields:
@@ -113,28 +182,35 @@ class FileSource(Config):
             MalformedRowError: The row cannot be used.
         """
 
-    def read(self, split: Split, root: Path, verify: "Verifier") -> Iterator[Problem | MalformedRow]:
+    def read(self, split: Split, root: Path, verify: "Verifier", *, seed: int = 0) -> Iterator[Problem | MalformedRow]:
         """Yield what is in each row of a split, up to its maximum of problems; its path is relative to `root`.
 
-        The id of a problem names its row by number from 0, or by its path in a folder.
+        The id of a problem names its row by number from 0, or by its path in a folder. `seed` decides which problems
+        are held out for the test split.
         """
-        path, num_problems = self.path(split) or Path(), 0
-        for file, line, name, content in _raw_rows(root / path):
-            try:
-                columns = content if isinstance(content, dict) else _parse(content)
-                fields = self.read_row(columns, verify)
-            except MalformedRowError as error:
-                if split != Split.DEV:  # whose file is read for the train split as well
-                    # The path as in the config, not that of a temporary checkout.
-                    yield MalformedRow(path / file.relative_to(root / path), line, str(error))
-                continue
-            is_dev = fraction_of(f"dev {fields.question}") < self.dev_fraction
-            if split != Split.TEST and is_dev != (split == Split.DEV):
-                continue
-            yield Problem(id=f"{self.kind}/{split}/{name}", source=self.kind, split=split, **fields._asdict())
-            num_problems += 1
-            if num_problems == self.max_problems(split):
-                return
+        num_problems, in_train_file = 0, split == Split.TRAIN or self.is_held_out(split)
+        for file in self.files(split, root):
+            for row in read_rows(file):
+                try:
+                    if row.columns is None:
+                        raise MalformedRowError(row.reason)
+                    fields = self.read_row(row.columns, verify)
+                except MalformedRowError as error:
+                    if split == Split.TRAIN or not in_train_file:  # else the train split has it
+                        yield MalformedRow(row.file, row.line, str(error))
+                    continue
+                if in_train_file and self._split_of(fields.question, seed) != split:
+                    continue
+                yield Problem(id=f"{self.name}/{split}/{row.name}", source=self.name, split=split, **fields._asdict())
+                num_problems += 1
+                if num_problems == self.max_problems(split):
+                    return
+
+    def _split_of(self, question: str, seed: int) -> Split:
+        """Return the split of a problem in the train file: the same for questions that differ in case and space."""
+        if fraction_of(f"test {seed} {' '.join(question.casefold().split())}") < self.test_fraction:
+            return Split.TEST
+        return Split.DEV if fraction_of(f"dev {question}") < self.dev_fraction else Split.TRAIN
 
 
 def fraction_of(content: str) -> float:
@@ -159,59 +235,22 @@ def text(columns: dict[str, Any], *names: str) -> str:
     return value
 
 
+def text_or_number(columns: dict[str, Any], *names: str) -> str:
+    """Return the first of the columns that is present as text; a whole number has no decimals: 72.0 is 72."""
+    value = next((columns[name] for name in names if columns.get(name) is not None), None)
+    if isinstance(value, bool) or not isinstance(value, int | float | Decimal) or not math.isfinite(value):
+        return text(columns, *names)
+    # 15 digits are those that a double has for certain: 0.1 + 0.2 is 0.3.
+    exact = Decimal(f"{value:.15g}") if isinstance(value, float) else Decimal(value)
+    return format(exact.to_integral_value() if exact == exact.to_integral_value() else exact.normalize(), "f")
+
+
 def excerpt(value: Any) -> str:
     """Return a value as JSON, shortened for a message."""
     encoded = json.dumps(value, default=str)
     return encoded if len(encoded) <= _MAX_EXCERPT else f"{encoded[:_MAX_EXCERPT]}..."
 
 
-def _num_rows(path: Path) -> int | None:
-    """The rows in a file or folder, None where there is none; counted without parsing them."""
-    if not path.exists():
-        return None
-    if path.is_dir():
-        return sum(1 for _ in path.rglob("*.json"))
-    if path.suffix == ".parquet":
-        return len(_read_parquet(path))
-    return sum(bool(line.strip()) for line in jsonl.read_lines(path))
-
-
-def _raw_rows(path: Path) -> Iterator[tuple[Path, int, str, Any]]:
-    """Yield file, line, name and content of each row: columns, or the bytes of a JSON object."""
-    if not path.exists():
-        raise PipelineError(
-            f"{path}: no such file; `make data` fetches GSM8K and MATH-500, data/README.md describes the others"
-        )
-    if path.is_dir():
-        for file in sorted(path.rglob("*.json"), key=_natural_order):
-            yield file, 1, file.relative_to(path).with_suffix("").as_posix(), file.read_bytes()
-        return
-    rows: Iterable[Any] = _read_parquet(path) if path.suffix == ".parquet" else jsonl.read_lines(path)
-    for index, row in enumerate(rows):
-        if isinstance(row, dict) or row.strip():
-            yield path, index + 1, f"{index:05d}", row
-
-
-def _read_parquet(path: Path) -> list[dict[str, Any]]:
-    # Imported here: slow to load, and most runs read JSON lines.
-    import pyarrow
-    import pyarrow.parquet
-
-    try:
-        rows: list[dict[str, Any]] = pyarrow.parquet.read_table(path).to_pylist()
-    except (pyarrow.ArrowException, OSError) as error:
-        reason = str(error).partition("\n")[0]
-        raise PipelineError(f"{path}: not a readable parquet file ({reason}); is it truncated?") from None
-    return rows
-
-
 def _natural_order(path: Path) -> tuple[tuple[str, ...], int, str]:
     """By folder, then by number: 2.json before 10.json."""
     return path.parts[:-1], int(path.stem) if path.stem.isdecimal() else -1, path.name
-
-
-def _parse(line: bytes) -> dict[str, Any]:
-    try:
-        return jsonl.parse_object(line, where="")
-    except PipelineError as error:
-        raise MalformedRowError(str(error).removeprefix(": ")) from None

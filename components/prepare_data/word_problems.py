@@ -18,7 +18,6 @@ MAX_OPERANDS = 6
 _NAMES = ("Ann", "Ben", "Eva", "Leo", "Mia", "Sam", "Tom", "Zoe")
 _THINGS = ("apples", "books", "cards", "coins", "nuts", "pens", "shells", "stones")
 _TEST_FRACTION = 0.2
-_DEV_FRACTION = 0.1
 _MAX_ATTEMPTS = 20_000
 """Random draws without a new problem after which the problems of this kind are taken to be exhausted."""
 
@@ -35,7 +34,8 @@ class WordProblems(Config):
     num_test: int = Field(600, ge=0)
     """Problems of the test split; none of their calculations occurs in another split."""
     num_dev: int = Field(0, ge=0)
-    """Problems of the dev split; none of their calculations occurs in another split."""
+    """Problems of the dev split, made beside the others, which it does not change; none of their calculations occurs in
+    another split."""
     worked_fraction: float = Field(0.4, ge=0, le=1)
     """Fraction of the solutions that show their steps; the others are the bare answer."""
     families: list[Family] = Field(list(get_args(Family)), min_length=1)
@@ -55,6 +55,11 @@ class WordProblems(Config):
             raise ValueError("num_train and num_test must not both be 0")
         return self
 
+    @property
+    def name(self) -> str:
+        """Name of the source in problems, weights, scores and the gate."""
+        return self.kind
+
     def max_problems(self, split: Split) -> int:
         """The number of problems of one split."""
         return {Split.TRAIN: self.num_train, Split.TEST: self.num_test, Split.DEV: self.num_dev}[split]
@@ -63,18 +68,20 @@ class WordProblems(Config):
         """Yield the train split, then the others; families and levels take turns within each.
 
         Only the digest of a calculation decides to which split it belongs, so no calculation of the test split occurs
-        in the train split, under any seed, name, thing or family.
+        in the train split, under any seed, name, thing or family. The dev split has calculations that the train split
+        could have and has not.
         """
         num_levels = self.max_operands - self.min_operands + 1
-        for split in Split:
+        trained: set[Chain] = set()
+        for split in (Split.TRAIN, Split.TEST, Split.DEV):
             rng = random.Random(f"{seed} {split}")
             seen: set[tuple[Family, Chain]] = set()
             for index in range(self.max_problems(split)):
                 family = self.families[index % len(self.families)]
                 level = 1 + index // len(self.families) % num_levels
                 chains = (_chain(rng, family, self.min_operands + level - 1) for _ in range(_MAX_ATTEMPTS))
-                ours = (each for each in chains if split_of(each, has_dev=self.num_dev > 0) == split)
-                chain = next((each for each in ours if (family, each) not in seen), None)
+                ours = (each for each in chains if (split_of(each) == Split.TEST) == (split == Split.TEST))
+                chain = next((each for each in ours if (family, each) not in seen and each not in trained), None)
                 if chain is None:
                     raise PipelineError(
                         f"prepare_data.sources: word_problems: num_{split} is {self.max_problems(split)}, but only "
@@ -84,8 +91,8 @@ class WordProblems(Config):
                 seen.add((family, chain))
                 is_worked = fraction_of(f"worked {seed} {family} {chain}") < self.worked_fraction
                 yield Problem(
-                    id=f"{self.kind}/{split}/{index:05d}",
-                    source=self.kind,
+                    id=f"{self.name}/{split}/{index:05d}",
+                    source=self.name,
                     split=split,
                     question=_question(rng, family, chain),
                     solution=(_steps(chain) if is_worked else "") + f"#### {sum(chain)}",
@@ -93,14 +100,13 @@ class WordProblems(Config):
                     subject=family,
                     level=level,
                 )
+            if split == Split.TRAIN:
+                trained = {chain for _, chain in seen}
 
 
-def split_of(chain: Chain, *, has_dev: bool = False) -> Split:
-    """Return the only split in which a calculation may occur; without a dev split its part belongs to train."""
-    place = fraction_of(f"split {chain}")
-    if place < _TEST_FRACTION:
-        return Split.TEST
-    return Split.DEV if has_dev and place < _TEST_FRACTION + _DEV_FRACTION else Split.TRAIN
+def split_of(chain: Chain) -> Split:
+    """Return TEST for a calculation that may occur in the test split alone, TRAIN for any other."""
+    return Split.TEST if fraction_of(f"split {chain}") < _TEST_FRACTION else Split.TRAIN
 
 
 def _chain(rng: random.Random, family: Family, length: int) -> Chain:

@@ -1,6 +1,7 @@
 """The problem: what every stage from data preparation to registration passes on."""
 
-from collections.abc import Iterable
+import hashlib
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from pathlib import Path
 
@@ -69,3 +70,14 @@ def read_problems(folder: Path, split: Split) -> list[Problem]:
 def write_problems(folder: Path, split: Split, problems: Iterable[Problem]) -> None:
     """Write one split in the order given."""
     jsonl.write_rows(problems_file(folder, split), (problem.model_dump(mode="json") for problem in problems))
+
+
+def draw(problems: Sequence[Problem], number: int | None, seed: int) -> list[Problem]:
+    """Return a random selection of problems in their order; None for all.
+
+    A problem's own id decides, so that a smaller selection is part of a larger one, and one that is missing changes no
+    more than its own place.
+    """
+    by_chance = sorted(problems, key=lambda each: hashlib.sha256(f"{seed} {each.id}".encode()).digest())
+    chosen = {each.id for each in by_chance[:number]}
+    return [each for each in problems if each.id in chosen]

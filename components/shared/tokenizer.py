@@ -1,12 +1,13 @@
 """Tokenizers without transformers: built from the problems for a model made from scratch, read from disk otherwise."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from components.shared.chat import prompt_format
 from components.shared.errors import PipelineError
 from components.shared.model import TOKENIZER_FILE, ModelConfig, model_file
-from components.shared.problem import Problem
+from components.shared.problem import Problem, Split
 
 PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
 _PRINTABLE_ASCII = [chr(code) for code in range(32, 127)]
@@ -16,10 +17,24 @@ def tokenizer_for(model: ModelConfig, problems: Iterable[Problem]) -> Tokenizer:
     """Return the tokenizer of `model`; one made from scratch learns its vocabulary from `problems`."""
     if model.scratch is None:
         return _read(model.base)
-    texts = [text for problem in problems for text in (model.ask(problem.question), problem.solution)]
+    texts = [text for problem in problems for text in (model.ask(problem.question, problem.source), problem.solution)]
     if model.scratch.vocabulary_size is None:
         return _words(texts)
     return _byte_pairs(texts, model.scratch.vocabulary_size)
+
+
+def token_lengths(model: ModelConfig, problems: Sequence[Problem]) -> tuple[list[int], list[int]]:
+    """Return the tokens of each problem's prompt, and of its solution as a model answers it, without the end token."""
+    if not problems:
+        return [], []
+    train = [problem for problem in problems if problem.split == Split.TRAIN]
+    tokenizer, form = tokenizer_for(model, train or problems), prompt_format(model)
+    prompts = [form.prompt(problem.question, problem.source) for problem in problems]
+    responses = [form.response(problem) if problem.solution else "" for problem in problems]
+    # A model that begins its texts with a special token begins its prompts with it, unless a chat template does.
+    encoded = tokenizer.encode_batch(prompts, add_special_tokens=form.template is None)
+    answered = tokenizer.encode_batch(responses, add_special_tokens=False)
+    return [len(each.ids) for each in encoded], [len(each.ids) for each in answered]
 
 
 def _read(base: str) -> Tokenizer:

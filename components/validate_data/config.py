@@ -19,9 +19,9 @@ class ValidateConfig(Config):
     """Maximum tokens of a train solution, without the end-of-sequence token."""
     min_within_limit_fraction: float = Field(0.98, gt=0, le=1)
     """Minimum fraction of the texts within each of the two limits."""
-    min_train_rows: int = Field(7000, ge=1)
+    min_train_rows: int = Field(100, ge=1)
     """Minimum problems of the train split."""
-    min_test_rows: int = Field(500, ge=1)
+    min_test_rows: int = Field(50, ge=1)
     """Minimum problems of the test split."""
     max_answer_share: float = Field(0.1, gt=0, le=1)
     """Maximum fraction of a split with the same answer, which a model gets right by always giving it."""

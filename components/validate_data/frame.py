@@ -18,7 +18,7 @@ from components.grading.verifier import Submission, Verifier, has_reasoning
 from components.shared import jsonl
 from components.shared.answer_policy import AnswerPolicy
 from components.shared.problem import Problem, Split, problems_file, splits_in
-from components.shared.tokenizer import tokenizer_for
+from components.shared.tokenizer import token_lengths
 from components.validate_data.config import ValidateConfig
 
 LABEL = "row"
@@ -79,7 +79,10 @@ def _problem_columns(problems: Sequence[Problem], config: ValidateConfig) -> lis
         ids[problem.split, _normalised(problem.question)].append(problem.id)
     answers = Counter((problem.split, problem.answer) for problem in problems)
     sizes = Counter(problem.split for problem in problems)
-    grades, prompt_tokens, solution_tokens = _grades(problems, config.model.answer), *_token_counts(problems, config)
+    grades = _grades(problems, config.model.answer)
+    prompt_tokens, solution_tokens = token_lengths(config.model, problems)
+    # Where no problem has one, nothing is to be imitated, and none is missing.
+    any_solution = any(problem.solution.strip() for problem in problems if problem.split == Split.TRAIN)
     lines = []
     for index, problem in enumerate(problems):
         question = _normalised(problem.question)
@@ -96,8 +99,9 @@ def _problem_columns(problems: Sequence[Problem], config: ValidateConfig) -> lis
         if problem.split != Split.TEST:
             line |= {"copies_held_out": len(held_out), "held_out_twin": next(iter(held_out), None)}
         if problem.split == Split.TRAIN:
+            line["has_solution"] = int(bool(problem.solution.strip())) if any_solution else None
+        if problem.split == Split.TRAIN and problem.solution.strip():
             line |= {
-                "has_solution": int(bool(problem.solution.strip())),
                 "worked": int(has_reasoning(problem.solution, config.model.answer)),
                 "solution_tokens": solution_tokens[index],
             }
@@ -120,18 +124,6 @@ def _grades(problems: Sequence[Problem], policy: AnswerPolicy) -> list[str]:
     ]
     with Verifier() as verify:
         return [str(grade.verdict) for grade in verify(submissions)]
-
-
-def _token_counts(problems: Sequence[Problem], config: ValidateConfig) -> tuple[list[int], list[int]]:
-    """Count the tokens of each prompt and of each solution with the tokenizer of the model to train."""
-    if not problems:
-        return [], []
-    train = [problem for problem in problems if problem.split == Split.TRAIN]
-    tokenizer = tokenizer_for(config.model, train or problems)
-    # With special tokens: a model that begins its texts with one begins its prompts with it, too.
-    prompts = tokenizer.encode_batch([config.model.ask(problem.question) for problem in problems])
-    solutions = tokenizer.encode_batch([problem.solution for problem in problems], add_special_tokens=False)
-    return [len(encoding.ids) for encoding in prompts], [len(encoding.ids) for encoding in solutions]
 
 
 def describe(frame: pd.DataFrame) -> dict[str, Any]:

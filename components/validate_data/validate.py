@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from components.shared import jsonl, lineage
 from components.shared.errors import DataRejectedError
@@ -11,8 +11,11 @@ from components.shared.problem import splits_in
 from components.shared.progress import say
 from components.shared.stage import Stage
 from components.validate_data.config import ValidateConfig
-from components.validate_data.expectations import SEVERITIES, Outcome, check, expectations
+from components.validate_data.expectations import SEVERITIES, expectations
 from components.validate_data.frame import build_frame, describe
+
+if TYPE_CHECKING:
+    from components.validate_data.checking import Outcome
 
 PAGE = "report.html"
 _TEMPLATE = Path(__file__).parent / "report.html.jinja"
@@ -22,6 +25,8 @@ _MAX_NAMED = 3
 
 def validate(config: ValidateConfig, *, problems: Path, validation: Path) -> dict[str, float]:
     """Check the problems against every expectation; reject them if a critical one is not met."""
+    from components.validate_data.checking import check  # seconds to import
+
     frame = build_frame(problems, config)
     outcomes = check(frame, expectations(config))
     missed = {
@@ -44,7 +49,9 @@ def validate(config: ValidateConfig, *, problems: Path, validation: Path) -> dic
     if rejected:
         others = ", ".join(outcome.name for outcome in rejected[1:])
         also = f"; also not met: {others}" if others else ""
-        raise DataRejectedError(f"{_describe(rejected[0])}{also}; {PAGE} has the details")
+        is_long = any(outcome.name == "prompt_length" for outcome in rejected)
+        remedy = "; `grpo-pipeline limits` proposes limits that fit" if is_long else ""
+        raise DataRejectedError(f"{_describe(rejected[0])}{also}; {PAGE} has the details{remedy}")
     say("validate_data", f"{len(frame):,} problems, all critical expectations met")
     return {
         "expectations": float(len(outcomes)),
@@ -62,7 +69,7 @@ STAGE = Stage(
 )
 
 
-def _describe(outcome: Outcome) -> str:
+def _describe(outcome: "Outcome") -> str:
     """Return one line with the expectation, the first rows that do not meet it, and why the first one does not."""
     text = f"`{outcome.name}` is not met ({outcome.title[:1].lower()}{outcome.title[1:]})"
     if not outcome.unexpected:

@@ -96,7 +96,10 @@ def test_dev_problem_close_to_a_test_problem_is_left_out(tmp_path: Path, gsm8k: 
     ("section", "message"),
     [
         ({"sources": []}, "prepare_data.sources: list should have at least 1 item"),
-        ({"sources": [{"kind": "gsm9k"}]}, "expected tags: 'gsm8k', 'math', 'math500', 'mbpp', 'word_problems'"),
+        (
+            {"sources": [{"kind": "gsm9k"}]},
+            "expected tags: 'dataset', 'gsm8k', 'math', 'math500', 'mbpp', 'word_problems'",
+        ),
         ({"sources": [{"kind": "gsm8k"}]}, "has neither a `train` nor a `test` path"),
         ({"sources": [{"kind": "gsm8k", "test": "a", "dev_fraction": 0.1}]}, "dev_fraction needs a `train` path"),
         ({"sources": [{"kind": "gsm8k", "train": "a", "train_limit": 0}]}, "greater than or equal to 1, got 0"),

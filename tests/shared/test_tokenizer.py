@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
@@ -47,7 +47,6 @@ def _survives(tokenizer: Tokenizer, text: str) -> bool:
     return bool(tokenizer.decode(tokenizer.encode(text).ids) == text)
 
 
-@settings(deadline=None)
 @given(text=st.text(string.printable + "éß→中😀\u0301", max_size=40))
 def test_byte_pairs_encode_any_text(text: str) -> None:
     """Of any script; digits are tokens of their own, so that carrying can be learned."""

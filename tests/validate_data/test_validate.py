@@ -16,9 +16,9 @@ from components.shared import jsonl, lineage
 from components.shared.config import validate as validated
 from components.shared.errors import DataRejectedError, PipelineError
 from components.shared.problem import Problem, Split, write_problems
+from components.validate_data.checking import check
 from components.validate_data.component import validate_data
 from components.validate_data.config import ValidateConfig
-from components.validate_data.expectations import check
 from components.validate_data.frame import build_frame, describe
 from components.validate_data.validate import validate
 
@@ -81,6 +81,20 @@ def test_good_problems_pass(problems: Path, tmp_path: Path) -> None:
     assert result["rows"] == {"train": 20, "test": 10}
     assert result["statistics"]["worked_fraction"] == 1
     assert lineage.digest(tmp_path / "first") == lineage.digest(tmp_path / "second")
+
+
+def test_problems_without_solutions_are_no_worse(problems: Path, tmp_path: Path) -> None:
+    """What is expected of solutions is expected of those that there are; where some are missing, that is said."""
+
+    def without(number: int) -> Spoil:
+        return lambda train, test: [row.update(solution="") for row in [*train[:number], *test]]
+
+    run(problems, tmp_path / "some", without(5), min_worked_fraction=1.0)
+    assert list(missed(tmp_path / "some")) == ["solutions"]
+    assert missed(tmp_path / "some")["solutions"]["unexpected"] == 5
+    run(problems, tmp_path / "none", without(20), min_worked_fraction=1.0)
+    assert missed(tmp_path / "none") == {}
+    assert jsonl.read_json(tmp_path / "none/result.json")["statistics"]["solution_tokens"] is None
 
 
 CRITICAL: list[tuple[str, Spoil, str]] = [

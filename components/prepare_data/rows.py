@@ -1,0 +1,275 @@
+"""Rows of raw files: JSON lines, JSON, CSV, TSV and parquet, each as it is or compressed with gzip.
+
+Text stays as it is in the file, so an answer such as `007` or `1.50` is not turned into a number and back.
+"""
+
+import csv
+import gzip
+import io
+import json
+import re
+import sys
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from itertools import chain
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+from components.shared import jsonl
+from components.shared.errors import PipelineError
+
+ACCEPTED = "JSON lines (.jsonl), JSON (.json), CSV (.csv), TSV (.tsv) and parquet (.parquet), each also with .gz"
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
+_HINT = re.compile(r"^: |; is the file truncated\?$")
+_PARQUET_ROWS = 1024
+"""Rows that are in memory at once."""
+
+
+class RawFile(NamedTuple):
+    """One file of a split."""
+
+    path: Path
+    label: Path
+    """How messages call it: its path in the config, also where the file is in a temporary checkout or in a cache."""
+    prefix: str = ""
+    """Of the names of its rows; empty where the split has no other file."""
+
+
+class Row(NamedTuple):
+    """One row of a file, or why there is none at its place."""
+
+    file: Path
+    """The label of the file."""
+    line: int
+    """Line of the file, or number of the row in a JSON array or a parquet file, from 1."""
+    name: str
+    """Number of the row from 0, after the prefix of the file; for a file with a single object, its prefix alone."""
+    columns: dict[str, Any] | None
+    reason: str = ""
+    """What is wrong with a row that has no columns."""
+
+
+class _Cell(NamedTuple):
+    """A row without the name of its file; `number` is None for the only object of a file."""
+
+    number: int | None
+    line: int
+    columns: dict[str, Any] | None
+    reason: str = ""
+
+
+def read_rows(file: RawFile) -> Iterator[Row]:
+    """Yield the rows of a file in their order, the first of them before the whole file is read where it allows that.
+
+    Raises:
+        PipelineError: The file is of no known format, damaged, or not text in UTF-8.
+    """
+    name = Path(file.label.stem if _is_compressed(file.path) else file.label)
+    reader = _READERS.get(name.suffix.lower(), _read_unnamed)
+    try:
+        for cell in reader(file):
+            number = None if cell.number is None else f"{cell.number:05d}"
+            parts = [part for part in (file.prefix, number) if part]
+            yield Row(file.label, cell.line, "/".join(parts) or "00000", cell.columns, cell.reason)
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise PipelineError(f"{file.label}: not a whole gzip file ({error})") from None
+    except UnicodeError as error:
+        raise PipelineError(f"{file.label}: not UTF-8 text ({error}); save it as UTF-8") from None
+
+
+def count_rows(file: RawFile) -> int:
+    """Return the number of rows of a file; those of JSON lines and parquet are not parsed."""
+    suffixes = file.path.suffixes
+    if suffixes[-1:] == [".parquet"]:
+        with _parquet(file) as parquet:
+            return int(parquet.metadata.num_rows)
+    if suffixes[-1:] == [".jsonl"]:
+        return sum(bool(line.strip()) for line in jsonl.read_lines(file.path))
+    return sum(1 for _ in read_rows(file))
+
+
+def is_data_file(path: Path) -> bool:
+    """Tell whether the name of a file is that of a format that can be read."""
+    return Path(path.stem if _is_compressed(path) else path).suffix.lower() in _READERS
+
+
+def stem(path: Path) -> str:
+    """Return a path without the ending that says its format."""
+    return (path.with_suffix("").with_suffix("") if _is_compressed(path) else path.with_suffix("")).as_posix()
+
+
+def _is_compressed(path: Path) -> bool:
+    return path.suffix.lower() == ".gz"
+
+
+def _open(file: RawFile) -> IO[bytes]:
+    # Gzip's file is one of bytes in all that is used here.
+    return gzip.open(file.path) if _is_compressed(file.path) else file.path.open("rb")  # type: ignore[return-value]
+
+
+# JSON -----------------------------------------------------------------------------------------------------------------
+
+
+def _read_json_lines(file: RawFile) -> Iterator[_Cell]:
+    with _open(file) as opened:
+        yield from _cells(opened)
+
+
+def _cells(lines: Iterable[bytes]) -> Iterator[_Cell]:
+    """Yield a cell for each line but empty ones, which count: a message must point at the right line."""
+    for index, line in enumerate(lines):
+        content = line.removeprefix(_BYTE_ORDER_MARK) if index == 0 else line
+        if content.strip():
+            yield _cell(content, index)
+
+
+def _cell(content: bytes, index: int, *, is_only: bool = False) -> _Cell:
+    try:
+        columns, reason = jsonl.parse_object(content, where=""), ""
+    except PipelineError as error:
+        columns, reason = None, _HINT.sub("", str(error))
+    return _Cell(None if is_only else index, index + 1, columns, reason)
+
+
+def _read_json(file: RawFile) -> Iterator[_Cell]:
+    """Yield the objects of an array, the one object of a file, or those in the lines of a file with another ending."""
+    with _open(file) as opened:
+        content = opened.read().removeprefix(_BYTE_ORDER_MARK)
+    if content.lstrip().startswith(b"["):
+        try:
+            values = json.loads(content)
+        except (ValueError, RecursionError) as error:
+            raise PipelineError(f"{file.label}: not a valid JSON array ({error})") from None
+        for index, value in enumerate(values):
+            reason = "" if isinstance(value, dict) else f"expected a JSON object, got {type(value).__name__}"
+            yield _Cell(index, index + 1, None if reason else value, reason)
+        return
+    if _is_several_values(content):
+        yield from _cells(content.splitlines(keepends=True))
+    else:
+        yield _cell(content, 0, is_only=True)
+
+
+def _is_several_values(content: bytes) -> bool:
+    """Tell whether something follows the first JSON value of a text."""
+    with suppress(UnicodeDecodeError, RecursionError):
+        try:
+            json.loads(content)
+        except json.JSONDecodeError as error:
+            return error.msg == "Extra data"
+    return False
+
+
+def _read_unnamed(file: RawFile) -> Iterator[_Cell]:
+    """Yield the rows of a file without a known suffix, which are JSON lines if it begins with a brace."""
+    with _open(file) as opened:
+        start = opened.read(64).removeprefix(_BYTE_ORDER_MARK)
+    if not start.lstrip().startswith(b"{"):
+        raise PipelineError(f"{file.label}: is of no format that can be read; accepted: {ACCEPTED}")
+    yield from _read_json_lines(file)
+
+
+# CSV and TSV ----------------------------------------------------------------------------------------------------------
+
+
+def _read_csv(file: RawFile) -> Iterator[_Cell]:
+    yield from _delimited(file, ",;\t")
+
+
+def _read_tsv(file: RawFile) -> Iterator[_Cell]:
+    yield from _delimited(file, "\t")
+
+
+def _delimited(file: RawFile, delimiters: str) -> Iterator[_Cell]:
+    """Yield the rows below a header, as text without carriage returns; an empty cell is None.
+
+    Columns are separated by the delimiter that the header has most of, which spreadsheets choose by country.
+    """
+    csv.field_size_limit(min(sys.maxsize, 2**31 - 1))  # of a long solution
+    with _open(file) as opened:
+        start = opened.read(2)
+    encoding = "utf-16" if start in _UTF_16_MARKS else "utf-8-sig"
+    with _open(file) as opened, io.TextIOWrapper(opened, encoding=encoding, newline="") as text:
+        first = text.readline()
+        reader = csv.reader(chain([first], text), delimiter=max(delimiters, key=first.count), strict=True)
+        try:
+            header = [name.strip() for name in next(reader, [])]
+            _check_header(file, header)
+            line = reader.line_num + 1
+            for index, values in enumerate(reader):
+                if values:
+                    yield _csv_cell(header, values, index, line)
+                line = reader.line_num + 1
+        except csv.Error as error:
+            raise PipelineError(f"{file.label}:{reader.line_num}: not valid CSV ({error})") from None
+
+
+def _check_header(file: RawFile, header: list[str]) -> None:
+    if not any(header):
+        raise PipelineError(f"{file.label}: is empty; its first line has to name the columns")
+    if len(set(header)) < len(header):
+        twice = next(name for name in header if header.count(name) > 1)
+        raise PipelineError(f'{file.label}:1: two columns are named "{twice}"; rename one of them')
+
+
+def _csv_cell(header: list[str], values: list[str], index: int, line: int) -> _Cell:
+    if len(values) != len(header):
+        reason = f"has {len(values)} fields, and the header has {len(header)}; is a field with a comma not in quotes?"
+        return _Cell(index, line, None, reason)
+    cells = (value.replace("\r\n", "\n") if value.strip() else None for value in values)
+    return _Cell(index, line, dict(zip(header, cells, strict=True)))
+
+
+# Parquet --------------------------------------------------------------------------------------------------------------
+
+
+def _parquet(file: RawFile) -> Any:
+    # Imported here: slow to load, and most runs read text.
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        source = io.BytesIO(_open(file).read()) if _is_compressed(file.path) else file.path
+        return pyarrow.parquet.ParquetFile(source)
+    except (pyarrow.ArrowException, OSError) as error:
+        reason = str(error).partition("\n")[0]
+        raise PipelineError(f"{file.label}: not a readable parquet file ({reason}); is it truncated?") from None
+
+
+def _read_parquet(file: RawFile) -> Iterator[_Cell]:
+    import pyarrow
+
+    index = 0
+    with _parquet(file) as parquet:
+        try:
+            for batch in parquet.iter_batches(_PARQUET_ROWS):
+                for columns in _decimal(batch).to_pylist():
+                    yield _Cell(index, index + 1, columns)
+                    index += 1
+        except (pyarrow.ArrowException, OSError) as error:
+            reason = str(error).partition("\n")[0]
+            raise PipelineError(f"{file.label}: not a readable parquet file ({reason}); is it truncated?") from None
+
+
+def _decimal(batch: Any) -> Any:
+    """Return rows whose numbers of single precision are the decimals that they stand for: 0.1, not 0.10000000149."""
+    import pyarrow
+
+    for place, field in enumerate(batch.schema):
+        if pyarrow.types.is_float32(field.type):
+            exact = batch.column(place).cast(pyarrow.string()).cast(pyarrow.float64())
+            batch = batch.set_column(place, field.name, exact)
+    return batch
+
+
+_READERS: dict[str, Callable[[RawFile], Iterator[_Cell]]] = {
+    ".jsonl": _read_json_lines,
+    ".ndjson": _read_json_lines,
+    ".json": _read_json,
+    ".csv": _read_csv,
+    ".tsv": _read_tsv,
+    ".parquet": _read_parquet,
+}
+"""By the ending of a file's name."""

@@ -1,0 +1,81 @@
+"""How Great Expectations checks problems. It takes seconds to import, so nothing but the check imports this module."""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from components.shared.errors import PipelineError
+from components.validate_data.frame import LABEL
+
+os.environ["GX_ANALYTICS_ENABLED"] = "false"  # it is read when the library is imported
+import great_expectations as gx
+from great_expectations.data_context.types.base import ProgressBarsConfig
+
+_MAX_EXAMPLES = 10
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The result of one expectation."""
+
+    name: str
+    title: str
+    severity: str
+    success: bool
+    checked: int
+    """Rows to which it applies."""
+    unexpected: int | None = None
+    """Rows that do not meet it; None if it is about a split as a whole."""
+    unexpected_percent: float | None = None
+    examples: Sequence[str] = ()
+    """Labels of the first of these rows."""
+    detail: str = ""
+    """What is wrong with the first of them; empty if nothing is."""
+
+
+def check(frame: pd.DataFrame, expectations: Sequence[dict[str, Any]]) -> list[Outcome]:
+    """Return the outcome of each expectation, in the same order.
+
+    Raises:
+        PipelineError: An expectation could not be evaluated; that is never a verdict on the data.
+    """
+    context = gx.get_context(mode="ephemeral")
+    context.variables.progress_bars = ProgressBarsConfig(globally=False)
+    # It computes a hash of all that it is given, more than once.
+    columns = dict.fromkeys([LABEL, *(each["kwargs"]["column"] for each in expectations)])
+    validation = context.data_sources.pandas_default.read_dataframe(frame[list(columns)]).validate(
+        gx.ExpectationSuite(name="problems", expectations=list(expectations)),
+        result_format={"result_format": "COMPLETE", "unexpected_index_column_names": [LABEL]},
+    )
+    outcomes = [_outcome(result.to_json_dict(), frame) for result in validation.results]
+    order = [each["meta"]["name"] for each in expectations]
+    return sorted(outcomes, key=lambda outcome: order.index(outcome.name))
+
+
+def _outcome(result: Mapping[str, Any], frame: pd.DataFrame) -> Outcome:
+    expectation, success, counts = result["expectation_config"], result["success"], result["result"]
+    name, title, detail = (expectation["meta"][key] for key in ("name", "title", "detail"))
+    if reason := _exception(result["exception_info"]):
+        raise PipelineError(f"expectation `{name}` could not be evaluated, so the data were not judged: {reason}")
+    if "unexpected_count" not in counts:
+        rows = counts["observed_value"]
+        detail = "" if success else f"{rows:,} rows"
+        return Outcome(name, title, expectation["severity"], success, checked=rows, detail=detail)
+    checked, unexpected = counts["element_count"] - counts["missing_count"], counts["unexpected_count"]
+    labels = [row[LABEL] for row in counts.get("unexpected_index_list") or []]
+    return Outcome(
+        *(name, title, expectation["severity"], success, checked, unexpected),
+        unexpected_percent=round(100 * unexpected / max(checked, 1), 4),
+        examples=list(dict.fromkeys(labels[:_MAX_EXAMPLES])),
+        detail=detail.format(**frame[frame[LABEL] == labels[0]].iloc[0]) if labels else "",
+    )
+
+
+def _exception(info: Mapping[str, Any]) -> str:
+    """Return why a rule could not be evaluated, in either of the two forms that Great Expectations has for it."""
+    reports = [info] if "raised_exception" in info else info.values()
+    messages = [str(report["exception_message"]).strip() for report in reports if report["raised_exception"]]
+    return messages[0].splitlines()[0] if messages else ""

@@ -1,0 +1,162 @@
+"""Limits that fit data and model, before anything runs: `grpo-pipeline limits`.
+
+The problems are prepared as the first stage prepares them, and measured by the tokenizer of the model; no weights are
+read. What is printed last can be pasted into a params file.
+"""
+
+import math
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from components.preflight.config import Params, load_params
+from components.prepare_data.prepare import prepare
+from components.shared.errors import PipelineError
+from components.shared.model import context_tokens
+from components.shared.problem import Problem, Split, read_problems, splits_in
+from components.shared.tokenizer import token_lengths
+
+_QUANTILES = (0.5, 0.9, 0.95, 0.99, 1.0)
+_STEP = 16
+"""Tokens to whose multiples limits are rounded up."""
+_DEFAULT_ANSWER, _THOUGHT = 1024, 4096
+"""Tokens of a completion where nothing better is known: without thoughts, and with them."""
+_COMPLETION = "train_grpo.sampling.max_new_tokens"
+_SPARE = 2
+"""Times as long as nearly all solutions may a completion be: few models are as terse as a textbook."""
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Tokens of problems, in no order."""
+
+    prompts: list[int]
+    solutions: list[int]
+    """Of train problems that have one."""
+    examples: list[int]
+    """Of these, prompt, solution and end token together."""
+
+    @property
+    def rows(self) -> dict[str, list[int]]:
+        """What the table shows, by name."""
+        return {"prompts": self.prompts, "solutions": self.solutions, "both": self.examples}
+
+
+def limits(path: Path) -> None:
+    """Print how long the problems of a params file are, and limits that fit them and the model."""
+    params = load_params(path)
+    model = params.train_sft.model
+    context = context_tokens(model.base)
+    with tempfile.TemporaryDirectory(prefix="grpo-pipeline-limits-") as scratch:
+        folder = Path(scratch)
+        prepare(params.prepare_data, problems=folder)
+        problems = [problem for split in splits_in(folder) for problem in read_problems(folder, split)]
+    lengths = measure(params, problems)
+    reads = "" if context is None else f", which reads {context:,} tokens"
+    print(f"\nby the tokenizer of {model.base}{reads}\n\n{table(lengths)}\n")
+    values = proposals(params, lengths, context)
+    print(overlay(params, values, path), end="")
+    wanted = wanted_completion(params, lengths)
+    if values[_COMPLETION] < wanted:
+        print(f"# Completions get what the model leaves them; {wanted:,} tokens would be better.")
+
+
+def measure(params: Params, problems: Sequence[Problem]) -> dict[str, Lengths]:
+    """Return the lengths of problems by source."""
+    lengths: dict[str, Lengths] = {}
+    for problem, prompt, solution in zip(problems, *token_lengths(params.train_sft.model, problems), strict=True):
+        of_source = lengths.setdefault(problem.source, Lengths([], [], []))
+        of_source.prompts.append(prompt)
+        if problem.split == Split.TRAIN and problem.solution:
+            of_source.solutions.append(solution)
+            of_source.examples.append(prompt + solution + 1)
+    return lengths
+
+
+def proposals(params: Params, lengths: Mapping[str, Lengths], context: int | None) -> dict[str, int]:
+    """Return the limits that no problem exceeds, by key; completions have the room that a model needs or leaves.
+
+    PipelineError where the model reads no more than the longest prompt.
+    """
+    prompt = _up(max(max(each.prompts) for each in lengths.values()))
+    solutions = [tokens for each in lengths.values() for tokens in each.solutions]
+    examples = [tokens for each in lengths.values() for tokens in each.examples]
+    room = math.inf if context is None else context - prompt
+    if room < _STEP:
+        raise PipelineError(
+            f"{params.train_sft.model.base}: reads {context:,} tokens, and the longest prompt with its answer does "
+            f"not fit: it has {prompt:,}; leave out the longest problems, or name a model that reads more"
+        )
+    completion = int(min(wanted_completion(params, lengths), room))
+    values = {"validate_data.max_prompt_tokens": prompt}
+    if solutions:
+        values["validate_data.max_solution_tokens"] = _up(max(solutions))
+    if examples and params.train_sft.num_steps:
+        values["train_sft.max_tokens"] = int(min(_up(max(examples)), context or math.inf))
+    values |= dict.fromkeys((_COMPLETION, "evaluate.max_new_tokens"), completion)
+    engine = next((name for name in ("vllm", "servers") if getattr(params.train_grpo.sampler, name)), None)
+    if engine:
+        values[f"train_grpo.sampler.{engine}.max_tokens"] = prompt + completion
+    return values
+
+
+def wanted_completion(params: Params, lengths: Mapping[str, Lengths]) -> int:
+    """Return the tokens that a completion may well need, whatever the model reads."""
+    model = params.train_sft.model
+    if any(model.asks_for_thoughts(source) for source in lengths):
+        return _THOUGHT
+    solutions = [tokens for each in lengths.values() for tokens in each.solutions]
+    terse = _SPARE * _up(quantile(solutions, 0.99)) if solutions else _DEFAULT_ANSWER
+    return max(terse, _DEFAULT_ANSWER) if model.chat else terse  # who was trained to chat explains
+
+
+def table(lengths: Mapping[str, Lengths]) -> str:
+    """Return the quantiles of prompts, of solutions and of both together, a source after the other."""
+    lines = [["source", "tokens of", "texts", *(f"{100 * each:g} %" for each in _QUANTILES)]]
+    for source, of_source in sorted(lengths.items()):
+        for name, tokens in of_source.rows.items():
+            if tokens:
+                shown = (f"{quantile(tokens, each):,}" for each in _QUANTILES)
+                lines.append([source, name, f"{len(tokens):,}", *shown])
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(
+        "  ".join(cell.ljust(width) if place < 2 else cell.rjust(width) for place, (cell, width) in enumerate(cells))
+        for cells in (list(zip(line, widths, strict=True)) for line in lines)
+    )
+
+
+def overlay(params: Params, values: Mapping[str, int], path: Path) -> str:
+    """Return limits as a part of a params file, each with what it is now."""
+    nested: dict[str, Any] = {}
+    remarks: dict[str, list[str]] = {}
+    for key, value in values.items():
+        *parents, name = key.split(".")
+        place = nested
+        for parent in parents:
+            place = place.setdefault(parent, {})
+        place[name] = value
+        now = _value(params, key)
+        remarks.setdefault(f"{name}: {value}", []).append("" if now == value else f"  # instead of {now}")
+    text = yaml.safe_dump(nested, sort_keys=False)
+    lines = [line + (remarks[line.strip()].pop(0) if line.strip() in remarks else "") for line in text.splitlines()]
+    return "\n".join([f"# Limits that no problem exceeds, by `grpo-pipeline limits --params {path}`", *lines]) + "\n"
+
+
+def quantile(tokens: Sequence[int], fraction: float) -> int:
+    """Return the smallest number that at least this fraction of the texts does not exceed."""
+    return sorted(tokens)[math.ceil(fraction * len(tokens)) - 1]
+
+
+def _up(tokens: int) -> int:
+    return -(-tokens // _STEP) * _STEP
+
+
+def _value(params: Params, key: str) -> Any:
+    value: Any = params
+    for name in key.split("."):
+        value = getattr(value, name)
+    return value

@@ -1,0 +1,100 @@
+"""The tutorial's "your own model and data": one params file with five keys, from a CSV and a model to the report."""
+
+import csv
+
+import pytest
+
+from components.shared import jsonl
+from components.shared.lineage import file_digest
+from pipelines.cli import main
+from tests import chat_model
+from tests.pipelines.project import Project, copy_project
+from tests.presets import ROOT
+
+pytestmark = pytest.mark.slow
+
+_TUTORIAL = (ROOT / "docs/tutorial.md").read_text(encoding="utf-8").partition("### Your own model and data")[2]
+_REWARD, _PARAMS = (_TUTORIAL.partition(f"```{language}\n")[2].partition("```")[0] for language in ("python", "yaml"))
+_SIZES = (
+    *("train_grpo.num_steps=2", "train_grpo.warmup_steps=0", "train_grpo.prompts_per_step=2"),
+    *("train_grpo.group_size=4", "train_grpo.sampling.max_new_tokens=12", "train_grpo.sampler.vllm=null"),
+    *("train_grpo.validation.every_steps=2", "train_grpo.validation.num_problems=4", "evaluate.vllm=null"),
+    *("evaluate.max_new_tokens=12", "evaluate.limit=12", "report.gate.enforce=false"),
+)
+"""What a test has no time for, and a gate that an untrained model need not pass."""
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """A copy of the project in which a user has put a model, a CSV, a reward and a params file."""
+    made = copy_project(tmp_path_factory.mktemp("own"))
+    chat_model.write(made.folder / "my-model", chat_model.HEADERS, max_tokens=4096)
+    (made.folder / "data/own").mkdir(exist_ok=True)
+    with (made.folder / "data/own/problems.csv").open("w", newline="", encoding="utf-8") as file:
+        rows = (
+            [f"What is {first} + {second}?", first + second] for first in range(10, 60) for second in range(10, 100)
+        )
+        csv.writer(file).writerows([["prompt", "final"], *rows])
+    (made.folder / "my_rewards.py").write_text(_REWARD)
+    (made.folder / "mine.yaml").write_text(_PARAMS)
+    return made
+
+
+def test_five_keys_lead_from_a_csv_and_a_model_to_the_report(project: Project) -> None:
+    """The file is accepted as it is; a run of smaller size trains, validates, compares and registers."""
+    preview = project.pipeline("run", "--params", "mine.yaml", "--dry-run")
+    assert preview.exit_code == 0, preview.errors
+    sizes = [option for size in _SIZES for option in ("--set", size)]
+    run = project.pipeline("run", "--params", "mine.yaml", *sizes)
+    assert run.exit_code == 0, run.printed + run.errors
+    assert "my-model@v0.0.1 registered in registry" in run.printed
+    assert "my-problems" in (run.folder / "report.html").read_text()
+    training = run.outputs["train_grpo"]["training"]
+    header = (training / "curves.csv").read_text().splitlines()[0].split(",")
+    assert {"validation_accuracy", "reward_my_rewards_brevity"} <= set(header)
+    described = jsonl.read_json(run.outputs["train_grpo"]["policy"] / "pipeline.json")
+    assert described["chat"]["system"].startswith("Please reason step by step")
+    lineage = (training / "lineage.json").read_text()
+    assert file_digest(project.folder / "my_rewards.py") in lineage
+
+
+@pytest.mark.parametrize(
+    ("text", "mistake", "message"),
+    [
+        (
+            "[my-problems]",
+            "[my_problems]",
+            'report.gate.target: no test problem comes from "my_problems"; ',
+        ),
+        ("problems.csv", "problem.csv", "prepare_data.sources.0.train: data/own/problem.csv: "),
+        ("answer: final", "answer: result", "prepare_data.sources.0.train: data/own/problems.csv: "),
+        (
+            "dev_fraction: ",
+            "# dev_fraction: ",
+            "train_grpo.validation: no source has dev problems; hold some out, such as",
+        ),
+        ("base: my-model", "base: ./my-modle", "train_sft.model.base: ./my-modle: neither a folder nor a model that"),
+        ("base: my-model", "base: my-model, chat: null, thinking: false", "thinking"),
+        ("my_rewards:brevity", "my_reward:brevity", "train_grpo.reward.weights.my_reward:brevity: module my_reward "),
+        ("my_rewards:brevity", "my_rewards:shortness", "has no function `shortness`"),
+        ("test_fraction: 0.1", "test_fraction: 0.03", "report.gate: a policy that gains"),
+        ("{name: my-model}", "{name: my-model, registry: mine.yaml}", "register.registry: mine.yaml is not a folder"),
+        ("test_fraction", "test_fracton", "unknown key; did you mean `test_fraction`?"),
+    ],
+)
+def test_a_mistake_is_answered_in_one_line_before_the_first_stage(
+    project: Project,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    text: str,
+    mistake: str,
+    message: str,
+) -> None:
+    """It names the key and what is accepted; nothing is run."""
+    assert text in _PARAMS
+    (project.folder / "wrong.yaml").write_text(_PARAMS.replace(text, mistake, 1))
+    monkeypatch.chdir(project.folder)
+    assert main(["run", "--params", "wrong.yaml"]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1

@@ -1,0 +1,183 @@
+"""Chat templates: the same prompts with and without transformers, and where answers end."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from components.policy.checkpoint import Checkpoint, create, load, save
+from components.rollout.sampler import Sampling
+from components.rollout.transformers_sampler import TransformersSampler
+from components.shared.chat import prompt_format
+from components.shared.errors import PipelineError
+from components.shared.model import ModelConfig
+from components.shared.tokenizer import tokenizer_for
+from tests import chat_model, tiny
+from tests.chat_model import CHATML, HEADERS, REASONING, THINKING, TURNS
+
+SYSTEM = "Add <b> & 'c'.\n"
+TOOLS = """\
+{%- for message in messages %}
+    {%- generation %}{{ message | tojson }}{% endgeneration %}
+    {%- if loop.first %}{% continue %}{% endif %}
+    {{- tools is none }}{{ documents is none }}{{ strftime_now('%%') }}
+    {%- break %}
+{%- endfor %}
+{{- add_generation_prompt }}
+"""
+
+
+def _checkpoint(folder: Path, **changes: object) -> Checkpoint:
+    settings = {"base": str(folder), "chat": {}, "prompt": "{question}\nThink.\n", **changes}
+    return create(ModelConfig.model_validate(settings), [], seed=1, dtype=torch.float32)
+
+
+@pytest.mark.parametrize("thinking", [None, False, True])
+@pytest.mark.parametrize(
+    ("template", "system"),
+    [
+        *(
+            (template, system)
+            for template in (CHATML, THINKING, REASONING, HEADERS, TOOLS)
+            for system in (None, SYSTEM)
+        ),
+        (TURNS, None),
+    ],
+)
+def test_a_prompt_has_the_tokens_that_transformers_makes_of_the_conversation(
+    tmp_path: Path, template: str, system: str | None, thinking: bool | None
+) -> None:
+    """With transformers, and without it from the files of the model alone."""
+    folder = chat_model.write(tmp_path, template)
+    checkpoint = _checkpoint(folder, chat={"system": system}, thinking=thinking)
+    messages = [{"role": "system", "content": system}] if system is not None else []
+    messages.append({"role": "user", "content": "1+1?\nThink."})
+    options = {} if thinking is None else {"enable_thinking": thinking}
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    expected = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False, **options)
+    assert checkpoint.prompt_ids("1+1?") == tuple(expected)
+    text = prompt_format(checkpoint.config).prompt("1+1?")
+    light = tokenizer_for(checkpoint.config, [])
+    assert light.encode(text, add_special_tokens=False).ids == expected
+
+
+def test_templates_of_older_models_are_read(tmp_path: Path) -> None:
+    """From the config of the tokenizer, where there may be several, with special tokens that are objects."""
+    folder = chat_model.write_older(tmp_path, "{{ bos_token }}{{ messages[0].content }}{{ eos_token }}")
+    checkpoint = _checkpoint(folder)
+    assert checkpoint.format.prompt("1?") == "<|begin_of_text|>1?\nThink.<|endoftext|>"
+    assert prompt_format(checkpoint.config).prompt("1?") == checkpoint.format.prompt("1?")
+
+
+@pytest.mark.parametrize(
+    ("template", "settings", "response", "end"),
+    [
+        (CHATML, {}, "#### 2", "<|im_end|>"),
+        (HEADERS, {}, "#### 2", "<|eot_id|>"),
+        (TURNS, {}, "#### 2", "<end_of_turn>"),
+        (THINKING, {}, "<think>\n\n</think>\n\n#### 2", "<|im_end|>"),
+        (THINKING, {"thinking": False}, "#### 2", "<|im_end|>"),
+        # One that ends no turn: the end of a text does.
+        ("{% for each in messages %}{{ each.content }}\n{% endfor %}", {}, "#### 2", "<|endoftext|>"),
+    ],
+)
+def test_an_answer_to_learn_from_ends_as_the_template_ends_it(
+    tmp_path: Path, template: str, settings: dict[str, object], response: str, end: str
+) -> None:
+    """With the one token that the model has to learn, and after what the template puts before an answer."""
+    checkpoint = _checkpoint(chat_model.write(tmp_path, template), **settings)
+    problem = tiny.problem(0, question="1+1?", solution="#### 2")
+    example = checkpoint.example(problem)
+    assert example.prompt_ids == checkpoint.prompt_ids("1+1?")
+    assert checkpoint.tokenizer.decode(example.completion_ids) == response + end
+    ends = [checkpoint.tokenizer.convert_ids_to_tokens(token) for token in checkpoint.end_ids]
+    assert ends == list(dict.fromkeys([end, "<|endoftext|>"]))
+
+
+def test_a_template_that_leaves_thoughts_out_shows_no_answer_to_learn_from(tmp_path: Path) -> None:
+    """That matters to fine-tuning alone: an example is then the solution right after the prompt."""
+    checkpoint = _checkpoint(chat_model.write(tmp_path, REASONING))
+    with pytest.raises(PipelineError, match=r"shows no answer to learn from"):
+        checkpoint.format.require_answers()
+    solution_ids = checkpoint.encode(tiny.PROBLEMS[0].solution)
+    assert checkpoint.example(tiny.PROBLEMS[0]).completion_ids == (*solution_ids, checkpoint.tokenizer.eos_token_id)
+
+
+def test_each_source_may_have_a_prompt_of_its_own(tmp_path: Path) -> None:
+    """In a conversation as in plain text."""
+    checkpoint = _checkpoint(chat_model.write(tmp_path), prompts={"code": "Write code: {question}"})
+    user = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
+    assert checkpoint.format.prompt("1+1?", "sums").endswith(user.format("1+1?\nThink."))
+    assert checkpoint.format.prompt("1+1?", "code").endswith(user.format("Write code: 1+1?"))
+    problem = tiny.problem(0, source="code")
+    assert checkpoint.example(problem).prompt_ids == checkpoint.prompt_ids(problem.question, "code")
+
+
+def test_a_saved_policy_is_asked_as_before_and_ends_its_turns_for_others(tmp_path: Path) -> None:
+    """What serves the folder without our files has the template, and stops where a turn ends."""
+    settings = {"chat": {"system": SYSTEM}, "thinking": False, "prompts": {"code": "Code: {question}"}}
+    saved = _checkpoint(chat_model.write(tmp_path / "base"), **settings)
+    save(saved, tmp_path / "policy")
+    loaded = load(tmp_path / "policy", dtype=torch.float32)
+    assert loaded.config == saved.config.model_copy(update={"base": str(tmp_path / "policy")})
+    assert loaded.example(tiny.PROBLEMS[3]) == saved.example(tiny.PROBLEMS[3])
+    ends = AutoModelForCausalLM.from_pretrained(tmp_path / "policy").generation_config.eos_token_id
+    assert tuple(ends) == saved.end_ids == loaded.end_ids
+    assert AutoTokenizer.from_pretrained(tmp_path / "policy").chat_template == CHATML
+
+
+def test_a_response_to_a_prompt_that_opens_a_thought_begins_inside_it(tmp_path: Path) -> None:
+    """So a thought that does not end has no answer, whatever stands in it."""
+    checkpoint = _checkpoint(chat_model.write(tmp_path, REASONING))
+    (inside,), (outside,) = (
+        TransformersSampler(each, 4).generate(
+            tiny.PROBLEMS[:1], Sampling(num_samples=1, temperature=0.0, max_new_tokens=3, seed=1)
+        )[0]
+        for each in (checkpoint, tiny.checkpoint())
+    )
+    assert inside.in_thought
+    assert inside.response == "<think>" + inside.text
+    assert not outside.in_thought
+    assert outside.response == outside.text
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        (None, "has no chat template"),
+        ("{{ raise_exception('No user') }}", r"its chat template cannot be used \(No user\)"),
+        ("{% if %}", r"its chat template cannot be used \(Expected an expression"),
+        ("{{ messages.clear() }}", "its chat template cannot be used"),
+        ("{{ messages[5].content.x.y }}", "its chat template cannot be used"),
+    ],
+)
+def test_a_template_that_is_missing_or_fails_is_named(tmp_path: Path, template: str | None, message: str) -> None:
+    """With and without transformers, in one line."""
+    checkpoint = _checkpoint(chat_model.write(tmp_path, template))
+    for ask in (checkpoint.prompt_ids, lambda question: prompt_format(checkpoint.config).prompt(question)):
+        with pytest.raises(PipelineError, match=message) as raised:
+            ask("1+1?")
+        assert "\n" not in str(raised.value)
+        assert str(tmp_path) in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"base": "scratch:tiny", "chat": {}}, "a model made from scratch has no chat template"),
+        ({"base": "x", "thinking": True}, "thinking: is for chat templates"),
+        ({"base": "x", "prompts": {"code": "Write."}}, "the prompt of code must contain `{question}`"),
+    ],
+)
+def test_settings_of_a_conversation_that_mean_nothing_are_refused(settings: dict[str, object], message: str) -> None:
+    """Before any file is read."""
+    with pytest.raises(ValueError, match=message):
+        ModelConfig.model_validate(settings)
+
+
+def test_a_model_without_conversation_is_described_as_before(tmp_path: Path) -> None:
+    """The file beside the weights has no new keys."""
+    save(tiny.checkpoint(), tmp_path)
+    assert json.loads((tmp_path / "pipeline.json").read_text()) == {"prompt": "{question}\n", "answer": "declared"}

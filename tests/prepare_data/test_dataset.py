@@ -1,0 +1,337 @@
+"""Any dataset: its columns, its name, what is held out, folders laid out as on the hub, and the hub itself."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from components.grading.verifier import Verifier
+from components.prepare_data import dataset
+from components.prepare_data.config import PrepareConfig
+from components.prepare_data.dataset import Dataset
+from components.prepare_data.prepare import prepare
+from components.prepare_data.source import Fields, MalformedRowError
+from components.shared.config import validate
+from components.shared.errors import PipelineError
+from components.shared.problem import Problem, Split, read_problems
+
+_COMMIT = "a" * 40
+_ID = "someone/sums"
+_CARD = """---
+configs:
+- config_name: easy
+  data_files: [{split: train, path: easy/train-*}, {split: test, path: easy/test-*}]
+- config_name: hard
+  data_files: [{split: train, path: hard/*}]
+---
+# Sums
+"""
+_HUB = {
+    "README.md": _CARD.encode(),
+    "easy/train-0.jsonl": b'{"question": "1 + 1?", "answer": 2}\n',
+    "easy/train-1.jsonl": b'{"question": "1 + 2?", "answer": 3}\n',
+    "easy/test-0.jsonl": b'{"question": "1 + 3?", "answer": 4}\n',
+    "hard/rows.csv": b"question,answer\n7 + 8?,15\n",
+}
+"""Files of a dataset with two subsets."""
+
+
+def _row(columns: dict[str, Any], **names: str) -> Fields:
+    source = Dataset.model_validate({"kind": "dataset", "train": "rows.csv", "columns": names})
+    return source.read_row(columns, Verifier())
+
+
+@pytest.mark.parametrize(
+    ("columns", "names", "expected"),
+    [
+        ({"question": "Q?", "answer": "72"}, {}, Fields("Q?", "", "72")),
+        ({"prompt": "Q?", "final_answer": 72}, {}, Fields("Q?", "", "72")),
+        ({"problem": "Q?", "answer": 72.0}, {}, Fields("Q?", "", "72")),
+        ({"problem": "Q?", "answer": 0.1 + 0.2}, {}, Fields("Q?", "", "0.3")),
+        ({"problem": "Q?", "answer": 1e-7}, {}, Fields("Q?", "", "0.0000001")),
+        ({"question": "Q?", "answer": " 72 "}, {}, Fields("Q?", "", "72")),
+        ({"a": "Q?", "b": "72", "answer": "no"}, {"question": "a", "answer": "b"}, Fields("Q?", "", "72")),
+        # The answer of a solution, as the grader reads it; one that is not declared is added.
+        ({"question": "Q?", "solution": "So\n#### 72"}, {}, Fields("Q?", "So\n#### 72", "72")),
+        (
+            {"question": "Q?", "solution": r"It is \boxed{\frac12}."},
+            {},
+            Fields("Q?", r"It is \boxed{\frac12}.", r"\frac12"),
+        ),
+        ({"question": "Q?", "answer": "So\n#### 72"}, {}, Fields("Q?", "So\n#### 72", "72")),
+        ({"question": "Q?", "solution": "So 72.\n", "answer": 72}, {}, Fields("Q?", "So 72.\n#### 72", "72")),
+        ({"question": "Q?", "solution": None, "answer": "72"}, {}, Fields("Q?", "", "72")),
+        # Topics and levels, where they are some.
+        ({"question": "Q?", "answer": "1", "topic": "sums", "level": "Level 3"}, {}, Fields("Q?", "", "1", "sums", 3)),
+        ({"question": "Q?", "answer": "1", "topic": ["a"], "difficulty": "hard"}, {}, Fields("Q?", "", "1", "", None)),
+        # Conversations, and objects in columns.
+        (
+            {"prompt": [{"role": "system", "content": "S"}, {"role": "user", "content": "Q?"}], "reward": {"gold": 72}},
+            {"answer": "reward.gold"},
+            Fields("Q?", "", "72"),
+        ),
+    ],
+)
+def test_columns_are_found_by_their_usual_names_or_by_those_in_the_params(
+    columns: dict[str, Any], names: dict[str, str], expected: Fields
+) -> None:
+    """A number is taken as its text, without the noise of floating point."""
+    assert _row(columns, **names) == expected
+
+
+@pytest.mark.parametrize(
+    ("columns", "names", "reason"),
+    [
+        ({"text": "Q?", "label": "1"}, {}, "has no question (`question` or `prompt` or `problem` or `query` or"),
+        ({"text": "Q?", "label": "1"}, {}, "columns: text, label; name one as `columns.question`"),
+        ({"question": "Q?", "label": "1"}, {}, "columns: question, label; name one as `columns.answer`"),
+        ({"question": "Q?", "answer": "1"}, {"question": "frage"}, "no column `frage`; columns: question, answer"),
+        ({"question": "Q?", "answer": "1"}, {"solution": "proof"}, "no column `proof`; columns: question, answer"),
+        ({"question": " ", "answer": "1"}, {}, "column `question`, the question, is empty"),
+        ({"question": "Q?", "answer": ""}, {"answer": "answer"}, "column `answer`, the answer, is empty"),
+        ({"question": "Q?", "answer": True}, {}, "column `answer` is true, expected text"),
+        ({"question": "Q?", "answer": ["1"]}, {}, 'column `answer` is ["1"], expected text'),
+        (
+            {"question": "Q?", "solution": "So it is."},
+            {},
+            "column `solution` declares no final answer, such as `#### 42`",
+        ),
+        ({"question": "Q?", "answer": "1", "n": "x"}, {"level": "n"}, 'column `n` is "x", expected a number'),
+        ({"prompt": [{"role": "system", "content": "S"}], "answer": "1"}, {}, "has 0 messages of a user, expected one"),
+    ],
+)
+def test_row_without_question_or_answer_has_a_reason(
+    columns: dict[str, Any], names: dict[str, str], reason: str
+) -> None:
+    """It lists the columns that there are, so that the right one can be named."""
+    with pytest.raises(MalformedRowError) as refused:
+        _row(columns, **names)
+    assert reason in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("data/own/sums.csv", "sums"),
+        ("data/own/my sums_train.jsonl.gz", "my-sums"),
+        ("data/sums/train.parquet", "sums"),
+        ("train.csv", "dataset"),
+        ("openai/gsm8k", "gsm8k"),
+        ("AI-MO/NuminaMath-1.5", "NuminaMath-1.5"),
+    ],
+)
+def test_source_is_called_as_its_file_or_dataset(path: str, name: str) -> None:
+    """Without the words that name a split."""
+    assert Dataset.model_validate({"kind": "dataset", "train": path}).name == name
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ({"train": "a.csv", "test": "a.csv"}, "`train` and `test` are the same file, a.csv; set test_fraction"),
+        ({"train": "a.csv", "test": "b.csv", "test_fraction": 0.1}, "`test` and test_fraction exclude one another"),
+        ({"test": "b.csv", "test_fraction": 0.1}, "test_fraction needs a `train` path"),
+        ({"train": "b.csv", "test_fraction": 0.5, "dev_fraction": 0.5}, "must leave some of the problems to train on"),
+        ({"train": "b.csv", "name": "my sums"}, "is part of ids: accepted are letters, digits"),
+        ({"train": "b.csv", "columns": {"questoin": "q"}}, "did you mean `question`?"),
+        ({"train": "a/b", "test": "a/c", "revision": "v1"}, "revision is of one dataset"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(source: dict[str, Any], message: str) -> None:
+    """In one line that names the key."""
+    with pytest.raises(PipelineError) as refused:
+        validate(PrepareConfig, {"sources": [{"kind": "dataset", **source}]}, name="prepare_data")
+    assert str(refused.value).startswith("prepare_data.sources.0")
+    assert message in str(refused.value)
+
+
+def _prepare(folder: Path, *sources: dict[str, Any], seed: int = 1) -> dict[Split, list[Problem]]:
+    folder.mkdir()
+    prepare(PrepareConfig.model_validate({"seed": seed, "sources": sources}), problems=folder)
+    return {split: read_problems(folder, split) for split in (Split.TRAIN, Split.TEST)}
+
+
+def _csv(path: Path, numbers: range) -> str:
+    path.write_text("q,a\n" + "".join(f"What is {number} plus 1?,{number + 1}\n" for number in numbers))
+    return str(path)
+
+
+def test_one_file_is_divided_into_train_and_test(tmp_path: Path) -> None:
+    """By the seed and the question: the same again, and the same question is never on both sides."""
+    path = Path(_csv(tmp_path / "sums.csv", range(100)))
+    path.write_text(path.read_text() + "".join(f"what is  {number} plus 1?,{number + 1}\n" for number in range(100)))
+    source = {"kind": "dataset", "train": str(path), "columns": {"question": "q", "answer": "a"}, "test_fraction": 0.3}
+    first, again = _prepare(tmp_path / "1", source), _prepare(tmp_path / "2", source)
+    assert first == again
+    assert 30 < len(first[Split.TEST]) < 90
+    assert len(first[Split.TRAIN]) + len(first[Split.TEST]) == 200
+    assert {each.answer for each in first[Split.TRAIN]}.isdisjoint(each.answer for each in first[Split.TEST])
+    assert _prepare(tmp_path / "3", source, seed=2) != first
+
+
+def test_two_files_of_one_format_are_two_sources(tmp_path: Path) -> None:
+    """Their names distinguish them, in ids too."""
+    columns = {"question": "q", "answer": "a"}
+    sources = [
+        {"kind": "dataset", "train": _csv(tmp_path / "small.csv", range(5)), "columns": columns},
+        {
+            "kind": "dataset",
+            "train": _csv(tmp_path / "large.csv", range(1000, 1005)),
+            "columns": columns,
+            "name": "big",
+        },
+        {"kind": "dataset", "test": _csv(tmp_path / "test.csv", range(50, 55)), "columns": columns, "name": "exam"},
+    ]
+    problems = _prepare(tmp_path / "out", *sources)
+    assert [each.source for each in problems[Split.TRAIN]] == ["small"] * 5 + ["big"] * 5
+    assert problems[Split.TEST][0].id == "exam/test/00000"
+    with pytest.raises(PipelineError, match=r"`big` occurs twice; .*give one another `name`"):
+        validate(PrepareConfig, {"sources": [sources[1], {**sources[0], "name": "big"}]}, name="prepare_data")
+
+
+def test_train_problems_equal_to_the_test_problems_are_an_error(tmp_path: Path) -> None:
+    """Before anything is trained on what is left, which is nothing."""
+    columns = {"question": "q", "answer": "a"}
+    train, test = _csv(tmp_path / "train.csv", range(5)), _csv(tmp_path / "test.csv", range(5))
+    source = {"kind": "dataset", "train": train, "test": test, "columns": columns, "name": "sums"}
+    with pytest.raises(
+        PipelineError, match=r"all 5 train problems were removed as contaminated: .*sums/train/00000 as"
+    ) as e:
+        _prepare(tmp_path / "out", source)
+    assert "`test_fraction`" in str(e.value)
+
+
+def test_folder_laid_out_as_on_the_hub_is_read_by_subset_and_split(tmp_path: Path) -> None:
+    """As the front matter of its README says; the library `datasets` leaves nothing behind."""
+    _write_hub(tmp_path / "sums")
+    config = {"kind": "dataset", "train": str(tmp_path / "sums"), "test": str(tmp_path / "sums"), "subset": "easy"}
+    problems = _prepare(tmp_path / "out", config)
+    assert [(each.id, each.answer) for each in problems[Split.TRAIN]] == [
+        ("sums/train/easy/train-0/00000", "2"),
+        ("sums/train/easy/train-1/00000", "3"),
+    ]
+    assert [each.answer for each in problems[Split.TEST]] == ["4"]
+    (entry, _) = json.loads((tmp_path / "out/manifest.json").read_text())["raw_files"]
+    assert len(entry["sha256"]) == 64
+    for change, message in (
+        ({"subset": None}, "has several subsets; set `subset` to one of: easy, hard"),
+        ({"subset": "nope"}, "has no subset `nope`; set `subset` to one of: easy, hard"),
+        ({"test_split": "dev"}, "has no split `dev`; set `test_split` to one of: train, test"),
+    ):
+        with pytest.raises(PipelineError, match=message):
+            prepare(PrepareConfig.model_validate({"sources": [config | change]}), problems=tmp_path / "out")
+
+
+def test_folder_of_shards_is_read_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    """Whatever the split is called: the only one is meant."""
+    folder = tmp_path / "shards"
+    folder.mkdir()
+    for number in (1, 2, 10):
+        table = pyarrow.table({"question": [f"{number}?"], "answer": [number]})
+        pyarrow.parquet.write_table(table, folder / f"part-{number}.parquet")
+    source = Dataset.model_validate({"kind": "dataset", "test": str(folder)})
+    rows = list(source.read(Split.TEST, Path(), Verifier()))
+    assert [(row.id, row.answer) for row in rows if isinstance(row, Problem)] == [
+        (f"shards/test/part-{number}/00000", str(number)) for number in (1, 2, 10)
+    ]
+
+
+def _write_hub(folder: Path, names: tuple[str, ...] = tuple(_HUB)) -> None:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(_HUB[name])
+
+
+def test_cached_dataset_of_the_hub_is_read_without_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the commit that `main` was; another subset is not in the cache, nor is another dataset."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    dataset._resolved.cache_clear()
+    cached = tmp_path / "cache/datasets--someone--sums"
+    _write_hub(cached / "snapshots" / _COMMIT, tuple(name for name in _HUB if not name.startswith("hard")))
+    (cached / "refs").mkdir()
+    (cached / "refs/main").write_text(_COMMIT)
+    config = {"kind": "dataset", "train": _ID, "test": _ID, "subset": "easy"}
+    problems = _prepare(tmp_path / "out", config)
+    assert [each.answer for each in problems[Split.TRAIN]] == ["2", "3"]
+    (entry, _) = json.loads((tmp_path / "out/manifest.json").read_text())["raw_files"]
+    assert (entry["path"], entry["repository"], entry["commit"]) == (f"{_ID}@main", f"datasets/{_ID}", _COMMIT)
+    with pytest.raises(PipelineError, match="sums: has no file of the split `train` here"):
+        prepare(PrepareConfig.model_validate({"sources": [config | {"subset": "hard"}]}), problems=tmp_path / "out")
+    with pytest.raises(
+        PipelineError, match=r"someone/other: neither a file or folder here nor .*HF_HUB_OFFLINE is set"
+    ):
+        prepare(PrepareConfig.model_validate({"sources": [config | {"train": "someone/other"}]}), problems=tmp_path)
+
+
+class _Hub(BaseHTTPRequestHandler):
+    """Answers as the hub does for one dataset, which is all at one commit."""
+
+    def do_HEAD(self) -> None:
+        self._answer(with_body=False)
+
+    def do_GET(self) -> None:
+        self._answer(with_body=True)
+
+    def log_message(self, format: str, *arguments: Any) -> None:
+        """Print nothing."""
+
+    def _answer(self, *, with_body: bool) -> None:
+        tree = [{"type": "file", "path": name, "size": len(body), "oid": "0" * 40} for name, body in _HUB.items()]
+        content = {
+            f"/api/datasets/{_ID}/revision/main": json.dumps({"id": _ID, "sha": _COMMIT}).encode(),
+            f"/api/datasets/{_ID}/tree/{_COMMIT}": json.dumps(tree).encode(),
+            **{f"/datasets/{_ID}/resolve/{_COMMIT}/{name}": body for name, body in _HUB.items()},
+        }.get(self.path.partition("?")[0])
+        self.send_response(404 if content is None else 200)
+        self.send_header("Content-Length", str(len(content or b"")))
+        self.send_header("Content-Type", "application/json")
+        self.send_header("X-Repo-Commit", _COMMIT)
+        self.send_header("ETag", f'"{hash(content)}"')
+        if content is None:
+            self.send_header("X-Error-Code", "RepoNotFound")
+        self.end_headers()
+        self.wfile.write((content or b"") if with_body else b"")
+
+
+@pytest.fixture
+def hub() -> Iterator[str]:
+    """The address of a hub with one dataset."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Hub)
+    Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+
+
+@pytest.mark.slow
+def test_dataset_of_the_hub_is_fetched_once_and_then_read_from_the_cache(tmp_path: Path, hub: str) -> None:
+    """Its client asks a server that answers as the hub; of other subsets and splits nothing is fetched."""
+    source = {"kind": "dataset", "train": _ID, "subset": "easy", "test_fraction": 0.5}
+    params = {"prepare_data": {"seed": 1, "sources": [source]}}
+    (tmp_path / "params.yaml").write_text(json.dumps(params))
+    command = [sys.executable, "-m", "components.prepare_data", "--params", "params.yaml", "--problems"]
+    variables = {"HF_HOME": str(tmp_path / "home"), "HOME": str(tmp_path / "user"), "HF_ENDPOINT": hub}
+    variables |= {"PYTHONPATH": str(Path.cwd()), "PATH": "/usr/bin:/bin", "HF_HUB_DISABLE_TELEMETRY": "1"}
+    for name, offline in (("online", "0"), ("offline", "1")):
+        done = subprocess.run(
+            [*command, name],
+            cwd=tmp_path,
+            env={**variables, "HF_HUB_OFFLINE": offline},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert [each.answer for each in read_problems(tmp_path / name, Split.TRAIN)] == ["2"]
+    snapshot = tmp_path / f"home/hub/datasets--someone--sums/snapshots/{_COMMIT}"
+    assert sorted(path.name for path in snapshot.rglob("*")) == ["README.md", "easy", "train-0.jsonl", "train-1.jsonl"]
+    assert not (tmp_path / "user").exists()
+    assert sorted(path.name for path in (tmp_path / "home").iterdir()) == ["hub"]

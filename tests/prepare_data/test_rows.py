@@ -1,0 +1,143 @@
+"""Rows of files: every format, compressed or not, gives the same ones; what is wrong is said with file and line."""
+
+import csv
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from components.prepare_data.rows import RawFile, count_rows, read_rows
+from components.shared.errors import PipelineError
+
+_ROWS: list[dict[str, str | None]] = [
+    {"question": 'Two lines,\na comma and a "quote"', "answer": "007"},
+    {"question": "Wieviel ist 1½ + ½?", "answer": "2.50"},
+    {"question": "No answer", "answer": None},
+]
+
+
+def _json_lines(path: Path) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in _ROWS), encoding="utf-8")
+
+
+def _json(path: Path) -> None:
+    path.write_text(json.dumps(_ROWS, indent=1), encoding="utf-8")
+
+
+def _delimited(path: Path, delimiter: str, encoding: str, line_end: str) -> None:
+    with path.open("w", newline="", encoding=encoding) as file:
+        writer = csv.DictWriter(file, ["question", "answer"], delimiter=delimiter, lineterminator=line_end)
+        writer.writeheader()
+        writer.writerows(
+            [{name: (value or "").replace("\n", line_end) for name, value in row.items()} for row in _ROWS]
+        )
+
+
+def _parquet(path: Path) -> None:
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(_ROWS), path)
+
+
+_WRITERS: dict[str, tuple[str, Callable[[Path], None]]] = {
+    "JSON lines": ("rows.jsonl", _json_lines),
+    "JSON lines named JSON": ("rows.json", _json_lines),
+    "JSON array": ("rows.json", _json),
+    "parquet": ("rows.parquet", _parquet),
+    "CSV": ("rows.csv", lambda path: _delimited(path, ",", "utf-8", "\n")),
+    "CSV of a spreadsheet": ("rows.csv", lambda path: _delimited(path, ";", "utf-8-sig", "\r\n")),
+    "CSV in capitals": ("ROWS.CSV", lambda path: _delimited(path, ",", "utf-16", "\r\n")),
+    "TSV": ("rows.tsv", lambda path: _delimited(path, "\t", "utf-8", "\n")),
+}
+
+
+def _read(path: Path) -> list[Any]:
+    return list(read_rows(RawFile(path, Path(path.name))))
+
+
+@pytest.mark.parametrize("compressed", [False, True], ids=["plain", "gzip"])
+@pytest.mark.parametrize("name", _WRITERS)
+def test_every_format_gives_the_same_rows(tmp_path: Path, name: str, compressed: bool) -> None:
+    """Text stays text, whatever it looks like; an empty cell is no value; names are numbers from 0."""
+    file, write = _WRITERS[name]
+    path = tmp_path / file
+    write(path)
+    if compressed:
+        path = path.with_name(f"{file}.gz")
+        path.write_bytes(gzip.compress((tmp_path / file).read_bytes()))
+    rows = _read(path)
+    assert [row.columns for row in rows] == _ROWS
+    assert [row.name for row in rows] == ["00000", "00001", "00002"]
+    assert count_rows(RawFile(path, path)) == 3
+
+
+def test_byte_order_mark_is_no_part_of_the_first_row(tmp_path: Path) -> None:
+    """In each kind of text."""
+    for name, content in (("a.jsonl", '{"a": 1}\n'), ("b.json", '[{"a": 1}]'), ("c.json", '{"a": 1}')):
+        (tmp_path / name).write_bytes(b"\xef\xbb\xbf" + content.encode())
+        assert [row.columns for row in _read(tmp_path / name)] == [{"a": 1}]
+
+
+def test_file_of_another_ending_is_json_lines_if_it_begins_as_such(tmp_path: Path) -> None:
+    """Files of formats that were accepted before the suffix decided."""
+    (tmp_path / "rows.txt").write_text('{"a": 1}\n')
+    assert [row.columns for row in _read(tmp_path / "rows.txt")] == [{"a": 1}]
+
+
+def test_numbers_of_single_precision_are_the_decimals_that_they_stand_for(tmp_path: Path) -> None:
+    """0.1 is 0.10000000149 in double precision, which nobody wrote."""
+    table = pyarrow.table({"answer": pyarrow.array([0.1, None, 72.0], pyarrow.float32())})
+    pyarrow.parquet.write_table(table, tmp_path / "rows.parquet")
+    assert [row.columns["answer"] for row in _read(tmp_path / "rows.parquet")] == [0.1, None, 72.0]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "place", "reason"),
+    [
+        ("a.csv", b'q,a\n1,2\n"x\ny",2\n1,2,3\n', 5, "has 3 fields, and the header has 2"),
+        ("a.json", b'[{"a": 1}, 2]', 2, "expected a JSON object, got int"),
+        ("a.json", b'{"a": 1}\n{"a": ', 2, "not valid JSON"),
+        ("a.json", b'{"a": \n 1', 1, "not valid JSON"),
+        ("a.jsonl", b"question,answer\n", 1, "not valid JSON"),
+    ],
+)
+def test_row_that_is_none_is_named_by_its_line(
+    tmp_path: Path, name: str, content: bytes, place: int, reason: str
+) -> None:
+    """The others are rows all the same."""
+    (tmp_path / name).write_bytes(content)
+    last = _read(tmp_path / name)[-1]
+    assert (last.columns, last.line) == (None, place)
+    assert last.reason.startswith(reason)
+    assert "truncated" not in last.reason
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        (
+            "a.xlsx",
+            b"PK\x03\x04",
+            r"a\.xlsx: is of no format that can be read; accepted: JSON lines \(\.jsonl\), .*CSV",
+        ),
+        ("a.csv", b"", r"a\.csv: is empty; its first line has to name the columns"),
+        ("a.csv", b"q,q\n1,2\n", r'a\.csv:1: two columns are named "q"'),
+        ("a.csv", b'q,a\n1,2\n"x,2\n', r"a\.csv:3: not valid CSV \(unexpected end of data\)"),
+        ("a.csv", b"q,a\ncaf\xe9,2\n", r"a\.csv: not UTF-8 text .*; save it as UTF-8"),
+        ("a.json", b'[{"a": 1}', r"a\.json: not a valid JSON array"),
+        ("a.jsonl.gz", b'{"a": 1}', r"a\.jsonl\.gz: not a whole gzip file"),
+        ("a.csv.gz", gzip.compress(b"q,a\n" + b"1,2\n" * 9)[:-9], r"a\.csv\.gz: not a whole gzip file"),
+        ("a.parquet", b"PAR1", r"a\.parquet: not a readable parquet file .*is it truncated"),
+    ],
+)
+def test_file_that_cannot_be_read_is_refused_in_one_line(
+    tmp_path: Path, name: str, content: bytes, message: str
+) -> None:
+    """With the file, what is wrong, and what is accepted."""
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(PipelineError, match=f"^{message}") as refused:
+        _read(tmp_path / name)
+    assert "\n" not in str(refused.value)
