@@ -1,11 +1,13 @@
 """What the training loops of SFT and GRPO share: determinism, checkpoints, learning rate, curves, advice on memory.
 
-A checkpoint of an unfinished run has the policy with its optimizer in safetensors, and as plain values, never objects,
-the random state and what the stage adds. The main process writes it, and all read it, whatever their number.
+A checkpoint of an unfinished run has the policy with its optimizer in safetensors, as well as any other large tensors,
+and as plain values, never objects, the random state and what the stage adds. The main process writes it, and all read
+it, whatever their number.
 """
 
 import csv
 import io
+import math
 import os
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -16,18 +18,25 @@ from typing import Any
 import torch
 import transformers
 from safetensors.torch import save_file
-from torch import nn
+from torch import Tensor, nn
 
-from components.policy.config import CheckpointConfig, EngineConfig
+from components.policy.config import CheckpointConfig, EngineConfig, Schedule
 from components.policy.engine import Policy
 from components.policy.parallel import Ranks
 from components.policy.shutdown import StopRequest
 from components.shared import jsonl
 from components.shared.errors import StoppedError, explain_out_of_memory
 from components.shared.progress import say
-from components.shared.work import CHECKPOINTS, EXPORT, CheckpointWriter, fingerprint_in, latest_checkpoint
+from components.shared.work import (
+    CHECKPOINTS,
+    EXPORT,
+    CheckpointWriter,
+    best_checkpoint,
+    fingerprint_in,
+    latest_checkpoint,
+)
 
-_POLICY, _VALUES = "policy.safetensors", "values.pt"
+_POLICY, _VALUES = "policy", "values.pt"
 
 
 def make_deterministic(seed: int) -> None:
@@ -51,22 +60,46 @@ def disable_dropout(model: nn.Module) -> None:
             attention.attention_dropout = 0.0
 
 
-def learning_rate(step: int, *, peak: float, warmup_steps: int, num_steps: int, final_fraction: float) -> float:
-    """Return the rate of `step` (from 0): linear warm-up to `peak`, then linear decay to `final_fraction` of it."""
+def learning_rate(
+    step: int, *, peak: float, warmup_steps: int, num_steps: int, final_fraction: float, schedule: Schedule = "linear"
+) -> float:
+    """Return the rate of `step` (from 0): linear warm-up to `peak`, then the decay of `schedule`.
+
+    With d from 0 right after the warm-up to 1 in the last step, and f the `final_fraction`:
+
+        linear     peak (1 - (1 - f) d)
+        cosine     peak (f + (1 - f) (1 + cos(pi d)) / 2)
+        constant   peak
+    """
     if step < warmup_steps:
         return peak * (step + 1) / warmup_steps
     done = (step - warmup_steps) / max(1, num_steps - 1 - warmup_steps)
-    return peak * (1 - (1 - final_fraction) * done)
+    match schedule:
+        case "linear":
+            return peak * (1 - (1 - final_fraction) * done)
+        case "cosine":
+            return peak * (final_fraction + (1 - final_fraction) * (1 + math.cos(math.pi * done)) / 2)
+        case "constant":
+            return peak
 
 
 class TrainingCheckpoint:
     """A checkpoint to resume from."""
 
     def __init__(self, folder: Path) -> None:
-        self.policy = folder / _POLICY
-        """File with the weights and the state of the optimizer: see `load_parameters` and `Policy.load_state`."""
+        self._folder = folder
+        self.policy = self.tensors(_POLICY)
+        """File with the weights and the state of the optimizer: see `load_parameters` and `Engine.load_state`."""
         self.values: dict[str, Any] = torch.load(folder / _VALUES, map_location="cpu", weights_only=True)
         """What the stage added, on the CPU: each process has another GPU than the one that wrote it."""
+
+    def tensors(self, name: str) -> Path:
+        """Return the file of the tensors that the stage added under a name."""
+        return _tensors_file(self._folder, name)
+
+
+def _tensors_file(folder: Path, name: str) -> Path:
+    return folder / f"{name}.safetensors"
 
 
 class Resumption:
@@ -76,8 +109,9 @@ class Resumption:
         self._ranks, self._num_steps, self._every_steps = ranks, num_steps, config.every_steps
         self._random_states: list[dict[str, Any]] = []
         self._writer = newest = None
+        self._folder, self._stage = work / CHECKPOINTS, stage
         if ranks.is_main:
-            folder, fingerprint = work / CHECKPOINTS, fingerprint_in(work)
+            folder, fingerprint = self._folder, fingerprint_in(work)
             self._writer = CheckpointWriter(
                 folder, keep_last=config.keep_last, keep_best=config.keep_best, fingerprint=fingerprint
             )
@@ -89,6 +123,12 @@ class Resumption:
         if self.steps_done and ranks.is_main:
             done = ": all steps are done" if self.steps_done == num_steps else ""
             say(stage, f"resuming after step {self.steps_done}{done}")
+
+    def best(self) -> tuple[int, Path] | None:
+        """Return the step of the checkpoint with the best score, and the file with its weights; None without any."""
+        best = best_checkpoint(self._folder, stage=self._stage) if self._ranks.is_main else None
+        best = self._ranks.all_gather(best, "the choice of the best checkpoint")[0]
+        return (best.step, _tensors_file(best.folder, _POLICY)) if best else None
 
     def load(self) -> TrainingCheckpoint | None:
         """Return the checkpoint that the run is resumed from, if any."""
@@ -110,23 +150,27 @@ class Resumption:
         values: Callable[[], dict[str, Any]],
         *,
         stop: StopRequest,
-        score: float | None,
-        last: bool = False,
+        score: float | None = None,
+        due: bool = False,
+        tensors: Callable[[], Mapping[str, dict[str, Tensor]]] = dict,
         export: Callable[[Path], None] | None = None,
     ) -> None:
         """Write a checkpoint if one is due after a step; StoppedError, after writing one, if any process is to stop.
 
-        One is also due after the `last` step before the run ends for another reason. What `export` writes into its
-        folder is for others than this run: it has the full weights.
+        Others than every few steps and the last are those that are `due` for a reason of the stage's own, such as a new
+        best `score`. `values` are read by every process that resumes; each entry of `tensors`, which all processes
+        compute together, goes into a file of its own. What `export` writes into its folder is for others than this run:
+        it has the full weights.
         """
         stopped = any(self._ranks.all_gather(stop.requested, f"the end of step {step}"))
-        if not (stopped or last or step % self._every_steps == 0 or step == self._num_steps):
+        if not (stopped or due or step % self._every_steps == 0 or step == self._num_steps):
             return
-        state, added = policy.state(), values()
+        added, state = values(), {_POLICY: policy.state(), **tensors()}
         random_states = self._ranks.all_gather(_random_state(), "the writing of a checkpoint")
 
         def write(folder: Path) -> None:
-            save_file(state, folder / _POLICY)
+            for name, of_name in state.items():
+                save_file(of_name, _tensors_file(folder, name))
             # Through memory: torch.save hides errors of the system, such as a full disk.
             buffer = io.BytesIO()
             torch.save({**added, "random": random_states}, buffer)
@@ -158,11 +202,14 @@ def _set_random_state(state: Mapping[str, Any]) -> None:
         torch.cuda.set_rng_state(state["cuda"])
 
 
-def write_curves(folder: Path, rows: Sequence[Mapping[str, float | None]]) -> None:
-    """Write steps.jsonl and curves.csv; all rows have the same columns, None where nothing was measured."""
+def write_curves(folder: Path, rows: Sequence[Mapping[str, float | None]], columns: Sequence[str] = ()) -> None:
+    """Write steps.jsonl and curves.csv; all rows have the same columns, None where nothing was measured.
+
+    Without a row the `columns` are those of the header.
+    """
     jsonl.write_rows(folder / "steps.jsonl", (dict(row) for row in rows))
     with (folder / "curves.csv").open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, fieldnames=list(rows[0]), lineterminator="\n")
+        writer = csv.DictWriter(file, fieldnames=list(rows[0] if rows else columns), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
 

@@ -1,16 +1,12 @@
 """Progress of long work: a live bar on a terminal, one plain line per interval in a log."""
 
-import os
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
-from pathlib import Path
+from contextlib import closing, contextmanager
 from typing import TextIO
 
 from tqdm import tqdm
-
-from components.shared.environment import TERMINAL_VARIABLE
 
 _INTERVAL_S = 5.0
 
@@ -33,7 +29,7 @@ class Progress:
     def advance(self, steps: int = 1, **figures: float | str) -> None:
         """Count `steps` as done and show `figures`, with a line in the log at each interval and at the end."""
         self._done += steps
-        text = "  ".join(f"{name.replace('_', ' ')} {_format(value)}" for name, value in figures.items())
+        text = "  ".join(f"{name.replace('_', ' ')} {brief(value)}" for name, value in figures.items())
         self._bar.set_postfix_str(text, refresh=False)
         self._bar.update(steps)
         now = time.monotonic()
@@ -64,12 +60,8 @@ class Progress:
 @contextmanager
 def progress(stage: str, total: int) -> Iterator[Progress]:
     """Show the progress of `total` steps of `stage` while the block runs."""
-    name = os.environ.get(TERMINAL_VARIABLE)
-    with ExitStack() as stack:
-        terminal: TextIO | None = sys.stdout if sys.stdout.isatty() else None
-        if name and terminal is None:
-            terminal = stack.enter_context(Path(name).open("w", encoding="utf-8"))
-        yield stack.enter_context(closing(Progress(stage, total, terminal)))
+    with closing(Progress(stage, total, sys.stdout if sys.stdout.isatty() else None)) as shown:
+        yield shown
 
 
 def say(stage: str, message: str) -> None:
@@ -82,7 +74,8 @@ def say_line(line: str) -> None:
     print(f"{line}\n", end="", flush=True)
 
 
-def _format(value: float | str) -> str:
+def brief(value: float | str) -> str:
+    """Return a figure with three digits, and from 100 on as a whole number."""
     if isinstance(value, str):
         return value
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

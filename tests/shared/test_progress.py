@@ -13,7 +13,6 @@ import pytest
 from tqdm import tqdm
 
 from components.shared import progress
-from components.shared.environment import TERMINAL_VARIABLE
 
 _LAST = "train_sft 5/5  loss 0.2  tokens per s 12,346  phase warm up  done in 00:05"
 
@@ -34,11 +33,10 @@ class _EagerBar(tqdm):  # type: ignore[type-arg]
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> _Clock:
-    """A clock that each step moves; there is no terminal unless a test has one."""
+    """A clock that each step moves; standard output is no terminal unless a test makes it one."""
     clock = _Clock()
     monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=clock.monotonic))
     monkeypatch.setattr(progress, "tqdm", _EagerBar)
-    monkeypatch.delenv(TERMINAL_VARIABLE, raising=False)
     return clock
 
 
@@ -58,7 +56,6 @@ class _Terminal:
     def __init__(self) -> None:
         self._master, slave = pty.openpty()
         termios.tcsetwinsize(slave, (24, 160))
-        self.name = os.ttyname(slave)
         self.stream = os.fdopen(slave, "w")
 
     def close(self) -> str:
@@ -112,19 +109,6 @@ def test_a_terminal_has_a_bar_and_no_lines_between(clock: _Clock, monkeypatch: p
     bars = re.findall(r"\rtrain_sft: +(\d+)%\|[^\r\n]*loss [\d.]+  tokens per s 12,346", drawn)
     assert {"20", "40", "60", "80"} <= set(bars)
     assert _screen(drawn) == [_LAST, "train_sft: done", ""]
-
-
-def test_the_bar_is_on_the_named_terminal_where_output_is_a_pipe(
-    clock: _Clock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A runner that reads the lines itself lets the stage draw there; its lines have no trace of the bar."""
-    terminal = _Terminal()
-    monkeypatch.setenv(TERMINAL_VARIABLE, terminal.name)
-    _run(clock)
-    drawn = terminal.close()
-    assert "60%|" in drawn
-    assert _screen(drawn) == [""]
-    assert capsys.readouterr().out.splitlines() == [_LAST, "train_sft: done"]
 
 
 @pytest.mark.parametrize(

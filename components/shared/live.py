@@ -1,0 +1,58 @@
+"""What a training shows while it goes on: `live/` in its folder of unfinished work, written by its main process.
+
+run.json           name of the run, stage, number of steps
+steps.jsonl        a line per finished step with its metrics and timings, None for what was not measured
+completions.jsonl  completions sampled in these steps, with their rewards
+
+Each step is there as soon as it is finished. A resumed training writes the files again as far as its checkpoint goes,
+so that no step is missing and none is there twice.
+"""
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from components.shared import jsonl
+from components.shared.environment import JOURNAL_VARIABLE, RUN_NAME_VARIABLE
+
+LIVE = "live"
+RUN, STEPS, COMPLETIONS = "run.json", "steps.jsonl", "completions.jsonl"
+
+Row = Mapping[str, float | None]
+
+
+def begin(work: Path, stage: str) -> None:
+    """Write which run of which stage the folder of unfinished work belongs to; the stage's launcher knows that."""
+    journal = os.environ.get(JOURNAL_VARIABLE)
+    name = Path(journal).resolve().parent.name if journal else os.environ.get(RUN_NAME_VARIABLE)
+    (work / LIVE).mkdir(exist_ok=True)
+    jsonl.write_json(work / LIVE / RUN, {"name": name or f"{stage}-{work.name}", "stage": stage})
+
+
+class LiveFiles:
+    """The files of a training, as far as its steps are finished."""
+
+    def __init__(self, work: Path, stage: str, num_steps: int) -> None:
+        self._folder = work / LIVE
+        if not (self._folder / RUN).is_file():
+            begin(work, stage)
+        self.name: str = jsonl.read_json(self._folder / RUN)["name"]
+        """That of the run."""
+        jsonl.write_json(self._folder / RUN, {"name": self.name, "stage": stage, "num_steps": num_steps})
+
+    def restart(self, rows: Iterable[Row], completions: Iterable[Mapping[str, Any]]) -> None:
+        """Replace all lines with those of the steps that a checkpoint holds."""
+        for name, lines in ((STEPS, rows), (COMPLETIONS, completions)):
+            partial = self._folder / f".{name}.partial"
+            jsonl.write_rows(partial, map(dict, lines))
+            partial.replace(self._folder / name)
+
+    def append(self, row: Row, completions: Iterable[Mapping[str, Any]]) -> None:
+        """Add a step that is finished; its completions come first, so that they are there when the step is."""
+        for name, lines in ((COMPLETIONS, completions), (STEPS, [row])):
+            text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+            if text:
+                with (self._folder / name).open("a", encoding="utf-8") as file:
+                    file.write(text)

@@ -1,0 +1,282 @@
+"""The live view of a training: curves, figures, the time left and a sampled completion, from the files of the run.
+
+`grpo-pipeline run` draws it below its lines on a terminal; `grpo-pipeline runs watch` in another terminal, or of a run
+that has ended. Both read what the training writes (components/shared/live.py), or its outputs once it has ended.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from rich.text import Text
+
+from components.shared import jsonl
+from components.shared.errors import PipelineError
+from components.shared.live import COMPLETIONS, LIVE, RUN, STEPS
+from components.shared.progress import brief
+from pipelines.run.history import StageRun, read_run, resolve
+from pipelines.run.screen import Screen, Style, duration
+
+TRAININGS = ("train_sft", "train_grpo")
+_SHOWN = {
+    "reward": "reward",
+    "accuracy": "accuracy",
+    "validation_accuracy": "validation accuracy",
+    "kl": "KL",
+    "entropy": "entropy",
+    "completion_length_tokens": "length in tokens",
+    "loss": "loss",
+    "gradient_norm": "gradient norm",
+    "learning_rate": "learning rate",
+    "tokens_per_s": "tokens per s",
+}
+"""Columns that have a curve, and their names for people."""
+_BARS, _PLAIN_BARS = "▁▂▃▄▅▆▇█", "_.-=+*%#"
+_NAME_WIDTH, _VALUE_WIDTH, _RANGE_WIDTH, _LEAST_CURVE = 21, 9, 22, 16
+_STEPS_FOR_RATE = 20
+"""Latest steps from whose time the time left is estimated."""
+_COMPLETION_LINES = 4
+_POLL_S = 0.5
+
+
+class Training:
+    """What is known of a training while it goes on, or after its end."""
+
+    def __init__(self, stage: str, rows: "_Lines", completions: "_Lines", num_steps: int | None = None) -> None:
+        self.stage, self._rows, self._completions, self._num_steps = stage, rows, completions, num_steps
+        self._run_file: Path | None = None
+
+    @classmethod
+    def in_work(cls, stage: str, work: Path) -> "Training":
+        """Return the training whose files grow in a folder of unfinished work."""
+        training = cls(stage, _Lines(work / LIVE / STEPS), _Lines(work / LIVE / COMPLETIONS))
+        training._run_file = work / LIVE / RUN
+        return training
+
+    @classmethod
+    def of_outputs(cls, stage: str, outputs: Mapping[str, Path]) -> "Training":
+        """Return the training that has made these outputs."""
+        folder = outputs["training"]
+        training = cls(stage, _Lines(folder / STEPS), _Lines(folder / COMPLETIONS))
+        training.refresh()
+        if "timings" in outputs:
+            for row, (_, timing) in zip(
+                training.rows, jsonl.read_rows(outputs["timings"] / "timings.jsonl"), strict=True
+            ):
+                row.update(timing)
+        training._num_steps = len(training.rows)
+        return training
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """The figures of each finished step."""
+        return self._rows.values
+
+    @property
+    def completions(self) -> list[dict[str, Any]]:
+        """Those that were sampled and recorded."""
+        return self._completions.values
+
+    @property
+    def num_steps(self) -> int | None:
+        """Steps that it takes; None before it is known."""
+        if self._num_steps is None and self._run_file:
+            with suppress(PipelineError):
+                self._num_steps = jsonl.read_json(self._run_file).get("num_steps")
+        return self._num_steps
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Time that the steps that are left will take, if they take as long as the latest ones."""
+        seconds = [row["step_s"] for row in self.rows[-_STEPS_FOR_RATE:] if row.get("step_s")]
+        return fmean(seconds) * (self.num_steps - len(self.rows)) if seconds and self.num_steps else None
+
+    def refresh(self) -> None:
+        """Read what is new."""
+        self._completions.read()
+        self._rows.read()
+
+
+class _Lines:
+    """The objects in a file of JSON lines that grows, and may be replaced or removed."""
+
+    def __init__(self, path: Path) -> None:
+        self.values: list[dict[str, Any]] = []
+        self._path, self._place, self._inode = path, 0, 0
+
+    def read(self) -> None:
+        """Read the lines that are complete and new; what was read stays where the file is gone."""
+        with suppress(FileNotFoundError, NotADirectoryError), self._path.open("rb") as file:
+            inode = self._path.stat().st_ino
+            if inode != self._inode:  # a resumed training has replaced it
+                self.values, self._place, self._inode = [], 0, inode
+            file.seek(self._place)
+            content = file.read()
+            complete = content[: content.rfind(b"\n") + 1]
+            self._place += len(complete)
+            self.values += map(json.loads, complete.splitlines())
+
+
+# Drawing --------------------------------------------------------------------------------------------------------------
+
+
+def view(training: Training, width: int, height: int, *, unicode: bool = True) -> list[Text]:
+    """Return the lines of a training, at most `height` and none wider than `width`; none before its first step."""
+    rows, width = training.rows, max(width, _NAME_WIDTH + _VALUE_WIDTH)
+    if not rows:
+        return []
+    lines = [_headline(training, width), *_curves(rows, width, unicode=unicode)]
+    if training.completions and height - len(lines) > _COMPLETION_LINES:
+        lines += [Text(), *completion_lines(training.completions[-1], width, _COMPLETION_LINES)]
+    lines = lines[:height]
+    for line in lines:
+        line.truncate(width, overflow="ellipsis" if unicode else "crop")
+    return lines
+
+
+def _headline(training: Training, width: int) -> Text:
+    done, total, left = len(training.rows), training.num_steps, training.seconds_left
+    line = Text(f"step {done}/{total or '?'}", Style.BOLD)
+    if total and width >= 60:
+        filled = round(20 * min(1.0, done / total))
+        line.append("  ").append("=" * filled, Style.GREEN).append("-" * (20 - filled), Style.DIM)
+    if total:
+        line.append(f"  {done / total:.0%}")
+    if left and done != total:
+        line.append(f"  {duration(left)} left")
+    return line
+
+
+def _curves(rows: Sequence[Mapping[str, Any]], width: int, *, unicode: bool) -> Iterator[Text]:
+    """Yield a line for each figure: its name, its latest value, its curve, and its range if there is space."""
+    columns = {name: [row.get(name) for row in rows] for name in _SHOWN if name in rows[-1]}
+    if "reward" in columns:
+        columns.pop("loss", None)  # of GRPO it says nothing: its gradient is what matters
+    curve_width = width - _NAME_WIDTH - _VALUE_WIDTH - _RANGE_WIDTH
+    has_range = curve_width >= _LEAST_CURVE
+    curve_width += 0 if has_range else _RANGE_WIDTH
+    for name, values in columns.items():
+        known = [value for value in values if value is not None]
+        if not known:
+            continue
+        line = Text(f"{_SHOWN[name]:<{_NAME_WIDTH}}{brief(known[-1]):<{_VALUE_WIDTH}}")
+        line.append(sparkline(values, max(1, curve_width), _BARS if unicode else _PLAIN_BARS), Style.GREEN)
+        if has_range:
+            line.append(f"  {brief(min(known))} to {brief(max(known))}", Style.DIM)
+        yield line
+
+
+def sparkline(values: Sequence[float | None], width: int, bars: str = _BARS) -> str:
+    """Return a curve of at most `width` characters: of many values each one is a mean, of none it is a space."""
+    count = min(width, len(values))
+    bounds = [len(values) * place // count for place in range(count + 1)]
+    parts = [[value for value in values[start:stop] if value is not None] for start, stop in pairwise(bounds)]
+    means = [fmean(part) if part else None for part in parts]
+    known = [mean for mean in means if mean is not None]
+    low, span = min(known), max(known) - min(known)
+    steps = len(bars) - 1
+    return "".join(
+        " " if mean is None else bars[round((mean - low) / span * steps) if span else steps // 2] for mean in means
+    )
+
+
+def completion_lines(record: Mapping[str, Any], width: int, height: int | None = None) -> list[Text]:
+    """Return a completion with its problem and its rewards; in full without a `height`."""
+    rewards = {name: [value for value in values if value is not None] for name, values in record["rewards"].items()}
+    parts = [f"{name} {brief(sum(values))}" for name, values in rewards.items() if values and len(rewards) > 1]
+    reward = "none" if record["reward"] is None else brief(record["reward"])
+    style = Style.GREEN if record["verdict"] == "right" else Style.RED
+    head = Text.assemble(f"step {record['step']}  ", (record["verdict"], style), f"  reward {reward}")
+    head.append("".join(f"  {part}" for part in parts)).append(f"  advantage {record['advantage']:+.3g}")
+    question, answer = (_printable(record[name]) for name in ("question", "completion"))
+    if height is None:
+        return [head, *(Text(line) for text in (question, answer) for line in text.split("\n"))]
+    question, answer = (" | ".join(filter(str.strip, text.split("\n"))) for text in (question, answer))
+    room = (height - 2) * width
+    answer = answer if len(answer) <= room else f"...{answer[3 - room :]}"  # what counts is at its end
+    lines = [answer[start : start + width] for start in range(0, len(answer), width)]
+    return [head, Text(question, Style.DIM), *map(Text, lines)]
+
+
+def _printable(text: str) -> str:
+    """Return a text without control characters: a model may write what a terminal takes for a command."""
+    return "".join(char if char.isprintable() or char == "\n" else " " for char in text)
+
+
+# The command ----------------------------------------------------------------------------------------------------------
+
+
+def watch(
+    name: str, *, plain: bool = False, completions: bool = False, sleep: Callable[[float], None] = time.sleep
+) -> int:
+    """Show the trainings of a run until it has ended."""
+    folder, screen = resolve(name), Screen(sys.stdout, sys.stderr)
+    plain = plain or not screen.live
+    shown: dict[str, _Shown] = {}
+    try:
+        while True:
+            run = read_run(folder)
+            assert run is not None  # resolve has found it
+            is_running = run.is_running
+            for stage in (run.stages[name] for name in TRAININGS if name in run.stages):
+                if stage.name not in shown:
+                    screen.show(Text(f"{run.name}  {stage.name}", Style.BOLD))
+                    shown[stage.name] = _Shown(screen, plain=plain, completions=completions)
+                shown[stage.name].update(stage, is_over=stage.finished is not None or not is_running)
+            if not is_running:
+                screen.show(f"{run.name}: {run.state}")
+                return 0
+            sleep(_POLL_S)
+    except KeyboardInterrupt:
+        return 130
+    finally:
+        screen.draw([])
+
+
+class _Shown:
+    """A training on the screen, as far as it has been shown."""
+
+    def __init__(self, screen: Screen, *, plain: bool, completions: bool) -> None:
+        self._screen, self._plain, self._with_completions = screen, plain, completions
+        self._training: Training | None = None
+        self._num_rows = self._num_completions = 0
+        self._is_over = False
+
+    def update(self, stage: StageRun, *, is_over: bool) -> None:
+        """Show what is new; when the training is over, its last view stays."""
+        if self._is_over:
+            return
+        self._is_over = is_over
+        if stage.finished is not None and stage.outputs:
+            self._training = Training.of_outputs(stage.name, stage.outputs)
+        elif self._training is None and stage.work is not None:
+            self._training = Training.in_work(stage.name, stage.work)
+        if self._training is None:
+            return
+        self._training.refresh()
+        self._show_new(self._training)
+        if not self._plain:
+            lines = view(self._training, *self._screen.size, unicode=self._screen.is_unicode)
+            self._screen.draw([] if is_over else lines)
+            for line in lines if is_over else ():
+                self._screen.show(line)
+
+    def _show_new(self, training: Training) -> None:
+        if self._with_completions:
+            for record in training.completions[self._num_completions :]:
+                for line in completion_lines(record, self._screen.size[0]):
+                    self._screen.show(line)
+                self._screen.show()
+        elif self._plain:
+            for row in training.rows[self._num_rows :]:
+                figures = "  ".join(
+                    f"{_SHOWN[name]} {brief(row[name])}" for name in _SHOWN if row.get(name) is not None
+                )
+                self._screen.show(f"{training.stage} {row['step']}/{training.num_steps or '?'}  {figures}")
+        self._num_completions, self._num_rows = len(training.completions), len(training.rows)

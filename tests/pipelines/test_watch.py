@@ -1,0 +1,270 @@
+"""The live view of a training: what it shows, that it fits, and that it follows files as they grow."""
+
+import json
+import os
+import pty
+import re
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.cells import cell_len
+from rich.text import Text
+
+from components.shared import durable
+from components.shared.live import LIVE
+from pipelines.run.screen import Screen
+from pipelines.watch import Training, sparkline, view, watch
+
+NUM_STEPS = 8
+ROWS = [
+    {
+        "step": step,
+        "reward": step / 8,
+        "kl": None if step == 1 else step / 100,
+        "validation_accuracy": 0.5 if step == 4 else None,
+        "step_s": 2.0,
+        "tokens_per_s": 1234.0,
+    }
+    for step in range(1, 5)
+]
+COMPLETION = {
+    "step": 4,
+    "question": "Tom has 3 apples. " * 20,
+    "completion": "3+5=8\n\x1b[2J\x07" + "and so on\n" * 60 + "#### 8",
+    "verdict": "right",
+    "reward": 1.2,
+    "rewards": {"accuracy": [1.0], "length": [0.2]},
+    "advantage": -0.71,
+}
+
+
+def _append(path: Path, *rows: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Path:
+    """Unfinished work of which half of the steps are done."""
+    folder = tmp_path / "work"
+    _append(folder / LIVE / "run.json", {"name": "evening", "stage": "train_grpo", "num_steps": NUM_STEPS})
+    _append(folder / LIVE / "steps.jsonl", *ROWS)
+    _append(folder / LIVE / "completions.jsonl", COMPLETION)
+    return folder
+
+
+def _training(work: Path) -> Training:
+    training = Training.in_work("train_grpo", work)
+    training.refresh()
+    return training
+
+
+def test_the_view_has_curves_the_time_left_and_a_completion(work: Path) -> None:
+    """Each figure with its latest value; the completion with each of its rewards, its end rather than its middle."""
+    lines = [line.plain for line in view(_training(work), 100, 30)]
+    assert re.fullmatch(r"step 4/8  =+-+  50%  8.0 s left", lines[0])
+    assert lines[1].split() == ["reward", "0.5", "▁▃▆█", "0.125", "to", "0.5"]
+    assert lines[2].split("  ")[0] == "validation accuracy"
+    assert lines[2].split()[2:3] == ["0.5"]
+    assert lines[6] == "step 4  right  reward 1.2  accuracy 1  length 0.2  advantage -0.71"
+    assert lines[-1].endswith("#### 8")
+
+
+@pytest.mark.parametrize("unicode", [True, False])
+@pytest.mark.parametrize(("width", "height"), [(200, 50), (79, 24), (60, 10), (31, 5), (35, 1)])
+def test_the_view_fits_any_terminal(work: Path, width: int, height: int, unicode: bool) -> None:
+    """No line is too wide, there are not too many, and nothing in a completion is a command to the terminal."""
+    lines = [line.plain for line in view(_training(work), width, height, unicode=unicode)]
+    assert 0 < len(lines) <= height
+    assert all(cell_len(line) <= width for line in lines)
+    assert all(line.isprintable() for line in lines)
+    assert unicode or all(line.isascii() for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("values", "width", "curve"),
+    [
+        ([0, 7, None, 3.5], 9, "▁█ ▅"),
+        ([2, 2, 2], 9, "▄▄▄"),
+        ([0, 0, 7, 7], 2, "▁█"),
+        ([0, None, None, None, 1, 1], 3, "▁ █"),
+    ],
+)
+def test_a_curve_fits_its_width(values: list[float | None], width: int, curve: str) -> None:
+    """Many values are averaged; where nothing was measured there is nothing."""
+    assert sparkline(values, width) == curve
+
+
+def test_files_are_followed_as_they_grow(work: Path) -> None:
+    """Half a line waits; a file that a resumed training has replaced is read again; what is gone stays on view."""
+    training, steps = _training(work), work / LIVE / "steps.jsonl"
+    for text, num_rows in (('{"step": 5, "rew', 4), ('ard": 1}\n', 5)):
+        with steps.open("a", encoding="utf-8") as file:
+            file.write(text)
+        training.refresh()
+        assert len(training.rows) == num_rows
+    _append(work / "new", *ROWS[:2])
+    (work / "new").replace(steps)
+    training.refresh()
+    assert training.rows == ROWS[:2]
+    durable.remove(work)
+    training.refresh()
+    assert training.rows == ROWS[:2]
+
+
+# The screen -----------------------------------------------------------------------------------------------------------
+
+
+class _Terminal:
+    """A terminal, and what stands on it when it is closed."""
+
+    def __init__(self) -> None:
+        self._master, slave = pty.openpty()
+        self.stream, self.columns = os.fdopen(slave, "w", encoding="utf-8"), 80
+
+    def close(self) -> str:
+        """Return all that was written to it."""
+        self.stream.close()
+        written = bytearray()
+        with suppress(OSError):  # the end
+            while content := os.read(self._master, 4096):
+                written += content
+        os.close(self._master)
+        return written.decode()
+
+
+def _shown(written: str) -> list[str]:
+    """The lines on a terminal that is wide enough, after what was written to it."""
+    lines, row, column = [""], 0, 0
+    for number, command, control, char in re.findall(r"\x1b\[([\d;]*)(\w)|([\r\n])|(.)", written):
+        if command == "A":
+            row = max(0, row - int(number))
+        elif command in {"J", "K"}:
+            lines[row] = lines[row][:column]
+            lines = lines[: row + 1] if command == "J" else lines
+        elif control == "\r":
+            column = 0
+        elif control == "\n":
+            row += 1
+            lines += [""] * (row + 1 - len(lines))
+        elif char:
+            lines[row] = lines[row][:column].ljust(column) + char + lines[row][column + 1 :]
+            column += 1
+    return [line.rstrip() for line in lines]
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> _Terminal:
+    """A terminal of 80 columns with colours."""
+    monkeypatch.setenv("TERM", "xterm-256color")
+    for name in ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES"):
+        monkeypatch.delenv(name, raising=False)
+    terminal = _Terminal()
+    monkeypatch.setattr(os, "get_terminal_size", lambda *_: os.terminal_size((terminal.columns, 24)))
+    return terminal
+
+
+def test_lines_that_change_stand_below_all_others(terminal: _Terminal) -> None:
+    """Messages come above them, an error takes their place, and at the end there is no trace of them."""
+    screen = Screen(terminal.stream, terminal.stream)
+    screen.show("begun")
+    screen.draw([Text("step 1"), Text("curve of reward")])
+    screen.show("a message")
+    screen.draw([])
+    screen.show("took 3 s")
+    screen.draw([Text("step 3")])
+    screen.error("it failed")
+    assert _shown(terminal.close())[-3:] == ["took 3 s", "      error: it failed", ""]
+
+
+def test_changing_lines_are_replaced_in_their_place(terminal: _Terminal) -> None:
+    """Whatever was longer before; the cursor is left at the beginning of the line below."""
+    screen = Screen(terminal.stream, terminal.stream)
+    screen.show("begun")
+    screen.draw([Text("step 1, which is long"), Text("curve of reward"), Text("curve of KL")])
+    screen.show("a message")
+    screen.draw([Text("step 2"), Text("curve")])
+    assert _shown(terminal.close()) == ["begun", "a message", "step 2", "curve", ""]
+
+
+def test_a_terminal_that_became_narrower_has_no_remains(terminal: _Terminal) -> None:
+    """A line of 70 columns takes two rows of 40, which a terminal wraps by itself."""
+    screen = Screen(terminal.stream, terminal.stream)
+    screen.draw([Text("x" * 70), Text("y")])
+    terminal.columns = 40
+    screen.draw([Text("z" * 70)])
+    written = terminal.close()
+    assert "\x1b[3A" in written
+    assert written.count("z") == 40
+
+
+def test_what_is_no_terminal_has_no_changing_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a file nor a terminal that cannot move its cursor."""
+    monkeypatch.setenv("TERM", "dumb")
+    terminal = _Terminal()
+    with (tmp_path / "log").open("w") as log:
+        for stream in (terminal.stream, log):
+            screen = Screen(stream, stream)
+            screen.draw([Text("step 1")])
+            screen.show("a message")
+    assert terminal.close() == "a message\r\n"
+    assert (tmp_path / "log").read_text() == "a message\n"
+
+
+# The command ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a run that has begun to train."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "outputs" / "runs" / "20260102T030405Z-smoke"
+
+
+def _event(run: Path, event: str, **details: Any) -> None:
+    _append(run / "journal.jsonl", {"stage": "train_grpo", "event": event, **details})
+
+
+def test_a_run_is_followed_to_its_end(run: Path, work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each step has one line, wherever it is read: while the run goes on, and from the outputs at its end."""
+    run.mkdir(parents=True)
+    outputs = {name: str(run / name) for name in ("policy", "training", "timings")}
+    _event(run, "started", outputs=outputs)
+    lock = durable.lock_folder(run / "run.lock")
+    steps = [{**row, "step": step} for step, row in zip((5, 6), ROWS, strict=False)]
+
+    def finish() -> None:
+        _append(run / "training" / "steps.jsonl", *ROWS, *steps)
+        _append(run / "training" / "completions.jsonl", COMPLETION)
+        _append(run / "timings" / "timings.jsonl", *({"step": row["step"]} for row in (*ROWS, *steps)))
+        durable.remove(work)
+        _event(run, "finished")
+        lock.release()
+
+    moments: list[Callable[[], None]] = [
+        lambda: _event(run, "work", folder=str(work)),
+        lambda: _append(work / LIVE / "steps.jsonl", steps[0]),
+        finish,
+    ]
+    assert watch("latest", sleep=lambda _: moments.pop(0)()) == 0
+    first, *lines, last = capsys.readouterr().out.splitlines()
+    assert first == "20260102T030405Z-smoke  train_grpo"
+    assert [line.split()[1].split("/")[0] for line in lines] == ["1", "2", "3", "4", "5", "6"]
+    assert lines[3] == "train_grpo 4/8  reward 0.5  validation accuracy 0.5  KL 0.04  tokens per s 1,234"
+    assert last.startswith("20260102T030405Z-smoke: ")
+
+
+def test_completions_are_shown_in_full(run: Path, work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With verdict, rewards and advantage, and no command to the terminal; also of a run that has stopped."""
+    run.mkdir(parents=True)
+    _event(run, "started", outputs={})
+    _event(run, "work", folder=str(work))
+    assert watch("smoke", completions=True) == 0
+    printed = capsys.readouterr().out
+    assert "step 4  right  reward 1.2  accuracy 1  length 0.2  advantage -0.71" in printed
+    assert printed.count("and so on\n") == 60
+    assert "\x1b" not in printed

@@ -1,0 +1,221 @@
+"""What a training reports while it goes on: live files, and the three trackers, each by its own library."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from components.policy.parallel import Ranks
+from components.policy.tracking import training_log
+from components.shared import jsonl
+from components.shared.environment import JOURNAL_VARIABLE
+from components.shared.errors import StoppedError
+from components.shared.live import COMPLETIONS, LIVE, STEPS
+from tests.train_grpo.settings import grpo_config
+
+ROWS: list[dict[str, float | None]] = [
+    {"step": step, "reward": step / 8, "kl": None if step == 1 else step / 1024, "step_s": 0.5} for step in range(1, 5)
+]
+_MAIN = Ranks(0, 1)
+
+
+@pytest.fixture
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of unfinished work of a run that is called `evening`."""
+    monkeypatch.setenv(JOURNAL_VARIABLE, str(tmp_path / "evening" / "journal.jsonl"))
+    folder = tmp_path / "work" / "train_grpo" / "key"
+    folder.mkdir(parents=True)
+    return folder
+
+
+def _train(work: Path, *, start: int, stop: int, ends: bool = True, **tracking: Any) -> None:
+    """Report the steps after `start` up to `stop`, of a training that is resumed if steps are finished."""
+    config = grpo_config(num_steps=4, tracking=tracking)
+    completions = [{"step": row["step"], "completion": "#### 2"} for row in ROWS]
+    try:
+        with training_log("train_grpo", config, _MAIN, work, ROWS[:start], completions[:start]) as log:
+            for row, completion in zip(ROWS[start:stop], completions[start:stop], strict=True):
+                log.step(row, [completion])
+            if not ends:
+                raise StoppedError("stopped")
+    except StoppedError:
+        pass
+
+
+def _stopped_and_resumed(work: Path, **tracking: Any) -> None:
+    """Stop after step 3, of which the checkpoint has two."""
+    _train(work, start=0, stop=3, ends=False, **tracking)
+    _train(work, start=2, stop=4, **tracking)
+
+
+def _figures(rows: Sequence[dict[str, float | None]], name: str) -> dict[int, float]:
+    return {int(row["step"] or 0): value for row in rows if (value := row[name]) is not None}
+
+
+def _live(work: Path, name: str = STEPS) -> list[dict[str, Any]]:
+    return [row for _, row in jsonl.read_rows(work / LIVE / name)]
+
+
+def test_a_step_can_be_read_as_soon_as_it_is_finished(work: Path) -> None:
+    """With its completions, while the training goes on; the names of run and stage stand beside them."""
+    with training_log("train_grpo", grpo_config(num_steps=4), _MAIN, work, []) as log:
+        for number, row in enumerate(ROWS, start=1):
+            log.step(row, [{"step": number}])
+            assert _live(work) == ROWS[:number]
+            assert [each["step"] for each in _live(work, COMPLETIONS)] == list(range(1, number + 1))
+    run = jsonl.read_json(work / LIVE / "run.json")
+    assert run == {"name": "evening", "stage": "train_grpo", "num_steps": 4}
+
+
+def test_a_resumed_training_has_every_step_once(work: Path) -> None:
+    """Lines after the checkpoint are replaced, and half a line that a kill has left is gone."""
+    _train(work, start=0, stop=3, ends=False)
+    with (work / LIVE / STEPS).open("a", encoding="utf-8") as file:
+        file.write('{"step": 4, "rew')
+    _train(work, start=2, stop=4)
+    assert _live(work) == ROWS
+    assert [each["step"] for each in _live(work, COMPLETIONS)] == [1, 2, 3, 4]
+
+
+def test_only_the_main_process_reports(work: Path) -> None:
+    """The others share its folder."""
+    config = grpo_config(tracking={"tensorboard": True})
+    with training_log("train_grpo", config, Ranks(1, 2), work, []) as log:
+        log.step(ROWS[0])
+    assert list(work.parents[2].rglob("*.*")) == []
+
+
+def test_tensorboard_has_every_step_once(work: Path, tmp_path: Path) -> None:
+    """Read by its own reader: a step that came again after a resumption counts once."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    _stopped_and_resumed(work, tensorboard=True)
+    events = EventAccumulator(str(tmp_path / "tensorboard" / "evening" / "train_grpo"))
+    events.Reload()
+    assert set(events.Tags()["scalars"]) == {"reward", "kl", "step_s"}
+    for name in ("reward", "kl"):
+        assert {event.step: event.value for event in events.Scalars(name)} == _figures(_live(work), name)
+        assert len(events.Scalars(name)) == len(_figures(ROWS, name))
+
+
+def test_a_tracker_that_a_resumed_training_begins_with_has_the_steps_before(work: Path, tmp_path: Path) -> None:
+    """From the checkpoint: a run is worth tracking that went better than expected."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    _train(work, start=0, stop=2, ends=False)
+    _train(work, start=2, stop=4, tensorboard=True)
+    events = EventAccumulator(str(tmp_path / "tensorboard" / "evening" / "train_grpo"))
+    events.Reload()
+    assert {event.step: event.value for event in events.Scalars("reward")} == _figures(ROWS, "reward")
+
+
+def test_wandb_continues_its_run(work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Offline, read from its files: two parts of one run, in a group of the pipeline's run."""
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    _stopped_and_resumed(work, wandb={"project": "sums"})
+    files = sorted((tmp_path / "wandb").glob("offline-run-*/*.wandb"), key=lambda path: path.stat().st_mtime_ns)
+    (first, run, config), (second, resumed, _) = map(_read_wandb, files)
+    assert first == _by_step(ROWS[:3])
+    assert second == _by_step(ROWS[2:])
+    assert (run.run_id, run.project, run.run_group) == (resumed.run_id, "sums", "evening")
+    assert config["train_grpo.learning_rate"] == "0.001"
+
+
+def _by_step(rows: Sequence[dict[str, float | None]]) -> dict[int, dict[str, float]]:
+    return {
+        int(row["step"] or 0): {name: value for name, value in row.items() if value is not None and name != "step"}
+        for row in rows
+    }
+
+
+def _read_wandb(path: Path) -> tuple[dict[int, dict[str, float]], Any, dict[str, Any]]:
+    """Return the history of a run by step, its record and its config."""
+    from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined]  # generated without types
+
+    history: dict[int, dict[str, float]] = {}
+    run, config = None, {}
+    for data in _leveldb_records(path.read_bytes()):
+        record = Record()
+        record.ParseFromString(data)
+        if record.HasField("run"):
+            run = record.run
+            config = {item.key: json.loads(item.value_json) for item in run.config.update}
+        if record.HasField("history"):
+            values = {item.key or item.nested_key[0]: json.loads(item.value_json) for item in record.history.item}
+            step = record.history.step.num
+            history[step] = {name: value for name, value in values.items() if not name.startswith("_")}
+    return history, run, config
+
+
+def _leveldb_records(content: bytes) -> Iterator[bytes]:
+    """Yield the records of a log in LevelDB's format, which has blocks of 32 KiB, after the seven bytes of wandb's."""
+    place, record = 7, b""
+    while place + 7 <= len(content):
+        left = -place % 32768
+        if 0 < left < 7:
+            place += left
+        length, kind = int.from_bytes(content[place + 4 : place + 6], "little"), content[place + 6]
+        record += content[place + 7 : place + 7 + length]
+        place += 7 + length
+        if kind in {1, 4}:  # the whole record, or the last part of one
+            yield record
+            record = b""
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[str]:
+    """A tracking server of MLflow with a database of its own."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
+    command += ["--backend-store-uri", f"sqlite:///{tmp_path / 'mlflow.db'}"]
+    environment = {**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true"}
+    log = (tmp_path / "mlflow.log").open("wb")
+    with log, subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True) as process:
+        try:
+            for _ in range(600):
+                with suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/health"):
+                    break
+                time.sleep(0.1)
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            os.killpg(process.pid, 15)
+
+
+@pytest.mark.slow
+def test_mlflow_has_every_step_once(work: Path, server: str) -> None:
+    """Read by its own client, from a real server: a resumed training continues its run."""
+    from mlflow import MlflowClient
+
+    _stopped_and_resumed(work, mlflow={"uri": server, "experiment": "sums"})
+    client = MlflowClient(server)
+    experiment = client.get_experiment_by_name("sums")
+    assert experiment is not None
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert (run.info.run_name, run.info.status) == ("evening/train_grpo", "FINISHED")
+    assert run.data.tags["pipeline_run"] == "evening"
+    assert run.data.params["train_grpo.learning_rate"] == "0.001"
+    for name in ("reward", "kl"):
+        logged = [(metric.step, metric.value) for metric in client.get_metric_history(run.info.run_id, name)]
+        assert sorted(logged) == sorted(_figures(_live(work), name).items())
+
+
+def test_a_server_that_is_down_ends_no_training(
+    work: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """There is one warning, and all steps are in the live files."""
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    _train(work, start=0, stop=4, mlflow={"uri": "http://127.0.0.1:9"})
+    (warning,) = [line for line in capsys.readouterr().out.splitlines() if "warning" in line]
+    assert warning.startswith("train_grpo: warning: train_grpo.tracking.mlflow has failed (")
+    assert _live(work) == ROWS
