@@ -26,7 +26,6 @@ S3_ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")  # address o
 S3_REGION_VARIABLES = ("AWS_REGION", "AWS_DEFAULT_REGION")
 # Set by `grpo-pipeline run`.
 JOURNAL_VARIABLE = "GRPO_PIPELINE_JOURNAL"  # file to which shared.stage appends when a stage started, finished, failed
-TERMINAL_VARIABLE = "GRPO_PIPELINE_TERMINAL"  # to draw progress on if output is a pipe; shared.progress, cluster.rank
 # Set in a task's pod, by Kubeflow Pipelines and by pipelines.
 POD_VARIABLE = "KFP_POD_NAME"  # read by shared.stage and cluster
 RUN_ID_VARIABLE = "GRPO_PIPELINE_RUN_ID"  # of the Kubeflow run; shared.execution, register

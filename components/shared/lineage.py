@@ -6,6 +6,7 @@ that decides whether two runs do the same work. `components.shared.execution` sa
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from functools import cache
@@ -32,6 +33,7 @@ Fingerprint = Mapping[str, Any]
 name) and `code` (a digest), with `files` of code (digests by path) where it is recorded for people."""
 _NUM_LISTED = 3
 """Files of code that are listed one by one."""
+_IMPORT = re.compile(r"^\s*(?:from|import) components\.(\w+)", re.MULTILINE)
 
 
 def file_digest(path: Path) -> str:
@@ -74,6 +76,32 @@ def code_files() -> dict[str, str]:
 def code_digest() -> str:
     """Return the digest of all the code that makes the artifacts."""
     return _listing_digest(code_files())
+
+
+def stage_files(stage: str) -> dict[str, str]:
+    """Return the digests of those files of code that a stage may run: of the packages that it imports, and its own."""
+    packages = _packages_of(stage)
+    return {name: each for name, each in code_files().items() if name.partition("/")[0] in packages}
+
+
+def stage_code(stage: str) -> dict[str, str]:
+    """Return the digest of each package of components/ that a stage imports, directly or not, with its own."""
+    packages: dict[str, dict[str, str]] = {}
+    for name, each in stage_files(stage).items():
+        packages.setdefault(name.partition("/")[0], {})[name] = each
+    return {package: _listing_digest(digests) for package, digests in packages.items()}
+
+
+@cache
+def _packages_of(stage: str) -> set[str]:
+    """The packages of components/ whose code a stage may run: a package runs whole, and all that its files import."""
+    packages, waiting = set[str](), {stage}
+    while waiting:
+        package = waiting.pop()
+        packages.add(package)
+        for path in (Path(__file__).parents[1] / package).rglob("*.py"):
+            waiting |= set(_IMPORT.findall(path.read_text(encoding="utf-8"))) - packages
+    return packages
 
 
 def _listing_digest(digests: Mapping[str, str]) -> str:
@@ -280,16 +308,20 @@ def write(folder: Path, lineage: Lineage) -> None:
     jsonl.write_json(folder / FILE_NAME, lineage.model_dump(mode="json"))
 
 
-def fingerprint(config: Config, made_by: Lineage) -> Fingerprint:
-    """Return the fingerprint of the work that a lineage describes."""
-    work = made_by.work
-    inputs = {name: each.digest for name, each in work.inputs.items()}
-    return {"config": without_operational(config), "inputs": inputs, "code": work.code}
+def fingerprint(config: Config, made_by: Lineage, sources: Mapping[str, Material] | None = None) -> Fingerprint:
+    """Return the fingerprint of the work that a lineage describes, with the code that its stage imports.
+
+    Files from outside the graph (`sources`) count as inputs.
+    """
+    inputs = {name: each.digest for name, each in made_by.work.inputs.items()}
+    inputs |= {name: each.sha256 for name, each in (sources or {}).items() if each.sha256}
+    code = _listing_digest(stage_files(made_by.work.stage))
+    return {"config": without_operational(config), "inputs": inputs, "code": code}
 
 
 def same_fingerprint(config: Config, made_by: Lineage, other: Lineage | None) -> bool:
-    """Tell whether two lineages are of the same work; `config` is that of the first."""
-    if other is None:
+    """Tell whether two lineages are of the same work and of all the same code; `config` is that of the first."""
+    if other is None or other.work.code != made_by.work.code:
         return False
     try:
         recorded = type(config).model_validate(other.work.config)

@@ -24,15 +24,16 @@ from pathlib import Path
 from tempfile import gettempdir
 from typing import Any, TypeVar
 
-from components.shared import durable, lineage
+from components.shared import durable, lineage, live, reuse
 from components.shared.config import Config, load_section
 from components.shared.environment import JOURNAL_VARIABLE, POD_VARIABLE, WORK_VARIABLE
 from components.shared.errors import PipelineError, RetryableError, explain, raise_if_disk_is_full
 from components.shared.execution import current_environment
-from components.shared.lineage import Material, fingerprint
+from components.shared.lineage import Lineage, Material, fingerprint
 from components.shared.model import require_unchanged, resolve_reference
 from components.shared.progress import say
-from components.shared.work import locked_work
+from components.shared.reuse import Finished
+from components.shared.work import WorkFolder, locked_work
 
 PAUSES_S = (30.0, 120.0)
 """Between attempts of a task."""
@@ -56,6 +57,8 @@ class Stage:
     """Whether the function takes a folder `work` that outlives a failed or killed run, for checkpoints."""
     materials: Callable[[Any, Mapping[str, Path]], Mapping[str, Material]] = lambda config, outputs: {}
     """Takes the config and the filled outputs, and returns what the function has read from outside the graph."""
+    sources: Callable[[Any], Mapping[str, Material]] = lambda config: {}
+    """The same as far as the config alone names it. Unfinished work goes on only while these are unchanged."""
 
 
 def main(stage: Stage) -> None:
@@ -111,14 +114,17 @@ def run(
     started, started_at = time.monotonic(), datetime.now(UTC)
     current_environment()
     _log_event(stage.name, "started", outputs=outputs)
-    made_by = lineage.describe(stage.name, config.model_dump(mode="json"), inputs)
-    for name in stage.inputs:
-        require_unchanged(folders[name], made_by.work.inputs[name].digest)
+    made_by = _described(stage, config, folders, inputs)
+    earlier = reuse.find(stage.name, config, made_by, outputs)
+    if earlier:
+        return _take(earlier, stage, outputs, before_publish)
     verdict = None
     root = work_root or Path(os.environ.get(WORK_VARIABLE) or "outputs/work")
-    lock = locked_work(root, stage.name, fingerprint(config, made_by), owner) if stage.has_work else nullcontext()
+    sources = stage.sources(config)
+    same_work = fingerprint(config, made_by, sources)
+    lock = locked_work(root, stage.name, same_work, owner) if stage.has_work else nullcontext()
     with lock as work:
-        work_folder = {"work": work.begin(made_by)} if work else {}
+        work_folder = {"work": _begin(work, made_by)} if work else {}
         with _partial_outputs(outputs, *work_folder.values()) as partial:
             metrics = work.copy_result(partial) if work else None
             if metrics is None:
@@ -128,7 +134,7 @@ def run(
                     if not error.keeps_outputs:
                         raise
                     metrics, verdict = {}, error
-                materials = stage.materials(config, partial)
+                materials = {**sources, **stage.materials(config, partial)}
                 made_by = lineage.complete(made_by, materials, started_at, work_folder.get("work"))
                 for folder in partial.values():
                     lineage.write(folder, made_by)
@@ -137,8 +143,44 @@ def run(
             work.finish(outputs, metrics)
     if verdict:
         raise verdict
-    _log_event(stage.name, "finished", seconds=round(time.monotonic() - started, 3), metrics=metrics)
+    _log_finished(stage, outputs, metrics, seconds=round(time.monotonic() - started, 3))
     return metrics
+
+
+def _begin(work: WorkFolder, made_by: Lineage) -> Path:
+    """Return the folder of unfinished work, and say in the journal where it is: what happens can be seen there."""
+    folder = work.begin(made_by)
+    live.begin(folder, work.stage)
+    _log_event(work.stage, "work", folder=folder.resolve())
+    return folder
+
+
+def _described(stage: Stage, config: Config, folders: Mapping[str, Path], inputs: Mapping[str, Path]) -> Lineage:
+    """The lineage of what is to be made; an error where an input refers to a model that has changed."""
+    made_by = lineage.describe(stage.name, config.model_dump(mode="json"), inputs)
+    for name in stage.inputs:
+        require_unchanged(folders[name], made_by.work.inputs[name].digest)
+    return made_by
+
+
+def _take(
+    earlier: Finished, stage: Stage, outputs: Mapping[str, Path], before_publish: Callable[[dict[str, float]], object]
+) -> dict[str, float]:
+    """Publish the outputs of an earlier run as those of this one, and return their metrics."""
+    with _partial_outputs(outputs) as partial:
+        reuse.link(earlier, partial)
+        before_publish(earlier.metrics)
+    recorded = earlier.model_dump(include={"seconds", "metrics", "digests", "code"})
+    _log_event(stage.name, "finished", reused_from=earlier.run, **recorded)
+    return earlier.metrics
+
+
+def _log_finished(stage: Stage, outputs: Mapping[str, Path], metrics: Mapping[str, float], *, seconds: float) -> None:
+    """Say in the run's journal, if there is one, what a stage has made: a later run may take it from there."""
+    if JOURNAL_VARIABLE in os.environ:
+        digests = {name: lineage.digest(path) for name, path in outputs.items()}
+        record = {"seconds": seconds, "metrics": metrics, "digests": digests, "code": lineage.stage_code(stage.name)}
+        _log_event(stage.name, "finished", **record)
 
 
 def _resolved_inputs(stage: Stage, folders: Mapping[str, Path]) -> dict[str, Path]:

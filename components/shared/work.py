@@ -21,6 +21,7 @@ from typing import Any
 from components.shared import durable, jsonl, lineage
 from components.shared.errors import PipelineError, raise_if_disk_is_full
 from components.shared.lineage import Fingerprint, Lineage
+from components.shared.live import LIVE
 from components.shared.progress import say
 
 _LOCK, _RECORD = "run.lock", "fingerprint.json"
@@ -86,20 +87,23 @@ def locked_work(root: Path, stage: str, fingerprint: Fingerprint, owner: str = "
     except durable.InUseError as error:
         say(stage, f"waiting for the result of {error.owner}, which does the same work in {folder}")
         lock, waited = durable.lock_folder(folder / _LOCK, wait=True, owner=owner), True
-    record = {**fingerprint, "files": lineage.code_files()}
+    record = {**fingerprint, "files": lineage.stage_files(stage)}
     if not waited and last_step(folder) is None:
         _list_others(stage, folder, record)
     jsonl.write_json(folder / _RECORD, record)
     try:
         yield WorkFolder(stage, folder, waited)
     except BaseException:
-        if {path.name for path in folder.rglob("*") if path.is_file()} <= _ADMINISTRATIVE:
+        files = [path for path in folder.rglob("*") if path.is_file() and folder / LIVE not in path.parents]
+        if {path.name for path in files} <= _ADMINISTRATIVE:
             durable.discard(folder)
         raise
     else:
         durable.discard(folder)
     finally:
         lock.release()
+        with suppress(OSError):  # where something is in it
+            folder.parent.rmdir()
 
 
 @contextmanager
@@ -178,6 +182,30 @@ def latest_checkpoint(folder: Path, *, stage: str, fingerprint: Fingerprint | No
     return None
 
 
+def best_checkpoint(folder: Path, *, stage: str) -> Checkpoint | None:
+    """Return the complete checkpoint with the highest score, of equals the first, or None where none has a score.
+
+    A damaged one is skipped with a line of output.
+    """
+    stored = _stored(folder)
+    for step in _ranked(stored):
+        try:
+            return Checkpoint(step, stored[step], _verified(stored[step])["score"])
+        except PipelineError as error:
+            say(stage, f"{error}; this checkpoint is skipped")
+    return None
+
+
+def _ranked(stored: Mapping[int, Path]) -> list[int]:
+    """The steps of the checkpoints with a readable score, the best first, of equals the first step first."""
+    scores: dict[int, float] = {}
+    for step, folder in stored.items():
+        with suppress(PipelineError):  # one whose manifest is damaged is not the best
+            score = _manifest(folder)["score"]
+            scores |= {} if score is None else {step: score}
+    return sorted(scores, key=lambda step: (-scores[step], step))
+
+
 @dataclass(frozen=True)
 class Export:
     """The model of a checkpoint, as others load it."""
@@ -214,7 +242,7 @@ def last_step(work: Path) -> int | None:
 class CheckpointWriter:
     """The one process that writes checkpoints into a folder; InUseError for a second one.
 
-    Keeps the last `keep_last` checkpoints and, with `keep_best`, the one with the highest score (of equals the later).
+    Keeps the last `keep_last` checkpoints and, with `keep_best`, the one with the highest score (of equals the first).
     Each records the run's `fingerprint`.
     """
 
@@ -267,12 +295,7 @@ class CheckpointWriter:
         past = sorted(step for step in stored if step <= newest)
         keep = past[-self._keep_last :]
         if self._keep_best:
-            scores: list[tuple[float, int]] = []
-            for step in past:
-                with suppress(PipelineError):  # one whose manifest is damaged is not the best
-                    score = _manifest(stored[step])["score"]
-                    scores += [] if score is None else [(score, step)]
-            keep += [step for _, step in sorted(scores)[-1:]]
+            keep += _ranked({step: stored[step] for step in past})[:1]
         for step in sorted(stored.keys() - keep):
             durable.discard(stored[step])
 

@@ -2,11 +2,9 @@
 
 import json
 import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,32 +15,13 @@ from components.report.formatting import points
 from components.shared import jsonl, page
 from components.shared.errors import PipelineError
 from components.shared.versioning import is_url
+from pipelines.run.history import PAGE, Run, runs
 
-PAGE = "index.html"
+INDEX = "index.html"
 _REGISTRY = "registry"
-_NAME = re.compile(r"(\d{8}T\d{6}Z)-(.+)")
 _CURVES = {"reward": "#e0803a", "accuracy": "#4a8fd4"}
 """Columns of the steps of GRPO, with the colors of their curves."""
 _WIDTH, _HEIGHT, _MAX_POINTS = 160, 36, 80
-
-
-@dataclass(frozen=True)
-class Run:
-    """One run, as far as it got."""
-
-    name: str
-    params: str
-    started: datetime
-    status: str
-    passed: bool | None
-    """The verdict of the gate; None where there is none."""
-    page: str | None
-    """Path of the report, relative to the index."""
-    target: Mapping[str, Any] | None
-    """Figures of the gate's targets, as in the verdict."""
-    version: str | None
-    registry: str | None
-    curves: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -60,78 +39,57 @@ class Listed:
 
 def write(outputs: Path, registry: str = _REGISTRY) -> Path:
     """Write the index of the runs in `outputs` and of the versions in their registries; return its path."""
-    runs = sorted(_runs(outputs), key=lambda run: (run.started, run.name), reverse=True)
+    every = runs(outputs)
     versions: list[Listed] = []
     problems: list[str] = []
     # Of other runs, only folders: each URL would be cloned.
-    folders = [run.registry for run in runs if run.registry and not is_url(run.registry)]
+    folders = [run.version["registry"] for run in every if run.version and not is_url(run.version["registry"])]
     for location in dict.fromkeys([registry, *folders]):
         if not is_url(location) and not Path(location).exists():
             continue
         try:
-            versions += _versions(location, runs)
+            versions += _versions(location, every)
         except PipelineError as error:
             problems.append(str(error))
-    values = {"runs": runs, "versions": versions, "problems": problems, "sparkline": sparkline, "points": points}
+    rows = [_row(run, outputs) for run in every]
+    values = {"runs": rows, "versions": versions, "problems": problems, "sparkline": sparkline, "points": points}
     text = page.render(Path(__file__).with_name("index.html.jinja"), colors=_CURVES, **values)
-    partial = outputs / f".{PAGE}.{os.getpid()}"
+    partial = outputs / f".{INDEX}.{os.getpid()}"
     partial.write_text(text, encoding="utf-8")
-    partial.replace(outputs / PAGE)
-    return outputs / PAGE
+    partial.replace(outputs / INDEX)
+    return outputs / INDEX
 
 
-def _runs(outputs: Path) -> Iterator[Run]:
-    for folder in (outputs / "runs").glob("*/"):
-        match = _NAME.fullmatch(folder.name)
-        if match:
-            started = datetime.strptime(match[1], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
-            yield _run(folder, started, match[2], outputs)
+def _row(run: Run, outputs: Path) -> dict[str, Any]:
+    """What the page shows of a run."""
+    report = run.folder / PAGE
+    return {
+        "name": run.name,
+        "params": run.params,
+        "started": run.started,
+        "status": _status(run),
+        "passed": run.verdict.get("passed"),
+        "page": report.relative_to(outputs).as_posix() if report.is_file() else None,
+        "target": run.verdict.get("target"),
+        "version": run.version.get("tag"),
+        "curves": _curves(run),
+    }
 
 
-def _run(folder: Path, started: datetime, params: str, outputs: Path) -> Run:
-    events = list(_events(folder / "journal.jsonl"))
-    figures: Mapping[str, Any] = {}
-    with suppress(PipelineError):  # one that is missing, or half written
-        figures = jsonl.read_json(folder / "summary.json")
-    verdict, version = figures.get("verdict") or {}, figures.get("version") or {}
-    report = folder / "report.html"
-    return Run(
-        name=folder.name,
-        params=params,
-        started=started,
-        status=_status(events, figures),
-        passed=verdict.get("passed"),
-        page=report.relative_to(outputs).as_posix() if report.is_file() else None,
-        target=verdict.get("target"),
-        version=version.get("tag"),
-        registry=version.get("registry"),
-        curves=_curves(events),
-    )
-
-
-def _events(journal: Path) -> Iterator[Mapping[str, Any]]:
-    """What the journal says; a line that is half written is skipped."""
-    for line in journal.read_text(encoding="utf-8", errors="replace").splitlines() if journal.is_file() else ():
-        with suppress(ValueError):
-            event = json.loads(line)
-            if isinstance(event, dict):
-                yield event
-
-
-def _status(events: Sequence[Mapping[str, Any]], figures: Mapping[str, Any]) -> str:
+def _status(run: Run) -> str:
     """What became of a run, in words."""
-    if figures.get("exit") == 0:
+    if run.figures.get("exit") == 0:
         return "finished"
-    last = events[-1] if events else {}
+    last = run.events[-1] if run.events else {}
     if last.get("event") == "failed":
         return f"failed in {last['stage']}: {last['error']}"
     return f"not finished: {last['stage']} {last['event']}" if "stage" in last else "not begun"
 
 
-def _curves(events: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
+def _curves(run: Run) -> dict[str, list[float]]:
     """The curves of GRPO, thinned; none where it was not finished."""
-    trained = next((each for each in events if each.get("stage") == "train_grpo" and "outputs" in each), None)
-    path = Path(trained["outputs"].get("training", "")) / "steps.jsonl" if trained else Path()
+    trained = run.stages.get("train_grpo")
+    path = trained.outputs.get("training", Path()) / "steps.jsonl" if trained else Path()
     rows: list[Mapping[str, Any]] = []
     if path.is_file():
         with suppress(PipelineError):
@@ -146,7 +104,7 @@ def _versions(location: str, runs: Sequence[Run]) -> Iterator[Listed]:
     with read_registry(location) as registry:
         aliases = registry.aliases()
         # The newest first: of several runs with equal weights the first one registered them.
-        registered_by = {(run.version, run.registry): run.name for run in runs}
+        registered_by = {(run.version.get("tag"), run.version.get("registry")): run.name for run in runs}
         for version in reversed(registry.versions()):
             target, by = None, version.by
             with suppress(PipelineError, ValueError, KeyError):

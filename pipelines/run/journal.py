@@ -9,9 +9,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
-from pipelines.run.screen import Screen, Style, duration
+from rich.text import Text
+
+from pipelines.run.screen import INDENT, Screen, Style, duration
+from pipelines.watch import TRAININGS, Training, view
 
 Event = dict[str, Any]
+_DRAW_S = 0.5
+"""Between two drawings of what changes."""
 
 
 @dataclass
@@ -22,6 +27,8 @@ class Task:
     outputs: dict[str, Path] = field(default_factory=dict)
     seconds: float | None = None
     """Wall time until it was finished, with the start of its process; None before."""
+    reused_from: str | None = None
+    """Run whose outputs it took; None where it computed its own."""
 
 
 class Tracker:
@@ -37,7 +44,9 @@ class Tracker:
         """That of the stage that failed with an error meant for people."""
         self._screen, self._journal, self._partial = screen, journal, ""
         self._pending: deque[tuple[float, Event]] = deque()
-        self._last_end = 0.0
+        self._last_end = self._last_drawn = 0.0
+        self._progress = ""
+        self._training: Training | None = None
 
     @property
     def finished(self) -> list[Task]:
@@ -60,6 +69,7 @@ class Tracker:
                 self._read()
                 self._handle_while(lambda: self.running is not None and self.running.name != stage)
             self._screen.detail(message)
+        self._draw()
 
     def idle(self) -> None:
         """Take what the journal said before a moment without output: there is no more output to wait for.
@@ -68,17 +78,36 @@ class Tracker:
         """
         self._handle_while(lambda: True)
         self._read()
+        self._draw()
+
+    def _draw(self) -> None:
+        """Draw what the running stage does now, on a terminal: the view of a training, or the last progress."""
+        now = time.monotonic()
+        if not self._screen.live or now - self._last_drawn < _DRAW_S:
+            return
+        self._last_drawn = now
+        lines: list[Text] = []
+        if self._training:
+            self._training.refresh()
+            width, height = self._screen.size
+            lines = view(self._training, width - len(INDENT), height, unicode=self._screen.is_unicode)
+        if not lines and self._progress:
+            lines = [Text(self._progress)]
+        self._screen.draw([Text(INDENT).append_text(line) for line in lines])
 
     def _parse(self, text: str) -> tuple[str, str]:
-        """The stage and its message; no message for noise, and for progress that a live bar shows already."""
+        """The stage and its message; no message for noise, and for progress that is drawn where it changes."""
         stages = "|".join({re.escape(task.name) for task in self.tasks}) or "(?!)"
         # KFP lists outputs in lines like `report: Artifact( name='report',`.
         message = r": (?!\w+\( name=)(?P<text>.+)"
         progress = r" (?P<done>\d+)/(?P<total>\d+)\s+(?P<figures>.*)"
         match = re.fullmatch(rf"\s*(?P<stage>{stages})(?:{message}|{progress})", text)
-        if not match or (self._screen.live and match["done"] != match["total"]):
+        if not match:
             return "", ""
-        return match["stage"], match["text"] or f"{match['done']}/{match['total']}  {match['figures']}"
+        message = match["text"] or f"{match['done']}/{match['total']}  {match['figures']}"
+        if self._screen.live and match["done"] != match["total"]:
+            self._progress, message = message, ""
+        return match["stage"], message
 
     def _read(self) -> None:
         """Read the lines added to the journal; one still being written waits for its end."""
@@ -101,9 +130,16 @@ class Tracker:
         assert task.name == event["stage"], f"{event['stage']} {event['event']} in place of {task.name}"
         if event["event"] == "started":
             task.outputs = {name: Path(path) for name, path in event["outputs"].items()}
+        elif event["event"] == "work":
+            if task.name in TRAININGS:
+                self._training = Training.in_work(task.name, Path(event["folder"]))
         elif event["event"] == "finished":
+            self._training, self._progress = None, ""
+            self._screen.draw([])
             task.seconds, self._last_end = round(at - self._last_end, 1), at
-            self._screen.detail(f"took {duration(task.seconds)}", Style.DIM)
+            task.reused_from = event.get("reused_from")
+            end = f"unchanged: from {task.reused_from}" if task.reused_from else f"took {duration(task.seconds)}"
+            self._screen.detail(end, Style.DIM)
             self._announce()
         else:
             self.exit_code = event["exit_code"]

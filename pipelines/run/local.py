@@ -14,21 +14,35 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType, ModuleType
 
-from components.preflight.config import STAGES, as_yaml, contradictions, doubts, load_params, stage_sections
+from components.preflight.config import (
+    STAGES,
+    Params,
+    as_yaml,
+    contradictions,
+    doubts,
+    is_about_limits,
+    load_params,
+    stage_sections,
+)
+from components.preflight.disk import short_of_disk
 from components.preflight.inputs import missing_here
-from components.shared.environment import JOURNAL_VARIABLE, TERMINAL_VARIABLE
+from components.shared import durable
+from components.shared.environment import JOURNAL_VARIABLE
 from components.shared.errors import PipelineError, raise_all
-from pipelines.run import index, summary
+from components.shared.reuse import offer
+from components.shared.work import last_step
+from pipelines.doctor import unused_gpu
+from pipelines.run import index, preview, settings, summary
+from pipelines.run.history import ARTIFACTS, JOURNAL, LOCK, LOG, OUTPUTS, PARAMS, read_run, resolve, runs
 from pipelines.run.journal import Tracker
 from pipelines.run.screen import Screen, Style, duration
+from pipelines.run.stage_server import forked_stages
 
-OUTPUTS = Path("outputs")
-PARAMS, JOURNAL, LOG, ARTIFACTS = "params.yaml", "journal.jsonl", "kfp.log", "artifacts"
-"""What the folder of a run holds, beside the summary."""
 _LINES_SHOWN = 20
 _MARGIN_S = 5.0
 _KFP_INDENT = " " * 4
@@ -36,46 +50,117 @@ _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _IDLE_S, _GRACE_S = 0.2, 3.0
 
 
-def run(params_path: Path, *, containers: bool = False) -> int:
-    """Run the whole graph with a params file and return 0, or the exit code of the stage that failed.
+@dataclass(frozen=True)
+class Request:
+    """What a run is asked to do, beside its params."""
 
-    With `containers` each stage runs in a container of its image.
+    params: Path = Path("params.yaml")
+    settings: Sequence[str] = ()
+    """Keys with values in YAML, `train_grpo.num_steps=10`, which go before the file."""
+    resume: str | None = None
+    """Run whose params are taken in the place of a file's."""
+    start: str = ""
+    """First stage that is computed even if it is unchanged."""
+    fresh: bool = False
+    """Whether every stage is computed."""
+    dry: bool = False
+    """Whether everything is checked and nothing is run."""
+    containers: bool = False
+    """Whether each stage runs in a container of its image."""
+    verbose: bool = False
+    """Whether everything that KFP and the stages print is shown."""
+
+
+def run(request: Request) -> int:
+    """Run the whole graph and return 0, or the exit code of the stage that failed.
+
+    Stages that an earlier run has finished are taken from there, unless the request says otherwise.
 
     Raises:
         PipelineError: Keys contradict one another, or data, a model, a reward or the registry is missing. All of it is
             named, and nothing was run.
     """
-    params = load_params(params_path)
+    before = read_run(resolve(request.resume)) if request.resume else None
+    path, name = (before.folder / PARAMS, before.params) if before else (request.params, request.params.stem)
+    params = settings.load(path, request.settings)
     data = None if params.prepare_data.repository else Path()
-    wrong = contradictions(params, data) + missing_here(params, containers=containers)
-    raise_all([f"{params_path}: {line}" for line in wrong])
-    engine = _containers() if containers else None
-    started = time.monotonic()
-    folder = _new_folder(params_path.stem)
-    (folder / PARAMS).write_text(f"# {params_path} with all defaults\n{as_yaml(params)}", encoding="utf-8")
+    wrong = contradictions(params, data) + missing_here(params, containers=request.containers)
+    if any(map(is_about_limits, wrong)):
+        wrong.append(f"`grpo-pipeline limits --params {path}` proposes limits that fit the data and the model")
+    wrong = [f"{path}: {line}" for line in wrong]
+    earlier = runs(OUTPUTS)
+    offered = {} if request.fresh else preview.offers(earlier, before=request.start)
+    full = None if any("train_sft.model.base" in line for line in wrong) else short_of_disk(params, OUTPUTS)
+    # What is taken from an earlier run takes no space.
+    raise_all(wrong if full is None or offered.get("train_sft") else [*wrong, full])
+    engine = _containers() if request.containers else None
     screen = Screen(sys.stdout, sys.stderr)
-    screen.show(f"{params_path} -> {folder}/", Style.DIM)
-    for line in doubts(params, data):
+    if request.dry or before:
+        asked = "--fresh" if request.fresh else f"--from {request.start}"
+        expected = preview.expectations(params, earlier, offered, asked=asked if request.fresh or request.start else "")
+        _show_expected(expected, screen, every=request.dry)
+    if request.dry:
+        return 0
+    folder = _new_folder(name)
+    lock = durable.lock_folder(folder / LOCK)  # while it is locked the run goes on
+    changes = "".join(f"# --set {setting}\n" for setting in request.settings)
+    (folder / PARAMS).write_text(f"# {path} with all defaults\n{changes}{as_yaml(params)}", encoding="utf-8")
+    offer(folder / JOURNAL, offered)
+    screen.show(f"{path} -> {folder}/", Style.DIM)
+    idle = "" if request.containers else unused_gpu()
+    for line in [*doubts(params, data), *filter(None, [full, idle])]:
         screen.show(f"warning: {line}")
+    exit_code = _run(folder, params, screen, engine, verbose=request.verbose)
+    lock.release()
+    return exit_code
+
+
+def _run(folder: Path, params: Params, screen: Screen, engine: ModuleType | None, *, verbose: bool) -> int:
+    """Run the graph in the folder of a new run, and return the exit code."""
+    started = time.monotonic()
     # The longest that a stage may need to write a checkpoint.
     grace_s = _MARGIN_S + max(params.train_sft.checkpoint.grace_s, params.train_grpo.checkpoint.grace_s)
     with (folder / JOURNAL).open("a+", encoding="utf-8") as journal:
         tracker = Tracker(screen, journal)
         try:
-            status = _execute(folder, tracker, screen, grace_s, engine)
+            status = _execute(folder, tracker, screen, grace_s, engine, verbose=verbose)
         except SystemExit:
-            screen.error(f"stopped, and no stage is left running; log: {folder / LOG}")
+            screen.error(f"{_end_of(folder, params)}; log: {folder / LOG}")
             raise
     exit_code = _exit_code(tracker, status, folder, screen)
     if any(task.name == "report" for task in tracker.finished):
         summary.write(folder, tracker.tasks, exit_code)
         _make_latest(folder)
         summary.show(folder, screen)
+    elif tracker.tasks:
+        screen.show(_end_of(folder, params))
     with suppress(PipelineError, OSError):  # of all runs: what became of this one does not depend on it
         index.write(OUTPUTS, params.register.registry)
     done = f"{len(tracker.finished)} of {len(tracker.tasks)} stages in {duration(time.monotonic() - started)}"
     screen.show(f"{done}; log: {folder / LOG}", Style.DIM)
     return exit_code
+
+
+def _show_expected(expected: Sequence[preview.Expectation], screen: Screen, *, every: bool) -> None:
+    """Show what is expected of each stage; without `every`, of the first that is computed."""
+    computed = [each for each in expected if not each.reused_from]
+    for each in expected if every else computed[:1]:
+        screen.show(f"[{expected.index(each) + 1}/{len(expected)}] {each.stage:<14}{each}")
+    if every:
+        seconds = [each.seconds for each in computed]
+        known = f", about {duration(sum(map(float, filter(None, seconds))))}" if None not in seconds else ""
+        screen.show(f"{len(computed)} of {len(expected)} stages would run{known}; nothing was run", Style.DIM)
+
+
+def _end_of(folder: Path, params: Params) -> str:
+    """Where a run that did not get to its report has ended, what of it is saved, and the command that goes on."""
+    run = read_run(folder)
+    stage = run.unfinished if run else None
+    end = f"{stage.end} at {stage.name}" if stage else "stopped"
+    step = last_step(stage.work) if stage and stage.work else None
+    total = getattr(getattr(params, stage.name), "num_steps", None) if stage else None
+    saved = "" if step is None else f", step {step}{f' of {total}' if total else ''} is saved"
+    return f"{end}{saved}; go on with: grpo-pipeline run --resume {folder.name}"
 
 
 def _containers() -> ModuleType:
@@ -102,13 +187,13 @@ def _new_folder(name: str) -> Path:
             return folder
 
 
-def _execute(folder: Path, tracker: Tracker, screen: Screen, grace_s: float, engine: ModuleType | None) -> int:
+def _execute(
+    folder: Path, tracker: Tracker, screen: Screen, grace_s: float, engine: ModuleType | None, *, verbose: bool
+) -> int:
     """Run the graph in a process of its own until it ends; log and show its output, and return its exit status."""
     paths = [str(folder.resolve() / name) for name in (PARAMS, ARTIFACTS, JOURNAL)]
     command = [sys.executable, "-m", "pipelines.run.local", *paths, *(["--containers"] if engine else [])]
     environment = {**os.environ, JOURNAL_VARIABLE: paths[-1]}
-    if screen.live:
-        environment[TERMINAL_VARIABLE] = os.ttyname(sys.stdout.fileno())
     with (
         engine.no_containers_left(folder.resolve()) if engine else nullcontext(),
         # KFP leaves temporary folders behind; they go away with this one.
@@ -122,8 +207,11 @@ def _execute(folder: Path, tracker: Tracker, screen: Screen, grace_s: float, eng
                     tracker.idle()
                     continue
                 log.write(line + b"\n")
+                if verbose:
+                    screen.show(line.decode("utf-8", errors="replace"), Style.DIM)
                 tracker.line(line.decode("utf-8", errors="replace"))
         except SystemExit:
+            screen.draw([])
             screen.show(f"stopping: a stage that trains has {grace_s:g} s to write a checkpoint", Style.DIM)
             raise
         status = graph.wait()
@@ -244,12 +332,17 @@ def _end(started: subprocess.Popen[bytes], grace_s: float) -> None:
 
 def _run_graph(params: Path, pipeline_root: str, journal: Path, *, containers: bool) -> None:
     """Run every task of the graph, one after the other, in this environment or each in a container of its image."""
+    # Standard output is a pipe here: without this, lines would arrive in blocks of 8 KiB.
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    with nullcontext() if containers else forked_stages():
+        _run_tasks(params, pipeline_root, journal, containers=containers)
+
+
+def _run_tasks(params: Path, pipeline_root: str, journal: Path, *, containers: bool) -> None:
     from kfp import local
 
     from pipelines.graph import local_graph
 
-    # Standard output is a pipe here: without this, lines would arrive in blocks of 8 KiB.
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     graph = local_graph(stage_sections(load_params(params)))
     journal.write_text(json.dumps({"event": "planned", "tasks": STAGES}) + "\n", encoding="utf-8")
     if containers:

@@ -13,10 +13,10 @@ from components.shared import jsonl, lineage
 from components.shared.execution import Revision
 from components.shared.page import percent
 from components.shared.problem import problems_file, splits_in
+from pipelines.run.history import FIGURES, PAGE
 from pipelines.run.journal import Task
 from pipelines.run.screen import Screen, Style
 
-PAGE, FIGURES = "report.html", "summary.json"
 _FILES = {
     "figures": FIGURES,
     "params": "params.yaml",
@@ -39,7 +39,8 @@ def write(folder: Path, tasks: Sequence[Task], exit_code: int) -> None:
         **{f"{model}_training": outputs[f"train_{model}"]["training"] for model in ("sft", "grpo")},
         "validation": outputs["validate_data"]["validation"],
     }
-    seconds = {task.name: task.seconds for task in tasks if task.seconds is not None}
+    seconds = {task.name: task.seconds for task in tasks if task.seconds is not None and not task.reused_from}
+    reused = {task.name: task.reused_from for task in tasks if task.reused_from}
     version = jsonl.read_json(outputs["register"]["registration"] / "version.json") if exit_code == 0 else None
     timings = outputs["train_grpo"]["timings"]
     made_by = lineage.read(outputs["report"]["report"])
@@ -54,7 +55,7 @@ def write(folder: Path, tasks: Sequence[Task], exit_code: int) -> None:
         "params_file": lineage.value_digest(stage_sections(params)),
         **{split: lineage.file_digest(problems_file(problems, split)) for split in splits_in(problems)},
     }
-    added = {"digests": digests, "version": version, "seconds": seconds, "exit": exit_code}
+    added = {"digests": digests, "version": version, "seconds": seconds, "reused_from": reused, "exit": exit_code}
     jsonl.write_json(folder / FIGURES, {**figures, **added})
 
 

@@ -121,23 +121,34 @@ def test_noise_is_kept_off_the_screen(run: Run, line: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "in_logs", "on_a_terminal"),
+    ("line", "shown"),
     [
-        ("    prepare_data: tiny with [1,000] weights", "tiny with [1,000] weights", "tiny with [1,000] weights"),
-        ("    prepare_data 2/4  accuracy 0.5  0:01 left", "2/4  accuracy 0.5  0:01 left", None),
-        ("    prepare_data 4/4  accuracy 0.5  done in 0:02", *["4/4  accuracy 0.5  done in 0:02"] * 2),
+        ("    prepare_data: tiny with [1,000] weights", "tiny with [1,000] weights"),
+        ("    prepare_data 2/4  accuracy 0.5  0:01 left", "2/4  accuracy 0.5  0:01 left"),
+        ("    prepare_data 4/4  accuracy 0.5  done in 0:02", "4/4  accuracy 0.5  done in 0:02"),
     ],
 )
+@pytest.mark.parametrize("screen", [io.StringIO, Terminal])
 def test_messages_are_shown_without_the_name_of_their_stage(
-    tmp_path: Path, line: str, in_logs: str, on_a_terminal: str | None
+    tmp_path: Path, screen: type[io.StringIO], line: str, shown: str
 ) -> None:
-    """The header above has it; where a live bar is drawn, its lines but for the last are left out."""
-    for screen, expected in ((io.StringIO(), in_logs), (Terminal(), on_a_terminal)):
-        (tmp_path / "journal.jsonl").unlink(missing_ok=True)
-        run = Run(tmp_path, screen)
-        run.tracker.line(line)
-        assert expected is None or expected in run.screen.getvalue()
-        assert len(run.lines()) == 1 + (expected is not None)
+    """The header above has it."""
+    run = Run(tmp_path, screen())
+    run.tracker.line(line)
+    assert run.lines()[1:] == [shown]
+
+
+def test_on_a_terminal_progress_makes_room_for_what_follows(tmp_path: Path) -> None:
+    """It stands below all messages, and is erased before another line is written."""
+    run = Run(tmp_path, Terminal())
+    run.tracker.line("    prepare_data 2/4  accuracy 0.5  0:01 left")
+    run.tracker.line("    prepare_data: half done")
+    run.journal(stage="prepare_data", event="finished", seconds=1.0, metrics={})
+    run.wait()
+    written = run.screen.getvalue()
+    erase = "\r\x1b[1A\x1b[J"
+    assert written.index("2/4") < written.index(erase) < written.index("half done") < written.rindex("0:01 left")
+    assert written.rindex("0:01 left") < written.rindex(erase) < written.index("took")
 
 
 def test_colour_is_for_terminals_that_did_not_refuse_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from components.shared import durable
 from components.shared.errors import PipelineError, RetryableError
-from components.shared.work import Checkpoint, CheckpointWriter, latest_checkpoint
+from components.shared.work import Checkpoint, CheckpointWriter, best_checkpoint, latest_checkpoint
 
 _FILES = ("weights/part.bin", "optimizer.bin", "state.json")
 
@@ -160,7 +160,7 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path, other: dict[str,
     ("keep_last", "scores", "kept"),
     [
         (2, [None, None, None], {2, 3}),
-        (1, [0.9, 0.9, 0.3], {2, 3}),  # of equals the later
+        (1, [0.9, 0.9, 0.3], {1, 3}),  # of equals the first
         (1, [-0.5, None, None], {1, 3}),
         (1, [0.0, -1.0, -2.0], {1, 3}),
         (3, [0.9, 0.1, 0.1, 0.1, 0.1], {1, 3, 4, 5}),
@@ -183,6 +183,18 @@ def test_the_best_is_kept_only_on_request_and_with_a_readable_score(tmp_path: Pa
     _cut(tmp_path / "asked/step-000002/manifest.json")
     _save(tmp_path / "asked", 3, keep_last=1, keep_best=True, score_3=0.1)
     assert _names(tmp_path / "asked") == {"step-000001", "step-000003"}
+
+
+def test_the_best_is_read_and_a_damaged_one_skipped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of equals it is the first; there is none where no checkpoint has a score."""
+    assert best_checkpoint(tmp_path, stage="train") is None
+    _save(tmp_path, 1)
+    assert best_checkpoint(tmp_path, stage="train") is None
+    _save(tmp_path, 2, 3, 4, score_2=0.5, score_3=0.9, score_4=0.9)
+    assert best_checkpoint(tmp_path, stage="train") == Checkpoint(3, tmp_path / "step-000003", 0.9)
+    _cut(tmp_path / "step-000003/state.json")
+    assert best_checkpoint(tmp_path, stage="train") == Checkpoint(4, tmp_path / "step-000004", 0.9)
+    assert "step-000003" in capsys.readouterr().out
 
 
 def test_a_resumed_run_replaces_later_checkpoints(tmp_path: Path) -> None:

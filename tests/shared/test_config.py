@@ -287,7 +287,7 @@ def test_values_from_elsewhere_are_named_without_a_line() -> None:
             "params.yaml:2: train_sft.model.base: no such preset; accepted: ",
         ),
         ("train_gpro: {}\n", "params.yaml:2: train_gpro: unknown key; did you mean `train_grpo`?"),
-        ("report: {gate: {target: null}}\n", "params.yaml:2: report.gate.target: required key is missing"),
+        ("prepare_data: {sources: null}\n", "params.yaml:2: prepare_data.sources: required key is missing"),
     ],
 )
 def test_what_is_wrong_with_the_whole_file_is_one_line(tmp_path: Path, overlay: str, message: str) -> None:

@@ -19,7 +19,7 @@ _VALUES = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rows=st.lists(st.dictionaries(_TEXTS, _VALUES, max_size=4), max_size=4))
 def test_values_come_back_as_they_were_written(tmp_path: Path, rows: list[dict[str, Any]]) -> None:
     """Any JSON object is one line, whatever line ends its texts hold; a file read and written again is the same."""

@@ -213,7 +213,9 @@ def test_the_journal_has_the_start_and_the_end_of_a_stage(folders: dict[str, Pat
     outputs = {name: str(folders[name]) for name in ("first", "second")}
     assert started == {"stage": "copy", "event": "started", "outputs": outputs}
     assert finished.pop("seconds") >= 0
-    assert finished == {"stage": "copy", "event": "finished", "metrics": {"files": 2.0}}
+    digests = {name: lineage.digest(folders[name]) for name in ("first", "second")}
+    made = {"metrics": {"files": 2.0}, "digests": digests, "code": {}}
+    assert finished == {"stage": "copy", "event": "finished", **made}
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
 from scipy.stats import binom, binomtest, norm
@@ -21,7 +21,6 @@ from components.shared.statistics import (
 )
 
 
-@settings(deadline=None)
 @given(st.integers(1, 500).flatmap(lambda total: st.tuples(st.integers(0, total), st.just(total))))
 def test_wilson_interval_contains_the_estimate(counts: tuple[int, int]) -> None:
     """It never leaves [0, 1], never excludes the observed proportion, and is scipy's for whole numbers."""
@@ -52,7 +51,6 @@ def test_mcnemar_is_a_binomial_tail_of_discordant_problems(only_first: int, only
 COUNTS = st.tuples(*[st.integers(0, 60)] * 4).filter(any).map(lambda counts: PairedCounts(*counts))
 
 
-@settings(deadline=None)
 @given(COUNTS, st.floats(-0.9, 0.9))
 def test_paired_p_value_is_the_score_test_under_the_likeliest_discordance(counts: PairedCounts, gain: float) -> None:
     """The closed form is the maximum that a search over all fractions of discordant problems finds."""
@@ -81,7 +79,6 @@ def test_paired_interval_contains_the_published_one() -> None:
     assert 0.517 < high < 0.58
 
 
-@settings(deadline=None)
 @given(COUNTS, st.sampled_from([0.01, 0.05, 0.1]))
 def test_bound_and_p_value_say_the_same(counts: PairedCounts, level: float) -> None:
     """Every gain below the bound is rejected, none above it; swapping the models mirrors the interval."""
@@ -119,7 +116,6 @@ def test_holm_divides_the_level_by_the_hypotheses_that_are_left() -> None:
     assert holm_levels({"a": 0.04}, 0.05) == {"a": 0.05}
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 1), min_size=1, max_size=200))
 def test_one_sample_per_problem_gives_wilson(answers: list[int]) -> None:
     """With nothing to cluster the interval of means is the interval of the proportion."""

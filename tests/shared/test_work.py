@@ -1,5 +1,6 @@
 """Unfinished work: kept until the stage has finished, resumed by the same work alone, and never abandoned silently."""
 
+import json
 import multiprocessing
 import os
 import re
@@ -15,8 +16,9 @@ import pytest
 
 from components.shared import durable, lineage, work
 from components.shared.config import Config, Operational
-from components.shared.environment import WORK_VARIABLE
+from components.shared.environment import JOURNAL_VARIABLE, WORK_VARIABLE
 from components.shared.errors import PipelineError, RetryableError
+from components.shared.lineage import Material
 from components.shared.stage import Stage, run
 from components.shared.work import WorkFolder
 from tests.lineages import made
@@ -39,6 +41,7 @@ class _Training:
     def __init__(self, folder: Path) -> None:
         self.folder, self.root = folder, folder / "work"
         self.calls: list[Path] = []
+        self.sources: dict[str, Material] = {}
         (folder / "source").mkdir()
         (folder / "source/text.txt").write_text("text")
 
@@ -65,7 +68,8 @@ class _Training:
                 raise failure
             return {"done": float(done)}
 
-        stage = Stage(name, train, _TrainConfig, ("source",), ("model",), has_work=True)
+        sources = dict(self.sources)
+        stage = Stage(name, train, _TrainConfig, ("source",), ("model",), has_work=True, sources=lambda config: sources)
         folders = {"source": self.folder / source, "model": self.folder / output}
         return run(stage, _TrainConfig(**config), folders, owner="run 0f1e2d3c")["done"]
 
@@ -98,6 +102,28 @@ def test_unfinished_work_is_kept_until_the_stage_has_finished(training: _Trainin
     assert (training.folder / "out/model/weights.txt").read_text() == "trained"
     assert training.unfinished() == []
     assert training.run() == 0
+
+
+def test_the_journal_names_the_folder_in_which_a_training_can_be_watched(
+    training: _Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It names the run, too. Without a checkpoint there is nothing to resume, and the folder is removed."""
+    journal = training.folder / "evening/journal.jsonl"
+    journal.parent.mkdir()
+    monkeypatch.setenv(JOURNAL_VARIABLE, str(journal))
+    seen: list[dict[str, str]] = []
+
+    def train(config: _TrainConfig, *, model: Path, work: Path) -> dict[str, float]:
+        event = json.loads(journal.read_text().splitlines()[-1])
+        assert (event["event"], event["stage"], Path(event["folder"])) == ("work", "train", work.resolve())
+        seen.append(json.loads((work / "live/run.json").read_text()))
+        raise RetryableError("a peer was lost")
+
+    stage = Stage("train", train, _TrainConfig, (), ("model",), has_work=True)
+    with pytest.raises(RetryableError):
+        run(stage, _TrainConfig(), {"model": training.folder / "out/model"})
+    assert seen == [{"name": "evening", "stage": "train"}]
+    assert training.unfinished() == []
 
 
 def test_work_is_kept_when_outputs_cannot_be_renamed(training: _Training, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,7 +166,7 @@ def test_only_the_same_work_is_resumed(training: _Training, monkeypatch: pytest.
     assert training.run() == 0
     text.write_text("text")
     with monkeypatch.context() as changed:
-        changed.setattr(lineage, "code_digest", lambda: "another loss")
+        changed.setattr(lineage, "stage_files", lambda stage: {"train_grpo/loss.py": "another"})
         assert training.run() == 0
     (training.folder / "source").rename(training.folder / "moved")
     lineage.write(training.folder / "moved", made("another"))
@@ -265,8 +291,7 @@ def test_unfinished_work_that_is_not_resumed_is_listed(
     assert training.run(seed=1, num_steps=4, num_processes=8) == 0
     assert capsys.readouterr().out == f"{line}train.num_steps: 3 -> 4; train.seed: 0 -> 1\n{_ADVICE}"
     (training.folder / "source/text.txt").write_text("TEXT")
-    files = lineage.code_files()
-    monkeypatch.setattr(lineage, "code_files", lambda: {**files, "train_grpo/loss.py": "another", "new.py": "new"})
+    monkeypatch.setattr(lineage, "stage_files", lambda stage: {"train_grpo/loss.py": "another", "new.py": "new"})
     training.run()
     difference = "the input `source`; the code of components/new.py, components/train_grpo/loss.py"
     assert capsys.readouterr().out == f"{line}{difference}\n{_ADVICE}"
@@ -281,6 +306,22 @@ def test_work_that_is_in_use_or_resumed_is_not_listed(training: _Training, capsy
     assert capsys.readouterr().out == ""
 
 
+def test_work_with_a_file_of_the_user_starts_again_when_it_has_changed(
+    training: _Training, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Such as a reward: what was learned from another one is not gone on with. It is in the lineage."""
+    training.sources = {"mine:reward": Material(sha256="1")}
+    training.fail()
+    training.sources = {"mine:reward": Material(sha256="2")}
+    assert training.run() == 0
+    assert "is not resumed: the input `mine:reward`" in capsys.readouterr().out
+    made_by = lineage.read(training.folder / "out/model")
+    assert made_by is not None
+    assert made_by.work.materials == training.sources
+    training.sources = {"mine:reward": Material(sha256="1")}
+    assert training.run() == 3
+
+
 def test_of_much_unfinished_work_the_longest_is_listed(
     training: _Training, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -288,8 +329,7 @@ def test_of_much_unfinished_work_the_longest_is_listed(
     folders = [training.fail(seed=number) for number in range(5)]
     (folders[4] / "checkpoints/step-000060").mkdir()
     (folders[4] / "fingerprint.json").unlink()
-    files = lineage.code_files()
-    monkeypatch.setattr(lineage, "code_files", lambda: {**files, **dict.fromkeys("abcde", "")})
+    monkeypatch.setattr(lineage, "stage_files", lambda stage: dict.fromkeys("abcde", ""))
     capsys.readouterr()
     training.run(seed=9)
     first, *others, advice = capsys.readouterr().out.splitlines()

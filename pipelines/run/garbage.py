@@ -1,0 +1,80 @@
+"""What `grpo-pipeline gc` removes: unfinished work that nobody can resume, artifacts of runs that failed, old runs.
+
+Registries, their storage, the run started last and whatever a process is using always stay.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from components.shared import durable, lineage
+from components.shared.work import fingerprint_in, last_step, reserved
+from pipelines.run.history import ARTIFACTS, OUTPUTS, Run, runs
+from pipelines.run.listing import disk, remove_run, size
+
+
+@dataclass(frozen=True)
+class Garbage:
+    """Something that can be removed."""
+
+    path: Path
+    reason: str
+    run: Run | None = None
+    """The run that it is, as a whole; None for a part of one, and for unfinished work."""
+
+
+def collect(*, keep: int | None, dry: bool, outputs: Path = OUTPUTS) -> int:
+    """Remove all garbage, or with `dry` only print it; return the bytes that this frees.
+
+    Without `keep` no run is removed as a whole; with it, all but the newest `keep` runs are, but for running ones.
+    """
+    freed = 0
+    for each in garbage(runs(outputs), keep=keep, outputs=outputs):
+        number = disk(each.path)[1]
+        if not dry and not _remove(each):
+            continue
+        freed += number
+        print(f"{'would remove' if dry else 'removed'} {each.path} ({size(number)}): {each.reason}")
+    print(f"{size(freed)} {'would be freed' if dry else 'freed'}")
+    return freed
+
+
+def garbage(every: Sequence[Run], *, keep: int | None, outputs: Path) -> Iterator[Garbage]:
+    """Yield what can be removed; `every` run, the newest first."""
+    old = every[max(1, keep) :] if keep is not None else []
+    for run in old:
+        if not run.is_running:
+            yield Garbage(run.folder, f"older than the newest {keep}", run)
+    finished = [run.started for run in every if run.state == "finished"]
+    for run in every[1:]:
+        failed = run.state != "finished" and not run.is_running and any(run.started < start for start in finished)
+        trained = run.stages.get("train_grpo")
+        has_policy = trained is not None and trained.finished is not None  # which may be nowhere else
+        if run not in old and failed and not has_policy and (run.folder / ARTIFACTS).is_dir():
+            yield Garbage(run.folder / ARTIFACTS, f"the run {run.state}, and a later one has finished")
+    yield from _abandoned(outputs / "work")
+
+
+def _abandoned(root: Path) -> Iterator[Garbage]:
+    """Unfinished work of code that this checkout does not have any more, or without anything to resume."""
+    for folder in sorted(root.glob("*/[!.]*/")):
+        stage = folder.parent.name
+        recorded = fingerprint_in(folder)
+        if last_step(folder) is None:
+            yield Garbage(folder, "has no checkpoint")
+        elif recorded is None or recorded.get("files") != lineage.stage_files(stage):
+            yield Garbage(folder, f"step {last_step(folder)} of other code, which cannot be resumed")
+
+
+def _remove(each: Garbage) -> bool:
+    """Remove something unless a process has begun to use it; return whether it is gone."""
+    if each.run:
+        remove_run(each.run)
+    elif each.path.name == ARTIFACTS:
+        durable.discard(each.path)
+    else:
+        with reserved(each.path) as is_free:
+            if not is_free:
+                return False
+            durable.discard(each.path)
+    return True

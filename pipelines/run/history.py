@@ -1,0 +1,181 @@
+"""The runs on this machine, as their folders record them: one reader for `runs`, the index and later runs.
+
+<outputs>/runs/<name>/   params.yaml, journal.jsonl, kfp.log, artifacts/ and, where the report was made, report.html and
+                         summary.json; locked by `run.lock` while the run goes on
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from components.shared import durable, jsonl
+from components.shared.errors import PipelineError, RetryableError
+
+OUTPUTS = Path("outputs")
+LATEST = "latest"
+"""Names the run that was started last."""
+PARAMS, JOURNAL, LOG, ARTIFACTS, LOCK = "params.yaml", "journal.jsonl", "kfp.log", "artifacts", "run.lock"
+PAGE, FIGURES = "report.html", "summary.json"
+_NAME = re.compile(r"(\d{8}T\d{6}Z)-(.+)")
+_NUM_NAMED = 5
+_TRY_AGAIN = RetryableError.exit_code
+
+
+@dataclass(frozen=True)
+class StageRun:
+    """One stage of a run, as far as it got."""
+
+    name: str
+    outputs: Mapping[str, Path]
+    """Folders of its outputs, complete only where it is finished."""
+    finished: Mapping[str, Any] | None = None
+    """What the journal says of its end; None where it did not get there."""
+    error: Mapping[str, Any] | None = None
+    """What the journal says of its failure; None for one that ended without a word, or well."""
+    work: Path | None = None
+    """Folder of unfinished work; None for a stage without one."""
+
+    @property
+    def seconds(self) -> float | None:
+        """What it took, in the run that computed it; None where it is not finished."""
+        return None if self.finished is None else self.finished.get("seconds", 0.0)
+
+    @property
+    def end(self) -> str:
+        """How a stage has ended that is not finished: `failed`, or `stopped` where the same may work another time."""
+        return "stopped" if (self.error or {}).get("exit_code", _TRY_AGAIN) == _TRY_AGAIN else "failed"
+
+    @property
+    def reused_from(self) -> str | None:
+        """Name of the earlier run whose outputs it took; None where it computed them itself."""
+        return None if self.finished is None else self.finished.get("reused_from")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run, as far as it got."""
+
+    folder: Path
+    params: str
+    """Name of its params file."""
+    started: datetime
+    events: Sequence[Mapping[str, Any]] = field(repr=False)
+    figures: Mapping[str, Any] = field(repr=False)
+    """Content of summary.json; empty where the report was not made."""
+
+    @property
+    def name(self) -> str:
+        """Name of its folder."""
+        return self.folder.name
+
+    @property
+    def verdict(self) -> Mapping[str, Any]:
+        """The verdict of the gate; empty where there is none."""
+        return self.figures.get("verdict") or {}
+
+    @property
+    def version(self) -> Mapping[str, Any]:
+        """The version that it registered; empty for none."""
+        return self.figures.get("version") or {}
+
+    @cached_property
+    def is_running(self) -> bool:
+        """Whether a process is at work on it."""
+        lock = self.folder / LOCK
+        return lock.is_file() and durable.is_locked(lock)
+
+    @cached_property
+    def stages(self) -> dict[str, StageRun]:
+        """Every stage that was begun, by name."""
+        made: dict[str, StageRun] = {}
+        for event in self.events:
+            name, kind = event.get("stage"), event.get("event")
+            if kind == "started" and name:
+                outputs = {key: Path(path) for key, path in event.get("outputs", {}).items()}
+                made[name] = StageRun(name, outputs)
+            elif name:
+                before = made.get(name) or StageRun(name, {})
+                made[name] = StageRun(
+                    name,
+                    before.outputs,
+                    finished=event if kind == "finished" else before.finished,
+                    error=event if kind == "failed" else before.error,
+                    work=Path(event["folder"]) if kind == "work" else before.work,
+                )
+        return made
+
+    @property
+    def unfinished(self) -> StageRun | None:
+        """The stage that was begun last, where it is not finished."""
+        last = next(reversed(self.stages.values()), None)
+        return last if last is not None and last.finished is None else None
+
+    @property
+    def state(self) -> str:
+        """`finished`, `running`, `failed at STAGE`, `stopped at STAGE` or `stopped`."""
+        if self.figures.get("exit") == 0:
+            return "finished"
+        if self.is_running:
+            return f"running {self.unfinished.name}" if self.unfinished else "running"
+        if self.unfinished is None:
+            return "stopped"
+        return f"{self.unfinished.end} at {self.unfinished.name}"
+
+
+def runs(outputs: Path = OUTPUTS) -> list[Run]:
+    """Return all runs in a folder of outputs, the newest first."""
+    return sorted(_runs(outputs), key=lambda run: (run.started, run.name), reverse=True)
+
+
+def read_run(folder: Path) -> Run | None:
+    """Return the run in a folder; None where its name is not that of a run."""
+    match = _NAME.fullmatch(folder.name)
+    if match is None:
+        return None
+    figures: Mapping[str, Any] = {}
+    with suppress(PipelineError):  # one that is missing, or half written
+        figures = jsonl.read_json(folder / FIGURES)
+    started = datetime.strptime(match[1], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
+    return Run(folder, match[2], started, list(_events(folder / JOURNAL)), figures)
+
+
+def resolve(name: str, outputs: Path = OUTPUTS) -> Path:
+    """Return the folder of a run by `latest` (the one started last), its name, a part of that, or its path.
+
+    PipelineError where there is no such run, or several have that part in their names.
+    """
+    names = sorted((each.name for each in (outputs / "runs").glob("*/") if _NAME.fullmatch(each.name)), reverse=True)
+    if not names:
+        raise PipelineError(f"{outputs / 'runs'}: there are no runs; `grpo-pipeline run` makes one")
+    path = Path(name)
+    wanted = path.resolve().name if path.is_symlink() else path.name  # outputs/latest is a link
+    matching = names[:1] if name == LATEST else [each for each in names if each == wanted]
+    matching = matching or [each for each in names if wanted and wanted in each]
+    if len(matching) == 1:
+        return outputs / "runs" / matching[0]
+    listed = ", ".join([*(matching or names)[:_NUM_NAMED], *(["..."] if len(matching or names) > _NUM_NAMED else [])])
+    if matching:
+        raise PipelineError(f"{name}: {len(matching)} runs have this in their names: {listed}")
+    raise PipelineError(f"{name or repr(name)}: no such run in {outputs / 'runs'}; there are {listed}")
+
+
+def _runs(outputs: Path) -> Iterator[Run]:
+    for folder in (outputs / "runs").glob("*/"):
+        run = read_run(folder)
+        if run is not None:
+            yield run
+
+
+def _events(journal: Path) -> Iterator[Mapping[str, Any]]:
+    """What the journal says; a line that is half written is skipped."""
+    for line in journal.read_text(encoding="utf-8", errors="replace").splitlines() if journal.is_file() else ():
+        with suppress(ValueError):
+            event = json.loads(line)
+            if isinstance(event, dict):
+                yield event

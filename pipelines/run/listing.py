@@ -1,0 +1,245 @@
+"""What the commands `grpo-pipeline runs` do: list, show, compare, open and remove the runs of this machine."""
+
+import argparse
+import os
+import stat
+import webbrowser
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from components.shared import durable
+from components.shared.errors import PipelineError
+from components.shared.lineage import flat
+from components.shared.page import percent
+from components.shared.work import last_step
+from pipelines.run.history import FIGURES, JOURNAL, LOG, OUTPUTS, PAGE, PARAMS, Run, StageRun, read_run, resolve, runs
+from pipelines.run.screen import duration
+from pipelines.tables import changed_settings, print_json, print_labelled, print_table
+
+_MODELS = {"base": "base", "sft": "SFT", "grpo": "GRPO"}
+
+
+def list_runs(options: argparse.Namespace) -> int:
+    """List all runs, the newest first."""
+    every = [_summary(run) for run in runs()]
+    if options.json:
+        print_json(every)
+    elif not every:
+        print(f"{OUTPUTS / 'runs'} has no runs")
+    else:
+        header = ("run", "state", *_MODELS.values(), "gate", "version", "size", "freed by rm")
+        rows = [
+            (
+                each["name"],
+                each["state"],
+                *(_accuracy(each["accuracy"], model) for model in _MODELS),
+                each["gate"] or "-",
+                each["version"] or "-",
+                size(each["bytes"]),
+                size(each["bytes_freed"]),
+            )
+            for each in every
+        ]
+        print_table(header, rows)
+    return 0
+
+
+def show(options: argparse.Namespace) -> int:
+    """Show one run with its stages."""
+    run = _read(options.run)
+    if options.json:
+        print_json({**_summary(run), "stages": _stages(run), "settings": _settings(run), "files": _files(run)})
+        return 0
+    facts = _summary(run)
+    gate = f", gate {facts['gate']}" if facts["gate"] else ""
+    print(f"{run.name}: {run.state}{gate}{', ' + facts['version'] if facts['version'] else ''}")
+    for stage in run.stages.values():
+        print_labelled(stage.name, _told(stage))
+    print_labelled("accuracy", _accuracies(run))
+    print_labelled("changed keys", (f"{key}: {value}" for key, value in changed_settings(_settings(run)).items()))
+    print_labelled("disk", [f"{size(facts['bytes'])}, of which rm frees {size(facts['bytes_freed'])}"])
+    print_labelled("files", _files(run).values())
+    return 0
+
+
+def compare(options: argparse.Namespace) -> int:
+    """Show how two runs differ."""
+    first, second = map(_read, options.runs)
+    settings = [_settings(run) for run in (first, second)]
+    params = {
+        key: [each.get(key) for each in settings]
+        for key in {**settings[0], **settings[1]}
+        if settings[0].get(key) != settings[1].get(key)
+    }
+    accuracies, seconds = ([read(run) for run in (first, second)] for read in (_scores, _seconds))
+    if options.json:
+        names = [first.name, second.name]
+        print_json({"runs": names, "params": params, "accuracy": accuracies, "seconds": seconds})
+        return 0
+    print(f"{first.name} -> {second.name}")
+    print_labelled("params", [f"{key}: {old} -> {new}" for key, (old, new) in params.items()] or ["same"])
+    print_labelled("accuracy", _side_by_side(accuracies, percent))
+    print_labelled("times", _side_by_side(seconds, duration))
+    return 0
+
+
+def open_report(options: argparse.Namespace) -> int:
+    """Open the report of a run, and print where it is."""
+    run = _read(options.run)
+    page = run.folder / PAGE
+    if not page.is_file():
+        raise PipelineError(f"{page}: there is no report yet: the run is {run.state}")
+    print(page)
+    webbrowser.open(page.resolve().as_uri())
+    return 0
+
+
+def remove(options: argparse.Namespace) -> int:
+    """Remove runs."""
+    chosen = {run.name: run for run in map(_read, options.runs)}
+    for run in chosen.values():
+        if run.is_running:
+            raise PipelineError(f"{run.name}: is running; stop it first")
+    for run in chosen.values():
+        print(f"{run.name}: {run.state}, frees {size(disk(run.folder)[1])}")
+    if not options.yes and not _agreed():
+        print("nothing was removed")
+        return 1
+    for run in chosen.values():
+        remove_run(run)
+    return 0
+
+
+def _agreed() -> bool:
+    try:
+        return input("remove? [y/N] ").strip().lower() == "y"
+    except EOFError:
+        raise PipelineError("runs rm: no terminal to ask for confirmation; pass --yes") from None
+
+
+def remove_run(run: Run) -> None:
+    """Remove a run that is not running, and have outputs/latest name the newest run with a report that is left."""
+    durable.discard(run.folder)
+    outputs = run.folder.parents[1]
+    latest = outputs / "latest"
+    if latest.is_symlink() and not latest.exists():
+        with_report = [each.folder for each in runs(outputs) if each.figures]
+        latest.unlink()
+        if with_report:
+            latest.symlink_to(with_report[0].relative_to(outputs))
+
+
+def disk(folder: Path) -> tuple[int, int]:
+    """Return the bytes of all files in a folder, and those that its removal frees: others may link to the rest."""
+    links: Counter[tuple[int, int]] = Counter()
+    files: dict[tuple[int, int], os.stat_result] = {}
+    for _, status in durable.walk(folder):
+        if stat.S_ISREG(status.st_mode):
+            links[status.st_dev, status.st_ino] += 1
+            files[status.st_dev, status.st_ino] = status
+    freed = sum(status.st_size for key, status in files.items() if links[key] >= status.st_nlink)
+    return sum(status.st_size for status in files.values()), freed
+
+
+def size(number: float) -> str:
+    """Return bytes as people say them: `3.2 MB`."""
+    for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if number >= factor:
+            return f"{number / factor:.1f} {unit}"
+    return f"{number:.0f} bytes"
+
+
+def _read(name: str) -> Run:
+    run = read_run(resolve(name))
+    assert run is not None
+    return run
+
+
+def _summary(run: Run) -> dict[str, Any]:
+    size_bytes, freed = disk(run.folder)
+    passed = run.verdict.get("passed")
+    return {
+        "name": run.name,
+        "started": run.started.isoformat(),
+        "params": run.params,
+        "state": run.state,
+        "accuracy": _scores(run),
+        "gate": None if passed is None else "passed" if passed else "missed",
+        "version": run.version.get("tag"),
+        "bytes": size_bytes,
+        "bytes_freed": freed,
+    }
+
+
+def _scores(run: Run) -> dict[str, float]:
+    """Accuracies by model and source, `grpo.gsm8k`; that of the gate's first target by model alone as well."""
+    models = run.figures.get("models") or {}
+    target = (run.verdict.get("target") or {}).get("source")
+    scores = {f"{model}.{source}": each["accuracy"] for model in models for source, each in models[model].items()}
+    return {**{model: each[target]["accuracy"] for model, each in models.items() if target in each}, **scores}
+
+
+def _seconds(run: Run) -> dict[str, float]:
+    return {name: stage.seconds for name, stage in run.stages.items() if stage.seconds is not None}
+
+
+def _stages(run: Run) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": stage.name,
+            "seconds": stage.seconds,
+            "reused_from": stage.reused_from,
+            "error": stage.error and stage.error["error"],
+            "outputs": {name: str(path) for name, path in stage.outputs.items()},
+        }
+        for stage in run.stages.values()
+    ]
+
+
+def _told(stage: StageRun) -> Iterator[str]:
+    if stage.reused_from:
+        yield f"unchanged: from {stage.reused_from}"
+    elif stage.seconds is not None:
+        yield f"took {duration(stage.seconds)}"
+    elif stage.error:
+        yield f"{stage.end}: {stage.error['error']}"
+    else:
+        yield "not finished"
+    step = last_step(stage.work) if stage.work and not stage.finished else None
+    if step is not None:
+        yield f"step {step} is saved in {stage.work}"
+
+
+def _settings(run: Run) -> dict[str, str]:
+    path = run.folder / PARAMS
+    sections = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return {key: value for name, section in (sections or {}).items() for key, value in flat(name, section)}
+
+
+def _files(run: Run) -> dict[str, str]:
+    named = {"report": PAGE, "figures": FIGURES, "params": PARAMS, "journal": JOURNAL, "log": LOG}
+    return {what: str(run.folder / name) for what, name in named.items() if (run.folder / name).is_file()}
+
+
+def _accuracies(run: Run) -> Iterator[str]:
+    models = run.figures.get("models") or {}
+    for source in models.get("grpo", {}):
+        yield f"{source}: " + " -> ".join(
+            f"{name} {percent(models[model][source]['accuracy'])}" for model, name in _MODELS.items()
+        )
+
+
+def _accuracy(scores: Mapping[str, float], model: str) -> str:
+    return percent(scores[model]) if model in scores else "-"
+
+
+def _side_by_side(values: Sequence[Mapping[str, float]], show: Any) -> list[str]:
+    first, second = values
+    both = [name for name in {**first, **second} if "." in name or name not in _MODELS]
+    return [
+        f"{name}: {' -> '.join(show(each[name]) if name in each else '-' for each in (first, second))}" for name in both
+    ]

@@ -1,0 +1,65 @@
+"""The params of a run: those of a file, with single keys set on the command line."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from components.preflight.config import Params, wrong_params
+from components.shared.config import read_params
+from components.shared.errors import PipelineError, raise_all
+
+
+def load(path: Path, settings: Sequence[str] = ()) -> Params:
+    """Return the params in a file with settings such as `train_grpo.num_steps=10`, whose values are YAML.
+
+    `null` resets a key to its default; a number in a key names an item of a list, from 0. A PipelineError names all
+    that is wrong, in the file with its line, in a setting with its key.
+    """
+    values = read_params(path)
+    keys = [_set(values, setting) for setting in settings]
+    wrong = zip(wrong_params(values, path), wrong_params(values), strict=True)
+    raise_all([f"--set {line}" if _is_about(line, keys) else placed for placed, line in wrong])
+    return Params.model_validate(values)
+
+
+def _is_about(line: str, keys: Sequence[str]) -> bool:
+    name = line.partition(":")[0]
+    return any(name == key or name.startswith(f"{key}.") or key.startswith(f"{name}.") for key in keys)
+
+
+def _set(values: Any, setting: str) -> str:
+    """Set one key in the sections and return its name."""
+    name, equals, text = setting.partition("=")
+    if not equals or not name:
+        raise PipelineError(f"--set {setting}: write KEY=VALUE, such as train_grpo.num_steps=10")
+    try:
+        new = yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise PipelineError(f"--set {setting}: the value is not valid YAML; put it into quotes") from None
+    *parents, last = name.split(".")
+    if not parents:
+        raise PipelineError(f"--set {setting}: name a key of a stage, such as train_grpo.num_steps")
+    for part in parents:
+        values = _inside(values, part, name)
+    if isinstance(values, list):
+        _inside(values, last, name)
+        values[int(last)] = new
+    elif new is None:
+        values.pop(last, None)
+    else:
+        values[last] = new
+    return name
+
+
+def _inside(values: Any, part: str, name: str) -> Any:
+    """The mapping, list or value below a part of a key; a mapping is made where there is none."""
+    if isinstance(values, list):
+        if not part.isdecimal() or int(part) >= len(values):
+            raise PipelineError(f"--set {name}: the list has items 0 to {len(values) - 1}, no `{part}`")
+        return values[int(part)]
+    below = values.setdefault(part, {})
+    if not isinstance(below, dict | list):
+        raise PipelineError(f"--set {name}: `{part}` is {below!r:.40} and has no keys of its own")
+    return below

@@ -1,0 +1,51 @@
+"""What the commands print: tables, labelled lines, JSON, and the settings that are not defaults."""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from components.shared.config import Config
+
+LABEL_WIDTH = 13
+
+
+def print_labelled(label: str, lines: Iterable[str]) -> None:
+    """Print lines beside a label, which stands before the first of them."""
+    for number, line in enumerate(lines):
+        print(f"{label if number == 0 else '':<{LABEL_WIDTH - 1}} {line}", flush=True)
+
+
+def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print rows below a header, each column as wide as its longest cell."""
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    for row in (header, *rows):
+        print("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def print_json(value: Any) -> None:
+    """Print a value as JSON that people can read as well."""
+    print(json.dumps(value, ensure_ascii=False, indent=2))
+
+
+def changed_settings(settings: Mapping[str, str]) -> dict[str, str]:
+    """Return those settings, JSON values by `stage.key`, that are not the defaults of this code."""
+    from components.preflight.config import STAGES, Params
+
+    models: dict[str, Any] = {stage: Params.model_fields[stage].annotation for stage in STAGES}
+    defaults = {key: value for stage, model in models.items() for key, value in _defaults(stage, model)}
+    return {key: value for key, value in settings.items() if defaults.get(key) != value}
+
+
+def _defaults(name: str, model: "type[Config]") -> Iterator[tuple[str, str]]:
+    """The default of each key of a config, as JSON; `name` is that of the config."""
+    from pydantic_core import to_jsonable_python
+
+    from components.shared.config import Config
+    from components.shared.lineage import flat
+
+    for key, field in model.model_fields.items():
+        if not field.is_required():
+            yield from flat(f"{name}.{key}", to_jsonable_python(field.get_default(call_default_factory=True)))
+        elif isinstance(field.annotation, type) and issubclass(field.annotation, Config):
+            yield from _defaults(f"{name}.{key}", field.annotation)

@@ -1,0 +1,184 @@
+"""The commands on the runs of this machine."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from components.shared import durable, lineage
+from components.shared.errors import PipelineError
+from components.shared.page import percent
+from pipelines.cli import main
+from pipelines.run.history import LOCK, resolve
+from pipelines.run.listing import disk
+from tests.pipelines.test_index import make_outputs
+
+FINISHED, FAILED = "20260102T030405Z-params", "20260103T030405Z-smoke"
+
+
+@pytest.fixture
+def outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Four runs: a finished one, one that failed, one that was stopped and one that did not begin."""
+    monkeypatch.chdir(tmp_path)
+    return make_outputs(tmp_path)
+
+
+def test_runs_are_listed_the_newest_first(outputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With their state, accuracies, verdict, version and size; the same as JSON."""
+    with (outputs / "runs" / FAILED / "weights").open("wb") as file:
+        file.truncate(5_000_000)
+    assert main(["runs", "list", "--json"]) == 0
+    runs = json.loads(capsys.readouterr().out)
+    assert [run["state"] for run in runs] == ["stopped", "stopped at prepare_data", "failed at evaluate", "finished"]
+    assert runs[2]["bytes"] >= 5_000_000
+    assert main(["runs", "list"]) == 0
+    header, *rows = capsys.readouterr().out.splitlines()
+    assert header.split() == ["run", "state", "base", "SFT", "GRPO", "gate", "version", "size", "freed", "by", "rm"]
+    assert [row.split()[0] for row in rows] == [run["name"] for run in runs]
+    assert percent(runs[3]["accuracy"]["grpo"]) in rows[3]
+    assert runs[3]["version"] == "grpo-policy@v0.0.1"
+    assert "5.0 MB" in rows[2]
+
+
+def test_a_run_is_found_by_part_of_its_name(outputs: Path) -> None:
+    """Or as the one started last; what is ambiguous or missing is refused with the names there are."""
+    assert resolve("0103T", outputs).name == FAILED
+    assert resolve("latest", outputs).name == "20260105T030405Z-empty"
+    (outputs / "latest").symlink_to(f"runs/{FINISHED}")
+    assert resolve("outputs/latest", outputs).name == FINISHED
+    assert resolve(str(outputs / "runs" / FAILED), outputs).name == FAILED
+    with pytest.raises(PipelineError, match="smoke: 2 runs have this in their names: 20260104T030405Z-smoke-2, "):
+        resolve("smoke", outputs)
+    with pytest.raises(PipelineError, match=r"nope: no such run in .*; there are 20260105T030405Z-empty, "):
+        resolve("nope", outputs)
+    for name in (FINISHED, FAILED, "20260105T030405Z-empty"):
+        durable.remove(outputs / "runs" / name)
+    with pytest.raises(PipelineError, match="'': no such run"):  # also where there is only one
+        resolve("", outputs)
+    with pytest.raises(PipelineError, match="there are no runs"):
+        resolve("latest", outputs / "runs")
+
+
+def test_a_run_is_shown_with_its_stages(outputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What each took, what was reused, where it failed and what is saved."""
+    events = [
+        {"stage": "train_sft", "event": "started", "outputs": {}},
+        {"stage": "train_sft", "event": "finished", "seconds": 61.0, "reused_from": "earlier"},
+        {"stage": "train_grpo", "event": "started", "outputs": {}},
+        {"stage": "train_grpo", "event": "work", "folder": str(outputs / "work")},
+        {"stage": "train_grpo", "event": "failed", "error": "no memory", "exit_code": 2},
+    ]
+    (outputs / "work/checkpoints/step-000040").mkdir(parents=True)
+    (outputs / "runs" / FAILED / "journal.jsonl").write_text("\n".join(map(json.dumps, events)))
+    (outputs / "runs" / FAILED / "params.yaml").write_text("train_grpo: {num_steps: 7, group_size: 8}")
+    assert main(["runs", "show", FAILED]) == 0
+    shown = capsys.readouterr().out
+    for line in (
+        f"{FAILED}: failed at train_grpo",
+        "train_sft    unchanged: from earlier",
+        "train_grpo   failed: no memory",
+        f"step 40 is saved in {outputs / 'work'}",
+        "changed keys train_grpo.num_steps: 7",
+    ):
+        assert line in shown
+    assert main(["runs", "show", FAILED, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["stages"][0]["reused_from"] == "earlier"
+
+
+def test_two_runs_are_compared(outputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Keys that differ, accuracies and times side by side."""
+    for name, steps in ((FINISHED, 7), (FAILED, 8)):
+        text = f"train_grpo: {{num_steps: {steps}, group_size: 4}}"
+        (outputs / "runs" / name / "params.yaml").write_text(text)
+    assert main(["runs", "compare", FINISHED, FAILED]) == 0
+    shown = capsys.readouterr().out
+    assert "params       train_grpo.num_steps: 7 -> 8\naccuracy" in shown
+    assert " -> -" in shown
+
+
+def test_removing_a_run_leaves_what_others_share(outputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Only bytes without another link are freed; `latest` names a run that is left."""
+    finished, failed = outputs / "runs" / FINISHED, outputs / "runs" / FAILED
+    (failed / "shared").write_bytes(bytes(1000))
+    os.link(failed / "shared", finished / "shared")
+    (failed / "own").write_bytes(bytes(100))
+    all_bytes, freed = disk(failed)
+    assert all_bytes - freed == 1000
+    (outputs / "latest").symlink_to(f"runs/{FAILED}")
+    assert main(["runs", "rm", FAILED, "--yes"]) == 0
+    assert f"{FAILED}: failed at evaluate, frees " in capsys.readouterr().out
+    assert not failed.exists()
+    assert (finished / "shared").read_bytes() == bytes(1000)
+    assert (outputs / "latest").resolve() == finished.resolve()
+
+
+def test_a_running_run_is_not_removed(
+    outputs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor any other one without a yes."""
+    folder = outputs / "runs" / FAILED
+    lock = durable.lock_folder(folder / LOCK)
+    assert main(["runs", "rm", FAILED, "--yes"]) == 2
+    assert capsys.readouterr().err == f"error: {FAILED}: is running; stop it first\n"
+    lock.release()
+    monkeypatch.setattr("builtins.input", lambda question: "n")
+    assert main(["runs", "rm", FAILED]) == 1
+    assert folder.is_dir()
+
+
+def test_the_report_is_opened_or_named(
+    outputs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its path is printed in any case: there may be no browser."""
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    page = outputs / "runs" / FINISHED / "report.html"
+    assert main(["runs", "open", FINISHED]) == 0
+    assert capsys.readouterr().out == f"{page.relative_to(Path.cwd())}\n"
+    assert opened == [page.as_uri()]
+    assert main(["runs", "open", FAILED]) == 2
+    assert "there is no report yet: the run is failed at evaluate" in capsys.readouterr().err
+
+
+def test_the_policy_of_a_run_that_failed_later_is_no_garbage(outputs: Path) -> None:
+    """Such as one that missed the gate: it is registered nowhere, and took the longest to make."""
+    failed = outputs / "runs/20260101T030405Z-params"
+    (failed / "artifacts").mkdir(parents=True)
+    events = [{"stage": "train_grpo", "event": "started"}, {"stage": "train_grpo", "event": "finished"}]
+    events += [{"stage": "report", "event": "started"}, {"stage": "report", "event": "failed", "error": "missed"}]
+    (failed / "journal.jsonl").write_text("\n".join(map(json.dumps, events)))
+    assert main(["gc"]) == 0
+    assert (failed / "artifacts").is_dir()
+
+
+def test_garbage_is_what_no_run_needs(outputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Artifacts of runs that failed before a finished one, unfinished work of other code, and old runs if asked."""
+    stopped, failed = outputs / "runs/20260101T030405Z-params", outputs / "runs" / FAILED
+    for run in (stopped, failed):
+        (run / "artifacts").mkdir(parents=True)
+        (run / "artifacts/weights").write_bytes(bytes(2000))
+    work = {name: outputs / "work/train_sft" / name for name in ("same", "other", "empty", "used")}
+    for name, folder in work.items():
+        (folder / "checkpoints" / ("" if name == "empty" else "step-000010")).mkdir(parents=True)
+        files = lineage.stage_files("train_sft") if name == "same" else {"shared/jsonl.py": "other"}
+        (folder / "fingerprint.json").write_text(json.dumps({"files": files}))
+    lock = durable.lock_folder(work["used"] / LOCK)
+    assert main(["gc", "--dry-run"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("would remove ") == 4
+    assert (
+        f"{stopped.relative_to(Path.cwd())}/artifacts (2.0 kB): the run stopped, and a later one has finished" in shown
+    )
+    assert stopped.joinpath("artifacts").is_dir()
+    assert main(["gc"]) == 0
+    lock.release()
+    assert not stopped.joinpath("artifacts").exists()
+    assert stopped.is_dir()
+    assert failed.joinpath("artifacts").is_dir()
+    assert [name for name, folder in work.items() if folder.exists()] == ["same", "used"]
+    lock = durable.lock_folder(failed / LOCK)
+    assert main(["gc", "--keep", "1"]) == 0
+    lock.release()
+    assert {run.name for run in (outputs / "runs").glob("2*")} == {"20260105T030405Z-empty", FAILED}
+    assert main(["gc", "--keep", "0"]) == 2

@@ -1,0 +1,149 @@
+"""Taking what an earlier run has finished: only the same work, only undamaged, by hard link."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+
+from components.shared import environment, lineage, reuse
+from components.shared.config import Config, Operational
+from components.shared.execution import current_environment
+from components.shared.lineage import Material
+from components.shared.reuse import Finished
+from components.shared.stage import Stage, run
+
+
+class _Config(Config):
+    seed: int = 0
+    num_processes: Annotated[int, Operational] = 1
+
+
+class _Runs:
+    """Runs of one stage that reads an input and a file from outside, in the order in which they are started."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder, self.number, self.computed, self._monkeypatch = folder, 0, 0, monkeypatch
+        (folder / "source").mkdir()
+        (folder / "source/text.txt").write_text("text")
+        (folder / "raw.jsonl").write_text("{}")
+        monkeypatch.chdir(folder)
+
+    @property
+    def output(self) -> Path:
+        """The output of the run that was started last."""
+        return self.folder / f"run-{self.number}/copy"
+
+    def run(self, **config: Any) -> dict[str, float]:
+        """Run the stage with the results of all earlier runs on offer."""
+        offered = [self._finished(number) for number in range(self.number, 0, -1)]
+        self.number += 1
+        self.output.parent.mkdir()
+        reuse.offer(self._journal(self.number), {"copy": offered})
+        self._monkeypatch.setenv(environment.JOURNAL_VARIABLE, str(self._journal(self.number)))
+        folders = {"source": self.folder / "source", "copy": self.output}
+        return run(self._stage(), _Config(**config), folders)
+
+    def event(self) -> dict[str, Any]:
+        """The last line of the journal of the run that was started last."""
+        event: dict[str, Any] = json.loads(self._journal(self.number).read_text().splitlines()[-1])
+        return event
+
+    def _journal(self, number: int) -> Path:
+        return self.folder / f"run-{number}/journal.jsonl"
+
+    def _finished(self, number: int) -> Finished:
+        event = json.loads(self._journal(number).read_text().splitlines()[-1])
+        outputs = {"copy": self.folder / f"run-{number}/copy"}
+        return Finished.model_validate({"run": f"run-{number}", "outputs": outputs, **event})
+
+    def _stage(self) -> Stage:
+        def copy(config: _Config, *, source: Path, copy: Path) -> dict[str, float]:
+            """Copy a text."""
+            self.computed += 1
+            (copy / "text.txt").write_text((source / "text.txt").read_text())
+            return {"files": 1.0}
+
+        raw = Material(sha256=lineage.file_digest(self.folder / "raw.jsonl"))
+        return Stage(
+            "copy", copy, _Config, ("source",), ("copy",), materials=lambda config, outputs: {"raw.jsonl": raw}
+        )
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> _Runs:
+    """One finished run."""
+    made = _Runs(tmp_path, monkeypatch)
+    made.run()
+    return made
+
+
+def test_unchanged_work_is_taken_from_the_earlier_run(runs: _Runs) -> None:
+    """The same files under another name, with their lineage and metrics; the journal names the run that made them."""
+    first, before = runs.output, runs.event()
+    assert runs.run(num_processes=8) == {"files": 1.0}
+    assert runs.computed == 1
+    for name in ("text.txt", lineage.FILE_NAME):
+        assert (runs.output / name).samefile(first / name)
+    assert runs.event() == {**before, "reused_from": "run-1"}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda folder: (folder / "source/text.txt").write_text("other"),
+        lambda folder: (folder / "raw.jsonl").write_text("[]"),
+        lambda folder: (folder / "raw.jsonl").rename(folder / "moved"),
+        lambda folder: (folder / "run-1/copy/text.txt").unlink(),
+        lambda folder: (folder / "run-1/copy/lineage.json").unlink(),
+        lambda folder: (folder / "run-1/copy/lineage.json").write_text("{"),
+        lambda folder: (folder / "run-1/copy/text.txt").write_text("tex\0"),
+    ],
+    ids=["input", "raw file", "no raw file", "no output", "no lineage", "damaged lineage", "damaged output"],
+)
+def test_what_has_changed_is_computed_again(runs: _Runs, change: Callable[[Path], object]) -> None:
+    """An input, a file from outside the graph, or a single byte of what was made."""
+    change(runs.folder)
+    (runs.folder / "raw.jsonl").touch()
+    runs.run()
+    assert runs.computed == 2
+    assert "reused_from" not in runs.event()
+
+
+def test_other_settings_code_or_packages_are_other_work(runs: _Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever of them differs; with all as before the first run counts again."""
+    runs.run(seed=1)
+    assert runs.computed == 2
+    with monkeypatch.context() as changed:
+        changed.setattr(lineage, "stage_files", lambda stage: {"shared/jsonl.py": "other"})
+        runs.run()
+    assert runs.computed == 3
+    with monkeypatch.context() as changed:
+        current = current_environment()
+        changed.setattr(reuse, "current_environment", lambda: current.model_copy(update={"lock": "other"}))
+        runs.run()
+    assert runs.computed == 4
+    runs.run(seed=1)
+    assert runs.computed == 4
+
+
+def test_a_damaged_output_is_named_and_an_older_one_taken(
+    runs: _Runs, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every byte of an output is read before it is taken."""
+    with monkeypatch.context() as changed:
+        changed.setattr(reuse, "find", lambda *arguments: None)
+        runs.run()
+    (runs.output / "text.txt").write_text("tex\0")
+    runs.run()
+    assert runs.event()["reused_from"] == "run-1"
+    damaged = runs.folder / "run-2/copy"
+    assert capsys.readouterr().out == f"copy: {damaged}: has changed since run-2 made it; it is not used\n"
+
+
+def test_code_that_a_stage_does_not_import_does_not_count() -> None:
+    """Each package whose code a stage may run has a digest, and no other."""
+    assert set(lineage.stage_code("prepare_data")) == {"grading", "prepare_data", "shared"}
+    assert {"policy", "rollout", "train_grpo"} < set(lineage.stage_code("train_grpo"))
+    assert not {"report", "train_sft"} & set(lineage.stage_code("train_grpo"))
