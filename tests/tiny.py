@@ -37,6 +37,11 @@ def problem(number: int, *, split: Split = Split.TRAIN, **changes: Any) -> Probl
 PROBLEMS = [problem(number) for number in range(24)]
 
 
+def asked(questions: Sequence[str]) -> list[Problem]:
+    """Return problems with these questions."""
+    return [problem(number, question=question) for number, question in enumerate(questions)]
+
+
 def checkpoint(*, seed: int = 1, dtype: torch.dtype = torch.float32) -> Checkpoint:
     """Return an untrained tiny model with the tokenizer of `PROBLEMS`."""
     return create(MODEL, PROBLEMS, seed=seed, dtype=dtype)

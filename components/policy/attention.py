@@ -218,6 +218,16 @@ def attend_backward(
     return grads
 
 
+def attend_all(
+    q_BHTD: Tensor, k_BHSD: Tensor, v_BHSD: Tensor, scale: float, mask_BHTS: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return softmax(scale * q k' + mask) v, and the log of the softmax's denominator, (B, H, T)."""
+    if q_BHTD.is_cuda:
+        return _plain(q_BHTD, k_BHSD, v_BHSD, False, scale, mask_BHTS)
+    attended: tuple[Tensor, Tensor] = _cpu_flash(q_BHTD, k_BHSD, v_BHSD, 0.0, False, attn_mask=mask_BHTS, scale=scale)
+    return attended
+
+
 def _split(x_THD: Tensor, count: int) -> Tensor:
     """(count * T, H, D) -> (count, H, T, D), as a view."""
     x_BHTD: Tensor = x_THD.unflatten(0, (count, -1)).transpose(1, 2)
@@ -236,8 +246,12 @@ def _scores(q_BHTD: Tensor, k_BHSD: Tensor, causal: bool, scale: float) -> Tenso
     return scores_BHTS.to(torch.promote_types(q_BHTD.dtype, torch.float32))
 
 
-def _plain(q_BHTD: Tensor, k_BHSD: Tensor, v_BHSD: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+def _plain(
+    q_BHTD: Tensor, k_BHSD: Tensor, v_BHSD: Tensor, causal: bool, scale: float, mask_BHTS: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     scores_BHTS = _scores(q_BHTD, k_BHSD, causal, scale)
+    if mask_BHTS is not None:
+        scores_BHTS = scores_BHTS + mask_BHTS
     lse_BHT = scores_BHTS.logsumexp(-1)
     return torch.exp(scores_BHTS - lse_BHT[..., None]).to(v_BHSD.dtype) @ v_BHSD, lse_BHT
 

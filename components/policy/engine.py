@@ -12,14 +12,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from safetensors import safe_open
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from components.policy.config import EngineConfig
-from components.policy.logprobs import LogprobModel, TokenLogprobs
+from components.policy.logprobs import TokenLogprobs
 from components.policy.packing import MicroBatch
 from components.policy.parallel import init_ranks, set_group_timeouts
 from components.shared.errors import PipelineError
@@ -28,21 +29,26 @@ _MAX_BUCKET_SIZE = 500_000_000
 """Elements that DeepSpeed reduces or gathers at once (its own default)."""
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 _NUM_STEPS = "num_steps"
+_Batch = TypeVar("_Batch")
+_Output = TypeVar("_Output")
 
 
 class NonFiniteError(PipelineError):
     """The loss or its gradient is not finite."""
 
 
-class Policy:
-    """A model under training."""
+class Engine(Generic[_Batch, _Output]):
+    """A model under training, which turns a micro-batch into what the loss is computed from."""
 
-    def __init__(self, model: LogprobModel, config: EngineConfig) -> None:
+    def __init__(self, model: nn.Module, config: EngineConfig) -> None:
+        """Take over a module around a transformers model; adapters and frozen weights are as they should be already."""
         if config.gradient_checkpointing:
-            model.model.gradient_checkpointing_enable({"use_reentrant": False})
+            transformer = next(module for module in model.modules() if isinstance(module, PreTrainedModel))
+            transformer.gradient_checkpointing_enable({"use_reentrant": False})
             model.train()  # models checkpoint in training mode only; dropout is disabled
         self.ranks = init_ranks(config)
         self.config = config
+        self._zero_stage = _useful_zero_stage(config, self.ranks.world_size)
         self._loss, self._norm = 0.0, math.nan
         parameters = [parameter for _, parameter in _trained(model)]
         self._engine, self._optimizer, _, _ = import_deepspeed().initialize(
@@ -51,17 +57,20 @@ class Policy:
                 {"params": [each for each in parameters if each.dim() > 1], "weight_decay": config.weight_decay},
                 {"params": [each for each in parameters if each.dim() <= 1], "weight_decay": 0.0},
             ],
-            config=_deepspeed_config(model, config),
+            config=_deepspeed_config(model, config, self._zero_stage),
         )
         set_group_timeouts()
-        if config.zero_stage == 0:
+        if self._zero_stage == 0:
             # Without sharding DeepSpeed clips but does not return the norm: the same is done here, keeping it.
             self._optimizer.register_step_pre_hook(self._clip_gradient)
 
-    def __call__(self, batch: MicroBatch) -> TokenLogprobs:
-        """Return the current policy's log-probabilities of a micro-batch, with gradients where they are enabled."""
-        logprobs: TokenLogprobs = self._engine(batch)
-        return logprobs
+    def __call__(self, batch: _Batch) -> _Output:
+        """Return what the model computes of a micro-batch, with gradients where they are enabled.
+
+        Under ZeRO 3 processes wait for one another here: all have to call this equally often.
+        """
+        output: _Output = self._engine(batch)
+        return output
 
     def backward(self, loss: Tensor) -> None:
         """Add the gradient of a micro-batch's part of the loss, which is summed over micro-batches and processes.
@@ -92,11 +101,12 @@ class Policy:
         return {"loss": loss, "gradient_norm": gradient_norm, "learning_rate": learning_rate}
 
     @contextmanager
-    def gather_full_parameters(self) -> Iterator[None]:
+    def gather_full_parameters(self, *, only_trained: bool = False) -> Iterator[None]:
         """Hold the full weights in every process while the block runs, as for saving: ZeRO 3 keeps only shards."""
         from deepspeed.runtime.zero import GatheredParameters
 
-        with GatheredParameters(list(self._engine.module.parameters()), enabled=self.config.zero_stage == 3):
+        gathered = [each for each in self._engine.module.parameters() if each.requires_grad or not only_trained]
+        with GatheredParameters(gathered, enabled=self._zero_stage == 3):
             yield
 
     def state(self) -> dict[str, Tensor]:
@@ -122,7 +132,7 @@ class Policy:
             num_steps = saved.get_tensor(_NUM_STEPS)
             if num_steps:
                 groups = [group["params"] for group in self._base_optimizer.param_groups]
-                if self.config.zero_stage == 3:  # it sees this process's part of the parameters, end to end
+                if self._zero_stage == 3:  # it sees this process's part of the parameters, end to end
                     groups = [self._optimizer.fp32_partitioned_groups_flat]
                 for tensor in chain(*groups):
                     moments = {key: torch.zeros_like(tensor) for key in _MOMENTS}
@@ -131,6 +141,13 @@ class Policy:
             for name, parameter in _trained(self._engine.module):
                 for key in _keys(num_steps):
                     self._set(parameter, key, saved.get_tensor(f"{name}/{key}"))
+
+    def load_weights(self, file: Path) -> None:
+        """Set the full weights, while `gather_full_parameters` holds them, to those of a `state` in a file.
+
+        For saving them after the last step: the optimizer keeps its own.
+        """
+        load_parameters(self._engine.module, file)
 
     @property
     def _base_optimizer(self) -> torch.optim.Optimizer:
@@ -147,7 +164,7 @@ class Policy:
 
         It does so by itself right after the first step on the first group of parameters, when the others have none yet.
         """
-        if self.config.zero_stage in (1, 2):
+        if self._zero_stage in (1, 2):
             self._optimizer._hp_optimizer_states_linked = False
             self._optimizer._lazy_init_hp_params_optimizer_state()
 
@@ -155,7 +172,7 @@ class Policy:
         from deepspeed import utils
 
         full: Tensor
-        if self.config.zero_stage == 0:
+        if self._zero_stage == 0:
             full = parameter if key == "weight" else self._optimizer.state[parameter][key]
         elif key == "weight":
             full = utils.safe_get_full_fp32_param(parameter)
@@ -166,10 +183,10 @@ class Policy:
     def _set(self, parameter: Any, key: str, value: Tensor) -> None:
         from deepspeed import utils
 
-        if self.config.zero_stage == 0:
+        if self._zero_stage == 0:
             if key != "weight":
                 self._optimizer.state[parameter][key].copy_(value)
-        elif self.config.zero_stage == 3:
+        elif self._zero_stage == 3:
             # Parameters are cut into equal parts, the last of them filled up with zeros.
             size = parameter.ds_tensor.numel()
             part = value.flatten()[size * self.ranks.rank : size * (self.ranks.rank + 1)]
@@ -184,9 +201,13 @@ class Policy:
             utils.safe_set_full_optimizer_state(parameter, value, key)
 
 
+class Policy(Engine[MicroBatch, TokenLogprobs]):
+    """A language model under training."""
+
+
 @torch.no_grad()
 def load_parameters(module: nn.Module, file: Path) -> None:
-    """Set the weights of a module that no `Policy` holds yet; PipelineError where the file is of another model."""
+    """Set the full weights of a module to those of a `state`; PipelineError where it is of another model."""
     with safe_open(file, framework="pt") as saved:
         names = set(saved.keys())
         keys = _keys(any(name.endswith(_MOMENTS) for name in names))
@@ -229,7 +250,16 @@ def import_deepspeed() -> Any:
     return deepspeed
 
 
-def _deepspeed_config(model: nn.Module, config: EngineConfig) -> dict[str, Any]:
+def _useful_zero_stage(config: EngineConfig, num_processes: int) -> int:
+    """Return the stage of ZeRO; 0 where one process has nothing to shard and its copies of gradients only take time.
+
+    Weights in bf16 need ZeRO for their copy in fp32, and offloading needs it too.
+    """
+    is_idle = num_processes == 1 and config.precision == "fp32" and config.offload == "none"
+    return 0 if is_idle and config.zero_stage < 3 else config.zero_stage
+
+
+def _deepspeed_config(model: nn.Module, config: EngineConfig, zero_stage: int) -> dict[str, Any]:
     # Buffers no larger than the model: by default a gigabyte is set aside for each, whatever its size.
     bucket_size = min(sum(parameter.numel() for _, parameter in _trained(model)), _MAX_BUCKET_SIZE)
     offloaded = {"none": (), "optimizer": ("offload_optimizer",), "all": ("offload_optimizer", "offload_param")}
@@ -237,9 +267,9 @@ def _deepspeed_config(model: nn.Module, config: EngineConfig) -> dict[str, Any]:
         # DeepSpeed insists on a batch size; micro-batches here are counted in tokens.
         "train_micro_batch_size_per_gpu": 1,
         "managed_gradient_accumulation": False,
-        "gradient_clipping": config.max_gradient_norm if config.zero_stage else 0.0,
+        "gradient_clipping": config.max_gradient_norm if zero_stage else 0.0,
         "zero_optimization": {
-            "stage": config.zero_stage,
+            "stage": zero_stage,
             "reduce_bucket_size": bucket_size,
             "allgather_bucket_size": bucket_size,
             **{part: {"device": "cpu"} for part in offloaded[config.offload]},
@@ -248,5 +278,15 @@ def _deepspeed_config(model: nn.Module, config: EngineConfig) -> dict[str, Any]:
         "bf16": {"enabled": config.precision == "bf16"},
         # Micro-batches are summed in fp32 whatever the weights are, or many small ones would be lost in rounding.
         "data_types": {"grad_accum_dtype": "fp32"},
-        "optimizer": {"type": "AdamW", "params": {"lr": 0.0, "betas": [0.9, 0.95], "torch_adam": True}},
+        "optimizer": {
+            "type": "AdamW",
+            "params": {
+                "lr": 0.0,
+                "betas": list(config.betas),
+                "eps": config.epsilon,
+                "torch_adam": True,
+                # One pass over the weights in place of ten; torch chooses by itself on GPUs.
+                **({"fused": True} if next(model.parameters()).device.type == "cpu" else {}),
+            },
+        },
     }

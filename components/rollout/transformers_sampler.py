@@ -19,13 +19,14 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from components.policy.attention import Segments, attend, use_packed_attention
+from components.policy.attention import Segments, attend, attend_all, use_packed_attention
 from components.policy.checkpoint import Checkpoint
 from components.policy.engine import Policy
 from components.policy.logprobs import use_float32_logits
 from components.policy.lora import copy_merged_weights
 from components.policy.packing import TokenSequence
 from components.rollout.sampler import Completion, Sampling, StopTexts
+from components.shared.problem import Problem
 
 _FIRST_CAPACITY = 64
 """Tokens of each completion that there is room for at first; doubled when they are full."""
@@ -40,15 +41,15 @@ class TransformersSampler:
     """Completions generated at once; bounds memory."""
 
     @torch.no_grad()
-    def generate(self, questions: Sequence[str], sampling: Sampling) -> list[list[Completion]]:
+    def generate(self, problems: Sequence[Problem], sampling: Sampling) -> list[list[Completion]]:
         """See `Sampler`."""
         use_packed_attention(self.checkpoint.model)
         use_float32_logits(self.checkpoint.model.get_output_embeddings())
         # A random number per completion and place, so that samples do not depend on how they are batched.
         generator = torch.Generator().manual_seed(sampling.seed)
-        shape = (len(questions), sampling.num_samples, sampling.max_new_tokens)
+        shape = (len(problems), sampling.num_samples, sampling.max_new_tokens)
         uniform_PGT = torch.rand(*shape, dtype=torch.float64, generator=generator).to(self.checkpoint.device)
-        prompts = [self.checkpoint.prompt_ids(question) for question in questions]
+        prompts = [self.checkpoint.prompt_ids(problem.question, problem.source) for problem in problems]
         # Prompts of similar length waste the least padding in their cache.
         order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
         size = max(1, self.max_batch_size // sampling.num_samples)
@@ -114,7 +115,10 @@ class Decoding:
     ) -> None:
         self.checkpoint, self.prompts, self.temperature = checkpoint, prompts, temperature
         self.cache = GroupCache([len(prompt) for prompt in prompts], group_size, checkpoint.device)
+        lengths_P = torch.tensor(self.cache.prompt_lengths, device=checkpoint.device)
+        self._prompt_length_R = lengths_P.repeat_interleave(group_size)
         self._stop = StopTexts(stop, checkpoint.decode)
+        self._in_thought = [checkpoint.opens_thought(prompt) for prompt in prompts]
         self._end_ids = torch.tensor(checkpoint.end_ids, device=checkpoint.device)
 
     def run(self, uniform_RT: Tensor) -> list[list[Completion]]:
@@ -146,7 +150,11 @@ class Decoding:
             tokens = TokenSequence(self.prompts[prompt], tuple(ids[:length]))
             ended = ids[length - 1] in self.checkpoint.end_ids
             text = self._stop.before(self.checkpoint.decode(ids[: length - ended]))
-            groups[prompt].append(Completion(tokens, tuple(logprobs[:length]), text, finished=finished))
+            groups[prompt].append(
+                Completion(
+                    tokens, tuple(logprobs[:length]), text, finished=finished, in_thought=self._in_thought[prompt]
+                )
+            )
         return groups
 
     def _stopped(self, ids_RT: Tensor) -> Tensor:
@@ -168,8 +176,7 @@ class Decoding:
         return logits_PV.repeat_interleave(self.cache.group_size, dim=0)
 
     def _read_tokens(self, token_R: Tensor) -> Tensor:
-        length_P = torch.tensor(self.cache.prompt_lengths, device=token_R.device)
-        position_R = length_P[self.cache.row_R // self.cache.group_size] + self.cache.num_decoded
+        position_R = self._prompt_length_R[self.cache.row_R] + self.cache.num_decoded
         logits_RV = self._logits(token_R, position_R, torch.arange(len(token_R), device=token_R.device))
         self.cache.num_decoded += 1
         return logits_RV
@@ -184,13 +191,11 @@ class Decoding:
 
     def _sample(self, logits_RV: Tensor, uniform_R: Tensor) -> tuple[Tensor, Tensor]:
         """Return a token per row with its log-probability: the likeliest at temperature 0, else a random one."""
-        if self.temperature:
+        if self.temperature not in (0, 1):
             logits_RV = logits_RV / self.temperature
-        highest_R1 = logits_RV.amax(-1, keepdim=True)
-        weights_RV = (logits_RV - highest_R1).exp_()
-        token_R = inverse_cdf(weights_RV, uniform_R) if self.temperature else logits_RV.argmax(-1)
-        lse_R = highest_R1.squeeze(1) + weights_RV.sum(-1).log()
-        return token_R, logits_RV.gather(1, token_R[:, None]).squeeze(1) - lse_R
+        probability_RV = logits_RV.softmax(-1)
+        token_R = inverse_cdf(probability_RV, uniform_R) if self.temperature else logits_RV.argmax(-1)
+        return token_R, probability_RV.gather(1, token_R[:, None]).squeeze(1).log()
 
 
 class GroupCache:
@@ -210,6 +215,8 @@ class GroupCache:
         self._values: list[Tensor] = []
         self._slot_R = self.row_R
         """The place of each row's query among the P x G queries to the prompts."""
+        self._has_dropped = False
+        self._mask: Tensor | None = None
         length_P1 = torch.tensor(self.prompt_lengths, device=device)[:, None]
         self._is_padding_PS = torch.arange(self.longest, device=device) >= length_P1
 
@@ -235,6 +242,7 @@ class GroupCache:
             tensor[holes, :, : self.num_decoded] = tensor[movers, :, : self.num_decoded]
         self._keys = [keys[:alive] for keys in self._keys]
         self._values = [values[:alive] for values in self._values]
+        self._has_dropped = True
         order_R = torch.arange(alive, device=ended_R.device)
         order_R[holes] = movers
         self.row_R, self._slot_R = self.row_R[order_R], self._slot_R[order_R]
@@ -244,7 +252,7 @@ class GroupCache:
         if 2 * len(alive_P) <= len(self._is_padding_PS):
             self._prompt_keys = [keys[alive_P] for keys in self._prompt_keys]
             self._prompt_values = [values[alive_P] for values in self._prompt_values]
-            self._is_padding_PS = self._is_padding_PS[alive_P]
+            self._is_padding_PS, self._mask = self._is_padding_PS[alive_P], None
             self._slot_R = torch.searchsorted(alive_P, prompt_R) * self.group_size + place_R
 
     def _attend_prompts(self, q_XHD: Tensor, k_XKD: Tensor, v_XKD: Tensor, scale: float) -> Tensor:
@@ -257,37 +265,50 @@ class GroupCache:
         return attend(q_XHD, k_XHD, v_XHD, Segments(bounds, bounds, causal=True), scale)[0]
 
     def _attend_completions(self, layer: int, q_RHD: Tensor, k_RKD: Tensor, v_RKD: Tensor, scale: float) -> Tensor:
-        """Attend to the prompt's keys and the completion's own, in one softmax."""
-        for tensors, x_RKD in ((self._keys, k_RKD), (self._values, v_RKD)):
-            if len(tensors) == layer:
-                rows, heads, size = x_RKD.shape
-                tensors.append(x_RKD.new_empty(rows, heads, _FIRST_CAPACITY, size))
-            elif tensors[layer].shape[2] == self.num_decoded:
-                tensors[layer] = torch.cat([tensors[layer], torch.empty_like(tensors[layer])], dim=2)
-            tensors[layer][:, :, self.num_decoded] = x_RKD
-        q_RKQD = q_RHD.unflatten(1, (self._keys[layer].shape[1], -1)) * scale
-        keys_RKTD = self._keys[layer][:, :, : self.num_decoded + 1]
-        values_RKTD = self._values[layer][:, :, : self.num_decoded + 1]
-        prompt_scores_RKQS = self._to_rows(self._to_slots(q_RKQD) @ self._prompt_keys[layer].mT)
-        prompt_scores_RKQS.masked_fill_(self._is_padding_PS[self._slot_R // self.group_size, None, None], -torch.inf)
-        scores = torch.cat([prompt_scores_RKQS, q_RKQD @ keys_RKTD.mT], dim=-1)
-        weights = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(scores.dtype)
-        prompt_weights_RKQS, weights_RKQT = weights.split([prompt_scores_RKQS.shape[-1], keys_RKTD.shape[2]], dim=-1)
-        from_prompt_RKQD = self._to_rows(self._to_slots(prompt_weights_RKQS) @ self._prompt_values[layer])
-        out_RHD: Tensor = (from_prompt_RKQD + weights_RKQT @ values_RKTD).flatten(1, 2)
+        """Attend to the completion's own keys and to the prompt's: two softmaxes, joined into one."""
+        keys_RKTD = self._appended(self._keys, layer, k_RKD)
+        values_RKTD = self._appended(self._values, layer, v_RKD)
+        q_RKQD = q_RHD.unflatten(1, (k_RKD.shape[1], -1))
+        prompts = (self._prompt_keys[layer], self._prompt_values[layer])
+        own_RKQD, own_lse_RKQ = attend_all(q_RKQD, keys_RKTD, values_RKTD, scale)
+        prompt, lse = attend_all(self._to_slots(q_RKQD), *prompts, scale, self._padding_mask(q_RHD))
+        prompt_RKQD, lse_RKQ1 = self._to_rows(prompt), self._to_rows(lse[..., None])
+        share_RKQ1 = torch.sigmoid(lse_RKQ1 - own_lse_RKQ[..., None]).to(own_RKQD.dtype)
+        out_RHD: Tensor = own_RKQD.lerp(prompt_RKQD, share_RKQ1).flatten(1, 2)
         return out_RHD
+
+    def _appended(self, tensors: list[Tensor], layer: int, x_RKD: Tensor) -> Tensor:
+        """Store the keys or values of a token in each row; return those of all tokens so far, (R, K, T, D)."""
+        if len(tensors) == layer:
+            rows, heads, size = x_RKD.shape
+            tensors.append(x_RKD.new_empty(rows, heads, _FIRST_CAPACITY, size))
+        elif tensors[layer].shape[2] == self.num_decoded:
+            tensors[layer] = torch.cat([tensors[layer], torch.empty_like(tensors[layer])], dim=2)
+        tensors[layer][:, :, self.num_decoded] = x_RKD
+        return tensors[layer][:, :, : self.num_decoded + 1]
+
+    def _padding_mask(self, like: Tensor) -> Tensor | None:
+        """What is added to scores of prompts, (P, 1, 1, S): -inf where a shorter one is padded; None without padding.
+
+        It is kept until prompts are dropped.
+        """
+        if self._mask is None and min(self.prompt_lengths) < max(self.prompt_lengths):
+            self._mask = like.new_zeros(self._is_padding_PS.shape).masked_fill_(self._is_padding_PS, -torch.inf)
+        return None if self._mask is None else self._mask[:, None, None]
 
     def _to_slots(self, x_RKQD: Tensor) -> Tensor:
         """(R, K, Q, D) -> (P, K, G * Q, D): the rows of each prompt together; rows that have ended are zero."""
-        x_slots = x_RKQD.new_zeros(len(self._is_padding_PS) * self.group_size, *x_RKQD.shape[1:])
-        x_slots[self._slot_R] = x_RKQD
+        x_slots = x_RKQD
+        if self._has_dropped:
+            x_slots = x_RKQD.new_zeros(len(self._is_padding_PS) * self.group_size, *x_RKQD.shape[1:])
+            x_slots[self._slot_R] = x_RKQD
         x_PKGD: Tensor = x_slots.unflatten(0, (-1, self.group_size)).transpose(1, 2).flatten(2, 3)
         return x_PKGD
 
     def _to_rows(self, x_PKGD: Tensor) -> Tensor:
         """The inverse of `_to_slots`."""
         x_PGKQD: Tensor = x_PKGD.unflatten(2, (self.group_size, -1)).transpose(1, 2)
-        return x_PGKQD.flatten(0, 1)[self._slot_R]
+        return x_PGKQD.flatten(0, 1)[self._slot_R] if self._has_dropped else x_PGKQD.flatten(0, 1)
 
 
 def inverse_cdf(weights_RV: Tensor, uniform_R: Tensor) -> Tensor:
@@ -296,15 +317,20 @@ def inverse_cdf(weights_RV: Tensor, uniform_R: Tensor) -> Tensor:
     Weights are summed in float64, so that rounding drops no token, and by blocks first, so that only one block per row
     is summed weight by weight.
     """
-    size = math.isqrt(weights_RV.shape[1]) + 1
-    weights_RBC = torch.nn.functional.pad(weights_RV, (0, -weights_RV.shape[1] % size)).unflatten(1, (-1, size))
-    stops_RB = cumulative_sum(weights_RBC.sum(-1))
+    vocabulary_size = weights_RV.shape[1]
+    size = math.isqrt(vocabulary_size) + 1
+    whole = vocabulary_size // size * size
+    rest_R1 = weights_RV[:, whole:].sum(-1, keepdim=True)
+    sums_RB = torch.cat([weights_RV[:, :whole].unflatten(1, (-1, size)).sum(-1), rest_R1], dim=1)
+    stops_RB = cumulative_sum(sums_RB)
     threshold_R1 = uniform_R[:, None] * stops_RB[:, -1:]
     block_R1 = torch.searchsorted(stops_RB, threshold_R1, right=True)
     start_R1, stop_R1 = (torch.nn.functional.pad(stops_RB, (1, 0)).gather(1, block_R1 + more) for more in (0, 1))
     # Below one whatever was rounded: an index beyond the last that has a weight is never returned.
     uniform_R1 = ((threshold_R1 - start_R1) / (stop_R1 - start_R1)).clamp(max=1 - 2**-53)
-    block_RC = weights_RBC.gather(1, block_R1[:, :, None].expand(-1, -1, size)).squeeze(1)
+    place_RC = block_R1 * size + torch.arange(size, device=weights_RV.device)
+    block_RC = weights_RV.gather(1, place_RC.clamp(max=vocabulary_size - 1))
+    block_RC.masked_fill_(place_RC >= vocabulary_size, 0)
     stops_RC = cumulative_sum(block_RC)
     place_R1 = torch.searchsorted(stops_RC, uniform_R1 * stops_RC[:, -1:], right=True)
     return (block_R1 * size + place_R1).squeeze(1)

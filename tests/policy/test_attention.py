@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from components.policy import attention
-from components.policy.attention import PackedLayout, Segments, attend, attend_backward
+from components.policy.attention import PackedLayout, Segments, attend, attend_all, attend_backward
 from components.policy.packing import TokenSequence
 from tests import tiny
 
@@ -149,3 +149,25 @@ def test_attention_is_a_softmax_per_sequence(
     for values, each in zip((out, *gradients), expected, strict=True):
         assert values.dtype == dtype
         assert float((values.cpu().double() - each).abs().max() / each.abs().max()) < tolerance
+
+
+@pytest.mark.parametrize("plain", [False, True])
+@pytest.mark.parametrize("padded", [False, True])
+def test_every_query_sees_all_keys_but_padding(monkeypatch: pytest.MonkeyPatch, plain: bool, padded: bool) -> None:
+    """One softmax over the keys of a sequence, with the log of its denominator, by the kernel and by plain products."""
+    if plain:
+        monkeypatch.setattr(attention, "_cpu_flash", _plain_flash)
+    generator = torch.Generator().manual_seed(1)
+    q_BHTD, k_BHSD, v_BHSD = (torch.randn(2, 3, n, 4, dtype=torch.float64, generator=generator) for n in (5, 7, 7))
+    mask_BHTS = torch.zeros(2, 1, 1, 7, dtype=torch.float64)
+    mask_BHTS[1, :, :, 4:] = -torch.inf if padded else 0.0
+    scores_BHTS = SCALE * q_BHTD @ k_BHSD.mT + mask_BHTS
+    out_BHTD, lse_BHT = attend_all(q_BHTD, k_BHSD, v_BHSD, SCALE, mask_BHTS if padded else None)
+    torch.testing.assert_close(out_BHTD, scores_BHTS.softmax(-1) @ v_BHSD, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(lse_BHT, scores_BHTS.logsumexp(-1), rtol=1e-12, atol=1e-12)
+
+
+def _plain_flash(
+    q: Tensor, k: Tensor, v: Tensor, _: float, causal: bool, *, attn_mask: Tensor | None, scale: float
+) -> tuple[Tensor, Tensor]:
+    return attention._plain(q, k, v, causal, scale, attn_mask)

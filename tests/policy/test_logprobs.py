@@ -141,6 +141,20 @@ def test_the_head_is_a_softmax_over_all_logits(
         torch.testing.assert_close(values, exact, rtol=1e-12, atol=1e-12)
 
 
+def test_log_probabilities_do_not_depend_on_whether_the_entropy_is_computed() -> None:
+    """Without it they and their gradients have the same bits, and what is there in its place is no number."""
+    layer, (hidden_ND, target_N) = _layer(bias=True), _inputs()
+    with_entropy, without = (
+        TokenHead(layer, temperature=0.6, with_entropy=each)(hidden_ND, target_N) for each in (True, False)
+    )
+    inputs = [hidden_ND, *layer.parameters()]
+    assert torch.equal(with_entropy[0], without[0])
+    for one, other in zip(*(_gradients(each, "logprobs", inputs) for each in (with_entropy, without)), strict=True):
+        assert torch.equal(one, other)
+    assert bool(without[1].isnan().all())
+    assert not bool(with_entropy[1].isnan().any())
+
+
 def test_no_tokens_have_no_scores() -> None:
     """Of no token there are no log-probabilities, and the gradient is zero."""
     layer, (hidden_ND, target_N) = _layer(bias=True), _inputs(0)
@@ -246,3 +260,11 @@ def test_a_layer_with_float32_logits_returns_those_of_the_head(dtype: torch.dtyp
     assert logits_NV.dtype == scored_N.dtype == torch.promote_types(dtype, torch.float32)
     logprobs_N = logits_NV.log_softmax(-1).gather(1, target_N[:, None]).squeeze(1)
     torch.testing.assert_close(logprobs_N, scored_N, rtol=1e-6, atol=1e-6)
+
+
+def test_a_gpu_scores_more_tokens_at_once_than_a_cpu() -> None:
+    """With a vocabulary of 152,064, 64 tokens on CPUs and about 880 on a GPU; all of them, and in their order."""
+    chunks = {device: logprobs._chunks(10_000, 152_064, device) for device in ("cpu", "cuda")}
+    assert {device: slices[0].stop for device, slices in chunks.items()} == {"cpu": 64, "cuda": 834}
+    for slices in chunks.values():
+        assert [number for each in slices for number in range(each.start, each.stop)] == list(range(10_000))
