@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
-from jinja2 import TemplateError
 from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
@@ -24,17 +24,13 @@ from components.policy.compatibility import require_supported_layers, require_su
 from components.policy.lora import merged_state_dict
 from components.policy.packing import TokenSequence
 from components.shared import jsonl, lineage, tokenizer
+from components.shared.chat import ChatTemplate, PromptFormat, no_template
 from components.shared.errors import PipelineError, out_of_memory
-from components.shared.model import PIPELINE_FILE, ModelConfig, require_model_folder
+from components.shared.model import PIPELINE_FILE, ModelConfig, asking, require_model_folder
 from components.shared.problem import Problem
 
-
-@dataclass(frozen=True)
-class Chat:
-    """A conversation by the chat template of a model's own tokenizer, in which a user sends one message."""
-
-    system_prompt: str | None = None
-    """The message before it; None for none, or for what the template has by itself."""
+_END_OF_PROMPT = 16
+"""Tokens at the end of a prompt that `<think>` and a line break after it take at most."""
 
 
 @dataclass(frozen=True)
@@ -44,16 +40,29 @@ class Checkpoint:
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     config: ModelConfig
-    chat: Chat | None = None
-    """How a prompt is sent to a model that was trained on conversations; None for the text of the prompt alone."""
 
-    @property
+    @cached_property
+    def format(self) -> PromptFormat:
+        """How questions are put to the model; PipelineError where its tokenizer lacks the chat template."""
+        if self.config.chat is None:
+            return PromptFormat(self.config, None)
+        try:
+            text = self.tokenizer.get_chat_template()
+        except ValueError:
+            raise no_template(self.config.base) from None
+        template = ChatTemplate(self.config.base, text, self.tokenizer.special_tokens_map)
+        return PromptFormat(self.config, template)
+
+    @cached_property
     def end_ids(self) -> tuple[int, ...]:
-        """The tokens that end a completion: those of the model, else of the tokenizer."""
+        """The tokens that end a completion: the one of the chat template, and those of the model or its tokenizer."""
         end = self.model.generation_config.eos_token_id
         if end is None:
             end = self.tokenizer.eos_token_id
-        return tuple(end) if isinstance(end, list) else (end,)
+        of_model = end if isinstance(end, list) else [end]
+        of_turn = self.encode(self.format.end.lstrip())[:1]
+        is_special = of_turn and of_turn[0] in self.tokenizer.added_tokens_decoder  # else an answer may well have it
+        return tuple(dict.fromkeys([*(of_turn if is_special else ()), *of_model]))
 
     @property
     def device(self) -> torch.device:
@@ -65,27 +74,24 @@ class Checkpoint:
         """Return the tokens of a text, without special tokens."""
         return tuple(self.tokenizer.encode(text, add_special_tokens=False))
 
-    def prompt_ids(self, question: str) -> tuple[int, ...]:
-        """Return the tokens of the prompt that asks `question`, after the begin token if the model has one."""
-        if self.chat:
-            return self._chat_ids(self.config.ask(question), self.chat.system_prompt)
-        begin = [token for token in self.tokenizer.encode("") if token == self.tokenizer.bos_token_id]
-        return (*begin, *self.encode(self.config.ask(question)))
+    def prompt_ids(self, question: str, source: str = "") -> tuple[int, ...]:
+        """Return the tokens of the prompt that asks a question from a source of problems.
 
-    def _chat_ids(self, message: str, system_prompt: str | None) -> tuple[int, ...]:
-        """The tokens of a conversation up to where the model answers; the template sets all special tokens."""
-        messages = [{"role": "system", "content": system_prompt}] if system_prompt is not None else []
-        messages.append({"role": "user", "content": message})
-        try:
-            ids = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-        except (TemplateError, ValueError) as error:  # there is none, or it refuses such a conversation
-            reason = str(error).strip().split("\n", 1)[0]
-            raise PipelineError(f"model {self.config.base}: its chat template cannot be used ({reason})") from None
-        return tuple(ids)
+        They begin with the begin token if the model has one; a chat template sets it, and all special tokens, itself.
+        """
+        ids = self.encode(self.format.prompt(question, source))
+        begin = [token for token in self.tokenizer.encode("") if token == self.tokenizer.bos_token_id]
+        return ids if self.format.template else (*begin, *ids)
+
+    def opens_thought(self, prompt_ids: Sequence[int]) -> bool:
+        """Tell whether a prompt ends in `<think>`, so that what follows begins inside a thought."""
+        text: str = self.tokenizer.decode(list(prompt_ids[-_END_OF_PROMPT:]))
+        return text.rstrip().endswith("<think>")
 
     def example(self, problem: Problem) -> TokenSequence:
         """Return a problem with its solution and an end token: the target of fine-tuning."""
-        return TokenSequence(self.prompt_ids(problem.question), (*self.encode(problem.solution), self.end_ids[0]))
+        solution_ids = self.encode(self.format.response(problem))
+        return TokenSequence(self.prompt_ids(problem.question, problem.source), (*solution_ids, self.end_ids[0]))
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of completion tokens without special tokens."""
@@ -131,7 +137,7 @@ def load(folder: Path, *, dtype: torch.dtype) -> Checkpoint:
     """Return the checkpoint that a stage saved in `folder`."""
     described = jsonl.read_json(folder / PIPELINE_FILE)
     base = described.get("weights", str(folder))
-    config = ModelConfig(base=base, prompt=described["prompt"], answer=described["answer"])
+    config = ModelConfig(base=base, **asking(described))
     return _read(config, dtype, revision=described.get("revision"))
 
 
@@ -153,16 +159,14 @@ def load_without_weights(folder: Path) -> Checkpoint:
         with suppress(OSError):  # it need not be there
             model.generation_config = GenerationConfig.from_pretrained(base, revision=revision)
         text = AutoTokenizer.from_pretrained(base, revision=revision)
-    settings = {key: described[key] for key in ("prompt", "answer") if key in described}
-    return Checkpoint(model, text, ModelConfig(base=base, **{"prompt": "{question}", **settings}))
+    return Checkpoint(model, text, ModelConfig(base=base, **{"prompt": "{question}", **asking(described)}))
 
 
 def with_weights(checkpoint: Checkpoint, folder: Path, *, dtype: torch.dtype) -> Checkpoint:
     """Return a checkpoint that was loaded from `folder` without weights with its weights."""
     path = folder / PIPELINE_FILE
     described = jsonl.read_json(path) if path.is_file() else {}
-    loaded = _read(checkpoint.config, dtype, revision=described.get("revision"))
-    return replace(loaded, chat=checkpoint.chat)
+    return _read(checkpoint.config, dtype, revision=described.get("revision"))
 
 
 @contextmanager
@@ -210,6 +214,8 @@ def save(checkpoint: Checkpoint, folder: Path, *, max_shard_size: str = "50GB") 
     weights = merged_state_dict(checkpoint.model)
     adapted = weights.keys() - checkpoint.model.state_dict().keys()
     ordered = dict(sorted(weights.items(), key=lambda item: item[0] in adapted))
+    if checkpoint.config.chat is not None:  # for those who serve the folder without reading pipeline.json
+        checkpoint.model.generation_config.eos_token_id = list(checkpoint.end_ids)
     checkpoint.model.save_pretrained(folder, state_dict=ordered, max_shard_size=max_shard_size)
     checkpoint.tokenizer.save_pretrained(folder)
     _write_prompt(checkpoint, folder)
@@ -229,5 +235,4 @@ def save_base(checkpoint: Checkpoint, folder: Path) -> None:
 
 
 def _write_prompt(checkpoint: Checkpoint, folder: Path, **others: str | None) -> None:
-    config = checkpoint.config
-    jsonl.write_json(folder / PIPELINE_FILE, {"prompt": config.prompt, "answer": config.answer, **others})
+    jsonl.write_json(folder / PIPELINE_FILE, {**asking(checkpoint.config.model_dump(mode="json")), **others})

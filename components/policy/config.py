@@ -7,19 +7,51 @@ from pydantic import Field, model_validator
 from components.shared.config import Config, Operational
 
 Dtype = Literal["float32", "bfloat16"]
+Schedule = Literal["linear", "cosine", "constant"]
+Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class CheckpointConfig(Config):
     """Checkpoints of an unfinished run, from which it is resumed."""
 
-    every_steps: int = Field(20, gt=0)
+    every_steps: Annotated[int, Operational] = Field(20, gt=0)
     """Steps between checkpoints; another is written when the run is asked to stop."""
-    keep_last: int = Field(2, gt=0)
+    keep_last: Annotated[int, Operational] = Field(2, gt=0)
     """Checkpoints that are kept; older ones are removed."""
     keep_best: bool = True
-    """Whether to also keep the checkpoint with the best accuracy (GRPO) or loss (SFT) of its step."""
-    grace_s: float = Field(600, gt=0)
+    """Whether the result is the policy with the best accuracy in validation, of equals the first, whose checkpoint is
+    kept as well; otherwise, and in a training without validation, it is that of the last step."""
+    grace_s: Annotated[float, Operational] = Field(600, gt=0)
     """Time to finish the step and write a checkpoint after a request to stop; then the process exits without."""
+
+
+class WandbConfig(Config):
+    """Weights & Biases; WANDB_API_KEY, WANDB_BASE_URL and WANDB_MODE are read from the environment."""
+
+    project: str = Field(min_length=1)
+    """Project of the runs."""
+    entity: str | None = Field(None, min_length=1)
+    """User or team that the project belongs to; null for the user's default."""
+
+
+class MlflowConfig(Config):
+    """MLflow; MLFLOW_TRACKING_TOKEN or MLFLOW_TRACKING_USERNAME and _PASSWORD are read from the environment."""
+
+    uri: str = Field(min_length=1)
+    """Tracking server, `https://mlflow.example`."""
+    experiment: str = Field("grpo-pipeline", min_length=1)
+    """Experiment of the runs; it is made where it does not exist."""
+
+
+class TrackingConfig(Config):
+    """Who is told of each step while a model is trained, beside the files in the folder of unfinished work."""
+
+    tensorboard: bool = False
+    """Whether event files are written for TensorBoard."""
+    wandb: WandbConfig | None = None
+    """Weights & Biases; null for none."""
+    mlflow: MlflowConfig | None = None
+    """MLflow; null for none."""
 
 
 ALL_LINEAR = "all-linear"
@@ -52,7 +84,8 @@ class EngineConfig(Config):
     """Time that a process waits for the others before the run stops and names the missing ones; longer than the
     rollout of one process may take beyond that of another."""
     zero_stage: Annotated[Literal[0, 1, 2, 3], Operational] = 2
-    """What DeepSpeed shards over processes: 0 nothing, 1 the optimizer, 2 also gradients, 3 also weights."""
+    """What DeepSpeed shards over processes: 0 nothing, 1 the optimizer, 2 also gradients, 3 also weights. A process by
+    itself in fp32 without offloading takes 1 and 2 for 0."""
     offload: Annotated[Literal["none", "optimizer", "all"], Operational] = "none"
     """What is kept in the memory of the host: the state of the optimizer, or also the weights between uses."""
     lora: LoraConfig | None = None
@@ -64,6 +97,10 @@ class EngineConfig(Config):
     micro_batch_tokens: Annotated[int, Operational] = Field(16384, gt=0)
     """Tokens that go through the model at once, the prompt of a group counted once; affects memory, not the result.
     A group that does not fit is split, and its prompt computed once per part."""
+    betas: tuple[Beta, Beta] = (0.9, 0.95)
+    """AdamW's decay per step of the running means of the gradient and of its square."""
+    epsilon: float = Field(1e-8, gt=0)
+    """What AdamW adds to the root of the second mean."""
     weight_decay: float = Field(0.0, ge=0)
     """Decoupled weight decay of AdamW, for matrices only."""
     max_gradient_norm: float = Field(1.0, gt=0)

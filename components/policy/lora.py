@@ -6,17 +6,23 @@ Shape suffixes: O  outputs of a layer, I  its inputs, R  rank
 """
 
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+import safetensors.torch
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from components.policy.config import ALL_LINEAR, LoraConfig
+from components.shared import jsonl
 from components.shared.errors import PipelineError
 
 _ADAPTER = "default"
 """The name that PEFT gives to an only adapter."""
+SAVED_PREFIX = "base_model.model."
+"""Before the names of layers in a folder of adapters."""
 
 
 def add_adapters(model: PreTrainedModel, config: LoraConfig | None, *, seed: int) -> None:
@@ -29,21 +35,47 @@ def add_adapters(model: PreTrainedModel, config: LoraConfig | None, *, seed: int
         return
     import peft  # takes half a second
 
-    # Training uses only the weight of the output layer: an adapter beside it would never run.
-    head = model.get_output_embeddings()
-    linear = [name for name, layer in model.named_modules() if isinstance(layer, nn.Linear) and layer is not head]
-    layers = {name: name.rpartition(".")[2] for name in linear}
+    layers = _linear_layers(model)
     unknown = [target for target in config.targets if target not in (*layers.values(), ALL_LINEAR)]
     if unknown:
         raise PipelineError(
             f"engine.lora.targets: {type(model).__name__} has no layer `{unknown[0]}` to adapt; "
             f"accepted: {', '.join(dict.fromkeys(layers.values()))}, or {ALL_LINEAR} for all of them"
         )
-    targets = linear if config.targets == [ALL_LINEAR] else [name for name in linear if layers[name] in config.targets]
+    targets = [name for name, own in layers.items() if own in config.targets or config.targets == [ALL_LINEAR]]
     settings = peft.LoraConfig(r=config.rank, lora_alpha=config.alpha, target_modules=targets, lora_dropout=0.0)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # they are drawn on the CPU, wherever the model is
         peft.inject_adapter_in_model(settings, model, adapter_name=_ADAPTER)
+
+
+def with_named_targets(config: LoraConfig, model: PreTrainedModel) -> LoraConfig:
+    """Return the config with the names of the model's layers in place of `all-linear`."""
+    names = list(dict.fromkeys(_linear_layers(model).values()))
+    return config.model_copy(update={"targets": names}) if config.targets == [ALL_LINEAR] else config
+
+
+def _linear_layers(model: PreTrainedModel) -> dict[str, str]:
+    """Return the layers that can have adapters: their own name by the full one."""
+    # Training uses only the weight of the output layer: an adapter beside it would never run.
+    head = getattr(model, "score", None) or model.get_output_embeddings()  # of a classifier, or of a language model
+    linear = [name for name, layer in model.named_modules() if isinstance(layer, nn.Linear) and layer is not head]
+    return {name: name.rpartition(".")[2] for name in linear}
+
+
+@contextmanager
+def adapters_disabled(model: PreTrainedModel) -> Iterator[None]:
+    """Have the model compute with its own weights alone, to the last bit, while the block runs."""
+    layers: list[Any] = [layer for layer in model.modules() if hasattr(layer, "lora_A")]
+    scalings = [layer.scaling[_ADAPTER] for layer in layers]
+    # PEFT's own switch would leave layers out, whose order ZeRO 3 records, and change what DeepSpeed finds trainable.
+    for layer in layers:
+        layer.scaling[_ADAPTER] = 0.0
+    try:
+        yield
+    finally:
+        for layer, scaling in zip(layers, scalings, strict=True):
+            layer.scaling[_ADAPTER] = scaling
 
 
 def merged_state_dict(model: PreTrainedModel) -> dict[str, Tensor]:
@@ -54,6 +86,24 @@ def merged_state_dict(model: PreTrainedModel) -> dict[str, Tensor]:
     """
     unmerged = model.state_dict()
     return {name: tensor if name in unmerged else tensor.cpu() for name, tensor in _merged_tensors(model)}
+
+
+@torch.no_grad()
+def save_adapters(model: PreTrainedModel, folder: Path) -> None:
+    """Write the adapters into a folder that PEFT and vLLM load.
+
+    Its alpha is the rank: B is saved times alpha / rank, so that a loader has nothing to scale.
+    """
+    layers: list[tuple[str, Any]] = [(name, layer) for name, layer in model.named_modules() if hasattr(layer, "lora_A")]
+    tensors: dict[str, Tensor] = {}
+    for name, layer in layers:
+        a_RI, b_OR = layer.lora_A[_ADAPTER].weight, layer.lora_B[_ADAPTER].weight * layer.scaling[_ADAPTER]
+        tensors[f"{SAVED_PREFIX}{name}.lora_A.weight"] = a_RI.detach().contiguous()
+        tensors[f"{SAVED_PREFIX}{name}.lora_B.weight"] = b_OR.contiguous()
+    safetensors.torch.save_file(tensors, folder / "adapter_model.safetensors", {"format": "pt"})
+    targets, rank = sorted({name.rpartition(".")[2] for name, _ in layers}), layers[0][1].r[_ADAPTER]
+    settings = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": rank, "lora_alpha": rank, "target_modules": targets}
+    jsonl.write_json(folder / "adapter_config.json", settings)
 
 
 @torch.no_grad()

@@ -12,6 +12,7 @@ from components.grading.verifier import Grade, Submission, Verdict, Verifier
 from components.policy.engine import Policy
 from components.policy.packing import TokenSequence
 from components.shared.answer_policy import AnswerPolicy
+from components.shared.problem import Problem
 
 _TRUNCATED = Grade(Verdict.WRONG, extracted=None, reason="truncated at the length limit")
 
@@ -25,7 +26,7 @@ class Sampling:
     """
 
     num_samples: int
-    """Completions of each question."""
+    """Completions of each problem."""
     temperature: float
     max_new_tokens: int
     seed: int
@@ -45,6 +46,13 @@ class Completion:
     """The completion as text, without its end token or what stopped it."""
     finished: bool
     """Whether it ended with an end token or was stopped; otherwise it was truncated at the length limit."""
+    in_thought: bool = False
+    """Whether the prompt ends in `<think>`, so that the text begins inside a thought."""
+
+    @property
+    def response(self) -> str:
+        """The text with the beginning of the thought that it continues: what is graded."""
+        return "<think>" + self.text if self.in_thought else self.text
 
     @property
     def num_tokens(self) -> int:
@@ -52,14 +60,14 @@ class Completion:
         return len(self.tokens.completion_ids)
 
 
-Generate = Callable[[Sequence[str], Sampling], list[list[Completion]]]
-"""Returns the completions of each question, in the order of the questions."""
+Generate = Callable[[Sequence[Problem], Sampling], list[list[Completion]]]
+"""Returns the completions of each problem, in the order of the problems."""
 
 
 class Sampler(Protocol):
     """Samples from the policy."""
 
-    def generate(self, questions: Sequence[str], sampling: Sampling) -> list[list[Completion]]:
+    def generate(self, problems: Sequence[Problem], sampling: Sampling) -> list[list[Completion]]:
         """See `Generate`."""
 
     def attach(self, policy: Policy, probes: Sequence[TokenSequence]) -> None:
@@ -115,5 +123,5 @@ def grade_completions(
 ) -> list[Grade]:
     """Grade each completion against its gold; a truncated one counts as wrong, whatever its text."""
     pairs = zip(golds, completions, strict=True)
-    grades = iter(verify([Submission(gold, each.text, policy) for gold, each in pairs if each.finished]))
+    grades = iter(verify([Submission(gold, each.response, policy) for gold, each in pairs if each.finished]))
     return [next(grades) if each.finished else _TRUNCATED for each in completions]

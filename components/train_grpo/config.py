@@ -5,12 +5,13 @@ Variants of a formula are the values of a Literal; objective.py has a case for e
 
 import re
 from collections import Counter
+from itertools import chain
 from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from components.policy.config import CheckpointConfig, EngineConfig
-from components.rollout.vllm.config import ServersConfig, VllmConfig
+from components.policy.config import CheckpointConfig, EngineConfig, Schedule, TrackingConfig
+from components.rollout.vllm.config import MAX_LORA_RANK, SamplerDtype, ServersConfig, VllmConfig
 from components.shared.config import Config, Operational, SameAs
 from components.train_grpo.custom_rewards import MAX_REWARD, is_custom
 from components.train_grpo.rewards import BUILT_IN
@@ -19,7 +20,7 @@ AdvantageEstimator = Literal["z_score", "z_score_bessel", "mean_only", "leave_on
 PolicyLoss = Literal["clipped", "cispo"]
 KLEstimator = Literal["k1", "k2", "k3", "k3_corrected"]
 Aggregation = Literal["sequence_mean", "token_mean", "constant"]
-ReferencePlacement = Literal["replicated", "sharded", "offloaded"]
+ReferencePlacement = Literal["replicated", "sharded", "offloaded", "adapters"]
 
 
 def _require(holds: bool, rule: str) -> None:
@@ -64,14 +65,34 @@ class PromptsConfig(Config):
     """Preference by difficulty; null for a fresh shuffle of all problems in every pass."""
     max_resampling_rounds: int = Field(0, ge=0)
     """Times that zero-variance groups are replaced by groups of further prompts (DAPO; 0 keeps them)."""
+    oversampling: float = Field(1.0, ge=1)
+    """Prompts of a round that replaces groups, as a multiple of those that are missing: more prompts need fewer rounds.
+    No round has more prompts than the step. Groups beyond those that are missing are not trained on."""
+
+    @model_validator(mode="after")
+    def _resamples(self) -> "PromptsConfig":
+        resamples = self.oversampling == 1 or self.max_resampling_rounds > 0
+        _require(resamples, "oversampling needs max_resampling_rounds above 0: nothing is replaced without")
+        return self
 
 
 class RewardModelConfig(Config):
-    """A learned reward model, retrained on the rollouts of every iteration (Algorithm 1)."""
+    """A learned reward model, retrained on the rollouts of every iteration (Algorithm 1) as `engine` says."""
 
     base: str = "reference"
     """Sequence-classification checkpoint with one label: a folder, a hub id, or `reference` for a copy of the
     reference checkpoint with a new head, first trained on rollouts of the reference."""
+    preferences: str | None = Field(default=None, min_length=1)
+    """Preference pairs that it is trained on first: a file of JSON lines, or another that the `datasets` library reads,
+    with the columns `prompt` (or `question`), `chosen` and `rejected`; null for none."""
+    preference_epochs: int = Field(1, gt=0)
+    """Passes over the preference pairs."""
+    held_out_fraction: float = Field(0.05, ge=0, lt=1)
+    """Share of the preference pairs that it is not trained on, and its accuracy is measured by; 0 measures none."""
+    loss: Literal["pointwise", "pairwise"] = "pointwise"
+    """What it learns from a rollout. `pointwise`: whether each completion is right; its reward is the probability of
+    that. `pairwise`: to score a right completion above a wrong one of the same prompt (Bradley-Terry); its reward is
+    the score, without bounds."""
     initial_rollouts: int = Field(20, ge=0)
     """Rollouts of the reference that it is trained on before the first iteration."""
     learning_rate: float = Field(2e-5, gt=0)
@@ -82,8 +103,8 @@ class RewardModelConfig(Config):
 
     @model_validator(mode="after")
     def _head_is_trained(self) -> "RewardModelConfig":
-        trained = self.base != "reference" or self.initial_rollouts > 0
-        _require(trained, "base: reference has a new head, which needs initial_rollouts to learn from")
+        trained = self.base != "reference" or self.initial_rollouts > 0 or self.preferences is not None
+        _require(trained, "base: reference has a new head, which needs initial_rollouts or preferences to learn from")
         return self
 
 
@@ -92,6 +113,10 @@ class RewardConfig(Config):
 
     weights: dict[str, Annotated[float, Field(ge=-MAX_REWARD, le=MAX_REWARD)]] = Field({"accuracy": 1.0}, min_length=1)
     """Weight of each reward: the name of a built-in one (rewards.py), or `package.module:function` for a custom one."""
+    by_source: dict[str, dict[str, Annotated[float, Field(ge=-MAX_REWARD, le=MAX_REWARD)]]] = Field(
+        default_factory=dict
+    )
+    """Weights of the rewards for problems of single sources, each in the place of `weights`."""
     supervision: Literal["outcome", "process"] = "outcome"
     """What is rewarded: the completion (section 4.1.2 of the paper) or each of its steps (section 4.1.3)."""
     combination: Literal["before_normalisation", "after_normalisation"] = "before_normalisation"
@@ -108,6 +133,15 @@ class RewardConfig(Config):
     model: RewardModelConfig | None = None
     """The model behind `reward_model`; null without that reward."""
 
+    @property
+    def names(self) -> list[str]:
+        """The rewards of all sources."""
+        return list(dict.fromkeys(chain(self.weights, *self.by_source.values())))
+
+    def weights_of(self, source: str) -> dict[str, float]:
+        """Return the weight of each reward that problems of a source have."""
+        return self.by_source.get(source, self.weights)
+
     @field_validator("weights")
     @classmethod
     def _rewards_exist(cls, weights: dict[str, float]) -> dict[str, float]:
@@ -115,19 +149,34 @@ class RewardConfig(Config):
         for name in weights:
             known = name in BUILT_IN or is_custom(name)
             _require(known, f"there is no reward `{name}`; built in: {built_in}; custom: package.module:function")
-        column, count = Counter(map(reward_column, weights)).most_common(1)[0]
-        _require(count == 1, f"{count} rewards would share the column `{column}` of the curves; rename a custom one")
         return weights
+
+    @field_validator("by_source")
+    @classmethod
+    def _rewards_of_sources_exist(cls, by_source: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
+        for source, weights in by_source.items():
+            _require(bool(weights), f"{source}: names no reward; leave it out for `weights`")
+        return {source: dict(sorted(cls._rewards_exist(weights).items())) for source, weights in by_source.items()}
+
+    @model_validator(mode="after")
+    def _columns_differ(self) -> "RewardConfig":
+        column, count = Counter(map(reward_column, self.names)).most_common(1)[0]
+        _require(count == 1, f"{count} rewards would share the column `{column}` of the curves; rename a custom one")
+        return self
 
     @model_validator(mode="after")
     def _keys_fit(self) -> "RewardConfig":
-        process, names = self.supervision == "process", set(self.weights)
+        process, names = self.supervision == "process", set(self.names)
         for name, reward in BUILT_IN.items():
             both_or_neither = not reward.key or (name in names) == bool(getattr(self, reward.key))
             _require(both_or_neither, f"weights.{name} and {reward.key} go together: set both or neither")
         _require(process or "steps" not in names, "weights.steps needs supervision: process")
-        rewards_steps = bool(names & {"steps", "reward_model"})
+        rewards_steps = all(
+            {"steps", "reward_model"} & each.keys() for each in (self.weights, *self.by_source.values())
+        )
         _require(rewards_steps or not process, "supervision: process needs weights.steps or weights.reward_model")
+        pairwise = self.model is not None and self.model.loss == "pairwise"
+        _require(not (process and pairwise), "model.loss: pairwise compares completions; it needs supervision: outcome")
         together = self.combination == "before_normalisation"
         _require(together or not process, "combination: after_normalisation needs supervision: outcome")
         return self
@@ -197,11 +246,17 @@ class SamplerConfig(Config):
     servers: Annotated[ServersConfig | None, Operational] = None
     """vLLM in servers of its own, which all processes share; null for none. Without either, transformers samples from
     the very weights that are trained."""
+    dtype: SamplerDtype | None = None
+    """Type of vLLM's weights and activations, to which what comes from the trainer is rounded; null for that of
+    `engine.precision`."""
     overlap: bool = False
     """Whether servers sample the next rollout while the policy learns from the last: what is learned from is then one
     update old."""
     max_importance_weight: float | None = Field(default=None, ge=1)
     """Bound of the per-token weight pi_old / pi_sampler that corrects for the difference; null for no correction."""
+    max_sequence_mismatch: float | None = Field(default=None, gt=0)
+    """Nats per token; bound of the mean of log(pi_old / pi_sampler) over a completion, of either sign. One beyond it is
+    masked: it has no part in the loss, or in what the loss is divided by. Costs a forward pass; null masks none."""
     max_mismatch: Annotated[float, Operational] = Field(0.05, gt=0)
     """Mean absolute difference in nats per token between the two above which the run stops."""
 
@@ -211,6 +266,10 @@ class SamplerConfig(Config):
         _require(not (vllm and self.servers), "vllm and servers exclude one another: set one of them to null")
         shares_gpu = "this engine is on the trainer's; accepted: folder, ipc, gloo"
         _require(not vllm or vllm.weights_by != "nccl", f"vllm.weights_by: nccl joins GPUs, and {shares_gpu}")
+        uses_vllm = vllm is not None or self.servers is not None
+        _require(self.dtype is None or uses_vllm, "dtype is that of vLLM, which needs vllm or servers")
+        differs = uses_vllm or self.max_sequence_mismatch is None
+        _require(differs, "max_sequence_mismatch needs vllm or servers: transformers samples from pi_old itself")
         _require(not self.overlap or self.servers is not None, "overlap needs servers, which sample by themselves")
         old = "what is sampled is one update old"
         _require(not self.overlap or corrected, f"overlap needs max_importance_weight: {old}")
@@ -220,10 +279,40 @@ class SamplerConfig(Config):
 class GRPOCheckpointConfig(CheckpointConfig):
     """Checkpoints of an unfinished run, some of them in the registry as well."""
 
-    keep_in_registry: int = Field(3, ge=0)
-    """Newest checkpoints of a run that are in the registry, with `keep_best` also the best: models that can be fetched,
-    pushed while training goes on; 0 for none. The policy of the last step is not among them: `register` decides on it.
+    keep_in_registry: Annotated[int, Operational] = Field(3, ge=0)
+    """Newest checkpoints of a run that are in the registry, with `keep_best` also the best in validation: models that
+    can be fetched, pushed while training goes on; 0 for none, and there are none where `every_steps` is not smaller
+    than `num_steps`. That of the last step is not among them: `register` decides on the result."""
+
+
+class ValidationConfig(Config):
+    """Greedy answers to problems of the dev split: before the first step, every few steps, and after the last."""
+
+    every_steps: int = Field(20, gt=0)
+    """Steps between validations."""
+    num_problems: int = Field(200, gt=0)
+    """Problems that are answered, drawn once from the dev split with the seed; all where it has fewer."""
+    patience: int | None = Field(None, gt=0)
+    """Validations in a row without a new best accuracy after which training stops; null never stops it."""
+
+
+class LimitsConfig(Config):
+    """Limits on the training itself, each on a mean over its last steps; training stops at the first that is exceeded.
+
+    The result is then the best policy in validation so far; the run fails where there is none. Limits of the same names
+    in `report.gate.health` are on the result.
     """
+
+    over_steps: int = Field(10, gt=0)
+    """Steps over which figures are averaged; no limit counts before there are as many."""
+    max_kl: float | None = Field(None, gt=0)
+    """Nats per token; maximum KL divergence from the reference; null for none."""
+    min_entropy: float | None = Field(None, ge=0)
+    """Nats per token; minimum entropy of the policy; null for none."""
+    max_completion_tokens: float | None = Field(None, gt=0)
+    """Maximum mean length of the sampled completions; null for none."""
+    max_truncated_fraction: float | None = Field(None, ge=0, le=1)
+    """Maximum fraction of the sampled completions that reach the token limit; null for none."""
 
 
 class TrainGRPOConfig(Config):
@@ -246,7 +335,10 @@ class TrainGRPOConfig(Config):
     learning_rate: float = Field(1e-6, gt=0)
     """Peak of the schedule."""
     warmup_steps: int = Field(0, ge=0)
-    """Rollouts in which the rate rises to its peak; it then falls linearly."""
+    """Rollouts in which the rate rises to its peak."""
+    schedule: Schedule = "linear"
+    """How the rate then falls to `final_learning_rate_fraction` of the peak: in a line, along half a cosine, or not at
+    all (`constant`, which does not use that fraction)."""
     final_learning_rate_fraction: float = Field(1.0, ge=0, le=1)
     """The rate of the last rollout, as a share of the peak."""
     logged_completions_per_step: int = Field(4, ge=0)
@@ -257,10 +349,21 @@ class TrainGRPOConfig(Config):
     advantage: AdvantageConfig = AdvantageConfig()
     loss: LossConfig = LossConfig()
     sampler: SamplerConfig = SamplerConfig()
-    reference: Annotated[ReferencePlacement, Operational] = "replicated"
-    """Where the weights of the reference are: whole in every process; sharded over processes, and gathered layer by
-    layer in use; or in the memory of the host, and copied to the GPU in use. Without a KL term there is none."""
-    checkpoint: Annotated[GRPOCheckpointConfig, Operational] = GRPOCheckpointConfig()
+    reference: Annotated[ReferencePlacement | None, Operational] = None
+    """Where the weights of the reference are. `replicated`: whole in every process; `sharded`: over processes, and
+    gathered layer by layer in use; `offloaded`: in the memory of the host, and copied to the GPU in use; `adapters`:
+    with `engine.lora`, it is the policy with its adapters disabled, and takes no memory. Null chooses `adapters` where
+    they can be used, else `replicated`. Without a KL term there is no reference."""
+    reference_decay: float | None = Field(None, ge=0, lt=1)
+    """Share of the reference that each step keeps, the rest being the policy after it: the reference is then a moving
+    average, in float32. Null for a fixed reference."""
+    validation: ValidationConfig | None = None
+    """Measurement of the policy on held-out problems while it is trained; null for none."""
+    limits: LimitsConfig = LimitsConfig()
+    checkpoint: GRPOCheckpointConfig = GRPOCheckpointConfig()
+    tracking: Annotated[TrackingConfig, Operational] = TrackingConfig()
+    profile_steps: Annotated[list[Annotated[int, Field(gt=0)]], Operational] = Field(default_factory=list)
+    """Steps of which torch's profiler writes a trace, with the phases as ranges; it slows them down."""
     registry: Annotated[str, Operational, SameAs("register", "registry")] = Field("registry", min_length=1)
     """Registry of the checkpoints."""
     storage: Annotated[str | None, Operational, SameAs("register", "storage")] = None
@@ -269,12 +372,49 @@ class TrainGRPOConfig(Config):
     """Address of the remote's S3 server, where it is not Amazon's."""
     engine: EngineConfig = EngineConfig()
 
+    @property
+    def reference_placement(self) -> ReferencePlacement:
+        """Where the weights of the reference are, once chosen."""
+        fixed = self.num_iterations == 1 and self.reference_decay is None
+        adapters = self.engine.lora is not None and fixed
+        return self.reference or ("adapters" if adapters else "replicated")
+
+    @property
+    def publishes_checkpoints(self) -> bool:
+        """Whether checkpoints go into the registry during training, as in runs that write them regularly."""
+        return self.checkpoint.keep_in_registry > 0 and self.checkpoint.every_steps < self.num_steps
+
+    @property
+    def sampler_dtype(self) -> SamplerDtype:
+        """Type of vLLM's weights and activations."""
+        return self.sampler.dtype or self.engine.dtype
+
+    @model_validator(mode="after")
+    def _adapters_fit(self) -> "TrainGRPOConfig":
+        adapters = self.reference == "adapters"
+        _require(not adapters or self.engine.lora is not None, "reference: adapters needs engine.lora")
+        moves = "the reference of a new iteration is no longer the policy without adapters"
+        _require(not adapters or self.num_iterations == 1, f"reference: adapters needs num_iterations: 1; {moves}")
+        follows = "a moving average is not the policy without adapters"
+        _require(
+            not adapters or self.reference_decay is None, f"reference: adapters excludes reference_decay; {follows}"
+        )
+        for key, sampler in (("vllm", self.sampler.vllm), ("servers", self.sampler.servers)):
+            if sampler is not None and sampler.synchronise == "adapters":
+                name = f"sampler.{key}.synchronise: adapters"
+                _require(self.engine.lora is not None, f"{name} needs engine.lora")
+                fits = self.engine.lora is None or self.engine.lora.rank <= MAX_LORA_RANK
+                _require(fits, f"{name} needs an engine.lora.rank of at most {MAX_LORA_RANK}, the largest of vLLM")
+        return self
+
     @model_validator(mode="after")
     def _parts_fit(self) -> "TrainGRPOConfig":
         def require_multiple(key: str, of: str) -> None:
             _require(getattr(self, key) % getattr(self, of) == 0, f"{key} must be a multiple of {of}")
 
         _require(self.warmup_steps < self.num_steps, "warmup_steps must be smaller than num_steps")
+        last = max(self.profile_steps, default=0)
+        _require(last <= self.num_steps, f"profile_steps has step {last}, and num_steps is {self.num_steps}")
         require_multiple("num_steps", "num_iterations")
         require_multiple("prompts_per_step", "minibatches_per_rollout")
         enough = self.prompts_per_step >= self.engine.num_processes
@@ -287,6 +427,11 @@ class TrainGRPOConfig(Config):
         _require(renews, "num_iterations above 1 needs a KL term or a reward model, which a new iteration renews")
         in_turn = not self.sampler.overlap or not (self.prompts.max_resampling_rounds or self.reward.model)
         _require(in_turn, "sampler.overlap needs prompts.max_resampling_rounds: 0 and reward.model: null")
+        measured = self.limits.max_kl is None or self.loss.kl.coefficient > 0
+        _require(measured, "limits.max_kl needs a KL term: set loss.kl.coefficient above 0, or the limit to null")
+        decays = self.reference_decay is not None
+        _require(not decays or self.loss.kl.coefficient > 0, "reference_decay needs loss.kl.coefficient above 0")
+        _require(not decays or self.num_iterations == 1, "reference_decay needs num_iterations: 1, without resets")
         together = self.loss.kl.placement == "loss" or self.reward.combination == "before_normalisation"
         _require(together, "loss.kl.placement: reward needs reward.combination: before_normalisation")
         return self

@@ -5,6 +5,7 @@ in the folder in which the command is run, in PYTHONPATH or among installed pack
 which `import_errors` runs to try the imports in a process of its own.
 """
 
+import inspect
 import json
 import math
 import re
@@ -59,17 +60,39 @@ def load_reward(name: str) -> RewardFunction:
     if not callable(function):
         value = "" if function is None else f": it is {function!r:.80}"
         raise PipelineError(f"{where}: {module_name} ({module.__file__}) has no function `{function_name}`{value}")
+    if not _takes_three(function):
+        group = "completions, grades" if getattr(function, "compares_group", False) else "completion, grade"
+        raise PipelineError(
+            f"{where}: {function_name} ({module.__file__}) has to take three arguments: problem, {group}"
+        )
     return function
+
+
+def _takes_three(function: RewardFunction) -> bool:
+    try:
+        inspect.signature(function).bind(None, None, None)
+    except ValueError:  # some functions in C have no signature
+        return True
+    except TypeError:
+        return False
+    return True
 
 
 def reward_materials(names: Iterable[str]) -> dict[str, Material]:
     """Return the file of each custom reward among the names of rewards; none for one that is in no file."""
-    files = {name: getattr(find_spec(name.partition(":")[0]), "origin", None) for name in names if is_custom(name)}
+    files = {name: _file_of(name) for name in names if is_custom(name)}
     return {
         name: Material(sha256=file_digest(Path(file)), size_bytes=Path(file).stat().st_size)
         for name, file in files.items()
         if file and Path(file).is_file()
     }
+
+
+def _file_of(name: str) -> str | None:
+    try:
+        return getattr(find_spec(name.partition(":")[0]), "origin", None)
+    except Exception:  # from the user's package, which this imports; load_reward says what is wrong
+        return None
 
 
 @dataclass(frozen=True)

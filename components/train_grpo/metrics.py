@@ -3,13 +3,14 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from components.grading.verifier import has_reasoning
+from components.grading.verifier import Verdict, has_reasoning
 from components.policy.training import write_curves
 from components.shared import jsonl
 from components.shared.answer_policy import AnswerPolicy
@@ -32,10 +33,23 @@ class History:
     completions: list[dict[str, Any]] = field(default_factory=list)
     timings: list[dict[str, float]] = field(default_factory=list)
     reward_model: list[dict[str, float | None]] = field(default_factory=list)
+    validation: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def rows(self) -> list[dict[str, float | None]]:
+        """The metrics of each step with its timings."""
+        return [{**curve, **timing} for curve, timing in zip(self.curves, self.timings, strict=True)]
+
+    def of_step(self, step: int) -> tuple[dict[str, float | None], list[dict[str, Any]]]:
+        """Return the metrics and timings of the last step, and its completions."""
+        completions = takewhile(lambda each: each["step"] == step, reversed(self.completions))
+        return {**self.curves[-1], **self.timings[-1]}, list(completions)[::-1]
 
     def write(self, training: Path, timings: Path) -> None:
         """Write all records as JSON lines, and the curves as CSV too."""
         write_curves(training, self.curves)
+        if self.validation:
+            jsonl.write_rows(training / "validation.jsonl", self.validation)
         jsonl.write_rows(training / "completions.jsonl", self.completions)
         if self.reward_model:
             jsonl.write_rows(training / "reward_model.jsonl", self.reward_model)
@@ -53,10 +67,16 @@ def row_of(metrics: Mapping[str, float]) -> dict[str, float | None]:
 def rollout_metrics(config: TrainGRPOConfig, rollout: Rollout, policy: AnswerPolicy) -> dict[str, float]:
     """Return the metrics of all sampled completions, also of those that are not trained on.
 
-    Rewards and accuracy are means over what could be scored; `policy` says where an answer counts.
+    Rewards and accuracy are means over what could be scored, a reward's over the problems whose source has it;
+    `policy` says where an answer counts.
     """
     scored = [scored for group in rollout.sampled for scored in group.scored_G]
-    weights = config.reward.weights
+    weights_P = [config.reward.weights_of(group.problem.source) for group in rollout.sampled]
+    rewards = [
+        sum(each.combined(weights))
+        for group, weights in zip(rollout.sampled, weights_P, strict=True)
+        for each in group.scored_G
+    ]
     lengths = [each.completion.num_tokens for each in scored]
     num_scorable = sum(group.num_scorable for group in rollout.sampled)
     num_groups = len(rollout.sampled)
@@ -64,21 +84,40 @@ def rollout_metrics(config: TrainGRPOConfig, rollout: Rollout, policy: AnswerPol
     all_right = sum(group.num_right == len(group.scored_G) for group in zero_variance)
     all_wrong = sum(group.num_right == 0 and group.num_scorable == len(group.scored_G) for group in zero_variance)
     return {
-        "reward": mean([sum(each.combined(weights)) for each in scored]),
-        **{reward_column(name): mean([x for each in scored for x in each.rewards[name]]) for name in weights},
+        "reward": mean(rewards),
+        **{
+            reward_column(name): mean([x for each in scored for x in each.rewards.get(name, ())])
+            for name in config.reward.names
+        },
         "accuracy": sum(group.num_right for group in rollout.sampled) / num_scorable if num_scorable else math.nan,
-        "worked_fraction": mean([has_reasoning(each.completion.text, policy) for each in scored]),
+        "worked_fraction": mean([has_reasoning(each.completion.response, policy) for each in scored]),
         "completion_length_tokens": mean(lengths),
         "completion_length_max_tokens": max(lengths),
         "truncated_fraction": mean([not each.completion.finished for each in scored]),
         "unscorable_fraction": mean([each.unscorable is not None for each in scored]),
         "reward_failures": sum(each.failure is not None for each in scored),
+        "distinct_answers": mean([_distinct_answers(group) for group in rollout.sampled]),
         "groups_sampled": num_groups,
         "groups_trained": len(rollout.trained),
         "groups_without_spread_fraction": len(zero_variance) / num_groups,
         "groups_all_right_fraction": all_right / num_groups,
         "groups_all_wrong_fraction": all_wrong / num_groups,
     }
+
+
+def _distinct_answers(group: Group) -> float:
+    """Return the number of different final answers of a group, over its size.
+
+    Right answers are the same one. Others are compared as text without spaces and case: parsing what a model wrote has
+    no limit on time in this process.
+    """
+    grades = [scored.grade for scored in group.scored_G]
+    wrong = {
+        "".join(grade.extracted.split()).casefold()
+        for grade in grades
+        if grade.extracted is not None and grade.verdict is not Verdict.RIGHT
+    }
+    return (len(wrong) + any(grade.verdict is Verdict.RIGHT for grade in grades)) / len(grades)
 
 
 def mean(values: Sequence[float]) -> float:
@@ -107,7 +146,7 @@ def completion_records(
             "reason": grade.reason,
             "num_tokens": completion.num_tokens,
             "finished": completion.finished,
-            "reward": _or_none(sum(scored.combined(config.reward.weights))),
+            "reward": _or_none(sum(scored.combined(config.reward.weights_of(problem.source)))),
             "rewards": {name: [_or_none(value) for value in values] for name, values in scored.rewards.items()},
             "reward_failure": scored.failure.message if scored.failure else None,
             # That of the first token, which every step of the completion adds to.

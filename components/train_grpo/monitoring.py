@@ -1,17 +1,23 @@
-"""Whether a run is healthy: unscorable completions, steps without a learning signal, and the time that steps take."""
+"""Whether a run is healthy: unscorable completions, steps without a learning signal, and where the time goes."""
 
+import shutil
 import statistics
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import takewhile
+from pathlib import Path
+
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
 
 from components.policy.checkpoint import Checkpoint
 from components.policy.flops import FlopCounter, measure_matmul_flops
 from components.policy.packing import MicroBatch
 from components.policy.parallel import Ranks
 from components.shared.errors import PipelineError
+from components.shared.live import LIVE
 from components.shared.progress import say
 from components.train_grpo.config import TrainGRPOConfig
 from components.train_grpo.metrics import Row
@@ -107,10 +113,11 @@ class StepTimer:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Measure the time of the block."""
+        """Measure the time of the block, which is a range in a profile."""
         started = time.monotonic()
-        yield
-        self._seconds[name] = time.monotonic() - started
+        with record_function(name.removesuffix("_s")):
+            yield
+        self._seconds[name] = self._seconds.get(name, 0.0) + time.monotonic() - started
 
     def row(self, step: int, rollout: Rollout, batches: Sequence[MicroBatch], ranks: Ranks) -> dict[str, float]:
         """Return what is recorded of the timing of a step, updated on `batches`; all processes call it together."""
@@ -131,3 +138,35 @@ class StepTimer:
             row["slowest_rank"] = waited_s.index(max(waited_s))
             row["slowest_rank_behind_median_s"] = round(max(waited_s) - statistics.median_low(waited_s), 4)
         return {**row, "tokens_per_s": round(num_tokens / step_s, 1)}
+
+
+class Profiler:
+    """Writes a trace of each step that the config names, or that somebody asks for while the run goes on.
+
+    The traces are in the folder of unfinished work until the end: a resumed run has those of the steps before.
+    """
+
+    def __init__(self, config: TrainGRPOConfig, work: Path) -> None:
+        self._steps, self._request = config.profile_steps, work / LIVE / "profile"
+        self._traces = work / LIVE / "traces"
+
+    @contextmanager
+    def step(self, step: int) -> Iterator[None]:
+        """Write a trace of the block, gzipped JSON that Perfetto and chrome://tracing read, if one is due."""
+        is_requested = self._request.is_file()
+        if step not in self._steps and not is_requested:
+            yield
+            return
+        self._request.unlink(missing_ok=True)
+        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
+        with profile(activities=activities) as profiler:
+            yield
+        self._traces.mkdir(parents=True, exist_ok=True)
+        trace = self._traces / f"step-{step:06d}.json.gz"
+        profiler.export_chrome_trace(str(trace))
+        say("train_grpo", f"profile of step {step}: {trace}")
+
+    def copy(self, training: Path) -> None:
+        """Copy all traces into the outputs of a training."""
+        if self._traces.is_dir():
+            shutil.copytree(self._traces, training / "profile")

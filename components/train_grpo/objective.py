@@ -102,17 +102,19 @@ def advantages(rewards_PK: Tensor, estimator: AdvantageEstimator) -> Tensor:
 
 
 def decoupled_advantages(
-    rewards: Mapping[str, Tensor], weights: Mapping[str, float], estimator: AdvantageEstimator
+    rewards: Mapping[str, Tensor], weights: Mapping[str, Tensor], estimator: AdvantageEstimator
 ) -> Tensor:
     """Normalise each reward (P, K), sum, and divide by the sum's deviation over the rollout (GDPO, arXiv 2601.05242).
 
-    A completion that lacks one of the rewards counts in the statistics of none. The mean of each group is zero then,
-    and so is that of the rollout.
+    `weights` are those of each prompt, (P,), and NaN where it does not have the reward. A completion that lacks one of
+    the rewards of its prompt counts in the statistics of none. The mean of each group is zero then, and so is that of
+    the rollout.
     """
-    unscored_PK = torch.stack([rewards_PK.isnan() for rewards_PK in rewards.values()]).any(0)
+    lacks = {name: rewards[name].isnan() & ~weights_P.isnan()[:, None] for name, weights_P in weights.items()}
+    unscored_PK = torch.stack(list(lacks.values())).any(0)
     weighted = [
-        weight * advantages(rewards[name].masked_fill(unscored_PK, torch.nan), estimator)
-        for name, weight in weights.items()
+        weights_P.nan_to_num(0.0)[:, None] * advantages(rewards[name].masked_fill(unscored_PK, torch.nan), estimator)
+        for name, weights_P in weights.items()
     ]
     summed_PK = torch.stack(weighted).sum(0).masked_fill(unscored_PK, torch.nan)
     # Rewards that cancel out leave rounding errors, which are no advantages.
@@ -181,6 +183,19 @@ def policy_ratio(tokens: Tokens, level: Literal["token", "sequence"]) -> Tensor:
         mean_B = zero_B.index_add(0, tokens.sequence_N, log_ratio_N) / tokens.num_tokens_B.clamp(min=1)
         log_ratio_N = mean_B[tokens.sequence_N]
     return log_ratio_N.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO).exp()
+
+
+def is_close_to_sampler(
+    old_logprobs_M: Tensor, sampler_logprobs_M: Tensor, num_tokens_B: Sequence[int], max_mismatch: float
+) -> Tensor:
+    """Return which completions the sampler drew from about the policy before the update, (B,).
+
+    The bound is on |log (pi_old(o) / pi_sampler(o))^(1/|o|)|, the logarithm of the geometric mean of the tokens'
+    ratios, which does not grow with the length as that of their product does (geometric sequence masking: J. Liu, Y. Li
+    et al., "When Speed Kills Stability", 2025, https://richardli.xyz/rl-collapse).
+    """
+    parts = (old_logprobs_M - sampler_logprobs_M).split(list(num_tokens_B))
+    return torch.stack([part.sum().abs() <= max_mismatch * len(part) for part in parts])
 
 
 def policy_objective(logprobs_N: Tensor, ratio_N: Tensor, advantages_N: Tensor, loss: LossConfig) -> Tensor:

@@ -23,8 +23,7 @@ def checkpoints_published(config: TrainGRPOConfig, work: Path) -> Iterator[None]
     No failure of it is one of the training. Nothing of it outlives this process, however that ends.
     """
     settings, staging = config.checkpoint, work / "publishing"
-    # The policy of the last step is registered by itself.
-    if not settings.keep_in_registry or settings.every_steps >= config.num_steps:
+    if not config.publishes_checkpoints:
         yield
         return
     durable.remove(staging)

@@ -1,30 +1,39 @@
-"""The frozen reference that the policy is kept close to, and the placement of its weights."""
+"""The reference that the policy is kept close to, and the placement of its weights.
+
+It is a copy of the model, frozen or the moving average of the policy, or under LoRA the policy without its adapters.
+"""
 
 import copy
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from components.policy.engine import import_deepspeed
+from components.policy.engine import Policy, import_deepspeed
 from components.policy.logprobs import LogprobModel, TokenLogprobs
+from components.policy.lora import adapters_disabled
 from components.policy.packing import MicroBatch
 from components.policy.parallel import set_group_timeouts
 from components.train_grpo.config import ReferencePlacement
 
 
 class Reference:
-    """A frozen copy of a model. If its weights are sharded, all processes make each call together."""
+    """A copy of a model without gradients. If its weights are sharded, all processes make each call together."""
 
     def __init__(self, model: PreTrainedModel, placement: ReferencePlacement, *, temperature: float) -> None:
         """Copy a model whose weights are not sharded; the process group exists already."""
         self._placement = placement
         self._replaced = False
+        self._averages: dict[str, Tensor] = {}
+        """Weights in float32 on the CPU, once `follow` has averaged weights of less precision."""
+        # Where weights are sharded, the others get those of the first process: see `_gathered`.
+        self._writes = placement != "sharded" or torch.distributed.get_rank() == 0
         self._device = model.device
-        self._scorer = LogprobModel(copy.deepcopy(model), temperature=temperature).requires_grad_(False)
+        scorer = LogprobModel(copy.deepcopy(model), temperature=temperature, with_entropy=False)
+        self._scorer = scorer.requires_grad_(False)
         self._score: Any = _sharded(self._scorer) if placement == "sharded" else self._scorer
         if placement == "offloaded":
             self._scorer.to("cpu")
@@ -47,9 +56,30 @@ class Reference:
                 self._scorer.to("cpu")
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
-        """Replace the weights by others, which are not sharded."""
+        """Replace the weights by others, which are not sharded; those of a `state` may have more precision."""
         with self._gathered(written=True):
             self._scorer.model.load_state_dict(weights)
+            parameters = self._scorer.model.named_parameters() if self._writes else ()
+            self._averages = {
+                name: weights[name].to("cpu", copy=True)
+                for name, parameter in parameters
+                if weights[name].dtype != parameter.dtype
+            }
+        self._replaced = True
+
+    @torch.no_grad()
+    def follow(self, weights: Mapping[str, Tensor], decay: float) -> None:
+        """Replace the weights by `decay` times themselves plus (1 - decay) times others, which are not sharded.
+
+        The average is in float32: its steps are mostly too small for bf16, in which it would not move at all.
+        """
+        with self._gathered(written=True):
+            for name, parameter in self._scorer.model.named_parameters() if self._writes else ():
+                average = parameter.data
+                if parameter.dtype != torch.float32:
+                    average = self._averages.setdefault(name, parameter.detach().to("cpu", torch.float32))
+                average.lerp_(weights[name].to(average), 1 - decay)
+                parameter.copy_(average)
         self._replaced = True
 
     def state(self, *, main: bool) -> dict[str, Tensor] | None:
@@ -58,6 +88,7 @@ class Reference:
             return None
         with self._gathered(written=False):
             weights = self._scorer.model.state_dict() if main else {}
+            weights = {**weights, **self._averages} if main else {}
             return {name: weight.detach().to("cpu", copy=True) for name, weight in weights.items()}
 
     def _gathered(self, *, written: bool) -> AbstractContextManager[None]:
@@ -69,6 +100,34 @@ class Reference:
             parameters, modifier_rank=0 if written else None, enabled=enabled
         )
         return gathered
+
+
+class AdapterReference:
+    """A `Reference` without weights of its own: the policy with its adapters disabled, where only they are trained."""
+
+    def __init__(self, policy: Policy, model: PreTrainedModel) -> None:
+        """Take the model that `policy` trains."""
+        self._policy, self._model = policy, model
+
+    def __call__(self, batch: MicroBatch) -> TokenLogprobs:
+        """See `Reference`."""
+        with adapters_disabled(self._model):
+            return self._policy(batch)
+
+    def onloaded(self) -> AbstractContextManager["AdapterReference"]:
+        """See `Reference`; there is nothing to move."""
+        return nullcontext(self)
+
+    def load(self, weights: Mapping[str, Tensor]) -> None:
+        """Refuse: the config has refused more than one iteration."""
+        raise AssertionError("these weights cannot be replaced")
+
+    def follow(self, weights: Mapping[str, Tensor], decay: float) -> None:
+        """Refuse: the config has refused a moving average."""
+        raise AssertionError("these weights cannot be replaced")
+
+    def state(self, *, main: bool) -> None:
+        """Return None: these are always the weights of the start."""
 
 
 def _sharded(scorer: LogprobModel) -> Any:

@@ -1,11 +1,15 @@
-"""The learned reward model: how likely a completion is right, learned from the verifier's verdicts.
+"""The learned reward model: what a completion is worth, learned from the verifier's verdicts and from preferences.
 
 One head serves both kinds of supervision. Read at the last token of a completion it is the outcome reward model, read
 at the last token of each step the process reward model (DeepSeekMath, arXiv 2402.03300, sections 4.1.2 and 4.1.3).
 
+It is trained by the engine of the policy, with the same keys: sharding, offloading, precision, adapters, micro-batches,
+clipping and weight decay. Every process calls each public method here together with the others.
+
 Shape suffixes, beside those of objective.py:
     R  sequences of a micro-batch, one in each row     T  tokens of the longest of them, padded on the right
     E  step ends of a micro-batch, where the head is read, row after row     D  hidden size
+    L  labels of a micro-batch: one for each step end, or for each pair
 """
 
 import math
@@ -14,245 +18,321 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel
 
 from components.policy.checkpoint import Checkpoint
-from components.policy.engine import NonFiniteError
+from components.policy.engine import Engine, NonFiniteError, load_parameters, torch_dtype
+from components.policy.lora import add_adapters, merged_state_dict
 from components.policy.packing import TokenSequence
-from components.policy.training import memory_for_passes
+from components.policy.training import TrainingCheckpoint, disable_dropout, memory_for_update
 from components.shared.errors import PipelineError, out_of_memory
 from components.shared.progress import say
 from components.train_grpo.config import RewardModelConfig, TrainGRPOConfig
-from components.train_grpo.rewards import Group, is_masked
+from components.train_grpo.preferences import KEY, read_preferences
+from components.train_grpo.reward_examples import (
+    Example,
+    LabeledExample,
+    PreferencePair,
+    Replay,
+    Row,
+    examples_of,
+    joined,
+    separated,
+    unpacked,
+)
+from components.train_grpo.rewards import Group
 
-Row = npt.NDArray[np.int32]
-"""A labeled example in 4 bytes per token: every process holds those of a whole iteration."""
-_CAPACITY = 10_000
-"""Examples in the replay: a tenth of the training of iterations of 90,000 completions, 22 MB at 500 tokens each."""
+_STAGE = "train_grpo"
 _EXAMPLES_PER_STEP = 64
 """At most so many examples share an optimizer step: enough for a steady gradient, few enough for several steps."""
 _EXAMPLES_READ = 1024
 """Examples that are unpacked and scored at once."""
 _EXPECTED_BASE = "expected the folder or hub id of a sequence classifier, or `reference` to make one"
+_WEIGHTS, _EXAMPLES = "reward_model", "reward_examples"
+"""Names of the tensors in a checkpoint."""
+_Value = TypeVar("_Value")
 
 
 class RewardModel:
     """A sequence classifier with one label, retrained on each iteration with a share of earlier ones (line 12).
 
-    Weights and scores are float32 whatever the policy's are: at the rates of fine-tuning, most updates of bfloat16
-    weights round to nothing. The optimizer goes on from one training to the next.
+    The optimizer goes on from one training to the next. The main process alone holds the examples, and hands those of
+    an optimizer step to all.
     """
 
-    def __init__(self, config: TrainGRPOConfig, settings: RewardModelConfig, reference: Checkpoint) -> None:
-        """Load the model that `settings.base` names, reading the tokens of `reference`; PipelineError if it cannot."""
+    def __init__(
+        self,
+        config: TrainGRPOConfig,
+        settings: RewardModelConfig,
+        reference: Checkpoint,
+        saved: TrainingCheckpoint | None = None,
+    ) -> None:
+        """Load the model that `settings.base` names, reading the tokens of `reference`, or the one that was `saved`.
+
+        PipelineError where it cannot be loaded.
+        """
         self.config = config
         self.settings = settings
-        # Never in training mode: that would only switch dropout on.
-        self.model = load_classifier(settings.base, reference).eval()
-        self.tokenizer = reference.tokenizer
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=settings.learning_rate, weight_decay=0.0)
+        self.reference = reference
+        self.model = load_classifier(settings.base, reference, dtype=torch_dtype(config.engine)).eval()
+        self._device = self.model.device
+        disable_dropout(self.model)
+        add_adapters(self.model, config.engine.lora, seed=config.seed)
+        self.model.score.requires_grad_(True)  # trained whole beside adapters, too: a new head is zero
+        model = ScoreModel(self.model)
+        if saved:
+            load_parameters(model, saved.tensors(_WEIGHTS))
+        self.engine: Engine[PaddedBatch, Tensor] = Engine(model, config.engine)
+        self._ranks = self.engine.ranks
         self.collected: list[Row] = []
         self._replay = Replay()
+        if saved:
+            self.engine.load_state(saved.tensors(_WEIGHTS))
+        if saved and self._ranks.is_main:
+            self._restore_examples(load_file(saved.tensors(_EXAMPLES)))
 
     def collect(self, groups: Sequence[Group]) -> None:
-        """Add the completions of a rollout that are not masked, with the verifier's label for each scorable step."""
-        for scored in (scored for group in groups for scored in group.scored_G):
-            steps = [step for step in scored.steps if not math.isnan(step.reward)]
-            if steps and not is_masked(self.config, scored.completion):
-                ends, labels = tuple(step.end for step in steps), tuple(step.reward for step in steps)
-                self.collected.append(LabeledExample(scored.completion.tokens, ends, labels).packed())
+        """Add what a rollout teaches by the verifier's verdicts, in the main process."""
+        if self._ranks.is_main:
+            self.collected += [each.packed() for group in groups for each in examples_of(self.config, group)]
 
     def retrain(self, iteration: int) -> dict[str, float]:
         """Train on what was collected since the last time; return the metrics."""
         new, self.collected = self.collected, []
         seed = self.config.seed + iteration
         examples = self._replay.mix(new, fraction=self.settings.replay_fraction, seed=seed)
-        with memory_for_passes("train_grpo", self.config.engine, "the training of the reward model"):
-            figures = self.fit(examples, num_new=len(new), seed=seed)
+        figures = self.fit(examples, num_new=len(new), seed=seed, epochs=self.settings.epochs)
         self._replay.add(new)
-        say("train_grpo", "reward model trained: " + ", ".join(f"{name} {x:.4g}" for name, x in figures.items()))
+        self._say("reward model trained" if new else "reward model not trained: no verdict to learn from", figures)
         return {"iteration": iteration, **figures}
+
+    def learn_preferences(self, path: Path) -> dict[str, float]:
+        """Train on the preference pairs of a file but those held out; return the metrics.
+
+        `preference_accuracy` is the share of the pairs held out whose chosen response has the higher score afterwards,
+        NaN where none is. PipelineError where fewer than two pairs fit into the context of the model.
+        """
+        rows = self._preference_rows(path) if self._ranks.is_main else []
+        random.Random(self.config.seed).shuffle(rows)
+        fraction = self.settings.held_out_fraction
+        num_held_out = min(max(1, round(fraction * len(rows))), len(rows) - 1) if fraction and rows else 0
+        held_out, trained = rows[:num_held_out], rows[num_held_out:]
+        figures = self.fit(trained, num_new=0, seed=self.config.seed, epochs=self.settings.preference_epochs)
+        self._replay.add(trained)
+        result = {
+            "preference_loss": figures["reward_model_loss"],
+            "preference_accuracy": self._accuracy(held_out),
+            "preference_pairs": figures["reward_model_examples"],
+            "preference_pairs_held_out": float(self._share(len(held_out))),
+        }
+        self._say("reward model trained on preferences", result)
+        return {"iteration": 0, **result}
 
     @torch.no_grad()
     def score(self, tokens: Sequence[TokenSequence], step_ends: Sequence[tuple[int, ...]]) -> list[list[float]]:
-        """Return for each sequence the probabilities in [0, 1] that it is right, as read at each of its step ends.
+        """Return for each sequence of this process its scores, as read at each of its step ends.
 
-        Raises NonFiniteError where one is not a number, which as a reward would mean an unscorable completion.
+        With the loss `pointwise` these are the probabilities in [0, 1] that it is right, with `pairwise` any numbers of
+        which only the differences mean something. Raises NonFiniteError where one is not a number, which as a reward
+        would mean an unscorable completion.
         """
+        examples = [LabeledExample(*fields, labels=()) for fields in zip(tokens, step_ends, strict=True)]
         scores: list[list[float]] = [[] for _ in tokens]
-        for batch in padded_batches(tokens, step_ends, self.config.engine.micro_batch_tokens, self.model.device):
-            scores_E = torch.sigmoid(self._logits(batch))
+        for batch in self._batches(examples):
+            scores_E = self.engine(batch)
             if scores_E.isnan().any():
                 raise NonFiniteError("a score of the reward model is not a number")
+            if self.settings.loss == "pointwise":
+                scores_E = torch.sigmoid(scores_E)
             scores_of_batch = iter(scores_E.tolist())
-            for index in batch.sequences:
+            for index in batch.examples:
                 scores[index] = list(islice(scores_of_batch, len(step_ends[index])))
         return scores
 
-    def fit(self, rows: Sequence[Row], *, num_new: int, seed: int) -> dict[str, float]:
-        """Train for `epochs` passes in an order given by `seed`; return the metrics.
+    def fit(self, rows: Sequence[Row], *, num_new: int, seed: int, epochs: int) -> dict[str, float]:
+        """Train for `epochs` passes over the main process's rows in an order given by `seed`; return the metrics.
 
         The first `num_new` examples are new, the rest replayed. `reward_model_accuracy` is the share of new labels on
-        whose side of one half the score was before any of this training (exactly one half is on neither side), and
-        `reward_model_loss` the cross-entropy per label in the last pass, each label before its step. Both are NaN where
-        there are no examples. Raises NonFiniteError before a step whose loss is not finite.
+        whose side the score was before any of this training (exactly between is on neither side), and
+        `reward_model_loss` the loss per label in the last pass, each label before its step. Both are NaN where there
+        are no examples. Raises NonFiniteError before a step whose loss is not finite.
         """
         accuracy = self._accuracy(rows[:num_new])
-        num_labels = sum(len(LabeledExample.unpacked(row).labels) for row in rows)
-        num_steps = math.ceil(len(rows) / _EXAMPLES_PER_STEP)
+        num_rows = self._share(len(rows))
+        num_steps = math.ceil(num_rows / _EXAMPLES_PER_STEP)
         order, loss = random.Random(seed), math.nan
-        for _ in range(self.settings.epochs if rows else 0):
-            shuffled = order.sample(rows, len(rows))
+        for _ in range(epochs if num_rows else 0):
+            shuffled = order.sample(range(num_rows), num_rows)
             # Every num_steps-th example: steps of equal size, not a last one of whatever is left.
-            loss = sum(self._step(shuffled[step::num_steps]) for step in range(num_steps)) / num_labels
+            parts = [shuffled[step::num_steps] for step in range(num_steps)]
+            with memory_for_update(_STAGE, self.config.engine):
+                losses = [self._step([rows[index] for index in part] if rows else []) for part in parts]
+            loss = sum(total for total, _ in losses) / sum(num_labels for _, num_labels in losses)
         return {
             "reward_model_loss": loss,
             "reward_model_accuracy": accuracy,
-            "reward_model_examples": float(len(rows)),
+            "reward_model_examples": float(num_rows),
         }
 
     def save(self, folder: Path) -> None:
-        """Write a Hugging Face folder that `AutoModelForSequenceClassification.from_pretrained` loads."""
-        self.model.save_pretrained(folder)
-        self.tokenizer.save_pretrained(folder)
+        """Write a Hugging Face folder that `AutoModelForSequenceClassification` loads, adapters merged."""
+        with self.engine.gather_full_parameters():
+            if self._ranks.is_main:
+                self.model.save_pretrained(folder, state_dict=merged_state_dict(self.model))
+                self.reference.tokenizer.save_pretrained(folder)
 
-    def state(self, *, main: bool) -> dict[str, Any]:
-        """Return everything as plain values, for a checkpoint; the examples only in the `main` process."""
-        return {
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "replay": self._replay.state(),
-            "collected": joined(self.collected) if main else None,
-        }
+    def tensors(self) -> dict[str, dict[str, Tensor]]:
+        """Return all that further training and scoring depend on, by name, for a checkpoint of the main process."""
+        parts = {"collected": joined(self.collected), "replay": self._replay.state()}
+        examples = {f"{part}/{name}": each for part, tensors in parts.items() for name, each in tensors.items()}
+        return {_WEIGHTS: self.engine.state(), _EXAMPLES: examples}
 
-    def restore(self, state: dict[str, Any]) -> None:
-        """Continue from what `state` returned in the main process."""
-        self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self._replay.restore(state["replay"])
-        self.collected = separated(state["collected"])
+    def _restore_examples(self, state: dict[str, Tensor]) -> None:
+        parts: dict[str, dict[str, Tensor]] = {"collected": {}, "replay": {}}
+        for path, tensor in state.items():
+            part, name = path.split("/")
+            parts[part][name] = tensor
+        self.collected = separated(parts["collected"])
+        self._replay.restore(parts["replay"])
 
-    def _logits(self, batch: "PaddedBatch") -> Tensor:
+    def _preference_rows(self, path: Path) -> list[Row]:
+        """Return the pairs of a file that fit into the context of the model."""
+        reference, rows = self.reference, []
+        limit = getattr(self.model.config.get_text_config(), "max_position_embeddings", None) or math.inf
+        preferences = read_preferences(path)
+        for each in preferences:
+            prompt_ids = reference.prompt_ids(each.prompt)
+            completions = ((*reference.encode(text), reference.end_ids[0]) for text in (each.chosen, each.rejected))
+            pair = PreferencePair(prompt_ids, *completions)
+            if max(map(len, pair.sequences)) <= limit:
+                rows.append(pair.packed())
+        if len(rows) < len(preferences):
+            num_longer = len(preferences) - len(rows)
+            say(_STAGE, f"{num_longer:,} preference pairs are longer than {limit} tokens and left out")
+        if len(rows) < 2:
+            raise PipelineError(f"{KEY}: {path}: {len(rows)} pairs have at most the {limit} tokens that are read")
+        return rows
+
+    @torch.no_grad()
+    def _accuracy(self, rows: Sequence[Row]) -> float:
+        """Return the share of the labels of the main process's rows on whose side the score is; NaN without any."""
+        right = total = 0
+        for start in range(0, self._share(len(rows)), _EXAMPLES_READ):
+            examples = self._own(self._shared(rows[start : start + _EXAMPLES_READ]))
+            for batch in self._batches(examples):
+                margins_L, labels_L = self._margins(batch, examples)
+                right += int((margins_L * (2 * labels_L - 1) > 0).sum())
+                total += len(labels_L)
+        sums = [sum(each) for each in zip(*self._ranks.all_gather((right, total), "an accuracy"), strict=True)]
+        return sums[0] / sums[1] if sums[1] else math.nan
+
+    def _step(self, rows: Sequence[Row]) -> tuple[float, int]:
+        """Take an optimizer step on the mean loss per label; return the sum from before it, and the number of labels.
+
+        A label of a completion has the loss -log p(label) with p(right) = sigmoid(score), a pair the loss of Bradley
+        and Terry (Biometrika 1952; InstructGPT, arXiv 2203.02155, equation 1), -log sigmoid(score_chosen -
+        score_rejected).
+        """
+        every = self._shared(rows)
+        num_labels = sum(len(each.labels) for each in every)
+        examples = self._own(every)
+        for batch in self._batches(examples):
+            margins_L, labels_L = self._margins(batch, examples)
+            loss = functional.binary_cross_entropy_with_logits(margins_L, labels_L, reduction="sum")
+            # Divided by the labels of the whole step: the gradient is the same however it is split.
+            self.engine.backward(loss / num_labels)
+        try:
+            return self.engine.step(self.settings.learning_rate)["loss"] * num_labels, num_labels
+        except NonFiniteError as error:
+            raise NonFiniteError(f"the reward model: {error}") from None
+
+    def _margins(self, batch: "PaddedBatch", examples: Sequence[Example]) -> tuple[Tensor, Tensor]:
+        """Return what each label is about, a score or the difference of two, and the label."""
+        scores_E = self.engine(batch)
+        firsts: list[int] = []
+        others: list[int] = []
+        labels: list[float] = []
+        place, nothing = 0, len(scores_E)
+        for example in (examples[index] for index in batch.examples):
+            is_pair, num_ends = isinstance(example, PreferencePair), sum(map(len, example.ends))
+            firsts += [place] if is_pair else range(place, place + num_ends)
+            others += [place + 1] if is_pair else [nothing] * num_ends
+            labels += example.labels
+            place += num_ends
+        first_L, other_L = torch.tensor([firsts, others], dtype=torch.long, device=scores_E.device)
+        padded = functional.pad(scores_E, (0, 1))  # a completion by itself is compared with zero
+        return padded[first_L] - padded[other_L], torch.tensor(labels, dtype=scores_E.dtype, device=scores_E.device)
+
+    def _batches(self, examples: Sequence[Example]) -> list["PaddedBatch"]:
+        """Return micro-batches of this process's examples, then empty ones: as many as any other process has.
+
+        Under ZeRO 2 and 3 each pass waits for a pass of every other process.
+        """
+        batches = padded_batches(examples, self.config.engine.micro_batch_tokens, self._device)
+        most = max(self._ranks.all_gather(len(batches), "the micro-batches of the reward model"))
+        return batches + [_empty_batch(self._device)] * (most - len(batches))
+
+    def _own(self, examples: Sequence[Example]) -> list[Example]:
+        """Return this process's part, of about as many tokens as any other's."""
+        by_length = sorted(examples, key=lambda example: -_width(example))
+        return by_length[self._ranks.rank :: self._ranks.world_size]
+
+    def _shared(self, rows: Sequence[Row]) -> list[Example]:
+        """Return the examples of the main process's rows in every process."""
+        return [unpacked(row) for row in self._share(rows)]
+
+    def _share(self, value: _Value) -> _Value:
+        """Return the main process's value in every process."""
+        values = self._ranks.all_gather(value if self._ranks.is_main else None, "the examples of the reward model")
+        assert values[0] is not None
+        return values[0]
+
+    def _say(self, what: str, figures: dict[str, float]) -> None:
+        if self._ranks.is_main:
+            known = [f"{name} {value:.4g}" for name, value in figures.items() if not math.isnan(value)]
+            say(_STAGE, f"{what}: {', '.join(known)}")
+
+
+class ScoreModel(nn.Module):
+    """A classifier with its `ScoreHead`: the module that is trained, so that sharding sees one forward."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.model = model
+        self.head = ScoreHead(model.score)
+
+    def forward(self, batch: "PaddedBatch") -> Tensor:
         """Return the output of the head at the E step ends, and nowhere else."""
         hidden_RTD = self.model.base_model(
             input_ids=batch.input_ids_RT, attention_mask=batch.attention_mask_RT, use_cache=False
         ).last_hidden_state
-        logits_E: Tensor = self.model.score(hidden_RTD[batch.row_E, batch.position_E]).squeeze(1)
-        return logits_E
-
-    def _accuracy(self, rows: Sequence[Row]) -> float:
-        agree: list[bool] = []
-        for start in range(0, len(rows), _EXAMPLES_READ):
-            examples = [LabeledExample.unpacked(row) for row in rows[start : start + _EXAMPLES_READ]]
-            scores = self.score([each.tokens for each in examples], [each.step_ends for each in examples])
-            for example, scores_of_steps in zip(examples, scores, strict=True):
-                pairs = zip(scores_of_steps, example.labels, strict=True)
-                agree += [(score - 0.5) * (label - 0.5) > 0 for score, label in pairs]
-        return sum(agree) / len(agree) if agree else math.nan
-
-    def _step(self, rows: Sequence[Row]) -> float:
-        """Take an optimizer step on the mean loss per label; return the sum over labels from before it."""
-        examples = [LabeledExample.unpacked(row) for row in rows]
-        tokens, step_ends = [each.tokens for each in examples], [each.step_ends for each in examples]
-        num_labels = sum(map(len, step_ends))
-        total = 0.0
-        for batch in padded_batches(tokens, step_ends, self.config.engine.micro_batch_tokens, self.model.device):
-            labels = [label for index in batch.sequences for label in examples[index].labels]
-            logits_E = self._logits(batch)
-            labels_E = torch.tensor(labels, device=logits_E.device)
-            loss = functional.binary_cross_entropy_with_logits(logits_E, labels_E, reduction="sum")
-            # Divided by the labels of the whole step: the gradient is the same however it is split.
-            torch.autograd.backward(loss / num_labels)
-            total += loss.item()
-        if not math.isfinite(total):
-            raise NonFiniteError(f"the loss of the reward model is {total}; stopped before its optimizer step")
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        return total
+        scores_E: Tensor = self.head(hidden_RTD[batch.row_E, batch.position_E])
+        return scores_E
 
 
-# Examples -------------------------------------------------------------------------------------------------------------
+class ScoreHead(nn.Module):
+    """The head of a classifier, computed in float32 at least: in bfloat16 close scores would be equal.
 
-
-@dataclass(frozen=True)
-class LabeledExample:
-    """A completion with a label for each of its steps."""
-
-    tokens: TokenSequence
-    step_ends: tuple[int, ...]
-    """Completion tokens up to and including the last of each step; for an outcome the completion is one step."""
-    labels: tuple[float, ...]
-    """For each step 1 for right, 0 for wrong."""
-
-    def packed(self) -> Row:
-        """Return one array: the numbers of tokens of prompt and completion, the tokens, step ends, and labels."""
-        prompt, completion = self.tokens.prompt_ids, self.tokens.completion_ids
-        labels = map(int, self.labels)
-        return np.array([len(prompt), len(completion), *prompt, *completion, *self.step_ends, *labels], np.int32)
-
-    @classmethod
-    def unpacked(cls, row: Row) -> "LabeledExample":
-        """Return the example of an array that `packed` returned."""
-        num_prompt, num_completion, *values = row.tolist()
-        end = num_prompt + num_completion
-        num_steps = (len(values) - end) // 2
-        tokens = TokenSequence(tuple(values[:num_prompt]), tuple(values[num_prompt:end]))
-        return cls(tokens, tuple(values[end : end + num_steps]), tuple(map(float, values[end + num_steps :])))
-
-
-def joined(rows: Sequence[Row]) -> dict[str, Tensor]:
-    """Return examples in two tensors, for a checkpoint."""
-    sizes = torch.tensor([len(row) for row in rows], dtype=torch.int64)
-    return {"rows": torch.from_numpy(np.concatenate([np.empty(0, np.int32), *rows])), "sizes": sizes}
-
-
-def separated(state: dict[str, Tensor]) -> list[Row]:
-    """Return the examples that were `joined`."""
-    return [rows.numpy() for rows in state["rows"].split(state["sizes"].tolist())]
-
-
-class Replay:
-    """A uniform sample of all examples of earlier iterations: a reservoir, with all of them until it is full.
-
-    It keeps the model from forgetting: Algorithm 1 (section 4.1.4) retrains it with 10 % historical data.
+    The layer's weight is a parameter of this module too, so that ZeRO 3 gathers it when this module runs.
     """
 
-    def __init__(self) -> None:
-        self._num_seen = 0
-        self._sample: list[Row] = []
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        self.weight, self.bias = layer.weight, layer.bias
 
-    def mix(self, new: list[Row], *, fraction: float, seed: int) -> list[Row]:
-        """Return the new examples, then earlier ones: `fraction` of the result, or all there are."""
-        num_old = round(len(new) * fraction / (1 - fraction))
-        return new + random.Random(seed).sample(self._sample, min(num_old, len(self._sample)))
-
-    def add(self, new: Sequence[Row]) -> None:
-        """Add the examples of a finished iteration."""
-        # Algorithm R (Vitter, 1985), seeded by how many were seen: the count is all there is to restore.
-        generator = random.Random(self._num_seen)
-        for example in new:
-            self._num_seen += 1
-            if len(self._sample) < _CAPACITY:
-                self._sample.append(example)
-            elif (index := generator.randrange(self._num_seen)) < _CAPACITY:
-                self._sample[index] = example
-
-    def state(self) -> dict[str, Any]:
-        """Return everything as plain values, for a checkpoint."""
-        return {"num_seen": self._num_seen, "examples": joined(self._sample)}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Continue from what `state` returned."""
-        self._num_seen, self._sample = state["num_seen"], separated(state["examples"])
+    def forward(self, hidden_ED: Tensor) -> Tensor:
+        """Return a score for each hidden state, (E,)."""
+        dtype = torch.promote_types(hidden_ED.dtype, torch.float32)
+        bias = None if self.bias is None else self.bias.to(dtype)
+        return functional.linear(hidden_ED.to(dtype), self.weight.to(dtype), bias).squeeze(1)
 
 
 # Micro-batches --------------------------------------------------------------------------------------------------------
@@ -262,63 +342,81 @@ class Replay:
 class PaddedBatch:
     """Sequences padded on the right, and where the head is read."""
 
-    sequences: list[int]
-    """The index of each row among all sequences."""
+    examples: list[int]
+    """The index of each example, whose sequences are rows one after another."""
     input_ids_RT: Tensor
     attention_mask_RT: Tensor
     row_E: Tensor
     position_E: Tensor
 
 
-def padded_batches(
-    tokens: Sequence[TokenSequence], step_ends: Sequence[tuple[int, ...]], max_tokens: int, device: torch.device
-) -> list[PaddedBatch]:
-    """Split sequences into micro-batches of at most `max_tokens` tokens with padding, like lengths together.
+def padded_batches(examples: Sequence[Example], max_tokens: int, device: torch.device) -> list[PaddedBatch]:
+    """Split examples into micro-batches of at most `max_tokens` tokens with padding, like lengths together.
 
-    `step_ends` count completion tokens: the head is read at the last token counted. A sequence that alone is longer
-    gets a micro-batch of its own.
+    Step ends count completion tokens: the head is read at the last token counted. An example that alone is longer gets
+    a micro-batch of its own.
     """
     groups: list[list[int]] = []
-    for index in sorted(range(len(tokens)), key=lambda index: len(tokens[index])):
-        if groups and len(tokens[index]) * (len(groups[-1]) + 1) <= max_tokens:
+    num_rows = 0
+    for index in sorted(range(len(examples)), key=lambda index: _width(examples[index])):
+        num_rows += len(examples[index].sequences)
+        if groups and _width(examples[index]) * num_rows <= max_tokens:
             groups[-1].append(index)
         else:
             groups.append([index])
-    batches = []
-    for group in groups:
-        rows = [torch.tensor([*tokens[index].prompt_ids, *tokens[index].completion_ids]) for index in group]
-        # Token 0 pads, whatever it is: places are counted, never found by comparing with it.
-        ids_RT = pad_sequence(rows, batch_first=True)
-        mask_RT = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
-        ends = [(row, index, end) for row, index in enumerate(group) for end in step_ends[index]]
-        row_E = torch.tensor([row for row, _, _ in ends], dtype=torch.long)
-        position_E = torch.tensor([len(tokens[index].prompt_ids) + end - 1 for _, index, end in ends], dtype=torch.long)
-        batches.append(PaddedBatch(group, *(each.to(device) for each in (ids_RT, mask_RT, row_E, position_E))))
-    return batches
+            num_rows = len(examples[index].sequences)
+    return [_padded_batch(examples, group, device) for group in groups]
+
+
+def _padded_batch(examples: Sequence[Example], group: list[int], device: torch.device) -> PaddedBatch:
+    sequences = [sequence for index in group for sequence in examples[index].sequences]
+    ends_R = [ends for index in group for ends in examples[index].ends]
+    rows = [torch.tensor([*sequence.prompt_ids, *sequence.completion_ids]) for sequence in sequences]
+    # Token 0 pads, whatever it is: places are counted, never found by comparing with it.
+    ids_RT = pad_sequence(rows, batch_first=True)
+    mask_RT = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
+    places = [
+        (row, len(sequence.prompt_ids) + end - 1)
+        for row, (sequence, ends) in enumerate(zip(sequences, ends_R, strict=True))
+        for end in ends
+    ]
+    row_E, position_E = torch.tensor(places, dtype=torch.long).reshape(-1, 2).T
+    return PaddedBatch(group, *(each.to(device) for each in (ids_RT, mask_RT, row_E, position_E)))
+
+
+def _empty_batch(device: torch.device) -> PaddedBatch:
+    """Return a micro-batch of one token and no example."""
+    zero = torch.zeros(1, dtype=torch.long, device=device)
+    return PaddedBatch([], zero[None], torch.ones_like(zero)[None], zero, zero)
+
+
+def _width(example: Example) -> int:
+    """Return the tokens of the longest sequence."""
+    return max(map(len, example.sequences))
 
 
 # The base model -------------------------------------------------------------------------------------------------------
 
 
-def load_classifier(base: str, reference: Checkpoint) -> PreTrainedModel:
-    """Return the float32 classifier that `base` names, on the device of `reference`.
+def load_classifier(base: str, reference: Checkpoint, *, dtype: torch.dtype) -> PreTrainedModel:
+    """Return the classifier that `base` names, in a type and on the device of `reference`.
 
     The base `reference` makes one of the reference's layers and a head of zeros: every score is one half at first. Any
     other base is a checkpoint; PipelineError where it cannot be loaded, has more than one score or other tokens.
     """
-    classifier = _copy(reference) if base == "reference" else _load(base, reference)
+    classifier = _copy(reference, dtype) if base == "reference" else _load(base, reference, dtype)
     placed: PreTrainedModel = classifier.to(reference.device)
     return placed
 
 
-def _copy(reference: Checkpoint) -> PreTrainedModel:
+def _copy(reference: Checkpoint, dtype: torch.dtype) -> PreTrainedModel:
     model = reference.model
     # Through a dictionary, which leaves behind how the reference computes its attention.
     config = type(model.config).from_dict({**model.config.to_diff_dict(), "num_labels": 1})
     try:
         # All the random weights are replaced: what is drawn after this must not depend on them.
         with torch.random.fork_rng(devices=[]):
-            copy = AutoModelForSequenceClassification.from_config(config, dtype=torch.float32)
+            copy = AutoModelForSequenceClassification.from_config(config, dtype=dtype)
     except ValueError:
         problem = f"transformers has no sequence classifier like {type(model).__name__}"
         raise _error("reference", f"{problem}; name a checkpoint of another family with the same tokenizer") from None
@@ -327,10 +425,10 @@ def _copy(reference: Checkpoint) -> PreTrainedModel:
     return copy
 
 
-def _load(base: str, reference: Checkpoint) -> PreTrainedModel:
+def _load(base: str, reference: Checkpoint, dtype: torch.dtype) -> PreTrainedModel:
     try:
         classifier, loading = AutoModelForSequenceClassification.from_pretrained(
-            base, dtype=torch.float32, output_loading_info=True
+            base, dtype=dtype, output_loading_info=True
         )
         tokenizer = AutoTokenizer.from_pretrained(base)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:

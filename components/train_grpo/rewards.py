@@ -16,10 +16,10 @@ Shape suffixes: P prompts, G completions per prompt (see objective.py)
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, update_wrapper
-from itertools import chain
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from components.grading.verifier import Grade, Verdict, has_reasoning, is_unit_tests, require_sandbox
@@ -59,7 +59,7 @@ class BuiltIn:
 
 BUILT_IN = {
     "steps": BuiltIn(None),  # for each worked step, whether its arithmetic holds; for the last, whether it is right
-    "reward_model": BuiltIn(None, key="model"),  # the learned probability that the completion, or each step, is right
+    "reward_model": BuiltIn(None, key="model"),  # what the learned model says of the completion, or of each step
 }
 
 
@@ -83,7 +83,7 @@ def group_reward(function: _FunctionT) -> _FunctionT:
 
 def require_rewards(config: "TrainGRPOConfig", problems: Sequence[Problem]) -> None:
     """Raise PipelineError where a custom reward cannot be loaded, or there is no sandbox for unit tests."""
-    for name in filter(is_custom, config.reward.weights):
+    for name in filter(is_custom, config.reward.names):
         load_reward(name)
     if any(is_unit_tests(problem.answer) for problem in problems):
         require_sandbox()
@@ -112,21 +112,21 @@ def code_tests(problem: Problem, completion: "Completion", grade: Grade) -> floa
 def answer_format(problem: Problem, completion: "Completion", grade: Grade, *, model: ModelConfig) -> float:
     """Return 1 where some reasoning leads to an answer in the designated place, else 0, whatever the answer is.
 
-    Where the prompt asks for thoughts, the completion has to be one thought and, after it, the answer. The place of
-    code is a fenced block, and it needs no words before it.
+    Where the prompt asks for thoughts or begins one, the completion has to be one thought and, after it, the answer.
+    The place of code is a fenced block, and it needs no words before it.
     """
-    text = completion.text
-    if not completion.finished or (model.asks_for_thoughts and not _thinks_first(text, model.prompt)):
+    text = completion.response
+    must_think = completion.in_thought or model.asks_for_thoughts(problem.source)
+    if not completion.finished or (must_think and not _thinks_first(text)):
         return 0.0
     if is_unit_tests(problem.answer):
         return float(grade.extracted is not None)
     return float(has_reasoning(text, model.answer))
 
 
-def _thinks_first(text: str, prompt: str) -> bool:
+def _thinks_first(text: str) -> bool:
     """Return whether a response is a single thought that is not empty, and then something else."""
-    in_thought = prompt.rstrip().endswith("<think>")
-    match = _THOUGHT_FIRST.fullmatch("<think>" + text if in_thought else text)
+    match = _THOUGHT_FIRST.fullmatch(text)
     return match is not None and bool(match["thought"].strip()) and "think>" not in match["thought"] + match["answer"]
 
 
@@ -176,7 +176,7 @@ class Scored:
     steps: tuple[Step, ...]
     """Where its steps end and whether each is right; one step for outcome supervision."""
     rewards: dict[str, tuple[float, ...]]
-    """By name, a value for each step, or one for the completion, which is added to that of its last step."""
+    """Of its source, by name: a value for each step, or one for the completion, added to that of its last step."""
     failure: Failure | None = None
     """The first reward that failed, which leaves the completion without any."""
 
@@ -230,7 +230,7 @@ class Scorer:
         self.reward_model = reward_model
         self._grade = grade
         self._functions: dict[str, RewardFunction] = {}
-        for name in config.reward.weights:
+        for name in config.reward.names:
             reward = BuiltIn(load_reward(name)) if is_custom(name) else BUILT_IN[name]
             if reward.function is not None:
                 settings = reward.settings(config, checkpoint.config)
@@ -244,22 +244,45 @@ class Scorer:
         """
         answers_B = [problem.answer for problem, group in zip(problems_P, completions_PG, strict=True) for _ in group]
         grades_B = iter(self._grade(answers_B, list(chain(*completions_PG)), self.checkpoint.config.answer))
-        groups = []
-        for problem, completions_G in zip(problems_P, completions_PG, strict=True):
-            scored_G = [self._without_reward(completion, next(grades_B)) for completion in completions_G]
-            self._reward(problem, [each for each in scored_G if not is_masked(self.config, each.completion)])
-            groups.append(Group(problem, scored_G))
+        groups = [
+            Group(problem, [self._without_reward(problem, completion, next(grades_B)) for completion in completions_G])
+            for problem, completions_G in zip(problems_P, completions_PG, strict=True)
+        ]
+        masked = partial(is_masked, self.config)
+        rewarded_PG = [[each for each in group.scored_G if not masked(each.completion)] for group in groups]
+        pairs = zip(groups, rewarded_PG, strict=True)
+        learned = self._learned(
+            [each for group, scored_G in pairs if self._uses_model(group.problem) for each in scored_G]
+        )
+        for group, scored_G in zip(groups, rewarded_PG, strict=True):
+            self._reward(group.problem, scored_G, learned)
         return groups
 
-    def _without_reward(self, completion: "Completion", grade: Grade) -> Scored:
+    def _uses_model(self, problem: Problem) -> bool:
+        return "reward_model" in self.config.reward.weights_of(problem.source)
+
+    def _learned(self, scored: Sequence[Scored]) -> Iterator[tuple[float, ...]]:
+        """Return the scores of the reward model for all steps of each completion.
+
+        Those of a whole rollout in one call: where the model is sharded, all processes make it together.
+        """
+        if "reward_model" not in self.config.reward.names:
+            return iter(())
+        assert self.reward_model is not None
+        step_ends = [tuple(step.end for step in each.steps) for each in scored]
+        return map(tuple, self.reward_model.score([each.completion.tokens for each in scored], step_ends))
+
+    def _without_reward(self, problem: Problem, completion: "Completion", grade: Grade) -> Scored:
         steps: tuple[Step, ...] = (Step(completion.num_tokens, outcome(grade)),)
         if self.config.reward.supervision == "process":
             steps = tuple(verified_steps(completion, grade, self.checkpoint.decode))
-        return Scored(completion, grade, steps, dict.fromkeys(self.config.reward.weights, (math.nan,) * len(steps)))
+        names = self.config.reward.weights_of(problem.source)
+        return Scored(completion, grade, steps, dict.fromkeys(names, (math.nan,) * len(steps)))
 
-    def _reward(self, problem: Problem, scored_G: Sequence[Scored]) -> None:
+    def _reward(self, problem: Problem, scored_G: Sequence[Scored], learned: Iterator[tuple[float, ...]]) -> None:
         """Set the rewards of completions, or their first failure; print each kind of failure once."""
-        columns = {name: self._column(name, problem, scored_G) for name in self.config.reward.weights if scored_G}
+        names = self.config.reward.weights_of(problem.source) if scored_G else ()
+        columns = {name: self._column(name, problem, scored_G, learned) for name in names}
         for g, scored in enumerate(scored_G):
             values = {name: column[g] for name, column in columns.items()}
             scored.failure = next((value for value in values.values() if isinstance(value, Failure)), None)
@@ -270,18 +293,16 @@ class Scorer:
                 say("train_grpo", f"warning: no reward for a completion of {problem.id}: {scored.failure.message}")
 
     def _column(
-        self, name: str, problem: Problem, scored_G: Sequence[Scored]
+        self, name: str, problem: Problem, scored_G: Sequence[Scored], learned: Iterator[tuple[float, ...]]
     ) -> "Sequence[tuple[float, ...] | Failure]":
         """Return one reward of each completion: a value for every step, or one for the last."""
         if name == "steps":
             return [tuple(step.reward for step in scored.steps) for scored in scored_G]
-        completions_G = [scored.completion for scored in scored_G]
         if name == "reward_model":
-            assert self.reward_model is not None
-            step_ends_G = [tuple(step.end for step in scored.steps) for scored in scored_G]
-            return list(map(tuple, self.reward_model.score([each.tokens for each in completions_G], step_ends_G)))
+            return list(islice(learned, len(scored_G)))
+        completions_G = [scored.completion for scored in scored_G]
         grades_G = [scored.grade for scored in scored_G]
-        weight = self.config.reward.weights[name]
+        weight = self.config.reward.weights_of(problem.source)[name]
         values_G = ask(name, weight, self._functions[name], problem, completions_G, grades_G)
         return [value if isinstance(value, Failure) else (value,) for value in values_G]
 

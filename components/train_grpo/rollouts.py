@@ -3,6 +3,7 @@
 Shape suffixes as in objective.py: P prompts, G completions per prompt, B all of them, K steps of a prompt's group.
 """
 
+import math
 import random
 import threading
 import time
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 from pydantic import TypeAdapter
 from torch import Tensor
+from torch.profiler import record_function
 
 from components.policy.parallel import Ranks
 from components.rollout.sampler import Completion, Sampler, Sampling
@@ -59,7 +61,7 @@ class Rollouts:
 
     def of_step(self, step: int) -> Rollout:
         """Return the rollout to learn from."""
-        with self._memory():
+        with self.memory():
             if self.config.sampler.overlap:
                 return self._overlapped(step)
             sync_s = self.sampler.update_weights(step - 1)
@@ -70,7 +72,7 @@ class Rollouts:
 
     def of_reference(self, number: int) -> Rollout:
         """Return a rollout from before the first step, for the reward model to learn from."""
-        with self._memory():
+        with self.memory():
             self.sampler.update_weights(0)
             return self.sample(f"initial {number}")
 
@@ -79,21 +81,31 @@ class Rollouts:
 
         Every process samples and scores its shard of the problems, and gets all groups. Zero-variance groups teach
         nothing: with dynamic sampling (DAPO, section 3.2) they are replaced by groups of further problems, for a
-        bounded number of rounds. What is then missing stays missing, and the loss is divided by what is there.
+        bounded number of rounds, the first in the order of their prompts where there are more than are missing. What is
+        then missing stays missing, and the loss is divided by what is there.
         """
         rollout = Rollout([], [], 0.0, 0.0)
-        max_rounds = self.config.prompts.max_resampling_rounds
+        max_rounds, wanted = self.config.prompts.max_resampling_rounds, self.config.prompts_per_step
         for round_ in range(max_rounds + 1):
-            missing = self.config.prompts_per_step - len(rollout.trained)
+            missing = wanted - len(rollout.trained)
             if not missing:
                 break
-            shard = self._sample_shard(self.ranks.shard(self.prompts.next_batch(missing)), self._seed(name, round_))
+            count = min(math.ceil(missing * self.config.prompts.oversampling), wanted)
+            shard = self._sample_shard(self.ranks.shard(self.prompts.next_batch(count)), self._seed(name, round_))
             groups_P = self._gather(shard.sampled)
             rollout.sampled += groups_P
-            rollout.trained += [group for group in groups_P if not max_rounds or differs(self.config, group)]
+            usable = [group for group in groups_P if not max_rounds or differs(self.config, group)]
+            # None of the surplus is for the next step: the policy would have moved on.
+            rollout.trained += usable[:missing]
             rollout.sampling_s += shard.sampling_s
             rollout.scoring_s += shard.scoring_s
         return rollout
+
+    def finish_prefetch(self) -> None:
+        """Wait until all processes have sampled what they prefetch: the weights of the sampler may change then."""
+        if self._prefetched is not None:
+            self._prefetched.result()
+            self.ranks.barrier("the end of prefetching")
 
     def state(self) -> dict[str, Any]:
         """Return the place in the order of prompts and any prefetched rollout, as plain values."""
@@ -116,6 +128,8 @@ class Rollouts:
         if self._prefetched is None:
             self.sampler.update_weights(step - 1)
             self._prefetched = self._prefetch(step)
+        # Weights that are sent to servers change for all: one process must not send them while another still samples.
+        self.finish_prefetch()
         shard, self._prefetched = self._prefetched.result(), None
         sync_s = self.sampler.update_weights(step - 1)
         if step < self.config.num_steps:
@@ -148,9 +162,11 @@ class Rollouts:
             max_new_tokens=self.config.sampling.max_new_tokens,
             seed=random.Random(seed).getrandbits(48),
         )
-        completions_PG = self.sampler.generate([problem.question for problem in problems_P], sampling)
+        with record_function("sampling"):
+            completions_PG = self.sampler.generate(problems_P, sampling)
         sampled = time.monotonic()
-        groups = self.score(problems_P, completions_PG)
+        with record_function("scoring"):
+            groups = self.score(problems_P, completions_PG)
         return Rollout(groups, groups, sampled - started, time.monotonic() - sampled)
 
     def _seed(self, name: str, round_: int) -> str:
@@ -164,7 +180,7 @@ class Rollouts:
             self.prompts.record(group.problem.id, num_right=group.num_right, num_scored=group.num_scorable)
         return groups_P
 
-    def _memory(self) -> AbstractContextManager[None]:
+    def memory(self) -> AbstractContextManager[None]:
         """Name the keys that lower the memory for sampling or scoring where it runs out."""
         sampling, sampler = self.config.sampling, self.config.sampler
         remedies = [f"lower train_grpo.sampling.max_new_tokens (it is {sampling.max_new_tokens})"]
@@ -178,17 +194,23 @@ class Rollouts:
 def reward_tensors(config: TrainGRPOConfig, groups: Sequence[Group]) -> dict[str, Tensor]:
     """Return what is normalised, each (P, K): the weighted sum of all rewards, or each of them on its own.
 
-    The steps of each group's completions are laid end to end.
+    The steps of each group's completions are laid end to end. A reward that a problem's source has not is NaN.
     """
 
     def padded(of_groups: Sequence[Sequence[Sequence[float]]]) -> Tensor:
         rows = [torch.tensor([x for steps in group for x in steps], dtype=torch.float64) for group in of_groups]
         return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=torch.nan)
 
-    weights = config.reward.weights
     if config.reward.combination == "before_normalisation":
-        return {"combined": padded([[scored.combined(weights) for scored in group.scored_G] for group in groups])}
-    return {name: padded([[scored.rewards[name] for scored in group.scored_G] for group in groups]) for name in weights}
+        weights_P = [config.reward.weights_of(group.problem.source) for group in groups]
+        pairs = zip(groups, weights_P, strict=True)
+        return {
+            "combined": padded([[scored.combined(weights) for scored in group.scored_G] for group, weights in pairs])
+        }
+    return {
+        name: padded([[scored.rewards.get(name, (math.nan,)) for scored in group.scored_G] for group in groups])
+        for name in config.reward.names
+    }
 
 
 def differs(config: TrainGRPOConfig, group: Group) -> bool:

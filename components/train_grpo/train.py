@@ -10,6 +10,8 @@ from components.cluster.launch import run_ranks
 from components.cluster.watchdog import memory_folder
 from components.shared.environment import SERVERS_VARIABLE, WEIGHTS_VARIABLE
 from components.shared.errors import PipelineError
+from components.shared.lineage import Material, digest
+from components.shared.model import model_file, weights_folder
 from components.shared.stage import Stage
 from components.train_grpo.config import TrainGRPOConfig
 from components.train_grpo.custom_rewards import reward_materials
@@ -40,8 +42,23 @@ STAGE = Stage(
     inputs=("problems", "reference"),
     outputs=("policy", "training", "timings"),
     has_work=True,
-    materials=lambda config, outputs: reward_materials(config.reward.weights),
+    sources=lambda config: {**reward_materials(config.reward.names), **_reward_model(config)},
 )
+
+
+def _reward_model(config: TrainGRPOConfig) -> dict[str, Material]:
+    """Return the checkpoint that the reward model begins as, and the preference pairs that it learns from."""
+    model = config.reward.model
+    if model is None:
+        return {}
+    files = [model.preferences] if model.preferences else []
+    if model.base != "reference" and Path(model.base).is_dir():
+        files.append(model.base)
+    materials = {path: Material(sha256=digest(Path(path))) for path in files}
+    if model.base != "reference" and model.base not in materials:
+        commit = model_file(model.base, "config.json").parent.name
+        materials[model.base] = Material(repository=model.base, commit=commit)
+    return materials
 
 
 def _train_rank(config: TrainGRPOConfig, **folders: Path) -> dict[str, float]:
@@ -68,12 +85,14 @@ def sampling_services(config: TrainGRPOConfig, reference: Path, work: Path) -> I
             weights.mkdir(exist_ok=True)
             stack.enter_context(_default_variable(WEIGHTS_VARIABLE, str(weights)))
         else:
-            folder = stack.enter_context(memory_folder(reference, weights))
+            model = weights_folder(reference)
+            folder = stack.enter_context(memory_folder(model, weights))
             stack.enter_context(_default_variable(WEIGHTS_VARIABLE, str(folder)))
             if servers is not None and SERVERS_VARIABLE not in os.environ:
                 from components.cluster.servers import vllm_servers
 
-                urls = vllm_servers(reference, servers, dtype=config.engine.dtype, logs=work / "servers")
+                dtype, lora, logs = config.sampler_dtype, config.engine.lora, work / "servers"
+                urls = vllm_servers(model, servers, dtype=dtype, logs=logs, lora=lora)
                 variable = _default_variable(SERVERS_VARIABLE, ",".join(stack.enter_context(urls)))
                 stack.enter_context(variable)
         yield

@@ -3,8 +3,9 @@
 Shape suffixes as in objective.py: B completions of the rollout, M all their completion tokens.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,20 +24,23 @@ from components.shared.progress import Progress, progress, say
 from components.shared.work import MODEL
 from components.train_grpo.config import TrainGRPOConfig
 from components.train_grpo.metrics import History, completion_records, figures_without_update, rollout_metrics, row_of
-from components.train_grpo.monitoring import StepTimer, require_scorable
+from components.train_grpo.monitoring import Profiler, StepTimer, require_scorable
 from components.train_grpo.objective import kl_to_reference
-from components.train_grpo.reference import Reference
+from components.train_grpo.reference import AdapterReference, Reference
 from components.train_grpo.reward_model import RewardModel
 from components.train_grpo.rewards import Group
 from components.train_grpo.rollouts import Rollout, Rollouts
 from components.train_grpo.update import (
+    MISMATCHED,
     Experience,
     Minibatch,
     make_experience,
+    mask_mismatched,
     rollout_advantages,
     split_minibatches,
     update,
 )
+from components.train_grpo.validation import Measured, Validator, early_stop
 
 _STAGE = "train_grpo"
 _SHARD_SIZE = "512MB"
@@ -51,39 +55,53 @@ class Trainer:
     checkpoint: Checkpoint
     policy: Policy
     rollouts: Rollouts
-    reference: Reference | None
+    reference: Reference | AdapterReference | None
     reward_model: RewardModel | None
     timer: StepTimer
+    validator: Validator | None = None
+    profiler: Profiler | None = None
+    """That of the main process."""
     history: History = field(default_factory=History)
 
     def run(self, *, steps_done: int, after_step: Callable[[int], None]) -> None:
-        """Run algorithm 1 from after `steps_done` steps to its end."""
+        """Run algorithm 1 from after `steps_done` steps to its end, or until there is a reason to stop early."""
         config = self.config
         steps_per_iteration = config.num_steps // config.num_iterations
         if not steps_done and self.reward_model:
             self._fit_first_reward_model(self.reward_model)
+        if not steps_done and self.validator:
+            self._validate(self.validator, 0)
         with progress(_STAGE, config.num_steps) as bar:
             bar.skip(steps_done)
             for step in range(steps_done + 1, config.num_steps + 1):
+                if early_stop(config, self.history.curves, self.history.validation):
+                    break
                 iteration, place = divmod(step - 1, steps_per_iteration)
                 if iteration and not place:
                     self._begin_iteration(iteration)  # lines 2, 3 and 12
                 self.timer.start()
-                rollout = self.rollouts.of_step(step)  # lines 5 to 7
-                require_scorable(config, rollout.sampled)
-                if self.reward_model and iteration + 1 < config.num_iterations:
-                    self.reward_model.collect(rollout.sampled)
-                figures, batches = self._learn(rollout.trained, step)  # lines 8 to 11
+                with self.profiler.step(step) if self.profiler else nullcontext():
+                    rollout = self.rollouts.of_step(step)  # lines 5 to 7
+                    require_scorable(config, rollout.sampled)
+                    if self.reward_model and iteration + 1 < config.num_iterations:
+                        self.reward_model.collect(rollout.sampled)
+                    figures, batches = self._learn(rollout.trained, step)  # lines 8 to 11
+                    self._move_reference()
+                figures |= self._validation_columns(step)
                 self._record(step, rollout, figures, batches, bar)
                 after_step(step)
 
     def _fit_first_reward_model(self, reward_model: RewardModel) -> None:
-        """Fit a new reward model to rollouts of the reference, before anything is learned from its rewards."""
-        for number in range(reward_model.settings.initial_rollouts):
+        """Fit a reward model to preferences and rollouts of the reference, before anything learns from its rewards."""
+        settings = reward_model.settings
+        if settings.preferences:
+            figures = reward_model.learn_preferences(Path(settings.preferences))
+            self.history.reward_model.append(row_of(figures))
+        for number in range(settings.initial_rollouts):
             rollout = self.rollouts.of_reference(number)
             require_scorable(self.config, rollout.sampled)
             reward_model.collect(rollout.sampled)
-        if reward_model.collected:
+        if settings.initial_rollouts:
             self.history.reward_model.append(row_of(reward_model.retrain(0)))
 
     def _begin_iteration(self, iteration: int) -> None:
@@ -95,6 +113,31 @@ class Trainer:
                 self.reference.load(merged_state_dict(self.checkpoint.model))
             say(_STAGE, "a new iteration begins: the policy is the reference now")
 
+    def _move_reference(self) -> None:
+        """Move a reference that is a moving average of the policy; do nothing to a fixed one."""
+        decay = self.config.reference_decay
+        if self.reference and decay is not None:
+            with self.timer.phase("reference_s"), self.policy.gather_full_parameters():
+                self.reference.follow(merged_state_dict(self.checkpoint.model), decay)
+
+    def _validation_columns(self, step: int) -> dict[str, float]:
+        """Measure the policy where that is due; return the columns of the step's row, none without validation."""
+        if not self.validator:
+            return {}
+        is_due = self.validator.is_due(step)
+        with self.timer.phase("validation_s"):
+            return self.validator.columns(self._validate(self.validator, step) if is_due else None)
+
+    def _validate(self, validator: Validator, step: int) -> Measured:
+        """Measure the policy after a step on held-out problems, and record it."""
+        with self.rollouts.memory():
+            self.rollouts.finish_prefetch()
+            measured = validator.measure(step)
+        self.history.validation.append(measured)
+        accuracy, low, high = (100 * each for each in (measured["accuracy"], *measured["interval"]))
+        say(_STAGE, f"step {step}: validation accuracy {accuracy:.1f} % ({low:.1f} to {high:.1f})")
+        return measured
+
     def _learn(self, groups: Sequence[Group], step: int) -> tuple[dict[str, float], Sequence[MicroBatch]]:
         """Compute advantages and update the policy; return the metrics and micro-batches of the update."""
         config = self.config
@@ -104,14 +147,18 @@ class Trainer:
             warmup_steps=config.warmup_steps,
             num_steps=config.num_steps,
             final_fraction=config.final_learning_rate_fraction,
+            schedule=config.schedule,
         )
         if not groups:  # dynamic sampling has replaced all of them
-            return figures_without_update(rate), []
+            masked = {} if config.sampler.max_sequence_mismatch is None else {MISMATCHED: math.nan}
+            return figures_without_update(rate) | masked, []
         with self.timer.phase("reference_s"):
             experience, minibatches = self._prepare(groups)
         self.history.completions += completion_records(config, groups, experience.advantages_M, step=step)
         with self.timer.phase("update_s"), memory_for_update(_STAGE, config.engine):
             figures = update(config, self.policy, minibatches, experience, rate)
+        if experience.mismatched_B is not None:
+            figures[MISMATCHED] = float(experience.mismatched_B.double().mean())
         return figures, [batch for minibatch in minibatches for batch in minibatch.shard.batches]
 
     def _prepare(self, groups: Sequence[Group]) -> tuple[Experience, list[Minibatch]]:
@@ -120,6 +167,11 @@ class Trainer:
         experience = make_experience(self.config, groups, self.checkpoint.device)
         if self.reference and not kl_in_loss:
             self._take_kl_off_rewards(self.reference, groups, experience)
+        if self.config.sampler.max_sequence_mismatch is not None:
+            if experience.old_logprobs_M.isnan().any():
+                with self._memory_for_logprobs():
+                    experience.old_logprobs_M = self._logprobs(self.policy, experience)
+            mask_mismatched(self.config, experience)
         minibatches = split_minibatches(self.config, experience, ranks=self.policy.ranks)
         if self.reference and kl_in_loss and minibatches:
             batches = [batch for minibatch in minibatches for batch in minibatch.shard.all_batches]
@@ -127,7 +179,9 @@ class Trainer:
                 experience.reference_logprobs_M = completion_logprobs(reference, batches, len(experience.advantages_M))
         return experience, minibatches
 
-    def _take_kl_off_rewards(self, reference: Reference, groups: Sequence[Group], experience: Experience) -> None:
+    def _take_kl_off_rewards(
+        self, reference: Reference | AdapterReference, groups: Sequence[Group], experience: Experience
+    ) -> None:
         """Take beta times the sum of its tokens' KL estimates off the reward of each completion."""
         kl = self.config.loss.kl
         with self._memory_for_logprobs(), reference.onloaded():
@@ -137,7 +191,7 @@ class Trainer:
         experience.advantages_M = rollout_advantages(self.config, groups, torch.stack(penalties_B)).to(kl_M.device)
         experience.old_logprobs_M, experience.reference_logprobs_M = old_M, reference_M
 
-    def _logprobs(self, scorer: Policy | Reference, experience: Experience) -> Tensor:
+    def _logprobs(self, scorer: Policy | Reference | AdapterReference, experience: Experience) -> Tensor:
         """Return the log-probability of every completion token (M,): each process computes those of its shard."""
         sequences_B, max_tokens = experience.sequences_B, self.config.engine.micro_batch_tokens
         device, indices = self.checkpoint.device, range(len(sequences_B))
@@ -149,7 +203,7 @@ class Trainer:
 
     def _memory_for_logprobs(self) -> AbstractContextManager[None]:
         """Name the keys that lower the memory for the reference or a forward pass where it runs out."""
-        replicated = self.config.reference == "replicated"
+        replicated = self.config.reference_placement == "replicated"
         remedies = [f"set {_STAGE}.reference: sharded or offloaded (it is replicated)"] if replicated else []
         return memory_for_passes(_STAGE, self.config.engine, "the log-probabilities of a rollout", *remedies)
 
@@ -179,8 +233,11 @@ class Trainer:
             "history": asdict(self.history),
             "rollouts": self.rollouts.state(),
             "reference": self.reference and self.reference.state(main=self.policy.ranks.is_main),
-            "reward_model": self.reward_model and self.reward_model.state(main=self.policy.ranks.is_main),
         }
+
+    def tensors(self) -> dict[str, dict[str, Tensor]]:
+        """Return the state of the reward model, if there is one: see `Resumption.after_step`."""
+        return self.reward_model.tensors() if self.reward_model else {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from what `state` returned."""
@@ -188,5 +245,3 @@ class Trainer:
         self.rollouts.restore(state["rollouts"])
         if self.reference and state["reference"] is not None:
             self.reference.load(state["reference"])
-        if self.reward_model:
-            self.reward_model.restore(state["reward_model"])

@@ -3,6 +3,7 @@
 Shape suffixes as in objective.py: B completions of the rollout, M all their tokens, N tokens of a micro-batch.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -21,12 +22,16 @@ from components.train_grpo.objective import (
     Tokens,
     advantages,
     decoupled_advantages,
+    is_close_to_sampler,
     token_advantages,
     token_objective,
     token_weights,
 )
 from components.train_grpo.rewards import Group, is_masked
 from components.train_grpo.rollouts import reward_tensors
+
+MISMATCHED = "mismatched_fraction"
+"""Column of the curves: the share of completions beyond `sampler.max_sequence_mismatch`."""
 
 
 class SamplerMismatchError(PipelineError):
@@ -46,6 +51,8 @@ class Experience:
     old_logprobs_M: Tensor
     """Under the policy that sampled, computed as in training; NaN until they are known."""
     reference_logprobs_M: Tensor | None = None
+    mismatched_B: Tensor | None = None
+    """Whether a completion is beyond `sampler.max_sequence_mismatch`, and masked for that; None without this bound."""
 
     @property
     def num_tokens_B(self) -> list[int]:
@@ -67,6 +74,18 @@ def make_experience(config: TrainGRPOConfig, groups: Sequence[Group], device: to
     )
 
 
+def mask_mismatched(config: TrainGRPOConfig, experience: Experience) -> None:
+    """Take completions beyond `sampler.max_sequence_mismatch` out of the loss; `old_logprobs_M` are known."""
+    bound = config.sampler.max_sequence_mismatch
+    assert bound is not None
+    old_M, sampler_M = experience.old_logprobs_M, experience.sampler_logprobs_M
+    # Of all completions: those that are masked are not in the metrics of the update, which would hide stale weights.
+    _require_sampler_match(config, float((old_M - sampler_M).abs().mean()))
+    is_close_B = is_close_to_sampler(old_M, sampler_M, experience.num_tokens_B, bound).cpu()
+    experience.in_loss_B = experience.in_loss_B & is_close_B
+    experience.mismatched_B = ~is_close_B
+
+
 def rollout_advantages(config: TrainGRPOConfig, groups: Sequence[Group], penalties_B: Tensor | None = None) -> Tensor:
     """Return the advantage of every completion token, (M,), in float64.
 
@@ -76,7 +95,9 @@ def rollout_advantages(config: TrainGRPOConfig, groups: Sequence[Group], penalti
     step_ends_PG = [[[step.end for step in scored.steps] for scored in group.scored_G] for group in groups]
     num_tokens_PG = [[scored.completion.num_tokens for scored in group.scored_G] for group in groups]
     if config.reward.combination == "after_normalisation":
-        advantages_PK = decoupled_advantages(rewards, config.reward.weights, estimator)
+        weights_P = [config.reward.weights_of(group.problem.source) for group in groups]
+        weights = {name: torch.tensor([each.get(name, math.nan) for each in weights_P]).double() for name in rewards}
+        advantages_PK = decoupled_advantages(rewards, weights, estimator)
     else:
         if penalties_B is not None:
             penalties_PG = penalties_B.view(len(groups), -1)

@@ -1,17 +1,20 @@
 """One process (rank) of a GRPO training: it builds model, sampler, rewards and trainer, and saves what comes of it."""
 
 import os
+from collections.abc import Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from components.grading.verifier import Verifier
 from components.policy.checkpoint import Checkpoint, load, save
 from components.policy.engine import Policy, load_parameters, torch_dtype
 from components.policy.logprobs import LogprobModel
-from components.policy.lora import add_adapters
+from components.policy.lora import add_adapters, with_named_targets
 from components.policy.parallel import init_ranks
-from components.policy.shutdown import graceful_shutdown
+from components.policy.shutdown import StopRequest, graceful_shutdown
+from components.policy.tracking import TrainingLog, training_log
 from components.policy.training import (
     Resumption,
     TrainingCheckpoint,
@@ -24,20 +27,25 @@ from components.rollout.transformers_sampler import ShardedSampler, Transformers
 from components.rollout.vllm.engine import VllmEngine
 from components.rollout.vllm.sampler import Engine, VllmSampler
 from components.rollout.vllm.servers import VllmServers
+from components.shared import jsonl
 from components.shared.environment import SERVERS_VARIABLE, WEIGHTS_VARIABLE
 from components.shared.errors import PipelineError
-from components.shared.problem import Problem, Split, read_problems
+from components.shared.model import weights_folder
+from components.shared.problem import Problem, Split, draw, read_problems
+from components.shared.progress import say
 from components.train_grpo.config import TrainGRPOConfig
-from components.train_grpo.monitoring import StepTimer, missing_signal, require_learning
+from components.train_grpo.monitoring import Profiler, StepTimer, missing_signal, require_learning
 from components.train_grpo.prompts import Prompts
-from components.train_grpo.reference import Reference
+from components.train_grpo.reference import AdapterReference, Reference
 from components.train_grpo.reward_model import RewardModel
 from components.train_grpo.rewards import Scorer, require_rewards
 from components.train_grpo.rollouts import Rollouts
 from components.train_grpo.trainer import Trainer
+from components.train_grpo.validation import ACCURACY, Validator, best, early_stop
 
 _NUM_PROBES = 8
 """Training problems by whose solutions a sampler's weights are compared with the trainer's."""
+_STAGE = "train_grpo"
 _RESULTS = ("reward", "accuracy", "worked_fraction", "completion_length_tokens", "kl")
 
 
@@ -46,49 +54,104 @@ def train_rank(
 ) -> dict[str, float]:
     """Take this process's part in the training; the first process writes the outputs. Return metrics of the end."""
     training_problems = read_problems(problems, Split.TRAIN)
+    held_out = read_problems(problems, Split.DEV) if config.validation else []
     require_rewards(config, training_problems)
     make_deterministic(config.seed)
     ranks = init_ranks(config.engine)
     with ranks.report_lost_ranks(), Verifier() as verify, graceful_shutdown(config.checkpoint.grace_s) as stop:
-        resumption = Resumption(ranks, work, config.checkpoint, stage="train_grpo", num_steps=config.num_steps)
-        with memory_for_loading("train_grpo", config.engine):
+        resumption = Resumption(ranks, work, config.checkpoint, stage=_STAGE, num_steps=config.num_steps)
+        with memory_for_loading(_STAGE, config.engine):
             checkpoint = load(reference, dtype=torch_dtype(config.engine))
         log = work / "launch" / f"vllm-rank-{ranks.rank}.log"
         with closing(make_sampler(config, checkpoint, reference, log)) as sampler:
-            with memory_for_loading("train_grpo", config.engine):
-                trainer = build_trainer(config, checkpoint, training_problems, verify, sampler, resumption.load())
+            with memory_for_loading(_STAGE, config.engine):
+                saved = resumption.load()
+                trainer = build_trainer(config, checkpoint, training_problems, verify, sampler, saved, held_out)
             resumption.restore_random_state()
-            curves = trainer.history.curves
-
-            def after_step(step: int) -> None:
-                problem, accuracy = missing_signal(config, curves), curves[-1]["accuracy"]
-                last = problem is not None
-                is_exported = config.checkpoint.keep_in_registry and step < config.num_steps
-                resumption.after_step(
-                    step,
-                    trainer.policy,
-                    trainer.state,
-                    stop=stop,
-                    score=accuracy,
-                    last=last,
-                    export=trainer.export if is_exported else None,
-                )
-                if problem:
-                    raise PipelineError(problem)
-
-            if problem := missing_signal(config, curves):  # of a resumed run, before another step
+            if problem := missing_signal(config, trainer.history.curves):  # of a resumed run, before another step
                 raise PipelineError(problem)
-            trainer.run(steps_done=resumption.steps_done, after_step=after_step)
-            require_learning(config, curves)
+            history = trainer.history
+            trainer.profiler = Profiler(config, work) if ranks.is_main else None
+            with training_log(_STAGE, config, ranks, work, history.rows, history.completions) as live:
+                after_step = partial(_after_step, trainer, resumption, stop, live)
+                trainer.run(steps_done=resumption.steps_done, after_step=after_step)
+                require_learning(config, history.curves)
+                result = _result(trainer, resumption)
             with trainer.policy.gather_full_parameters():
                 if ranks.is_main:
+                    if result.weights:
+                        trainer.policy.load_weights(result.weights)
                     save(checkpoint, policy)
+            if trainer.profiler:
+                trainer.profiler.copy(training)
             if ranks.is_main:
                 trainer.history.write(training, timings)
-                if trainer.reward_model:
-                    trainer.reward_model.save(training / "reward_model")
+                if config.validation:
+                    jsonl.write_json(training / "result.json", result.facts)
+            if trainer.reward_model:
+                trainer.reward_model.save(training / "reward_model")
             ranks.barrier("the end")
-    return {name: value for name in _RESULTS if (value := curves[-1][name]) is not None}
+    return result.metrics
+
+
+def _after_step(trainer: Trainer, resumption: Resumption, stop: StopRequest, live: TrainingLog, step: int) -> None:
+    """Report a step and write a checkpoint where one is due; PipelineError where the run has no learning signal."""
+    config, history = trainer.config, trainer.history
+    live.step(*history.of_step(step))
+    problem = missing_signal(config, history.curves)
+    early = early_stop(config, history.curves, history.validation)
+    measured = next((each for each in history.validation if each["step"] == step), None)
+    is_best = config.checkpoint.keep_best and measured is not None and measured == best(history.validation)
+    is_exported = config.publishes_checkpoints and step < config.num_steps
+    resumption.after_step(
+        step,
+        trainer.policy,
+        trainer.state,
+        stop=stop,
+        score=measured["accuracy"] if measured else None,
+        due=problem is not None or early is not None or is_best,
+        tensors=trainer.tensors,
+        export=trainer.export if is_exported else None,
+    )
+    if problem:
+        raise PipelineError(problem)
+
+
+class _Result(NamedTuple):
+    """What a training comes to."""
+
+    weights: Path | None
+    """File with the weights of the policy, where it is not that of the last step."""
+    metrics: dict[str, float]
+    """Of the step of the policy."""
+    facts: dict[str, Any]
+
+
+def _result(trainer: Trainer, resumption: Resumption) -> _Result:
+    """Choose the policy: the best in validation, where that is asked for, else that of the last step.
+
+    PipelineError where training has stopped early and there is none to choose.
+    """
+    history, config = trainer.history, trainer.config
+    last = chosen = len(history.curves)
+    early = early_stop(config, history.curves, history.validation) if last < config.num_steps else None
+    if early and early.fails:
+        raise PipelineError(early.reason)
+    weights = None
+    if config.validation and config.checkpoint.keep_best and (saved := resumption.best()):
+        chosen, file = saved
+        weights = file if chosen < last else None
+    if early:
+        say(_STAGE, f"stopped after step {last} of {config.num_steps}: {early.reason}")
+    row = history.curves[chosen - 1]
+    metrics = {name: value for name in _RESULTS if (value := row[name]) is not None}
+    if config.validation:
+        metrics["policy_step"] = chosen
+        if (accuracy := row[ACCURACY]) is not None:
+            metrics[ACCURACY] = accuracy
+        say(_STAGE, f"the policy is that of step {chosen} of {last}")
+    facts = {"policy_step": chosen, "num_steps": last, "stopped": early.reason if early else None}
+    return _Result(weights, metrics, facts)
 
 
 def build_trainer(
@@ -98,25 +161,37 @@ def build_trainer(
     verify: Verifier,
     sampler: Sampler,
     saved: TrainingCheckpoint | None = None,
+    held_out: Sequence[Problem] = (),
 ) -> Trainer:
-    """Return the trainer of a new run, in which policy and reference are equal, or of one that was `saved`."""
+    """Return the trainer of a new run, in which policy and reference are equal, or of one that was `saved`.
+
+    `held_out` are the problems of the dev split, for validation.
+    """
     disable_dropout(checkpoint.model)
-    temperature, reference, reward_model = config.sampling.temperature, None, None
-    if config.loss.kl.coefficient > 0:
-        reference = Reference(checkpoint.model, config.reference, temperature=temperature)
+    temperature, placement, reward_model = config.sampling.temperature, config.reference_placement, None
+    reference: Reference | AdapterReference | None = None
+    if config.loss.kl.coefficient > 0 and placement != "adapters":
+        reference = Reference(checkpoint.model, placement, temperature=temperature)
     if config.reward.model is not None:
-        reward_model = RewardModel(config, config.reward.model, checkpoint)
+        reward_model = RewardModel(config, config.reward.model, checkpoint, saved)
     timer = StepTimer(config, checkpoint)  # it counts weights before they are sharded
     add_adapters(checkpoint.model, config.engine.lora, seed=config.seed)
     model = LogprobModel(checkpoint.model, temperature=temperature)
     if saved:
         load_parameters(model, saved.policy)
     policy = Policy(model, config.engine)
+    if config.loss.kl.coefficient > 0 and placement == "adapters":
+        reference = AdapterReference(policy, checkpoint.model)
     sampler.attach(policy, [checkpoint.example(problem) for problem in problems[:_NUM_PROBES]])
     prompts = Prompts(problems, config.prompts, seed=config.seed)
-    score = Scorer(config, checkpoint, partial(grade_completions, verify), reward_model)
+    grade = partial(grade_completions, verify)
+    score = Scorer(config, checkpoint, grade, reward_model)
     rollouts = Rollouts(config, prompts, sampler, score, policy.ranks)
-    trainer = Trainer(config, checkpoint, policy, rollouts, reference, reward_model, timer)
+    validator = None
+    if config.validation:
+        asked = draw(held_out, config.validation.num_problems, config.seed)
+        validator = Validator(config, asked, sampler, grade, checkpoint.config.answer, policy.ranks)
+    trainer = Trainer(config, checkpoint, policy, rollouts, reference, reward_model, timer, validator)
     if saved:
         policy.load_state(saved.policy)
         trainer.restore(saved.values)
@@ -127,9 +202,13 @@ def make_sampler(config: TrainGRPOConfig, checkpoint: Checkpoint, reference: Pat
     """Return what this process samples with; the weights of `checkpoint` must not be sharded yet."""
     engine: Engine
     if config.sampler.servers:
-        engine = VllmServers(os.environ[SERVERS_VARIABLE].split(","), config.sampler.servers)
+        urls = os.environ[SERVERS_VARIABLE].split(",")
+        engine = VllmServers(urls, config.sampler.servers, base=weights_folder(reference))
     elif config.sampler.vllm:
-        engine = VllmEngine(reference, config.sampler.vllm, dtype=config.engine.dtype, log=log)
+        lora = config.engine.lora and with_named_targets(config.engine.lora, checkpoint.model)
+        engine = VllmEngine(
+            weights_folder(reference), config.sampler.vllm, dtype=config.sampler_dtype, log=log, lora=lora
+        )
     else:
         transformers = ShardedSampler if config.engine.zero_stage == 3 else TransformersSampler
         return transformers(checkpoint, config.sampling.max_batch_size)

@@ -4,8 +4,8 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from components.policy.config import CheckpointConfig, EngineConfig
-from components.shared.config import Config, Operational
+from components.policy.config import CheckpointConfig, EngineConfig, Schedule, TrackingConfig
+from components.shared.config import Config, Operational, SameAs
 from components.shared.model import ModelConfig
 
 
@@ -16,23 +16,27 @@ class TrainSFTConfig(Config):
     """The base model and the prompt that every later stage uses."""
     seed: int = 1
     """Seed of the weights of a model made from scratch, and of the order of examples."""
-    num_steps: int = Field(500, gt=0)
-    """Optimizer steps."""
+    num_steps: int = Field(500, ge=0)
+    """Optimizer steps; 0 for no fine-tuning: the base model is the reference."""
     examples_per_step: int = Field(64, gt=0)
     """Problems with their solutions per optimizer step."""
     learning_rate: float = Field(5e-6, gt=0)
     """Peak of the schedule."""
     warmup_steps: int = Field(0, ge=0)
-    """Optimizer steps in which the rate rises to its peak; it then falls in a line."""
+    """Optimizer steps in which the rate rises to its peak."""
+    schedule: Schedule = "linear"
+    """How the rate then falls to `final_learning_rate_fraction` of the peak: in a line, along half a cosine, or not at
+    all (`constant`, which does not use that fraction)."""
     final_learning_rate_fraction: float = Field(0.1, ge=0, le=1)
     """Share of the peak that is left at the last step."""
     max_tokens: int = Field(2048, gt=0)
     """Longest prompt with its solution; longer examples are left out, and counted."""
     checkpoint: Annotated[CheckpointConfig, Operational] = CheckpointConfig()
+    tracking: Annotated[TrackingConfig, Operational, SameAs("train_grpo", "tracking")] = TrackingConfig()
     engine: EngineConfig = EngineConfig()
 
     @model_validator(mode="after")
     def _warmup_ends(self) -> "TrainSFTConfig":
-        if self.warmup_steps >= self.num_steps:
+        if self.num_steps and self.warmup_steps >= self.num_steps:
             raise ValueError("warmup_steps must be smaller than num_steps")
         return self

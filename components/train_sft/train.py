@@ -11,7 +11,11 @@ from components.train_sft.config import TrainSFTConfig
 def train(
     config: TrainSFTConfig, *, problems: Path, base_model: Path, reference: Path, training: Path, work: Path
 ) -> dict[str, float]:
-    """Fine-tune the base model on the training problems' solutions."""
+    """Fine-tune the base model on the training problems' solutions; without steps the reference is the base model."""
+    if not config.num_steps:
+        from components.train_sft.worker import keep_base  # with torch
+
+        return keep_base(config, problems=problems, base_model=base_model, reference=reference, training=training)
     return run_ranks(
         _train_rank,
         config,

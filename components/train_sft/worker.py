@@ -1,17 +1,20 @@
 """Supervised fine-tuning in one process, or in one of several that train together."""
 
 import random
+import shutil
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
-from components.policy.checkpoint import Checkpoint, create, save, save_base
+from components.policy.checkpoint import Checkpoint, create, load_without_weights, save, save_base
 from components.policy.engine import Policy, load_parameters, torch_dtype
 from components.policy.logprobs import LogprobModel
 from components.policy.lora import add_adapters
 from components.policy.packing import TokenSequence, pack_shard
 from components.policy.parallel import init_ranks
 from components.policy.shutdown import graceful_shutdown
+from components.policy.tracking import training_log
 from components.policy.training import (
     Resumption,
     disable_dropout,
@@ -27,6 +30,8 @@ from components.shared.progress import progress, say
 from components.train_sft.config import TrainSFTConfig
 
 _STAGE = "train_sft"
+_COLUMNS = ("step", "loss", "gradient_norm", "learning_rate", "epoch")
+"""Of the curves, whether or not there is a step."""
 
 
 def train_rank(
@@ -45,15 +50,17 @@ def train_rank(
         examples = _tokenized(config, checkpoint, training_problems)
         with memory_for_loading(_STAGE, config.engine):
             policy, curves = _policy_and_curves(config, checkpoint, resumption)
-        with progress(_STAGE, config.num_steps) as bar:
+        with training_log(_STAGE, config, ranks, work, curves) as log, progress(_STAGE, config.num_steps) as bar:
             bar.skip(len(curves))
             batches = _batches(examples, config.examples_per_step, seed=config.seed)
             for step, batch in enumerate(islice(batches, len(curves), config.num_steps), start=len(curves) + 1):
                 with memory_for_update(_STAGE, config.engine):
                     figures = _step(config, checkpoint, policy, batch, step)
                 curves.append({"step": step, **figures, "epoch": step * config.examples_per_step / len(examples)})
-                bar.advance(loss=figures["loss"], tokens_per_s=bar.rate(sum(map(len, batch))))
-                resumption.after_step(step, policy, lambda: {"curves": curves}, stop=stop, score=-figures["loss"])
+                speed = bar.rate(num_tokens := sum(map(len, batch)))
+                bar.advance(loss=figures["loss"], tokens_per_s=speed)
+                log.step({**curves[-1], "step_s": num_tokens / speed, "tokens_per_s": speed})
+                resumption.after_step(step, policy, lambda: {"curves": curves}, stop=stop)
         with policy.gather_full_parameters():
             if ranks.is_main:
                 save(checkpoint, reference)
@@ -62,9 +69,30 @@ def train_rank(
     return {"loss": curves[-1]["loss"], "examples": len(examples), "left_out": len(training_problems) - len(examples)}
 
 
+def keep_base(
+    config: TrainSFTConfig, *, problems: Path, base_model: Path, reference: Path, training: Path
+) -> dict[str, float]:
+    """Write the base model as the reference as well, and curves without a step; of an existing model no weights."""
+    if config.model.scratch:
+        training_problems = read_problems(problems, Split.TRAIN)
+        checkpoint = create(config.model, training_problems, seed=config.seed, dtype=torch_dtype(config.engine))
+    else:
+        checkpoint = replace(load_without_weights(Path(config.model.base)), config=config.model)
+    save_base(checkpoint, base_model)
+    shutil.copytree(base_model, reference, copy_function=shutil.copyfile, dirs_exist_ok=True)
+    write_curves(training, [], columns=_COLUMNS)
+    say(_STAGE, f"no fine-tuning: the reference is the base model, {config.model.base}")
+    return {}
+
+
 def _tokenized(config: TrainSFTConfig, checkpoint: Checkpoint, problems: Sequence[Problem]) -> list[TokenSequence]:
-    """Return the problems with their solutions as tokens, without those that are too long."""
-    every = [checkpoint.example(problem) for problem in problems]
+    """Return the problems with their solutions as tokens, without those that have none and those that are too long."""
+    checkpoint.format.require_answers()
+    every = [checkpoint.example(problem) for problem in problems if problem.solution.strip()]
+    if not every:
+        raise PipelineError(f"{_STAGE}.num_steps: no train problem has a solution to imitate; set it to 0")
+    if len(every) < len(problems):
+        say(_STAGE, f"{len(problems) - len(every):,} problems have no solution to imitate and are left out")
     fitting = [example for example in every if len(example) <= config.max_tokens]
     if not fitting:
         limit = f"{_STAGE}.max_tokens: no example has at most {config.max_tokens} tokens"
@@ -82,7 +110,7 @@ def _policy_and_curves(
     """Return the model under training, and the curves of the finished steps."""
     disable_dropout(checkpoint.model)
     add_adapters(checkpoint.model, config.engine.lora, seed=config.seed)
-    model = LogprobModel(checkpoint.model, temperature=1.0)
+    model = LogprobModel(checkpoint.model, temperature=1.0, with_entropy=False)
     saved = resumption.load()
     if saved:
         load_parameters(model, saved.policy)
@@ -116,6 +144,7 @@ def _step(
             warmup_steps=config.warmup_steps,
             num_steps=config.num_steps,
             final_fraction=config.final_learning_rate_fraction,
+            schedule=config.schedule,
         )
     )
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from peft import PeftModel
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.distributed import get_world_size
@@ -13,7 +14,7 @@ from components.cluster.launch import run_ranks
 from components.policy.checkpoint import Checkpoint, save
 from components.policy.config import LoraConfig
 from components.policy.logprobs import LogprobModel, completion_logprobs
-from components.policy.lora import add_adapters, copy_merged_weights, merged_state_dict
+from components.policy.lora import add_adapters, copy_merged_weights, merged_state_dict, save_adapters
 from components.shared import jsonl
 from components.shared.config import validate
 from components.shared.errors import PipelineError
@@ -124,6 +125,17 @@ def test_a_saved_model_has_its_adapters_merged(tmp_path: Path, make: Any) -> Non
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
     assert type(loaded) is type(checkpoint.model)
     torch.testing.assert_close(_logprobs(loaded), with_adapters_M, rtol=0, atol=2e-5)
+
+
+def test_saved_adapters_are_those_that_peft_loads(tmp_path: Path) -> None:
+    """Beside the model that they were trained with, they compute the same, and the files are small."""
+    model = plain.qwen2()
+    other = copy.deepcopy(model)
+    add_adapters(model, _lora(targets=["all-linear"]), seed=1)
+    _scatter(model)
+    save_adapters(model, tmp_path)
+    adapted = PeftModel.from_pretrained(other, tmp_path).base_model.model
+    torch.testing.assert_close(_logprobs(adapted), _logprobs(model), rtol=0, atol=1e-5)
 
 
 def test_merged_weights_are_rounded_once_and_can_be_copied() -> None:

@@ -39,6 +39,8 @@ class FakeVllm(ThreadingHTTPServer):
         self.calls: list[tuple[str, Any]] = []
         self.version = self.loaded = INITIAL_VERSION
         self.held = LoadedWeights(pieces=[], unverified=[])
+        self.adapters: set[str] = set()
+        """Names under which it has adapters."""
         self.frozen: LoadedWeights | None = None
         """What it reports to hold, whatever it loads."""
         self.paused = self.dead = False
@@ -59,29 +61,41 @@ class FakeVllm(ThreadingHTTPServer):
 
     def answer(self, method: str, path: str, body: Any) -> tuple[int, Any]:
         """Return the status and the content of the answer to a call."""
-        if path == "/inference/v1/generate":
-            return self._generate(body)
+        answers = {"/inference/v1/generate": self._generate, "/v1/load_lora_adapter": self._load_adapters}
+        if path in answers:
+            return answers[path](body)
+        content: dict[str, Any] = {}
         match method, path:
             case "GET", "/weight_info":
-                return 200, {"weight_version": self.version}
+                content = {"weight_version": self.version}
             case "POST", "/pause?mode=wait&clear_cache=true":
                 self.paused = True
             case "POST", "/collective_rpc" if self.paused and body["method"] == "load_folder":
                 self.loaded = body["kwargs"]["version"]
                 self.held = self.frozen or LoadedWeights(pieces=_pieces(Path(body["kwargs"]["folder"])), unverified=[])
-                return 200, {"results": [None]}
+                content = {"results": [None]}
             case "POST", "/collective_rpc" if self.paused and body["method"] == "loaded_weights":
-                return 200, {"results": [self.held]}
+                content = {"results": [self.held]}
             case "POST", "/update_weight_version" if self.paused and body["new_version"] == self.loaded:
                 self.version = body["new_version"]
             case "POST", "/resume":
                 self.paused = False
             case _:
                 return 404, {"detail": f"{method} {path} out of turn"}
-        return 200, {}
+        return 200, content
+
+    def _load_adapters(self, body: Any) -> tuple[int, Any]:
+        name, folder = body["lora_name"], Path(body["lora_path"])
+        if name in self.adapters or not self.paused:
+            return 400, {"error": {"message": f"The lora adapter '{name}' has already been loaded."}}
+        self.loaded, self.adapters = name, {name}
+        self.held = self.frozen or LoadedWeights(pieces=_pieces(folder), unverified=[])
+        return 200, f"Success: LoRA adapter '{name}' added successfully."
 
     def _generate(self, body: Any) -> tuple[int, Any]:
         params = body["sampling_params"]
+        if body.get("model", self.version) not in (self.version, *self.adapters):
+            return 404, {"error": {"message": "The model does not exist."}}
         if set(params) != _PARAMS or self.paused:
             return 400, {"error": {"message": f"unexpected: {set(params) ^ _PARAMS}"}}
         if len(body["token_ids"]) > 400:

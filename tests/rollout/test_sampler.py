@@ -28,7 +28,7 @@ def _generate(
 ) -> list[Completion]:
     """The completions of all questions, one group after the other."""
     sampling = Sampling(**{"num_samples": 4, "temperature": 1.0, "max_new_tokens": 80, "seed": 1, **settings})
-    groups = TransformersSampler(checkpoint, max_batch_size).generate(questions, sampling)
+    groups = TransformersSampler(checkpoint, max_batch_size).generate(tiny.asked(questions), sampling)
     return [completion for group in groups for completion in group]
 
 

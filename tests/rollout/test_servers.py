@@ -11,9 +11,11 @@ import torch
 from components.policy.checkpoint import Checkpoint
 from components.rollout.sampler import Sampling
 from components.rollout.vllm import servers
+from components.rollout.vllm.config import engine_arguments
 from components.rollout.vllm.servers import VllmServers
 from components.rollout.vllm.verification import StaleWeightsError
 from components.shared.errors import PipelineError, RetryableError
+from tests import tiny
 from tests.rollout.fake_vllm import FakeVllm
 from tests.rollout.vllm_policies import sampler, servers_config
 
@@ -24,9 +26,13 @@ class _Words:
     """A policy whose tokens are the letters of the prompt."""
 
     end_ids = (1,)
+    device = torch.device("cpu")
 
-    def prompt_ids(self, question: str) -> tuple[int, ...]:
+    def prompt_ids(self, question: str, source: str) -> tuple[int, ...]:
         return tuple(question.encode())
+
+    def opens_thought(self, prompt_ids: object) -> bool:
+        return False
 
     def decode(self, ids: object) -> str:
         return str(ids)
@@ -55,7 +61,7 @@ def _client(*urls: str, request_s: float = 10, lost_s: float = 10) -> VllmServer
 def _drawn(client: VllmServers, questions: list[str] = QUESTIONS, seed: int = 1) -> list[tuple[int, ...]]:
     """The completions' tokens, one group after the other."""
     sampling = Sampling(num_samples=3, temperature=0.7, max_new_tokens=5, seed=seed)
-    groups = sampler(client, cast(Checkpoint, _Words())).generate(questions, sampling)
+    groups = sampler(client, cast(Checkpoint, _Words())).generate(tiny.asked(questions), sampling)
     assert [len(group) for group in groups] == [3] * len(questions)
     for question, group in zip(questions, groups, strict=True):
         assert all(each.tokens.prompt_ids == tuple(question.encode()) for each in group)
@@ -88,6 +94,19 @@ def test_seeds_of_groups_differ_and_depend_only_on_the_seed(fakes: list[FakeVllm
     assert not set(first.values()) & set(other.values())
     ordered = sorted(first.values())
     assert all(following - seed >= 3 for seed, following in itertools.pairwise(ordered))
+
+
+def test_requests_have_no_seeds_while_a_policy_trains_on_a_gpu(
+    fakes: list[FakeVllm], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each engine has one seed there, and not the settings that vLLM needs on CPUs."""
+    monkeypatch.setattr(_Words, "device", torch.device("cuda"))
+    _drawn(_client(fakes[0].url))
+    assert {body["sampling_params"]["seed"] for body in fakes[0].generated()} == {None}
+    on_cpu, on_gpu = (engine_arguments(servers_config(), "bfloat16", gpu_seed=seed) for seed in (None, 3))
+    assert (on_cpu["max_num_seqs"], on_cpu["enable_chunked_prefill"], on_gpu["seed"]) == (256, False, 3)
+    assert not {"max_num_seqs", "enable_chunked_prefill"} & on_gpu.keys()
+    assert "seed" not in on_cpu
 
 
 def _die() -> None:
@@ -163,6 +182,27 @@ def test_weights_are_loaded_by_every_server_and_only_once(fakes: list[FakeVllm],
     for fake in fakes:
         loads = [body for path, body in fake.calls if path == "/collective_rpc" and body["method"] == "load_folder"]
         assert len(loads) == 1
+
+
+def test_adapters_are_requested_by_the_name_of_their_version(
+    fakes: list[FakeVllm], weights: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that has lost them gets them again, and then the weights it has started with are compared, too."""
+    monkeypatch.setattr(servers, "_RETRY_S", 0.0)
+    (weights / "base").mkdir()
+    safetensors.torch.save_file({"base.weight": torch.ones(2)}, weights / "base" / "model.safetensors")
+    config = servers_config(request_deadline_s=10, lost_deadline_s=10, synchronise="adapters")
+    clients = [VllmServers([fakes[0].url], config, base=weights / "base") for _ in range(2)]
+    clients[0].set_weights(1, weights)
+    fakes[0].version = "default"  # as when a second client asks before the first is done
+    clients[1].set_weights(1, weights)
+    assert set(_drawn(clients[1])) == {(3, 1)}
+    fakes[0].version, fakes[0].adapters = "default", set()
+    fakes[0].calls.clear()
+    assert set(_drawn(clients[0])) == {(3, 1)}
+    assert {body["model"] for body in fakes[0].generated()} == {"1"}
+    compared = [body["kwargs"]["shapes"] for path, body in fakes[0].calls if path == "/collective_rpc"]
+    assert compared[0] == {"head.weight": [3, 4], "base.weight": [2]}
 
 
 def test_other_weights_than_were_sent_stop_the_run(fakes: list[FakeVllm], weights: Path) -> None:

@@ -26,6 +26,7 @@ from components.rollout.transformers_sampler import TransformersSampler
 from components.rollout.vllm.sampler import Engine
 from components.rollout.vllm.servers import VllmServers
 from components.shared.errors import PipelineError, RetryableError
+from tests import tiny
 from tests.rollout.vllm_policies import QUESTIONS, largest_difference, policy, sampler, servers_config, trainer_logprobs
 
 pytestmark = pytest.mark.slow
@@ -144,7 +145,7 @@ def _generate(
 ) -> list[Completion]:
     """The completions of all questions, one group after the other."""
     sampling = Sampling(**{"num_samples": 6, "temperature": 1.0, "max_new_tokens": 25, "seed": 1, **settings})
-    groups = sampler(engine or run.client, run.policies[0]).generate(questions, sampling)
+    groups = sampler(engine or run.client, run.policies[0]).generate(tiny.asked(questions), sampling)
     return [completion for group in groups for completion in group]
 
 
@@ -182,7 +183,7 @@ def test_greedy_decoding_is_that_of_transformers(run: Run) -> None:
     """At temperature 0 both samplers give the same tokens."""
     greedy = Sampling(num_samples=1, temperature=0.0, max_new_tokens=30, seed=1)
     completions = _generate(run, **asdict(greedy))
-    groups = TransformersSampler(run.policies[0], 64).generate(QUESTIONS, greedy)
+    groups = TransformersSampler(run.policies[0], 64).generate(tiny.asked(QUESTIONS), greedy)
     assert [each.tokens for each in completions] == [each.tokens for (each,) in groups]
     logprobs = [[list(each.logprobs) for each in completions], [list(each.logprobs) for (each,) in groups]]
     assert largest_difference(*logprobs) < 1e-4
@@ -192,7 +193,7 @@ def test_greedy_decoding_is_that_of_transformers(run: Run) -> None:
 def test_scores_of_any_tokens_are_those_of_the_trainer(run: Run, temperature: float) -> None:
     """Whoever drew the tokens, the server tells their log-probabilities at the temperature that is asked for."""
     sampling = Sampling(num_samples=2, temperature=3.0, max_new_tokens=12, seed=1)
-    groups = TransformersSampler(run.policies[1], 64).generate(QUESTIONS, sampling)
+    groups = TransformersSampler(run.policies[1], 64).generate(tiny.asked(QUESTIONS), sampling)
     sequences = [completion.tokens for group in groups for completion in group]
     scores = run.client.score(sequences, temperature)
     assert list(scores) == [run.url]

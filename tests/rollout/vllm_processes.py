@@ -23,6 +23,7 @@ from components.rollout.vllm.config import VllmConfig
 from components.rollout.vllm.engine import VllmEngine
 from components.rollout.vllm.verification import StaleWeightsError, shapes, verify_weights
 from components.shared.errors import RetryableError
+from tests import tiny
 from tests.rollout.vllm_policies import (
     QUESTIONS,
     VLLM,
@@ -59,7 +60,7 @@ def rank(path: str) -> None:
     sampling = Sampling(num_samples=4, temperature=0.7, max_new_tokens=40, seed=number)
 
     def generate() -> list[Completion]:
-        groups = sampler(engine, policies[0]).generate(QUESTIONS, sampling)
+        groups = sampler(engine, policies[0]).generate(tiny.asked(QUESTIONS), sampling)
         return [completion for group in groups for completion in group]
 
     results: dict[str, object] = {}

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 from components.policy.attention import use_packed_attention
@@ -12,9 +13,14 @@ from components.policy.checkpoint import Checkpoint, load
 from components.policy.logprobs import LogprobModel, completion_logprobs
 from components.policy.packing import TokenSequence
 from components.rollout.transformers_sampler import Decoding
-from components.rollout.vllm.config import WeightsBy
+from components.rollout.vllm.config import Synchronise, WeightsBy
 from components.rollout.vllm.sampler import Request, SampledTokens
 from tests import tiny
+
+
+def _state(folder: Path) -> dict[str, Tensor]:
+    state: dict[str, Tensor] = load(folder, dtype=torch.float32).model.state_dict()
+    return state
 
 
 class OwnWeights:
@@ -23,8 +29,15 @@ class OwnWeights:
     shared = True
 
     def __init__(
-        self, checkpoint: Checkpoint, folder: Path, *, stale: bool = False, weights_by: WeightsBy = "folder"
+        self,
+        checkpoint: Checkpoint,
+        folder: Path,
+        *,
+        stale: bool = False,
+        weights_by: WeightsBy = "folder",
     ) -> None:
+        self.synchronise: Synchronise = "weights"
+        self._base = folder
         self._tokens, self._stale, self.weights_by = checkpoint, stale, weights_by
         self._model = load(folder, dtype=torch.float32).model
         self.versions: list[int] = []
@@ -50,10 +63,19 @@ class OwnWeights:
             return
         assert isinstance(weights, Path) == (self.weights_by == "folder")
         if isinstance(weights, Path):
-            weights = load(weights, dtype=torch.float32).model.state_dict()
+            weights = self._merged(weights) if self.synchronise == "adapters" else _state(weights)
         if not self._stale or not self.versions:
             self._model.load_state_dict(weights)
         self.versions.append(version)
+
+    def _merged(self, folder: Path) -> dict[str, Tensor]:
+        """The weights of the start with the adapters of a folder merged into them."""
+        assert {path.name for path in folder.iterdir()} == {"adapter_config.json", "adapter_model.safetensors"}
+        adapters, state = load_file(folder / "adapter_model.safetensors"), _state(self._base)
+        for name in [name for name in adapters if ".lora_A." in name]:
+            layer = name.removeprefix("base_model.model.").removesuffix(".lora_A.weight")
+            state[f"{layer}.weight"] += adapters[name.replace("lora_A", "lora_B")] @ adapters[name]
+        return state
 
     def score(self, sequences: Sequence[TokenSequence], temperature: float) -> dict[str, list[list[float]]]:
         """See `Engine`."""

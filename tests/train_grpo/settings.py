@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from components.train_grpo.config import TrainGRPOConfig
+from components.train_grpo.config import RewardModelConfig, TrainGRPOConfig
 from tests import tiny
 
 SERVERS = {
@@ -21,8 +21,9 @@ REWARD_MODEL = {"base": "reference", "initial_rollouts": 1, "learning_rate": 1e-
 
 def reward_model_config(**changes: Any) -> TrainGRPOConfig:
     """Return settings of a run with a reward model, with `changes`: keys of its section or as of `grpo_config`."""
-    settings = {**REWARD_MODEL, **{key: value for key, value in changes.items() if key in REWARD_MODEL}}
-    others = {key: value for key, value in changes.items() if key not in REWARD_MODEL}
+    own = RewardModelConfig.model_fields
+    settings = {**REWARD_MODEL, **{key: value for key, value in changes.items() if key in own}}
+    others = {key: value for key, value in changes.items() if key not in own}
     return grpo_config(**{"reward__weights": {"reward_model": 1.0}, "reward__model": settings, **others})
 
 
@@ -38,7 +39,7 @@ def grpo_config(**changes: Any) -> TrainGRPOConfig:
         "logged_completions_per_step": 2,
         "sampling": {"max_new_tokens": 16, "max_batch_size": 64},
         "sampler": {"max_mismatch": 1e-3},
-        "checkpoint": tiny.CHECKPOINT,
+        "checkpoint": {**tiny.CHECKPOINT},
         "engine": tiny.engine_config().model_dump(),
     }
     for path, value in changes.items():

@@ -12,6 +12,7 @@ from tests.train_grpo.settings import REWARD_MODEL, SERVERS, grpo_config
 ROOT = Path(__file__).parents[2]
 VLLM = {key: SERVERS[key] for key in SERVERS if key not in ("num_servers", "devices", "lost_deadline_s")}
 STEPS = {"reward__weights": {"steps": 1.0}, "reward__supervision": "process"}
+ADAPTERS = {"synchronise": "adapters"}
 OVERLAP = {"sampler__servers": SERVERS, "sampler__overlap": True, "sampler__max_importance_weight": 2.0}
 
 
@@ -32,6 +33,13 @@ def test_a_limit_that_only_stops_a_run_may_be_raised_on_the_way(changes: dict[st
     assert without_operational(grpo_config(**changes)) == without_operational(grpo_config())
 
 
+def test_the_choice_of_the_result_is_not_changed_on_the_way() -> None:
+    """How often checkpoints are written may be."""
+    identity = without_operational(grpo_config())
+    assert without_operational(grpo_config(checkpoint__every_steps=7, checkpoint__keep_last=7)) == identity
+    assert without_operational(grpo_config(checkpoint__keep_best=True)) != identity
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -41,6 +49,18 @@ def test_a_limit_that_only_stops_a_run_may_be_raised_on_the_way(changes: dict[st
         ({"reward__weights": {"reward_model": 1}}, r"weights\.reward_model and model go together"),
         ({"reward__model": REWARD_MODEL}, r"weights\.reward_model and model go together"),
         ({"reward__weights": {"steps": 1}}, r"weights\.steps needs supervision: process"),
+        (
+            {"reward__weights": {"reward_model": 1}, "reward__model": {"base": "reference", "initial_rollouts": 0}},
+            "needs initial_rollouts or preferences to learn from",
+        ),
+        (
+            {
+                "reward__weights": {"reward_model": 1},
+                "reward__model": {"loss": "pairwise"},
+                "reward__supervision": "process",
+            },
+            r"model\.loss: pairwise compares completions; it needs supervision: outcome",
+        ),
         ({"reward__supervision": "process"}, r"supervision: process needs weights\.steps or weights\.reward_model"),
         ({**STEPS, "reward__combination": "after_normalisation"}, "after_normalisation needs supervision: outcome"),
         ({"warmup_steps": 3}, "warmup_steps must be smaller than num_steps"),
@@ -54,6 +74,10 @@ def test_a_limit_that_only_stops_a_run_may_be_raised_on_the_way(changes: dict[st
         ({"reward__weights": {"mine:tidiness()": 1}}, r"no reward `mine:tidiness\(\)`"),
         ({"reward__weights": {"mine/rewards.py:tidiness": 1}}, r"no reward `mine/rewards\.py:tidiness`"),
         ({"reward__weights": {"a.b:c": 1, "a:b_c": 1}}, r"2 rewards would share the column `reward_a_b_c`"),
+        ({"reward__by_source": {"code": {}}}, "code: names no reward"),
+        ({"reward__by_source": {"code": {"tidiness": 1}}}, "no reward `tidiness`; built in: accuracy"),
+        ({"reward__by_source": {"code": {"a.b:c": 1}, "sums": {"a:b_c": 1}}}, "2 rewards would share the column"),
+        ({**STEPS, "reward__by_source": {"code": {"format": 1}}}, "supervision: process needs"),
         ({"reward__max_unscorable_fraction": 1.1}, "max_unscorable_fraction"),
         ({"reward__weights": {"accuracy": 1e200}}, "less than or equal to 1000000000000000"),
         ({"group_size": 1}, "group_size"),
@@ -61,11 +85,28 @@ def test_a_limit_that_only_stops_a_run_may_be_raised_on_the_way(changes: dict[st
         ({"loss__clip__dual": 1.0}, "dual"),
         ({"loss__clip__dual": 3.0, "loss__policy_loss": "cispo"}, r"clip\.dual needs policy_loss: clipped"),
         ({"sampler__overlap": True}, "overlap needs servers"),
+        ({"sampler__dtype": "bfloat16"}, "dtype is that of vLLM, which needs vllm or servers"),
+        ({"sampler__vllm": {**VLLM, **ADAPTERS}}, r"sampler\.vllm\.synchronise: adapters needs engine\.lora"),
+        ({"sampler__servers": {**SERVERS, **ADAPTERS, "weights_by": "gloo"}}, "adapters needs weights_by: folder"),
+        (
+            {"sampler__servers": {**SERVERS, **ADAPTERS}, "engine__lora": {"rank": 513}},
+            r"sampler\.servers\.synchronise: adapters needs an engine\.lora\.rank of at most 512",
+        ),
         ({"sampler__overlap": True, "sampler__servers": SERVERS}, "overlap needs max_importance_weight"),
         ({**OVERLAP, "prompts__max_resampling_rounds": 1}, r"overlap needs prompts\.max_resampling_rounds: 0"),
         ({"sampler__servers": SERVERS, "sampler__vllm": VLLM}, "exclude one another"),
+        ({"sampler__max_sequence_mismatch": 0.1}, "max_sequence_mismatch needs vllm or servers"),
         ({"sampler__max_importance_weight": 0.5}, "max_importance_weight"),
         ({"sampling__temperature": 0.0}, "temperature"),
+        (
+            {"reference_decay": 0.9, "loss__kl__coefficient": 0.0},
+            r"reference_decay needs loss\.kl",
+        ),
+        ({"reference_decay": 0.9, "num_iterations": 3}, "reference_decay needs num_iterations: 1"),
+        ({"reference_decay": 1.0}, "less than 1"),
+        ({"prompts__oversampling": 2.0}, "oversampling needs max_resampling_rounds above 0"),
+        ({"prompts": {"max_resampling_rounds": 1, "oversampling": 0.9}}, "greater than or equal to 1"),
+        ({"limits__max_kl": 1.0, "loss__kl__coefficient": 0.0}, r"limits\.max_kl needs a KL term"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(changes: dict[str, Any], message: str) -> None:

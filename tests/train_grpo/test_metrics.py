@@ -82,6 +82,7 @@ def test_the_metrics_of_a_rollout_by_hand() -> None:
             "truncated_fraction": 1 / 12,
             "unscorable_fraction": 0,
             "reward_failures": 0,
+            "distinct_answers": (2 + 1 + 1) / 12,  # an answer that was cut off is none
             "groups_sampled": 3,
             "groups_trained": 1,
             "groups_without_spread_fraction": 2 / 3,
@@ -89,6 +90,26 @@ def test_the_metrics_of_a_rollout_by_hand() -> None:
             "groups_all_wrong_fraction": 1 / 3,
         }
     )
+
+
+def test_distinct_answers_are_told_apart_as_the_grader_does() -> None:
+    """Right ones are one however they are written, spaces and case are nothing, and no answer is none."""
+    texts = ["#### 3", "#### 3.0", "#### 6/2", "#### x + 1", "#### X+1", "#### 4", "no idea", "#### 5"]
+    groups = [Group(tiny.PROBLEMS[3], [graded("3", completion(text=text)) for text in texts]) for _ in range(2)]
+    assert _metrics(groups)["distinct_answers"] == 4 / 8
+
+
+def test_the_mean_of_a_reward_is_over_the_problems_that_have_it() -> None:
+    """That of all rewards is over all problems, each with the weights of its source."""
+    sums = group(scored({"accuracy": [1]}), scored({"accuracy": [0]}))
+    code = group(scored({"format": [1]}), scored({"format": [1]}))
+    of_code = Group(code.problem.model_copy(update={"source": "code"}), code.scored_G)
+    changes: dict[str, Any] = {"reward__weights": {"accuracy": 1.0}, "reward__by_source": {"code": {"format": 2.0}}}
+    result = _metrics([sums, of_code], **changes)
+    assert (result["reward"], result["reward_accuracy"], result["reward_format"]) == (5 / 4, 1 / 2, 1)
+    assert math.isnan(_metrics([sums], **changes)["reward_format"])
+    records = _records(grpo_config(**changes, logged_completions_per_step=4, group_size=2), [sums, of_code])
+    assert [each["reward"] for each in records] == [1, 0, 2, 2]
 
 
 def test_unscorable_completions_are_counted_and_left_out_of_the_means() -> None:

@@ -6,7 +6,7 @@ from typing import Literal, get_args
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -80,7 +80,6 @@ _FORMULAS: dict[str, Callable[[float, list[float], list[float]], float]] = {
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
-@settings(deadline=None)
 @given(rewards_PK=ROLLOUTS)
 def test_every_estimator_is_its_formula(estimator: AdvantageEstimator, rewards_PK: list[list[float]]) -> None:
     """For rewards of any kind, with some missing, it equals the standard library's statistics reward by reward."""
@@ -113,7 +112,6 @@ def test_spread_is_decided_by_the_rewards_themselves() -> None:
     assert result.tolist() == [False, True, True, False, False, False, False]
 
 
-@settings(deadline=None)
 @given(data=st.data())
 def test_token_advantages_are_the_double_loop_over_tokens_and_steps(data: st.DataObject) -> None:
     """Section 4.1.3, token by token and step by step, for any groups, completions and steps."""

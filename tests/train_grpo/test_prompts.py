@@ -3,7 +3,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from components.shared.errors import PipelineError
@@ -187,7 +187,6 @@ def _train(prompts: Prompts, counts: Sequence[int]) -> list[str]:
     return drawn
 
 
-@settings(deadline=None)
 @given(
     config=st.sampled_from(_CONFIGS),
     before=st.lists(st.integers(0, 6), max_size=8),

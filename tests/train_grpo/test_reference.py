@@ -1,16 +1,29 @@
 from pathlib import Path
-from typing import get_args
+from typing import Any
 
 import pytest
 import torch
 
 from components.cluster.launch import run_ranks
-from components.policy.logprobs import completion_logprobs
+from components.policy.config import LoraConfig
+from components.policy.engine import Policy, torch_dtype
+from components.policy.logprobs import LogprobModel, completion_logprobs
+from components.policy.lora import add_adapters
 from components.policy.parallel import init_ranks
+from components.shared.config import validate
+from components.shared.errors import PipelineError
 from components.train_grpo.config import ReferencePlacement, TrainGRPOConfig
-from components.train_grpo.reference import Reference
+from components.train_grpo.reference import AdapterReference, Reference
 from tests import tiny
 from tests.train_grpo.settings import grpo_config
+
+COPIES: tuple[ReferencePlacement, ...] = ("replicated", "sharded", "offloaded")
+LORA = {"rank": 2, "alpha": 6.0, "targets": ["all-linear"]}
+ENGINES: dict[str, dict[str, Any]] = {
+    "fp32": {"zero_stage": 2},
+    "bf16": {"zero_stage": 2, "precision": "bf16"},
+    "zero 3": {"zero_stage": 3},
+}
 
 
 def compare(config: TrainGRPOConfig, *, folder: Path) -> dict[str, float]:
@@ -21,7 +34,7 @@ def compare(config: TrainGRPOConfig, *, folder: Path) -> dict[str, float]:
     examples = [checkpoint.example(problem) for problem in tiny.PROBLEMS[:4]]
     batches = tiny.batches(examples, 60)
     num_tokens = sum(len(example.completion_ids) for example in examples)
-    references = [Reference(checkpoint.model, placement, temperature=0.7) for placement in get_args(ReferencePlacement)]
+    references = [Reference(checkpoint.model, placement, temperature=0.7) for placement in COPIES]
     result = {}
     for name, weights in (("first", None), ("other", other.model.state_dict())):
         scores = []
@@ -47,3 +60,117 @@ def test_the_placement_of_the_reference_does_not_change_its_scores(tmp_path: Pat
     assert result["first"] < 1e-5
     assert result["other"] < 1e-5
     assert abs(result["first_mean"] - result["other_mean"]) > 1e-3
+
+
+def follow(config: TrainGRPOConfig, *, folder: Path) -> dict[str, float]:
+    """Let references in every type and placement follow another model; return the largest differences from the sum."""
+    del folder
+    init_ranks(config.engine)
+    result: dict[str, float] = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        start, target, average = (tiny.checkpoint(seed=seed, dtype=dtype).model for seed in (1, 2, 1))
+        others = target.state_dict()
+        # 50 steps of a hundredth each, most of which bf16 would round away.
+        expected = {
+            name: others[name] + 0.99**50 * (weight.double() - others[name])
+            for name, weight in start.state_dict().items()
+        }
+        average.load_state_dict(expected)
+        batches = tiny.batches([tiny.checkpoint().example(problem) for problem in tiny.PROBLEMS[:2]], 60)
+        num_tokens = max(int(batch.token_N.max()) for batch in batches) + 1
+        scores_M = completion_logprobs(Reference(average, "replicated", temperature=0.7), batches, num_tokens)
+        for placement in COPIES:
+            first, second = (Reference(start, placement, temperature=0.7) for _ in range(2))
+            for _ in range(20):
+                first.follow(others, 0.99)
+            shared = [first.state(main=torch.distributed.get_rank() == 0)]
+            torch.distributed.broadcast_object_list(shared)  # as from a checkpoint, which the first process writes
+            second.load(shared[0] or {})
+            for _ in range(30):
+                first.follow(others, 0.99)
+                second.follow(others, 0.99)
+            is_main = torch.distributed.get_rank() == 0
+            states = [reference.state(main=is_main) or {} for reference in (first, second)]
+            assert all(torch.equal(weight, states[1][name]) for name, weight in states[0].items())
+            differences = [float((weight - expected[name]).abs().max()) for name, weight in states[0].items()]
+            with first.onloaded():
+                scored = float((completion_logprobs(first, batches, num_tokens) - scores_M).abs().max())
+            result |= {f"{dtype}, {placement}": max(differences, default=0.0), f"scores, {dtype}, {placement}": scored}
+    return result
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_processes", [1, 2])
+def test_a_moving_average_is_exact_in_every_type_and_placement(tmp_path: Path, num_processes: int) -> None:
+    """After n steps it is the target plus decay^n times the distance at the start, also where a state was restored."""
+    config, work = grpo_config(engine__num_processes=num_processes), tmp_path / "work"
+    result = run_ranks(follow, config, {"folder": tmp_path}, num_processes=num_processes, work=work, grace_s=1)
+
+    for name, difference in result.items():
+        # Scores are those of weights that are rounded to bf16, in one of them perhaps to the other side.
+        assert difference < (0.02 if name.startswith("scores, torch.bfloat16") else 1e-5), name
+
+
+def compare_with_adapters(config: TrainGRPOConfig, *, folder: Path) -> dict[str, float]:
+    """Score with a copy and with disabled adapters, before and after a step of training; return the differences."""
+    del folder
+    result = {}
+    for name, changes in ENGINES.items():
+        engine = config.engine.model_validate({**config.engine.model_dump(), **changes})
+        init_ranks(engine)
+        checkpoint = tiny.checkpoint(dtype=torch_dtype(engine))
+        examples = [checkpoint.example(problem) for problem in tiny.PROBLEMS[:4]]
+        batches = tiny.batches(examples, 60)
+        num_tokens = sum(len(example.completion_ids) for example in examples)
+        copy = Reference(checkpoint.model, "replicated", temperature=0.7)
+        add_adapters(checkpoint.model, engine.lora, seed=1)
+        policy = Policy(LogprobModel(checkpoint.model, temperature=0.7), engine)
+        reference = AdapterReference(policy, checkpoint.model)
+        for step in ("before", "after"):
+            copied, own, trained = (
+                completion_logprobs(each, batches, num_tokens) for each in (copy, reference, policy)
+            )
+            result[f"{name}, {step}"] = float((own - copied).abs().max())
+            result[f"{name}, moved {step}"] = float((trained - copied).abs().mean())
+            for batch in batches:
+                policy.backward(-policy(batch).logprobs_N.sum() / num_tokens)
+            result[f"{name}, norm {step}"] = policy.step(1e-2)["gradient_norm"]
+    return result
+
+
+@pytest.mark.slow
+def test_the_policy_without_its_adapters_is_the_reference(tmp_path: Path) -> None:
+    """To the last bit, however far training has moved the adapters, which go on learning."""
+    config, work = grpo_config(engine__num_processes=2, engine__lora=LORA), tmp_path / "work"
+    result = run_ranks(compare_with_adapters, config, {"folder": tmp_path}, num_processes=2, work=work, grace_s=1)
+    for name in ENGINES:
+        assert result[f"{name}, before"] == result[f"{name}, after"] == 0.0
+        assert result[f"{name}, moved before"] == 0.0
+        assert result[f"{name}, moved after"] > 1e-3
+        assert result[f"{name}, norm after"] > 1e-3
+
+
+def test_adapters_are_the_reference_where_they_can_be() -> None:
+    """With adapters and one iteration, unless the params say otherwise; a new iteration has another reference."""
+    lora = LoraConfig.model_validate(LORA)
+    assert grpo_config().reference_placement == "replicated"
+    assert grpo_config(engine__lora=lora).reference_placement == "adapters"
+    assert grpo_config(engine__lora=lora, num_iterations=3).reference_placement == "replicated"
+    assert grpo_config(engine__lora=lora, reference_decay=0.9).reference_placement == "replicated"
+    assert grpo_config(engine__lora=lora, reference="offloaded").reference_placement == "offloaded"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({}, "reference: adapters needs engine.lora"),
+        ({"engine__lora": LORA, "num_iterations": 3}, "reference: adapters needs num_iterations: 1; the reference"),
+        ({"engine__lora": LORA, "reference_decay": 0.9}, "reference: adapters excludes reference_decay"),
+    ],
+)
+def test_adapters_that_cannot_be_the_reference_are_refused(changes: dict[str, Any], message: str) -> None:
+    """The error names both keys."""
+    settings = {**grpo_config(**{**changes, "num_iterations": 1}).model_dump(), "reference": "adapters"}
+    settings["num_iterations"] = changes.get("num_iterations", 1)
+    with pytest.raises(PipelineError, match=message):
+        validate(TrainGRPOConfig, settings, name="train_grpo")

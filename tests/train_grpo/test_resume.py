@@ -24,9 +24,11 @@ from tests.train_grpo.groups import SHORTNESS
 from tests.train_grpo.settings import REWARD_MODEL, grpo_config
 
 STRAIGHT, RESUMED = "straight", "resumed"
+VALIDATION = {"validation": {"every_steps": 1}, "checkpoint__keep_best": True}
 SETTINGS = {"num_steps": 4, "prompts_per_step": 4, "learning_rate": 1e-2, "engine__micro_batch_tokens": 60}
 VARIANTS: dict[str, dict[str, Any]] = {
-    "a curriculum, and groups that are resampled": {
+    "a curriculum, groups that are resampled, and a reference that is a moving average": {
+        "reference_decay": 0.5,
         "prompts": {"curriculum": {"memory": 0.5, "floor": 0.1}, "max_resampling_rounds": 1},
         "updates_per_rollout": 2,
         "minibatches_per_rollout": 2,
@@ -36,7 +38,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "reward__weights": {"accuracy": 1.0, "reward_model": 0.5},
         "reward__model": {**REWARD_MODEL, "replay_fraction": 0.3},
     },
-    "adapters": {
+    "adapters, and the best in validation as the result": {
+        **VALIDATION,
         "num_iterations": 2,
         "engine__lora": {"rank": 2, "alpha": 4.0, "targets": ["q_proj", "up_proj"]},
     },
@@ -86,6 +89,8 @@ def _undecided(folder: Path) -> dict[str, Path]:
     for name in ("problems", "reference"):
         (folder / name).mkdir()
     write_problems(folder / "problems", Split.TRAIN, tiny.PROBLEMS)
+    held_out = [tiny.problem(number, split=Split.DEV) for number in range(30, 41)]
+    write_problems(folder / "problems", Split.DEV, held_out)
     save(tiny.checkpoint(), folder / "reference")
     return {name: folder / name for name in ("problems", "reference")}
 
@@ -94,18 +99,25 @@ def _config(**changes: Any) -> TrainGRPOConfig:
     return grpo_config(**{**SETTINGS, "reward__weights": SHORTNESS, **changes})
 
 
-def _rows(folder: Path) -> list[dict[str, Any]]:
-    return [row for _, row in jsonl.read_rows(folder / "training" / "steps.jsonl")]
+def _rows(folder: Path, name: str = "steps") -> list[dict[str, Any]]:
+    return [row for _, row in jsonl.read_rows(folder / "training" / f"{name}.jsonl")]
 
 
 def _assert_equal(folder: Path, *, num_steps: int) -> None:
     """The two runs have the same weights, curves and completions to the last bit, and learned something."""
     straight, resumed = folder / STRAIGHT, folder / RESUMED
-    for name in ("policy/model.safetensors", "training/steps.jsonl", "training/completions.jsonl"):
+    names = ["policy/model.safetensors", "training/steps.jsonl", "training/completions.jsonl"]
+    if "validation_accuracy" in _rows(straight)[0]:
+        names += ["training/validation.jsonl", "training/result.json"]
+    for name in names:
         assert (straight / name).read_bytes() == (resumed / name).read_bytes(), name
     rows = _rows(resumed)
     assert [row["step"] for row in rows] == list(range(1, num_steps + 1))
     assert all(row["gradient_norm"] > 0 for row in rows)
+    live = [row for _, row in jsonl.read_rows(resumed / "work" / "live" / "steps.jsonl")]
+    assert [{name: each[name] for name in row} for each, row in zip(live, rows, strict=True)] == rows
+    completions = (resumed / "work" / "live" / "completions.jsonl").read_bytes()
+    assert completions == (resumed / "training" / "completions.jsonl").read_bytes()
     timings = [row["step"] for _, row in jsonl.read_rows(resumed / "timings" / "timings.jsonl")]
     assert timings == list(range(1, num_steps + 1))
 
@@ -121,15 +133,25 @@ def test_a_resumed_run_ends_where_an_uninterrupted_one_does(tmp_path: Path, vari
 
 @pytest.mark.slow
 def test_two_processes_resume_where_they_were_stopped(tmp_path: Path) -> None:
-    """Under ZeRO 0, 2 and 3, though only one of them got the request; what they learn does not depend on the stage."""
+    """Under ZeRO 0, 2 and 3, though only one of them got the request; what they learn does not depend on the stage.
+
+    The result is the policy of the first step, since all validations find the same: it is read from its checkpoint.
+    """
     for stage in (0, 2, 3):
         (tmp_path / f"zero_{stage}").mkdir()
-    config = _config(engine__num_processes=2)
-    folders = {**_undecided(tmp_path), "folder": tmp_path}
+    rewards = {"reward__weights": {**SHORTNESS, "reward_model": 0.1}, "reward__model": REWARD_MODEL}
+    config = _config(engine__num_processes=2, num_iterations=2, **rewards, **VALIDATION)
+    inputs = _undecided(tmp_path)
+    folders = {**inputs, "folder": tmp_path}
     run_ranks(run_both, config, folders, num_processes=2, work=tmp_path / "work", grace_s=30)
+    _train(_config(num_steps=2, **VALIDATION), inputs["problems"], inputs["reference"], tmp_path / "alone")
+    measured = _rows(tmp_path / "alone", "validation")
     policies = []
     for stage in (0, 2, 3):
         _assert_equal(tmp_path / f"zero_{stage}", num_steps=4)
+        assert (
+            _rows(tmp_path / f"zero_{stage}" / STRAIGHT, "validation")[0] == measured[0]
+        )  # of the reference, which each process answers a part for
         policies.append(load_file(tmp_path / f"zero_{stage}" / STRAIGHT / "policy" / "model.safetensors"))
         rows = [row for _, row in jsonl.read_rows(tmp_path / f"zero_{stage}" / STRAIGHT / "timings" / "timings.jsonl")]
         assert {row["slowest_rank"] for row in rows} <= {0, 1}

@@ -50,9 +50,9 @@ def test_no_attack_earns_anything(verify: Verifier) -> None:
         ids = (*checkpoint.encode(text)[:NUM_TOKENS], checkpoint.end_ids[0])
         return Completion(TokenSequence(checkpoint.prompt_ids(question), ids), (0.0,) * len(ids), text, finished=True)
 
-    def generate(questions: Sequence[str], sampling: Sampling) -> list[list[Completion]]:
+    def generate(problems: Sequence[Problem], sampling: Sampling) -> list[list[Completion]]:
         del sampling
-        return [[completion(question, text) for text in responses[question][1]] for question in questions]
+        return [[completion(problem.question, text) for text in responses[problem.question][1]] for problem in problems]
 
     config = grpo_config(
         num_steps=2,

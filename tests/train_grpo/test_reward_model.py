@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch.nn import functional
 from transformers import (
     AutoModelForSequenceClassification,
@@ -23,24 +24,29 @@ from transformers import (
     XGLMForCausalLM,
 )
 
+from components.cluster.launch import run_ranks
 from components.policy.checkpoint import Checkpoint, load, save
 from components.policy.engine import NonFiniteError
 from components.policy.logprobs import LogprobModel
 from components.policy.packing import TokenSequence
+from components.policy.parallel import init_ranks
+from components.policy.training import TrainingCheckpoint, make_deterministic
+from components.shared import jsonl
 from components.shared.errors import PipelineError
-from components.train_grpo import reward_model as module
+from components.train_grpo import reward_examples as module
+from components.train_grpo.config import TrainGRPOConfig
 from components.train_grpo.process_supervision import Step
-from components.train_grpo.reward_model import (
+from components.train_grpo.reward_examples import (
+    Example,
     LabeledExample,
-    PaddedBatch,
+    PreferencePair,
     Replay,
-    RewardModel,
     Row,
     joined,
-    load_classifier,
-    padded_batches,
     separated,
+    unpacked,
 )
+from components.train_grpo.reward_model import PaddedBatch, RewardModel, load_classifier, padded_batches
 from tests import tiny
 from tests.train_grpo.groups import group, scored
 from tests.train_grpo.settings import reward_model_config
@@ -69,6 +75,7 @@ _SEQUENCES = [
     TokenSequence((40, 41), (42, 43, 44, 45, 46, 47, 48, 49, 50, 51)),
 ]
 _STEPS = [(2, 4), (1, 2, 3), (2,), (1,), (3, 7, 9, 10)]
+_PAIRS = [PreferencePair((5, 6, 7), (8, 9, 1), (30, 31, 32, 33, 1)), PreferencePair((12,), (13, 14, 1), (15, 1))]
 
 
 def _save_classifier(folder: Path, *, family: str = "qwen3", **changes: Any) -> None:
@@ -79,11 +86,13 @@ def _save_classifier(folder: Path, *, family: str = "qwen3", **changes: Any) -> 
     tiny.checkpoint().tokenizer.save_pretrained(folder)
 
 
-def _made(reference: Checkpoint, *, micro_batch_tokens: int = 500, **changes: Any) -> RewardModel:
+def _made(
+    reference: Checkpoint, saved: TrainingCheckpoint | None = None, *, micro_batch_tokens: int = 500, **changes: Any
+) -> RewardModel:
     changes = {"learning_rate": 1e-2, "engine__micro_batch_tokens": micro_batch_tokens, **changes}
     config = reward_model_config(**changes)
     assert config.reward.model is not None
-    return RewardModel(config, config.reward.model, reference)
+    return RewardModel(config, config.reward.model, reference, saved)
 
 
 def _model(folder: Path, *, family: str = "qwen3", micro_batch_tokens: int = 16, **changes: Any) -> RewardModel:
@@ -111,8 +120,25 @@ def _toy(numbers: range) -> list[Row]:
     ]
 
 
+def _fit(model: RewardModel, rows: Sequence[Row], *, num_new: int, seed: int) -> dict[str, float]:
+    return model.fit(rows, num_new=num_new, seed=seed, epochs=model.settings.epochs)
+
+
 def _flat(model: RewardModel) -> torch.Tensor:
-    return torch.cat([parameter.detach().flatten() for parameter in model.model.parameters()])
+    with model.engine.gather_full_parameters():
+        return torch.cat([parameter.detach().flatten() for parameter in model.model.parameters()])
+
+
+def _saved(model: RewardModel, folder: Path) -> TrainingCheckpoint:
+    """Return a checkpoint of the model's tensors in a folder."""
+    folder.mkdir(exist_ok=True)
+    tensors = model.tensors()
+    if model.engine.ranks.is_main:
+        for name, of_name in tensors.items():
+            save_file(of_name, folder / f"{name}.safetensors")
+        torch.save({}, folder / "values.pt")
+    model.engine.ranks.barrier("a checkpoint")
+    return TrainingCheckpoint(folder)
 
 
 # Scoring and training -------------------------------------------------------------------------------------------------
@@ -140,42 +166,45 @@ def test_a_score_is_the_librarys_own_for_what_stands_before_it(
 def test_a_reward_model_learns_what_makes_a_completion_right() -> None:
     """After a few passes a copy of the reference tells right from wrong in completions it has not seen."""
     model = _made(tiny.checkpoint(), epochs=10)
-    first = model.fit(_toy(range(120)), num_new=120, seed=1)
+    first = _fit(model, _toy(range(120)), num_new=120, seed=1)
     rows = _toy(range(1000, 1060))
-    unseen = [LabeledExample.unpacked(row) for row in rows]
-    scores = model.score([example.tokens for example in unseen], [example.step_ends for example in unseen])
+    unseen = [unpacked(row) for row in rows]
+    scores = model.score([each.sequences[0] for each in unseen], [each.ends[0] for each in unseen])
     assert all(
         (score > 0.9) if example.labels == (1.0,) else (score < 0.1)
         for (score,), example in zip(scores, unseen, strict=True)
     )
-    second = model.fit(rows, num_new=60, seed=2)
+    second = _fit(model, rows, num_new=60, seed=2)
     assert (first["reward_model_accuracy"], second["reward_model_accuracy"]) == (0.0, 1.0)
     assert second["reward_model_loss"] < 0.1
     assert (first["reward_model_examples"], second["reward_model_examples"]) == (120, 60)
 
 
 @pytest.mark.parametrize("micro_batch_tokens", [1, 16, 10_000])
-def test_the_gradient_is_that_of_the_mean_loss_over_labels(tmp_path: Path, micro_batch_tokens: int) -> None:
-    """However a step is split, it is -log p(label) averaged over all labels, by the library's logits alone."""
-    model = _model(tmp_path, micro_batch_tokens=micro_batch_tokens)
+def test_the_gradient_is_that_of_the_mean_loss_over_labels_and_pairs(tmp_path: Path, micro_batch_tokens: int) -> None:
+    """However a step is split, it averages -log p(label) and -log sigmoid(chosen - rejected) of float64 logits."""
+    model = _model(tmp_path, micro_batch_tokens=micro_batch_tokens, engine__max_gradient_norm=1e6)
+    library = AutoModelForSequenceClassification.from_pretrained(tmp_path, dtype=torch.float64)
     labels = [tuple(float((row + end) % 2) for end in stops) for row, stops in enumerate(_STEPS)]
-    library = AutoModelForSequenceClassification.from_pretrained(tmp_path)
-    losses_E = torch.stack(
-        [
-            -functional.logsigmoid(_library_logit(library, tokens, end) * (1 if label else -1))
-            for tokens, ends, of_ends in zip(_SEQUENCES, _STEPS, labels, strict=True)
-            for end, label in zip(ends, of_ends, strict=True)
-        ]
-    )
-    assert len(losses_E) == 11
-    torch.autograd.backward(losses_E.mean())
+    losses = [
+        -functional.logsigmoid(_library_logit(library, tokens, end) * (1 if label else -1))
+        for tokens, ends, of_ends in zip(_SEQUENCES, _STEPS, labels, strict=True)
+        for end, label in zip(ends, of_ends, strict=True)
+    ]
+    for pair in _PAIRS:
+        chosen, rejected = (_library_logit(library, each, len(each.completion_ids)) for each in pair.sequences)
+        losses.append(-functional.logsigmoid(chosen - rejected))
+    losses_L = torch.stack(losses)
+    assert len(losses_L) == 13
+    torch.autograd.backward(losses_L.mean())
     examples = [_example(*fields) for fields in zip(_SEQUENCES, _STEPS, labels, strict=True)]
-    figures = model.fit(examples, num_new=0, seed=1)
-    assert figures["reward_model_loss"] == pytest.approx(losses_E.mean().item(), rel=1e-5)
-    for name, parameter in model.model.named_parameters():
+    figures = _fit(model, [*examples, *(pair.packed() for pair in _PAIRS)], num_new=0, seed=1)
+    assert figures["reward_model_loss"] == pytest.approx(losses_L.mean().item(), rel=1e-5)
+    state = model.engine.state()
+    for name, parameter in library.named_parameters():
         # The first step's running mean is (1 - beta_1) = 0.1 of the gradient.
-        gradient = model.optimizer.state[parameter]["exp_avg"] / 0.1
-        torch.testing.assert_close(gradient, library.get_parameter(name).grad, rtol=1e-4, atol=1e-6)
+        gradient = 10 * state[f"model.{name}/exp_avg"].double()
+        torch.testing.assert_close(gradient, parameter.grad, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -189,7 +218,7 @@ def test_a_step_takes_at_most_64_examples(tmp_path: Path, num_examples: int, epo
         lambda _module, _arguments, named: read.append(named["input_ids"][:, 1].tolist()), with_kwargs=True
     )
     examples = [_example(TokenSequence((5, number), (6,)), (1,), (1.0,)) for number in range(num_examples)]
-    model.fit(examples, num_new=0, seed=1)
+    _fit(model, examples, num_new=0, seed=1)
     assert [len(numbers) for numbers in read] == sizes
     assert sorted(sum(read, [])) == sorted([*range(num_examples)] * epochs)  # noqa: RUF017
 
@@ -202,14 +231,14 @@ def test_accuracy_counts_new_labels_before_they_are_learned(tmp_path: Path) -> N
     labels[1] = tuple(1 - label for label in labels[1])
     new = [_example(*fields) for fields in zip(tokens, ends, labels, strict=True)]
     # Of 2 + 3 + 1 new labels, three are on the wrong side.
-    assert model.fit([*new, *[new[1]] * 7], num_new=3, seed=1)["reward_model_accuracy"] == pytest.approx(3 / 6)
+    assert _fit(model, [*new, *[new[1]] * 7], num_new=3, seed=1)["reward_model_accuracy"] == pytest.approx(3 / 6)
 
 
 def test_nothing_to_learn_from_changes_nothing(tmp_path: Path) -> None:
     """Without examples there is no step, and neither loss nor accuracy is a number."""
     model = _model(tmp_path)
-    figures = model.fit([], num_new=0, seed=1)
-    assert not model.optimizer.state
+    figures = _fit(model, [], num_new=0, seed=1)
+    assert model.engine.state()["num_steps"] == 0
     assert figures["reward_model_examples"] == 0
     assert math.isnan(figures["reward_model_loss"])
     assert math.isnan(figures["reward_model_accuracy"])
@@ -221,8 +250,8 @@ def test_what_is_not_finite_is_an_error(tmp_path: Path) -> None:
     before = _flat(model)
     with torch.no_grad():
         model.model.score.weight.fill_(math.inf)
-    with pytest.raises(NonFiniteError, match="stopped before its optimizer step"):
-        model.fit(_toy(range(5)), num_new=0, seed=1)
+    with pytest.raises(NonFiniteError, match=r"the reward model: the loss is .*stopped before the optimizer step"):
+        _fit(model, _toy(range(5)), num_new=0, seed=1)
     assert torch.equal(_flat(model)[:-32], before[:-32])
     with torch.no_grad():
         model.model.score.weight.fill_(math.nan)
@@ -230,14 +259,15 @@ def test_what_is_not_finite_is_an_error(tmp_path: Path) -> None:
         model.score(_SEQUENCES, _STEPS)
 
 
-def test_dropout_is_off_in_scoring_and_training(tmp_path: Path) -> None:
-    """A checkpoint that asks for dropout is scored and trained as one that does not."""
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_dropout_is_off_in_scoring_and_training(tmp_path: Path, checkpointing: bool) -> None:
+    """A checkpoint that asks for dropout is scored and trained as one that does not, in training mode as well."""
     weights, scores = [], []
     for dropout in (0.0, 0.5):
         _save_classifier(tmp_path, attention_dropout=dropout)
-        model = _made(tiny.checkpoint(), base=str(tmp_path))
+        model = _made(tiny.checkpoint(), base=str(tmp_path), engine__gradient_checkpointing=checkpointing)
         scores.append(model.score(_SEQUENCES, _STEPS))
-        model.fit(_toy(range(5)), num_new=5, seed=1)
+        _fit(model, _toy(range(5)), num_new=5, seed=1)
         weights.append(_flat(model))
     assert scores[0] == scores[1]
     assert torch.equal(weights[0], weights[1])
@@ -249,7 +279,7 @@ def test_a_copy_of_a_frozen_reference_is_trained_whole_and_saved_as_a_classifier
     reference.model.requires_grad_(False)
     model = _made(reference, epochs=2)
     before = {name: weight.detach().clone() for name, weight in model.model.named_parameters()}
-    model.fit(_toy(range(10)), num_new=0, seed=1)
+    _fit(model, _toy(range(10)), num_new=0, seed=1)
     assert all(not torch.equal(weight, before[name]) for name, weight in model.model.named_parameters())
     model.save(tmp_path)
     scores = model.score(_SEQUENCES, _STEPS)
@@ -260,30 +290,63 @@ def test_a_copy_of_a_frozen_reference_is_trained_whole_and_saved_as_a_classifier
     assert again.score(_SEQUENCES, _STEPS) == scores
 
 
-def test_training_goes_on_from_a_saved_state_to_the_bit(tmp_path: Path) -> None:
-    """Stopped after one fit and restored into a fresh model, the second gives the weights of an unbroken run."""
-    straight = _model(tmp_path, learning_rate=3e-4)
-    straight.fit(_toy(range(70)), num_new=70, seed=1)
-    torch.save(straight.state(main=True), tmp_path / "state.pt")
-    straight.fit(_toy(range(70, 140)), num_new=70, seed=2)
-    resumed = _model(tmp_path, learning_rate=3e-4)
-    resumed.restore(torch.load(tmp_path / "state.pt"))
-    resumed.fit(_toy(range(70, 140)), num_new=70, seed=2)
-    assert torch.equal(_flat(resumed), _flat(straight))
-    assert {int(state["step"]) for state in resumed.optimizer.state.values()} == {4}
-    (parameters,) = resumed.optimizer.param_groups
-    assert (parameters["lr"], parameters["weight_decay"]) == (3e-4, 0.0)
+@pytest.mark.parametrize(
+    "engine",
+    [
+        {"zero_stage": 0, "precision": "fp32"},
+        {"zero_stage": 2, "precision": "bf16"},
+        pytest.param({"zero_stage": 3, "lora": {"rank": 2, "alpha": 4.0}}, marks=pytest.mark.slow),
+    ],
+    ids=["whole", "bf16", "adapters"],
+)
+def test_training_goes_on_from_a_checkpoint_to_the_bit(tmp_path: Path, engine: dict[str, Any]) -> None:
+    """Stopped after one training and resumed, the second gives the weights and examples of an unbroken run."""
+    changes = {"learning_rate": 3e-4, **{f"engine__{key}": value for key, value in engine.items()}}
+    straight = _model(tmp_path, micro_batch_tokens=200, **changes)
+    straight.collected = _toy(range(70))
+    straight.retrain(0)
+    straight.collected = _toy(range(70, 100))
+    saved = _saved(straight, tmp_path / "saved")
+    resumed = _made(tiny.checkpoint(), saved, base=str(tmp_path), micro_batch_tokens=200, **changes)
+    before = _flat(resumed)
+    for model in (straight, resumed):
+        model.collected += _toy(range(100, 140))
+        assert model.retrain(1)["reward_model_examples"] == 78  # 8 of them replayed
+    expected, actual = straight.tensors(), resumed.tensors()
+    assert not torch.equal(_flat(resumed), before)
+    for name, tensors in expected.items():
+        assert tensors.keys() == actual[name].keys()
+        assert all(torch.equal(actual[name][key], tensor) for key, tensor in tensors.items()), name
+    assert expected["reward_model"]["num_steps"] == 4
+
+
+def test_with_adapters_only_they_and_the_head_are_trained_and_merged_when_saved(tmp_path: Path) -> None:
+    """What is saved has the weights of a plain classifier, which scores as the one under training."""
+    lora = {"rank": 2, "alpha": 4.0, "targets": ["all-linear"]}
+    model = _model(tmp_path / "base", engine__lora=lora)
+    _fit(model, _toy(range(10)), num_new=0, seed=1)
+    trained = {name for name, parameter in model.model.named_parameters() if parameter.requires_grad}
+    assert {name.rpartition(".lora_")[0].rpartition(".")[2] for name in trained - {"score.weight"}} == {
+        *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    }
+    assert "score.weight" in trained
+    model.save(tmp_path / "saved")
+    scores = model.score(_SEQUENCES, _STEPS)
+    library = AutoModelForSequenceClassification.from_pretrained(tmp_path / "saved")
+    assert torch.sigmoid(_library_logit(library, _SEQUENCES[2], 2)).item() == pytest.approx(scores[2][0], abs=1e-6)
 
 
 def _padded(max_tokens: int) -> list[PaddedBatch]:
     tokens = [TokenSequence((5, 6), (7, 8, 9)), TokenSequence((5,), (6,)), TokenSequence((1, 2, 3), (4,))]
-    return padded_batches(tokens, [(1, 3), (), (1,)], max_tokens, torch.device("cpu"))
+    ends: list[tuple[int, ...]] = [(1, 3), (), (1,)]
+    examples = [LabeledExample(*fields, labels=()) for fields in zip(tokens, ends, strict=True)]
+    return padded_batches(examples, max_tokens, torch.device("cpu"))
 
 
 def test_a_head_is_read_at_the_last_token_that_an_end_counts() -> None:
     """Rows go by length, padded on the right; ends 1 and 3 after a prompt of 2 are positions 2 and 4."""
     (batch,) = _padded(15)
-    assert batch.sequences == [1, 2, 0]
+    assert batch.examples == [1, 2, 0]
     assert batch.input_ids_RT.tolist() == [[5, 6, 0, 0, 0], [1, 2, 3, 4, 0], [5, 6, 7, 8, 9]]
     assert batch.attention_mask_RT.tolist() == [[1, 1, 0, 0, 0], [1, 1, 1, 1, 0], [1, 1, 1, 1, 1]]
     assert (batch.row_E.tolist(), batch.position_E.tolist()) == ([1, 2, 2], [3, 2, 4])
@@ -293,8 +356,24 @@ def test_a_head_is_read_at_the_last_token_that_an_end_counts() -> None:
 def test_micro_batches_hold_no_more_tokens_than_allowed(max_tokens: int, parts: list[list[int]]) -> None:
     """Padding counts, and a sequence that alone is longer stands alone; one that is read nowhere is no error."""
     batches = _padded(max_tokens)
-    assert [batch.sequences for batch in batches] == parts
+    assert [batch.examples for batch in batches] == parts
     assert {batch.position_E.dtype for batch in batches} == {torch.long}
+
+
+@pytest.mark.parametrize(("max_tokens", "parts"), [(32, [[1, 0]]), (31, [[1], [0]]), (1, [[1], [0]])])
+def test_a_pair_is_in_one_micro_batch(max_tokens: int, parts: list[list[int]]) -> None:
+    """Its two sequences are rows one after another, both of which count."""
+    batches = padded_batches(_PAIRS, max_tokens, torch.device("cpu"))
+    assert [batch.examples for batch in batches] == parts
+    assert [len(batch.input_ids_RT) for batch in batches] == [2 * len(part) for part in parts]
+
+
+def test_the_head_of_a_bfloat16_model_is_computed_in_float32(tmp_path: Path) -> None:
+    """Its scores are finer than bfloat16, in which those of close completions would be equal."""
+    model = _model(tmp_path, loss="pairwise", engine__precision="bf16")
+    assert {parameter.dtype for parameter in model.model.parameters()} == {torch.bfloat16}
+    scores = torch.tensor(sum(model.score(_SEQUENCES, _STEPS), []))  # noqa: RUF017
+    assert not torch.equal(scores, scores.bfloat16().float())
 
 
 # Examples -------------------------------------------------------------------------------------------------------------
@@ -308,14 +387,36 @@ def test_a_completion_is_labeled_where_it_has_a_verdict() -> None:
         each.steps = tuple(Step(step.end, reward) for step, reward in zip(each.steps, rewards, strict=True))
     model.collect([group(partly, nothing), group(masked, partly)])
     expected = LabeledExample(partly.completion.tokens, (3,), (1.0,))
-    assert [LabeledExample.unpacked(row) for row in model.collected] == [expected] * 2
+    assert [unpacked(row) for row in model.collected] == [expected] * 2
+
+
+def test_right_and_wrong_completions_of_a_prompt_are_paired() -> None:
+    """One by one as long as there are both; masked completions and those without a verdict are in no pair."""
+    model = _made(tiny.checkpoint(), sampling__truncated="mask", loss="pairwise")
+    rewards = [0.0, 1.0, 1.0, 0.0, math.nan, 1.0]
+    lengths = [2, 3, 4, 5, 6, 7]
+    every = [scored({}, num_tokens=length, finished=length != 5) for length in lengths]
+    for each, reward in zip(every, rewards, strict=True):
+        each.steps = (Step(each.completion.num_tokens, reward),)
+    model.collect([group(*every), group(every[1], every[2])])
+    (pair,) = map(unpacked, model.collected)  # the other wrong one is masked
+    assert pair == PreferencePair((1, 2), (3, 4, 5), (3, 4))
+
+
+def test_a_pairwise_reward_is_the_logit_itself(tmp_path: Path) -> None:
+    """Only differences mean something; as probabilities, high ones would be equal."""
+    probabilities = _model(tmp_path).score(_SEQUENCES, _STEPS)
+    logits = _made(tiny.checkpoint(), base=str(tmp_path), loss="pairwise").score(_SEQUENCES, _STEPS)
+    actual, expected = (torch.tensor(sum(scores, [])) for scores in (logits, probabilities))  # noqa: RUF017
+    torch.testing.assert_close(torch.sigmoid(actual), expected)
 
 
 def test_examples_come_back_from_two_tensors_in_four_bytes_per_token() -> None:
     """In memory and in a checkpoint: an iteration's completions are held in every process."""
-    examples = [
+    examples: list[Example] = [
         LabeledExample(TokenSequence((5, 6, 7), (8, 900, 151_000)), (1, 3), (0.0, 1.0)),
         LabeledExample(TokenSequence((), (20,)), (1,), (1.0,)),
+        *_PAIRS,
     ]
     tokens = TokenSequence(tuple(range(100)), tuple(range(1000, 1500)))
     tracemalloc.start()
@@ -328,16 +429,16 @@ def test_examples_come_back_from_two_tensors_in_four_bytes_per_token() -> None:
     assert len(_written(joined(rows))) < 1.1 * num_bytes
     for values in (examples, []):
         state = torch.load(io.BytesIO(_written(joined([each.packed() for each in values]))), weights_only=True)
-        assert [LabeledExample.unpacked(row) for row in separated(state)] == values
+        assert [unpacked(row) for row in separated(state)] == values
 
 
 def _numbered(start: int, count: int) -> list[Row]:
-    """Return examples that are told apart by their only completion token."""
+    """Return examples that differ in their only completion token."""
     return [_example(TokenSequence((1, 2), (number,)), (1,), (1.0,)) for number in range(start, start + count)]
 
 
 def _numbers(rows: Iterable[Row]) -> list[int]:
-    return [LabeledExample.unpacked(row).tokens.completion_ids[0] for row in rows]
+    return [unpacked(row).sequences[0].completion_ids[0] for row in rows]
 
 
 def _after(*iterations: Sequence[Row]) -> Replay:
@@ -393,6 +494,105 @@ def test_a_restored_replay_goes_on_as_the_saved_one(monkeypatch: pytest.MonkeyPa
     assert _written(restored.state()) == _written(saved.state())
 
 
+# Preferences ----------------------------------------------------------------------------------------------------------
+
+
+def _write_preferences(path: Path, count: int) -> None:
+    """Write pairs of which the response with a 7 is chosen."""
+    rows = [
+        {"question": f"Tom has {number} apples", "chosen": f"{number}+7", "rejected": f"{number}+6"}
+        for number in range(count)
+    ]
+    jsonl.write_rows(path, rows)
+
+
+def test_preferences_are_learned_and_measured_on_those_held_out(tmp_path: Path) -> None:
+    """The pairs held out are none of those trained on, and a tenth of all; chosen ones end with the end token."""
+    _write_preferences(tmp_path / "pairs.jsonl", 40)
+    reference = tiny.checkpoint()
+    model = _made(reference, preference_epochs=8, held_out_fraction=0.1, loss="pairwise")
+    read: list[int] = []
+    model.model.base_model.register_forward_pre_hook(
+        lambda _module, _arguments, named: read.append(len(named["input_ids"])), with_kwargs=True
+    )
+    figures = model.learn_preferences(tmp_path / "pairs.jsonl")
+    assert (figures["preference_pairs"], figures["preference_pairs_held_out"]) == (36, 4)
+    assert sum(read) == 2 * (8 * 36 + 4)
+    assert figures["preference_accuracy"] == 1.0
+    assert figures["preference_loss"] < 0.1
+    prompt = reference.prompt_ids("Tom has 50 apples")
+    texts = ("50+7", "50+6")
+    sequences = [TokenSequence(prompt, (*reference.encode(text), reference.end_ids[0])) for text in texts]
+    (chosen,), (rejected,) = model.score(sequences, [(len(each.completion_ids),) for each in sequences])
+    assert chosen > rejected + 1
+    model.collected = _numbered(0, 90)
+    assert model.retrain(0)["reward_model_examples"] == 100  # ten of them replayed
+
+
+def test_pairs_beyond_the_context_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Their number is said; with fewer than two others the file is of no use."""
+    _write_preferences(tmp_path / "pairs.jsonl", 6)
+    rows = [row for _, row in jsonl.read_rows(tmp_path / "pairs.jsonl")]
+    long = {**rows[0], "rejected": "5 " * 600}
+    jsonl.write_rows(tmp_path / "pairs.jsonl", [long, *rows])
+    model = _made(tiny.checkpoint(), held_out_fraction=0.0)
+    figures = model.learn_preferences(tmp_path / "pairs.jsonl")
+    assert (figures["preference_pairs"], figures["preference_pairs_held_out"]) == (6, 0)
+    assert math.isnan(figures["preference_accuracy"])
+    assert "1 preference pairs are longer than 512 tokens" in capsys.readouterr().out
+    jsonl.write_rows(tmp_path / "pairs.jsonl", [long, long, rows[0]])
+    with pytest.raises(PipelineError, match="1 pairs have at most the 512 tokens"):
+        model.learn_preferences(tmp_path / "pairs.jsonl")
+
+
+# Processes ------------------------------------------------------------------------------------------------------------
+
+
+def train_in_ranks(config: TrainGRPOConfig, *, base: Path, folder: Path) -> dict[str, float]:
+    """Train and score in this process's part; write what became of it to folder/PROCESSES-STAGE-RANK.pt."""
+    assert config.reward.model is not None
+    make_deterministic(1)
+    ranks = init_ranks(config.engine)
+    rows = [*_toy(range(60)), *(pair.packed() for pair in _PAIRS * 5)] if ranks.is_main else []
+    for stage in (0, 2, 3):
+        changed = config.model_copy(update={"engine": config.engine.model_copy(update={"zero_stage": stage})})
+        model = RewardModel(changed, config.reward.model.model_copy(update={"base": str(base)}), tiny.checkpoint())
+        figures = _fit(model, rows, num_new=min(10, len(rows)), seed=1)
+        _saved(model, folder / f"{ranks.world_size}-{stage}")
+        # The last process has nothing to score where there are two.
+        shard = slice(0, 0 if ranks.rank else len(_SEQUENCES))
+        scores, weights = model.score(_SEQUENCES[shard], _STEPS[shard]), _flat(model)
+        model.save(folder / f"{ranks.world_size}-{stage}" / "classifier")
+        result = {"figures": figures, "scores": scores, "weights": weights}
+        torch.save(result, folder / f"{ranks.world_size}-{stage}-{ranks.rank}.pt")
+    return {}
+
+
+@pytest.mark.slow
+def test_training_depends_on_neither_processes_nor_sharding(tmp_path: Path) -> None:
+    """Two processes that share steps, whose examples only the first holds, end with the weights of one."""
+    _save_classifier(tmp_path / "base")
+    folders = {"base": tmp_path / "base", "folder": tmp_path}
+    for processes in (1, 2):
+        config = reward_model_config(epochs=2, learning_rate=1e-3, engine__num_processes=processes)
+        run_ranks(train_in_ranks, config, folders, num_processes=processes, work=tmp_path / "work", grace_s=30)
+    expected = torch.load(tmp_path / "1-0-0.pt")
+    assert expected["figures"]["reward_model_examples"] == 70
+    for name in ("1-2-0", "1-3-0", "2-0-0", "2-0-1", "2-2-0", "2-2-1", "2-3-0", "2-3-1"):
+        actual = torch.load(tmp_path / f"{name}.pt")
+        assert actual["figures"] == pytest.approx(expected["figures"], rel=1e-4), name
+        torch.testing.assert_close(actual["weights"], expected["weights"], rtol=0, atol=2e-4)
+        if not name.endswith("1"):
+            pairs = zip(actual["scores"], expected["scores"], strict=True)
+            assert all(one == pytest.approx(other, abs=1e-3) for one, other in pairs)
+    # What two processes have sharded, one goes on from, and Hugging Face loads.
+    saved = TrainingCheckpoint(tmp_path / "2-3")
+    resumed = _made(tiny.checkpoint(), saved, base=str(tmp_path / "base"), engine__zero_stage=0)
+    torch.testing.assert_close(_flat(resumed), torch.load(tmp_path / "2-3-0.pt")["weights"], rtol=0, atol=0)
+    again = _made(tiny.checkpoint(), base=str(tmp_path / "2-3" / "classifier"))
+    torch.testing.assert_close(_flat(again), _flat(resumed), rtol=0, atol=0)
+
+
 # The base model -------------------------------------------------------------------------------------------------------
 
 
@@ -402,7 +602,7 @@ def test_a_copy_of_the_reference_has_its_layers_and_a_head_of_zeros() -> None:
     torch.manual_seed(3)
     expected = torch.rand(4)
     torch.manual_seed(3)
-    copy = load_classifier("reference", reference)
+    copy = load_classifier("reference", reference, dtype=torch.float32)
     assert torch.equal(torch.rand(4), expected)
     state, copied = reference.model.base_model.state_dict(), copy.base_model.state_dict()
     assert state.keys() == copied.keys()
@@ -421,7 +621,11 @@ def test_a_copy_attends_as_the_model_does_by_itself() -> None:
     ids = torch.tensor([reference.encode("Tom has 3 apples")])
     expected = reference.model.base_model(ids).last_hidden_state
     LogprobModel(reference.model, temperature=1.0)
-    actual = load_classifier("reference", reference).base_model(ids, torch.ones_like(ids)).last_hidden_state
+    actual = (
+        load_classifier("reference", reference, dtype=torch.float32)
+        .base_model(ids, torch.ones_like(ids))
+        .last_hidden_state
+    )
     torch.testing.assert_close(actual, expected)
 
 
@@ -429,7 +633,7 @@ def test_a_copy_is_float32(tmp_path: Path) -> None:
     """A bfloat16 reference gives the same numbers in the wider type."""
     save(tiny.checkpoint(), tmp_path)
     reference = load(tmp_path, dtype=torch.bfloat16)
-    copy = load_classifier("reference", reference)
+    copy = load_classifier("reference", reference, dtype=torch.float32)
     assert {weight.dtype for weight in copy.parameters()} == {torch.float32}
     assert torch.equal(copy.get_input_embeddings().weight, reference.model.get_input_embeddings().weight.float())
 
@@ -439,14 +643,14 @@ def test_a_model_family_without_classifier_is_named() -> None:
     model = XGLMForCausalLM(XGLMConfig(vocab_size=300, d_model=16, num_layers=1, attention_heads=2, ffn_dim=16))
     reference = Checkpoint(model, tiny.checkpoint().tokenizer, tiny.MODEL)
     with pytest.raises(PipelineError, match=r"reward\.model\.base: reference: .* like XGLMForCausalLM"):
-        load_classifier("reference", reference)
+        load_classifier("reference", reference, dtype=torch.float32)
 
 
 @pytest.mark.parametrize("base", ["/no/such/folder", "nobody/nothing"])
 def test_a_base_that_is_nowhere_is_named(base: str) -> None:
     """A folder that is not there and an id that no hub answers for are one line each."""
     with pytest.raises(PipelineError, match=rf"reward\.model\.base: {base}: cannot be loaded .*folder or hub id"):
-        load_classifier(base, tiny.checkpoint())
+        load_classifier(base, tiny.checkpoint(), dtype=torch.float32)
 
 
 def _with_other_tokens(folder: Path) -> None:
@@ -480,4 +684,4 @@ def test_a_checkpoint_that_cannot_score_steps_is_refused(
     """A head is never made up, has one score, and reads the policy's tokens at any place."""
     write(tmp_path)
     with pytest.raises(PipelineError, match=message):
-        load_classifier(str(tmp_path), tiny.checkpoint())
+        load_classifier(str(tmp_path), tiny.checkpoint(), dtype=torch.float32)

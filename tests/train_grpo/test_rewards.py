@@ -59,7 +59,8 @@ def _model(prompt: str = "{question}\n", answer: AnswerPolicy = AnswerPolicy.DEC
 
 def _format(text: str, *, model: ModelConfig | None = None, finished: bool = True) -> float:
     """Return the format reward of a text, which must not depend on the verdict."""
-    response = completion(text=text, finished=finished)
+    in_thought = model is not None and model.prompt == OPENED
+    response = replace(completion(text=text, finished=finished), in_thought=in_thought)
     (value,) = {answer_format(PROBLEM, response, grade(verdict), model=model or _model()) for verdict in Verdict}
     return value
 
@@ -220,6 +221,11 @@ def test_unit_tests_need_a_sandbox_to_run_code_in(monkeypatch: pytest.MonkeyPatc
         ("raise SystemExit(0)", "mine:half", r"cannot be imported \(SystemExit: 0\)"),
         ("half = 0.5", "mine:third", r"mine\.py\) has no function `third`"),
         ("half = 0.5", "mine:half", r"mine\.py\) has no function `half`: it is 0\.5"),
+        (
+            "def half(problem): return 0.5",
+            "mine:half",
+            r"half \(.*mine\.py\) has to take three arguments: problem, ",
+        ),
     ],
 )
 def test_a_custom_reward_that_cannot_be_loaded_is_named(
@@ -426,6 +432,21 @@ def test_a_new_reward_is_known_by_its_name_once_it_is_registered(score: Score) -
     finally:
         del BUILT_IN["brevity"]
     assert result.rewards == {"brevity": (-result.completion.num_tokens / 2,)}
+
+
+def test_a_source_may_have_rewards_of_its_own(checkpoint: Checkpoint, verify: Verifier) -> None:
+    """In the place of those of the others; what a source does not name it does not have."""
+    sources = [PROBLEM, PROBLEM.model_copy(update={"source": "code"})]
+    completions = [_responses(checkpoint, "1+1=2\n#### 6", "#### 6")] * 2
+    config = grpo_config(
+        reward__weights={"accuracy": 1.0},
+        reward__by_source={"code": {"format": 2.0, "tests.train_grpo.groups:shortness": 1}},
+    )
+    assert config.reward.names == ["accuracy", "format", "tests.train_grpo.groups:shortness"]
+    of_sums, of_code = Scorer(config, checkpoint, partial(grade_completions, verify))(sources, completions)
+    assert [each.rewards for each in of_sums.scored_G] == [{"accuracy": (1.0,)}] * 2
+    assert [each.rewards["format"] for each in of_code.scored_G] == [(1.0,), (0.0,)]
+    assert all("accuracy" not in each.rewards for each in of_code.scored_G)
 
 
 # Custom rewards -------------------------------------------------------------------------------------------------------

@@ -1,6 +1,8 @@
 import math
 import re
+import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -11,19 +13,20 @@ from safetensors.torch import save_file
 
 from components.grading.verifier import Grade, Verdict, Verifier
 from components.policy.checkpoint import load, save
+from components.policy.lora import merged_state_dict
 from components.policy.parallel import SINGLE_PROCESS, Ranks
 from components.rollout.sampler import Completion, Sampling
-from components.rollout.vllm.config import WeightsBy
+from components.rollout.vllm.config import Synchronise, WeightsBy
 from components.rollout.vllm.sampler import VllmSampler
 from components.rollout.vllm.verification import StaleWeightsError
 from components.shared.errors import PipelineError
-from components.shared.problem import Problem
+from components.shared.problem import Problem, Split
 from components.train_grpo.config import TrainGRPOConfig
 from components.train_grpo.custom_rewards import Failure
 from components.train_grpo.monitoring import require_scorable
 from components.train_grpo.prompts import Prompts
 from components.train_grpo.rewards import Group, Scored
-from components.train_grpo.rollouts import _GROUPS, Rollouts, differs
+from components.train_grpo.rollouts import _GROUPS, Rollout, Rollouts, differs
 from components.train_grpo.trainer import Trainer
 from components.train_grpo.worker import build_trainer
 from tests import tiny
@@ -48,9 +51,9 @@ class _Sampler:
         self._num_right = num_right
         self.calls: list[dict[str, Any]] = []
 
-    def generate(self, questions: Sequence[str], sampling: Sampling) -> list[list[Completion]]:
-        self.calls.append({"count": len(questions), **asdict(sampling)})
-        numbers = [int(re.findall("[0-9]+", question)[0]) for question in questions]
+    def generate(self, problems: Sequence[Problem], sampling: Sampling) -> list[list[Completion]]:
+        self.calls.append({"count": len(problems), **asdict(sampling)})
+        numbers = [int(re.findall("[0-9]+", problem.question)[0]) for problem in problems]
         return [
             [
                 completion(1 + sample, text=f"#### {number + number % 7 + (sample >= self._num_right(number))}")
@@ -113,6 +116,50 @@ def test_zero_variance_groups_are_replaced_for_a_bounded_number_of_rounds(rounds
     # It went on until the step was full or the rounds were over.
     assert num_trained == len(rollout.trained)
     assert num_trained == 3 or (len(sampler.calls) == rounds + 1 and rounds < 20)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_oversampling_replaces_groups_in_fewer_rounds(seed: int) -> None:
+    """A round asks for twice what is missing, up to a step's prompts; the first groups that disagree are trained on."""
+    prompts = {"max_resampling_rounds": 20, "oversampling": 2.0}
+    sampler = _Sampler(_sometimes)
+    rollout = _rollouts(grpo_config(seed=seed, prompts_per_step=6, prompts=prompts), sampler).sample("1")
+    disagree = [group for group in rollout.sampled if _number(group) in MIXED]
+    assert rollout.trained == disagree[:6]
+    first = num_disagree = 0
+    for call in sampler.calls:
+        assert call["count"] == min(6, 2 * (6 - num_disagree))
+        num_disagree += sum(_number(group) in MIXED for group in rollout.sampled[first : first + call["count"]])
+        first += call["count"]
+    assert first == len(rollout.sampled)
+    assert num_disagree >= len(rollout.trained) == 6
+
+
+def test_oversampling_trains_on_the_same_groups_with_any_number_of_processes() -> None:
+    """Of a round's surplus, too: the processes' shards are put together in the order of the prompts."""
+    prompts = {"max_resampling_rounds": 20, "oversampling": 1.7}
+    config = grpo_config(prompts_per_step=6, prompts=prompts)
+    alone = _rollouts(config, _Sampler(_sometimes)).sample("1")
+
+    class Gather(Ranks):
+        def all_gather(self, value: Any, what: str) -> list[Any]:
+            slots[self.rank] = value
+            barrier.wait(10)
+            gathered = list(slots)
+            barrier.wait(10)
+            return gathered
+
+    slots: list[Any] = [None] * 3
+    barrier = threading.Barrier(3)
+
+    def sample(rank: int) -> Rollout:
+        return _rollouts(config, _Sampler(_sometimes), ranks=Gather(rank, 3)).sample("1")
+
+    with ThreadPoolExecutor(3) as pool:
+        shared = list(pool.map(sample, range(3)))
+    for each in shared:
+        assert each.trained == alone.trained
+        assert each.sampled == alone.sampled
 
 
 class _Separate(Ranks):
@@ -250,14 +297,21 @@ def make(tmp_path: Path, verify: Verifier) -> Make:
     (tmp_path / "weights").mkdir()
 
     def trainer(
-        *, stale: bool = False, saved: Any = None, weights_by: WeightsBy = "folder", **changes: Any
+        *,
+        stale: bool = False,
+        saved: Any = None,
+        weights_by: WeightsBy = "folder",
+        synchronise: Synchronise = "weights",
+        **changes: Any,
     ) -> tuple[Trainer, OwnWeights]:
         config = grpo_config(**{"reward__weights": SHORTNESS, "num_steps": 4, **changes})
         checkpoint = load(tmp_path / "reference", dtype=torch.float32)
         engine = OwnWeights(checkpoint, tmp_path / "reference", stale=stale, weights_by=weights_by)
+        engine.synchronise = synchronise
         mismatch, folder = config.sampler.max_mismatch, tmp_path / "weights"
         sampler = VllmSampler(engine, checkpoint, temperature=1.0, max_mismatch=mismatch, folder=folder)
-        return build_trainer(config, checkpoint, tiny.PROBLEMS, verify, sampler, saved), engine
+        held_out = [tiny.problem(30, split=Split.DEV)] if config.validation else []
+        return build_trainer(config, checkpoint, tiny.PROBLEMS, verify, sampler, saved, held_out), engine
 
     return trainer
 
@@ -275,6 +329,52 @@ def test_the_sampler_gets_the_weights_of_every_update(make: Make, tmp_path: Path
     assert engine.versions == engine.sampled_from == [0, 1, 2, 3]
     assert all((row["sampler_mismatch"] or 0.0) < 1e-5 for row in trainer.history.curves)
     assert [path.name for path in (tmp_path / "weights").iterdir()] == (["3"] if weights_by == "folder" else [])
+
+
+def test_the_reference_follows_the_policy_after_every_step(make: Make) -> None:
+    """Halfway from the first weights to the first update, and from there halfway to the second, adapters merged."""
+    trainer, _ = make(reference_decay=0.5, engine__lora={"rank": 4, "alpha": 8.0}, num_steps=2, learning_rate=0.01)
+    expected = {name: weight.clone() for name, weight in merged_state_dict(trainer.checkpoint.model).items()}
+    start = {name: weight.clone() for name, weight in expected.items()}
+
+    def follow(step: int) -> None:
+        del step
+        for name, weight in merged_state_dict(trainer.checkpoint.model).items():
+            expected[name] = (expected[name] + weight) / 2
+
+    _run(trainer, after_step=follow)
+    state = (trainer.reference and trainer.reference.state(main=True)) or {}
+    assert all(torch.allclose(state[name], weight, atol=1e-6) for name, weight in expected.items())
+    assert any(float((state[name] - weight).abs().max()) > 1e-4 for name, weight in start.items())
+
+
+def test_completions_that_the_sampler_scores_otherwise_are_masked(make: Make) -> None:
+    """Those that differ by rounding where the bound is below it, which changes what is learned; none above it."""
+    curves, weights = [], []
+    for bound in (None, 10.0, 1e-12):
+        trainer, _ = make(
+            sampler__vllm={"max_tokens": 64, "cache_gib": 0.1}, sampler__max_sequence_mismatch=bound, num_steps=2
+        )
+        _run(trainer)
+        curves.append(trainer.history.curves)
+        weights.append(trainer.checkpoint.model.state_dict())
+    assert ["mismatched_fraction" in rows[0] for rows in curves] == [False, True, True]
+    assert [row["mismatched_fraction"] for row in curves[1]] == [0.0, 0.0]
+    masked = [row["mismatched_fraction"] or 0.0 for row in curves[2]]
+    assert min(masked) > 0.3, masked
+    assert curves[2][0]["gradient_norm"] != curves[1][0]["gradient_norm"]
+    assert all(torch.equal(weight, weights[1][name]) for name, weight in weights[0].items())
+
+
+@pytest.mark.parametrize("zero_stage", [2, 3])
+def test_the_sampler_gets_the_adapters_of_every_update(make: Make, tmp_path: Path, zero_stage: int) -> None:
+    """Nothing else is written; with the weights of the start they are what is trained, sharded or not."""
+    lora = {"rank": 4, "alpha": 6.0, "targets": ["all-linear"]}
+    trainer, engine = make(synchronise="adapters", engine__lora=lora, engine__zero_stage=zero_stage)
+    _run(trainer)
+    assert engine.versions == engine.sampled_from == [0, 1, 2, 3]
+    assert all((row["sampler_mismatch"] or 0.0) < 1e-5 for row in trainer.history.curves)
+    assert [path.name for path in (tmp_path / "weights").iterdir()] == ["3"]
 
 
 @pytest.mark.parametrize(("learning_rate", "weights_by"), [(1e-3, "folder"), (1e-5, "folder"), (1e-5, "nccl")])
@@ -298,6 +398,38 @@ def test_a_prefetched_rollout_is_one_update_old(make: Make) -> None:
     assert mismatches[0] < 1e-5
     assert min(mismatches[1:]) > 1e-4
     assert all(row["gradient_norm"] for row in trainer.history.curves)
+
+
+def test_weights_change_after_all_processes_have_prefetched() -> None:
+    """Servers would sample what is left of a rollout from the next weights."""
+    events: list[str] = []
+
+    class Waiting(_Separate):
+        def barrier(self, what: str) -> None:
+            events.append(what)
+
+    class Sampler(_Sampler):
+        def update_weights(self, version: int) -> float:
+            events.append(f"weights {version}")
+            return 0.0
+
+    rollouts = _rollouts(grpo_config(**OVERLAP), Sampler(lambda _: 1), ranks=Waiting(0, 2))
+    for step in (1, 2):
+        rollouts.of_step(step)
+    assert events[-2:] == ["the end of prefetching", "weights 1"]
+
+
+def test_validation_leaves_prefetched_rollouts_as_they_are(make: Make) -> None:
+    """It waits for them, then samples from the newest weights, which are sent once."""
+    plain, _ = make(**OVERLAP)
+    _run(plain)
+    validated, engine = make(**OVERLAP, validation={"every_steps": 2})
+    _run(validated)
+    assert engine.versions == [0, 1, 2, 3, 4]
+    assert engine.sampled_from == [0, 0, 0, 1, 2, 2, 4]  # validations are the first, the fifth and the last
+    for row in validated.history.curves:
+        row.pop("validation_accuracy")
+    assert validated.history.curves == plain.history.curves
 
 
 def test_a_prefetched_rollout_is_part_of_the_checkpoint(make: Make, tmp_path: Path) -> None:

@@ -1,3 +1,5 @@
+import gzip
+import json
 import os
 import re
 import textwrap
@@ -21,6 +23,7 @@ from components.shared import jsonl, lineage
 from components.shared.environment import SERVERS_VARIABLE, WEIGHTS_VARIABLE
 from components.shared.errors import PipelineError
 from components.shared.problem import Problem, Split, write_problems
+from components.train_grpo.reference import Reference
 from components.train_grpo.rewards import Group
 from components.train_grpo.train import sampling_services, train
 from components.train_grpo.worker import build_trainer
@@ -50,7 +53,7 @@ def _fitted(folder: Path, problems: list[Problem], *, steps: int) -> None:
     save(checkpoint, folder)
 
 
-def _run(folder: Path, problems: list[Problem], reference: Path, **changes: Any) -> list[dict[str, Any]]:
+def _run(folder: Path, problems: list[Problem], reference: Path, /, **changes: Any) -> list[dict[str, Any]]:
     """Run the step function, its outputs in `folder`; return the rows of its curves."""
     outputs = {name: folder / name for name in ("policy", "training", "timings")}
     for path in (folder / "problems", *outputs.values()):
@@ -114,6 +117,26 @@ def test_grpo_learns_to_give_the_right_answer(tmp_path: Path, reference: Path, v
         assert rows[-1]["kl"] > 0
 
 
+@pytest.mark.slow
+def test_a_profile_has_the_phases_of_its_step(tmp_path: Path, reference: Path) -> None:
+    """Of the steps that are named, and of the next one where a file asks for it; the result is that of any run."""
+    settings = {"num_steps": 3, "prompts_per_step": 1, "reward__weights": SHORTNESS}
+    _run(tmp_path / "plain", _undecided(), reference, **settings)
+    profiled = tmp_path / "profiled"
+    (profiled / "work" / "live").mkdir(parents=True)
+    (profiled / "work" / "live" / "profile").touch()
+    _run(profiled, _undecided(), reference, **settings, profile_steps=[3])
+    traces = sorted((profiled / "training" / "profile").iterdir())
+    assert [trace.name for trace in traces] == ["step-000001.json.gz", "step-000003.json.gz"]
+    for trace in traces:
+        events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
+        ranges = {event["name"] for event in events if event.get("cat") == "user_annotation"}
+        assert {"sampling", "scoring", "reference", "update"} <= ranges
+    for name in ("policy/model.safetensors", "training/steps.jsonl", "training/completions.jsonl"):
+        assert (profiled / name).read_bytes() == (tmp_path / "plain" / name).read_bytes()
+    assert not (tmp_path / "plain" / "training" / "profile").exists()
+
+
 def test_the_kl_term_in_the_reward_is_taken_off_it(reference: Path, verify: Verifier) -> None:
     """A completion that the policy finds likelier than the reference does loses by it: beta times the sum of k1."""
     config = grpo_config(
@@ -140,6 +163,7 @@ def test_the_kl_term_in_the_reward_is_taken_off_it(reference: Path, verify: Veri
 
 MEMORY = {
     "sampling": r"the rollout: .*lower train_grpo\.sampling\.max_batch_size \(it is 64\)",
+    "validation": r"the rollout: .*lower train_grpo\.sampling\.max_batch_size \(it is 64\)",
     "reference": r"the log-probabilities of a rollout: .*micro_batch_tokens .*set train_grpo\.reference: sharded",
     "update": r"the update of the policy: .*lower train_grpo\.engine\.micro_batch_tokens \(it is 100\)",
 }
@@ -149,8 +173,10 @@ MEMORY = {
 def test_memory_that_runs_out_is_named_with_what_needed_it(verify: Verifier, phase: str) -> None:
     """In one line with the amount, and the keys by which that phase needs less."""
     checkpoint = tiny.checkpoint()
-    trainer = build_trainer(grpo_config(), checkpoint, tiny.PROBLEMS, verify, TransformersSampler(checkpoint, 64))
-    assert trainer.reference is not None
+    config = grpo_config(validation={"every_steps": 1} if phase == "validation" else None)
+    sampler = TransformersSampler(checkpoint, 64)
+    trainer = build_trainer(config, checkpoint, tiny.PROBLEMS, verify, sampler, held_out=tiny.PROBLEMS[:2])
+    assert isinstance(trainer.reference, Reference)
     model = trainer.reference._scorer.model if phase == "reference" else checkpoint.model
 
     def need_much(*_: object) -> None:
@@ -326,6 +352,28 @@ def test_a_policy_with_adapters_is_saved_with_merged_weights(tmp_path: Path) -> 
     assert rows[0]["kl"] == 0.0
     assert rows[-1]["kl"] > 1e-3
     assert max(row["sampler_mismatch"] for row in rows) < 1e-5
+
+
+@pytest.mark.parametrize("placement", ["loss", "reward"])
+def test_a_run_with_its_adapters_disabled_as_reference_is_the_same(
+    tmp_path: Path, reference: Path, placement: str
+) -> None:
+    """Weights and records are those of a run with a copy of the reference, wherever the KL term is."""
+    settings = {
+        "prompts_per_step": 1,
+        "group_size": 16,
+        "learning_rate": 3e-2,
+        "loss__kl": {"coefficient": 0.5, "estimator": "k1", "placement": placement},
+        "engine__lora": {"rank": 2, "alpha": 4.0, "targets": ["q_proj", "up_proj"]},
+        "engine__zero_stage": 2,
+    }
+    runs = {name: tmp_path / name for name in ("adapters", "replicated")}
+    for name, folder in runs.items():
+        rows = _run(folder, [tiny.problem(3)], reference, reference=name, **settings)
+    assert rows[-1]["kl"] != 0.0
+    for file in ("policy/model.safetensors", "training/steps.jsonl", "training/completions.jsonl"):
+        one, other = ((folder / file).read_bytes() for folder in runs.values())
+        assert one == other
 
 
 VLLM = {key: SERVERS[key] for key in SERVERS if key not in ("num_servers", "devices", "lost_deadline_s")}

@@ -6,15 +6,18 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from components.policy.checkpoint import load, save
 from components.policy.engine import Policy
 from components.policy.logprobs import LogprobModel
 from components.shared import jsonl
 from components.shared.errors import PipelineError
+from components.shared.lineage import digest
+from components.shared.model import weights_folder
 from components.shared.problem import Split, write_problems
 from components.train_sft.config import TrainSFTConfig
 from components.train_sft.train import train
 from components.train_sft.worker import _batches, _step
-from tests import tiny
+from tests import chat_model, tiny
 
 
 def _config(**changes: Any) -> TrainSFTConfig:
@@ -75,6 +78,32 @@ def test_it_writes_the_base_model_the_reference_and_the_curves(tmp_path: Path) -
     assert [row["step"] for row in rows] == [1, 2, 3]
     assert rows[-1]["loss"] == metrics["loss"] < rows[0]["loss"]
     assert (tmp_path / "training" / "curves.csv").read_text().splitlines()[0] == ",".join(rows[0])
+
+
+@pytest.mark.parametrize("is_scratch", [True, False])
+def test_without_steps_the_reference_is_the_base_model(tmp_path: Path, is_scratch: bool) -> None:
+    """An existing one is not copied, and the curves have their columns and no row."""
+    save(tiny.checkpoint(), tmp_path / "existing")
+    base = tiny.MODEL.base if is_scratch else str(tmp_path / "existing")
+    model = {**tiny.MODEL.model_dump(), "base": base, "prompt": "Q: {question}"}
+    assert _run(tmp_path, _config(model=model, num_steps=0, warmup_steps=5)) == {}
+    assert digest(tmp_path / "reference") == digest(tmp_path / "base_model")
+    assert list((tmp_path / "reference").glob("*.safetensors")) == [
+        tmp_path / "reference" / "model.safetensors" for _ in range(is_scratch)
+    ]
+    reference = load(tmp_path / "reference", dtype=torch.float32)
+    assert reference.config.prompt == "Q: {question}"
+    if not is_scratch:
+        assert weights_folder(tmp_path / "reference") == tmp_path / "existing"
+    assert (tmp_path / "training" / "curves.csv").read_text() == "step,loss,gradient_norm,learning_rate,epoch\n"
+    assert (tmp_path / "training" / "steps.jsonl").read_text() == ""
+
+
+def test_a_template_that_shows_no_answers_is_refused(tmp_path: Path) -> None:
+    """Before anything is learned from them."""
+    folder = chat_model.write(tmp_path / "model", chat_model.REASONING)
+    with pytest.raises(PipelineError, match=r"shows no answer to learn from.*train_sft\.num_steps: 0"):
+        _run(tmp_path, _config(model={"base": str(folder), "chat": {}}))
 
 
 @pytest.mark.parametrize("zero_stage", [0, 3])

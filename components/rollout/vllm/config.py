@@ -6,16 +6,27 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from components.policy.config import LoraConfig
 from components.shared.config import Config
 from components.shared.environment import available_cores
 from components.shared.errors import NotEnoughMemoryError, out_of_memory_in_log, out_of_memory_message
 
 WeightsBy = Literal["folder", "nccl", "ipc", "gloo"]
+Synchronise = Literal["weights", "adapters"]
+SamplerDtype = Literal["float32", "bfloat16", "float16"]
 _ROOT = Path(__file__).parents[3]
 _RANK_VARIABLES = ("RANK", "LOCAL_", "WORLD_SIZE", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_")
 """Prefixes of variables that make torch join the processes of a training run."""
-_MAX_SEQUENCES = 256
-"""Sequences that are computed together, and so the largest group; more wait."""
+_CPU_ARGUMENTS = {
+    # Sequences that are computed together; more wait.
+    "max_num_seqs": 256,
+    # A prompt that is computed in parts stops vLLM on CPUs where its completions have seeds.
+    "enable_chunked_prefill": False,
+}
+"""What vLLM chooses by itself on a GPU, by its memory and generation."""
+_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""For which vLLM sets memory aside; adapters of a lower rank fit in."""
+MAX_LORA_RANK = _LORA_RANKS[-1]
 
 
 class _EngineConfig(Config):
@@ -54,6 +65,16 @@ class VllmConfig(_EngineConfig):
     """How new weights come from the trainer. `folder`: by files, in memory if it is on the same host; works everywhere.
     Without files: `nccl` from a GPU to the GPUs of a server, `ipc` within a GPU, for an engine beside a rank, `gloo`
     over the network between processes without GPUs."""
+    synchronise: Synchronise = "weights"
+    """What comes from the trainer after each update. `weights`: all of them, adapters merged; `adapters`: with
+    `engine.lora`, the adapters alone, by files of some megabytes, which are computed beside the weights that vLLM has
+    loaded at its start. Sampling is a little slower then; in bf16 nothing is lost by rounding merged weights."""
+
+    @model_validator(mode="after")
+    def _adapters_go_by_files(self) -> "VllmConfig":
+        if self.synchronise == "adapters" and self.weights_by != "folder":
+            raise ValueError(f"synchronise: adapters needs weights_by: folder; {self.weights_by} carries whole weights")
+        return self
 
 
 class ServersConfig(VllmConfig):
@@ -84,24 +105,37 @@ class ServersConfig(VllmConfig):
         return self
 
 
-def engine_arguments(config: VllmConfig, dtype: str) -> dict[str, Any]:
-    """Return the arguments of vLLM's engine, with which it samples from exactly softmax(logits / T)."""
+def engine_arguments(
+    config: VllmConfig, dtype: str, lora: LoraConfig | None = None, *, gpu_seed: int | None
+) -> dict[str, Any]:
+    """Return the arguments of vLLM's engine, with which it samples from exactly softmax(logits / T).
+
+    `gpu_seed` is the seed of all that an engine on a GPU samples, another one for each engine; None on CPUs, where each
+    request has a seed of its own. `lora`, with the names of layers as targets, is read where adapters are synchronised.
+    """
+    adapters: dict[str, Any] = {}
+    if config.synchronise == "adapters":
+        assert lora is not None, "the config requires engine.lora"
+        # Room for one set of adapters: those of an older version cannot stay.
+        adapters = {"enable_lora": True, "max_loras": 1, "max_cpu_loras": 1}
+        adapters["max_lora_rank"] = min(rank for rank in _LORA_RANKS if rank >= lora.rank)
+        # An adapter of the output layer, which vLLM adds otherwise, fails where log-probabilities of prompts are asked.
+        adapters["lora_target_modules"] = lora.targets
     return {
         "dtype": dtype,
         "max_model_len": config.max_tokens,
         "kv_cache_memory_bytes": int(config.cache_gib * 2**30),
         "enforce_eager": not config.compile,
-        "max_num_seqs": _MAX_SEQUENCES,
         "logprobs_mode": "processed_logprobs",
         # A model's generation_config.json would bring its own top-p, top-k and penalties.
         "generation_config": "vllm",
         # Tokens in, tokens out: text is never tokenised again.
         "skip_tokenizer_init": True,
         "enable_prefix_caching": True,
-        # A prompt that is computed in parts stops vLLM on CPUs where its completions have seeds.
-        "enable_chunked_prefill": False,
+        **(_CPU_ARGUMENTS if gpu_seed is None else {"seed": gpu_seed}),
         "worker_extension_cls": "components.rollout.vllm.worker.WeightLoading",
         "disable_log_stats": True,
+        **adapters,
         **({} if config.weights_by == "folder" else {"weight_transfer_config": {"backend": config.weights_by}}),
     }
 

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from components.policy.config import LoraConfig
 from components.policy.packing import TokenSequence
 from components.rollout.vllm.config import (
     EnginesConfig,
@@ -61,18 +62,21 @@ class VllmEngine:
         *,
         dtype: str,
         log: Path,
+        lora: LoraConfig | None = None,
         section: str = "train_grpo.sampler.vllm",
         gpus: Sequence[int] | None = None,
         has_tokenizer: bool = False,
     ) -> None:
         """Start it on the GPU of this rank or, split, on those of the `gpus`; `section` is where its keys are.
 
-        Only an engine with a tokenizer can stop at texts.
+        Only an engine with a tokenizer can stop at texts. `lora` is as in `engine_arguments`.
         """
-        self.weights_by = config.weights_by
+        self.weights_by, self.synchronise = config.weights_by, config.synchronise
+        self._unverified_base: Path | None = folder if config.synchronise == "adapters" else None
         self._deadline_s, self._log, self._asleep = config.request_deadline_s, log, False
         self._temporary = tempfile.TemporaryDirectory(prefix="vllm-", ignore_cleanup_errors=True)
-        arguments = engine_arguments(config, dtype)
+        gpu_seed = int(os.environ.get("RANK", "0")) if torch.cuda.is_available() else None
+        arguments = engine_arguments(config, dtype, lora, gpu_seed=gpu_seed)
         variables = environment(config, self._temporary.name)
         if config.weights_by == "ipc":
             # Handles of memory are pickled; they come from this process alone, over a pipe.
@@ -125,11 +129,16 @@ class VllmEngine:
         assert weights is not None, "no other process sends weights to the engine of this one"
         sent = weights_in(weights) if isinstance(weights, Path) else weights
         self._compute("reset_prefix_cache")
-        if isinstance(weights, Path):
+        if self._unverified_base is not None:
+            sent = {**sent, **weights_in(self._unverified_base)}
+        if self.synchronise == "adapters":
+            self._call("use_adapters", version, str(weights))
+        elif isinstance(weights, Path):
             self._call("collective_rpc", "load_folder", None, (str(weights.resolve()), str(version)))
         else:
             self._send(weights)
         verify_weights(sent, self._call("collective_rpc", "loaded_weights", None, (shapes(sent),)), name=_NAME)
+        self._unverified_base = None
 
     def sleep(self) -> None:
         """See `Sampler`; on CPUs there is nothing to free."""
@@ -160,6 +169,7 @@ class VllmEngine:
 
     def _compute(self, method: str, *arguments: Any) -> Any:
         if self._asleep:
+            torch.cuda.empty_cache()  # what the update has freed, PyTorch would keep from vLLM
             self._call("wake_up")
             self._asleep = False
         return self._call(method, *arguments)
@@ -238,12 +248,22 @@ class _Vllm:
     def __init__(self) -> None:
         self._trainer = os.getppid()
         self.llm: Any = None
+        self.adapters: Any = None
+        """vLLM's request for them."""
         threading.Thread(target=self._end_with_others, daemon=True).start()
 
     def start(self, folder: str, arguments: dict[str, Any]) -> None:
         from vllm import LLM
 
         self.llm = LLM(folder, **arguments)
+
+    def use_adapters(self, version: int, folder: str) -> None:
+        """Load adapters, and sample with them from now on."""
+        from vllm.lora.request import LoRARequest
+
+        # A name and a number that no other version has: nothing of another can be taken for this one.
+        self.adapters = LoRARequest(str(version), version + 1, folder)
+        self.llm.llm_engine.add_lora(self.adapters)
 
     def complete(self, requests: Sequence[Request]) -> list[list[SampledTokens]]:
         return [[_sampled_tokens(output) for output in answer.outputs] for answer in self._generate(requests)]
@@ -260,7 +280,8 @@ class _Vllm:
         from vllm import SamplingParams
 
         prompts = [{"prompt_token_ids": list(request.prompt_ids)} for request in requests]
-        return self.llm.generate(prompts, [SamplingParams(**each.params) for each in requests], use_tqdm=False)
+        params = [SamplingParams(**each.params) for each in requests]
+        return self.llm.generate(prompts, params, lora_request=self.adapters, use_tqdm=False)
 
     def _end_with_others(self) -> None:
         """End vLLM once the trainer has ended, or vLLM's engine, for which this process would wait forever."""

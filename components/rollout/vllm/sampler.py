@@ -16,11 +16,12 @@ from torch import Tensor
 from components.policy.checkpoint import Checkpoint, save
 from components.policy.engine import Policy
 from components.policy.logprobs import completion_logprobs
-from components.policy.lora import merged_state_dict
+from components.policy.lora import merged_state_dict, save_adapters
 from components.policy.packing import TokenSequence, pack
 from components.rollout.sampler import Completion, Sampling, StopTexts
-from components.rollout.vllm.config import WeightsBy
+from components.rollout.vllm.config import Synchronise, WeightsBy
 from components.rollout.vllm.verification import verify_logprobs
+from components.shared.problem import Problem
 
 _MAX_PROBE_TOKENS = 16
 """Completion tokens of a probe: enough to tell weights apart, and at other temperatures than 1 each costs a request."""
@@ -56,6 +57,8 @@ class Engine(Completing, Protocol):
 
     weights_by: WeightsBy
     """How new weights come: see `VllmConfig`."""
+    synchronise: Synchronise
+    """Whether they are all weights, or adapters beside those of the start: see `VllmConfig`."""
     shared: bool
     """Whether all processes of a run use the same engine, so that only one of them sends the weights."""
 
@@ -65,10 +68,11 @@ class Engine(Completing, Protocol):
     def set_weights(self, version: int, weights: Path | Mapping[str, Tensor] | None) -> None:
         """Sample from these weights from now on, and reuse nothing that was computed with others.
 
-        They are in a Hugging Face folder, which stays until the next call (an engine that has to start again reads it
-        once more), or in this process's memory, under the names of such a folder; None where another process has sent
-        them. StaleWeightsError where the engine does not compute with exactly these weights afterwards, rounded to its
-        own precision. Each version has another number.
+        They are in a Hugging Face folder, or in one of PEFT where adapters are synchronised. It stays until the next
+        call: an engine that has to start again reads it once more. Or they are in this process's memory, under the
+        names of a Hugging Face folder; None where another process has sent them. Each version has another number.
+        StaleWeightsError where the engine does not compute with exactly these weights afterwards, rounded to its own
+        precision.
         """
 
     def sleep(self) -> None:
@@ -79,11 +83,12 @@ class Engine(Completing, Protocol):
 
 
 def complete(
-    engine: Completing, checkpoint: Checkpoint, questions: Sequence[str], sampling: Sampling
+    engine: Completing, checkpoint: Checkpoint, problems: Sequence[Problem], sampling: Sampling
 ) -> list[list[Completion]]:
-    """Return the completions of each question by an engine; of the checkpoint's weights nothing is read.
+    """Return the completions of each problem by an engine; of the checkpoint's weights nothing is read.
 
-    Stop texts need an engine that was started with a tokenizer.
+    Stop texts need an engine that was started with a tokenizer. While a policy trains on a GPU, requests have no seeds:
+    vLLM would sample their rows one by one, and repeats nothing there anyway, as its batches depend on time.
     """
     params = {
         "n": sampling.num_samples,
@@ -103,8 +108,9 @@ def complete(
         **({"stop": list(sampling.stop)} if sampling.stop else {}),
     }
     seeds = random.Random(sampling.seed)  # vLLM adds the number of the completion in its group
-    prompts = [checkpoint.prompt_ids(question) for question in questions]
-    requests = [Request(prompt_ids, {**params, "seed": seeds.getrandbits(53)}) for prompt_ids in prompts]
+    prompts = [checkpoint.prompt_ids(problem.question, problem.source) for problem in problems]
+    numbers = [None if checkpoint.device.type == "cuda" else seeds.getrandbits(53) for _ in prompts]
+    requests = [Request(ids, {**params, "seed": seed}) for ids, seed in zip(prompts, numbers, strict=True)]
     stop = StopTexts(sampling.stop, checkpoint.decode)
     groups = zip(prompts, engine.complete(requests), strict=True)
     return [[_completion(checkpoint, prompt_ids, each, stop) for each in group] for prompt_ids, group in groups]
@@ -118,8 +124,13 @@ def _completion(
     ids = sampled.token_ids[:length]
     ended = ids[-1] in checkpoint.end_ids
     text = stop.before(checkpoint.decode(ids[:-1] if ended else ids))
-    finished = ended or length is not None
-    return Completion(TokenSequence(prompt_ids, ids), sampled.logprobs[:length], text, finished=finished)
+    return Completion(
+        TokenSequence(prompt_ids, ids),
+        sampled.logprobs[:length],
+        text,
+        finished=ended or length is not None,
+        in_thought=checkpoint.opens_thought(prompt_ids),
+    )
 
 
 class VllmSampler:
@@ -135,9 +146,9 @@ class VllmSampler:
         self._logprobs_M: Tensor | None = None
         self.sleep, self.close = engine.sleep, engine.close
 
-    def generate(self, questions: Sequence[str], sampling: Sampling) -> list[list[Completion]]:
+    def generate(self, problems: Sequence[Problem], sampling: Sampling) -> list[list[Completion]]:
         """See `Sampler`."""
-        return complete(self.engine, self._checkpoint, questions, sampling)
+        return complete(self.engine, self._checkpoint, problems, sampling)
 
     def attach(self, policy: Policy, probes: Sequence[TokenSequence]) -> None:
         """See `Sampler`."""
@@ -174,14 +185,18 @@ class VllmSampler:
             self.engine.set_weights(version, None)
 
     def _write(self, version: int) -> None:
-        with self._policy.gather_full_parameters():
+        adapters = self.engine.synchronise == "adapters"
+        with self._policy.gather_full_parameters(only_trained=adapters):
             if self._policy.ranks.is_main:
                 for path in self._folder.glob("*"):  # older versions, and what a run that was killed has left
                     if path.name != str(version - 1):
                         shutil.rmtree(path, ignore_errors=True)
                 partial = self._folder / f".{version}.partial"
                 partial.mkdir()  # without parents: a folder that a guard has removed is not made again
-                save(self._checkpoint, partial)
+                if adapters:
+                    save_adapters(self._checkpoint.model, partial)
+                else:
+                    save(self._checkpoint, partial)
                 partial.rename(self._folder / str(version))
         self._policy.ranks.barrier("the writing of weights")
 

@@ -41,8 +41,9 @@ class ServerLostError(Exception):
 class VllmClient:
     """The calls of one server, and what is known of it here."""
 
-    def __init__(self, url: str, request_deadline_s: float) -> None:
-        self.url, self._request_deadline_s = url, request_deadline_s
+    def __init__(self, url: str, request_deadline_s: float, *, adapters: bool = False) -> None:
+        """With `adapters`, each version but the initial one is a name of adapters, too."""
+        self.url, self._request_deadline_s, self._adapters = url, request_deadline_s, adapters
         self._pool = urllib3.PoolManager(maxsize=_MAX_REQUESTS, retries=False)
         self.in_flight = 0
         self.lost: str | None = None
@@ -89,6 +90,14 @@ class VllmClient:
         self._call("POST", "/update_weight_version", {"new_version": version}, _CONTROL_S)
         self._call("POST", "/resume", {}, _CONTROL_S)
 
+    def load_adapters(self, version: str, folder: Path) -> None:
+        """Load the adapters of a version, unless they are loaded: several clients may ask for it."""
+        try:
+            self.post("v1/load_lora_adapter", {"lora_name": version, "lora_path": str(folder)})
+        except PipelineError as error:
+            if "already been loaded" not in str(error):
+                raise
+
     def num_workers(self) -> int:
         """Return how many processes hold the weights, or a part of them."""
         return int(self._call("GET", "/get_world_size", None, _CONTROL_S)["world_size"])
@@ -107,7 +116,10 @@ class VllmClient:
         return results
 
     def _generate(self, token_ids: tuple[int, ...], params: dict[str, Any], version: str) -> Any:
-        answer = self.post("inference/v1/generate", {"token_ids": token_ids, "sampling_params": params})
+        body = {"token_ids": token_ids, "sampling_params": params}
+        if self._adapters and version != INITIAL_VERSION:
+            body["model"] = version
+        answer = self.post("inference/v1/generate", body)
         versions = {span["version"] for choice in answer["choices"] for span in choice["weight_versions"]}
         if versions != {version}:
             raise ServerLostError(f"it sampled from weights {', '.join(sorted(versions))}, not {version}")
@@ -117,11 +129,13 @@ class VllmClient:
         timeout = urllib3.Timeout(connect=min(_CONNECT_S, deadline_s), total=deadline_s)
         try:
             answer = self._pool.request(method, self.url + path, json=body, timeout=timeout)
-            content = answer.json() if answer.data else None
+            content = answer.json() if answer.data.startswith((b"{", b"[")) else answer.data.decode()
         except urllib3.exceptions.ReadTimeoutError:
             raise ServerLostError(f"no answer to {path} within {deadline_s:g} s") from None
         except (urllib3.exceptions.HTTPError, ValueError) as error:
             raise ServerLostError(str(error)) from None
+        if answer.status == 404 and isinstance(body, dict) and "model" in body:
+            raise ServerLostError(f"it does not have the adapters {body['model']}")  # it was started again
         if 400 <= answer.status < 500:
             raise PipelineError(f"vLLM server {self.url} refuses {path}: {_message(content)}")
         if answer.status != 200:
@@ -145,9 +159,12 @@ class VllmServers:
 
     shared = True
 
-    def __init__(self, urls: Sequence[str], config: ServersConfig) -> None:
-        self._config, self.weights_by = config, config.weights_by
-        self._servers = [VllmClient(url, config.request_deadline_s) for url in urls]
+    def __init__(self, urls: Sequence[str], config: ServersConfig, *, base: Path | None = None) -> None:
+        """`base` is the folder that the servers have started with, to which adapters are added."""
+        self._config, self.weights_by, self.synchronise = config, config.weights_by, config.synchronise
+        self._base = base
+        adapters = config.synchronise == "adapters"
+        self._servers = [VllmClient(url, config.request_deadline_s, adapters=adapters) for url in urls]
         self._lock = threading.Lock()
         self._folder: Path | None = None
         """Where the current weights are; None for the initial ones, and for those that were sent."""
@@ -234,8 +251,15 @@ class VllmServers:
         if version != self._version:
             if self._folder is None:
                 raise ServerLostError(f"it has weights {version}, not {self._version}")
-            with server.changing_weights(self._version, weights_in(self._folder)):
-                server.call_workers("load_folder", folder=str(self._folder), version=self._version)
+            sent, adapters = weights_in(self._folder), self.synchronise == "adapters"
+            if adapters and version == INITIAL_VERSION:
+                assert self._base is not None, "adapters are added to known weights"
+                sent |= weights_in(self._base)
+            with server.changing_weights(self._version, sent):
+                if adapters:
+                    server.load_adapters(self._version, self._folder)
+                else:
+                    server.call_workers("load_folder", folder=str(self._folder), version=self._version)
 
     def _send(self, server: VllmClient, weights: Mapping[str, Tensor]) -> None:
         """Send a server the weights; one that was restarted is connected anew."""

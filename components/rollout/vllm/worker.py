@@ -4,7 +4,7 @@ How vLLM maps tensors is not repeated here: its own loading is run once more on 
 it makes are recorded. So fused, sharded and tied tensors are handled as vLLM does, for any model.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +14,7 @@ from vllm.config import set_current_vllm_config
 from vllm.model_executor.model_loader.reload.layerwise import _get_original_loader, get_layerwise_info
 from vllm.model_executor.model_loader.reload.meta import restore_layer_refs, to_meta_tensor
 
+from components.policy.lora import SAVED_PREFIX
 from components.rollout.vllm.transfer import renew_output_layer  # the import registers `gloo` with vLLM
 from components.rollout.vllm.verification import LoadedWeights, Piece, digest
 
@@ -40,8 +41,18 @@ class WeightLoading:
     def loaded_weights(self, shapes: dict[str, list[int]]) -> LoadedWeights:
         """Return the weights that this process computes with, given the shapes of the tensors that it was sent."""
         worker: Any = self
+        runner, dtype = worker.model_runner, worker.vllm_config.model_config.dtype
+        adapters = {name: shape for name, shape in shapes.items() if name.startswith(SAVED_PREFIX)}
+        weights = {name: shape for name, shape in shapes.items() if name not in adapters}
+        loaded = LoadedWeights(pieces=[], unverified=[])
         with set_current_vllm_config(worker.vllm_config):
-            return loaded_weights(worker.model_runner.get_model(), shapes, worker.vllm_config.model_config.dtype)
+            parts = [loaded_weights(runner.get_model(), weights, dtype)] if weights else []
+            if adapters:
+                parts.append(loaded_adapters(runner.lora_manager._adapter_manager, adapters))
+        for part in parts:
+            loaded["pieces"] += part["pieces"]
+            loaded["unverified"] += part["unverified"]
+        return loaded
 
 
 class _View(NamedTuple):
@@ -183,3 +194,52 @@ def _add(loaded: LoadedWeights, name: str, form: Tensor, dtype: torch.dtype, par
             loaded["unverified"].append(f"{name} is computed from what was sent, in an unknown way")
         elif bool((elements != source).any()):
             loaded["unverified"].append(f"{name} is not {source} where it is padded")
+
+
+def loaded_adapters(manager: Any, shapes: Mapping[str, list[int]]) -> LoadedWeights:
+    """Return the adapters of each layer, given vLLM's manager of them and the shapes of the tensors that were sent.
+
+    A tensor that no layer holds is unverified, and so is a layer that holds anything else.
+    """
+    loaded = LoadedWeights(pieces=[], unverified=[])
+    sent = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
+    slots = [slot for slot, number in enumerate(manager.lora_index_to_id) if number is not None]
+    for name, layer in manager.modules.items() if slots else ():
+        names = manager.packed_modules.get(name)
+        try:
+            copies = _adapter_copies(layer, slots[0], name, names, sent)
+        except Exception as error:  # as in `loaded_weights`
+            loaded["unverified"].append(f"vLLM's loading of adapters into {name} cannot be traced: {error}")
+            continue
+        for matrix, parts in copies:
+            elements = [
+                matrix.as_strided(view.size, view.stride, matrix.storage_offset() + view.offset) for view in parts
+            ]
+            if int(matrix[slots[0]].count_nonzero()) != sum(int(each.count_nonzero()) for each in elements):
+                loaded["unverified"].append(f"the adapter of {name} has elements that were not sent")
+            _add(loaded, f"the adapter of {name}", matrix, matrix.dtype, parts)
+    missing = sent.keys() - {piece.sent_as for piece in loaded["pieces"]}
+    loaded["unverified"] += [f"{name} is not loaded" for name in sorted(missing)]
+    return loaded
+
+
+def _adapter_copies(
+    layer: Any, slot: int, name: str, packed: Sequence[str] | None, sent: Mapping[str, Tensor]
+) -> list[tuple[Tensor, dict[_View, _Origin]]]:
+    """Return each matrix of a layer, with what vLLM's own loading copies into it, on tensors without memory."""
+    a, b = ([sent.get(f"{SAVED_PREFIX}{each}.lora_{key}.weight") for each in packed or [name]] for key in "AB")
+    matrices = (layer.lora_a_stacked, layer.lora_b_stacked)
+    layouts = tuple(tuple(torch.empty_like(each, device="meta") for each in kind) for kind in matrices)
+    recorder = _Recorder(sent)
+    try:
+        layer.lora_a_stacked, layer.lora_b_stacked = layouts
+        with recorder:
+            if any(each is not None for each in a):
+                layer.set_lora(slot, a if packed else a[0], b if packed else b[0])
+    finally:
+        layer.lora_a_stacked, layer.lora_b_stacked = matrices
+    pairs = [pair for kinds in zip(matrices, layouts, strict=True) for pair in zip(*kinds, strict=True)]
+    copies = [(matrix, recorder.copies.get(_storage(layout), {})) for matrix, layout in pairs]
+    return [
+        (matrix, {view: each for view, each in parts.items() if isinstance(each[0], str)}) for matrix, parts in copies
+    ]

@@ -1,0 +1,252 @@
+"""Validation beside the training: it changes nothing that is learned, and decides which policy is the result."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from components.evaluate.config import EvaluateConfig
+from components.evaluate.worker import evaluate_model
+from components.policy.checkpoint import save
+from components.policy.lora import merged_state_dict
+from components.shared import jsonl
+from components.shared.errors import PipelineError
+from components.shared.problem import Split, write_problems
+from components.train_grpo.config import TrainGRPOConfig
+from components.train_grpo.train import train
+from components.train_grpo.trainer import Trainer
+from components.train_grpo.validation import Validator, best, early_stop
+from tests import tiny
+from tests.train_grpo.groups import SHORTNESS
+from tests.train_grpo.settings import grpo_config
+
+EVERY_STEP = {"validation": {"every_steps": 1}, "checkpoint__keep_best": True}
+RECORDS = ("steps.jsonl", "completions.jsonl", "validation.jsonl", "result.json")
+DEV = [tiny.problem(number, split=Split.DEV) for number in range(30, 42)]
+
+
+def _measured(*accuracies: float, every_steps: int = 1) -> list[dict[str, Any]]:
+    return [{"step": number * every_steps, "accuracy": accuracy} for number, accuracy in enumerate(accuracies)]
+
+
+def _run(folder: Path, **changes: Any) -> dict[str, float]:
+    """Train a tiny model, which is rewarded for short answers, and return the metrics."""
+    outputs = {name: folder / name for name in ("policy", "training", "timings")}
+    for path in (folder / "problems", folder / "reference", *outputs.values()):
+        path.mkdir(parents=True, exist_ok=True)
+    write_problems(folder / "problems", Split.TRAIN, tiny.PROBLEMS)
+    write_problems(folder / "problems", Split.DEV, DEV)
+    save(tiny.checkpoint(), folder / "reference")
+    inputs = {name: folder / name for name in ("problems", "reference", "work")}
+    return train(_config(**changes), **inputs, **outputs)
+
+
+def _config(**changes: Any) -> TrainGRPOConfig:
+    settings = {"num_steps": 4, "learning_rate": 1e-2, "reward__weights": SHORTNESS}
+    return grpo_config(**{**settings, **changes})
+
+
+def _rows(folder: Path, name: str = "steps") -> list[dict[str, Any]]:
+    return [row for _, row in jsonl.read_rows(folder / "training" / f"{name}.jsonl")]
+
+
+# What is decided on the measurements ----------------------------------------------------------------------------------
+
+
+def test_the_best_is_the_first_with_the_highest_accuracy() -> None:
+    """The reference, before the first step, is only for comparison."""
+    assert best([]) is None
+    assert best(_measured(0.9)) is None
+    assert best(_measured(0.9, 0.3, 0.5, 0.5, 0.4)) == {"step": 2, "accuracy": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "patience", "stops"),
+    [
+        ((0.9, 0.3, 0.5, 0.5, 0.4), 2, True),
+        ((0.9, 0.3, 0.5, 0.5, 0.4), 3, False),
+        ((0.9, 0.3, 0.5, 0.4, 0.6), 2, False),
+        ((0.9, 0.3, 0.5, 0.4, 0.3), None, False),
+        ((0.9,), 1, False),
+    ],
+)
+def test_training_stops_when_patience_is_exhausted(
+    accuracies: tuple[float, ...], patience: int | None, stops: bool
+) -> None:
+    """An equal accuracy is no better one; the reference does not count."""
+    config = _config(validation={"every_steps": 1, "patience": patience})
+    stop = early_stop(config, [], _measured(*accuracies))
+    assert (stop is not None) == stops
+    if stop:
+        assert not stop.fails
+        assert stop.reason.startswith("2 validations without a better accuracy than the 50.0% of step 2")
+
+
+FIGURES = {"kl": 0.1, "entropy": 1.0, "completion_length_tokens": 10.0, "truncated_fraction": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("limit", "value", "column", "measured", "reason"),
+    [
+        ("max_kl", 0.5, "kl", [0.0, 0.4, 0.8], "KL divergence from the reference 0.6 over the last 2 steps, above"),
+        ("min_entropy", 0.2, "entropy", [1.0, 0.1, 0.2], "entropy 0.15 over the last 2 steps, below"),
+        ("max_completion_tokens", 20.0, "completion_length_tokens", [1.0, 20.0, 22.0], "mean completion length 21"),
+        ("max_truncated_fraction", 0.5, "truncated_fraction", [0.0, 0.5, 0.6], "fraction of truncated completions"),
+    ],
+)
+def test_training_stops_at_a_limit_on_the_mean_of_the_last_steps(
+    limit: str, value: float, column: str, measured: list[float], reason: str
+) -> None:
+    """With the best policy before as the result; without one it fails. One step beyond a limit is not enough."""
+    config = _config(**EVERY_STEP, limits={limit: value, "over_steps": 2})
+    rows = [{**FIGURES, column: each} for each in measured]
+    assert early_stop(config, rows[:2], _measured(0.0, 0.1)) is None
+    assert early_stop(config, rows[2:], _measured(0.0, 0.1)) is None
+    stop = early_stop(config, rows, _measured(0.0, 0.1))
+    assert stop
+    assert not stop.fails
+    assert stop.reason.startswith(reason)
+    assert stop.reason.endswith(f"train_grpo.limits.{limit}: {value:g}")
+    for without in (_measured(0.0), []):
+        stop = early_stop(config, rows, without)
+        assert stop
+        assert stop.fails
+
+
+# The run --------------------------------------------------------------------------------------------------------------
+
+
+def test_validation_changes_nothing_that_is_learned(tmp_path: Path) -> None:
+    """Weights and records are the same bytes without it, but for its columns; it finds what evaluation finds."""
+    _run(tmp_path / "without")
+    metrics = _run(tmp_path / "with", validation={"every_steps": 2, "num_problems": 8})
+    for name in ("policy/model.safetensors", "training/completions.jsonl"):
+        assert (tmp_path / "without" / name).read_bytes() == (tmp_path / "with" / name).read_bytes(), name
+    rows = _rows(tmp_path / "with")
+    accuracies = [row.pop("validation_accuracy") for row in rows]
+    assert rows == _rows(tmp_path / "without")
+    measured = _rows(tmp_path / "with", "validation")
+    assert [row["step"] for row in measured] == [0, 2, 4]
+    assert accuracies == [None, measured[1]["accuracy"], None, measured[2]["accuracy"]]
+    assert metrics["policy_step"] == 4
+    assert measured[2]["total"] == 8
+    answered = _evaluated(tmp_path / "with")
+    assert {key: answered[key] for key in ("correct", "total", "interval")} == {
+        key: measured[2][key] for key in ("correct", "total", "interval")
+    }
+    assert answered["mean_length_tokens"] == measured[2]["completion_length_tokens"]
+    assert answered["truncated_fraction"] == measured[2]["truncated_fraction"]
+
+
+def _evaluated(folder: Path) -> dict[str, Any]:
+    """Return the greedy scores of the policy in the final evaluation, on the same problems."""
+    evaluation = folder / "evaluation"
+    evaluation.mkdir()
+    config = EvaluateConfig(split=Split.DEV, limit=8, num_samples=0, max_new_tokens=16)
+    folders = {"model": folder / "policy", "problems": folder / "problems", "evaluation": evaluation}
+    evaluate_model(config, **folders, work=folder / "evaluating")
+    scores = jsonl.read_json(evaluation / "scores.json")
+    return {**scores["greedy"]["all"], **{key: scores[key] for key in ("mean_length_tokens", "truncated_fraction")}}
+
+
+@contextmanager
+def _weights_of_steps() -> Iterator[list[dict[str, Tensor]]]:
+    """Collect the merged weights of the policy after each step."""
+    record, collected = Trainer._record, []
+
+    def collect(self: Trainer, *arguments: Any) -> None:
+        with self.policy.gather_full_parameters():
+            state = merged_state_dict(self.checkpoint.model)
+            collected.append({name: tensor.detach().clone() for name, tensor in state.items()})
+        record(self, *arguments)
+
+    with patch.object(Trainer, "_record", collect):
+        yield collected
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"engine__zero_stage": 0},
+        pytest.param({"engine__zero_stage": 3}, marks=pytest.mark.slow),
+        pytest.param(
+            {"engine__lora": {"rank": 2, "alpha": 4.0, "targets": ["q_proj", "up_proj"]}}, marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_the_best_policy_is_the_result(tmp_path: Path, changes: dict[str, Any]) -> None:
+    """All validations find the same accuracy here, so that it is the first, after whose step three others were done."""
+    with _weights_of_steps() as weights:
+        metrics = _run(tmp_path, **EVERY_STEP, **changes)
+    saved = load_file(tmp_path / "policy" / "model.safetensors")
+    assert {row["accuracy"] for row in _rows(tmp_path, "validation")} == {0.0}
+    assert metrics["policy_step"] == 1
+    assert jsonl.read_json(tmp_path / "training" / "result.json") == {
+        "policy_step": 1,
+        "num_steps": 4,
+        "stopped": None,
+    }
+    assert all(torch.equal(saved[name], tensor) for name, tensor in weights[0].items() if name in saved)
+    assert any(not torch.equal(saved[name], tensor) for name, tensor in weights[-1].items() if name in saved)
+
+
+def test_an_exhausted_patience_ends_the_run_in_good_order(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The step, the reason and the policy of the best step are in the records, and in the log."""
+    metrics = _run(tmp_path, num_steps=20, **EVERY_STEP, validation__patience=2)
+    assert metrics["policy_step"] == 1
+    assert [row["step"] for row in _rows(tmp_path)] == [1, 2, 3]
+    result = jsonl.read_json(tmp_path / "training" / "result.json")
+    assert (result["policy_step"], result["num_steps"]) == (1, 3)
+    assert result["stopped"].startswith("2 validations without a better accuracy than the 0.0% of step 1")
+    output = capsys.readouterr().out
+    assert f"stopped after step 3 of 20: {result['stopped']}" in output
+    assert "the policy is that of step 1 of 3" in output
+
+
+def test_a_limit_without_a_validated_policy_fails_the_run(tmp_path: Path) -> None:
+    """There is nothing to fall back on."""
+    with pytest.raises(PipelineError, match=r"above train_grpo\.limits\.max_completion_tokens: 1; no policy was"):
+        _run(tmp_path, limits={"max_completion_tokens": 1.0, "over_steps": 1})
+    assert not (tmp_path / "policy" / "model.safetensors").exists()
+
+
+def test_accuracies_by_source_have_columns_where_there_are_several(tmp_path: Path) -> None:
+    """And their intervals are in validation.jsonl."""
+    others = [tiny.problem(number, id=f"other/{number}", source="other", split=Split.DEV) for number in range(2)]
+    with patch.dict(globals(), DEV=[*DEV[:3], *others]):
+        _run(tmp_path, num_steps=2, validation={"every_steps": 2})
+    first, last = _rows(tmp_path)
+    names = ["validation_accuracy", "validation_accuracy_other", "validation_accuracy_sums"]
+    assert [first[name] for name in names] == [None] * 3
+    assert [last[name] for name in names] == [0.0] * 3
+    by_source = _rows(tmp_path, "validation")[-1]["by_source"]
+    assert {source: each["total"] for source, each in by_source.items()} == {"other": 2, "sums": 3}
+    assert by_source["other"]["interval"][1] == pytest.approx(0.658, abs=1e-3)
+
+
+def test_a_run_that_was_killed_in_a_validation_ends_as_if_it_had_not_been(tmp_path: Path) -> None:
+    """It goes on from its last checkpoint, with the best policy so far, and repeats what is missing."""
+    _run(tmp_path / "straight", **EVERY_STEP)
+    measure = Validator.measure
+
+    def killed(self: Validator, step: int) -> dict[str, Any]:
+        if step == 3:
+            raise KeyboardInterrupt
+        return measure(self, step)
+
+    with patch.object(Validator, "measure", killed), pytest.raises(KeyboardInterrupt):
+        _run(tmp_path / "killed", **EVERY_STEP)
+    _run(tmp_path / "killed", **EVERY_STEP)
+    for name in (
+        "policy/model.safetensors",
+        "training/steps.jsonl",
+        "training/validation.jsonl",
+        "training/result.json",
+    ):
+        assert (tmp_path / "straight" / name).read_bytes() == (tmp_path / "killed" / name).read_bytes(), name
