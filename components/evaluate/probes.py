@@ -21,7 +21,7 @@ def probes(
     """
     drawn = random.Random(seed).sample(list(problems), min(_NUM_PROBES, len(problems)))
     sampling = Sampling(num_samples=1, temperature=0.0, max_new_tokens=min(max_new_tokens, _MAX_TOKENS), seed=seed)
-    answers = [group[0] for group in generate([problem.question for problem in drawn], sampling)]
+    answers = [group[0] for group in generate(drawn, sampling)]
     rows = [
         {
             "id": problem.id,

@@ -7,7 +7,6 @@ Solved examples are drawn from the training split of the dataset by a fixed seed
 ours to ship; a file of one's own takes their place (docs/how-to/evaluation.md).
 """
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Literal, NamedTuple
 from components.shared import jsonl
 from components.shared.answer_policy import AnswerPolicy
 from components.shared.errors import PipelineError
-from components.shared.problem import Problem, Split, problems_file, read_problems
+from components.shared.problem import Split, draw, problems_file, read_problems
 
 Dataset = Literal["gsm8k", "math500", "math"]
 """A kind of source of prepare_data; of each the test split is measured on."""
@@ -151,17 +150,6 @@ def prompt_with(protocol: Protocol, examples: Sequence[Example]) -> str | None:
         protocol.example.replace("{solution}", each.solution).replace(_QUESTION, each.question) for each in examples
     )
     return None if protocol.prompt is None else "".join(shown) + protocol.prompt
-
-
-def draw(problems: Sequence[Problem], number: int | None, seed: int) -> list[Problem]:
-    """Return a random selection of problems in their order; None for all.
-
-    A problem's own id decides, so that a smaller selection is part of a larger one, and one that is missing changes no
-    more than its own place.
-    """
-    by_chance = sorted(problems, key=lambda each: hashlib.sha256(f"{seed} {each.id}".encode()).digest())
-    chosen = {each.id for each in by_chance[:number]}
-    return [each for each in problems if each.id in chosen]
 
 
 def _example(row: dict[str, object], where: str) -> Example:

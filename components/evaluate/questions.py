@@ -12,16 +12,16 @@ from typing import Any
 import torch
 
 from components.evaluate.config import EvaluateConfig
-from components.evaluate.protocols import PROTOCOLS, Example, draw, examples_for, prompt_with
-from components.policy.checkpoint import Chat, Checkpoint, load_without_weights, with_weights
+from components.evaluate.protocols import PROTOCOLS, Example, examples_for, prompt_with
+from components.policy.checkpoint import Checkpoint, load_without_weights, with_weights
 from components.rollout.sampler import Generate
 from components.rollout.transformers_sampler import TransformersSampler
 from components.rollout.vllm.engine import VllmEngines
 from components.rollout.vllm.sampler import complete
 from components.shared import jsonl, lineage
 from components.shared.errors import PipelineError, explain_out_of_memory
-from components.shared.model import PIPELINE_FILE, context_tokens_of
-from components.shared.problem import Problem, problems_file, read_problems
+from components.shared.model import PIPELINE_FILE, ChatConfig, context_tokens_of
+from components.shared.problem import Problem, draw, problems_file, read_problems
 
 _SECTION = "evaluate"
 
@@ -84,9 +84,16 @@ def asked_model(model: Path, config: EvaluateConfig, questions: Questions) -> Ch
     if protocol.chat and not checkpoint.tokenizer.chat_template:
         plain = ", ".join(name for name, each in PROTOCOLS.items() if each.prompt and not each.chat)
         raise PipelineError(f"model {model}: its tokenizer has no chat template; protocols without chat: {plain}")
-    asked = checkpoint.config.model_copy(update={"prompt": prompt, "answer": protocol.answer})
-    chat = Chat(config.system_prompt) if protocol.chat else None
-    checkpoint = replace(checkpoint, config=asked, chat=chat)
+    chat = ChatConfig(system=config.system_prompt) if protocol.chat else None
+    thinking = checkpoint.config.thinking if chat else None
+    changes: dict[str, Any] = {
+        "prompt": prompt,
+        "prompts": {},
+        "answer": protocol.answer,
+        "chat": chat,
+        "thinking": thinking,
+    }
+    checkpoint = replace(checkpoint, config=checkpoint.config.model_copy(update=changes))
     _require_room(checkpoint, config, questions, name=str(model))
     return checkpoint
 
@@ -105,7 +112,7 @@ def _require_room(checkpoint: Checkpoint, config: EvaluateConfig, questions: Que
 
 
 def _longest_prompt(checkpoint: Checkpoint, problems: Sequence[Problem]) -> int:
-    return max(len(checkpoint.prompt_ids(problem.question)) for problem in problems)
+    return max(len(checkpoint.prompt_ids(problem.question, problem.source)) for problem in problems)
 
 
 def dtype_of(checkpoint: Checkpoint, config: EvaluateConfig) -> str:
@@ -141,12 +148,14 @@ def sampler_of(
 
 def facts(config: EvaluateConfig, checkpoint: Checkpoint, questions: Questions, dtype: str) -> dict[str, Any]:
     """Return what has to stand beside an accuracy: what was asked, in which words, and how it was answered."""
-    template = checkpoint.tokenizer.chat_template if checkpoint.chat else None
+    asked, template = checkpoint.config, checkpoint.format.template
     return {
         "name": config.protocol,
-        "prompt": checkpoint.config.prompt,
-        "system_prompt": config.system_prompt,
-        "chat_template_digest": lineage.value_digest(template) if template else None,
+        "prompt": asked.prompt,
+        "prompts": dict(asked.prompts) or None,
+        "system_prompt": asked.chat.system if asked.chat else None,
+        "thinking": asked.thinking,
+        "chat_template_digest": lineage.value_digest(template.text) if template else None,
         "answer": checkpoint.config.answer,
         "stop": list(PROTOCOLS[config.protocol].stop),
         "max_new_tokens": config.max_new_tokens,

@@ -50,6 +50,7 @@ def model_card(version: Mapping[str, Any], evidence: Mapping[str, Any], licence:
         model=model,
         hub=_hub_model(model["base"], provenance),
         training=configs.get("train_grpo", {}),
+        is_fine_tuned=bool(configs.get("train_sft", {}).get("num_steps", 1)),
         configs={
             stage: yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=100).rstrip()
             for stage, values in configs.items()
@@ -60,7 +61,8 @@ def model_card(version: Mapping[str, Any], evidence: Mapping[str, Any], licence:
 def _model(configs: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """The settings of the base model; unknown in the report of an artifact without a lineage."""
     models = (config["model"] for config in configs.values() if isinstance(config.get("model"), dict))
-    return {"base": "unknown", "prompt": None, **next(models, {})}
+    unset: dict[str, Any] = {"base": "unknown", "prompt": None, "chat": None, "thinking": None, "prompts": {}}
+    return {**unset, **next(models, {})}
 
 
 def _hub_model(base: str, provenance: Mapping[str, Any]) -> Mapping[str, Any] | None:

@@ -45,6 +45,8 @@ END = "end"
 _BRANCHES = "refs/heads/checkpoints/"
 _FILE = "checkpoint.json"
 _STAGE = "train_grpo"
+_ACCURACY = "validation_accuracy"
+"""Metric of a step by which the best is chosen."""
 _NAME = re.compile(r"([0-9a-f]{4,16})@(?:step-(\d+)|latest)")
 _POLL_S = 0.5
 _NICENESS = 19
@@ -229,7 +231,8 @@ class _Branch:
 @contextmanager
 def _branch(run: str, origin: str, parent: Path | None = None) -> Iterator[_Branch]:
     """A clone of the branch of a run, in a temporary folder below `parent`."""
-    with tempfile.TemporaryDirectory(prefix="grpo-pipeline-", dir=parent) as scratch:
+    # Absolute: DVC runs in the clone, and is told where the model is.
+    with tempfile.TemporaryDirectory(prefix="grpo-pipeline-", dir=parent and parent.resolve()) as scratch:
         yield _Branch(run, origin, Workspace(Path(scratch) / "clone", Path(scratch)))
 
 
@@ -254,6 +257,8 @@ class _Publisher:
         self._options, self._run = options, options.work.name
         self._opened: tuple[str, str] | None = None
         self._started = datetime.now(UTC)
+        self._has_leftovers = True
+        """Whether a process that was killed may have left files in the storage which nothing refers to."""
 
     def run_until_end(self) -> None:
         """Push each new checkpoint until training has ended and the newest is pushed; failures are warnings.
@@ -316,16 +321,16 @@ class _Publisher:
             keep += _best(folders)
         removed = {step: folder for step, folder in folders.items() if step not in keep}
         branch.commit(f"Add {checkpoint.name}", removed)
-        if removed:
+        if removed or self._has_leftovers:
             branch.collect_garbage()
+            self._has_leftovers = False
 
 
 def _best(folders: Mapping[int, Path]) -> list[int]:
-    """The step with the highest accuracy, of equals the last; none where no step has one."""
-    accuracies = [
-        (jsonl.read_json(folder / _FILE)["metrics"].get("accuracy"), step) for step, folder in folders.items()
-    ]
-    return [step for _, step in sorted(each for each in accuracies if each[0] is not None)[-1:]]
+    """The step with the highest accuracy in validation, of equals the first; none where no step has one."""
+    metrics = {step: jsonl.read_json(folder / _FILE)["metrics"] for step, folder in folders.items()}
+    accuracies = {step: row[_ACCURACY] for step, row in metrics.items() if row.get(_ACCURACY) is not None}
+    return sorted(accuracies, key=lambda step: (-accuracies[step], step))[:1]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

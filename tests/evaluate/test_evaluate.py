@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from components.evaluate.config import EvaluateConfig
-from components.evaluate.evaluate import STAGE, Evaluator, evaluate
+from components.evaluate.evaluate import STAGE
+from components.evaluate.worker import Evaluator, evaluate
 from components.grading.verifier import Verifier
 from components.policy.checkpoint import load, save
 from components.policy.logprobs import LogprobModel, completion_logprobs
@@ -16,21 +17,21 @@ from components.rollout.transformers_sampler import TransformersSampler
 from components.shared import jsonl, lineage
 from components.shared.answer_policy import AnswerPolicy
 from components.shared.errors import PipelineError
-from components.shared.problem import Split, write_problems
+from components.shared.problem import Problem, Split, write_problems
 from components.shared.task import run_task
 from tests import tiny
 
 PROBLEMS = [tiny.problem(number, split=Split.TEST) for number in (9, 12, 2, 7, 123)]
 
 
-def _evaluate(folder: Path, **changes: Any) -> Path:
-    """Evaluate three copies of the untrained tiny model; return the folder of the evaluation of one of them."""
+def _evaluate(folder: Path, *, reference_seed: int = 2, **changes: Any) -> Path:
+    """Evaluate untrained tiny models, base and policy alike; return the folder of the policy's evaluation."""
     models = {name: folder / name for name in ("base_model", "reference", "policy")}
     data, evaluation = folder / "problems", folder / "evaluation"
     for path in (*models.values(), data, evaluation):
         path.mkdir(parents=True, exist_ok=True)
-    for model in models.values():
-        save(tiny.checkpoint(), model)
+    for name, model in models.items():
+        save(tiny.checkpoint(seed=reference_seed if name == "reference" else 1), model)
     write_problems(data, Split.TEST, PROBLEMS)
     settings = {"seed": 1, "num_samples": 2, "temperature": 1.0, "max_new_tokens": 6, "max_batch_size": 4}
     config = EvaluateConfig.model_validate(settings | changes)
@@ -69,10 +70,10 @@ def test_greedy_answers_do_not_depend_on_batches(tmp_path: Path) -> None:
 
 
 def test_every_model_samples_as_if_it_were_alone(tmp_path: Path) -> None:
-    """Equal models have equal records, whichever is measured first."""
+    """Equal models have equal records, whatever is measured between them."""
     folder = _evaluate(tmp_path).parent
     assert {path.name for path in folder.iterdir()} == {"base", "sft", "grpo"}
-    assert len({lineage.digest(path) for path in folder.iterdir()}) == 1
+    assert lineage.digest(folder / "base") == lineage.digest(folder / "grpo") != lineage.digest(folder / "sft")
 
 
 def test_equal_evaluations_are_byte_identical(tmp_path: Path) -> None:
@@ -89,11 +90,11 @@ def test_an_evaluation_that_is_killed_goes_on_to_the_same_bytes(
     whole, killed, generate = _evaluate(tmp_path / "whole").parent, tmp_path / "killed", TransformersSampler.generate
     calls: list[int] = []
 
-    def dies(sampler: TransformersSampler, questions: Sequence[str], sampling: Sampling) -> list[list[Completion]]:
+    def dies(sampler: TransformersSampler, problems: Sequence[Problem], sampling: Sampling) -> list[list[Completion]]:
         if len(calls) == num_calls:
             raise KeyboardInterrupt
-        calls.append(len(questions))
-        return generate(sampler, questions, sampling)
+        calls.append(len(problems))
+        return generate(sampler, problems, sampling)
 
     monkeypatch.setattr(TransformersSampler, "generate", dies)
     with pytest.raises(KeyboardInterrupt):
@@ -106,11 +107,21 @@ def test_an_evaluation_that_is_killed_goes_on_to_the_same_bytes(
     assert calls == [4, 1, 2, 2, 1, len(PROBLEMS)] * 3  # greedy, sampled, and the probes
 
 
+def test_a_reference_that_is_the_base_model_is_not_asked_again(tmp_path: Path) -> None:
+    """As without fine-tuning: its evaluation is a copy, whatever the lineages of the two say."""
+    for name in ("base_model", "reference"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / lineage.FILE_NAME).write_text(f'"{name}"')
+    evaluation = _evaluate(tmp_path, reference_seed=1).parent
+    assert lineage.digest(evaluation / "base") == lineage.digest(evaluation / "sft")
+    assert {path.name for path in (tmp_path / "work").iterdir()} == {"base", "grpo"}
+
+
 def test_a_task_whose_pod_was_lost_goes_on_from_the_volume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another pod answers the rest only."""
     inputs = {name: str(tmp_path / name) for name in ("base_model", "reference", "policy", "problems")}
-    for name in ("base_model", "reference", "policy"):
-        save(tiny.checkpoint(), tmp_path / name)
+    for seed, name in enumerate(("base_model", "reference", "policy")):
+        save(tiny.checkpoint(seed=seed), tmp_path / name)
     for name in ("problems", "volume"):
         (tmp_path / name).mkdir()
     write_problems(tmp_path / "problems", Split.TEST, PROBLEMS)
@@ -118,11 +129,11 @@ def test_a_task_whose_pod_was_lost_goes_on_from_the_volume(tmp_path: Path, monke
     generate, pods = TransformersSampler.generate, ["lost", "new"]
     calls: list[int] = []
 
-    def answer(sampler: TransformersSampler, questions: Sequence[str], sampling: Sampling) -> list[list[Completion]]:
+    def answer(sampler: TransformersSampler, problems: Sequence[Problem], sampling: Sampling) -> list[list[Completion]]:
         if len(pods) == 2 and len(calls) == 6:
             raise KeyboardInterrupt
-        calls.append(len(questions))
-        return generate(sampler, questions, sampling)
+        calls.append(len(problems))
+        return generate(sampler, problems, sampling)
 
     def run(artifact: str) -> Path:
         place = {"volume": str(tmp_path / "volume"), "run_id": "run"}
@@ -141,16 +152,15 @@ def test_a_task_whose_pod_was_lost_goes_on_from_the_volume(tmp_path: Path, monke
 def test_each_completion_is_graded_against_its_own_problem(tmp_path: Path, policy: AnswerPolicy) -> None:
     """By the policy of the model's prompt; one that was truncated is wrong."""
     texts = ("so\n#### {}", r"\boxed{{{}}}", "#### {}", r"so \boxed{{{}1}} or #### {}1")
-    answers = {problem.question: problem.answer for problem in PROBLEMS}
 
-    def generate(questions: Sequence[str], sampling: Sampling) -> list[list[Completion]]:
+    def generate(problems: Sequence[Problem], sampling: Sampling) -> list[list[Completion]]:
         tokens = TokenSequence((1,), (2,))
         return [
             [
-                Completion(tokens, (-1.0,), text.format(*[answers[question]] * 2), finished=number != 2)
+                Completion(tokens, (-1.0,), text.format(*[problem.answer] * 2), finished=number != 2)
                 for number, text in enumerate(texts[: sampling.num_samples])
             ]
-            for question in questions
+            for problem in problems
         ]
 
     config = EvaluateConfig(seed=1, num_samples=4, temperature=1.0, max_new_tokens=6, max_batch_size=8)

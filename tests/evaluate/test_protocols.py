@@ -8,15 +8,15 @@ import pytest
 import torch
 
 from components.evaluate.config import EvaluateConfig
-from components.evaluate.evaluate import evaluate_model
-from components.evaluate.protocols import EXAMPLES_FILE, PROTOCOLS, Example, draw, examples_for, prompt_with
+from components.evaluate.protocols import EXAMPLES_FILE, PROTOCOLS, Example, examples_for, prompt_with
 from components.evaluate.questions import asked_model, read_questions
+from components.evaluate.worker import evaluate_model
 from components.policy import checkpoint as checkpoints
 from components.policy.checkpoint import Checkpoint
 from components.shared import jsonl
 from components.shared.errors import PipelineError
 from components.shared.model import PIPELINE_FILE
-from components.shared.problem import Problem, Split, write_problems
+from components.shared.problem import Problem, Split, draw, write_problems
 from tests import tiny
 from tests.presets import ROOT
 from tests.rollout import vllm_policies

