@@ -8,7 +8,6 @@ from typing import Any
 
 from components.cluster.job import Job
 from components.cluster.watchdog import die_with_parent
-from components.shared.environment import TERMINAL_VARIABLE
 from components.shared.errors import PipelineError, explain_out_of_memory
 from components.shared.execution import current_environment, current_place
 
@@ -23,7 +22,6 @@ def main() -> None:
         log = os.open(job.log(rank), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
         os.dup2(log, sys.stdout.fileno())
         os.dup2(log, sys.stderr.fileno())
-        os.environ.pop(TERMINAL_VARIABLE, None)
     outcome = _outcome(job)
     job.write_outcome(rank, outcome)
     sys.stdout.flush()

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -24,13 +25,22 @@ import urllib3
 
 from components.cluster.job import Job
 from components.cluster.watchdog import watched
-from components.policy.config import Dtype
-from components.rollout.vllm.config import ServersConfig, engine_arguments, environment, raise_if_out_of_memory
+from components.policy.checkpoint import load_without_weights
+from components.policy.config import LoraConfig
+from components.policy.lora import with_named_targets
+from components.rollout.vllm.config import (
+    SamplerDtype,
+    ServersConfig,
+    engine_arguments,
+    environment,
+    raise_if_out_of_memory,
+)
 from components.rollout.vllm.sampler import Request
 from components.rollout.vllm.servers import INITIAL_VERSION, ServerLostError, VllmClient
 from components.shared.config import validate
 from components.shared.environment import JOB_VARIABLE
 from components.shared.errors import PipelineError, RetryableError
+from components.shared.model import weights_folder
 from components.shared.progress import say
 from components.shared.stage import keep_files_in_group
 
@@ -48,7 +58,9 @@ _KILL_S = 5.0
 
 
 @contextmanager
-def vllm_servers(checkpoint: Path, config: ServersConfig, *, dtype: Dtype, logs: Path) -> Iterator[list[str]]:
+def vllm_servers(
+    checkpoint: Path, config: ServersConfig, *, dtype: SamplerDtype, logs: Path, lora: LoraConfig | None = None
+) -> Iterator[list[str]]:
     """Run servers of the policy in `checkpoint` while the block runs; yield their URLs.
 
     Each prints to a file of its own in `logs`. One that ends or fails meanwhile is restarted, at the same URL and with
@@ -61,7 +73,7 @@ def vllm_servers(checkpoint: Path, config: ServersConfig, *, dtype: Dtype, logs:
     logs.mkdir(parents=True, exist_ok=True)
     servers = [
         ServerProcess(
-            _command(checkpoint, config, dtype, devices),
+            _command(checkpoint, config, dtype, devices, lora, number=number),
             logs / f"vllm-{number}.log",
             functools.partial(_environment, config, devices),
         )
@@ -271,13 +283,24 @@ def _environment(config: ServersConfig, devices: str | None, folder: str) -> dic
     """Return the environment of a vLLM server that has its files in the folder."""
     visible = {} if devices is None else {"CUDA_VISIBLE_DEVICES": devices}
     # Development mode has the endpoints that load weights.
-    return {**environment(config, folder), "VLLM_SERVER_DEV_MODE": "1", **visible}
+    adapters = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"} if config.synchronise == "adapters" else {}
+    return {**environment(config, folder), "VLLM_SERVER_DEV_MODE": "1", **adapters, **visible}
 
 
-def _command(checkpoint: Path, config: ServersConfig, dtype: Dtype, devices: str | None) -> list[str]:
-    """Return the command of a vLLM server, without its address."""
+def _command(
+    checkpoint: Path,
+    config: ServersConfig,
+    dtype: SamplerDtype,
+    devices: str | None,
+    lora: LoraConfig | None,
+    *,
+    number: int,
+) -> list[str]:
+    """Return the command of the server with this number, without its address."""
+    if config.synchronise == "adapters" and lora is not None:
+        lora = with_named_targets(lora, load_without_weights(checkpoint).model)
     arguments: dict[str, Any] = {
-        **engine_arguments(config, dtype),
+        **engine_arguments(config, dtype, lora, gpu_seed=None if devices is None else number),
         "model": str(checkpoint),
         "tensor_parallel_size": 1 if devices is None else len(devices.split(",")),
         "disable_uvicorn_access_log": True,
@@ -288,6 +311,8 @@ def _command(checkpoint: Path, config: ServersConfig, dtype: Dtype, devices: str
         name = key.replace("_", "-")
         if isinstance(value, bool):
             command.append(f"--{name}" if value else f"--no-{name}")
+        elif isinstance(value, list):
+            command += [f"--{name}", *value]
         else:
             command.append(f"--{name}={json.dumps(value) if isinstance(value, dict) else value}")
     return command
@@ -305,8 +330,11 @@ def serve_in_pod() -> None:
     settings = {**job.config["sampler"]["servers"], "devices": None}
     config = validate(ServersConfig, settings, name="train_grpo.sampler.servers")
     devices = ",".join(map(str, range(torch.cuda.device_count()))) or None
-    dtype: Dtype = "bfloat16" if job.config["engine"]["precision"] == "bf16" else "float32"
-    command = _command(Path(job.folders["reference"]), config, dtype, devices)
+    engine = job.config["engine"]
+    lora = engine["lora"] and LoraConfig.model_validate(engine["lora"])
+    dtype: SamplerDtype = job.config["sampler"]["dtype"] or ("bfloat16" if engine["precision"] == "bf16" else "float32")
+    number = zlib.crc32(socket.gethostname().encode())  # each pod has a name of its own
+    command = _command(weights_folder(Path(job.folders["reference"])), config, dtype, devices, lora, number=number)
     variables = _environment(config, devices, tempfile.mkdtemp(prefix="vllm-"))
     os.execve(command[0], [*command, "--host=0.0.0.0", f"--port={SERVER_PORT}"], variables)
 

@@ -1,5 +1,7 @@
 """A params file as one typed object: every section, and what can be wrong between sections."""
 
+import math
+import re
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +13,7 @@ from pydantic import Field, model_validator
 from components.cluster.config import ClusterConfig
 from components.evaluate.config import EvaluateConfig
 from components.evaluate.protocols import PROTOCOLS
-from components.prepare_data.config import PrepareConfig
+from components.prepare_data.config import PrepareConfig, Source
 from components.prepare_data.source import FileSource
 from components.register.config import RegisterConfig
 from components.report.config import ReportConfig
@@ -28,6 +30,8 @@ from components.validate_data.config import ValidateConfig
 Sections = dict[str, dict[str, Any]]
 """Sections as JSON, by name."""
 
+_TURN = re.compile(r"<\|(?:im_start|start_header_id|user|User)\|>|<start_of_turn>|\[INST\]")
+"""How turns begin in the templates of well-known models."""
 MOUNT = "/work"
 """Folder at which every pod of a run has the shared volume."""
 LONGEST_TRAINING_S = 60 * 24 * 3600
@@ -38,12 +42,22 @@ SECRET_KEYS = {
     "hub": ("HF_TOKEN",),
     "model_registry": ("MODEL_REGISTRY_TOKEN",),
     "storage": ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"),
+    "tracking": (),
 }
 """Keys of each secret that a run may use; a task has them as environment variables of the same name.
 
 Git reads its three as a setting, such as `http.https://git.example/.extraHeader` with a header that authorises.
 """
-OPTIONAL_SECRET_KEYS = {"storage": ("AWS_ENDPOINT_URL", "AWS_REGION")}
+OPTIONAL_SECRET_KEYS = {
+    "storage": ("AWS_ENDPOINT_URL", "AWS_REGION"),
+    "tracking": (
+        "WANDB_API_KEY",
+        "WANDB_BASE_URL",
+        "MLFLOW_TRACKING_TOKEN",
+        "MLFLOW_TRACKING_USERNAME",
+        "MLFLOW_TRACKING_PASSWORD",
+    ),
+}
 """Keys that a secret may have beside these."""
 
 
@@ -59,6 +73,8 @@ class SecretsConfig(Config):
     storage: str = Field("grpo-pipeline-storage", min_length=1)
     """With AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, for DVC remotes; and where the server is not Amazon's with
     AWS_ENDPOINT_URL and AWS_REGION."""
+    tracking: str = Field("grpo-pipeline-tracking", min_length=1)
+    """With WANDB_API_KEY and WANDB_BASE_URL, or MLFLOW_TRACKING_TOKEN, _USERNAME and _PASSWORD, for trackers."""
 
 
 class DeploymentConfig(Config):
@@ -87,7 +103,7 @@ with warnings.catch_warnings():
         train_sft: TrainSFTConfig
         train_grpo: TrainGRPOConfig = TrainGRPOConfig()
         evaluate: EvaluateConfig = EvaluateConfig()
-        report: ReportConfig
+        report: ReportConfig = ReportConfig()
         register: RegisterConfig = RegisterConfig()
         cluster: ClusterConfig = ClusterConfig()
         deployment: DeploymentConfig = DeploymentConfig()
@@ -167,13 +183,25 @@ def contradictions(params: Params, data: Path | None = None) -> list[str]:
 
     `data` is the folder to which paths of data are relative; without one their sizes are those that were published.
     """
-    lines = [*_of_splits(params), *_of_sizes(params), *_of_training(params), *_of_evaluation(params)]
-    return lines or ([*_of_gate(params, data)] if _refuses_weak_gate(params) else [])
+    lines = [
+        *_of_splits(params),
+        *_of_names(params),
+        *_of_sizes(params, data),
+        *_of_training(params),
+        *_of_evaluation(params),
+    ]
+    if lines or not _refuses_weak_gate(params):
+        return lines
+    return [f"{line}; report.gate.power: warn runs it all the same" for line in _of_gate(params, data)]
 
 
 def doubts(params: Params, data: Path | None = None) -> list[str]:
-    """Return a line for what deserves a look and stops no run: a gate without power that is not to be refused."""
-    return [] if _refuses_weak_gate(params) else [*_of_gate(params, data)]
+    """Return a line for what deserves a look and stops no run.
+
+    It is a gate without power that is not to be refused, or a prompt in the words of a chat template.
+    """
+    gate = [] if _refuses_weak_gate(params) else [*_of_gate(params, data)]
+    return [*gate, *_of_prompts(params)]
 
 
 def _refuses_weak_gate(params: Params) -> bool:
@@ -194,23 +222,33 @@ def exceeded_limits(params: Params, context: int) -> Iterator[str]:
                 f"{key}: {tokens:,} tokens after a prompt of up to {prompt:,} (validate_data.max_prompt_tokens) "
                 f"are more than the {context:,} that {base} reads"
             )
-    if params.train_sft.max_tokens > context:
+    if params.train_sft.num_steps and params.train_sft.max_tokens > context:
         yield f"train_sft.max_tokens: is {params.train_sft.max_tokens:,}, and {base} reads {context:,} tokens"
 
 
+def is_about_limits(line: str) -> bool:
+    """Tell whether a line is about limits in tokens, which `grpo-pipeline limits` proposes."""
+    return any(f".{key}: " in line for key in ("max_prompt_tokens", "max_new_tokens", "max_tokens"))
+
+
 def _sources(params: Params, split: Split) -> list[str]:
-    return [source.kind for source in params.prepare_data.sources if source.max_problems(split) != 0]
+    return [source.name for source in params.prepare_data.sources if source.max_problems(split) != 0]
 
 
 def _of_splits(params: Params) -> Iterator[str]:
-    keys = {Split.TRAIN: "`train`", Split.TEST: "`test`", Split.DEV: "`dev_fraction`"}
+    keys = {Split.TRAIN: "`train`", Split.TEST: "`test`, `test_fraction`", Split.DEV: "`dev_fraction`"}
     for split in dict.fromkeys((Split.TRAIN, Split.TEST, params.evaluate.split)):
         if not _sources(params, split):
             yield f"prepare_data.sources: no source has {split} problems; set {keys[split]} or `num_{split}` of one"
+
+
+def _of_names(params: Params) -> Iterator[str]:
+    """Sources that keys name and that there are not, and those that a key has to name and does not."""
     weights = params.train_grpo.prompts.source_weights or {}
     named = [
         ("report.gate.target", params.evaluate.split, params.report.gate.target),
         ("train_grpo.prompts.source_weights", Split.TRAIN, sorted(weights)),
+        ("train_grpo.reward.by_source", Split.TRAIN, params.train_grpo.reward.by_source),
     ]
     for key, split, names in named:
         sources = _sources(params, split)
@@ -218,6 +256,9 @@ def _of_splits(params: Params) -> Iterator[str]:
             if name not in sources:
                 known = ", ".join(sources) or "none"
                 yield f'{key}: no {split} problem comes from "{name}"; sources with {split} problems: {known}'
+    every = [source.name for source in params.prepare_data.sources]
+    for name in [name for name in params.train_sft.model.prompts if name not in every]:
+        yield f'train_sft.model.prompts: no problem comes from "{name}"; sources: {", ".join(every)}'
     for name in _sources(params, Split.TRAIN) if weights else ():
         if name not in weights:
             yield (
@@ -230,7 +271,7 @@ def _of_gate(params: Params, data: Path | None) -> Iterator[str]:
     """What is wrong with the power of the gate, where the number of problems is known."""
     split = params.evaluate.split
     sizes = {
-        source.kind: source.expected_problems(split, data)
+        source.name: source.expected_problems(split, data)
         if isinstance(source, FileSource)
         else source.max_problems(split)
         for source in params.prepare_data.sources
@@ -245,18 +286,41 @@ def _of_gate(params: Params, data: Path | None) -> Iterator[str]:
         yield line
 
 
-def _of_sizes(params: Params) -> Iterator[str]:
-    """Required numbers of problems that the sources cannot reach, whatever is in their files."""
+def _of_prompts(params: Params) -> Iterator[str]:
+    """Tokens of conversations that are written out, where the model's own template can write them."""
+    model = params.train_sft.model
+    named = {"prompt": model.prompt, **{f"prompts.{source}": prompt for source, prompt in model.prompts.items()}}
+    for key, prompt in named.items() if model.chat is None else ():
+        if match := _TURN.search(prompt):
+            yield (
+                f"train_sft.model.{key}: has {match.group()}, which a chat template writes by itself; "
+                "set train_sft.model.chat, such as {system: TEXT}, and leave the question here"
+            )
+
+
+def _of_sizes(params: Params, data: Path | None) -> Iterator[str]:
+    """Required numbers of problems that the sources cannot reach, as far as their sizes are known."""
     required = {
         "validate_data.min_train_rows": (Split.TRAIN, params.validate_data.min_train_rows),
         "validate_data.min_test_rows": (Split.TEST, params.validate_data.min_test_rows),
         "train_grpo.prompts_per_step": (Split.TRAIN, params.train_grpo.prompts_per_step),
     }
     for key, (split, number) in required.items():
-        limits = [source.max_problems(split) for source in params.prepare_data.sources]
+        limits = [_most_problems(source, split, data) for source in params.prepare_data.sources]
         total = sum(each for each in limits if each is not None)
         if None not in limits and 0 < total < number:
             yield f"{key}: is {number:,}, and prepare_data.sources has at most {total:,} {split} problems"
+
+
+def _most_problems(source: Source, split: Split, data: Path | None) -> int | None:
+    """The problems of a split that a source has at most; None where that is not known."""
+    limit = source.max_problems(split)
+    if data is None or not isinstance(source, FileSource) or source.path(split) is None:
+        return limit
+    expected = source.expected_problems(split, data)
+    if expected is None or not source.is_held_out(split):
+        return limit if expected is None else expected
+    return expected + 3 * math.isqrt(expected)  # about three standard deviations of a random part
 
 
 def _of_evaluation(params: Params) -> Iterator[str]:
@@ -275,15 +339,23 @@ def _of_evaluation(params: Params) -> Iterator[str]:
 
 
 def _of_training(params: Params) -> Iterator[str]:
-    others = [source for source in _sources(params, Split.TRAIN) if source != "mbpp"]
-    if "code_tests" in params.train_grpo.reward.weights and others:
-        yield (
-            f"train_grpo.reward.weights.code_tests: problems from {others[0]} have no unit tests; "
-            "leave it out, `accuracy` judges both kinds"
-        )
+    reward = params.train_grpo.reward
+    trained_on = [source for source in params.prepare_data.sources if source.max_problems(Split.TRAIN) != 0]
+    for source in trained_on:
+        if source.kind != "mbpp" and "code_tests" in reward.weights_of(source.name):
+            key = f"by_source.{source.name}" if source.name in reward.by_source else "weights"
+            yield (
+                f"train_grpo.reward.{key}.code_tests: problems from {source.name} have no unit tests; "
+                "leave it out, `accuracy` judges both kinds"
+            )
     sampler = params.train_grpo.sampler
     engine = sampler.vllm or sampler.servers
     needed = params.max_prompt_tokens + params.train_grpo.sampling.max_new_tokens
+    if params.train_grpo.validation and not _sources(params, Split.DEV):
+        yield (
+            "train_grpo.validation: no source has dev problems; hold some out, such as `dev_fraction: 0.05` "
+            "(`num_dev: 200` of word_problems) in one of prepare_data.sources, or set train_grpo.validation: null"
+        )
     if engine and engine.max_tokens < needed:
         key = f"train_grpo.sampler.{'vllm' if sampler.vllm else 'servers'}.max_tokens"
         yield (

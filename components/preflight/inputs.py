@@ -14,21 +14,35 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from components.grading.verifier import Verifier, require_sandbox
-from components.preflight.config import MOUNT, SECRET_KEYS, DeploymentConfig, Params, SecretsConfig, exceeded_limits
+from components.preflight.config import (
+    MOUNT,
+    OPTIONAL_SECRET_KEYS,
+    SECRET_KEYS,
+    DeploymentConfig,
+    Params,
+    SecretsConfig,
+    exceeded_limits,
+)
 from components.preflight.form import SKIP_IF_UNCHANGED, Form
-from components.prepare_data.config import PrepareConfig
+from components.prepare_data.config import PrepareConfig, Source
+from components.prepare_data.dataset import Dataset
 from components.prepare_data.source import FileSource, MalformedRow
 from components.register.catalogue import Catalogue
 from components.register.config import RegisterConfig
 from components.register.snapshot import read_registry
 from components.register.storage import CONFIG, check_storage, new_config
 from components.shared import lineage
+from components.shared.chat import prompt_format
 from components.shared.errors import PipelineError, UnchangedRunError
 from components.shared.model import context_tokens, model_config
-from components.shared.problem import Split
+from components.shared.problem import Problem, Split
 from components.shared.progress import say
+from components.shared.tokenizer import token_lengths
 from components.shared.versioning import Workspace, changes_since, is_url
 from components.train_grpo.custom_rewards import import_errors, is_custom
+from components.train_grpo.preferences import KEY as PREFERENCES
+from components.train_grpo.preferences import read_preferences
+from components.train_sft.config import TrainSFTConfig
 
 Check = Callable[[], Any]
 
@@ -61,39 +75,120 @@ def missing_here(params: Params, *, containers: bool = False) -> list[str]:
         lookups["prepare_data.repository.url"] = partial(references, repository.url)
     if is_url(register.registry):
         lookups["register.registry"] = partial(references, register.registry)
+    lookups |= hub_datasets(params.prepare_data)
     if register.model_registry:
         lookups["register.model_registry"] = partial(Catalogue, register.model_registry)
+    if register.storage:
+        lookups["register.storage"] = partial(list_storage, register)
     answers = run_concurrently(lookups, _DEADLINE_S)
     context = answers[_BASE_MODEL]
     lines = [
-        *_files(params.prepare_data),
+        *_files(params),
         *(f"{key}: {answer}" for key, answer in answers.items() if isinstance(answer, PipelineError)),
         *(exceeded_limits(params, context) if isinstance(context, int) else []),
+        *([] if isinstance(context, PipelineError) else _exceeded_by_data(params)),
         *unusable_rewards(params, trained_here=not containers),
+        *unusable_preferences(params),
+        *([] if containers else _missing_trackers(params)),
     ]
     if not containers and any(source.kind == "mbpp" for source in params.prepare_data.sources):
         try:
             require_sandbox()
         except PipelineError as error:
             lines.append(f"prepare_data.sources: mbpp has code to run: {error}")
-    if not is_url(register.registry) and Path(register.registry).is_file():
-        lines.append(f"register.registry: {register.registry} is not a folder")
-    return lines
+    return [*lines, *_unusable_folder(register.registry)]
+
+
+def _unusable_folder(registry: str) -> Iterator[str]:
+    if is_url(registry):
+        return
+    path = Path(registry).resolve()
+    existing = next(each for each in (path, *path.parents) if each.exists())
+    if not existing.is_dir():
+        yield f"register.registry: {registry} is not a folder"
+    elif not os.access(existing, os.W_OK | os.X_OK):
+        yield f"register.registry: {registry}: {existing} cannot be written to by this user"
+
+
+def _missing_trackers(params: Params) -> Iterator[str]:
+    both = {"train_sft": params.train_sft.tracking, "train_grpo": params.train_grpo.tracking}
+    # Each tracker has the name of its package. SFT has those of GRPO where nothing else is set.
+    keys = {package: f"{stage}.tracking" for stage, config in both.items() for package, settings in config if settings}
+    for package, key in keys.items():
+        if importlib.util.find_spec(package) is None:
+            yield f"{key}.{package}: needs the Python package {package}, which is not installed"
 
 
 def base_models(params: Params) -> dict[str, tuple[str, Check]]:
     """Return each model that a run starts from, by key, with its check; that of the policy returns its context."""
     base, reward_model = params.train_sft.model.base, params.train_grpo.reward.model
-    models: dict[str, tuple[str, Check]] = {_BASE_MODEL: (base, partial(context_tokens, base))}
+    models: dict[str, tuple[str, Check]] = {_BASE_MODEL: (base, partial(_policy_context, params.train_sft))}
     if reward_model and reward_model.base != "reference":
         models["train_grpo.reward.model.base"] = (reward_model.base, partial(model_config, reward_model.base))
     return models
 
 
+def _policy_context(config: TrainSFTConfig) -> int | None:
+    """The context of the base model; PipelineError where its chat template cannot be used as the config says."""
+    context = context_tokens(config.model.base)
+    form = prompt_format(config.model)
+    form.prompt("1 + 1?")
+    if config.num_steps:
+        form.require_answers()
+    return context
+
+
+def _exceeded_by_data(params: Params) -> Iterator[str]:
+    """Yield a line for each limit that most of the first problems exceed, so that a later stage would stop at it."""
+    model, limits = params.train_sft.model, params.validate_data
+    problems = [] if model.scratch or params.prepare_data.repository else [*_first_problems(params.prepare_data)]
+    prompts, solutions = token_lengths(model, problems)
+    pairs = zip(problems, prompts, solutions, strict=True)
+    examples = [prompt + solution + 1 for problem, prompt, solution in pairs if problem.split == Split.TRAIN]
+    longest = {"validate_data.max_prompt_tokens": (limits.max_prompt_tokens, prompts)}
+    if params.train_sft.num_steps:
+        longest["train_sft.max_tokens"] = (params.train_sft.max_tokens, examples)
+    for key, (limit, tokens) in longest.items():
+        num_longer = sum(each > limit for each in tokens)
+        if 2 * num_longer > len(tokens):
+            what = "prompts" if key.startswith("validate") else "prompts with their solutions"
+            yield f"{key}: is {limit:,}, and {num_longer} of the first {len(tokens)} {what} have up to {max(tokens):,}"
+
+
+def _first_problems(config: PrepareConfig) -> Iterator[Problem]:
+    """The first problems of each source; of a file that cannot be read none, which is reported elsewhere."""
+    with Verifier() as verify:
+        for source in config.sources:
+            if not isinstance(source, FileSource):
+                yield from islice(source.problems(config.seed), _NUM_ROWS_TRIED)
+                continue
+            for split in (Split.TRAIN, Split.TEST):
+                rows = _first_rows(source, split, verify)
+                yield from () if isinstance(rows, str) else (row for row in rows if isinstance(row, Problem))
+
+
 def unusable_rewards(params: Params, *, trained_here: bool = False) -> list[str]:
     """Return a line for each reward of the user's own that cannot be loaded."""
-    custom = [name for name in params.train_grpo.reward.weights if is_custom(name)]
+    custom = [name for name in params.train_grpo.reward.names if is_custom(name)]
     return import_errors(custom, trained_here=trained_here)
+
+
+def unusable_preferences(params: Params) -> list[str]:
+    """Return a line if the file of preference pairs is missing or has a row that is no pair."""
+    model = params.train_grpo.reward.model
+    try:
+        if model and model.preferences:
+            read_preferences(Path(model.preferences))
+    except PipelineError as error:
+        return [str(error)]
+    return []
+
+
+def unshared_preferences(params: Params) -> Iterator[str]:
+    """Check that the pods of a training job find the preference pairs; the shared volume is not mounted here."""
+    model = params.train_grpo.reward.model
+    if model and model.preferences and not model.preferences.startswith("/"):
+        yield f"{PREFERENCES}: {model.preferences} is not on the shared volume; accepted: {MOUNT}/..."
 
 
 def run_concurrently(checks: Mapping[str, Check], deadline_s: float) -> dict[str, Any]:
@@ -123,20 +218,44 @@ def run_concurrently(checks: Mapping[str, Check], deadline_s: float) -> dict[str
     return answers
 
 
-def _files(config: PrepareConfig) -> Iterator[str]:
-    if config.repository:
+def hub_datasets(config: PrepareConfig) -> dict[str, Check]:
+    """Return a check of each dataset that is read from the hub, by key; none where a repository may have a folder."""
+    return {
+        f"prepare_data.sources.{index}.{split}": partial(source.check_on_hub, split, Path())
+        for index, source in enumerate(config.sources)
+        for split in (Split.TRAIN, Split.TEST)
+        if isinstance(source, Dataset) and config.repository is None
+        if not source.is_held_out(split) and source.is_on_hub(split, Path())
+    }
+
+
+def _files(params: Params) -> Iterator[str]:
+    """Say what is wrong with files as far as their first rows show, and with fine-tuning on what has no solution."""
+    if params.prepare_data.repository:
         return
+    unsolved = []
     with Verifier() as verify:
-        for index, source in enumerate(config.sources):
-            if not isinstance(source, FileSource):
-                continue
+        for index, source in enumerate(params.prepare_data.sources):
             for split in (Split.TRAIN, Split.TEST):
-                if source.path(split) and (wrong := _unreadable(source, split, verify)):
-                    yield f"prepare_data.sources.{index}.{split}: {wrong}"
+                rows = _first_rows(source, split, verify)
+                if isinstance(rows, str):
+                    yield f"prepare_data.sources.{index}.{split}: {rows}"
+                elif split == Split.TRAIN and rows:
+                    unsolved.append(not any(isinstance(row, Problem) and row.solution for row in rows))
+                elif split == Split.TRAIN and source.max_problems(split) != 0:  # not known yet
+                    unsolved.append(False)
+    if params.train_sft.num_steps > 0 and unsolved and all(unsolved):
+        yield (
+            "train_sft.num_steps: no train problem has a solution to imitate; set train_sft.num_steps: 0, or name the "
+            "column of solutions (prepare_data.sources.0.columns.solution)"
+        )
 
 
-def _unreadable(source: FileSource, split: Split, verify: Verifier) -> str | None:
-    """Say why the raw file of a split cannot be used, as far as its first rows show."""
+def _first_rows(source: Source, split: Split, verify: Verifier) -> list[Problem | MalformedRow] | str:
+    """Return the first rows in the file of a split, or why it cannot be used; none where it has no file here."""
+    on_hub = isinstance(source, Dataset) and source.is_on_hub(split, Path())
+    if not isinstance(source, FileSource) or source.path(split) is None or source.is_held_out(split) or on_hub:
+        return []
     try:
         rows = list(islice(source.read(split, Path(), verify), _NUM_ROWS_TRIED))
     except PipelineError as error:
@@ -145,7 +264,7 @@ def _unreadable(source: FileSource, split: Split, verify: Verifier) -> str | Non
         return f"{source.path(split)}: contains no row"
     malformed = [row for row in rows if isinstance(row, MalformedRow)]
     if len(malformed) < len(rows):
-        return None
+        return rows
     file, line, reason = malformed[0]
     return f"{source.path(split)}: none of its first {len(rows)} rows can be used; {file}:{line}: {reason}"
 
@@ -258,8 +377,9 @@ def _with_password(name: str, value: Any) -> Iterator[str]:
 
 def training_secrets(deployment: DeploymentConfig) -> dict[str, list[str]]:
     """Return those of the secrets for pods of training jobs that exist, with their keys."""
-    keys = SECRET_KEYS["hub"]
-    return {deployment.secrets.hub: list(keys)} if all(key in os.environ for key in keys) else {}
+    hub, tracking = SECRET_KEYS["hub"], [key for key in OPTIONAL_SECRET_KEYS["tracking"] if key in os.environ]
+    secrets = {deployment.secrets.hub: list(hub)} if all(key in os.environ for key in hub) else {}
+    return {**secrets, deployment.secrets.tracking: tracking} if tracking else secrets
 
 
 def missing_secrets(deployment: DeploymentConfig) -> Iterator[str]:

@@ -145,9 +145,11 @@ def _refuse(answers: dict[str, Any], wrong: list[str], params: Params | None) ->
 def _files(form: Form, params: Params) -> Iterator[str]:
     """Yield a line if the sources read files of no repository, or a repository is named and nothing is read."""
     files, url = params.prepare_data.files, form["data_repository"]
-    if files and not url:
+    on_hub = params.prepare_data.hub_ids
+    files_alone = [path for path in files if path not in on_hub]
+    if files_alone and not url:
         yield (
-            f"data_repository: is empty, and {files[0]} is read from a git and DVC repository; "
+            f"data_repository: is empty, and {files_alone[0]} is read from a git and DVC repository; "
             "set it, with data_revision"
         )
     if url and not files:
@@ -171,9 +173,11 @@ def _checks(form: Form, deployment: DeploymentConfig, params: Params | None) -> 
         models = {
             key: check for key, (base, check) in inputs.base_models(params).items() if not base.startswith(("/", "."))
         }
-        checks |= {in_the_form(key): check for key, check in models.items()}
+        datasets = inputs.hub_datasets(params.prepare_data)
+        checks |= {in_the_form(key): check for key, check in (models | datasets).items()}
         checks["storage"] = partial(inputs.list_storage, params.register)
         checks["rewards"] = lambda: list(map(in_the_form, inputs.unusable_rewards(params)))
+        checks["preferences"] = lambda: list(map(in_the_form, inputs.unshared_preferences(params)))
         if params.register.model_registry:
             checks["model registry"] = partial(_lines, inputs.model_registry, params.register.model_registry, storage)
     if url:

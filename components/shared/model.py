@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from components.shared import durable, jsonl, lineage
 from components.shared.answer_policy import AnswerPolicy
@@ -16,8 +16,8 @@ from components.shared.errors import PipelineError
 from components.shared.lineage import Material
 
 PIPELINE_FILE = "pipeline.json"
-"""Beside the weights: how a question is put to the model ("prompt"), where its responses state their answer ("answer")
-and, if the weights are elsewhere, where ("weights"), with their "digest" or "revision"."""
+"""Beside the weights: how a question is put to the model (the keys of `asking`) and, if the weights are elsewhere,
+where ("weights"), with their "digest" or "revision"."""
 TOKENIZER_FILE = "tokenizer.json"
 _CONFIG = "config.json"
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
@@ -42,9 +42,16 @@ class ScratchModel:
 
 SCRATCH_MODELS = {
     "scratch:tiny": ScratchModel(hidden_size=64, num_layers=2, num_heads=4, vocabulary_size=None, max_tokens=512),
-    "scratch:words": ScratchModel(hidden_size=96, num_layers=3, num_heads=3, vocabulary_size=None, max_tokens=512),
+    "scratch:words": ScratchModel(hidden_size=128, num_layers=2, num_heads=4, vocabulary_size=None, max_tokens=512),
     "scratch:math": ScratchModel(hidden_size=128, num_layers=3, num_heads=4, vocabulary_size=2048, max_tokens=1024),
 }
+
+
+class ChatConfig(Config):
+    """A conversation by the chat template of the model's own tokenizer, in which a user asks and the model answers."""
+
+    system: str | None = None
+    """Message of the system before the question; null for none, or for the one that the template has by itself."""
 
 
 class ModelConfig(Config):
@@ -52,8 +59,15 @@ class ModelConfig(Config):
 
     base: str = Field(min_length=1)
     """Hugging Face id or folder, or `scratch:<preset>` for a small model that needs no download."""
+    chat: ChatConfig | None = None
+    """Conversation that the prompt is the user's message of, without white space around it; `{}` for the model's chat
+    template as it is; null for the text of the prompt alone."""
+    thinking: bool | None = None
+    """Value of `enable_thinking` for a chat template that knows it; null leaves it to the template."""
     prompt: str = "{question}\n"
     """Text put to the model; `{question}` stands for the question. One with `<think>` asks for thoughts."""
+    prompts: dict[str, str] = Field(default_factory=dict)
+    """Texts for problems of other sources than most, by the name of the source, in place of `prompt`."""
     answer: AnswerPolicy = AnswerPolicy.DECLARED
     """Where a response to this prompt has to state its final answer."""
 
@@ -71,19 +85,44 @@ class ModelConfig(Config):
             raise ValueError("must contain `{question}`")
         return prompt
 
+    @field_validator("prompts")
+    @classmethod
+    def _prompts_ask_the_question(cls, prompts: dict[str, str]) -> dict[str, str]:
+        for source, prompt in prompts.items():
+            if "{question}" not in prompt:
+                raise ValueError(f"the prompt of {source} must contain `{{question}}`")
+        return prompts
+
+    @model_validator(mode="after")
+    def _has_a_template(self) -> "ModelConfig":
+        if self.chat is not None and self.scratch:
+            raise ValueError("chat: a model made from scratch has no chat template; leave chat out")
+        if self.thinking is not None and self.chat is None:
+            raise ValueError("thinking: is for chat templates; set chat, such as `chat: {}`")
+        return self
+
     @property
     def scratch(self) -> ScratchModel | None:
         """The size of the model to make, or None where `base` is an existing one."""
         return SCRATCH_MODELS.get(self.base)
 
-    @property
-    def asks_for_thoughts(self) -> bool:
-        """Whether a response is to think between `<think>` and `</think>` before it answers."""
-        return "<think>" in self.prompt
+    def asks_for_thoughts(self, source: str = "") -> bool:
+        """Tell whether a response is to think between `<think>` and `</think>` before it answers."""
+        system = (self.chat.system if self.chat else None) or ""
+        return self.thinking is True or "<think>" in self.prompts.get(source, self.prompt) + system
 
-    def ask(self, question: str) -> str:
-        """Return the prompt for a question: the one place where it is made."""
-        return self.prompt.replace("{question}", question)
+    def ask(self, question: str, source: str = "") -> str:
+        """Return the text for a question from a source of problems, which a chat template may still surround."""
+        return self.prompts.get(source, self.prompt).replace("{question}", question)
+
+
+_ASKING = ("prompt", "answer", "chat", "thinking", "prompts")
+"""Keys of `ModelConfig` that are saved beside weights, where they are set."""
+
+
+def asking(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what says how a question is put to a model: of a dumped `ModelConfig`, or of a pipeline.json."""
+    return {key: values[key] for key in _ASKING if values.get(key) not in (None, {})}
 
 
 def require_model_folder(folder: Path) -> None:
@@ -144,19 +183,41 @@ def model_file(base: str, name: str) -> Path:
         if not (Path(base) / name).is_file():
             raise PipelineError(f"model {base}: holds no {name}; a Hugging Face model folder is expected")
         return Path(base) / name
+    fetched = _fetched(base, name)
+    if isinstance(fetched, Path):
+        return fetched
+    raise _not_fetched(base, fetched)
+
+
+def _not_fetched(base: str, error: Exception) -> PipelineError:
+    from huggingface_hub import constants
+
+    remedy = "a gated model needs HF_TOKEN"
+    if constants.HF_HUB_OFFLINE:
+        remedy = "HF_HUB_OFFLINE is set, so only models in a folder or in the hub's cache can be used"
+    return PipelineError(f"{base}: neither a folder nor a model that can be fetched ({type(error).__name__}); {remedy}")
+
+
+def optional_model_file(base: str, name: str) -> Path | None:
+    """Return a file of a model in a folder or on the hub; None where the model has no such file."""
+    if Path(base).is_dir():
+        return path if (path := Path(base) / name).is_file() else None
+    from huggingface_hub.errors import EntryNotFoundError
+
+    fetched = _fetched(base, name)
+    return None if isinstance(fetched, EntryNotFoundError) else model_file(base, name)
+
+
+def _fetched(base: str, name: str) -> Path | Exception:
+    """A file of a model on the hub, or why there is none."""
     # Slow to import, and of no use to a model in a folder.
-    from huggingface_hub import constants, hf_hub_download
+    from huggingface_hub import hf_hub_download
 
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it announces each of its retries
     try:
         return Path(hf_hub_download(base, name))
     except Exception as error:  # the hub client raises a wide family of errors, all of them meaning "not available"
-        remedy = "a gated model needs HF_TOKEN"
-        if constants.HF_HUB_OFFLINE:
-            remedy = "HF_HUB_OFFLINE is set, so only models in a folder or in the hub's cache can be used"
-        raise PipelineError(
-            f"{base}: neither a folder nor a model that can be fetched ({type(error).__name__}); {remedy}"
-        ) from None
+        return error
 
 
 def _pipeline_values(folder: Path) -> dict[str, Any]:
@@ -168,6 +229,26 @@ def _pipeline_values(folder: Path) -> dict[str, Any]:
 def holds_model(folder: Path) -> bool:
     """Tell whether a folder has a whole model of a stage, rather than a reference to one."""
     return (folder / PIPELINE_FILE).is_file() and "weights" not in _pipeline_values(folder)
+
+
+def weights_folder(folder: Path) -> Path:
+    """Return the folder with the weights of a stage's model, or of the one it refers to; the hub's are fetched."""
+    values = _pipeline_values(folder)
+    base = values.get("weights", str(folder))
+    is_elsewhere = "weights" in values and not Path(base).is_dir()
+    return fetch_weights(base, values.get("revision")) if is_elsewhere else Path(base)
+
+
+def fetch_weights(base: str, revision: str | None = None) -> Path:
+    """Return the folder of the hub's cache with a model, which is fetched into it; PipelineError where it cannot be."""
+    from huggingface_hub import snapshot_download
+
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it announces each of its retries
+    kinds = ("*.json", "*.jinja", "*.model", "*.txt", "*.safetensors", "*.bin")
+    try:
+        return Path(snapshot_download(base, revision=revision, allow_patterns=list(kinds)))
+    except Exception as error:  # as in `_fetched`
+        raise _not_fetched(base, error) from None
 
 
 def write_reference(folder: Path, model: Path) -> None:
@@ -199,7 +280,7 @@ def resolve_reference(folder: Path) -> Path:
         where = f"{folder / PIPELINE_FILE}: the model is in {model}"
         raise PipelineError(f"{where}, which is not there; is its volume mounted, and was its run not removed?")
     own = _pipeline_values(model)
-    is_same = all(own.get(key) == reference.get(key) for key in ("prompt", "answer"))
+    is_same = asking(own) == asking(reference)
     return model if holds_model(model) and is_same and (model / lineage.FILE_NAME).is_file() else folder
 
 

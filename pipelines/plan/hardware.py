@@ -1,5 +1,6 @@
 """Rates of GPUs from their datasheets, and the time of collectives on the links between them."""
 
+import re
 from dataclasses import dataclass
 
 from components.shared.errors import PipelineError
@@ -10,6 +11,10 @@ HOST_RATE = 25e9
 _USABLE_FRACTION = 0.92
 """Of a GPU's memory; the rest is the CUDA context, NCCL and fragmentation (assumed)."""
 _GPUS_PER_NODE = 8
+_LARGE_GIB = 70
+"""Above this vLLM computes more sequences together, except on an A100."""
+_MAKERS = {"nvidia", "geforce", "rtx", "tesla", "amd", "instinct", "sxm"}
+"""Words of a GPU's name that may be left out."""
 _NODE_HOP_S, _NETWORK_HOP_S = 1e-6, 5e-6
 """Latency from a GPU to the next, within a node and between nodes (assumed)."""
 _LINK_FRACTION = 0.8
@@ -24,7 +29,7 @@ class Gpu:
     memory_gib: float
     """As an idle device reports it; a little less than its name says."""
     bf16_rate: float
-    """Operations per second of dense matrix products."""
+    """Operations per second of dense matrix products; 0 where the GPU has none in bfloat16."""
     fp32_rate: float
     memory_rate: float
     """Bytes per second to and from its memory."""
@@ -37,6 +42,11 @@ class Gpu:
     def usable_bytes(self) -> float:
         """Memory that a run can use."""
         return self.memory_gib * GIB * _USABLE_FRACTION
+
+    @property
+    def engine_sequences(self) -> int:
+        """The most sequences that vLLM computes together, by default."""
+        return 1024 if self.memory_gib > _LARGE_GIB and not self.name.startswith("a100") else 256
 
     def gather_s(self, num_gpus: int, num_bytes: float, num_calls: int = 1) -> float:
         """Return the seconds of an all_gather or a reduce_scatter over `num_gpus`; an all_reduce takes twice as long.
@@ -54,22 +64,49 @@ class Gpu:
 
 
 _GPUS = [
-    Gpu("a100", 79, 312e12, 19.5e12, 2.04e12, 300e9, 25e9),
-    Gpu("a100-40gb", 39, 312e12, 19.5e12, 1.56e12, 300e9, 25e9),
-    Gpu("a800", 79, 312e12, 19.5e12, 2.04e12, 200e9, 25e9),
-    Gpu("b200", 178, 2250e12, 80e12, 8.0e12, 900e9, 50e9),
+    # Data centres, with NVLink (or Infinity Fabric) and a network card per GPU.
+    Gpu("a100", 79, 312e12, 19.5e12, 2.039e12, 300e9, 25e9),
+    Gpu("a100-40gb", 39, 312e12, 19.5e12, 1.555e12, 300e9, 25e9),
+    Gpu("a800", 79, 312e12, 19.5e12, 2.039e12, 200e9, 25e9),
+    Gpu("b200", 178, 2250e12, 75e12, 8.0e12, 900e9, 50e9),
+    Gpu("gb200", 184, 2500e12, 80e12, 8.0e12, 900e9, 50e9),
     Gpu("h100", 79, 989e12, 67e12, 3.35e12, 450e9, 50e9),
+    Gpu("h100-nvl", 93, 835e12, 60e12, 3.9e12, 300e9, 50e9),
+    Gpu("h100-pcie", 79, 756e12, 51e12, 2.0e12, 64e9, 50e9),
     Gpu("h20", 95, 148e12, 44e12, 4.0e12, 450e9, 50e9),
     Gpu("h200", 139, 989e12, 67e12, 4.8e12, 450e9, 50e9),
     Gpu("h800", 79, 989e12, 67e12, 3.35e12, 200e9, 50e9),
+    Gpu("mi300x", 191, 1307e12, 163.4e12, 5.3e12, 448e9, 50e9),
+    # Workstations and servers, on PCIe 3, 4 or 5.
+    Gpu("a10", 22, 125e12, 31.2e12, 0.6e12, 32e9, 12.5e9),
+    Gpu("a10g", 22, 70e12, 35e12, 0.6e12, 32e9, 12.5e9),
+    Gpu("a30", 23, 165e12, 10.3e12, 0.933e12, 32e9, 12.5e9),
+    Gpu("a40", 44, 149.7e12, 37.4e12, 0.696e12, 32e9, 12.5e9),
+    Gpu("a6000", 47, 154.8e12, 38.7e12, 0.768e12, 32e9, 12.5e9),
+    Gpu("l4", 22, 121e12, 30.3e12, 0.3e12, 32e9, 12.5e9),
     Gpu("l40s", 44, 362e12, 91.6e12, 0.864e12, 32e9, 25e9),
+    Gpu("rtx-3090", 23.5, 71e12, 35.6e12, 0.936e12, 32e9, 12.5e9),
+    Gpu("rtx-4090", 23.5, 165.2e12, 82.6e12, 1.008e12, 32e9, 12.5e9),
+    Gpu("rtx-5090", 31.5, 209.5e12, 104.8e12, 1.792e12, 64e9, 12.5e9),
+    Gpu("rtx-6000-ada", 47, 364.2e12, 91.1e12, 0.96e12, 32e9, 12.5e9),
+    Gpu("rtx-pro-6000", 95, 503.8e12, 125e12, 1.792e12, 64e9, 12.5e9),
+    Gpu("t4", 14.5, 0.0, 8.1e12, 0.32e12, 16e9, 6.25e9),
+    Gpu("v100", 31.5, 0.0, 15.7e12, 0.9e12, 150e9, 12.5e9),
+    Gpu("v100-16gb", 15.5, 0.0, 15.7e12, 0.9e12, 150e9, 12.5e9),
 ]
-"""Datasheets of NVIDIA; one network card per GPU, of 200 Gbit/s (A100, A800, L40S) or 400 Gbit/s, as in DGX systems."""
+"""Datasheets of NVIDIA and AMD; dense rates, without sparsity, and with sums in float32. Network cards of
+400 Gbit/s (Hopper and later), 200 (A100, L40S) or 100 per GPU are assumed."""
 GPUS = {gpu.name: gpu for gpu in _GPUS}
 
 
 def gpu(name: str) -> Gpu:
-    """Return a GPU by its name, in any case."""
-    if name.lower() not in GPUS:
+    """Return a GPU by its name in any case, with or without maker and series: `NVIDIA GeForce RTX 4090` is `4090`."""
+    matching = [each for each in _GPUS if _plain(each.name) == _plain(name)]
+    if not matching:
         raise PipelineError(f"--gpu {name}: unknown GPU; accepted: {', '.join(GPUS)}")
-    return GPUS[name.lower()]
+    return matching[0]
+
+
+def _plain(name: str) -> str:
+    """The letters and digits of a name without the words that a maker puts before or behind it."""
+    return "".join(word for word in re.findall("[a-z0-9]+", name.lower()) if word not in _MAKERS)

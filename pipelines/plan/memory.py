@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import product
 from typing import Any, NamedTuple
 
-from pipelines.plan.hardware import Gpu
+from pipelines.plan.hardware import GIB, Gpu
 from pipelines.plan.run import Run
 
 _BUCKET_ELEMENTS = 500_000_000
@@ -20,8 +20,12 @@ _MIN_SHARDED_ELEMENTS = 100_000
 """ZeRO 3 does not shard smaller tensors (DeepSpeed's default)."""
 _FIRST_CAPACITY = 64
 """Tokens for which a completion's cache has room at first; it is doubled when full (components/rollout)."""
-_CHUNK_ELEMENTS, _MIN_CHUNK_ROWS = 4_194_304, 64
-"""Logits that exist at once, and the fewest rows of them (components/policy)."""
+_CHUNK_ELEMENTS, _MIN_CHUNK_ROWS = 134_217_728, 64
+"""Logits that exist at once on a GPU, and the fewest rows of them (components/policy)."""
+_CONTEXT_BYTES, _GRAPH_BYTES = 0.5 * GIB, 1.0 * GIB
+"""CUDA context of a second process on the GPU, and vLLM's captured graphs; both stay while it sleeps (assumed)."""
+_PREFILL_TOKENS = 16384
+"""Tokens of prompts that vLLM computes at once (its default on GPUs of 70 GiB or more, and half of that on others)."""
 _INDEX_BYTES = 8
 _MAX_GPUS = 4096
 _MIN_ZERO_STAGE = {"none": 0, "optimizer": 1, "all": 3}
@@ -34,8 +38,11 @@ def memory_of(run: Run) -> dict[str, float]:
     """Return the bytes of each part on a GPU that trains, and of all at the peaks of the update and of sampling."""
     parts = {**_states(run), "activations": _activations(run), "buffers": _buffers(run), **_sampler(run)}
     states, copy = sum(parts[name] for name in STATES), parts["sampler_weights"]
-    update = states + parts["reference"] + parts["activations"] + parts["buffers"]
-    sampling = parts["weights"] + parts["optimizer"] + parts["reference"] + copy
+    # It is trained like the policy, and rests when the policy is trained.
+    parts["reward_model"] = states if run.reward_model else 0.0
+    resident = parts["reference"] + parts["reward_model"] + parts["engine"]
+    update = states + resident + parts["activations"] + parts["buffers"]
+    sampling = parts["weights"] + parts["optimizer"] + resident + copy
     return {
         **parts,
         # vLLM sleeps while the policy is updated, and there are no gradients while it samples.
@@ -80,14 +87,15 @@ def _activations(run: Run) -> float:
     """What is saved of a micro-batch when its backward pass begins."""
     shape, size = run.shape, run.element_bytes
     # With checkpointing only the input of each layer.
-    layer = shape.hidden_size * size if run.gradient_checkpointing else _layer_bytes_per_token(run)
+    layer = shape.hidden_size * size if run.gradient_checkpointing else layer_bytes_per_token(run)
     # Before and after the layers: indices, rotations, the last norm, and what the output layer saves.
     indices, rotations = 4 * _INDEX_BYTES, 2 * size * shape.head_size
     ends = indices + rotations + shape.hidden_size * (4 + size) + shape.hidden_size * size + 3 * 4
     return float(run.tokens_at_once * (shape.num_layers * layer + ends))
 
 
-def _layer_bytes_per_token(run: Run) -> int:
+def layer_bytes_per_token(run: Run) -> int:
+    """Return what a layer saves of a token for its backward pass."""
     shape, size = run.shape, run.element_bytes
     norm = shape.hidden_size * (4 + size)  # its input in fp32, and the output
     norms = 2 * norm + shape.qk_norm * (4 + size) * (shape.query_size + shape.kv_size)
@@ -111,7 +119,7 @@ def _buffers(run: Run) -> float:
     # A layer: gradients of the widest tensors of its MLP; with checkpointing its activations, too.
     per_token = size * (3 * shape.intermediate_size + 2 * shape.hidden_size)
     if run.gradient_checkpointing:
-        per_token += _layer_bytes_per_token(run)
+        per_token += layer_bytes_per_token(run)
     layer = float(num_tokens * per_token)
     bucket = size * min(run.num_trained, _BUCKET_ELEMENTS)
     if run.zero_stage == 3:
@@ -123,6 +131,8 @@ def _buffers(run: Run) -> float:
 def _sampler(run: Run) -> dict[str, float]:
     """The sampler's own weights, its cache and logits, and the weights that ZeRO 3 gathers to update the sampler's."""
     rows = min(-(-run.prompts // run.num_trainers), max(1, run.max_batch_size // run.group_size)) * run.group_size
+    if run.sampler == "vllm":
+        rows = min(rows, run.max_batch_size)
     # Every completion may reach its limit; vLLM makes some wait where they do, so that mean lengths are enough.
     capacity = run.mean_completion_tokens
     if run.sampler == "transformers":
@@ -133,12 +143,19 @@ def _sampler(run: Run) -> dict[str, float]:
     cache = run.cache_bytes or tokens * run.shape.kv_bytes_per_token(run.element_bytes)
     gathered = _unsharded(run) if run.zero_stage == 3 else 0.0
     vllm, apart = _unsharded(run) / run.tensor_parallel, run.num_servers > 0
+    # Logits in fp32, the same over the temperature, and their exponentials.
+    sampling = 3.0 * 4 * rows * run.shape.vocabulary_size
+    engine = 0.0
+    if run.sampler == "vllm":
+        engine = _CONTEXT_BYTES + (_GRAPH_BYTES if run.compiled else 0.0)
+        width = 3 * run.shape.intermediate_size + 4 * run.shape.hidden_size
+        sampling = max(sampling, float(_PREFILL_TOKENS * width * run.element_bytes))
     return {
+        "engine": engine,
         # An unsharded copy beside the shards of ZeRO 3, where transformers samples.
         "sampler_weights": {"vllm": vllm, "transformers": gathered}.get(run.sampler, 0.0),
         "kv_cache": 0.0 if apart else cache / run.tensor_parallel,
-        # Logits in fp32, the same over the temperature, and their exponentials.
-        "sampling": 0.0 if apart else 3.0 * 4 * rows * run.shape.vocabulary_size,
+        "sampling": 0.0 if apart else sampling,
         "gathered": gathered,
     }
 

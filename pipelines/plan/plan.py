@@ -9,15 +9,18 @@ from typing import Any
 from components.preflight.config import load_params
 from components.shared.errors import PipelineError
 from pipelines.plan.hardware import GIB, Gpu, gpu
+from pipelines.plan.job import Job, job_of
 from pipelines.plan.memory import fits, memory_of, peak, smallest_change
 from pipelines.plan.run import Run, run_of
 from pipelines.plan.scaling import Point, draw, limit_of, loss_at, simulate
-from pipelines.plan.step_time import OTHER, PHASES, SYNC, critic, step_time
+from pipelines.plan.step_time import CHECKPOINTS, DISK_RATE, OTHER, PHASES, SYNC, StepTime, checkpoint_bytes, critic
 
 _MAX_GPUS = 16_384
 _PLOTS = {".png", ".svg", ".pdf"}
 _LABELS = {
     "buffers": "buffers of the update",
+    "reward_model": "reward model",
+    "engine": "vLLM's context and graphs",
     "sampler_weights": "sampler's weights",
     "kv_cache": "KV cache",
     "sampling": "logits while sampling",
@@ -25,27 +28,40 @@ _LABELS = {
     "sampling_peak": "peak while sampling",
 }
 """Of parts that are shown under another name."""
-_SCALING_PHASES = [phase for phase in PHASES if phase not in (SYNC, OTHER)]
+_REST = (SYNC, CHECKPOINTS, OTHER)
+_SCALING_PHASES = [phase for phase in PHASES if phase not in _REST]
 
 
 def plan(
-    path: Path, num_gpus: int, gpu_name: str, completion_tokens: float | None, *, as_json: bool, plot: Path | None
+    path: Path,
+    num_gpus: int,
+    gpu_name: str,
+    completion_tokens: float | None,
+    *,
+    disk_gb_per_s: float = DISK_RATE / 1e9,
+    as_json: bool,
+    plot: Path | None,
 ) -> None:
     """Print the plan of a params file for people, or as JSON; draw how it scales where a file is given."""
     if not 1 <= num_gpus <= _MAX_GPUS:
         raise PipelineError(f"--gpus {num_gpus}: from 1 to {_MAX_GPUS:,} is accepted")
+    if disk_gb_per_s <= 0:
+        raise PipelineError(f"--disk {disk_gb_per_s:g}: GB per second are expected, more than 0")
     if plot is not None and plot.suffix not in _PLOTS:
         raise PipelineError(f"--plot {plot}: the name of a file that ends in {', '.join(sorted(_PLOTS))} is accepted")
-    device = gpu(gpu_name)
-    run = run_of(load_params(path), num_gpus, completion_tokens)
-    print(json.dumps(_figures(path, run, device), indent=1) if as_json else _text(path, run, device))
+    device, params = gpu(gpu_name), load_params(path)
+    if params.train_grpo.engine.precision == "bf16" and not device.bf16_rate:
+        raise PipelineError(f"--gpu {gpu_name}: it has no bfloat16; set train_grpo.engine.precision: fp32")
+    run = run_of(params, num_gpus, completion_tokens, engine_sequences=device.engine_sequences)
+    job = job_of(params, run, device, 1e9 * disk_gb_per_s)
+    print(json.dumps(_figures(path, run, device, job), indent=1) if as_json else _text(path, run, device, job))
     if plot is not None:
         strong, weak = simulate(run, device, "strong"), simulate(run, device, "weak")
         draw({"fixed batch": strong, "batch grows with the GPUs": weak}, plot)
 
 
-def _figures(path: Path, run: Run, gpu: Gpu) -> dict[str, Any]:
-    time, enough = step_time(run, gpu), fits(run, gpu)
+def _figures(path: Path, run: Run, gpu: Gpu, job: Job) -> dict[str, Any]:
+    time, enough = job.step, fits(run, gpu)
     return {
         "params": str(path),
         "gpu": gpu.name,
@@ -58,6 +74,9 @@ def _figures(path: Path, run: Run, gpu: Gpu) -> dict[str, Any]:
         "smallest_change": None if enough else smallest_change(run, gpu),
         "step_s": time.total,
         "phases_s": time.phases,
+        "checkpoint_bytes": checkpoint_bytes(run),
+        "job_hours": job.hours,
+        "job_gpu_hours": job.gpu_hours,
         "ppo": critic(run, gpu),
         "scaling": {scaling: _points(simulate(run, gpu, scaling)) for scaling in ("strong", "weak")},
     }
@@ -80,13 +99,14 @@ def _points(points: list[Point]) -> dict[str, Any]:
     return {"points": rows, "limit": limit and asdict(limit)}
 
 
-def _text(path: Path, run: Run, gpu: Gpu) -> str:
+def _text(path: Path, run: Run, gpu: Gpu, job: Job) -> str:
     ppo = critic(run, gpu)
     parts = [
         _heading(path, run, gpu),
         _memory(run, gpu),
         _verdict(run, gpu),
-        _time(run, gpu),
+        _time(run, job.step),
+        _job(run, job),
         f"Under PPO, a critic of the same shape adds {_gib(ppo['critic_bytes'])} GiB per GPU, "
         f"{ppo['states_share']:.0%} of all models with their\ngradients and optimizers and "
         f"{ppo['peak_share']:.0%} of the peak. "
@@ -95,7 +115,7 @@ def _text(path: Path, run: Run, gpu: Gpu) -> str:
         _scaling("Weak scaling: prompts grow with the GPUs", simulate(run, gpu, "weak")),
         f"Times are for completions of {run.mean_completion_tokens:,.0f} tokens on average (--completion-tokens), "
         f"the longest of {run.completion_tokens:,},\nand prompts of {run.mean_prompt_tokens:,.0f}. "
-        "docs/explanation/planning.md lists the assumptions, and compares plans with published runs.",
+        "docs/explanation/planning.md lists the assumptions; docs/scaling.md compares plans with published runs.",
     ]
     return "\n\n".join(parts)
 
@@ -118,7 +138,7 @@ def _memory(run: Run, gpu: Gpu) -> str:
     by_stage = _by_stage(run)
     rows = [["Memory of a GPU, GiB", *(f"ZeRO {stage}" + "*" * (stage == run.zero_stage) for stage in by_stage)]]
     for name in by_stage[0]:
-        if name != "gathered":  # a moment of the peak while sampling
+        if name != "gathered" and any(memory[name] for memory in by_stage.values()):  # a moment of the peak
             rows.append([_LABELS.get(name, name), *(_gib(memory[name]) for memory in by_stage.values())])
     fit = ("yes" if peak(memory) <= gpu.usable_bytes else "no" for memory in by_stage.values())
     rows.append([f"fits into {_gib(gpu.usable_bytes)}", *fit])
@@ -137,9 +157,8 @@ def _verdict(run: Run, gpu: Gpu) -> str:
     return f"Does not fit: {figures}; {remedy}."
 
 
-def _time(run: Run, gpu: Gpu) -> str:
+def _time(run: Run, time: StepTime) -> str:
     """The phases of a step, and the longest term of each."""
-    time = step_time(run, gpu)
     rows = [["Time of a step", "s", "share", "most of it"]]
     for phase, seconds in time.phases.items():
         terms = {name: value for (of, name), value in time.terms.items() if of == phase}
@@ -150,13 +169,28 @@ def _time(run: Run, gpu: Gpu) -> str:
     return _aligned(rows) + f"\n{rate:,.0f} completion tokens per second, {rate / run.num_gpus:,.0f} per GPU"
 
 
+def _job(run: Run, job: Job) -> str:
+    """The stages of the whole job, and the size of a checkpoint."""
+    rows = [["The whole job", "hours", "GPU-hours"]]
+    for stage, hours in job.hours.items():
+        rows.append([stage, f"{hours:.1f}", f"{job.gpu_hours[stage]:.1f}"])
+    rows.append(["job", f"{sum(job.hours.values()):.1f}", f"{sum(job.gpu_hours.values()):.1f}"])
+    size, every = checkpoint_bytes(run), run.checkpoint_every
+    return _aligned(rows) + f"\nA checkpoint has {_gib(size)} GiB and is written every {every} steps"
+
+
 def _scaling(title: str, points: Sequence[Point]) -> str:
     """A row per number of GPUs, and where scaling stops."""
     rows = [[title, "prompts", "step s", *_SCALING_PHASES, "rest", "efficiency", "fits"]]
     for point in points:
         phases = point.time.phases
-        seconds = [point.time.total, *(phases[phase] for phase in _SCALING_PHASES), phases[SYNC] + phases[OTHER]]
-        row = [f"{point.num_gpus} GPUs", f"{point.prompts:,}", *(f"{each:.1f}" for each in seconds)]
+        rest = sum(phases[phase] for phase in _REST)
+        seconds = [point.time.total, *(phases[phase] for phase in _SCALING_PHASES), rest]
+        row = [
+            f"{point.num_gpus} GPU{'s' * (point.num_gpus > 1)}",
+            f"{point.prompts:,}",
+            *(f"{each:.1f}" for each in seconds),
+        ]
         rows.append([*row, f"{point.efficiency:.0%}", "yes" if point.fits else "no"])
     last, limit = points[-1], limit_of(points)
     loss = limit or loss_at(points[0], last)

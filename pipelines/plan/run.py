@@ -1,18 +1,21 @@
 """A run in plain numbers: a model, the work of a step, and how it is spread over GPUs."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from components.policy.config import ALL_LINEAR
+from components.policy.config import ALL_LINEAR, EngineConfig
 from components.preflight.config import Params
+from components.rollout.vllm.config import WeightsBy
 from components.shared.errors import PipelineError
 from components.shared.model_shape import ModelShape, shape_of
 from pipelines.plan.hardware import GIB
 
-_MEAN_COMPLETION_FRACTION = 0.4
+MEAN_COMPLETION_FRACTION = 0.4
 """Mean length of a completion as a fraction of its limit, where it is not given (assumed)."""
 _MEAN_PROMPT_FRACTION = 0.25
 """The same of prompts (assumed)."""
+_PLAIN_KINDS = {"gsm8k", "word_problems"}
+"""Sources whose answers are numbers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +40,9 @@ class Run:
     shared_prompts: bool = True
     """Whether a group stays on one GPU, and its prompt is computed once."""
 
+    formulas: bool = True
+    """Whether answers may be formulas, which take longer to grade than numbers."""
+
     zero_stage: int
     element_bytes: int
     """Bytes of a weight or activation: 2 for bf16, 4 for fp32."""
@@ -46,7 +52,9 @@ class Run:
     lora_rank: int = 0
     """0 trains all weights."""
     lora_targets: tuple[str, ...] = ()
-    reference: Literal["none", "replicated", "sharded", "offloaded"]
+    reference: Literal["none", "replicated", "sharded", "offloaded", "adapters"]
+    reward_model: bool = False
+    """Whether a learned reward model of the same shape is trained as well."""
 
     sampler: Literal["transformers", "vllm", "vllm_server"]
     max_batch_size: int
@@ -57,8 +65,18 @@ class Run:
     """GPUs that hold a copy of the sampler's weights together."""
     cache_bytes: float = 0.0
     """vLLM's KV cache on all GPUs of a copy; 0 for as much as is needed."""
+    compiled: bool = True
+    """Whether vLLM runs captured graphs."""
+    weights_by: WeightsBy = "ipc"
+    """How new weights reach vLLM."""
+    adapters_only: bool = False
+    """Whether only adapters are sent to vLLM, which has loaded the weights at its start."""
     overlap: bool = False
     """Whether the next rollout is sampled while the policy is updated."""
+    checkpoint_every: int = 0
+    """Steps between checkpoints; 0 writes none."""
+    checkpoint_exports: bool = False
+    """Whether a checkpoint has the whole model as well, for the registry."""
 
     @property
     def completions(self) -> int:
@@ -92,8 +110,11 @@ class Run:
         return self.shape.num_layers * self.lora_rank * sum(sum(sizes[name]) for name in targets if name in sizes)
 
 
-def run_of(params: Params, num_gpus: int, mean_completion_tokens: float | None) -> Run:
-    """Return the run that a params file describes, on this many GPUs."""
+def run_of(params: Params, num_gpus: int, mean_completion_tokens: float | None, *, engine_sequences: int = 256) -> Run:
+    """Return the run that a params file describes, on this many GPUs.
+
+    `engine_sequences` is the most that vLLM computes together, which it chooses by the GPU.
+    """
     config = params.train_grpo
     engine, sampler, limit = config.engine, config.sampler, config.sampling.max_new_tokens
     if mean_completion_tokens is not None and not 0 < mean_completion_tokens <= limit:
@@ -115,21 +136,35 @@ def run_of(params: Params, num_gpus: int, mean_completion_tokens: float | None) 
         prompt_tokens=params.max_prompt_tokens,
         completion_tokens=limit,
         mean_prompt_tokens=_MEAN_PROMPT_FRACTION * params.max_prompt_tokens,
-        mean_completion_tokens=mean_completion_tokens or _MEAN_COMPLETION_FRACTION * limit,
+        mean_completion_tokens=mean_completion_tokens or MEAN_COMPLETION_FRACTION * limit,
         minibatches=config.minibatches_per_rollout,
         updates=config.updates_per_rollout,
-        zero_stage=engine.zero_stage,
-        element_bytes=2 if engine.precision == "bf16" else 4,
-        gradient_checkpointing=engine.gradient_checkpointing,
-        micro_batch_tokens=engine.micro_batch_tokens,
-        offload=engine.offload,
-        lora_rank=engine.lora.rank if engine.lora else 0,
-        lora_targets=tuple(engine.lora.targets) if engine.lora else (),
-        reference=config.reference if config.loss.kl.coefficient else "none",
+        formulas=any(source.kind not in _PLAIN_KINDS for source in params.prepare_data.sources),
+        **engine_values(engine),
+        reference=config.reference_placement if config.loss.kl.coefficient else "none",
+        reward_model=config.reward.model is not None,
         sampler="vllm_server" if sampler.servers else "vllm" if vllm else "transformers",
-        max_batch_size=config.sampling.max_batch_size,
+        max_batch_size=engine_sequences if vllm else config.sampling.max_batch_size,
         num_servers=num_servers,
         tensor_parallel=len(devices[0].split(",")) if devices else 1,
         cache_bytes=vllm.cache_gib * GIB if vllm else 0.0,
+        compiled=vllm.compile if vllm else True,
+        weights_by=vllm.weights_by if vllm else "folder",
+        adapters_only=vllm is not None and vllm.synchronise == "adapters",
         overlap=sampler.overlap,
+        checkpoint_every=config.checkpoint.every_steps,
+        checkpoint_exports=config.publishes_checkpoints,
     )
+
+
+def engine_values(engine: EngineConfig) -> dict[str, Any]:
+    """Return the fields of a `Run` that the engine of a training decides."""
+    return {
+        "zero_stage": engine.zero_stage,
+        "element_bytes": 2 if engine.precision == "bf16" else 4,
+        "gradient_checkpointing": engine.gradient_checkpointing,
+        "micro_batch_tokens": engine.micro_batch_tokens,
+        "offload": engine.offload,
+        "lora_rank": engine.lora.rank if engine.lora else 0,
+        "lora_targets": tuple(engine.lora.targets) if engine.lora else (),
+    }

@@ -10,7 +10,8 @@ from pipelines.plan.memory import fits
 from pipelines.plan.run import Run
 from pipelines.plan.step_time import StepTime, step_time
 
-_NUMBERS_OF_GPUS = (8, 16, 32, 64, 128, 256, 512, 1024)
+_DOUBLINGS = 8
+"""Numbers of GPUs that are looked at: those of the run, and twice as many again and again."""
 _MIN_EFFICIENCY = 0.5
 """Below this more GPUs are not worth it."""
 _FEW = "for each token of the longest completion, however few completions a GPU has"
@@ -21,14 +22,22 @@ _REASONS = {
     ("sampling", "reading caches"): "groups stay whole: a GPU has at least one, and reads its caches",
     ("sampling", "arithmetic"): "groups stay whole: no GPU samples less than one",
     ("sampling", "prompts"): "groups stay whole: no GPU reads less than one prompt",
+    ("sampling", "choosing tokens"): "groups stay whole: no GPU samples less than one",
     ("reference", "arithmetic"): "groups stay whole: no GPU scores less than one for each optimizer step",
+    ("reference", "moving activations"): "groups stay whole: no GPU scores less than one for each optimizer step",
     ("reference", "gathering weights"): _GATHERS,
     ("update", "arithmetic"): "groups stay whole: no GPU trains on less than one for each optimizer step",
+    ("update", "moving activations"): "groups stay whole: no GPU trains on less than one for each optimizer step",
     ("update", "gathering weights"): _GATHERS,
     ("update", "reducing gradients"): "gradients of all weights are summed over all GPUs after each micro-batch",
     ("update", "gathering new weights"): "all new weights go to all GPUs after each optimizer step",
-    ("weight sync", "weights"): "all new weights go to the samplers",
-    ("other", "the rest"): "work that is done once per step, on any number of GPUs",
+    ("weight sync", "weights by files"): "one process writes all new weights for the samplers",
+    ("weight sync", "weights over the network"): "one process sends all new weights to the samplers",
+    ("weight sync", "weights over a socket"): "one process sends all new weights to the samplers",
+    ("weight sync", "weights within the GPU"): "every GPU receives all new weights",
+    ("weight sync", "gathering weights"): "every GPU receives all new weights",
+    ("checkpoints", "writing"): "one process writes the whole checkpoint",
+    ("other", "the rest"): "groups stay whole: no process handles less than one",
     ("other", "gathering completions"): "every process receives the completions of all others",
 }
 
@@ -60,11 +69,11 @@ class Loss:
 
 
 def simulate(run: Run, gpu: Gpu, scaling: Literal["strong", "weak"]) -> list[Point]:
-    """Return a point for each number of GPUs; with `weak` scaling the prompts of a step grow with them.
+    """Return a point for each number of GPUs, from the run's own on; with `weak` scaling its prompts grow with them.
 
     Servers keep their share of the GPUs.
     """
-    numbers = [number for number in _NUMBERS_OF_GPUS if number > run.num_servers]
+    numbers = [run.num_gpus << doublings for doublings in range(_DOUBLINGS)]
     points: list[Point] = []
     for number in numbers:
         servers = max(round(run.num_servers * number / run.num_gpus), 1) if run.num_servers else 0

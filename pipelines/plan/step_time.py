@@ -8,33 +8,53 @@ import math
 from dataclasses import dataclass, replace
 
 from pipelines.plan.hardware import HOST_RATE, Gpu
-from pipelines.plan.memory import STATES, memory_of, peak
+from pipelines.plan.memory import STATES, layer_bytes_per_token, memory_of, peak
 from pipelines.plan.run import Run
 
-_UTILISATION = 0.40
-"""Fraction of the rate of matrix products: forward and backward passes, prefill (assumed; published runs of dense
-models report 0.3 to 0.5)."""
+_MATRIX_FRACTION = 0.65
+"""Fraction of the datasheet's rate that large matrix products reach (chosen: see docs/scaling.md)."""
 _MEMORY_FRACTION = 0.6
-"""Fraction of the memory's rate: decoding, and the optimizer (assumed)."""
-_LAYER_S = {"transformers": 400e-6, "vllm": 40e-6, "vllm_server": 40e-6}
-"""Time per layer and decoded token that is neither arithmetic nor memory: launching small operations one by one, or,
-under vLLM, captured graphs, sampling and scheduling (assumed)."""
+"""Fraction of the memory's rate: decoding, elementwise operations, the optimizer (assumed)."""
+_TRAFFIC = 4.0
+"""Times that what a forward pass saves for its backward pass goes through the memory in one pass: it is written and
+read by the next operation, and norms and casts pass over it again (chosen, too; a backward pass counts as two)."""
+_HEAD_BYTES = 24
+"""Bytes per logit, in fp32, that a softmax over the vocabulary reads and writes: three passes of eight."""
+_LAYER_S = 400e-6
+"""Time to launch the operations of a layer one by one, from Python (assumed): decoding in process, and the floor of a
+forward pass."""
+_GRAPH_LAYER_S, _EAGER_LAYER_S = 40e-6, 300e-6
+"""The same under vLLM, as captured graphs or with `compile: false` (assumed)."""
+_ENGINE_STEP_S, _ROW_S = 3e-3, 10e-6
+"""Time between two decoding steps of vLLM in which its GPU waits: scheduling, and per sequence (assumed)."""
+_ALL_REDUCE_S = 15e-6
+"""Latency of a sum over the GPUs of a server, two per layer (assumed)."""
 _OPTIMIZER_BYTES = 28
 """Bytes read and written per parameter by AdamW: gradient, master copy and moments in, master copy and moments out."""
 _HOST_ADAM_RATE = 1e9
 """Parameters per second that a process updates on its share of the host's processors (assumed)."""
-_VERDICTS_PER_S, _WORKERS_PER_GPU = 90.0, 4
-"""Of one grading worker on the slowest kind, MATH (benchmarks/results/verifier.json: half of two workers' rate); the
-workers are assumed."""
-_STEP_S = 1.0
-"""Tokenizing, packing and metrics of a step (assumed)."""
+_VERDICTS_PER_S, _PLAIN_VERDICTS_PER_S, _WORKERS_PER_GPU = 90.0, 2000.0, 4
+"""Of one grading worker on the slowest kind, MATH, and on answers that are numbers (benchmarks/results/verifier:
+half of two workers' rates); the workers are assumed."""
+_TOKEN_S = 5e-6
+"""Per token of a process's own completions: decoding text, packing, metrics (benchmarks/results/overlap: what its parts
+leave of a step)."""
 _COMPLETION_TOKEN_S = 150e-9
 """Per token of all completions, which every process receives: 13 bytes, and the measured time to unpack them."""
 _GATHERS_PER_LAYER = 7
 """Collectives with which ZeRO 3 gathers a layer: one for each matrix."""
+_FILE_RATE = 2e9
+"""Bytes per second to write or read weights as files in memory, and to digest them on the way (assumed)."""
+_GLOO_RATE = 1e9
+"""Bytes per second between processes without GPUs (assumed)."""
+_TENSOR_S = 300e-6
+"""Per tensor that is sent without files: a handle or a collective, and its digest on both sides (assumed)."""
+DISK_RATE = 1e9
+"""Bytes per second at which a checkpoint reaches its disk, digested and synchronised (assumed; --disk-rate)."""
 
-SAMPLING, SCORING, REFERENCE, UPDATE, SYNC, OTHER = "sampling", "scoring", "reference", "update", "weight sync", "other"
-PHASES = (SAMPLING, SCORING, REFERENCE, UPDATE, SYNC, OTHER)
+SAMPLING, SCORING, REFERENCE, UPDATE = "sampling", "scoring", "reference", "update"
+SYNC, CHECKPOINTS, OTHER = "weight sync", "checkpoints", "other"
+PHASES = (SAMPLING, SCORING, REFERENCE, UPDATE, SYNC, CHECKPOINTS, OTHER)
 
 
 @dataclass(frozen=True)
@@ -55,26 +75,38 @@ class StepTime:
         """The seconds of the step."""
         seconds = self.phases
         sampling, training = seconds[SAMPLING] + seconds[SCORING], seconds[REFERENCE] + seconds[UPDATE]
-        return seconds[SYNC] + seconds[OTHER] + (max(sampling, training) if self.overlap else sampling + training)
+        rest = seconds[SYNC] + seconds[CHECKPOINTS] + seconds[OTHER]
+        return rest + (max(sampling, training) if self.overlap else sampling + training)
 
 
-def step_time(run: Run, gpu: Gpu) -> StepTime:
-    """Return the predicted time of a step."""
-    gathered = run.completions * run.mean_completion_tokens if run.num_trainers > 1 else 0.0
+def step_time(run: Run, gpu: Gpu, disk_rate: float = DISK_RATE) -> StepTime:
+    """Return the predicted time of a step, to which a checkpoint adds its share."""
+    tokens = run.completions * run.mean_completion_tokens
+    gathered = tokens if run.num_trainers > 1 else 0.0
+    own = _busiest(run, run.num_trainers, run.prompts) * run.mean_completion_tokens
+    verdicts_per_s = _WORKERS_PER_GPU * (_VERDICTS_PER_S if run.formulas else _PLAIN_VERDICTS_PER_S)
+    checkpoint_s = checkpoint_bytes(run) / disk_rate / run.checkpoint_every if run.checkpoint_every else 0.0
     phases = {
         SAMPLING: _sampling(run, gpu),
-        SCORING: {"verifier": run.completions / _num_samplers(run) / (_VERDICTS_PER_S * _WORKERS_PER_GPU)},
+        SCORING: {"verifier": run.completions / run.num_trainers / verdicts_per_s},
         REFERENCE: _reference(run, gpu),
         UPDATE: _update(run, gpu),
-        SYNC: {"weights": _sync_s(run, gpu)},
-        OTHER: {"the rest": _STEP_S, "gathering completions": gathered * _COMPLETION_TOKEN_S},
+        SYNC: _sync(run, gpu),
+        CHECKPOINTS: {"writing": checkpoint_s},
+        OTHER: {"the rest": own * _TOKEN_S, "gathering completions": gathered * _COMPLETION_TOKEN_S},
     }
     terms = {(phase, name): seconds for phase, parts in phases.items() for name, seconds in parts.items()}
     return StepTime(terms, run.overlap)
 
 
+def checkpoint_bytes(run: Run) -> float:
+    """Return the size of a checkpoint: fp32 weights and both moments of what is trained, and the model for others."""
+    exported = float(run.element_bytes * run.shape.num_parameters) if run.checkpoint_exports else 0.0
+    return 12.0 * run.num_trained + exported
+
+
 def _rate(run: Run, gpu: Gpu) -> float:
-    return _UTILISATION * (gpu.bf16_rate if run.element_bytes == 2 else gpu.fp32_rate)
+    return _MATRIX_FRACTION * (gpu.bf16_rate if run.element_bytes == 2 else gpu.fp32_rate)
 
 
 def _num_samplers(run: Run) -> float:
@@ -99,16 +131,21 @@ def _sampling(run: Run, gpu: Gpu) -> dict[str, float]:
     prompt = run.mean_prompt_tokens / (run.group_size if run.shared_prompts else 1)
     # On average half of a completion is cached; long ones count more.
     cached = prompt + (run.mean_completion_tokens + run.completion_tokens) / 4
-    prompts = rows / run.group_size * run.mean_prompt_tokens
+    prompts = rows / (run.group_size if run.shared_prompts else 1) * run.mean_prompt_tokens
     rate = _rate(run, gpu) * run.tensor_parallel
     operations = 2.0 * (shape.layer_weights + shape.head_weights)
-    return {
+    terms = {
         "reading weights": steps * (shape.layer_weights + shape.head_weights) * size / memory_rate,
         "reading caches": tokens * cached * shape.kv_bytes_per_token(size) / memory_rate,
-        "starting operations": steps * shape.num_layers * _LAYER_S[run.sampler],
+        "starting operations": steps * shape.num_layers * _LAYER_S,
         "arithmetic": operations * tokens / rate,
+        "choosing tokens": tokens * _HEAD_BYTES * shape.vocabulary_size / memory_rate,
         "prompts": 2.0 * shape.layer_weights * prompts / rate,
     }
+    if run.sampler != "transformers":
+        layer_s = (_GRAPH_LAYER_S if run.compiled else _EAGER_LAYER_S) + 2 * _ALL_REDUCE_S * (run.tensor_parallel > 1)
+        terms["starting operations"] = steps * (_ENGINE_STEP_S + shape.num_layers * layer_s) + tokens * _ROW_S
+    return terms
 
 
 def _decoding_steps(run: Run, rows: float) -> float:
@@ -140,17 +177,30 @@ def forward_flops(run: Run, completions: float) -> float:
 
 
 def _passes(run: Run, gpu: Gpu, *, passes: float, gathers: int) -> dict[str, float]:
-    """Passes over the rollout by the busiest GPU, with `gathers` gatherings of the weights under ZeRO 3."""
-    completions = run.minibatches * _busiest(run, run.num_trainers, run.prompts // run.minibatches)
-    arithmetic = passes * forward_flops(run, completions) / _rate(run, gpu)
+    """Passes over the rollout by the busiest GPU, with `gathers` gatherings of the weights under ZeRO 3.
+
+    A pass computes, moves activations through the memory, and launches operations, which a GPU waits for only where it
+    is ahead of them.
+    """
+    shape, completions = run.shape, run.minibatches * _busiest(run, run.num_trainers, run.prompts // run.minibatches)
+    groups = completions / (run.group_size if run.shared_prompts else 1)
+    scored = completions * run.mean_completion_tokens
+    moved = layer_bytes_per_token(run) * shape.num_layers * (scored + groups * run.mean_prompt_tokens) * _TRAFFIC
+    moved += _HEAD_BYTES * shape.vocabulary_size * scored
+    seconds = {
+        "arithmetic": passes * forward_flops(run, completions) / _rate(run, gpu),
+        "moving activations": passes * moved / (_MEMORY_FRACTION * gpu.memory_rate),
+    }
+    launching = passes * _num_micro_batches(run) * shape.num_layers * _LAYER_S
+    seconds["starting operations"] = max(0.0, launching - sum(seconds.values()))
     if run.zero_stage < 3:
-        return {"arithmetic": arithmetic}
+        return seconds
     gather_s = _gather_weights_s(run, gpu)
     if run.offload == "all":
-        gather_s += run.shape.num_parameters * run.element_bytes / run.num_trainers / HOST_RATE
+        gather_s += shape.num_parameters * run.element_bytes / run.num_trainers / HOST_RATE
     gathering = gathers * _num_micro_batches(run) * gather_s
     # Weights are prefetched while earlier layers compute: only the excess is waited for.
-    return {"arithmetic": arithmetic, "gathering weights": max(0.0, gathering - arithmetic)}
+    return {**seconds, "gathering weights": max(0.0, gathering - sum(seconds.values()))}
 
 
 def _gather_weights_s(run: Run, gpu: Gpu) -> float:
@@ -180,9 +230,10 @@ def _reference(run: Run, gpu: Gpu) -> dict[str, float]:
 
 def _update(run: Run, gpu: Gpu) -> dict[str, float]:
     """Forward and backward passes, the reduction of gradients, and the optimizer's steps."""
-    # A backward pass is two forward passes; logits are recomputed, and with checkpointing everything is.
+    # A backward pass is two forward passes, or one where weights are frozen and have no gradient. Logits are
+    # recomputed, with checkpointing everything.
     head = run.shape.head_weights / (run.shape.layer_weights + run.shape.head_weights)
-    passes = run.updates * (4.0 if run.gradient_checkpointing else 3.0 + head)
+    passes = run.updates * ((1.0 if run.lora_rank else 2.0) + (2.0 if run.gradient_checkpointing else 1.0 + head))
     parts = _passes(run, gpu, passes=passes, gathers=2 * run.updates)
     steps, trained_bytes = run.updates * run.minibatches, run.element_bytes * run.num_trained
     if run.zero_stage >= 2:  # after each micro-batch
@@ -203,15 +254,22 @@ def _optimizer_s(run: Run, gpu: Gpu) -> float:
     return num_updated / _HOST_ADAM_RATE + num_updated * (4 + run.element_bytes) / HOST_RATE
 
 
-def _sync_s(run: Run, gpu: Gpu) -> float:
-    """Weight synchronisation: gathered under ZeRO 3, and sent where the sampler has GPUs of its own."""
-    num_bytes = float(run.shape.num_parameters * run.element_bytes)
-    seconds = _gather_weights_s(run, gpu) if run.zero_stage == 3 else 0.0
-    if run.sampler == "vllm":
-        seconds += 2 * num_bytes / (_MEMORY_FRACTION * gpu.memory_rate)
-    if run.num_servers:
-        seconds += num_bytes / gpu.network_rate
-    return seconds
+def _sync(run: Run, gpu: Gpu) -> dict[str, float]:
+    """Weight synchronisation: gathered under ZeRO 3, and on its way to vLLM, which digests what it has received."""
+    num_bytes = float(run.element_bytes * (run.num_trained if run.adapters_only else run.shape.num_parameters))
+    terms = {"gathering weights": _gather_weights_s(run, gpu)} if run.zero_stage == 3 else {}
+    if run.sampler == "transformers":
+        return terms or {"weights": 0.0}
+    digest_s = 2 * num_bytes / (_MEMORY_FRACTION * gpu.memory_rate)
+    tensors_s = _TENSOR_S * run.shape.num_tensors
+    ways = {
+        # Adapters are merged in the host's memory; a file is written, read to be digested, and read by vLLM.
+        "folder": {"weights by files": num_bytes * (1 / HOST_RATE + 3 / _FILE_RATE) + digest_s},
+        "gloo": {"weights over a socket": num_bytes / _GLOO_RATE + tensors_s},
+        "nccl": {"weights over the network": num_bytes / gpu.network_rate + digest_s + tensors_s},
+        "ipc": {"weights within the GPU": 2 * digest_s + tensors_s},
+    }
+    return terms | ways[run.weights_by]
 
 
 def critic(run: Run, gpu: Gpu) -> dict[str, float]:

@@ -12,9 +12,13 @@ from components.shared.answer_policy import AnswerPolicy
 from components.shared.errors import PipelineError
 from components.shared.model import ModelConfig
 from components.shared.model_shape import shape_of
+from components.train_grpo.config import ValidationConfig
 from pipelines.cli import main
-from pipelines.plan.hardware import GIB, GPUS
+from pipelines.plan.hardware import GIB, GPUS, gpu
+from pipelines.plan.job import job_of
+from pipelines.plan.memory import fits, memory_of, peak
 from pipelines.plan.run import run_of
+from pipelines.plan.step_time import step_time
 from tests.presets import FILES, ROOT, preset, write_params
 
 DEEPSEEK, DAPO = ROOT / "params/deepseekmath-7b.yaml", ROOT / "params/dapo.yaml"
@@ -215,3 +219,102 @@ def test_bad_input_is_one_line(options: list[str], message: str, capsys: pytest.
     """With what is accepted, and exit code 2."""
     assert _plan(*options) == 2
     assert capsys.readouterr() == ("", f"error: {message}\n")
+
+
+def test_every_gpu_is_plausible() -> None:
+    """Rates of one generation and order: fp32 below bfloat16, memory below both; what is larger in name is in fact."""
+    for each in GPUS.values():
+        assert 14 < each.memory_gib < 200
+        assert 2e11 < each.memory_rate < 1e13
+        assert each.node_rate >= 1.6e10
+        assert each.network_rate <= each.node_rate
+        assert not each.bf16_rate or 1.5 < each.bf16_rate / each.fp32_rate < 35
+        # Operations per byte: at 20 decoding would wait for products, at 700 everything for the memory.
+        assert 10 < (each.bf16_rate or each.fp32_rate) / each.memory_rate < 500
+    order = ["t4", "l4", "l40s", "h100", "h200", "gb200"]
+    assert sorted(order, key=lambda name: GPUS[name].memory_gib) == order
+    assert sorted(order, key=lambda name: GPUS[name].memory_rate)[0] == "l4"
+    assert {name for name, each in GPUS.items() if not each.bf16_rate} == {"t4", "v100", "v100-16gb"}
+    page = (ROOT / "docs/how-to/large-runs.md").read_text()
+    assert [name for name in GPUS if f"`{name}`" not in page] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "known"),
+    [
+        ("NVIDIA GeForce RTX 4090", "rtx-4090"),
+        ("4090", "rtx-4090"),
+        ("RTX 6000 Ada", "rtx-6000-ada"),
+        ("RTX A6000", "a6000"),
+        ("H100 SXM", "h100"),
+        ("H100-PCIe", "h100-pcie"),
+        ("Tesla T4", "t4"),
+        ("AMD Instinct MI300X", "mi300x"),
+    ],
+)
+def test_a_gpu_is_known_by_its_usual_names(name: str, known: str) -> None:
+    """In any case, with or without the maker's words."""
+    assert gpu(name).name == known
+
+
+def test_tables_begin_with_the_gpus_at_hand(capsys: pytest.CaptureFixture[str]) -> None:
+    """One GPU first, then twice as many again and again."""
+    assert main(["plan", "--params", str(ROOT / "params.yaml"), "--gpus", "1", "--gpu", "rtx-4090", "--json"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    for scaling in figures["scaling"].values():
+        assert [point["num_gpus"] for point in scaling["points"]] == [1, 2, 4, 8, 16, 32, 64, 128]
+    assert figures["step_s"] < 1  # the default job on a GPU is faster than on two cores of a CPU
+    assert figures["job_gpu_hours"] == figures["job_hours"]
+
+
+def test_a_gpu_without_bfloat16_is_refused_for_bfloat16(capsys: pytest.CaptureFixture[str]) -> None:
+    """With the key to change; a run in fp32 is planned."""
+    assert _plan(gpu="v100") == 2
+    error = "error: --gpu v100: it has no bfloat16; set train_grpo.engine.precision: fp32\n"
+    assert capsys.readouterr().err == error
+    assert _plan(params=ROOT / "params.yaml", gpu="v100") == 0
+
+
+@pytest.mark.parametrize(
+    ("preset", "num_gpus", "names"),
+    [
+        ("qwen-1.5b", 1, ["rtx-3090", "rtx-4090", "a10", "a10g", "a30", "l4"]),
+        ("qwen-1.5b-48gb-full", 1, ["a6000", "a40", "l40s", "rtx-6000-ada"]),
+        ("qwen-1.5b-80gb-full", 1, ["a100", "h100", "h100-pcie"]),
+        ("qwen-7b", 8, ["a100", "h100", "h100-pcie"]),
+    ],
+)
+def test_presets_for_real_models_fit_their_gpus(preset: str, num_gpus: int, names: list[str]) -> None:
+    """With a twentieth of the memory to spare, in an afternoon, and with room in vLLM for the longest completion."""
+    params = load_params(ROOT / f"params/{preset}.yaml")
+    assert params.train_grpo.engine.num_processes == num_gpus
+    assert params.train_grpo.sampler.vllm is not None
+    assert params.evaluate.vllm is not None
+    assert params.evaluate.num_gpus == num_gpus
+    longest = params.max_prompt_tokens + params.train_grpo.sampling.max_new_tokens
+    assert params.train_grpo.sampler.vllm.max_tokens >= longest
+    for name in names:
+        device = gpu(name)
+        run = run_of(params, num_gpus, None, engine_sequences=device.engine_sequences)
+        assert fits(run, device), name
+        assert peak(memory_of(run)) < 0.95 * device.usable_bytes, name
+        job = job_of(params, run, device, 1e9)
+        assert set(job.hours) == {"train_grpo", "evaluate"}
+        assert 0.2 < sum(job.hours.values()) < 8, name
+        assert job.gpu_hours["train_grpo"] == num_gpus * job.hours["train_grpo"]
+
+
+def test_hours_of_a_job_have_every_stage() -> None:
+    """Fine-tuning and three models with it; validations take time; an evaluation waits for no more GPUs than it has."""
+    params, device = load_params(DEEPSEEK), gpu("h100")
+    run = run_of(params, 8, None)
+    hours = job_of(params, run, device, 1e9).hours
+    assert list(hours) == ["train_sft", "train_grpo", "evaluate"]
+    assert hours["train_grpo"] > 900 * step_time(run, device).total / 3600
+    grpo = params.train_grpo.model_copy(update={"validation": ValidationConfig()})
+    validated = job_of(params.model_copy(update={"train_grpo": grpo}), run, device, 1e9).hours
+    assert validated["train_grpo"] > hours["train_grpo"]
+    sft = params.train_sft.model_copy(update={"num_steps": 0})
+    without = job_of(params.model_copy(update={"train_sft": sft}), run, device, 1e9).hours
+    assert without["evaluate"] == pytest.approx(2 / 3 * hours["evaluate"])
+    assert "train_sft" not in without

@@ -81,6 +81,15 @@ def test_reference_placement(placement: str, per_parameter: float) -> None:
     assert memory["reference"] == pytest.approx(per_parameter * NUM_PARAMETERS, rel=0.001)
 
 
+def test_a_reward_model_has_states_like_the_policy() -> None:
+    """Weights, gradients and optimizer, sharded alike, in the update and while sampling."""
+    for stage in (2, 3):
+        plain, judged = (memory_of(run(zero_stage=stage, reward_model=each)) for each in (False, True))
+        assert judged["reward_model"] == near(_states(plain))
+        for part in ("update_peak", "sampling_peak"):
+            assert judged[part] - plain[part] == near(_states(plain))
+
+
 def test_only_adapters_have_gradients_and_optimizer_state() -> None:
     """Rank 8 on queries and keys of 30 layers: 2 x 30 x 8 x 8,192 parameters."""
     memory = memory_of(run(lora_rank=8, lora_targets=("q_proj", "k_proj")))
@@ -96,7 +105,10 @@ def test_the_sampler_has_its_copy_of_the_weights() -> None:
     apart = memory_of(run(zero_stage=3, sampler="vllm_server", num_servers=2))
     assert memory_of(run())["sampler_weights"] == 0
     assert sharded["sampler_weights"] == vllm["sampler_weights"] == near(WHOLE)
-    assert sharded["update_peak"] - vllm["update_peak"] == near(WHOLE)
+    # What a sleeping engine keeps: its context and its graphs, half a GiB and one.
+    assert vllm["engine"] == near(1.5 * 2**30)
+    assert memory_of(run(sampler="vllm", compiled=False))["engine"] == near(0.5 * 2**30)
+    assert sharded["update_peak"] - vllm["update_peak"] == near(WHOLE - vllm["engine"])
     assert apart["sampler_weights"] == apart["kv_cache"] == apart["sampling"] == 0
     # What is sharded is divided among the GPUs that train.
     assert apart["optimizer"] == memory_of(run(6, zero_stage=3))["optimizer"]
@@ -111,11 +123,11 @@ def test_zero_3_gathers_all_weights_for_the_sampler() -> None:
 
 
 def test_the_output_layer_can_be_the_peak_of_the_update() -> None:
-    """512 tokens of a small model without sharding: gradients, 64 rows of logits twice, hidden states."""
+    """512 tokens of a small model without sharding: gradients, the logits of all twice, hidden states."""
     shape = KNOWN_MODELS["qwen2.5-0.5b"]
     lengths = {"prompt_tokens": 256, "completion_tokens": 256, "micro_batch_tokens": 512}
     memory = memory_of(run(zero_stage=0, shape=shape, **lengths))
-    assert memory["buffers"] == near(4 * 151936 * 896 + 2 * 4 * 64 * 151936 + 512 * 896 * 2)
+    assert memory["buffers"] == near(4 * 151936 * 896 + 2 * 4 * 512 * 151936 + 512 * 896 * 2)
     # All of a model from scratch is gathered, in the bucket, and gathered ahead.
     scratch = ModelShape(320, 960, 6, 5, 1, 64, 2048, tied=False)
     assert memory_of(run(zero_stage=3, shape=scratch, **lengths))["buffers"] == near(3 * 2 * scratch.num_parameters)
@@ -137,7 +149,7 @@ def test_the_cache_grows_by_doubling() -> None:
     assert memory_of(run(sampler="vllm", cache_bytes=5e9))["kv_cache"] == 5e9
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(
     stage=st.integers(0, 3),
     size=st.sampled_from([2, 4]),

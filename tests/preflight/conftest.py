@@ -17,7 +17,10 @@ from tests.presets import ROOT
 
 CLAIM = "grpo-pipeline"
 DEPLOYMENT = DeploymentConfig()
-GSM8K = {"prepare_data": {"sources": [{"kind": "gsm8k", "train": "train.jsonl", "test": "test.jsonl"}]}}
+GSM8K = {
+    "prepare_data": {"sources": [{"kind": "gsm8k", "train": "train.jsonl", "test": "test.jsonl"}]},
+    "train_grpo": {"validation": None},  # these sources have no dev problems
+}
 
 
 def ready(form: Form, deployment: DeploymentConfig = DEPLOYMENT, **changes: Any) -> Ready:

@@ -1,5 +1,6 @@
 """What is known before the first stage: sections that contradict one another, and inputs that are missing."""
 
+import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -53,9 +54,16 @@ def test_no_shipped_preset_contradicts_itself(path: Path) -> None:
             ['report.gate.target: no test problem comes from "gsm8k"; sources with test problems: word_problems'],
         ),
         (
+            {"train_grpo.validation": {"every_steps": 5}},
+            [
+                "train_grpo.validation: no source has dev problems; hold some out, such as `dev_fraction: 0.05` "
+                "(`num_dev: 200` of word_problems) in one of prepare_data.sources, or set train_grpo.validation: null"
+            ],
+        ),
+        (
             {"prepare_data.sources": [{"kind": "gsm8k", "train": "a"}], "report.gate.target": ["gsm8k"]},
             [
-                "prepare_data.sources: no source has test problems; set `test` or `num_test` of one",
+                "prepare_data.sources: no source has test problems; set `test`, `test_fraction` or `num_test` of one",
                 'report.gate.target: no test problem comes from "gsm8k"; sources with test problems: none',
             ],
         ),
@@ -83,6 +91,35 @@ def test_no_shipped_preset_contradicts_itself(path: Path) -> None:
         (
             {"prepare_data.sources": [WORDS, GSM8K], WEIGHTS: {"word_problems": 1.0}},
             [f'{WEIGHTS}: "gsm8k" has train problems and no weight; give it one (0 leaves it out)'],
+        ),
+        (
+            {"train_grpo.reward.by_source": {"maths": {"accuracy": 1.0}}},
+            [
+                'train_grpo.reward.by_source: no train problem comes from "maths"; sources with train problems: '
+                "word_problems"
+            ],
+        ),
+        (
+            {"train_grpo.reward.by_source": {"word_problems": {"code_tests": 1.0}}},
+            [
+                "train_grpo.reward.by_source.word_problems.code_tests: problems from word_problems have no unit tests; "
+                "leave it out, `accuracy` judges both kinds"
+            ],
+        ),
+        (
+            {
+                "train_sft.model.prompts": {"maths": "{question}"},
+                "validate_data.model.prompts": {"maths": "{question}"},
+            },
+            ['train_sft.model.prompts: no problem comes from "maths"; sources: word_problems'],
+        ),
+        (
+            {"prepare_data.sources": [{"kind": "dataset", "train": "a.csv", "name": "sums"}, WORDS], WEIGHTS: {"a": 1}},
+            [
+                f'{WEIGHTS}: no train problem comes from "a"; sources with train problems: sums, word_problems',
+                f'{WEIGHTS}: "sums" has train problems and no weight; give it one (0 leaves it out)',
+                f'{WEIGHTS}: "word_problems" has train problems and no weight; give it one (0 leaves it out)',
+            ],
         ),
         (
             {"train_grpo.reward.weights": {"code_tests": 1.0}},
@@ -130,7 +167,7 @@ def test_enforced_gate_without_power_is_refused_and_another_one_doubted(values: 
     for change in ({"report.gate.power": "warn"}, {"report.gate.enforce": False}):
         each = _put(values, change)
         assert contradictions(each, tmp_path) == []
-        assert doubts(each, tmp_path) == [line]
+        assert doubts(each, tmp_path) == [line.removesuffix("; report.gate.power: warn runs it all the same")]
     some = _put(values, {"evaluate.limit": 100, "report.gate.enforce": True, "report.gate.power": "refuse"})
     assert contradictions(some) == [line]
 
@@ -150,14 +187,14 @@ def test_everything_that_a_run_lacks_is_named_at_once(
         "prepare_data.sources": [GSM8K],
         "train_sft.model.base": "nobody/no-such-model",
         "train_grpo.reward.weights": {"my_rewards:brevity": 1.0, "my_rewards:bervity": 1.0, "reward_model": 1.0},
-        "train_grpo.reward.model": {"base": "judge"},
+        "train_grpo.reward.model": {"base": "judge", "preferences": "pairs.jsonl"},
         "register.registry": f"file://{tmp_path}/no-registry",
     }
     _put(values, changes)
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(values))
     assert main(["run", "--params", "mine.yaml"]) == 2
     first, *lines = capsys.readouterr().err.splitlines()
-    assert first == "error: 8 to correct before this run can start"
+    assert first == "error: 10 to correct before this run can start"
     assert sorted(line.split(": ")[1] for line in lines) == [
         "prepare_data.sources.0.test",
         "prepare_data.sources.0.train",
@@ -165,8 +202,10 @@ def test_everything_that_a_run_lacks_is_named_at_once(
         "register.storage",
         "report.gate.target",
         "train_grpo.reward.model.base",
+        "train_grpo.reward.model.preferences",
         "train_grpo.reward.weights.my_rewards:bervity",
         "train_sft.model.base",
+        "validate_data.min_test_rows",
     ]
     assert not (tmp_path / "outputs").exists()
     params = _put(values, {"train_grpo.reward.weights": {"broken_rewards:any": 1.0, "reward_model": 1.0}})
@@ -185,6 +224,83 @@ def test_a_file_of_another_format_is_refused_by_its_first_rows(
     assert line.startswith(
         "prepare_data.sources.0.train: train.jsonl: none of its first 20 rows can be used; train.jsonl:1"
     )
+
+
+def test_a_tracker_whose_package_is_missing_is_named(values: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once for both trainings; a tracker that is not configured needs no package."""
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "wandb" else find(name))
+    assert missing_here(_put(values, {"train_grpo.tracking": {"tensorboard": True}})) == []
+    both = {f"{stage}.tracking": {"wandb": {"project": "sums"}} for stage in ("train_sft", "train_grpo")}
+    missing = ["train_grpo.tracking.wandb: needs the Python package wandb, which is not installed"]
+    assert missing_here(_put(values, both)) == missing
+
+
+SUMS = {"kind": "dataset", "train": "sums.csv", "test_fraction": 0.2, "columns": {"question": "q", "answer": "a"}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({}, None),
+        (
+            {"columns": {}},
+            "sums.csv: none of its first 20 rows can be used; sums.csv:2: has no question (`question` or ",
+        ),
+        ({"columns": {"question": "q", "answer": "b"}}, "sums.csv:2: no column `b`; columns: q, a, steps"),
+        ({"train": "sums.xlsx"}, "sums.xlsx: is of no format that can be read; accepted: JSON lines (.jsonl)"),
+        ({"train": "sums.parquet"}, "sums.parquet: no such file"),
+        ({"train": "empty"}, "empty: has no file that can be read"),
+        ({"train": "someone/sums"}, "someone/sums: neither a file or folder here nor a dataset of the hub"),
+    ],
+)
+def test_dataset_is_refused_before_anything_runs(
+    values: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], line: str | None
+) -> None:
+    """By what is in its first rows, with the columns and formats that there are."""
+    monkeypatch.chdir(tmp_path)
+    rows = [f"What is {number} + 1?,{number + 1},#### {number + 1}" for number in range(100)]
+    (tmp_path / "sums.csv").write_text("\n".join(["q,a,steps", *rows]))
+    (tmp_path / "sums.xlsx").write_bytes(b"PK\x03\x04")
+    (tmp_path / "empty").mkdir()
+    solved = {"columns": {**SUMS["columns"], "solution": "steps"}}  # type: ignore[dict-item]
+    lines = missing_here(_put(values, {"prepare_data.sources": [SUMS | solved | changes]}))
+    lines = [each for each in lines if not each.startswith("train_sft.num_steps")]
+    assert [each.startswith("prepare_data.sources.0.train: ") for each in lines] == [True] * (line is not None)
+    assert line is None or line in lines[0]
+
+
+def test_sizes_of_files_are_known_before_anything_runs(
+    values: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What validation would refuse for certain; of a random part three standard deviations more are allowed."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sums.csv").write_text(
+        "q,a\n" + "".join(f"What is {number} + 1?,{number + 1}\n" for number in range(100))
+    )
+    changes = {"prepare_data.sources": [SUMS], "report.gate.target": ["sums"], "report.gate.enforce": False}
+    params = _put(values, {**changes, "validate_data.min_train_rows": 101, "validate_data.min_test_rows": 33})
+    assert contradictions(params, tmp_path) == [
+        "validate_data.min_train_rows: is 101, and prepare_data.sources has at most 100 train problems",
+        "validate_data.min_test_rows: is 33, and prepare_data.sources has at most 32 test problems",
+    ]
+    assert contradictions(params) == []
+
+
+def test_fine_tuning_on_problems_without_solutions_is_refused(
+    values: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is nothing to imitate; without fine-tuning, or beside a source with solutions, they are welcome."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sums.csv").write_text("q,a\n1 + 1?,2\n")
+    params = _put(values, {"prepare_data.sources": [SUMS]})
+    (line,) = missing_here(params)
+    assert line.startswith(
+        "train_sft.num_steps: no train problem has a solution to imitate; set train_sft.num_steps: 0,"
+    )
+    assert missing_here(_put(values, {"prepare_data.sources": [SUMS, WORDS]})) == []
+    without = {"prepare_data.sources": [SUMS], "train_sft.num_steps": 0, "train_sft.warmup_steps": 0}
+    assert missing_here(_put(values, without)) == []
 
 
 def test_limits_beyond_what_the_base_model_reads_are_named(values: dict[str, Any]) -> None:
@@ -240,3 +356,12 @@ def test_storage_is_asked_with_the_credentials_of_the_tasks(tmp_path: Path, monk
             list_storage(config)
     with pytest.raises(RetryableError, match=f"{config.storage}: cannot be listed: Could not connect"):
         list_storage(config)
+
+
+def test_a_prompt_in_the_words_of_a_chat_template_deserves_a_look(values: dict[str, Any], tmp_path: Path) -> None:
+    """With `chat` set, the template writes these tokens and there is no warning."""
+    prompt = {"train_sft.model.prompts": {"word_problems": "<|im_start|>user\n{question}"}}
+    del values["validate_data"]["model"]
+    (line,) = doubts(_put(values, prompt))
+    assert line.startswith("train_sft.model.prompts.word_problems: has <|im_start|>, which a chat template writes")
+    assert doubts(_put(values, {"train_sft.model.base": str(tmp_path), "train_sft.model.chat": {}})) == []

@@ -55,7 +55,7 @@ def test_a_run_that_can_start_gets_its_sections(server: ApiServer, form: Form) -
     assert made.outputs["evaluate_gpus"] == "8"
     assert made.outputs["cluster_config"]["volume"] == CLAIM
     assert not server.cluster.all(kinds.TRAIN_JOBS)
-    assert "<th>grpo_num_steps</th><td><code>50</code>" in made.page
+    assert f"<th>grpo_num_steps</th><td><code>{form['grpo_num_steps']}</code>" in made.page
     for name, section in made.sections.items():
         shown = json.dumps(section, indent=2, ensure_ascii=False)
         assert f"<summary>{name}</summary><pre>{shown}</pre>" in html.unescape(made.page)
@@ -101,14 +101,19 @@ def test_everything_wrong_is_reported_at_once(server: ApiServer, form: Form, tmp
 def test_contradictions_and_missing_inputs_are_named_by_parameter(
     server: ApiServer, form: Form, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The gate's target, limits, the base model and a reward of one's own are checked before anything is spent."""
+    """The gate's target, limits, the base model and rewards of one's own are checked before anything is spent."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     wrong = with_overrides(form, report={"gate": {"target": ["gsm8k"]}}, validate_data={"min_test_rows": 10_000})
     subjects = ["overrides.report.gate.target", "overrides.validate_data.min_test_rows"]
     assert _subjects(_lines(wrong)) == subjects
-    reward = {"weights": {"accuracy": 1.0, "no_such_module:reward": 1.0}}
+    weights = {"accuracy": 1.0, "no_such_module:reward": 1.0, "reward_model": 1.0}
+    reward = {"weights": weights, "model": {"preferences": "pairs.jsonl"}}
     wrong = with_overrides(form | {"base_model": "nobody/no-such-model"}, train_grpo={"reward": reward})
-    assert _subjects(_lines(wrong)) == ["base_model", "overrides.train_grpo.reward.weights.no_such_module"]
+    assert _subjects(_lines(wrong)) == [
+        "base_model",
+        "overrides.train_grpo.reward.model.preferences",
+        "overrides.train_grpo.reward.weights.no_such_module",
+    ]
 
 
 _LATEST, _UNTAGGED = "registry.example/gpu:latest", "registry.example:5000/ml/gpu"
@@ -231,6 +236,9 @@ def test_a_secret_that_is_named_must_exist(server: ApiServer, form: Form, monkey
     made = ready(form, DeploymentConfig.model_validate(gated))
     assert made.sections["cluster"]["secrets"] == {"gated": ["HF_TOKEN"]}
     assert "hf_verysecret" not in made.page + json.dumps(made.sections)
+    monkeypatch.setenv("WANDB_API_KEY", "wandb_verysecret")
+    made = ready(form, DeploymentConfig.model_validate(gated))
+    assert made.sections["cluster"]["secrets"] == {"gated": ["HF_TOKEN"], "grpo-pipeline-tracking": ["WANDB_API_KEY"]}
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
     assert "secrets.storage: no secret grpo-pipeline-storage with the keys AWS_SECRET_ACCESS_KEY" in _line(form)
 

@@ -1,0 +1,312 @@
+"""`grpo-pipeline doctor`: what this machine has, what is wrong with it, and what would help.
+
+Each finding is the answer to one question. What may hang or crash is asked in a process of its own, with a deadline: a
+torch that cannot be imported is a finding, not the end.
+"""
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from components.shared.environment import ENDPOINT_VARIABLES, available_cores
+from components.shared.errors import PipelineError
+
+State = Literal["ok", "warning", "error"]
+
+_ROOT = Path(__file__).parents[1]
+_DEADLINE_S, _IMPORT_DEADLINE_S = 10.0, 120.0
+_GIB = 2**30
+_MIN_DISK_GIB, _SPARE_DISK_GIB, _MIN_MEMORY_GIB = 2, 20, 4
+_MIN_PYTHON = (3, 11)
+_BUSY_FRACTION = 0.3
+"""Of the cores; where others use more than that, training on CPUs waits for them at every operation."""
+_SMI = "name,memory.total,memory.used,driver_version"
+_CUDA_VERSION = re.compile(r"CUDA Version: (\d+\.\d+)")
+_PINNED = re.compile(r"^([a-z0-9-]+)==([^\s;]+)", re.MULTILINE)
+_NUM_NAMED = 5
+_TORCH = """
+import json, torch
+has_gpu = torch.cuda.is_available()
+device = "cuda" if has_gpu else "cpu"
+square = torch.arange(64.0, device=device).reshape(8, 8)
+assert (square @ torch.eye(8, device=device)).equal(square), "a matrix product is wrong"
+free, total = torch.cuda.mem_get_info() if has_gpu else (0, 0)
+bf16 = torch.cuda.is_bf16_supported() if has_gpu else True
+print(json.dumps({"version": torch.__version__, "cuda": torch.version.cuda, "gpu": has_gpu, "bf16": bf16}))
+"""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The answer to one question about this machine."""
+
+    name: str
+    state: State
+    text: str
+    remedy: str = ""
+
+
+def diagnose(params: Path | None = None) -> Iterator[Finding]:
+    """Yield what there is to say about this machine, and about a run with a params file on it."""
+    for examine in (_python, _cores, _memory, _disk, _gpu_and_torch, _imports, _lock, _tools, _sandbox, _hub, _cluster):
+        yield from examine()
+    if params is not None:
+        yield from _run(params)
+
+
+def unused_gpu() -> str:
+    """Return why nothing would be computed on this machine's GPU, and what helps; nothing if it would, or has none."""
+    gpus, driver_cuda = _nvidia()
+    if not gpus or os.environ.get("CUDA_VISIBLE_DEVICES") == "":
+        return ""
+    torch = _ask_python(_TORCH)
+    if isinstance(torch, str):
+        return torch
+    finding = _torch_for(torch, gpus, driver_cuda)
+    return f"torch {finding.text}; {finding.remedy}" if finding.state == "error" else ""
+
+
+def add_doctor_command(commands: Any) -> None:
+    """Add `doctor` to the commands of `grpo-pipeline`."""
+    command = commands.add_parser("doctor", help="say what this machine has, what is wrong with it and what helps")
+    command.add_argument(
+        "--params", type=Path, metavar="FILE", help="check what a run with this params file needs as well"
+    )
+    command.add_argument("--json", action="store_true", help="print JSON")
+    command.set_defaults(command=_doctor)
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    findings = []
+    for finding in diagnose(options.params):
+        findings.append(finding)
+        if not options.json:
+            mark = {"ok": "ok     ", "warning": "warning", "error": "error  "}[finding.state]
+            print(f"{mark}  {finding.name:<12}  {finding.text}", flush=True)
+            if finding.remedy:
+                print(f"{'':<23}{finding.remedy}", flush=True)
+    if options.json:
+        print(json.dumps([asdict(finding) for finding in findings], indent=2))
+    failed = any(finding.state == "error" for finding in findings)
+    return PipelineError.exit_code if failed else 0
+
+
+def _python() -> Iterator[Finding]:
+    version = ".".join(map(str, sys.version_info[:3]))
+    if sys.version_info < _MIN_PYTHON:
+        yield Finding("python", "error", version, "3.11 or newer is needed: make setup PYTHON=python3.11")
+    elif sys.platform != "linux":
+        yield Finding("python", "warning", f"{version} on {sys.platform}", "Linux is what this is tested on")
+    else:
+        yield Finding("python", "ok", version)
+
+
+def _cores() -> Iterator[Finding]:
+    cores, busy = available_cores(), os.getloadavg()[0]
+    text = f"{cores} cores, {busy:.1f} of them busy in the last minute"
+    if busy > _BUSY_FRACTION * cores:
+        remedy = "training on CPUs becomes many times slower beside other work: end that, or set OMP_NUM_THREADS=1"
+        yield Finding("cores", "warning", text, remedy)
+    else:
+        yield Finding("cores", "ok", text)
+
+
+def _memory() -> Iterator[Finding]:
+    path = Path("/proc/meminfo")
+    if not path.is_file():
+        return
+    values = {line.split(":")[0]: int(line.split()[1]) / 2**20 for line in path.read_text().splitlines()}
+    available = values["MemAvailable"]
+    text = f"{values['MemTotal']:.0f} GiB, {available:.0f} GiB of them available"
+    if available < _MIN_MEMORY_GIB:
+        yield Finding("memory", "warning", text, f"the default job needs about {_MIN_MEMORY_GIB} GiB")
+    else:
+        yield Finding("memory", "ok", text)
+
+
+def _disk() -> Iterator[Finding]:
+    """The free space of each disk that a run writes to, once per disk."""
+    cache = Path(os.environ.get("HF_HOME") or Path.home() / ".cache/huggingface")
+    places = {"outputs/": Path("outputs"), "the hub's cache": cache, "/dev/shm": Path("/dev/shm")}
+    seen: dict[int, list[str]] = {}
+    usages = {}
+    for name, place in places.items():
+        existing = next((each for each in (place, *place.absolute().parents) if each.exists()), None)
+        if existing is not None:
+            device = existing.stat().st_dev
+            seen.setdefault(device, []).append(name)
+            usages[device] = shutil.disk_usage(existing)
+    for device, names in seen.items():
+        free = usages[device].free / _GIB
+        text = f"{free:.0f} GiB free for {' and '.join(names)}"
+        if names == ["/dev/shm"]:  # weights go by files on disk where it is too small
+            yield Finding("disk", "ok", text)
+        elif free < _MIN_DISK_GIB:
+            yield Finding("disk", "error", text, "`grpo-pipeline gc` removes unfinished work and old runs")
+        elif free < _SPARE_DISK_GIB:
+            remedy = "a run of a 1.5B model writes about 20 GiB; `grpo-pipeline gc` removes old runs"
+            yield Finding("disk", "warning", text, remedy)
+        else:
+            yield Finding("disk", "ok", text)
+
+
+def _gpu_and_torch() -> Iterator[Finding]:
+    gpus, driver_cuda = _nvidia()
+    for gpu in gpus:
+        name, total, used, driver = (part.strip() for part in gpu.split(","))
+        text = f"{name}, {int(total) / 1024:.0f} GiB, {int(used) / 1024:.1f} GiB in use, driver {driver}"
+        is_free = int(used) < 0.1 * int(total)
+        remedy = "another process holds its memory: `nvidia-smi` names it"
+        yield Finding("gpu", "ok", text) if is_free else Finding("gpu", "warning", text, remedy)
+    if not gpus:
+        yield Finding("gpu", "ok", "none (nvidia-smi finds no GPU): models of a few million parameters can be trained")
+    torch = _ask_python(_TORCH)
+    if isinstance(torch, str):
+        yield Finding("torch", "error", torch, "`make setup` in a fresh clone, or `make distclean setup` here")
+    else:
+        yield _torch_for(torch, gpus, driver_cuda)
+
+
+def _torch_for(torch: dict[str, Any], gpus: list[str], driver_cuda: str | None) -> Finding:
+    """Judge a torch that works by the GPUs that are there."""
+    text = f"{torch['version']}, computes on {'the GPU' if torch['gpu'] else 'CPUs'}"
+    if gpus and torch["cuda"] is None:
+        return Finding("torch", "error", f"{text}, though there is a GPU", "make setup TORCH_BACKEND=auto")
+    if gpus and not torch["gpu"]:
+        remedy = f"its CUDA {torch['cuda']} needs a newer driver than one for CUDA {driver_cuda}: update the driver"
+        return Finding("torch", "error", f"{text}: it does not find the GPU", remedy)
+    if not torch["bf16"]:
+        remedy = "set engine.precision: fp32, and evaluate.dtype: float32"
+        return Finding("torch", "warning", f"{text}, which has no bfloat16", remedy)
+    return Finding("torch", "ok", text)
+
+
+def _nvidia() -> tuple[list[str], str | None]:
+    """Return a line for each GPU by nvidia-smi, and the newest CUDA that its driver runs."""
+    listed = _output(["nvidia-smi", f"--query-gpu={_SMI}", "--format=csv,noheader,nounits"])
+    version = _CUDA_VERSION.search(_output(["nvidia-smi"]) or "") if listed else None
+    return (listed or "").splitlines(), version[1] if version else None
+
+
+def _imports() -> Iterator[Finding]:
+    for name in ("transformers", "deepspeed", "vllm"):
+        answer = _ask_python(f"import json, {name}; print(json.dumps({name}.__version__))")
+        if isinstance(answer, str) and " " in answer:
+            state: State = "warning" if name == "vllm" else "error"
+            needed = "`sampler.vllm`, `serve` and `promote` need it: " if name == "vllm" else ""
+            yield Finding(name, state, answer, f"{needed}`make setup`")
+        else:
+            yield Finding(name, "ok", str(answer))
+
+
+def _lock() -> Iterator[Finding]:
+    """Whether the packages that are installed have the versions of the lock."""
+    from components.shared.execution import current_environment  # slow to import
+
+    pinned: dict[str, set[str]] = {}  # some packages have another version for another Python
+    for name, version in _PINNED.findall((_ROOT / "requirements.lock").read_text(encoding="utf-8")):
+        pinned.setdefault(name, set()).add(version)
+    others = [
+        f"{name} {version} (lock: {' or '.join(sorted(pinned[name]))})"
+        for name, version in current_environment().packages.items()
+        if name in pinned and version.partition("+")[0] not in pinned[name]  # a build of torch has a suffix
+    ]
+    if others:
+        more = f" and {len(others) - _NUM_NAMED} more" if len(others) > _NUM_NAMED else ""
+        text = f"{', '.join(others[:_NUM_NAMED])}{more}"
+        yield Finding("packages", "warning", text, "`make setup` installs what requirements.lock names")
+    else:
+        yield Finding("packages", "ok", "all as in requirements.lock")
+
+
+def _tools() -> Iterator[Finding]:
+    git = _output(["git", "--version"])
+    yield (
+        Finding("git", "ok", git) if git else Finding("git", "error", "not found", "versions are git tags: install git")
+    )
+    engines = [name for name in ("podman", "docker") if shutil.which(name)]
+    missing = "neither podman nor docker, which only `run --containers` and `make images` need"
+    yield Finding("containers", "ok", " and ".join(engines) or missing)
+
+
+def _sandbox() -> Iterator[Finding]:
+    from components.grading.sandbox.run import require_sandbox
+
+    try:
+        require_sandbox()
+    except PipelineError as error:
+        yield Finding("sandbox", "warning", str(error), "only data sources with code to run (mbpp) need it")
+    else:
+        yield Finding("sandbox", "ok", "code of answers can be run in it")
+
+
+def _hub() -> Iterator[Finding]:
+    from huggingface_hub import constants, get_token
+
+    token = "with a token" if get_token() else "without a token: gated models and `push` need HF_TOKEN"
+    if constants.HF_HUB_OFFLINE:
+        yield Finding("hub", "ok", "HF_HUB_OFFLINE is set: models and datasets come from folders or the cache")
+        return
+    script = f"import urllib.request; urllib.request.urlopen({constants.ENDPOINT!r}, timeout=5); print('true')"
+    if _ask_python(script, _DEADLINE_S) is True:
+        yield Finding("hub", "ok", f"{constants.ENDPOINT} answers, {token}")
+    else:
+        remedy = "use models and datasets in folders, or set HTTPS_PROXY, SSL_CERT_FILE or HF_ENDPOINT"
+        yield Finding("hub", "warning", f"{constants.ENDPOINT} cannot be reached", remedy)
+
+
+def _cluster() -> Iterator[Finding]:
+    address = next(filter(None, map(os.environ.get, ENDPOINT_VARIABLES)), None)
+    yield Finding(
+        "kubeflow", "ok", address or f"no address in {ENDPOINT_VARIABLES[0]}, which only runs on a cluster need"
+    )
+
+
+def _run(path: Path) -> Iterator[Finding]:
+    """What a run with a params file would find wrong before its first stage."""
+    from components.preflight.config import contradictions, doubts, load_params
+    from components.preflight.inputs import missing_here
+
+    try:
+        params = load_params(path)
+    except PipelineError as error:
+        for line in str(error).splitlines():
+            yield Finding("params", "error", line)
+        return
+    data = None if params.prepare_data.repository else Path()
+    wrong = contradictions(params, data) + missing_here(params)
+    for line in wrong:
+        yield Finding("params", "error", line)
+    for line in doubts(params, data):
+        yield Finding("params", "warning", line)
+    if not wrong:
+        yield Finding("params", "ok", f"{path}: nothing is missing")
+
+
+def _output(command: list[str]) -> str | None:
+    """Return what a command prints; None if there is none, or it fails or hangs."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_DEADLINE_S, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def _ask_python(script: str, deadline_s: float = _IMPORT_DEADLINE_S) -> Any:
+    """Return what a script prints last, as JSON; where it fails, the last line of its error as text."""
+    command = [sys.executable, "-W", "ignore", "-c", script]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=deadline_s, check=False)
+    except subprocess.TimeoutExpired:
+        return f"no answer within {deadline_s:g} s"
+    if done.returncode:
+        return (done.stderr.strip() or f"ended with exit code {done.returncode}").splitlines()[-1]
+    return json.loads(done.stdout.strip().splitlines()[-1])

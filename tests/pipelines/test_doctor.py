@@ -1,0 +1,158 @@
+"""What the doctor finds, on this machine and on machines made up with programs and packages of other contents."""
+
+import json
+import shutil
+import sys
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+
+from pipelines import doctor
+from pipelines.cli import main
+from pipelines.doctor import Finding, unused_gpu
+
+_SMI = """#!/bin/sh
+if [ $# -eq 0 ]; then echo "| NVIDIA-SMI 550.54  Driver Version: 550.54  CUDA Version: 12.4 |"
+else echo "NVIDIA GeForce RTX 4090, 24564, {used}, 550.54"; fi
+"""
+_TORCH = """
+__version__ = "2.13.0"
+class version: cuda = {cuda!r}
+class cuda:
+    is_available = staticmethod(lambda: {available})
+    mem_get_info = staticmethod(lambda: (1, 1))
+    is_bf16_supported = staticmethod(lambda: {bf16})
+class _Square:
+    def reshape(self, *sizes): return self
+    def __matmul__(self, other): return self
+    def equal(self, other): return True
+arange = eye = lambda *sizes, device: _Square()
+"""
+
+
+def _gpu(folder: Path, monkeypatch: pytest.MonkeyPatch, *, used: int = 300) -> None:
+    """Have a machine with a GPU, of which so many MiB are in use."""
+    program = folder / "bin/nvidia-smi"
+    program.parent.mkdir()
+    program.write_text(_SMI.format(used=used))
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
+
+
+def _torch(folder: Path, monkeypatch: pytest.MonkeyPatch, content: str) -> None:
+    """Have another torch installed."""
+    package = folder / "packages/torch"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(content)
+    monkeypatch.setenv("PYTHONPATH", str(package.parent))
+
+
+def _named(name: str) -> list[Finding]:
+    return [finding for finding in doctor._gpu_and_torch() if finding.name == name]
+
+
+@pytest.mark.parametrize(
+    ("cuda", "available", "bf16", "state", "text", "remedy"),
+    [
+        (None, False, True, "error", "computes on CPUs, though there is a GPU", "make setup TORCH_BACKEND=auto"),
+        (
+            "13.0",
+            False,
+            True,
+            "error",
+            "does not find the GPU",
+            "CUDA 13.0 needs a newer driver than one for CUDA 12.4",
+        ),
+        ("12.4", True, False, "warning", "which has no bfloat16", "engine.precision: fp32"),
+        ("12.4", True, True, "ok", "computes on the GPU", ""),
+    ],
+)
+def test_torch_is_judged_by_the_gpu_that_is_there(
+    cuda: str | None,
+    available: bool,
+    bf16: bool,
+    state: str,
+    text: str,
+    remedy: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A build for CPUs on a machine with a GPU would train for days and say nothing."""
+    _gpu(tmp_path, monkeypatch)
+    _torch(tmp_path, monkeypatch, _TORCH.format(cuda=cuda, available=available, bf16=bf16))
+    (found,) = _named("torch")
+    assert (found.state, text in found.text, remedy in found.remedy) == (state, True, True)
+    if state == "error":  # the warning of a run
+        assert text in unused_gpu()
+        assert remedy in unused_gpu()
+    else:
+        assert unused_gpu() == ""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert unused_gpu() == ""
+
+
+@pytest.mark.parametrize(("used", "state"), [(300, "ok"), (20_000, "warning")])
+def test_a_gpu_that_another_process_holds_is_a_warning(
+    used: int, state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would end in a lack of memory."""
+    _gpu(tmp_path, monkeypatch, used=used)
+    _torch(tmp_path, monkeypatch, _TORCH.format(cuda="12.4", available=True, bf16=True))
+    (found,) = _named("gpu")
+    assert found.state == state
+    assert found.text.startswith("NVIDIA GeForce RTX 4090, 24 GiB")
+
+
+def test_a_torch_that_cannot_be_imported_is_an_error_and_not_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the last line of what it printed."""
+    _torch(tmp_path, monkeypatch, "raise OSError('libcublasLt.so.13: cannot open shared object file')")
+    (found,) = _named("torch")
+    assert found.state == "error"
+    assert found.text == "OSError: libcublasLt.so.13: cannot open shared object file"
+    assert "make setup" in found.remedy
+
+
+@pytest.mark.parametrize(("free_gib", "state"), [(1, "error"), (10, "warning"), (100, "ok")])
+def test_a_full_disk_is_reported(free_gib: int, state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where outputs and the cache of models go."""
+    monkeypatch.chdir(tmp_path)
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(0, 0, free_gib << 30))
+    states = {finding.state for finding in doctor._disk() if "outputs/" in finding.text}
+    assert states == {state}
+
+
+def test_packages_of_other_versions_than_the_lock_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other versions compute other results."""
+    assert [finding.state for finding in doctor._lock()] == ["ok"]
+    lock = Path(doctor.__file__).parents[1] / "requirements.lock"
+    changed = lock.read_text().replace("\npydantic==", "\npydantic==9")
+    (tmp_path / lock.name).write_text(changed)
+    monkeypatch.setattr(doctor, "_ROOT", tmp_path)
+    (found,) = doctor._lock()
+    assert found.state == "warning"
+    assert "(lock: 9" in found.text
+
+
+def test_what_a_run_would_miss_is_part_of_the_diagnosis(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And the exit code says that something is wrong."""
+    monkeypatch.setattr(doctor, "_imports", lambda: iter(()))
+    monkeypatch.setattr(doctor, "_hub", lambda: iter(()))
+    params = tmp_path / "params.yaml"
+    root = Path(doctor.__file__).parents[1]
+    params.write_text(f"extends: {root / 'params/smoke.yaml'}\nreport: {{gate: {{target: [gsm8k]}}}}\n")
+    assert main(["doctor", "--json", "--params", str(params)]) == 2
+    findings = json.loads(capsys.readouterr().out)
+    wrong = [finding for finding in findings if finding["name"] == "params"]
+    assert wrong
+    assert wrong[0]["state"] == "error"
+    assert "report.gate.target" in wrong[0]["text"]
+    assert {"python", "cores", "memory", "disk", "gpu", "torch", "packages", "git"} <= {
+        each["name"] for each in findings
+    }
+    assert f"{sys.version_info.major}.{sys.version_info.minor}" in findings[0]["text"]
