@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 MODEL_COLORS = {"base": "#8b93a1", "sft": "#4a8fd4", "grpo": "#e0803a"}
 _SERIES_COLORS = ("#e0803a", "#4a8fd4", "#4aa36c")
-_PHASE_COLORS = ("#e0803a", "#4a8fd4", "#b56bc4", "#8b93a1", "#4aa36c", "#d9d9d9")
+_PHASE_COLORS = ("#e0803a", "#4a8fd4", "#b56bc4", "#8b93a1", "#4aa36c", "#c9b458", "#d9d9d9")
 _MAX_POINTS = 400
 _MAX_STRIPS = 50
 """Of a chart, each with values that are shown when the pointer is on it."""
@@ -32,6 +32,7 @@ _PHASES = {
     "sync_s": "weight sync",
     "reference_s": "reference",
     "update_s": "update",
+    "validation_s": "validation",
     "other_s": "waiting and other",
 }
 _TEXT = "#010203"
@@ -95,6 +96,23 @@ def curve_chart(
         axes.grid(axis="y")
         legend = [(curve.name, color) for curve, color in zip(curves, _SERIES_COLORS, strict=False)]
         return _svg(figure, title, curves, percent=fraction), legend if len(names) > 1 else []
+
+
+def validation_chart(rows: Sequence[Mapping[str, Any]], title: str, policy_step: int) -> Markup:
+    """Draw the accuracy of each validation with the band of its 95 % interval, and a dot at the step of the policy."""
+    curve = _Curve("accuracy", [float(row["step"]) for row in rows], [row["accuracy"] for row in rows])
+    low, high = zip(*([100 * bound for bound in row["interval"]] for row in rows), strict=True)
+    color = _SERIES_COLORS[0]
+    with _figure() as (figure, axes):
+        axes.fill_between(curve.steps, low, high, color=color, alpha=0.2, linewidth=0)
+        axes.plot(curve.steps, [100 * value for value in curve.values], color=color, linewidth=1.6)
+        chosen = [(row["step"], 100 * row["accuracy"]) for row in rows if row["step"] == policy_step]
+        axes.plot(*zip(*chosen, strict=True), color=color, marker="o", markersize=6, markeredgecolor=_TEXT)
+        axes.set_ylim(-4, 104)
+        _label_percent(axes)
+        _label_steps(axes)
+        axes.grid(axis="y")
+        return _svg(figure, title, [curve], percent=True)
 
 
 def phase_chart(timings: Path) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from components.shared.versioning import MODEL_NAME, REGISTRY
 class HealthConfig(Config):
     """Limits on a run besides accuracy. Fractions are of the policy's greedy answers to each source; 1 is no limit.
 
-    Figures of training are means over the last tenth of its steps.
+    Figures of training are means over the last tenth of its steps, up to the one that the policy is of.
     """
 
     max_truncated_fraction: float = Field(0.1, ge=0, le=1)
@@ -43,8 +43,8 @@ class ChampionConfig(Config):
 class GateConfig(Config):
     """When a policy is good enough to be registered, decided on greedy answers to the same test problems."""
 
-    target: tuple[str, ...] = Field(min_length=1)
-    """Sources of which GRPO has to improve at least one; on no source may it get worse."""
+    target: tuple[str, ...] = ()
+    """Sources of which GRPO has to improve at least one, all of them by default; on no source may it get worse."""
     min_gain: float = Field(0.0, ge=0, lt=1)
     """Minimum gain in accuracy over SFT on a target, as a fraction (0.02 is two percentage points); reached where the
     lower confidence bound of the gain is."""
@@ -82,7 +82,7 @@ class GateConfig(Config):
 class ReportConfig(Config):
     """The gate, and the size of the page."""
 
-    gate: GateConfig
+    gate: GateConfig = GateConfig()
     registry: Annotated[str, SameAs("register", "registry")] = REGISTRY
     """Registry whose champion the policy is compared with, and which counts the looks at a test set."""
     name: Annotated[str, SameAs("register", "name")] = MODEL_NAME

@@ -25,6 +25,8 @@ MODELS = {"base": "Base", "sft": "SFT", "grpo": "GRPO"}
 Verdict = Literal["right", "wrong", "unscorable"]
 _END_OF_TRAINING = 0.1
 """Fraction of the steps, the last ones, over which the figures of the end of training are averaged."""
+_RESULT = ("policy_step", "num_steps", "stopped")
+"""What the summary has of a training with validation."""
 _TRAINING_FIGURES = {
     "sampler_mismatch": "sampler_mismatch",
     "entropy": "entropy",
@@ -125,8 +127,15 @@ class Findings:
     verdict: dict[str, Any]
     validation: dict[str, Any]
     provenance: Provenance
+    training: dict[str, Any] | None
+    """With validation: the step of the policy, the steps done, why training stopped early, and each validation."""
     learned: bool
     """Whether any step of GRPO had a gradient: without one the policy has the weights of its reference."""
+
+    @property
+    def is_fine_tuned(self) -> bool:
+        """Whether there was fine-tuning before GRPO; without it the SFT model is the base model."""
+        return bool(self.provenance.configs.get("train_sft", {}).get("num_steps", 1))
 
     @property
     def sources(self) -> list[str]:
@@ -172,7 +181,8 @@ class Findings:
         gain = round(accuracies["grpo"] - accuracies["sft"], 6)
         sources = self.sources if len(self.sources) > 1 else []
         by_source = {f"grpo_{source}": self.by_source["grpo"][source]["accuracy"] for source in sources}
-        return {**accuracies, **by_source, "gain": gain, "gate_passed": self.verdict["passed"]}
+        step = {"policy_step": self.training["policy_step"]} if self.training else {}
+        return {**accuracies, **by_source, **step, "gain": gain, "gate_passed": self.verdict["passed"]}
 
     def summary(self) -> dict[str, Any]:
         """The figures of a run in a few lines, for the runner to print and the model card to repeat."""
@@ -185,6 +195,7 @@ class Findings:
             "published": grpo.get("published"),
             "verdict": self.verdict,
             "learned": self.learned,
+            "training": self.training and {name: self.training[name] for name in _RESULT},
             "worked_fraction": self.by_model("worked_fraction"),
             "mean_length_tokens": self.by_model("mean_length_tokens"),
             "digests": {"problems": self.provenance.inputs.get("problems"), "params": self.provenance.params_digest},
@@ -202,17 +213,28 @@ def find(config: ReportConfig, folders: Mapping[str, Path], verdict: Mapping[str
     answers = evaluations["grpo"].greedy
     pairs = [Pair(record, answers[record.id]) for record in evaluations["sft"].greedy.values()]
     steps = [row for _, row in jsonl.read_rows(folders["grpo_training"] / "steps.jsonl")]
+    training = _training(folders["grpo_training"])
+    of_policy = steps[: training["policy_step"]] if training else steps
     return Findings(
         evaluations,
         pairs,
-        dict(verdict or _decide(config, folders, pairs, evaluations["grpo"], steps)),
+        dict(verdict or _decide(config, folders, pairs, evaluations["grpo"], of_policy)),
         jsonl.read_json(folders["validation"] / "result.json"),
         collect_provenance(
             {name: lineage.read(folder) for name, folder in sorted(folders.items())},
             {"report": config.model_dump(mode="json")},
         ),
-        learned=any(row["gradient_norm"] for row in steps),
+        training=training,
+        learned=any(row["gradient_norm"] for row in of_policy),
     )
+
+
+def _training(folder: Path) -> dict[str, Any] | None:
+    """Return what a training with validation has written beside its curves; None without."""
+    path = folder / "result.json"
+    if not path.is_file():
+        return None
+    return {**jsonl.read_json(path), "validation": [row for _, row in jsonl.read_rows(folder / "validation.jsonl")]}
 
 
 def _decide(
@@ -286,7 +308,7 @@ def _outcome(pairs: Sequence[Pair]) -> Outcome:
 
 
 def end_of_training(steps: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
-    """Return the means of what the gate may limit over the last tenth of the steps; None for what none of them has."""
+    """Return means of what the gate may limit over the last tenth of these steps; None for what none of them has."""
     last = steps[-max(1, round(_END_OF_TRAINING * len(steps))) :]
     values = {
         figure: [row[column] for row in last if row.get(column) is not None]

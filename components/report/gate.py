@@ -10,7 +10,7 @@ the gate reads. All tests are one-sided at the level `max_p_value`:
   (an intersection-union test; Berger, Technometrics 24, 1982, p. 295).
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -90,6 +90,7 @@ def decide(
     outcomes: Mapping[str, Outcome], gate: GateConfig, circumstances: Circumstances = Circumstances()
 ) -> Verdict:
     """Return the verdict on the outcomes of SFT and GRPO by source."""
+    configured, gate = gate, with_targets(gate, outcomes)
     unknown = [source for source in gate.target if source not in outcomes]
     if unknown:
         raise PipelineError(
@@ -105,7 +106,7 @@ def decide(
         "passed": not missed,
         "enforced": gate.enforce,
         "reasons": missed,
-        "gate": gate.model_dump(mode="json"),
+        "gate": configured.model_dump(mode="json"),
         "target": _pooled([outcomes[source].counts for source in gate.target], sources[: len(gate.target)]),
         "sources": sources,
         "health": conditions,
@@ -113,6 +114,11 @@ def decide(
         "looks": _looks(circumstances, gate.max_p_value),
         "power": {"passable": _passable(outcomes, gate)},
     }
+
+
+def with_targets(gate: GateConfig, sources: Iterable[str]) -> GateConfig:
+    """Return a gate that names its targets: all sources where it names none."""
+    return gate if gate.target else gate.model_copy(update={"target": tuple(sources)})
 
 
 def claim_of(gate: GateConfig) -> Claim:

@@ -10,7 +10,7 @@ import numpy as np
 
 from components.report.config import GateConfig
 from components.report.formatting import points
-from components.report.gate import Claim, Outcome, claim_of, claim_p, is_not_worse
+from components.report.gate import Claim, Outcome, claim_of, claim_p, is_not_worse, with_targets
 from components.shared.page import percent
 from components.shared.statistics import PairedCounts
 
@@ -22,6 +22,7 @@ _MAX_PROBLEMS = 200_000
 
 def weakness(gate: GateConfig, sizes: Mapping[str, int]) -> str | None:
     """Return what is wrong with a gate on so many problems of each source; None where its power suffices."""
+    gate = with_targets(gate, sizes)
     gained, lost, accuracy = gate.expected_gain, gate.expected_lost_fraction, gate.expected_sft_accuracy
     if gained <= gate.min_gain:
         return (

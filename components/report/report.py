@@ -88,6 +88,8 @@ def report(
     jsonl.write_json(report / "metrics.json", findings.metrics())
     if not findings.learned:
         say("report", "warning: GRPO learned nothing, no step had a gradient: the policy is its reference")
+    if findings.training and (stopped := findings.training["stopped"]):
+        say("report", f"warning: training stopped after step {findings.training['num_steps']}: {stopped}")
     reasons = verdict["reasons"] or [part["reason"] for part in verdict["sources"]]
     say("report", f"gate {'passed' if verdict['passed'] else 'MISSED'}: {'; '.join(reasons)}")
     accuracies = {
@@ -133,7 +135,11 @@ def render_report(
         "target": findings.verdict["target"],
         "models": MODELS,
         "colors": charts.MODEL_COLORS,
-        "panels": [*_panels(folders["grpo_training"], _GRPO_CURVES), *_panels(folders["sft_training"], _SFT_CURVES)],
+        "panels": [
+            *_validation_panel(findings.training),
+            *_panels(folders["grpo_training"], _GRPO_CURVES),
+            *_panels(folders["sft_training"], _SFT_CURVES),
+        ],
         "phases": charts.phase_chart(run.timings) if run.timings else None,
         "examples": _choose_examples(findings.pairs, config.num_examples),
         "configs": {
@@ -209,6 +215,13 @@ def _choose_examples(pairs: Sequence[Pair], number: int) -> list[dict[str, Any]]
         members = [pair for pair in shuffled if pair.right == right]
         groups.append({"title": title, "total": len(members), "pairs": members[:share]})
     return groups
+
+
+def _validation_panel(training: Mapping[str, Any] | None) -> Iterator[tuple[str, Any, Markup]]:
+    """The chart of validation, where there was any."""
+    if training:
+        title = "Validation accuracy, with the policy's step"
+        yield title, [], charts.validation_chart(training["validation"], title, training["policy_step"])
 
 
 def _panels(training: Path, charted: Mapping[str, Mapping[str, str]]) -> Iterator[tuple[str, Any, Markup | None]]:

@@ -15,7 +15,7 @@ from components.shared.versioning import is_url
 _ALIAS = "champion"
 _EVALUATION = "evaluation/grpo"
 _ASKED = (
-    *("name", "prompt", "system_prompt", "chat_template_digest", "examples_digest"),
+    *("name", "prompt", "prompts", "system_prompt", "thinking", "chat_template_digest", "examples_digest"),
     *("answer", "stop", "max_new_tokens"),
 )
 """Facts of an evaluation in which two must agree to be compared."""

@@ -126,6 +126,17 @@ def test_targets_are_pooled_for_headlines_only() -> None:
     assert (target["source"], target["sources"]) == ("a + b", ["a", "b"])
 
 
+def test_gate_without_targets_has_all_sources_as_targets() -> None:
+    """In the verdict, which keeps the gate as it was configured, and in the power."""
+    outcomes, sizes = {"words": CLEAR, "b": outcome(both=80, only_grpo=5, neither=15)}, {"words": 300, "b": 300}
+    implicit, explicit = decide(outcomes, gate(target=())), decide(outcomes, gate(target=("words", "b")))
+    assert implicit.pop("gate")["target"] == []
+    assert explicit.pop("gate")["target"] == ["words", "b"]
+    assert implicit == explicit
+    assert weakness(gate(target=()), sizes) == weakness(gate(target=("words", "b")), sizes)
+    assert power(gate(target=("words", "b")), sizes) != power(gate(target=("words",)), sizes)
+
+
 def test_target_without_problems_is_an_error() -> None:
     """A misspelt source must not make the gate pass on nothing."""
     with pytest.raises(PipelineError, match=r'gate\.target: no test problem comes from "word"; .*: words, math'):

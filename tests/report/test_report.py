@@ -15,11 +15,12 @@ import pytest
 from kfp import dsl
 
 from components.report import component
-from components.report.config import ReportConfig
+from components.report.config import HealthConfig, ReportConfig
 from components.report.findings import collect_provenance
 from components.report.report import STAGE, RunFacts, render_report
 from components.shared import jsonl, lineage, stage
 from components.shared.errors import PipelineError
+from components.shared.statistics import score
 from tests.lineages import made
 from tests.report.synthetic import SKILL, artifact_digest, make_run
 
@@ -140,6 +141,32 @@ def test_run_without_a_gradient_learned_nothing(
     assert "GRPO takes accuracy" not in text
     assert jsonl.read_json(tmp_path / "report" / "summary.json")["learned"] is False
     assert "report: warning: GRPO learned nothing" in capsys.readouterr().out
+
+
+def test_the_step_of_the_policy_and_an_early_stop_are_shown(
+    own_run: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the curve of validation; the figures at the end of training are those up to the policy's step."""
+    training = own_run["grpo_training"]
+    rows = [{"step": step, **score(10 + step, 40), "by_source": {}} for step in (0, 10, 20)]
+    jsonl.write_rows(training / "validation.jsonl", rows)
+    reason = "entropy 0.001 over the last 10 steps"
+    jsonl.write_json(training / "result.json", {"policy_step": 10, "num_steps": 25, "stopped": reason})
+    edit(training / "steps.jsonl", lambda row: row if row["step"] < 10 else {**row, "entropy": 0.001})
+    limited = CONFIG.model_copy(
+        update={"gate": CONFIG.gate.model_copy(update={"health": HealthConfig(min_entropy=0.01)})}
+    )
+    (tmp_path / "report").mkdir()
+    run_report(own_run, tmp_path / "report", limited)
+    page = read_page(tmp_path / "report")
+    assert "The policy is that of step 10 of 25, which answered 50.0 % (35.2 to 64.8) of 40 problems" in page
+    assert f"After step 25: {reason}." in page
+    assert 'aria-label="Validation accuracy, with the policy' in page
+    assert f"warning: training stopped after step 25: {reason}" in capsys.readouterr().out
+    summary = jsonl.read_json(tmp_path / "report" / "summary.json")
+    assert summary["training"] == {"policy_step": 10, "num_steps": 25, "stopped": reason}
+    assert jsonl.read_json(tmp_path / "report" / "metrics.json")["policy_step"] == 10
+    assert not [reason for reason in summary["verdict"]["reasons"] if "entropy" in reason]
 
 
 def test_summary_has_the_figures_for_the_runner(shared_run: dict[str, Path], written: Path) -> None:
