@@ -6,20 +6,18 @@ of which only one works at a time (side.py). limit.py says how the arithmetic li
 """
 
 import argparse
-import json
-import platform
 import statistics
 import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 import transformers
 from case import MODELS, Row, save_model, write_case
 from environments import python_of
 from limit import forward_flops, step_operations, update_operations
+from results import FOLDER, Progress, Result, machine, record, versions
 from side import Reply, Side, take_turns
 
 from components.policy.flops import measure_matmul_flops
@@ -34,27 +32,27 @@ _WARM_UP = 2
 """Steps of each trainer that are not measured: it takes two for the allocator to have what a step needs."""
 _NAMES = {"trl": "TRL, default settings", "trl_tuned": "TRL, tuned", "own": "this project"}
 
-Result = dict[str, Any]
-
 
 def main() -> None:
-    """Measure the rows asked for, print them, and write them as JSON."""
+    """Measure the rows asked for, print each, and record it as soon as it is measured."""
     options = _options()
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     pythons = _pythons(options)
-    machine = _machine(options)
-    print(f"{machine['processor']}, {machine['threads']} threads, torch {torch.__version__}")
-    results = []
+    on = machine(torch.get_num_threads(), torch.cuda.get_device_name() if options.device == "cuda" else None)
+    installed = versions(Path(sys.executable), "torch", "transformers")
+    installed |= versions(pythons["trl"], "trl") if "trl" in pythons else {}
+    settings = {key: getattr(options, key) for key in ("trl_batch_size", "micro_batch_tokens", "rounds")}
+    print(f"{on['gpu'] or on['processor']}, {on['threads']} threads, torch {torch.__version__}")
+    progress = Progress(len(options.rows) * len(pythons) * (_WARM_UP + options.rounds))
     for row in options.rows:
+        print(f"\n{row}: starting {'; '.join(_NAMES[name] for name in pythons)}", flush=True)
         with tempfile.TemporaryDirectory() as folder:
-            results.append(_measure(options, pythons, row, Path(folder)))
-        print("\n".join(["", *_lines(results[-1])]), flush=True)
-    settings = {key: getattr(options, key) for key in ("model", "trl_batch_size", "micro_batch_tokens")}
-    report = {"machine": machine, "settings": settings, "rows": results}
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    print(f"\nwritten to {options.out}")
+            figures = _measure(options, pythons, row, Path(folder), progress)
+        print("\n".join(_lines(row, figures)))
+        identity = {"row": str(row), "model": options.model, "trainers": list(pythons)}
+        path = record(options.out, "grpo_step", on, identity, {"versions": installed, "settings": settings, **figures})
+        print(f"recorded in {path}", flush=True)
 
 
 def _options() -> argparse.Namespace:
@@ -67,7 +65,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--trl-python", type=Path, help="the Python of an environment with TRL; needed on cuda")
     parser.add_argument("--trl-batch-size", type=int, default=4, help="completions per forward pass of TRL, tuned")
     parser.add_argument("--micro-batch-tokens", type=int, default=2048, help="tokens per forward pass of our update")
-    parser.add_argument("--out", type=Path, default=_HERE / "results" / "grpo_step.json")
+    parser.add_argument("--out", type=Path, default=FOLDER, help="the folder of results")
     options = parser.parse_args()
     try:
         options.rows = [Row.parse(text) for text in options.rows]
@@ -88,18 +86,9 @@ def _pythons(options: argparse.Namespace) -> dict[str, Path]:
     return pythons
 
 
-def _machine(options: argparse.Namespace) -> dict[str, Any]:
-    models = (line for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines() if "model name" in line)
-    return {
-        "processor": next(models, platform.machine()).partition(": ")[2],
-        "threads": torch.get_num_threads(),
-        "gpu": torch.cuda.get_device_name() if options.device == "cuda" else None,
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-    }
-
-
-def _measure(options: argparse.Namespace, pythons: Mapping[str, Path], row: Row, folder: Path) -> Result:
+def _measure(
+    options: argparse.Namespace, pythons: Mapping[str, Path], row: Row, folder: Path, progress: Progress
+) -> Result:
     """Return what a row costs: each trainer's steps in turns, and what the arithmetic alone would cost."""
     dtype = torch.bfloat16 if options.device == "cuda" else torch.float32
     model, num_parameters = save_model(folder / "model", size=options.model, dtype=dtype)
@@ -119,14 +108,14 @@ def _measure(options: argparse.Namespace, pythons: Mapping[str, Path], row: Row,
         )
     device = torch.device(options.device)
     before = measure_matmul_flops(device, dtype)
-    measured = _steps(pythons, folder, row, _environment(options), rounds=options.rounds)
+    measured = _steps(pythons, folder, row, _environment(options), progress, rounds=options.rounds)
     rate = max(before, measure_matmul_flops(device, dtype))
     forward = forward_flops(model, row, num_parameters=num_parameters)
     limit = {"operations": step_operations(forward), "rate": rate, "seconds": step_operations(forward) / rate}
     sides = {
         name: about | _figures(steps, update_operations(forward) / rate) for name, (about, steps) in measured.items()
     }
-    return {"row": str(row), "num_parameters": num_parameters, "limit": limit, **sides, "ratios": _ratios(sides, limit)}
+    return {"num_parameters": num_parameters, "limit": limit, **sides, "ratios": _ratios(sides, limit)}
 
 
 def _environment(options: argparse.Namespace) -> dict[str, str]:
@@ -135,17 +124,27 @@ def _environment(options: argparse.Namespace) -> dict[str, str]:
 
 
 def _steps(
-    pythons: Mapping[str, Path], folder: Path, row: Row, environment: Mapping[str, str], *, rounds: int
+    pythons: Mapping[str, Path],
+    folder: Path,
+    row: Row,
+    environment: Mapping[str, str],
+    progress: Progress,
+    *,
+    rounds: int,
 ) -> dict[str, tuple[Reply, list[Reply]]]:
     """Return each trainer's account of itself and its measured steps; all completions must have their lengths."""
     sides: dict[str, Side] = {}
+
+    def ended(name: str, turn: str, step: Reply) -> None:
+        progress.done(f"{row}, {_NAMES[name]}, {turn}", step["seconds"])
+
     try:
         for name, python in pythons.items():
             script = _HERE / ("own_step.py" if name == "own" else "trl_step.py")
             memory = _KEEP_MEMORY if name == "trl_tuned" else {}
             sides[name] = Side(script, python, folder / f"{name}.json", {**environment, **memory})
-        take_turns(sides, _WARM_UP)
-        steps, idle = take_turns(sides, rounds)
+        take_turns(sides, _WARM_UP, "warm-up", ended)
+        steps, idle = take_turns(sides, rounds, "round", ended)
     finally:
         for side in sides.values():
             side.close()
@@ -175,10 +174,10 @@ def _ratios(sides: Mapping[str, Result], limit: Result) -> dict[str, float]:
     return ratios
 
 
-def _lines(result: Result) -> list[str]:
+def _lines(row: Row, result: Result) -> list[str]:
     limit, ratios = result["limit"], result["ratios"]
     lines = [
-        f"{result['row']}: the arithmetic alone {limit['seconds']:.3g} s ({limit['operations'] / 1e9:.0f} Gop "
+        f"{row}: the arithmetic alone {limit['seconds']:.3g} s ({limit['operations'] / 1e9:.0f} Gop "
         f"at {limit['rate'] / 1e9:.0f} Gop/s)"
     ]
     for name, called in _NAMES.items():

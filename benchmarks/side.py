@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -55,11 +55,16 @@ class Side:
         return reply
 
 
-def take_turns(sides: Mapping[str, Side], rounds: int) -> tuple[dict[str, list[Reply]], float]:
-    """Return the steps of each side, taken in turns, and the largest share of a core that a waiting side used."""
+def take_turns(
+    sides: Mapping[str, Side], rounds: int, called: str, ended: Callable[[str, str, Reply], None]
+) -> tuple[dict[str, list[Reply]], float]:
+    """Return the steps of each side, taken in turns, and the largest share of a core that a waiting side used.
+
+    `ended` is told of each step as it ends: the side, the turn (`called` and its number), and the step.
+    """
     steps: dict[str, list[Reply]] = {name: [] for name in sides}
     idle = 0.0
-    for _ in range(rounds):
+    for number in range(1, rounds + 1):
         for name, side in sides.items():
             waiting = [other for other in sides.values() if other is not side]
             before, started = [other.cpu_s() for other in waiting], time.perf_counter()
@@ -67,4 +72,5 @@ def take_turns(sides: Mapping[str, Side], rounds: int) -> tuple[dict[str, list[R
             turn_s = time.perf_counter() - started
             used = [other.cpu_s() - cpu_s for other, cpu_s in zip(waiting, before, strict=True)]
             idle = max([idle, *(cpu_s / turn_s for cpu_s in used)])
+            ended(name, f"{called} {number} of {rounds}", steps[name][-1])
     return steps, idle

@@ -7,16 +7,16 @@ own (verifier_side.py), one after the other.
 import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from environments import python_of
+from results import FOLDER, Progress, Result, machine, record, versions
 from verifier_cases import Case, batches
 
 _HERE = Path(__file__).parent
@@ -29,47 +29,56 @@ _NAMES = {
 _ROUNDS = 2
 """Runs of each grader; the fastest counts, as other work on the machine can only slow one down."""
 
-Result = dict[str, Any]
-
 
 def main() -> None:
-    """Measure all graders, print what they took, and write it as JSON."""
+    """Measure all graders on the sets asked for, print each set, and record it as soon as it is measured."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = ", ".join(batches(1))
+    parser.add_argument("sets", nargs="*", help=f"of responses: {names}; all by default".replace("%", "%%"))
     parser.add_argument("--size", type=int, default=1000, help="responses of each kind")
     parser.add_argument("--rounds", type=int, default=_ROUNDS, help="runs of each grader; the fastest counts")
-    parser.add_argument("--out", type=Path, default=_HERE / "results" / "verifier.json")
+    parser.add_argument("--out", type=Path, default=FOLDER, help="the folder of results")
     options = parser.parse_args()
-    cases = batches(options.size)
-    runs: dict[str, list[Result]] = {name: [] for name in _NAMES}
-    for _ in range(options.rounds):
-        for name, taken in runs.items():
-            taken.append(_run(name, cases))
-    rows = [_row(batch, cases[batch], runs) for batch in cases]
-    for row in rows:
-        print("\n".join(_lines(row)))
-    machine = {"processor": _processor(), "cores": len(os.sched_getaffinity(0))}
-    options.out.write_text(json.dumps({"machine": machine, "rows": rows}, indent=2) + "\n", encoding="utf-8")
+    sets = batches(options.size)
+    if unknown := set(options.sets) - set(sets):
+        parser.error(f"no such set: {', '.join(sorted(unknown))}; there are {names}")
+    pythons = {name: Path(sys.executable) if name.startswith("own") else python_of("trl") for name in _NAMES}
+    on = machine(len(os.sched_getaffinity(0)))
+    about = {"versions": versions(pythons["trl"], "trl", "math-verify"), "settings": {"rounds": options.rounds}}
+    chosen = options.sets or list(sets)
+    progress = Progress(len(chosen) * options.rounds * len(_NAMES))
+    for name in chosen:
+        figures = _measure(name, sets[name], pythons, progress, rounds=options.rounds)
+        print("\n".join(_lines(name, len(sets[name]), figures)))
+        identity = {"row": name, "responses": len(sets[name])}
+        print(f"recorded in {record(options.out, 'verifier', on, identity, {**about, **figures})}", flush=True)
 
 
-def _run(name: str, cases: Mapping[str, list[Case]]) -> Result:
-    """What one grader took for all batches, and its verdicts."""
-    python = Path(sys.executable) if name.startswith("own") else python_of("trl")
+def _measure(name: str, cases: list[Case], pythons: Mapping[str, Path], progress: Progress, *, rounds: int) -> Result:
+    """What all graders took for a set of responses, and the ratios of their rates."""
+    runs: dict[str, list[Result]] = {grader: [] for grader in pythons}
+    for number in range(1, rounds + 1):
+        for grader, taken in runs.items():
+            started = time.monotonic()
+            taken.append(_run(grader, pythons[grader], cases))
+            progress.done(f"{name}, {_NAMES[grader]}, round {number} of {rounds}", time.monotonic() - started)
+    sides = {grader: _figures(cases, taken) for grader, taken in runs.items()}
+    ratios = {
+        f"own_to_{grader}_verdicts_per_s": sides["own"]["verdicts_per_s"] / side["verdicts_per_s"]
+        for grader, side in sides.items()
+        if grader != "own"
+    }
+    return {**sides, "ratios": ratios}
+
+
+def _run(grader: str, python: Path, cases: list[Case]) -> Result:
+    """What one grader took, and its verdicts."""
     with tempfile.TemporaryDirectory() as folder:
         given, results = Path(folder) / "cases.json", Path(folder) / "results.json"
         given.write_text(json.dumps(cases), encoding="utf-8")
-        subprocess.run([python, _HERE / "verifier_side.py", name, given, results], check=True)
+        subprocess.run([python, _HERE / "verifier_side.py", grader, given, results], check=True)
         measured: Result = json.loads(results.read_text(encoding="utf-8"))
     return measured
-
-
-def _row(batch: str, cases: list[Case], runs: Mapping[str, list[Result]]) -> Result:
-    sides = {name: _figures(cases, [run[batch] for run in taken]) for name, taken in runs.items()}
-    ratios = {
-        f"own_to_{name}_verdicts_per_s": sides["own"]["verdicts_per_s"] / side["verdicts_per_s"]
-        for name, side in sides.items()
-        if name != "own"
-    }
-    return {"batch": batch, "responses": len(cases), **sides, "ratios": ratios}
 
 
 def _figures(cases: list[Case], runs: list[Result]) -> Result:
@@ -86,23 +95,19 @@ def _figures(cases: list[Case], runs: list[Result]) -> Result:
     }
 
 
-def _lines(row: Result) -> list[str]:
-    lines = [f"{row['batch']}: {row['responses']} responses"]
-    for name, called in _NAMES.items():
-        side = row[name]
+def _lines(name: str, num_responses: int, row: Result) -> list[str]:
+    lines = [f"{name}: {num_responses} responses"]
+    for grader, called in _NAMES.items():
+        side = row[grader]
         lines.append(
             f"  {called:<20}{side['verdicts_per_s']:8.0f} verdicts/s, latency p50 {side['p50_ms']:.2f} ms, "
             f"p99 {side['p99_ms']:.1f} ms, at most {side['max_ms']:.0f} ms; {side['agreement']:.1%} as expected"
         )
     ratios = (
-        f"{row['ratios'][f'own_to_{name}_verdicts_per_s']:.1f} x {_NAMES[name]}" for name in ("math_verify", "trl")
+        f"{row['ratios'][f'own_to_{grader}_verdicts_per_s']:.1f} x {_NAMES[grader]}"
+        for grader in ("math_verify", "trl")
     )
     return [*lines, f"  Verifier gives {' and '.join(ratios)}"]
-
-
-def _processor() -> str:
-    models = (line for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines() if "model name" in line)
-    return next(models, platform.machine()).partition(": ")[2]
 
 
 if __name__ == "__main__":

@@ -19,17 +19,15 @@ Grader = Callable[[Cases], list[str]]
 
 
 def main(name: str, cases: Path, results: Path) -> None:
-    """Write the times and verdicts of each batch."""
+    """Write the times and verdicts."""
     logging.disable()
     with _GRADERS[name]() as grade:
-        measured = {
-            batch: _measure(grade, each) for batch, each in json.loads(cases.read_text(encoding="utf-8")).items()
-        }
+        measured = _measure(grade, json.loads(cases.read_text(encoding="utf-8")))
     results.write_text(json.dumps(measured), encoding="utf-8")
 
 
 def _measure(grade: Grader, cases: Cases) -> dict[str, Any]:
-    """The time of the whole batch in one call, and of each case in a call of its own."""
+    """The time of all cases in one call, and of each case in a call of its own."""
     grade(cases[:100])  # whatever is done once is done
     started = time.perf_counter()
     verdicts = grade(cases)
