@@ -174,6 +174,17 @@ def _setup(options: argparse.Namespace) -> None:
     _uv(*install, "--no-deps", "--no-build-isolation", "--editable", _ROOT)
     if problem := trial(sys.executable, options.backend):
         sys.exit(f"error: models cannot run in {venv}: {problem}")
+    if light and has_gpu():
+        print("warning: there is a GPU, but torch computes on CPUs; make setup TORCH_BACKEND=auto", file=sys.stderr)
+
+
+def has_gpu() -> bool:
+    """Whether nvidia-smi names a GPU of this machine."""
+    try:
+        listed = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return listed.returncode == 0 and listed.stdout.startswith(b"GPU ")
 
 
 def trial(python: str, backend: str) -> str:

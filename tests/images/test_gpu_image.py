@@ -23,7 +23,7 @@ def gpu() -> Image:
 
 def test_it_has_what_runs_models(gpu: Image) -> None:
     """The step functions of the stages that run a model, and the engines under them, can be imported by anybody."""
-    names = ["torch", "deepspeed", "vllm", "peft", "components.cluster.rank", "components.evaluate.evaluate"]
+    names = ["torch", "deepspeed", "vllm", "peft", "components.cluster.rank", "components.evaluate.worker"]
     names += ["components.train_grpo.trainer", "components.rollout.vllm.worker", "kfp.dsl.executor_main"]
     gpu.modules(*names)
 

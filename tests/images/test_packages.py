@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from images import packages
-from images.packages import Torch, by_package, choose, find_torch, for_cuda, pip_setting, trial
+from images.packages import Torch, by_package, choose, find_torch, for_cuda, has_gpu, pip_setting, trial
 from tests.presets import ROOT
 
 UV = Path(sys.prefix) / "bin/uv"
@@ -200,6 +200,26 @@ class Tensor:
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     assert problem in trial(sys.executable, "cu130" if "TORCH_BACKEND" in problem else "cpu")
     assert "\n" not in trial(sys.executable, "cu130")
+
+
+@pytest.mark.parametrize(
+    ("prints", "expected"),
+    [
+        ("echo 'GPU 0: NVIDIA L4 (UUID: GPU-1)'", True),
+        ("echo 'No devices found.'", False),
+        ("exit 9", False),
+        (None, False),
+    ],
+)
+def test_a_gpu_is_there_if_nvidia_smi_names_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prints: str | None, expected: bool
+) -> None:
+    """The program alone may be there without a GPU or a driver."""
+    if prints is not None:
+        (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{prints}\n")
+        (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert has_gpu() == expected
 
 
 @pytest.mark.parametrize(

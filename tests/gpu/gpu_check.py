@@ -1,0 +1,288 @@
+"""`make gpu-check` tries on this machine's GPU what was developed without one.
+
+Each check is a process of its own with a time limit and a log, whatever came of the ones before. The results are in
+outputs/gpu-check: gpu-check.json, index.html, and a log per check. `--device cpu` tries the checks themselves where
+there is no GPU; it says nothing about GPUs.
+"""
+
+import argparse
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+from xml.etree import ElementTree
+
+from components.shared.errors import PipelineError
+from components.shared.page import render
+from pipelines.doctor import unused_gpu
+from pipelines.run.screen import Screen, Style, duration
+
+ROOT = Path(__file__).parents[2]
+OUT = Path("outputs/gpu-check")
+_TEMPLATE = Path(__file__).with_name("gpu_check.html.jinja")
+_NEEDS_GPU = re.compile(r"needs a GPU")
+_KERNEL_TESTS = ("tests/policy/test_attention.py", "tests/policy/test_logprobs.py")
+_NUM_CHARACTERS = 300
+_STEP_ROW = "16x8:192/410"
+"""Prompts x completions : tokens of a prompt / of a completion, as in a plan of GSM8K."""
+_BF16 = ["train_sft.model.base=scratch:math", "train_grpo.engine={precision: bf16, zero_stage: 2}"]
+NOT_WRITTEN = {
+    "a step against its plan": "not written: the plan of the benchmark's shape is yours to compare",
+}
+"""What no check here tries, and why."""
+Result = Literal["passed", "missed", "not run"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """What came of a check."""
+
+    title: str
+    result: Result
+    took_s: float
+    evidence: str
+
+
+@dataclass(frozen=True)
+class Check:
+    """A command that is tried, and what its files and output say if it ends with 0."""
+
+    name: str
+    title: str
+    minutes: float
+    command: Sequence[str]
+    evidence: Callable[[Path, str], str] = lambda folder, output: output.strip().splitlines()[-1]
+    """Of the check's folder and its output; raises ValueError if something did not hold after all."""
+    not_run: str = ""
+    """Why it cannot be tried here."""
+
+
+def checks(device: str, out: Path, *, model: str | None = None, trl_python: str | None = None) -> list[Check]:
+    """Return all checks, for a device; `model` is a folder with a model to train, `trl_python` a Python with TRL."""
+    python = [sys.executable, "-W", "ignore"]
+    on_device = [*python, "-m", "tests.gpu.on_device"]
+    tests = [
+        *python,
+        "-m",
+        "pytest",
+        "-p",
+        "no:hydra_pytest",
+        "-q",
+        "-m",
+        "not slow and not long",
+    ]
+    cli = [*python, "-m", "pipelines.cli"]
+    one_gpu = "" if device == "cuda" and _num_gpus() > 1 else "needs two GPUs"
+    without_files = "ipc" if device == "cuda" else "gloo"
+    return [
+        Check("machine", "what is there", 5, [*cli, "doctor", "--json"], _doctor),
+        Check(
+            "kernels",
+            "attention and output layer agree with float64 on the CPU",
+            20,
+            [*tests, "--junitxml", str(out / "kernels/junit.xml"), *_KERNEL_TESTS],
+            _junit if device == "cuda" else _junit_without_gpu,
+        ),
+        Check("families", "models in bf16 are what is trained on", 15, [*on_device, "families", device]),
+        Check("files", "vLLM gets weights by files", 15, [*on_device, "weights", device, "folder"]),
+        Check(
+            without_files, f"vLLM gets weights by {without_files}", 15, [*on_device, "weights", device, without_files]
+        ),
+        Check("training", "the smoke run in bf16, sampled by vLLM", 30, [*cli, *_smoke(out, device)], _last_policy),
+        Check("nccl", "a server on a second GPU gets weights by NCCL", 30, [*cli, *_nccl(out)], _last_policy, one_gpu),
+        Check("ranks", "two processes train in bf16", 30, [*cli, *_ranks(out)], _last_policy, one_gpu),
+        *(
+            Check(
+                f"step-{size}",
+                f"a GRPO step of {size}, {_STEP_ROW}",
+                30,
+                [*python, "benchmarks/grpo_step.py", _STEP_ROW, "--device", "cuda", "--model", size]
+                + ["--micro-batch-tokens", "16384", "--out", str(out / f"step-{size}")]
+                + (["--trl-python", trl_python] if trl_python else ["--only", "own"]),
+                _step,
+                "needs a GPU" if device == "cpu" else "",
+            )
+            for size in ("0.5b", "1.5b")
+        ),
+        Check(
+            "gsm8k",
+            "20 steps of params/qwen-1.5b.yaml",
+            90,
+            [*cli, *_qwen(out, model or "")],
+            _last_policy,
+            "" if model else "no weights: MODEL=FOLDER names a 1.5B instruct model",
+        ),
+    ]
+
+
+def _smoke(out: Path, device: str) -> list[str]:
+    vllm = "{max_tokens: 256, cache_gib: 0.5, compile: false}"
+    settings = [f"train_grpo.sampler.vllm={vllm}", "train_grpo.sampler.max_importance_weight=2.0"]
+    settings += ["evaluate.dtype=bfloat16"] if device == "cuda" else []
+    return _run(out / "training", ROOT / "params/smoke.yaml", [*_BF16, *settings])
+
+
+def _nccl(out: Path) -> list[str]:
+    server = "{num_servers: 1, devices: ['1'], weights_by: nccl, max_tokens: 256, cache_gib: 0.5, compile: false}"
+    settings = [f"train_grpo.sampler.servers={server}", "train_grpo.sampler.max_importance_weight=2.0"]
+    return _run(out / "nccl", ROOT / "params/smoke.yaml", [*_BF16, *settings])
+
+
+def _ranks(out: Path) -> list[str]:
+    processes = ["train_sft.engine.num_processes=2", "train_grpo.engine.num_processes=2"]
+    return _run(out / "ranks", ROOT / "params/smoke.yaml", [*_BF16, *processes])
+
+
+def _qwen(out: Path, model: str) -> list[str]:
+    settings = [f"train_sft.model.base={model}", "train_grpo.num_steps=20", "report.gate.enforce=false"]
+    settings += ["train_grpo.validation={every_steps: 10, num_problems: 200}"]
+    return _run(out / "gsm8k", ROOT / "params/qwen-1.5b.yaml", settings)
+
+
+def _run(folder: Path, params: Path, settings: Sequence[str]) -> list[str]:
+    settings = [*settings, f"register.registry={folder / 'registry'}"]
+    return ["run", "--fresh", "--params", str(params), *(part for each in settings for part in ("--set", each))]
+
+
+def run(check: Check, folder: Path) -> Row:
+    """Try a check in a process of its own, whose output is the folder's `log`."""
+    if check.not_run:
+        return Row(check.title, "not run", 0, check.not_run)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    log, started = folder / "log", time.monotonic()
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            check.command,
+            cwd=ROOT,
+            env={**os.environ, "HF_HUB_OFFLINE": "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            code = process.wait(60 * check.minutes)
+            problem = f"exit code {code}" if code else ""
+        except subprocess.TimeoutExpired:
+            problem = f"not done within {check.minutes:g} minutes"
+        finally:
+            _end(process)
+    took_s, output = time.monotonic() - started, log.read_text(encoding="utf-8", errors="replace")
+    if problem:
+        lines = output.strip().splitlines() or ["it printed nothing"]
+        return Row(check.title, "missed", took_s, f"{problem}: {lines[-1][:_NUM_CHARACTERS]}")
+    try:
+        return Row(check.title, "passed", took_s, check.evidence(folder, output)[:_NUM_CHARACTERS])
+    except (ValueError, LookupError, OSError) as error:
+        return Row(check.title, "missed", took_s, f"{type(error).__name__}: {error}"[:_NUM_CHARACTERS])
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    """End whatever is left of a check."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _doctor(folder: Path, output: str) -> str:
+    findings = json.loads(output[output.index("[\n") :])
+    wanted = {"gpu", "torch", "vllm", "deepspeed"}
+    return "; ".join(f"{each['name']} {each['text']}" for each in findings if each["name"] in wanted)
+
+
+def _junit(folder: Path, output: str) -> str:
+    """Count the tests; none of those that need a GPU may have been skipped."""
+    suite = ElementTree.parse(folder / "junit.xml").getroot()[0]
+    skipped = [each.get("message", "") for each in suite.iter("skipped")]
+    if left_out := len([message for message in skipped if _NEEDS_GPU.search(message)]):
+        raise ValueError(f"{left_out} tests that need a GPU were skipped")
+    return f"{int(suite.attrib['tests']) - len(skipped)} tests passed, {len(skipped)} skipped"
+
+
+def _junit_without_gpu(folder: Path, output: str) -> str:
+    suite = ElementTree.parse(folder / "junit.xml").getroot()[0]
+    return f"{suite.attrib['tests']} tests, {suite.attrib['skipped']} of them skipped, as there is no GPU"
+
+
+def _step(folder: Path, output: str) -> str:
+    (path,) = folder.glob("grpo_step/*.json")
+    (row,) = json.loads(path.read_text(encoding="utf-8"))["rows"]
+    own = row["own"]
+    num_prompts, group_size, _, length = map(int, re.findall(r"\d+", _STEP_ROW))
+    rate = num_prompts * group_size * length / own["seconds"]
+    text = (
+        f"{own['seconds']:.2f} s, {own['sampling_s']:.2f} s of them sampling, {rate:,.0f} completion tokens per second"
+    )
+    text += f", peak {own['peak_bytes'] / 2**30:.1f} GiB"
+    trl = [f"{name} {row[name]['seconds']:.2f} s" for name in ("trl", "trl_tuned") if name in row]
+    return "; ".join([text, *(trl or ["TRL not run: TRL_PYTHON=PATH names a Python that has it"])])
+
+
+def _last_policy(folder: Path, output: str) -> str:
+    """Return the lines of GRPO's end and of the gate."""
+    lines = [line.strip() for line in output.splitlines()]
+    trained = [line for line in lines if re.match(r"\d+/\d+ +reward", line)]
+    return "; ".join([*trained[-1:], *(line for line in lines if line.startswith(("gate ", "registered ")))])
+
+
+def report(rows: Sequence[Row], out: Path, device: str) -> None:
+    """Write the JSON and the page."""
+    values: dict[str, Any] = {"device": device, "at": datetime.now(UTC).isoformat(timespec="minutes")}
+    written = json.dumps({**values, "checks": [asdict(row) for row in rows]}, indent=2)
+    (out / "gpu-check.json").write_text(f"{written}\n", encoding="utf-8")
+    counts = {result: sum(row.result == result for row in rows) for result in ("passed", "missed", "not run")}
+    shown = [{**asdict(row), "took": duration(row.took_s) if row.took_s else ""} for row in rows]
+    (out / "index.html").write_text(render(_TEMPLATE, rows=shown, counts=counts, **values), encoding="utf-8")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the checks; return 0 if all that could be tried passed, 1 if not, 2 if there is no GPU."""
+    parser = argparse.ArgumentParser(prog="make gpu-check", description=__doc__)
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--only", nargs="*", metavar="NAME", help="names of checks: machine, kernels, families ...")
+    parser.add_argument("--model", help="folder with a 1.5B instruct model, to train 20 steps")
+    parser.add_argument("--trl-python", help="Python of an environment with TRL, to compare with")
+    parser.add_argument("--out", type=Path, default=OUT)
+    options = parser.parse_args(arguments)
+    if options.device == "cuda" and (problem := _no_gpu()):
+        print(f"error: {problem}", file=sys.stderr)
+        return PipelineError.exit_code
+    screen, out = Screen(sys.stdout, sys.stderr), options.out.absolute()
+    rows: list[Row] = []
+    tried = checks(options.device, out, model=options.model, trl_python=options.trl_python)
+    tried = [check for check in tried if not options.only or check.name in options.only]
+    for number, check in enumerate(tried, start=1):
+        screen.header(number, len(tried), check.title)
+        row = run(check, out / check.name)
+        rows.append(row)
+        screen.detail(f"{row.result}: {row.evidence}", Style.RED if row.result == "missed" else Style.GREEN)
+        report([*rows, *(Row(title, "not run", 0, why) for title, why in NOT_WRITTEN.items())], out, options.device)
+    screen.show(f"{options.out}/index.html")
+    return int(any(row.result == "missed" for row in rows))
+
+
+def _num_gpus() -> int:
+    listed = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, check=False)
+    return len(listed.stdout.splitlines())
+
+
+def _no_gpu() -> str:
+    """Return why nothing can be tried."""
+    if not shutil.which("nvidia-smi"):
+        return "there is no GPU (no nvidia-smi); --device cpu tries the checks themselves"
+    return unused_gpu()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
