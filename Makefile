@@ -34,13 +34,16 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -p no:hydra_pytest
 TORCH_TESTS := tests/policy tests/rollout tests/train_sft tests/train_grpo tests/evaluate
 # Of `make cluster-check`: anything, to keep its runs.
 KEEP ?=
+# Of `make gpu-check`: a folder with a 1.5B instruct model to train, and the Python of an environment with TRL.
+MODEL ?=
+TRL_PYTHON ?=
 # Of the long tests: the part to run (any number; the day of the month in CI). Empty runs them all.
 PART ?=
 
 # Several tests of `make test` at once write whole lines.
 TOGETHER := $(MAKE) --no-print-directory --jobs 2 --keep-going --output-sync=line
 
-.PHONY: help setup data run test test-torch test-rest test-slow test-long lint types format cluster-check repro compile images lock clean distclean preset
+.PHONY: help setup data run test test-torch test-rest test-slow test-long lint types format cluster-check gpu-check repro compile images lock clean distclean preset
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-14s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -67,7 +70,7 @@ preset:
 data: setup  ## Fetch GSM8K and MATH-500 into data/ (from the folder SOURCE, or where they are published)
 	@$(BIN)/grpo-pipeline data --source "$(SOURCE)"
 
-run: preset setup $(if $(filter laptop smoke distributed,$(PRESET)),,data)  ## Run the whole pipeline on this machine (PRESET=laptop|smoke|distributed|gsm8k-math|deepseekmath-7b|dr-grpo|dapo)
+run: preset setup $(if $(filter laptop smoke distributed,$(PRESET)),,data)  ## Run the whole pipeline on this machine (PRESET=laptop|smoke|distributed|gsm8k-math|qwen-1.5b|qwen-1.5b-48gb-full|qwen-1.5b-80gb-full|qwen-7b|deepseekmath-7b|dr-grpo|dapo)
 	@$(BIN)/grpo-pipeline run --params $(PARAMS)
 
 test: setup  ## Check style, types and contracts, and run the fast tests (minutes on two cores)
@@ -100,6 +103,9 @@ repro: preset setup  ## Run the same stages under DVC: only what changed is comp
 
 cluster-check: setup  ## Try on the cluster of kubectl what the docs promise (PARAMS=FILE KEEP=1; docs/how-to/cluster-check.md)
 	@$(BIN)/python -m tests.pipelines.cluster.cluster_check --params "$(PARAMS)" $(KEEP:%=--keep)
+
+gpu-check: setup  ## Try on this machine's GPU what was developed without one (MODEL=FOLDER TRL_PYTHON=PATH)
+	@$(BIN)/python -m tests.gpu.gpu_check $(MODEL:%=--model "%") $(TRL_PYTHON:%=--trl-python "%")
 
 compile: setup  ## Write pipelines/grpo_post_training.yaml, the graph that Kubeflow runs, and docs/parameters.md
 	@$(BIN)/grpo-pipeline compile

@@ -1,15 +1,20 @@
 """The command `grpo-pipeline`: run the graph here or on a cluster, plan a run, fetch data or a version, grade."""
 
 import argparse
+import os
+import signal
 import sys
 from collections.abc import Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from components.shared.answer_policy import AnswerPolicy
 from components.shared.errors import PipelineError
 from pipelines.cluster.commands import PARAMS, add_commands
+from pipelines.doctor import add_doctor_command
 from pipelines.models import add_models_commands
+from pipelines.runs import add_runs_commands
 
 COMPILED = Path(__file__).with_name("grpo_post_training.yaml")
 _CHECKOUT = Path(__file__).parents[1]
@@ -26,8 +31,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     try:
         code: int = options.command(options)
+        sys.stdout.flush()
     except PipelineError as error:
         return _say(str(error), error.exit_code)
+    except BrokenPipeError:  # who reads the output has seen enough: `... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
     except OSError as error:
         if error.strerror is None:
             raise
@@ -44,26 +53,21 @@ def _say(message: str, exit_code: int) -> int:
 def parser() -> argparse.ArgumentParser:
     """Return what the command line is read with."""
     parser = argparse.ArgumentParser(prog="grpo-pipeline", description="Post-train a language model with GRPO.")
+    version = f"%(prog)s {metadata.version('grpo-pipeline')}"
+    parser.add_argument("--version", action="version", version=version)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     params = argparse.ArgumentParser(add_help=False)
     params.add_argument("--params", type=Path, default=Path("params.yaml"), help="params file (default: %(default)s)")
 
-    command = commands.add_parser("run", help="run the whole pipeline on this machine", parents=[params])
-    command.add_argument("--containers", action="store_true", help="run each stage in its image (podman or docker)")
+    command = commands.add_parser("run", help="run the whole pipeline on this machine")
+    command.add_argument("--params", type=Path, help="params file (default: params.yaml)")
+    _add_run_options(command)
     command.set_defaults(command=_run)
 
+    add_runs_commands(commands)
     commands.add_parser("index", help="write outputs/index.html, a page over all runs").set_defaults(command=_index)
 
-    with_defaults = "print a params file with what it extends and all defaults"
-    command = commands.add_parser("config", help=with_defaults, parents=[params])
-    per_stage = "write the section of each stage to DIR/<stage>.yaml instead, as dvc.yaml does"
-    command.add_argument("--sections", type=Path, metavar="DIR", help=per_stage)
-    command.set_defaults(command=_config)
-
-    command = commands.add_parser("compile", help="write the graph that Kubeflow runs")
-    command.add_argument("--params", type=Path, default=PARAMS, help="what the form opens with (default: %(default)s)")
-    command.add_argument("--output", type=Path, default=COMPILED, metavar="FILE", help="(default: %(default)s)")
-    command.set_defaults(command=_compile)
+    _add_config(commands, params)
 
     command = commands.add_parser("data", help="fetch GSM8K and MATH-500 into data/")
     command.add_argument("--source", type=Path, default=Path(), help="folder to look in first (default: here)")
@@ -79,6 +83,8 @@ def parser() -> argparse.ArgumentParser:
 
     _add_evaluate(commands)
     add_models_commands(commands)
+    _add_use(commands)
+    add_doctor_command(commands)
 
     command = commands.add_parser("grade", help="judge responses of any model, without running anything")
     command.add_argument("file", metavar="FILE", help="JSON lines with `gold` and `response`; - for standard input")
@@ -86,10 +92,40 @@ def parser() -> argparse.ArgumentParser:
     command.add_argument("--answer", choices=list(map(str, AnswerPolicy)), default=str(AnswerPolicy.STATED), help=where)
     command.set_defaults(command=_grade)
 
+    _add_limits(commands, params)
+
     _add_plan(commands, params)
 
     add_commands(commands)
     return parser
+
+
+def _add_config(
+    commands: "argparse._SubParsersAction[argparse.ArgumentParser]", params: argparse.ArgumentParser
+) -> None:
+    with_defaults = "print a params file with what it extends and all defaults"
+    command = commands.add_parser("config", help=with_defaults, parents=[params])
+    per_stage = "write the section of each stage to DIR/<stage>.yaml instead, as dvc.yaml does"
+    command.add_argument("--sections", type=Path, metavar="DIR", help=per_stage)
+    command.set_defaults(command=_config)
+
+    command = commands.add_parser("compile", help="write the graph that Kubeflow runs")
+    command.add_argument("--params", type=Path, default=PARAMS, help="what the form opens with (default: %(default)s)")
+    command.add_argument("--output", type=Path, default=COMPILED, metavar="FILE", help="(default: %(default)s)")
+    command.set_defaults(command=_compile)
+
+
+def _add_run_options(command: argparse.ArgumentParser) -> None:
+    add = command.add_argument
+    what = "a key and its value in YAML, before that of the file: train_grpo.num_steps=10; may be repeated"
+    add("--set", action="append", default=[], metavar="KEY=VALUE", help=what)
+    what = "go on with a run that was stopped or failed, with its params (`latest`, a name or a part of it)"
+    add("--resume", metavar="RUN", help=what)
+    add("--from", dest="start", default="", metavar="STAGE", help="compute this stage and those after it in any case")
+    add("--fresh", action="store_true", help="compute every stage: take nothing from earlier runs")
+    add("--dry-run", action="store_true", help="check everything, say which stages would run and why, run nothing")
+    add("--containers", action="store_true", help="run each stage in its image (podman or docker)")
+    add("-v", "--verbose", action="store_true", help="show all that Kubeflow Pipelines and the stages print")
 
 
 def _add_evaluate(commands: Any) -> None:
@@ -128,11 +164,47 @@ def _add_evaluate(commands: Any) -> None:
     command.set_defaults(command=_evaluate)
 
 
+def _add_limits(
+    commands: "argparse._SubParsersAction[argparse.ArgumentParser]", params: argparse.ArgumentParser
+) -> None:
+    proposed = "propose limits in tokens that fit the data and the model"
+    commands.add_parser("limits", help=proposed, parents=[params]).set_defaults(command=_limits)
+
+
+def _add_use(commands: Any) -> None:
+    which = "a folder, a run such as `outputs/latest`, a version or alias in the registry, or a model of the hub"
+    shared = argparse.ArgumentParser(add_help=False)
+    shared.add_argument("model", metavar="MODEL", help=which)
+    shared.add_argument("--registry", default="registry", help="folder or URL (default: %(default)s)")
+
+    command = commands.add_parser(
+        "chat", help="ask a model questions, and read each answer as it is written", parents=[shared]
+    )
+    command.add_argument("--question", metavar="TEXT", help="answer it and end; without it, each line is a question")
+    command.add_argument("--temperature", type=float, default=0.0, help="0 answers greedily (default: %(default)s)")
+    command.add_argument("--max-new-tokens", type=int, default=1024, help="(default: %(default)s)")
+    command.set_defaults(command=_chat)
+
+    what = "serve a model with vLLM as an OpenAI API, with the prompt that it was trained on"
+    command = commands.add_parser("serve", help=what, parents=[shared])
+    command.add_argument("--host", default="127.0.0.1", help="(default: %(default)s)")
+    command.add_argument("--port", type=int, default=8000, help="(default: %(default)s)")
+    command.add_argument("options", nargs="*", metavar="-- VLLM OPTION", help="more options, handed on to vLLM")
+    command.set_defaults(command=_serve)
+
+    what = "push a model, with the card of its version, to the Hugging Face hub (HF_TOKEN, or `hf auth login`)"
+    command = commands.add_parser("push", help=what, parents=[shared])
+    command.add_argument("repository", metavar="USER/NAME", help="repository on the hub; made if there is none")
+    command.add_argument("--public", action="store_true", help="make a new repository public (default: private)")
+    command.set_defaults(command=_push)
+
+
 def _add_plan(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", params: argparse.ArgumentParser) -> None:
     command = commands.add_parser("plan", help="predict memory and time of training on given GPUs", parents=[params])
     command.add_argument("--gpus", type=int, required=True, metavar="N", help="how many")
-    command.add_argument("--gpu", required=True, metavar="NAME", help="h200, h100, a100 ...")
+    command.add_argument("--gpu", required=True, metavar="NAME", help="h100, a100, l40s, rtx-4090 ...")
     command.add_argument("--completion-tokens", type=float, metavar="N", help="mean length of a completion, if known")
+    command.add_argument("--disk", type=float, default=1.0, metavar="GB/S", help="for checkpoints (default: 1)")
     command.add_argument("--json", action="store_true", help="print JSON")
     command.add_argument("--plot", type=Path, metavar="FILE", help="draw how it scales into FILE.svg or FILE.png")
     command.set_defaults(command=_plan)
@@ -142,14 +214,30 @@ def _add_plan(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", p
 
 
 def _run(options: argparse.Namespace) -> int:
-    from pipelines.run.local import run
+    from components.preflight.config import STAGES
+    from pipelines.run.local import Request, run
 
-    return run(options.params, containers=options.containers)
+    if options.start and options.start not in STAGES:
+        raise PipelineError(f"--from {options.start}: no such stage; there are {', '.join(STAGES)}")
+    if options.resume and options.params:
+        raise PipelineError("--resume takes the params of the run; leave out --params, and change keys with --set")
+    return run(
+        Request(
+            options.params or Path("params.yaml"),
+            settings=options.set,
+            resume=options.resume,
+            start=options.start,
+            fresh=options.fresh,
+            dry=options.dry_run,
+            containers=options.containers,
+            verbose=options.verbose,
+        )
+    )
 
 
 def _index(_: argparse.Namespace) -> int:
+    from pipelines.run.history import OUTPUTS
     from pipelines.run.index import write
-    from pipelines.run.local import OUTPUTS
 
     OUTPUTS.mkdir(exist_ok=True)
     print(write(OUTPUTS))
@@ -234,8 +322,45 @@ def _grade(options: argparse.Namespace) -> int:
     return 0
 
 
+def _limits(options: argparse.Namespace) -> int:
+    from pipelines.limits import limits
+
+    limits(options.params)
+    return 0
+
+
 def _plan(options: argparse.Namespace) -> int:
     from pipelines.plan.plan import plan
 
-    plan(options.params, options.gpus, options.gpu, options.completion_tokens, as_json=options.json, plot=options.plot)
+    plan(
+        options.params,
+        options.gpus,
+        options.gpu,
+        options.completion_tokens,
+        disk_gb_per_s=options.disk,
+        as_json=options.json,
+        plot=options.plot,
+    )
     return 0
+
+
+def _chat(options: argparse.Namespace) -> int:
+    from pipelines.use import chat
+
+    return chat(options)
+
+
+def _serve(options: argparse.Namespace) -> int:
+    from pipelines.use import serve
+
+    return serve(options)
+
+
+def _push(options: argparse.Namespace) -> int:
+    from pipelines.use import push
+
+    return push(options)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -101,9 +101,11 @@ _HOUR_S = 3600
 _DATA = Resources(("1", "2"), ("4G", "8G"), 4 * _HOUR_S, 2, cached=True, secrets=("git", "hub", "storage"))
 # Starts a job and watches it; a retry adopts the job that runs, and in weeks several nodes may be lost. Longer than all
 # of the job's own limits together.
-_LAUNCH = Resources(capacity.LAUNCHER_CPU, capacity.LAUNCHER_MEMORY, LONGEST_TRAINING_S, 10, secrets=("hub",))
+_LAUNCH = Resources(
+    capacity.LAUNCHER_CPU, capacity.LAUNCHER_MEMORY, LONGEST_TRAINING_S, 10, secrets=("hub", "tracking")
+)
 # It pushes checkpoints to the registry as well.
-_LAUNCH_GRPO = replace(_LAUNCH, secrets=("git", "hub", "storage"))
+_LAUNCH_GRPO = replace(_LAUNCH, secrets=("git", "hub", "storage", "tracking"))
 RESOURCES = {
     # A second try would find the same. With what Kubeflow does before it, a run whose image is missing fails within two
     # minutes: the time includes the pull.

@@ -10,8 +10,12 @@ import os
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
+# No test depends on how fast the machine is.
+hypothesis.settings.register_profile("without_deadline", deadline=None)
+hypothesis.settings.load_profile("without_deadline")
 # Read when the libraries are imported, so it has to be here, before any test is.
 os.environ.update(HF_HUB_OFFLINE="1", DVC_NO_ANALYTICS="1", GX_ANALYTICS_ENABLED="false")
 

@@ -51,7 +51,7 @@ def _not_wrong(verify: Verifier, submissions: list[Submission]) -> list[Submissi
     return [submission for submission, each in grades if each.verdict is not Verdict.WRONG]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.sampled_from(["5", r"\frac{1}{2}", "(1,2)", "x=5", r"\text{even}", "52_8", "x>3", r"\{1,2\}"]),
     st.text() | st.text("0123456789.,/-+%$ \\{}()[]_=:|abcx<>"),
@@ -64,7 +64,7 @@ def test_any_answer_gets_a_verdict(gold: str, answer: str, policy: AnswerPolicy)
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=20, suppress_health_check=list(HealthCheck))
+@settings(max_examples=20, suppress_health_check=list(HealthCheck))
 @given(texts=st.lists(st.lists(st.sampled_from(PIECES), max_size=40).map("".join), min_size=8, max_size=16))
 def test_any_mixture_of_notation_gets_a_verdict(verify: Verifier, texts: list[str]) -> None:
     """Bare or in a box, it neither crashes the verifier nor is right without holding the answer."""

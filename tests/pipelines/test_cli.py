@@ -1,3 +1,7 @@
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -74,6 +78,60 @@ def test_what_is_missing_is_named_in_one_line(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("report.gate.target=[gsm8k]", 'report.gate.target: no test problem comes from "gsm8k"; sources with'),
+        ("train_grpo.reward.weights={nope:f: 1}", "train_grpo.reward.weights.nope:f: module nope cannot be imported"),
+        ("train_sft.model.base=./nowhere", "train_sft.model.base: ./nowhere: neither a folder nor a model that can"),
+        ("register.registry=a.file", "register.registry: a.file is not a folder"),
+        ("register.registry=a.file/registry", "register.registry: a.file/registry is not a folder"),
+        ("train_grpo.num_stepz=3", "--set train_grpo.num_stepz: unknown key; did you mean `num_steps`?"),
+    ],
+)
+def test_what_can_be_known_is_known_before_the_first_stage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], setting: str, message: str
+) -> None:
+    """One line with the key, exit code 2, and no trace of a run, with or without `--dry-run`."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    (tmp_path / "a.file").touch()
+    command = ["run", "--params", str(ROOT / "params/smoke.yaml"), "--set", setting]
+    for options in ([], ["--dry-run"]):
+        assert main([*command, *options]) == 2
+        error = capsys.readouterr().err
+        assert message in error
+        assert error.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["a.file"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--from nope", "--from nope: no such stage; there are prepare_data, validate_data, "),
+        ("--resume latest", "outputs/runs: there are no runs; `grpo-pipeline run` makes one"),
+        ("--resume latest --params params.yaml", "--resume takes the params of the run; leave out --params"),
+    ],
+)
+def test_options_of_a_run_that_mean_nothing_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: str, message: str
+) -> None:
+    """In one line, and nothing is run."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["run", *arguments.split()]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {message}")
+
+
+def test_a_reader_that_has_seen_enough_is_no_error() -> None:
+    """As in `config | head -1`: nothing is printed on standard error."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "pipelines.cli", "config"]
+    done = subprocess.run(command, cwd=ROOT, stdout=writer, stderr=subprocess.PIPE, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b"")
+
+
 def test_outside_a_checkout_the_command_says_so_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -87,13 +145,14 @@ def test_outside_a_checkout_the_command_says_so_in_one_line(
 def test_a_failing_stage_ends_the_run_with_its_own_exit_code(tmp_path: Path) -> None:
     """The graph stops at the stage, whose error is shown as one line; the log is kept and named."""
     params = preset()
-    params["prepare_data"]["sources"] = [{"kind": "gsm8k", "train": "rows.jsonl", "test": "rows.jsonl"}]
+    params["prepare_data"]["sources"] = [{"kind": "gsm8k", "train": "rows.jsonl", "test_fraction": 0.2}]
     params["report"]["gate"]["target"] = ["gsm8k"]
-    (tmp_path / "rows.jsonl").write_text('{"question": "1 + 1?", "answer": "#### 2"}\n' * 20 + "{}\n" * 30)
+    good = "".join(f'{{"question": "{number} + 1?", "answer": "#### {number + 1}"}}\n' for number in range(400))
+    (tmp_path / "rows.jsonl").write_text(good + "{}\n" * 600)
     write_params(tmp_path / "malformed.yaml", params)
     run = Project(tmp_path).pipeline("run", "--params", "malformed.yaml")
     assert run.exit_code == 2
-    assert run.errors.strip().startswith("error: rows.jsonl: 30 of 50 rows are malformed")
+    assert run.errors.strip().startswith("error: rows.jsonl: 600 of ")
     assert run.errors.count("\n") == 1
     assert [line for line in run.printed.splitlines() if line.startswith("[")] == ["[1/7] prepare_data"]
     (log,) = tmp_path.glob("outputs/runs/*-malformed/kfp.log")

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from components.shared import jsonl
+from components.shared.lineage import read
 from pipelines.dvc_plots import install_template
 from tests.pipelines.project import FinishedRun, Project, bytes_in, copy_project
 from tests.presets import preset, write_params
@@ -25,7 +26,15 @@ def test_both_runners_make_the_same_bytes(smoke_run: FinishedRun, dvc_project: P
             folder = f"{stage}/{name}"
             one, other = bytes_in(outputs[name]), bytes_in(dvc_project.folder / "outputs/stages" / folder)
             different += [f"{folder}/{file}" for file in one.keys() | other.keys() if one.get(file) != other.get(file)]
+            assert _threads(outputs[name]) == _threads(dvc_project.folder / "outputs/stages" / folder), folder
     assert different == ["register/registration/version.json"]  # who registered the version, and when
+
+
+def _threads(artifact: Path) -> dict[str, int | None]:
+    """By stage, the threads that torch computed with, according to the lineage of what the stage has made."""
+    made_by = read(artifact)
+    assert made_by is not None
+    return {made_by.stages[run.of].stage: run.threads for run in made_by.runs}
 
 
 def test_a_second_repro_does_nothing(dvc_project: Project) -> None:

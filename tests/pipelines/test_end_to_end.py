@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import time
 from importlib import metadata
@@ -103,6 +104,22 @@ def test_equal_inputs_give_equal_artifacts(smoke_run: FinishedRun, missed_run: F
             assert bytes_in(one[stage][name]) == bytes_in(other[stage][name]), f"{stage}: {name}"
 
 
+def test_a_second_run_takes_what_is_unchanged(smoke_run: FinishedRun, tmp_path: Path) -> None:
+    """All but what reads or writes the registry: by hard link, with its lineage, so that nothing new is registered."""
+    shutil.copytree(smoke_run.project.folder, tmp_path / "again", symlinks=True)
+    again = Project(tmp_path / "again").pipeline(*SMOKE, "--set", "report.num_examples=2")
+    assert again.exit_code == 0, again.printed + again.errors
+    assert again.printed.count(f"      unchanged: from {smoke_run.folder.resolve().name}\n") == len(BEFORE)
+    for stage in BEFORE:
+        for name, folder in again.outputs[stage].items():
+            for path in filter(Path.is_file, folder.rglob("*")):
+                assert path.samefile(smoke_run.outputs[stage][name] / path.relative_to(folder))
+    assert "grpo-policy-smoke@v0.0.1 is already registered" in again.printed
+    figures = json.loads((again.folder / "summary.json").read_text())
+    assert list(figures["seconds"]) == ["report", "register"]
+    assert list(figures["reused_from"]) == BEFORE
+
+
 def test_a_killed_stage_is_reported_and_leaves_nothing_half_done(tmp_path: Path) -> None:
     """SIGKILL from outside, as by the kernel when memory runs out: exit code 1, the log's end, no output in place."""
     project = copy_project(tmp_path)
@@ -126,8 +143,16 @@ def test_ctrl_c_leaves_a_checkpoint_of_what_was_trained(tmp_path: Path) -> None:
     with project.start("run", "--params", "long.yaml") as run:
         _wait_for_log(project, r"train_sft \d+/100000")
         run.send_signal(signal.SIGINT)
-        _assert_stopped(FinishedRun.of(project, run), signal.SIGINT)
-    assert len(list(project.folder.glob("outputs/work/train_sft/*/checkpoints/step-*"))) == 1
+        ended = FinishedRun.of(project, run)
+    _assert_stopped(ended, signal.SIGINT)
+    (checkpoint,) = project.folder.glob("outputs/work/train_sft/*/checkpoints/step-*")
+    step = int(checkpoint.name.removeprefix("step-"))
+    saved = rf"stopped at train_sft, step {step} of 100000 is saved; go on with: grpo-pipeline run --resume (\S+-long);"
+    name = re.search(saved, ended.errors)
+    assert name, ended.errors
+    expected = project.pipeline("run", "--resume", name[1], "--dry-run").printed.splitlines()
+    assert expected[0] == f"[1/7] prepare_data  unchanged: from {name[1]}"
+    assert expected[2] == f"[3/7] train_sft     runs: no earlier run has finished it; goes on after step {step}"
 
 
 def test_a_stopped_run_leaves_no_process_behind(tmp_path: Path) -> None:
@@ -135,14 +160,14 @@ def test_a_stopped_run_leaves_no_process_behind(tmp_path: Path) -> None:
     project = copy_project(tmp_path)
     with project.start(*SMOKE) as run:
         _process_of_second_stage(project)
-        assert len(project.processes()) > 2  # the command, the graph, the stage
+        assert len(project.processes()) > 4  # the command, the graph, two servers, the stage
         run.send_signal(signal.SIGTERM)
         _assert_stopped(FinishedRun.of(project, run), signal.SIGTERM)
 
 
 def _assert_stopped(run: FinishedRun, number: signal.Signals) -> None:
     assert run.exit_code == 128 + number
-    assert "stopped, and no stage is left running" in run.errors
+    assert "error: stopped" in run.errors
     assert run.project.processes() == []
     assert not list(run.project.folder.rglob("*.partial"))
 
@@ -158,4 +183,10 @@ def _wait_for_log(project: Project, pattern: str) -> None:
 def _process_of_second_stage(project: Project) -> int:
     """Wait until the second stage of the only run works, and return its process."""
     _wait_for_log(project, "Got executor_input.*Got executor_input")
-    return project.processes("ephemeral_component.py")[0]
+    servers = project.processes("stage_server")
+    (stage,) = (pid for pid in servers if _parent(pid) in servers)
+    return stage
+
+
+def _parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])

@@ -39,7 +39,8 @@ SECRETS = {
     "preflight": tuple(SECRET_KEYS),
     **dict.fromkeys(DATA, ("git", "hub", "storage")),
     **dict.fromkeys(TRAINING | MODEL, ("hub",)),
-    "train-grpo": ("git", "hub", "storage"),
+    "train-sft": ("hub", "tracking"),
+    "train-grpo": ("git", "hub", "storage", "tracking"),
     "report": ("git", "storage"),
     "register": ("git", "model_registry", "storage"),
 }
@@ -156,14 +157,20 @@ def test_what_differs_between_clusters_comes_from_the_deployment() -> None:
         "image_gpu": "registry.example/gpu:1",
         "image_pull_secret": "pull",
         "volume": "shared",
-        "secrets": {"git": "my-git", "hub": "my-hub", "model_registry": "my-catalogue", "storage": "my-storage"},
+        "secrets": {
+            "git": "my-git",
+            "hub": "my-hub",
+            "model_registry": "my-catalogue",
+            "storage": "my-storage",
+            "tracking": "my-trackers",
+        },
     }
     changes = {"deployment": DeploymentConfig.model_validate(deployment)}
     text, made = compile_graph(load_params(ROOT / "params.yaml").model_copy(update=changes))
     for task in TASKS:
         assert made.containers[task]["image"] == deployment["image_gpu" if task in MODEL else "image_light"]
     constants = {str(each["constant"]) for task in TASKS for each in _values(made.settings(task)) if "constant" in each}
-    assert constants == {"pull", "shared", "my-git", "my-hub", "my-catalogue", "my-storage"}
+    assert constants == {"pull", "shared", "my-git", "my-hub", "my-catalogue", "my-storage", "my-trackers"}
     task = made.tasks["preflight"]["inputs"]["parameters"][DEPLOYMENT]
     assert task["runtimeValue"]["constant"] == deployment
     assert "grpo-pipeline-git" not in text
