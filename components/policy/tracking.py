@@ -220,7 +220,10 @@ class _Wandb:
             self._run.log(dict(figures), step=step)
 
     def finish(self, status: str) -> None:
+        import wandb
+
         self._run.finish(exit_code=int(status != "finished"))
+        wandb.teardown()  # waits until its files are complete; ranks end without the hooks that would
 
 
 class _Mlflow:
