@@ -22,6 +22,8 @@ class Submission:
     response: str
     policy: AnswerPolicy
     """Where the response has to state its final answer."""
+    question: str = ""
+    """What was asked, of which a part is no answer; empty where it is not known."""
 
 
 class Verdict(StrEnum):
@@ -49,7 +51,7 @@ def is_unit_tests(gold: str) -> bool:
     return _ASSERT.match(gold) is not None
 
 
-def grade(gold: str, response: str, policy: AnswerPolicy) -> Grade:
+def grade(gold: str, response: str, policy: AnswerPolicy, question: str = "") -> Grade:
     """Return whether the final answer of `response` is `gold`, or its code passes the unit tests that `gold` is.
 
     What a model wrote reaches a parser and a simplifier here, without a limit on time or memory: see verifier.py.

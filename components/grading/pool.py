@@ -250,7 +250,10 @@ class _Worker:
         assert self.task
         self.is_starting, self.check_at = False, time.monotonic() + _SLOW_AFTER_S
         submission = self.task.call.submissions[self.task.index]
-        line = json.dumps([submission.gold, submission.response, submission.policy]).encode("ascii") + b"\n"
+        line = (
+            json.dumps([submission.gold, submission.response, submission.policy, submission.question]).encode("ascii")
+            + b"\n"
+        )
         try:
             self.channel.sendall(line)
         except (BlockingIOError, ConnectionError):

@@ -81,14 +81,19 @@ def main(descriptor: str, function: str, deadline_s: str) -> None:
 
 
 def _grade(
-    function: Callable[[str, str, AnswerPolicy], Grade], deadline_s: float, gold: str, response: str, policy: str
+    function: Callable[[str, str, AnswerPolicy, str], Grade],
+    deadline_s: float,
+    gold: str,
+    response: str,
+    policy: str,
+    question: str,
 ) -> bytes:
     """The grade of one submission, and whether this process has grown too large for another one."""
     started = time.process_time()
     # The kernel ends the process when it has computed for so long, even if nobody watches it any more.
     signal.setitimer(signal.ITIMER_PROF, deadline_s)
     try:
-        graded = function(gold, response, AnswerPolicy(policy))
+        graded = function(gold, response, AnswerPolicy(policy), question)
     except MemoryError:
         os._exit(OUT_OF_MEMORY)
     finally:

@@ -15,7 +15,7 @@ from components.shared.answer_policy import AnswerPolicy
 FUNCTION = "tests.grading.fake_grader:grade"
 
 
-def grade(gold: str, response: str, policy: AnswerPolicy) -> Grade:
+def grade(gold: str, response: str, policy: AnswerPolicy, question: str) -> Grade:
     """Do what the gold says, then call the response right."""
     result = _ACTIONS[gold](response) if gold in _ACTIONS else None
     return Grade(Verdict.RIGHT, result if isinstance(result, str) else response, policy)

@@ -1,0 +1,36 @@
+"""Verdicts on classes of responses: members that nobody has seen before, made at random from a fixed seed."""
+
+import pkgutil
+import random
+from importlib import import_module
+
+import pytest
+
+from components.grading.verifier import Submission, Verifier
+from tests.grading import classes
+from tests.grading.classes.member import Generator, Member
+
+_NUM_MEMBERS = 120
+_NUM_TRIES = 20 * _NUM_MEMBERS
+CLASSES: dict[str, Generator] = {
+    name: generator
+    for module in pkgutil.iter_modules(classes.__path__)
+    for name, generator in getattr(import_module(f"{classes.__name__}.{module.name}"), "CLASSES", {}).items()
+}
+
+
+def members(name: str, seed: int = 0) -> list[Member]:
+    """Return different members of a class."""
+    generator = random.Random(f"{name} {seed}")
+    made = dict.fromkeys(CLASSES[name](generator) for _ in range(_NUM_TRIES))
+    assert len(made) >= _NUM_MEMBERS, f"{name} has {len(made)} different members"
+    return list(made)[:_NUM_MEMBERS]
+
+
+@pytest.mark.parametrize("name", sorted(CLASSES))
+def test_members_of_a_class_have_their_verdict(verify: Verifier, name: str) -> None:
+    """All but 1 in 100."""
+    cases = members(name)
+    grades = verify([Submission(case.gold, case.response, case.policy, case.question) for case in cases])
+    failures = [(case, each) for case, each in zip(cases, grades, strict=True) if each.verdict != case.verdict]
+    assert len(failures) <= _NUM_MEMBERS // 100, failures
