@@ -18,7 +18,7 @@ from components.shared.errors import PipelineError
 
 _STANDARD_INPUT = "-"
 _CHUNK_BYTES = 1 << 20
-_ACCEPTED = "expected one JSON object per line, with the strings `gold` and `response`"
+_ACCEPTED = "expected one JSON object per line, with the strings `gold` and `response`, and `question` if it is known"
 
 
 def grade(name: str, policy: AnswerPolicy) -> None:
@@ -79,8 +79,9 @@ def _submission(line: bytes, where: str, policy: AnswerPolicy) -> Submission:
         row = jsonl.parse_object(line, where=where)
     except PipelineError as error:
         raise PipelineError(f"{error}; {_ACCEPTED}") from None
-    for key in ("gold", "response"):
+    row = {"question": ""} | row
+    for key in ("gold", "response", "question"):
         if not isinstance(row.get(key), str):
             problem = f"is {json.dumps(row[key]):.40}, not a string" if key in row else "is missing"
             raise PipelineError(f"{where}: `{key}` {problem}; {_ACCEPTED}")
-    return Submission(row["gold"], row["response"], policy)
+    return Submission(row["gold"], row["response"], policy, row["question"])

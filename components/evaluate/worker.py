@@ -19,7 +19,7 @@ from components.evaluate.published import published_lines
 from components.evaluate.questions import Questions, asked_model, dtype_of, facts, read_questions, sampler_of
 from components.evaluate.scores import Record, scores
 from components.grading.flexible import grade_flexibly
-from components.grading.verifier import Verifier, has_reasoning
+from components.grading.verifier import Submission, Verifier, has_reasoning
 from components.policy.training import make_deterministic
 from components.rollout.sampler import Completion, Generate, Sampling, grade_completions
 from components.shared import durable, jsonl, lineage
@@ -95,9 +95,13 @@ class Evaluator:
             for problem, group in zip(batch.problems, groups, strict=True)
             for sample, completion in enumerate(group, 0 if is_greedy else 1)
         ]
-        golds, completions = [problem.answer for problem, _, _ in answered], [each for _, _, each in answered]
-        grades = grade_completions(self.verify, golds, completions, self.policy)
-        flexible = grade_flexibly(self.verify, golds, [each.response for each in completions], grades, self.policy)
+        asked, completions = [problem for problem, _, _ in answered], [each for _, _, each in answered]
+        grades = grade_completions(self.verify, asked, completions, self.policy)
+        submissions = [
+            Submission(problem.answer, completion.response, self.policy, problem.question)
+            for problem, _, completion in answered
+        ]
+        flexible = grade_flexibly(self.verify, submissions, grades)
         return [
             {
                 "id": problem.id,

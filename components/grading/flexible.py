@@ -6,6 +6,7 @@ an unfinished thought would teach the model to guess.
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 from components.grading.answer import final_answer, last_formula_or_number, outside_thoughts
 from components.grading.verifier import Grade, Submission, Verifier, is_unit_tests
@@ -27,24 +28,24 @@ def flexible_answer(response: str, policy: AnswerPolicy) -> str | None:
     )
 
 
-def grade_flexibly(
-    verify: Verifier, golds: Sequence[str], responses: Sequence[str], strict: Sequence[Grade], policy: AnswerPolicy
-) -> list[Grade]:
-    """Return the grade of each response by its flexible answer; `strict` are its grades by the policy.
+def grade_flexibly(verify: Verifier, submissions: Sequence[Submission], strict: Sequence[Grade]) -> list[Grade]:
+    """Return the grade of each submission by its flexible answer; `strict` are its grades by its policy.
 
     A response whose strict answer was extracted keeps that grade, so only the others are graded here.
     """
     grades = list(strict)
     answers = {
         index: answer
-        for index, (gold, response, grade) in enumerate(zip(golds, responses, strict, strict=True))
-        if grade.extracted is None and not is_unit_tests(gold) and (answer := flexible_answer(response, policy))
+        for index, (each, grade) in enumerate(zip(submissions, strict, strict=True))
+        if grade.extracted is None
+        and not is_unit_tests(each.gold)
+        and (answer := flexible_answer(each.response, each.policy))
     }
     # The answer alone, in the one form that no brace within it can break.
-    submissions = [
-        Submission(golds[index], f"#### {_SPACE.sub(' ', answer)}", AnswerPolicy.MARKED)
+    rewritten = [
+        replace(submissions[index], response=f"#### {_SPACE.sub(' ', answer)}", policy=AnswerPolicy.MARKED)
         for index, answer in answers.items()
     ]
-    for index, grade in zip(answers, verify(submissions), strict=True):
+    for index, grade in zip(answers, verify(rewritten), strict=True):
         grades[index] = grade
     return grades

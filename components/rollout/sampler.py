@@ -119,9 +119,12 @@ class StopTexts:
 
 
 def grade_completions(
-    verify: Verifier, golds: Sequence[str], completions: Sequence[Completion], policy: AnswerPolicy
+    verify: Verifier, problems: Sequence[Problem], completions: Sequence[Completion], policy: AnswerPolicy
 ) -> list[Grade]:
-    """Grade each completion against its gold; a truncated one counts as wrong, whatever its text."""
-    pairs = zip(golds, completions, strict=True)
-    grades = iter(verify([Submission(gold, each.response, policy) for gold, each in pairs if each.finished]))
+    """Grade each completion of the problem at its place; a truncated one counts as wrong, whatever its text."""
+    pairs = zip(problems, completions, strict=True)
+    submissions = [
+        Submission(problem.answer, each.response, policy, problem.question) for problem, each in pairs if each.finished
+    ]
+    grades = iter(verify(submissions))
     return [next(grades) if each.finished else _TRUNCATED for each in completions]

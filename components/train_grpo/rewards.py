@@ -222,7 +222,7 @@ class Scorer:
         self,
         config: "TrainGRPOConfig",
         checkpoint: "Checkpoint",
-        grade: Callable[[list[str], list["Completion"], AnswerPolicy], list[Grade]],
+        grade: Callable[[list[Problem], list["Completion"], AnswerPolicy], list[Grade]],
         reward_model: "RewardModel | None" = None,
     ) -> None:
         self.config = config
@@ -242,8 +242,8 @@ class Scorer:
 
         They are graded in one call, which keeps every grader busy.
         """
-        answers_B = [problem.answer for problem, group in zip(problems_P, completions_PG, strict=True) for _ in group]
-        grades_B = iter(self._grade(answers_B, list(chain(*completions_PG)), self.checkpoint.config.answer))
+        problems_B = [problem for problem, group in zip(problems_P, completions_PG, strict=True) for _ in group]
+        grades_B = iter(self._grade(problems_B, list(chain(*completions_PG)), self.checkpoint.config.answer))
         groups = [
             Group(problem, [self._without_reward(problem, completion, next(grades_B)) for completion in completions_G])
             for problem, completions_G in zip(problems_P, completions_PG, strict=True)

@@ -38,7 +38,7 @@ class Validator:
     config: TrainGRPOConfig
     problems: Sequence[Problem]
     sampler: Sampler
-    grade: Callable[[Sequence[str], Sequence[Completion], AnswerPolicy], list[Grade]]
+    grade: Callable[[Sequence[Problem], Sequence[Completion], AnswerPolicy], list[Grade]]
     policy: AnswerPolicy
     ranks: Ranks
 
@@ -57,7 +57,7 @@ class Validator:
         )
         completions = [group[0] for group in self.sampler.generate(shard, greedy)]
         self.sampler.sleep()
-        grades = self.grade([problem.answer for problem in shard], completions, self.policy)
+        grades = self.grade(shard, completions, self.policy)
         answers = [
             (problem.source, grade.verdict == Verdict.RIGHT, completion.num_tokens, completion.finished)
             for problem, grade, completion in zip(shard, grades, completions, strict=True)

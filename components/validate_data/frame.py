@@ -117,9 +117,9 @@ def _normalised(question: str) -> str:
 def _grades(problems: Sequence[Problem], policy: AnswerPolicy) -> list[str]:
     """Return the verdict on each problem's own solution, or on its boxed answer if it has none."""
     submissions = [
-        Submission(problem.answer, problem.solution, policy)
+        Submission(problem.answer, problem.solution, policy, problem.question)
         if problem.solution.strip()
-        else Submission(problem.answer, rf"\boxed{{{problem.answer}}}", AnswerPolicy.BOXED)
+        else Submission(problem.answer, rf"\boxed{{{problem.answer}}}", AnswerPolicy.BOXED, problem.question)
         for problem in problems
     ]
     with Verifier() as verify:

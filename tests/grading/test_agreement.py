@@ -30,10 +30,9 @@ def _verdicts(
     verify: Verifier, family: str, cases: Sequence[tuple[str, str, str]]
 ) -> Iterator[tuple[int, str, bool, bool]]:
     """For each case and metric whether it is right here and there; a case is a gold, a response and metrics."""
-    golds, responses = [gold for gold, _, _ in cases], [response for _, response, _ in cases]
-    policy = POLICIES[family]
-    strict = verify([Submission(gold, response, policy) for gold, response in zip(golds, responses, strict=True)])
-    flexible = grade_flexibly(verify, golds, responses, strict, policy)
+    submissions = [Submission(gold, response, POLICIES[family]) for gold, response, _ in cases]
+    strict = verify(submissions)
+    flexible = grade_flexibly(verify, submissions, strict)
     metrics = {
         "gsm8k": {"gsm8k strict-match": strict, "gsm8k flexible-extract": flexible},
         "math": dict.fromkeys(

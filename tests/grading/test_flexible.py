@@ -43,9 +43,9 @@ def test_without_the_form_asked_for_another_form_or_else_the_last_value_is_the_a
 
 
 def _graded(verify: Verifier, cases: Sequence[Case], policy: AnswerPolicy) -> tuple[list[Grade], list[Grade]]:
-    golds, responses = [case.gold for case in cases], [case.response for case in cases]
-    strict = verify([Submission(gold, response, policy) for gold, response in zip(golds, responses, strict=True)])
-    return strict, grade_flexibly(verify, golds, responses, strict, policy)
+    submissions = [Submission(case.gold, case.response, policy) for case in cases]
+    strict = verify(submissions)
+    return strict, grade_flexibly(verify, submissions, strict)
 
 
 @pytest.mark.parametrize("policy", AnswerPolicy)
@@ -75,10 +75,10 @@ def test_only_responses_without_a_strict_answer_are_graded_again() -> None:
         Case("assert f(1) == 2", "def f(x): return 2", "wrong", ""),
     ]
     strict = [Grade(grade("5", "#### 5", MARKED).verdict, "5", ""), *[grade("5", "no value at all", MARKED)] * 4]
-    golds, responses = [case.gold for case in cases], [case.response for case in cases]
-    flexible = grade_flexibly(verify, golds, responses, strict, DECLARED)  # type: ignore[arg-type]
+    submissions = [Submission(case.gold, case.response, DECLARED, "What is it?") for case in cases]
+    flexible = grade_flexibly(verify, submissions, strict)  # type: ignore[arg-type]
     assert [each.verdict for each in flexible] == [case.verdict for case in cases]
-    assert [each.gold for each in calls] == golds[1:3]
+    assert [(each.gold, each.question) for each in calls] == [(case.gold, "What is it?") for case in cases[1:3]]
 
 
 @given(

@@ -87,6 +87,7 @@ def test_the_answer_policy_can_be_chosen(
         ('{"response": "5"}', "`gold` is missing"),
         ('{"gold": 5, "response": "5"}', "`gold` is 5, not a string"),
         ('{"gold": "5", "response": null}', "`response` is null, not a string"),
+        ('{"gold": "5", "response": "5", "question": 2}', "`question` is 2, not a string"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str], bad: str, problem: str) -> None:
@@ -96,7 +97,9 @@ def test_a_bad_line_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str],
     out, err = capsys.readouterr()
     assert grades(out) == [RIGHT]
     assert err.startswith(f"error: {path}:3: {problem}")
-    assert err.endswith("; expected one JSON object per line, with the strings `gold` and `response`\n")
+    assert err.endswith(
+        "; expected one JSON object per line, with the strings `gold` and `response`, and `question` if it is known\n"
+    )
     assert err.count("\n") == 1
 
 

@@ -18,6 +18,7 @@ from components.rollout.transformers_sampler import GroupCache, TransformersSamp
 from components.shared.answer_policy import AnswerPolicy
 from components.shared.errors import PipelineError
 from components.shared.model import ModelConfig
+from components.shared.problem import Problem, Split
 from tests import tiny
 
 QUESTIONS = [*(problem.question for problem in tiny.PROBLEMS[:5]), "Tom has 3?"]
@@ -281,12 +282,19 @@ def test_completions_are_graded_in_order_and_truncated_ones_are_wrong(verify: Ve
     """`#### 12` may have been cut from `#### 129`."""
     texts = ["5+7=12\n#### 12", "#### 12", "#### 9", "5+7=12\n#### 13"]
     completions = [Completion(TokenSequence((1,), (2,)), (-0.5,), text, finished=text != "#### 12") for text in texts]
-    grades = grade_completions(verify, ["12", "12", "9", "12"], completions, AnswerPolicy.DECLARED)
+    problems = [_problem(answer) for answer in ("12", "12", "9", "12")]
+    grades = grade_completions(verify, problems, completions, AnswerPolicy.DECLARED)
     assert [grade.verdict for grade in grades] == [Verdict.RIGHT, Verdict.WRONG, Verdict.RIGHT, Verdict.WRONG]
     assert [grade.extracted for grade in grades] == ["12", None, "9", "13"]
     assert "truncated" in grades[1].reason
     with pytest.raises(ValueError, match="zip"):
-        grade_completions(verify, ["12"], completions, AnswerPolicy.DECLARED)
+        grade_completions(verify, problems[:1], completions, AnswerPolicy.DECLARED)
+
+
+def _problem(answer: str) -> Problem:
+    return Problem(
+        id="p", source="s", split=Split.TEST, question="5+7?", solution="", answer=answer, subject="", level=None
+    )
 
 
 @pytest.mark.parametrize("max_batch_size", [3, 64])
