@@ -16,6 +16,7 @@ from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
 
+from components.grading.arithmetic import differ, exact_value, is_understood
 from components.grading.parsing import Answer, Kind, Structure, as_interval, is_name, parse, parse_structure
 from components.grading.quantities import DEGREE, PERCENT, Number
 from components.grading.wording import (
@@ -54,6 +55,8 @@ def _is_readable(answer: Answer) -> bool:
         return True
     structure = parse_structure(answer.latex)
     if structure.kind is Kind.EXPRESSION:
+        if is_understood(answer.latex):
+            return True
         from components.grading.algebra import is_readable
 
         return is_readable(answer.latex)
@@ -96,12 +99,30 @@ def _compare_values(expected: Answer, actual: Answer) -> Decision:
 
 
 def _compare_expressions(expected: Answer, actual: Answer) -> Decision:
-    from components.grading import algebra
-
     decimal, latex = (actual.number, expected.latex) if actual.number else (expected.number, actual.latex)
     if decimal and decimal.places:
-        return _by_algebra("value", lambda: algebra.equals_decimal(latex, decimal))
-    return _by_algebra("value, by algebra", lambda: algebra.same_value(actual.latex, expected.latex))
+        return _by_algebra("value", lambda: _equals_decimal(latex, decimal))
+    return _by_algebra("value, by algebra", lambda: _same_value(actual.latex, expected.latex))
+
+
+def _equals_decimal(latex: str, decimal: Number) -> bool:
+    value = exact_value(latex)
+    if value is not None:
+        return Number(value, None).equals(decimal)
+    from components.grading.algebra import equals_decimal
+
+    return equals_decimal(latex, decimal)
+
+
+def _same_value(latex: str, other: str) -> bool:
+    values = exact_value(latex), exact_value(other)
+    if None not in values:
+        return values[0] == values[1]
+    if differ(latex, other):
+        return False
+    from components.grading.algebra import same_value
+
+    return same_value(latex, other)
 
 
 def _by_algebra(what: str, decide: Callable[[], bool]) -> Decision:
