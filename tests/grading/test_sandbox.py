@@ -56,9 +56,9 @@ def nothing_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 ATTEMPT = """
 import os
-def attempt(action, *arguments):
+def attempt(action, *arguments, **options):
     try:
-        return repr(action(*arguments))
+        return repr(action(*arguments, **options))
     except BaseException as error:
         return type(error).__name__
 """
@@ -171,6 +171,42 @@ def test_nothing_can_be_read_but_the_standard_library(path: str) -> None:
     assert value("import os", "open(os.__file__).read()") == Path(os.__file__).read_text()
 
 
+@pytest.mark.parametrize("path", ["/etc/passwd", "/", "/no/such/file", str(ROOT), __file__, os.__file__])
+def test_what_is_known_of_a_file_cannot_be_asked_for(path: str) -> None:
+    """Not whether it exists, not its kind, size, times or owner; of an open file, all of it."""
+    code = f"""
+import glob, pathlib
+{ATTEMPT}
+def pathlib_stat(path):
+    return pathlib.Path(path).stat()
+def attack():
+    path, folder = {path!r}, os.open(os.path.dirname(os.__file__), os.O_RDONLY)
+    asked = [attempt(action, path) for action in (os.stat, os.lstat, os.readlink, os.statvfs, pathlib_stat)]
+    asked += [attempt(os.stat, name, dir_fd=folder) for name in (path, "../../../../../../etc/passwd", "json")]
+    denied = [os.access(path, mode) for mode in (os.F_OK, os.R_OK)] + [os.path.exists(path), os.path.isfile(path)]
+    with open(os.__file__) as file:
+        size = os.fstat(file.fileno()).st_size
+    return sorted(set(asked)), any(denied) or glob.glob("/etc/*"), size
+"""
+    assert value(code) == (["PermissionError"], [], Path(os.__file__).stat().st_size)
+
+
+def test_every_module_of_the_standard_library_is_found_without_asking_for_files() -> None:
+    """Source files, packages and their submodules, extension modules, and those that are not there."""
+    names = (
+        "json.decoder",
+        "xml.etree.ElementTree",
+        "email.mime.text",
+        "unittest.mock",
+        "_bisect",
+        "sqlite3",
+        "asyncio",
+    )
+    code = f"import importlib, importlib.util\nfound = [importlib.import_module(name).__name__ for name in {names}]"
+    assert value(code, "found") == list(names)
+    assert value(code, "importlib.util.find_spec('no_such_module')") is None
+
+
 def test_packages_beside_the_standard_library_cannot_be_read() -> None:
     """They are in its folder, but not part of it."""
     folder = Path(os.__file__).parent
@@ -256,8 +292,8 @@ def attack():
 
 def test_system_calls_outside_the_list_are_denied_to_machine_code() -> None:
     """Of all numbers, those that are not on the list fail with EPERM, in the table for other word sizes too."""
-    harmless = {3, 4, 5, 6, 8, 9, 10, 11, 12, 13, 14, 17, 21, 24, 25, 28, 39, 63, 79, 96, 102, 104, 107, 108, 110}
-    harmless |= {131, 186, 201, 202, 217, 228, 229, 257, 262, 269, 318}
+    harmless = {3, 5, 8, 9, 10, 11, 12, 13, 14, 17, 24, 25, 28, 39, 63, 79, 96, 102, 104, 107, 108, 110}
+    harmless |= {131, 186, 201, 202, 217, 228, 229, 257, 318}
     blocking = {0, 1, 15, 35, 219, 230, 231}
     unfiltered = {335, 336}  # uretprobe and uprobe pass every filter, and end their caller
     numbers = sorted(set(range(470)) - harmless - blocking - unfiltered)
@@ -294,18 +330,24 @@ ALLOW, EPERM, KILL = 0x7FFF0000, 0x00050001, 0x80000000
 
 
 @pytest.mark.parametrize(
-    ("machine", "audit", "allowed", "denied", "openat"),
+    ("machine", "audit", "allowed", "denied", "openat", "newfstatat"),
     [
         # read write mmap brk getrandom exit_group; clone fork vfork execve kill tgkill ptrace socket connect prctl
-        # clone3; there is neither fork nor vfork on aarch64
-        ("x86_64", 0xC000003E, (0, 1, 9, 12, 318, 231), (56, 57, 58, 59, 62, 234, 101, 41, 42, 157, 435), 257),
-        ("aarch64", 0xC00000B7, (63, 64, 222, 214, 278, 94), (220, 221, 129, 131, 117, 198, 203, 167, 435), 56),
+        # clone3 faccessat statx readlinkat, on x86_64 stat lstat access; neither fork nor vfork on aarch64
+        (
+            *("x86_64", 0xC000003E, (0, 1, 9, 12, 318, 231)),
+            *((56, 57, 58, 59, 62, 234, 101, 41, 42, 157, 435, 269, 332, 267, 4, 6, 21), 257, 262),
+        ),
+        (
+            *("aarch64", 0xC00000B7, (63, 64, 222, 214, 278, 94)),
+            *((220, 221, 129, 131, 117, 198, 203, 167, 435, 48, 291, 78), 56, 79),
+        ),
     ],
 )
 def test_the_filter_of_each_machine_allows_computing_and_reading(
-    machine: str, audit: int, allowed: tuple[int, ...], denied: tuple[int, ...], openat: int
+    machine: str, audit: int, allowed: tuple[int, ...], denied: tuple[int, ...], openat: int, newfstatat: int
 ) -> None:
-    """Files open for reading only; the numbers of another architecture end the process."""
+    """Files open for reading only, and have a status once they are open; another architecture's numbers end it."""
     assert {_verdict(machine, audit, number) for number in allowed} == {ALLOW}
     assert {_verdict(machine, audit, number) for number in denied} == {EPERM}
     assert {_verdict(machine, audit, number | 2**30) for number in allowed} == {EPERM}
@@ -314,6 +356,8 @@ def test_the_filter_of_each_machine_allows_computing_and_reading(
     assert _verdict(machine, audit, openat, at_here, 0, os.O_RDONLY | os.O_CLOEXEC) == ALLOW
     for flag in (os.O_WRONLY, os.O_RDWR, os.O_CREAT, os.O_TRUNC, os.O_APPEND, os.O_PATH, os.O_TMPFILE):
         assert _verdict(machine, audit, openat, at_here, 0, flag) == EPERM, flag
+    assert _verdict(machine, audit, newfstatat, 3, 0, 0, 0x1000) == ALLOW
+    assert {_verdict(machine, audit, newfstatat, at_here, 0, 0, flags) for flags in (0, 0x100, 0x1100)} == {EPERM}
 
 
 # Time, memory and output.

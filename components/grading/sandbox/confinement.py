@@ -6,6 +6,7 @@ interpreter that has to load it.
 """
 
 import ctypes
+import importlib
 import os
 import resource
 import struct
@@ -38,6 +39,17 @@ def confine(files: list[str], folders: list[str]) -> None:
             raise OSError(f"prctl {option} failed ({os.strerror(ctypes.get_errno())})")
     _restrict_files(files, folders)
     _restrict_system_calls()
+    # Imports have to look for modules by opening them: `stat` would tell which files of the machine exist.
+    importlib._bootstrap_external._path_stat = _stat_opened  # type: ignore[attr-defined]
+
+
+def _stat_opened(path: str) -> os.stat_result:
+    """What `os.stat` returns, for files and folders that may be read; OSError for all others."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        return os.fstat(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def environment() -> dict[str, str]:
@@ -58,7 +70,6 @@ def print_readable_paths() -> None:
     The shared libraries that extension modules link to are known once the modules are loaded.
     """
     import contextlib
-    import importlib
     import json
     import sys
     from pathlib import Path
@@ -119,8 +130,7 @@ def _landlock(number: int, *arguments: object) -> int:
 _ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 # Name, number on x86_64, number on aarch64 (- where it has none).
 _SYSCALLS = """
-read 0 63             write 1 64                  close 3 57           stat 4 -           fstat 5 80
-lstat 6 -             newfstatat 262 79           access 21 -          faccessat 269 48   lseek 8 62
+read 0 63             write 1 64                  close 3 57           fstat 5 80         lseek 8 62
 pread64 17 67         getdents64 217 61           getcwd 79 17         mmap 9 222         mprotect 10 226
 munmap 11 215         mremap 25 216               madvise 28 233       brk 12 214         rt_sigaction 13 134
 rt_sigprocmask 14 135 rt_sigreturn 15 139         sigaltstack 131 132  futex 202 98       sched_yield 24 124
@@ -131,10 +141,13 @@ uname 63 160          restart_syscall 219 128     exit_group 231 94
 """
 _OPENAT = (257, 56)
 _OPENAT_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NOCTTY
+_NEWFSTATAT = (262, 79)
+_EMPTY_PATH = 0x1000
+"""Flag by which some versions of glibc ask for the status of an open file."""
 
 # Classic BPF: operations, and where seccomp_data keeps what they read.
 _LOAD, _IF_EQUAL, _IF_ANY_BIT, _RETURN = 0x20, 0x15, 0x45, 0x06
-_NUMBER, _ARCHITECTURE, _THIRD_ARGUMENT = 0, 4, 32
+_NUMBER, _ARCHITECTURE, _THIRD_ARGUMENT, _FOURTH_ARGUMENT = 0, 4, 32, 40
 _ALLOW, _KILL, _DENY = 0x7FFF0000, 0x80000000, 0x00050000 | 1
 """Denied calls fail with EPERM; a call by the numbers of another architecture ends the process."""
 _FILTER = 2
@@ -154,6 +167,11 @@ def filter_program(machine: str) -> list[tuple[int, int, int, int]]:
             program += [(_IF_EQUAL, 0, 1, int(number)), (_RETURN, 0, 0, _ALLOW)]
     return [
         *program,
+        (_IF_EQUAL, 0, 4, _NEWFSTATAT[column]),
+        (_LOAD, 0, 0, _FOURTH_ARGUMENT),
+        (_IF_EQUAL, 0, 1, _EMPTY_PATH),
+        (_RETURN, 0, 0, _ALLOW),
+        (_RETURN, 0, 0, _DENY),
         (_IF_EQUAL, 1, 0, _OPENAT[column]),
         (_RETURN, 0, 0, _DENY),
         (_LOAD, 0, 0, _THIRD_ARGUMENT),

@@ -80,7 +80,12 @@ def run(code: str, calls: Sequence[str]) -> list[Outcome]:
 
 def require_sandbox() -> None:
     """Raise PipelineError unless code can be run in a sandbox on this machine, and the sandbox is tight."""
-    attempts = ["__import__('os').listdir('/')", "open('/proc/self/environ')", "__import__('os').fork()"]
+    attempts = [
+        "__import__('os').listdir('/')",
+        "__import__('os').stat('/')",
+        "open('/proc/self/environ')",
+        "__import__('os').fork()",
+    ]
     two, *outcomes = run("", ["1 + 1", *attempts])
     if two != Returned(2):
         raise _unavailable(f"1 + 1 gives {two}")
