@@ -1,46 +1,40 @@
-"""Whether two expressions are equal, with sympy behind math-verify's parser of LaTeX.
+"""Whether two expressions are equal, with sympy.
 
 Imported where it is needed: most verdicts need no algebra, and these libraries take a quarter of a second to import.
 Nothing here has a time limit: compare what a model wrote in a process that can be killed.
 """
 
-import logging
+import operator
 import random
 import re
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from fractions import Fraction
-from functools import lru_cache
+from functools import lru_cache, reduce
 from typing import Any
 
 import sympy
-from latex2sympy2_extended import NormalizationConfig, latex2sympy
-from latex2sympy2_extended.latex2sympy2 import ConversionConfig
-from math_verify import verify
 from sympy.core.function import AppliedUndef
 
+from components.grading.expression import Node, UnreadableError, parse_expression
+from components.grading.parsing import Structure
 from components.grading.quantities import Number
+from components.grading.regions import Interval
 
-_DEGREE = re.compile(r"\\degree\s*")
 _MIN_IRRATIONAL_DIGITS = 5
 _MAX_DIGITS = 400
 _NUM_POINTS = 8
 _MIN_POINTS = 3
 _ZERO = sympy.Integer(0)
 
-# It warns, at every call, that nobody limits its time: the pool does.
-logging.getLogger("math_verify").setLevel(logging.ERROR)
-
-
-class UnreadableError(Exception):
-    """A text is not a mathematical expression."""
-
 
 def is_readable(latex: str) -> bool:
-    """Tell whether a text is a mathematical expression."""
-    try:
-        _parse(latex)
-    except UnreadableError:
-        return False
-    return True
+    """Tell whether a text is a mathematical object of any kind, be it one that compares with nothing but its text."""
+    for read in (_parse, _parse_larger):
+        with suppress(UnreadableError):
+            read(latex)
+            return True
+    return False
 
 
 def equals_decimal(latex: str, decimal: Number) -> bool:
@@ -68,12 +62,14 @@ def same_value(latex: str, other: str) -> bool:
         return not _has(first, sympy.nan, sympy.zoo)
     if isinstance(first, sympy.Expr) and isinstance(second, sympy.Expr):
         return _equal(first, second)
-    return _verified(first, second)
+    if isinstance(first, sympy.MatrixBase) and isinstance(second, sympy.MatrixBase):
+        return first.shape == second.shape and all(map(_equal, first, second))
+    return False
 
 
 def same_relation(sides: tuple[str, str], others: tuple[str, str]) -> bool:
     """Tell whether two equations are equivalent: multiples of each other, or one solves the other."""
-    first, second = (_parse(f"({left})-({right})") if right != "0" else _parse(left) for left, right in (sides, others))
+    first, second = (_parse(left) - _parse(right) for left, right in (sides, others))
     if not isinstance(first, sympy.Expr) or not isinstance(second, sympy.Expr):
         return False
     if first.free_symbols != second.free_symbols or not first.free_symbols:
@@ -85,25 +81,52 @@ def same_relation(sides: tuple[str, str], others: tuple[str, str]) -> bool:
     return _are_multiples(first, second) or _describes(first, second) or _describes(second, first)
 
 
-def verified(latex: str, other: str) -> bool:
-    """Tell whether math-verify finds two sets, relations or other objects equal, whichever is put first."""
-    first, second = _parse(latex), _parse(other)
-    return not any(_has(each, sympy.nan, sympy.zoo) for each in (first, second)) and _verified(first, second)
+_DIRECTIONS = {"<": -1, "<=": -1, ">": 1, ">=": 1, "!=": 0}
 
 
-def _verified(first: Any, second: Any) -> bool:
-    return any(
-        verify([gold], [answer], timeout_seconds=None, raise_on_error=True)
-        for gold, answer in ((first, second), (second, first))
-    )
+def same_inequality(first: Structure, second: Structure) -> bool:
+    """Tell whether two inequalities between two sides are multiples of each other."""
+    (sign,), (other_sign,) = first.signs, second.signs
+    if not {sign, other_sign} <= _DIRECTIONS.keys() or ("=" in sign) != ("=" in other_sign):
+        return False
+    ours, theirs = (_parse(each.parts[0]) - _parse(each.parts[1]) for each in (first, second))
+    ratio = ours / theirs
+    if ratio.is_rational_function():
+        ratio = sympy.cancel(ratio)
+    if not ratio.is_number or not ratio.is_real or ratio.is_zero:
+        return False
+    return _DIRECTIONS[sign] == (1 if ratio.is_positive else -1) * _DIRECTIONS[other_sign]
+
+
+# What only a question asks for: read by a larger grammar, which skips what it does not know.
+_LARGER = re.compile(r"\\(?:sum|prod|int|iint|oint|lim|det|bmod|partial)(?![a-zA-Z])|\\frac\{d\}")
+_LARGER_TOKENS = re.compile(
+    r"(?:[0-9a-zA-Z+\-*/^_=(){}|,.<>\s!&\[\]]"
+    r"|\\(?:sum|prod|int|iint|oint|lim|det|bmod|partial|to|infty|frac|sqrt|binom|pi|cdot|times|begin|end|ldots|cdots|sin|cos"
+    r"|tan|cot|sec|csc|ln|log|exp|le|ge|alpha|beta|theta|,|\\)(?![a-zA-Z]))*"
+)
 
 
 @lru_cache(maxsize=2048)
 def _parse(latex: str) -> Any:
     """The expression, with decimals as the exact numbers they write, and `i` as the imaginary unit."""
+    if _LARGER.search(latex) and _LARGER_TOKENS.fullmatch(latex):
+        return _parse_larger(latex)
+    try:
+        return _to_sympy(parse_expression(latex))
+    except (UnreadableError, MemoryError):
+        raise
+    except Exception as error:  # a sum of a number and a matrix, for example
+        raise UnreadableError from error
+
+
+def _parse_larger(latex: str) -> Any:
+    from latex2sympy2_extended import NormalizationConfig, latex2sympy
+    from latex2sympy2_extended.latex2sympy2 import ConversionConfig
+
     try:
         expression = latex2sympy(
-            _DEGREE.sub(r"\\cdot\\frac{\\pi}{180} ", latex),
+            latex,
             # Without its own rules for units, boxes and equations: it would drop everything that looks like one.
             normalization_config=NormalizationConfig(malformed_operators=True, nits=True, boxed="none"),
             conversion_config=ConversionConfig(lowercase_symbols=False),
@@ -114,11 +137,52 @@ def _parse(latex: str) -> Any:
         raise UnreadableError from error
     if expression is None or isinstance(expression, str):
         raise UnreadableError
-    if not isinstance(expression, sympy.Basic):
+    if not isinstance(expression, sympy.Expr):
         return expression
     exact = {decimal: sympy.Rational(str(decimal)) for decimal in expression.atoms(sympy.Float)}
     exact |= {symbol: sympy.I for symbol in expression.free_symbols if symbol.name == "i"}
     return expression.xreplace(exact) if exact else expression
+
+
+def _root(value: Any, index: Any) -> Any:
+    """The root; for an odd one of a negative number the real one."""
+    if value.is_number and value.is_negative and index.is_odd:
+        return -sympy.root(-value, index)
+    return sympy.root(value, index)
+
+
+_CONSTANTS = {"pi": sympy.pi, "e": sympy.E, "i": sympy.I, "infinity": sympy.oo}
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    **{"sin": sympy.sin, "cos": sympy.cos, "tan": sympy.tan, "cot": sympy.cot, "sec": sympy.sec, "csc": sympy.csc},
+    **{"arcsin": sympy.asin, "arccos": sympy.acos, "arctan": sympy.atan, "arccot": sympy.acot, "exp": sympy.exp},
+    **{"sinh": sympy.sinh, "cosh": sympy.cosh, "tanh": sympy.tanh, "coth": sympy.coth},
+    **{"abs": sympy.Abs, "floor": sympy.floor, "ceiling": sympy.ceiling, "max": sympy.Max, "min": sympy.Min},
+    **{"gcd": lambda *values: reduce(sympy.gcd, values), "lcm": lambda *values: reduce(sympy.lcm, values)},
+    **{"ln": sympy.log, "lg": lambda value: sympy.log(value, 10), "log": lambda value, base=10: sympy.log(value, base)},
+    **{"factorial": sympy.factorial, "double factorial": sympy.factorial2, "binomial": sympy.binomial},
+    "degree": lambda value: value * sympy.pi / 180,
+    **{"^": operator.pow, "/": operator.truediv, "-": operator.neg, "group": lambda value: value},
+    "+": lambda *values: reduce(operator.add, values),
+    "*": lambda *values: reduce(operator.mul, values),
+    "root": _root,
+    "determinant": lambda matrix: matrix.det(),
+}
+
+
+def _to_sympy(node: Node) -> Any:
+    if node.operation == "number":
+        return sympy.Rational(Fraction(node.value).numerator, Fraction(node.value).denominator)
+    if node.operation == "name":
+        return sympy.Symbol(str(node.value))
+    if node.operation == "constant":
+        return _CONSTANTS[str(node.value)]
+    operands = [_to_sympy(operand) for operand in node.operands]
+    if node.operation == "apply":
+        return sympy.Function(str(node.value))(*operands)
+    if node.operation == "matrix":
+        columns = int(node.value)
+        return sympy.ImmutableMatrix(len(operands) // columns, columns, operands)
+    return _FUNCTIONS[node.operation](*operands)
 
 
 def _has(expression: Any, *kinds: Any) -> bool:
@@ -209,3 +273,52 @@ def _evaluate(expression: Any, point: dict[Any, Any]) -> Any:
     """The value at a point, computed to hundreds of digits where that is needed; None where there is none."""
     value = expression.subs(point).doit().evalf(15, maxn=_MAX_DIGITS)
     return value if value.is_number and value.is_finite and not value.free_symbols else None
+
+
+def same_region(first: Sequence[Interval], second: Sequence[Interval]) -> bool:
+    """Tell whether two unions of intervals with constant ends are the same part of the real line."""
+    ours, theirs = _merged(first), _merged(second)
+    return len(ours) == len(theirs) and all(
+        one[2:] == other[2:] and all(_same_end(*ends) for ends in zip(one[:2], other[:2], strict=True))
+        for one, other in zip(ours, theirs, strict=True)
+    )
+
+
+def _same_end(first: Any, second: Any) -> bool:
+    return bool(first == second) or (first.is_finite and second.is_finite and _equal(first, second))
+
+
+def _merged(intervals: Sequence[Interval]) -> list[tuple[Any, Any, bool, bool]]:
+    """The intervals in order, as ends and whether those belong to them, with those that touch put together."""
+    read = [(_parse(each.low), _parse(each.high), each.has_low, each.has_high) for each in intervals]
+    if not all(map(_is_interval, read)):
+        raise UnreadableError
+    merged: list[tuple[Any, Any, bool, bool]] = []
+    for each in sorted(read, key=lambda each: (float(each[0]), not each[2])):
+        both = _joined(merged[-1], each) if merged else None
+        merged[-1:] = [both] if both else [*merged[-1:], each]
+    return merged
+
+
+def _is_interval(interval: tuple[Any, Any, bool, bool]) -> bool:
+    """Whether the ends are real and in order, and both belong to it where they are the same."""
+    low, high, has_low, has_high = interval
+    if not (low.is_extended_real and high.is_extended_real):
+        return False
+    if (low.is_infinite and has_low) or (high.is_infinite and has_high):
+        return False
+    return (has_low and has_high) if _same_end(low, high) else bool(low < high)
+
+
+def _joined(
+    first: tuple[Any, Any, bool, bool], second: tuple[Any, Any, bool, bool]
+) -> tuple[Any, Any, bool, bool] | None:
+    """The union of two intervals of which the second does not begin before the first; None if a gap is between them."""
+    low, end, has_low, has_end = first
+    start, high, has_start, has_high = second
+    meet = _same_end(end, start)
+    if not (has_end or has_start if meet else bool(start < end)):
+        return None
+    if _same_end(end, high):
+        return low, end, has_low, has_end or has_high
+    return first if bool(high < end) else (low, high, has_low, has_high)

@@ -1,25 +1,22 @@
 r"""Values of ordinary expressions, such as `3\cdot 2^5`, `\frac{1+\sqrt5}{2}` and `x^2-4`, without computer algebra.
 
-Most answers need no more, and a value here takes microseconds where algebra takes milliseconds. Only what every reader
-of LaTeX reads alike is understood; for everything else there is no value, and algebra decides.
+Most answers need no more, and a value here takes microseconds where algebra takes milliseconds. What else an expression
+may hold has no value here, and algebra decides.
 """
 
 import math
-import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import reduce
 from zlib import crc32
 
-_TOKEN = re.compile(
-    r"\s*(?:(?P<number>[0-9]+(?:\.[0-9]+)?|\.[0-9]+)|(?P<command>\\(?:frac|sqrt|cdot|times|div|pi)(?![a-zA-Z]))"
-    r"|(?P<letter>[a-zA-Z])|(?P<sign>[-+*/^(){}!]))\s*"
-)
-_NOT_VARIABLES = frozenset("deiI")
-r"""`d` may be a differential, `i` and `I` are the imaginary unit, and `e` has a value."""
-_CONSTANTS = {r"\pi": math.pi, "e": math.e}
+from components.grading.expression import Node, UnreadableError, parse_expression
+
+_NOT_VARIABLES = frozenset("dI")
+"""`d` may be a differential, and `I` the imaginary unit."""
+_CONSTANTS = {"pi": math.pi, "e": math.e}
 _MAX_CHARACTERS = 600
-_MAX_DEPTH = 30
 _MAX_BITS = 4096
 _MAX_FACTORIAL = 200
 _ROUNDING = 2.0**-50
@@ -76,148 +73,32 @@ def value_at(latex: str, point: Mapping[str, Fraction]) -> Value | None:
     if len(latex) > _MAX_CHARACTERS:
         return None
     try:
-        return _Reader(latex, point).value()
-    except (_NoValueError, KeyError, OverflowError, ZeroDivisionError):
+        return _value(parse_expression(latex), point)
+    except (UnreadableError, _NoValueError, KeyError, OverflowError, ZeroDivisionError):
         return None
 
 
 class _Point(dict[str, Fraction]):
-    """A positive fraction for each letter, always the same."""
+    """A positive fraction for each variable, always the same."""
 
     def __missing__(self, letter: str) -> Fraction:
         if letter in _NOT_VARIABLES:
             raise _NoValueError
-        bits = crc32(letter.encode("ascii"))
+        bits = crc32(letter.encode())
         return Fraction(1009 + bits % 9973, 1000 + (bits >> 16) % 89)
 
 
-class _Reader:
-    """Reads an expression from left to right and computes its value."""
-
-    def __init__(self, latex: str, point: Mapping[str, Fraction]) -> None:
-        self._tokens: list[str] = []
-        self._is_number: list[bool] = []
-        self._point, self._next, self._depth = point, 0, 0
-        position = 0
-        while position < len(latex):
-            match = _TOKEN.match(latex, position)
-            if match is None:
-                raise _NoValueError
-            self._tokens.append(match[match.lastgroup or 0])
-            self._is_number.append(match.lastgroup == "number")
-            position = match.end()
-        self._tokens.append("")
-        self._is_number.append(False)
-
-    def value(self) -> Value:
-        value = self._sum()
-        self._expect("")
-        return value
-
-    def _expect(self, token: str) -> None:
-        if self._tokens[self._next] != token:
-            raise _NoValueError
-        self._next += 1
-
-    def _sum(self) -> Value:
-        self._depth += 1
-        if self._depth > _MAX_DEPTH:
-            raise _NoValueError
-        value: Value = Fraction(0)
-        is_first = True
-        while is_first or self._tokens[self._next] in {"+", "-"}:
-            sign = self._tokens[self._next]
-            if sign in {"+", "-"}:
-                self._next += 1
-            term = self._product()
-            value = _add(value, _negative(term) if sign == "-" else term)
-            is_first = False
-        self._depth -= 1
-        return value
-
-    def _product(self) -> Value:
-        value, is_quotient = self._power(), False
-        while True:
-            token = self._tokens[self._next]
-            if token in {"*", r"\cdot", r"\times"}:
-                self._next += 1
-                value = _multiply(value, self._power())
-            elif token in {"/", r"\div"}:
-                self._next += 1
-                value, is_quotient = _divide(value, self._power()), True
-            elif token in {"", "+", "-", ")", "}"}:
-                return value
-            else:
-                self._check_juxtaposed(is_quotient)
-                value = _multiply(value, self._power())
-
-    def _check_juxtaposed(self, is_quotient: bool) -> None:
-        r"""`1/2x` has two meanings, `2\frac13` is a mixed number, and `f(x)` may be a function."""
-        before, token = self._tokens[self._next - 1], self._tokens[self._next]
-        if is_quotient or self._is_number[self._next] or token in {"^", "{", "!"}:
-            raise _NoValueError
-        if self._is_number[self._next - 1] and token == r"\frac":
-            raise _NoValueError
-        if before.isalpha() and token == "(":
-            raise _NoValueError
-
-    def _power(self) -> Value:
-        base = self._operand()
-        if self._tokens[self._next] == "!":
-            self._next += 1
-            return _factorial(base)
-        if self._tokens[self._next] != "^":
-            return base
-        self._next += 1
-        token = self._tokens[self._next]
-        if token == "{":
-            exponent = self._group()
-        elif token.isalnum() and len(token) == 1:
-            exponent = self._operand()
-        else:
-            raise _NoValueError
-        if self._tokens[self._next] == "^":
-            raise _NoValueError
-        return _raise(base, exponent)
-
-    def _operand(self) -> Value:
-        token, is_number = self._tokens[self._next], self._is_number[self._next]
-        self._next += 1
-        if is_number:
-            return Fraction(token)
-        if token == "(":
-            value = self._sum()
-            self._expect(")")
-            return value
-        if token == r"\frac":
-            return _divide(self._argument(), self._argument())
-        if token == r"\sqrt":
-            return _root(self._argument())
-        if token in _CONSTANTS:
-            return Approximation(_CONSTANTS[token], _ROUNDING)
-        if len(token) == 1 and token.isalpha():
-            return self._point[token]
+def _value(node: Node, point: Mapping[str, Fraction]) -> Value:
+    match node.operation:
+        case "number":
+            return Fraction(node.value)
+        case "name":
+            return point[str(node.value)]
+        case "constant" if node.value in _CONSTANTS:
+            return Approximation(_CONSTANTS[str(node.value)], _ROUNDING)
+    if node.operation not in _OPERATIONS:
         raise _NoValueError
-
-    def _argument(self) -> Value:
-        r"""What a command applies to: a group, or one digit as in `\frac12`."""
-        token = self._tokens[self._next]
-        if token == "{":
-            return self._group()
-        if len(token) == 1 and token.isalnum():
-            return self._operand()
-        if len(token) == 2 and token.isdigit() and self._tokens[self._next - 1] == r"\frac":
-            # `\frac12`: both arguments were read as one number.
-            self._tokens[self._next : self._next + 1] = list(token)
-            self._is_number[self._next : self._next + 1] = [True, True]
-            return self._operand()
-        raise _NoValueError
-
-    def _group(self) -> Value:
-        self._expect("{")
-        value = self._sum()
-        self._expect("}")
-        return value
+    return _OPERATIONS[node.operation](*(_value(operand, point) for operand in node.operands))
 
 
 def _approximate(value: Value) -> Approximation:
@@ -294,11 +175,23 @@ def _raise(base: Value, exponent: Value) -> Value:
     return _checked(value, 2 * abs(power) * value * (start.error / start.value) + 4 * value * _ROUNDING)
 
 
-def _root(value: Value) -> Value:
-    if isinstance(value, Fraction):
-        if value < 0:
-            raise _NoValueError
+def _root(value: Value, index: Value) -> Value:
+    if not isinstance(index, Fraction) or index.denominator != 1 or index < 2:
+        raise _NoValueError
+    if isinstance(value, Fraction) and index == 2 and value >= 0:
         over, under = math.isqrt(value.numerator), math.isqrt(value.denominator)
         if over * over == value.numerator and under * under == value.denominator:
             return Fraction(over, under)
-    return _raise(value, Fraction(1, 2))
+    return _raise(value, 1 / index)
+
+
+_OPERATIONS: dict[str, Callable[..., Value]] = {
+    "+": lambda *values: reduce(_add, values),
+    "*": lambda *values: reduce(_multiply, values),
+    "-": _negative,
+    "/": _divide,
+    "^": _raise,
+    "root": _root,
+    "factorial": _factorial,
+    "group": lambda value: value,
+}

@@ -12,13 +12,16 @@ The rules are the same whichever answer comes first, except that only the answer
 
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
 
 from components.grading.arithmetic import differ, exact_value, is_understood
+from components.grading.expression import UnreadableError, parse_expression, same_rational_function
 from components.grading.parsing import Answer, Kind, Structure, as_interval, is_name, parse, parse_structure
 from components.grading.quantities import DEGREE, PERCENT, Number
+from components.grading.regions import parse_region
 from components.grading.wording import (
     Decision,
     RejectedAnswerError,
@@ -28,6 +31,7 @@ from components.grading.wording import (
     reject_evasions,
 )
 
+_SETS = {r"\emptyset", *(rf"\mathbb{{{letter}}}" for letter in "NZQRC")}
 _ORDERED = {Kind.TUPLE, Kind.MATRIX}
 _UNORDERED = {Kind.LIST, Kind.SET, Kind.UNION}
 
@@ -52,6 +56,8 @@ def compare(gold: str, answer: str) -> Decision:
 def _is_readable(answer: Answer) -> bool:
     """Whether an answer can be read in all of its parts."""
     if answer.number or is_wording(answer):
+        return True
+    if _MODULUS.fullmatch(answer.latex) or answer.latex in _SETS:
         return True
     structure = parse_structure(answer.latex)
     if structure.kind is Kind.EXPRESSION:
@@ -86,16 +92,42 @@ def _compare_values(expected: Answer, actual: Answer) -> Decision:
     """Compare two answers regardless of their units."""
     if expected.number and actual.number:
         return Decision.on("number", expected.number.equals(actual.number))
-    if decision := decide_by_wording(expected, actual):
+    if decision := decide_by_wording(expected, actual) or _compare_congruences(expected, actual):
         return decision
     first, second = parse_structure(expected.latex), parse_structure(actual.latex)
     if first.kind is Kind.EXPRESSION and second.kind is Kind.EXPRESSION:
         return _compare_expressions(expected, actual)
     if Kind.EQUATION in (first.kind, second.kind):
         return _compare_equations(expected, actual)
-    if Kind.INEQUALITY in (first.kind, second.kind) and (decision := _compare_inequalities(first, second)):
-        return decision
+    if Kind.INEQUALITY in (first.kind, second.kind):
+        return _compare_inequalities(expected, actual)
     return _compare_parts(expected, actual, first, second)
+
+
+_MODULUS = re.compile(
+    r"(?P<value>[^=<>]+?)\s*(?:\(\s*(?:\\(?:bmod|mod)(?![a-zA-Z])|(?:\\text\s*\{\s*)?mod\b\s*\}?)\s*(?P<inner>[^()]+)\)"
+    r"|\\(?:pmod|bmod|mod)(?![a-zA-Z])\s*(?P<outer>\{[^{}]+\}|[0-9]+|[a-zA-Z]))"
+)
+
+
+def _compare_congruences(expected: Answer, actual: Answer) -> Decision | None:
+    r"""Compare remainders: by the same modulus they are equal if they differ by a multiple of it.
+
+    A remainder is a plain number if it is smaller than its modulus: `3 \pmod 7` is 3, and `10 \pmod 7` is not 10.
+    """
+    matches = [_MODULUS.fullmatch(each.latex) for each in (expected, actual)]
+    if not any(matches):
+        return None
+    moduli = {(match["inner"] or match["outer"]).strip("{} ") for match in matches if match}
+    values = [
+        parse(match["value"] if match else each.latex) for match, each in zip(matches, (expected, actual), strict=True)
+    ]
+    numbers = [each.number.value for each in values if each.number]
+    if len(moduli) > 1 or len(numbers) < 2 or not (modulus := parse(moduli.pop()).number):
+        return Decision.on("remainder", len(moduli) <= 1 and all(matches) and values[0].text == values[1].text)
+    if all(matches):
+        return Decision.on("remainder", modulus.value > 0 and (numbers[0] - numbers[1]) % modulus.value == 0)
+    return Decision.on("remainder", numbers[0] == numbers[1] and 0 <= numbers[0] < modulus.value)
 
 
 def _compare_expressions(expected: Answer, actual: Answer) -> Decision:
@@ -120,6 +152,10 @@ def _same_value(latex: str, other: str) -> bool:
         return values[0] == values[1]
     if differ(latex, other):
         return False
+    with suppress(UnreadableError):
+        same = same_rational_function(parse_expression(latex), parse_expression(other))
+        if same is not None:
+            return same
     from components.grading.algebra import same_value
 
     return same_value(latex, other)
@@ -132,7 +168,7 @@ def _by_algebra(what: str, decide: Callable[[], bool]) -> Decision:
     except MemoryError:
         raise
     except Exception:  # the parser and the simplifier may fail in any way on what a model wrote
-        return Decision(False, "the answer is not a mathematical expression")
+        return Decision(False, "text that is not understood")
 
 
 # Units.
@@ -196,11 +232,10 @@ def _compare_parts(expected: Answer, actual: Answer, first: Structure, second: S
         return _compare_elements(first, second)
     if Kind.EXPRESSION in kinds and kinds & {Kind.LIST, Kind.SET} and r"\emptyset" not in (expected.text, actual.text):
         return _compare_members(first.parts, second.parts)
-    if kinds == {Kind.SET, Kind.TUPLE} or expected.number or actual.number:
-        return Decision(False, f"{second.kind} where {first.kind} is expected")
-    from components.grading import algebra
-
-    return _by_algebra("value, by algebra", lambda: algebra.verified(expected.latex, actual.latex))
+    if kinds == {Kind.MATRIX, Kind.EXPRESSION}:
+        return _compare_expressions(expected, actual)
+    is_mixed = kinds == {Kind.SET, Kind.TUPLE}
+    return Decision(False, "different kinds of answers") if is_mixed else _compare_regions(expected, actual)
 
 
 def _compare_members(first: Sequence[str], second: Sequence[str]) -> Decision:
@@ -361,11 +396,12 @@ def _is_constant(latex: str) -> bool:
     return not re.search(r"[a-zA-Z]", _CONSTANTS.sub("", latex))
 
 
-def _compare_inequalities(first: Structure, second: Structure) -> Decision | None:
-    """Compare two answers of which one or both are inequalities; None where only algebra can.
+def _compare_inequalities(expected: Answer, actual: Answer) -> Decision:
+    """Compare two answers of which one or both are inequalities.
 
     An inequality in one variable is the interval that it describes.
     """
+    first, second = parse_structure(expected.latex), parse_structure(actual.latex)
     ours, theirs = (as_interval(each) if each.kind is Kind.INEQUALITY else None for each in (first, second))
     if ours and theirs:
         if _letter(ours[0]) != _letter(theirs[0]):
@@ -374,9 +410,26 @@ def _compare_inequalities(first: Structure, second: Structure) -> Decision | Non
     for interval, other in ((ours, second), (theirs, first)):
         if interval and other.kind is Kind.TUPLE:
             return _compare_elements(interval[1], other)
-        if interval and other.kind is not Kind.INEQUALITY:
-            return Decision(False, "an inequality and a value")
-    inequality, other = (first, second) if first.kind is Kind.INEQUALITY else (second, first)
-    if other.kind is Kind.TUPLE and not any(is_name(part.strip("| ")) for part in inequality.parts):
+    if first.kind is second.kind and len(first.parts) == len(second.parts) == 2 and not ours and not theirs:
+        from components.grading.algebra import same_inequality
+
+        same = _by_algebra("inequality", lambda: same_inequality(first, second))
+        if same.equal:
+            return same
+    return _compare_regions(expected, actual)
+
+
+def _compare_regions(expected: Answer, actual: Answer) -> Decision:
+    """Compare parts of the real line, of which one or both are unions or solved inequalities."""
+    structures = [parse_structure(each.latex) for each in (expected, actual)]
+    regions = [parse_region(each, answer.latex) for each, answer in zip(structures, (expected, actual), strict=True)]
+    if any(not region and each.kind is Kind.INEQUALITY for region, each in zip(regions, structures, strict=True)):
         return Decision(False, "an inequality that is still to be solved")
-    return None
+    if not regions[0] or not regions[1]:
+        return Decision(False, "different kinds of answers")
+    if len({_letter(region.name) for region in regions if region and region.name}) > 1:
+        return Decision(False, "an inequality in another variable")
+    from components.grading.algebra import same_region
+
+    first, second = (region.intervals for region in regions if region)
+    return _by_algebra("region", lambda: same_region(first, second))

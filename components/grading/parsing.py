@@ -92,7 +92,7 @@ _REWRITES = [
         (r"(?i)^(?:\\text\s*\{)?all real(?: numbers|s)\}?$|^\\mathbb\{?\s*R\}?$", r"(-\\infty,\\infty)"),
         (r"(?i)^(?:\\text\s*\{)?no (?:real )?solutions?\}?$", r"\\emptyset"),
         # Numbers: separators, bases, ratios; 3(4) is a product, not a mixed number.
-        (r"(?<=[0-9])\{,\}(?=[0-9]{3})", ""),
+        (r"(?<=[0-9])\s*\{\s*,\s*\}\s*(?=[0-9]{3})", ""),
         (r"\{,\}", ","),
         (r"(?<![_0-9])([0-9]+)\(([0-9]+)\)", r"\1\\cdot(\2)"),
         (r"\(([0-9A-F]+)\)\s*_", r"\1_"),

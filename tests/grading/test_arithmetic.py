@@ -4,7 +4,7 @@ import time
 from fractions import Fraction
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from components.grading import algebra
@@ -37,6 +37,9 @@ mixtures = st.lists(st.sampled_from(LEAVES + PIECES), max_size=7).map("".join)
         ("(12)(5)", "60"),
         (r"\sqrt{\frac{4}{9}}", "2/3"),
         ("1/2/2", "1/4"),
+        ("1/2(3)", "1/6"),
+        (r"2\frac13", "7/3"),
+        ("2^-1", "1/2"),
         ("5!", "120"),
         ("(" * 8 + "7" + ")" * 8, "7"),
     ],
@@ -51,12 +54,8 @@ def test_a_constant_has_its_exact_value(latex: str, value: str) -> None:
     [
         *(
             "",
-            "1/2x",
-            "1/2(3)",
-            r"2\frac13",
             "f(x)",
             "2^3^4",
-            "2^-1",
             "2 3",
             "x2",
             "2!!",
@@ -69,7 +68,7 @@ def test_a_constant_has_its_exact_value(latex: str, value: str) -> None:
         *(r"\sin 2", "(2", "2)", r"\frac{1}", "2^{10^9}", "9^{9999}", "999999!", r"\sqrt{-1}", "(-8)^{1/3}", "5,6"),
     ],
 )
-def test_what_may_be_read_in_two_ways_or_has_no_value_is_left_to_algebra(latex: str) -> None:
+def test_what_has_no_value_here_is_left_to_algebra(latex: str) -> None:
     """Nor is anything computed that is too large."""
     assert not is_understood(latex)
     assert not differ(latex, "12345")
@@ -100,7 +99,6 @@ def test_rounding_makes_no_difference(latex: str, other: str) -> None:
 def test_values_are_those_of_algebra(written: str) -> None:
     """Every expression that has a value here has the same value there."""
     latex = parse(written).latex
-    assume(")(" not in latex)  # which algebra's parser takes for a mixed number where both are numbers
     value = value_at(latex, {})
     if isinstance(value, Fraction):
         assert algebra.same_value(latex, rf"\frac{{{value.numerator}}}{{{value.denominator}}}")
@@ -113,7 +111,6 @@ def test_values_are_those_of_algebra(written: str) -> None:
 def test_expressions_that_differ_are_not_equal_by_algebra(one: str, other: str) -> None:
     """What is told apart here is not the same there."""
     pair = parse(one).latex, parse(other).latex
-    assume(not any(")(" in latex for latex in pair))
     if differ(*pair):
         assert not algebra.same_value(*pair)
 

@@ -1,0 +1,657 @@
+r"""Expressions written in LaTeX, read by a closed grammar: a text that holds anything else is not read at all.
+
+Nothing is skipped: each command, letter and sign is part of the expression or makes it unreadable. Readings where TeX
+leaves a choice:
+
+- An unbracketed argument of a function ends at an operator, at the next function, and at a bracket that does not follow
+  a number: `\sin 2x\cos x` and `\ln 2\cdot\ln 3` are products, `\sin x(1+x)` too, and `\sin 2(x+1)` is not.
+- `\sin(x)^2` is the square of the sine, `1/2x` is one over `2x`, and `2\frac{1}{2}x` holds a mixed number.
+- `f(x+1)` is a value of f, as are g and h; for other letters `n(n+1)` is a product and `P(2)` or `C(5,2)` is not.
+"""
+
+import random
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+from math import gcd, prod
+from typing import Any
+
+_MAX_DEPTH = 60
+_MAX_BITS = 20_000
+_NUM_POINTS = 3
+_NUM_TRIES = 12
+
+
+class UnreadableError(Exception):
+    """A text is not a mathematical expression."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """An operation on expressions, a number or a name."""
+
+    operation: str
+    """`number`, `name`, `constant`, `+`, `*`, `/`, `^`, `-`, `apply`, `matrix`, or a function such as `sin`."""
+    operands: tuple["Node", ...] = ()
+    value: Fraction | str = ""
+    """The number, the name, or how many columns a matrix has."""
+
+
+_GREEK = (
+    "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho varrho sigma tau "
+    "upsilon phi varphi chi psi omega Gamma Delta Theta Lambda Xi Sigma Phi Psi Omega ell"
+)
+_NAMES = frozenset(_GREEK.split())
+_CONSTANTS = {"pi": "pi", "infty": "infinity"}
+_TYPED_FUNCTIONS = "arcsin arccos arctan arccot sinh cosh tanh coth sin cos tan cot sec csc log ln exp"
+_UNBRACKETED = frozenset([*_TYPED_FUNCTIONS.split(), "lg"])
+_WITH_LIST = frozenset({"max", "min", "gcd", "lcm"})
+_UNKNOWN_FUNCTIONS = frozenset("fghFGH")
+_TYPED = re.compile(rf"(?:{_TYPED_FUNCTIONS.replace(' ', '|')}|sqrt)(?![a-df-hj-wyzA-Z])")
+_FRACTIONS = frozenset({"frac", "dfrac", "tfrac", "cfrac"})
+_BINOMIALS = frozenset({"binom", "dbinom", "tbinom"})
+_ACCENTS = frozenset({"bar", "hat", "tilde", "overline", "vec", "overrightarrow", "dot"})
+_STYLE_NAMES = "text mbox textbf textit textrm textnormal mathrm mathbf mathit boldsymbol bm operatorname"
+_STYLES = frozenset(_STYLE_NAMES.split())
+_BRACKETS = {
+    "(": ")",
+    "[": "]",
+    "{": "}",
+    r"\{": r"\}",
+    r"\lfloor": r"\rfloor",
+    r"\lceil": r"\rceil",
+    r"\lvert": r"\rvert",
+    "|": "|",
+}
+_INVERSES = {"sin": "arcsin", "cos": "arccos", "tan": "arctan", "cot": "arccot"}
+_PRODUCTS = frozenset({r"\cdot", r"\times", "*", r"\ast"})
+_QUOTIENTS = frozenset({"/", r"\div"})
+_SPACES = frozenset([" ", "\n", "\t", "~", r"\,", r"\;", r"\:", r"\!", r"\ ", r"\quad", r"\qquad"])
+_IGNORED = frozenset([r"\left", r"\right", r"\displaystyle"])
+_TOKEN = re.compile(r"\\[a-zA-Z]+|\\.|.", re.DOTALL)
+_MAX_AHEAD = 40
+_NUMERAL = r"(?:\s*\{\s*[0-9]+\s*\}|\s*[0-9])"
+_PROPER_FRACTION = re.compile(rf"\s*\\[dtc]?frac{_NUMERAL}{_NUMERAL}")
+_POWER_OF_FUNCTION = re.compile(r"\s*\^(?:\s*\{\s*-?[0-9]+\s*\}|\s*[0-9])\s*\(")
+_WORD = re.compile(r"[a-zA-Z]{2,}")
+
+
+@lru_cache(maxsize=4096)
+def parse_expression(latex: str) -> Node:
+    """Return the expression that a text writes.
+
+    Raises UnreadableError where any part of the text is not understood.
+    """
+    return _Parser(latex).parse()
+
+
+class _Parser:
+    """A parser of one text, by recursive descent."""
+
+    def __init__(self, latex: str) -> None:
+        self._tokens = [token for token in _TOKEN.findall(latex) if token not in _IGNORED]
+        self._place = 0
+        self._depth = 0
+        self._bars = 0
+        self._brackets: dict[int, tuple[Node, int]] = {}
+
+    def parse(self) -> Node:
+        node = self._sum()
+        if self._peek():
+            raise UnreadableError
+        return node
+
+    # Tokens.
+
+    def _peek(self) -> str:
+        """The next token that is not a space; empty at the end."""
+        while self._place < len(self._tokens) and self._tokens[self._place] in _SPACES:
+            self._place += 1
+        return self._tokens[self._place] if self._place < len(self._tokens) else ""
+
+    def _next(self) -> str:
+        token = self._peek()
+        self._place += 1
+        return token
+
+    def _expect(self, token: str) -> None:
+        if self._next() != token:
+            raise UnreadableError
+
+    def _command(self) -> str:
+        """The name of the command that comes next; empty where none does."""
+        token = self._peek()
+        return token[1:] if token[:1] == "\\" else ""
+
+    @contextmanager
+    def _nested(self) -> Iterator[None]:
+        """Limit how deeply expressions are in one another."""
+        self._depth += 1
+        if self._depth > _MAX_DEPTH:
+            raise UnreadableError
+        yield
+        self._depth -= 1
+
+    def _follows(self, pattern: re.Pattern[str]) -> bool:
+        """Whether the next tokens begin with a pattern."""
+        return bool(pattern.match("".join(self._tokens[self._place : self._place + _MAX_AHEAD])))
+
+    # Sums and products.
+
+    def _sum(self) -> Node:
+        terms = [self._product(signed=True)]
+        while self._peek() in {"+", "-"}:
+            is_minus = self._next() == "-"
+            term = self._product(signed=True)
+            terms.append(Node("-", (term,)) if is_minus else term)
+        return terms[0] if len(terms) == 1 else Node("+", tuple(terms))
+
+    def _product(self, *, signed: bool) -> Node:
+        negative = False
+        while signed and self._peek() in {"+", "-"}:
+            negative ^= self._next() == "-"
+        left = self._factors()
+        while (operator := self._peek()) in _PRODUCTS or operator in _QUOTIENTS:
+            self._next()
+            is_negative = False
+            while self._peek() in {"+", "-"}:
+                is_negative ^= self._next() == "-"
+            negative ^= is_negative
+            left = Node("*" if operator in _PRODUCTS else "/", (left, self._factors()))
+        return Node("-", (left,)) if negative else left
+
+    def _factors(self) -> Node:
+        """Factors that follow one another without a sign between them."""
+        factors = [self._factor()]
+        while self._begins_factor():
+            if self._peek().isdigit() and factors[-1].operation in {"number", "name"}:
+                raise UnreadableError  # `2 3` and `x2` are no products
+            factors.append(self._factor())
+        return factors[0] if len(factors) == 1 else Node("*", tuple(factors))
+
+    def _begins_factor(self) -> bool:
+        token = self._peek()
+        if token == "|":
+            return self._bars == 0
+        if token in _BRACKETS or (token.isascii() and token.isalnum()):
+            return True
+        name = self._command()
+        return name in (_NAMES | _FRACTIONS | _BINOMIALS | _ACCENTS | _STYLES | _UNBRACKETED | _WITH_LIST) or (
+            name in {*_CONSTANTS, "sqrt", "begin", "degree"}
+        )
+
+    def _factor(self) -> Node:
+        if function := self._function_name():
+            return self._function(function)
+        return self._powers(self._atom())
+
+    def _powers(self, base: Node) -> Node:
+        """What is written behind a factor: powers, factorials and degrees."""
+        while (token := self._peek()) in {"^", "!", "_", "'"} or token == r"\degree":
+            if token == "^" and base.operation == "^":
+                raise UnreadableError
+            self._next()
+            if token == "^":
+                base = Node("^", (base, self._exponent()))
+            elif token == "!":
+                is_double = self._peek() == "!"
+                self._place += is_double
+                base = Node("double factorial" if is_double else "factorial", (base,))
+            elif token == r"\degree":
+                base = Node("degree", (base,))
+            else:  # an index or a prime of something that has no name
+                raise UnreadableError
+        return base
+
+    def _exponent(self) -> Node:
+        if self._peek() == "{":
+            return self._atom()
+        negative = False
+        if self._peek() in {"+", "-"}:
+            negative = self._next() == "-"
+        power = self._number() if self._peek().isdigit() else self._argument()
+        return Node("-", (power,)) if negative else power
+
+    def _argument(self, *, is_last: bool = False) -> Node:
+        r"""What a command such as `\frac` takes: one group, one digit, one letter or one command."""
+        token = self._peek()
+        if token.isascii() and token.isdigit():
+            digit = self._next()
+            if is_last and self._place < len(self._tokens) and self._tokens[self._place].isdigit():
+                raise UnreadableError  # TeX prints the root of 1, and then 0, for `\sqrt10`
+            return Node("number", value=Fraction(digit))
+        if token.isalpha() or token in {"{", "("} or token[:1] == "\\":
+            return self._atom(indexed=False)
+        raise UnreadableError
+
+    # Functions.
+
+    def _function_name(self) -> str:
+        r"""Take the name of a function, with a backslash, in `\operatorname` or without; empty where none comes."""
+        name = self._command()
+        if name in _UNBRACKETED or name in _WITH_LIST:
+            self._next()
+            return name
+        start = self._place
+        if name in _STYLES:
+            self._next()
+            if self._peek() == "{":
+                word = self._verbatim()
+                if word in _UNBRACKETED or word in _WITH_LIST:
+                    return word
+            self._place = start
+        elif name == "" and (typed := self._typed()) != "sqrt":
+            self._place += len(typed)
+            return typed
+        return ""
+
+    def _typed(self) -> str:
+        """The name of a function that comes next without a backslash."""
+        match = _TYPED.match("".join(self._tokens[self._place : self._place + 7]))
+        return match[0] if match else ""
+
+    def _function(self, name: str) -> Node:
+        """The value of a function whose name was taken."""
+        power, base = self._scripts(name)
+        if name in _WITH_LIST:
+            self._expect("(")
+            return self._powers(Node(name, self._list(")")))
+        if power is not None and rational_value(power) == -1:
+            if name not in _INVERSES:
+                raise UnreadableError
+            name, power = _INVERSES[name], None
+        bracketed = self._peek() in _BRACKETS
+        argument = self._atom() if bracketed else self._unbracketed()
+        value = Node(name, (argument,) if base is None else (argument, base))
+        if power is not None:
+            return Node("^", (value, power))
+        return self._powers(value) if bracketed else value
+
+    def _scripts(self, name: str) -> tuple[Node | None, Node | None]:
+        """The power and the base between the name of a function and its argument."""
+        power = base = None
+        while (token := self._peek()) in {"^", "_"}:
+            self._next()
+            if token == "^" and power is None:
+                power = self._exponent()
+            elif token == "_" and base is None and name == "log":
+                base = self._group_or_number()
+            else:
+                raise UnreadableError
+        return power, base
+
+    def _group_or_number(self) -> Node:
+        return self._number() if self._peek().isdigit() and self._is_long_index() else self._argument()
+
+    def _is_long_index(self) -> bool:
+        r"""Whether an index that is a number is followed by a space: `\log_10 2`, but `\log_28` is of 8."""
+        place = self._place
+        while place < len(self._tokens) and self._tokens[place].isdigit():
+            place += 1
+        return place - self._place > 1 and place < len(self._tokens) and not self._tokens[place].isdigit()
+
+    def _unbracketed(self) -> Node:
+        """The argument of a function without brackets around it."""
+        with self._nested():
+            return self._any_unbracketed()
+
+    def _any_unbracketed(self) -> Node:
+        if self._peek() in {"+", "-"}:
+            sign = self._next()
+            argument = self._unbracketed()
+            return Node("-", (argument,)) if sign == "-" else argument
+        if function := self._function_name():
+            return self._function(function)
+        factors = [self._powers(self._atom())]
+        while self._begins_factor():
+            place = self._place
+            if self._function_name():
+                self._place = place
+                break
+            is_numeric = all(rational_value(factor) is not None for factor in factors)
+            if self._peek() in _BRACKETS and not is_numeric:
+                break
+            if self._peek().isdigit() and factors[-1].operation in {"number", "name"}:
+                raise UnreadableError
+            factors.append(self._powers(self._atom()))
+        return factors[0] if len(factors) == 1 else Node("*", tuple(factors))
+
+    # Atoms.
+
+    def _atom(self, *, indexed: bool = True) -> Node:
+        with self._nested():
+            return self._any_atom(indexed=indexed)
+
+    def _any_atom(self, *, indexed: bool) -> Node:
+        token = self._peek()
+        if (token.isascii() and token.isdigit()) or token == ".":
+            return self._number()
+        if token in _BRACKETS:
+            return self._bracket()
+        if token.isascii() and token.isalpha():
+            if self._typed() == "sqrt":
+                self._place += 4
+                return Node("root", (self._argument(), Node("number", value=Fraction(2))))
+            return self._name(self._next(), indexed=indexed)
+        return self._command_atom(indexed=indexed)
+
+    def _command_atom(self, *, indexed: bool) -> Node:
+        start = self._place
+        name = self._command()
+        self._next()
+        if name in _CONSTANTS:
+            return Node("constant", value=_CONSTANTS[name])
+        if name in _NAMES:
+            return self._name(f"\\{name}", indexed=indexed)
+        if name in _FRACTIONS or name in _BINOMIALS:
+            return Node("/" if name in _FRACTIONS else "binomial", (self._argument(), self._argument(is_last=True)))
+        if name in _ACCENTS:
+            word = self._verbatim() if self._peek() == "{" else self._next()
+            if not re.fullmatch(r"[a-zA-Z]+|\\[a-z]+", word):
+                raise UnreadableError
+            return self._name(f"\\{name} {word}", indexed=indexed)
+        if name in _STYLES and self._peek() == "{":
+            text = self._verbatim()
+            if _WORD.search(text):
+                raise UnreadableError
+            self._tokens[start : self._place] = ["{", *_TOKEN.findall(text), "}"] if len(text) > 1 else [text or " "]
+            self._place = start
+            return self._atom(indexed=indexed)
+        return self._structure(name)
+
+    def _structure(self, name: str) -> Node:
+        """A root or a matrix."""
+        if name == "begin":
+            return self._matrix()
+        if name != "sqrt":
+            raise UnreadableError
+        index = Node("number", value=Fraction(2))
+        if self._peek() == "[":
+            self._next()
+            index = self._sum()
+            self._expect("]")
+        return Node("root", (self._argument(is_last=True), index))
+
+    def _verbatim(self) -> str:
+        """The text between two braces, in which there are none."""
+        self._expect("{")
+        text = ""
+        while (token := self._tokens[self._place] if self._place < len(self._tokens) else "{") != "}":
+            if token == "{":
+                raise UnreadableError
+            text += token
+            self._place += 1
+        self._place += 1
+        return text.strip()
+
+    def _number(self) -> Node:
+        digits = self._digits()
+        if self._place < len(self._tokens) and self._tokens[self._place] == ".":
+            self._place += 1
+            places = self._digits()
+            if not digits + places:
+                raise UnreadableError
+            value = Fraction(f"{digits or 0}.{places or 0}")
+            if self._command() in {"overline", "bar", "dot"}:
+                self._next()
+                repeated = self._verbatim() if self._peek() == "{" else self._next()
+                if not re.fullmatch("[0-9]{1,40}", repeated):
+                    raise UnreadableError
+                value += Fraction(int(repeated), (10 ** len(repeated) - 1) * 10 ** len(places))
+            return Node("number", value=value)
+        number = Node("number", value=Fraction(digits))
+        return Node("+", (number, self._atom())) if self._follows(_PROPER_FRACTION) else number
+
+    def _digits(self) -> str:
+        start = self._place
+        while self._place < len(self._tokens) and "0" <= self._tokens[self._place] <= "9":
+            self._place += 1
+        return "".join(self._tokens[start : self._place])
+
+    def _name(self, name: str, *, indexed: bool) -> Node:
+        """A variable with its index and primes, or the value of an unknown function."""
+        if not indexed:
+            return _named(name)
+        if self._peek() == "_":
+            self._next()
+            name = f"{name}_{self._index()}"
+        while self._peek() in {"'", r"\prime"}:
+            self._next()
+            name += "'"
+        is_function = name.rstrip("'") in _UNKNOWN_FUNCTIONS
+        if is_function and self._follows(_POWER_OF_FUNCTION):
+            self._next()
+            name += f"^{rational_value(self._exponent())}"
+        return self._applied(name, is_function=is_function or "'" in name) or _named(name)
+
+    def _applied(self, name: str, *, is_function: bool) -> Node | None:
+        """The value of a function that has this name; None where it is the name of a factor."""
+        if self._peek() != "(" or name in {"e", "i"}:
+            return None
+        start, bars, self._bars = self._place, self._bars, 0
+        self._next()
+        arguments = self._list(")")
+        self._bars = bars
+        if is_function or len(arguments) > 1 or arguments[0].operation in {"name", "number"}:
+            return Node("apply", arguments, name)
+        # The bracket is read once: reading each twice would take exponentially long in how deeply they are nested.
+        self._brackets[start] = _grouped(arguments[0]), self._place
+        self._place = start
+        return None
+
+    def _index(self) -> str:
+        if self._peek() != "{":
+            index = self._next()
+            while index.isdigit() and self._place < len(self._tokens) and self._tokens[self._place].isdigit():
+                index += self._next()
+        else:
+            index = "".join(self._verbatim().split())
+        if not re.fullmatch(r"(?:[a-zA-Z0-9+,-]|\\[a-z]+)+", index):
+            raise UnreadableError
+        return index
+
+    # Brackets and matrices.
+
+    def _bracket(self) -> Node:
+        if known := self._brackets.get(self._place):
+            content, self._place = known
+            return content
+        opening = self._next()
+        bars, self._bars = self._bars, int(opening == "|")
+        content = self._sum()
+        if opening == "{" and self._command() == "choose":
+            self._next()
+            content = Node("binomial", (content, self._sum()))
+        self._expect(_BRACKETS[opening])
+        self._bars = bars
+        functions = {r"\lfloor": "floor", r"\lceil": "ceiling", r"\lvert": "abs", "|": "abs"}
+        if opening in functions:
+            return Node(functions[opening], (content,))
+        return _grouped(content)
+
+    def _list(self, closing: str) -> tuple[Node, ...]:
+        arguments = [self._sum()]
+        while self._peek() == ",":
+            self._next()
+            arguments.append(self._sum())
+        self._expect(closing)
+        return tuple(arguments)
+
+    def _matrix(self) -> Node:
+        kind = self._verbatim()
+        if kind not in {"pmatrix", "bmatrix", "matrix", "vmatrix", "array", "smallmatrix"}:
+            raise UnreadableError
+        if kind == "array" and not re.fullmatch(r"[clr|\s]+", self._verbatim()):
+            raise UnreadableError
+        rows = [self._row()]
+        while self._peek() == r"\\":
+            self._next()
+            if self._peek() != r"\end":
+                rows.append(self._row())
+        self._expect(r"\end")
+        if self._verbatim() != kind or len({len(row) for row in rows}) != 1:
+            raise UnreadableError
+        matrix = Node("matrix", tuple(each for row in rows for each in row), Fraction(len(rows[0])))
+        return Node("determinant", (matrix,)) if kind == "vmatrix" else matrix
+
+    def _row(self) -> list[Node]:
+        elements = [self._sum()]
+        while self._peek() == "&":
+            self._next()
+            elements.append(self._sum())
+        return elements
+
+
+def _grouped(node: Node) -> Node:
+    """What is in brackets: `(2)3` is a product, and `(x^2)^3` has one meaning."""
+    return Node("group", (node,)) if node.operation in {"number", "name", "^"} else node
+
+
+def _named(name: str) -> Node:
+    return Node("constant", value=name) if name in {"e", "i"} else Node("name", value=name)
+
+
+# Exact arithmetic.
+
+
+class _NotRationalError(Exception):
+    """An expression is more than sums, products, quotients and whole powers, or too large."""
+
+
+class _UndefinedError(Exception):
+    """A division by zero."""
+
+
+@lru_cache(maxsize=4096)
+def rational_value(node: Node) -> Fraction | None:
+    """Return the exact value of an expression of rational numbers; None for any other, an undefined or a huge one."""
+    try:
+        return Fraction(_evaluate(node, _Exact()))
+    except (_NotRationalError, _UndefinedError):
+        return None
+
+
+def same_rational_function(first: Node, second: Node) -> bool | None:
+    """Tell whether two rational functions are the same; None where either expression is no rational function.
+
+    They are compared modulo large random numbers at random points, both of which depend on the two expressions: nobody
+    can aim at them, and a difference stays hidden with a probability below one in 10^20.
+    """
+    names = sorted(_names(first) | _names(second))
+    generator = random.Random("|".join(sorted(map(repr, (first, second)))))
+    num_defined = 0
+    for _ in range(_NUM_TRIES):
+        modulus = generator.getrandbits(128) | 1
+        residues = _Residues(modulus, {name: generator.randrange(modulus) for name in names})
+        try:
+            if _evaluate(first, residues) != _evaluate(second, residues):
+                return False
+        except _UndefinedError:
+            continue
+        except _NotRationalError:
+            return None
+        num_defined += 1
+        if num_defined == _NUM_POINTS:
+            return True
+    return False
+
+
+def _names(node: Node) -> set[str]:
+    if node.operation == "name":
+        return {str(node.value)}
+    return set().union(*map(_names, node.operands)) if node.operands else set()
+
+
+def _evaluate(node: Node, numbers: "_Exact | _Residues") -> Any:
+    match node.operation:
+        case "number":
+            return numbers.number(Fraction(node.value))
+        case "name":
+            return numbers.variable(str(node.value))
+        case "^":
+            base, power = node.operands
+            exponent = _evaluate(power, _Exact())
+            if exponent.denominator != 1:
+                raise _NotRationalError
+            return numbers.power(_evaluate(base, numbers), int(exponent))
+    if node.operation not in _ARITHMETIC:
+        raise _NotRationalError
+    return _ARITHMETIC[node.operation](numbers, [_evaluate(operand, numbers) for operand in node.operands])
+
+
+class _Exact:
+    """Fractions of limited size."""
+
+    def number(self, value: Fraction) -> Fraction:
+        return value
+
+    def variable(self, name: str) -> Fraction:
+        raise _NotRationalError(name)
+
+    def add(self, values: Sequence[Fraction]) -> Fraction:
+        return self._limited(sum(values, Fraction(0)))
+
+    def multiply(self, values: Sequence[Fraction]) -> Fraction:
+        return self._limited(prod(values, start=Fraction(1)))
+
+    def divide(self, numerator: Fraction, denominator: Fraction) -> Fraction:
+        if denominator == 0:
+            raise _UndefinedError
+        return self._limited(numerator / denominator)
+
+    def power(self, base: Fraction, exponent: int) -> Fraction:
+        if base == 0 and exponent <= 0:
+            raise _UndefinedError
+        if abs(base) in {0, 1}:
+            return base if exponent % 2 else abs(base)
+        if max(base.numerator.bit_length(), base.denominator.bit_length()) * abs(exponent) > _MAX_BITS:
+            raise _NotRationalError
+        return base**exponent
+
+    def _limited(self, value: Fraction) -> Fraction:
+        if max(value.numerator.bit_length(), value.denominator.bit_length()) > _MAX_BITS:
+            raise _NotRationalError
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class _Residues:
+    """Whole numbers modulo another one, at a point."""
+
+    modulus: int
+    point: Mapping[str, int]
+
+    def number(self, value: Fraction) -> int:
+        return self.divide(value.numerator, value.denominator)
+
+    def variable(self, name: str) -> int:
+        return self.point[name]
+
+    def add(self, values: Sequence[int]) -> int:
+        return sum(values) % self.modulus
+
+    def multiply(self, values: Sequence[int]) -> int:
+        return prod(values) % self.modulus
+
+    def divide(self, numerator: int, denominator: int) -> int:
+        if gcd(denominator, self.modulus) != 1:
+            raise _UndefinedError
+        return numerator * pow(denominator, -1, self.modulus) % self.modulus
+
+    def power(self, base: int, exponent: int) -> int:
+        if base == 0 and exponent <= 0:
+            raise _UndefinedError
+        power = pow(base, abs(exponent), self.modulus)
+        return power if exponent >= 0 else self.divide(1, power)
+
+
+_ARITHMETIC: dict[str, Callable[[Any, list[Any]], Any]] = {
+    "+": lambda numbers, values: numbers.add(values),
+    "-": lambda numbers, values: numbers.multiply([*values, -1]),
+    "*": lambda numbers, values: numbers.multiply(values),
+    "/": lambda numbers, values: numbers.divide(*values),
+    "group": lambda numbers, values: values[0],
+}

@@ -1,0 +1,142 @@
+r"""Parts of the real line: intervals, unions, single points, and inequalities that are solved for one variable.
+
+An inequality is solved if a variable, or its absolute value, stands alone between constants: `x < 1`, `1 < x \le 2`,
+`x \ne 3`, `|x| \ge 2`. Any other still has to be solved, and is no region.
+"""
+
+import re
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from components.grading.parsing import Kind, Structure, as_interval, is_name, parse, parse_structure
+
+_REALS = r"(?:\\mathbb\s*\{?\s*R\s*\}?|\\R(?![a-zA-Z])|\(-\\infty\s*,\s*\\infty\s*\))"
+_WITHOUT = re.compile(
+    rf"({_REALS}|.*?)\s*(?:\\setminus|\\backslash|\\smallsetminus)(?![a-zA-Z])\s*(\\\{{.*\\\}})", re.DOTALL
+)
+_BARS = re.compile(r"\|([^|]*)\|")
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """An interval, or a single point where both ends are the same text."""
+
+    low: str
+    high: str
+    has_low: bool
+    has_high: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """The union of some intervals, and the variable that lies in it where one is named."""
+
+    intervals: tuple[Interval, ...]
+    name: str = ""
+
+
+def parse_region(structure: Structure, latex: str) -> Region | None:
+    """Return the region that an answer describes; None for any other answer, and for an unsolved inequality."""
+    match structure.kind:
+        case Kind.TUPLE:
+            return _interval(structure)
+        case Kind.SET:
+            return Region(tuple(Interval(part, part, True, True) for part in structure.parts))
+        case Kind.UNION | Kind.LIST:
+            return _union(structure)
+        case Kind.INEQUALITY:
+            return _one_sided(structure) or _between(structure)
+        case Kind.EQUATION if structure.signs == ("in",) and is_name(structure.parts[0]):
+            region = parse_region(parse_structure(structure.parts[1]), structure.parts[1])
+            return region and replace(region, name=structure.parts[0])
+    return Region(()) if latex == r"\emptyset" else _complement(latex)
+
+
+def _interval(structure: Structure) -> Region | None:
+    if len(structure.parts) != 2:
+        return None
+    low, high = structure.parts
+    return Region((Interval(low, high, structure.signs[0] == "[", structure.signs[1] == "]"),))
+
+
+def _union(structure: Structure) -> Region | None:
+    """The intervals of all parts; those of a list are inequalities, joined by "or" or a comma."""
+    parts = [parse_structure(part) for part in structure.parts]
+    if structure.kind is Kind.LIST and {part.kind for part in parts} != {Kind.INEQUALITY}:
+        return None
+    regions = [parse_region(part, text) for part, text in zip(parts, structure.parts, strict=True)]
+    known = [region for region in regions if region]
+    names = {region.name for region in known if region.name}
+    if len(known) < len(regions) or len(names) > 1:
+        return None
+    return Region(tuple(each for region in known for each in region.intervals), "".join(names))
+
+
+_FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "!=": "!="}
+_VARIABLE = re.compile(r"[a-zA-Z]|\\[a-z]+")
+
+
+def _one_sided(inequality: Structure) -> Region | None:
+    r"""The region of an inequality between a variable, with a minus or within bars, and a constant."""
+    if len(inequality.parts) != 2 or inequality.signs[0] not in _FLIPPED:
+        return None
+    (left, right), sign = inequality.parts, inequality.signs[0]
+    if not _bare(left):
+        left, right, sign = right, left, _FLIPPED[sign]
+    if not (name := _bare(left)) or _bare(right):
+        return None
+    if left.startswith("-"):
+        right, sign = f"-({right})", _FLIPPED[sign]
+    if sign == "!=":
+        return None if "|" in left else Region(_without([right]), name)
+    has_end, below = "=" in sign, sign.startswith("<")
+    low = Interval(r"-\infty", f"-({right})" if "|" in left else right, False, has_end)
+    high = Interval(right, r"\infty", has_end, False)
+    if "|" not in left:
+        return Region((low if below else high,), name)
+    return Region((Interval(f"-({right})", right, has_end, has_end),) if below else (low, high), name)
+
+
+def _between(inequality: Structure) -> Region | None:
+    """The region of an inequality such as `1 < x < 2` or `1 < |x| < 2`."""
+    parts = inequality.parts
+    if len(parts) != 3:
+        return None
+    bars = _BARS.fullmatch(parts[1])
+    found = as_interval(replace(inequality, parts=(parts[0], bars[1].strip(), parts[2])) if bars else inequality)
+    region = _interval(found[1]) if found else None
+    if not region or not found:
+        return None
+    (interval,) = region.intervals
+    mirrored = Interval(f"-({interval.high})", f"-({interval.low})", interval.has_high, interval.has_low)
+    return Region((mirrored, interval) if bars else (interval,), found[0])
+
+
+def _bare(latex: str) -> str:
+    """The variable that a text is, or its absolute value or negative; empty where it is anything else."""
+    bars = _BARS.fullmatch(latex)
+    name = bars[1].strip() if bars else latex.removeprefix("-").strip()
+    simple = _VARIABLE.fullmatch(name) if bars or latex.startswith("-") else name
+    return name if simple and is_name(name) else ""
+
+
+def _complement(latex: str) -> Region | None:
+    r"""Read `\mathbb{R}\setminus\{1,2\}`."""
+    match = _WITHOUT.fullmatch(latex)
+    if not match:
+        return Region(_without([])) if re.fullmatch(_REALS, latex) else None
+    points = parse_structure(match[2])
+    if points.kind is not Kind.SET or not re.fullmatch(_REALS, match[1].strip()):
+        return None
+    return Region(_without(list(points.parts)))
+
+
+def _without(points: list[str]) -> tuple[Interval, ...]:
+    r"""The real numbers without some points, which are in order: `\infty` closes no interval."""
+    numbers = [parse(point).number for point in points]
+    if all(numbers):
+        points = [
+            point for _, point in sorted(zip((number.value for number in numbers if number), points, strict=True))
+        ]
+    ends = [r"-\infty", *points, r"\infty"]
+    return tuple(Interval(low, high, False, False) for low, high in pairwise(ends))
