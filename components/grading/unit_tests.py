@@ -86,32 +86,101 @@ def _in_one_line(text: str) -> str:
     return shown if len(text) <= _MAX_SHOWN_CHARACTERS else f"{shown}..."
 
 
-_FENCE = re.compile(r"[ \t]*```([^`]*)")
-_PYTHON = frozenset({"python", "python3", "py"})
-_UNLABELED = frozenset({""})
+_FENCE = re.compile(r"[ \t]*(?P<fence>`{3,}(?=[^`]*$)|~{3,})(?P<info>.*)")
+_LANGUAGE = re.compile(r"[{.\s]*([^\s{}:,(]*)")
+_PYTHON = re.compile(r"py(?:thon)?[0-9.]*|\S+\.py")
+_CODE_BEGINS = re.compile(
+    r"(?P<indent>[ \t]*)"
+    r"(?:(?:async +)?def \w|class \w|import \w|from [\w.]+ import\b|@\w|[A-Za-z_]\w* *(?::[^=]*)?=(?!=))"
+)
+_MAX_PARSED_CHARACTERS = 500_000
+"""In all: what is no Python is parsed again and again."""
 
 
 def last_code_block(text: str) -> str | None:
     """Return the last fenced block labeled as Python or, where there is none, the last block without a label.
 
     None where there is neither. The label counts first, since a block after the code without one is often its output.
-    A block that is never closed does not count.
+    A fence is closed by one of the same sign that is at least as long; a block that is never closed does not count.
+    Without any fence the code is the last run of lines, indented or not, that is Python and defines something.
     """
     blocks: list[tuple[str, list[str]]] = []
-    label: str | None = None
+    opening, label = "", ""
     lines: list[str] = []
-    for line in text.replace("\r\n", "\n").split("\n"):
-        fence = _FENCE.fullmatch(line)
-        info = fence[1].strip().lower() if fence else ""
-        if fence and label is None:
-            label, lines = info, []
-        elif fence and label is not None and not info:
+    all_lines = text.replace("\r\n", "\n").split("\n")
+    for line in all_lines:
+        match = _FENCE.fullmatch(line)
+        fence, info = (match["fence"], match["info"].strip()) if match else ("", "")
+        if fence and not opening:
+            opening, label, lines = fence, _language(info), []
+        elif opening and fence.startswith(opening) and not info:
             blocks.append((label, lines))
-            label = None
-        elif label is not None:
+            opening = ""
+        elif opening:
             lines.append(line)
-    by_label = [lines for labels in (_UNLABELED, _PYTHON) for label, lines in blocks if label in labels]
-    return textwrap.dedent("\n".join(by_label[-1])) if by_label else None
+    if not blocks and not opening:
+        return _code_without_fence(all_lines)
+    labeled = [lines for label, lines in blocks if _PYTHON.fullmatch(label)]
+    counted = labeled or [lines for label, lines in blocks if not label]
+    return textwrap.dedent("\n".join(counted[-1])) if counted else None
+
+
+def _language(info: str) -> str:
+    """The first word behind a fence, in lower case: `python` of `python title="x"` and of `{.python .numbered}`."""
+    match = _LANGUAGE.match(info.lower())
+    word = match[1] if match else ""
+    return "" if "=" in word or word.startswith("#") else word
+
+
+def _code_without_fence(lines: list[str]) -> str | None:
+    """The last run of lines that is Python and defines a function or a class; None without one.
+
+    Prose is not Python, or defines nothing. An indented run stands below an empty line, as in Markdown.
+    """
+    code, end, parsed = None, 0, 0
+    for start in range(len(lines)):
+        if start >= end and parsed < _MAX_PARSED_CHARACTERS and _begins_code(lines, start):
+            run, end, num_characters = _run_of_code(lines, start)
+            code, parsed = run or code, parsed + num_characters
+    return code
+
+
+def _begins_code(lines: list[str], index: int) -> bool:
+    match = _CODE_BEGINS.match(lines[index])
+    return match is not None and (not match["indent"] or index == 0 or not lines[index - 1].strip())
+
+
+def _run_of_code(lines: list[str], start: int) -> tuple[str | None, int, int]:
+    """The code that begins in a line, if it defines something, the line behind it, and how much had to be parsed."""
+    indent = lines[start][: len(lines[start]) - len(lines[start].lstrip())]
+    end = next(
+        (i for i in range(start, len(lines)) if lines[i].strip() and not lines[i].startswith(indent)), len(lines)
+    )
+    code = [line.removeprefix(indent) for line in lines[start:end]]
+    parsed = 0
+    while code and parsed < _MAX_PARSED_CHARACTERS:
+        text = "\n".join(code)
+        parsed += len(text)
+        try:
+            statements = ast.parse(text).body
+        except SyntaxError as error:  # where prose goes on, or the code is wrong
+            code = code[: min(error.lineno or 1, len(code)) - 1]
+            continue
+        except (ValueError, RecursionError, MemoryError):
+            break
+        if (prose := next(filter(_may_be_prose, statements), None)) is not None:
+            code = code[: prose.lineno - 1]
+            continue
+        defines = any(isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) for each in statements)
+        return text.strip("\n") if defines else None, start + len(code), parsed
+    return None, start + 1, parsed
+
+
+def _may_be_prose(statement: ast.stmt) -> bool:
+    """Whether a statement has no effect, such as `Done` or `Complexity: linear`."""
+    if isinstance(statement, ast.AnnAssign):
+        return statement.value is None
+    return isinstance(statement, ast.Expr) and not isinstance(statement.value, ast.Call | ast.Constant | ast.Await)
 
 
 def read_tests(gold: str) -> list[UnitTest]:

@@ -63,7 +63,17 @@ def test_a_block_that_is_never_closed_does_not_count(rest: str) -> None:
 
 def test_repeated_fences_take_no_time() -> None:
     """Twenty thousand of each kind."""
-    for piece in ("```python\n", "```\n", "`", "```", "\n", "    ", "```python\nx\n```\n"):
+    unfenced = (
+        "def f(",
+        "def f():\n",
+        "x = 1\n",
+        "import x\n",
+        "(",
+        "import this is prose\n",
+        "@",
+        "def f(): pass\nprose\n",
+    )
+    for piece in ("```python\n", "```\n", "`", "```", "\n", "    ", "```python\nx\n```\n", "~~~\n", "~", *unfenced):
         with processor_time(3):
             last_code_block(piece * 20_000)
 
