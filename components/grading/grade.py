@@ -63,11 +63,11 @@ def grade(gold: str, response: str, policy: AnswerPolicy, question: str = "") ->
     answer = final_answer(response, policy)
     if answer is None:
         return Grade(Verdict.WRONG, None, "no final answer")
-    verdict, reason = _verdict(gold.strip(), answer)
+    verdict, reason = _verdict(gold.strip(), answer, question)
     return Grade(verdict, answer, reason)
 
 
-def _verdict(gold: str, answer: str) -> tuple[Verdict, str]:
+def _verdict(gold: str, answer: str, question: str) -> tuple[Verdict, str]:
     if gold == answer and gold:
         return Verdict.RIGHT, "same text"
     if len(answer) > _MAX_ANSWER_CHARACTERS:
@@ -76,7 +76,7 @@ def _verdict(gold: str, answer: str) -> tuple[Verdict, str]:
         if "box" in gold or "####" in gold or "answer" in gold or len(gold) > _MAX_ANSWER_CHARACTERS:
             # It may be a worked solution.
             gold = final_answer(_UNCLOSED_BOX.sub("", gold), AnswerPolicy.STATED) or gold
-        equal, reason = compare(gold, answer)
+        equal, reason = compare(gold, answer, question)
     except RejectedAnswerError as rejection:
         return Verdict.WRONG, str(rejection)
     except UnreadableGoldError as unreadable:
