@@ -44,6 +44,15 @@ def exact_value(latex: str) -> Fraction | None:
     return value if isinstance(value, Fraction) else None
 
 
+def approximate_value(latex: str) -> float | None:
+    """Return about the value of a constant expression; None where it has none here."""
+    value = value_at(latex, {})
+    try:
+        return None if value is None else _approximate(value).value
+    except OverflowError:
+        return None
+
+
 def differ(latex: str, other: str) -> bool:
     """Tell whether two expressions certainly have different values, for some values of their variables at least.
 

@@ -17,12 +17,11 @@ from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
 
-from components.grading.arithmetic import differ, exact_value, is_understood
-from components.grading.expression import UnreadableError, parse_expression, same_rational_function
+from components.grading.arithmetic import approximate_value, differ, exact_value, is_understood
+from components.grading.expression import UnreadableError, parse_expression, same_rational_function, variables
 from components.grading.parsing import Answer, Kind, Structure, as_interval, is_name, parse, parse_structure
-from components.grading.quantities import Number
+from components.grading.quantities import DEGREE, PERCENT, Number
 from components.grading.regions import parse_region
-from components.grading.units import DEGREE, PERCENT, read_question
 from components.grading.wording import (
     Decision,
     RejectedAnswerError,
@@ -37,15 +36,12 @@ _ORDERED = {Kind.TUPLE, Kind.MATRIX}
 _UNORDERED = {Kind.LIST, Kind.SET, Kind.UNION}
 
 
-def compare(gold: str, answer: str, question: str = "") -> Decision:
+def compare(gold: str, answer: str) -> Decision:
     """Return whether an answer is the expected one.
-
-    The question decides which words and letters are units.
 
     Raises RejectedAnswerError for an answer that cannot be right, and UnreadableGoldError for a gold that says nothing.
     """
-    context = read_question(question, gold)
-    expected, actual = parse(gold, context), parse(answer, context)
+    expected, actual = parse(gold), parse(answer)
     if not expected.text:
         raise UnreadableGoldError("the expected answer is empty")
     if expected == actual:
@@ -98,6 +94,7 @@ def _compare_values(expected: Answer, actual: Answer) -> Decision:
         return Decision.on("number", expected.number.equals(actual.number))
     if decision := decide_by_wording(expected, actual) or _compare_congruences(expected, actual):
         return decision
+    expected, actual = _without_name(expected, actual), _without_name(actual, expected)
     first, second = parse_structure(expected.latex), parse_structure(actual.latex)
     if first.kind is Kind.EXPRESSION and second.kind is Kind.EXPRESSION:
         return _compare_expressions(expected, actual)
@@ -132,6 +129,17 @@ def _compare_congruences(expected: Answer, actual: Answer) -> Decision | None:
     if all(matches):
         return Decision.on("remainder", modulus.value > 0 and (numbers[0] - numbers[1]) % modulus.value == 0)
     return Decision.on("remainder", numbers[0] == numbers[1] and 0 <= numbers[0] < modulus.value)
+
+
+_POINT = re.compile(r"(?:[A-Z]|\\(?:text|mathrm)\s*\{[A-Z]\})(?:_(?:\{\w+\}|\w)|')?\s*(?=\()")
+
+
+def _without_name(answer: Answer, other: Answer) -> Answer:
+    """The coordinates of a point with a name, as in `P(3,4)`, where the other answer has none."""
+    match = _POINT.match(answer.latex)
+    if not match or _POINT.match(other.latex) or parse_structure(answer.latex[match.end() :]).kind is not Kind.TUPLE:
+        return answer
+    return parse(answer.latex[match.end() :])
 
 
 def _compare_expressions(expected: Answer, actual: Answer) -> Decision:
@@ -247,7 +255,7 @@ def _compare_members(first: Sequence[str], second: Sequence[str]) -> Decision:
     sides = [_members(first), _members(second)]
     assignments = [[_assignment(part) for part in side] for side in sides]
     num_names = [len({name for name, _ in side if name}) for side in assignments]
-    values = [[value for _, value in side] for side in assignments]
+    values = [_by_name(side) if max(num_names) > 1 else [value for _, value in side] for side in assignments]
     if max(num_names) <= 1:
         return Decision.on("values", _same_members(*values))
     if min(num_names) == 0:
@@ -258,16 +266,34 @@ def _compare_members(first: Sequence[str], second: Sequence[str]) -> Decision:
 def _compare_elements(first: Structure, second: Structure) -> Decision:
     """Compare tuples, intervals, vectors and matrices: element by element, within the same brackets."""
     ours, theirs = _rows(first), _rows(second)
-    if first.kind is second.kind and (first.signs != second.signs or len(ours) != len(theirs)):
+    if first.kind is second.kind and (first.signs != second.signs or [*map(len, ours)] != [*map(len, theirs)]):
         return Decision(False, "different brackets or size")
     if first.kind is not second.kind and not (_is_vector(first) and _is_vector(second)):
         return Decision(False, f"{second.kind} where {first.kind} is expected")
-    elements = ([_assignment(element)[1] for row in rows for element in row] for rows in (ours, theirs))
-    return Decision.on("elements", _same_in_order(*elements))
+    elements = [[_assignment(element) for row in rows for element in row] for rows in (ours, theirs)]
+    are_named = all(name for side in elements for name, _ in side)
+    if are_named and sorted(name for name, _ in elements[0]) != sorted(name for name, _ in elements[1]):
+        return Decision(False, "different names")
+    return Decision.on("elements", _same_in_order(*(_by_name(side, are_named=are_named) for side in elements)))
+
+
+def _by_name(assignments: Sequence[tuple[str, str]], *, are_named: bool = False) -> list[str]:
+    """The values, in the order of their names if all sides name them, or if x, y and z are the names."""
+    names = [name for name, _ in assignments]
+    is_distinct = len(set(names)) == len(names) and "" not in names
+    if is_distinct and (are_named or set(names) <= set("xyz")):
+        assignments = sorted(assignments)
+    return [value for _, value in assignments]
 
 
 def _same_in_order(first: Sequence[str], second: Sequence[str]) -> bool:
-    return len(first) == len(second) and all(map(_equal, first, second))
+    return len(first) == len(second) and all(map(_same_part, first, second))
+
+
+def _same_part(one: str, other: str) -> bool:
+    """Whether two members are equal; a set of one value is not that value here."""
+    kinds = [parse_structure(each).kind for each in (one, other)]
+    return kinds.count(Kind.SET) != 1 and _equal(one, other)
 
 
 def _same_members(first: Sequence[str], second: Sequence[str]) -> bool:
@@ -277,7 +303,7 @@ def _same_members(first: Sequence[str], second: Sequence[str]) -> bool:
         return False
     for value in ours:
         # The same text first: algebra is a thousand times slower.
-        match = value if value in left else next((other for other in left if _equal(value, other)), None)
+        match = value if value in left else next((other for other in left if _same_part(value, other)), None)
         if match is None:
             return False
         left.remove(match)
@@ -287,7 +313,7 @@ def _same_members(first: Sequence[str], second: Sequence[str]) -> bool:
 def _distinct(values: Sequence[str]) -> list[str]:
     distinct: list[str] = []
     for value in dict.fromkeys(values):
-        if not any(_equal(value, other) for other in distinct):
+        if not any(_same_part(value, other) for other in distinct):
             distinct.append(value)
     return distinct
 
@@ -328,11 +354,6 @@ def _rows(structure: Structure) -> list[list[str]]:
 
 # Equations and inequalities, with one another, and with the values and intervals they describe.
 
-_UNKNOWN = re.compile(r"(?:[a-zA-Z]|\\[a-z]+)(?:_(?:\{[^{}]*\}|.))?")
-_CONSTANTS = re.compile(
-    r"\\(?:frac|sqrt|pi|cdot|times|div|pm|mp|infty|text|mbox|ldots|dots|left|right|degree)(?![a-zA-Z])"
-)
-
 
 def _compare_equations(expected: Answer, actual: Answer) -> Decision:
     """Compare two answers of which one or both are equations.
@@ -340,35 +361,58 @@ def _compare_equations(expected: Answer, actual: Answer) -> Decision:
     Raises RejectedAnswerError for a chain of different constants: `0 = 1 = 2` is a list of guesses.
     """
     first, second = parse_structure(expected.latex), parse_structure(actual.latex)
+    if "" in (*first.parts, *second.parts):
+        return Decision(False, "an equation with an empty side")
     ours = _value(first) if first.kind is Kind.EQUATION else None
-    if second.kind is Kind.EQUATION:
-        exact = second.parts[: _num_exact(second)]
-        numbers = [number for part in exact if (number := parse(part).number)]
-        if not all(one.equals(other) for one, other in pairwise(numbers)):
-            raise RejectedAnswerError("an equation between different numbers")
-    theirs = _value(second) if second.kind is Kind.EQUATION else None
+    is_value = first.kind is not Kind.EQUATION
+    theirs = _value(second, is_answer=True, asked=is_value) if second.kind is Kind.EQUATION else None
     if first.kind is second.kind:
         if ours is not None and theirs is not None and _same_name(first.parts[0], second.parts[0]):
-            return _compare(parse(ours), parse(theirs))
+            return _compare(parse(_in_order(first, ours)), parse(_in_order(second, theirs)))
         return _compare_relations(first, second)
     if ours is None and theirs is None:
         return Decision(False, "an equation and a value")
     # The value of an equation is in the unit that stands behind the whole of it.
-    sides = ((expected, ours), (actual, theirs))
-    values = ((each, each if value is None else parse(value)) for each, value in sides)
+    sides = ((expected, first, ours), (actual, second, theirs))
+    values = (
+        (each, each if value is None else parse(_in_order(structure, value, only="xyz")))
+        for each, structure, value in sides
+    )
     return _compare(*(replace(value, unit=value.unit or each.unit) for each, value in values))
 
 
 def _same_name(name: str, other: str) -> bool:
-    """Whether two names mean the same: `f(x)` is also called `y`."""
+    """Whether two names mean the same: `f(x)` is also called `f`, and `y`; `(y,x)` names what `(x,y)` does."""
+    names, others = parse_structure(name), parse_structure(other)
+    if Kind.TUPLE in (names.kind, others.kind):
+        return sorted(map(_letter, names.parts)) == sorted(map(_letter, others.parts))
     letters = {_letter(name), _letter(other)}
-    return len(letters) == 1 or ("y" in letters and ("(x)" in name or "(x)" in other))
+    arguments = {each.partition("(")[2].replace(" ", "") for each in (name, other)} - {""}
+    if len(letters) == 1:
+        return len(arguments) <= 1
+    return "y" in letters and arguments == {"x)"}
+
+
+def _in_order(equation: Structure, value: str, only: str = "") -> str:
+    """The value of an equation such as `(y,x) = (2,1)`, with the components in the alphabetical order of their names.
+
+    With `only`, this holds for names among these, and others keep their order.
+    """
+    names, values = parse_structure(equation.parts[0]), parse_structure(value)
+    if names.kind is not Kind.TUPLE or values.kind is not Kind.TUPLE or len(names.parts) != len(values.parts):
+        return value
+    if only and not set(names.parts) <= set(only):
+        return value
+    if only and sorted(names.parts) != list(names.parts):
+        raise RejectedAnswerError("components in another order")
+    opening, closing = values.signs
+    return opening + ",".join(part for _, part in sorted(zip(names.parts, values.parts, strict=True))) + closing
 
 
 def _compare_relations(first: Structure, second: Structure) -> Decision:
     if len(first.parts) != 2 or len(second.parts) != 2:
         return Decision(False, "different equation")
-    if any(_UNKNOWN.fullmatch(each.parts[0]) and _is_constant(each.parts[1]) for each in (first, second)):
+    if any(_UNKNOWN.fullmatch(each.parts[0]) and _names(each.parts[1]) == set() for each in (first, second)):
         return Decision(False, "an equation that is still to be solved")
     from components.grading.algebra import same_relation
 
@@ -376,17 +420,73 @@ def _compare_relations(first: Structure, second: Structure) -> Decision:
     return _by_algebra("equation", lambda: same_relation(sides, others))
 
 
-def _value(equation: Structure) -> str | None:
-    """The value that an equation gives a name, or that of a true one between constants; None for any other."""
+_UNKNOWN = re.compile(r"(?:[a-zA-Z]|\\[a-z]+)(?:_(?:\{[^{}]*\}|.))?")
+_QUESTION = re.compile(r"\\(?:sum|prod|int|lim|det|max|min)(?![a-zA-Z])")
+
+
+def _value(equation: Structure, *, is_answer: bool = False, asked: bool = False) -> str | None:
+    r"""The value that an equation gives a name, or that of a true one between constants; None for any other.
+
+    With `asked`, it may also give a value to an expression of several variables, which is no equation for one of them:
+    `a+b=3`, but not `x+1=3`. Raises RejectedAnswerError for an answer whose sides are not equal.
+    """
     parts = equation.parts[: _num_exact(equation)]
-    if len(parts) == 1 or any(map(is_name, parts)):
-        # In `1 = z = x = 0` the name may stand anywhere, but only one at the front is given the value.
-        return parts[-1] if len(parts) == 1 or is_name(parts[0]) or len(parts) > 2 else None
-    if not all(map(_is_constant, parts)):
+    if is_answer:
+        _reject_contradictions(equation, parts)
+    if is_name(parts[0]) or len(parts) == 1:
+        return parts[-1]
+    if any(map(is_name, parts)):
+        # In `1 = z = x = 0` the name may stand anywhere.
+        _reject_different([part for part in parts if not is_name(part)], is_answer=is_answer)
+        return parts[-1] if len(parts) > 2 else None
+    names = [_names(part) for part in parts]
+    if _is_quantity(names, asked=asked):
+        _reject_different(parts[1:], is_answer=is_answer)
+        return parts[-1]
+    if any(each for each in names) or (None in names and not _QUESTION.search(parts[0])):
         return None
-    if len(set(parts)) < len(parts) or not all(_equal(one, other) for one, other in pairwise(parts)):
+    if len(set(parts)) < len(parts):
         raise RejectedAnswerError("an equation between different constants")
+    _reject_different(parts)
     return parts[-1]
+
+
+def _is_quantity(names: list[set[str] | None], *, asked: bool) -> bool:
+    """Whether the first side is an expression of several variables, or lengths, that no other side names."""
+    first = names[0]
+    if not first or len(first) < 2 or any(each is None or each & first for each in names[1:]):
+        return False
+    return asked or all(re.fullmatch("[A-Z]", name) for name in first)
+
+
+def _reject_different(values: Sequence[str], *, is_answer: bool = True) -> None:
+    if is_answer and not all(_equal(one, other) for one, other in pairwise(values)):
+        raise RejectedAnswerError("an equation between different constants")
+
+
+def _reject_contradictions(equation: Structure, exact: Sequence[str]) -> None:
+    """Raise RejectedAnswerError for different numbers, and for a number with an approximation that is not near."""
+    numbers = [number for part in exact if (number := parse(part).number)]
+    if not all(one.equals(other) for one, other in pairwise(numbers)):
+        raise RejectedAnswerError("an equation between different numbers")
+    is_name_given = is_name(equation.parts[0])
+    if is_name_given and not (numbers and 10**40 % numbers[-1].value.denominator == 0):
+        return
+    if not all(_approximates(part, exact[-1]) for part in equation.parts[len(exact) :]):
+        raise RejectedAnswerError("an approximation that is not near")
+
+
+def _approximates(latex: str, exact: str) -> bool:
+    """Whether a number is near another value: within a unit of its last digit, or a hundredth for a fraction."""
+    number, value = parse(latex).number, approximate_value(exact)
+    if not number or value is None:
+        return True
+    unit = 10.0 ** -(number.places or 0)
+    if number.places is None:
+        digits = str(number.value.numerator)
+        is_whole = number.value.denominator == 1
+        unit = 10.0 ** (len(digits) - len(digits.rstrip("0"))) if is_whole else abs(value) / 100
+    return abs(float(number.value) - value) < unit
 
 
 def _num_exact(equation: Structure) -> int:
@@ -396,8 +496,12 @@ def _num_exact(equation: Structure) -> int:
     return signs.index("~", start) + 1 if "~" in signs[start:] else len(equation.parts)
 
 
-def _is_constant(latex: str) -> bool:
-    return not re.search(r"[a-zA-Z]", _CONSTANTS.sub("", latex))
+def _names(latex: str) -> set[str] | None:
+    """The variables of an expression, and its values of unknown functions; None for anything else."""
+    try:
+        return variables(parse_expression(parse(latex).latex))
+    except UnreadableError:
+        return None
 
 
 def _compare_inequalities(expected: Answer, actual: Answer) -> Decision:

@@ -79,6 +79,9 @@ _POWER_OF_FUNCTION = re.compile(r"\s*\^(?:\s*\{\s*-?[0-9]+\s*\}|\s*[0-9])\s*\(")
 _WORD = re.compile(r"[a-zA-Z]{2,}")
 
 
+_INFINITY = Node("constant", value="infinity")
+
+
 @lru_cache(maxsize=4096)
 def parse_expression(latex: str) -> Node:
     """Return the expression that a text writes.
@@ -86,6 +89,15 @@ def parse_expression(latex: str) -> Node:
     Raises UnreadableError where any part of the text is not understood.
     """
     return _Parser(latex).parse()
+
+
+def variables(node: Node) -> set[str]:
+    """Return the names of the variables of an expression, and its values of unknown functions such as `f(2)`."""
+    if node.operation == "name":
+        return {str(node.value)}
+    if node.operation == "apply":
+        return {repr(node)}
+    return set().union(*map(variables, node.operands)) if node.operands else set()
 
 
 class _Parser:
@@ -99,8 +111,9 @@ class _Parser:
         self._brackets: dict[int, tuple[Node, int]] = {}
 
     def parse(self) -> Node:
-        node = self._sum()
-        if self._peek():
+        node = self._sum_or_binomial()
+        infinite = node.operands[0] if node.operation == "-" else node
+        if self._peek() or (infinite != _INFINITY and _holds(node, _INFINITY)):
             raise UnreadableError
         return node
 
@@ -148,6 +161,13 @@ class _Parser:
             term = self._product(signed=True)
             terms.append(Node("-", (term,)) if is_minus else term)
         return terms[0] if len(terms) == 1 else Node("+", tuple(terms))
+
+    def _sum_or_binomial(self) -> Node:
+        upper = self._sum()
+        if self._command() != "choose":
+            return upper
+        self._next()
+        return Node("binomial", (upper, self._sum()))
 
     def _product(self, *, signed: bool) -> Node:
         negative = False
@@ -276,7 +296,8 @@ class _Parser:
         while (token := self._peek()) in {"^", "_"}:
             self._next()
             if token == "^" and power is None:
-                power = self._exponent()
+                # `\sin^230` is the square of the sine of 30.
+                power = self._argument() if self._peek().isdigit() else self._exponent()
             elif token == "_" and base is None and name == "log":
                 base = self._group_or_number()
             else:
@@ -461,10 +482,7 @@ class _Parser:
             return content
         opening = self._next()
         bars, self._bars = self._bars, int(opening == "|")
-        content = self._sum()
-        if opening == "{" and self._command() == "choose":
-            self._next()
-            content = Node("binomial", (content, self._sum()))
+        content = self._sum_or_binomial() if opening == "{" else self._sum()
         self._expect(_BRACKETS[opening])
         self._bars = bars
         functions = {r"\lfloor": "floor", r"\lceil": "ceiling", r"\lvert": "abs", "|": "abs"}
@@ -505,6 +523,10 @@ class _Parser:
         return elements
 
 
+def _holds(node: Node, part: Node) -> bool:
+    return node == part or any(_holds(operand, part) for operand in node.operands)
+
+
 def _grouped(node: Node) -> Node:
     """What is in brackets: `(2)3` is a product, and `(x^2)^3` has one meaning."""
     return Node("group", (node,)) if node.operation in {"number", "name", "^"} else node
@@ -540,7 +562,7 @@ def same_rational_function(first: Node, second: Node) -> bool | None:
     They are compared modulo large random numbers at random points, both of which depend on the two expressions: nobody
     can aim at them, and a difference stays hidden with a probability below one in 10^20.
     """
-    names = sorted(_names(first) | _names(second))
+    names = sorted(variables(first) | variables(second))
     generator = random.Random("|".join(sorted(map(repr, (first, second)))))
     num_defined = 0
     for _ in range(_NUM_TRIES):
@@ -557,12 +579,6 @@ def same_rational_function(first: Node, second: Node) -> bool | None:
         if num_defined == _NUM_POINTS:
             return True
     return False
-
-
-def _names(node: Node) -> set[str]:
-    if node.operation == "name":
-        return {str(node.value)}
-    return set().union(*map(_names, node.operands)) if node.operands else set()
 
 
 def _evaluate(node: Node, numbers: "_Exact | _Residues") -> Any:

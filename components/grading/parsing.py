@@ -8,8 +8,7 @@ from fractions import Fraction
 from functools import lru_cache
 
 from components.grading.answer import find_boxes
-from components.grading.quantities import Number, parse_number, parse_number_in_words
-from components.grading.units import NO_CONTEXT, Context, Unit, split_unit, with_symbols_apart
+from components.grading.quantities import Number, Unit, parse_number, split_unit
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +55,7 @@ class Structure:
 
 _INTEGER = re.compile(r"-?[0-9]{1,18}")
 _STYLES = r"\\(?:text|mbox|textbf|textit|textrm|textnormal|mathrm|mathbf|mathit|boldsymbol|bm|operatorname)\*?\s*"
+_STYLE = re.compile(_STYLES + r"(?=\{)")
 _STYLED = re.compile(_STYLES + r"\{([^{}]*)\}")
 _SIGNS = str.maketrans(
     dict.fromkeys("\u2212\u2013", "-")
@@ -92,10 +92,9 @@ _REWRITES = [
         (r"^(?:\\text\s*\{\s*)?(?:\\approx|approximately|about|roughly|around)(?![a-zA-Z])(?:\s*\})?", ""),
         (r"(?i)^(?:\\text\s*\{)?all real(?: numbers|s)\}?$|^\\mathbb\{?\s*R\}?$", r"(-\\infty,\\infty)"),
         (r"(?i)^(?:\\text\s*\{)?no (?:real )?solutions?\}?$", r"\\emptyset"),
-        # Numbers: separators, bases, ratios; 3(4) is a product, not a mixed number.
+        # Numbers: separators, bases, ratios.
         (r"(?<=[0-9])\s*\{\s*,\s*\}\s*(?=[0-9]{3})", ""),
         (r"\{,\}", ","),
-        (r"(?<![_0-9])([0-9]+)\(([0-9]+)\)", r"\1\\cdot(\2)"),
         (r"\(([0-9A-F]+)\)\s*_", r"\1_"),
         (r"(?<=[0-9A-F])\s*(?:\\text\s*\{)?\s*(?:in )?base[\s-]*\}?\s*([0-9]+)\s*\}?", r"_\1"),
         *(
@@ -103,6 +102,7 @@ _REWRITES = [
             for base, word in enumerate(_BASES.split(), 2)
         ),
         (r"(?<=[0-9])\s*(?:\\text\s*\{\s*to\s*\}|\bto\b)\s*(?=[0-9])", ":"),
+        (rf"(?<![\^_}}a-z])(?:{_STYLES})?\{{\s*([-+])\s*\}}", r"\1"),
         # Mathematics typed without LaTeX.
         (r"\*\*(?=[0-9({])", "^"),
         (r"(?<=[0-9a-zA-Z)}\s])\*(?=[\s0-9a-zA-Z(\\])", r"\\cdot "),
@@ -110,7 +110,6 @@ _REWRITES = [
         (rf"(?:\+\s*)?(?:(?<![a-zA-Z\\])(?:inf|infinity|oo)|\\infty){_END}", r"\\infty "),
         (r"(?:\\|(?<![a-zA-Z\\]))sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}"),
         (r"\^\s*\(([^()]*)\)", r"^{\1}"),
-        (r"(\\(?:sin|cos|tan|cot|sec|csc)\s*\^)\s*([0-9])(?=\s*[0-9a-zA-Z\\])", r"\1{\2} "),
     ]
 ]
 _CANONICAL = [
@@ -130,39 +129,23 @@ _DOTS = re.compile(r"\.{2,}|\u2026")
 _LISTED = re.compile(r",\s+[0-9]")  # `1, 234` are two numbers
 _MAY_BE_LIST = re.compile(r"[,;]|and|or|\\pm")
 _DOLLARS = re.compile(r"(?<!\\)\$")
-_THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
-_PRODUCT = re.compile(r"(?<![a-zA-Z\\_])([ie])\(")
+_THOUSANDS = re.compile(r"(?<![\d.,(])\d{1,3}(?:,\d{3})+(?![\d,])")
 
 
 @lru_cache(maxsize=8192)
-def parse(written: str, context: Context = NO_CONTEXT) -> Answer:
-    """Return an answer with its notation normalized; any text can be parsed.
-
-    The context of the question matters for whole answers, not for their parts: it decides about units, and they go.
-    """
+def parse(written: str) -> Answer:
+    """Return an answer with its notation normalized; any text can be parsed."""
     if _INTEGER.fullmatch(written):
         return Answer(text=written, number=Number(Fraction(written), None), unit=None, latex=written)
-    latex = with_symbols_apart(_normalized(written), context.symbols)
-    value, unit = split_unit(latex, context)
-    if in_words := parse_number_in_words(unstyled(value)):
-        digits = _in_digits(in_words.value)
-        return Answer(text=digits, number=in_words, unit=unit, latex=digits)
+    latex, unit = _normalized(written), None
     # The members of a list have units of their own.
-    if _MAY_BE_LIST.search(latex) and parse_structure(latex).kind is Kind.LIST:
-        unit = None
-    else:
-        latex = value
+    if not (_MAY_BE_LIST.search(latex) and parse_structure(latex).kind is Kind.LIST):
+        latex, unit = split_unit(latex)
     text = unstyled(latex)
     for pattern, replacement in _CANONICAL:
         text = pattern.sub(replacement, text)
     number = None if _LISTED.search(latex) else parse_number(text)
     return Answer(text=text, number=number, unit=unit, latex=latex)
-
-
-def _in_digits(value: Fraction) -> str:
-    sign = "-" if value < 0 else ""
-    whole = value.denominator == 1
-    return f"{value}" if whole else rf"{sign}\frac{{{abs(value.numerator)}}}{{{value.denominator}}}"
 
 
 def unstyled(latex: str) -> str:
@@ -178,15 +161,61 @@ def _normalized(written: str) -> str:
     boxes = find_boxes(text)
     if len(boxes) == 1 and (boxes[0].start, boxes[0].end) == (0, len(text)):
         text = boxes[0].content
-    text = text.translate(_SIGNS)
+    text = _plain(_ROOT.sub(r"\\sqrt{\1}", text).translate(_SIGNS))
     for pattern, replacement in _REWRITES:
         text = pattern.sub(replacement, text)
     text = _EDGES.sub("", text)
-    while styled := _STYLED.fullmatch(text):
-        text = _EDGES.sub("", styled[1])
-    text = _PRODUCT.sub(r"\1\\cdot(", _DOLLARS.sub(" ", text)).strip()
+    text = _unwrapped(text)
+    text = _DOLLARS.sub(" ", text).strip()
     is_bracketed = text[:1] in {"(", "["} or text[:2] == r"\{"
     return text if is_bracketed else _THOUSANDS.sub(lambda match: match[0].replace(",", ""), text)
+
+
+# Fonts and sizes, which change nothing; those of text may hold a word or a unit, and stay.
+_DECLARATION = re.compile(
+    r"\\(?:bf|rm|it|sf|tt|cal|bfseries|itshape|tiny|scriptsize|footnotesize|small|normalsize|large|Large|LARGE|huge|Huge"
+    r"|displaystyle|textstyle|scriptstyle|limits|nonumber|notag|centering)(?![a-zA-Z])\s*"
+)
+_FONT = re.compile(r"\\(?:underline|uline|mathsf|mathtt|mathbf|mathit|boldsymbol|bm|pmb)(?![a-zA-Z])\s*(?=\{)")
+_TEXT_DOLLAR = re.compile(r"\\(?:text|mbox|textrm|mathrm)\s*\{\s*\\\$\s*\}")
+_ENVIRONMENT = re.compile(
+    r"\\begin\{(aligned|align\*?|gathered|gather\*?|split|equation\*?|displaymath|center)\}(.*)\\end\{\1\}", re.DOTALL
+)
+_LINE_END = re.compile(r"(?:\s*\\\\\s*)+(?=\s*$)|\\\\(?=\s*&?\s*(?:[=<>]|\\(?:le|ge|approx)(?![a-zA-Z])))")
+_SAYS_ANSWER = r"(?:the )?(?:final )?(?:answer|ans|result|solution)\s*(?:is:|is|:|=)"
+_LEAD = re.compile(
+    r"(?:=|\\(?:therefore|Rightarrow|implies|Longrightarrow|rightarrow|longrightarrow|qquad|quad)(?![a-zA-Z])"
+    rf"|\\(?:text|textbf|mathrm|mbox)\s*\{{\s*(?:so|thus|hence|therefore|{_SAYS_ANSWER})[,:]?\s*\}}\s*:?|{_SAYS_ANSWER})\s*",
+    re.IGNORECASE,
+)
+_TRAIL = re.compile(r"(?:\s|\\ |~)*\\(?:checkmark|blacksquare|Box|qed|qedhere)(?![a-zA-Z])\s*$")
+_ROOT = re.compile("\u221a\\s*([0-9]+(?:\\.[0-9]+)?)")
+
+
+def _plain(text: str) -> str:
+    """The text without fonts, sizes, line breaks, and words and marks that say that this is the answer."""
+    if "\\" in text:
+        text = _TEXT_DOLLAR.sub(r"\\$", _FONT.sub(" ", _DECLARATION.sub(" ", text)))
+        if environment := _ENVIRONMENT.fullmatch(text.strip()):
+            text = _LINE_END.sub(" ", environment[2].replace("\\&", "\0").replace("&", " ").replace("\0", "\\&"))
+        text = _TRAIL.sub("", text)
+    while lead := _LEAD.match(text := text.strip()):
+        text = text[lead.end() :]
+    return text
+
+
+def _unwrapped(text: str) -> str:
+    """The text without a command or braces around the whole of it."""
+    while True:
+        if styled := _STYLED.fullmatch(text):
+            text = styled[1]
+        elif text.startswith("{") and _closing(text) == len(text) and not _AND.search(text):
+            text = text[1:-1]
+        elif (style := _STYLE.match(text)) and _closing(text[style.end() :]) == len(text) - style.end():
+            text = text[style.end() + 1 : -1]
+        else:
+            return text
+        text = _EDGES.sub("", text)
 
 
 _OPEN, _CLOSE = (
@@ -216,8 +245,13 @@ _SUCH_THAT = re.compile(
 _OPERATION = re.compile(
     r"\\(?:star|diamond|oplus|otimes|ominus|odot|spadesuit|heartsuit|clubsuit|bullet|dagger|#)|[@#\u2605\u2606]"
 )
+_FUNCTION_OF = (
+    r"\\(?:sqrt|pi|infty|frac|binom|lfloor|lceil|log|ln|lg|exp|(?:arc)?(?:sin|cos|tan|cot|sec|csc)h?|gcd|lcm|max|min|det)"
+    r"|\\operatorname|(?<![a-zA-Z])(?:log|ln|exp|sin|cos|tan|gcd|lcm)(?![a-zA-Z])|\|\s*[a-zA-Z]\s*\|"
+)
 _NAME = re.compile(
-    r"(?!.*\\(?:sqrt|pi|infty))[^0-9+\-*/^<>]*[a-zA-Z][^+\-*/^<>]*(?:\^(?:\\prime|\{\\prime\}|\{-1\})\s*(?:\([^()]*\))?)?"
+    rf"(?!.*(?:{_FUNCTION_OF}))"
+    r"[^0-9+\-*/^<>]*[a-zA-Z][^+\-*/^<>]*(?:\^(?:\\prime|\{\\prime\}|\{-1\})\s*(?:\([^()]*\))?)?"
 )
 
 

@@ -63,11 +63,21 @@ def reject_evasions(gold: Answer, answer: Answer) -> None:
     if max(depths, default=0) > _MAX_DEPTH or answer.latex.count("|") > _MAX_BARS:
         raise RejectedAnswerError("brackets nested too deeply")
     for pattern, reason in _ONLY_IF_EXPECTED:
-        if pattern.search(answer.latex) and not pattern.search(gold.latex):
+        # In an equation, `gcd(12, 18) = 6`, it is the last side that answers the question.
+        latex = _last_side(answer.latex) if pattern is _ASKS else answer.latex
+        if pattern.search(latex) and not pattern.search(gold.latex):
             raise RejectedAnswerError(reason)
     both_numbers = gold.number and answer.number
-    if not both_numbers and sorted(_ACCENTS.findall(gold.text)) != sorted(_ACCENTS.findall(answer.text)):
+    texts = [gold.text, answer.text if "=" in gold.text else _last_side(answer.text)]
+    accents = [sorted(_ACCENTS.findall(text)) for text in texts]
+    if not both_numbers and accents[0] != accents[1]:
         raise RejectedAnswerError("different primes, bars or arrows")
+
+
+def _last_side(latex: str) -> str:
+    """The last side of an equation; any other text as it is."""
+    structure = parse_structure(latex)
+    return structure.parts[-1] if structure.kind is Kind.EQUATION else latex
 
 
 _FUNCTION_NAMES = "arccos arcsin arctan cos cosh cot csc exp gcd inf lcm log max min mod sec sin sinh sqrt sup tan tanh"

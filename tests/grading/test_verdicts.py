@@ -131,10 +131,11 @@ def test_agreement_on_model_outputs(verify: Verifier) -> None:
     disagreements = [
         row for row, each in zip(outputs, grades, strict=True) if (each.verdict == "right") != row["is_correct"]
     ]
-    assert len(disagreements) <= 5
+    assert len(disagreements) <= 6
     false_positives = {row["gold"] for row in disagreements if not row["is_correct"]}
-    # Labelled wrong, though one has the expected time, and the other the expected angle in radians.
-    assert false_positives <= {r"\text{4:30 p.m.}", r"30^\circ"}
+    # Labelled wrong, though one has the expected time, one the expected angle in radians, and one ends in an equation
+    # whose last side is the expected angle.
+    assert false_positives <= {r"\text{4:30 p.m.}", r"30^\circ", r"-\frac{\pi}{6}"}
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ import pytest
 
 from components.grading.verifier import Grade, Submission, Verdict, Verifier, grade
 from components.shared.answer_policy import AnswerPolicy
-from tests.grading.processes import children, processor_s, workers
+from tests.grading.processes import children, processor_s
 
 MATH = Path("../shared/data/math500.jsonl")
 TESTS = "assert add(1, 2) == 3\nassert add(0, 0) == 0"
@@ -97,10 +97,10 @@ def test_the_cores_are_shared_among_the_processes_of_torchrun(monkeypatch: pytes
     """With as many processes on this machine as it has cores, each starts one worker."""
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(os.cpu_count()))
     monkeypatch.setattr("components.grading.pool._SLOW_AFTER_S", 600)  # no worker gives up its slot on a busy machine
-    before = workers()
+    before = children()
     with Verifier() as verify:
         verify([boxed("1", "1")] * 100)
-        assert len(workers() - before) == 1
+        assert len(children() - before) == 1
 
 
 def test_numbers_need_no_algebra() -> None:
