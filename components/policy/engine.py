@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from components.policy.config import EngineConfig
-from components.policy.logprobs import TokenLogprobs
+from components.policy.logprobs import TokenLogprobs, TokenLoss
 from components.policy.packing import MicroBatch
 from components.policy.parallel import init_ranks, set_group_timeouts
 from components.shared.errors import PipelineError
@@ -203,6 +203,10 @@ class Engine(Generic[_Batch, _Output]):
 
 class Policy(Engine[MicroBatch, TokenLogprobs]):
     """A language model under training."""
+
+    def learn(self, batch: MicroBatch, token_loss: TokenLoss, *, is_sum: bool = True) -> None:
+        """Add the gradient of a micro-batch's part of the loss, which LogprobModel computes."""
+        self.backward(self._engine(batch, token_loss, is_sum=is_sum))
 
 
 @torch.no_grad()

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import MethodType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +38,10 @@ class TokenLogprobs:
     """Entropy in nats of the distribution the token was sampled from; NaN from a model made without it."""
 
 
+TokenLoss = Callable[[TokenLogprobs, slice], Tensor]
+"""Returns the loss of some of the N tokens, summed: of their scores, which it may be differentiated by, and places."""
+
+
 class LogprobModel(nn.Module):
     """A language model with its `TokenHead`: the module that is trained, so that sharding sees one forward."""
 
@@ -46,15 +50,26 @@ class LogprobModel(nn.Module):
         self.model = use_packed_attention(model)
         self.head = TokenHead(model.get_output_embeddings(), temperature=temperature, with_entropy=with_entropy)
 
-    def forward(self, batch: MicroBatch) -> TokenLogprobs:
-        """Return the log-probabilities of the N completion tokens of `batch`."""
+    def forward(
+        self, batch: MicroBatch, token_loss: TokenLoss | None = None, *, is_sum: bool = True
+    ) -> TokenLogprobs | Tensor:
+        """Return the log-probabilities of the N completion tokens of `batch`, or their loss if `token_loss` is given.
+
+        Where the loss is a sum over tokens, it is computed for a chunk of them at a time, and its gradient costs no
+        second computation of the logits.
+        """
         hidden_1TD = self.model.get_decoder()(
             input_ids=batch.input_ids_T[None],
             position_ids=batch.position_ids_T[None],
             layout=batch.layout,
             use_cache=False,
         ).last_hidden_state
-        return TokenLogprobs(*self.head(hidden_1TD[0, batch.source_N], batch.target_N))
+        inputs = (hidden_1TD[0, batch.source_N], batch.target_N)
+        if token_loss is not None and is_sum:
+            loss: Tensor = self.head(*inputs, token_loss)
+            return loss
+        scores = TokenLogprobs(*self.head(*inputs))
+        return scores if token_loss is None else token_loss(scores, slice(len(batch.target_N)))
 
 
 @torch.no_grad()
@@ -88,22 +103,26 @@ class TokenHead(nn.Module):
         self.weight, self.bias = output_layer.weight, output_layer.bias
         self.temperature, self.with_entropy = temperature, with_entropy
 
-    def forward(self, hidden_ND: Tensor, target_N: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, hidden_ND: Tensor, target_N: Tensor, token_loss: TokenLoss | None = None
+    ) -> tuple[Tensor, Tensor] | Tensor:
         """Return log pi(target) and the entropy of pi in nats, each (N,), for pi = softmax(logits / temperature).
 
         Both are differentiable. They are computed in float32 at least: a bfloat16 softmax is where samplers and
         trainers disagree most. The entropy is a pass over the logits of its own: without it, it is NaN.
+
+        With a `token_loss`, return its sum over chunks instead.
         """
         arguments = (hidden_ND, self.weight, self.bias, target_N, self.temperature, self.with_entropy)
+        if token_loss is not None:
+            loss: Tensor = _FusedLoss.apply(*arguments, token_loss)  # type: ignore[no-untyped-call]
+            return loss
         scores: tuple[Tensor, Tensor] = _ChunkedLogprobs.apply(*arguments)  # type: ignore[no-untyped-call]
         return scores
 
 
 class _ChunkedLogprobs(torch.autograd.Function):
-    """Computes the logits of a chunk at a time, and once more in the backward pass.
-
-    Chunks share their memory: a large tensor is new pages of memory each time, which take as long as its arithmetic.
-    """
+    """Computes the logits of a chunk at a time, and once more in the backward pass."""
 
     @staticmethod
     def forward(
@@ -115,19 +134,11 @@ class _ChunkedLogprobs(torch.autograd.Function):
         temperature: float,
         with_entropy: bool,
     ) -> tuple[Tensor, Tensor]:
-        dtype = torch.promote_types(hidden_ND.dtype, torch.float32)
-        logprobs_N, entropy_N, lse_N = hidden_ND.new_full((3, len(target_N)), torch.nan, dtype=dtype)
-        chunks = _chunks(len(target_N), len(weight_VD), weight_VD.device.type)
-        logits, weights = (_buffer(chunks, weight_VD, dtype) for _ in range(2))
-        for rows in chunks:
-            logits_CV = _logits(hidden_ND[rows], weight_VD, bias_V, temperature, logits)
-            highest_C1 = logits_CV.amax(-1, keepdim=True)
-            weights_CV = torch.sub(logits_CV, highest_C1, out=weights[: len(logits_CV)]).exp_()
-            total_C = weights_CV.sum(-1)
-            lse_N[rows] = highest_C1.squeeze(1) + total_C.log()
-            logprobs_N[rows] = logits_CV.gather(1, target_N[rows, None]).squeeze(1) - lse_N[rows]
-            if with_entropy:
-                entropy_N[rows] = lse_N[rows] - weights_CV.mul_(logits_CV).sum(-1) / total_C
+        head = _Head(hidden_ND, weight_VD, bias_V, target_N, temperature)
+        logprobs_N, entropy_N, lse_N = hidden_ND.new_full((3, len(target_N)), torch.nan, dtype=head.dtype)
+        for rows in head.chunks:
+            chunk = head.score(rows, with_entropy=with_entropy)
+            logprobs_N[rows], entropy_N[rows], lse_N[rows] = chunk.logprobs_C, chunk.entropy_C, chunk.lse_C
         ctx.save_for_backward(hidden_ND, weight_VD, bias_V, target_N, lse_N, entropy_N)
         ctx.temperature = temperature
         ctx.set_materialize_grads(False)
@@ -138,33 +149,145 @@ class _ChunkedLogprobs(torch.autograd.Function):
         hidden_ND, weight_VD, bias_V, target_N, lse_N, entropy_N = ctx.saved_tensors
         if grad_logprobs_N is None:
             grad_logprobs_N = torch.zeros_like(lse_N)
-        grad_hidden_ND = torch.empty_like(hidden_ND)
-        # Accumulated over chunks in float32 at least. With adapters the weight is frozen and has no gradient.
-        grad_weight_VD = torch.zeros_like(weight_VD, dtype=lse_N.dtype) if ctx.needs_input_grad[1] else None
-        grad_bias_V = None if bias_V is None else torch.zeros_like(bias_V, dtype=lse_N.dtype)
-        chunks = _chunks(len(target_N), len(weight_VD), weight_VD.device.type)
-        logits = _buffer(chunks, weight_VD, lse_N.dtype)
-        for rows in chunks:
-            # log pi, turned into the gradient of the logits in place:
-            # dlog pi(target)/dlogit_v = [v = target] - pi_v;  dH/dlogit_v = -pi_v (log pi_v + H)
-            grad_CV = _logits(hidden_ND[rows], weight_VD, bias_V, ctx.temperature, logits).sub_(lse_N[rows, None])
+        head = _Head(hidden_ND, weight_VD, bias_V, target_N, ctx.temperature)
+        gradients = _Gradients(head, with_weight=ctx.needs_input_grad[1])
+        for rows in head.chunks:
+            lse_C, grad_logprobs_C = lse_N[rows], grad_logprobs_N[rows]
             if grad_entropy_N is None:
-                grad_CV.exp_().mul_(-grad_logprobs_N[rows, None])
+                gradients.add(rows, head.logits(rows).sub_(lse_C[:, None]).exp_(), grad_logprobs_C)
             else:
-                inner_CV = grad_CV + entropy_N[rows, None]
-                inner_CV.mul_(grad_entropy_N[rows, None]).add_(grad_logprobs_N[rows, None])
-                grad_CV.exp_().mul_(inner_CV).neg_()
-            grad_CV.scatter_add_(1, target_N[rows, None], grad_logprobs_N[rows, None])
-            if ctx.temperature != 1:
-                grad_CV.div_(ctx.temperature)
-            grad_hidden_ND[rows] = _product(grad_CV, weight_VD)
-            if grad_bias_V is not None:
-                grad_bias_V += grad_CV.sum(0)
-            if grad_weight_VD is not None and hidden_ND.dtype == grad_CV.dtype:
-                grad_weight_VD.addmm_(grad_CV.T, hidden_ND[rows])
-            elif grad_weight_VD is not None:
-                grad_weight_VD += _product(grad_CV.T, hidden_ND[rows])
-        return grad_hidden_ND, grad_weight_VD, grad_bias_V, None, None, None
+                gradients.add_both(rows, lse_C, entropy_N[rows], grad_logprobs_C, grad_entropy_N[rows])
+        return gradients.hidden_ND, gradients.weight_VD, gradients.bias_V, None, None, None
+
+
+class _FusedLoss(torch.autograd.Function):
+    """A loss that is a sum over tokens: its gradient is computed while the logits of a chunk are there."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_ND: Tensor,
+        weight_VD: Tensor,
+        bias_V: Tensor | None,
+        target_N: Tensor,
+        temperature: float,
+        with_entropy: bool,
+        token_loss: TokenLoss,
+    ) -> Tensor:
+        head = _Head(hidden_ND, weight_VD, bias_V, target_N, temperature)
+        gradients = _Gradients(head, with_weight=ctx.needs_input_grad[1])
+        sum_ = hidden_ND.new_zeros((), dtype=head.dtype)
+        for rows in head.chunks:
+            chunk = head.score(rows, with_entropy=with_entropy)
+            scores = TokenLogprobs(chunk.logprobs_C.requires_grad_(), chunk.entropy_C.requires_grad_())
+            with torch.enable_grad():
+                loss = token_loss(scores, rows)
+            wanted = (scores.logprobs_N, scores.entropy_N)
+            grad_logprobs_C, grad_entropy_C = torch.autograd.grad(loss, wanted, allow_unused=True)
+            sum_ += loss.detach()
+            if grad_entropy_C is None:
+                gradients.add(rows, chunk.weights_CV, grad_logprobs_C, chunk.total_C)
+            else:
+                gradients.add_both(rows, chunk.lse_C, chunk.entropy_C.detach(), grad_logprobs_C, grad_entropy_C)
+        ctx.save_for_backward(gradients.hidden_ND, gradients.weight_VD, gradients.bias_V)
+        return sum_
+
+    @staticmethod
+    def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, ...]:
+        factor = float(grad_loss)  # the number of processes
+        scaled = (each if each is None or factor == 1 else each.mul_(factor) for each in ctx.saved_tensors)
+        return *scaled, None, None, None, None
+
+
+class _Chunk(NamedTuple):
+    """What is known of the tokens of a chunk; the weights are in memory that the next chunk uses too."""
+
+    logprobs_C: Tensor
+    entropy_C: Tensor
+    lse_C: Tensor
+    weights_CV: Tensor
+    """The probabilities times `total_C`."""
+    total_C: Tensor
+
+
+class _Head:
+    """An output layer and the tokens that it scores.
+
+    Chunks share their memory: a large tensor is new pages of memory each time, which take as long as its arithmetic.
+    """
+
+    def __init__(
+        self, hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, target_N: Tensor, temperature: float
+    ) -> None:
+        self.hidden_ND, self.weight_VD, self.bias_V = hidden_ND, weight_VD, bias_V
+        self.target_N, self.temperature = target_N, temperature
+        self.dtype = torch.promote_types(hidden_ND.dtype, torch.float32)
+        self.chunks = _chunks(len(target_N), len(weight_VD), weight_VD.device.type)
+        self._logits_CV: Tensor | None = None
+        self._weights_CV: Tensor | None = None
+
+    def logits(self, rows: slice) -> Tensor:
+        """Return the logits of a chunk over the temperature, (C, V), which are there until those of another one."""
+        self._logits_CV = self._buffer(self._logits_CV)
+        return _logits(self.hidden_ND[rows], self.weight_VD, self.bias_V, self.temperature, self._logits_CV)
+
+    def score(self, rows: slice, *, with_entropy: bool) -> _Chunk:
+        """Score the targets of a chunk; its logits are gone then."""
+        logits_CV = self.logits(rows)
+        self._weights_CV = self._buffer(self._weights_CV)
+        highest_C1 = logits_CV.amax(-1, keepdim=True)
+        weights_CV = torch.sub(logits_CV, highest_C1, out=self._weights_CV[: len(logits_CV)]).exp_()
+        total_C = weights_CV.sum(-1)
+        lse_C = highest_C1.squeeze(1) + total_C.log()
+        logprobs_C = logits_CV.gather(1, self.target_N[rows, None]).squeeze(1) - lse_C
+        entropy_C = torch.full_like(lse_C, torch.nan)
+        if with_entropy:
+            entropy_C = lse_C - logits_CV.mul_(weights_CV).sum(-1) / total_C
+        return _Chunk(logprobs_C, entropy_C, lse_C, weights_CV, total_C)
+
+    def _buffer(self, buffer: Tensor | None) -> Tensor:
+        if buffer is not None:
+            return buffer
+        longest = max(rows.stop - rows.start for rows in self.chunks)
+        return self.weight_VD.new_empty(longest, len(self.weight_VD), dtype=self.dtype)
+
+
+class _Gradients:
+    """The gradients of a head, accumulated over chunks in float32 at least."""
+
+    def __init__(self, head: _Head, *, with_weight: bool) -> None:
+        self._head = head
+        self.hidden_ND = torch.empty_like(head.hidden_ND)
+        # With adapters the weight is frozen and has no gradient.
+        self.weight_VD = torch.zeros_like(head.weight_VD, dtype=head.dtype) if with_weight else None
+        self.bias_V = None if head.bias_V is None else torch.zeros_like(head.bias_V, dtype=head.dtype)
+
+    def add(self, rows: slice, weights_CV: Tensor, grad_logprobs_C: Tensor, total_C: Tensor | float = 1.0) -> None:
+        """Add those of a chunk whose probabilities are the weights over their total; the weights are gone then."""
+        # dlog pi(target)/dlogit_v = [v = target] - pi_v
+        self._add(rows, weights_CV.mul_((-grad_logprobs_C / total_C)[:, None]), grad_logprobs_C)
+
+    def add_both(
+        self, rows: slice, lse_C: Tensor, entropy_C: Tensor, grad_logprobs_C: Tensor, grad_entropy_C: Tensor
+    ) -> None:
+        """Add those of a chunk for a loss that depends on the entropy as well."""
+        # dH/dlogit_v = -pi_v (log pi_v + H)
+        logprobs_CV = self._head.logits(rows).sub_(lse_C[:, None])
+        inner_CV = (logprobs_CV + entropy_C[:, None]).mul_(grad_entropy_C[:, None]).add_(grad_logprobs_C[:, None])
+        self._add(rows, logprobs_CV.exp_().mul_(inner_CV).neg_(), grad_logprobs_C)
+
+    def _add(self, rows: slice, grad_CV: Tensor, grad_logprobs_C: Tensor) -> None:
+        head = self._head
+        grad_CV.scatter_add_(1, head.target_N[rows, None], grad_logprobs_C[:, None])
+        if head.temperature != 1:
+            grad_CV.div_(head.temperature)
+        self.hidden_ND[rows] = _product(grad_CV, head.weight_VD)
+        if self.bias_V is not None:
+            self.bias_V += grad_CV.sum(0)
+        if self.weight_VD is not None and head.hidden_ND.dtype == grad_CV.dtype:
+            self.weight_VD.addmm_(grad_CV.T, head.hidden_ND[rows])
+        elif self.weight_VD is not None:
+            self.weight_VD += _product(grad_CV.T, head.hidden_ND[rows])
 
 
 def _chunks(num_tokens: int, vocabulary_size: int, device_type: str) -> list[slice]:
@@ -173,12 +296,6 @@ def _chunks(num_tokens: int, vocabulary_size: int, device_type: str) -> list[sli
     count = max(1, math.ceil(num_tokens / max(_MIN_CHUNK_TOKENS, elements // vocabulary_size)))
     size = max(1, math.ceil(num_tokens / count))
     return [slice(start, min(start + size, num_tokens)) for start in range(0, num_tokens, size)]
-
-
-def _buffer(chunks: Sequence[slice], weight_VD: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return memory for the logits of the largest chunk."""
-    longest = max((rows.stop - rows.start for rows in chunks), default=0)
-    return weight_VD.new_empty(longest, len(weight_VD), dtype=dtype)
 
 
 def _logits(

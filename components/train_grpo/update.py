@@ -6,6 +6,7 @@ Shape suffixes as in objective.py: B completions of the rollout, M all their tok
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, pairwise
 
 import torch
@@ -169,12 +170,11 @@ def update(
         of_rank, steps = UpdateMetrics(), []
         for number, minibatch in enumerate(minibatches):
             for batch in minibatch.shard.batches:
-                scores = policy(batch)
-                if epoch == number == 0:
-                    experience.old_logprobs_M[batch.token_N] = scores.logprobs_N.detach().double()
-                policy.backward(_loss(config, scores, batch, minibatch.weights_B, experience, of_rank))
+                is_first = epoch == number == 0
+                token_loss = partial(_loss, config, batch, minibatch.weights_B, experience, of_rank, is_first=is_first)
+                policy.learn(batch, token_loss, is_sum=config.loss.ratio == "token")
             for batch in minibatch.shard.dummies:  # other processes have more micro-batches, and wait for as many here
-                policy.backward(0.0 * policy(batch).logprobs_N.sum())
+                policy.learn(batch, lambda scores, _: 0.0 * scores.logprobs_N.sum())
             metrics = UpdateMetrics.merged(policy.ranks.all_gather(of_rank, "the metrics of an update"))
             _require_sampler_match(config, metrics.mean_mismatch)
             steps.append(policy.step(learning_rate))
@@ -183,16 +183,25 @@ def update(
 
 def _loss(
     config: TrainGRPOConfig,
-    scores: TokenLogprobs,
     batch: MicroBatch,
     weights_B: Tensor,
     experience: Experience,
     metrics: UpdateMetrics,
+    scores: TokenLogprobs,
+    rows: slice,
+    *,
+    is_first: bool,
 ) -> Tensor:
-    """Return a micro-batch's part of the loss: minus the weighted sum of its tokens' objectives (equation 3)."""
+    """Return the loss of some tokens of a micro-batch: minus the weighted sum of their objectives (equation 3).
+
+    In the first step of a rollout the policy is still the one that sampled.
+    """
+    token_N, sequence_N = batch.token_N[rows], batch.sequence_N[rows]
+    if is_first:
+        experience.old_logprobs_M[token_N] = scores.logprobs_N.detach().double()
 
     def of_batch(values_M: Tensor) -> Tensor:
-        return values_M[batch.token_N].to(scores.logprobs_N.dtype)
+        return values_M[token_N].to(scores.logprobs_N.dtype)
 
     reference_M = experience.reference_logprobs_M
     tokens = Tokens(
@@ -202,12 +211,12 @@ def _loss(
         reference_logprobs_N=None if reference_M is None else of_batch(reference_M),
         entropy_N=scores.entropy_N,
         advantages_N=of_batch(experience.advantages_M),
-        sequence_N=batch.sequence_N,
-        num_tokens_B=torch.tensor(experience.num_tokens_B, device=batch.sequence_N.device),
+        sequence_N=sequence_N,
+        num_tokens_B=torch.tensor(experience.num_tokens_B, device=sequence_N.device),
     )
     terms = token_objective(config.loss, tokens, max_importance_weight=config.sampler.max_importance_weight)
     metrics.add(config.loss.clip, tokens, terms)
-    return -(weights_B[batch.sequence_N].to(terms.objective_N.dtype) * terms.objective_N).sum()
+    return -(weights_B[sequence_N].to(terms.objective_N.dtype) * terms.objective_N).sum()
 
 
 def _require_sampler_match(config: TrainGRPOConfig, mean_nats: float) -> None:

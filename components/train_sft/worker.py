@@ -134,9 +134,9 @@ def _step(
         indices=range(len(examples)),
     )
     for batch in shard.batches:
-        policy.backward(-policy(batch).logprobs_N.sum() / num_tokens)
+        policy.learn(batch, lambda scores, _: -scores.logprobs_N.sum() / num_tokens)
     for batch in shard.dummies:  # other processes have more micro-batches, and wait for as many here
-        policy.backward(0.0 * policy(batch).logprobs_N.sum())
+        policy.learn(batch, lambda scores, _: 0.0 * scores.logprobs_N.sum())
     return policy.step(
         learning_rate(
             step - 1,

@@ -6,12 +6,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
 from transformers import PreTrainedModel
 
 from components.policy import logprobs
 from components.policy.logprobs import (
     LogprobModel,
     TokenHead,
+    TokenLogprobs,
     completion_logprobs,
     use_float32_logits,
 )
@@ -155,6 +157,43 @@ def test_log_probabilities_do_not_depend_on_whether_the_entropy_is_computed() ->
     assert not bool(with_entropy[1].isnan().any())
 
 
+@pytest.mark.parametrize("which", ["logprobs", "both"])
+@pytest.mark.parametrize("chunk_tokens", [1, 4, 100])
+@pytest.mark.parametrize(("bias", "temperature", "factor"), [(False, 1.0, 1.0), (True, 0.6, 3.0)])
+def test_the_gradient_of_a_loss_of_tokens_is_that_of_their_scores(
+    monkeypatch: pytest.MonkeyPatch, bias: bool, temperature: float, factor: float, chunk_tokens: int, which: str
+) -> None:
+    """A loss that is not linear, computed chunk by chunk, and multiplied before its backward pass."""
+    monkeypatch.setattr(logprobs, "_CHUNK_ELEMENTS", 1)
+    monkeypatch.setattr(logprobs, "_MIN_CHUNK_TOKENS", chunk_tokens)
+    layer, (hidden_ND, target_N) = _layer(bias=bias), _inputs()
+    weights_N = torch.arange(1.0, NUM_TOKENS + 1, dtype=torch.float64)
+
+    def token_loss(scores: TokenLogprobs, rows: slice) -> Tensor:
+        exact_N = scores.logprobs_N.exp() - scores.logprobs_N
+        return (weights_N[rows] * (exact_N + scores.entropy_N**2 if which == "both" else exact_N)).sum()
+
+    inputs = [hidden_ND, *layer.parameters()]
+    expected = token_loss(TokenLogprobs(*_full_softmax(layer, hidden_ND, target_N, temperature)), slice(None))
+    actual = TokenHead(layer, temperature=temperature)(hidden_ND, target_N, token_loss)
+    torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
+    gradients, exact_gradients = (torch.autograd.grad(factor * each, inputs) for each in (actual, expected))
+    for gradient, exact in zip(gradients, exact_gradients, strict=True):
+        torch.testing.assert_close(gradient, exact, rtol=1e-12, atol=1e-12)
+
+
+def test_the_loss_of_tokens_takes_a_product_less_than_their_scores() -> None:
+    """The logits are computed once."""
+    layer, (hidden_ND, target_N) = _layer(bias=False), _inputs()
+    head, num_products = TokenHead(layer, temperature=1.0), []
+    for token_loss in (lambda scores, _: scores.logprobs_N.sum(), None):
+        with FlopCounterMode(display=False) as counter:
+            scores = head(hidden_ND, target_N, token_loss)
+            (scores if token_loss else scores[0]).sum().backward()
+        num_products.append(counter.get_total_flops() / (2 * NUM_TOKENS * HIDDEN_SIZE * VOCABULARY_SIZE))
+    assert num_products[1] - num_products[0] == 1
+
+
 def test_no_tokens_have_no_scores() -> None:
     """Of no token there are no log-probabilities, and the gradient is zero."""
     layer, (hidden_ND, target_N) = _layer(bias=True), _inputs(0)
@@ -233,7 +272,7 @@ class _LargestTensor(TorchDispatchMode):
         return out
 
 
-@pytest.mark.parametrize("which", ["logprobs", "both"])
+@pytest.mark.parametrize("which", ["logprobs", "both", "loss"])
 def test_the_logits_of_all_tokens_never_exist_at_once(monkeypatch: pytest.MonkeyPatch, which: str) -> None:
     """Forward and backward hold no tensor larger than a chunk, the weight or the hidden states."""
     chunk, num_tokens, hidden_size, vocabulary_size = 40_000, 1500, 20, 3000
@@ -243,8 +282,11 @@ def test_the_logits_of_all_tokens_never_exist_at_once(monkeypatch: pytest.Monkey
     hidden_ND = torch.randn(num_tokens, hidden_size, dtype=torch.float64, requires_grad=True)
     target_N = torch.randint(vocabulary_size, (num_tokens,))
     with _LargestTensor() as largest:
-        scores = TokenHead(layer, temperature=0.6)(hidden_ND, target_N)
-        _gradients(scores, which, [hidden_ND, *layer.parameters()])
+        head = TokenHead(layer, temperature=0.6)
+        if which == "loss":
+            head(hidden_ND, target_N, lambda scores, _: scores.logprobs_N.sum()).backward()
+        else:
+            _gradients(head(hidden_ND, target_N), which, [hidden_ND, *layer.parameters()])
     limit = max(chunk, vocabulary_size * hidden_size, num_tokens * hidden_size)
     assert chunk < largest.elements <= limit < num_tokens * vocabulary_size / 50
 

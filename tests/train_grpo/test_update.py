@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
+from components.policy import logprobs
 from components.policy.checkpoint import Checkpoint
 from components.policy.engine import NonFiniteError, Policy
 from components.policy.logprobs import LogprobModel, completion_logprobs
@@ -288,14 +289,26 @@ def _loss_of_step(config: TrainGRPOConfig, experience: Experience, model: PreTra
     metrics = UpdateMetrics()
     (minibatch,) = split_minibatches(config, experience, ranks=SINGLE_PROCESS)
     batches, weights_B = minibatch.shard.batches, minibatch.weights_B
-    losses = [_loss(config, scorer(batch), batch, weights_B, experience, metrics) for batch in batches]
+    is_sum = config.loss.ratio == "token"
+    losses = [
+        scorer(
+            batch,
+            functools.partial(_loss, config, batch, weights_B, experience, metrics, is_first=False),
+            is_sum=is_sum,
+        )
+        for batch in batches
+    ]
     return torch.stack(losses).sum(), metrics.figures([{}])
 
 
-@pytest.mark.parametrize("max_tokens", [1, 14, 10_000])
+@pytest.mark.parametrize(("max_tokens", "chunk_tokens"), [(1, 64), (14, 64), (10_000, 64), (14, 3), (10_000, 5)])
 @pytest.mark.parametrize("name", VARIANTS)
-def test_the_loss_and_its_gradient_are_those_of_the_objective_written_out(name: str, max_tokens: int) -> None:
-    """In float64 and off-policy both agree to ten digits, for any split into micro-batches."""
+def test_the_loss_and_its_gradient_are_those_of_the_objective_written_out(
+    monkeypatch: pytest.MonkeyPatch, name: str, max_tokens: int, chunk_tokens: int
+) -> None:
+    """In float64 and off-policy both agree to ten digits, for any split into micro-batches and chunks."""
+    monkeypatch.setattr(logprobs, "_CHUNK_ELEMENTS", 1)
+    monkeypatch.setattr(logprobs, "_MIN_CHUNK_TOKENS", chunk_tokens)
     config, experience = _config(name, engine__micro_batch_tokens=max_tokens), _exact_experience(name)
     plain, packed = _exact_model(), copy.deepcopy(_exact_model())
     expected = plain_loss(config, experience, plain)
