@@ -72,26 +72,39 @@ class Checkpoint:
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Return the tokens of a text, without special tokens."""
-        return tuple(self.tokenizer.encode(text, add_special_tokens=False))
+        return self._encode([text])[0]
 
     def prompt_ids(self, question: str, source: str = "") -> tuple[int, ...]:
         """Return the tokens of the prompt that asks a question from a source of problems.
 
         They begin with the begin token if the model has one; a chat template sets it, and all special tokens, itself.
         """
-        ids = self.encode(self.format.prompt(question, source))
-        begin = [token for token in self.tokenizer.encode("") if token == self.tokenizer.bos_token_id]
-        return ids if self.format.template else (*begin, *ids)
+        return (*self._begin, *self.encode(self.format.prompt(question, source)))
 
     def opens_thought(self, prompt_ids: Sequence[int]) -> bool:
         """Tell whether a prompt ends in `<think>`, so that what follows begins inside a thought."""
         text: str = self.tokenizer.decode(list(prompt_ids[-_END_OF_PROMPT:]))
         return text.rstrip().endswith("<think>")
 
-    def example(self, problem: Problem) -> TokenSequence:
-        """Return a problem with its solution and an end token: the target of fine-tuning."""
-        solution_ids = self.encode(self.format.response(problem))
-        return TokenSequence(self.prompt_ids(problem.question, problem.source), (*solution_ids, self.end_ids[0]))
+    def examples(self, problems: Sequence[Problem]) -> list[TokenSequence]:
+        """Return each problem with its solution and an end token: the targets of fine-tuning."""
+        prompts = self._encode([self.format.prompt(problem.question, problem.source) for problem in problems])
+        solutions = self._encode([self.format.response(problem) for problem in problems])
+        begin = self._begin
+        return [
+            TokenSequence((*begin, *prompt), (*solution, self.end_ids[0]))
+            for prompt, solution in zip(prompts, solutions, strict=True)
+        ]
+
+    @property
+    def _begin(self) -> tuple[int, ...]:
+        if self.format.template:
+            return ()
+        return tuple(token for token in self.tokenizer.encode("") if token == self.tokenizer.bos_token_id)
+
+    def _encode(self, texts: list[str]) -> list[tuple[int, ...]]:
+        """Return the tokens of texts, in one call: each takes longer than most texts."""
+        return [tuple(ids) for ids in self.tokenizer(texts, add_special_tokens=False)["input_ids"]] if texts else []
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of completion tokens without special tokens."""

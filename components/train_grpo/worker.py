@@ -182,7 +182,7 @@ def build_trainer(
     policy = Policy(model, config.engine)
     if config.loss.kl.coefficient > 0 and placement == "adapters":
         reference = AdapterReference(policy, checkpoint.model)
-    sampler.attach(policy, [checkpoint.example(problem) for problem in problems[:_NUM_PROBES]])
+    sampler.attach(policy, checkpoint.examples(problems[:_NUM_PROBES]))
     prompts = Prompts(problems, config.prompts, seed=config.seed)
     grade = partial(grade_completions, verify)
     score = Scorer(config, checkpoint, grade, reward_model)

@@ -88,7 +88,7 @@ def keep_base(
 def _tokenized(config: TrainSFTConfig, checkpoint: Checkpoint, problems: Sequence[Problem]) -> list[TokenSequence]:
     """Return the problems with their solutions as tokens, without those that have none and those that are too long."""
     checkpoint.format.require_answers()
-    every = [checkpoint.example(problem) for problem in problems if problem.solution.strip()]
+    every = checkpoint.examples([problem for problem in problems if problem.solution.strip()])
     if not every:
         raise PipelineError(f"{_STAGE}.num_steps: no train problem has a solution to imitate; set it to 0")
     if len(every) < len(problems):

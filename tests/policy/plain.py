@@ -143,7 +143,7 @@ def policy(checkpoint: Checkpoint, **settings: Any) -> Policy:
 def step(trained: Policy, first: int = 0, *, learning_rate: float = 1e-3, max_tokens: int = 60) -> dict[str, float]:
     """Take a step on eight problems; return its metrics."""
     checkpoint = tiny.checkpoint()
-    examples = [checkpoint.example(problem) for problem in tiny.PROBLEMS[first : first + 8]]
+    examples = checkpoint.examples(tiny.PROBLEMS[first : first + 8])
     num_tokens = sum(len(example.completion_ids) for example in examples)
     for batch in tiny.batches(examples, max_tokens):
         trained.backward(-trained(batch).logprobs_N.sum() / num_tokens)

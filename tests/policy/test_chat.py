@@ -89,7 +89,7 @@ def test_an_answer_to_learn_from_ends_as_the_template_ends_it(
     """With the one token that the model has to learn, and after what the template puts before an answer."""
     checkpoint = _checkpoint(chat_model.write(tmp_path, template), **settings)
     problem = tiny.problem(0, question="1+1?", solution="#### 2")
-    example = checkpoint.example(problem)
+    example = checkpoint.examples([problem])[0]
     assert example.prompt_ids == checkpoint.prompt_ids("1+1?")
     assert checkpoint.tokenizer.decode(example.completion_ids) == response + end
     ends = [checkpoint.tokenizer.convert_ids_to_tokens(token) for token in checkpoint.end_ids]
@@ -102,7 +102,10 @@ def test_a_template_that_leaves_thoughts_out_shows_no_answer_to_learn_from(tmp_p
     with pytest.raises(PipelineError, match=r"shows no answer to learn from"):
         checkpoint.format.require_answers()
     solution_ids = checkpoint.encode(tiny.PROBLEMS[0].solution)
-    assert checkpoint.example(tiny.PROBLEMS[0]).completion_ids == (*solution_ids, checkpoint.tokenizer.eos_token_id)
+    assert checkpoint.examples([tiny.PROBLEMS[0]])[0].completion_ids == (
+        *solution_ids,
+        checkpoint.tokenizer.eos_token_id,
+    )
 
 
 def test_each_source_may_have_a_prompt_of_its_own(tmp_path: Path) -> None:
@@ -112,7 +115,7 @@ def test_each_source_may_have_a_prompt_of_its_own(tmp_path: Path) -> None:
     assert checkpoint.format.prompt("1+1?", "sums").endswith(user.format("1+1?\nThink."))
     assert checkpoint.format.prompt("1+1?", "code").endswith(user.format("Write code: 1+1?"))
     problem = tiny.problem(0, source="code")
-    assert checkpoint.example(problem).prompt_ids == checkpoint.prompt_ids(problem.question, "code")
+    assert checkpoint.examples([problem])[0].prompt_ids == checkpoint.prompt_ids(problem.question, "code")
 
 
 def test_a_saved_policy_is_asked_as_before_and_ends_its_turns_for_others(tmp_path: Path) -> None:
@@ -122,7 +125,7 @@ def test_a_saved_policy_is_asked_as_before_and_ends_its_turns_for_others(tmp_pat
     save(saved, tmp_path / "policy")
     loaded = load(tmp_path / "policy", dtype=torch.float32)
     assert loaded.config == saved.config.model_copy(update={"base": str(tmp_path / "policy")})
-    assert loaded.example(tiny.PROBLEMS[3]) == saved.example(tiny.PROBLEMS[3])
+    assert loaded.examples([tiny.PROBLEMS[3]])[0] == saved.examples([tiny.PROBLEMS[3]])[0]
     ends = AutoModelForCausalLM.from_pretrained(tmp_path / "policy").generation_config.eos_token_id
     assert tuple(ends) == saved.end_ids == loaded.end_ids
     assert AutoTokenizer.from_pretrained(tmp_path / "policy").chat_template == CHATML

@@ -39,13 +39,13 @@ def test_a_saved_checkpoint_is_the_same_model_for_hugging_face(tmp_path: Path, b
     assert tokenizer.eos_token_id == model.generation_config.eos_token_id == saved.end_ids[0]
     loaded = load(tmp_path, dtype=torch.float32)
     assert loaded.config.ask("1?") == "Q: 1?\nA: "
-    assert loaded.example(tiny.PROBLEMS[4]) == saved.example(tiny.PROBLEMS[4])
+    assert loaded.examples([tiny.PROBLEMS[4]])[0] == saved.examples([tiny.PROBLEMS[4]])[0]
 
 
 def test_examples_end_with_the_end_token_and_split_after_the_prompt() -> None:
     """An example is the prompt's own tokens, then the solution's, then one end token."""
     checkpoint = tiny.checkpoint()
-    example = checkpoint.example(tiny.PROBLEMS[4])
+    example = checkpoint.examples([tiny.PROBLEMS[4]])[0]
     assert example.prompt_ids == checkpoint.prompt_ids(tiny.PROBLEMS[4].question)
     assert example.completion_ids[-1:] == checkpoint.end_ids
     assert checkpoint.decode(example.completion_ids) == tiny.PROBLEMS[4].solution
@@ -130,8 +130,8 @@ def test_a_prompt_starts_with_the_begin_token_of_the_tokenizer() -> None:
     )
     assert checkpoint.prompt_ids("Tom has 3?") == (2, *plain)
     assert (
-        checkpoint.example(tiny.PROBLEMS[0]).completion_ids
-        == tiny.checkpoint().example(tiny.PROBLEMS[0]).completion_ids
+        checkpoint.examples([tiny.PROBLEMS[0]])[0].completion_ids
+        == tiny.checkpoint().examples([tiny.PROBLEMS[0]])[0].completion_ids
     )
 
 

@@ -34,7 +34,7 @@ def _train_with_torch_alone(steps: int) -> tuple[dict[str, Tensor], list[float]]
     matrices = [weight for name, weight in checkpoint.model.named_parameters() if "norm" not in name]
     groups = [{"params": layer_norms, "weight_decay": 0.0}, {"params": matrices, "weight_decay": _WEIGHT_DECAY}]
     optimizer = torch.optim.AdamW(groups, lr=1e-2, betas=_BETAS, eps=_EPSILON)
-    (batch,) = tiny.batches([checkpoint.example(problem) for problem in tiny.PROBLEMS[:8]], 100_000)
+    (batch,) = tiny.batches(checkpoint.examples(tiny.PROBLEMS[:8]), 100_000)
     norms = []
     for _ in range(steps):
         optimizer.zero_grad()
@@ -79,7 +79,7 @@ def test_checkpointed_layers_are_computed_again(checkpointing: bool) -> None:
     calls: list[int] = []
     layers: Any = checkpoint.model.get_decoder().layers
     layers[0].self_attn.register_forward_hook(lambda *_: calls.append(1))
-    (batch,) = tiny.batches([checkpoint.example(tiny.PROBLEMS[0])], 100)
+    (batch,) = tiny.batches(checkpoint.examples([tiny.PROBLEMS[0]]), 100)
     policy.backward(-policy(batch).logprobs_N.mean())
     assert len(calls) == (2 if checkpointing else 1)
 
@@ -103,7 +103,7 @@ def test_a_gradient_that_is_not_finite_stops_the_run(zero_stage: int) -> None:
     """A finite loss with an infinite slope (the root of zero) is an error."""
     checkpoint = tiny.checkpoint()
     policy = plain.policy(checkpoint, zero_stage=zero_stage)
-    (batch,) = tiny.batches([checkpoint.example(tiny.PROBLEMS[0])], 1000)
+    (batch,) = tiny.batches(checkpoint.examples([tiny.PROBLEMS[0]]), 1000)
     logprobs_N = policy(batch).logprobs_N
     policy.backward((logprobs_N - logprobs_N.detach()).clamp(min=0).sum().sqrt())
     with pytest.raises(NonFiniteError, match="norm of the gradient"):

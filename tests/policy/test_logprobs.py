@@ -88,7 +88,7 @@ def test_dropout_is_off_everywhere() -> None:
     layer.self_attn.attention_dropout = 0.5
     layer.mlp.down_proj = nn.Sequential(layer.mlp.down_proj, nn.Dropout(0.5))
     model = LogprobModel(checkpoint.model, temperature=1.0).train()
-    (batch,) = tiny.batches([checkpoint.example(tiny.PROBLEMS[3])], 1000)
+    (batch,) = tiny.batches(checkpoint.examples([tiny.PROBLEMS[3]]), 1000)
     assert not torch.equal(model(batch).logprobs_N, model(batch).logprobs_N)
     disable_dropout(checkpoint.model)
     assert torch.equal(model(batch).logprobs_N, model(batch).logprobs_N)

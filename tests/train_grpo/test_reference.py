@@ -31,7 +31,7 @@ def compare(config: TrainGRPOConfig, *, folder: Path) -> dict[str, float]:
     del folder
     init_ranks(config.engine)
     checkpoint, other = tiny.checkpoint(), tiny.checkpoint(seed=2)
-    examples = [checkpoint.example(problem) for problem in tiny.PROBLEMS[:4]]
+    examples = checkpoint.examples(tiny.PROBLEMS[:4])
     batches = tiny.batches(examples, 60)
     num_tokens = sum(len(example.completion_ids) for example in examples)
     references = [Reference(checkpoint.model, placement, temperature=0.7) for placement in COPIES]
@@ -76,7 +76,7 @@ def follow(config: TrainGRPOConfig, *, folder: Path) -> dict[str, float]:
             for name, weight in start.state_dict().items()
         }
         average.load_state_dict(expected)
-        batches = tiny.batches([tiny.checkpoint().example(problem) for problem in tiny.PROBLEMS[:2]], 60)
+        batches = tiny.batches(tiny.checkpoint().examples(tiny.PROBLEMS[:2]), 60)
         num_tokens = max(int(batch.token_N.max()) for batch in batches) + 1
         scores_M = completion_logprobs(Reference(average, "replicated", temperature=0.7), batches, num_tokens)
         for placement in COPIES:
@@ -119,7 +119,7 @@ def compare_with_adapters(config: TrainGRPOConfig, *, folder: Path) -> dict[str,
         engine = config.engine.model_validate({**config.engine.model_dump(), **changes})
         init_ranks(engine)
         checkpoint = tiny.checkpoint(dtype=torch_dtype(engine))
-        examples = [checkpoint.example(problem) for problem in tiny.PROBLEMS[:4]]
+        examples = checkpoint.examples(tiny.PROBLEMS[:4])
         batches = tiny.batches(examples, 60)
         num_tokens = sum(len(example.completion_ids) for example in examples)
         copy = Reference(checkpoint.model, "replicated", temperature=0.7)

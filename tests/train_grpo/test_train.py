@@ -43,7 +43,7 @@ def _fitted(folder: Path, problems: list[Problem], *, steps: int) -> None:
     """Save a tiny model fitted to the solutions."""
     checkpoint = tiny.checkpoint()
     engine = Policy(LogprobModel(checkpoint.model, temperature=1.0), tiny.engine_config())
-    examples = [checkpoint.example(problem) for problem in problems]
+    examples = checkpoint.examples(problems)
     num_tokens = sum(len(example.completion_ids) for example in examples)
     for _ in range(steps):
         for batch in tiny.batches(examples, 1000):

@@ -400,7 +400,7 @@ class _RecordingPolicy(Policy):
 def _sequences(checkpoint: Checkpoint) -> list[TokenSequence]:
     """Return completions of very different lengths of two prompts."""
     prompts = [checkpoint.prompt_ids(tiny.PROBLEMS[number].question) for number in (3, 9)]
-    solutions = [checkpoint.example(tiny.PROBLEMS[number]).completion_ids for number in (0, 4, 9, 1, 3, 12)]
+    solutions = [checkpoint.examples([tiny.PROBLEMS[number]])[0].completion_ids for number in (0, 4, 9, 1, 3, 12)]
     return [TokenSequence(prompts[number // 3], solution) for number, solution in enumerate(solutions)]
 
 

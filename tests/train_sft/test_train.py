@@ -48,7 +48,7 @@ def _run(folder: Path, config: TrainSFTConfig) -> dict[str, float]:
 def test_the_loss_is_the_mean_over_completion_tokens_alone() -> None:
     """It equals the mean negative log-likelihood of solutions and end tokens; prompts carry no loss."""
     checkpoint = tiny.checkpoint()
-    examples = [checkpoint.example(problem) for problem in tiny.PROBLEMS[:6]]
+    examples = checkpoint.examples(tiny.PROBLEMS[:6])
     nlls = []
     for example in examples:
         logits_TV = checkpoint.model(torch.tensor([[*example.prompt_ids, *example.completion_ids]])).logits[0].double()
@@ -61,7 +61,7 @@ def test_the_loss_is_the_mean_over_completion_tokens_alone() -> None:
 
 def test_every_pass_over_the_examples_takes_each_once() -> None:
     """Batches run on over the end of a pass, and each pass has its own order."""
-    examples = [tiny.checkpoint().example(problem) for problem in tiny.PROBLEMS[:6]]
+    examples = tiny.checkpoint().examples(tiny.PROBLEMS[:6])
     drawn = [example for batch in islice(_batches(examples, 4, seed=1), 3) for example in batch]
     assert set(drawn[:6]) == set(drawn[6:]) == set(examples)
     assert drawn[:6] != drawn[6:]
@@ -118,14 +118,14 @@ def test_the_checkpoint_does_not_depend_on_sharding(tmp_path: Path, zero_stage: 
 
 def test_examples_that_are_too_long_are_left_out_and_counted(tmp_path: Path) -> None:
     """The count is in the metrics."""
-    lengths = [len(tiny.checkpoint().example(problem)) for problem in tiny.PROBLEMS]
+    lengths = [len(example) for example in tiny.checkpoint().examples(tiny.PROBLEMS)]
     limit = sorted(lengths)[len(lengths) // 2]
     assert _run(tmp_path, _config(max_tokens=limit))["left_out"] == sum(length > limit for length in lengths)
 
 
 def test_when_nothing_fits_the_limit_is_named(tmp_path: Path) -> None:
     """The error says the limit and the shortest example."""
-    shortest = min(len(tiny.checkpoint().example(problem)) for problem in tiny.PROBLEMS)
+    shortest = min(map(len, tiny.checkpoint().examples(tiny.PROBLEMS)))
     with pytest.raises(PipelineError, match=rf"max_tokens: no example .* the shortest has {shortest}; raise it"):
         _run(tmp_path, _config(max_tokens=4))
 
