@@ -87,7 +87,8 @@ def parser() -> argparse.ArgumentParser:
     add_doctor_command(commands)
 
     command = commands.add_parser("grade", help="judge responses of any model, without running anything")
-    command.add_argument("file", metavar="FILE", help="JSON lines with `gold`, `response` and maybe `question`; - for standard input")
+    file = "JSON lines with `gold`, `response` and maybe `question`; - for standard input"
+    command.add_argument("file", metavar="FILE", help=file)
     where = "where a response has to state its answer (default: %(default)s)"
     command.add_argument("--answer", choices=list(map(str, AnswerPolicy)), default=str(AnswerPolicy.STATED), help=where)
     command.set_defaults(command=_grade)
