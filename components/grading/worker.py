@@ -1,10 +1,13 @@
-"""The process that grades for a Verifier: `python -m components.grading.worker SOCKET MODULE:FUNCTION DEADLINE_S`.
+"""Where a Verifier's workers come from: `python -m components.grading.worker SOCKET MODULE:FUNCTION DEADLINE_S`.
 
-Each line from the socket is a submission as JSON, each line back its grade. A submission that takes too long or too
-much memory ends the process, and how it ended tells the Verifier why: it may be in C code, where no exception arrives.
+This process imports the grader once, and forks a worker for each socket that it is sent. From there, each line is a
+list of submissions as JSON, which are graded one after the other, and each line back the grade of one. A submission
+that takes too long or too much memory ends the worker, and how it ended tells the Verifier why: it may be in C code,
+where no exception arrives.
 """
 
 import contextlib
+import gc
 import json
 import logging
 import os
@@ -19,15 +22,21 @@ from importlib import import_module
 from importlib.abc import MetaPathFinder
 from pathlib import Path
 
-from components.grading.grade import Grade, grade, is_unit_tests
-from components.grading.sandbox.confinement import limit
+from components.grading.grade import Grade, is_unit_tests
+from components.grading.sandbox.confinement import end_with_parent, limit
 from components.shared.answer_policy import AnswerPolicy
 
-READY = b"ready"
-"""Sent when a submission can be graded, or the current one after all."""
+FORK, IMPORT, REAP = b"fork", b"import", b"reap"
+"""What the first process is asked for: a worker at the other end of the socket that comes with it; that the workers
+after this one have the libraries for algebra; and the exit code of the worker whose process number follows."""
+STARTED = b"started"
+"""Sent by a worker before anything else, with its process number."""
+READY, TOO_LARGE = b"ready", b"too large"
+"""Sent when a worker is through with a list, or hands back what is left of it; a large process is not to be reused."""
+NEEDS_ALGEBRA = b"needs algebra"
+"""Sent in place of a grade by a worker that is without the libraries; it grades nothing any more."""
 PREPARING = b"preparing"
-"""Sent before what is not to count as slow: importing libraries for the few submissions that need algebra, and running
-code in the sandbox."""
+"""Sent before what is not to count as slow: running code in the sandbox."""
 OUT_OF_MEMORY = 12
 """Exit code of a worker whose submission took too much memory."""
 
@@ -37,6 +46,8 @@ _MAX_MEMORY_KIB = 1 << 19
 _MAX_REUSABLE_KIB = 1 << 18  # three times what the imports take: the next submission gets a new process
 _MEMORY_CHECK_S = 0.02
 """A submission that computed for less cannot have filled much memory."""
+_MAX_LIST_S = 0.01
+"""After so long, the rest of a list may be graded sooner by another worker."""
 
 
 class _NeedsAlgebraError(BaseException):
@@ -44,16 +55,15 @@ class _NeedsAlgebraError(BaseException):
 
 
 class _ImportGuard(MetaPathFinder):
-    """Interrupts the first import of a slow library, whose time is not to count against a submission's deadline."""
+    """Interrupts the import of a slow library, which is the first process's to import."""
 
     def find_spec(self, name: str, *_: object) -> None:
-        if name in {"sympy", "math_verify"}:
-            sys.meta_path.remove(self)
+        if name == "sympy":
             raise _NeedsAlgebraError
 
 
 def main(descriptor: str, function: str, deadline_s: str) -> None:
-    """Grade submissions from the socket until it is closed at the other end."""
+    """Fork workers as asked for by the socket, until it is closed at its other end; they end with this process."""
     limit(resource.RLIMIT_AS, _MAX_ADDRESS_SPACE)
     limit(resource.RLIMIT_CORE, 0)
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
@@ -62,33 +72,75 @@ def main(descriptor: str, function: str, deadline_s: str) -> None:
     module, _, name = function.partition(":")
     grade_one = partial(_grade, getattr(import_module(module), name), float(deadline_s))
     sys.meta_path.insert(0, _ImportGuard())
-    with socket.socket(fileno=int(descriptor)) as channel, contextlib.suppress(ConnectionError):
-        channel.sendall(READY + b"\n")
+    gc.freeze()  # what workers share with this process is not searched for garbage, which would copy it
+    own_process = os.getpid()
+    control = socket.socket(fileno=int(descriptor))
+    while True:
+        request, descriptors, *_ = socket.recv_fds(control, 64, 1, socket.MSG_CMSG_CLOEXEC)
+        if not request:
+            return
+        command, _, process = request.partition(b" ")
+        if command == IMPORT:
+            _import_algebra()
+        elif command == REAP:
+            code = os.waitstatus_to_exitcode(os.waitpid(int(process), 0)[1])
+            control.sendall(str(code).encode("ascii"))
+        elif descriptors:
+            with socket.socket(fileno=descriptors[0]) as channel:
+                if not os.fork():
+                    control.close()
+                    end_with_parent(own_process)
+                    _work(channel, grade_one)
+                    os._exit(0)
+
+
+def _import_algebra() -> None:
+    """Import the libraries, and let them build their tables."""
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _ImportGuard)]
+    from components.grading import algebra
+
+    algebra.same_value(r"\sin{x}\cos{x}", r"\frac{\sin{2x}}{2}")
+    algebra.same_relation(("y", "3-2x"), ("2x+y", "3"))
+    gc.collect()
+    gc.freeze()
+
+
+def _work(channel: socket.socket, grade_one: Callable[..., tuple[bytes, bool]]) -> None:
+    """Grade submissions from the socket until it is closed at the other end."""
+    os.setsid()
+    with contextlib.suppress(ConnectionError):
+        channel.sendall(b"%s %d\n" % (STARTED, os.getpid()))
         requests = channel.makefile("rb")
         while (request := requests.readline()).endswith(b"\n"):
-            submission = json.loads(request)
-            if is_unit_tests(submission[0]):
-                channel.sendall(PREPARING + b"\n")
-            try:
-                reply = grade_one(*submission)
-            except _NeedsAlgebraError:
-                channel.sendall(PREPARING + b"\n")
-                # Imports the libraries, and lets them build their tables.
-                grade(r"x+\frac{1}{2}", r"\boxed{\frac{1}{2}+x}", AnswerPolicy.BOXED)
-                channel.sendall(READY + b"\n")
-                reply = grade_one(*submission)
-            channel.sendall(reply + b"\n")
+            started = time.monotonic()
+            submissions = json.loads(request)
+            for position, submission in enumerate(submissions, 1):
+                if is_unit_tests(submission[0]):
+                    channel.sendall(PREPARING + b"\n")
+                try:
+                    reply, is_too_large = grade_one(position - 1, *submission)
+                except _NeedsAlgebraError:
+                    channel.sendall(NEEDS_ALGEBRA + b"\n")
+                    requests.read()
+                    return
+                is_last = is_too_large or position == len(submissions) or time.monotonic() > started + _MAX_LIST_S
+                # Each at once, so that it is clear which one this process may die of.
+                end = b"" if not is_last else TOO_LARGE + b"\n" if is_too_large else READY + b"\n"
+                channel.sendall(reply + b"\n" + end)
+                if is_last:
+                    break
 
 
 def _grade(
     function: Callable[[str, str, AnswerPolicy, str], Grade],
     deadline_s: float,
+    position: int,
     gold: str,
     response: str,
     policy: str,
     question: str,
-) -> bytes:
-    """The grade of one submission, and whether this process has grown too large for another one."""
+) -> tuple[bytes, bool]:
+    """The grade of one submission of a list, and whether this process has grown too large for another one."""
     started = time.process_time()
     # The kernel ends the process when it has computed for so long, even if nobody watches it any more.
     signal.setitimer(signal.ITIMER_PROF, deadline_s)
@@ -105,9 +157,8 @@ def _grade(
         used_kib = int(status.partition("VmHWM:")[2].split(maxsplit=1)[0])
     if used_kib > _MAX_MEMORY_KIB:
         os._exit(OUT_OF_MEMORY)
-    is_too_large = used_kib > _MAX_REUSABLE_KIB
-    reply = [graded.verdict, graded.extracted, graded.reason, graded.tests_passed, is_too_large]
-    return json.dumps(reply).encode("ascii")
+    reply = [position, graded.verdict, graded.extracted, graded.reason, graded.tests_passed]
+    return json.dumps(reply).encode("ascii"), used_kib > _MAX_REUSABLE_KIB
 
 
 if __name__ == "__main__":

@@ -9,10 +9,15 @@ from pathlib import Path
 def children(parent: int | str = "self") -> set[int]:
     """The child processes of a process, zombies among them."""
     numbers: set[int] = set()
-    for task in Path(f"/proc/{parent}/task").iterdir():
+    for path in Path("/proc").glob(f"{parent}/task/*/children"):
         with suppress(FileNotFoundError, ProcessLookupError):  # a thread may end meanwhile
-            numbers.update(map(int, (task / "children").read_text(encoding="ascii").split()))
+            numbers.update(map(int, path.read_text(encoding="ascii").split()))
     return numbers
+
+
+def workers(parent: int | str = "self") -> set[int]:
+    """The processes that grade for a process; they are forked from child processes of it."""
+    return {worker for child in children(parent) for worker in children(child)}
 
 
 def is_gone(process: int) -> bool:
@@ -33,4 +38,4 @@ def wait_until(condition: Callable[[], object]) -> None:
 
 def processor_s() -> float:
     """The processor time that this process and its children have used."""
-    return time.process_time() + sum(time.clock_gettime((~child << 3) | 2) for child in children())
+    return time.process_time() + sum(time.clock_gettime((~child << 3) | 2) for child in children() | workers())

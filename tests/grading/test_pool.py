@@ -1,5 +1,6 @@
 """The worker processes: every submission gets its grade, regardless of what happens to the process that grades it."""
 
+import contextlib
 import itertools
 import os
 import random
@@ -21,7 +22,7 @@ from components.grading.verifier import Grade, Submission, Verdict, Verifier
 from components.shared.answer_policy import AnswerPolicy
 from components.shared.errors import PipelineError
 from tests.grading.fake_grader import FUNCTION
-from tests.grading.processes import children, is_gone, wait_until
+from tests.grading.processes import children, is_gone, wait_until, workers
 
 ROOT = Path.cwd()
 
@@ -142,14 +143,50 @@ def num_waiting(path: Path) -> int:
     return len(list(path.parent.glob(f"{path.name}.*")))
 
 
+def test_only_the_submission_that_ends_its_worker_is_to_blame() -> None:
+    """Of many that are given to a worker at once, those before and behind it are graded."""
+    submissions = [fine(number) for number in range(200)]
+    expected = [right(number) for number in range(200)]
+    for number in (0, 1, 7, 15, 16, 100, 199):
+        submissions[number], expected[number] = act("exit"), unscorable("the grader crashed (exit code 3)")
+    with pool_of(1) as pool:
+        assert pool(submissions) == expected
+
+
+def test_those_given_to_a_worker_with_a_slow_one_do_not_wait_for_it(tmp_path: Path) -> None:
+    """Others grade them, once each."""
+    go = tmp_path / "go"
+    with ThreadPoolExecutor() as threads, pool_of(1, 3600.0) as pool:
+        call = threads.submit(
+            pool, [act("wait for", go), *map(fine, range(198)), act("write process", tmp_path / "last")]
+        )
+        wait_until((tmp_path / "last").exists)
+        assert num_waiting(go) == 1
+        assert not call.done()
+        go.touch()
+        assert call.result()[1:-1] == [right(number) for number in range(198)]
+
+
+def test_the_process_that_workers_are_forked_from_may_be_killed(pool: Verifier, tmp_path: Path) -> None:
+    """Its workers end with it, and what they had in hand is graded by others."""
+    path, before = tmp_path / "process", children()
+    with ThreadPoolExecutor() as threads:
+        call = threads.submit(pool, [fine(1), act("sleep the first time", path), fine(2)])
+        wait_until(path.exists)
+        (origin,) = children() - before
+        os.kill(origin, signal.SIGKILL)
+        assert call.result() == [right(1), right(path), right(2)]
+        wait_until(lambda: is_gone(int(path.read_text(encoding="ascii"))))
+
+
 def test_the_number_of_processes_is_bounded(tmp_path: Path) -> None:
     """However many submissions are slow at once, there are at most four processes for each worker."""
-    before = children()
+    before = workers()
     go = tmp_path / "go"
     with ThreadPoolExecutor() as threads, pool_of(1, 3600.0) as pool:
         call = threads.submit(pool, [act("wait for", go)] * 8)
         wait_until(lambda: num_waiting(go) == 4)
-        assert len(children() - before) == 4
+        assert len(workers() - before) == 4
         go.touch()
         assert call.result() == [right(go)] * 8
         assert num_waiting(go) == 4
@@ -159,9 +196,9 @@ def test_as_many_quick_submissions_as_wanted_are_graded_at_once(
     pool: Verifier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One process for one submission, two for many; workers that replaced slow ones do not add to those at work."""
-    before = children()
+    before = workers()
     pool([fine(0)])
-    assert len(children() - before) == 1
+    assert len(workers() - before) == 1
     go = tmp_path / "go"
     with ThreadPoolExecutor() as threads:
         call = threads.submit(pool, [act("wait for", go)] * 6)
@@ -218,16 +255,16 @@ def test_idle_workers_that_are_killed_are_replaced(tmp_path: Path) -> None:
     """More of them than a submission has tries."""
     go = tmp_path / "go"
     with ThreadPoolExecutor() as threads, pool_of(5) as pool:
-        before = children()
+        before = workers()
         call = threads.submit(pool, [act("wait for", go)] * 5)
         wait_until(lambda: num_waiting(go) == 5)
         go.touch()
         call.result()
-        workers = children() - before
-        assert len(workers) == 5
-        for worker in workers:
+        idle = workers() - before
+        assert len(idle) == 5
+        for worker in idle:
             os.kill(worker, signal.SIGKILL)
-        wait_until(lambda: all(map(is_gone, workers)))
+        wait_until(lambda: all(map(is_gone, idle)))
         assert pool([fine(1)]) == [right(1)]
 
 
@@ -248,8 +285,11 @@ def test_a_submission_whose_workers_are_killed_three_times_is_unscorable(pool: V
 
 @pytest.mark.slow
 def test_killing_workers_again_and_again_changes_nothing(pool: Verifier) -> None:
-    """Fifty workers killed at any moment: the same grades, and neither a process nor a file is left over."""
-    files, before = set(Path("/proc/self/fd").iterdir()), children()
+    """Fifty processes killed at any moment, some of them the one that workers are forked from.
+
+    The grades are the same, and neither a process nor a file is left over.
+    """
+    files, before, others = set(Path("/proc/self/fd").iterdir()), children(), workers()
     stop = threading.Event()
     submissions = [act("compute", 0.002), *map(fine, range(20))] * 100
     generator, num_killed = random.Random(1), 0
@@ -257,9 +297,11 @@ def test_killing_workers_again_and_again_changes_nothing(pool: Verifier) -> None
         calls = threads.submit(lambda: [pool(submissions) for _ in iter(stop.is_set, True)])
         while num_killed < 50 and not calls.done():
             time.sleep(generator.uniform(0.02, 0.25))
-            if workers := sorted(children() - before):
-                os.kill(generator.choice(workers), signal.SIGKILL)
-                num_killed += 1
+            if processes := workers() - others:
+                victims = children() - before if num_killed % 10 == 9 else processes
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(generator.choice(sorted(victims)), signal.SIGKILL)
+                    num_killed += 1
         stop.set()
         assert all(grades == [right(each.response) for each in submissions] for grades in calls.result())
     pool.close()
@@ -375,10 +417,10 @@ def test_no_worker_outlives_a_killed_program(tmp_path: Path, golds: list[str]) -
         assert program.stdout is not None
         assert program.stderr is not None
         program.stdout.readline()
-        wait_until(lambda: len(children(program.pid)) == len(golds))
-        workers = children(program.pid)
+        wait_until(lambda: len(workers(program.pid)) == len(golds))
+        processes = children(program.pid) | workers(program.pid)
         program.kill()
-        wait_until(lambda: all(map(is_gone, workers)))
+        wait_until(lambda: all(map(is_gone, processes)))
         assert program.stderr.read() == ""
 
 
@@ -419,13 +461,13 @@ def test_an_interrupt_is_for_the_program_alone(tmp_path: Path) -> None:
     program = script(REPEATING, "loop in C", "sleep", cwd=tmp_path, start_new_session=True)
     assert program.stdout is not None
     program.stdout.readline()
-    wait_until(lambda: len(children(program.pid)) == 2)
-    workers = children(program.pid)
+    wait_until(lambda: len(workers(program.pid)) == 2)
+    processes = children(program.pid) | workers(program.pid)
     os.killpg(program.pid, signal.SIGINT)
     _, errors = program.communicate(timeout=300)
     assert errors.count("Traceback") == 1
     assert errors.endswith("KeyboardInterrupt\n")
-    assert all(map(is_gone, workers))
+    assert all(map(is_gone, processes))
 
 
 def test_a_forked_process_has_to_make_its_own_verifier(tmp_path: Path) -> None:

@@ -57,6 +57,12 @@ def environment() -> dict[str, str]:
     return {"PYTHONHASHSEED": "0"} | {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
 
 
+def end_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when the one that forked it, `parent`, ends."""
+    if _libc.prctl(_SET_PARENT_DEATH_SIGNAL, _SIGKILL, 0, 0, 0) != 0 or os.getppid() != parent:
+        os._exit(1)
+
+
 def limit(kind: int, value: int) -> None:
     """Lower a resource limit of this process, for good."""
     _, hard = resource.getrlimit(kind)
