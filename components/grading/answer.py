@@ -4,7 +4,7 @@ import re
 from itertools import pairwise
 from typing import NamedTuple
 
-from components.grading.quantities import split_unit
+from components.grading.units import split_unit
 from components.shared.answer_policy import AnswerPolicy
 
 _MARKER = "####"

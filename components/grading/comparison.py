@@ -20,8 +20,9 @@ from itertools import pairwise
 from components.grading.arithmetic import approximate_value, differ, exact_value, is_understood
 from components.grading.expression import UnreadableError, parse_expression, same_rational_function, variables
 from components.grading.parsing import Answer, Kind, Structure, as_interval, is_name, parse, parse_structure
-from components.grading.quantities import DEGREE, PERCENT, Number
+from components.grading.quantities import Number
 from components.grading.regions import parse_region
+from components.grading.units import DEGREE, PERCENT, read_question
 from components.grading.wording import (
     Decision,
     RejectedAnswerError,
@@ -36,12 +37,15 @@ _ORDERED = {Kind.TUPLE, Kind.MATRIX}
 _UNORDERED = {Kind.LIST, Kind.SET, Kind.UNION}
 
 
-def compare(gold: str, answer: str) -> Decision:
+def compare(gold: str, answer: str, question: str = "") -> Decision:
     """Return whether an answer is the expected one.
+
+    The question decides which words and letters are units.
 
     Raises RejectedAnswerError for an answer that cannot be right, and UnreadableGoldError for a gold that says nothing.
     """
-    expected, actual = parse(gold), parse(answer)
+    context = read_question(question, gold)
+    expected, actual = parse(gold, context), parse(answer, context)
     if not expected.text:
         raise UnreadableGoldError("the expected answer is empty")
     if expected == actual:

@@ -6,6 +6,9 @@ from enum import StrEnum
 
 from components.grading.answer import final_answer
 from components.grading.comparison import compare
+from components.grading.parsing import parse
+from components.grading.question import unfinished
+from components.grading.units import read_question
 from components.grading.wording import RejectedAnswerError, UnreadableGoldError
 from components.shared.answer_policy import AnswerPolicy
 
@@ -63,20 +66,17 @@ def grade(gold: str, response: str, policy: AnswerPolicy, question: str = "") ->
     answer = final_answer(response, policy)
     if answer is None:
         return Grade(Verdict.WRONG, None, "no final answer")
-    verdict, reason = _verdict(gold.strip(), answer)
+    verdict, reason = _verdict(gold.strip(), answer, question)
     return Grade(verdict, answer, reason)
 
 
-def _verdict(gold: str, answer: str) -> tuple[Verdict, str]:
+def _verdict(gold: str, answer: str, question: str) -> tuple[Verdict, str]:
     if gold == answer and gold:
         return Verdict.RIGHT, "same text"
     if len(answer) > _MAX_ANSWER_CHARACTERS:
         return Verdict.WRONG, f"answer is longer than {_MAX_ANSWER_CHARACTERS} characters"
     try:
-        if "box" in gold or "####" in gold or "answer" in gold or len(gold) > _MAX_ANSWER_CHARACTERS:
-            # It may be a worked solution.
-            gold = final_answer(_UNCLOSED_BOX.sub("", gold), AnswerPolicy.STATED) or gold
-        equal, reason = compare(gold, answer)
+        return _compared(gold, answer, question)
     except RejectedAnswerError as rejection:
         return Verdict.WRONG, str(rejection)
     except UnreadableGoldError as unreadable:
@@ -85,4 +85,16 @@ def _verdict(gold: str, answer: str) -> tuple[Verdict, str]:
         raise
     except Exception as error:  # model output reaches a parser and a simplifier, which may fail in any way
         return Verdict.UNSCORABLE, f"comparison failed ({type(error).__name__})"
+
+
+def _compared(gold: str, answer: str, question: str) -> tuple[Verdict, str]:
+    """Compare two answers; an equal one must be finished as well."""
+    if "box" in gold or "####" in gold or "answer" in gold or len(gold) > _MAX_ANSWER_CHARACTERS:
+        # It may be a worked solution.
+        gold = final_answer(_UNCLOSED_BOX.sub("", gold), AnswerPolicy.STATED) or gold
+    equal, reason = compare(gold, answer, question)
+    if equal and question:
+        context = read_question(question, gold)
+        if remaining := unfinished(question, parse(gold, context), parse(answer, context)):
+            return Verdict.WRONG, remaining
     return (Verdict.RIGHT if equal else Verdict.WRONG), reason

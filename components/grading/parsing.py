@@ -8,7 +8,8 @@ from fractions import Fraction
 from functools import lru_cache
 
 from components.grading.answer import find_boxes
-from components.grading.quantities import Number, Unit, parse_number, split_unit
+from components.grading.quantities import Number, parse_number, parse_number_in_words
+from components.grading.units import NO_CONTEXT, Context, Unit, split_unit, with_symbols_apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,19 +134,34 @@ _THOUSANDS = re.compile(r"(?<![\d.,(])\d{1,3}(?:,\d{3})+(?![\d,])")
 
 
 @lru_cache(maxsize=8192)
-def parse(written: str) -> Answer:
-    """Return an answer with its notation normalized; any text can be parsed."""
+def parse(written: str, context: Context = NO_CONTEXT) -> Answer:
+    """Return an answer with its notation normalized; any text can be parsed.
+
+    The context of the question matters for whole answers, not for their parts: it decides about units, and they go.
+    """
     if _INTEGER.fullmatch(written):
         return Answer(text=written, number=Number(Fraction(written), None), unit=None, latex=written)
-    latex, unit = _normalized(written), None
+    latex = with_symbols_apart(_normalized(written), context.symbols)
+    value, unit = split_unit(latex, context)
+    if in_words := parse_number_in_words(unstyled(value)):
+        digits = _in_digits(in_words.value)
+        return Answer(text=digits, number=in_words, unit=unit, latex=digits)
     # The members of a list have units of their own.
-    if not (_MAY_BE_LIST.search(latex) and parse_structure(latex).kind is Kind.LIST):
-        latex, unit = split_unit(latex)
+    if _MAY_BE_LIST.search(latex) and parse_structure(latex).kind is Kind.LIST:
+        unit = None
+    else:
+        latex = value
     text = unstyled(latex)
     for pattern, replacement in _CANONICAL:
         text = pattern.sub(replacement, text)
     number = None if _LISTED.search(latex) else parse_number(text)
     return Answer(text=text, number=number, unit=unit, latex=latex)
+
+
+def _in_digits(value: Fraction) -> str:
+    sign = "-" if value < 0 else ""
+    whole = value.denominator == 1
+    return f"{value}" if whole else rf"{sign}\frac{{{abs(value.numerator)}}}{{{value.denominator}}}"
 
 
 def unstyled(latex: str) -> str:

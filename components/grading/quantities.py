@@ -1,8 +1,9 @@
-"""Numbers and units as they are written in answers: exact values, and how many of one unit make another."""
+"""Numbers as they are written in answers, in digits or in words: their exact values."""
 
 import re
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import pairwise
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,34 +31,17 @@ class Number:
         return self.places is not None and abs(self.value) * Fraction(10) ** self.places >= 10 ** (num_digits - 1)
 
 
-@dataclass(frozen=True, slots=True)
-class Unit:
-    """What a number counts or measures."""
-
-    kind: str
-    """Units of the same kind convert into one another: `length^2`; a plain word for what is counted: `apple`."""
-    factor: Fraction
-    """How many of the kind's base unit it makes."""
-
-
-DEGREE = Unit("degree", Fraction(1))
-PERCENT = Unit("percent", Fraction(1, 100))
-
 _MIN_DIGITS = 3
 _DECIMAL = re.compile(r"[-+]?(?:[0-9]+|[0-9]{1,3}(?:,[0-9]{3})+|[0-9]{1,3}(?: [0-9]{3})+)?(?:\.[0-9]*)?")
+# A mixed number has a space or a LaTeX fraction: `1-1/2` is a difference.
 _FRACTION = re.compile(
     r"([-+]?)(?:([0-9]+) ?)?\\frac\{(-?[0-9]+)\}\{([0-9]+)\}"
-    r"|([-+]?)(?:([0-9]+)[ -])?\(?([0-9]+)\)?/\(?([0-9]+)\)?"
+    r"|([-+]?)(?:([0-9]+) )?([0-9]+)/([0-9]+)"
 )
+_IN_BRACKETS = re.compile(r"(?<![0-9)}])\(([0-9]+(?:/[0-9]+)?)\)(?![0-9({])")
 _SCIENTIFIC = re.compile(r"(.+?)(?:\\(?:times|cdot)10\^\{?(-?[0-9]{1,3})\}?|[eE]([-+]?[0-9]{1,3}))")
 _REPEATING = re.compile(r"([-+]?)([0-9]*)\.([0-9]*)\\(?:overline|bar|dot)\{?([0-9]+)\}?")
 _THOUSANDS_COMMA = re.compile(r"(?<=[0-9]),(?=[0-9]{3}(?![0-9]))")
-_ONES = "zero one two three four five six seven eight nine ten eleven twelve"
-_TEENS = "thirteen fourteen fifteen sixteen seventeen eighteen nineteen"
-_TENS = "twenty thirty forty fifty sixty seventy eighty ninety hundred"
-_WORDS = {word: number for number, word in enumerate(f"{_ONES} {_TEENS}".split())} | {
-    word: 10 * number for number, word in enumerate(_TENS.split(), start=2)
-}
 
 
 def parse_number(text: str) -> Number | None:
@@ -68,12 +52,18 @@ def parse_number(text: str) -> Number | None:
         sign, whole, fixed, repeated = match.groups()
         value = Fraction(int(whole + fixed or 0)) + Fraction(int(repeated), 10 ** len(repeated) - 1)
         return Number(Fraction(f"{sign}1") * value / 10 ** len(fixed), None)
-    if match := _FRACTION.fullmatch(_THOUSANDS_COMMA.sub("", text)):
+    if match := _FRACTION.fullmatch(_without_brackets(text)):
         return _fraction(*(match.groups()[:4] if match[4] else match.groups()[4:]))
     if (match := _SCIENTIFIC.fullmatch(text)) and _DECIMAL.fullmatch(match[1]) and (mantissa := _decimal(match[1])):
         return Number(mantissa.value * Fraction(10) ** int(match[2] or match[3]), None)
-    words = [_WORDS.get(word) for word in text.casefold().split("-")]
-    return None if None in words or len(words) > 2 else Number(Fraction(sum(word or 0 for word in words)), None)
+    return None
+
+
+def _without_brackets(text: str) -> str:
+    """A fraction without the brackets around its numbers and commas between their digits."""
+    text = _THOUSANDS_COMMA.sub("", text)
+    # A bracket behind a digit is a product: 3(1/2).
+    return _IN_BRACKETS.sub(r"\1", text) if text[:1] in {"(", "-", "+"} or "/(" in text else text
 
 
 def _decimal(text: str) -> Number | None:
@@ -91,110 +81,133 @@ def _fraction(sign: str | None, whole: str | None, numerator: str, denominator: 
     return Number(-value if sign == "-" else value, None)
 
 
-_STYLES = r"\\(?:text|mbox|textbf|textit|textrm|textnormal|mathrm|operatorname)\s*"
-_POWER = r"(?:\s*\^?\s*\{?\s*([23])\s*\}?)?"
-_STYLED_UNIT = re.compile(r"(.*?[0-9}a-zA-Z)])\s*" + _STYLES + r"\{([a-zA-Z/. ]+)" + _POWER + r"\}" + _POWER)
-_PLAIN_UNIT = re.compile(r"(.*?[0-9})])(\s*)([a-zA-Z][a-zA-Z/. ]*)" + _POWER)
-_PERCENT = re.compile(r"(.+?)\s*(?:\\?%|(?:" + _STYLES + r"\{)?\s*(?:percent|pct|percentage)\s*(?:points?)?\s*\}?)")
-_DEGREES = re.compile(r"(.+?)\s*(?:\\degree|(?:" + _STYLES + r"\{)?\s*\bdegrees?\s*\}?)\s*")
-_TEMPERATURE = re.compile(r"(.+?)\s*\\degree\s*(?:" + _STYLES + r"\{)?\s*([CF])\s*\}?")
-_ANGLE_INSIDE = re.compile(r"degree|\\(?:arc)?(?:sin|cos|tan|cot|sec|csc)(?![a-z])")
-_CURRENCY = re.compile(
-    r"(?P<sign>[-+]?)\s*(?P<before>\\\$|\\pounds?(?![a-zA-Z])|[€£])\s*(?P<value>.+)"
-    r"|(?P<amount>.+?)\s*(?P<after>\\\$|[€£])"
+_ONES = "zero one two three four five six seven eight nine"
+_TEN_TIMES = "twenty thirty forty fifty sixty seventy eighty ninety"
+_DIGITS = {word: number for number, word in enumerate(_ONES.split())}
+_TEENS = "ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen"
+_TENS = {word: 10 * number for number, word in enumerate(_TEN_TIMES.split(), start=2)}
+_SMALL = _DIGITS | {word: number for number, word in enumerate(_TEENS.split(), start=10)} | _TENS
+_SCALES = {"trillion": 10**12, "billion": 10**9, "million": 10**6, "thousand": 10**3, "hundred": 10**2}
+_GROUPS = _SCALES | {"dozen": 12}
+_ORDINALS = (
+    "third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth thirteenth fourteenth fifteenth sixteenth "
+    "seventeenth eighteenth nineteenth twentieth"
 )
-_RADIANS = re.compile(r"(.+?)\s*(?:" + _STYLES + r"\{)?\s*(?:radians|rad)\s*\}?")
-_UNITS_OF = {
-    "length": "mm millimeter millimetre:1/1000 cm centimeter centimetre:1/100 m meter metre:1 "
-    "km kilometer kilometre:1000 in inch inches:127/5000 ft foot feet:381/1250 yd yard:1143/1250 mi mile:201168/125",
-    "mass": "mg milligram:1/1000000 g gram:1/1000 kg kilogram:1 "
-    "oz ounce:45359237/1600000000 lb pound:45359237/100000000",
-    "volume": "ml milliliter millilitre:1/1000 l liter litre:1",
-    "time": "s sec second:1 min minute:60 h hr hour:3600 day:86400 week:604800",
-    "money": "cent:1/100 dollar:1 usd:1",
-    "euros": "euro:1 eur:1",
-    "pounds sterling": "sterling:1",
-    "clock am": "am:1",
-    "clock pm": "pm:1",
-}
-_UNITS = {
-    name + plural: Unit(kind, Fraction(factor))
-    for kind, line in _UNITS_OF.items()
-    for names, factor in re.findall(r"([a-z ]+):([0-9/]+)", line)
-    for name in names.split()
-    for plural in ("", "s")
-}
-_ALIASES = {"mph": "miles per hour", "kph": "km per hour"}
-_PREFIXES = {"square": "^2", "sq": "^2", "cubic": "^3", "cu": "^3"}
-# Words behind a number that change its value.
-_NOT_UNIT_WORDS = (
-    "base dozen half third quarter hundred thousand million billion trillion percent plus minus times over divided "
-    "squared cubed factorial more less than fewer not and or but to is if cos cot csc exp gcd infty lcm ln log max mod "
-    "pi sin sqrt tan"
-)
-_NOT_UNITS = frozenset(_NOT_UNIT_WORDS.split())
+_PART = {word: number for number, word in enumerate(_ORDINALS.split(), start=3)}
+_PART |= {"half": 2, "quarter": 4, "hundredth": 100, "thousandth": 1000, "millionth": 10**6}
+_PARTS = {f"{word}s": number for word, number in _PART.items() if word != "half"} | {"halves": 2}
+NUMBER_WORDS = frozenset({*_SMALL, *_GROUPS, *_PART, *_PARTS, "point", "minus", "negative"})
+"""Words of numbers: behind a number they change its value."""
+_COUNT = re.compile("[0-9]{1,3}")
+_MAX_WORDS = 24
 
 
-def split_unit(latex: str) -> tuple[str, Unit | None]:
-    """Return a value and the unit behind it (or the currency before it); the whole text and None without a unit."""
-    return _angle_or_percent(latex) or _money(latex) or _unit_in_words(latex) or (latex, None)
+def parse_number_in_words(text: str) -> Number | None:
+    """Return the value of a number with words in it: "forty-two", "two and a half", "1.5 million"; None if it is none.
+
+    The words have to be in their order: "two-three" and "hundred and one five" are no numbers.
+    """
+    words = text.casefold().split()
+    if not words or len(words) > _MAX_WORDS or NUMBER_WORDS.isdisjoint(words := _without_hyphens(words)):
+        return None
+    if words[0] in {"minus", "negative"}:
+        number = parse_number(" ".join(words[1:])) or _unsigned(words[1:])
+        return Number(-number.value, number.places) if number and number.value > 0 else None
+    return _unsigned(words)
 
 
-def _angle_or_percent(latex: str) -> tuple[str, Unit] | None:
-    if match := _PERCENT.fullmatch(latex):
-        return match[1], PERCENT
-    if match := _TEMPERATURE.fullmatch(latex):
-        return match[1], Unit(f"degree {match[2]}", Fraction(1))
-    if (match := _DEGREES.fullmatch(latex)) and not _ANGLE_INSIDE.search(match[1]):
-        return match[1], DEGREE
-    if match := _RADIANS.fullmatch(latex):
-        return match[1], Unit("radian", Fraction(1))
+def _without_hyphens(words: list[str]) -> list[str]:
+    """The words with those apart that a hyphen may join: `twenty-three`, `three-fourths`, `two-and-a-half`."""
+    apart = []
+    for word in words:
+        parts = word.split("-")
+        joined = all(
+            (one in _TENS and _DIGITS.get(other)) or other in _PART | _PARTS | _GROUPS or {one, other} & {"and", "a"}
+            for one, other in pairwise(parts)
+        )
+        apart += parts if joined else [word]
+    return apart
+
+
+def _unsigned(words: list[str]) -> Number | None:
+    if not words:
+        return None
+    if "point" in words:
+        place = words.index("point")
+        whole, digits = _cardinal(words[:place]) if place else 0, [_DIGITS.get(word) for word in words[place + 1 :]]
+        if whole is None or not digits or None in digits:
+            return None
+        return _decimal(f"{whole}.{''.join(map(str, digits))}")
+    for read in (_cardinal, _part, _mixed, _multiple):
+        if (value := read(words)) is not None:
+            return Number(Fraction(value), None)
     return None
 
 
-def _money(latex: str) -> tuple[str, Unit] | None:
-    """An amount of money, in total or per something."""
-    if not (match := _CURRENCY.fullmatch(latex)):
-        return None
-    value, unit = split_unit(match["amount"] or match["sign"] + match["value"])
-    sign = match["before"] or match["after"]
-    money = _UNITS["dollar" if "$" in sign else "euro" if sign == "€" else "sterling"]
-    if unit and unit.kind.startswith("per "):
-        return value, Unit(f"{money.kind} {unit.kind}", money.factor * unit.factor)
-    return value, unit or money
+def _cardinal(words: list[str]) -> int | None:
+    """A whole number: groups of up to three digits, each followed by its scale, from the largest to the smallest."""
+    total = 0
+    for scale, size in _SCALES.items():
+        if scale not in words:
+            continue
+        place = words.index(scale)
+        count = 1 if not total and words[:place] in ([], ["a"]) else _cardinal(words[:place])
+        # Nine thousand nine hundred, but not ten hundred thousand: a smaller scale never stands before a larger one.
+        if not count or count >= (100 if size == 100 else 1000):
+            return None
+        total, words = total + count * size, words[place + 1 :]
+        if words[:1] == ["and"]:
+            words = words[1:]
+            small = _small(words)
+            return total + small if small else None
+        if not words:
+            return total
+    small = _small(words)
+    return total + small if small or (small == 0 and not total) else None
 
 
-def _unit_in_words(latex: str) -> tuple[str, Unit] | None:
-    if match := _STYLED_UNIT.fullmatch(latex):
-        value, words, inner, outer = match.groups()
-        power, attached = inner or outer, False
-    elif match := _PLAIN_UNIT.fullmatch(latex):
-        value, space, words, power = match.groups()
-        attached = not space
-    else:
-        return None
-    unit = _unit(words, power, attached=attached)
-    return (value.strip(), unit) if unit and any(character.isdigit() for character in value) else None
+def _small(words: list[str]) -> int | None:
+    """A whole number below 100."""
+    if len(words) == 2 and words[0] in _TENS and _DIGITS.get(words[1]):
+        return _TENS[words[0]] + _DIGITS[words[1]]
+    return _SMALL.get(words[0]) if len(words) == 1 else None
 
 
-def _unit(written: str, power: str | None, *, attached: bool) -> Unit | None:
-    """The unit that some words name; None where they name none."""
-    words = _ALIASES.get(written.strip(), written).replace("/", " per ").replace(".", "").lower().split()
-    dimension = f"^{power}" if power else ""
-    if len(words) > 1 and words[0] in _PREFIXES:
-        dimension = _PREFIXES[words.pop(0)]
-    known = all(word in _UNITS or word == "per" for word in words)
-    if not words or (attached and not known) or not _NOT_UNITS.isdisjoint(words):
+def _part(words: list[str]) -> Fraction | None:
+    """A fraction: half, a third, 3 fourths, twenty-one hundredths."""
+    *count, name = words
+    if name in _PART:
+        is_one = count in (["a"], ["one"], ["1"]) or words == ["half"]
+        return Fraction(1, _PART[name]) if is_one else None
+    number = int(count[0]) if len(count) == 1 and _COUNT.fullmatch(count[0]) else _small(count)
+    return Fraction(number, _PARTS[name]) if name in _PARTS and number is not None else None
+
+
+def _mixed(words: list[str]) -> Fraction | None:
+    """A whole number and a fraction below 1: two and a half, 2 and three quarters."""
+    if "and" not in words:
         return None
-    if words.count("per") > 1 or words[-1] == "per":
+    place = len(words) - words[::-1].index("and") - 1
+    whole = int(words[0]) if place == 1 and _COUNT.fullmatch(words[0]) else _cardinal(words[:place])
+    part = _part(words[place + 1 :]) if place + 1 < len(words) else None
+    return whole + part if whole is not None and part and part < 1 else None
+
+
+def _multiple(words: list[str]) -> Fraction | None:
+    """So many hundreds, thousands, millions or dozens: 2.5 million, 5 hundred thousand, half a dozen."""
+    *count, group = words
+    if group not in _GROUPS:
         return None
-    if not known and any(len(word) < 3 for word in words if word != "of"):
-        return None
-    if len(words) == 1 and known:
-        unit = _UNITS[words[0]]
-        return Unit(unit.kind + dimension, unit.factor ** int(dimension[1:] or 1))
-    if len(words) in {2, 3} and words[-2] == "per":
-        *over, under = (_UNITS.get(word, Unit(word.removesuffix("s"), Fraction(1))) for word in words if word != "per")
-        kind = " ".join([*(unit.kind for unit in over), "per", under.kind])
-        return Unit(kind, (over[0].factor if over else 1) / under.factor)
-    return Unit(" ".join(word.removesuffix("s") for word in words) + dimension, Fraction(1))
+    if count in ([], ["a"]):
+        return Fraction(_GROUPS[group])
+    if count == ["half", "a"]:
+        return Fraction(_GROUPS[group], 2)
+    if len(count) == 2 and count[1] == "hundred" and group in {"thousand", "million", "billion", "trillion"}:
+        hundreds = _multiple(count)
+        return hundreds * _GROUPS[group] if hundreds else None
+    number = parse_number(" ".join(count))
+    value = number.value if number else _mixed(count)
+    if value is None and group == "dozen":
+        cardinal = _cardinal(count)
+        value = None if cardinal is None else Fraction(cardinal)
+    return None if value is None else value * _GROUPS[group]

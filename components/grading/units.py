@@ -1,0 +1,343 @@
+"""Units: what the numbers of an answer measure or count, and how many of one unit make another.
+
+Only known units are units. Words behind a number may change its value in more ways than a list could hold, so a word
+is taken for a unit only if it is in a list here, or the question counts it.
+"""
+
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+from itertools import pairwise
+
+from components.grading.quantities import NUMBER_WORDS, parse_number_in_words
+from components.grading.vocabulary import COUNTED, FUNCTION_WORDS, IRREGULAR_PLURALS
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """What a number counts or measures."""
+
+    kind: str
+    """Units of the same kind convert into one another: `length^2`; a plain word for what is counted: `apple`."""
+    factor: Fraction
+    """How many of the kind's base unit it makes."""
+
+
+DEGREE = Unit("degree", Fraction(1))
+PERCENT = Unit("percent", Fraction(1, 100))
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What the question says about the words and letters of an answer."""
+
+    nouns: frozenset[str] = frozenset()
+    """What it counts, in the singular and in the plural."""
+    qualifiers: frozenset[str] = frozenset()
+    """Words that stand before these nouns."""
+    symbols: frozenset[str] = frozenset()
+    """Letters that are variables, though units are written so too."""
+
+
+NO_CONTEXT = Context()
+
+_STYLES = r"\\(?:text|mbox|textbf|textit|textrm|textnormal|mathrm|operatorname)\s*"
+_POWER = r"(?:\s*\^?\s*\{?\s*([23])\s*\}?)?"
+_STYLED_UNIT = re.compile(r"(.*?[0-9}a-zA-Z)])\s*" + _STYLES + r"\{([a-zA-Z/. -]+)" + _POWER + r"\}" + _POWER)
+_PLAIN_UNIT = re.compile(r"(.*?[0-9})])(\s*)([a-zA-Z][a-zA-Z/. -]*)" + _POWER)
+_STYLED = re.compile(_STYLES + r"\{([^{}]*)\}")
+_COMMAND = re.compile(r"\\[a-zA-Z]+")
+_PERCENT = re.compile(r"(.+?)\s*(?:\\?%|(?:" + _STYLES + r"\{)?\s*(?:per ?cent|pct|percentage)\b\s*(?:points?)?\s*\}?)")
+_DEGREES = re.compile(r"(.+?)\s*(?:\\degree|(?:" + _STYLES + r"\{)?\s*\bdegrees?\s*\}?)\s*")
+_TEMPERATURE = re.compile(
+    r"(.+?)\s*(?:\\degree|(?:" + _STYLES + r"\{)?\s*\bdegrees?)\s*(?:" + _STYLES + r"\{)?\s*"
+    r"(C|F|Celsius|Fahrenheit)\s*\}?"
+)
+_ANGLE_INSIDE = re.compile(r"degree|\\(?:arc)?(?:sin|cos|tan|cot|sec|csc)(?![a-z])")
+_TAKES_LETTER = re.compile(r"\^\{?[0-9]+\}?$|\\(?:arc)?(?:sin|cos|tan|cot|sec|csc|log|ln|exp)")
+_CURRENCY = re.compile(
+    r"(?P<sign>[-+]?)\s*(?P<before>\\\$|\\pounds?(?![a-zA-Z])|[€£])\s*(?P<value>.+)"
+    r"|(?P<amount>.+?)\s*(?P<after>\\\$|[€£])"
+)
+_RADIANS = re.compile(r"(.+?)\s*(?:" + _STYLES + r"\{)?\s*\b(?:radians?|rad)\s*\}?")
+
+_UNITS_OF = {
+    "length": "mm millimeter millimetre:1/1000 cm centimeter centimetre:1/100 dm decimeter decimetre:1/10 "
+    "m meter metre:1 km kilometer kilometre:1000 in inch inches:127/5000 ft foot feet:381/1250 yd yard:1143/1250 "
+    "mi mile:201168/125",
+    "area": "acre:1 hectare:312500000/126464",
+    "mass": "mg milligram:1/1000000 g gram:1/1000 kg kilogram kilo:1 "
+    "oz ounce:45359237/1600000000 lb pound:45359237/100000000 ton:45359237/50000 tonne:1000",
+    "volume": "ml milliliter millilitre:1/1000 cl centiliter centilitre:1/100 l liter litre:1 kl kiloliter:1000",
+    "measure": "teaspoon tsp:1/768 tablespoon tbsp:1/256 cup:1/16 pint pt:1/8 quart qt:1/4 gallon gal:1",
+    "time": "ms millisecond:1/1000 s sec second:1 min minute:60 h hr hour:3600 day:86400 week wk:604800",
+    "years": "month:1/12 yr year:1 decade:10 century centuries:100",
+    "money": "cent:1/100 dollar buck usd:1",
+    "euros": "euro eur:1",
+    "pounds sterling": "sterling gbp:1",
+    "yuan": "yuan rmb:1",
+    "yen": "yen jpy:1",
+    "rupees": "rupee:1",
+    "pesos": "peso:1",
+    "energy": "joule:1 kilojoule kj:1000",
+    "heat": "calorie cal:1 kilocalorie kcal:1000",
+    "power": "watt:1 kilowatt kw:1000",
+    "data": "byte:1 kilobyte kb:1000 megabyte mb:1000000 gigabyte gb:1000000000 terabyte tb:1000000000000",
+    "frequency": "hertz hz:1",
+    "force": "newton:1",
+    "charge": "volt:1",
+    "current": "ampere amp:1",
+    "resistance": "ohm:1",
+    "temperature": "kelvin:1",
+    "clock am": "am:1",
+    "clock pm": "pm:1",
+}
+_UNITS = {
+    name + plural: Unit(kind, Fraction(factor))
+    for kind, line in _UNITS_OF.items()
+    for names, factor in re.findall(r"([a-z ]+):([0-9/]+)", line)
+    for name in names.split()
+    for plural in ("", "s")
+}
+_ALIASES = {"mph": "miles per hour", "kph": "km per hour", "kmh": "km per hour", "mpg": "miles per gallon"}
+_PREFIXES = {"square": "^2", "sq": "^2", "cubic": "^3", "cu": "^3"}
+
+_SINGULARS = {plural: singular for singular, plural in IRREGULAR_PLURALS.items()}
+# Words that may stand behind a unit and leave the value as it is.
+_ENDINGS = (
+    *("in total", "in all", "in length", "total", "altogether", "left", "remaining", "each"),
+    *("old", "long", "wide", "tall", "high", "deep", "away", "apart", "ago", "later"),
+)
+_CAPITALS = frozenset("MSGH")
+_MAX_UNIT_WORDS = 8
+
+
+def _plural(noun: str) -> str:
+    if noun in IRREGULAR_PLURALS:
+        return IRREGULAR_PLURALS[noun]
+    if re.search("[^aeiou]y$", noun):
+        return f"{noun[:-1]}ies"
+    return f"{noun}es" if re.search("(?:s|x|z|ch|sh|[^aeiou]o)$", noun) else f"{noun}s"
+
+
+def _singular(noun: str) -> str:
+    if noun in _SINGULARS:
+        return _SINGULARS[noun]
+    if noun.endswith("ies") and len(noun) > 4:
+        return f"{noun[:-3]}y"
+    if re.search("(?:ss|x|z|ch|sh|o)es$", noun):
+        return noun[:-2]
+    return noun.removesuffix("s") if len(noun) > 3 and not noun.endswith("ss") else noun
+
+
+_NOUNS = {form: noun for noun in COUNTED.split() for form in (noun, _plural(noun), f"{noun}s")}
+
+
+def split_unit(latex: str, context: Context = NO_CONTEXT) -> tuple[str, Unit | None]:
+    """Return a value and the unit behind it (or the currency before it); the whole text and None without a unit."""
+    return _angle_or_percent(latex) or _money(latex, context) or _unit_in_words(latex, context) or (latex, None)
+
+
+def _angle_or_percent(latex: str) -> tuple[str, Unit] | None:
+    if match := _PERCENT.fullmatch(latex):
+        return match[1], PERCENT
+    if match := _TEMPERATURE.fullmatch(latex):
+        return match[1], Unit(f"degree {match[2][0]}", Fraction(1))
+    if (match := _DEGREES.fullmatch(latex)) and not _ANGLE_INSIDE.search(match[1]):
+        return match[1], DEGREE
+    if match := _RADIANS.fullmatch(latex):
+        return match[1], Unit("radian", Fraction(1))
+    return None
+
+
+def _money(latex: str, context: Context) -> tuple[str, Unit] | None:
+    """An amount of money, in total or per something."""
+    if not (match := _CURRENCY.fullmatch(latex)):
+        return None
+    value, unit = split_unit(match["amount"] or match["sign"] + match["value"], context)
+    sign = match["before"] or match["after"]
+    money = _UNITS["dollar" if "$" in sign else "euro" if sign == "€" else "sterling"]
+    if unit and unit.kind.startswith("per "):
+        return value, Unit(f"{money.kind} {unit.kind}", money.factor * unit.factor)
+    return value, unit or money
+
+
+def _unit_in_words(latex: str, context: Context) -> tuple[str, Unit] | None:
+    if match := _STYLED_UNIT.fullmatch(latex):
+        value, words, inner, outer = match.groups()
+        power, attached = inner or outer, False
+    elif match := _PLAIN_UNIT.fullmatch(latex):
+        value, space, words, power = match.groups()
+        attached = not space
+        if len(words) == 1 and _is_symbol(words, value):
+            return None
+    else:
+        return _behind_words(latex, context)
+    unit = _unit(words, power, context, attached=attached)
+    if unit and any(character.isdigit() for character in value):
+        return value.strip(), unit
+    return _behind_words(latex, context)
+
+
+def _is_symbol(letter: str, value: str) -> bool:
+    r"""Whether a letter is a variable by what stands before it: `m^2 + 5 m`, `\cos^2 m`, `\ln 2m`."""
+    return bool(_TAKES_LETTER.search(value)) or letter in _COMMAND.sub(" ", _STYLED.sub(" ", value))
+
+
+def _behind_words(latex: str, context: Context) -> tuple[str, Unit] | None:
+    """The unit behind a number in words: "twenty apples", "half an hour", "5 million people"."""
+    words = _STYLED.sub(r" \1 ", latex).split()
+    if len(words) > _MAX_UNIT_WORDS or NUMBER_WORDS.isdisjoint(" ".join(words).casefold().replace("-", " ").split()):
+        return None
+    for place in range(1, len(words)):
+        value, rest = " ".join(words[:place]), words[place:]
+        if value.casefold() == "half" and rest[0] in {"a", "an"} and len(rest) > 1:
+            rest = rest[1:]
+        is_number = re.fullmatch("[0-9][0-9.,]*", value) or parse_number_in_words(value)
+        if is_number and (unit := _unit(" ".join(rest), None, context, attached=False)):
+            return value, unit
+    return None
+
+
+def _unit(written: str, power: str | None, context: Context, *, attached: bool) -> Unit | None:
+    """The unit that some words name; None where they name none."""
+    if written.strip() in _CAPITALS:  # `5\text{ M}` is no length
+        return None
+    plain = " ".join(written.replace("/", " per ").replace("-", " ").replace(".", "").lower().split())
+    for ending in _ENDINGS:
+        plain = plain.removesuffix(f" {ending}")
+    plain = _ALIASES.get(plain, plain)
+    words = ["per" if word in {"a", "an"} else word for word in plain.split()]
+    if not words or len(words) > _MAX_UNIT_WORDS or words.count("per") > 1:
+        return None
+    if len(words) == 1 and attached and words[0] not in _UNITS:
+        return None
+    place = words.index("per") if "per" in words else len(words)
+    over, under = words[:place], words[place + 1 :]
+    dimension = f"^{power}" if power else ""
+    if not under:
+        return _thing(over, dimension, context) if place == len(words) else None
+    below = _thing(under, dimension, context)
+    above = _thing(over, "", context) if over else Unit("", Fraction(1))
+    if not below or not above:
+        return None
+    return Unit(f"{above.kind} per {below.kind}".strip(), above.factor / below.factor)
+
+
+def _thing(words: list[str], dimension: str, context: Context) -> Unit | None:
+    """A measure, or something that is counted."""
+    if len(words) == 2 and words[0] in _PREFIXES and not dimension:
+        dimension, words = _PREFIXES[words[0]], words[1:]
+    if len(words) == 1 and (unit := _UNITS.get(words[0])):
+        return Unit(unit.kind + dimension, unit.factor ** int(dimension[1:] or 1))
+    kinds = [_noun(word, context) for word in words if word != "of"]
+    if dimension and kinds != ["unit"]:
+        return None
+    is_named = words[-1:] != ["of"] and words[:1] != ["of"] and words[-1] not in context.qualifiers - context.nouns
+    if not kinds or None in kinds or not is_named:
+        return None
+    return Unit(" ".join(kind for kind in kinds if kind) + dimension, Fraction(1))
+
+
+def _noun(word: str, context: Context) -> str | None:
+    """The singular of a noun that is known or that the question counts."""
+    if word in _NOUNS:
+        return _NOUNS[word]
+    if word in context.nouns:
+        return _singular(word)
+    return word if word in context.qualifiers else None
+
+
+# Beginnings of words that change a value: doubled, halves, squares, pairs, scores ...
+_CHANGES = re.compile(
+    "doubl|tripl|trebl|quadrupl|quintupl|halv|half|squar|cub(?:e|ic)|pair|coupl|scores?$|gross|dozen|grand$|reciproc|invers|"
+    "opposit|negat|minus|plus|factorial|roots?$|power|percent|permil|modul|remain|approx|time|base|multip|divid|subtract|"
+    "add|increas|decreas|zero|infinit|nearly|equiv|exclud|except|error|guess"
+)
+_FUNCTION_WORDS = frozenset(FUNCTION_WORDS.split())
+_QUESTION_WORD = re.compile(r"[a-z]+(?:'[a-z]+)?|[0-9][0-9.,]*|[^\sa-z0-9]")
+_FORMULAS = re.compile(r"\$\$?([^$]{1,300})\$\$?|\\\((.{1,300}?)\\\)|\\\[(.{1,300}?)\\\]", re.DOTALL)
+_PROSE = re.compile(r"(?<![a-zA-Z])[a-zA-Z]+\s+[a-zA-Z]{2,}|[a-zA-Z]{2,}\s+[a-zA-Z]+|[a-zA-Z]{5,}")
+_MAX_ASKED_WORDS = 5
+_MAX_QUESTION_CHARACTERS = 20_000
+
+
+@lru_cache(maxsize=512)
+def read_question(question: str, gold: str) -> Context:
+    """Return the nouns and the symbols of a question and its expected answer; the question may be empty."""
+    question = question[:_MAX_QUESTION_CHARACTERS]
+    words = _QUESTION_WORD.findall(_FORMULAS.sub(_prose, question).lower())
+    asked_nouns, asked_qualifiers = _asked(words)
+    nouns = {word for text in (words, _QUESTION_WORD.findall(_COMMAND.sub(" ", gold).lower())) for word in _nouns(text)}
+    nouns |= asked_nouns
+    before = {one for one, other in pairwise(words) if other in nouns}
+    qualifiers = {word for word in before if _may_be_noun(word)} | asked_qualifiers
+    symbols = _symbols(question) | (frozenset() if question else _gold_symbols(gold))
+    forms = frozenset(form for noun in nouns for form in (noun, _singular(noun), _plural(_singular(noun))))
+    return Context(forms, frozenset(qualifiers), symbols)
+
+
+def _prose(formula: re.Match[str]) -> str:
+    r"""What a formula contributes to the words around it: nothing but text, since `$` is also written for dollars."""
+    inner = formula[1] or formula[2] or formula[3]
+    return formula[0] if _is_prose(inner) else " 0 "
+
+
+def _is_prose(inner: str) -> bool:
+    return bool(_PROSE.search(_COMMAND.sub(" ", _STYLED.sub(" ", inner))))
+
+
+def _symbols(question: str) -> frozenset[str]:
+    """The letters that stand for something in the formulas of a question."""
+    formulas = (match[1] or match[2] or match[3] for match in _FORMULAS.finditer(question))
+    bare = (_COMMAND.sub(" ", _STYLED.sub(" ", formula)) for formula in formulas if not _is_prose(formula))
+    return frozenset(letter for formula in bare for letter in formula if letter.isalpha())
+
+
+def _asked(words: list[str]) -> tuple[set[str], set[str]]:
+    """The nouns, and the words before them, that follow "how many"."""
+    nouns: set[str] = set()
+    qualifiers: set[str] = set()
+    for place in (index for index in range(len(words) - 2) if words[index : index + 2] == ["how", "many"]):
+        asked = []
+        for word in words[place + 2 : place + 2 + _MAX_ASKED_WORDS]:
+            is_asked = word.isalpha() and (word in {"more", "fewer", "less", "times"} or word not in _FUNCTION_WORDS)
+            if not is_asked and word != "of":
+                break
+            asked += [word] if is_asked else []
+        nouns |= {word for word in asked if word.endswith("s") or word in _SINGULARS} - {"less"}
+        qualifiers |= {*asked} - nouns
+    return nouns, qualifiers
+
+
+def _nouns(words: list[str]) -> set[str]:
+    """The words in the plural, and those behind a number."""
+    behind = {other for one, other in pairwise(words) if one[:1].isdigit() or one in NUMBER_WORDS}
+    plural = {word for word in words if word in _SINGULARS or (word.endswith("s") and not word.endswith(("ss", "us")))}
+    return {word for word in behind | plural if _may_be_noun(word)}
+
+
+def _may_be_noun(word: str) -> bool:
+    is_word = len(word) > 2 and word.isalpha() and word not in _FUNCTION_WORDS and word not in _UNITS
+    return is_word and not {word, word.removesuffix("s")} & NUMBER_WORDS and not _CHANGES.match(word)
+
+
+_SYMBOL = re.compile(_STYLES + r"\{[^{}]*\}|(?<=[0-9})])(\s*)([a-zA-Z]{1,3})(?![a-zA-Z])")
+
+
+def _gold_symbols(gold: str) -> frozenset[str]:
+    """The single letters that stand directly behind a number: `6s^2`."""
+    found = _SYMBOL.finditer(gold)
+    return frozenset(match[2] for match in found if match[2] and not match[1] and len(match[2]) == 1)
+
+
+def with_symbols_apart(latex: str, symbols: frozenset[str]) -> str:
+    """Return the text with letters in braces that stand where a unit may stand, but are variables: `6{s}^2`."""
+
+    def apart(match: re.Match[str]) -> str:
+        letters = match[2]
+        is_symbol = letters and letters.lower() in _UNITS and symbols.issuperset(letters)
+        return f"{{{letters}}}" if is_symbol else match[0]
+
+    return _SYMBOL.sub(apart, latex) if symbols else latex

@@ -1,0 +1,123 @@
+"""A part of the question is no answer to it."""
+
+import json
+import re
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from components.grading.trees import all_within, whole
+from components.grading.verifier import Submission, Verdict, Verifier, grade
+from components.shared.answer_policy import AnswerPolicy
+
+MATH500 = Path("../shared/data/math500.jsonl")
+BOXED = AnswerPolicy.BOXED
+_FORMULA = re.compile(r"\$\$([^$]+)\$\$|\$([^$]+)\$|\\\[(.+?)\\\]|\\\((.+?)\\\)", re.DOTALL)
+_PIECES = (
+    r"2 31 5.5 x \frac \frac{1}{2} \sqrt ( ) [ ] { } | + - * / ^ _ ! % , = \sin \log \text{a} word \{ \binom $ \\ "
+)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("a + b - c", "-c + (b + a)"),
+        (r"\frac{a}{b}", "a/b"),
+        (r"\frac{a}{b}", r"a \cdot b^{-1}"),
+        (r"\dfrac{1}{\frac{a}{b}}", "b/a"),
+        (r"\sqrt{x+1}", "(1+x)^{1/2}"),
+        (r"\sqrt[3]{x}", r"x^{\frac13}"),
+        (r"\dbinom{7}{2}", r"{7 \choose 2}"),
+        (r"\binom{7}{2}", r"\frac{7!}{2!\,5!}"),
+        (r"2 \cdot x \cdot x", "2x^2"),
+        ("-(-(a))", "a + 0"),
+        ("-(a - b)", "b - a"),
+        (r"\sin 2x \cos x", r"\cos(x) \cdot \sin(2x)"),
+        (r"\sin^2 x", r"(\sin x)^2"),
+        (r"\left|x-1\right|", "|-1+x|"),
+        ("1,000 + 2{,}000", "2000+1000.0"),
+    ],
+)
+def test_an_expression_is_the_same_however_it_is_written(one: str, other: str) -> None:
+    """Only notation is understood, nothing is worked out."""
+    assert whole(one) is not None
+    assert whole(one) == whole(other)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("2 + 3", "5"),
+        ("(x+1)^2", "x^2+2x+1"),
+        (r"\sqrt{50}", r"5\sqrt{2}"),
+        (r"\frac{10}{4}", r"\frac{5}{2}"),
+        (r"1\frac{1}{2}", r"1 \cdot \frac{1}{2}"),
+        ("a - b", "b - a"),
+        (r"\ln(2 \ln 3)", r"\ln 2 \ln 3"),
+        (r"x^{23}", r"x^23"),
+        (r"5 \cdot 5^2", "5^3"),
+    ],
+)
+def test_expressions_of_other_structure_differ(one: str, other: str) -> None:
+    """Also where they have the same value."""
+    assert whole(one) is not None
+    assert whole(one) != whole(other)
+
+
+def test_expressions_are_found_in_a_question() -> None:
+    """In formulas and in plain text, whatever stands around them."""
+    question = (
+        r"Tom pays 5 * 8 + 2 dollars for $x^2 - 1$ apples. What is \(\frac{a}{2}\) if $y = \text{half of } 3 + z$?"
+    )
+    for part in ("2 + 8 * 5", "x^2-1", "a/2", "3+z"):
+        assert whole(part) in all_within(question)
+
+
+@given(st.lists(st.sampled_from(_PIECES.split(" ")), max_size=60).map(" ".join))
+def test_any_text_can_be_read(text: str) -> None:
+    """As a question and as an answer."""
+    all_within(text)
+    whole(text)
+
+
+@pytest.mark.parametrize(
+    "piece", ["(", "-", "\\frac", "\\sqrt", "2^", "x(", "{", "\\sin ", "!", "x!", "1+(", "|", "[1,", "$", "x_"]
+)
+def test_reading_takes_linear_time(piece: str) -> None:
+    """And no more stack for deeper nesting."""
+    started = time.process_time()
+    all_within(piece * 5000)
+    whole(piece * 300)
+    assert time.process_time() - started < 5
+
+
+@pytest.mark.parametrize(("question", "verdict"), [("", Verdict.RIGHT), ("What is 5 * 8 + 2?", Verdict.WRONG)])
+def test_what_may_be_left_to_do_depends_on_the_question(question: str, verdict: Verdict) -> None:
+    """Without a question nobody can tell what was copied."""
+    assert grade("42", r"\boxed{5 \cdot 8 + 2}", BOXED, question).verdict is verdict
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not MATH500.is_file(), reason="MATH-500 is not there")
+def test_no_formula_of_math500_answers_its_own_question(verify: Verifier) -> None:
+    """Unless it is written as the expected answer is; and no reference answer is refused for its question."""
+    rows = [json.loads(line) for line in MATH500.read_text(encoding="utf-8").splitlines()]
+    honest, echoes = [], []
+    for row in rows:
+        honest.append(Submission(row["answer"], rf"\boxed{{{row['answer']}}}", BOXED, row["problem"]))
+        honest.append(Submission(row["answer"], row["solution"], BOXED, row["problem"]))
+        formulas = {next(filter(None, match.groups())).strip(" .,") for match in _FORMULA.finditer(row["problem"])}
+        formulas |= {part.strip() for formula in formulas for part in re.split(r"=|\\le|\\ge|<|>", formula)}
+        # A single number or name, or the expected answer itself among others, is no echo.
+        others = [each for each in formulas if each and _written(each) != _written(row["answer"])]
+        echoes += [Submission(row["answer"], rf"\boxed{{{each}}}", BOXED, row["problem"]) for each in others]
+    assert [each for each, graded in zip(honest, verify(honest), strict=True) if graded.verdict != "right"] == []
+    accepted = [each for each, graded in zip(echoes, verify(echoes), strict=True) if graded.verdict == "right"]
+    assert [each.response for each in accepted if r"\text{ and }" not in each.response] == []
+
+
+def _written(formula: str) -> str:
+    return re.sub(r"\s|\\[,!]", "", formula.replace("dfrac", "frac"))
