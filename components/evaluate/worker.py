@@ -115,6 +115,7 @@ class Evaluator:
                 "extracted": grade.extracted,
                 "verdict": grade.verdict,
                 "reason": grade.reason,
+                "detail": grade.detail,
                 "flexible": {"extracted": loose.extracted, "verdict": loose.verdict},
                 "num_steps": problem.num_steps,
                 "num_prompt_tokens": len(completion.tokens.prompt_ids),

@@ -150,7 +150,7 @@ def _compare_expressions(expected: Answer, actual: Answer) -> Decision:
     decimal, latex = (actual.number, expected.latex) if actual.number else (expected.number, actual.latex)
     if decimal and decimal.places:
         return _by_algebra("value", lambda: _equals_decimal(latex, decimal))
-    return _by_algebra("value, by algebra", lambda: _same_value(actual.latex, expected.latex))
+    return _by_algebra("value", lambda: _same_value(actual.latex, expected.latex))
 
 
 def _equals_decimal(latex: str, decimal: Number) -> bool:
@@ -213,7 +213,7 @@ def _compare_in_other_units(expected: Answer, actual: Answer) -> Decision:
     if {unit.kind for unit in units} == {"degree", "radian"}:
         return _compare_values(*(_converted(each) if each.unit == DEGREE else each for each in (expected, actual)))
     if units[0].kind != units[1].kind:
-        return Decision(False, f"unit is {units[1].kind}, expected {units[0].kind}")
+        return Decision(False, "unit", f"{units[1].kind} where {units[0].kind} is expected")
     return _compare_values(*(_times(each, unit.factor) for each, unit in zip((expected, actual), units, strict=True)))
 
 
@@ -273,7 +273,7 @@ def _compare_elements(first: Structure, second: Structure) -> Decision:
     if first.kind is second.kind and (first.signs != second.signs or [*map(len, ours)] != [*map(len, theirs)]):
         return Decision(False, "different brackets or size")
     if first.kind is not second.kind and not (_is_vector(first) and _is_vector(second)):
-        return Decision(False, f"{second.kind} where {first.kind} is expected")
+        return Decision(False, "different kinds of answers", f"{second.kind} where {first.kind} is expected")
     elements = [[_assignment(element) for row in rows for element in row] for rows in (ours, theirs)]
     are_named = all(name for side in elements for name, _ in side)
     if are_named and sorted(name for name, _ in elements[0]) != sorted(name for name, _ in elements[1]):

@@ -8,6 +8,7 @@ from components.grading.answer import final_answer
 from components.grading.comparison import compare
 from components.grading.parsing import parse
 from components.grading.question import unfinished
+from components.grading.reasons import Reason
 from components.grading.units import read_question
 from components.grading.wording import RejectedAnswerError, UnreadableGoldError
 from components.shared.answer_policy import AnswerPolicy
@@ -44,9 +45,16 @@ class Grade:
 
     verdict: Verdict
     extracted: str | None
-    reason: str
+    reason: Reason
     tests_passed: float | None = None
     """Fraction of the unit tests that passed; None where the gold is not unit tests."""
+    detail: str = ""
+    """What the reason is about in this response, such as the two units that differ."""
+
+    @property
+    def why(self) -> str:
+        """The reason, with its detail."""
+        return f"{self.reason} ({self.detail})" if self.detail else str(self.reason)
 
 
 def is_unit_tests(gold: str) -> bool:
@@ -65,36 +73,36 @@ def grade(gold: str, response: str, policy: AnswerPolicy, question: str = "") ->
         return grade_code(gold, response)
     answer = final_answer(response, policy)
     if answer is None:
-        return Grade(Verdict.WRONG, None, "no final answer")
-    verdict, reason = _verdict(gold.strip(), answer, question)
-    return Grade(verdict, answer, reason)
+        return Grade(Verdict.WRONG, None, Reason.NO_ANSWER)
+    verdict, reason, detail = _verdict(gold.strip(), answer, question)
+    return Grade(verdict, answer, Reason.of(reason), detail=detail)
 
 
-def _verdict(gold: str, answer: str, question: str) -> tuple[Verdict, str]:
+def _verdict(gold: str, answer: str, question: str) -> tuple[Verdict, str, str]:
     if gold == answer and gold:
-        return Verdict.RIGHT, "same text"
+        return Verdict.RIGHT, Reason.SAME_TEXT, ""
     if len(answer) > _MAX_ANSWER_CHARACTERS:
-        return Verdict.WRONG, f"answer is longer than {_MAX_ANSWER_CHARACTERS} characters"
+        return Verdict.WRONG, Reason.TOO_LONG, f"more than {_MAX_ANSWER_CHARACTERS} characters"
     try:
         return _compared(gold, answer, question)
     except RejectedAnswerError as rejection:
-        return Verdict.WRONG, str(rejection)
+        return Verdict.WRONG, str(rejection), ""
     except UnreadableGoldError as unreadable:
-        return Verdict.UNSCORABLE, str(unreadable)
+        return Verdict.UNSCORABLE, str(unreadable), ""
     except MemoryError:
         raise
     except Exception as error:  # model output reaches a parser and a simplifier, which may fail in any way
-        return Verdict.UNSCORABLE, f"comparison failed ({type(error).__name__})"
+        return Verdict.UNSCORABLE, Reason.FAILED, type(error).__name__
 
 
-def _compared(gold: str, answer: str, question: str) -> tuple[Verdict, str]:
+def _compared(gold: str, answer: str, question: str) -> tuple[Verdict, str, str]:
     """Compare two answers; an equal one must be finished as well."""
     if "box" in gold or "####" in gold or "answer" in gold or len(gold) > _MAX_ANSWER_CHARACTERS:
         # It may be a worked solution.
         gold = final_answer(_UNCLOSED_BOX.sub("", gold), AnswerPolicy.STATED) or gold
-    equal, reason = compare(gold, answer, question)
+    equal, reason, detail = compare(gold, answer, question)
     if equal and question:
         context = read_question(question, gold)
         if remaining := unfinished(question, parse(gold, context), parse(answer, context)):
-            return Verdict.WRONG, remaining
-    return (Verdict.RIGHT if equal else Verdict.WRONG), reason
+            return Verdict.WRONG, remaining, ""
+    return (Verdict.RIGHT if equal else Verdict.WRONG), reason, detail

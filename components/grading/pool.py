@@ -23,8 +23,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
+from typing import NamedTuple
 
 from components.grading.grade import Grade, Submission, Verdict
+from components.grading.reasons import Reason
 from components.grading.sandbox.confinement import environment
 from components.grading.worker import (
     FORK,
@@ -77,6 +79,13 @@ class Call:
         """End the call with an error."""
         self.todo.clear()
         self.outcome.put(error)
+
+
+class _Cause(NamedTuple):
+    """Why a worker has ended by itself."""
+
+    reason: Reason
+    detail: str
 
 
 @dataclass(slots=True)
@@ -231,9 +240,9 @@ class Dispatcher:
                 self._finish(worker, line)
 
     def _finish(self, worker: "_Worker", line: bytes) -> None:
-        position, verdict, extracted, reason, tests_passed = json.loads(line)
+        position, verdict, extracted, reason, tests_passed, detail = json.loads(line)
         if task := worker.tasks.pop(position, None):  # nobody else has been given it
-            task.call.finish(task.index, Grade(Verdict(verdict), extracted, reason, tests_passed))
+            task.call.finish(task.index, Grade(Verdict(verdict), extracted, Reason.of(reason), tests_passed, detail))
 
     def _reuse(self, worker: "_Worker", *, is_too_large: bool) -> None:
         """Have something else graded by a worker that is through with its list, or hands back the rest."""
@@ -269,23 +278,23 @@ class Dispatcher:
 
     def _replace(self, worker: "_Worker") -> None:
         """End a worker, and have another one grade its submissions, unless the first of them has ended it itself."""
-        tasks, reason = worker.take_tasks(), self._end(worker)
+        tasks, cause = worker.take_tasks(), self._end(worker)
         if not tasks:
             return
         task, *others = tasks
         self._give_back(others)
         task.num_killed_starts += worker.is_starting
         task.num_kills += not worker.is_starting
-        if worker.is_starting and (reason or task.num_killed_starts == _MAX_STARTS):
-            reason = reason or f"{_MAX_STARTS} in a row were killed"
-            task.call.fail(PipelineError(f"no answer can be graded: worker processes do not start ({reason})"))
-        elif reason or task.num_kills == _MAX_TRIES:
-            reason = reason or f"its worker was killed {_MAX_TRIES} times"
-            task.call.finish(task.index, Grade(Verdict.UNSCORABLE, None, reason))
+        if worker.is_starting and (cause or task.num_killed_starts == _MAX_STARTS):
+            detail = cause.detail if cause else f"{_MAX_STARTS} in a row were killed"
+            task.call.fail(PipelineError(f"no answer can be graded: worker processes do not start ({detail})"))
+        elif cause or task.num_kills == _MAX_TRIES:
+            cause = cause or _Cause(Reason.CRASH, f"its worker was killed {_MAX_TRIES} times")
+            task.call.finish(task.index, Grade(Verdict.UNSCORABLE, None, cause.reason, detail=cause.detail))
         else:
             self._retries.append(task)
 
-    def _end(self, worker: "_Worker") -> str | None:
+    def _end(self, worker: "_Worker") -> "_Cause | None":
         self._in_slots.discard(worker)
         self._slow.discard(worker)
         if worker in self._idle:
@@ -394,14 +403,14 @@ class _Worker:
         *lines, self._received = (self._received + part).split(b"\n")
         return lines if part else None
 
-    def end(self) -> str | None:
+    def end(self) -> "_Cause | None":
         """End the process; return why it had ended before, None unless its submission is to blame for that."""
         self.channel.close()
         code = self._origin.end() if self.process is None else self._origin.reap(self.process)
         if -code in _SENT_FROM_OUTSIDE:
             return None
         if code == -signal.SIGPROF:
-            return f"took longer than {self._origin.deadline_s:g} s"
+            return _Cause(Reason.TIME, f"took longer than {self._origin.deadline_s:g} s")
         if code == OUT_OF_MEMORY:
-            return "out of memory"
-        return f"the grader crashed ({f'signal {-code}' if code < 0 else f'exit code {code}'})"
+            return _Cause(Reason.MEMORY, "out of memory")
+        return _Cause(Reason.CRASH, f"signal {-code}" if code < 0 else f"exit code {code}")

@@ -11,6 +11,7 @@ from functools import lru_cache
 
 from components.grading.parsing import Answer, Kind, is_name, parse_structure
 from components.grading.quantities import parse_number
+from components.grading.reasons import Reason
 from components.grading.trees import (
     Tree,
     all_within,
@@ -24,9 +25,6 @@ from components.grading.trees import (
     without_detour,
 )
 
-ECHO = "echoes the question"
-SETUP = "left to be evaluated"
-
 _FREE = frozenset(map(number, (1, 2, 100)))
 """Numbers that stand in formulas rather than in questions: a half, a square, a percentage."""
 _WORD = re.compile(r"[^\W\d_]+(?:-[^\W\d_]+)?")
@@ -37,7 +35,7 @@ _SPACING = re.compile(r"\s+|\\(?:left|right|[,;:! ])|\$")
 _MIN_CHARACTERS = 3
 
 
-def unfinished(question: str, gold: Answer, answer: Answer) -> str | None:
+def unfinished(question: str, gold: Answer, answer: Answer) -> Reason | None:
     """Return why an answer with the right value is none: it repeats the question, or leaves its evaluation to others.
 
     None for an honest answer, such as one that is written as the expected answer is.
@@ -76,7 +74,7 @@ def _values(latex: str) -> list[_Value]:
     return [value for part in parts if part.strip() for value in _values(part)]
 
 
-def _unfinished_value(question: str, expected: set[Tree | None], value: _Value) -> str | None:
+def _unfinished_value(question: str, expected: set[Tree | None], value: _Value) -> Reason | None:
     tree, asked = value.tree, all_within(question)
     if tree is None:
         squeezed = _SPACING.sub("", value.latex)
@@ -87,22 +85,22 @@ def _unfinished_value(question: str, expected: set[Tree | None], value: _Value) 
         )
     elif _is_number(tree):
         if all(each and _form(each) == "integer" for each in expected) and _form(tree) == "fraction":
-            return SETUP if _is_setup(question, tree) else None  # a division
+            return Reason.SETUP if _is_setup(question, tree) else None  # a division
         is_echo = _is_unconverted(question, asked, expected, tree)
     else:
         return _unevaluated(question, {each for each in expected if each}, tree)
-    return ECHO if is_echo else None
+    return Reason.ECHO if is_echo else None
 
 
-def _unevaluated(question: str, expected: set[Tree], tree: Tree) -> str | None:
+def _unevaluated(question: str, expected: set[Tree], tree: Tree) -> Reason | None:
     """Why an expression, which is more than a number, is no answer."""
     asked = all_within(question)
     wants_numbers = bool(expected) and all(map(_is_number, expected))
     parts = [each for each in subtrees(tree) if each.parts and not _is_number(each) and not _has_names(each)]
     if _is_asked(tree, asked) or (wants_numbers and any(_is_asked(part, asked) for part in parts)):
-        return ECHO
+        return Reason.ECHO
     to_do = wants_numbers or (_folds(tree) and not any(map(_folds, expected)))
-    return SETUP if to_do and _is_setup(question, tree) else None
+    return Reason.SETUP if to_do and _is_setup(question, tree) else None
 
 
 def _is_asked(tree: Tree, asked: Iterable[Tree]) -> bool:

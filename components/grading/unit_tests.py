@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from components.grading.answer import outside_thoughts
 from components.grading.grade import Grade, Verdict
+from components.grading.reasons import Reason
 from components.grading.sandbox.child import encode
 from components.grading.sandbox.run import Failed, Outcome, Returned, decode, run
 from components.shared.errors import PipelineError
@@ -50,25 +51,26 @@ def grade_code(gold: str, response: str) -> Grade:
     try:
         tests = read_tests(gold)
     except UnreadableTestsError as error:
-        return Grade(Verdict.UNSCORABLE, None, str(error))
+        return Grade(Verdict.UNSCORABLE, None, Reason.UNREADABLE_TESTS, detail=str(error))
     code = last_code_block(outside_thoughts(response))
     if code is None:
-        return Grade(Verdict.WRONG, None, "no code block", 0.0)
+        return Grade(Verdict.WRONG, None, Reason.NO_CODE, 0.0)
     extracted = code[:_MAX_EXTRACTED_CHARACTERS]
     if len(code) > _MAX_CODE_CHARACTERS:
-        return Grade(Verdict.WRONG, extracted, f"code is longer than {_MAX_CODE_CHARACTERS} characters", 0.0)
+        return Grade(Verdict.WRONG, extracted, Reason.TOO_LONG, 0.0, f"more than {_MAX_CODE_CHARACTERS} characters")
     try:
         outcomes = run(code, [test.call for test in tests])
     except PipelineError as error:
-        return Grade(Verdict.UNSCORABLE, extracted, str(error))
+        return Grade(Verdict.UNSCORABLE, extracted, Reason.NO_SANDBOX, detail=str(error))
     failures = [
         f"{_in_one_line(test.call)} {_described(outcome)}"
         for test, outcome in zip(tests, outcomes, strict=True)
         if not (isinstance(outcome, Returned) and test.accepts(outcome.value))
     ]
     num_passed = len(tests) - len(failures)
-    reason = "; ".join([f"{num_passed} of {len(tests)} tests passed", *failures[:1]])
-    return Grade(Verdict.WRONG if failures else Verdict.RIGHT, extracted, reason, num_passed / len(tests))
+    detail = "; ".join([f"{num_passed} of {len(tests)} tests passed", *failures[:1]])
+    verdict, reason = (Verdict.WRONG, Reason.FAILED_TESTS) if failures else (Verdict.RIGHT, Reason.SAME_TESTS)
+    return Grade(verdict, extracted, reason, num_passed / len(tests), detail)
 
 
 def _described(outcome: Outcome) -> str:

@@ -14,10 +14,21 @@ from contextlib import AbstractContextManager, suppress
 from components.grading.answer import has_reasoning
 from components.grading.grade import Grade, Submission, Verdict, grade, is_unit_tests
 from components.grading.pool import GRADE, Call, Dispatcher
+from components.grading.reasons import Reason
 from components.grading.sandbox.run import require_sandbox
 from components.shared.environment import available_cores
 
-__all__ = ["Grade", "Submission", "Verdict", "Verifier", "grade", "has_reasoning", "is_unit_tests", "require_sandbox"]
+__all__ = [
+    "Grade",
+    "Reason",
+    "Submission",
+    "Verdict",
+    "Verifier",
+    "grade",
+    "has_reasoning",
+    "is_unit_tests",
+    "require_sandbox",
+]
 
 _MAX_WORKERS = 8  # they grade about as fast as this process can hand out
 

@@ -13,6 +13,8 @@ class Decision(NamedTuple):
 
     equal: bool
     reason: str
+    """A phrase of `Reason`."""
+    detail: str = ""
 
     @classmethod
     def on(cls, what: str, equal: bool) -> "Decision":

@@ -157,7 +157,7 @@ def _grade(
         used_kib = int(status.partition("VmHWM:")[2].split(maxsplit=1)[0])
     if used_kib > _MAX_MEMORY_KIB:
         os._exit(OUT_OF_MEMORY)
-    reply = [position, graded.verdict, graded.extracted, graded.reason, graded.tests_passed]
+    reply = [position, graded.verdict, graded.extracted, graded.reason, graded.tests_passed, graded.detail]
     return json.dumps(reply).encode("ascii"), used_kib > _MAX_REUSABLE_KIB
 
 

@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from components.grading.verifier import Grade, Submission, Verdict, Verifier
+from components.grading.verifier import Grade, Reason, Submission, Verdict, Verifier
 from components.policy.engine import Policy
 from components.policy.packing import TokenSequence
 from components.shared.answer_policy import AnswerPolicy
 from components.shared.problem import Problem
 
-_TRUNCATED = Grade(Verdict.WRONG, extracted=None, reason="truncated at the length limit")
+_TRUNCATED = Grade(Verdict.WRONG, extracted=None, reason=Reason.TRUNCATED)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -184,7 +184,7 @@ class Scored:
     def unscorable(self) -> Failure | None:
         """Why the completion cannot be scored; None where it can."""
         if self.grade.verdict is Verdict.UNSCORABLE:
-            return Failure(self.grade.reason, f"the grader says: {self.grade.reason}")
+            return Failure(self.grade.reason, f"the grader says: {self.grade.why}")
         return self.failure
 
     def combined(self, weights: Mapping[str, float]) -> tuple[float, ...]:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
-from components.grading.verifier import Grade, Verdict
+from components.grading.verifier import Grade, Reason, Verdict
 from components.shared.answer_policy import AnswerPolicy
 
 FUNCTION = "tests.grading.fake_grader:grade"
@@ -18,7 +18,8 @@ FUNCTION = "tests.grading.fake_grader:grade"
 def grade(gold: str, response: str, policy: AnswerPolicy, question: str) -> Grade:
     """Do what the gold says, then call the response right."""
     result = _ACTIONS[gold](response) if gold in _ACTIONS else None
-    return Grade(Verdict.RIGHT, result if isinstance(result, str) else response, policy)
+    extracted = result if isinstance(result, str) else response
+    return Grade(Verdict.RIGHT, extracted, Reason.SAME_TEXT, detail=policy)
 
 
 def _loop_in_c(_: str) -> None:

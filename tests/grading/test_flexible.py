@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from components.grading.answer import final_answer
 from components.grading.flexible import flexible_answer, grade_flexibly
-from components.grading.verifier import Grade, Submission, Verifier, grade
+from components.grading.verifier import Grade, Reason, Submission, Verifier, grade
 from components.shared.answer_policy import AnswerPolicy
 from tests.grading.tables import ATTACKS, Case, table
 
@@ -74,7 +74,10 @@ def test_only_responses_without_a_strict_answer_are_graded_again() -> None:
         Case("5", "no value at all", "wrong", ""),
         Case("assert f(1) == 2", "def f(x): return 2", "wrong", ""),
     ]
-    strict = [Grade(grade("5", "#### 5", MARKED).verdict, "5", ""), *[grade("5", "no value at all", MARKED)] * 4]
+    strict = [
+        Grade(grade("5", "#### 5", MARKED).verdict, "5", Reason.SAME_TEXT),
+        *[grade("5", "no value at all", MARKED)] * 4,
+    ]
     submissions = [Submission(case.gold, case.response, DECLARED, "What is it?") for case in cases]
     flexible = grade_flexibly(verify, submissions, strict)  # type: ignore[arg-type]
     assert [each.verdict for each in flexible] == [case.verdict for case in cases]

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from components.grading import pool as pool_module
-from components.grading.verifier import Grade, Submission, Verdict, Verifier
+from components.grading.verifier import Grade, Reason, Submission, Verdict, Verifier
 from components.shared.answer_policy import AnswerPolicy
 from components.shared.errors import PipelineError
 from tests.grading.fake_grader import FUNCTION
@@ -51,12 +51,12 @@ def fine(number: int) -> Submission:
 
 def right(response: object) -> Grade:
     """The grade of a response that was graded undisturbed."""
-    return Grade(Verdict.RIGHT, str(response), "stated")
+    return Grade(Verdict.RIGHT, str(response), Reason.SAME_TEXT, detail="stated")
 
 
-def unscorable(reason: str) -> Grade:
+def unscorable(reason: Reason, detail: str) -> Grade:
     """The grade of a response that was not."""
-    return Grade(Verdict.UNSCORABLE, None, reason)
+    return Grade(Verdict.UNSCORABLE, None, reason, detail=detail)
 
 
 def script(text: str, *arguments: str, cwd: Path, start_new_session: bool = False) -> "subprocess.Popen[str]":
@@ -85,30 +85,35 @@ def test_grades_come_in_the_order_of_the_submissions(pool: Verifier) -> None:
 
 
 @pytest.mark.parametrize(
-    ("gold", "reason"),
+    ("gold", "reason", "detail"),
     [
-        pytest.param("loop", "took longer than 1 s", marks=pytest.mark.slow),
-        pytest.param("loop in C", "took longer than 1 s", marks=pytest.mark.slow),
-        ("ask for much memory", "out of memory"),
-        ("fault", "the grader crashed (signal 11)"),
-        ("exit", "the grader crashed (exit code 3)"),
+        pytest.param("loop", Reason.TIME, "took longer than 1 s", marks=pytest.mark.slow),
+        pytest.param("loop in C", Reason.TIME, "took longer than 1 s", marks=pytest.mark.slow),
+        ("ask for much memory", Reason.MEMORY, "out of memory"),
+        ("fault", Reason.CRASH, "signal 11"),
+        ("exit", Reason.CRASH, "exit code 3"),
     ],
 )
-def test_a_submission_that_ends_its_worker_is_unscorable(pool: Verifier, gold: str, reason: str) -> None:
+def test_a_submission_that_ends_its_worker_is_unscorable(
+    pool: Verifier, gold: str, reason: Reason, detail: str
+) -> None:
     """The others are graded as if nothing had been."""
-    assert pool([fine(1), act(gold), fine(2)]) == [right(1), unscorable(reason), right(2)]
+    assert pool([fine(1), act(gold), fine(2)]) == [right(1), unscorable(reason, detail), right(2)]
 
 
 def test_memory_that_a_library_used_and_hid_is_noticed() -> None:
     """Filling it takes long on some machines, and is to be ended by its size."""
     with pool_of(1, deadline_s=60) as pool:
-        assert pool([act("use much memory and hide it")]) == [unscorable("out of memory")]
+        assert pool([act("use much memory and hide it")]) == [unscorable(Reason.MEMORY, "out of memory")]
 
 
 def test_the_deadline_can_be_set() -> None:
     """A shorter deadline ends a computation that would have ended within a second, and the reason names it."""
     with pool_of(1, 0.25) as pool:
-        assert pool([act("compute", 0.6), act("compute", 0.1)]) == [unscorable("took longer than 0.25 s"), right(0.1)]
+        assert pool([act("compute", 0.6), act("compute", 0.1)]) == [
+            unscorable(Reason.TIME, "took longer than 0.25 s"),
+            right(0.1),
+        ]
 
 
 @pytest.mark.slow
@@ -148,7 +153,7 @@ def test_only_the_submission_that_ends_its_worker_is_to_blame() -> None:
     submissions = [fine(number) for number in range(200)]
     expected = [right(number) for number in range(200)]
     for number in (0, 1, 7, 15, 16, 100, 199):
-        submissions[number], expected[number] = act("exit"), unscorable("the grader crashed (exit code 3)")
+        submissions[number], expected[number] = act("exit"), unscorable(Reason.CRASH, "exit code 3")
     with pool_of(1) as pool:
         assert pool(submissions) == expected
 
@@ -279,7 +284,7 @@ def test_a_submission_whose_workers_are_killed_three_times_is_unscorable(pool: V
                 killed.add(process)
                 os.kill(int(process), signal.SIGKILL)
             time.sleep(0.01)
-    assert call.result() == [unscorable("its worker was killed 3 times")]
+    assert call.result() == [unscorable(Reason.CRASH, "its worker was killed 3 times")]
     assert len(killed) == 3
 
 

@@ -15,7 +15,7 @@ from components.grading.unit_tests import (
     last_code_block,
     read_tests,
 )
-from components.grading.verifier import Grade, Verdict, is_unit_tests
+from components.grading.verifier import Grade, Reason, Verdict, is_unit_tests
 from tests.grading.tables import FOLDER, table
 from tests.processor_time import processor_time
 
@@ -80,7 +80,7 @@ def test_repeated_fences_take_no_time() -> None:
 
 def test_code_that_passes_all_tests_is_right() -> None:
     """The grade carries the code and the fraction of the tests."""
-    assert graded(RIGHT) == Grade(Verdict.RIGHT, RIGHT, "4 of 4 tests passed", tests_passed=1.0)
+    assert graded(RIGHT) == Grade(Verdict.RIGHT, RIGHT, Reason.SAME_TESTS, 1.0, "4 of 4 tests passed")
 
 
 @pytest.mark.parametrize(
@@ -106,21 +106,21 @@ def test_a_reason_counts_the_tests_and_describes_the_first_failure(code: str, pa
     """It is one short line of printable characters that can be encoded, and the fraction is of all tests."""
     grade = graded(code)
     assert (grade.verdict, grade.extracted, grade.tests_passed) == (Verdict.WRONG, code, passed / 4)
-    assert grade.reason.startswith(f"{passed} of 4 tests passed; {failure}")
-    assert grade.reason.isprintable()
-    assert len(grade.reason) < 250
-    json.dumps(grade.reason, ensure_ascii=False).encode()
+    assert grade.detail.startswith(f"{passed} of 4 tests passed; {failure}")
+    assert grade.detail.isprintable()
+    assert len(grade.detail) < 250
+    json.dumps(grade.detail, ensure_ascii=False).encode()
 
 
 @pytest.mark.parametrize(
     ("response", "reason"),
     [
-        ("The sum is 3.", "no code block"),
-        (f"<think>\n```python\n{RIGHT}\n```\n</think>\nDone.", "no code block"),
-        (f"```python\n{RIGHT}\n#{'x' * 60_000}\n```", "code is longer than 50000 characters"),
+        ("The sum is 3.", Reason.NO_CODE),
+        (f"<think>\n```python\n{RIGHT}\n```\n</think>\nDone.", Reason.NO_CODE),
+        (f"```python\n{RIGHT}\n#{'x' * 60_000}\n```", Reason.TOO_LONG),
     ],
 )
-def test_without_usable_code_a_response_is_wrong(response: str, reason: str) -> None:
+def test_without_usable_code_a_response_is_wrong(response: str, reason: Reason) -> None:
     """No test is passed by it; code in a thought is not an answer."""
     grade = grade_code(GOLD, response)
     assert (grade.verdict, grade.reason, grade.tests_passed) == (Verdict.WRONG, reason, 0.0)
@@ -132,7 +132,7 @@ def test_tests_that_cannot_be_read_make_a_response_unscorable(gold: str) -> None
     """The response is not to blame."""
     grade = graded(RIGHT, gold)
     assert (grade.verdict, grade.tests_passed) == (Verdict.UNSCORABLE, None)
-    assert grade.reason.startswith(("line ", "the tests are not Python"))
+    assert grade.detail.startswith(("line ", "the tests are not Python"))
 
 
 @pytest.mark.parametrize("name", CHEATS)
@@ -154,7 +154,7 @@ def find():
     return ["look-here".replace("-", "") in str(visible), "nee-dle".replace("-", "") in str(visible)]
 """
     grade = graded(code, "assert find() == ['needle']\nassert find('lookhere') == 'needle'")
-    assert grade.reason == "0 of 2 tests passed; find() returned [True, False]"
+    assert grade.detail == "0 of 2 tests passed; find() returned [True, False]"
 
 
 @pytest.mark.parametrize(

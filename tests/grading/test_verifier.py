@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from components.grading.verifier import Grade, Submission, Verdict, Verifier, grade
+from components.grading.verifier import Grade, Reason, Submission, Verdict, Verifier, grade
 from components.shared.answer_policy import AnswerPolicy
 from tests.grading.processes import children, processor_s, workers
 
@@ -26,15 +26,19 @@ def boxed(gold: str, answer: str) -> Submission:
 @pytest.mark.parametrize(
     ("response", "policy", "expected"),
     [
-        (r"\boxed{5}", BOXED, Grade(Verdict.RIGHT, "5", "same text")),
-        ("2+3\n#### 5", MARKED, Grade(Verdict.RIGHT, "5", "same text")),
-        ("The answer is 5.", STATED, Grade(Verdict.RIGHT, "5", "same text")),
-        (r"\boxed{5.0}", BOXED, Grade(Verdict.RIGHT, "5.0", "same number")),
-        (r"\boxed{6}", BOXED, Grade(Verdict.WRONG, "6", "different number")),
-        (r"\boxed{2+3}", BOXED, Grade(Verdict.RIGHT, "2+3", "same value, by algebra")),
-        (r"\boxed{4=5}", BOXED, Grade(Verdict.WRONG, "4=5", "an equation between different numbers")),
-        (r"#### 5", BOXED, Grade(Verdict.WRONG, None, "no final answer")),
-        (f"#### {'5' * 301}", MARKED, Grade(Verdict.WRONG, "5" * 301, "answer is longer than 300 characters")),
+        (r"\boxed{5}", BOXED, Grade(Verdict.RIGHT, "5", Reason.SAME_TEXT)),
+        ("2+3\n#### 5", MARKED, Grade(Verdict.RIGHT, "5", Reason.SAME_TEXT)),
+        ("The answer is 5.", STATED, Grade(Verdict.RIGHT, "5", Reason.SAME_TEXT)),
+        (r"\boxed{5.0}", BOXED, Grade(Verdict.RIGHT, "5.0", Reason.SAME_NUMBER)),
+        (r"\boxed{6}", BOXED, Grade(Verdict.WRONG, "6", Reason.OTHER_NUMBER)),
+        (r"\boxed{2+3}", BOXED, Grade(Verdict.RIGHT, "2+3", Reason.SAME_VALUE)),
+        (r"\boxed{4=5}", BOXED, Grade(Verdict.WRONG, "4=5", Reason.FALSE_CHAIN)),
+        (r"#### 5", BOXED, Grade(Verdict.WRONG, None, Reason.NO_ANSWER)),
+        (
+            f"#### {'5' * 301}",
+            MARKED,
+            Grade(Verdict.WRONG, "5" * 301, Reason.TOO_LONG, detail="more than 300 characters"),
+        ),
     ],
 )
 def test_a_grade_says_what_was_compared_and_why(response: str, policy: AnswerPolicy, expected: Grade) -> None:
@@ -86,7 +90,7 @@ def test_workers_are_started_when_needed_and_end_with_the_block() -> None:
     with pytest.raises(KeyError), Verifier() as verify:  # noqa: PT012
         assert verify([]) == []
         assert children() == before
-        assert verify([boxed("1", "1")]) == [Grade(Verdict.RIGHT, "1", "same text")]
+        assert verify([boxed("1", "1")]) == [Grade(Verdict.RIGHT, "1", Reason.SAME_TEXT)]
         assert verify([Submission(TESTS, "no code", STATED)])[0].verdict == Verdict.WRONG
         assert children() != before
         raise KeyError

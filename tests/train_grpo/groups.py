@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from components.grading.verifier import Grade, Verdict
+from components.grading.verifier import Grade, Reason, Verdict
 from components.grading.verifier import grade as grade_text
 from components.policy.packing import TokenSequence
 from components.rollout.sampler import Completion
@@ -20,7 +20,7 @@ def completion(num_tokens: int = 3, *, text: str = "#### 0", finished: bool = Tr
 
 def grade(verdict: Verdict) -> Grade:
     """Return a grade with nothing but a verdict."""
-    return Grade(verdict, extracted=None, reason="")
+    return Grade(verdict, extracted=None, reason=Reason.NO_ANSWER)
 
 
 def scored(

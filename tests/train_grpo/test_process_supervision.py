@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from components.grading.verifier import Grade, Verdict
+from components.grading.verifier import Grade, Reason, Verdict
 from components.policy.packing import TokenSequence
 from components.rollout.sampler import Completion
 from components.shared.answer_policy import AnswerPolicy
@@ -31,7 +31,7 @@ from tests.processor_time import processor_time
 
 # Steps ----------------------------------------------------------------------------------------------------------------
 
-RIGHT, WRONG, UNSCORABLE = (Grade(verdict, extracted=None, reason="") for verdict in Verdict)
+RIGHT, WRONG, UNSCORABLE = (Grade(verdict, extracted=None, reason=Reason.NO_ANSWER) for verdict in Verdict)
 DATA = Path("../shared/data")
 WORKED = "3+5=8\n10+9=18\n#### 18"
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from components.grading.verifier import Grade, Submission, Verdict, Verifier
+from components.grading.verifier import Grade, Reason, Submission, Verdict, Verifier
 from components.policy.checkpoint import Checkpoint
 from components.policy.packing import TokenSequence
 from components.rollout.sampler import Completion, grade_completions
@@ -86,7 +86,7 @@ def test_code_is_worth_the_share_of_the_tests_it_passes(
     verdict: Verdict, tests_passed: float | None, finished: bool, expected: float
 ) -> None:
     """A truncated completion passes none; without tests, or without a verdict, there is no reward at all."""
-    result = Grade(verdict, extracted=None, reason="", tests_passed=tests_passed)
+    result = Grade(verdict, extracted=None, reason=Reason.NO_CODE, tests_passed=tests_passed)
     assert code_tests(PROBLEM, completion(finished=finished), result) == pytest.approx(expected, nan_ok=True)
 
 
@@ -118,7 +118,7 @@ def test_format_is_reasoning_and_an_answer_where_the_prompt_asks_for_it(
 def test_the_place_of_code_is_a_block(extracted: str | None, expected: float) -> None:
     """Where the answer is unit tests, code that the grader could run is in the format, whatever the policy."""
     problem = tiny.problem(0, answer="assert f(1) == 2")
-    result = Grade(Verdict.WRONG, extracted, "", tests_passed=0.0)
+    result = Grade(Verdict.WRONG, extracted, Reason.FAILED_TESTS, tests_passed=0.0)
     assert answer_format(problem, completion(text="#### 2"), result, model=_model()) == expected
     thinking = _model(THINKING)
     assert answer_format(problem, completion(text="<think>f</think>code"), result, model=thinking) == expected

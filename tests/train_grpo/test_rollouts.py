@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from components.grading.verifier import Grade, Verdict, Verifier
+from components.grading.verifier import Grade, Reason, Verdict, Verifier
 from components.policy.checkpoint import load, save
 from components.policy.lora import merged_state_dict
 from components.policy.parallel import SINGLE_PROCESS, Ranks
@@ -240,7 +240,7 @@ def _failed(detail: str, kind: str = "reward mine:own raised KeyError") -> Score
     return replace(FINE, failure=Failure(kind, f"{kind}: {detail}"))
 
 
-def _ungraded(reason: str) -> Scored:
+def _ungraded(reason: Reason) -> Scored:
     return replace(FINE, grade=Grade(Verdict.UNSCORABLE, None, reason))
 
 
@@ -263,7 +263,7 @@ def test_more_unscorable_completions_than_the_limit_stop_the_run(limit: float, a
 
 def test_the_commonest_reasons_come_first_with_their_counts_and_an_example() -> None:
     """Failures of one kind are counted together, whatever their details; three reasons are shown, in one line."""
-    slow, empty = "the comparison did not end", "the expected answer is empty"
+    slow, empty = Reason.TIME, Reason.NO_GOLD
     rare = _failed("rare", kind="reward mine:other returned no finite number")
     failed = [_failed("'a'"), _failed("'b'"), _failed("'c'")]
     bad = [_ungraded(slow), *failed[:2], _ungraded(slow), rare, failed[2], _ungraded(empty), _ungraded(empty)]
@@ -453,5 +453,8 @@ def test_a_prefetched_rollout_is_part_of_the_checkpoint(make: Make, tmp_path: Pa
 
 def test_groups_come_back_from_plain_values() -> None:
     """With everything that learning from them needs."""
-    groups = [*_rollouts(grpo_config(), _Sampler(_sometimes)).sample("1").sampled, group(_failed("a"), _ungraded("b"))]
+    groups = [
+        *_rollouts(grpo_config(), _Sampler(_sometimes)).sample("1").sampled,
+        group(_failed("a"), _ungraded(Reason.TIME)),
+    ]
     assert str(_GROUPS.validate_python(_GROUPS.dump_python(groups, mode="json"))) == str(groups)
