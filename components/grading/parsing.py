@@ -177,7 +177,7 @@ def _normalized(written: str) -> str:
     boxes = find_boxes(text)
     if len(boxes) == 1 and (boxes[0].start, boxes[0].end) == (0, len(text)):
         text = boxes[0].content
-    text = _plain(_ROOT.sub(r"\\sqrt{\1}", text).translate(_SIGNS))
+    text = _in_symbols(_plain(_ROOT.sub(r"\\sqrt{\1}", text).translate(_SIGNS)))
     for pattern, replacement in _REWRITES:
         text = pattern.sub(replacement, text)
     text = _EDGES.sub("", text)
@@ -232,6 +232,53 @@ def _unwrapped(text: str) -> str:
         else:
             return text
         text = _EDGES.sub("", text)
+
+
+_SUBJECT = (
+    r"(?:(?:all )?(?:the )?(?:real numbers|reals|real values|values)(?: of)? ?)?(?:(?P<name>[a-zA-Z]) )?"
+    r"(?:(?:that |which )?(?:is|are|lies?) )?"
+)
+_BETWEEN = re.compile(
+    _SUBJECT + r"(?P<strictly>strictly )?(?:between|from) (?P<low>[^\s,]+) (?:and|to) (?P<high>[^\s,]+)"
+    r"(?:,? (?P<ends>inclusive|exclusive))?",
+    re.IGNORECASE,
+)
+_RELATIONS_IN_WORDS = {
+    r"\ge": "greater than or equal to|larger than or equal to|at least|no less than|not less than",
+    r"\le": "less than or equal to|smaller than or equal to|at most|no more than|not more than|no greater than",
+    ">": "greater than|larger than|more than|strictly greater than|above",
+    "<": "less than|smaller than|fewer than|strictly less than|below",
+}
+_COMPARED = [
+    (re.compile(rf"{_SUBJECT}(?:{words}) (?P<bound>[^\s,]+)", re.IGNORECASE), sign)
+    for sign, words in _RELATIONS_IN_WORDS.items()
+]
+_BOUND = re.compile(r"(?=.*(?:[0-9]|\\pi|\\infty))(?:[0-9.+\-*/^{}()]|\\(?:d?frac|sqrt|pi|infty)(?![a-z]))+")
+_MAY_COMPARE = re.compile("between|clusive|than|at least|at most|above|below", re.IGNORECASE)
+_MAX_WORDS_CHARACTERS = 120
+
+
+def _in_symbols(text: str) -> str:
+    """The interval or inequality that an answer describes in words; the same text if it does not clearly describe one.
+
+    "Between 2 and 5" leaves open whether its ends belong to it; it has to say "strictly", "inclusive" or "exclusive".
+    """
+    if len(text) > _MAX_WORDS_CHARACTERS or not _MAY_COMPARE.search(text):
+        return text
+    plain = " ".join(_DOLLARS.sub("", unstyled(text)).split())
+    if match := _BETWEEN.fullmatch(plain):
+        is_open = bool(match["strictly"]) or (match["ends"] or "").lower() == "exclusive"
+        is_clear = bool(match["ends"]) != bool(match["strictly"])
+        if not is_clear or not _BOUND.fullmatch(match["low"]) or not _BOUND.fullmatch(match["high"]):
+            return text
+        if match["name"]:
+            sign = "<" if is_open else r"\le"
+            return f"{match['low']} {sign} {match['name']} {sign} {match['high']}"
+        return f"({match['low']},{match['high']})" if is_open else f"[{match['low']},{match['high']}]"
+    for pattern, sign in _COMPARED:
+        if (match := pattern.fullmatch(plain)) and _BOUND.fullmatch(match["bound"]):
+            return f"{match['name'] or 'x'} {sign} {match['bound']}"
+    return text
 
 
 _OPEN, _CLOSE = (

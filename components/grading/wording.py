@@ -89,8 +89,12 @@ _LONG_WORD = re.compile(r"[^\W\d_]{3,}")
 _LETTERS = re.compile(r"[^\W\d_]{2,}")
 _ARTICLE = re.compile(r"^(?:a|an|the)\s+")
 _ALTERNATIVE = re.compile(r"(?<![a-zA-Z\\])or(?![a-zA-Z])", re.IGNORECASE)
-_CHOICE = re.compile(r"\(?([A-H])[).:](?P<meaning>.+)", re.DOTALL)
-_OTHER_CHOICE = re.compile(r"(?<![a-zA-Z])[A-H](?![a-zA-Z])|\b(?:or|not|no|wrong|incorrect|false)\b")
+_CHOICE = re.compile(
+    r"(?P<label>(?:(?:the )?(?:correct |final |right )?(?:answer|option|choice|letter)(?: is)?[: ]+){0,2})"
+    r"(?P<opening>[(\[]?)(?P<letter>[A-H])(?:(?P<closing>[).:\]]+)(?P<meaning>.*))?",
+    re.DOTALL | re.IGNORECASE,
+)
+_OTHER_CHOICE = re.compile(r"(?<![a-zA-Z])[A-H](?![a-zA-Z])|\b(?:or|not|no|wrong|incorrect|false|maybe|perhaps)\b")
 _BETWEEN_WORDS = re.compile(r"[\s.,;:!?'\"{}()$~\u2019-]")
 _NUMBER = re.compile(r"-?[0-9](?:[0-9.,]*[0-9])?")
 _BASED = re.compile(r"[0-9A-F]_\{?[0-9]")
@@ -119,11 +123,20 @@ def is_wording(answer: Answer) -> bool:
 
 
 def _choices(gold: Answer, answer: Answer) -> Decision | None:
-    """`(D) Alina` is choice D."""
+    """`(D) Alina` and "option D" are choice D."""
     for one, other in ((gold, answer), (answer, gold)):
-        if re.fullmatch("[A-H]", one.text) and (match := _CHOICE.fullmatch(unstyled(other.latex))):
-            return Decision.on("choice", not _OTHER_CHOICE.search(match["meaning"]) and match[1] == one.text)
+        if re.fullmatch("[A-H]", one.text) and (letter := _chosen(unstyled(other.latex).strip())):
+            return Decision.on("choice", letter == one.text)
     return None
+
+
+def _chosen(text: str) -> str | None:
+    """The letter of the one choice that a text names; a small letter needs a label or brackets to be one."""
+    match = _CHOICE.fullmatch(text)
+    if not match or not (match["label"] or match["closing"]) or _OTHER_CHOICE.search(match["meaning"] or ""):
+        return None
+    is_bracketed = match["opening"] and match["closing"]
+    return match["letter"].upper() if match["label"] or is_bracketed or match["letter"].isupper() else None
 
 
 def _words(gold: Answer, answer: Answer) -> Decision | None:

@@ -82,7 +82,8 @@ def _question(generator: random.Random, noun: str, adjective: str) -> str:
 def value_changed_by_words(generator: random.Random) -> Member:
     """The gold with words behind it that make it another value, or no value at all."""
     gold = _number(generator)
-    word = generator.choice(generator.choice((_CHANGES, _PHRASES))).format(n=generator.randint(2, 99))
+    phrase = generator.choice(generator.choice((_CHANGES, _PHRASES)))
+    word = " ".join(phrase.format(n=generator.randint(2, 99)).split())
     noun = generator.choice(_COUNTED)
     question = generator.choice(("", _question(generator, noun, generator.choice(_ADJECTIVES))))
     answer = generator.choice(_STYLES).format(v=gold, w=word)
@@ -94,7 +95,7 @@ def known_units(generator: random.Random) -> Member:
     gold = _number(generator)
     unit = generator.choice(generator.choice((_MEASURES, _COUNTED)))
     style = generator.choice(_STYLES if gold[0] != "\\" else _STYLES[:3])
-    return Member(gold, _boxed(generator, style.format(v=gold, w=unit)), "right")
+    return Member(gold, _boxed(generator, style.format(v=gold, w=" ".join(unit.split()))), "right")
 
 
 def counted_in_the_question(generator: random.Random) -> Member:
