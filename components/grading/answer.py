@@ -1,20 +1,50 @@
 r"""The final answer of a text: in a box as in MATH, after `####` as in GSM8K, or stated in a sentence."""
 
 import re
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
+from components.grading.objections import objection, taken_back
+from components.grading.quantities import parse_number, parse_number_in_words
+from components.grading.surroundings import Reading, read_box, scale_behind
 from components.grading.units import split_unit
 from components.shared.answer_policy import AnswerPolicy
 
 _MARKER = "####"
-_DECLARATIONS = (_MARKER, r"\boxed", r"\fbox")
 _THOUGHT = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
 _THOUGHT_END = "</think>"
 _NOT_REASONING = re.compile(r"</?think>|\\[(\[]|[\s#$*]")
 
 
+class Box(NamedTuple):
+    r"""One `\boxed{}` of a text: `text[start:end]` is the whole of it."""
+
+    start: int
+    end: int
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class FinalAnswer:
+    """The answer of a text, with what the text says about it."""
+
+    text: str
+    others: tuple[str, ...] = ()
+    """Other values that the text gives for the same answer: all have to be right."""
+    objection: str = ""
+    """Why the words or the formula around the answer do not let it count; empty where they do."""
+    place: int = 0
+    """Where the answer, or the mark of it, begins."""
+
+
 def final_answer(text: str, policy: AnswerPolicy) -> str | None:
+    """Return the answer that stands where the policy looks for it; None where there is none."""
+    found = find_answer(text, policy)
+    return found.text if found else None
+
+
+def find_answer(text: str, policy: AnswerPolicy) -> FinalAnswer | None:
     """Return the answer that stands where the policy looks for it; None where there is none.
 
     Of the two markers the later one counts, so a heading such as `#### Step 1` does not hide a box below it. Text
@@ -26,22 +56,22 @@ def final_answer(text: str, policy: AnswerPolicy) -> str | None:
     if policy is AnswerPolicy.MARKED:
         return _marked(text)
     if _MARKER in text or "box" in text:
-        _, marker, after = text.rpartition(_MARKER)
-        _, _, rest = after.partition("\n")
-        declared = _boxed(rest if marker else text) or _marked(text)
+        declared = _declared(text)
         if declared or policy is AnswerPolicy.DECLARED:
             return declared
-    return stated_answer(text) if policy is AnswerPolicy.STATED else None
+    if policy is AnswerPolicy.DECLARED:
+        return None
+    answer = stated_answer(text, last_sentence=policy is AnswerPolicy.LAST_SENTENCE)
+    return FinalAnswer(answer, place=max(0, text.rfind(answer))) if answer else None
 
 
 def has_reasoning(text: str, policy: AnswerPolicy) -> bool:
     """Tell whether anything is written before the final answer; thoughts count, and a bare answer has none."""
-    answer = final_answer(text, policy)
-    if answer is None:
+    found = find_answer(text, policy)
+    if found is None:
         return False
-    place = max(text.rfind(marker) for marker in _DECLARATIONS)
-    before = text[: place if place >= 0 else text.rfind(answer)]
-    return bool(_NOT_REASONING.sub("", before))
+    thoughts, before = text.rpartition(_THOUGHT_END)[0], outside_thoughts(text)[: found.place]
+    return bool(_NOT_REASONING.sub("", thoughts + before))
 
 
 def outside_thoughts(text: str) -> str:
@@ -52,13 +82,92 @@ def outside_thoughts(text: str) -> str:
     return _THOUGHT.sub(" ", text).rpartition(_THOUGHT_END)[2]
 
 
-def _boxed(text: str) -> str | None:
-    return last_boxed(text) or None
+def _declared(text: str) -> FinalAnswer | None:
+    """The later of the two: a box in or below the last marked line, or else that line, or else the last box."""
+    marked, boxed = _marked(text), _boxed(text)
+    return boxed if boxed and (not marked or boxed.place > marked.place) else marked
 
 
-def _marked(text: str) -> str | None:
-    _, marker, after = text.rpartition(_MARKER)
-    return (after.partition("\n")[0].strip() or None) if marker else None
+def _boxed(text: str) -> FinalAnswer | None:
+    """The last box, or boxes in a row, with the formula and the words around them."""
+    group = _last_boxes(text)
+    content = _joined(group)
+    if not content:
+        return None
+    readings = _readings(text, group)
+    answer = ", ".join(dict.fromkeys(reading.answer for reading in readings))
+    others = tuple(other for reading in readings for other in reading.others)
+    problem = next(filter(None, (reading.objection for reading in readings)), "")
+    before, after = readings[0].before, readings[-1].after
+    problem = problem or objection(before, after)
+    if (corrected := stated_later(after)) and _bare_text(corrected) != _bare_text(answer):
+        others += (corrected,)
+    return FinalAnswer(answer, others, problem, group[0].start)
+
+
+def _bare_text(answer: str) -> str:
+    return _MARKUP.sub("", answer)
+
+
+def _readings(text: str, group: list[Box]) -> list[Reading]:
+    r"""Each box of a row with the formula around it; `(\boxed{1}, \boxed{2})` is one formula."""
+    first, last = group[0], group[-1]
+    opening, closing = text[: first.start].rstrip()[-1:], text[last.end :].lstrip()[:1]
+    if len(group) > 1 and opening and opening in "([" and closing and closing in ")]":
+        start, end = text.rindex(opening, 0, first.start), text.index(closing, last.end) + 1
+        return [read_box(text, start, end, f"{opening}{_joined(group)}{closing}")]
+    bounds = [0, *(box.end for box in group[:-1])], [*(box.start for box in group[1:]), len(text)]
+    readings = []
+    for box, begin, end in zip(group, *bounds, strict=True):
+        part = text[begin:end]
+        readings.append(read_box(part, box.start - begin, box.end - begin, box.content))
+    return readings
+
+
+def _marked(text: str) -> FinalAnswer | None:
+    """The line behind the last mark that is not that of a heading, such as `#### Verification`."""
+    end = len(text)
+    while (place := text.rfind(_MARKER, 0, end)) >= 0:
+        line, _, below = text[place + len(_MARKER) : end].partition("\n")
+        line = _SPECIAL_TOKENS.split(line)[0].strip()
+        if _ANSWER_HEADING.fullmatch(line):
+            line, _, below = below.lstrip().partition("\n")
+        if not _HEADING.fullmatch(line):
+            return _read_line(line, below + text[end:], place) if line.strip() else None
+        end = place
+    return None
+
+
+def _read_line(line: str, below: str, place: int) -> FinalAnswer:
+    """A marked line: an answer, maybe with a label, a gloss such as `5 (five)` or a sentence around it."""
+    below = below[:_MAX_CHARACTERS]
+    problem = taken_back(below)
+    corrected = stated_later(below)
+    others = (corrected,) if corrected and _bare_text(corrected) not in _bare_text(line) else ()
+    if boxed := _boxed(line):
+        return FinalAnswer(boxed.text, boxed.others + others, boxed.objection or problem, place)
+    if len(line) > _MAX_BARE_CHARACTERS:
+        return FinalAnswer(line, others, problem, place)
+    line = _LABEL.sub("", line) or line
+    if gloss := _GLOSS.fullmatch(line):
+        if parse_number(gloss["gloss"]) or parse_number_in_words(gloss["gloss"].lower()):
+            return FinalAnswer(gloss["value"], (gloss["gloss"], *others), problem, place)
+        if gloss["gloss"].replace(" ", "").isalpha():
+            line = f"{gloss['value']} {gloss['gloss']}"
+    elif value := _in_sentence(line):
+        line = value
+    return FinalAnswer(line, others, problem, place)
+
+
+def _in_sentence(line: str) -> str | None:
+    """The only value of a sentence such as "Jane has 5 apples."; None where a line is anything else."""
+    if not _SUBJECT_AND_VERB.match(line) or _NO_STATEMENT.search(line):
+        return None
+    value = _last_value(line)
+    if value is None or len(_DIGITS.findall(_without_formulas(line) if "$" in value.text else line)) != 1:
+        return None
+    before, after = line[: value.start], line[value.end :]
+    return None if objection(before, after) else value.text + scale_behind(after)
 
 
 _COMMAND = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])\s*")
@@ -69,15 +178,16 @@ _MAX_JOIN_CHARACTERS = 60
 _MAX_BOX_CHARACTERS = 1000  # longer content is not an answer
 # Nothing but "and", commas and a few words stands between boxes that are one answer.
 _DELIMITERS = re.compile(r"[\s$]*(?:\\[()\[\]][\s$]*)*")
+_CONCLUDES_LIST = re.compile(
+    r"\b(?:so|thus|hence|therefore|then|giv(?:es|ing)|mak(?:es|ing)|for an?|sum|total|product|difference|ratio"
+    r"|quotient|average|mean"
+    r"|altogether|answer|which|whose|add(?:s|ing)?|multiply(?:ing)?|yield(?:s|ing)?|result|leav(?:es|ing)|that is"
+    r"|final(?:ly)?"
+    r"|distance|area|perimeter|volume|minus|plus|times|their|we (?:get|have|find|obtain))\b|[+*/^-]|\\(?:cdot"
+    r"|times|to|implies|[rR]ightarrow)",
+    re.IGNORECASE,
+)
 _JOIN = re.compile(r"(?=.*(?:[,;]|\b(?:and|or)\b))(?:[^.!?]|\\[!.])*", re.DOTALL)
-
-
-class Box(NamedTuple):
-    r"""One `\boxed{}` of a text: `text[start:end]` is the whole of it."""
-
-    start: int
-    end: int
-    content: str
 
 
 def last_boxed(text: str) -> str | None:
@@ -85,16 +195,25 @@ def last_boxed(text: str) -> str | None:
 
     Boxes that follow one another within a sentence, as in `\boxed{1} and \boxed{2}`, are one answer: a list.
     """
+    return _joined(group) if (group := _last_boxes(text)) else None
+
+
+def _joined(group: list[Box]) -> str:
+    return ", ".join(dict.fromkeys(box.content for box in group))
+
+
+def _last_boxes(text: str) -> list[Box]:
+    """The last box, and those before it in the same list; none where the last box is never closed."""
     boxes, all_closed = _boxes(text)
     if not boxes or not all_closed:
-        return None
+        return []
     first = len(boxes) - 1
     while first and boxes[first].start - boxes[first - 1].end <= _MAX_JOIN_CHARACTERS:
         between = text[boxes[first - 1].end : boxes[first].start]
-        if not _DELIMITERS.fullmatch(between) and not _JOIN.fullmatch(between):
+        if not _DELIMITERS.fullmatch(between) and (not _JOIN.fullmatch(between) or _CONCLUDES_LIST.search(between)):
             break
         first -= 1
-    return ", ".join(dict.fromkeys(box.content for box in boxes[first:]))
+    return boxes[first:]
 
 
 def find_boxes(text: str) -> list[Box]:
@@ -139,7 +258,15 @@ def _innermost(content: str) -> str:
     return content
 
 
-_SPECIAL_TOKENS = re.compile(r"<\|[a-z_]+\|>")
+_SPECIAL_TOKENS = re.compile(r"<\|[a-z_]+\|>|</?s>|<(?:eos|pad|unk|bos|end_of_turn|end_of_text|eot)>|\[/?INST\]")
+_HEADING = re.compile(
+    r"\W*(?:verification|verify(?: the (?:answer|result))?|check(?:ing)?(?: (?:the|our|my) (?:answer|work|result"
+    r"|solution))?|explanation|reasoning|notes?|remarks?"
+    r"|comments?|summary|steps?|justification|proof|discussion|details|double[ -]check|sanity check|confirmation"
+    r"|validation|alternative (?:method|solution|approach)"
+    r"|(?:step|part|method|approach|case) (?:\d+|[a-z]))\W*",
+    re.IGNORECASE,
+)
 _HOPE = re.compile(r"I hope (?:it|this) is correct\.?$")
 _STATES = re.compile(
     r"(?<![a-zA-Z])(?:final answer|answer|answer to [^.\n:]{1,60})[\W_]{0,3}"
@@ -149,7 +276,8 @@ _STATES = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 _CONDITION = re.compile(
-    r"\b(?:if|whether|unless|suppose|assume|never|what|wrong|incorrect|doubt|why|false)\b|\bno\s*$|\bnot\b(?!\s*,)|n't\b",
+    r"\b(?:if|whether|unless|suppose|assume|never|what|wrong|incorrect|doubt|why|false)\b|\bno\s*$|\bnot\b(?!\s*,)"
+    r"|n't\b",
     re.IGNORECASE,
 )
 _DENIAL = re.compile(r"(?:not|never|neither|unknown|unclear|wrong|incorrect|either)\b", re.IGNORECASE)
@@ -171,7 +299,8 @@ _FORMULA = re.compile(
 _DISPLAY_END = re.compile(r"(?:\$\$|\\\])(?=\s+[A-Z])")
 _COPULA = re.compile(r"\b(?:is|are|equals?|gives?|was|were|be|by)\b|'s\b|[=\u2248]", re.IGNORECASE)
 _GOVERNED = re.compile(
-    r"(?:n't|cannot|\b(?:not|never|less|more|greater|than|below|above|under|over|least|most|twice|half|between|times|plus"
+    r"(?:n't|cannot|\b(?:not|never|less|more|greater|than|below|above|under|over|least|most|twice|half|between"
+    r"|times|plus"
     r"|minus|divided by|root of|squared?|power of|exclude|except|different from|other than))"
     r"(?:\s+(?:be|equal|equal to|of|the))*\s*[($]*$",
     re.IGNORECASE,
@@ -192,15 +321,50 @@ _NUMBER = (
 _NUMBERS = re.compile(_NUMBER + r"(?:\s*(?:,|,?\s*(?:and|or)\s)\s*" + _NUMBER + r")*(?![a-zA-Z0-9_^]|[.,]\d)")
 _ASIDE = re.compile(r"(?<=[0-9$)}]),\s+(?:as|which|since|because|so)\b")
 _CALCULATION = re.compile(r"<<[^<>]*>>")  # GSM8K's calculator marks
+_NO_STATEMENT = re.compile(
+    r"\b(?:I|if|unless|whether|step|part|problem|question|chapter|section|page|line|let|assume|suppose|after|before|until|than|first|next|try"
+    r"|guess|maybe|might|could|need to|have to|not|no|never|cannot)\b|n't\b|:$|^\d+[.)]",
+    re.IGNORECASE,
+)
+_MARKUP = re.compile(r"[\s$\\\"'.{}]")
+_SUPPOSES = re.compile(r"\W*(?:if|suppose|supposing|assume|assuming|unless|whether|let)\b", re.IGNORECASE)
+_LAST_CLAUSE = re.compile(r"[,:;]\s")
+_ANSWER_HEADING = re.compile(r"[\W_]*(?:(?:the|final|correct) ){0,2}(?:answer|result|solution)[\W_]*", re.IGNORECASE)
+_LABEL = re.compile(
+    r"^[\s*_]*(?:(?:the|so|thus|hence|therefore|my|our)[,\s]+){0,3}(?:(?:final|correct|right)\s+)?(?:answer|ans|result|solution|total|value)"
+    r"[\s*]*(?:is\s*[:=]?|=|:|equals)[\s*:]+(?=\S)",
+    re.IGNORECASE,
+)
+_GLOSS = re.compile(r"(?P<value>[^()]*\d[^()]*?)\s*\((?P<gloss>[^()]+)\)\.?")
+_SUBJECT_AND_VERB = re.compile(r"[A-Z][a-z'\u2019]*\s+(?:[a-zA-Z'\u2019-]+\s+)*[a-z]")
+_DIGITS = re.compile(r"\d+(?:[.,]\d+)*")
+_IS_VALUE = re.compile(r"\d|\\|^\W*[A-Z]\b\W*$")
 _HAS_WORDS = re.compile(
-    r"(?<![\\a-zA-Z])[a-zA-Z]{2,}(?:'[a-z]+)?\s+(?:[^\W\d]{2,})|\b(?:is|are|equals)\b|[\u3040-\u30ff\u4e00-\u9fff]{2,}"
+    r"(?<![\\a-zA-Z])[a-zA-Z]{2,}(?:'[a-z]+)?\s+(?:[^\W\d]{2,})|\b(?:is|are|equals)\b"
+    r"|[\u3040-\u30ff\u4e00-\u9fff]{2,}"
 )
 _MAX_CHARACTERS = 4000
 _MAX_BARE_CHARACTERS = 300
 _MAX_LINE_CHARACTERS = 100
 
 
-def stated_answer(text: str) -> str | None:
+class _Value(NamedTuple):
+    """A formula or number: `sentence[start:end]`."""
+
+    start: int
+    end: int
+    text: str
+
+
+def stated_later(after: str) -> str | None:
+    """Return the answer that a phrase such as "The answer is" gives behind a box; None without such a phrase."""
+    end = _HOPE.sub("", _SPECIAL_TOKENS.split(after)[0].strip()[-_MAX_CHARACTERS:]).strip()
+    phrases = list(_STATES.finditer(end))
+    answer = _after_phrase(end, phrases[-1]) if phrases else None
+    return answer if answer and _IS_VALUE.search(answer) else None  # not "Our answer is correct"
+
+
+def stated_answer(text: str, *, last_sentence: bool = False) -> str | None:
     """Return the answer of the last sentence that states one in words; None where there is no such sentence.
 
     A text that is nothing but an answer states it. A conclusion counts only as the end of a text, in a finished
@@ -210,32 +374,37 @@ def stated_answer(text: str) -> str | None:
     end = _SPECIAL_TOKENS.split(text)[0].strip()[-_MAX_CHARACTERS:]
     text = _HOPE.sub("", _CALCULATION.sub("", end)).strip()
     phrases = list(_STATES.finditer(text))
-    return _after_phrase(text, phrases[-1]) if phrases else _bare(text) or _concluded(text)
+    return _after_phrase(text, phrases[-1]) if phrases else _bare(text) or _concluded(text, last_sentence=last_sentence)
 
 
 def _after_phrase(text: str, phrase: re.Match[str]) -> str | None:
     """What follows a phrase such as "The answer is", unless it is a question, conditional, denied or retracted."""
-    answer = _until_end(text, phrase.end())
-    after = text[phrase.end() + len(answer) :]
+    answer, end = _until_end(text, phrase.end())
+    after = text[end:]
     before = _SENTENCE_BEGIN.split(text[: phrase.start()])[-1]
     if answer.endswith("?") or after.lstrip("*\"' ").startswith("?"):
         return None
     if _CONDITION.search(before) or _DENIAL.match(answer) or _RETRACTION.search(after[:80]):
         return None
+    if objection(text[: phrase.end()], after):
+        return None
     if not _HAS_WORDS.match(answer) or not re.search("[0-9$]", answer):
         return answer or None
     # "Final Answer: The area is 12" names its subject and gives a value; "The answer is in chapter 12" gives none.
-    return _last_value(answer) if phrase["verb"] == ":" or _NAMES_SUBJECT.search(answer) else None
+    value = _last_value(answer) if phrase["verb"] == ":" or _NAMES_SUBJECT.search(answer) else None
+    if value is None or objection(answer[: value.start], answer[value.end :]):
+        return None
+    return value.text + scale_behind(answer[value.end :])
 
 
-def _until_end(text: str, start: int) -> str:
-    """From `start` to the end of the sentence; a formula that begins there is taken as a whole."""
+def _until_end(text: str, start: int) -> tuple[str, int]:
+    """From `start` to the end of the sentence, and where that is; a formula that begins there is taken as a whole."""
     formula = _FORMULA.match(text, start)
     if formula and not re.match(r"\s*[^\W\d_]|\s*[$\\]", text[formula.end() :].lstrip(".,")):
-        return next(group for group in formula.groups() if group is not None).strip()
+        return next(group for group in formula.groups() if group is not None).strip(), formula.end()
     end = _SENTENCE_END.search(text, start)
     sentence = _ASIDE.split(text[start : end.start() if end else len(text)])[0]
-    return sentence.strip().rstrip(".!\u3002").strip("\"' ")
+    return sentence.strip().rstrip(".!\u3002").strip("\"' "), start + len(sentence)
 
 
 def _bare(text: str) -> str | None:
@@ -249,7 +418,7 @@ def _bare(text: str) -> str | None:
     return text if not has_words or (text[0].isdigit() and split_unit(text)[1]) else None
 
 
-def _concluded(text: str) -> str | None:
+def _concluded(text: str, *, last_sentence: bool) -> str | None:
     """The value that the last sentence gives, if it is finished and concludes, or is the only one."""
     # Full stops inside formulas end no sentence.
     ends = {match.end() for match in _SENTENCE_END.finditer(_without_formulas(text))}
@@ -261,24 +430,32 @@ def _concluded(text: str) -> str | None:
     if len(sentences) > 1 and _FORMULA.fullmatch(last):  # a formula on a line of its own ends the sentence before it
         last = f"{sentences[-2].strip()} {last}"
     value = _last_value(last)
-    if value is None or _DENIES.search(last) or not (_FINISHED.search(last) or last.endswith(value)):
+    if value is None or _DENIES.search(last) or not (_FINISHED.search(last) or value.end == len(last)):
         return None
+    if objection(last[: value.start], last[value.end :]) or _SUPPOSES.match(
+        _LAST_CLAUSE.split(last[: value.start])[-1]
+    ):
+        return None
+    if last_sentence and not _NO_STATEMENT.search(last) and _FINISHED.search(last):
+        return value.text + scale_behind(last[value.end :])
     is_only = len(sentences) == 1 or (len(text) <= _MAX_LINE_CHARACTERS and "\n" not in text)
     concludes = _CONCLUDES.search(last) or (is_only and (_FORMULA.search(last) or _INTRODUCES.search(last)))
-    return value if concludes else None
+    return value.text + scale_behind(last[value.end :]) if concludes else None
 
 
-def _last_value(sentence: str) -> str | None:
+def _last_value(sentence: str) -> _Value | None:
     """The formula or number that follows the last "is" of a sentence, or else its last one."""
     words = _without_formulas(sentence)
-    formulas = ((match.start(), next(filter(None, match.groups()))) for match in _FORMULA.finditer(sentence))
-    values = [*formulas, *((match.start(), match.group()) for match in _NUMBERS.finditer(words))]
+    values = [
+        _Value(*match.span(), next(filter(None, match.groups())).strip()) for match in _FORMULA.finditer(sentence)
+    ]
+    values += [_Value(*match.span(), match.group().strip()) for match in _NUMBERS.finditer(words)]
     if not values:
         return None
     copulas = [match.end() for match in _COPULA.finditer(words)]
-    after = [(place, value) for place, value in sorted(values) if copulas and place >= copulas[-1] - 1]
-    place, value = after[0] if after else max(values)
-    return None if _GOVERNED.search(words[max(0, place - 80) : place]) else value.strip() or None
+    after = [value for value in sorted(values) if copulas and value.start >= copulas[-1] - 1]
+    value = after[0] if after else max(values)
+    return value if value.text and not _GOVERNED.search(words[max(0, value.start - 80) : value.start]) else None
 
 
 _LAST_NUMBER = re.compile(r"(?<![\w.{^])[-\u2212]?(?:\\?[$€£])?\d+(?:,\d{3})*(?:\.\d+)?(?:/\d+)?(?:\s?\\?%)?")

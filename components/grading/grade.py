@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from enum import StrEnum
 
-from components.grading.answer import final_answer
+from components.grading.answer import final_answer, find_answer
 from components.grading.comparison import compare
 from components.grading.parsing import parse
 from components.grading.question import unfinished
@@ -71,11 +71,16 @@ def grade(gold: str, response: str, policy: AnswerPolicy, question: str = "") ->
         from components.grading.unit_tests import grade_code
 
         return grade_code(gold, response)
-    answer = final_answer(response, policy)
+    answer = find_answer(response, policy)
     if answer is None:
         return Grade(Verdict.WRONG, None, Reason.NO_ANSWER)
-    verdict, reason, detail = _verdict(gold.strip(), answer, question)
-    return Grade(verdict, answer, Reason.of(reason), detail=detail)
+    if answer.objection:
+        return Grade(Verdict.WRONG, answer.text, Reason.of(answer.objection))
+    for value in dict.fromkeys((answer.text, *answer.others)):
+        verdict, reason, detail = _verdict(gold.strip(), value, question)
+        if verdict is not Verdict.RIGHT:
+            break
+    return Grade(verdict, answer.text, Reason.of(reason), detail=detail)
 
 
 def _verdict(gold: str, answer: str, question: str) -> tuple[Verdict, str, str]:

@@ -14,3 +14,5 @@ class AnswerPolicy(StrEnum):
     """In the later of the two."""
     STATED = "stated"
     """In the later of the two or, without either, in a sentence that says so ("The answer is 42.") or concludes."""
+    LAST_SENTENCE = "last_sentence"
+    """As `stated` or, without a statement, the value that the last sentence gives ("She has 5 apples left.")."""

@@ -11,7 +11,7 @@ from components.shared.answer_policy import AnswerPolicy
 from tests.grading.tables import table
 from tests.processor_time import processor_time
 
-BOXED, MARKED, DECLARED, STATED = AnswerPolicy
+BOXED, MARKED, DECLARED, STATED, LAST_SENTENCE = AnswerPolicy
 
 SYMBOLS = r"""
 48611 2 - + / = < , . : ! ? % ^ _ ' & # | $ $$ ( ) [ ] { } \{ \} \\ \( \) \[ \] x ```  e9 0x None so thus not if or is

@@ -12,7 +12,7 @@ from components.grading.verifier import Grade, Reason, Submission, Verifier, gra
 from components.shared.answer_policy import AnswerPolicy
 from tests.grading.tables import ATTACKS, Case, table
 
-BOXED, MARKED, DECLARED, STATED = AnswerPolicy
+BOXED, MARKED, DECLARED, STATED, LAST_SENTENCE = AnswerPolicy
 
 CASES = [
     (MARKED, "#### 5\nThat is 6 less than 11.", "5"),

@@ -78,9 +78,9 @@ def test_any_mixture_of_notation_gets_a_verdict(verify: Verifier, texts: list[st
     before=st.lists(st.sampled_from([piece for piece in PIECES if "box" not in piece and "think" not in piece])),
     after=st.text("abc .\n$*`"),
 )
-def test_what_surrounds_the_last_box_does_not_matter(before: list[str], after: str) -> None:
-    """An answer in the last box is right regardless of what is written before and after it."""
-    response = "".join(before) + "\n" + r"\boxed{48611}" + after
+def test_paragraphs_around_the_last_box_do_not_matter(before: list[str], after: str) -> None:
+    """An answer in the last box is right regardless of what is written in sentences before and after it."""
+    response = "".join(before) + ".\n\n" + r"\boxed{48611}." + "\n\n" + after
     for policy in AnswerPolicy.BOXED, AnswerPolicy.DECLARED, AnswerPolicy.STATED:
         assert grade("48611", response, policy).verdict is Verdict.RIGHT
 

@@ -17,7 +17,7 @@ from tests.grading.tables import ATTACKS, Case, table
 from tests.processor_time import processor_time
 
 SHARED = Path("../shared")
-BOXED, MARKED, DECLARED, STATED = AnswerPolicy
+BOXED, MARKED, DECLARED, STATED, LAST_SENTENCE = AnswerPolicy
 NOT_CORE = ("contested:", "policy:", "not-math:", "language:", "upstream-label-wrong", "source-escape-bug")
 
 

@@ -15,7 +15,7 @@ from tests.grading.processes import children, processor_s, workers
 
 MATH = Path("../shared/data/math500.jsonl")
 TESTS = "assert add(1, 2) == 3\nassert add(0, 0) == 0"
-BOXED, MARKED, DECLARED, STATED = AnswerPolicy
+BOXED, MARKED, DECLARED, STATED, LAST_SENTENCE = AnswerPolicy
 
 
 def boxed(gold: str, answer: str) -> Submission:

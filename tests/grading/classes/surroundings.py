@@ -1,0 +1,476 @@
+r"""What stands around the box or the statement of an answer."""
+
+import random
+from fractions import Fraction
+
+from components.shared.answer_policy import AnswerPolicy
+from tests.grading.classes.member import Generator, Member
+
+_WORDS = [
+    "We add both sides.",
+    "Counting the cases, we are done.",
+    "Let us see.",
+    "All terms are positive.",
+    "First, factor.",
+]
+_VERBS = ["is", "equals", "must be", "is therefore", "is then"]
+_SUBJECTS = ["The answer", "The final answer", "The value", "The total", "Their sum", "The area", "The result", "It"]
+_NOUNS = ["apples", "ways", "students", "books", "people", "points", "coins", "tickets", "marbles", "days", "pages"]
+_NAMES = ["x", "y", "n", "k", "AB", "f(2)", "a+b", r"\theta", "S_4", r"\angle ABC"]
+_LARGE = ["million", "thousand", "hundred", "billion", "dozen", "thousands", "trillion"]
+
+
+def _gold(rng: random.Random) -> str:
+    """An answer of one of the usual forms."""
+    number = rng.randint(2, 999)
+    fraction = Fraction(rng.randint(1, 40), rng.randint(2, 40))
+    return rng.choice(
+        [
+            *[str(number)] * 4,
+            f"{number}.{rng.randint(1, 9)}",
+            rf"\frac{{{fraction.numerator}}}{{{fraction.denominator}}}",
+            rf"{rng.randint(2, 9)}\sqrt{{{rng.choice([2, 3, 5, 7])}}}",
+        ]
+    )
+
+
+def _formula(rng: random.Random, latex: str) -> str:
+    opening, closing = rng.choice([("$", "$"), (r"\(", r"\)"), ("$$", "$$"), (r"\[ ", r" \]"), ("", "")])
+    return f"{opening}{latex}{closing}"
+
+
+def _context(rng: random.Random, sentence: str) -> str:
+    before = " ".join(rng.sample(_WORDS, rng.randint(0, 2)))
+    return f"{before} {sentence}".strip()
+
+
+def _box(rng: random.Random, gold: str) -> str:
+    return rng.choice([rf"\boxed{{{gold}}}", rf"\boxed{{ {gold} }}", rf"\fbox{{{gold}}}"])
+
+
+def _in_larger_formula(rng: random.Random) -> Member:
+    r"""`\frac{1}{\boxed{5}}`."""
+    gold = _gold(rng)
+    box, other = _box(rng, gold), rng.randint(2, 99)
+    name = rng.choice(["x", "y", "n"])
+    latex = rng.choice(
+        [
+            f"-{box}", f"- {box}", rf"\frac{{{other}}}{{{box}}}", rf"\frac{{{box}}}{{{other}}}", f"{box}^{other}",
+            f"{box}^{{{other}}}", f"{box}!", rf"{other}\cdot {box}", rf"{other} \times {box}", f"{other}{box}",
+            f"{box}{name}",
+            f"{box} {name}", rf"{box} + {other}", f"{box}-{other}", f"{other} - {box}", f"{box}/{other}",
+            rf"\sqrt{{{box}}}",
+            rf"\sqrt[3]{{{box}}}", rf"\log {box}", rf"\log_{{{other}}} {box}", rf"\sin({box})", f"f({box})",
+            rf"2^{{{box}}}",
+            rf"{box}\cdot 10^{other}", rf"{box} \times 10^{{{other}}}", f"{box}_{other}", rf"{box}\pi", rf"\pi {box}",
+            rf"\pm {box}",
+            f"({other}, {box})", f"({box}, {other})", f"[{box}, {other}]", rf"{box}\sqrt{{{other}}}", f"{box}.{other}",
+            rf"{name}^{{{box}}}", f"{name}_{box}", rf"\binom{{{box}}}{{2}}", rf"\lfloor {box}/2 \rfloor",
+            f"{name}({box}+1)",
+            f"{name}{box}", rf"\int {box}", rf"\neg {box}", f"{box} = {gold} + {other}",
+        ]
+    )  # fmt: skip
+    opening, closing = rng.choice(
+        [("$", "$"), (r"\(", r"\)"), ("$$", "$$"), (r"\[ ", r" \]"), (r"\begin{align*} ", r" \end{align*}")]
+    )
+    side = rng.choice(["", "", f"{rng.choice(_NAMES)} = "])
+    sentence = (
+        f"{rng.choice(_SUBJECTS)} {rng.choice(_VERBS)} {opening}{side}{latex}{closing}{rng.choice(['.', '', '.'])}"
+    )
+    return Member(gold, _context(rng, sentence), "wrong")
+
+
+def _beside_other_relation(rng: random.Random) -> Member:
+    r"""`x \ne \boxed{5}`."""
+    gold = _gold(rng)
+    sign = rng.choice(
+        [
+            r"\ne",
+            r"\neq",
+            "<",
+            ">",
+            r"\le",
+            r"\ge",
+            r"\leq",
+            r"\geq",
+            r"\not=",
+            r"\not\equiv",
+            r"\nmid",
+            r"\lt",
+            r"\gt",
+            "≠",
+            r"\subset",
+        ]
+    )
+    name = rng.choice(_NAMES)
+    latex = f"{name} {sign} {_box(rng, gold)}"
+    start = rng.choice(["Therefore", "So", "We find that", "Hence", "In conclusion,", "We see that"])
+    return Member(gold, _context(rng, f"{start} {_formula(rng, latex)}."), "wrong")
+
+
+def _changed_by_words(rng: random.Random) -> Member:
+    r"""`\boxed{5} squared`."""
+    gold = str(rng.randint(3, 999))
+    value, other = _formula(rng, _box(rng, gold)), rng.choice([str(rng.randint(2, 99)), "two", "seven", "$3$"])
+    before = rng.choice(
+        ["minus", "negative", "twice", "half of", "more than", "less than", "the square root of", "the square of",
+        "a multiple of", "not", "never",
+         "one less than", "the reciprocal of", "greater than", "close to", "double", "a third of", "the opposite of",
+         "three more than"]
+    )  # fmt: skip
+    behind = rng.choice(
+        [f"times {other}", f"plus {other}", f"minus {other}", f"divided by {other}", "squared", "cubed", "doubled",
+        "factorial", "and a half",
+         f"more than {other}", f"less than {other}", f"over {other}", f"point {other}", f"to the power of {other}",
+         f"or {other}", f"or maybe {other}",
+         f"multiplied by {other}", "or more", "or less", "if it is even", f"unless it is {other}", f"and {other}",
+         f"to {other}", f"or perhaps {other}"]
+    )  # fmt: skip
+    subject, verb = rng.choice(_SUBJECTS), rng.choice(["is", "equals", "must be"])
+    sentence = rng.choice([f"{subject} {verb} {before} {value}.", f"{subject} {verb} {value} {behind}."])
+    return Member(gold, _context(rng, sentence), "wrong")
+
+
+def _multiplied_by_words(rng: random.Random) -> Member:
+    r"""`\boxed{5} million`."""
+    gold = str(rng.randint(3, 999))
+    word = rng.choice(_LARGE)
+    latex = _box(rng, gold)
+    value = rng.choice(
+        [
+            f"{_formula(rng, latex)} {word}",
+            f"${latex}$ {word} {rng.choice(_NOUNS)}",
+            rf"${latex} \text{{ {word}}}$",
+            rf"${latex}\ \text{{{word}}}$",
+        ]
+    )
+    return Member(gold, _context(rng, f"{rng.choice(_SUBJECTS)} {rng.choice(_VERBS)} {value}."), "wrong")
+
+
+_DENIALS = [
+    "{A} is not {v}.", "{A} isn't {v}.", "{A} cannot be {v}.", "{A} can't be {v}.", "{A} is never {v}.",
+    "{A} is definitely not {v}.",
+    "It is not true that {a} is {v}.", "It is false that {a} is {v}.", "I do not think that {a} is {v}.",
+    "I doubt that {a} is {v}.",
+    "I don't believe {a} is {v}.", "If {a} is {v}, we are done.", "Suppose {a} is {v}.", "Assume that {a} is {v}.",
+    "{A} should not be {v}.",
+    "Nobody would say that {a} is {v}.", "It is wrong to say that {a} is {v}.", "Wrong answer: {v}.",
+    "{A} is anything but {v}.",
+    "{A} is different from {v}.", "{A} is other than {v}.", "Maybe {a} is {v}.", "Perhaps {a} is {v}.",
+    "{A} might be {v}.", "{A} could be {v}.",
+    "{A} is probably {v}.", "My guess is {v}.", "{A} is not equal to {v}.", "{A} is neither {v} nor {o}.",
+    "{A} is either {v} or {o}.",
+    "{A} is {v}? No.", "Is it {v}?", "{A} was supposed to be {v}.", "It is impossible that {a} is {v}.",
+    "Unless {a} is {v}, we are lost.",
+    "A common mistake is {v}.", "The incorrect answer is {v}.", "{A} is no longer {v}.", "Ignore {v}.",
+    "We exclude {v}.", "Or it could be {v}.",
+]  # fmt: skip
+_CORRECTIONS = [
+    "{A} is {v}. No, {o}.", "{A} is {v}. Wait, it is {o}.", "{A} is {v}. Actually, it is {o}.",
+    "{A} is {v}. Or it could be {o}.", "{A} is {v}. Or {o}.",
+    "{A} is {v}. That is wrong.", "{A} is {v}. This is incorrect.", "{A} is {v}, no, {o}.",
+    "{A} is {v}, or maybe {o}.", "{A} is {v}, I mean {o}.",
+    "{A} is {v}. On second thought, {o}.", "{A} is {v}. Correction: {o}.", "{A} is {v}. Sorry, {o}.",
+    "{A} is {v}. Scratch that, it is {o}.",
+    "{A} is {v}. Hmm, that cannot be the answer.", "{A} is {v}. But this is not the answer.",
+    "{A} is {v}, which is wrong.", "{A} is {v} (wrong).",
+    "{A} is {v}. I made a mistake: it should be {o}.", "{A} is {v}. It should have been {o}.",
+    "{A} is {v}. The correct answer is {o}.",
+    "{A} is {v}. The final answer is {o}.", "{A} is {v}. It might also be {o}.", "{A} is {v}. Perhaps {o}.",
+    "{A} is {v}. Alternatively, {o}.",
+    "{A} is {v} is incorrect.", "{v} is incorrect.", "{v} is not the answer.", "{v} cannot be it.",
+    "{v} cannot be right.", "{v} is wrong.",
+    "{A} is {v}, just kidding.", "{A} is {v}. Oops, {o}.", "{A} is {v}. That is not the right answer.",
+    "{A} is {v}. I was wrong.",
+    "{A} is {v} or {o}.", "{A} is {v}, {o}.", "{A} is {v} and {o}.", "{A} is {v} (or {o}).",
+    "{A} is {v}. That was a mistake.",
+    "{A} is {v}. Never mind, {o}.", "{A} is {v}; actually {o}.", "{A} is {v}, or rather {o}.",
+    "{A} is {v} — wait, {o}.", "{A} is {v}. Nope, {o}.",
+]  # fmt: skip
+_ANSWERS = ["the answer", "the final answer", "the correct answer", "our answer"]
+
+
+def _told(rng: random.Random, templates: list[str], value: str, other: str) -> str:
+    subject = rng.choice(_ANSWERS)
+    return rng.choice(templates).format(A=subject.capitalize(), a=subject, v=value, o=other)
+
+
+def _others(rng: random.Random) -> tuple[str, str]:
+    gold, other = rng.sample(range(2, 999), 2)
+    return str(gold), str(other)
+
+
+def _denied_box(rng: random.Random) -> Member:
+    """A box in a sentence that denies, supposes, doubts or corrects it."""
+    gold, other = _others(rng)
+    value = _formula(rng, _box(rng, gold))
+    sentence = _told(rng, rng.choice([_DENIALS, _CORRECTIONS]), value, rng.choice([other, f"${other}$"]))
+    return Member(gold, _context(rng, sentence), "wrong")
+
+
+_CONCLUSIONS = [
+    "Thus {v} is incorrect.", "Therefore {v} cannot be it.", "So {v} is wrong.", "Hence {v} is not the answer.",
+    "Thus, {v} is impossible.",
+    "Therefore {v} is not a solution.", "So it is not {v}.", "Thus the total is not {v}.", "Hence {v} does not work.",
+    "Therefore we reject {v}.",
+    "So maybe {v}.", "Thus it might be {v}.", "So {v} can't be right.", "Hence the sum isn't {v}.",
+    "Therefore {v} is too large.",
+    "Thus {v} is false.", "So {v} or {o}.", "Hence it is {v} or {o}.", "Therefore the value is different from {v}.",
+    "Thus, it is perhaps {v}.",
+    "Hence {v} is ruled out.", "So the answer cannot be {v}.", "Therefore it must be other than {v}.",
+    "Thus {v} is the wrong answer.",
+    "So {v} fails.", "Hence {v} was a mistake.", "Therefore it is more than {v}.", "So she has {v} fewer than {o}.",
+]  # fmt: skip
+
+
+def _denied_statement(rng: random.Random) -> Member:
+    """The same without a box, and conclusions that deny a value."""
+    gold, other = _others(rng)
+    value = rng.choice([gold, f"${gold}$", rf"\({gold}\)", f"**{gold}**"])
+    templates = rng.choice([_DENIALS, _CORRECTIONS, _CONCLUSIONS, _CONCLUSIONS])
+    return Member(gold, _context(rng, _told(rng, templates, value, rng.choice([other, f"${other}$"]))), "wrong")
+
+
+def _honest_surroundings(rng: random.Random) -> Member:
+    r"""`x = \boxed{5}$ apples` and the like."""
+    gold = _gold(rng)
+    box, name, noun, other = _box(rng, gold), rng.choice(_NAMES), rng.choice(_NOUNS), rng.randint(2, 99)
+    is_plain = gold.isdigit()
+    latex = rng.choice(
+        [box, box, f"{name} = {box}", f"{name}={box}", rf"{name} = {other}\cdot{other} = {box}", rf"\mathbf{{{box}}}",
+        f"({box})", f"{{{box}}}",
+         rf"\displaystyle {box}", rf"{name} \approx {box}", rf"\therefore {box}",
+         rf"{box}\text{{ {noun}}}" if is_plain else box, f"{box} = {name}",
+         rf"{name} \in {box}" if False else box, rf"\Rightarrow {box}", rf"{name} \implies {box}",
+         rf"\color{{blue}}{{{box}}}", rf"\large {box}"]
+    )  # fmt: skip
+    formula = _formula(rng, latex)
+    sentence = rng.choice(
+        [
+            f"So {formula}.", f"{rng.choice(_SUBJECTS)} {rng.choice(_VERBS)} {formula}.", f"**Answer:** {formula}",
+            f"Final answer: {formula}",
+            f"There are {formula} {noun}.", f"The answer is {formula}, as claimed.",
+            f"Hence there are {formula} such {noun} in all.",
+            f"Since this is not prime, the answer is {formula}.",
+            f"The number of {noun} that are not counted twice is {formula}.",
+            f"If we add these, we get {formula}.", f"It has {formula} more {noun} than the other.",
+            f"So {formula} is the answer.",
+            f"- {formula}", f"Answer - {formula}", f"> {formula}", f"| {formula} |",
+            f"We need at least {formula} {noun}.", f"The answer is:\n\n{formula}",
+            f"The answer is {formula}.\n\nWe check that {name} is not zero.",
+            f"The smallest number that cannot be written so is {formula}.",
+            f"### Answer\n{formula}", f"There is no other solution, so the answer is {formula}!",
+            f"The answer is {formula}. I hope it is correct.",
+            f"That leaves {formula} {noun}, which is fewer than before.", f"The answer is {formula}<|im_end|>",
+            f"*{formula}*", f"**{formula}**",
+            f"The answer is {formula}, because {other} is even.", f"They are {formula} {noun} long.",
+            f"so {formula} of the {other} {noun} are red.",
+            f"It is {formula} {noun} when divided by {other}.",
+            f"No {noun} are left over, and the quotient is {formula}.",
+        ]
+    )  # fmt: skip
+    if sentence[0] in "->|#":
+        sentence = f"\n{sentence}"
+    return Member(gold, _context(rng, sentence), "right", policy=rng.choice([AnswerPolicy.STATED, AnswerPolicy.BOXED]))
+
+
+def _signed_and_measured(rng: random.Random) -> Member:
+    r"""`x = -\boxed{5}` for -5, and a unit behind the box."""
+    number = str(rng.randint(2, 999))
+    gold, latex = rng.choice(
+        [
+            (f"-{number}", rf"-\boxed{{{number}}}"), (f"-{number}", rf"x = -\boxed{{{number}}}"),
+            (number, rf"\boxed{{{number}}}\%"),
+            (rf"{number}^\circ", rf"\boxed{{{number}}}^\circ"), (number, rf"\boxed{{{number}}}\text{{ cm}}^2"),
+            (number, rf"\$\boxed{{{number}}}"),
+            (rf"{number}\text{{ cm}}", rf"\boxed{{{number}}}\text{{ cm}}"), (f"-{number}", rf"\boxed{{-{number}}}"),
+            (number, rf"+\boxed{{{number}}}"),
+            (number, rf"\boxed{{{number}}}\text{{ degrees}}"), (rf"\pm {number}", rf"x = \pm\boxed{{{number}}}"),
+            (f"x > {number}", rf"x > \boxed{{{number}}}"),
+            (number, rf"x \equiv \boxed{{{number}}} \pmod{{1000}}"), (number, rf"\boxed{{{number}}} = {number}.0"),
+            (number, rf"\boxed{{{number}}} \approx {number}.02"),
+            (rf"\frac{{{number}}}{{1001}}", rf"p = \boxed{{\frac{{{number}}}{{1001}}}}"),
+            (f"({number}, 3)", rf"(x, y) = (\boxed{{{number}}}, \boxed{{3}})"),
+        ]
+    )  # fmt: skip
+    return Member(gold, _context(rng, f"{rng.choice(['So', 'Hence', 'We find', 'Therefore'])} ${latex}$."), "right")
+
+
+def _last_box_concludes(rng: random.Random) -> Member:
+    """Boxes of intermediate values before the one of the answer."""
+    first, second = rng.sample(range(1, 99), 2)
+    gold = str(first + second)
+    one, two = _formula(rng, rf"\boxed{{{first}}}"), _formula(rng, rf"\boxed{{{second}}}")
+    last = _formula(rng, rf"\boxed{{{gold}}}")
+    sentence = rng.choice(
+        [
+            f"The roots are {one} and {two}, so the sum is {last}.",
+            f"The roots are {one} and {two}, and their sum is {last}.",
+            f"With {one} and {two} we get a total of {last}.", f"We have {one}, {two}, and hence {last}.",
+            f"{one} and {two} add to {last}.",
+            f"First {one}, then {two}, therefore {last}.", f"The parts are {one} and {two}, for a total of {last}.",
+            f"So {one} and {two}, giving {last}.",
+            f"There are {one} red and {two} blue ones, which makes {last} in all.",
+            f"$x = \\boxed{{{first}}}$ and $y = \\boxed{{{second}}}$, so $x + y = \\boxed{{{gold}}}$.",
+            f"We find {one} and {two}. The answer is {last}.", f"Adding {one} and {two} yields {last}.",
+            f"{one} and {two}; the final answer is {last}.",
+        ]
+    )  # fmt: skip
+    return Member(gold, _context(rng, sentence), "right")
+
+
+def _boxes_in_a_list(rng: random.Random) -> Member:
+    """Several boxes for one answer are several answers."""
+    gold, other = _others(rng)
+    one, two = (_formula(rng, rf"\boxed{{{each}}}") for each in rng.choice([(gold, other), (other, gold)]))
+    join = rng.choice([" or ", " and ", ", ", "; ", ", or ", ", or maybe ", " or perhaps ", ", and also ", " or else "])
+    return Member(gold, _context(rng, f"{rng.choice(_SUBJECTS)} is {one}{join}{two}."), "wrong")
+
+
+_HEADINGS = [
+    "Verification",
+    "Verification:",
+    "Check",
+    "Checking the answer",
+    "Explanation",
+    "Note",
+    "Double-check",
+    "Reasoning",
+]
+
+
+def _marked_before_heading(rng: random.Random) -> Member:
+    """A marked or boxed answer before a heading with the same mark."""
+    gold, other = _others(rng)
+    answer = rng.choice([f"#### {gold}", f"#### {gold}", rf"So it is $\boxed{{{gold}}}$."])
+    text = rng.choice(
+        [
+            f"{int(gold) - 1} + 1 = {gold}, as claimed.",
+            f"We have {gold} * 1 = {gold}.",
+            "The sum is right.",
+            f"There were {other} at first.",
+        ]
+    )
+    return Member(gold, f"{_context(rng, '')}\n{answer}\n\n#### {rng.choice(_HEADINGS)}\n{text}", "right")
+
+
+def _marked_with_more(rng: random.Random) -> Member:
+    """A marked answer in a label, a gloss, a sentence or before a special token."""
+    number = rng.randint(2, 99)
+    name, noun = rng.choice(["Jane", "Tom", "Maria", "The farmer", "He", "She", "The shop"]), rng.choice(_NOUNS)
+    verb = rng.choice(["has", "sold", "needs", "gets", "bought", "lost", "read", "found"])
+    line = rng.choice(
+        [f"Answer: {number}", f"The answer is {number}", f"Final answer: {number}", f"The final answer is: {number}.",
+        f"**Answer:** {number}",
+         f"{number} ({_in_words(number)})", f"{number} ({noun})", f"{name} {verb} {number} {noun}.",
+         f"{name} {verb} {number} {noun}", f"{number}<|im_end|>",
+         f"{number}</s>", f"{number}<|endoftext|>", f"**{number}**", f"The total is {number}",
+         f"There are {number} {noun}.", rf"$\boxed{{{number}}}$",
+         f"Final Answer\n{number}", f"Answer\n\n{number}", f"{number} {noun}", f"${number}", f"${number}$",
+         f"So the answer is {number} {noun}."]
+    )  # fmt: skip
+    return Member(
+        str(number),
+        f"{_context(rng, '')}\n#### {line}",
+        "right",
+        policy=rng.choice([AnswerPolicy.MARKED, AnswerPolicy.STATED]),
+    )
+
+
+def _in_words(number: int) -> str:
+    ones = "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen "
+    ones += "sixteen seventeen eighteen nineteen"
+    tens = "twenty thirty forty fifty sixty seventy eighty ninety"
+    if number < 20:
+        return ones.split()[number]
+    ten = tens.split()[number // 10 - 2]
+    return f"{ten}-{ones.split()[number % 10]}" if number % 10 else ten
+
+
+def _marked_and_spoiled(rng: random.Random) -> Member:
+    """A marked answer that is denied, is one of several, or is changed by what stands behind it."""
+    number, other = rng.sample(range(2, 99), 2)
+    name, noun = rng.choice(["Jane", "Tom", "Maria", "The farmer"]), rng.choice(_NOUNS)
+    line = rng.choice(
+        [f"{number} or {other}", f"not {number}", f"{number} {other}", f"{number}, {other}", f"{number} (or {other})",
+        f"{number} (not {other})",
+         f"{number} ({_in_words(other)})", f"The answer is not {number}", f"{name} has {number} {noun} or {other}.",
+         f"{name} does not have {number} {noun}.",
+         f"{name} has {number} million {noun}.", f"{name} has {number} of {other} {noun} and {other} left",
+         f"{number} is wrong, {other}",
+         f"Answer: {number} or {other}", f"maybe {number}", f"{number}?", f"Step {number}", f"Part {number}: add",
+         f"{number}\nWait, it is {other}.",
+         f"{number}\nNo, {other}.", f"{number}\nThat is wrong.", f"{number}\nThe answer is {other}.",
+         f"{number}\nOr {other}.", f"{number} wrong",
+         f"{number}\nActually, {other}.", f"{number} (wrong)", f"{name} has less than {number} {noun}.",
+         f"{name} has twice {number} {noun}.", f"{number} dozen",
+         f"{name} might have {number} {noun}.", f"{number} times {other}", f"-{number}", f"{number} squared",
+         f"if {number}", f"{number}\n#### {other}"]
+    )  # fmt: skip
+    return Member(
+        str(number),
+        f"{_context(rng, '')}\n#### {line}",
+        "wrong",
+        policy=rng.choice([AnswerPolicy.MARKED, AnswerPolicy.STATED]),
+    )
+
+
+_THINGS = ["dogs", "tickets", "cookies", "minutes", "dollars", "miles", "marbles", "apples", "books", "points"]
+
+
+def _last_sentence(rng: random.Random) -> Member:
+    """A final sentence that gives the answer without a marker."""
+    number, other = rng.sample(range(2, 999), 2)
+    thing = rng.choice(_THINGS)
+    name = rng.choice(["Jane", "Tom", "The farmer", "She", "He", "Each child", "The school"])
+    sentence = rng.choice(
+        [f"The grooming costs {number} dollars.", f"{name} has {number} {thing} left.",
+        f"{name} needs {number} {thing}.", f"It takes {number} {thing}.",
+         f"{name} will pay ${number}.", f"{name} sold {number} {thing} in all.", f"There remain {number} {thing}.",
+         f"{name} gets {number} {thing} each day.",
+         f"That makes {number} {thing}.", f"{name} spent ${number} on {thing}.", f"{name} now owns {number} {thing}!",
+         f"Both together own {number} {thing}."]
+    )  # fmt: skip
+    before = f"{name} starts with {other} {thing}. We add what was bought. "
+    return Member(str(number), before + sentence, "right", policy=AnswerPolicy.LAST_SENTENCE)
+
+
+def _last_sentence_without_answer(rng: random.Random) -> Member:
+    """A final sentence that denies, doubts or asks, and one that the policies without it do not read."""
+    number, other = rng.sample(range(2, 999), 2)
+    thing = rng.choice(_THINGS)
+    name = rng.choice(["Jane", "Tom", "The farmer", "She", "He"])
+    policy = AnswerPolicy.LAST_SENTENCE
+    sentence = rng.choice(
+        [f"{name} does not need {number} {thing}.", f"{name} might have {number} {thing}.",
+        f"Does {name} have {number} {thing}?", f"{name} has {number} or {other} {thing}.",
+         f"{name} has less than {number} {thing}.", f"{name} has {number} {thing} more than {other}.",
+         f"{name} has {number} million {thing}.", f"{name} has {number}",
+         f"I give up after {number} {thing}.", f"Let us add {number} {thing}.",
+         f"If {name} has {number} {thing}, we are done.", f"{name} has twice {number} {thing}.",
+         f"Maybe {name} has {number} {thing}.", f"That is more than {number} {thing}.",
+         f"{name} never had {number} {thing}.", f"See step {number}."]
+    )  # fmt: skip
+    if rng.random() < 0.2:
+        sentence, policy = f"{name} has {number} {thing}.", rng.choice([AnswerPolicy.STATED, AnswerPolicy.DECLARED])
+    before = f"{name} starts with {other} {thing}. We add what was bought. "
+    return Member(str(number), before + sentence, "wrong", policy=policy)
+
+
+CLASSES: dict[str, Generator] = {
+    "box-in-larger-formula": _in_larger_formula,
+    "box-beside-other-relation": _beside_other_relation,
+    "box-changed-by-words": _changed_by_words,
+    "box-multiplied-by-words": _multiplied_by_words,
+    "box-denied": _denied_box,
+    "box-with-honest-surroundings": _honest_surroundings,
+    "box-with-sign-or-unit": _signed_and_measured,
+    "last-box-concludes": _last_box_concludes,
+    "boxes-in-a-list": _boxes_in_a_list,
+    "statement-denied": _denied_statement,
+    "mark-before-heading": _marked_before_heading,
+    "marked-with-more": _marked_with_more,
+    "marked-and-spoiled": _marked_and_spoiled,
+    "last-sentence": _last_sentence,
+    "last-sentence-without-answer": _last_sentence_without_answer,
+}
