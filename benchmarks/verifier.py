@@ -1,11 +1,14 @@
 """How fast answers are graded, and how well: this project's Verifier, math-verify, and TRL's accuracy_reward.
 
-`python benchmarks/verifier.py` has all of them grade the same responses (verifier_cases.py), each in a process of its
-own (verifier_side.py), one after the other.
+`python benchmarks/verifier.py outputs` has the first two grade labelled outputs of models (`--outputs`), with as many
+processes each. The other sets are generated (verifier_cases.py); there the peers work in one process, as trainers call
+them. Each grader runs in a process of its own (verifier_side.py), one after the other.
 """
 
 import argparse
+import importlib.util
 import json
+import operator
 import os
 import statistics
 import subprocess
@@ -14,69 +17,118 @@ import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from environments import python_of
 from results import FOLDER, Progress, Result, machine, record, versions
-from verifier_cases import Case, batches
+from verifier_cases import Case, batches, outputs, warm_up
 
 _HERE = Path(__file__).parent
-_NAMES = {
-    "math_verify": "math-verify",
-    "trl": "TRL accuracy_reward",
-    "own_1": "Verifier, 1 worker",
-    "own": "Verifier",
+_OUTPUTS = "outputs"
+
+
+class _Grader(NamedTuple):
+    called: str
+    name: str
+    """Of verifier_side.py."""
+    num_processes: int
+
+
+_NUM_CORES = len(os.sched_getaffinity(0))
+_GENERATED = {
+    "math_verify": _Grader("math-verify", "math_verify", 1),
+    "trl": _Grader("TRL accuracy_reward", "trl", 1),
+    "own_1": _Grader("Verifier, 1 worker", "own", 1),
+    "own": _Grader("Verifier", "own", _NUM_CORES),
 }
-_ROUNDS = 2
-"""Runs of each grader; the fastest counts, as other work on the machine can only slow one down."""
+_ROUNDS = 3
+"""Runs of each grader, in turns; the fastest counts, as other work on the machine can only slow one down."""
+_NUM_WARM_UP = 100
 
 
 def main() -> None:
     """Measure all graders on the sets asked for, print each set, and record it as soon as it is measured."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    names = ", ".join(batches(1))
-    parser.add_argument("sets", nargs="*", help=f"of responses: {names}; all by default".replace("%", "%%"))
-    parser.add_argument("--size", type=int, default=1000, help="responses of each kind")
-    parser.add_argument("--rounds", type=int, default=_ROUNDS, help="runs of each grader; the fastest counts")
-    parser.add_argument("--out", type=Path, default=FOLDER, help="the folder of results")
-    options = parser.parse_args()
-    sets = batches(options.size)
-    if unknown := set(options.sets) - set(sets):
-        parser.error(f"no such set: {', '.join(sorted(unknown))}; there are {names}")
-    pythons = {name: Path(sys.executable) if name.startswith("own") else python_of("trl") for name in _NAMES}
-    on = machine(len(os.sched_getaffinity(0)))
-    about = {"versions": versions(pythons["trl"], "trl", "math-verify"), "settings": {"rounds": options.rounds}}
-    chosen = options.sets or list(sets)
-    progress = Progress(len(chosen) * options.rounds * len(_NAMES))
-    for name in chosen:
-        figures = _measure(name, sets[name], pythons, progress, rounds=options.rounds)
-        print("\n".join(_lines(name, len(sets[name]), figures)))
-        identity = {"row": name, "responses": len(sets[name])}
+    options = _options()
+    for name in options.sets:
+        cases = outputs(options.outputs) if name == _OUTPUTS else batches(options.size)[name]
+        graders = dict(_GENERATED)
+        if name == _OUTPUTS:
+            graders = {
+                each: _GENERATED[each]._replace(num_processes=options.processes) for each in ("math_verify", "own")
+            }
+        pythons = {each: _python(grader) for each, grader in graders.items()}
+        progress = Progress(options.rounds * len(graders))
+        figures = _measure(name, cases, graders, pythons, progress, rounds=options.rounds)
+        print("\n".join(_lines(name, len(cases), graders, figures)))
+        about = {
+            "versions": versions(pythons["math_verify"], "trl", "math-verify"),
+            "settings": {"rounds": options.rounds, "processes": graders["math_verify"].num_processes},
+        }
+        identity = {"row": name, "responses": len(cases)}
+        on = machine(_NUM_CORES)
         print(f"recorded in {record(options.out, 'verifier', on, identity, {**about, **figures})}", flush=True)
 
 
-def _measure(name: str, cases: list[Case], pythons: Mapping[str, Path], progress: Progress, *, rounds: int) -> Result:
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    generated = list(batches(1))
+    names = ", ".join([_OUTPUTS, *generated])
+    parser.add_argument("sets", nargs="*", help=f"of responses: {names}; all generated by default".replace("%", "%%"))
+    parser.add_argument("--size", type=int, default=1000, help="generated responses of each kind")
+    parser.add_argument("--rounds", type=int, default=_ROUNDS, help="runs of each grader; the fastest counts")
+    parser.add_argument("--processes", type=int, default=_NUM_CORES, help="that grade outputs, for each grader")
+    parser.add_argument(
+        "--outputs", type=Path, default=Path("../shared/grading/dev_outputs.jsonl"), help="labelled outputs of models"
+    )
+    parser.add_argument("--out", type=Path, default=FOLDER, help="the folder of results")
+    options = parser.parse_args()
+    options.sets = options.sets or generated
+    if unknown := set(options.sets) - {_OUTPUTS, *generated}:
+        parser.error(f"no such set: {', '.join(sorted(unknown))}; there are {names}")
+    if _OUTPUTS in options.sets and not options.outputs.is_file():
+        parser.error(f"there is no file {options.outputs}; name one with --outputs")
+    return options
+
+
+def _python(grader: _Grader) -> Path:
+    """The Python that has a grader; this one if it happens to have math-verify."""
+    here = grader.name == "own" or (grader.name == "math_verify" and importlib.util.find_spec("math_verify"))
+    return Path(sys.executable) if here else python_of("trl")
+
+
+def _measure(
+    name: str,
+    cases: list[Case],
+    graders: Mapping[str, _Grader],
+    pythons: Mapping[str, Path],
+    progress: Progress,
+    *,
+    rounds: int,
+) -> Result:
     """What all graders took for a set of responses, and the ratios of their rates."""
-    runs: dict[str, list[Result]] = {grader: [] for grader in pythons}
+    runs: dict[str, list[Result]] = {each: [] for each in graders}
     for number in range(1, rounds + 1):
-        for grader, taken in runs.items():
+        for each, taken in runs.items():
             started = time.monotonic()
-            taken.append(_run(grader, pythons[grader], cases))
-            progress.done(f"{name}, {_NAMES[grader]}, round {number} of {rounds}", time.monotonic() - started)
-    sides = {grader: _figures(cases, taken) for grader, taken in runs.items()}
-    ratios = {
-        f"own_to_{grader}_verdicts_per_s": sides["own"]["verdicts_per_s"] / side["verdicts_per_s"]
-        for grader, side in sides.items()
-        if grader != "own"
-    }
+            taken.append(_run(graders[each], pythons[each], cases))
+            progress.done(f"{name}, {graders[each].called}, round {number} of {rounds}", time.monotonic() - started)
+    sides = {each: _figures(cases, taken) for each, taken in runs.items()}
+    ratios = {}
+    for each, side in sides.items():
+        if each != "own":
+            ratios[f"own_to_{each}_verdicts_per_s"] = sides["own"]["verdicts_per_s"] / side["verdicts_per_s"]
+            ratios[f"{each}_to_own_cpu"] = side["cpu_ms"] / sides["own"]["cpu_ms"]
     return {**sides, "ratios": ratios}
 
 
-def _run(grader: str, python: Path, cases: list[Case]) -> Result:
+def _run(grader: _Grader, python: Path, cases: list[Case]) -> Result:
     """What one grader took, and its verdicts."""
     with tempfile.TemporaryDirectory() as folder:
-        given, results = Path(folder) / "cases.json", Path(folder) / "results.json"
+        first, given, results = (Path(folder) / name for name in ("warm_up.json", "cases.json", "results.json"))
+        first.write_text(json.dumps(warm_up(_NUM_WARM_UP)), encoding="utf-8")
         given.write_text(json.dumps(cases), encoding="utf-8")
-        subprocess.run([python, _HERE / "verifier_side.py", grader, given, results], check=True)
+        arguments = (grader.name, str(grader.num_processes), first, given, results)
+        subprocess.run([python, _HERE / "verifier_side.py", *arguments], check=True)
         measured: Result = json.loads(results.read_text(encoding="utf-8"))
     return measured
 
@@ -85,29 +137,40 @@ def _figures(cases: list[Case], runs: list[Result]) -> Result:
     fastest = min(runs, key=lambda run: run["batch_s"])
     latencies_ms = min(([1000 * latency for latency in run["latencies_s"]] for run in runs), key=sum)
     percentiles = statistics.quantiles(latencies_ms, n=100, method="inclusive")
-    agree = [(verdict == "right") == case["right"] for verdict, case in zip(fastest["verdicts"], cases, strict=True)]
+    verdicts = [verdict == "right" for verdict in fastest["verdicts"]]
     return {
+        "start_s": min(run["start_s"] for run in runs),
+        "start_cpu_s": min(run["start_cpu_s"] for run in runs),
         "verdicts_per_s": len(cases) / fastest["batch_s"],
+        "cpu_ms": 1000 * min(run["batch_cpu_s"] for run in runs) / len(cases),
         "p50_ms": percentiles[49],
         "p99_ms": percentiles[98],
         "max_ms": max(latencies_ms),
-        "agreement": statistics.fmean(agree),
+        "agreement": statistics.fmean(map(operator.eq, verdicts, (case["right"] for case in cases))),
+        "agreement_with_labels": statistics.fmean(
+            map(operator.eq, verdicts, (case.get("label", case["right"]) for case in cases))
+        ),
     }
 
 
-def _lines(name: str, num_responses: int, row: Result) -> list[str]:
+def _lines(name: str, num_responses: int, graders: Mapping[str, _Grader], row: Result) -> list[str]:
     lines = [f"{name}: {num_responses} responses"]
-    for grader, called in _NAMES.items():
-        side = row[grader]
-        lines.append(
-            f"  {called:<20}{side['verdicts_per_s']:8.0f} verdicts/s, latency p50 {side['p50_ms']:.2f} ms, "
-            f"p99 {side['p99_ms']:.1f} ms, at most {side['max_ms']:.0f} ms; {side['agreement']:.1%} as expected"
-        )
-    ratios = (
-        f"{row['ratios'][f'own_to_{grader}_verdicts_per_s']:.1f} x {_NAMES[grader]}"
-        for grader in ("math_verify", "trl")
-    )
-    return [*lines, f"  Verifier gives {' and '.join(ratios)}"]
+    for each, (called, _, processes) in graders.items():
+        side = row[each]
+        lines += [
+            f"  {called}, processes: {processes}",
+            f"    start-up {side['start_s']:.2f} s, {side['start_cpu_s']:.2f} s of processor time",
+            f"    {side['verdicts_per_s']:.0f} verdicts/s, {side['cpu_ms']:.3f} ms of processor time each; "
+            f"{side['agreement']:.1%} as expected ({side['agreement_with_labels']:.1%} before labels were corrected)",
+            f"    one by one: p50 {side['p50_ms']:.2f} ms, p99 {side['p99_ms']:.1f} ms, max {side['max_ms']:.0f} ms",
+        ]
+    for each, grader in graders.items():
+        if each != "own":
+            rate, cpu = row["ratios"][f"own_to_{each}_verdicts_per_s"], row["ratios"][f"{each}_to_own_cpu"]
+            lines.append(
+                f"  Verifier: {rate:.1f} x the verdicts/s of {grader.called}, 1/{cpu:.1f} of its processor time"
+            )
+    return lines
 
 
 if __name__ == "__main__":

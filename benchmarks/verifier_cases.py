@@ -1,8 +1,10 @@
-"""Responses with known verdicts that verifier.py has graded: of GSM8K's kind, of MATH's, and some that hang."""
+"""Responses with known verdicts that verifier.py has graded: outputs of models, made-up ones, and some that hang."""
 
+import json
 import random
 from collections.abc import Callable
-from typing import TypedDict
+from pathlib import Path
+from typing import NotRequired, TypedDict
 
 _HANGING = ("9^{9^{9^{9}}}", "10000000!", r"\binom{10^9}{5\cdot 10^8}", "2^{10^{10}}", "(x+1)^{100000}")
 _FILLER = "We work this out step by step. In step {n} we have ${a} + {b} = {c}$, which we need later on."
@@ -32,6 +34,37 @@ class Case(TypedDict):
     gold: str
     response: str
     right: bool
+    label: NotRequired[bool]
+    """What an output of a model is labelled, before labels are corrected."""
+
+
+_MISLABELLED = {
+    # The expected text itself, letter by letter.
+    *("lo12577", "lo12580", "lo12582", "lo12583"),
+    "lo08467",  # an equation whose last side is the expected text
+    "lo08647",  # the expected angle, in radians
+}
+"""Outputs whose label says that they are wrong, although they are right."""
+
+
+def outputs(path: Path) -> list[Case]:
+    """Return outputs of models from a file with the keys `id`, `gold`, `response` and `is_correct`."""
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return [
+        {
+            "gold": row["gold"],
+            "response": row["response"],
+            "right": row["is_correct"] or row["id"] in _MISLABELLED,
+            "label": row["is_correct"],
+        }
+        for row in rows
+    ]
+
+
+def warm_up(size: int) -> list[Case]:
+    """Return other cases than those that are measured."""
+    generator = random.Random(1)
+    return [_gsm8k(generator) if n % 2 else _math(generator) for n in range(size)]
 
 
 def batches(size: int) -> dict[str, list[Case]]:

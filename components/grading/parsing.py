@@ -318,6 +318,7 @@ _NAME = re.compile(
 )
 
 
+@lru_cache(maxsize=8192)
 def parse_structure(latex: str) -> Structure:
     """Return the outermost level of an answer written in LaTeX."""
     latex = latex.strip()
@@ -410,6 +411,8 @@ def _tuple(latex: str) -> Structure | None:
 
 
 def _relation(latex: str) -> Structure | None:
+    if not any(sign in latex for sign in _RELATION):
+        return None
     signs = tuple(_RELATION[token] for token, depth in _tokens(latex) if depth == 0 and token in _RELATION)
     if not signs:
         return None
@@ -427,6 +430,8 @@ def _plus_minus(latex: str) -> Structure | None:
 
 def _split(latex: str, *separators: str) -> list[str]:
     """The parts between the separators that no bracket encloses."""
+    if not any(separator in latex for separator in separators) and not latex.endswith("\\"):
+        return [latex.strip()]
     parts = [""]
     for token, depth in _tokens(latex):
         if depth == 0 and token in separators:

@@ -102,16 +102,19 @@ def test_the_expected_verdicts_are_true() -> None:
 def test_the_fastest_run_counts() -> None:
     """Rates are of the fastest run, percentiles of single calls; a verdict agrees if right ones are right."""
     cases = [{"gold": "1", "response": "", "right": right} for right in (True, True, False, False)]
-    verdicts = ["right", "wrong", "unscorable", "right"]
+    cases[3]["label"] = True
+    same = {"verdicts": ["right", "wrong", "unscorable", "right"], "start_s": 1.0, "start_cpu_s": 2.0}
     runs = [
-        {"verdicts": verdicts, "batch_s": 4.0, "latencies_s": [0.1, 0.1, 0.1, 0.1]},
-        {"verdicts": verdicts, "batch_s": 2.0, "latencies_s": [0.001, 0.002, 0.003, 0.004]},
+        {**same, "batch_s": 4.0, "batch_cpu_s": 0.4, "latencies_s": [0.1, 0.1, 0.1, 0.1]},
+        {**same, "batch_s": 2.0, "batch_cpu_s": 0.8, "latencies_s": [0.001, 0.002, 0.003, 0.004]},
     ]
     figures = importlib.import_module("verifier")._figures(cases, runs)
     assert figures["verdicts_per_s"] == 2
     assert figures["p50_ms"] == pytest.approx(2.5)
     assert figures["max_ms"] == pytest.approx(4)
+    assert figures["cpu_ms"] == pytest.approx(100)
     assert figures["agreement"] == 0.5
+    assert figures["agreement_with_labels"] == 0.75
 
 
 XEON = {"processor": "Intel(R) Xeon(R) CPU @ 2.20GHz", "threads": 4, "gpu": None}
