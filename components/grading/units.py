@@ -67,7 +67,7 @@ _UNITS_OF = {
     "m meter metre:1 km kilometer kilometre:1000 in inch inches:127/5000 ft foot feet:381/1250 yd yard:1143/1250 "
     "mi mile:201168/125",
     "area": "acre:1 hectare:312500000/126464",
-    "mass": "mg milligram:1/1000000 g gram:1/1000 kg kilogram kilo:1 "
+    "mass": "mg milligram:1/1000000 g gram:1/1000 kg kilogram:1 "
     "oz ounce:45359237/1600000000 lb pound:45359237/100000000 ton:45359237/50000 tonne:1000",
     "volume": "ml milliliter millilitre:1/1000 cl centiliter centilitre:1/100 l liter litre:1 kl kiloliter:1000",
     "measure": "teaspoon tsp:1/768 tablespoon tbsp:1/256 cup:1/16 pint pt:1/8 quart qt:1/4 gallon gal:1",
@@ -106,9 +106,10 @@ _PREFIXES = {"square": "^2", "sq": "^2", "cubic": "^3", "cu": "^3"}
 _SINGULARS = {plural: singular for singular, plural in IRREGULAR_PLURALS.items()}
 # Words that may stand behind a unit and leave the value as it is.
 _ENDINGS = (
-    *("in total", "in all", "in length", "total", "altogether", "left", "remaining", "each"),
+    *("in total", "in all", "in length", "total", "altogether", "left", "remaining", "each", "now", "needed"),
     *("old", "long", "wide", "tall", "high", "deep", "away", "apart", "ago", "later"),
 )
+_NAMELESS = Unit("", Fraction(1))
 _CAPITALS = frozenset("MSGH")
 _MAX_UNIT_WORDS = 8
 
@@ -202,16 +203,16 @@ def _behind_words(latex: str, context: Context) -> tuple[str, Unit] | None:
 
 def _unit(written: str, power: str | None, context: Context, *, attached: bool) -> Unit | None:
     """The unit that some words name; None where they name none."""
-    if written.strip() in _CAPITALS:  # `5\text{ M}` is no length
-        return None
     plain = " ".join(written.replace("/", " per ").replace("-", " ").replace(".", "").lower().split())
     for ending in _ENDINGS:
         plain = plain.removesuffix(f" {ending}")
+    if plain in _ENDINGS and not power and not attached:
+        return _NAMELESS
     plain = _ALIASES.get(plain, plain)
     words = ["per" if word in {"a", "an"} else word for word in plain.split()]
-    if not words or len(words) > _MAX_UNIT_WORDS or words.count("per") > 1:
-        return None
-    if len(words) == 1 and attached and words[0] not in _UNITS:
+    # `5\text{ M}` is no length, and `5apples` nothing at all.
+    is_foreign = written.strip() in _CAPITALS or (attached and len(words) == 1 and words[0] not in _UNITS)
+    if not 0 < len(words) <= _MAX_UNIT_WORDS or words.count("per") > 1 or is_foreign:
         return None
     place = words.index("per") if "per" in words else len(words)
     over, under = words[:place], words[place + 1 :]
@@ -227,6 +228,8 @@ def _unit(written: str, power: str | None, context: Context, *, attached: bool) 
 
 def _thing(words: list[str], dimension: str, context: Context) -> Unit | None:
     """A measure, or something that is counted."""
+    if len(words) > 1 and words[0] in {"more", "fewer"} & context.nouns:
+        words = words[1:]
     if len(words) == 2 and words[0] in _PREFIXES and not dimension:
         dimension, words = _PREFIXES[words[0]], words[1:]
     if len(words) == 1 and (unit := _UNITS.get(words[0])):
@@ -306,8 +309,10 @@ def _asked(words: list[str]) -> tuple[set[str], set[str]]:
             if not is_asked and word != "of":
                 break
             asked += [word] if is_asked else []
-        nouns |= {word for word in asked if word.endswith("s") or word in _SINGULARS} - {"less"}
-        qualifiers |= {*asked} - nouns
+        # "How many red balls": 5 red; but "how many square feet" is not answered by 5 square.
+        names = {word for word in asked if word.endswith("s") or word in {"more", "fewer"} or _may_be_noun(word)}
+        nouns |= names - {"less"}
+        qualifiers |= {*asked}
     return nouns, qualifiers
 
 

@@ -91,7 +91,7 @@ _ARTICLE = re.compile(r"^(?:a|an|the)\s+")
 _ALTERNATIVE = re.compile(r"(?<![a-zA-Z\\])or(?![a-zA-Z])", re.IGNORECASE)
 _CHOICE = re.compile(
     r"(?P<label>(?:(?:the )?(?:correct |final |right )?(?:answer|option|choice|letter)(?: is)?[: ]+){0,2})"
-    r"(?P<opening>[(\[]?)(?P<letter>[A-H])(?:(?P<closing>[).:\]]+)(?P<meaning>.*))?",
+    r"(?P<opening>[(\[]?)(?P<letter>[A-H])(?:(?P<closing>[).:\]]+)(?P<meaning>(?![(\[]).*))?",
     re.DOTALL | re.IGNORECASE,
 )
 _OTHER_CHOICE = re.compile(r"(?<![a-zA-Z])[A-H](?![a-zA-Z])|\b(?:or|not|no|wrong|incorrect|false|maybe|perhaps)\b")
