@@ -91,6 +91,7 @@ def parser() -> argparse.ArgumentParser:
     command.add_argument("file", metavar="FILE", help=file)
     where = "where a response has to state its answer (default: %(default)s)"
     command.add_argument("--answer", choices=list(map(str, AnswerPolicy)), default=str(AnswerPolicy.STATED), help=where)
+    command.add_argument("--explain", action="store_true", help="print what was read and which rule decided, not JSON")
     command.set_defaults(command=_grade)
 
     _add_limits(commands, params)
@@ -319,7 +320,7 @@ def _evaluate(options: argparse.Namespace) -> int:
 def _grade(options: argparse.Namespace) -> int:
     from pipelines.grade import grade
 
-    grade(options.file, AnswerPolicy(options.answer))
+    grade(options.file, AnswerPolicy(options.answer), explained=options.explain)
     return 0
 
 

@@ -11,7 +11,9 @@ from typing import BinaryIO, Never
 
 from tqdm import tqdm
 
-from components.grading.verifier import Submission, Verdict, Verifier
+from components.grading.explain import EXPLAIN
+from components.grading.pool import GRADE
+from components.grading.verifier import Grade, Submission, Verdict, Verifier
 from components.shared import jsonl
 from components.shared.answer_policy import AnswerPolicy
 from components.shared.errors import PipelineError
@@ -21,22 +23,25 @@ _CHUNK_BYTES = 1 << 20
 _ACCEPTED = "expected one JSON object per line, with the strings `gold` and `response`, and `question` if it is known"
 
 
-def grade(name: str, policy: AnswerPolicy) -> None:
-    """Print a verdict for each line of a file, as soon as it is known; blank lines are skipped."""
+def grade(name: str, policy: AnswerPolicy, *, explained: bool = False) -> None:
+    """Print a verdict for each line of a file, as soon as it is known; blank lines are skipped.
+
+    With `explained` it is printed with an account of it, for a person to read.
+    """
     counts: Counter[Verdict] = Counter()
     where = "standard input" if name == _STANDARD_INPUT else name
     # A bar on a terminal only.
     bar: tqdm[Never] = tqdm(desc="grade", unit=" responses", leave=False, file=sys.stderr, disable=None)
     with (
         nullcontext(sys.stdin.buffer) if name == _STANDARD_INPUT else Path(name).open("rb") as file,
-        Verifier() as verify,
+        Verifier(function=EXPLAIN if explained else GRADE) as verify,
         bar,
     ):
         try:
             for submissions in _batches(file, where, policy):
                 grades = verify(submissions)
                 for each in grades:
-                    print(json.dumps({"verdict": each.verdict, "extracted": each.extracted, "reason": each.reason}))
+                    print(f"{_account(each)}\n" if explained else json.dumps(_row(each)))
                 sys.stdout.flush()
                 counts.update(each.verdict for each in grades)
                 bar.update(len(grades))
@@ -46,6 +51,24 @@ def grade(name: str, policy: AnswerPolicy) -> None:
     if not counts:
         raise PipelineError(f"{where}: has no responses; {_ACCEPTED}")
     print(", ".join(f"{counts[verdict]:,} {verdict}" for verdict in Verdict), file=sys.stderr)
+
+
+def _row(grade: Grade) -> dict[str, str | None]:
+    return {
+        "verdict": grade.verdict,
+        "extracted": grade.extracted,
+        "reason": grade.reason,
+        **({"detail": grade.detail} if grade.detail else {}),
+    }
+
+
+def _account(grade: Grade) -> str:
+    """What was read and which rule decided; of a grader that was ended, why."""
+    return (
+        grade.detail
+        if "\n" in grade.detail
+        else f"verdict   {grade.verdict}: {grade.why}\nrule      {grade.reason.rule}"
+    )
 
 
 def _batches(file: BinaryIO, where: str, policy: AnswerPolicy) -> Iterator[list[Submission]]:

@@ -48,6 +48,10 @@ def scores(records: Records, *, num_samples: int, temperature: float) -> dict[st
         "truncated": _shares(greedy, lambda record: not record["finished"]),
         "unanswered": _shares(greedy, lambda record: record["finished"] and record["extracted"] is None),
         "unscorable": _shares(greedy, lambda record: record["verdict"] == "unscorable"),
+        "reasons": {
+            "all": _reasons(greedy),
+            "by_source": _each(_grouped(greedy, itemgetter("source")), _reasons),
+        },
     }
 
 
@@ -105,6 +109,14 @@ def _natural(name: str) -> tuple[int, str]:
 
 
 # Measures.
+
+
+def _reasons(records: Records) -> dict[str, dict[str, int]]:
+    """How often each verdict was given for each reason, the most frequent first."""
+    counts = Counter((record["verdict"], record["reason"]) for record in records)
+    ranked = sorted(counts.items(), key=lambda each: (-each[1], each[0]))
+    verdicts = ("right", "wrong", "unscorable")
+    return {verdict: {name: number for (of, name), number in ranked if of == verdict} for verdict in verdicts}
 
 
 def _is_right(record: Record) -> bool:

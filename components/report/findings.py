@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from pydantic import BaseModel, ConfigDict
 
@@ -165,6 +165,24 @@ class Findings:
         return {
             model: evaluation.scores.get(key, {}).get("by_source", {}) for model, evaluation in self.evaluations.items()
         }
+
+    @property
+    def reasons(self) -> list[tuple[str, str, dict[str, int]]]:
+        """Verdict, reason, and how many greedy answers of each model have them, by verdict and the most frequent first.
+
+        Nothing where a model's scores were made before reasons were counted.
+        """
+        counts = {model: each.scores.get("reasons", {}).get("all") for model, each in self.evaluations.items()}
+        known = {model: by_verdict for model, by_verdict in counts.items() if by_verdict}
+        if len(known) < len(counts):
+            return []
+        rows = [
+            (verdict, reason, {model: known[model].get(verdict, {}).get(reason, 0) for model in known})
+            for verdict in get_args(Verdict)
+            for reason in sorted({reason for each in known.values() for reason in each.get(verdict, {})})
+        ]
+        order = get_args(Verdict)
+        return sorted(rows, key=lambda row: (order.index(row[0]), -sum(row[2].values()), row[1]))
 
     @property
     def protocol(self) -> dict[str, Any]:

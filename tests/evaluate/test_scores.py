@@ -24,6 +24,7 @@ def _record(number: int, sample: int, verdict: str, **changes: Any) -> dict[str,
         "sample": sample,
         "extracted": "5" if verdict == "right" else "6",
         "verdict": verdict,
+        "reason": {"right": "same number", "wrong": "different number"}.get(verdict, "time"),
         "flexible": {"extracted": "5", "verdict": verdict},
         "num_tokens": 10 * (number + 1),
         "finished": number != 2,
@@ -162,3 +163,17 @@ def test_intervals_of_sampled_answers_cover_the_truth(a: float, b: float, k: int
         low, high = mean_interval([pass_at_k(8, c, k) for c in counts], 50 * 8 / k)
         covered += low <= truth <= high
     assert covered >= 183  # 95 % of 200 less two standard deviations
+
+
+def test_reasons_are_counted_by_verdict_and_source() -> None:
+    """Of the greedy answers, the most frequent first."""
+    echo = _record(3, 0, "wrong", reason="echoes the question")
+    reasons = scores(
+        [*GREEDY[:3], echo, _record(4, 0, "right"), _record(1, 1, "right")], num_samples=1, temperature=1.0
+    )["reasons"]
+    assert reasons["all"] == {
+        "right": {"same number": 2},
+        "wrong": {"different number": 1, "echoes the question": 1},
+        "unscorable": {"time": 1},
+    }
+    assert reasons["by_source"]["words"] == {"right": {"same number": 1}, "wrong": {}, "unscorable": {}}

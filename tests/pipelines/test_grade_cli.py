@@ -176,3 +176,27 @@ def test_progress_is_drawn_on_a_terminal(tmp_path: Path) -> None:
     os.close(shown)
     assert "grade: 0 responses" in text
     assert text.endswith("1 right, 0 wrong, 0 unscorable\r\n")
+
+
+def test_a_verdict_can_be_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What was extracted, how both sides were read, and the rule that decided."""
+    lines = [
+        line("26000", r"It is \boxed{513^2 - 487^2}.", question="Compute $513^2 - 487^2$."),
+        line("10 cm", r"\boxed{10 kg}"),
+        line("5", "No idea"),
+        line("(1, 2)", r"\boxed{(1,3)}"),
+    ]
+    assert main(["grade", "--explain", written(tmp_path, *lines)]) == 0
+    echo, unit, none, pair = capsys.readouterr().out.strip().split("\n\n")
+    assert echo.splitlines() == [
+        "verdict   wrong: echoes the question",
+        "expected  26000",
+        "extracted 513^2 - 487^2",
+        "read as   the number 26000",
+        "and as    expression 513^2 - 487^2",
+        "rule      The answer is an expression of the question, and not in the expected form.",
+    ]
+    assert "wrong: unit (mass where length is expected)" in unit
+    assert "and as    the number 10 in the unit mass" in unit
+    assert "extracted nothing" in none
+    assert "and as    tuple of 2: 1 ; 3" in pair

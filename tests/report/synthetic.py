@@ -95,7 +95,7 @@ def _record(model: str, question: Problem, sample: int, right: bool, rng: random
         "verdict": verdict,
         "flexible": {"extracted": extracted or "4", "verdict": verdict},
         "num_steps": question.num_steps,
-        "reason": "same number" if right else "other number",
+        "reason": "same number" if right else "time" if unscorable else "different number",
         "num_tokens": len(response),
         "finished": "####" in response,
         "worked": worked,

@@ -331,3 +331,18 @@ def test_kubeflow_component_shows_page_and_metrics(shared_run: dict[str, Path], 
         assert headline
         assert headline.group() in text
     assert metrics.metadata["gate_passed"] == 1
+
+
+def test_page_counts_the_reasons_of_verdicts(written: Path, own_run: dict[str, Path], tmp_path: Path) -> None:
+    """By model; a page over scores without them does without the table."""
+    title = "Why greedy answers are right or wrong"
+    page = read_page(written)
+    assert title in page
+    assert '<td>wrong</td><td data-label="Reason">different number</td>' in page
+    for model in SKILL:
+        path = own_run["evaluation"] / model / "scores.json"
+        scores = json.loads(path.read_text())
+        del scores["reasons"]
+        path.write_text(json.dumps(scores))
+    run_report(own_run, tmp_path / "without")
+    assert title not in read_page(tmp_path / "without")
