@@ -58,3 +58,9 @@ def test_the_detail_of_a_grade_stands_behind_its_reason() -> None:
         "unit (length where money is expected)"
     )
     assert Grade(Verdict.RIGHT, "5", Reason.SAME_TEXT).why == "same text"
+
+
+def test_every_reason_is_documented() -> None:
+    """With its rule, in the order of the list."""
+    page = Path("docs/reference/grading.md").read_text(encoding="utf-8")
+    assert "\n".join(f"| {reason.value} | {reason.rule} |" for reason in Reason) in page
