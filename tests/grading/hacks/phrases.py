@@ -57,6 +57,8 @@ def _fits(template: str, answers: str, right: Right, other: str | None) -> bool:
     if value is None:
         # What separates the members of a list makes no alternative of them.
         return not ("," in right.gold or r"\cup" in right.gold) or not re.search("[,;]|maybe", template)
+    if r"\approx" in template and abs((plain_number(other or "") or value) - value) * 10 < abs(value):
+        return False
     if abs(value) < 10 and _REMAINDER.search(template):  # the smallest remainder, and the same digit
         return False
     words = re.findall("[a-z]{4,}", template.partition(r"\text")[2] or template)
