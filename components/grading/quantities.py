@@ -75,7 +75,7 @@ def _decimal(text: str) -> Number | None:
 
 
 def _fraction(sign: str | None, whole: str | None, numerator: str, denominator: str) -> Number | None:
-    if int(denominator) == 0 or (whole and numerator.startswith("-")):
+    if int(denominator) == 0 or (whole and not 0 <= int(numerator) < int(denominator)):
         return None
     value = int(whole or 0) + Fraction(int(numerator), int(denominator))
     return Number(-value if sign == "-" else value, None)

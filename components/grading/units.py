@@ -56,6 +56,7 @@ _TEMPERATURE = re.compile(
 )
 _ANGLE_INSIDE = re.compile(r"degree|\\(?:arc)?(?:sin|cos|tan|cot|sec|csc)(?![a-z])")
 _TAKES_LETTER = re.compile(r"\^\{?[0-9]+\}?$|\\(?:arc)?(?:sin|cos|tan|cot|sec|csc|log|ln|exp)")
+_SUM = re.compile(r"[0-9a-zA-Z)}]\s*[-+]")
 _CURRENCY = re.compile(
     r"(?P<sign>[-+]?)\s*(?P<before>\\\$|\\pounds?(?![a-zA-Z])|[€£])\s*(?P<value>.+)"
     r"|(?P<amount>.+?)\s*(?P<after>\\\$|[€£])"
@@ -80,7 +81,7 @@ _UNITS_OF = {
     "yen": "yen jpy:1",
     "rupees": "rupee:1",
     "pesos": "peso:1",
-    "energy": "joule:1 kilojoule kj:1000",
+    "energy": "joule:1 kilojoule kj:1000 kwh:3600000",
     "heat": "calorie cal:1 kilocalorie kcal:1000",
     "power": "watt:1 kilowatt kw:1000",
     "data": "byte:1 kilobyte kb:1000 megabyte mb:1000000 gigabyte gb:1000000000 terabyte tb:1000000000000",
@@ -182,8 +183,10 @@ def _unit_in_words(latex: str, context: Context) -> tuple[str, Unit] | None:
 
 
 def _is_symbol(letter: str, value: str) -> bool:
-    r"""Whether a letter is a variable by what stands before it: `m^2 + 5 m`, `\cos^2 m`, `\ln 2m`."""
-    return bool(_TAKES_LETTER.search(value)) or letter in _COMMAND.sub(" ", _STYLED.sub(" ", value))
+    r"""Whether a letter is a variable by what stands before it: `3 + 5 m`, `m^2 5 m`, `\cos^2 m`, `\ln 2m`."""
+    return bool(_TAKES_LETTER.search(value) or _SUM.search(value)) or letter in _COMMAND.sub(
+        " ", _STYLED.sub(" ", value)
+    )
 
 
 def _behind_words(latex: str, context: Context) -> tuple[str, Unit] | None:
@@ -262,6 +265,8 @@ _FUNCTION_WORDS = frozenset(FUNCTION_WORDS.split())
 _QUESTION_WORD = re.compile(r"[a-z]+(?:'[a-z]+)?|[0-9][0-9.,]*|[^\sa-z0-9]")
 _FORMULAS = re.compile(r"\$\$?([^$]{1,300})\$\$?|\\\((.{1,300}?)\\\)|\\\[(.{1,300}?)\\\]", re.DOTALL)
 _PROSE = re.compile(r"(?<![a-zA-Z])[a-zA-Z]+\s+[a-zA-Z]{2,}|[a-zA-Z]{2,}\s+[a-zA-Z]+|[a-zA-Z]{5,}")
+_MAY_BE_COUNTED = {"more", "fewer", "dozen", "hundred", "thousand", "million"}
+_ASKED_WORDS = {*_MAY_BE_COUNTED, "less", "times", "different", "possible"}
 _MAX_ASKED_WORDS = 5
 _MAX_QUESTION_CHARACTERS = 20_000
 
@@ -305,12 +310,12 @@ def _asked(words: list[str]) -> tuple[set[str], set[str]]:
     for place in (index for index in range(len(words) - 2) if words[index : index + 2] == ["how", "many"]):
         asked = []
         for word in words[place + 2 : place + 2 + _MAX_ASKED_WORDS]:
-            is_asked = word.isalpha() and (word in {"more", "fewer", "less", "times"} or word not in _FUNCTION_WORDS)
+            is_asked = word.isalpha() and (word in _ASKED_WORDS or word not in _FUNCTION_WORDS)
             if not is_asked and word != "of":
                 break
             asked += [word] if is_asked else []
         # "How many red balls": 5 red; but "how many square feet" is not answered by 5 square.
-        names = {word for word in asked if word.endswith("s") or word in {"more", "fewer"} or _may_be_noun(word)}
+        names = {word for word in asked if word.endswith("s") or word in _MAY_BE_COUNTED or _may_be_noun(word)}
         nouns |= names - {"less"}
         qualifiers |= {*asked}
     return nouns, qualifiers
