@@ -92,14 +92,14 @@ def _boxed(text: str) -> FinalAnswer | None:
     """The last box, or boxes in a row, with the formula and the words around them."""
     group = _last_boxes(text)
     content = _joined(group)
-    if not content:
+    if not content or not all(box.content for box in group):
         return None
     readings = _readings(text, group)
     answer = ", ".join(dict.fromkeys(reading.answer for reading in readings))
     others = tuple(other for reading in readings for other in reading.others)
     problem = next(filter(None, (reading.objection for reading in readings)), "")
     before, after = readings[0].before, readings[-1].after
-    problem = problem or objection(before, after)
+    problem = problem or objection(before, after, answer)
     if (corrected := stated_later(after)) and _bare_text(corrected) != _bare_text(answer):
         others += (corrected,)
     return FinalAnswer(answer, others, problem, group[0].start)
@@ -432,7 +432,7 @@ def _concluded(text: str, *, last_sentence: bool) -> str | None:
     value = _last_value(last)
     if value is None or _DENIES.search(last) or not (_FINISHED.search(last) or value.end == len(last)):
         return None
-    if objection(last[: value.start], last[value.end :]) or _SUPPOSES.match(
+    if objection(last[: value.start], last[value.end :], value.text) or _SUPPOSES.match(
         _LAST_CLAUSE.split(last[: value.start])[-1]
     ):
         return None

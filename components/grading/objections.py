@@ -51,7 +51,7 @@ _MIGHT = re.compile(
     re.IGNORECASE,
 )
 _GOVERNED = re.compile(
-    r"(?:\b(?:less|more|greater|fewer|larger|smaller|bigger|lower|higher|other|farther"
+    r"(?:\b(?:less|more|greater|fewer|larger|smaller|bigger|lower|higher|other|else|farther"
     r"|further) than(?: or)?(?: equal to)?"
     r"|\b(?:below|above|under|exceeds?|exceeding|twice|thrice|double|triple|half|minus|negative|plus|times|divided by"
     r"|multiplied by|(?:square|cube|cubic|fourth|\w+th) root of|the (?:square|cube|reciprocal|inverse|opposite"
@@ -60,7 +60,8 @@ _GOVERNED = re.compile(
     r"|(?:a |one )?(?:third|quarter|fourth|fifth|tenth|half|percent|multiple|factor|divisor|power|fraction|part"
     r"|root) of"
     r"|divisible by|close to|near|squared|next to|out of|anywhere from|up to but not including|either"
-    r"|not equal to|opposite of|reciprocal of|ten to the|to the power(?: of)?|between [^.]{1,20} and|\w+ more than"
+    r"|not equal to|opposite of|opposite:|reciprocal of|inverse of|ten to the|to the power(?: of)?"
+    r"|between [^.]{1,20} and|\w+ more than"
     r"|\w+ less than|base))"
     r"(?:\s+(?:be|equal|equal to|of|the|number|value|answer|a|an|exactly|only|just))*[\s$(\\\[*:]*$",
     re.IGNORECASE,
@@ -81,7 +82,8 @@ _DENIED = (
 _OBJECT = (
     r"(?:\s+(?:be|been|really|actually|quite|at all|even|exactly|necessarily))*\s*(?:(?:the|a|an|my"
     r"|our)\s+)?(?:(?:right|correct|final|actual|real|true|valid)\s+)*"
-    r"(?:answer|correct|right|true|it|possible|valid|solution|so|the case|allowed|acceptable|accepted|what|equal"
+    r"(?:answer|correct|right|true|it|possible|valid|solution|root|divide|candidate|option|so|the case|allowed"
+    r"|acceptable|accepted|what|equal"
     r"|value|result|hold|work|count|fit|satisfy|final|accurate|me|sure|certain|$)(?:\b|$)"
 )
 _COPULA = (
@@ -101,18 +103,22 @@ _DENIED_BEHIND = re.compile(
     rf"^\W*+(?:{_SUBJECT}\b\W++){{0,8}}?(?:{_COPULA}\s+{_DENIED}|{_NEGATED_COPULA}{_OBJECT}|{_COPULA}\s+(?:not"
     rf"|never){_OBJECT}"
     rf"|{_NEGATED_COPULA}\s+(?:be\s+)?$|fails?\b|(?:wrong|incorrect|false|not)\s*[.!?)*\n]|(?:wrong|incorrect"
-    rf"|false)\s*$|not\s*$|isn['\u2019]t\b)",
+    rf"|false)\s*$|not\s*$|isn['\u2019]t\b|{_COPULA}\s+no\s+(?:solution|answer|root|option|candidate)\b|(?:might"
+    rf"|may|could)\s+(?:\w+\s+)?be\s+(?:the\s+)?(?:answer|right|correct|it|true)\b)",
     re.IGNORECASE,
 )
 _CHANGED_BEHIND = re.compile(
-    rf"^\W{{0,6}}(?:(?:times|over|plus|minus|multiplied by|divided by|modulo|mod|to the power(?: of)?"
+    rf"^\W{{0,6}}(?:(?:times|over|plus|minus|(?:reduc|increas|decreas|lower|diminish|rais|shorten)ed by"
+    rf"|multiplied by|divided by|modulo|mod|to the power(?: of)?"
     rf"|raised to(?: the)?|point|remainder|out of|to the|less|upon|percent of|degrees and|dollars and|minutes and"
     rf"|feet and|hours and)(?:\s+the)?{_VALUE}"
     r"|(?:squared|cubed|factorial|doubled|tripled|halved|quadrupled|inverted|negated|reversed|plus or minus"
     r"|give or take|and a (?:half|quarter|third|bit)|and change|and (?:one|two|three) (?:half|halves|thirds?"
     r"|quarters?|fifths?)"
-    r"|or (?:more|less|so|fewer|thereabouts|greater|higher|lower|above|below|under|over|not)|at (?:least|most)|ish"
-    r"|to the (?:power|nth|first|second|third|fourth|fifth)|raised to|if|unless|only if|whenever|provided|assuming)\b"
+    r"|or (?:something|another|anything|other|some|else|more|less|so|fewer|thereabouts|greater|higher|lower|above"
+    r"|below|under|over|not)|at (?:least|most)|ish"
+    r"|to the (?:power|nth|first|second|third|fourth|fifth)|raised to|(?:th|nd|rd|st) (?:root|power|part)|if|unless"
+    r"|only if|whenever|provided|assuming)\b"
     rf"|(?:more|less|fewer|greater|smaller|larger|bigger|higher|lower)(?:\s+\w+)?\s+than\s+(?:{_VALUE}|that\b"
     rf"|this\b|it\b))",
     re.IGNORECASE,
@@ -131,7 +137,8 @@ _TAKEN_BACK = re.compile(
     _OPENS + r"(?:(?:but|oh|ah|uh|um|and|so|well|or)[,\s]{1,4}){0,4}"
     r"(?:actually|wait|oops|ops|whoops|hmm+|hm|sorry|correction|corrected|scratch (?:that|this|it)|(?:on"
     r"|upon) second thoughts?|second thoughts?|"
-    r"or rather|rather[,:]|i mean|i meant|just kidding|kidding|never ?mind|strike that|my (?:mistake|bad|error)"
+    r"or rather|rather[,:]|i mean|i meant|just kidding|kidding|never ?mind|strike that|jk|lol|i lied|or not"
+    r"|my (?:mistake|bad|error)"
     r"|hold on|apologies|i apologi[sz]e|i take (?:that|it|this) back|"
     r"no(?:pe)?\s*(?:[,.:;!\u2014-]|it|that|this|wait|the answer|i)|not!|no\s*$|wrong(?:ly)?\s*(?:[,.:!)]|$)"
     r"|incorrect\s*(?:[,.:!)]|$)|false\s*(?:[.:!)]|$)|not really|not quite|not so fast|ignore (?:that|this|it)"
@@ -143,7 +150,8 @@ _TAKEN_BACK = re.compile(
     re.IGNORECASE,
 )
 _DENIED_LATER = re.compile(
-    rf"\b(?:that|this|it|which|above|answer|value|result|guess|solution|one)\b\s+(?:{_COPULA}\s+(?:(?:definitely"
+    rf"(?<!if )\b(?:that|this|it|which|above|answer|value|result|guess|solution"
+    rf"|one)\b\s*(?:{_COPULA}\s+(?:(?:definitely"
     rf"|certainly|clearly|obviously|probably|simply|actually|really|also|of course|in fact|just)\s+)*(?:wrong"
     rf"|incorrect|false|mistaken|erroneous|a (?:lie|joke|guess|trap|bluff)\b|(?:(?:a|an|my|our) )?(?:mistake|error"
     rf"|typo)\s*[.!\n])|{_NEGATED_COPULA}(?:\s+be)?\s+(?:the\s+|a\s+)?(?:right|correct|final|actual|real|true"
@@ -162,13 +170,20 @@ _ANOTHER_LATER = re.compile(
     rf"|\b(?:unless|instead)\b[^.\n]{{0,40}}?{_VALUE}",
     re.IGNORECASE,
 )
+_KNOWN_WRONG = re.compile(r"^\W*which\b[^.\n]{0,40}\b(?:wrong|incorrect|false|mistaken)\b", re.IGNORECASE)
+_OF_NUMBER = re.compile(rf"^[\s$]*of\s+{_VALUE}")
+_HIDDEN = re.compile(r"(?:~~|<(?:s|del|strike)>|<!--|[\u2717\u2718\u274c])[\s$\\(\[]*$|(?:^|\s)%[^\n]*$")
+_TEXT = re.compile(r"\\(?:text|mbox|textbf|textit|textrm|mathrm)\s*\{")
+_COULD_BE = re.compile(r"[.!?;,]\s*(?:it )?(?:could|might|may) (?:also |just as well |well )?be\b", re.IGNORECASE)
 _MAX_LATER = 4000
 _MAX_CLAUSE = 300
 _END = re.compile(r"[.!?](?:[\s$*\"')\]]|\\[)\]]|$)|\n")
 
 
-def objection(before: str, after: str) -> str:
+def objection(before: str, after: str, answer: str = "") -> str:
     """Return why the words around an answer take it back; empty where they do not."""
+    if _HIDDEN.search(before[-300:]):
+        return "an answer with parts that are not printed or not meant"
     clause = _CLAUSE.split(before[-300:])[-1]
     if _DENIED_BEFORE.search(clause) or _NO_NEAR.search(clause):
         return "denied, supposed or doubted"
@@ -176,23 +191,26 @@ def objection(before: str, after: str) -> str:
         return "denied, supposed or doubted"
     if _GOVERNED.search(clause):
         return "a word that changes the value"
+    if answer.endswith(("%", "percent")) and _OF_NUMBER.match(after):
+        return "a word that changes the value"
     return _behind(after[: _MAX_LATER // 2] + " " + after[_MAX_LATER // 2 :][-_MAX_LATER // 2 :])
 
 
 def taken_back(later: str) -> str:
     """Return why what is written after an answer takes it back; empty where it does not."""
-    if _ANOTHER_LATER.search(later):
+    if _ANOTHER_LATER.search(later) or _COULD_BE.search(later):
         return "several answers"
     return "taken back" if _TAKEN_BACK.search(later) or _DENIED_LATER.search(later) else ""
 
 
 def _behind(after: str) -> str:
+    after = _TEXT.sub(" ", after[:_MAX_CLAUSE]) + after[_MAX_CLAUSE:]
     after = re.sub(r"^(?:[\s$*}]|\\[)\]])+", " ", after)
     end = _END.search(after)
     clause = after[: end.start() + 1 if end else len(after)][:_MAX_CLAUSE]
     if _DOUBTED_BEHIND.match(clause):
         return "denied, supposed or doubted"
-    if _DENIED_BEHIND.match(clause):
+    if _DENIED_BEHIND.match(clause) or _KNOWN_WRONG.match(clause):
         return "denied behind it"
     if _CHANGED_BEHIND.match(clause):
         return "a word that changes the value"

@@ -20,7 +20,7 @@ _STYLES = _set(
 _WRAPPERS = _set(
     r"""\text \textbf \textit \textrm \textnormal \texttt \textsf \emph \mbox \hbox \mathrm \mathbf \mathit \mathsf
     \boldsymbol \bm \underline \color \textcolor \colorbox \fcolorbox \mathbin \mathrel \mathord \ensuremath \boxed
-    \fbox \framebox \operatorname \underset \overset \phantom"""
+    \fbox \framebox \operatorname"""
 )
 _INVISIBLE = _set(r"\color \hspace \vspace \hskip \kern \label")
 _WORDS_IN = _set(r"\text \textbf \textit \textrm \textnormal \mbox \hbox \mathrm \operatorname")
@@ -97,7 +97,7 @@ def read_box(text: str, start: int, end: int, content: str) -> Reading:
     except _PartOfFormulaError as error:
         return Reading(content, str(error) or "a part of a formula", "", "")
     before = text[:first] + text[first : first + left.begin]
-    return Reading(answer, "", before, right.words + text[end + right.end :], tuple(right.others))
+    return Reading(answer, "", before, text[end + right.end :], tuple(right.others))
 
 
 def scale_behind(after: str) -> str:
@@ -189,7 +189,8 @@ class _Left:
             return
         if token.startswith("\\\\"):
             return
-        if token in ",;" and self._is_in_tuple(index):
+        is_decimal = token in ".," and not self.is_spaced and index and self.tokens[index - 1].text[0].isdigit()
+        if is_decimal or (token in ",;" and self._is_in_tuple(index)):
             raise _PartOfFormulaError
         if len(token) > 1 and token.isalpha():
             if not self.is_spaced and not self.is_crossed and index and self._is_mathematics(index - 1):
@@ -325,7 +326,7 @@ class _Right:
 
     def __init__(self, tokens: list[_Token], left: _Left) -> None:
         self.tokens, self.left = tokens, left
-        self.unit = self.words = ""
+        self.unit = ""
         self.others: list[str] = []
         self.is_crossed = self.is_spaced = False
         self.end = 0
@@ -405,14 +406,13 @@ class _Right:
             raise _PartOfFormulaError("a residue that is not reduced")
         return place + 1
 
-    def _unit_in_text(self, index: int) -> int:
+    def _unit_in_text(self, index: int) -> int | None:
         close = index + 1
         while close < len(self.tokens) and self._text(close) != "}":
             close += 1
         words = "".join(each.text for each in self.tokens[index + 2 : close])
         if len(words.split()) > 2 or not re.fullmatch(r"[a-zA-Z/.\s]*", words) or self.unit:
-            self.words += f" {words} "
-            return close + 1
+            return None
         self.unit = rf"\text{{ {words.strip()}}}" if words.strip(" .") else self.unit
         place = close + 1
         if self._text(place) == "^":
@@ -452,6 +452,8 @@ class _Right:
 
     def _operator(self, index: int) -> int | None:
         token, place = self._text(index), self._next(index + 1)
+        while token == "-" and self._text(place) == "-":
+            place += 1
         operand = self._text(place)
         is_last = place > index + 1 or not operand or not (operand[0].isalnum() or operand[0] in "\\({$")
         if token in "*_" and (is_last or self.is_crossed):
@@ -472,7 +474,7 @@ class _Right:
             if self._text(place) in _OPERATORS:
                 raise _PartOfFormulaError
             return
-        if token in ".," and following[:1].isdigit() and not self.is_spaced:
+        if token in ".,:\u2013\u2014" and following[:1].isdigit() and not self.is_spaced:
             raise _PartOfFormulaError
         if token.lower().rstrip("s") in _SCALES and not self.unit:
             self.unit = rf"\text{{ {token}}}"
