@@ -64,7 +64,7 @@ def _values(latex: str) -> list[_Value]:
     if structure.kind in {Kind.EQUATION, Kind.INEQUALITY}:
         sides = [whole(part) for part in structure.parts]
         if is_name(structure.parts[0]) or not any(_has_names(side) for side in sides):
-            return [_Value(structure.parts[-1], sides[-1])]
+            return _values(structure.parts[-1])
         if None in sides:
             return [_Value(latex, None)]
         relation = Tree("=", parts=tuple(sorted((side for side in sides if side), key=repr)))

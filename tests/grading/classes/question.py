@@ -227,7 +227,7 @@ def _chosen(rng: random.Random) -> Member:
     values, question = rng.choice(kinds)
     gold = rng.choice(values)
     listed = ", ".join(f"${value}$" for value in values)
-    respaced = rng.choice([gold, gold, gold.replace(" ", ""), gold.replace(r"\frac", r"\dfrac")])
+    respaced = rng.choice([gold, gold, f"x = {gold}", gold.replace(" ", ""), gold.replace(r"\frac", r"\dfrac")])
     return Member(gold, _boxed(rng, respaced), "right", question.replace("{}", listed))
 
 
