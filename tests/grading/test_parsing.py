@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from components.grading.algebra import is_readable
 from components.grading.parsing import as_interval, is_name, parse, parse_structure
-from components.grading.quantities import parse_number
+from components.grading.quantities import parse_number, parse_number_in_words
 from components.grading.verifier import Verdict, grade
 from components.shared.answer_policy import AnswerPolicy
 from tests.grading.tables import table
@@ -105,3 +105,53 @@ def test_any_text_can_be_parsed(written: str) -> None:
 def test_a_number_that_is_too_large_to_compute_is_refused_before_it_is_computed(answer: str) -> None:
     """In this process, where nothing would end the computation."""
     assert grade("x^2+1", rf"\boxed{{{answer}}}", AnswerPolicy.BOXED).verdict is Verdict.WRONG
+
+
+@pytest.mark.parametrize(
+    ("words", "value"),
+    [
+        *(
+            ("twenty-three", "23"),
+            ("a hundred and one", "101"),
+            ("two million five hundred thousand and six", "2500006"),
+        ),
+        *(
+            ("thirteen hundred", "1300"),
+            ("minus forty two", "-42"),
+            ("zero", "0"),
+            ("half a dozen", "6"),
+            ("2 dozen", "24"),
+        ),
+        *(
+            ("three-fourths", "3/4"),
+            ("two and a half million", "2500000"),
+            ("point two five", "1/4"),
+            ("3 tenths", "3/10"),
+        ),
+        *(
+            ("5 hundred thousand", "500000"),
+            ("minus 5", "-5"),
+            ("a", ""),
+            ("two-three", ""),
+            ("twenty-ten", ""),
+            ("-five", ""),
+        ),
+        *(
+            ("one hundred hundred", ""),
+            ("two million and six thousand", ""),
+            ("three hundred thousandths", ""),
+            ("and", ""),
+        ),
+        *(
+            ("five - three", ""),
+            ("two and five halves", ""),
+            ("minus", ""),
+            ("negative negative five", ""),
+            ("five half", ""),
+        ),
+    ],
+)
+def test_numbers_in_words_are_read_whole_or_not_at_all(words: str, value: str) -> None:
+    """Their words stand in order; anything else is no number."""
+    number = parse_number_in_words(words)
+    assert (str(number.value) if number else "") == value
