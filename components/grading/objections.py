@@ -30,6 +30,7 @@ _FILLER = (
     r"wanted|output|outcome|number|of|there|how|many)\b"
     r"|\b[b-hj-zB-Z]\b|[\s$=:,*\"'`({\[\\&_\u2018\u2019\u201c\u201d-])*+"
 )
+# Of casefolded text: ignoring case takes three times as long.
 _DENIED_BEFORE = re.compile(
     rf"(?:{_NOT}|\b(?:neither|nor|nothing|nobody|no one|none|wrong(?:ly)?|incorrect(?:ly)?|false(?:ly)?|untrue"
     rf"|mistaken(?:ly)?"
@@ -42,13 +43,11 @@ _DENIED_BEFORE = re.compile(
     r"|suppose|supposing|supposed|assume|assuming|imagine|pretend|(?<!only )if(?! and only)|unless|whether|lest"
     r"|maybe|perhaps|possibly|probably|presumably|guess|guessing|guessed|unsure|not sure|unclear"
     rf")\b){_FILLER}$",
-    re.IGNORECASE,
 )
-_NO_NEAR = re.compile(r"\bno\s*$", re.IGNORECASE)
+_NO_NEAR = re.compile(r"\bno\s*$")
 _MIGHT = re.compile(
     r"\b(?:could|might|may)\s+(?:(?:also|well|just|as|still|perhaps|possibly|instead|very)\s+)*(?:be|equal|have been)"
     r"(?:\s+(?:the|answer|equal|to|either))*[\s$:(\\\[*]*$|(?:^|[.!?;]\s*)\W*(?:or|else|otherwise)\b" + _FILLER + "$",
-    re.IGNORECASE,
 )
 _GOVERNED = re.compile(
     r"(?:\b(?:less|more|greater|fewer|larger|smaller|bigger|lower|higher|other|else|farther"
@@ -64,7 +63,6 @@ _GOVERNED = re.compile(
     r"|between [^.]{1,20} and|\w+ more than"
     r"|\w+ less than|base))"
     r"(?:\s+(?:be|equal|equal to|of|the|number|value|answer|a|an|exactly|only|just))*[\s$(\\\[*:]*$",
-    re.IGNORECASE,
 )
 _CLAUSE = re.compile(r"[.!?;\u3002](?=\s|$)")
 
@@ -182,12 +180,14 @@ _END = re.compile(r"[.!?](?:[\s$*\"')\]]|\\[)\]]|$)|\n")
 
 def objection(before: str, after: str, answer: str = "") -> str:
     """Return why the words around an answer take it back; empty where they do not."""
-    if _HIDDEN.search(before[-300:]):
+    before = before[-300:]
+    if _HIDDEN.search(before):
         return "an answer with parts that are not printed or not meant"
-    clause = _CLAUSE.split(before[-300:])[-1]
+    before = before.casefold()
+    clause = _CLAUSE.split(before)[-1]
     if _DENIED_BEFORE.search(clause) or _NO_NEAR.search(clause):
         return "denied, supposed or doubted"
-    if _MIGHT.search(before[-300:]):
+    if _MIGHT.search(before):
         return "denied, supposed or doubted"
     if _GOVERNED.search(clause):
         return "a word that changes the value"
