@@ -24,12 +24,17 @@ from components.grading.trees import (
     whole,
     without_detour,
 )
+from components.grading.units import DEGREE, PERCENT
 
 _FREE = frozenset(map(number, (1, 2, 100)))
 """Numbers that stand in formulas rather than in questions: a half, a square, a percentage."""
 _WORD = re.compile(r"[^\W\d_]+(?:-[^\W\d_]+)?")
 _CONVERTS = re.compile(
     r"\b(?:fraction|decimal|percent(?:age)?|mixed number|lowest terms|simplest form|scientific notation)", re.IGNORECASE
+)
+_CONVERTS_UNITS = re.compile(
+    r"\b(?:convert|express|write|change)(?:ed|ing)?\b|\bhow many\b|\b(?:as an?|in) (?:decimal|fraction|radian)",
+    re.IGNORECASE,
 )
 _SPACING = re.compile(r"\s+|\\(?:left|right|[,;:! ])|\$")
 _MIN_CHARACTERS = 3
@@ -40,6 +45,8 @@ def unfinished(question: str, gold: Answer, answer: Answer) -> Reason | None:
 
     None for an honest answer, such as one that is written as the expected answer is.
     """
+    if _is_in_old_unit(question, gold, answer):
+        return Reason.ECHO
     expected = {each.tree for each in _values(gold.latex)}
     for value in _values(answer.latex):
         if value.tree in expected and value.tree is not None:
@@ -47,6 +54,15 @@ def unfinished(question: str, gold: Answer, answer: Answer) -> Reason | None:
         if reason := _unfinished_value(question, expected, value):
             return reason
     return None
+
+
+def _is_in_old_unit(question: str, gold: Answer, answer: Answer) -> bool:
+    """Whether an answer is a measurement of the question that was to be converted."""
+    if not answer.unit or answer.unit == gold.unit or not answer.number or not _CONVERTS_UNITS.search(question):
+        return False
+    return (gold.unit is not None or answer.unit in {DEGREE, PERCENT}) and number(answer.number.value) in _numbers(
+        question
+    )
 
 
 class _Value:
@@ -110,8 +126,8 @@ def _is_asked(tree: Tree, asked: Iterable[Tree]) -> bool:
 def _is_unconverted(question: str, asked: tuple[Tree, ...], expected: set[Tree | None], tree: Tree) -> bool:
     """Whether a number is one of the question in another notation than the one expected."""
     forms = {_form(each) for each in expected if each}
-    if _form(tree) == "integer":
-        return False
+    if _form(tree) == "integer":  # where its powers or factors are expected
+        return forms == {"expression"} and tree in _numbers(question)
     if _form(tree) in forms and _form(tree) != "fraction":
         return False
     if _form(tree) == "decimal" and not _CONVERTS.search(question):

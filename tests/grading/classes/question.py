@@ -296,9 +296,47 @@ def _closed_form(rng: random.Random) -> Member:
     return Member(str(value), _boxed(rng, written), "right", question)
 
 
+def _conversion(rng: random.Random) -> tuple[str, str, str]:
+    """What is to be written in another unit or another notation: as it is, as it should be, and the question."""
+    n = rng.randint(2, 90)
+    kind = rng.randrange(5)
+    if kind == 0:
+        small, large, factor = rng.choice(
+            [("cm", "m", 100), ("m", "km", 1000), ("g", "kg", 1000), ("min", "hours", 60)]
+        )
+        old, new = f"{n}\\text{{ {large}}}", f"{n * factor}\\text{{ {small}}}"
+        return old, new, f"Convert {n} {large} to {small}."
+    if kind == 1:
+        return f"{n}\\%", f"{n / 100}", f"Write {n}\\% as a decimal."
+    if kind == 2:
+        return f"{n}^\\circ", f"\\frac{{{n}\\pi}}{{180}}", f"Convert ${n}^\\circ$ to radians."
+    if kind == 3:
+        return (
+            f"{n * 10**4}",
+            f"{n / 10 if n > 9 else n} \\times 10^{{{5 if n > 9 else 4}}}",
+            f"Write {n * 10**4} in scientific notation.",
+        )
+    power = rng.randint(2, 6)
+    return f"{2**power * n}", f"2^{{{power}}} \\cdot {n}", f"Write ${2**power * n}$ as a product with a power of 2."
+
+
+def _unconverted(rng: random.Random) -> Member:
+    """A number of the question, in the unit or notation that it has there."""
+    old, new, question = _conversion(rng)
+    return Member(new, _boxed(rng, old), "wrong", question)
+
+
+def _converted(rng: random.Random) -> Member:
+    """The same number as it was asked for."""
+    _, new, question = _conversion(rng)
+    return Member(new, _boxed(rng, rng.choice([new, new.replace(" ", "")])), "right", question)
+
+
 CLASSES: dict[str, Generator] = {
     "echo": _echo,
     "reordered-echo": _reordered_echo,
+    "unconverted": _unconverted,
+    "converted": _converted,
     "evaluated": _evaluated,
     "chosen-from-the-question": _chosen,
     "setup": _setup,
