@@ -335,7 +335,7 @@ _LABEL = re.compile(
     r"[\s*]*(?:is\s*[:=]?|=|:|equals)[\s*:]+(?=\S)",
     re.IGNORECASE,
 )
-_GLOSS = re.compile(r"(?P<value>[^()]*\d[^()]*?)\s*\((?P<gloss>[^()]+)\)\.?")
+_GLOSS = re.compile(r"(?P<value>[^()]*\d[^()]*?)\s+\((?P<gloss>[^()]+)\)\.?")
 _SUBJECT_AND_VERB = re.compile(r"[A-Z][a-z'\u2019]*\s+(?:[a-zA-Z'\u2019-]+\s+)*[a-z]")
 _DIGITS = re.compile(r"\d+(?:[.,]\d+)*")
 _IS_VALUE = re.compile(r"\d|\\|^\W*[A-Z]\b\W*$")

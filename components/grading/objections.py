@@ -168,6 +168,14 @@ _ANOTHER_LATER = re.compile(
     rf"|\b(?:unless|instead)\b[^.\n]{{0,40}}?{_VALUE}",
     re.IGNORECASE,
 )
+_OF_ANSWER = re.compile(
+    r"\b(?:twice|thrice|half|double|triple|times|plus|minus|than|negative|(?:square|cube|root|opposite|reciprocal|inverse|negation"
+    r"|negative|half|double|third|quarter|percent|logarithm|factorial|multiple|complement|sum|product|difference) of)"
+    r"(?: the| our| my| this| of)*(?: final| right| correct)*"
+    r" (?:answer|result)\b|\b(?:answer|result) (?:plus|minus|times|squared|cubed|doubled|halved|tripled"
+    r"|divided|multiplied|over|less|increased|decreased|reduced|mod|modulo|rounded|negated|inverted)\b",
+    re.IGNORECASE,
+)
 _KNOWN_WRONG = re.compile(r"^\W*which\b[^.\n]{0,40}\b(?:wrong|incorrect|false|mistaken)\b", re.IGNORECASE)
 _OF_NUMBER = re.compile(rf"^[\s$]*of\s+{_VALUE}")
 _HIDDEN = re.compile(r"(?:~~|<(?:s|del|strike)>|<!--|[\u2717\u2718\u274c])[\s$\\(\[]*$|(?:^|\s)%[^\n]*$")
@@ -189,7 +197,7 @@ def objection(before: str, after: str, answer: str = "") -> str:
         return "denied, supposed or doubted"
     if _MIGHT.search(before):
         return "denied, supposed or doubted"
-    if _GOVERNED.search(clause):
+    if _GOVERNED.search(clause) or _OF_ANSWER.search(clause):
         return "a word that changes the value"
     if answer.endswith(("%", "percent")) and _OF_NUMBER.match(after):
         return "a word that changes the value"

@@ -55,8 +55,8 @@ _NUMERIC = re.compile(r"\\?\$?[\d.,{}/]+|\\[dt]?frac\{\d+\}\{\d+\}|[a-zA-Z]|\d*\
 _NAME = re.compile(r"(?:[a-zA-Z]|\\[a-z]+)(?:_(?:\{\w+\}|\w))?(?:\([a-z0-9, ]+\))?")
 _SCALES = _set(
     "hundred thousand million billion trillion dozen gross grand tenth hundredth thousandth millionth "
-    "third fourth fifth sixth seventh eighth ninth half halve quarter percent percentage permille pair couple score k "
-    "kilo mega giga lakh crore myriad cent pct triple quadruple quintillion quadrillion"
+    "third fourth fifth sixth seventh eighth ninth half halve quarter percent percentage percentile permille "
+    "pair couple score k kilo mega giga lakh crore myriad cent pct triple quadruple quintillion quadrillion"
 )
 _FIRST_WORD = re.compile(r"[\s$*]*(?:\\[)\]]\s*)?([a-zA-Z]+)")
 _VARIABLE = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]")
@@ -381,9 +381,17 @@ class _Right:
         self._end(index)
         return None
 
+    def _leads_to_number(self, index: int) -> bool:
+        place = self._next(index + 1)
+        while self._text(place) in _DELIMITERS:
+            place = self._next(place + 1)
+        return self._text(place)[:1].isdigit()
+
     def _suffix(self, index: int) -> int:
         token = self._text(index)
         if token in {r"\%", "%"}:
+            if self.unit:
+                raise _PartOfFormulaError
             self.unit = r"\%"
             return index + 1
         if token == "^":
@@ -480,6 +488,8 @@ class _Right:
             self.unit = rf"\text{{ {token}}}"
             return
         is_apart = self.is_crossed and self.is_spaced
+        if token in _ARROWS and self._leads_to_number(index):
+            raise _PartOfFormulaError
         if token in _ARROWS or is_apart or (len(token) > 1 and token.isalpha()):
             return
         if (
