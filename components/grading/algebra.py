@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from fractions import Fraction
 from functools import lru_cache, reduce
+from itertools import pairwise
 from typing import Any
 
 import sympy
@@ -25,6 +26,10 @@ _MIN_IRRATIONAL_DIGITS = 5
 _MAX_DIGITS = 400
 _NUM_POINTS = 8
 _MIN_POINTS = 3
+_MAX_BITS = 300
+_MAX_DEGREE = 6
+_FAR_DIGITS = 90
+_SAME_DIGITS = 25
 _ZERO = sympy.Integer(0)
 
 
@@ -199,14 +204,91 @@ def _equal(first: Any, second: Any) -> bool:
         return False
     if _has_unknown_functions(first, second):
         return bool(sympy.expand(first - second) == 0)
+    if _is_extreme(first) != _is_extreme(second):
+        return False
     symbols = first.free_symbols | second.free_symbols
     if not symbols:
         return _agree(first, second, {}) is True
-    return _agree_at(_points(symbols), first, second, real=not (first.has(sympy.I) or second.has(sympy.I)))
+    first, second = (_with_steps(each) for each in (first, second))
+    steps = [each.atoms(sympy.floor, sympy.sign, sympy.Mod) | _powers_of_zero(each) for each in (first, second)]
+    if steps[0] != steps[1]:  # a step is nowhere to be seen but where it is
+        return False
+    names = {step: sympy.Dummy() for step in steps[0]}
+    first, second = (each.xreplace(names) for each in (first, second))
+    symbols = first.free_symbols | second.free_symbols
+    points = _points(symbols, f"{sorted(map(str, (first, second)))}")
+    is_real = not (first.has(sympy.I) or second.has(sympy.I))
+    return _agree_at(points, first, second, real=is_real) and _agree_around_kinks(first, second, points[0])
+
+
+def _is_extreme(expression: Any) -> bool:
+    """Whether a constant part is so large or small that the digits that are compared cannot show it."""
+    for part in sympy.preorder_traversal(expression):
+        if isinstance(part, sympy.Rational):
+            if max(int(part.p).bit_length(), int(part.q).bit_length()) > _MAX_BITS:
+                return True
+        elif (
+            isinstance(part, sympy.Expr) and not part.free_symbols and (part.is_Pow or part.is_Function or part.is_Mul)
+        ):
+            size = sympy.Abs(part).evalf(3)
+            if size.is_number and size.is_finite and size != 0 and abs(sympy.log(size, 2).evalf(5)) > _MAX_BITS:
+                return True
+    return False
+
+
+def _with_steps(expression: Any) -> Any:
+    """The expression with floors and absolute values in place of ceilings, maxima and minima."""
+    expression = expression.replace(sympy.ceiling, lambda value: -sympy.floor(-value))
+    expression = expression.replace(sympy.floor, lambda value: sympy.floor(sympy.expand(value)))
+    return expression.rewrite((sympy.Max, sympy.Min), sympy.Abs)
+
+
+def _powers_of_zero(expression: Any) -> set[Any]:
+    return {power for power in expression.atoms(sympy.Pow) if power.base == 0}
+
+
+def _agree_around_kinks(first: Any, second: Any, point: dict[Any, Any]) -> bool:
+    """Whether two expressions are equal on all sides of where an absolute value or a root in them is zero."""
+    expressions = (first, second)
+    kinks = {part.args[0] for each in expressions for part in each.atoms(sympy.Abs)}
+    kinks |= {part.base for each in expressions for part in each.atoms(sympy.Pow) if not part.exp.is_integer}
+    difference = sympy.expand(first - second)
+    terms = sympy.Add.make_args(difference)
+    for symbol in first.free_symbols | second.free_symbols:
+        others = {name: value for name, value in point.items() if name != symbol}
+        roots = sorted(root for kink in kinks for root in _real_roots(kink.subs(others), symbol))
+        for value in _between(roots):
+            values = [term.subs(others).subs(symbol, value).evalf(_FAR_DIGITS) for term in terms]
+            if not all(each.is_real and each.is_finite for each in values):
+                continue
+            if abs(sum(values)) > sympy.Float(10) ** -_SAME_DIGITS * max(map(abs, values)):
+                return False
+    return True
+
+
+def _real_roots(expression: Any, symbol: Any) -> list[Any]:
+    """Where a product of polynomials of low degree is zero; none for any other expression."""
+    while expression.is_Pow:
+        expression = expression.base
+    if expression.is_Mul:
+        return [root for factor in expression.args for root in _real_roots(factor, symbol)]
+    if not expression.is_polynomial(symbol) or not 0 < sympy.degree(expression, symbol) <= _MAX_DEGREE:
+        return []
+    roots = sympy.Poly(expression, symbol).nroots(n=20)
+    return [sympy.Float(sympy.re(root), _FAR_DIGITS) for root in roots if abs(sympy.im(root)) <= abs(root) / 10**6]
+
+
+def _between(roots: Sequence[Any]) -> list[Any]:
+    """A value between each two neighbours, and one beyond each end."""
+    if not roots:
+        return []
+    low, high = (1 + abs(roots[0])) * sympy.Rational(3, 7), (1 + abs(roots[-1])) * sympy.Rational(4, 9)
+    middle = [one + (other - one) * sympy.Rational(5, 11) for one, other in pairwise(roots)]
+    return [sympy.Float(value, _FAR_DIGITS) for value in (roots[0] - low, *middle, roots[-1] + high)]
 
 
 def _are_multiples(first: Any, second: Any) -> bool:
-    start, *points = _points(first.free_symbols)
+    start, *points = _points(first.free_symbols, f"{sorted(map(str, (first, second)))}")
     ours, theirs = first.subs(start), second.subs(start)
     if 0 in {_evaluate(ours, {}), _evaluate(theirs, {})}:
         return False
@@ -233,14 +315,14 @@ def _describes(solved: Any, other: Any) -> bool:
     return False
 
 
-def _points(symbols: Any) -> list[dict[Any, Any]]:
-    """Values of the variables, the same at every call: positive and negative fractions, and whole numbers."""
-    generator = random.Random(7)
-    ordered = sorted(symbols, key=str)
+def _points(symbols: Any, seed: str) -> list[dict[Any, Any]]:
+    """Values of the variables, always the same for a seed: positive and negative fractions, and whole numbers."""
+    generator = random.Random(seed)
+    ordered = sorted(symbols, key=lambda symbol: (str(symbol), isinstance(symbol, sympy.Dummy)))
 
     def value(index: int) -> Any:
         if index % 2:
-            return sympy.Integer(generator.randint(2, 9))
+            return sympy.Integer(generator.randint(2, 40 if index > 1 else 9))
         size = sympy.Rational(generator.randint(101, 499), 200)
         return size * (1, generator.choice((1, -1)), -1, 1)[index // 2]
 

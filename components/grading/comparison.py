@@ -65,7 +65,7 @@ def _is_readable(answer: Answer) -> bool:
         return True
     structure = parse_structure(answer.latex)
     if structure.kind is Kind.EXPRESSION:
-        if is_understood(answer.latex):
+        if is_understood(answer.latex) or parse_region(structure, answer.latex):
             return True
         from components.grading.algebra import is_readable
 
@@ -100,7 +100,7 @@ def _compare_values(expected: Answer, actual: Answer) -> Decision:
         return decision
     expected, actual = _without_name(expected, actual), _without_name(actual, expected)
     first, second = parse_structure(expected.latex), parse_structure(actual.latex)
-    if first.kind is Kind.EXPRESSION and second.kind is Kind.EXPRESSION:
+    if first.kind is Kind.EXPRESSION and second.kind is Kind.EXPRESSION and r"\setminus" not in expected.latex:
         return _compare_expressions(expected, actual)
     if Kind.EQUATION in (first.kind, second.kind):
         return _compare_equations(expected, actual)
@@ -232,21 +232,24 @@ def _times(answer: Answer, factor: Fraction, *, places: int = 0) -> Answer:
 
 _TWO_SIGNS = re.compile(r"^\s*\\(?:pm|mp)(?![a-z])")
 _ANY_OF = re.compile(r"(?<![a-zA-Z])or(?![a-z])|\\lor|\\vee")
+_RELATED = re.compile(r"[<>]|\\[gl]e(?![a-zA-Z])")
 _ROOT = re.compile(r"\b([xyz])_(?:\{[^{}]*\}|.)")
 _COMMAND = re.compile(r"\\[a-z]+\s*\{([^{}]*)\}")
 
 
 def _compare_parts(expected: Answer, actual: Answer, first: Structure, second: Structure) -> Decision:
     kinds = {first.kind, second.kind}
+    sides = ((first, expected.latex), (second, actual.latex))
     # "and" or "or" between values makes no difference, but between inequalities it does.
-    any_of = {bool(_ANY_OF.search(each.latex)) for each in (expected, actual)}
-    if kinds == {Kind.LIST} and len(any_of) == 2 and "<" in expected.text + actual.text:
+    any_of = {each.kind is Kind.UNION or bool(_ANY_OF.search(latex)) for each, latex in sides}
+    if kinds <= {Kind.LIST, Kind.UNION} and len(any_of) == 2 and any(_RELATED.search(latex) for _, latex in sides):
         return Decision(False, "all solutions where one is expected, or one where all are")
     if kinds <= _UNORDERED:
         return _compare_members(first.parts, second.parts)
     if kinds <= _ORDERED or kinds == {Kind.LIST, Kind.TUPLE}:
         return _compare_elements(first, second)
-    if Kind.EXPRESSION in kinds and kinds & {Kind.LIST, Kind.SET} and r"\emptyset" not in (expected.text, actual.text):
+    is_part_of_line = r"\emptyset" in (expected.text, actual.text) or r"\setminus" in expected.text + actual.text
+    if Kind.EXPRESSION in kinds and kinds & {Kind.LIST, Kind.SET} and not is_part_of_line:
         return _compare_members(first.parts, second.parts)
     if kinds == {Kind.MATRIX, Kind.EXPRESSION}:
         return _compare_expressions(expected, actual)

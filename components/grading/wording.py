@@ -84,7 +84,7 @@ def _last_side(latex: str) -> str:
 
 _FUNCTION_NAMES = "arccos arcsin arctan cos cosh cot csc exp gcd inf lcm log max min mod sec sin sinh sqrt sup tan tanh"
 _FUNCTIONS = frozenset(_FUNCTION_NAMES.split())
-_COMMAND = re.compile(r"\\(?:begin|end)\{[a-z*]+\}|\\[a-zA-Z]+")
+_COMMAND = re.compile(r"\\(?:begin|end)\{[a-z*]+\}(?:\s*\{[clr|\s]+\})?|\\[a-zA-Z]+")
 _LONG_WORD = re.compile(r"[^\W\d_]{3,}")
 _LETTERS = re.compile(r"[^\W\d_]{2,}")
 _ARTICLE = re.compile(r"^(?:a|an|the)\s+")
