@@ -72,6 +72,10 @@ def test_boxes_come_in_order_with_their_places() -> None:
         ("$8$", STATED, False),
         ("3+5 is eight. The answer is 8.", STATED, True),
         ("I do not know.", STATED, False),
+        ("She had 3 and buys 5. She owns 8 books now.", LAST_SENTENCE, True),
+        ("She had 3 and buys 5. She owns 8 books now.", STATED, False),
+        ("8\n#### Verification", MARKED, False),
+        ("#### 8\n#### Verification", MARKED, False),
     ],
 )
 def test_reasoning_is_what_stands_before_the_answer(text: str, policy: AnswerPolicy, has_some: bool) -> None:
