@@ -79,7 +79,7 @@ _REWRITES = [
         (rf"\\!\s*|\\(?:left|right|[bB]igg?[lr]?|limits){_END}\.?|\\displaystyle{_END}", ""),
         (r"US\s*\\?\$", r"\\$"),
         (r"\\(?:text)?color\s*\{[a-zA-Z]+\}\s*", ""),
-        (rf"\\q?quad{_END}|(?<!\\)\\[,;:> ]|~|\s", " "),
+        (rf"\\q?quad{_END}|(?<!\\)\\[,;:> ]|(?<!~)~(?!~)|\s", " "),
         (rf"\\[dtc]frac{_END}", r"\\frac"),
         (rf"\\(?:lbrace){_END}", r"\\{"),
         (rf"\\(?:rbrace){_END}", r"\\}"),
