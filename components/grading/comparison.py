@@ -36,6 +36,8 @@ _SETS = {r"\emptyset", *(rf"\mathbb{{{letter}}}" for letter in "NZQRC")}
 _ORDERED = {Kind.TUPLE, Kind.MATRIX}
 _UNORDERED = {Kind.LIST, Kind.SET, Kind.UNION}
 
+_STRUCK_OUT = re.compile(r"~~[^~]+~~|<(?:s|del|strike)>")
+
 
 def compare(gold: str, answer: str, question: str = "") -> Decision:
     """Return whether an answer is the expected one.
@@ -44,6 +46,8 @@ def compare(gold: str, answer: str, question: str = "") -> Decision:
 
     Raises RejectedAnswerError for an answer that cannot be right, and UnreadableGoldError for a gold that says nothing.
     """
+    if _STRUCK_OUT.search(answer) and not _STRUCK_OUT.search(gold):
+        raise RejectedAnswerError("an answer with parts that are not printed or not meant")
     context = read_question(question, gold)
     expected, actual = parse(gold, context), parse(answer, context)
     if not expected.text:

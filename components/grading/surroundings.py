@@ -59,6 +59,7 @@ _SCALES = _set(
     "pair couple score k kilo mega giga lakh crore myriad cent pct triple quadruple quintillion quadrillion"
 )
 _FIRST_WORD = re.compile(r"[\s$*]*(?:\\[)\]]\s*)?([a-zA-Z]+)")
+_FRACTIONAL = re.compile(r"-?\d*\.\d+|-?\\[dt]?frac.*", re.DOTALL)
 _VARIABLE = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]")
 _CHOICE = re.compile(r"(?:\\(?:text|textbf|mathrm|mathbf)\s*\{)?\([A-H]\)\}?")
 _MAX_BEFORE, _MAX_AFTER = 400, 400
@@ -369,7 +370,7 @@ class _Right:
             return self._modulus(index)
         if token in _WORDS_IN and self._text(index + 1) == "{":
             return self._unit_in_text(index)
-        if token in _VALUE_SIGNS:
+        if token in _VALUE_SIGNS or token in _ARROWS:
             return self._other_side(index)
         if token in _ORDER_SIGNS or token == r"\not":
             raise _PartOfFormulaError("a relation, not a value")
@@ -410,6 +411,8 @@ class _Right:
         while self._text(place).isspace() or self._text(place) == "{":
             place += 1
         modulus, content = self._text(place), self.left.content
+        if _FRACTIONAL.fullmatch(content):
+            raise _PartOfFormulaError("a residue that is not whole")
         if modulus.isdigit() and content.lstrip("-").isdigit() and abs(int(content)) >= int(modulus):
             raise _PartOfFormulaError("a residue that is not reduced")
         return place + 1
