@@ -370,7 +370,7 @@ class _Right:
             return self._modulus(index)
         if token in _WORDS_IN and self._text(index + 1) == "{":
             return self._unit_in_text(index)
-        if token in _VALUE_SIGNS or token in _ARROWS:
+        if token in _VALUE_SIGNS:
             return self._other_side(index)
         if token in _ORDER_SIGNS or token == r"\not":
             raise _PartOfFormulaError("a relation, not a value")
