@@ -319,7 +319,7 @@ class _Origin:
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         for option, limit_s in ((socket.SO_SNDTIMEO, _MAX_SEND_S), (socket.SO_RCVTIMEO, int(_MAX_SILENCE_S))):
             self.control.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", limit_s, 0))
-        arguments = ("components.grading.worker", str(theirs.fileno()), function, str(deadline_s))
+        arguments = ("components.grading.worker", str(theirs.fileno()), str(os.getpid()), function, str(deadline_s))
         path = os.pathsep.join([str(_ROOT), *filter(None, sys.path)])  # it finds the modules that this process finds
         with theirs:
             self._process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Where a Verifier's workers come from: `python -m components.grading.worker SOCKET MODULE:FUNCTION DEADLINE_S`.
+"""Where a Verifier's workers come from: `python -m components.grading.worker SOCKET PARENT MODULE:FUNCTION DEADLINE_S`.
 
 This process imports the grader once, and forks a worker for each socket that it is sent. From there, each line is a
 list of submissions as JSON, which are graded one after the other, and each line back the grade of one. A submission
@@ -62,11 +62,14 @@ class _ImportGuard(MetaPathFinder):
             raise _NeedsAlgebraError
 
 
-def main(descriptor: str, function: str, deadline_s: str) -> None:
+def main(descriptor: str, parent: str, function: str, deadline_s: str) -> None:
     """Fork workers as asked for by the socket, until it is closed at its other end; they end with this process."""
+    end_with_parent(int(parent))  # another process that it forked may hold the other end, and outlive it
     limit(resource.RLIMIT_AS, _MAX_ADDRESS_SPACE)
     limit(resource.RLIMIT_CORE, 0)
-    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    # A program may be started with signals ignored; then the kernel would not end a worker, or not keep its exit code.
+    for number in (signal.SIGPROF, signal.SIGCHLD):
+        signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGPROF})
     logging.disable()  # libraries warn about many an answer
     module, _, name = function.partition(":")

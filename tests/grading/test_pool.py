@@ -429,6 +429,45 @@ def test_no_worker_outlives_a_killed_program(tmp_path: Path, golds: list[str]) -
         assert program.stderr.read() == ""
 
 
+def test_no_worker_outlives_a_killed_program_that_forked_another(tmp_path: Path) -> None:
+    """The other one holds the sockets of the program open, such as a process that loads data does."""
+    text = """
+        import os, time
+        pool = Verifier(num_workers=1, function="tests.grading.fake_grader:grade")
+        pool([Submission("nothing", "", AnswerPolicy.STATED)])
+        if not (other := os.fork()):
+            time.sleep(3600)
+        print(other, flush=True)
+        time.sleep(3600)
+    """
+    with script(text, cwd=tmp_path) as program:
+        assert program.stdout is not None
+        other = int(program.stdout.readline())
+        try:
+            processes = children(program.pid) - {other} | workers(program.pid)
+            assert len(processes) == 2
+            program.kill()
+            wait_until(lambda: all(map(is_gone, processes)))
+        finally:
+            os.kill(other, signal.SIGKILL)
+
+
+def test_signals_that_a_program_ignores_change_nothing(tmp_path: Path) -> None:
+    """What starts a program may have it ignore the ends of its children, or its use of processor time."""
+    text = """
+        import signal
+        for number in (signal.SIGCHLD, signal.SIGPROF):
+            signal.signal(number, signal.SIG_IGN)
+        with Verifier(num_workers=1, deadline_s=0.25, function="tests.grading.fake_grader:grade") as pool:
+            for gold in ("exit", "loop", "nothing"):
+                (grade,) = pool([Submission(gold, "", AnswerPolicy.STATED)])
+                print(grade.reason.name, grade.detail)
+    """
+    out, errors = script(text, cwd=tmp_path).communicate(timeout=300)
+    assert out == "CRASH exit code 3\nTIME took longer than 0.25 s\nSAME_TEXT stated\n"
+    assert errors == ""
+
+
 @pytest.mark.timeout(120)
 def test_an_interrupt_at_any_instruction_of_a_call_harms_no_other_call() -> None:
     """Wherever Ctrl-C strikes in the calling thread, later calls get their grades, and the verifier can be closed."""

@@ -58,7 +58,7 @@ def environment() -> dict[str, str]:
 
 
 def end_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when the one that forked it, `parent`, ends."""
+    """Have the kernel kill this process when the thread that started it ends, or `parent`, which is its process."""
     if _libc.prctl(_SET_PARENT_DEATH_SIGNAL, _SIGKILL, 0, 0, 0) != 0 or os.getppid() != parent:
         os._exit(1)
 
