@@ -19,7 +19,6 @@ import sys
 import time
 from collections import deque
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
@@ -333,17 +332,20 @@ class _Origin:
 
     def fork(self, channel: socket.socket) -> None:
         """Have a worker forked that has the other end of a socket."""
-        try:
-            socket.send_fds(self.control, [FORK], [channel.fileno()])
-        except (BlockingIOError, ConnectionError):
-            self._process.kill()
+        self._ask(FORK, [channel.fileno()])
 
     def import_algebra(self) -> None:
         """Have all workers that are forked from now on begin with the libraries for algebra."""
         if not self.has_algebra:
             self.has_algebra = True
-            with suppress(BlockingIOError, ConnectionError):
-                self.control.send(IMPORT)
+            self._ask(IMPORT)
+
+    def _ask(self, request: bytes, descriptors: Sequence[int] = ()) -> None:
+        """Send a request; a process that does not take it is killed."""
+        try:
+            socket.send_fds(self.control, [request], descriptors)
+        except (BlockingIOError, ConnectionError):
+            self._process.kill()
 
     def reap(self, process: int) -> int:
         """End a worker, and return how it ended."""

@@ -21,6 +21,7 @@ from functools import partial
 from importlib import import_module
 from importlib.abc import MetaPathFinder
 from pathlib import Path
+from typing import NoReturn
 
 from components.grading.grade import Grade, is_unit_tests
 from components.grading.sandbox.confinement import end_with_parent, limit
@@ -94,7 +95,6 @@ def main(descriptor: str, parent: str, function: str, deadline_s: str) -> None:
                     control.close()
                     end_with_parent(own_process)
                     _work(channel, grade_one)
-                    os._exit(0)
 
 
 def _import_algebra() -> None:
@@ -108,30 +108,35 @@ def _import_algebra() -> None:
     gc.freeze()
 
 
-def _work(channel: socket.socket, grade_one: Callable[..., tuple[bytes, bool]]) -> None:
-    """Grade submissions from the socket until it is closed at the other end."""
+def _work(channel: socket.socket, grade_one: Callable[..., tuple[bytes, bool]]) -> NoReturn:
+    """Grade submissions from the socket until it is closed at the other end, then wait to be killed."""
     os.setsid()
     with contextlib.suppress(ConnectionError):
         channel.sendall(b"%s %d\n" % (STARTED, os.getpid()))
-        requests = channel.makefile("rb")
-        while (request := requests.readline()).endswith(b"\n"):
-            started = time.monotonic()
-            submissions = json.loads(request)
-            for position, submission in enumerate(submissions, 1):
-                if is_unit_tests(submission[0]):
-                    channel.sendall(PREPARING + b"\n")
-                try:
-                    reply, is_too_large = grade_one(position - 1, *submission)
-                except _NeedsAlgebraError:
-                    channel.sendall(NEEDS_ALGEBRA + b"\n")
-                    requests.read()
-                    return
-                is_last = is_too_large or position == len(submissions) or time.monotonic() > started + _MAX_LIST_S
-                # Each at once, so that it is clear which one this process may die of.
-                end = b"" if not is_last else TOO_LARGE + b"\n" if is_too_large else READY + b"\n"
-                channel.sendall(reply + b"\n" + end)
-                if is_last:
-                    break
+        _grade_lists(channel, grade_one)
+    while True:  # a submission is to blame for a worker that ends by itself
+        signal.pause()
+
+
+def _grade_lists(channel: socket.socket, grade_one: Callable[..., tuple[bytes, bool]]) -> None:
+    requests = channel.makefile("rb")
+    while (request := requests.readline()).endswith(b"\n"):
+        started = time.monotonic()
+        submissions = json.loads(request)
+        for position, submission in enumerate(submissions, 1):
+            if is_unit_tests(submission[0]):
+                channel.sendall(PREPARING + b"\n")
+            try:
+                reply, is_too_large = grade_one(position - 1, *submission)
+            except _NeedsAlgebraError:
+                channel.sendall(NEEDS_ALGEBRA + b"\n")
+                return
+            is_last = is_too_large or position == len(submissions) or time.monotonic() > started + _MAX_LIST_S
+            # Each at once, so that it is clear which one this process may die of.
+            end = b"" if not is_last else TOO_LARGE + b"\n" if is_too_large else READY + b"\n"
+            channel.sendall(reply + b"\n" + end)
+            if is_last:
+                break
 
 
 def _grade(

@@ -5,6 +5,7 @@ import itertools
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -19,6 +20,7 @@ import pytest
 
 from components.grading import pool as pool_module
 from components.grading.verifier import Grade, Reason, Submission, Verdict, Verifier
+from components.grading.worker import IMPORT
 from components.shared.answer_policy import AnswerPolicy
 from components.shared.errors import PipelineError
 from tests.grading.fake_grader import FUNCTION
@@ -397,6 +399,43 @@ def test_messages_of_a_worker_may_arrive_together(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(pool_module._Worker, "receive", receive_late)
     with pool_of(1) as pool:
         assert pool([act("use algebra")]) == [right("")]
+
+
+def test_a_submission_that_could_not_be_sent_is_graded_by_another_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not to blame for a worker that did not take it in time, even if this process then ends that one late."""
+    send = pool_module._Worker.send
+    late: list[Any] = []
+
+    def send_late(worker: Any) -> None:
+        if late:
+            send(worker)
+            return
+        late.append(worker)
+        worker.is_starting = False
+        worker.channel.shutdown(socket.SHUT_RDWR)
+        time.sleep(0.3)
+
+    monkeypatch.setattr(pool_module._Worker, "send", send_late)
+    with pool_of(1) as pool:
+        assert pool([fine(1)]) == [right(1)]
+    assert late
+
+
+def test_algebra_is_asked_for_again_if_that_could_not_be_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process that does not take the request is replaced."""
+    send_fds = socket.send_fds
+    refused: list[socket.socket] = []
+
+    def refuse_once(control: socket.socket, requests: list[bytes], descriptors: list[int]) -> int:
+        if requests == [IMPORT] and not refused:
+            refused.append(control)
+            raise BlockingIOError
+        return send_fds(control, requests, descriptors)
+
+    monkeypatch.setattr(socket, "send_fds", refuse_once)
+    with pool_of(1) as pool:
+        assert pool([act("use algebra")]) == [right("")]
+    assert refused
 
 
 REPEATING = """
